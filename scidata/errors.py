@@ -1,0 +1,101 @@
+"""Every error scidata raises on purpose.
+
+Each is also a subclass of the built-in error that a caller would expect, so ``except ValueError`` keeps working.
+Messages name the store, the field, the chunk or row, the sample and the rank where they are known; then what was
+expected, what was found, and one thing to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "ChecksumError",
+    "ConfigError",
+    "CorruptDataError",
+    "FieldMismatchError",
+    "LauncherError",
+    "MissingChunkError",
+    "MissingDependencyError",
+    "RefusedError",
+    "SciDataError",
+    "ShardLayoutError",
+    "ShortReadError",
+    "UnknownNameError",
+    "UnsupportedFormatError",
+    "UnsupportedShardOp",
+    "near_matches",
+]
+
+
+class SciDataError(Exception):
+    """Base of every error scidata raises on purpose."""
+
+
+class ConfigError(SciDataError, ValueError):
+    """An argument that cannot be honoured: bounds, halo, alignment, sizes."""
+
+
+class UnknownNameError(SciDataError, KeyError):
+    """A field, dimension, axis or codec that is not there. The message names the near matches."""
+
+    def __str__(self) -> str:  # KeyError shows repr() of its argument, which doubles the quotes
+        return str(self.args[0]) if self.args else ""
+
+
+class UnsupportedFormatError(SciDataError, ValueError):
+    """A file that is of no known format, or uses a codec or layout that scidata does not read."""
+
+
+class FieldMismatchError(SciDataError, ValueError):
+    """Fields, or files of one series, that disagree in shape, dims, dtype or coordinates."""
+
+
+class CorruptDataError(SciDataError, OSError):
+    """Bytes on disk that are not what the metadata promises."""
+
+
+class ShortReadError(CorruptDataError):
+    """A file ends before the range that its metadata promises."""
+
+
+class ChecksumError(CorruptDataError):
+    """A chunk whose checksum does not match its bytes."""
+
+
+class MissingChunkError(CorruptDataError, FileNotFoundError):
+    """A chunk that should exist does not. ``allow_missing=True`` reads the fill value instead."""
+
+
+class RefusedError(SciDataError, PermissionError):
+    """Something legal in the format but dangerous in untrusted data: external links, pickled objects, ``..``."""
+
+
+class LauncherError(SciDataError, RuntimeError):
+    """The launcher's variables are incomplete or contradict the mesh that was asked for."""
+
+
+class MissingDependencyError(SciDataError, ImportError):
+    """An optional package is not installed; the message names the extra that brings it."""
+
+
+class ShardLayoutError(SciDataError, ValueError):
+    """Local part, sizes and placements of a ShardTensor do not fit together."""
+
+
+class UnsupportedShardOp(SciDataError, NotImplementedError):  # noqa: N818 - the name is part of the contract
+    """An operation that ShardTensor does not support on these placements. It never guesses instead."""
+
+
+def near_matches(name: str, known: Iterable[str]) -> str:
+    """Return ``"; did you mean 'u', 'v'?"`` or the names there are, for the end of an error message."""
+    names = sorted(map(str, known))
+    lowered = {n.lower(): n for n in names}
+    close = [lowered[m] for m in difflib.get_close_matches(str(name).lower(), lowered, n=3, cutoff=0.5)]
+    if close:
+        return "; did you mean " + ", ".join(repr(n) for n in close) + "?"
+    if not names:
+        return "; there are none"
+    shown = ", ".join(repr(n) for n in names[:12])
+    return f"; there are {shown}" + (f" and {len(names) - 12} more" if len(names) > 12 else "")

@@ -1,0 +1,211 @@
+"""Descriptions that every layer shares: what is in a store, where its bytes lie, which part is wanted.
+
+Frozen dataclasses without behaviour beyond arithmetic on themselves. No I/O, no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "ArrayLayout",
+    "BufferSpec",
+    "ChunkRefs",
+    "Codec",
+    "Decoding",
+    "IntArray",
+    "Segment",
+    "Selection",
+    "Source",
+]
+
+IntArray: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Segment:
+    """An arithmetic run of indices along one dimension, and where it lands.
+
+    Indices ``start, start + step, …`` (``count`` of them, ``step`` may be negative, never 0) of the source go to
+    ``[offset, offset + count)`` of the destination.
+    """
+
+    start: int
+    count: int
+    step: int = 1
+    offset: int = 0
+
+
+#: One tuple of segments per dimension of the source array. Segments of a dimension do not overlap in the destination
+#: and together fill it without gaps; a periodic halo that wraps is simply a second segment.
+Selection: TypeAlias = tuple[tuple[Segment, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Codec:
+    """One step that was applied to a chunk's bytes when it was written; readers undo the steps last to first.
+
+    ``name`` is numcodecs' id where there is one (``blosc zstd gzip zlib lz4 bz2 lzma shuffle fletcher32 crc32c
+    lzf``); HDF5 filters that scidata does not know are named ``hdf5:<filter id>``.
+    """
+
+    name: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayLayout:
+    """What one array is and how its chunks decode: all that planning needs.
+
+    Attributes
+    ----------
+    store, name
+        Path or URL of the store as the user gave it, and the array's path inside it (``"group/u"``).
+    shape, dims
+        Global shape and one name per dimension (``dim_0`` … where the format gives none).
+    dtype
+        As stored, byte order included.
+    chunks
+        Shape of one decoded chunk: the unit that is decoded at once. A contiguous array is one chunk of its own
+        shape. Chunks at the upper edge hold a full chunk unless ``edge_chunks_clipped``.
+    axis_order
+        The array's axes from slowest to fastest varying inside a chunk: ``(0, 1, 2)`` is C order, ``(2, 1, 0)`` F.
+    codecs
+        In the order in which they were applied when writing; empty means the chunk's bytes are the array's.
+    shards
+        Shape of one file of the sharding codec, where used: chunks inside it share a file.
+    fill_value
+        What an absent chunk stands for, as a 0-d array of ``dtype``; None where the format has none.
+    attributes
+        The array's attributes, as plain Python or NumPy values.
+    fallback
+        True where only the format's own library can decode it: the plan then names boxes, not bytes.
+    """
+
+    store: str
+    name: str
+    shape: tuple[int, ...]
+    dims: tuple[str, ...]
+    dtype: np.dtype[Any]
+    chunks: tuple[int, ...]
+    axis_order: tuple[int, ...]
+    codecs: tuple[Codec, ...] = ()
+    shards: tuple[int, ...] | None = None
+    fill_value: npt.NDArray[Any] | None = None
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    edge_chunks_clipped: bool = False
+    fallback: bool = False
+
+    @property
+    def num_chunks(self) -> tuple[int, ...]:
+        """Number of chunks along each dimension."""
+        return tuple(-(-n // c) if c else 0 for n, c in zip(self.shape, self.chunks, strict=True))
+
+    @property
+    def chunk_nbytes(self) -> int:
+        """Bytes of one full decoded chunk."""
+        return math.prod(self.chunks) * self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole array, decoded."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkRefs:
+    """Where the bytes of some chunks lie, one row per chunk asked for.
+
+    Attributes
+    ----------
+    paths
+        The distinct files or URLs.
+    path_index
+        ``(num,)`` int64 into ``paths``; -1 where the chunk is absent from the store.
+    offset, nbytes
+        ``(num,)`` int64: first byte and encoded size inside the file.
+    skipped_codecs
+        ``(num,)`` uint32 bit mask: bit ``i`` set means ``layout.codecs[i]`` was not applied to this chunk (HDF5's
+        filter mask). None where no chunk skips any.
+    """
+
+    paths: tuple[str, ...]
+    path_index: IntArray
+    offset: IntArray
+    nbytes: IntArray
+    skipped_codecs: npt.NDArray[np.uint32] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """CF decoding of packed values: ``value = raw * scale + offset``, fill values to NaN.
+
+    Attributes
+    ----------
+    dtype
+        Floating dtype of the decoded values, native byte order; all arithmetic happens in it.
+    scale, offset
+        None where the attribute is absent (then that step is skipped, so that plain floats stay bit for bit).
+    fill_values
+        Raw values (after ``view_as``) that mean missing: ``_FillValue`` and every ``missing_value``.
+    view_as
+        Raw bytes are viewed as this dtype first (CF ``_Unsigned``); None for no view.
+    """
+
+    dtype: np.dtype[Any]
+    scale: float | None = None
+    offset: float | None = None
+    fill_values: tuple[Any, ...] = ()
+    view_as: np.dtype[Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BufferSpec:
+    """Shape and NumPy dtype of one buffer that a sample is read into."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@runtime_checkable
+class Source(Protocol):
+    """One opened store of one format: finds out what is there and where its bytes lie, and reads nothing else.
+
+    Opening is lazy and once per process; a source pickles as its path and options.
+    """
+
+    path: str
+    format: str
+
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        """Attributes of the store itself."""
+        ...
+
+    @property
+    def arrays(self) -> Mapping[str, ArrayLayout]:
+        """Every array by its path inside the store, in the store's order."""
+        ...
+
+    def locate(self, layout: ArrayLayout, chunks: IntArray) -> ChunkRefs:
+        """Find the bytes of chunks given by ``(num, ndim)`` int64 chunk coordinates."""
+        ...
+
+    def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
+        """Read a box (positive steps) with the format's own library into ``out``: the fallback, and an oracle."""
+        ...
+
+    def close(self) -> None:
+        """Close what is open; the next use opens it again."""
+        ...

@@ -1,0 +1,150 @@
+"""Bounds, windows and segments against plain NumPy indexing."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scidata.bounds import (
+    chunk_bounds,
+    compose,
+    even_bounds,
+    explicit_bounds,
+    halo_widths,
+    segments_of_slice,
+    weighted_bounds,
+    window,
+)
+from scidata.errors import ConfigError
+
+
+def rows_of(segments):
+    """The rows that segments select, placed by their offsets; fails where they overlap or leave a gap."""
+    total = sum(s.count for s in segments)
+    rows = np.full(total, -1)
+    for s in segments:
+        assert np.all(rows[s.offset : s.offset + s.count] == -1)
+        rows[s.offset : s.offset + s.count] = s.start + s.step * np.arange(s.count)
+    assert total == 0 or rows.min() >= 0
+    return rows
+
+
+def test_even_bounds_give_the_remainder_to_the_first_parts():
+    assert even_bounds(10, 4).tolist() == [0, 3, 6, 8, 10]
+    assert even_bounds(240, 7, align=8).tolist() == [0, 40, 80, 112, 144, 176, 208, 240]
+
+
+@pytest.mark.parametrize(
+    ("num_global", "num_parts", "align", "words"),
+    [
+        (3, 4, 1, "at most 3 ranks"),
+        (241, 2, 8, "crop to 240"),
+        (16, 3, 8, "groups of 8"),
+        (16, 0, 1, "at least 1"),
+        (16, 2, 0, "align must be"),
+    ],
+)
+def test_even_bounds_refuse(num_global, num_parts, align, words):
+    with pytest.raises(ConfigError, match=words):
+        even_bounds(num_global, num_parts, align=align)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "words"),
+    [
+        ([0, 5], "3 ranks need 4 bounds, not 2"),
+        ([0, 6, 5, 10], "must not decrease"),
+        ([1, 3, 5, 10], "from 0 to 10, not from 1"),
+        ([0, 3, 5, 9], "not from 0 to 9"),
+        ([0, 3.5, 5, 10], "list of integers"),
+    ],
+)
+def test_explicit_bounds_refuse(bounds, words):
+    with pytest.raises(ConfigError, match=words):
+        explicit_bounds(bounds, 10, 3)
+
+
+def test_explicit_bounds_may_leave_parts_empty():
+    assert explicit_bounds([0, 0, 10, 10], 10, 3).tolist() == [0, 0, 10, 10]
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=60), st.integers(1, 8))
+def test_weighted_bounds_balance(weights, num_parts):
+    if num_parts > len(weights):
+        with pytest.raises(ConfigError):
+            weighted_bounds(weights, num_parts)
+        return
+    bounds = weighted_bounds(weights, num_parts)
+    assert bounds[0] == 0
+    assert bounds[-1] == len(weights)
+    assert np.all(np.diff(bounds) >= 1)
+    sums = np.add.reduceat(np.asarray(weights), bounds[:-1])
+    if num_parts * max(weights) <= sum(weights):  # else one heavy row, or the floor of one row a part, decides
+        assert sums.max() <= sum(weights) / num_parts + max(weights)
+
+
+def test_weighted_bounds_follow_the_weights():
+    assert weighted_bounds([9, 1, 1, 1, 1, 1, 1, 1, 1, 1], 2).tolist() == [0, 1, 10]
+    assert weighted_bounds([1, 1, 1, 1, 1, 1, 6, 6], 2, align=2).tolist() == [0, 6, 8]
+    with pytest.raises(ConfigError, match="finite"):
+        weighted_bounds([1, float("nan")], 2)
+    with pytest.raises(ConfigError, match="not negative"):
+        weighted_bounds([1, -1], 2)
+
+
+def test_chunk_bounds_move_to_edges_unless_unbalanced():
+    assert chunk_bounds(100, 4, edges=range(0, 100, 24)).tolist() == [0, 24, 48, 72, 100]
+    assert chunk_bounds(100, 4, edges=[10, 11, 12]).tolist() == even_bounds(100, 4).tolist()  # too uneven
+    assert chunk_bounds(100, 4, edges=[50]).tolist() == even_bounds(100, 4).tolist()  # too few edges
+    assert chunk_bounds(96, 2, edges=[45, 48], align=16).tolist() == [0, 48, 96]
+
+
+@given(
+    st.lists(st.integers(0, 6), min_size=1, max_size=6).filter(lambda s: sum(s) > 0),
+    st.integers(0, 15),
+    st.integers(0, 15),
+    st.booleans(),
+)
+def test_window_equals_padding(sizes, lo, hi, periodic):
+    bounds = np.concatenate([[0], np.cumsum(sizes)])
+    num_global = int(bounds[-1])
+    for part, size in enumerate(sizes):
+        rows = rows_of(window(bounds, part, lo=lo, hi=hi, periodic=periodic))
+        wanted = np.arange(bounds[part] - lo, bounds[part + 1] + hi)
+        wanted = wanted % num_global if periodic else wanted[(wanted >= 0) & (wanted < num_global)]
+        if size == 0:
+            wanted = wanted[:0]
+        assert rows.tolist() == wanted.tolist()
+        below, above = halo_widths(bounds, part, lo=lo, hi=hi, periodic=periodic)
+        assert len(rows) == size + below + above
+        assert rows[below : below + size].tolist() == list(range(bounds[part], bounds[part + 1]))
+
+
+def test_negative_halo_is_refused():
+    with pytest.raises(ConfigError, match="negative"):
+        window([0, 4], 0, lo=-1, hi=0)
+
+
+SLICES = st.builds(
+    slice, st.none() | st.integers(-25, 25), st.none() | st.integers(-25, 25), st.none() | st.sampled_from([-3, -1, 1, 2, 5])
+)
+
+
+@given(SLICES | st.lists(st.integers(-20, 19), min_size=1, max_size=12) | st.integers(-20, 19), st.data())
+def test_compose_equals_indexing_twice(selection, data):
+    source = np.arange(100, 120)
+    outer = segments_of_slice(selection, 20)
+    selected = np.atleast_1d(source[selection])
+    assert source[rows_of(outer)].tolist() == selected.tolist()
+    if not len(selected):
+        return
+    inner_slice = data.draw(SLICES)
+    inner = segments_of_slice(inner_slice, len(selected))
+    assert source[rows_of(compose(outer, inner))].tolist() == selected[inner_slice].tolist()
+
+
+def test_segments_refuse_what_is_out_of_range():
+    with pytest.raises(ConfigError, match="index 20 is out of range for 20"):
+        segments_of_slice([3, 20], 20)
+    with pytest.raises(ConfigError, match="stride of 0"):
+        segments_of_slice(slice(0, 4, 0), 20)

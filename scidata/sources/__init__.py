@@ -1,0 +1,125 @@
+"""What a store contains and where its bytes lie, one module per format.
+
+:func:`open_source` finds the format by looking at the content, never at the name alone.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from typing import Any
+
+from scidata._files import files, is_url
+from scidata.errors import UnsupportedFormatError, near_matches
+from scidata.types import Source
+
+__all__ = ["open_source"]
+
+_HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_CLASSIC_MAGICS = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
+_ZARR_NAMES = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")
+_NETCDF_SUFFIXES = (".nc", ".nc4", ".cdf")
+_FORMATS = "Zarr v2 and v3 folders, HDF5, NetCDF-4 and NetCDF-3 (classic, 64-bit offset, 64-bit data) files"
+
+
+def open_source(path: str | os.PathLike[str], *, allow_external: bool = False) -> Source:
+    """Open a raw store of any known format, detected by its content.
+
+    Parameters
+    ----------
+    path
+        A file, a folder or a URL that fsspec knows.
+    allow_external
+        Also read what lies outside the store (HDF5 external storage, external links, virtual datasets).
+
+    Raises
+    ------
+    FileNotFoundError
+        Nothing is there; the message names what is nearby.
+    UnsupportedFormatError
+        It is of no format that scidata reads.
+    """
+    name = os.fspath(path)
+    if is_url(name):
+        name = name.rstrip("/")
+    if _is_zarr(name):
+        from scidata.sources.zarr import ZarrSource
+
+        return ZarrSource(name, allow_external=allow_external)
+    if not is_url(name):
+        _check_local(name)
+    return _open_file(name, allow_external=allow_external)
+
+
+def _open_file(path: str, *, allow_external: bool) -> Source:
+    """Open a single file of one of the formats that begin with a magic number."""
+    size = files().size(path)
+    head = bytes(files().read(path, 0, min(8, size)))
+    if head[:4] in _CLASSIC_MAGICS:
+        from scidata.sources.netcdf import NetCDF3Source
+
+        return NetCDF3Source(path, allow_external=allow_external)
+    if _has_hdf5_signature(path, size):
+        # the suffix settles the plain cases without opening the file a second time
+        from scidata.sources._hdf5 import has_netcdf_marks
+
+        if path.lower().endswith(_NETCDF_SUFFIXES) or has_netcdf_marks(path):
+            from scidata.sources.netcdf import NetCDF4Source
+
+            return NetCDF4Source(path, allow_external=allow_external)
+        from scidata.sources.hdf5 import HDF5Source
+
+        return HDF5Source(path, allow_external=allow_external)
+    begins = f"begins with {head!r}" if head else "is empty"
+    raise UnsupportedFormatError(f"{path}: {begins}, which is no format that scidata reads; it reads {_FORMATS}")
+
+
+def _is_zarr(path: str) -> bool:
+    if is_url(path):
+        return any(_exists(f"{path}/{name}") for name in _ZARR_NAMES)
+    return any(os.path.isfile(os.path.join(path, name)) for name in _ZARR_NAMES)
+
+
+def _exists(url: str) -> bool:
+    try:
+        files().size(url)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return False
+    return True
+
+
+def _check_local(path: str) -> None:
+    """Raise if ``path`` is not a file, saying what to do instead."""
+    if os.path.isdir(path):
+        shown = sorted(os.listdir(path))[:6]
+        raise UnsupportedFormatError(
+            f"{path}: a folder without {', '.join(_ZARR_NAMES)} is no Zarr store (it holds {shown or 'nothing'}); "
+            "name a file in it, or use a glob such as '*.nc' for a series of files"
+        )
+    if not os.path.exists(path):
+        parent = os.path.dirname(path) or "."
+        if not os.path.isdir(parent):
+            raise FileNotFoundError(f"{path}: there is no such file, and no folder {parent}")
+        hint = near_matches(posixpath.basename(path), os.listdir(parent))
+        raise FileNotFoundError(f"{path}: there is no such file in {parent}{hint}")
+
+
+def _has_hdf5_signature(path: str, size: int) -> bool:
+    """Look at 0, 512, 1024, 2048, …: a user block of that size may come before the HDF5 part."""
+    offset = 0
+    while offset + len(_HDF5_SIGNATURE) <= size:
+        if bytes(files().read(path, offset, len(_HDF5_SIGNATURE))) == _HDF5_SIGNATURE:
+            return True
+        offset = 2 * offset if offset else 512
+        if is_url(path) and offset > 1 << 20:  # each look is a request
+            return False
+    return False
+
+
+def __getattr__(name: str) -> Any:  # classes stay importable from here without loading every format
+    modules = {"ZarrSource": "zarr", "HDF5Source": "hdf5", "NetCDF4Source": "netcdf", "NetCDF3Source": "netcdf"}
+    if name in modules:
+        import importlib
+
+        return getattr(importlib.import_module(f"scidata.sources.{modules[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

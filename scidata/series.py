@@ -17,6 +17,7 @@ from scidata.errors import FieldMismatchError, RefusedError, UnknownNameError, U
 from scidata.plan import chunks_needed, plan_array
 from scidata.read import read_plan
 from scidata.sources import open_source
+from scidata.sources.cf import decoding_of
 from scidata.types import ArrayLayout, IntArray, Source
 
 __all__ = ["Series", "array_of", "expand_paths", "read_array"]
@@ -160,7 +161,7 @@ class Series:
         layout = self.sources[i].arrays.get(dim)
         if layout is None or layout.dims != (dim,):
             return None
-        return read_array(self.sources[i], layout, allow_missing=True)
+        return read_array(self.sources[i], layout, decoding=decoding_of(layout, None), allow_missing=True)
 
     def _check_order(self) -> None:
         """Refuse files whose sample coordinate runs backwards from one to the next, where each alone is sorted."""

@@ -1,0 +1,524 @@
+"""Reads any rank's part of any sample of a gridded data set: sources, cut and plans put together.
+
+No torch and no communication. A rank is named by its position along the mesh axes, so one process can plan, or read,
+what any rank of any world size would.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.bounds import segments_of_slice
+from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, UnsupportedFormatError, near_matches
+from scidata.grid import GridPartition, make_partition, per_dim, resolve_dim
+from scidata.plan import ArrayPlan, ReadPlan, chunks_needed, plan_array
+from scidata.read import ReadStats, read_plan
+from scidata.series import Series, array_of, expand_paths, read_array
+from scidata.sources import open_source
+from scidata.sources.cf import decoding_of, is_coordinate, role_of
+from scidata.types import ArrayLayout, BufferSpec, Decoding, Segment, Selection, Source
+
+__all__ = ["GridReader", "data_fields", "default_shard", "dim_roles"]
+
+_THREADS = 4  # decoding threads a process by default: several ranks usually share a machine
+
+
+def data_fields(source: Source) -> list[str]:
+    """Return the arrays that hold data: not coordinates, and with at least one dimension."""
+    return [
+        name for name, layout in source.arrays.items() if layout.shape and not is_coordinate(layout, source.arrays)
+    ]
+
+
+def dim_roles(source: Source, dims: Sequence[str]) -> dict[str, str]:
+    """Return the CF role (``T Z Y X``) of each dimension that has one, from its coordinate variable or its name."""
+    roles = {}
+    for dim in dims:
+        layout = source.arrays.get(dim)
+        if layout is None or layout.dims != (dim,):
+            layout = ArrayLayout(
+                store=source.path, name=dim, shape=(0,), dims=(dim,), dtype=np.dtype("f4"), chunks=(1,), axis_order=(0,)
+            )
+        role = role_of(layout)
+        if role is not None:
+            roles[dim] = role
+    return roles
+
+
+def default_shard(
+    sizes: Mapping[str, int], roles: Mapping[str, str], axis_sizes: Mapping[str, int], sample_dim: str | None
+) -> dict[str, str]:
+    """Choose the dimension that each domain axis splits.
+
+    Latitude (``Y``) before longitude (``X``) before the slowest other dimension, so that a rank's rows are contiguous
+    on disk; a dimension with fewer rows than ranks is passed over. Vertical levels are split last of all.
+    """
+    order = {"Y": 0, "X": 1, None: 2, "Z": 3, "T": 4}
+    free = sorted((dim for dim in sizes if dim != sample_dim), key=lambda dim: order[roles.get(dim)])
+    shard: dict[str, str] = {}
+    for axis, num_parts in axis_sizes.items():
+        fits = [dim for dim in free if sizes[dim] >= num_parts]
+        if not fits:
+            raise ConfigError(
+                f"no dimension can be split over the {num_parts} ranks of axis {axis!r}: {dict(sizes)}; "
+                "use fewer ranks, or a 2-D domain"
+            )
+        shard[fits[0]] = axis
+        free.remove(fits[0])
+    return shard
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Field:
+    """What reading one field needs beyond its layout."""
+
+    dims: tuple[str, ...]  # of one sample, as the user sees them
+    source_dims: tuple[str, ...]
+    dtype: np.dtype[Any]
+    decodings: tuple[Decoding | None, ...]  # one per file: packing differs from file to file
+
+
+class GridReader:
+    """A gridded data set, cut for a domain.
+
+    Parameters
+    ----------
+    path, fields, sample_dim, steps, shard, isel, bounds, weights, align, halo, periodic, decode, allow_missing
+        As in :func:`scidata.open_dataset`.
+    axis_sizes
+        Ranks along each domain axis, in mesh order: ``{"domain": 4}``, ``{"h": 2, "w": 2}``, or ``{}`` for one rank.
+    dtype
+        NumPy dtype of decoded floating fields; None keeps what CF says.
+    num_threads
+        Threads that fetch and decode chunks side by side.
+
+    Raises
+    ------
+    SciDataError
+        Whatever metadata alone shows to be wrong; the same on every rank.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        axis_sizes: Mapping[str, int] | None = None,
+        fields: Sequence[str] | str | None = None,
+        sample_dim: str | int | None = None,
+        steps: Sequence[int] = (0,),
+        shard: Mapping[str | int, str] | None = None,
+        isel: Mapping[str, Any] | None = None,
+        bounds: Any = "even",
+        weights: Any = None,
+        align: Any = 1,
+        halo: Any = 0,
+        periodic: str | Sequence[str] = (),
+        decode: bool = True,
+        dtype: npt.DTypeLike | None = None,
+        allow_missing: bool = False,
+        allow_external: bool = False,
+        num_threads: int = _THREADS,
+    ) -> None:
+        self.paths = expand_paths(path)
+        first = open_source(self.paths[0], allow_external=allow_external)
+        axes = dict(axis_sizes or {})
+        names = _chosen_fields(first, fields)
+        reference = max((array_of(first, name) for name in names), key=lambda layout: layout.nbytes)
+        all_dims = _all_dims(first, names, reference)
+        split = [resolve_dim(d, all_dims, "shard") for d in shard] if shard is not None else None
+        self.sample_dim = _sample_dim(reference, split, sample_dim, all_dims, dim_roles(first, reference.dims))
+        if fields is None:
+            names = _agreeing(first, names, reference)
+        self.fields = tuple(names)
+        self._series = Series(
+            self.paths, self.fields, self.sample_dim, first=first, allow_external=allow_external
+        )
+        layouts = {name: self._series.combined(name) for name in self.fields}
+        sizes = _sizes(layouts.values())
+        if shard is None:
+            spatial = {d: n for d, n in sizes.items() if d in reference.dims and d != self.sample_dim}
+            crop = per_dim(isel or {}, list(sizes), list(sizes), "isel")
+            lengths = {
+                d: sum(s.count for s in segments_of_slice(crop.get(d, slice(None)), n)) for d, n in spatial.items()
+            }
+            split_axes = default_shard(lengths, dim_roles(first, reference.dims), axes, self.sample_dim)
+        else:
+            split_axes = {resolve_dim(d, list(sizes), "shard"): axis for d, axis in shard.items()}
+            for dim, axis in split_axes.items():
+                if axis not in axes:
+                    raise UnknownNameError(f"shard splits {dim!r} over mesh axis {axis!r}{near_matches(axis, axes)}")
+        if self.sample_dim in split_axes:
+            raise ConfigError(f"{self.sample_dim!r} is the sample dimension and cannot be sharded as well")
+        self._decode, self._dtype = decode, None if dtype is None else np.dtype(dtype)
+        self._allow_missing = allow_missing
+        self._num_threads = num_threads
+        self._pool: ThreadPoolExecutor | None = None
+        self._pool_pid = -1
+        self._lock = threading.Lock()
+        self._sources = {source.path: source for source in self._series.sources}
+        self.steps = _checked_steps(steps, self.sample_dim)
+        self._isel = dict(isel or {})
+        if isinstance(weights, str):
+            weights = self._row_weights(weights, split_axes, self._isel)
+        self.partition: GridPartition = make_partition(
+            sizes,
+            axis_sizes=axes,
+            shard=split_axes,
+            isel=self._isel,
+            bounds=bounds,
+            weights=weights,
+            align=align,
+            halo=halo,
+            periodic=periodic,
+            chunks=_largest_chunks(layouts.values()),
+        )
+        if self.sample_dim in self.partition.halo:
+            raise ConfigError(f"{self.sample_dim!r} is the sample dimension and cannot have a halo; use steps")
+        self._dropped = {d for d, crop in self._crop().items() if isinstance(crop, int | np.integer)}
+        self._fields = {name: self._field(name) for name in self.fields}
+
+    # -- what there is -------------------------------------------------------------------------------------------
+
+    def _crop(self) -> dict[str, Any]:
+        known = list(self.partition.sizes)
+        return per_dim(self._isel, known, known, "isel")
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples for which every step exists."""
+        if self.sample_dim is None:
+            return 1
+        return max(0, self.partition.sizes[self.sample_dim] - self._first_sample - max(0, *self.steps))
+
+    @property
+    def _first_sample(self) -> int:
+        """Selected row of sample 0: a negative step needs rows before it."""
+        return -min(0, *self.steps)
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The opened stores, in order."""
+        return self._series.sources
+
+    def layout(self, name: str) -> ArrayLayout:
+        """Return a field's layout in the first file."""
+        return self._series.layout(self._known(name))
+
+    def dims(self, name: str) -> tuple[str, ...]:
+        """Return the dimensions of a field of one sample; several steps keep the sample dimension."""
+        return self._fields[self._known(name)].dims
+
+    def global_shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a field of one whole sample."""
+        return tuple(self._num_rows(dim) for dim in self.dims(name))
+
+    def coordinate(self, dim: str) -> npt.NDArray[Any] | None:
+        """Return the selected values along a dimension, or None where it has no coordinate variable."""
+        dim = resolve_dim(dim, list(self.partition.sizes), "coordinate")
+        values = self._series.coordinate(dim)
+        if values is None:
+            return None
+        rows = [s.start + s.step * np.arange(s.count) for s in self.partition.selected[dim]]
+        return values[np.concatenate(rows)]
+
+    def fingerprint(self) -> str:
+        """Return a digest of what decides the samples: fields, shapes, dtypes, crop and steps; not where they lie."""
+        content = {
+            "fields": {n: [self.global_shape(n), str(self._fields[n].dtype)] for n in self.fields},
+            "samples": self.num_samples,
+            "steps": self.steps,
+            "selected": {
+                d: [(s.start, s.count, s.step) for s in segments] for d, segments in self.partition.selected.items()
+            },
+        }
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+    def buffer_specs(self, coordinate: Mapping[str, int]) -> dict[str, BufferSpec]:
+        """Return shape and dtype of each field's local part with halo, for the rank at ``coordinate``."""
+        return {
+            name: BufferSpec(
+                shape=tuple(
+                    self._num_rows(d) if d == self.sample_dim else self.partition.local_size(d, coordinate)
+                    for d in field.dims
+                ),
+                dtype=field.dtype,
+            )
+            for name, field in self._fields.items()
+        }
+
+    def _num_rows(self, dim: str) -> int:
+        return len(self.steps) if dim == self.sample_dim else self.partition.sizes[dim]
+
+    def _known(self, name: str) -> str:
+        if name not in self._fields and name not in self.fields:
+            raise UnknownNameError(f"{self.paths[0]}: no field {name!r}{near_matches(name, self.fields)}")
+        return name
+
+    def _field(self, name: str) -> _Field:
+        layout = self._series.combined(name)
+        decodings = tuple(
+            decoding_of(here, self._dtype) if self._decode else None
+            for here in (self._series.layout(name, int(row)) for row in self._first_rows())
+        )
+        dtypes = {d.dtype if d is not None else layout.dtype.newbyteorder("=") for d in decodings}
+        if len(dtypes) > 1:
+            raise FieldMismatchError(
+                f"{self.paths[0]}: field {name!r} decodes to {sorted(map(str, dtypes))} in different files; "
+                "ask for one with dtype"
+            )
+        several = len(self.steps) > 1
+        dims = tuple(d for d in layout.dims if d not in self._dropped and (several or d != self.sample_dim))
+        return _Field(dims=dims, source_dims=layout.dims, dtype=dtypes.pop(), decodings=decodings)
+
+    def _first_rows(self) -> npt.NDArray[np.int64]:
+        return self._series.row_bounds[:-1]
+
+    def _row_weights(
+        self, name: str, split: Mapping[str, str], isel: Mapping[str, Any]
+    ) -> dict[str, npt.NDArray[np.float64]]:
+        """Sum a field over every dimension but the sharded one: the cost of each row."""
+        source = self._series.sources[0]
+        layout = array_of(source, name)
+        if len(split) != 1:
+            raise ConfigError("weights named by a field need a 1-D domain; give {dim: costs} instead")
+        (dim,) = split
+        if dim not in layout.dims:
+            raise ConfigError(f"weights: field {name!r} has dims {layout.dims}, not {dim!r}")
+        values = read_array(source, layout, decoding=decoding_of(layout, np.dtype("f8")))
+        others = tuple(i for i, d in enumerate(layout.dims) if d != dim)
+        cost = np.nansum(values, axis=others, dtype=np.float64)
+        known = list(layout.dims)
+        crop = {d: c for d, c in isel.items() if d in known}
+        rows = segments_of_slice(crop.get(dim, slice(None)), len(cost))
+        return {dim: np.concatenate([cost[s.start + s.step * np.arange(s.count)] for s in rows])}
+
+    # -- planning ------------------------------------------------------------------------------------------------
+
+    def _rows_of(self, index: int) -> list[int]:
+        """Return the source rows along the sample dimension of one sample, a row per step."""
+        if not -self.num_samples <= index < self.num_samples:
+            raise IndexError(
+                f"{self.paths[0]}: sample {index} is out of range: there are {self.num_samples} samples"
+                + (f" with steps {self.steps}" if self.steps != (0,) else "")
+            )
+        if self.sample_dim is None:
+            return [0]
+        first = index % self.num_samples + self._first_sample
+        selected = self.partition.selected[self.sample_dim]
+        rows = []
+        for step in self.steps:
+            row = first + step
+            segment = next(s for s in selected if s.offset <= row < s.offset + s.count)
+            rows.append(segment.start + segment.step * (row - segment.offset))
+        return rows
+
+    def selections(
+        self, name: str, index: int, coordinate: Mapping[str, int]
+    ) -> list[tuple[int, ArrayLayout, Selection]]:
+        """Return what is read of a field: for each file involved its position, layout and selection."""
+        field, rows = self._fields[name], self._rows_of(index)
+        space = {
+            d: self.partition.segments(d, coordinate) for d in field.source_dims if d != self.sample_dim
+        }
+        if self.sample_dim not in field.source_dims:
+            return [(0, self._series.layout(name), tuple(space[d] for d in field.source_dims))]
+        by_file: dict[int, list[Segment]] = {}
+        for offset, row in enumerate(rows):
+            i = self._series.file_of(row)
+            local = row - int(self._series.row_bounds[i])
+            by_file.setdefault(i, []).append(Segment(start=local, count=1, offset=offset))
+        return [
+            (
+                i,
+                self._series.layout(name, int(self._series.row_bounds[i])),
+                tuple(_joined(segments) if d == self.sample_dim else space[d] for d in field.source_dims),
+            )
+            for i, segments in by_file.items()
+        ]
+
+    def _plan_field(self, name: str, index: int, coordinate: Mapping[str, int]) -> list[tuple[int, ArrayPlan]]:
+        field = self._fields[name]
+        shape = tuple(
+            len(self.steps) if d == self.sample_dim else self.partition.local_size(d, coordinate)
+            for d in field.source_dims
+        )
+        plans = []
+        for i, layout, selection in self.selections(name, index, coordinate):
+            source = self._series.sources[i]
+            refs = None if layout.fallback else source.locate(layout, chunks_needed(layout, selection))
+            plans.append((i, plan_array(layout, selection, refs, out_shape=shape)))
+        return plans
+
+    def plan(self, index: int, rank: int = 0) -> ReadPlan:
+        """Plan one sample for the ``rank``-th rank of the domain (see :meth:`GridPartition.coordinate`).
+
+        Raises
+        ------
+        IndexError, ConfigError
+            Sample or rank out of range.
+        """
+        coordinate = self.partition.coordinate(rank)
+        fields = {
+            name: tuple(plan for _, plan in self._plan_field(name, index, coordinate)) for name in self.fields
+        }
+        return ReadPlan(index=index, rank=rank, fields=fields)
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def read_into(
+        self, index: int, out: Mapping[str, npt.NDArray[Any]], coordinate: Mapping[str, int]
+    ) -> ReadStats:
+        """Read one rank's part of a sample into buffers shaped as :meth:`buffer_specs` says. Thread-safe."""
+        stats = ReadStats()
+        for name in self.fields:
+            field = self._fields[name]
+            lead = out[name].reshape(self._source_shape(field, out[name].shape))
+            for i, plan in self._plan_field(name, index, coordinate):
+                stats += read_plan(
+                    plan,
+                    lead,
+                    source=self._series.sources[i],
+                    decoding=field.decodings[i],
+                    allow_missing=self._allow_missing,
+                    executor=self._executor(),
+                )
+        return stats
+
+    def _source_shape(self, field: _Field, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Put back the dimensions that the sample dropped, with one row each."""
+        kept = iter(shape)
+        return tuple(next(kept) if d in field.dims else 1 for d in field.source_dims)
+
+    def _executor(self) -> ThreadPoolExecutor | None:
+        if self._num_threads < 2:
+            return None
+        with self._lock:
+            if self._pool is None or self._pool_pid != os.getpid():  # threads do not survive a fork
+                self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="scidata-read")
+                self._pool_pid = os.getpid()
+            return self._pool
+
+    def close(self) -> None:
+        """End the threads and close the files; the next read starts them again."""
+        with self._lock:
+            if self._pool is not None and self._pool_pid == os.getpid():
+                self._pool.shutdown(wait=True)
+            self._pool = None
+        self._series.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        state.update(_pool=None, _pool_pid=-1)
+        del state["_lock"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.Lock()
+
+
+def _chosen_fields(source: Source, fields: Sequence[str] | str | None) -> list[str]:
+    if fields is not None:
+        names = [fields] if isinstance(fields, str) else list(fields)
+        if not names:
+            raise ConfigError("fields is empty; leave it out to read all")
+        for name in names:
+            array_of(source, name)
+        return names
+    names = data_fields(source)
+    if not names:
+        raise UnsupportedFormatError(
+            f"{source.path}: holds no data fields (arrays that are not coordinates){near_matches('', source.arrays)}"
+        )
+    return names
+
+
+def _all_dims(source: Source, names: Sequence[str], reference: ArrayLayout) -> list[str]:
+    dims = list(reference.dims)
+    for name in names:
+        dims += [d for d in source.arrays[name].dims if d not in dims]
+    return dims
+
+
+def _sample_dim(
+    reference: ArrayLayout,
+    split: Sequence[str] | None,
+    asked: str | int | None,
+    all_dims: Sequence[str],
+    roles: Mapping[str, str],
+) -> str | None:
+    """Return the dimension that numbers the samples: as asked, else the first that is not sharded."""
+    if asked is not None:
+        return resolve_dim(asked, all_dims, "sample_dim")
+    if split is None:
+        # without a word from the user the last two dimensions, or those with a horizontal role, are space
+        space = [d for d in reference.dims if roles.get(d) in ("Y", "X")] or list(reference.dims[-2:])
+        free = [d for d in reference.dims if d not in space]
+    else:
+        free = [d for d in reference.dims if d not in split]
+    return free[0] if free else None
+
+
+def _agreeing(source: Source, names: Sequence[str], reference: ArrayLayout) -> list[str]:
+    """Keep the fields whose dimensions are the reference's: with them a sample is one grid."""
+    sizes = dict(zip(reference.dims, reference.shape, strict=True))
+    kept = []
+    for name in names:
+        layout = source.arrays[name]
+        if all(sizes.get(d) == n for d, n in zip(layout.dims, layout.shape, strict=True)):
+            kept.append(name)
+    return kept
+
+
+def _sizes(layouts: Any) -> dict[str, int]:
+    sizes: dict[str, tuple[int, str]] = {}
+    for layout in layouts:
+        if len(set(layout.dims)) != len(layout.dims):
+            raise FieldMismatchError(f"{layout.store}: field {layout.name!r} repeats a dimension: {layout.dims}")
+        for dim, size in zip(layout.dims, layout.shape, strict=True):
+            known, where = sizes.setdefault(dim, (size, layout.name))
+            if known != size:
+                raise FieldMismatchError(
+                    f"{layout.store}: fields disagree in shape: dimension {dim!r} has {known} rows in {where!r} and "
+                    f"{size} in {layout.name!r}; choose fields that agree with fields=[...]"
+                )
+    return {dim: size for dim, (size, _) in sizes.items()}
+
+
+def _largest_chunks(layouts: Any) -> dict[str, int]:
+    chunks: dict[str, int] = {}
+    for layout in layouts:
+        for dim, chunk in zip(layout.dims, layout.chunks, strict=True):
+            chunks[dim] = max(chunk, chunks.get(dim, 1))
+    return chunks
+
+
+def _checked_steps(steps: Sequence[int], sample_dim: str | None) -> tuple[int, ...]:
+    checked = tuple(int(s) for s in steps)
+    if not checked:
+        raise ConfigError("steps is empty; (0,) reads the sample itself")
+    if sample_dim is None and checked != (0,):
+        raise ConfigError(f"steps={checked} need a sample dimension; name it with sample_dim")
+    return checked
+
+
+def _joined(segments: Sequence[Segment]) -> tuple[Segment, ...]:
+    """Merge single rows that follow each other in the source and in the destination."""
+    joined: list[Segment] = []
+    for segment in segments:
+        last = joined[-1] if joined else None
+        if last and segment.start == last.start + last.count and segment.offset == last.offset + last.count:
+            joined[-1] = Segment(start=last.start, count=last.count + 1, offset=last.offset)
+        else:
+            joined.append(segment)
+    return tuple(joined)

@@ -1,0 +1,68 @@
+"""scidata: each rank reads only its part of a sample, from Zarr, HDF5 or NetCDF, as a ShardTensor.
+
+Names are imported on first use, so that the command line answers without loading torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from scidata import errors as errors
+    from scidata.dataset import ShardedDataset as ShardedDataset
+    from scidata.dataset import open_dataset as open_dataset
+    from scidata.device_mesh import init_mesh as init_mesh
+    from scidata.loader import DataLoader as DataLoader
+    from scidata.sample import Sample as Sample
+    from scidata.sample import collate as collate
+    from scidata.sampler import DistributedSampler as DistributedSampler
+    from scidata.shard import ShardTensor as ShardTensor
+    from scidata.shard import register_op as register_op
+    from scidata.shard import scatter_tensor as scatter_tensor
+    from scidata.shard import shard_ops as shard_ops
+    from scidata.shard.collectives import all_gather_v as all_gather_v
+    from scidata.shard.collectives import gather_v as gather_v
+    from scidata.shard.collectives import indexed_all_to_all_v as indexed_all_to_all_v
+    from scidata.shard.collectives import reduce_scatter_v as reduce_scatter_v
+    from scidata.shard.collectives import scatter_v as scatter_v
+    from scidata.shard.parallel import parallelize as parallelize
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "DataLoader": "scidata.loader",
+    "DistributedSampler": "scidata.sampler",
+    "Sample": "scidata.sample",
+    "ShardTensor": "scidata.shard",
+    "ShardedDataset": "scidata.dataset",
+    "all_gather_v": "scidata.shard.collectives",
+    "collate": "scidata.sample",
+    "gather_v": "scidata.shard.collectives",
+    "indexed_all_to_all_v": "scidata.shard.collectives",
+    "init_mesh": "scidata.device_mesh",
+    "open_dataset": "scidata.dataset",
+    "parallelize": "scidata.shard.parallel",
+    "reduce_scatter_v": "scidata.shard.collectives",
+    "register_op": "scidata.shard",
+    "scatter_tensor": "scidata.shard",
+    "scatter_v": "scidata.shard.collectives",
+    "shard_ops": "scidata.shard",
+}
+
+__all__ = [*sorted(_HOME), "__version__", "errors"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+    elif name == "errors":
+        value = importlib.import_module("scidata.errors")
+    else:
+        raise AttributeError(f"module 'scidata' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

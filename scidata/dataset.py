@@ -1,0 +1,339 @@
+"""``open_dataset``: sample index in, the named fields of this rank's part out, as ShardTensors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard
+from torch.utils.data import Dataset, get_worker_info
+
+from scidata.device_mesh import axes_of, domain_mesh
+from scidata.errors import ConfigError, UnknownNameError, UnsupportedFormatError, near_matches
+from scidata.grid_reader import GridReader
+from scidata.plan import ReadPlan
+from scidata.read import ReadStats
+from scidata.sample import Sample
+from scidata.shard import HaloDim, ShardSpec, ShardTensor
+from scidata.types import BufferSpec
+
+__all__ = ["ShardedDataset", "open_dataset"]
+
+_KINDS = ("grid", "points", "mesh", "graph")
+# NumPy has no bfloat16: such fields are read as float32 and cast once, when they become tensors
+_READ_AS = {torch.float16: np.float16, torch.bfloat16: np.float32, torch.float32: np.float32, torch.float64: np.float64}
+
+
+def open_dataset(
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    mesh: DeviceMesh | None = None,
+    *,
+    fields: Sequence[str] | str | None = None,
+    kind: str | None = None,
+    sample_dim: str | int | None = None,
+    steps: Sequence[int] = (0,),
+    shard: Mapping[str | int, str] | None = None,
+    isel: Mapping[str, Any] | None = None,
+    bounds: Any = "even",
+    weights: npt.ArrayLike | Mapping[str, npt.ArrayLike] | str | None = None,
+    align: int | Mapping[str, int] = 1,
+    halo: int | Mapping[str, int | tuple[int, int]] = 0,
+    periodic: str | Sequence[str] = (),
+    decode: bool = True,
+    dtype: torch.dtype | None = None,
+    transform: Callable[[Sample], Sample] | None = None,
+    dp: str = "dp",
+    allow_missing: bool = False,
+    allow_external: bool = False,
+    num_threads: int = 4,
+) -> ShardedDataset:
+    """Open a gridded data set so that each rank reads only its part of a sample.
+
+    Every rank of the domain calls it with the same arguments; it reads metadata and never communicates.
+
+    Parameters
+    ----------
+    path
+        A Zarr store, HDF5 or NetCDF file, URL, or a list or glob of files that follow each other along ``sample_dim``.
+    mesh
+        From :func:`scidata.init_mesh` or ``init_device_mesh``. None reads whole samples as plain tensors.
+    fields
+        Names of arrays; default all that lie on the grid of the largest one. A field without a sharded dimension is
+        replicated.
+    kind
+        ``"grid"``; meshes, points and graphs are not read yet.
+    sample_dim
+        Dimension that numbers the samples; default the first that is not sharded.
+    steps
+        Offsets along ``sample_dim``. One step drops that dimension; several keep it, one row per step.
+    shard
+        ``{dim: mesh axis}``, such as ``{"latitude": "domain"}`` or ``{"lat": "h", "lon": "w"}``. Default: latitude,
+        then longitude, by CF metadata or name, if they have enough rows.
+    isel
+        Global crop, stride, index or list of indices of any dimension, before the split.
+    bounds
+        ``"even"``, ``"chunk"`` (chunk edges, unless that unbalances the ranks by more than a quarter) or explicit
+        ``[0, …, N]``, one more than ranks; ``{dim: …}`` on a 2-D domain.
+    weights
+        Cost of each selected row, or the name of a field that is summed over the other dimensions: bounds then balance
+        the sum.
+    align
+        Bounds fall on multiples of it, such as a ViT's patch size.
+    halo
+        ``{dim: width}`` or ``{dim: (below, above)}``; a number means every sharded dimension.
+    periodic
+        Dimensions whose halo wraps.
+    decode
+        Apply CF ``scale_factor``, ``add_offset`` and fill values (to NaN).
+    dtype
+        Of floating fields; default what CF metadata says. bfloat16 is read as float32 and cast.
+    transform
+        Called with each :class:`Sample`, returns one.
+    dp
+        Name of the mesh's data-parallel axis.
+    allow_missing
+        Read absent chunks as the fill value; for stores that leave out empty chunks on purpose.
+    allow_external
+        Also read HDF5 external storage, external links and virtual datasets.
+    num_threads
+        Threads that fetch and decode chunks side by side, in each process.
+
+    Raises
+    ------
+    FileNotFoundError, UnsupportedFormatError, UnknownNameError, FieldMismatchError, ConfigError
+        What metadata alone shows to be wrong, the same on every rank.
+
+    Examples
+    --------
+    >>> mesh = scidata.init_mesh(domain=2)  # doctest: +SKIP
+    >>> ds = scidata.open_dataset("era5.zarr", mesh, shard={"latitude": "domain"}, halo={"latitude": 2})  # doctest: +SKIP
+    >>> ds[0]["u"].shape  # the whole field, of which this rank holds its rows  # doctest: +SKIP
+    torch.Size([3, 241, 480])
+    """
+    if kind is not None and kind not in _KINDS:
+        raise ConfigError(f"kind must be one of {', '.join(_KINDS)}, not {kind!r}{near_matches(kind, _KINDS)}")
+    if kind not in (None, "grid"):
+        raise UnsupportedFormatError(f"kind={kind!r} cannot be read yet; this version reads grids")
+    if dtype is not None and dtype not in _READ_AS:
+        raise ConfigError(f"dtype must be a floating torch dtype, not {dtype}; integer fields keep their own")
+    dp_axis, domain = _axes(mesh, dp, shard)
+    reader = GridReader(
+        path,
+        axis_sizes={axis: mesh.size(_names(mesh).index(axis)) for axis in domain} if mesh is not None else None,
+        fields=fields,
+        sample_dim=sample_dim,
+        steps=steps,
+        shard=shard if mesh is not None else _checked_without_mesh(shard),
+        isel=isel,
+        bounds=bounds,
+        weights=weights,
+        align=align,
+        halo=halo,
+        periodic=periodic,
+        decode=decode,
+        dtype=None if dtype is None else _READ_AS[dtype],
+        allow_missing=allow_missing,
+        allow_external=allow_external,
+        num_threads=num_threads,
+    )
+    if mesh is None and reader.partition.halo:
+        raise ConfigError("a halo needs a mesh: pass scidata.init_mesh(), which also works in a single process")
+    return ShardedDataset(reader, mesh, dp_axis=dp_axis, dtype=dtype, transform=transform)
+
+
+class ShardedDataset(Dataset[Sample]):
+    """Samples of a gridded data set, of which this rank reads its part. Made by :func:`open_dataset`.
+
+    Indexing never communicates, although all ranks of a domain are meant to index alike. Pickles as paths and options
+    and reopens its files lazily. In a worker process, which has no process group, a sample is a dict of plain local
+    tensors, halo included, that :meth:`assemble` wraps in the parent.
+
+    Attributes
+    ----------
+    mesh : DeviceMesh or None
+        As given; None in a worker process.
+    dp_axis : str or None
+        Name of the data-parallel axis, None where the mesh has none.
+    transform
+        Called with each sample.
+    """
+
+    def __init__(
+        self,
+        reader: GridReader,
+        mesh: DeviceMesh | None,
+        *,
+        dp_axis: str | None,
+        dtype: torch.dtype | None,
+        transform: Callable[[Sample], Sample] | None,
+    ) -> None:
+        self.reader = reader
+        self.mesh = mesh
+        self.dp_axis = dp_axis
+        self.transform = transform
+        self._dtype = dtype
+        self._detached = False
+        axes = tuple(reader.partition.axis_sizes)
+        self._coordinate = {} if mesh is None else {axis: mesh.get_local_rank(axis) for axis in axes}
+        self._domain: DeviceMesh | None = domain_mesh(mesh, axes) if mesh is not None and axes else None
+
+    # -- what there is -------------------------------------------------------------------------------------------
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of the fields."""
+        return self.reader.fields
+
+    @property
+    def rank(self) -> int:
+        """Place of this rank in its domain: the ``rank`` of :meth:`plan`."""
+        sizes = tuple(self.reader.partition.axis_sizes.values())
+        return int(np.ravel_multi_index(tuple(self._coordinate.values()), sizes)) if self._coordinate else 0
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of what decides the samples: fields, shapes, dtypes, crop and steps."""
+        return self.reader.fingerprint()
+
+    def coordinate(self, dim: str) -> npt.NDArray[Any] | None:
+        """Return the whole selected coordinate of a dimension, ``(size,)``, or None where it has none."""
+        return self.reader.coordinate(dim)
+
+    def __len__(self) -> int:
+        return self.reader.num_samples
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{name} {self.reader.global_shape(name)}" for name in self.fields)
+        return f"ShardedDataset({self.reader.paths[0]!r}, {len(self)} samples, {shapes})"
+
+    def plan(self, index: int, rank: int | None = None) -> ReadPlan:
+        """Plan what a rank of the domain reads of a sample; any rank, default this one. Reads metadata only."""
+        return self.reader.plan(index, self.rank if rank is None else rank)
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def buffer_specs(self) -> dict[str, BufferSpec]:
+        """Return shape and dtype of this rank's part of each field, halo included; the same for every sample."""
+        return self.reader.buffer_specs(self._coordinate)
+
+    def read_into(self, index: int, out: Mapping[str, npt.NDArray[Any]]) -> ReadStats:
+        """Read this rank's part of a sample into buffers shaped as :meth:`buffer_specs`. Thread-safe, no collectives."""
+        return self.reader.read_into(index, out, self._coordinate)
+
+    def read_local(self, index: int) -> dict[str, torch.Tensor]:
+        """Read this rank's part, halo included, as plain tensors."""
+        buffers = {name: np.empty(spec.shape, spec.dtype) for name, spec in self.buffer_specs().items()}
+        self.read_into(index, buffers)
+        return {name: torch.from_numpy(buffer) for name, buffer in buffers.items()}
+
+    def __getitem__(self, index: int) -> Sample:
+        local = self.read_local(index)
+        if self._detached or (self.mesh is not None and get_worker_info() is not None):
+            return local  # type: ignore[return-value]  # a worker has no process group; assemble() wraps in the parent
+        sample = self.assemble(local, index=index % len(self))
+        return self.transform(sample) if self.transform is not None else sample
+
+    def assemble(
+        self,
+        local: Mapping[str, torch.Tensor],
+        *,
+        index: int | list[int] | None = None,
+        batched: bool | None = None,
+    ) -> Sample:
+        """Wrap local parts, halo included, as a sample of ShardTensors.
+
+        Parameters
+        ----------
+        local
+            A tensor for each field, shaped as :meth:`buffer_specs`; with a batch dim 0 before it if ``batched``.
+        batched
+            Default: found from the number of dims.
+
+        Raises
+        ------
+        ConfigError
+            Called in a worker process, or with tensors that do not have this rank's shapes.
+        """
+        if self._detached:
+            raise ConfigError("assemble() needs the mesh, which a worker process does not have; call it in the parent")
+        specs = self.buffer_specs()
+        tensors, dims = {}, {}
+        for name, tensor in local.items():
+            if name not in specs:
+                raise UnknownNameError(f"assemble: no field {name!r}{near_matches(name, specs)}")
+            expected = specs[name].shape
+            lead = tensor.ndim - len(expected)
+            has_batch = lead == 1 if batched is None else batched
+            if lead != int(has_batch) or tuple(tensor.shape[lead:]) != expected:
+                raise ConfigError(
+                    f"assemble: field {name!r} has shape {tuple(tensor.shape)}, but this rank's part is {expected}"
+                    + (" after the batch dim" if has_batch else "")
+                )
+            if self._dtype is torch.bfloat16 and tensor.is_floating_point():
+                tensor = tensor.to(torch.bfloat16)
+            tensors[name] = self._wrap(name, tensor, has_batch)
+            dims[name] = (("batch",) if has_batch else ()) + self.reader.dims(name)
+        return Sample(tensors, dims=dims, index=index)
+
+    def _wrap(self, name: str, tensor: torch.Tensor, has_batch: bool) -> torch.Tensor:
+        if self._domain is None:
+            return tensor
+        partition, dims, lead = self.reader.partition, self.reader.dims(name), int(has_batch)
+        placements, sizes = [], []
+        for axis in partition.axis_sizes:
+            dim = next(d for d, a in partition.axis_of_dim.items() if a == axis)
+            if dim in dims:
+                placements.append(Shard(dims.index(dim) + lead))
+                sizes.append(tuple(np.diff(partition.bounds[dim]).tolist()))
+            else:
+                placements.append(Replicate())
+                sizes.append(None)
+        spec = ShardSpec(
+            device_mesh=self._domain,
+            placements=tuple(placements),
+            global_shape=(*tensor.shape[:lead], *self.reader.global_shape(name)),
+            sizes=tuple(sizes),
+        )
+        halo = {
+            i + lead: HaloDim(lo=partition.halo[d][0], hi=partition.halo[d][1], periodic=d in partition.periodic)
+            for i, d in enumerate(dims)
+            if d in partition.halo
+        }
+        return ShardTensor.from_padded(tensor, spec, halo)
+
+    def close(self) -> None:
+        """End the reading threads and close the files; the next read starts them again."""
+        self.reader.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"mesh": None, "_domain": None, "_detached": self._detached or self.mesh is not None}
+
+
+def _names(mesh: DeviceMesh) -> tuple[str, ...]:
+    return tuple(mesh.mesh_dim_names or ())
+
+
+def _axes(
+    mesh: DeviceMesh | None, dp: str, shard: Mapping[str | int, str] | None
+) -> tuple[str | None, tuple[str, ...]]:
+    """Return the dp axis, if the mesh has it, and the domain axes in mesh order."""
+    if mesh is None:
+        return None, ()
+    if shard is None:
+        return axes_of(mesh, dp=dp)
+    for axis in shard.values():
+        if axis not in _names(mesh):
+            raise UnknownNameError(f"shard: the mesh has no axis {axis!r}{near_matches(axis, _names(mesh))}")
+        if axis == dp:
+            raise ConfigError(f"shard splits a dimension over {dp!r}, the data-parallel axis; use a domain axis")
+    return axes_of(mesh, dp=dp, domain=tuple(a for a in _names(mesh) if a in shard.values()))
+
+
+def _checked_without_mesh(shard: Mapping[str | int, str] | None) -> None:
+    if shard:
+        raise ConfigError(f"shard={dict(shard)} needs a mesh: pass scidata.init_mesh()")

@@ -1,0 +1,100 @@
+"""What a data set hands out: the named fields of one sample, or of a batch of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from scidata.errors import FieldMismatchError, UnknownNameError, near_matches
+
+__all__ = ["Sample", "collate"]
+
+
+class Sample(Mapping[str, torch.Tensor]):
+    """Fields by name, with the dimensions they have.
+
+    Parameters
+    ----------
+    fields
+        A ShardTensor for each field (a plain tensor where the data set has no mesh).
+    dims
+        Names of each field's dimensions; a batch has ``"batch"`` first.
+    index
+        The sample's number in the data set; a list of them for a batch.
+    """
+
+    def __init__(
+        self, fields: Mapping[str, torch.Tensor], *, dims: Mapping[str, tuple[str, ...]], index: int | list[int] | None
+    ) -> None:
+        self._fields = dict(fields)
+        self.dims = dict(dims)
+        self.index = index
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        try:
+            return self._fields[name]
+        except KeyError:
+            raise UnknownNameError(f"the sample has no field {name!r}{near_matches(name, self._fields)}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def to(self, *args: Any, **kwargs: Any) -> Sample:
+        """Return a sample whose fields went through ``Tensor.to`` with these arguments."""
+        return self.replace({name: tensor.to(*args, **kwargs) for name, tensor in self.items()})
+
+    def replace(self, fields: Mapping[str, torch.Tensor]) -> Sample:
+        """Return a sample with these fields besides, or instead of, the ones it has.
+
+        For transforms: ``lambda s: s.replace({"speed": (s["u"] ** 2 + s["v"] ** 2).sqrt()})``. A new field is taken to
+        have the dimensions of an old field of the same shape.
+        """
+        merged = self._fields | dict(fields)
+        by_shape = {tuple(tensor.shape): self.dims[name] for name, tensor in self._fields.items()}
+        dims = {
+            name: self.dims[name]
+            if name in self.dims and tensor.ndim == len(self.dims[name])
+            else by_shape.get(tuple(tensor.shape), tuple(f"dim_{i}" for i in range(tensor.ndim)))
+            for name, tensor in merged.items()
+        }
+        return Sample(merged, dims=dims, index=self.index)
+
+    def __repr__(self) -> str:
+        fields = ", ".join(
+            f"{name} ({', '.join(f'{d}: {n}' for d, n in zip(self.dims[name], tensor.shape, strict=True))}) "
+            f"{str(tensor.dtype).removeprefix('torch.')}"
+            for name, tensor in self.items()
+        )
+        return f"Sample(index={self.index}, {fields})"
+
+
+def collate(samples: Sequence[Sample]) -> Sample:
+    """Stack the fields of several samples on a new dim 0.
+
+    Raises
+    ------
+    FieldMismatchError
+        The samples differ in fields or shapes.
+    """
+    first = samples[0]
+    for sample in samples[1:]:
+        if list(sample) != list(first):
+            raise FieldMismatchError(
+                f"sample {sample.index} has fields {list(sample)}, but sample {first.index} has {list(first)}"
+            )
+        for name in first:
+            if sample[name].shape != first[name].shape:
+                raise FieldMismatchError(
+                    f"field {name!r} has shape {tuple(sample[name].shape)} in sample {sample.index} and "
+                    f"{tuple(first[name].shape)} in sample {first.index}; a batch needs one shape: use batch_size=None"
+                )
+    return Sample(
+        {name: torch.stack([sample[name] for sample in samples]) for name in first},
+        dims={name: ("batch", *dims) for name, dims in first.dims.items()},
+        index=[sample.index for sample in samples if isinstance(sample.index, int)],
+    )

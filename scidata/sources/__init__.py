@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import posixpath
-from typing import Any
 
 from scidata._files import files, is_url
 from scidata.errors import UnsupportedFormatError, near_matches
@@ -61,7 +60,7 @@ def _open_file(path: str, *, allow_external: bool) -> Source:
         return NetCDF3Source(path, allow_external=allow_external)
     if _has_hdf5_signature(path, size):
         # the suffix settles the plain cases without opening the file a second time
-        from scidata.sources._hdf5 import has_netcdf_marks
+        from scidata.sources._hdf5_walk import has_netcdf_marks
 
         if path.lower().endswith(_NETCDF_SUFFIXES) or has_netcdf_marks(path):
             from scidata.sources.netcdf import NetCDF4Source
@@ -114,12 +113,3 @@ def _has_hdf5_signature(path: str, size: int) -> bool:
         if is_url(path) and offset > 1 << 20:  # each look is a request
             return False
     return False
-
-
-def __getattr__(name: str) -> Any:  # classes stay importable from here without loading every format
-    modules = {"ZarrSource": "zarr", "HDF5Source": "hdf5", "NetCDF4Source": "netcdf", "NetCDF3Source": "netcdf"}
-    if name in modules:
-        import importlib
-
-        return getattr(importlib.import_module(f"scidata.sources.{modules[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,186 @@
+"""Opening an HDF5 file, walking it, and naming what is found: everything that is a matter of names and links."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator
+from typing import Any
+
+import h5py
+import numpy as np
+
+from scidata._files import files, is_url
+from scidata.errors import CorruptDataError, ShortReadError
+from scidata.types import ArrayLayout
+
+__all__ = ["Naming", "clean_attributes", "has_netcdf_marks", "open_h5", "scale_paths", "walk"]
+
+_HDF5_ATTRIBUTES = frozenset({"DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LABELS"})
+_SCALE_ATTRIBUTES = frozenset({"CLASS", "NAME"})
+
+
+def open_h5(path: str) -> Any:
+    """Open a file or URL for reading.
+
+    Raises
+    ------
+    FileNotFoundError
+        Nothing is there.
+    CorruptDataError
+        HDF5 cannot open it; ShortReadError where it ends too early.
+    """
+    files().size(path)  # a clear FileNotFoundError, where HDF5's own names a function
+    try:
+        if is_url(path):
+            import fsspec
+
+            fs, key = fsspec.core.url_to_fs(path)
+            return h5py.File(fs.open(key, "rb"), "r")
+        # best-effort: file systems without locks can be read, a file that somebody is writing is refused
+        return h5py.File(path, "r", locking="best-effort")
+    except BlockingIOError as e:
+        raise BlockingIOError(
+            f"{path}: is being written by another process; wait for it to end, or set HDF5_USE_FILE_LOCKING=FALSE "
+            f"if that is stale ({e})"
+        ) from e
+    except PermissionError:
+        raise
+    except (OSError, RuntimeError, ValueError) as e:
+        kind = ShortReadError if "truncated" in str(e) else CorruptDataError
+        raise kind(f"{path}: {files().size(path)} bytes that HDF5 cannot open: {e}; copy or write it again") from e
+
+
+def has_netcdf_marks(path: str) -> bool:
+    """Say whether the netCDF library (or h5netcdf) wrote the file."""
+    with open_h5(path) as h5:
+        if "_NCProperties" in h5.attrs or "_nc3_strict" in h5.attrs:
+            return True
+        marks = ("_Netcdf4Dimid", "_Netcdf4Coordinates")
+        nodes = (node for _, node, _ in walk(h5, allow_external=False, skipped={}))
+        return any(mark in node.attrs for node in nodes if isinstance(node, h5py.Dataset) for mark in marks)
+
+
+def clean_attributes(obj: Any, hidden: frozenset[str], where: str) -> dict[str, Any]:
+    """Return attributes as Python or NumPy values: text as str, arrays of one element as scalars of their dtype.
+
+    Values that are neither numbers nor text (references, compounds) are left out.
+    """
+    scale = obj.attrs.get("CLASS") == np.bytes_(b"DIMENSION_SCALE") if "CLASS" in obj.attrs else False
+    values = {}
+    for name in obj.attrs:
+        if name in hidden or (scale and name in _SCALE_ATTRIBUTES):
+            continue
+        try:
+            value = _plain(obj.attrs[name])
+        except TypeError:  # a type without NumPy equivalent: cannot be a number that CF needs
+            continue
+        except (OSError, RuntimeError, KeyError) as e:
+            raise CorruptDataError(f"{where}: attribute {name!r} cannot be read: {e}") from e
+        if value is not None:
+            values[name] = value
+    return values
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes | np.bytes_):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, str | bool | int | float | np.number | np.bool_):
+        return value
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind in "OSU":
+            texts = [_plain(v) for v in value.ravel().tolist()]
+            if not all(isinstance(t, str) for t in texts):
+                return None
+            return texts[0] if len(texts) == 1 else texts
+        if value.dtype.kind in "biufc":
+            return value.reshape(-1)[0] if value.size == 1 else value
+    return None
+
+
+class Naming:
+    """What things are called in plain HDF5: paths; dimension scales, then labels, then ``dim_i``."""
+
+    hidden_attributes = _HDF5_ATTRIBUTES
+
+    def __init__(self, h5: Any) -> None:
+        self.h5 = h5
+
+    def array_name(self, path: str) -> str:
+        """Return the public name of the dataset at ``path`` (no leading slash)."""
+        return path
+
+    def is_hidden(self, dset: Any) -> bool:
+        """Say whether the dataset is bookkeeping, not an array."""
+        return False
+
+    def dims(self, dset: Any, path: str) -> tuple[str, ...]:
+        """Return one name per dimension."""
+        if dset.shape is None:
+            return ()
+        scales = scale_paths(dset, path)
+        labels = [dset.dims[i].label for i in range(len(dset.shape))]
+        return tuple(
+            posixpath.basename(scale) if scale else label or f"dim_{i}"
+            for i, (scale, label) in enumerate(zip(scales, labels, strict=True))
+        )
+
+    def finish(self, arrays: dict[str, ArrayLayout]) -> dict[str, ArrayLayout]:
+        """Settle what only the whole file tells, once every dataset was seen."""
+        return arrays
+
+
+def scale_paths(dset: Any, path: str) -> tuple[str | None, ...]:
+    """Return the path of each dimension's scale, the dataset's own where it is a one-dimensional scale."""
+    paths: list[str | None] = []
+    for i in range(len(dset.shape)):
+        try:
+            scales = dset.dims[i].values()
+            paths.append(scales[0].name.lstrip("/") if scales and scales[0].name else None)
+        except (RuntimeError, KeyError, ValueError, OSError):  # a scale that was deleted
+            paths.append(None)
+    if len(paths) == 1 and paths[0] is None and dset.is_scale:
+        return (path,)
+    return tuple(paths)
+
+
+def walk(h5: Any, *, allow_external: bool, skipped: dict[str, str]) -> Iterator[tuple[str, Any, bool]]:
+    """Yield ``(path, object, lies in another file)`` in the file's order, each group once however it is linked."""
+    seen = {_identity(h5)}
+    stack = [("", h5, False)]
+    while stack:
+        path, node, foreign = stack.pop()
+        if path:
+            yield path, node, foreign
+        if not isinstance(node, h5py.Group):
+            continue
+        children = []
+        for name in node:
+            child_path = f"{path}/{name}" if path else name
+            link = node.get(name, getlink=True)
+            outside = isinstance(link, h5py.ExternalLink)
+            if isinstance(link, h5py.SoftLink):
+                skipped[child_path] = f"a soft link; use its target {link.path!r}"
+                continue
+            if outside and not allow_external:
+                skipped[child_path] = (
+                    f"an external link to {link.filename!r}; allow_external=True follows it, if you trust it"
+                )
+                continue
+            try:
+                child = node[name]
+            except (KeyError, OSError) as e:
+                if not outside:
+                    raise CorruptDataError(f"{node.file.filename}: object {child_path!r} cannot be opened: {e}") from e
+                skipped[child_path] = f"an external link that leads nowhere: {link.filename!r}"
+                continue
+            if isinstance(child, h5py.Group):
+                if _identity(child) in seen:
+                    continue  # a hard link back to a group that was walked: cycles end here
+                seen.add(_identity(child))
+            children.append((child_path, child, foreign or outside))
+        stack.extend(reversed(children))
+
+
+def _identity(obj: Any) -> tuple[int, int]:
+    info = h5py.h5o.get_info(obj.id)
+    return int(info.fileno), int(info.addr)

@@ -1,0 +1,245 @@
+"""The CF conventions as far as reading needs them: packed values, and which axis an array describes. Pure metadata.
+
+Times are not decoded: a time coordinate stays the number that is stored.
+Conventions: https://cfconventions.org (sections 2.5.1 missing data, 4 coordinate types, 8.1 packed data).
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from scidata.errors import UnsupportedFormatError
+from scidata.types import ArrayLayout, Decoding
+
+__all__ = ["decoding_of", "is_coordinate", "role_of"]
+
+_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+
+_STANDARD_NAMES: dict[str, str] = {
+    "time": "T",
+    "forecast_period": "T",
+    "forecast_reference_time": "T",
+    "latitude": "Y",
+    "grid_latitude": "Y",
+    "projection_y_coordinate": "Y",
+    "longitude": "X",
+    "grid_longitude": "X",
+    "projection_x_coordinate": "X",
+    "air_pressure": "Z",
+    "height": "Z",
+    "altitude": "Z",
+    "depth": "Z",
+    "model_level_number": "Z",
+    "geopotential_height": "Z",
+}
+_NAMES: dict[str, str] = {
+    **dict.fromkeys(("time", "month", "valid_time", "step", "date", "forecast_time", "t"), "T"),
+    **dict.fromkeys(
+        ("level", "lev", "plev", "pressure", "isobaricinhpa", "pressure_level", "height", "depth", "altitude", "z"), "Z"
+    ),
+    **dict.fromkeys(("lat", "latitude", "y", "yc", "nav_lat", "rlat"), "Y"),
+    **dict.fromkeys(("lon", "long", "longitude", "x", "xc", "nav_lon", "rlon"), "X"),
+}
+_NORTH = re.compile(r"degrees?_?(north|n)$", re.IGNORECASE)
+_EAST = re.compile(r"degrees?_?(east|e)$", re.IGNORECASE)
+_SINCE = re.compile(r"\s*(\w+)\s+since\s+\S", re.IGNORECASE)  # "days since 1900-01-01"; "days accumulated" is no axis
+
+
+def decoding_of(layout: ArrayLayout, dtype: np.dtype[Any] | None = None) -> Decoding | None:
+    """Say how raw values become physical ones, as xarray's ``decode_cf`` does; None where they already are.
+
+    Arithmetic happens in the target dtype: ``values = raw.astype(dtype); values *= scale; values += offset``, which
+    is xarray's order, so results agree bit for bit while ``dtype`` is None. What xarray drops with a warning (a
+    ``_FillValue`` of NaN on integers) is dropped here; a fill value that no stored value can equal masks nothing.
+    Integer ``scale_factor`` or ``add_offset`` give float64 (xarray keeps integers, and fails on missing ones).
+
+    Parameters
+    ----------
+    layout
+        The array; its attributes are read in any format's form (NumPy scalars, Python numbers, text for numbers).
+    dtype
+        Floating dtype wanted for floating results. None: the dtype that xarray chooses. Integers without scale and
+        fill value stay integers either way.
+
+    Raises
+    ------
+    UnsupportedFormatError
+        ``scale_factor`` or ``add_offset`` is not one number.
+    """
+    raw = layout.dtype.newbyteorder("=")
+    if raw.kind not in "iuf":
+        return None
+    viewed = _unsigned_view(raw, layout.attributes)
+    seen = viewed or raw
+    scale = _number(layout, "scale_factor")
+    offset = _number(layout, "add_offset")
+    has_fill, fills = _fill_values(layout, raw, viewed)
+    if scale is not None or offset is not None:
+        # after a fill value of NaN only, xarray scales floats in the dtype that they have
+        keeps = seen.kind == "f" and not fills and has_fill
+        target = seen if keeps else _packed_dtype(seen, scale, offset)
+    elif seen.kind == "f":
+        target = seen
+    elif has_fill:
+        target = np.dtype(np.float32 if seen.itemsize <= 2 else np.float64)
+    else:
+        return Decoding(dtype=seen, view_as=viewed) if viewed else None
+    if dtype is not None:
+        target = np.dtype(dtype).newbyteorder("=")
+    if scale is None and offset is None and not fills and target == seen:
+        return None
+    return Decoding(
+        dtype=target,
+        scale=None if scale is None else float(scale),
+        offset=None if offset is None else float(offset),
+        fill_values=fills,
+        view_as=viewed,
+    )
+
+
+def _unsigned_view(raw: np.dtype[Any], attributes: Mapping[str, Any]) -> np.dtype[Any] | None:
+    flag = attributes.get("_Unsigned")
+    if raw.kind == "i" and flag == "true":
+        return np.dtype(f"u{raw.itemsize}")
+    if raw.kind == "u" and flag == "false":
+        return np.dtype(f"i{raw.itemsize}")
+    return None
+
+
+def _number(layout: ArrayLayout, name: str) -> np.generic | None:
+    """Return a numeric attribute as a NumPy scalar, which keeps the dtype it was stored in."""
+    value = layout.attributes.get(name)
+    if value is None:
+        return None
+    array = np.asarray(value)
+    if array.dtype.kind in "US" and array.size == 1:
+        try:
+            array = np.asarray(float(array.item()))
+        except ValueError:
+            array = np.asarray("")
+    if array.size != 1 or array.dtype.kind not in "iuf":
+        raise UnsupportedFormatError(
+            f"{layout.store}: field {layout.name!r}: {name} is {value!r}, but one number was expected; "
+            "correct the attribute or read with decode=False"
+        )
+    scalar: np.generic = array.reshape(-1)[0]
+    return scalar
+
+
+def _packed_dtype(raw: np.dtype[Any], scale: np.generic | None, offset: np.generic | None) -> np.dtype[Any]:
+    """Choose the dtype of unpacked values: xarray's rule (``xarray.coding.variables._choose_float_dtype``)."""
+    if scale is not None and offset is not None and scale.dtype == offset.dtype and scale.dtype in _FLOATS:
+        wide = raw.kind in "iu" and raw.itemsize == 4
+        return np.dtype(np.float64) if wide else scale.dtype.newbyteorder("=")
+    if offset is None and scale is not None and scale.dtype.kind == "f":
+        return scale.dtype.newbyteorder("=")
+    return np.dtype(np.float64)
+
+
+def _fill_values(
+    layout: ArrayLayout, raw: np.dtype[Any], viewed: np.dtype[Any] | None
+) -> tuple[bool, tuple[np.generic, ...]]:
+    """Return whether any fill attribute counts, and the stored values (as viewed) that mean missing."""
+    has_fill = False
+    found: dict[Any, np.generic] = {}
+    for name in ("_FillValue", "missing_value"):
+        value = layout.attributes.get(name)
+        if value is None:
+            continue
+        given = np.ravel(np.asarray(value))
+        if given.dtype.kind not in "biuf":
+            given = _parsed(given)
+        given = given[~np.isnan(given)] if given.dtype.kind == "f" else given
+        if not len(given) and raw.kind in "iu":
+            continue  # not of the variable's type: xarray drops the attribute
+        has_fill = True
+        for item in given:
+            stored = _as_stored(item, raw, viewed if name == "_FillValue" else None, viewed or raw)
+            if stored is not None:
+                found[stored.item()] = stored
+    return has_fill, tuple(found.values())
+
+
+def _parsed(given: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
+    """Read text as numbers, nothing where it is none: JSON has no NaN, so Zarr writers put "NaN", or xarray base64."""
+    values = []
+    for text in map(str, given.tolist()):
+        try:
+            values.append(float(text))
+        except ValueError:
+            try:
+                values.append(struct.unpack("<d", base64.b64decode(text, validate=True))[0])
+            except (ValueError, struct.error):
+                continue
+    return np.array(values)
+
+
+def _as_stored(item: Any, raw: np.dtype[Any], viewed: np.dtype[Any] | None, seen: np.dtype[Any]) -> np.generic | None:
+    """Return a fill value as a scalar of the dtype that is compared with, None where no stored value equals it.
+
+    ``viewed`` is given for a fill value that was written in the stored dtype and is viewed like the data.
+    """
+    exact = item.item()
+    if seen.kind == "f":
+        with np.errstate(over="ignore"):
+            value = np.array(exact, seen)
+        same = bool(value == item)
+        return value[()] if same else None
+    if not np.isfinite(exact) or exact != int(exact):
+        return None
+    limits = np.iinfo(raw)
+    if viewed is not None and limits.min <= exact <= limits.max:
+        return np.array(int(exact), raw).view(viewed)[()]  # type: ignore[no-any-return]
+    limits = np.iinfo(seen)
+    return np.array(int(exact), seen)[()] if limits.min <= exact <= limits.max else None
+
+
+def role_of(layout: ArrayLayout) -> str | None:
+    """Say which axis a coordinate array describes: "T", "Z", "Y", "X" or None.
+
+    Asked in turn: ``axis``, ``standard_name``, ``units``, ``positive``, then common names.
+    """
+    attributes = {k: v.strip() for k, v in layout.attributes.items() if isinstance(v, str)}
+    axis = attributes.get("axis", "").upper()
+    if axis in ("T", "Z", "Y", "X"):
+        return axis
+    standard = attributes.get("standard_name", "").lower()
+    if standard in _STANDARD_NAMES:
+        return _STANDARD_NAMES[standard]
+    if standard.startswith(("atmosphere_", "ocean_")) and standard.endswith("_coordinate"):
+        return "Z"
+    units = attributes.get("units", "")
+    if _NORTH.match(units):
+        return "Y"
+    if _EAST.match(units):
+        return "X"
+    if _SINCE.match(units):
+        return "T"
+    if attributes.get("positive", "").lower() in ("up", "down"):
+        return "Z"
+    return _NAMES.get(layout.name.rsplit("/", 1)[-1].lower())
+
+
+def is_coordinate(layout: ArrayLayout, arrays: Mapping[str, ArrayLayout]) -> bool:
+    """Say whether an array locates values instead of being one.
+
+    It is one-dimensional and named like its dimension, or an array of its group names it in ``coordinates`` or
+    ``bounds``.
+    """
+    group, _, base = layout.name.rpartition("/")
+    if layout.dims == (base,):
+        return True
+    for name, other in arrays.items():
+        if name.rpartition("/")[0] != group and group:
+            continue
+        for key in ("coordinates", "bounds"):
+            text = other.attributes.get(key)
+            if isinstance(text, str) and (base in text.split() or layout.name in text.split()):
+                return True
+    return False

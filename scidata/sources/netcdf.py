@@ -1,0 +1,235 @@
+"""NetCDF files: NetCDF-4, which is HDF5 with conventions for names, and the flat NetCDF-3.
+
+netCDF4-python is not used: it crashes when threads read. It is the oracle of the tests.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from scidata._files import files, is_url
+from scidata.errors import ConfigError, ShortReadError, UnknownNameError, near_matches
+from scidata.sources._hdf5 import HDF5Base
+from scidata.sources._hdf5_walk import Naming, scale_paths, walk
+from scidata.sources._netcdf3 import Header, Variable, read_header
+from scidata.types import ArrayLayout, ChunkRefs, IntArray
+
+__all__ = ["NetCDF3Source", "NetCDF4Source"]
+
+_RENAMED = "_nc4_non_coord_"  # a variable named like a dimension that it does not lie on
+_NO_VARIABLE = b"This is a netCDF dimension but not a netCDF variable"
+
+
+class _NetCDF4Naming(Naming):
+    """The netCDF library's names: its dimensions, its variables, without its bookkeeping."""
+
+    hidden_attributes = Naming.hidden_attributes | {
+        "_Netcdf4Dimid",
+        "_Netcdf4Coordinates",
+        "_nc3_strict",
+        "_NCProperties",
+    }
+
+    def __init__(self, h5: Any) -> None:
+        super().__init__(h5)
+        self._dim_names: dict[int, str] | None = None
+        self._unlimited: dict[str, tuple[str | None, ...]] = {}  # by array: the scale of each axis that can grow
+
+    def array_name(self, path: str) -> str:
+        group, base = posixpath.split(path)
+        return posixpath.join(group, base.removeprefix(_RENAMED))
+
+    def is_hidden(self, dset: Any) -> bool:
+        return bool(dset.is_scale) and bytes(dset.attrs.get("NAME", b"")).startswith(_NO_VARIABLE)
+
+    def dims(self, dset: Any, path: str) -> tuple[str, ...]:
+        if not dset.shape:
+            return ()
+        scales = scale_paths(dset, path)
+        if None in dset.maxshape:
+            self._unlimited[self.array_name(path)] = tuple(
+                scale if most is None else None for scale, most in zip(scales, dset.maxshape, strict=True)
+            )
+        ids = dset.attrs.get("_Netcdf4Coordinates")
+        if len(scales) > 1 and not any(scales) and ids is not None and len(ids) == len(scales):
+            # a coordinate variable of several dimensions is a scale itself, so it can have none attached
+            names = self._names_by_id()
+            return tuple(names.get(int(d), f"dim_{i}") for i, d in enumerate(ids))
+        return tuple(posixpath.basename(scale) if scale else f"dim_{i}" for i, scale in enumerate(scales))
+
+    def finish(self, arrays: dict[str, ArrayLayout]) -> dict[str, ArrayLayout]:
+        """Give variables the length of their unlimited dimensions: that of the longest variable on them."""
+        lengths: dict[str, int] = {}
+        for name, scales in self._unlimited.items():
+            for axis, scale in enumerate(scales):
+                if scale is not None and name in arrays:
+                    lengths[scale] = max(lengths.get(scale, 0), arrays[name].shape[axis])
+        for name, scales in self._unlimited.items():
+            if name in arrays:
+                shape = arrays[name].shape
+                full = tuple(n if s is None else lengths[s] for n, s in zip(shape, scales, strict=True))
+                if full != shape:
+                    arrays[name] = replace(arrays[name], shape=full)
+        return arrays
+
+    def _names_by_id(self) -> dict[int, str]:
+        if self._dim_names is None:
+            self._dim_names = {}
+            for path, node, _ in walk(self.h5, allow_external=False, skipped={}):
+                if isinstance(node, h5py.Dataset) and "_Netcdf4Dimid" in node.attrs and node.is_scale:
+                    self._dim_names[int(node.attrs["_Netcdf4Dimid"])] = posixpath.basename(path)
+        return self._dim_names
+
+
+class NetCDF4Source(HDF5Base):
+    """One NetCDF-4 file: HDF5 with netCDF's names.
+
+    Variables in groups are ``group/name``. Dimensions without a variable are not arrays; text is left out and named
+    in ``skipped``; attributes come without HDF5's and netCDF's bookkeeping. A variable that is shorter than its
+    unlimited dimension has the dimension's length, and the rest are chunks that were never written.
+
+    Parameters
+    ----------
+    path
+        File or URL. Opened at the first use, once per process.
+    allow_external
+        Also read what lies in other files, through HDF5.
+    """
+
+    format = "netcdf4"
+    naming = _NetCDF4Naming
+
+
+class NetCDF3Source:
+    """One NetCDF-3 file: classic, 64-bit offset or 64-bit data.
+
+    A variable without the record dimension is one contiguous chunk; a record variable has one chunk per record,
+    which lie ``record_nbytes`` apart. Bytes are big-endian. Text variables are left out and named in ``skipped``.
+
+    Parameters
+    ----------
+    path
+        File or URL. The header is read at the first use.
+    allow_external
+        Nothing in this format is outside the file; taken so that sources are made alike.
+    """
+
+    format = "netcdf3"
+
+    def __init__(self, path: str | os.PathLike[str], *, allow_external: bool = False) -> None:
+        self.path = os.fspath(path)
+        self.allow_external = allow_external
+        self._parsed: tuple[Header, dict[str, ArrayLayout], dict[str, Variable]] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path, "allow_external": self.allow_external, "_parsed": None}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.path!r})"
+
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        """Attributes of the file."""
+        return self._read()[0].attributes
+
+    @property
+    def arrays(self) -> Mapping[str, ArrayLayout]:
+        """Every numeric variable, in the file's order.
+
+        Raises
+        ------
+        ShortReadError
+            The file ends before one of its variables does.
+        """
+        return self._read()[1]
+
+    @property
+    def skipped(self) -> Mapping[str, str]:
+        """Why some variables are not among the arrays, by name."""
+        header, arrays, _ = self._read()
+        return {v.name: "text is not read" for v in header.variables if v.name not in arrays}
+
+    def close(self) -> None:
+        """Forget the header; the next use reads it again."""
+        self._parsed = None
+
+    def locate(self, layout: ArrayLayout, chunks: IntArray) -> ChunkRefs:
+        """Find the bytes of chunks given by ``(num, ndim)`` int64 chunk coordinates. Pure arithmetic."""
+        header, _, _ = self._read()
+        variable = self._variable(layout)
+        chunks = np.asarray(chunks, np.int64).reshape(-1, len(layout.shape))
+        if chunks.size and (chunks.min() < 0 or (chunks >= np.array(layout.num_chunks)).any()):
+            raise ConfigError(f"{self.path}: field {layout.name!r}: chunk outside of the grid {layout.num_chunks}")
+        offset = np.full(len(chunks), variable.begin, np.int64)
+        if layout.chunks and layout.chunks[0] != layout.shape[0]:
+            offset += chunks[:, 0] * header.record_nbytes
+        ends = offset + layout.chunk_nbytes
+        if len(ends) and int(ends.max()) > header.file_size:
+            worst = int(ends.argmax())
+            raise ShortReadError(
+                f"{self.path}: field {layout.name!r}: chunk {tuple(chunks[worst].tolist())} ends at byte "
+                f"{int(ends[worst])}, but the file has {header.file_size}; it is truncated: copy or write it again"
+            )
+        return ChunkRefs(
+            paths=(self.path,),
+            path_index=np.zeros(len(chunks), np.int64),
+            offset=offset,
+            nbytes=np.full(len(chunks), layout.chunk_nbytes, np.int64),
+        )
+
+    def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
+        """Read a box (positive steps) into ``out`` through a memory map; a URL's box by its span of bytes."""
+        header, _, _ = self._read()
+        variable = self._variable(layout)
+        if 0 in out.shape:
+            return
+        row = np.dtype((layout.dtype, layout.shape[1:]))
+        rows = range(*box[0].indices(layout.shape[0])) if box else range(1)
+        step = header.record_nbytes if variable.is_record else row.itemsize
+        first = variable.begin + rows[0] * step
+        nbytes = (rows[-1] - rows[0]) * step + row.itemsize
+        raw: npt.NDArray[np.uint8]
+        if is_url(self.path):
+            raw = np.frombuffer(files().read(self.path, first, nbytes), np.uint8)
+        else:
+            raw = np.memmap(self.path, np.uint8, mode="r", offset=first, shape=(nbytes,))
+        span: npt.NDArray[Any] = np.ndarray((rows[-1] - rows[0] + 1,), row, buffer=raw.data, strides=(step,))
+        out[...] = span[(slice(None, None, rows.step), *box[1:])] if box else span[0]
+
+    def _read(self) -> tuple[Header, dict[str, ArrayLayout], dict[str, Variable]]:
+        parsed = self._parsed
+        if parsed is None:  # two threads may both read it: they get the same
+            header = read_header(self.path)
+            numeric = {v.name: v for v in header.variables if v.dtype.kind != "S"}
+            parsed = header, {name: self._layout(header, v) for name, v in numeric.items()}, numeric
+            self._parsed = parsed
+        return parsed
+
+    def _layout(self, header: Header, variable: Variable) -> ArrayLayout:
+        shape = variable.shape
+        # records that follow each other without a gap are one contiguous array
+        apart = variable.is_record and header.record_nbytes != variable.row_nbytes
+        return ArrayLayout(
+            store=self.path,
+            name=variable.name,
+            shape=shape,
+            dims=variable.dims,
+            dtype=variable.dtype,
+            chunks=(1, *shape[1:]) if apart else shape,
+            axis_order=tuple(range(len(shape))),
+            attributes=variable.attributes,
+        )
+
+    def _variable(self, layout: ArrayLayout) -> Variable:
+        _, arrays, variables = self._read()
+        if layout.name not in variables:
+            raise UnknownNameError(f"{self.path}: no field {layout.name!r}{near_matches(layout.name, arrays)}")
+        return variables[layout.name]

@@ -79,6 +79,7 @@ def run_ranks(
     RankError
         With the traceback of every rank that raised, died or hung.
     """
+    __tracebackhide__ = True  # pytest: the ranks' own tracebacks are what matters
     module, path, name = _reference(fn)
     payload = pickle.dumps(args)
     context = multiprocessing.get_context("forkserver")
@@ -192,7 +193,7 @@ def _rank_main(
             fn = getattr(fn, part)
         args = pickle.loads(payload)  # after the module is there: args may be made of its classes
         if backend is not None:
-            store = dist.FileStore(os.path.join(folder, "store"), num_ranks)
+            store = dist.FileStore(os.path.join(folder, "store"), num_ranks)  # type: ignore[attr-defined]
             limit = datetime.timedelta(seconds=timeout / 2)
             dist.init_process_group(backend, store=store, rank=rank, world_size=num_ranks, timeout=limit)
         value = fn(rank, num_ranks, *args)

@@ -1,0 +1,164 @@
+"""Moving values between ranks, without autograd: what the differentiable collectives are made of.
+
+Values that are only moved travel as bytes, so every dtype works on every backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Function
+
+from scidata.errors import ConfigError
+
+__all__ = [
+    "Group",
+    "all_reduce_max",
+    "all_reduce_min",
+    "call",
+    "exchange",
+    "gather",
+    "group_rank",
+    "group_size",
+    "reduce",
+    "reduce_scatter",
+    "with_dim",
+]
+
+Group: TypeAlias = dist.ProcessGroup | None
+
+# Sums of these are taken in a wider dtype: for the digits, and because gloo has no 16-bit integers.
+_SUM_IN = {
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.int8: torch.int64,
+    torch.int16: torch.int64,
+    torch.uint8: torch.int64,
+}
+
+
+def group_size(group: Group) -> int:
+    """Return the number of ranks; 1 for no group."""
+    return 1 if group is None else dist.get_world_size(group)
+
+
+def group_rank(group: Group) -> int:
+    """Return this rank inside the group; 0 for no group.
+
+    Raises
+    ------
+    ConfigError
+        This process is not in the group.
+    """
+    if group is None:
+        return 0
+    rank = dist.get_rank(group)
+    if rank < 0:
+        raise ConfigError("this process is not a member of the group it was asked to communicate in")
+    return rank
+
+
+def call(function: type[Function], *args: Any) -> Tensor:
+    """Apply an autograd function of one result (torch does not type ``apply``)."""
+    result: Tensor = function.apply(*args)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _as_bytes(x: Tensor) -> Tensor:
+    return x.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+
+
+def with_dim(shape: Sequence[int], dim: int, size: int) -> tuple[int, ...]:
+    """Return ``shape`` with another size at ``dim``."""
+    return (*shape[:dim], size, *shape[dim + 1 :])
+
+
+def exchange(parts: Sequence[Tensor], shapes: Sequence[Sequence[int]], group: Group) -> list[Tensor]:
+    """Send ``parts[p]`` to rank p and return what each rank sent, of the given shapes. Collective, not differentiable.
+
+    All parts are of one dtype and device. Empty parts are legal, and are not sent.
+    """
+    if group_size(group) == 1:
+        return [parts[0].detach().clone()]
+    dtype, device = parts[0].dtype, parts[0].device
+    outgoing = [_as_bytes(part) for part in parts]
+    send_counts = [len(part) for part in outgoing]
+    recv_counts = [dtype.itemsize * torch.Size(shape).numel() for shape in shapes]
+    received = torch.empty(sum(recv_counts), dtype=torch.uint8, device=device)
+    dist.all_to_all_single(received, torch.cat(outgoing), recv_counts, send_counts, group=group)
+    return [
+        part.view(dtype).view(tuple(shape))
+        for part, shape in zip(torch.split(received, recv_counts), shapes, strict=True)
+    ]
+
+
+def gather(x: Tensor, sizes: tuple[int, ...], dim: int, group: Group) -> Tensor:
+    """Return all ranks' parts joined along ``dim``. Collective.
+
+    Parts are padded to the longest, because gloo gathers equal sizes only.
+    """
+    longest = max(sizes)
+    rows = x.detach().movedim(dim, 0)
+    rest = tuple(rows.shape[1:])
+    if longest * torch.Size(rest).numel() == 0:
+        return x.new_zeros(with_dim(x.shape, dim, sum(sizes)))
+    padded = rows
+    if len(rows) < longest:
+        padded = rows.new_zeros((longest, *rest))
+        padded[: len(rows)] = rows
+    gathered = torch.empty((len(sizes), longest, *rest), dtype=x.dtype, device=x.device)
+    dist.all_gather_into_tensor(gathered.view(-1).view(torch.uint8), _as_bytes(padded), group=group)
+    if min(sizes) == longest:
+        return gathered.flatten(0, 1).movedim(0, dim).contiguous()
+    return torch.cat([part[:size].movedim(0, dim) for part, size in zip(gathered, sizes, strict=True)], dim)
+
+
+def reduce_scatter(x: Tensor, sizes: tuple[int, ...], dim: int, group: Group) -> Tensor:
+    """Return the own part of the sum of all ranks' ``x``. Collective.
+
+    The sum is in rank order and in a wide dtype; the traffic is that of a ring's reduce-scatter.
+    """
+    own = with_dim(x.shape, dim, sizes[group_rank(group)])
+    parts = exchange(torch.split(x, list(sizes), dim), [own] * len(sizes), group)
+    return torch.stack(parts).sum(0, dtype=_SUM_IN.get(x.dtype, x.dtype)).to(x.dtype)
+
+
+def reduce(x: Tensor, op: Any, group: Group) -> Tensor:
+    """Return the elementwise reduction of all ranks' ``x`` in a new contiguous tensor. Collective."""
+    wide = torch.empty_like(x, dtype=_SUM_IN.get(x.dtype, x.dtype), memory_format=torch.contiguous_format)
+    wide.copy_(x.detach())
+    if wide.numel() > 0:
+        dist.all_reduce(torch.view_as_real(wide) if wide.is_complex() else wide, op, group=group)
+    return wide.to(x.dtype)
+
+
+def _all_reduce_extreme(x: Tensor, op: Any, neutral: float, group: Group) -> Tensor:
+    if x.is_complex():
+        raise ConfigError("complex numbers have no maximum or minimum")
+    if group_size(group) == 1:
+        return x.detach()
+    if not x.is_floating_point():
+        return reduce(x.to(torch.uint8) if x.dtype == torch.bool else x, op, group).to(x.dtype)
+    # Backends differ in what becomes of NaN, torch's own reductions keep it: so it travels beside the values.
+    missing = x.isnan()
+    is_max = op == dist.ReduceOp.MAX
+    pair = torch.stack([x.masked_fill(missing, neutral), missing.to(x.dtype) if is_max else -missing.to(x.dtype)])
+    both = reduce(pair, op, group)
+    return both[0].masked_fill_(both[1] != 0, float("nan"))
+
+
+def all_reduce_max(x: Tensor, group: Group) -> Tensor:
+    """Maximum over ranks, elementwise; NaN where any rank has NaN. Not differentiable. Collective.
+
+    A rank without values passes the least value of the dtype.
+    """
+    return _all_reduce_extreme(x, dist.ReduceOp.MAX, float("-inf"), group)
+
+
+def all_reduce_min(x: Tensor, group: Group) -> Tensor:
+    """Minimum over ranks, elementwise; NaN where any rank has NaN. Not differentiable. Collective."""
+    return _all_reduce_extreme(x, dist.ReduceOp.MIN, float("inf"), group)

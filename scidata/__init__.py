@@ -50,7 +50,7 @@ _HOME = {
     "shard_ops": "scidata.shard",
 }
 
-__all__ = [*sorted(_HOME), "__version__", "errors"]
+__all__ = sorted([*_HOME, "__version__", "errors"])  # noqa: PLE0605 - strings all, spelled once, above
 
 
 def __getattr__(name: str) -> Any:

@@ -138,7 +138,7 @@ _cache = FileCache()
 
 
 def files() -> FileCache:
-    """Return this process's cache; a process that was forked gets a fresh one, so that offsets and locks are its own."""
+    """Return this process's cache; a forked process gets a fresh one, so that descriptors and locks are its own."""
     global _cache  # noqa: PLW0603 - one per process is the point
     if _cache._pid != os.getpid():
         _cache = FileCache()

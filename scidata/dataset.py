@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
 from torch.utils.data import Dataset, get_worker_info
 
 from scidata.device_mesh import axes_of, domain_mesh
@@ -110,10 +111,12 @@ def open_dataset(
 
     Examples
     --------
-    >>> mesh = scidata.init_mesh(domain=2)  # doctest: +SKIP
-    >>> ds = scidata.open_dataset("era5.zarr", mesh, shard={"latitude": "domain"}, halo={"latitude": 2})  # doctest: +SKIP
-    >>> ds[0]["u"].shape  # the whole field, of which this rank holds its rows  # doctest: +SKIP
-    torch.Size([3, 241, 480])
+    On each rank of two, under torchrun::
+
+        mesh = scidata.init_mesh(domain=2)
+        ds = scidata.open_dataset("era5.zarr", mesh, shard={"latitude": "domain"}, halo={"latitude": 2})
+        ds[0]["u"].shape       # (level, 241, 480): the whole field
+        ds[0]["u"].to_local()  # this rank's rows of it, all that was read but for the halo
     """
     if kind is not None and kind not in _KINDS:
         raise ConfigError(f"kind must be one of {', '.join(_KINDS)}, not {kind!r}{near_matches(kind, _KINDS)}")
@@ -121,6 +124,9 @@ def open_dataset(
         raise UnsupportedFormatError(f"kind={kind!r} cannot be read yet; this version reads grids")
     if dtype is not None and dtype not in _READ_AS:
         raise ConfigError(f"dtype must be a floating torch dtype, not {dtype}; integer fields keep their own")
+    if mesh is None and (halo or shard):
+        what = f"halo={halo}" if halo else f"shard={shard}"
+        raise ConfigError(f"{what} needs a mesh: pass scidata.init_mesh(), which also works in a single process")
     dp_axis, domain = _axes(mesh, dp, shard)
     reader = GridReader(
         path,
@@ -128,7 +134,7 @@ def open_dataset(
         fields=fields,
         sample_dim=sample_dim,
         steps=steps,
-        shard=shard if mesh is not None else _checked_without_mesh(shard),
+        shard=shard if mesh is not None else {},
         isel=isel,
         bounds=bounds,
         weights=weights,
@@ -141,8 +147,6 @@ def open_dataset(
         allow_external=allow_external,
         num_threads=num_threads,
     )
-    if mesh is None and reader.partition.halo:
-        raise ConfigError("a halo needs a mesh: pass scidata.init_mesh(), which also works in a single process")
     return ShardedDataset(reader, mesh, dp_axis=dp_axis, dtype=dtype, transform=transform)
 
 
@@ -222,7 +226,7 @@ class ShardedDataset(Dataset[Sample]):
         return self.reader.buffer_specs(self._coordinate)
 
     def read_into(self, index: int, out: Mapping[str, npt.NDArray[Any]]) -> ReadStats:
-        """Read this rank's part of a sample into buffers shaped as :meth:`buffer_specs`. Thread-safe, no collectives."""
+        """Read this rank's part into buffers shaped as :meth:`buffer_specs`. Thread-safe, no collectives."""
         return self.reader.read_into(index, out, self._coordinate)
 
     def read_local(self, index: int) -> dict[str, torch.Tensor]:
@@ -274,9 +278,8 @@ class ShardedDataset(Dataset[Sample]):
                     f"assemble: field {name!r} has shape {tuple(tensor.shape)}, but this rank's part is {expected}"
                     + (" after the batch dim" if has_batch else "")
                 )
-            if self._dtype is torch.bfloat16 and tensor.is_floating_point():
-                tensor = tensor.to(torch.bfloat16)
-            tensors[name] = self._wrap(name, tensor, has_batch)
+            narrow = self._dtype is torch.bfloat16 and tensor.is_floating_point()
+            tensors[name] = self._wrap(name, tensor.to(torch.bfloat16) if narrow else tensor, has_batch)
             dims[name] = (("batch",) if has_batch else ()) + self.reader.dims(name)
         return Sample(tensors, dims=dims, index=index)
 
@@ -284,7 +287,8 @@ class ShardedDataset(Dataset[Sample]):
         if self._domain is None:
             return tensor
         partition, dims, lead = self.reader.partition, self.reader.dims(name), int(has_batch)
-        placements, sizes = [], []
+        placements: list[Placement] = []
+        sizes: list[tuple[int, ...] | None] = []
         for axis in partition.axis_sizes:
             dim = next(d for d, a in partition.axis_of_dim.items() if a == axis)
             if dim in dims:
@@ -332,8 +336,3 @@ def _axes(
         if axis == dp:
             raise ConfigError(f"shard splits a dimension over {dp!r}, the data-parallel axis; use a domain axis")
     return axes_of(mesh, dp=dp, domain=tuple(a for a in _names(mesh) if a in shard.values()))
-
-
-def _checked_without_mesh(shard: Mapping[str | int, str] | None) -> None:
-    if shard:
-        raise ConfigError(f"shard={dict(shard)} needs a mesh: pass scidata.init_mesh()")

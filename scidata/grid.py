@@ -81,9 +81,7 @@ class GridPartition:
     def halo_rows(self, dim: str, coordinate: Mapping[str, int]) -> tuple[int, int]:
         """Return the rows below and above that the rank really holds: clipped at a non-periodic edge."""
         lo, hi = self.halo.get(dim, (0, 0))
-        return halo_widths(
-            self.bounds[dim], self._part(dim, coordinate), lo=lo, hi=hi, periodic=dim in self.periodic
-        )
+        return halo_widths(self.bounds[dim], self._part(dim, coordinate), lo=lo, hi=hi, periodic=dim in self.periodic)
 
     def local_size(self, dim: str, coordinate: Mapping[str, int]) -> int:
         """Return the number of rows with halo."""
@@ -106,7 +104,7 @@ def per_dim(value: Any, dims: Sequence[str], known: Sequence[str], what: str) ->
         The mapping names a dimension that is not in ``known``.
     """
     if not isinstance(value, Mapping):
-        return {dim: value for dim in dims}
+        return dict.fromkeys(dims, value)
     spread = {}
     for name, item in value.items():
         spread[resolve_dim(name, known, what)] = item

@@ -35,9 +35,7 @@ _THREADS = 4  # decoding threads a process by default: several ranks usually sha
 
 def data_fields(source: Source) -> list[str]:
     """Return the arrays that hold data: not coordinates, and with at least one dimension."""
-    return [
-        name for name, layout in source.arrays.items() if layout.shape and not is_coordinate(layout, source.arrays)
-    ]
+    return [name for name, layout in source.arrays.items() if layout.shape and not is_coordinate(layout, source.arrays)]
 
 
 def dim_roles(source: Source, dims: Sequence[str]) -> dict[str, str]:
@@ -140,9 +138,7 @@ class GridReader:
         if fields is None:
             names = _agreeing(first, names, reference)
         self.fields = tuple(names)
-        self._series = Series(
-            self.paths, self.fields, self.sample_dim, first=first, allow_external=allow_external
-        )
+        self._series = Series(self.paths, self.fields, self.sample_dim, first=first, allow_external=allow_external)
         layouts = {name: self._series.combined(name) for name in self.fields}
         sizes = _sizes(layouts.values())
         if shard is None:
@@ -327,9 +323,7 @@ class GridReader:
     ) -> list[tuple[int, ArrayLayout, Selection]]:
         """Return what is read of a field: for each file involved its position, layout and selection."""
         field, rows = self._fields[name], self._rows_of(index)
-        space = {
-            d: self.partition.segments(d, coordinate) for d in field.source_dims if d != self.sample_dim
-        }
+        space = {d: self.partition.segments(d, coordinate) for d in field.source_dims if d != self.sample_dim}
         if self.sample_dim not in field.source_dims:
             return [(0, self._series.layout(name), tuple(space[d] for d in field.source_dims))]
         by_file: dict[int, list[Segment]] = {}
@@ -368,16 +362,12 @@ class GridReader:
             Sample or rank out of range.
         """
         coordinate = self.partition.coordinate(rank)
-        fields = {
-            name: tuple(plan for _, plan in self._plan_field(name, index, coordinate)) for name in self.fields
-        }
+        fields = {name: tuple(plan for _, plan in self._plan_field(name, index, coordinate)) for name in self.fields}
         return ReadPlan(index=index, rank=rank, fields=fields)
 
     # -- reading -------------------------------------------------------------------------------------------------
 
-    def read_into(
-        self, index: int, out: Mapping[str, npt.NDArray[Any]], coordinate: Mapping[str, int]
-    ) -> ReadStats:
+    def read_into(self, index: int, out: Mapping[str, npt.NDArray[Any]], coordinate: Mapping[str, int]) -> ReadStats:
         """Read one rank's part of a sample into buffers shaped as :meth:`buffer_specs` says. Thread-safe."""
         stats = ReadStats()
         for name in self.fields:

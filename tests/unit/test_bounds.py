@@ -126,7 +126,10 @@ def test_negative_halo_is_refused():
 
 
 SLICES = st.builds(
-    slice, st.none() | st.integers(-25, 25), st.none() | st.integers(-25, 25), st.none() | st.sampled_from([-3, -1, 1, 2, 5])
+    slice,
+    st.none() | st.integers(-25, 25),
+    st.none() | st.integers(-25, 25),
+    st.none() | st.sampled_from([-3, -1, 1, 2, 5]),
 )
 
 

@@ -185,8 +185,10 @@ def test_dims_of_one_row_and_static_fields(store):
 
 
 def test_weights_by_field_name(store):
-    path, wanted = store
-    reader = GridReader(path, fields=["u"], weights="latitude", axis_sizes={"domain": 2}, isel={"latitude": slice(0, 5)})
+    path, _ = store
+    reader = GridReader(
+        path, fields=["u"], weights="latitude", axis_sizes={"domain": 2}, isel={"latitude": slice(0, 5)}
+    )
     rows = reader.coordinate("latitude")
     bounds = reader.partition.bounds["latitude"]
     halves = rows[: bounds[1]].sum(), rows[bounds[1] :].sum()
@@ -203,7 +205,11 @@ def test_weights_by_field_name(store):
         ({"sample_dim": "time", "shard": {"time": "domain"}}, ConfigError, "cannot be sharded as well"),
         ({"halo": {"time": 1}}, ConfigError, "use steps"),
         ({"steps": ()}, ConfigError, "steps is empty"),
-        ({"fields": ["u", "time"], "shard": {"latitude": "domain"}, "isel": {"latitude": slice(9, 3)}}, ConfigError, "no rows"),
+        (
+            {"fields": ["u", "time"], "shard": {"latitude": "domain"}, "isel": {"latitude": slice(9, 3)}},
+            ConfigError,
+            "no rows",
+        ),
         ({"axis_sizes": {"domain": 13}, "shard": {"latitude": "domain"}}, ConfigError, "at most 12 ranks"),
         ({"axis_sizes": {"domain": 50}}, ConfigError, "no dimension can be split over the 50 ranks"),
     ],

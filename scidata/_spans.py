@@ -1,0 +1,249 @@
+"""From boxes of raw chunks to byte ranges, and from byte ranges to as few reads as pay.
+
+A *span* is one byte range that one copy (or none) brings to the destination: a whole box where its rows lie close
+together on disk, else a part of it. A *read* is a run of spans of one file that one ``preadv`` fetches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata._files import is_url
+from scidata._pieces import Boxes, DimPieces
+from scidata.types import ArrayLayout, IntArray
+
+__all__ = ["Reads", "Spans", "chunk_shapes", "gap_limits", "group_reads", "make_spans"]
+
+#: Bytes that are read and thrown away rather than starting another read. One ``preadv`` from Python costs 3-4 µs with
+#: its bookkeeping, as much as copying 16-32 KiB out of the page cache (measured); a request to an object store, far more.
+MAX_GAP = 8 << 10
+MAX_GAP_URL = 256 << 10
+
+#: Largest span and largest read: enough to hide the cost of a call, few enough that scratch stays in the L2 cache and
+#: that threads share a large array evenly.
+MAX_SPAN = 1 << 20
+MAX_READ = 2 << 20
+MAX_READ_URL = 16 << 20
+
+#: Shorter rows go through scratch and one strided copy; longer ones are buffers of their own in a ``preadv``.
+#: The two cost the same at 3-4 KiB (measured).
+MIN_DIRECT = 4 << 10
+
+_BoolArray = npt.NDArray[np.bool_]
+
+
+def gap_limits(paths: Sequence[str]) -> tuple[int, int]:
+    """Return the largest gap to read across and the largest read."""
+    return (MAX_GAP_URL, MAX_READ_URL) if any(map(is_url, paths)) else (MAX_GAP, MAX_READ)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Spans:
+    """Byte ranges of raw chunks and where they land; all arrays have one row per span.
+
+    Attributes
+    ----------
+    box
+        ``(num,)`` row of the box.
+    first, count
+        ``(num, ndim)`` which part of the box: from which index on along each dimension, and how many.
+    offset, nbytes
+        ``(num,)`` first byte, from the chunk's own first byte, and length with all gaps.
+    direct
+        ``(num,)`` bool: the bytes are also contiguous in the destination, in the same order.
+    dest
+        ``(num,)`` destination of the first element, in elements.
+    """
+
+    box: IntArray
+    first: IntArray
+    count: IntArray
+    offset: IntArray
+    nbytes: IntArray
+    direct: _BoolArray
+    dest: IntArray
+
+    def take(self, order: IntArray) -> Spans:
+        """Return the spans in another order."""
+        return Spans(**{name: getattr(self, name)[order] for name in self.__dataclass_fields__})
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Reads:
+    """Ranged reads: ``(num,)`` path index, first byte, length; read ``i`` has items ``[bounds[i], bounds[i + 1])``."""
+
+    path_index: IntArray
+    offset: IntArray
+    nbytes: IntArray
+    bounds: IntArray
+
+
+def chunk_shapes(layout: ArrayLayout, chunks: IntArray) -> IntArray:
+    """Return the shape of each chunk as stored, ``(num, ndim)``: or ``(1, ndim)`` where all are equal."""
+    full = np.array(layout.chunks, np.int64).reshape(1, -1)
+    if not layout.edge_chunks_clipped:
+        return full
+    return np.minimum(full, np.array(layout.shape, np.int64) - chunks * full)
+
+
+def element_strides(shapes: IntArray, axis_order: Sequence[int]) -> IntArray:
+    """Return strides in elements, by logical dimension, of chunks of those shapes ``(num, ndim)``."""
+    strides = np.ones_like(shapes)
+    step = np.ones(len(shapes), np.int64)
+    for dim in reversed(axis_order):
+        strides[:, dim] = step
+        step = step * shapes[:, dim]
+    return strides
+
+
+def dest_strides(out_shape: Sequence[int]) -> IntArray:
+    """Return the C-order strides of the destination, in elements."""
+    return np.array([math.prod(out_shape[i + 1 :]) for i in range(len(out_shape))], np.int64)
+
+
+def make_spans(
+    layout: ArrayLayout,
+    pieces: Sequence[DimPieces],
+    boxes: Boxes,
+    rows: IntArray,
+    shapes: IntArray,
+    out_shape: Sequence[int],
+    max_gap: int,
+) -> Spans:
+    """Split the boxes ``rows`` into spans.
+
+    Parameters
+    ----------
+    shapes
+        ``(len(rows), ndim)`` or ``(1, ndim)`` stored shape of each box's chunk.
+    """
+    item = layout.dtype.itemsize
+    ndim = len(layout.shape)
+    start, count, step, dest, sign = (
+        boxes.gather(pieces, name, rows) for name in ("start", "count", "step", "dest", "sign")
+    )
+    strides = element_strides(shapes, layout.axis_order) * item
+    pitch = strides * step
+    origin = (start * strides).sum(axis=1)
+    to = dest_strides(out_shape)
+    num = len(rows)
+
+    extent = np.full(num, item, np.int64)  # bytes from first to last of what is merged so far
+    wanted = np.ones(num, np.int64)  # elements of it
+    direct = np.ones(num, np.bool_)
+    active = np.ones(num, np.bool_)
+    level = np.full(num, -1, np.int64)  # axes before it are enumerated, itself in blocks
+    block = np.ones(num, np.int64)
+    for axis in range(ndim - 1, -1, -1):
+        dim = layout.axis_order[axis]
+        n, hop = count[:, dim], pitch[:, dim]
+        close = (n == 1) | (hop - extent <= max_gap)
+        whole = (n - 1) * hop + extent
+        stays = direct & ((n == 1) | ((hop == extent) & (to[dim] * sign[:, dim] == wanted)))
+        keep_rows = direct & ~stays & (extent >= MIN_DIRECT)
+        merge = active & close & ~keep_rows & (whole <= MAX_SPAN)
+        stop = active & ~merge
+        level[stop] = axis
+        fits = np.where(close & ~keep_rows, (MAX_SPAN - extent) // np.maximum(hop, 1) + 1, 1)
+        block[stop] = np.clip(fits, 1, n)[stop]
+        active = merge
+        extent = np.where(merge, whole, extent)
+        wanted = np.where(merge, wanted * n, wanted)
+        direct = np.where(merge, stays, direct)
+    if active.all():
+        box, first, part = rows, np.zeros_like(count), count
+        offset, nbytes, here = origin, extent, (dest * to).sum(axis=1)
+        return Spans(box=box, first=first, count=part, offset=offset, nbytes=nbytes, direct=direct, dest=here)
+
+    per_axis = np.ones_like(count)  # how many spans each axis is enumerated into, slowest axis first
+    for axis, dim in enumerate(layout.axis_order):
+        n = count[:, dim]
+        per_axis[:, axis] = np.where(level > axis, n, np.where(level == axis, -(-n // block), 1))
+    per_box = per_axis.prod(axis=1)
+    index = np.repeat(np.arange(num), per_box)
+    within = np.arange(len(index)) - (np.cumsum(per_box) - per_box)[index]
+    first, part = np.zeros((len(index), ndim), np.int64), count[index]
+    for axis in range(ndim - 1, -1, -1):
+        dim = layout.axis_order[axis]
+        within, i = np.divmod(within, per_axis[index, axis])
+        at, q = level[index], block[index]
+        first[:, dim] = np.where(at > axis, i, np.where(at == axis, i * q, 0))
+        left = part[:, dim] - first[:, dim]
+        part[:, dim] = np.where(at > axis, 1, np.where(at == axis, np.minimum(q, left), part[:, dim]))
+    nbytes = ((part - 1) * pitch[index]).sum(axis=1) + item
+    return Spans(
+        box=rows[index],
+        first=first,
+        count=part,
+        offset=origin[index] + (first * pitch[index]).sum(axis=1),
+        nbytes=nbytes,
+        direct=_is_direct(layout, part, nbytes, sign[index], to),
+        dest=((dest[index] + first * sign[index]) * to).sum(axis=1),
+    )
+
+
+def _is_direct(layout: ArrayLayout, count: IntArray, nbytes: IntArray, sign: IntArray, to: IntArray) -> _BoolArray:
+    """Say which spans have no gap on disk and none in the destination, in the same order."""
+    run = np.ones(len(count), np.int64)
+    direct = np.ones(len(count), np.bool_)
+    for dim in reversed(layout.axis_order):
+        n = count[:, dim]
+        direct &= (n == 1) | (to[dim] * sign[:, dim] == run)
+        run = run * n
+    return direct & (run * layout.dtype.itemsize == nbytes)
+
+
+def group_reads(
+    path_index: IntArray,
+    offset: IntArray,
+    nbytes: IntArray,
+    *,
+    kind: npt.NDArray[np.generic] | None,
+    paths: Sequence[str],
+) -> tuple[IntArray, Reads]:
+    """Sort byte ranges by place and put near neighbours into one read.
+
+    Ranges that overlap (a periodic halo that takes the same rows twice) share a read where ``kind`` is 0; elsewhere,
+    and where ``kind`` changes, a new read begins.
+
+    Returns
+    -------
+    order, reads
+        Permutation of the ranges, and the reads over the permuted ranges.
+    """
+    max_gap, max_read = gap_limits(paths)
+    num = len(offset)
+    order = np.arange(num)
+    if num == 0:
+        empty = np.empty(0, np.int64)
+        return order, Reads(path_index=empty, offset=empty, nbytes=empty, bounds=np.zeros(1, np.int64))
+    ascending = (np.diff(path_index) > 0) | ((np.diff(path_index) == 0) & (np.diff(offset) >= 0))
+    if not ascending.all():
+        order = np.lexsort((offset, path_index))
+        path_index, offset, nbytes = path_index[order], offset[order], nbytes[order]
+    end = offset + nbytes
+    reach = end[:-1]  # how far the ranges so far reach in this file
+    file_start = np.flatnonzero(np.diff(path_index, prepend=-1))
+    if len(file_start) == 1:
+        reach = np.maximum.accumulate(end)[:-1]
+    gap = offset[1:] - reach
+    cut = (np.diff(path_index) != 0) | (gap > max_gap)
+    if kind is None:
+        cut |= gap < 0
+    else:
+        kind = kind[order]
+        cut |= (kind[1:] != kind[:-1]) | ((gap < 0) & (kind[1:] != 0))
+    cut = np.concatenate([[True], cut])
+    # Cut chains of near neighbours where they pass a multiple of the largest read.
+    chain_start = offset[np.flatnonzero(cut)][np.cumsum(cut) - 1]
+    part = (end - chain_start - 1) // max_read
+    cut[1:] |= (part[1:] != part[:-1]) & ~cut[1:]
+    first = np.flatnonzero(cut)
+    bounds = np.append(first, num)
+    last = np.maximum.reduceat(end, first)
+    return order, Reads(path_index=path_index[first], offset=offset[first], nbytes=last - offset[first], bounds=bounds)

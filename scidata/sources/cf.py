@@ -6,9 +6,7 @@ Conventions: https://cfconventions.org (sections 2.5.1 missing data, 4 coordinat
 
 from __future__ import annotations
 
-import base64
 import re
-import struct
 from collections.abc import Mapping
 from typing import Any
 
@@ -89,7 +87,7 @@ def decoding_of(layout: ArrayLayout, dtype: np.dtype[Any] | None = None) -> Deco
     elif has_fill:
         target = np.dtype(np.float32 if seen.itemsize <= 2 else np.float64)
     else:
-        return Decoding(dtype=seen, view_as=viewed) if viewed else None
+        return Decoding(dtype=seen, view_as=_as_ordered(viewed, layout)) if viewed else None
     if dtype is not None:
         target = np.dtype(dtype).newbyteorder("=")
     if scale is None and offset is None and not fills and target == seen:
@@ -99,7 +97,7 @@ def decoding_of(layout: ArrayLayout, dtype: np.dtype[Any] | None = None) -> Deco
         scale=None if scale is None else float(scale),
         offset=None if offset is None else float(offset),
         fill_values=fills,
-        view_as=viewed,
+        view_as=_as_ordered(viewed, layout),
     )
 
 
@@ -110,6 +108,11 @@ def _unsigned_view(raw: np.dtype[Any], attributes: Mapping[str, Any]) -> np.dtyp
     if raw.kind == "u" and flag == "false":
         return np.dtype(f"i{raw.itemsize}")
     return None
+
+
+def _as_ordered(viewed: np.dtype[Any] | None, layout: ArrayLayout) -> np.dtype[Any] | None:
+    """Give the view the byte order of the stored values: it is a view of their bytes."""
+    return None if viewed is None else viewed.newbyteorder("=" if layout.dtype.isnative else "S")
 
 
 def _number(layout: ArrayLayout, name: str) -> np.generic | None:
@@ -167,20 +170,17 @@ def _fill_values(
 
 
 def _parsed(given: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
-    """Read text as numbers, nothing where it is none: JSON has no NaN, so Zarr writers put "NaN", or xarray base64."""
+    """Read text as numbers, nothing where it is none: JSON has no NaN, so some write "NaN"."""
     values = []
     for text in map(str, given.tolist()):
         try:
             values.append(float(text))
         except ValueError:
-            try:
-                values.append(struct.unpack("<d", base64.b64decode(text, validate=True))[0])
-            except (ValueError, struct.error):
-                continue
+            continue
     return np.array(values)
 
 
-def _as_stored(item: Any, raw: np.dtype[Any], viewed: np.dtype[Any] | None, seen: np.dtype[Any]) -> np.generic | None:
+def _as_stored(item: Any, raw: np.dtype[Any], viewed: np.dtype[Any] | None, seen: np.dtype[Any]) -> Any:
     """Return a fill value as a scalar of the dtype that is compared with, None where no stored value equals it.
 
     ``viewed`` is given for a fill value that was written in the stored dtype and is viewed like the data.
@@ -195,7 +195,7 @@ def _as_stored(item: Any, raw: np.dtype[Any], viewed: np.dtype[Any] | None, seen
         return None
     limits = np.iinfo(raw)
     if viewed is not None and limits.min <= exact <= limits.max:
-        return np.array(int(exact), raw).view(viewed)[()]  # type: ignore[no-any-return]
+        return np.array(int(exact), raw).view(viewed)[()]
     limits = np.iinfo(seen)
     return np.array(int(exact), seen)[()] if limits.min <= exact <= limits.max else None
 

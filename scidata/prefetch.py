@@ -1,0 +1,425 @@
+"""Read ahead in threads into reused buffers, and copy to the GPU beside the computation. Knows no format.
+
+The parts, from the inside out: a :class:`BufferRing` owns the memory, a copier (:class:`HostCopier`,
+:class:`DeviceCopier`) turns a filled buffer set into tensors, a :class:`Prefetcher` keeps reader threads filling sets
+ahead of the one that asks. They meet at four promises:
+
+* what the user keeps stays valid for ever: its memory leaves the ring and comes back when the last view of it dies;
+* memory follows what is kept: ``prefetch + 1`` sets, plus one for each batch kept beyond the current one;
+* a pinned buffer is written again only after its copy's event;
+* leaving early, by whatever way, ends the threads.
+
+The threads are ended by a finalizer, which may run in the middle of a collection on a thread that holds a lock. So
+that path takes none: it sets a flag and wakes sleepers through ``SimpleQueue.put``, which is reentrant by promise.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+
+import torch
+
+from scidata._buffers import Array, BufferRing, BufferSet
+from scidata.errors import ConfigError
+
+__all__ = ["BufferRing", "BufferSet", "Copier", "DeviceCopier", "HostCopier", "Prefetcher", "PrefetchStats"]
+
+#: Reads one sample, by its index, into the given arrays; returns the bytes it fetched, where it knows them.
+Fill: TypeAlias = Callable[[int, Mapping[str, Array]], int | None]
+
+_JOIN_SECONDS = 5.0  # a read that hangs (a dead file system) must not hang the exit too
+
+TicketT = TypeVar("TicketT")
+
+
+class Copier(Protocol[TicketT]):
+    """Turns a filled set into tensors, in two halves, so that the first can run ahead of the use."""
+
+    def start(self, buffers: BufferSet) -> TicketT:
+        """Begin; any thread."""
+        ...
+
+    def finish(self, ticket: TicketT) -> dict[str, torch.Tensor]:
+        """Return tensors that are safe to use from here on; on the thread that uses them."""
+        ...
+
+    def abandon(self, ticket: TicketT) -> None:
+        """Return the set to the ring unused."""
+        ...
+
+
+class HostCopier:
+    """Leaves a batch in the memory it was read into."""
+
+    def __init__(self, ring: BufferRing) -> None:
+        self._ring = ring
+
+    def start(self, buffers: BufferSet) -> BufferSet:
+        """Nothing to begin."""
+        return buffers
+
+    def finish(self, ticket: BufferSet) -> dict[str, torch.Tensor]:
+        """Hand out the buffers themselves."""
+        return self._ring.hand_out(ticket)
+
+    def abandon(self, ticket: BufferSet) -> None:
+        """Return the set to the ring."""
+        self._ring.give_back(ticket)
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    buffers: BufferSet
+    tensors: dict[str, torch.Tensor]
+    event: Any
+
+
+class DeviceCopier:
+    """Copies batches to a CUDA device on a stream of its own.
+
+    Parameters
+    ----------
+    ring
+        Where the host buffers go back to.
+    device
+        CUDA device with its index: reader threads have a current device of their own.
+    """
+
+    def __init__(self, ring: BufferRing, device: torch.device) -> None:
+        self._ring = ring
+        self._device = device
+        self._stream: Any = None
+        self._lock = threading.Lock()
+
+    def start(self, buffers: BufferSet) -> _Copy:
+        """Issue the copy and record its event; does not wait for it."""
+        with self._lock:
+            if self._stream is None:
+                self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            tensors = {name: t.to(self._device, non_blocking=True) for name, t in buffers.tensors().items()}
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(self._stream)
+        return _Copy(buffers, tensors, event)
+
+    def finish(self, ticket: _Copy) -> dict[str, torch.Tensor]:
+        """Make the current stream, not the host, wait for the copy; then hand over."""
+        current = torch.cuda.current_stream(self._device)
+        current.wait_event(ticket.event)
+        for tensor in ticket.tensors.values():
+            tensor.record_stream(current)  # its memory belongs to the copy stream's pool
+        self._ring.give_back(ticket.buffers, ticket.event)
+        return ticket.tensors
+
+    def abandon(self, ticket: _Copy) -> None:
+        """Return the set to the ring; it waits for the copy there."""
+        self._ring.give_back(ticket.buffers, ticket.event)
+
+
+@dataclass(slots=True)
+class PrefetchStats:
+    """Counts of what was handed over; ``read_seconds`` sums over threads, ``wait_seconds`` is the consumer's."""
+
+    batches: int = 0
+    samples: int = 0
+    bytes: int = 0
+    bytes_fetched: int = 0
+    read_seconds: float = 0.0
+    wait_seconds: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class _Work:
+    """One item on its way through: queued, filled slot by slot, copied, handed over."""
+
+    number: int
+    item: list[int]
+    remaining: int = field(init=False)
+    buffers: BufferSet | None = None
+    ticket: Any = None
+    filled: bool = False
+    started: bool = False  # the copy; whoever sets it does it
+    arrived: bool = False  # the consumer knows
+    error: BaseException | None = None
+    error_slot: int = -1
+    seconds: float = 0.0
+    fetched: int = 0
+
+    def __post_init__(self) -> None:
+        self.remaining = len(self.item)
+
+
+class _Readers(Generic[TicketT]):
+    """What the consumer and the reader threads share.
+
+    Holds no reference to the :class:`Prefetcher`, so that one which is dropped is collected and ends its threads.
+    """
+
+    def __init__(self, fill: Fill, ring: BufferRing, copier: Copier[TicketT]) -> None:
+        self.fill = fill
+        self.ring = ring
+        self.copier = copier
+        self.queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self.results: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self.closed = False
+        self._copy_up_to = 0
+        self._lock = threading.Lock()
+        self._turn = threading.Lock()  # buffers go to items in their order, or the first one could starve
+        self._work: _Work | None = None
+        self._slot = 0
+
+    def run(self) -> None:
+        """Fill slots until closed: the body of a reader thread."""
+        while (task := self._next_slot()) is not None:
+            self._fill_slot(*task)
+            del task  # or it would keep a device batch alive while this thread waits
+
+    def read_now(self, work: _Work) -> None:
+        """Fill a whole item in the calling thread."""
+        work.buffers = self.ring.acquire(len(work.item))
+        for slot in range(len(work.item)):
+            self._fill_slot(work, slot)
+
+    def _next_slot(self) -> tuple[_Work, int] | None:
+        with self._turn:
+            while self._work is None and not self.closed:
+                self._work = self._next_work()
+                self._slot = 0
+            if self._work is None or self.closed:
+                return None
+            task = self._work, self._slot
+            self._slot += 1
+            if self._slot == len(self._work.item):
+                self._work = None
+            return task
+
+    def _next_work(self) -> _Work | None:
+        work = self.queue.get()
+        if work is None:
+            return None
+        try:
+            work.buffers = self.ring.acquire(len(work.item), lambda: self.closed)
+        except BaseException as e:  # no memory, say: the consumer raises it
+            work.error = e
+            self.results.put(work)
+            return None
+        return work if work.buffers is not None else None
+
+    def _fill_slot(self, work: _Work, slot: int) -> None:
+        assert work.buffers is not None
+        began = time.perf_counter()
+        error, fetched = None, 0
+        if work.error is None:
+            try:
+                fetched = self.fill(work.item[slot], work.buffers.slot(slot)) or 0
+            except BaseException as e:  # raised by the consumer, at this item's turn
+                e.add_note(f"while reading sample {work.item[slot]} (number {slot} of batch {work.number})")
+                error = e
+        with self._lock:
+            work.seconds += time.perf_counter() - began
+            work.fetched += fetched
+            if error is not None and (work.error is None or slot < work.error_slot):
+                work.error, work.error_slot = error, slot
+            work.remaining -= 1
+            work.filled = last = work.remaining == 0
+        if last:
+            self.start_copy(work)
+            self.results.put(work)
+
+    def allow_copies(self, up_to: int) -> None:
+        """Let the copies of items up to this number begin as soon as they are filled."""
+        with self._lock:
+            self._copy_up_to = up_to
+
+    def start_copy(self, work: _Work) -> None:
+        """Begin the copy of a filled item that may be copied, once."""
+        with self._lock:
+            mine = work.filled and not work.started and work.error is None and work.number <= self._copy_up_to
+            work.started = work.started or mine
+        if mine:
+            try:
+                work.ticket = self.copier.start(work.buffers)  # type: ignore[arg-type]
+            except BaseException as e:
+                work.error = e
+
+    def release(self, work: _Work) -> None:
+        """Return the buffers of an item that nobody will get."""
+        if work.ticket is not None:
+            self.copier.abandon(work.ticket)
+        elif work.buffers is not None:
+            self.ring.give_back(work.buffers)
+        work.ticket = work.buffers = None
+
+    def stop(self) -> None:
+        """Tell everyone to end, without a lock."""
+        self.closed = True
+        self.queue.put(None)
+        self.ring.wake()
+        self.results.put(None)
+
+
+def _shut_down(
+    readers: _Readers[Any], threads: list[threading.Thread], pending: deque[_Work], on_close: Callable[[], None]
+) -> None:
+    """End the threads, then return the buffers that are still on their way. Lock-free: see the module's docstring."""
+    readers.stop()
+    if threading.current_thread() not in threads:  # a collection may run on one of them, which holds a turn then
+        deadline = time.monotonic() + _JOIN_SECONDS
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+    if any(thread.is_alive() for thread in threads):
+        return  # it may still write: its buffers, and the ring, are not used again
+    while pending:
+        readers.release(pending.popleft())
+    if not readers.ring.busy:  # an interrupt between two steps of a hand-over may leave a set behind
+        on_close()
+
+
+class Prefetcher(Iterator[tuple[list[int], dict[str, torch.Tensor]]]):
+    """Iterate over items (lists of sample indices), reading ahead in threads; gives ``(item, tensors)`` in order.
+
+    ``tensors`` hold the samples of an item side by side: ``(len(item), *shape)`` a field. At most ``prefetch`` items
+    are being read or lie ready while the consumer works on another. The items' iterator runs in the consumer's thread.
+
+    Parameters
+    ----------
+    items
+        Non-empty sequences of sample indices.
+    fill
+        Reads one sample; called from several threads at once. An error it raises comes out of ``next()`` when it is
+        that item's turn, with its own traceback and a note that names the sample; the items before it come first.
+    ring
+        Whose capacity is ``prefetch + 1`` for the memory bound; used by one Prefetcher at a time.
+    num_workers
+        Reader threads; 0 reads in the calling thread, when asked.
+    prefetch
+        Items in flight; taken as 1 at least where there are threads.
+    copier
+        Default: the tensors stay on the host.
+    stats
+        Counts are added to it.
+    on_close
+        Called once, when the threads have ended and the ring is free for another use.
+    """
+
+    def __init__(
+        self,
+        items: Iterable[Sequence[int]],
+        fill: Fill,
+        ring: BufferRing,
+        *,
+        num_workers: int = 2,
+        prefetch: int = 2,
+        copier: Copier[Any] | None = None,
+        stats: PrefetchStats | None = None,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.stats = PrefetchStats() if stats is None else stats
+        self._items = iter(items)
+        self._exhausted = False
+        self._num_items = 0
+        self._num_workers = num_workers
+        self._prefetch = max(1, prefetch) if num_workers else 0
+        self._ring = ring
+        self._readers: _Readers[Any] = _Readers(fill, ring, HostCopier(ring) if copier is None else copier)
+        self._pending: deque[_Work] = deque()
+        self._threads: list[threading.Thread] = []
+        self._finalizer = weakref.finalize(self, _shut_down, self._readers, self._threads, self._pending, on_close)
+
+    def __next__(self) -> tuple[list[int], dict[str, torch.Tensor]]:
+        """Return the next item's indices and tensors."""
+        if not self._finalizer.alive:
+            raise StopIteration
+        try:
+            return self._next()
+        except BaseException:  # the end, an error, an interrupt
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the threads and return the buffers; the iteration is over. Also happens when this is let go."""
+        self._finalizer()
+
+    def _next(self) -> tuple[list[int], dict[str, torch.Tensor]]:
+        self._ring.make_room()
+        self._submit()
+        if not self._pending:
+            raise StopIteration
+        head = self._pending[0]
+        self._readers.allow_copies(head.number + 1)
+        for work in list(self._pending)[:2]:
+            self._readers.start_copy(work)
+        self._await(head)
+        return self._hand_over(head)
+
+    def _submit(self) -> None:
+        """Queue items until ``prefetch`` of them are in flight besides the one asked for."""
+        while not self._exhausted and len(self._pending) <= self._prefetch:
+            work = self._pull()
+            if work is None:
+                return
+            self._pending.append(work)
+            if work.error is None and self._num_workers:
+                self._start_threads()
+                self._readers.queue.put(work)
+
+    def _pull(self) -> _Work | None:
+        work = _Work(self._num_items, [])
+        self._num_items += 1
+        try:
+            item = list(next(self._items))
+            if not item:
+                raise ConfigError(f"batch {work.number} has no samples: the batch sampler gave an empty list")
+        except StopIteration:
+            self._exhausted = True
+            return None
+        except Exception as e:  # the sampler's: raised when it is this item's turn
+            self._exhausted = True
+            work.error, work.arrived = e, True
+            return work
+        return _Work(work.number, item)
+
+    def _start_threads(self) -> None:
+        while len(self._threads) < self._num_workers:
+            name = f"scidata-reader-{len(self._threads)}"
+            thread = threading.Thread(target=self._readers.run, name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _await(self, head: _Work) -> None:
+        began = time.perf_counter()
+        if not self._num_workers and not head.arrived:
+            self._readers.read_now(head)
+        while not head.arrived:
+            work = self._readers.results.get()
+            if work is None:  # closed by another thread
+                raise StopIteration
+            work.arrived = True
+        self._readers.start_copy(head)  # filled before it was allowed
+        self.stats.wait_seconds += time.perf_counter() - began
+
+    def _hand_over(self, head: _Work) -> tuple[list[int], dict[str, torch.Tensor]]:
+        if head.error is not None:
+            error, head.error = head.error, None  # no cycle through its traceback, which would keep the buffers
+            try:
+                if isinstance(error, StopIteration):  # would end the epoch without a word
+                    raise RuntimeError("reading raised StopIteration") from error
+                raise error
+            finally:
+                del error
+        assert head.buffers is not None
+        self.stats.batches += 1
+        self.stats.samples += len(head.item)
+        self.stats.bytes += head.buffers.nbytes
+        self.stats.bytes_fetched += head.fetched
+        self.stats.read_seconds += head.seconds
+        self._pending.popleft()
+        ticket, head.ticket, head.buffers = head.ticket, None, None
+        return head.item, self._readers.copier.finish(ticket)

@@ -1,0 +1,154 @@
+"""Data types and fill values as Zarr's JSON spells them, both formats. Pure."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import struct
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.errors import UnsupportedFormatError
+
+__all__ = ["cf_fill_value", "dtype_v2", "dtype_v3", "fill_value_of"]
+
+_NUMBER_V3 = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)|complex(64|128)")
+_NOT_NUMBER_V3 = re.compile(
+    r"r\d+|raw_bytes|string|bytes|variable_length_(bytes|utf8)|null_terminated_bytes|fixed_length_utf32|struct(ured)?"
+)
+_NUMBER_V2 = re.compile(r"[<>|=]?(b1|[iu][1248]|f[248]|c8|c16|[mM]8(\[\d*[A-Za-zμ]+\])?)")
+_DATETIME_V3 = {"numpy.datetime64": "M8", "numpy.timedelta64": "m8"}
+_DATETIME_UNIT = re.compile(r"generic|[YMWDhms]|ms|us|μs|ns|ps|fs|as")
+
+
+def dtype_v2(spec: object, where: str) -> np.dtype[Any]:
+    """Return the dtype of a v2 ``dtype`` entry, byte order included.
+
+    Raises
+    ------
+    UnsupportedFormatError
+        Strings, objects, raw bytes and records, which are not fields of numbers; or no dtype at all.
+    """
+    if not isinstance(spec, str) or spec.startswith(("{", "[")):
+        raise UnsupportedFormatError(f"{where}: dtype {spec!r} is a record; only plain numbers are read")
+    if not _NUMBER_V2.fullmatch(spec):
+        kind = "object dtype (refused: reading it runs a pickle or a text codec)" if spec.endswith("O") else "dtype"
+        raise UnsupportedFormatError(f"{where}: {kind} {spec!r} is not a plain number; only numbers are read")
+    return np.dtype(spec)
+
+
+def dtype_v3(spec: object, where: str) -> np.dtype[Any]:
+    """Return the native dtype of a v3 ``data_type`` entry; its byte order is the ``bytes`` codec's business.
+
+    Raises
+    ------
+    UnsupportedFormatError
+        As for :func:`dtype_v2`, or an extension type that is not known.
+    """
+    name: object = spec
+    config: object = {}
+    if isinstance(spec, dict):
+        name, config = spec.get("name"), spec.get("configuration") or {}
+    if not isinstance(name, str) or not isinstance(config, dict):
+        raise UnsupportedFormatError(f"{where}: data type {spec!r} is not understood")
+    if _NUMBER_V3.fullmatch(name) and not config:
+        return np.dtype(name)
+    if name in _DATETIME_V3:
+        unit, factor = config.get("unit", "generic"), config.get("scale_factor", 1)
+        if isinstance(unit, str) and _DATETIME_UNIT.fullmatch(unit) and isinstance(factor, int) and factor > 0:
+            return np.dtype(_DATETIME_V3[name] + ("" if unit == "generic" else f"[{factor}{unit}]"))
+    kind = "is not a plain number" if _NOT_NUMBER_V3.fullmatch(name) else "is not known"
+    raise UnsupportedFormatError(f"{where}: data type {name!r} {kind}; only numbers are read")
+
+
+def _bad(value: object, dtype: np.dtype[Any], where: str) -> NoReturn:
+    raise UnsupportedFormatError(f"{where}: fill value {value!r} does not fit its dtype {dtype}")
+
+
+def _bits(text: str, itemsize: int) -> npt.NDArray[Any]:
+    raw = bytes.fromhex(text[2:].rjust(2 * itemsize, "0"))
+    if len(raw) != itemsize:
+        raise ValueError(text)
+    return np.frombuffer(raw, f">f{itemsize}").reshape(())
+
+
+def _float(value: object, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Numbers, ``"NaN"``, ``"-Infinity"``, ``"0x7fc00001"`` (bits, v3), base64 of a float64 (what xarray writes)."""
+    if isinstance(value, str) and value[:2].lower() == "0x":
+        return _bits(value, dtype.itemsize).astype(dtype)
+    number: float
+    if isinstance(value, str):
+        try:
+            number = float(value)
+        except ValueError:
+            (number,) = struct.unpack("<d", base64.b64decode(value, validate=True))
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        number = float(value)
+    else:
+        raise ValueError(value)
+    with np.errstate(over="ignore"):
+        return np.array(number, dtype)
+
+
+def _integer(value: object) -> int:
+    if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
+        return int(value)
+    raise ValueError(value)
+
+
+def _convert(value: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    match dtype.kind:
+        case "f":
+            return _float(value, dtype)
+        case "c":
+            parts = value if isinstance(value, list) else [value, 0]
+            if len(parts) != 2:
+                raise ValueError(value)
+            part = np.dtype(f"f{dtype.itemsize // 2}")
+            pair = np.array([_float(p, part) for p in parts], part)  # by bytes: 1j * nan would spoil the real part
+            return pair.view(dtype.newbyteorder("=")).reshape(()).astype(dtype)
+        case "b":
+            number = _integer(value)
+            if number not in (0, 1):
+                raise ValueError(value)
+            return np.array(bool(number))
+        case "m" | "M":
+            raw = np.iinfo(np.int64).min if value == "NaT" else _integer(value)
+            return np.array(raw, np.int64).view(dtype.newbyteorder("=")).astype(dtype)
+        case _:
+            number = _integer(value)
+            info = np.iinfo(dtype)
+            if not info.min <= number <= info.max:
+                raise ValueError(value)
+            return np.array(number, dtype)
+
+
+def fill_value_of(value: object, dtype: np.dtype[Any], where: str) -> npt.NDArray[Any] | None:
+    """Return the metadata's fill value as a 0-d array of ``dtype``; None where there is none.
+
+    Raises
+    ------
+    UnsupportedFormatError
+        It is not a value of ``dtype``.
+    """
+    if value is None:
+        return None
+    try:
+        return _convert(value, dtype)
+    except (ValueError, TypeError, OverflowError, struct.error, binascii.Error):
+        _bad(value, dtype, where)
+
+
+def cf_fill_value(value: object, dtype: np.dtype[Any]) -> object:
+    """Return a ``_FillValue`` attribute as a NumPy scalar of ``dtype`` in native order, as xarray decodes it.
+
+    A value that is not one of ``dtype`` (such as 255 for an ``_Unsigned`` int8) comes back as it is.
+    """
+    native = dtype.newbyteorder("=")
+    try:
+        return _convert(value, native)[()]
+    except (ValueError, TypeError, OverflowError, struct.error, binascii.Error):
+        return value

@@ -129,7 +129,7 @@ class HDF5Base:
         storage = self._storage(layout)
         if layout.fallback:
             raise ConfigError(f"{self.path}: field {layout.name!r} has no bytes to locate: use read_box")
-        chunks = np.asarray(chunks, np.int64).reshape(-1, len(layout.shape))
+        chunks = np.asarray(chunks, np.int64).reshape(len(chunks), len(layout.shape))
         grid = np.array(layout.num_chunks, np.int64)
         if chunks.size and (chunks.min() < 0 or (chunks >= grid).any()):
             raise ConfigError(f"{self.path}: field {layout.name!r}: chunk outside of the grid {layout.num_chunks}")

@@ -165,7 +165,7 @@ class NetCDF3Source:
         """Find the bytes of chunks given by ``(num, ndim)`` int64 chunk coordinates. Pure arithmetic."""
         header, _, _ = self._read()
         variable = self._variable(layout)
-        chunks = np.asarray(chunks, np.int64).reshape(-1, len(layout.shape))
+        chunks = np.asarray(chunks, np.int64).reshape(len(chunks), len(layout.shape))
         if chunks.size and (chunks.min() < 0 or (chunks >= np.array(layout.num_chunks)).any()):
             raise ConfigError(f"{self.path}: field {layout.name!r}: chunk outside of the grid {layout.num_chunks}")
         offset = np.full(len(chunks), variable.begin, np.int64)

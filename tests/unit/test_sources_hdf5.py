@@ -1,0 +1,639 @@
+"""HDF5Source against h5py: every layout and filter decoded by hand from the located bytes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import pickle
+import struct
+import subprocess
+import sys
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+
+import h5py
+import numcodecs
+import numpy as np
+import pytest
+
+from scidata._files import files
+from scidata.errors import (
+    ConfigError,
+    CorruptDataError,
+    MissingDependencyError,
+    RefusedError,
+    ShortReadError,
+    UnknownNameError,
+    UnsupportedFormatError,
+)
+from scidata.sources import open_source
+from scidata.sources.hdf5 import HDF5Source
+from scidata.types import Source
+
+CODECS = {
+    "zlib": lambda c: numcodecs.Zlib(),
+    "shuffle": lambda c: numcodecs.Shuffle(c["elementsize"]),
+    "fletcher32": lambda c: numcodecs.Fletcher32(),
+    "bz2": lambda c: numcodecs.BZ2(),
+    "blosc": lambda c: numcodecs.Blosc(),
+    "zstd": lambda c: numcodecs.Zstd(),
+}
+
+
+def decode(raw, layout, skipped=0):
+    for i, codec in reversed(list(enumerate(layout.codecs))):
+        if not skipped >> i & 1:
+            raw = bytes(CODECS[codec.name](codec.config).decode(raw))
+    return np.frombuffer(raw, layout.dtype).reshape(layout.chunks)
+
+
+def assemble(source, name):
+    """The whole array from the located bytes, without h5py."""
+    layout = source.arrays[name]
+    assert not layout.fallback
+    out = np.empty(layout.shape, layout.dtype)
+    grid = list(itertools.product(*map(range, layout.num_chunks)))
+    refs = source.locate(layout, np.array(grid, np.int64).reshape(len(grid), len(layout.shape)))
+    for row, coord in enumerate(grid):
+        box = tuple(slice(c * n, (c + 1) * n) for c, n in zip(coord, layout.chunks, strict=True))
+        if refs.path_index[row] < 0:
+            out[box] = layout.fill_value
+            continue
+        raw = bytes(files().read(refs.paths[refs.path_index[row]], int(refs.offset[row]), int(refs.nbytes[row])))
+        mask = 0 if refs.skipped_codecs is None else int(refs.skipped_codecs[row])
+        chunk = decode(raw, layout, mask)
+        out[box] = chunk[tuple(slice(0, n) for n in out[box].shape)]
+    return out
+
+
+def boxed(source, name, box=None):
+    layout = source.arrays[name]
+    box = box or tuple(slice(0, n) for n in layout.shape)
+    shape = tuple(len(range(*s.indices(n))) for s, n in zip(box, layout.shape, strict=True))
+    out = np.full(shape, 77, layout.dtype.newbyteorder("="))
+    source.read_box(layout, box, out)
+    return out
+
+
+def values(shape, dtype, seed=0):
+    rng = np.random.default_rng(seed)
+    return (rng.standard_normal(shape) * 50).astype(dtype)
+
+
+def test_it_is_a_source(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f["u"] = np.arange(3)
+        f.attrs["title"] = "made"
+        f.attrs["levels"] = [1, 2]
+    source = open_source(tmp_path / "a.h5")
+    assert isinstance(source, Source)
+    assert isinstance(source, HDF5Source)
+    assert source.format == "hdf5"
+    assert source.attributes["title"] == "made"
+    assert source.attributes["levels"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", ">f8", "i1", ">i2", "u4", "i8", "?", "c8"])
+@pytest.mark.parametrize("chunks", [None, (3, 4)])
+def test_dtypes(tmp_path, dtype, chunks):
+    data = values((7, 9), "f4").astype(dtype)
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f.create_dataset("u", data=data, chunks=chunks)
+    source = HDF5Source(tmp_path / "a.h5")
+    layout = source.arrays["u"]
+    assert layout.dtype == data.dtype
+    assert layout.dtype.metadata is None
+    assert layout.chunks == (chunks or data.shape)
+    np.testing.assert_array_equal(assemble(source, "u"), data)
+    np.testing.assert_array_equal(boxed(source, "u"), data)
+
+
+FILTERS = {
+    "none": {},
+    "gzip": {"compression": "gzip"},
+    "shuffle": {"shuffle": True},
+    "shuffle gzip": {"shuffle": True, "compression": "gzip"},
+    "fletcher": {"fletcher32": True},
+    "shuffle gzip fletcher": {"shuffle": True, "compression": "gzip", "fletcher32": True},
+}
+
+
+@pytest.mark.parametrize("kind", FILTERS)
+@pytest.mark.parametrize(("dtype", "chunks"), [("f4", (3, 4)), ("i1", (3, 5)), ("u1", (1, 1)), (">i2", (1, 7))])
+def test_filters_with_partial_edge_chunks(tmp_path, kind, dtype, chunks):
+    data = values((10, 11), dtype)
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f.create_dataset("u", data=data, chunks=chunks, **FILTERS[kind])
+    source = HDF5Source(tmp_path / "a.h5")
+    names = [c.name for c in source.arrays["u"].codecs]
+    for part, name in (("shuffle", "shuffle"), ("gzip", "zlib"), ("fletcher", "fletcher32")):
+        assert (part in kind) == (name in names)
+    np.testing.assert_array_equal(assemble(source, "u"), data)
+    np.testing.assert_array_equal(boxed(source, "u", (slice(1, 9, 3), slice(2, 11))), data[1:9:3, 2:11])
+
+
+def plugin_filters():
+    plugin = pytest.importorskip("hdf5plugin", reason="writes the plugin filters that are read here")
+    return {
+        "zstd": plugin.Zstd(),
+        "blosc": plugin.Blosc(cname="lz4", shuffle=plugin.Blosc.SHUFFLE),
+        "bz2": plugin.BZip2(),
+        "lz4": plugin.LZ4(),
+        "blosc2": plugin.Blosc2(),
+    }
+
+
+@pytest.mark.parametrize("name", ["zstd", "blosc", "bz2"])
+def test_plugin_filters_that_numcodecs_decodes(tmp_path, name):
+    data = values((50, 40), "f4").round(0)
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f.create_dataset("u", data=data, chunks=(17, 16), **plugin_filters()[name])
+    source = HDF5Source(tmp_path / "a.h5")
+    assert [c.name for c in source.arrays["u"].codecs] == [name]
+    np.testing.assert_array_equal(assemble(source, "u"), data)
+
+
+@pytest.mark.parametrize("name", ["lz4", "blosc2"])
+def test_plugin_filters_that_only_hdf5_decodes(tmp_path, name):
+    data = values((50, 40), "f4").round(0)
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f.create_dataset("u", data=data, chunks=(17, 16), **plugin_filters()[name])
+    source = HDF5Source(tmp_path / "a.h5")
+    layout = source.arrays["u"]
+    assert layout.fallback
+    assert layout.codecs[0].name.startswith("hdf5:32")
+    np.testing.assert_array_equal(boxed(source, "u"), data)
+    with pytest.raises(ConfigError, match=r"'u' has no bytes to locate"):
+        source.locate(layout, np.zeros((1, 2), np.int64))
+
+
+@pytest.mark.parametrize("options", [{"compression": "lzf"}, {"scaleoffset": 0}], ids=str)
+def test_own_filters_of_hdf5_fall_back(tmp_path, options):
+    data = values((50, 40), "i4")
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f.create_dataset("u", data=data, chunks=(17, 16), **options)
+    source = HDF5Source(tmp_path / "a.h5")
+    assert source.arrays["u"].fallback
+    np.testing.assert_array_equal(boxed(source, "u"), data)
+
+
+def test_a_filter_that_is_nowhere_is_named(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        plist.set_chunk((4,))
+        plist.set_filter(511, h5py.h5z.FLAG_OPTIONAL, (1,))
+        h5py.h5d.create(f.id, b"u", h5py.h5t.NATIVE_INT32, h5py.h5s.create_simple((8,)), plist)
+        f["u"].id.write_direct_chunk((0,), b"x" * 16)
+    source = HDF5Source(tmp_path / "a.h5")
+    assert source.arrays["u"].fallback
+    with pytest.raises(MissingDependencyError, match=r"'u'.*511.*scidata\[filters\]"):
+        boxed(source, "u")
+
+
+def test_filters_of_the_plugin_package_are_registered_when_needed(tmp_path):
+    data = values((20, 30), "f4").round(0)
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f.create_dataset("u", data=data, chunks=(7, 16), **plugin_filters()["lz4"])
+    code = (
+        "import sys, numpy as np; from scidata.sources.hdf5 import HDF5Source\n"
+        "s = HDF5Source(sys.argv[1]); a = s.arrays['u']; assert 'hdf5plugin' not in sys.modules\n"
+        "out = np.empty(a.shape, 'f4'); s.read_box(a, (slice(None),) * 2, out); assert 'hdf5plugin' in sys.modules\n"
+        "print(float(out.astype('f8').sum()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "a.h5"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) == data.astype("f8").sum()
+
+
+def test_filter_masks_of_single_chunks(tmp_path):
+    data = values((6, 8), "i4")
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        u = f.create_dataset("u", shape=(6, 8), dtype="i4", chunks=(3, 4), shuffle=True, compression="gzip")
+        shuffled = numcodecs.Shuffle(4)
+        for (i, j), mask in {(0, 0): 0, (0, 4): 1, (3, 0): 2, (3, 4): 3}.items():
+            raw = np.ascontiguousarray(data[i : i + 3, j : j + 4]).tobytes()
+            raw = raw if mask & 1 else bytes(shuffled.encode(raw))
+            raw = raw if mask & 2 else zlib.compress(raw)
+            u.id.write_direct_chunk((i, j), raw, mask)
+    source = HDF5Source(tmp_path / "a.h5")
+    layout = source.arrays["u"]
+    refs = source.locate(layout, np.array([[1, 1], [0, 0], [0, 1], [1, 0]]))
+    assert refs.skipped_codecs is not None
+    assert refs.skipped_codecs.tolist() == [3, 0, 1, 2]
+    assert refs.skipped_codecs.dtype == np.uint32
+    np.testing.assert_array_equal(assemble(source, "u"), data)
+    np.testing.assert_array_equal(boxed(source, "u"), data)
+    assert source.locate(layout, np.array([[0, 0]])).skipped_codecs is None
+
+
+@pytest.mark.parametrize("block", [512, 4096])
+def test_user_block(tmp_path, block):
+    data = values((9, 10), "f8")
+    with h5py.File(tmp_path / "a.h5", "w", userblock_size=block) as f:
+        f["contiguous"] = data
+        f.create_dataset("chunked", data=data, chunks=(4, 4))
+        f.create_dataset("packed", data=data, chunks=(4, 4), compression="gzip")
+    with (tmp_path / "a.h5").open("r+b") as f:
+        f.write(b"#!/bin/sh\n")
+    source = open_source(tmp_path / "a.h5")
+    assert source.format == "hdf5"
+    for name in ("contiguous", "chunked", "packed"):
+        np.testing.assert_array_equal(assemble(source, name), data)
+    lone = source.locate(source.arrays["chunked"], np.array([[2, 1]]))
+    raw = np.frombuffer(files().read(source.path, int(lone.offset[0]), 128), "f8").reshape(4, 4)
+    np.testing.assert_array_equal(raw[:1], data[8:9, 4:8])
+
+
+def test_offsets_are_shifted_for_releases_that_leave_the_user_block_out(tmp_path, monkeypatch):
+    """This HDF5 counts from the start of the file; what is added for one that does not is exactly the user block."""
+    from scidata.sources import _hdf5_layout
+
+    assert _hdf5_layout._offsets_include_user_block()
+    with h5py.File(tmp_path / "a.h5", "w", userblock_size=1024) as f:
+        f.create_dataset("u", data=np.arange(8), chunks=(4,))
+    right = HDF5Source(tmp_path / "a.h5")
+    there = right.locate(right.arrays["u"], np.array([[1]])).offset
+    monkeypatch.setattr(_hdf5_layout, "_offsets_include_user_block", lambda: False)
+    with h5py.File(tmp_path / "a.h5") as f:
+        assert _hdf5_layout.chunk_index(f["u"], right.arrays["u"]).offset[1] == there[0] + 1024
+
+
+def test_chunks_never_written_are_absent(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f.create_dataset("some", shape=(100, 20), dtype="f4", chunks=(10, 10), fillvalue=-5)[35:40, 12] = 1
+        f.create_dataset("none", shape=(100,), dtype="i2", chunks=(10,), fillvalue=9)
+        f.create_dataset("contiguous", shape=(100,), dtype="i2", fillvalue=3)
+    source = HDF5Source(tmp_path / "a.h5")
+    refs = source.locate(source.arrays["some"], np.array([[0, 0], [3, 1], [3, 0]]))
+    assert refs.path_index.tolist() == [-1, 0, -1]
+    assert refs.nbytes.tolist() == [0, 400, 0]
+    assert source.arrays["some"].fill_value == np.float32(-5)
+    with h5py.File(tmp_path / "a.h5") as f:
+        for name in f:
+            np.testing.assert_array_equal(assemble(source, name), f[name][:])
+            np.testing.assert_array_equal(boxed(source, name), f[name][:])
+
+
+def test_a_grown_and_a_shrunk_dataset(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        u = f.create_dataset("u", data=np.arange(40).reshape(8, 5), chunks=(3, 2), maxshape=(None, None))
+        u.resize((11, 7))
+        u[10, 6] = -1
+        v = f.create_dataset("v", data=np.arange(40).reshape(8, 5), chunks=(3, 2), maxshape=(None, None))
+        v.resize((4, 3))
+    source = HDF5Source(tmp_path / "a.h5")
+    with h5py.File(tmp_path / "a.h5") as f:
+        for name in f:
+            np.testing.assert_array_equal(assemble(source, name), f[name][:])
+
+
+def test_huge_grids_are_looked_up_chunk_by_chunk(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        u = f.create_dataset("u", shape=(3_000_000, 4), dtype="i4", chunks=(2, 4), compression="gzip")
+        u[1000:1002] = 7
+        u[2_999_999] = 8
+    source = HDF5Source(tmp_path / "a.h5")
+    layout = source.arrays["u"]
+    chunks = np.array([[1_499_999, 0], [500, 0], [501, 0]])
+    few = source.locate(layout, chunks)
+    assert source._indices == {}
+    many = source.locate(layout, np.tile(chunks, (5, 1)))  # more than a handful: through the index
+    assert list(source._indices) == ["u"]
+    assert few.path_index.tolist() == [0, 0, -1]
+    for key in ("path_index", "offset", "nbytes"):
+        assert getattr(many, key).tolist() == getattr(few, key).tolist() * 5
+    raw = zlib.decompress(files().read(source.path, int(few.offset[0]), int(few.nbytes[0])))
+    assert np.frombuffer(raw, "i4").tolist() == [0] * 4 + [8] * 4
+
+
+def test_compact_scalar_and_empty_arrays(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        plist.set_layout(h5py.h5d.COMPACT)
+        h5py.h5d.create(f.id, b"compact", h5py.h5t.NATIVE_INT32, h5py.h5s.create_simple((8,)), plist)
+        f["compact"][:] = np.arange(8)
+        f["scalar"] = 2.5
+        f["none"] = np.zeros((0, 3))
+        f["null"] = h5py.Empty("f4")
+    source = HDF5Source(tmp_path / "a.h5")
+    assert source.arrays["compact"].fallback
+    np.testing.assert_array_equal(boxed(source, "compact", (slice(1, 8, 2),)), [1, 3, 5, 7])
+    assert source.arrays["scalar"].shape == ()
+    assert assemble(source, "scalar") == boxed(source, "scalar") == 2.5
+    assert assemble(source, "none").shape == (0, 3)
+    assert boxed(source, "none").shape == (0, 3)
+    assert "null" not in source.arrays
+    assert "empty" in source.skipped["null"]
+
+
+def test_types_that_are_left_out_and_types_that_are_converted(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f["text"] = "hello"
+        f["fixed"] = np.array([b"abc"])
+        f["vlen"] = np.array([np.arange(2), np.arange(3)], dtype=object).astype(h5py.vlen_dtype("i4"))
+        f["compound"] = np.zeros(3, [("a", "i4"), ("b", "f4")])
+        f["block"] = np.zeros(3, np.dtype(("i4", (2,)))).reshape(6)
+        f.create_dataset("arrays", shape=(3,), dtype=np.dtype(("i4", (2,))))
+        f["reference"] = f["fixed"].ref
+        f.create_dataset("enum", data=[2, 1], dtype=h5py.enum_dtype({"a": 1, "b": 2}, basetype=">i2"))
+        odd = h5py.h5t.NATIVE_INT32.copy()
+        odd.set_precision(17)
+        h5py.h5d.create(f.id, b"odd", odd, h5py.h5s.create_simple((3,)))
+        f["odd"][:] = [1, -2, 3]
+    source = HDF5Source(tmp_path / "a.h5")
+    assert set(source.arrays) == {"block", "enum", "odd"}
+    assert set(source.skipped) == {"text", "fixed", "vlen", "compound", "arrays", "reference"}
+    assert all(source.skipped.values())
+    assert source.arrays["enum"].dtype == np.dtype(">i2")
+    assert assemble(source, "enum").tolist() == boxed(source, "enum").tolist() == [2, 1]
+    assert source.arrays["odd"].fallback  # 17 bits in four bytes: its bytes are no int32
+    assert boxed(source, "odd").tolist() == [1, -2, 3]
+    with pytest.raises(RefusedError, match="compound"):
+        source.locate(source.arrays["enum"].__class__(**{**vars(source.arrays["enum"]), "name": "compound"}), [])
+
+
+def test_groups_links_and_order(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w", track_order=True) as f:
+        f["z"] = np.arange(3)
+        group = f.create_group("g", track_order=True)
+        group["b"] = np.arange(4)
+        group["a"] = np.arange(5)
+        group["loop"] = f  # hard links: a cycle
+        f["again"] = group
+        f["twin"] = f["z"]
+        f["soft"] = h5py.SoftLink("/g/a")
+        f["nowhere"] = h5py.SoftLink("/missing")
+    source = HDF5Source(tmp_path / "a.h5")
+    assert list(source.arrays) == ["z", "g/b", "g/a", "twin"]
+    assert "'/g/a'" in source.skipped["soft"]
+    assert "nowhere" in source.skipped
+    assert assemble(source, "g/a").tolist() == list(range(5))
+    with pytest.raises(UnknownNameError, match="did you mean 'g/a'"):
+        source.locate(type(source.arrays["z"])(**{**vars(source.arrays["z"]), "name": "G/a"}), [[0]])
+
+
+def test_dimension_names(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f["lat"] = np.arange(3.0)
+        f["lat"].make_scale("latitude")
+        u = f.create_dataset("g/u", data=np.zeros((3, 4, 5, 2)))
+        u.dims[0].attach_scale(f["lat"])
+        u.dims[1].label = "lon"
+        u.dims[3].label = "pair"
+        u.attrs["units"] = "m s-1"
+        u.attrs["one"] = np.array([3], "i2")
+        u.attrs["names"] = np.array(["a", "b"], dtype=h5py.string_dtype())
+    source = HDF5Source(tmp_path / "a.h5")
+    assert source.arrays["g/u"].dims == ("lat", "lon", "dim_2", "pair")
+    assert source.arrays["lat"].dims == ("lat",)
+    attributes = source.arrays["g/u"].attributes
+    assert set(attributes) == {"units", "one", "names"}
+    assert attributes["one"].dtype == np.int16
+    assert attributes["one"] == 3
+    assert attributes["names"] == ["a", "b"]
+    assert source.arrays["lat"].attributes == {}
+
+
+@pytest.fixture
+def outside(tmp_path):
+    """A file whose values lie elsewhere in every way that HDF5 has."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "raw.bin").write_bytes(np.arange(6, dtype="i4").tobytes())
+    with h5py.File(tmp_path / "other.h5", "w") as f:
+        f["x"] = np.arange(6, dtype="i4") * 10
+        f["g/y"] = np.arange(3, dtype="i4")
+    with h5py.File(tmp_path / "in" / "a.h5", "w") as f:
+        f["own"] = np.arange(2)
+        f.create_dataset("external", shape=(6,), dtype="i4", external=[(str(tmp_path / "raw.bin"), 0, 24)])
+        virtual = h5py.VirtualLayout(shape=(6,), dtype="i4")
+        virtual[:] = h5py.VirtualSource(str(tmp_path / "other.h5"), "x", shape=(6,))
+        f.create_virtual_dataset("virtual", virtual)
+        f["link"] = h5py.ExternalLink(str(tmp_path / "other.h5"), "/x")
+        f["tree"] = h5py.ExternalLink(str(tmp_path / "other.h5"), "/g")
+        f["lost"] = h5py.ExternalLink(str(tmp_path / "missing.h5"), "/x")
+        f["through"] = h5py.SoftLink("/tree/y")
+    return tmp_path / "in" / "a.h5"
+
+
+def test_what_lies_outside_is_refused(outside):
+    source = open_source(outside)
+    assert list(source.arrays) == ["own"]
+    assert set(source.skipped) == {"external", "virtual", "link", "tree", "lost", "through"}
+    for name in ("external", "virtual", "link", "tree"):
+        assert "allow_external=True" in source.skipped[name]
+    asked = type(source.arrays["own"])(**{**vars(source.arrays["own"]), "name": "virtual"})
+    with pytest.raises(RefusedError, match=r"'virtual' is not read.*allow_external=True"):
+        source.read_box(asked, (slice(0, 2),), np.empty(2))
+
+
+def test_what_lies_outside_is_read_by_hdf5_when_allowed(outside):
+    source = open_source(outside, allow_external=True)
+    assert set(source.arrays) == {"own", "external", "virtual", "link", "tree/y"}
+    assert set(source.skipped) == {"lost", "through"}
+    assert boxed(source, "external").tolist() == list(range(6))
+    assert boxed(source, "virtual").tolist() == boxed(source, "link").tolist() == list(range(0, 60, 10))
+    assert boxed(source, "tree/y").tolist() == [0, 1, 2]
+    assert all(source.arrays[n].fallback for n in ("external", "virtual", "link", "tree/y"))
+
+
+def test_truncated_and_damaged_files(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f["u"] = np.arange(10_000)
+        f.create_dataset("v", data=np.arange(1000), chunks=(100,), compression="gzip", fletcher32=True)
+    whole = (tmp_path / "a.h5").read_bytes()
+    (tmp_path / "short.h5").write_bytes(whole[:-2000])
+    with pytest.raises(ShortReadError, match=r"short\.h5.*truncated"):
+        HDF5Source(tmp_path / "short.h5").arrays  # noqa: B018
+    (tmp_path / "header.h5").write_bytes(whole[:20] + b"\xff" * 60 + whole[80:])
+    with pytest.raises(CorruptDataError, match=r"header\.h5"):
+        HDF5Source(tmp_path / "header.h5").arrays  # noqa: B018
+    source = HDF5Source(tmp_path / "a.h5")
+    refs = source.locate(source.arrays["v"], np.array([[5]]))
+    bad = bytearray(whole)
+    bad[int(refs.offset[0]) + 20] ^= 255
+    (tmp_path / "bad.h5").write_bytes(bad)
+    damaged = HDF5Source(tmp_path / "bad.h5")
+    with pytest.raises(CorruptDataError, match=r"bad\.h5: field 'v'"):
+        boxed(damaged, "v")
+    with pytest.raises((RuntimeError, zlib.error)):
+        assemble(damaged, "v")
+
+
+@pytest.mark.parametrize("chunks", [None, (2500,)])
+def test_data_beyond_the_end_is_named(tmp_path, chunks):
+    """A file that was cut and whose superblock was patched, so that HDF5 itself finds nothing wrong."""
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f.create_dataset("u", data=np.arange(10_000), chunks=chunks)
+    whole = bytearray((tmp_path / "a.h5").read_bytes())
+    assert whole[8] == 0  # superblock version 0 keeps the end of file at byte 40
+    whole[40:48] = struct.pack("<Q", len(whole) - 1000)
+    (tmp_path / "cut.h5").write_bytes(whole[:-1000])
+    source = HDF5Source(tmp_path / "cut.h5")
+    if chunks is None:
+        with pytest.raises(CorruptDataError, match=r"cut\.h5: object 'u' cannot be opened"):
+            source.arrays  # noqa: B018
+        return
+    with pytest.raises(ShortReadError, match=r"cut\.h5: field 'u': chunk \(3,\) ends at byte \d+, but the file has"):
+        source.locate(source.arrays["u"], np.arange(4)[:, None])
+    assert source.locate(source.arrays["u"], np.array([[0]])).path_index.tolist() == [0]
+
+
+def test_chunks_outside_of_the_grid_are_refused(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f.create_dataset("u", data=np.arange(100), chunks=(10,))
+    source = HDF5Source(tmp_path / "a.h5")
+    for coord in (10, -1):
+        with pytest.raises(ConfigError, match="outside of the grid"):
+            source.locate(source.arrays["u"], np.array([[coord]]))
+    assert source.locate(source.arrays["u"], np.zeros((0, 1), np.int64)).offset.shape == (0,)
+
+
+def test_unfiltered_chunks_of_the_wrong_size_are_corrupt(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        u = f.create_dataset("u", shape=(16,), dtype="i4", chunks=(8,), compression="gzip")
+        u[:] = 1
+    source = HDF5Source(tmp_path / "a.h5")
+    packed = source.arrays["u"]
+    claimed = type(packed)(**{**vars(packed), "codecs": ()})
+    with pytest.raises(CorruptDataError, match=r"field 'u'.*32"):
+        source.locate(claimed, np.array([[0]]))
+
+
+def test_read_box_into_views_and_other_dtypes(tmp_path):
+    data = values((10, 11), ">f8")
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f.create_dataset("u", data=data, chunks=(3, 4))
+    source = HDF5Source(tmp_path / "a.h5")
+    out = np.zeros((11, 10), "f4").T
+    source.read_box(source.arrays["u"], (slice(0, 10), slice(0, 11)), out)
+    np.testing.assert_array_equal(out, data.astype("f4"))
+
+
+def test_pickles_as_path_and_options(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f.create_dataset("u", data=np.arange(100), chunks=(10,))
+    source = HDF5Source(tmp_path / "a.h5", allow_external=True)
+    assemble(source, "u")
+    raw = pickle.dumps(source)
+    assert len(raw) < 400
+    again = pickle.loads(raw)
+    assert (again.path, again.allow_external) == (source.path, True)
+    np.testing.assert_array_equal(assemble(again, "u"), np.arange(100))
+    source.close()
+    np.testing.assert_array_equal(boxed(source, "u"), np.arange(100))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_reopens_even_while_a_thread_held_the_lock(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f.create_dataset("u", data=np.arange(100), chunks=(10,), compression="gzip")
+        f.create_dataset("v", data=np.arange(100), chunks=(10,), compression="lzf")
+    source = HDF5Source(tmp_path / "a.h5")
+    assemble(source, "u")
+    boxed(source, "v")
+    source._session().lock.acquire()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            fresh = assemble(source, "u").tolist() == boxed(source, "v").tolist() == list(range(100))
+            status = 0 if fresh and len(source._sessions) == 2 else 2
+        finally:
+            os._exit(status)
+    source._session().lock.release()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert boxed(source, "v").tolist() == list(range(100))
+
+
+def test_threads_agree(tmp_path):
+    rng = np.random.default_rng(0)
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        for i in range(6):
+            f.create_dataset(f"u{i}", data=rng.standard_normal((60, 50)), chunks=(7, 9), compression="gzip")
+    one = HDF5Source(tmp_path / "a.h5")
+    shared = HDF5Source(tmp_path / "a.h5")
+    grids = {n: np.argwhere(np.ones(a.num_chunks, bool)) for n, a in one.arrays.items()}
+    expected = {n: one.locate(one.arrays[n], grids[n]).offset for n in grids}
+
+    def work(turn):
+        name = f"u{turn % 6}"
+        found = shared.locate(shared.arrays[name], grids[name]).offset
+        whole = boxed(shared, name, (slice(0, 60, 7), slice(0, 50)))
+        return np.array_equal(found, expected[name]) and math.isfinite(whole.sum())
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(96)))
+    assert len(shared._sessions) == 1
+
+
+def test_a_file_that_is_being_written_is_refused_with_the_reason(tmp_path):
+    code = (
+        "import h5py, sys; f = h5py.File(sys.argv[1], 'w'); f['u'] = 1; f.flush(); print('open', flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, tmp_path / "a.h5"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "open\n"
+        with pytest.raises(BlockingIOError, match=r"a\.h5: is being written by another process"):
+            HDF5Source(tmp_path / "a.h5").arrays  # noqa: B018
+        writer.communicate("\n", timeout=30)
+    assert list(HDF5Source(tmp_path / "a.h5").arrays) == ["u"]
+
+
+def test_over_a_url(tmp_path):
+    fsspec = pytest.importorskip("fsspec", reason="reads URLs")
+    data = values((20, 30), "f4")
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f.create_dataset("u", data=data, chunks=(6, 7), compression="gzip", shuffle=True)
+        f["v"] = data
+    url = f"memory://{tmp_path.name}/a.h5"
+    with fsspec.open(url, "wb") as f:
+        f.write((tmp_path / "a.h5").read_bytes())
+    source = open_source(url)
+    assert source.format == "hdf5"
+    np.testing.assert_array_equal(assemble(source, "u"), data)
+    np.testing.assert_array_equal(assemble(source, "v"), data)
+    np.testing.assert_array_equal(boxed(source, "u"), data)
+    with pytest.raises(FileNotFoundError):
+        open_source(f"memory://{tmp_path.name}/b.h5")
+
+
+# ---------------------------------------------------------------------------------------------- open_source
+
+
+def test_unknown_content_is_named(tmp_path):
+    (tmp_path / "a.h5").write_bytes(b"GRIB\0\0\0\2")
+    with pytest.raises(UnsupportedFormatError, match=r"begins with b'GRIB.*Zarr v2 and v3 folders, HDF5, NetCDF-4"):
+        open_source(tmp_path / "a.h5")
+    (tmp_path / "empty.nc").write_bytes(b"")
+    with pytest.raises(UnsupportedFormatError, match="is empty"):
+        open_source(tmp_path / "empty.nc")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "b.nc").write_bytes(b"")
+    with pytest.raises(UnsupportedFormatError, match=r"no Zarr store \(it holds \['b\.nc'\]\).*glob"):
+        open_source(tmp_path / "folder")
+
+
+def test_absent_paths_name_what_is_near(tmp_path):
+    (tmp_path / "era5_2019.h5").write_bytes(b"")
+    with pytest.raises(FileNotFoundError, match=r"era5_2018\.h5: .*did you mean 'era5_2019\.h5'"):
+        open_source(tmp_path / "era5_2018.h5")
+    with pytest.raises(FileNotFoundError, match="no folder"):
+        open_source(tmp_path / "nothing" / "a.h5")
+
+
+def test_the_format_is_found_by_content_not_by_name(tmp_path):
+    with h5py.File(tmp_path / "plain.zarr", "w") as f:
+        f["u"] = 1
+    assert open_source(tmp_path / "plain.zarr").format == "hdf5"
+    with h5py.File(tmp_path / "marked.h5", "w") as f:
+        f["g/x"] = np.arange(3)
+        f["g/x"].attrs["_Netcdf4Dimid"] = np.int32(0)
+    assert open_source(tmp_path / "marked.h5").format == "netcdf4"
+    with h5py.File(tmp_path / "written.bin", "w") as f:
+        f.attrs["_NCProperties"] = b"version=2"
+    assert open_source(tmp_path / "written.bin").format == "netcdf4"

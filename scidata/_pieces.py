@@ -93,7 +93,8 @@ def cut_dim(segments: Sequence[Segment], size: int, chunk: int) -> DimPieces:
     num = np.where(sparse, count, high // chunk - low // chunk + 1)
     segment = np.repeat(np.arange(len(table)), num)
     within = np.arange(int(num.sum())) - (np.cumsum(num) - num)[segment]
-    low, count, step, sign, offset, sparse = (a[segment] for a in (low, count, step, sign, offset, sparse))
+    low, count, step, sign, offset = (a[segment] for a in (low, count, step, sign, offset))
+    sparse = sparse[segment]
     coordinate = np.where(sparse, low + within * step, (low // chunk + within) * chunk) // chunk
     first = np.where(sparse, within, np.maximum(0, -((low - coordinate * chunk) // step)))
     stop = np.where(sparse, within + 1, np.minimum(count, -((low - (coordinate + 1) * chunk) // step)))

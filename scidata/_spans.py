@@ -20,7 +20,8 @@ from scidata.types import ArrayLayout, IntArray
 __all__ = ["Reads", "Spans", "chunk_shapes", "gap_limits", "group_reads", "make_spans"]
 
 #: Bytes that are read and thrown away rather than starting another read. One ``preadv`` from Python costs 3-4 µs with
-#: its bookkeeping, as much as copying 16-32 KiB out of the page cache (measured); a request to an object store, far more.
+#: its bookkeeping, as much as copying 16-32 KiB out of the page cache (measured); a request to an object store costs
+#: far more.
 MAX_GAP = 8 << 10
 MAX_GAP_URL = 256 << 10
 
@@ -203,13 +204,20 @@ def group_reads(
     offset: IntArray,
     nbytes: IntArray,
     *,
-    kind: npt.NDArray[np.generic] | None,
     paths: Sequence[str],
+    direct: _BoolArray | None = None,
+    decoded: IntArray | None = None,
 ) -> tuple[IntArray, Reads]:
     """Sort byte ranges by place and put near neighbours into one read.
 
-    Ranges that overlap (a periodic halo that takes the same rows twice) share a read where ``kind`` is 0; elsewhere,
-    and where ``kind`` changes, a new read begins.
+    Parameters
+    ----------
+    direct
+        Which ranges are read straight into the destination. A read holds only such ranges or none, and ranges of one
+        read may overlap (a periodic halo that takes the same rows twice) only where they are not direct.
+    decoded
+        For encoded chunks, which may not overlap either: their decoded sizes. A read is a unit of work, so it ends
+        where enough has come together to decode.
 
     Returns
     -------
@@ -217,33 +225,41 @@ def group_reads(
         Permutation of the ranges, and the reads over the permuted ranges.
     """
     max_gap, max_read = gap_limits(paths)
-    num = len(offset)
-    order = np.arange(num)
-    if num == 0:
-        empty = np.empty(0, np.int64)
-        return order, Reads(path_index=empty, offset=empty, nbytes=empty, bounds=np.zeros(1, np.int64))
-    ascending = (np.diff(path_index) > 0) | ((np.diff(path_index) == 0) & (np.diff(offset) >= 0))
-    if not ascending.all():
+    order = np.arange(len(offset))
+    same_path = np.diff(path_index) == 0
+    if not ((np.diff(path_index) > 0) | (same_path & (np.diff(offset) >= 0))).all():
         order = np.lexsort((offset, path_index))
         path_index, offset, nbytes = path_index[order], offset[order], nbytes[order]
+        same_path = np.diff(path_index) == 0
     end = offset + nbytes
-    reach = end[:-1]  # how far the ranges so far reach in this file
-    file_start = np.flatnonzero(np.diff(path_index, prepend=-1))
-    if len(file_start) == 1:
-        reach = np.maximum.accumulate(end)[:-1]
-    gap = offset[1:] - reach
-    cut = (np.diff(path_index) != 0) | (gap > max_gap)
-    if kind is None:
-        cut |= gap < 0
+    reach = end if not same_path.all() else np.maximum.accumulate(end)  # how far the ranges so far reach in the file
+    gap = offset[1:] - reach[:-1]
+    cut = np.ones(len(offset), np.bool_)
+    cut[1:] = ~same_path | (gap > max_gap)
+    if direct is None:
+        cut[1:] |= gap < 0
     else:
-        kind = kind[order]
-        cut |= (kind[1:] != kind[:-1]) | ((gap < 0) & (kind[1:] != 0))
-    cut = np.concatenate([[True], cut])
-    # Cut chains of near neighbours where they pass a multiple of the largest read.
-    chain_start = offset[np.flatnonzero(cut)][np.cumsum(cut) - 1]
-    part = (end - chain_start - 1) // max_read
-    cut[1:] |= (part[1:] != part[:-1]) & ~cut[1:]
-    first = np.flatnonzero(cut)
-    bounds = np.append(first, num)
-    last = np.maximum.reduceat(end, first)
-    return order, Reads(path_index=path_index[first], offset=offset[first], nbytes=last - offset[first], bounds=bounds)
+        direct = direct[order]
+        cut[1:] |= (direct[1:] != direct[:-1]) | ((gap < 0) & direct[1:])
+    parts = _parts(offset, end, cut, max_read)
+    if decoded is not None and max_read == MAX_READ:  # a request to an object store costs more than an uneven load
+        total = np.cumsum(decoded[order])
+        parts |= _parts(total - decoded[order], total, cut, MAX_SPAN)
+    first = np.flatnonzero(cut | parts)
+    last = np.maximum.reduceat(end, first) if len(first) else end
+    reads = Reads(
+        path_index=path_index[first],
+        offset=offset[first],
+        nbytes=last - offset[first],
+        bounds=np.append(first, len(offset)),
+    )
+    return order, reads
+
+
+def _parts(begin: IntArray, end: IntArray, cut: _BoolArray, limit: int) -> _BoolArray:
+    """Say where runs of ranges, which begin at ``cut``, pass a multiple of ``limit``."""
+    run_begin = begin[np.flatnonzero(cut)][np.cumsum(cut) - 1] if len(cut) else begin
+    part = (end - run_begin - 1) // limit
+    passed = np.zeros(len(cut), np.bool_)
+    passed[1:] = part[1:] != part[:-1]
+    return passed

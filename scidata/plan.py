@@ -179,7 +179,7 @@ def plan_array(
     shapes = chunk_shapes(layout, chunks)
     sizes = np.broadcast_to(shapes.prod(axis=1) * item, (len(chunks),))
     no_rows = np.empty(0, np.int64)
-    common = {
+    common: dict[str, Any] = {
         "layout": layout, "selection": selection, "out_shape": tuple(out_shape), "chunks": chunks,
         "pieces": pieces, "boxes": boxes, "bytes_wanted": wanted,
     }  # fmt: skip
@@ -265,7 +265,7 @@ def _plan_raw(
         refs.path_index[chunk],
         refs.offset[chunk] + spans.offset,
         spans.nbytes,
-        kind=spans.direct,
+        direct=spans.direct,
         paths=refs.paths,
     )
     return spans.take(order), reads, int(reads.nbytes.sum())
@@ -286,7 +286,7 @@ def _plan_encoded(
     reads, fetched = None, int(sizes[rows].sum())
     if refs is not None:
         place = refs.path_index[rows], refs.offset[rows], refs.nbytes[rows]
-        order, reads = group_reads(*place, kind=None, paths=refs.paths)
+        order, reads = group_reads(*place, paths=refs.paths, decoded=sizes[rows])
         rows, fetched = rows[order], int(reads.nbytes.sum())
     count = boxes.gather(pieces, "count")
     elements = np.concatenate([[0], np.cumsum(count.prod(axis=1))])

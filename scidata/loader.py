@@ -1,0 +1,306 @@
+"""``DataLoader``: torch's, with reader threads and reused buffers in place of worker processes.
+
+Decides the order (sampler), the batches, the depth; :mod:`scidata.prefetch` does the reading ahead, the data set knows
+how to read a sample and how to wrap it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.utils.data
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.data import IterableDataset, Sampler
+
+from scidata.device_mesh import axis_size
+from scidata.errors import ConfigError
+from scidata.prefetch import BufferRing, DeviceCopier, HostCopier, Prefetcher, PrefetchStats
+from scidata.sample import Sample, collate
+from scidata.sampler import DistributedSampler
+from scidata.types import BufferSpec
+
+__all__ = ["BufferedDataset", "DataLoader"]
+
+
+@runtime_checkable
+class BufferedDataset(Protocol):
+    """What the loader needs of a data set; :class:`scidata.ShardedDataset` is one."""
+
+    mesh: DeviceMesh | None
+    dp_axis: str | None
+    transform: Callable[[Sample], Sample] | None
+
+    def __len__(self) -> int: ...
+
+    def buffer_specs(self) -> Mapping[str, BufferSpec]:
+        """Shape and dtype of this rank's part of one sample, by field."""
+        ...
+
+    def read_into(self, index: int, out: Mapping[str, npt.NDArray[Any]]) -> Any:
+        """Fill the buffers of one sample; thread-safe. What it returns may have ``bytes_fetched``."""
+        ...
+
+    def assemble(self, local: Mapping[str, torch.Tensor], *, index: int | list[int], batched: bool) -> Sample:
+        """Wrap tensors shaped as the buffers, with a batch dim 0 if ``batched``."""
+        ...
+
+
+class DataLoader(torch.utils.data.DataLoader[Any]):
+    """Batches of a :class:`scidata.ShardedDataset`, read ahead by threads into reused buffers.
+
+    Takes all of ``torch.utils.data.DataLoader``'s arguments and raises its errors; those that mean something else
+    here, and those that are refused, are listed below. No process is started and nothing communicates: that all ranks
+    of a domain iterate alike is the sampler's work.
+
+    A batch stays valid for as long as it, or any tensor on its memory, is kept. Memory is bounded by
+    ``prefetch_factor + 1`` batches (2 with ``num_workers=0``), and one more for each batch kept beyond the current one.
+    The buffers of ended epochs are kept for the next, until the loader is dropped.
+
+    Parameters
+    ----------
+    dataset : ShardedDataset
+        With a mesh whose ``dp`` axis has several ranks, each reads its own samples: see ``sampler``.
+    batch_size : int or None
+        Samples per dp rank. None hands out samples without a batch dimension.
+    shuffle : bool
+        With a mesh: a :class:`scidata.DistributedSampler` with seed 0, so that all ranks agree; call :meth:`set_epoch`
+        or every epoch has the same order. Without one: torch's random order.
+    sampler, batch_sampler
+        Used as they are. Default, where the mesh has several dp ranks or ``shuffle`` asks for an order: a
+        :class:`scidata.DistributedSampler`, which pads to the same number of steps, or drops with ``drop_last``.
+    num_workers : int
+        Reader threads, not processes. 0 reads in the calling thread, without reading ahead.
+    collate_fn
+        Called with the list of a batch's samples. Default: a batch is read where it lies in the end; where the data
+        set has a transform, :func:`scidata.collate` stacks the transformed samples.
+    pin_memory : bool
+        Read into page-locked memory, where CUDA is available.
+    device : torch.device or str, optional
+        Where the tensors are handed out; on CUDA they are copied on a stream of their own, one batch ahead of use.
+        Default: on the host.
+    prefetch_factor : int, optional
+        Batches in flight in all, default 2: torch counts per worker.
+
+    Raises
+    ------
+    ConfigError
+        A data set that cannot be read into buffers (use torch's DataLoader for it); ``worker_init_fn``,
+        ``multiprocessing_context``, ``persistent_workers``, ``timeout`` (there are no worker processes),
+        ``in_order=False`` (ranks would disagree), ``pin_memory_device`` (use ``device``); ``generator`` where the order
+        must be the same on several ranks.
+    ValueError
+        As torch does, for arguments that contradict each other.
+    """
+
+    def __init__(
+        self,
+        dataset: BufferedDataset,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Sampler[int] | Iterable[int] | None = None,
+        batch_sampler: Sampler[list[int]] | Iterable[Sequence[int]] | None = None,
+        num_workers: int = 2,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        device: torch.device | str | int | None = None,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+    ) -> None:
+        _check_dataset(dataset)
+        ordered = sampler is None and batch_sampler is None and _needs_agreement(dataset, bool(shuffle))
+        if ordered and generator is not None:
+            raise ConfigError(
+                "generator: ranks must agree on the order, which a generator of each rank's own does not ensure; "
+                "pass sampler=DistributedSampler(dataset, mesh, seed=...)"
+            )
+        if ordered:
+            # drop_last belongs to both: the sampler then drops what does not fill a step of all ranks, so that every
+            # rank has as many batches as the others
+            sampler = DistributedSampler(
+                dataset, dataset.mesh, dp=dataset.dp_axis, shuffle=bool(shuffle), drop_last=drop_last
+            )
+            shuffle = None
+        if collate_fn is None and (batch_size is not None or batch_sampler is not None):
+            collate_fn = collate
+        super().__init__(
+            dataset,  # type: ignore[arg-type]
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,  # type: ignore[arg-type]
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+        )
+        self._refuse_process_options()
+        self.device = None if device is None else torch.device(device)
+        if self.device is not None and self.device.type not in ("cpu", "cuda"):
+            raise ConfigError(f"device={str(self.device)!r}: the loader copies to 'cuda', or leaves data on 'cpu'")
+        self._stats = PrefetchStats()
+        self._idle_rings: deque[BufferRing] = deque(maxlen=1)
+
+    def _refuse_process_options(self) -> None:
+        refused = {
+            "worker_init_fn": (self.worker_init_fn is not None, "there are no worker processes; leave it out"),
+            "multiprocessing_context": (self.multiprocessing_context is not None, "nothing is forked; leave it out"),
+            "persistent_workers": (self.persistent_workers, "threads cost nothing to start; leave it out"),
+            "timeout": (self.timeout > 0, "a read is not interrupted; leave it out"),
+            "in_order": (not self.in_order, "ranks of a domain would disagree on the sample; leave it out"),
+            "pin_memory_device": (self.pin_memory_device != "", "pass device= instead"),
+        }
+        for name, (given, remedy) in refused.items():
+            if given:
+                raise ConfigError(f"{name}: reading is done by threads of this process: {remedy}")
+
+    def check_worker_number_rationality(self) -> None:
+        """Do nothing: torch warns of more worker processes than cores, but threads that wait for a disk need none."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the buffers out; they are made again when needed."""
+        return self.__dict__ | {"_idle_rings": deque(maxlen=1)}
+
+    # -- iterating ---------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Any:
+        """Begin an epoch: an iterator of its own, whose threads end with it."""
+        device = self._cuda_device()
+        ring, idle = self._take_ring(), self._idle_rings
+        prefetcher = Prefetcher(
+            _items(iter(self._index_sampler), self._auto_collation),
+            _filler(self.dataset),  # type: ignore[arg-type]
+            ring,
+            num_workers=self.num_workers,
+            prefetch=self.prefetch_factor or 0,
+            copier=HostCopier(ring) if device is None else DeviceCopier(ring, device),
+            stats=self._stats,
+            on_close=lambda: idle.append(ring),
+        )
+        return _Batches(prefetcher, self.dataset, self.collate_fn, batched=self._auto_collation)  # type: ignore[arg-type]
+
+    def _cuda_device(self) -> torch.device | None:
+        """Return the CUDA device with its index, which reader threads would not know; None for the host."""
+        if self.device is None or self.device.type == "cpu":
+            return None
+        if not torch.cuda.is_available():
+            raise ConfigError(
+                f"device={str(self.device)!r}: no CUDA device is available; leave device out, or use 'cpu'"
+            )
+        return self.device if self.device.index is not None else torch.device("cuda", torch.cuda.current_device())
+
+    def _take_ring(self) -> BufferRing:
+        specs = dict(self.dataset.buffer_specs())  # type: ignore[attr-defined]
+        capacity = max(1, self.prefetch_factor or 0) + 1
+        pin = self.pin_memory and torch.cuda.is_available()
+        try:
+            ring = self._idle_rings.pop()
+        except IndexError:
+            ring = None
+        if ring is not None and (ring.specs, ring.capacity, ring.pin_memory) == (specs, capacity, pin):
+            return ring
+        return BufferRing(specs, capacity=capacity, pin_memory=pin)
+
+    # -- state -------------------------------------------------------------------------------------------------------
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the sampler which epoch comes next, where it wants to know."""
+        for owner in (self.batch_sampler, getattr(self.batch_sampler, "sampler", None), self.sampler):
+            set_epoch = getattr(owner, "set_epoch", None)
+            if set_epoch is not None:
+                set_epoch(epoch)
+                return
+
+    def stats(self) -> dict[str, float]:
+        """Return counts of what was handed out so far, over all iterators.
+
+        ``batches, samples, bytes`` (in the batches), ``bytes_fetched`` (from the store), ``read_seconds`` (summed over
+        threads), ``wait_seconds`` (that the caller of ``next`` waited).
+        """
+        return asdict(self._stats)
+
+
+class _Batches(Iterator[Any]):
+    """One epoch. Keeps no batch between two calls, so that the user alone decides how long one lives."""
+
+    def __init__(
+        self, prefetcher: Prefetcher, dataset: BufferedDataset, collate_fn: Callable[[Any], Any], *, batched: bool
+    ) -> None:
+        self._prefetcher = prefetcher
+        self._dataset = dataset
+        self._collate_fn = collate_fn
+        self._batched = batched
+
+    def __next__(self) -> Any:
+        """Return the next batch, or sample."""
+        try:
+            return self._wrap(*next(self._prefetcher))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the epoch and its threads; dropping the iterator does the same."""
+        self._prefetcher.close()
+
+    def _wrap(self, index: list[int], local: Mapping[str, torch.Tensor]) -> Any:
+        if not self._batched:
+            sample = self._sample(index[0], local, 0)
+            own = self._collate_fn is not torch.utils.data._utils.collate.default_convert
+            return self._collate_fn(sample) if own else sample
+        if self._dataset.transform is None and self._collate_fn is collate:
+            return self._dataset.assemble(local, index=index, batched=True)
+        return self._collate_fn([self._sample(i, local, slot) for slot, i in enumerate(index)])
+
+    def _sample(self, index: int, local: Mapping[str, torch.Tensor], slot: int) -> Sample:
+        sample = self._dataset.assemble({name: t[slot] for name, t in local.items()}, index=index, batched=False)
+        return sample if self._dataset.transform is None else self._dataset.transform(sample)
+
+
+def _items(order: Iterator[Any], batched: bool) -> Iterator[list[int]]:
+    """Yield lists of plain ints from a batch sampler, or from a sampler one by one."""
+    for entry in order:
+        yield [operator.index(i) for i in entry] if batched else [operator.index(entry)]
+
+
+def _filler(dataset: BufferedDataset) -> Callable[[int, Mapping[str, npt.NDArray[np.generic]]], int]:
+    def fill(index: int, out: Mapping[str, npt.NDArray[Any]]) -> int:
+        return getattr(dataset.read_into(index, out), "bytes_fetched", 0)
+
+    return fill
+
+
+def _needs_agreement(dataset: BufferedDataset, shuffle: bool) -> bool:
+    """Whether ranks would go different ways, or all the same way over dp, with torch's own samplers."""
+    return dataset.mesh is not None and (shuffle or axis_size(dataset.mesh, dataset.dp_axis) > 1)
+
+
+def _check_dataset(dataset: Any) -> None:
+    missing = [n for n in ("buffer_specs", "read_into", "assemble", "__len__") if not hasattr(dataset, n)]
+    if missing or isinstance(dataset, IterableDataset):
+        raise ConfigError(
+            f"scidata.DataLoader reads into buffers, which {type(dataset).__name__} cannot do (it has no "
+            f"{', '.join(missing) or 'length'}); make it with scidata.open_dataset, or use torch.utils.data.DataLoader"
+        )

@@ -1,0 +1,1 @@
+"""The command line's own parts: arguments, tables, and what the commands compute. Not for import by users."""

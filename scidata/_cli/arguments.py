@@ -1,0 +1,195 @@
+"""Texts of the command line turned into arguments of the library. Pure; imports nothing heavy.
+
+Every function takes the option's name, so that a bad value is answered with the option and what it accepts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import typer
+
+from scidata.errors import near_matches
+
+__all__ = [
+    "parse_align",
+    "parse_bounds",
+    "parse_domain",
+    "parse_dtype",
+    "parse_halo",
+    "parse_isel",
+    "parse_names",
+    "parse_shard",
+    "parse_steps",
+    "usage_error",
+]
+
+T = TypeVar("T")
+
+#: Names of the domain's axes, by how many there are; as ``init_mesh`` names them.
+_AXIS_NAMES = {1: ("domain",), 2: ("h", "w"), 3: ("d", "h", "w")}
+_FLOATS = ("float16", "float32", "float64")
+
+
+def usage_error(option: str, message: str) -> typer.BadParameter:
+    """Return the error that ends the program with exit code 2 and names the option."""
+    return typer.BadParameter(message, param_hint=f"'{option}'")
+
+
+def _integer(option: str, text: str, accepted: str) -> int:
+    try:
+        return int(text.strip())
+    except ValueError:
+        raise usage_error(option, f"{text.strip()!r} is not an integer; accepted: {accepted}.") from None
+
+
+def _dim(text: str) -> str | int:
+    """Return a dimension: by name, or by position where it is an integer."""
+    name = text.strip()
+    return int(name) if re.fullmatch(r"-?\d+", name) else name
+
+
+def _by_dim(
+    option: str, values: Sequence[str], accepted: str, parse: Callable[[str], T], *, default: T | None
+) -> T | dict[str | int, T] | None:
+    """Collect ``dim=value`` of a repeatable option into a mapping; one ``value`` alone holds for every dimension."""
+    if not values:
+        return default
+    named: dict[str | int, T] = {}
+    for text in values:
+        dim, equals, value = text.partition("=")
+        if not equals:
+            if len(values) > 1:
+                raise usage_error(option, f"{text!r} names no dimension; given more than once it must: {accepted}.")
+            return parse(text)
+        if not dim.strip() or not value.strip():
+            raise usage_error(option, f"{text!r} is incomplete; accepted: {accepted}.")
+        if _dim(dim) in named:
+            raise usage_error(option, f"dimension {dim.strip()!r} is given twice.")
+        named[_dim(dim)] = parse(value)
+    return named
+
+
+def parse_domain(text: str, option: str = "--domain") -> dict[str, int]:
+    """``"8"``, ``"2x4"`` or ``"2,4"`` as the ranks along each domain axis."""
+    accepted = "the ranks of one sample, 8, or of a 2-D split, 2x4"
+    sizes = [_integer(option, part, accepted) for part in re.split("[x,]", text.lower())]
+    if len(sizes) not in _AXIS_NAMES:
+        raise usage_error(option, f"{text!r} has {len(sizes)} axes; accepted: {accepted}.")
+    if min(sizes) < 1:
+        raise usage_error(option, f"{text!r} asks for {min(sizes)} ranks; at least 1 is needed.")
+    return dict(zip(_AXIS_NAMES[len(sizes)], sizes, strict=True))
+
+
+def parse_shard(values: Sequence[str], axis_sizes: dict[str, int], option: str = "--shard") -> dict[Any, str] | None:
+    """``latitude`` or ``latitude=h``, as ``{dim: axis}``; dimensions without an axis take the free ones in order."""
+    if not values:
+        return None
+    accepted = f"a dimension, or dimension=axis with an axis of {', '.join(axis_sizes)}"
+    pairs = [part.partition("=") for value in values for part in value.split(",")]
+    taken = {axis.strip() for _, equals, axis in pairs if equals}
+    for axis in taken - set(axis_sizes):
+        raise usage_error(option, f"there is no domain axis {axis!r}{near_matches(axis, axis_sizes)}.")
+    free = [axis for axis in axis_sizes if axis not in taken]
+    shard: dict[Any, str] = {}
+    for dim, equals, axis in pairs:
+        if not dim.strip():
+            raise usage_error(option, f"{dim + equals + axis!r} names no dimension; accepted: {accepted}.")
+        if _dim(dim) in shard:
+            raise usage_error(option, f"dimension {dim.strip()!r} is given twice.")
+        if not equals and not free:
+            split = "x".join(map(str, axis_sizes.values()))
+            raise usage_error(
+                option,
+                f"more dimensions than the {len(axis_sizes)} axes of --domain {split}; "
+                "give --domain one number for each dimension, as in --domain 2x4.",
+            )
+        shard[_dim(dim)] = axis.strip() if equals else free.pop(0)
+    unused = sorted(set(axis_sizes) - set(shard.values()))
+    if unused:
+        raise usage_error(
+            option,
+            f"no dimension is split over domain axis {unused[0]!r}; give --shard once for each number of --domain.",
+        )
+    return shard
+
+
+def parse_halo(values: Sequence[str], option: str = "--halo") -> Any:
+    """``2``, ``latitude=2`` or ``latitude=1:3`` (below, above)."""
+    accepted = "rows on either side, 2; or of one dimension, latitude=2 or latitude=1:3 (below:above)"
+
+    def width(text: str) -> int | tuple[int, int]:
+        parts = [_integer(option, part, accepted) for part in text.split(":")]
+        if len(parts) > 2 or min(parts) < 0:
+            raise usage_error(option, f"{text!r} is no width; accepted: {accepted}.")
+        return parts[0] if len(parts) == 1 else (parts[0], parts[1])
+
+    return _by_dim(option, values, accepted, width, default=0)
+
+
+def parse_bounds(values: Sequence[str], option: str = "--bounds") -> Any:
+    """``even``, ``chunk`` or ``0,100,241``; or ``latitude=`` one of these."""
+    accepted = "even, chunk, or the first row of each rank and the end, 0,100,241; also latitude=even"
+
+    def kind(text: str) -> str | list[int]:
+        word = text.strip().lower()
+        if word in ("even", "chunk"):
+            return word
+        if not re.fullmatch(r"[\d,\s-]+", word):
+            hint = near_matches(word, ("even", "chunk")) if word.isalpha() else ""
+            raise usage_error(option, f"{text.strip()!r} are no bounds{hint}; accepted: {accepted}.")
+        return [_integer(option, part, accepted) for part in word.split(",")]
+
+    return _by_dim(option, values, accepted, kind, default="even")
+
+
+def parse_align(values: Sequence[str], option: str = "--align") -> Any:
+    """``8`` or ``latitude=8``."""
+    accepted = "rows that stay together, 8; or of one dimension, latitude=8"
+
+    def unit(text: str) -> int:
+        rows = _integer(option, text, accepted)
+        if rows < 1:
+            raise usage_error(option, f"{rows} is less than 1; accepted: {accepted}.")
+        return rows
+
+    return _by_dim(option, values, accepted, unit, default=1)
+
+
+def parse_isel(values: Sequence[str], option: str = "--isel") -> dict[str | int, Any]:
+    """``latitude=0:240:2``, ``level=3`` or ``level=0,2,5``."""
+    accepted = "dim=start:stop:step, dim=row or dim=row,row,…; as in latitude=0:240:2"
+
+    def rows(text: str) -> slice | int | list[int]:
+        if ":" in text:
+            parts = [None if not p.strip() else _integer(option, p, accepted) for p in text.split(":")]
+            if len(parts) > 3:
+                raise usage_error(option, f"{text!r} has too many colons; accepted: {accepted}.")
+            return slice(*parts)
+        indices = [_integer(option, part, accepted) for part in text.split(",")]
+        return indices if "," in text else indices[0]
+
+    for text in values:
+        if "=" not in text:
+            raise usage_error(option, f"{text!r} names no dimension; accepted: {accepted}.")
+    crop = _by_dim(option, values, accepted, rows, default=None)
+    return crop if isinstance(crop, dict) else {}
+
+
+def parse_names(values: Sequence[str]) -> list[str]:
+    """Names given with commas, by repeating the option, or both."""
+    return [name.strip() for value in values for name in value.split(",") if name.strip()]
+
+
+def parse_steps(text: str, option: str = "--steps") -> tuple[int, ...]:
+    """``0,1`` as offsets along the sample dimension."""
+    return tuple(_integer(option, part, "offsets along the sample dimension, 0,1") for part in text.split(","))
+
+
+def parse_dtype(text: str | None, option: str = "--dtype") -> str | None:
+    """Return the name of a floating dtype."""
+    if text is not None and text not in _FLOATS:
+        raise usage_error(option, f"{text!r} is no floating dtype{near_matches(text, _FLOATS)}")
+    return text

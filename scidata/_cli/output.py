@@ -1,0 +1,91 @@
+"""What the commands print: data on stdout, as a table or as JSON; errors and progress on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+__all__ = ["console", "human_bytes", "is_terminal", "make_table", "print_error", "print_json", "progress", "ratio"]
+
+_PIPED_WIDTH = 240  # a pipe has no width: wide enough that no column is folded
+
+
+def is_terminal(stream: Any) -> bool:
+    """Say whether progress may be drawn on the stream."""
+    return bool(getattr(stream, "isatty", lambda: False)())
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return a console on the current stdout (or stderr); text is printed as it is, without markup."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(
+        file=stream, width=None if is_terminal(stream) else _PIPED_WIDTH, markup=False, highlight=False, emoji=False
+    )
+
+
+def make_table(columns: Sequence[str], *, left: Sequence[str] = (), title: str | None = None) -> Table:
+    """Return an empty table; columns are aligned to the right, as numbers are, except those in ``left``."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False
+    )
+    for name in columns:
+        table.add_column(name, justify="left" if name in left else "right", overflow="fold")
+    return table
+
+
+def print_json(data: Any) -> None:
+    """Print one JSON document to stdout."""
+    print(json.dumps(data, indent=2, allow_nan=False, ensure_ascii=False))
+
+
+def print_error(message: str) -> None:
+    """Print one ``error:`` line to stderr, red on a terminal."""
+    from rich.text import Text
+
+    text = Text("error: ", style="bold red")
+    text.append(" ".join(message.split()), style="red")
+    console(stderr=True).print(text, soft_wrap=True)
+
+
+def human_bytes(num_bytes: float | None) -> str:
+    """Return a size as ``"12.3 MiB"``."""
+    if num_bytes is None:
+        return "?"
+    size = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(size) < 1024 or unit == "TiB":
+            break
+        size /= 1024
+    if unit == "B":
+        return f"{size:.0f} B"
+    return f"{size:.0f} {unit}" if size >= 100 else f"{size:.1f} {unit}"
+
+
+def ratio(value: float | None) -> str:
+    """Return an amplification or a balance as text."""
+    return "-" if value is None else f"{value:.2f}"
+
+
+@contextmanager
+def progress(what: str, total: int) -> Iterator[Callable[[], None]]:
+    """Draw a bar on stderr, if that is a terminal; the value is called once for each of ``total`` parts done."""
+    if not is_terminal(sys.stderr):
+        yield lambda: None
+        return
+    from rich.progress import Progress
+
+    with Progress(console=console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda: bar.advance(task)

@@ -1,0 +1,243 @@
+"""The ``scidata`` command: arguments in, calls, tables or JSON out.
+
+Everything heavy (NumPy, torch, the formats) is imported by the command that needs it, so that ``scidata --help``
+answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+import typer.core
+
+from scidata.errors import SciDataError
+
+if TYPE_CHECKING:
+    from scidata.grid_reader import GridReader
+
+__all__ = ["app", "main"]
+
+_EXIT_FAILED, _EXIT_INTERRUPTED = 1, 130
+
+
+class _Group(typer.core.TyperGroup):
+    """Turns expected errors into one line and the exit code, unless ``--debug`` is given."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise  # `scidata plan … | head`: the framework ends quietly
+        except (SciDataError, OSError) as e:
+            if ctx.meta.get("scidata.debug"):
+                raise
+            from scidata._cli.output import print_error
+
+            print_error(_message(e))
+            raise typer.Exit(_EXIT_FAILED) from None
+        except KeyboardInterrupt:
+            typer.echo("interrupted", err=True)
+            raise typer.Exit(_EXIT_INTERRUPTED) from None
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, OSError) and not isinstance(error, SciDataError) and error.strerror:
+        return f"{error.filename}: {error.strerror.lower()}" if error.filename else error.strerror
+    return str(error) or type(error).__name__
+
+
+app = typer.Typer(
+    cls=_Group,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Rank-aware reading of gridded scientific data: what a store holds, and what each rank reads of it.",
+)
+
+
+def _set_debug(ctx: typer.Context, value: bool) -> bool:
+    if value:
+        ctx.meta["scidata.debug"] = True  # shared by the group and its commands
+    return value
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        from scidata import __version__
+
+        typer.echo(f"scidata {__version__}")
+        raise typer.Exit
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Debug = Annotated[
+    bool, typer.Option("--debug", callback=_set_debug, is_eager=True, help="Show the traceback of an error.")
+]
+Fields = Annotated[
+    list[str] | None, typer.Option("--fields", metavar="NAME,...", help="Arrays to read; all by default.")
+]
+
+
+@app.callback()
+def _root(
+    debug: Debug = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def inspect(
+    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="A store, a glob, or the files of a series.")],
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show what a store holds: arrays, chunks, kind, default split, and what will read badly."""
+    from scidata._cli.output import print_json
+    from scidata._cli.tables import print_report
+    from scidata.inspect import inspect_store
+
+    report = inspect_store(paths if len(paths) > 1 else paths[0])
+    if as_json:
+        print_json(report.to_dict())
+    else:
+        print_report(report)
+
+
+@app.command()
+def plan(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="A store, or a glob of the files of a series.")],
+    domain: Annotated[str, typer.Option(metavar="P | PxQ", help="Ranks that share a sample: 8, or 2x4 on two dims.")],
+    dp: Annotated[int | None, typer.Option(min=1, help="Such groups, each on other samples.")] = None,
+    shard: Annotated[
+        list[str] | None, typer.Option(metavar="DIM[=AXIS]", help="Dimension to split; once for each domain axis.")
+    ] = None,
+    halo: Annotated[
+        list[str] | None, typer.Option(metavar="[DIM=]N[:M]", help="Ghost rows below and above. Repeatable.")
+    ] = None,
+    bounds: Annotated[
+        list[str] | None, typer.Option(metavar="[DIM=]even|chunk|0,...,N", help="Where ranks begin. Repeatable.")
+    ] = None,
+    align: Annotated[
+        list[str] | None, typer.Option(metavar="[DIM=]N", help="Bounds fall on multiples of N. Repeatable.")
+    ] = None,
+    periodic: Annotated[
+        list[str] | None, typer.Option(metavar="DIM", help="Dimension whose halo wraps. Repeatable.")
+    ] = None,
+    isel: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DIM=A:B:C|I", help="Crop, stride or index before the split. Repeatable."),
+    ] = None,
+    fields: Fields = None,
+    steps: Annotated[str, typer.Option(metavar="I,...", help="Offsets along the sample dimension.")] = "0",
+    sample_dim: Annotated[str | None, typer.Option(metavar="DIM", help="Dimension that numbers the samples.")] = None,
+    weights: Annotated[
+        str | None, typer.Option(metavar="FIELD", help="Field whose sum over a row is the row's cost.")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(metavar="float32", help="Floating dtype in memory.")] = None,
+    sample: Annotated[int, typer.Option(help="The sample to plan.")] = 0,
+    plot: Annotated[str | None, typer.Option(metavar="FILE.png", help="Also draw the shards over the chunks.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the picture if it exists.")] = False,
+    every_rank: Annotated[bool, typer.Option("--all", help="List every rank, also of a large domain.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show what each rank of a domain would read of a sample, without starting any."""
+    from scidata._cli import arguments as parse
+
+    axis_sizes = parse.parse_domain(domain)
+    kind = parse.parse_bounds(bounds or ())
+    split = parse.parse_shard(shard or (), axis_sizes)
+    options: dict[str, Any] = {
+        "axis_sizes": axis_sizes,
+        "shard": split,
+        "halo": parse.parse_halo(halo or ()),
+        "bounds": kind,
+        "align": parse.parse_align(align or ()),
+        "periodic": parse.parse_names(periodic or ()),
+        "isel": parse.parse_isel(isel or ()),
+        "fields": parse.parse_names(fields or ()) or None,
+        "steps": parse.parse_steps(steps),
+        "sample_dim": sample_dim,
+        "weights": weights,
+        "dtype": parse.parse_dtype(dtype),
+        "num_threads": 1,
+    }
+    if weights is not None and kind != "even":
+        raise parse.usage_error("--weights", "weights decide the bounds; leave out --bounds.")
+    _plan(path, options, sample=sample, dp=dp, plot=plot, overwrite=overwrite, every_rank=every_rank, as_json=as_json)
+
+
+def _plan(
+    path: str,
+    options: dict[str, Any],
+    *,
+    sample: int,
+    dp: int | None,
+    plot: str | None,
+    overwrite: bool,
+    every_rank: bool,
+    as_json: bool,
+) -> None:
+    from scidata._cli.arguments import usage_error
+    from scidata._cli.output import print_json, progress
+    from scidata._cli.planning import describe, plan_domain, suggestions
+    from scidata._cli.tables import print_plan
+    from scidata.grid_reader import GridReader
+
+    if plot is not None:
+        from scidata.plot import check_picture
+
+        check_picture(plot, overwrite=overwrite)
+
+    def remake(**changed: Any) -> GridReader:
+        return GridReader(path, **(options | changed))
+
+    reader = remake()
+    if not 0 <= sample < reader.num_samples:
+        raise usage_error("--sample", f"{sample} is out of range: there are {reader.num_samples} samples.")
+    with progress("planning", reader.partition.num_parts * len(reader.fields)) as tick:
+        found = plan_domain(reader, sample, tick=tick)
+        about = describe(found, path=path, dp=dp) | {"suggestions": suggestions(found, remake, options)}
+    if plot is not None:
+        from scidata.plot import draw_reader
+
+        draw_reader(reader, plot)
+        about["plot"] = plot
+    if as_json:
+        print_json(about | {"totals": found.totals(), "ranks": [found.rank(r) for r in range(found.num_ranks)]})
+        return
+    print_plan(found, about, every_rank=every_rank)
+    if plot is not None:
+        typer.echo(f"picture: {plot}")
+
+
+@app.command()
+def demo(
+    ranks: Annotated[int, typer.Option(min=1, max=15, help="Ranks that share each sample.")] = 2,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 5,
+    keep: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Keep the data and results in this new folder.")
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Train a small ViT on synthetic data over several local ranks, and compare with one process."""
+    from scidata._cli.demo import run_demo
+
+    if not run_demo(ranks=ranks, steps=steps, keep=keep, as_json=as_json):
+        raise typer.Exit(_EXIT_FAILED)
+
+
+def main() -> None:
+    """Run the command line; the entry point of the ``scidata`` script."""
+    app(prog_name="scidata")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

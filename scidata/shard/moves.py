@@ -1,0 +1,179 @@
+"""Between layouts: gathering, slicing and scattering plain local parts by spec. Knows no ShardTensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from scidata.errors import ShardLayoutError
+from scidata.shard.collectives import all_gather_v, scatter_v, slice_to_shard
+from scidata.shard.spec import MeshAxis, ShardSpec, axes_of, by_axis
+
+__all__ = ["change_layout", "gather_full", "infer_spec", "scatter", "spec_of_shapes", "target_spec"]
+
+_MAX_DIMS = 14
+_DTYPES = (
+    *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+)
+
+
+def gather_full(local: Tensor, spec: ShardSpec) -> Tensor:
+    """Return the whole tensor; backward keeps the own part of a replicated gradient. Collective."""
+    for dim, axis in spec.sharded.items():
+        local = all_gather_v(local, spec.sizes_of(axis), dim, spec.group(axis))
+    return local
+
+
+def target_spec(
+    spec: ShardSpec, placements: Sequence[Placement], sizes: Mapping[int | str, Sequence[int]] | None
+) -> ShardSpec:
+    """Return the spec that ``placements`` and ``sizes`` ask for; sizes are kept where the same dim stays sharded."""
+    given: dict[int | str, Sequence[int]] = {
+        axis: spec.sizes_of(axis)
+        for axis, (dim, new) in enumerate(zip(spec.dims, placements, strict=False))
+        if dim is not None and isinstance(new, Shard) and new.dim in (dim, dim - spec.ndim)
+    }
+    given.update(by_axis(sizes or {}, spec.axes))
+    return ShardSpec.even(spec.device_mesh, placements, spec.global_shape, given)
+
+
+def change_layout(local: Tensor, old: ShardSpec, new: ShardSpec) -> Tensor:
+    """Gather along every axis that changes, then slice along it. Collective; the gradient takes the way back."""
+    changed = [i for i in range(len(old.axes)) if (old.dims[i], old.sizes[i]) != (new.dims[i], new.sizes[i])]
+    for axis in changed:
+        dim = old.dims[axis]
+        if dim is not None:
+            local = all_gather_v(local, old.sizes_of(axis), dim, old.group(axis))
+    for axis in changed:
+        dim = new.dims[axis]
+        if dim is not None:
+            local = slice_to_shard(local, new.sizes_of(axis), dim, new.group(axis))
+    return local
+
+
+def spec_of_shapes(
+    local: Tensor,
+    mesh: DeviceMesh,
+    placements: Sequence[Placement],
+    shapes: Mapping[int | str, Sequence[Sequence[int]]],
+) -> ShardSpec:
+    """Make a spec from the explicit local shapes along each mesh axis, checked against the own part."""
+    axes = axes_of(mesh)
+    parts = {axis: [tuple(map(int, shape)) for shape in given] for axis, given in by_axis(shapes, axes).items()}
+    own, global_shape = tuple(local.shape), list(local.shape)
+    sizes: dict[int | str, Sequence[int]] = {}
+    for i, (axis, placement) in enumerate(zip(axes, placements, strict=False)):
+        if not isinstance(placement, Shard):
+            continue
+        if i not in parts:
+            raise ShardLayoutError(f'sharding_shapes has nothing for axis {axis.name!r}; give it, or use "infer"')
+        if not -local.ndim <= placement.dim < local.ndim:
+            raise ShardLayoutError(f"axis {axis.name!r}: {placement} is out of range for a local part of shape {own}")
+        dim = placement.dim % local.ndim
+        for rank, shape in enumerate(parts[i]):
+            if len(shape) != local.ndim or any(s != o for d, (s, o) in enumerate(zip(shape, own, strict=True)) if d != dim):
+                raise ShardLayoutError(
+                    f"axis {axis.name!r}: rank {rank} is said to hold {shape}, which differs from the own part {own} in "
+                    f"more than the sharded dim {dim}"
+                )
+        if len(parts[i]) != axis.size or parts[i][axis.rank] != own:
+            raise ShardLayoutError(
+                f"axis {axis.name!r} has {axis.size} ranks and rank {axis.rank} holds {own}, but sharding_shapes says "
+                f"{parts[i]}"
+            )
+        sizes[i] = [shape[dim] for shape in parts[i]]
+        global_shape[dim] = sum(sizes[i])
+    return ShardSpec.even(mesh, placements, global_shape, sizes)
+
+
+def _describe(x: Tensor) -> Tensor:
+    """Shape and dtype as ``(1, 2 + 14)`` int64."""
+    if x.ndim > _MAX_DIMS:
+        raise ShardLayoutError(f"at most {_MAX_DIMS} dims can be sharded, not {x.ndim}")
+    row = [x.ndim, _DTYPES.index(x.dtype), *x.shape] + [0] * (_MAX_DIMS - x.ndim)
+    return torch.tensor([row], dtype=torch.int64, device=x.device)
+
+
+def infer_spec(local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> ShardSpec:
+    """Make a spec from what all ranks hold; contradictions raise on every rank. Collective."""
+    axes = axes_of(mesh)
+    table = _describe(local)[0]
+    for axis in reversed(axes):
+        table = all_gather_v(table[None], (1,) * axis.size, 0, axis.group)
+    held = table.cpu().numpy()  # (axis 0 ranks, axis 1 ranks, ..., 16)
+    first = held[(0,) * len(axes)]
+    ndim = int(first[0])
+    shape, sizes = first[2 : 2 + ndim].copy(), {}
+    expected = np.broadcast_to(first, held.shape).copy()
+    for i, placement in enumerate(placements[: len(axes)]):
+        if isinstance(placement, Shard) and -ndim <= placement.dim < ndim:
+            dim = placement.dim % ndim
+            along = held[tuple(slice(None) if j == i else 0 for j in range(len(axes)))][:, 2 + dim]
+            expected[..., 2 + dim] = along.reshape([-1 if j == i else 1 for j in range(len(axes))])
+            sizes[i], shape[dim] = along.tolist(), along.sum()
+    if not np.array_equal(held, expected):
+        parts = {index: tuple(held[index][2 : 2 + held[index][0]].tolist()) for index in np.ndindex(held.shape[:-1])}
+        kinds = sorted({str(_DTYPES[i]) for i in held[..., 1].ravel()})
+        raise ShardLayoutError(
+            f"the local parts do not form one tensor under {tuple(placements)}: shapes by mesh coordinate {parts}, "
+            f"dtypes {kinds}; they may differ along the sharded dims only"
+        )
+    return ShardSpec.even(mesh, placements, shape.tolist(), dict(sizes))
+
+
+def _broadcast(x: Tensor, src: int, axis: MeshAxis) -> Tensor:
+    """Return rank ``src``'s ``x``; the others pass any ``x`` of the same shape."""
+    sizes = tuple(int(rank == src) for rank in range(axis.size))
+    return all_gather_v(x[None][: sizes[axis.rank]], sizes, 0, axis.group)[0]
+
+
+def _checked_source(tensor: Tensor | None) -> Tensor:
+    if tensor is None:
+        raise ShardLayoutError("this rank is the source of scatter_tensor and must pass a tensor, not None")
+    return tensor.detach()
+
+
+def scatter(
+    tensor: Tensor | None,
+    global_src: int,
+    mesh: DeviceMesh,
+    placements: Sequence[Placement],
+    sizes: Mapping[int | str, Sequence[int]] | None,
+) -> tuple[Tensor, ShardSpec]:
+    """Split one rank's tensor: along axis 0 within the source's slice of the mesh, then along axis 1, ... Collective."""
+    axes = axes_of(mesh)
+    found = (mesh.mesh == global_src).nonzero().tolist()
+    if not found:
+        raise ShardLayoutError(f"global_src={global_src} is not in the device mesh {mesh.mesh.tolist()}")
+    source = found[0]
+    device = torch.device(mesh.device_type, torch.cuda.current_device() if mesh.device_type == "cuda" else None)
+    whole = _checked_source(tensor).to(device) if dist.get_rank() == global_src else None
+    header = torch.zeros(2 + _MAX_DIMS, dtype=torch.int64, device=device) if whole is None else _describe(whole)[0]
+    for i, axis in enumerate(axes):
+        if all(later.rank == at for later, at in zip(axes[i + 1 :], source[i + 1 :], strict=True)):
+            header = _broadcast(header, source[i], axis)
+    ndim, dtype, *extents = header.tolist()
+    spec = ShardSpec.even(mesh, placements, extents[:ndim], sizes)
+    if whole is None:
+        whole = torch.empty(0, dtype=_DTYPES[dtype], device=device)
+    shape = list(spec.global_shape)
+    for i, axis in enumerate(axes):
+        dim, holds = spec.dims[i], axis.rank == source[i]
+        if any(later.rank != at for later, at in zip(axes[i + 1 :], source[i + 1 :], strict=True)):
+            part = whole  # not this rank's turn yet
+        elif dim is None:
+            part = _broadcast(whole if holds else whole.new_empty(shape), source[i], axis)
+        else:
+            part = scatter_v(whole if holds else None, spec.sizes_of(i), dim, source[i], axis.group, device=device)
+        whole = part
+        if dim is not None:
+            shape[dim] = spec.sizes_of(i)[axis.rank]
+    return whole.detach().clone(), spec

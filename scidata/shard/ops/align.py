@@ -1,0 +1,188 @@
+"""What most handlers share: bring operands to one layout by the labels of their dims.
+
+Each operand's dims carry labels, as in an einsum: dims with the same label are the same index. A mesh axis shards one
+label. An operand that is not sharded on that axis is replicated along it, so it is sliced where it has the label's
+full extent, and taken as it is where it broadcasts; either way its gradient is assembled from all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from scidata.shard.collectives import replicate_to_shards, slice_to_shard
+from scidata.shard.ops.registry import unsupported
+from scidata.shard.spec import ShardSpec
+from scidata.shard.tensor import ShardTensor
+
+__all__ = [
+    "Layout",
+    "align",
+    "align_parameters",
+    "dims_of",
+    "finish",
+    "local_of",
+    "map_local",
+    "operands_of",
+    "refuse_out",
+    "specs_of",
+    "to_axis",
+]
+
+Labels = Sequence[Hashable]
+#: The label and sizes that each mesh axis shards, None where it replicates.
+Layout = list[tuple[Hashable, tuple[int, ...]] | None]
+
+
+def refuse_out(func: Any, kwargs: Mapping[str, Any], *specs: ShardSpec) -> None:
+    """Raise where ``out=`` is given."""
+    if kwargs.get("out") is not None:
+        raise unsupported(func, "out= is not supported", *specs, remedy="assign the result")
+
+
+def operands_of(args: Any, kwargs: Any) -> tuple[list[Tensor], Callable[[Sequence[Any]], tuple[Any, Any]]]:
+    """Return the tensors in the arguments, and a function that puts others in their places."""
+    flat, tree = tree_flatten((args, kwargs))
+    places = [i for i, x in enumerate(flat) if isinstance(x, Tensor)]
+
+    def rebuild(values: Sequence[Any]) -> tuple[Any, Any]:
+        new = list(flat)
+        for place, value in zip(places, values, strict=True):
+            new[place] = value
+        args, kwargs = tree_unflatten(new, tree)
+        return args, kwargs
+
+    return [flat[i] for i in places], rebuild
+
+
+def specs_of(operands: Sequence[Any]) -> list[ShardSpec]:
+    """Return the specs of the ShardTensors among ``operands``."""
+    return [x._spec for x in operands if isinstance(x, ShardTensor)]
+
+
+def local_of(x: Any) -> Any:
+    """Return the local part of a ShardTensor, anything else as it is."""
+    return x._local if isinstance(x, ShardTensor) else x
+
+
+def dims_of(func: Any, dim: Any, spec: ShardSpec) -> tuple[int, ...]:
+    """Normalise a dim argument: None and () mean all dims."""
+    if dim is None:
+        return tuple(range(spec.ndim))
+    dims = tuple(dim) if isinstance(dim, tuple | list) else (dim,)
+    for d in dims:
+        if not -max(spec.ndim, 1) <= d < max(spec.ndim, 1):
+            raise IndexError(f"dim {d} is out of range for a tensor of {spec.ndim} dims")
+    return tuple(d % spec.ndim for d in dims) or tuple(range(spec.ndim))
+
+
+def layout_of(func: Any, operands: Sequence[Tensor], labels: Sequence[Labels]) -> Layout:
+    """Find which label each mesh axis shards; raise where two ShardTensors disagree."""
+    specs = specs_of(operands)
+    layout: Layout = [None] * len(specs[0].axes)
+    for x, names in zip(operands, labels, strict=True):
+        if not isinstance(x, ShardTensor):
+            continue
+        spec = x._spec
+        if spec.device_mesh != specs[0].device_mesh:
+            raise unsupported(func, "the operands lie on different device meshes", *specs)
+        for dim, axis in spec.sharded.items():
+            entry = (names[dim], spec.sizes_of(axis))
+            if layout[axis] is None:
+                layout[axis] = entry
+            elif layout[axis] != entry:
+                raise unsupported(
+                    func,
+                    f"the operands are split differently along mesh axis {spec.axes[axis].name!r}",
+                    *specs,
+                    remedy="redistribute() one of them to the other's placements and sizes first",
+                )
+    used = [entry[0] for entry in layout if entry is not None]
+    if len(set(used)) != len(used):
+        raise unsupported(func, "two mesh axes would shard the same dim of the result", *specs)
+    return layout
+
+
+def align(
+    func: Any, operands: Sequence[Tensor], labels: Sequence[Labels]
+) -> tuple[list[Tensor], Layout, dict[Hashable, int]]:
+    """Return each operand's local part in the common layout, the layout, and the global extent of each label.
+
+    Raises
+    ------
+    UnsupportedShardOp
+        ShardTensors that are split differently, or a sharded dim of extent 1 that broadcasts.
+    """
+    specs = specs_of(operands)
+    layout = layout_of(func, operands, labels)
+    extents: dict[Hashable, int] = {}
+    for x, names in zip(operands, labels, strict=True):
+        for name, extent in zip(names, x._spec.global_shape if isinstance(x, ShardTensor) else x.shape, strict=True):
+            if extents.setdefault(name, extent) == 1:
+                extents[name] = extent
+            elif extent not in (1, extents[name]):
+                raise RuntimeError(
+                    f"{func.__name__}: the operands' shapes do not fit together: extents {extents[name]} and {extent}"
+                )
+    for entry in layout:
+        if entry is not None and sum(entry[1]) != extents[entry[0]]:
+            raise unsupported(func, "a sharded dim of extent 1 cannot be broadcast", *specs)
+    return [_to_layout(x, names, layout, specs[0]) for x, names in zip(operands, labels, strict=True)], layout, extents
+
+
+def _to_layout(x: Tensor, names: Labels, layout: Layout, spec: ShardSpec) -> Tensor:
+    local = local_of(x)
+    for axis, entry in enumerate(layout):
+        if entry is not None and (not isinstance(x, ShardTensor) or x._spec.dims[axis] is None):
+            local = to_axis(local, names, entry, spec, axis)
+    return local  # type: ignore[no-any-return]
+
+
+def to_axis(
+    local: Tensor, names: Labels, entry: tuple[Hashable, tuple[int, ...]], spec: ShardSpec, axis: int
+) -> Tensor:
+    """Bring what is replicated along a mesh axis to the label and sizes that the axis shards."""
+    name, sizes = entry
+    dim = list(names).index(name) if name in names else None
+    if dim is not None and local.shape[dim] == sum(sizes):
+        if local.requires_grad:
+            return slice_to_shard(local, sizes, dim, spec.group(axis))
+        rank = spec.coordinate(axis)
+        return local.narrow(dim, sum(sizes[:rank]), sizes[rank])
+    return replicate_to_shards(local, [spec.group(axis)]) if local.requires_grad else local
+
+
+def align_parameters(x: ShardTensor, *parameters: Any) -> list[Any]:
+    """Say that plain parameters meet the shards of ``x`` as a whole: their gradients are summed over its axes.
+
+    Replicated ShardTensors count as plain, None stays None.
+    """
+    spec = x._spec
+    groups = [spec.group(axis) for axis in spec.sharded.values()]
+    result = []
+    for parameter in parameters:
+        if isinstance(parameter, ShardTensor):
+            if not parameter._spec.is_replicated:
+                raise unsupported("parameters", "a parameter is sharded", parameter._spec)
+            parameter = parameter._local
+        needs = parameter is not None and parameter.requires_grad
+        result.append(replicate_to_shards(parameter, groups) if needs else parameter)
+    return result
+
+
+def finish(local: Tensor, spec: ShardSpec, **how: Any) -> Tensor:
+    """Wrap a result; one that is replicated on all axes is a plain tensor."""
+    return local if spec.is_replicated else ShardTensor(local, spec, **how)
+
+
+def map_local(x: ShardTensor, function: Callable[[Tensor], Tensor]) -> ShardTensor:
+    """Apply a function that acts on each element alone, on the halo too where the tensor holds one."""
+    held = x._held_halo()
+    if held is not None:
+        padded = function(held)
+        return x if padded is held else ShardTensor.from_padded(padded, x._spec, x._halo)
+    local = function(x._local)
+    return x if local is x._local else ShardTensor(local, x._spec, halo=x._halo)

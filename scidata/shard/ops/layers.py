@@ -1,0 +1,156 @@
+"""Layers: normalisation and softmax over dims that are not sharded, convolution of whole patches, dropout, losses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from scidata.shard.ops.align import align_parameters, finish, specs_of
+from scidata.shard.ops.pointwise import elementwise
+from scidata.shard.ops.registry import find, register_op, unsupported
+from scidata.shard.tensor import ShardTensor
+
+
+def _bind(names: str, args: Sequence[Any], kwargs: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:
+    return {**defaults, **dict(zip(names.split(), args, strict=False)), **kwargs}
+
+
+def _refuse_plain(func: Any, x: Any, *others: Any) -> None:
+    if not isinstance(x, ShardTensor) or x._spec.is_replicated:
+        specs = specs_of([x, *others])
+        raise unsupported(func, "a plain input meets sharded parameters", *specs, remedy="use full_tensor()")
+
+
+@register_op(F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm)
+def layer_norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Normalise over trailing dims that are not sharded."""
+    x, shape, *rest = (*args, *kwargs.values()) if len(args) < 2 else args
+    rest_by_name = kwargs if len(args) >= 2 else {}
+    _refuse_plain(func, x, *rest, *rest_by_name.values())
+    spec = x._spec
+    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    for d in range(spec.ndim - len(shape), spec.ndim):
+        if d in spec.sharded:
+            raise unsupported(func, f"it normalises over dim {d}, which is sharded", spec)
+    is_tensor = [isinstance(r, Tensor) for r in rest]
+    new_rest = [align_parameters(x, r)[0] if t else r for r, t in zip(rest, is_tensor, strict=True)]
+    named = {k: align_parameters(x, v)[0] if isinstance(v, Tensor) else v for k, v in rest_by_name.items()}
+    return finish(func(x._local, shape, *new_rest, **named), spec)
+
+
+@register_op(*find("softmax log_softmax"), F.softmin)
+def softmax(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Softmax over a dim that is not sharded."""
+    x: ShardTensor = args[0]
+    dim = args[1] if len(args) > 1 else kwargs.get("dim")
+    if dim is None or not -x._spec.ndim <= dim < x._spec.ndim:
+        raise unsupported(func, f"dim={dim} is not a dim of the tensor", x._spec, remedy="give dim")
+    if dim % x._spec.ndim in x._spec.sharded:
+        raise unsupported(func, f"dim {dim} is sharded", x._spec)
+    return finish(func(x._local, *args[1:], **kwargs), x._spec)
+
+
+# -- convolution ---------------------------------------------------------------------------------------------------
+
+
+def _per_dim(value: Any, count: int) -> tuple[int, ...]:
+    return (value,) * count if isinstance(value, int) else tuple(value) * (count if len(value) == 1 else 1)
+
+
+@register_op(F.conv1d, F.conv2d, F.conv3d)
+def conv(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Convolve where no kernel reaches over a bound: patches (stride = kernel) and 1×1 kernels."""
+    given = _bind(
+        "input weight bias stride padding dilation groups", args, kwargs, bias=None, stride=1, padding=0, dilation=1
+    )
+    x, weight = given["input"], given["weight"]
+    _refuse_plain(func, x, weight)
+    spec, count = x._spec, len(weight.shape) - 2
+    first = spec.ndim - count  # of the spatial dims
+    kernel, stride = tuple(weight.shape[2:]), _per_dim(given["stride"], count)
+    dilation = _per_dim(given["dilation"], count)
+    for d, axis in spec.sharded.items():
+        if d == first - 1:
+            raise unsupported(func, "the channels are sharded", spec)
+        if d < first:
+            continue
+        s = d - first
+        padding = given["padding"] if isinstance(given["padding"], str) else _per_dim(given["padding"], count)[s]
+        clear = padding in (0, "valid") or (padding == "same" and kernel[s] == 1)
+        if kernel[s] != stride[s] or not clear or (dilation[s] != 1 and kernel[s] != 1):
+            reason = f"kernel {kernel[s]}, stride {stride[s]}, padding {padding} along the sharded dim {d} reach over bounds"
+            raise unsupported(func, reason, spec)
+        if any(size % stride[s] for size in spec.sizes_of(axis)):
+            raise unsupported(
+                func,
+                f"the sizes along dim {d} are no multiples of the patch size {stride[s]}",
+                spec,
+                remedy=f"open the dataset with align={stride[s]}, or redistribute() to such sizes",
+            )
+    given["weight"], given["bias"] = align_parameters(x, weight, given["bias"])
+    local = x._local
+    empty = [d for d in range(first, spec.ndim) if local.shape[d] == 0]
+    for d in empty:  # torch convolves no empty parts: one patch of zeros goes in, and its result is cut off
+        zeros = list(local.shape)
+        zeros[d] = kernel[d - first]
+        local = torch.cat([local, local.new_zeros(zeros)], d)
+    result = func(**{**given, "input": local})
+    for d in empty:
+        result = result.narrow(d, 0, 0)
+    shape, sizes = list(result.shape), list(spec.sizes)
+    for d, axis in spec.sharded.items():
+        step = stride[d - first] if d >= first else 1
+        sizes[axis] = tuple(size // step for size in spec.sizes_of(axis))
+        shape[d] = spec.global_shape[d] // step
+    return finish(result, spec.derive(shape, spec.dims, sizes))
+
+
+@register_op(F.dropout, torch.dropout, F.alpha_dropout, F.dropout1d, F.dropout2d, F.dropout3d)
+def dropout(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """The identity where nothing is dropped."""
+    given = _bind("input p training inplace", args, kwargs, p=0.5, training=True)
+    if given["p"] != 0 and given.get("train", given["training"]):
+        raise unsupported(
+            func,
+            "random numbers of one process cannot be reproduced on parts",
+            *specs_of(args),
+            remedy="use p=0, or eval()",
+        )
+    return given["input"]  # type: ignore[no-any-return]
+
+
+# -- losses: elementwise, then reduced over the global count ---------------------------------------------------------
+
+
+@register_op(
+    F.mse_loss,
+    F.l1_loss,
+    F.smooth_l1_loss,
+    F.huber_loss,
+    F.soft_margin_loss,
+    F.binary_cross_entropy,
+    F.binary_cross_entropy_with_logits,
+)
+def loss(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Compare with a target of the same layout, or a plain one; mean and sum are over the whole tensor."""
+    options = dict(kwargs)
+    reduction = options.pop("reduction", "mean")
+    specs = specs_of([*args, *kwargs.values()])
+    for name in ("weight", "pos_weight", "size_average", "reduce"):
+        if options.pop(name, None) is not None:
+            raise unsupported(func, f"{name}= is not supported", *specs, remedy="multiply before you reduce")
+    operands = [*args[:2], *(options.pop(name) for name in ("input", "target") if name in options)]
+    if len(args) > 2 or len(operands) != 2:
+        raise unsupported(func, "options are taken by name only", *specs, remedy="name the options")
+    if tuple(operands[0].shape) != tuple(operands[1].shape):
+        raise unsupported(func, f"input {tuple(operands[0].shape)} and target {tuple(operands[1].shape)} differ", *specs)
+    if reduction not in ("none", "mean", "sum"):
+        raise ValueError(f"{reduction!r} is not a valid value for reduction")
+    each = elementwise(func, types, tuple(operands), {**options, "reduction": "none"})
+    return each if reduction == "none" else each.mean() if reduction == "mean" else each.sum()
+
+

@@ -1,0 +1,109 @@
+"""Products: each dim of each operand has a label, and a sharded label that is summed over is summed over ranks too."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from scidata.shard.collectives import all_reduce_sum
+from scidata.shard.ops.align import Layout, align, finish, operands_of, refuse_out, specs_of
+from scidata.shard.ops.registry import find, register_op, unsupported
+from scidata.shard.spec import ShardSpec
+
+__all__ = ["contract"]
+
+
+def _labels_of_matmul(left: int, right: int) -> tuple[list[Hashable], list[Hashable], list[Hashable]]:
+    """Return the labels of both operands and of the result, by their numbers of dims."""
+    batch: list[Hashable] = list(range(max(left, right) - 2))  # counted from the left of the longer one
+    lhs = [*batch[len(batch) - left + 2 :], "n", "k"] if left > 1 else ["k"]
+    rhs = [*batch[len(batch) - right + 2 :], "k", "m"] if right > 1 else ["k"]
+    out = [*batch, *(["n"] if left > 1 else []), *(["m"] if right > 1 else [])]
+    return lhs, rhs, out
+
+
+def contract(
+    func: Any, operands: Sequence[Tensor], labels: Sequence[Sequence[Hashable]], out: Sequence[Hashable], compute: Any
+) -> tuple[Tensor, ShardSpec]:
+    """Apply ``compute`` to the aligned local parts, add up over the ranks that share a summed label, say the layout."""
+    locals_, layout, extents = align(func, operands, labels)
+    spec = specs_of(operands)[0]
+    local = compute(*locals_)
+    for axis, entry in enumerate(layout):
+        if entry is not None and entry[0] not in out:
+            local = all_reduce_sum(local, spec.group(axis))
+    return local, _spec_of(spec, layout, out, extents)
+
+
+def _spec_of(spec: ShardSpec, layout: Layout, out: Sequence[Hashable], extents: dict[Hashable, int]) -> ShardSpec:
+    kept = [entry if entry is not None and entry[0] in out else None for entry in layout]
+    places = [None if entry is None else list(out).index(entry[0]) for entry in kept]
+    return spec.derive([extents[name] for name in out], places, [None if entry is None else entry[1] for entry in kept])
+
+
+@register_op(*find("matmul", namespaces=(torch, Tensor)), Tensor.__matmul__, *find("mm bmm mv dot", namespaces=(torch, Tensor)))
+def matmul(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Matrix product: rows, columns, batch and the summed dim may be sharded."""
+    operands, rebuild = operands_of(args, kwargs)
+    refuse_out(func, kwargs, *specs_of(operands))
+    lhs, rhs, out = _labels_of_matmul(*(len(x.shape) for x in operands))
+
+    def compute(*locals_: Tensor) -> Tensor:
+        new_args, new_kwargs = rebuild(locals_)
+        return func(*new_args, **new_kwargs)  # type: ignore[no-any-return]
+
+    return finish(*contract(func, operands, [lhs, rhs], out, compute))
+
+
+@register_op(Tensor.__rmatmul__)
+def rmatmul(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """``plain @ sharded``."""
+    return matmul(torch.matmul, types, (args[1], args[0]), {})
+
+
+@register_op(F.linear)
+def linear(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """``x @ weight.T + bias``; a sharded last dim of ``x`` meets the columns of the weight."""
+    x, weight, *rest = (*args, *(kwargs[name] for name in ("input", "weight", "bias") if name in kwargs))
+    bias = rest[0] if rest else None
+    if len(weight.shape) != 2:
+        raise unsupported(func, "the weight must have two dims", *specs_of([x, weight]))
+    rows: list[Hashable] = list(range(len(x.shape) - 1))
+    operands, labels = [x, weight], [[*rows, "in"], ["out", "in"]]
+    summed = any(s.dims[axis] == s.ndim - 1 for s in specs_of(operands) for axis in range(len(s.axes)))
+    if bias is not None and not summed:
+        return finish(*contract(func, [*operands, bias], [*labels, ["out"]], [*rows, "out"], func))
+    result = finish(*contract(func, operands, labels, [*rows, "out"], func))
+    return result if bias is None else result + bias
+
+
+@register_op(torch.einsum, torch.functional.einsum)
+def einsum(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Einstein sums without ellipsis and without a letter twice in one operand."""
+    operands, _ = operands_of(args[1:], kwargs)
+    specs = specs_of(operands)
+    equation = args[0].replace(" ", "") if isinstance(args[0], str) else ""
+    match = re.fullmatch(r"([a-zA-Z]+(?:,[a-zA-Z]+)*)(?:->([a-zA-Z]*))?", equation)
+    inputs = match[1].split(",") if match else []
+    if match is None or len(inputs) != len(operands) or any(len(set(i)) != len(i) for i in inputs):
+        raise unsupported(func, f"the equation {args[0]!r} is not supported", *specs, remedy="name each dim once")
+    letters = "".join(inputs)
+    out = match[2] if match[2] is not None else "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
+    for names, x in zip(inputs, operands, strict=True):
+        if len(names) != len(x.shape):
+            raise RuntimeError(f"einsum: {names!r} names {len(names)} dims, but the operand has {len(x.shape)}")
+    return finish(*contract(func, operands, [*map(list, inputs)], list(out), lambda *x: func(equation, *x)))
+
+
+@register_op(*find("outer ger", namespaces=(torch, Tensor)))
+def outer(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Outer product of two vectors."""
+    refuse_out(func, kwargs, *specs_of(args))
+    return finish(*contract(func, args[:2], [["n"], ["m"]], ["n", "m"], lambda a, b: func(a, b)))
+
+

@@ -1,0 +1,105 @@
+"""What asks about a tensor rather than computing with it; conversions, copies, new tensors, and autograd's own calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import DisableTorchFunctionSubclass
+
+from scidata.shard.ops.align import local_of, map_local, operands_of, specs_of
+from scidata.shard.ops.registry import find, register_op, unsupported
+from scidata.shard.tensor import ShardTensor
+
+_GLOBAL = "size dim ndimension numel nelement is_floating_point is_complex is_signed element_size get_device is_inference"
+_GLOBAL_GETTERS = """
+    shape ndim dtype device layout is_cuda is_cpu is_meta is_sparse is_sparse_csr is_mkldnn is_quantized is_nested
+    is_mps is_xpu itemsize nbytes
+"""
+_CONVERSIONS = """
+    to float double half bfloat16 int long short char byte bool type_as clone detach contiguous cuda cpu pin_memory
+"""
+_NEW = "new_zeros new_ones new_full new_empty new_tensor"
+_LIKE = "zeros_like ones_like full_like empty_like"
+
+
+def _getters(names: str) -> list[Any]:
+    return [getattr(Tensor, name).__get__ for name in names.split()]
+
+
+@register_op(*find(_GLOBAL, namespaces=(torch, Tensor)), *_getters(_GLOBAL_GETTERS), Tensor.__len__)
+def of_the_whole(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Answer for the tensor as a whole: the wrapper has the global shape, the dtype and the device."""
+    with DisableTorchFunctionSubclass():
+        return func(*args, **kwargs)
+
+
+@register_op(Tensor.is_contiguous, Tensor.is_pinned, Tensor.record_stream, torch.result_type)
+def of_the_part(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Answer for, or act on, this rank's part."""
+    return func(*map(local_of, args), **kwargs)
+
+
+@register_op(*find(_CONVERSIONS, namespaces=(torch.Tensor,)), torch.clone, torch.detach, *_getters("data"))
+def convert(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Change dtype, device or memory, element by element; the layout and the halo stay."""
+    x, *rest = args
+    others = [local_of(other) for other in rest]
+    others_by_name = {name: local_of(other) for name, other in kwargs.items()}
+    if not isinstance(x, ShardTensor):  # x.to(other), x.type_as(other): only the other's dtype and device count
+        return func(x, *others, **others_by_name)  # type: ignore[no-any-return]
+    return map_local(x, lambda part: func(part, *others, **others_by_name))
+
+
+@register_op(*find(_LIKE, namespaces=(torch,)))
+def like(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Make a tensor of the same layout. Memory formats are those of the parts."""
+    x: ShardTensor = args[0] if args else kwargs.pop("input")
+    return ShardTensor(func(x._local, *args[1:], **kwargs), x._spec, halo=x._halo)
+
+
+@register_op(*find(_NEW, namespaces=(Tensor,)))
+def new(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Make a plain tensor of the shape that is asked for, the same on each rank."""
+    if any(isinstance(other, ShardTensor) for other in operands_of(args[1:], kwargs)[0]):
+        raise unsupported(func, "the data is sharded", *specs_of(args))
+    return func(args[0]._local, *args[1:], **kwargs)  # type: ignore[no-any-return]
+
+
+@register_op(Tensor.item, Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.__index__, Tensor.__complex__)
+def to_number(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Turn one element into a Python number. Collective where it is sharded."""
+    x: ShardTensor = args[0]
+    if x._spec.global_shape.count(1) != x._spec.ndim:
+        raise unsupported(func, "a sharded tensor of many elements is no single number", x._spec, remedy="reduce it first")
+    return func(x.full_tensor())
+
+
+@register_op(Tensor.tolist, Tensor.numpy, Tensor.__array__)
+def to_numpy(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Hand the values to Python only where this rank holds all of them."""
+    x: ShardTensor = args[0]
+    if not x._spec.is_replicated:
+        remedy = "use to_local() for this rank's part, full_tensor() for all"
+        raise unsupported(func, "this rank holds a part of the values", x._spec, remedy=remedy)
+    return func(x._local, *args[1:], **kwargs)
+
+
+@register_op(torch.autograd.grad)
+def grad(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor | None, ...]:
+    """Differentiate with respect to sharded tensors. A sharded output needs its ``grad_outputs``. Collective."""
+    outputs, inputs = args
+    given = kwargs.pop("grad_outputs", None)
+    given = [None] * len(outputs) if given is None else [given] if isinstance(given, Tensor) else list(given)
+    for output, gradient in zip(outputs, given, strict=True):
+        spec = output._spec if isinstance(output, ShardTensor) else None
+        if spec is not None and (not isinstance(gradient, ShardTensor) or gradient._spec != spec):
+            raise unsupported(
+                func, "a sharded output needs grad_outputs of the same layout", spec, remedy="reduce it to a loss first"
+            )
+    found = func([*map(local_of, outputs)], [*map(local_of, inputs)], [*map(local_of, given)], **kwargs)
+    return tuple(
+        ShardTensor(g, x._spec) if isinstance(x, ShardTensor) and g is not None else g
+        for x, g in zip(inputs, found, strict=True)
+    )

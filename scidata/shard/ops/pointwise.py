@@ -1,0 +1,177 @@
+"""Functions that act on each element alone, with broadcasting: arithmetic, comparisons, activations, in-place too.
+
+The halo takes part and is kept, as long as nothing requires grad and all sharded operands hold the same halo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from scidata.bounds import window
+from scidata.shard.ops.align import Layout, align, finish, operands_of, refuse_out, specs_of
+from scidata.shard.ops.registry import find, register_op, unsupported
+from scidata.shard.spec import HaloDim, ShardSpec
+from scidata.shard.tensor import ShardTensor
+
+__all__ = ["elementwise"]
+
+_UNARY = """
+    abs absolute neg negative positive exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan arcsin
+    arccos arctan sinh cosh tanh asinh acosh atanh arcsinh arccosh arctanh sigmoid expit logit erf erfc erfinv square
+    reciprocal floor ceil round trunc fix frac sign signbit sgn isnan isinf isfinite isposinf isneginf isreal
+    logical_not bitwise_not nan_to_num deg2rad rad2deg lgamma digamma i0 sinc clamp clip clamp_min clamp_max
+    relu relu6 selu celu elu gelu silu mish softplus softsign hardtanh hardsigmoid hardswish hardshrink softshrink
+    tanhshrink leaky_relu logsigmoid threshold __invert__
+"""
+_BINARY = """
+    add sub subtract rsub mul multiply div divide true_divide floor_divide pow float_power maximum minimum fmax fmin
+    atan2 arctan2 fmod remainder hypot copysign nextafter ldexp logaddexp logaddexp2 xlogy xlog1py heaviside
+    eq ne lt le gt ge not_equal less less_equal greater greater_equal isclose
+    logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift
+    __eq__ __ne__ __and__ __or__ __xor__ __rsub__ __rdiv__ __rpow__ __floordiv__ __rfloordiv__ __rmod__
+    __rand__ __ror__ __rxor__ __lshift__ __rshift__
+"""
+_TERNARY = "lerp addcmul addcdiv masked_fill"
+_IN_PLACE = """
+    fill_ zero_ copy_ __iand__ __ior__ __ixor__ __ilshift__ __irshift__ __ifloordiv__
+"""
+
+
+def _in_place_of(names: str) -> list[Any]:
+    """Return the in-place forms of the named functions, where torch has them."""
+    spaces = (torch, Tensor, F)
+    return find(
+        n + "_" for n in names.split() if not n.startswith("__") and any(hasattr(space, n + "_") for space in spaces)
+    )
+
+
+@register_op(*find(_UNARY), *find(_BINARY), *find(_TERNARY))
+def elementwise(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Handle any function that acts elementwise over all its tensor arguments, with broadcasting."""
+    operands, rebuild = operands_of(args, kwargs)
+    specs = specs_of(operands)
+    refuse_out(func, kwargs, *specs)
+    if kwargs.get("inplace"):
+        _refuse_write_to_copy(func, operands[0])
+    held = _held(operands)
+    if held is not None:
+        new_args, new_kwargs = rebuild(held)
+        first = next(x for x in operands if isinstance(x, ShardTensor) and not x._spec.is_replicated)
+        return ShardTensor.from_padded(func(*new_args, **new_kwargs), first._spec, first._halo)
+    locals_, layout, shape = _broadcast(func, operands)
+    new_args, new_kwargs = rebuild(locals_)
+    spec = _result_spec(specs, layout, shape)
+    return finish(func(*new_args, **new_kwargs), spec, halo=_common_halo(operands, spec))
+
+
+@register_op(torch.where, Tensor.where)
+def where(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``where`` with three arguments; with one it lists indices, which has no sharded form."""
+    if len(args) + len(kwargs) < 3:
+        specs = specs_of(operands_of(args, kwargs)[0])
+        raise unsupported(func, "the number of non-zero elements differs from rank to rank", *specs)
+    return elementwise(func, types, args, kwargs)
+
+
+@register_op(*_in_place_of(_UNARY), *_in_place_of(_BINARY), *_in_place_of(_TERNARY), *find(_IN_PLACE))
+def elementwise_in_place(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Write to the first argument's part, and to its halo where all others have one."""
+    operands, rebuild = operands_of(args, kwargs)
+    target = args[0]
+    if not isinstance(target, ShardTensor):
+        raise unsupported(
+            func,
+            "a plain tensor cannot take a sharded result",
+            *specs_of(operands),
+            remedy="write it as an expression, or use full_tensor()",
+        )
+    _refuse_write_to_copy(func, target)
+    spec = target._spec
+    held = _held(operands)
+    if held is not None:
+        new_args, new_kwargs = rebuild(held)
+        func(*new_args, **new_kwargs)
+        target._padded_version = held[0]._version
+        return target
+    locals_, layout, shape = _broadcast(func, operands)
+    if tuple(shape) != spec.global_shape or _result_spec(specs_of(operands), layout, shape) != spec:
+        raise unsupported(func, "the result has another layout than the tensor it is written to", *specs_of(operands))
+    new_args, new_kwargs = rebuild(locals_)
+    func(*new_args, **new_kwargs)
+    target._padded = None  # its ghosts are old now
+    return target
+
+
+def _refuse_write_to_copy(func: Any, x: Any) -> None:
+    if isinstance(x, ShardTensor) and x._copied:
+        raise unsupported(
+            func,
+            "this tensor is a copy where torch would have made a view, so writing to it would not reach the original",
+            x._spec,
+            remedy="clone() it, or write it as an expression",
+        )
+
+
+def _broadcast(func: Any, operands: Sequence[Tensor]) -> tuple[list[Tensor], Layout, tuple[int, ...]]:
+    """Align operands with their dims counted from the right."""
+    ndims = [x._spec.ndim if isinstance(x, ShardTensor) else x.ndim for x in operands]
+    ndim = max(ndims)
+    locals_, layout, extents = align(func, operands, [range(ndim - n, ndim) for n in ndims])
+    return locals_, layout, tuple(extents[d] for d in range(ndim))
+
+
+def _result_spec(specs: Sequence[ShardSpec], layout: Layout, shape: tuple[int, ...]) -> ShardSpec:
+    dims = tuple(None if entry is None else entry[0] for entry in layout)
+    for spec in specs:
+        if spec.global_shape == shape and spec.dims == dims:
+            return spec
+    return specs[0].derive(shape, dims, [None if entry is None else entry[1] for entry in layout])  # type: ignore[arg-type]
+
+
+def _common_halo(operands: Sequence[Tensor], spec: ShardSpec) -> Mapping[int, HaloDim]:
+    """Return the halo that all operands of the result's layout ask for; none where they contradict."""
+    halos = [x._halo for x in operands if isinstance(x, ShardTensor) and x._halo and x._spec == spec]
+    return halos[0] if halos and all(halo == halos[0] for halo in halos) else {}
+
+
+def _held(operands: Sequence[Tensor]) -> list[Tensor] | None:
+    """Return the operands with their halos, or None where the function cannot act on the halo too."""
+    plain = [x._local if isinstance(x, ShardTensor) and x._spec.is_replicated else x for x in operands]
+    sharded = [x for x in plain if isinstance(x, ShardTensor)]
+    if not sharded or sharded[0]._padded is None:
+        return None
+    spec, halo = sharded[0]._spec, sharded[0]._halo
+    if torch.is_grad_enabled() and any(x.requires_grad for x in plain):
+        return None
+    result = []
+    for x in plain:
+        if isinstance(x, ShardTensor):
+            padded = x._held_halo() if x._spec == spec and x._halo == halo else None
+        elif len(x.shape) > spec.ndim or any(
+            n not in (1, whole) for n, whole in zip(reversed(x.shape), reversed(spec.global_shape), strict=False)
+        ):
+            return None
+        else:
+            padded = _window_of(x, spec, halo)
+        if padded is None:
+            return None
+        result.append(padded)
+    return result
+
+
+def _window_of(x: Tensor, spec: ShardSpec, halo: Mapping[int, HaloDim]) -> Tensor:
+    """Cut a replicated operand to this rank's rows and halo, wrapping where the halo wraps."""
+    for dim in {*spec.sharded, *halo}:
+        own = dim - spec.ndim + x.ndim
+        if own < 0 or x.shape[own] == 1:
+            continue
+        widths = vars(halo[dim]) if dim in halo else {}
+        segments = window(*spec.dim_bounds(dim), **widths)
+        rows = [x.narrow(own, segment.start, segment.count) for segment in segments]
+        x = rows[0] if len(rows) == 1 else torch.cat(rows, own) if rows else x.narrow(own, 0, 0)
+    return x

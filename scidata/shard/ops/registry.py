@@ -1,0 +1,78 @@
+"""The table from torch functions to their handlers, and the error for what is not in it.
+
+Growing the table means adding entries: a handler gets ``(func, types, args, kwargs)`` as ``__torch_function__`` does,
+and is found by one dict lookup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import resolve_name
+
+from scidata.errors import UnsupportedShardOp
+
+__all__ = ["HANDLERS", "Handler", "find", "op_name", "register_op", "shard_ops", "unsupported"]
+
+Handler = Callable[[Any, tuple[type, ...], tuple[Any, ...], dict[str, Any]], Any]
+
+#: Every supported torch function and its handler. Filled at import, read at each call.
+HANDLERS: dict[Any, Handler] = {}
+
+_NAMESPACES: tuple[Any, ...] = (torch, torch.Tensor, F, torch.special, torch.linalg)
+_REMEDY = "redistribute() to Replicate() on that axis first, or work on to_local() or full_tensor()"
+
+
+def register_op(*functions: Any) -> Callable[[Handler], Handler]:
+    """Make the decorated handler answer for these torch functions, methods or property getters.
+
+    Raises
+    ------
+    ValueError
+        A function that already has a handler.
+    """
+
+    def add(handler: Handler) -> Handler:
+        for function in functions:
+            if HANDLERS.setdefault(function, handler) is not handler:
+                raise ValueError(f"{op_name(function)} already has a handler: {HANDLERS[function].__qualname__}")
+        return handler
+
+    return add
+
+
+def find(names: str | Iterable[str], *, namespaces: tuple[Any, ...] = _NAMESPACES) -> list[Any]:
+    """Return the functions and methods called any of ``names`` in torch's public namespaces, each once.
+
+    Raises
+    ------
+    LookupError
+        A name that none of them has.
+    """
+    found: dict[Any, None] = {}
+    for name in names.split() if isinstance(names, str) else names:
+        here = [getattr(space, name) for space in namespaces if callable(getattr(space, name, None))]
+        if not here:
+            raise LookupError(f"torch has no function {name!r}")
+        found.update(dict.fromkeys(here))
+    return list(found)
+
+
+def op_name(func: Any) -> str:
+    """Return the public name of a torch function, e.g. ``torch.Tensor.add``."""
+    name = resolve_name(func)
+    return str(name or getattr(func, "__qualname__", None) or func)
+
+
+def shard_ops() -> tuple[str, ...]:
+    """Return the sorted names of every torch function that ShardTensor supports."""
+    return tuple(sorted({op_name(function) for function in HANDLERS}))
+
+
+def unsupported(func: Any, reason: str, *specs: object, remedy: str = _REMEDY) -> UnsupportedShardOp:
+    """Make the error for an op on these layouts."""
+    layouts = "; ".join(dict.fromkeys(str(spec) for spec in specs))
+    return UnsupportedShardOp(f"{op_name(func)}: {reason}. Layout: {layouts or 'none'}. Remedy: {remedy}")

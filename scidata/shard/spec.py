@@ -1,0 +1,265 @@
+"""How one tensor is split over the ranks of a domain: placements, global shape and the sizes of all parts.
+
+Pure metadata: making or changing a spec never communicates, so the same mistake raises on every rank alike.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from scidata import bounds as _bounds
+from scidata.errors import ConfigError, ShardLayoutError
+from scidata.types import IntArray
+
+__all__ = ["HaloDim", "MeshAxis", "ShardSpec", "axes_of", "by_axis"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HaloDim:
+    """The halo that was asked for along one tensor dim: widths below and above, wrapping or clipped at the edge."""
+
+    lo: int
+    hi: int
+    periodic: bool = False
+
+    def __post_init__(self) -> None:
+        if self.lo < 0 or self.hi < 0:
+            raise ConfigError(f"halo widths must not be negative: ({self.lo}, {self.hi})")
+
+
+class MeshAxis(NamedTuple):
+    """One axis of the domain mesh as this rank sees it."""
+
+    name: str
+    group: dist.ProcessGroup
+    rank: int
+    size: int
+
+
+def axes_of(mesh: DeviceMesh) -> tuple[MeshAxis, ...]:
+    """Return the axes of a mesh; raises ShardLayoutError where this rank is not part of it."""
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        raise ShardLayoutError(
+            f"rank {dist.get_rank()} is not part of the device mesh {mesh}; use a mesh that holds it"
+        )
+    names = mesh.mesh_dim_names or tuple(f"axis {i}" for i in range(mesh.ndim))
+    return tuple(MeshAxis(names[i], mesh.get_group(i), int(coordinate[i]), int(mesh.size(i))) for i in range(mesh.ndim))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardSpec:
+    """Layout of a ShardTensor.
+
+    Attributes
+    ----------
+    device_mesh
+        The domain axes only.
+    placements
+        ``Shard(dim)`` or ``Replicate()``, one per mesh axis. Each axis shards a different dim.
+    global_shape
+        Shape of the tensor that all parts form together, ghosts not counted.
+    sizes
+        One entry per mesh axis: the extents of all its ranks along the sharded dim (uneven and empty parts are
+        legal), or None where the axis replicates.
+
+    Raises
+    ------
+    ShardLayoutError
+        The parts of the description contradict each other.
+    """
+
+    device_mesh: DeviceMesh
+    placements: tuple[Placement, ...]
+    global_shape: tuple[int, ...]
+    sizes: tuple[tuple[int, ...] | None, ...]
+    axes: tuple[MeshAxis, ...] = field(default=(), compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.axes:
+            object.__setattr__(self, "axes", axes_of(self.device_mesh))
+        shape, ndim = self.global_shape, len(self.global_shape)
+        if not len(self.placements) == len(self.sizes) == len(self.axes):
+            raise ShardLayoutError(
+                f"{len(self.axes)} mesh axes need as many placements and sizes, "
+                f"not {len(self.placements)} and {len(self.sizes)}"
+            )
+        seen: dict[int, str] = {}
+        placements = list(self.placements)
+        for i, (axis, placement, sizes) in enumerate(zip(self.axes, self.placements, self.sizes, strict=True)):
+            if isinstance(placement, Replicate):
+                if sizes is not None:
+                    raise ShardLayoutError(f"axis {axis.name!r} replicates, but has sizes {sizes}; give None")
+                continue
+            if type(placement) is not Shard:
+                raise ShardLayoutError(
+                    f"axis {axis.name!r}: placement {placement} is neither Shard(dim) nor Replicate()"
+                )
+            if not -ndim <= placement.dim < ndim:
+                raise ShardLayoutError(f"axis {axis.name!r}: {placement} is out of range for global shape {shape}")
+            dim = placement.dim % ndim
+            placements[i] = placement if placement.dim == dim else Shard(dim)
+            if dim in seen:
+                raise ShardLayoutError(
+                    f"mesh axes {seen[dim]!r} and {axis.name!r} both shard dim {dim}; shard different dims"
+                )
+            seen[dim] = axis.name
+            if sizes is None or len(sizes) != axis.size:
+                raise ShardLayoutError(
+                    f"axis {axis.name!r} has {axis.size} ranks, so it needs as many sizes, not {sizes}"
+                )
+            if min(sizes) < 0 or sum(sizes) != shape[dim]:
+                raise ShardLayoutError(
+                    f"axis {axis.name!r}: sizes {sizes} add up to {sum(sizes)}, but dim {dim} of the global shape "
+                    f"{shape} has {shape[dim]} rows"
+                )
+        object.__setattr__(self, "placements", tuple(placements))
+
+    @classmethod
+    def even(
+        cls,
+        device_mesh: DeviceMesh,
+        placements: Sequence[Placement],
+        global_shape: Sequence[int],
+        sizes: Mapping[int | str, Sequence[int]] | None = None,
+    ) -> ShardSpec:
+        """Split as evenly as possible where ``sizes`` (by mesh axis, index or name) says nothing.
+
+        Raises
+        ------
+        ShardLayoutError
+            Sizes that do not fit, or an unknown mesh axis.
+        ConfigError
+            More ranks than rows on an axis without explicit sizes.
+        """
+        axes, shape = axes_of(device_mesh), tuple(int(n) for n in global_shape)
+        given = by_axis(sizes or {}, axes)
+        parts: list[tuple[int, ...] | None] = []
+        for i, (axis, placement) in enumerate(zip(axes, placements, strict=False)):
+            if not isinstance(placement, Shard):
+                if i in given:
+                    raise ShardLayoutError(f"sizes given for axis {axis.name!r}, which replicates")
+                parts.append(None)
+            elif i in given:
+                parts.append(given[i])
+            elif not -len(shape) <= placement.dim < len(shape):
+                raise ShardLayoutError(f"axis {axis.name!r}: {placement} is out of range for global shape {shape}")
+            else:
+                parts.append(tuple(np.diff(_bounds.even_bounds(shape[placement.dim], axis.size)).tolist()))
+        return cls(
+            device_mesh=device_mesh, placements=tuple(placements), global_shape=shape, sizes=tuple(parts), axes=axes
+        )
+
+    def derive(self, global_shape: Sequence[int], dims: Sequence[int | None], sizes: Sequence[Any]) -> ShardSpec:
+        """Make a spec on the same mesh: ``dims`` and ``sizes`` have one entry per mesh axis, None replicates."""
+        return ShardSpec(
+            device_mesh=self.device_mesh,
+            placements=tuple(Replicate() if d is None else Shard(d) for d in dims),
+            global_shape=tuple(global_shape),
+            sizes=tuple(None if d is None else tuple(s) for d, s in zip(dims, sizes, strict=True)),
+            axes=self.axes,
+        )
+
+    def move_dims(self, global_shape: Sequence[int], new_dim: Mapping[int, int]) -> ShardSpec:
+        """Keep sizes; old dim ``d`` is now ``new_dim[d]``. Every sharded dim must be in ``new_dim``."""
+        return self.derive(global_shape, [None if d is None else new_dim[d] for d in self.dims], self.sizes)
+
+    @property
+    def ndim(self) -> int:
+        """Number of tensor dims."""
+        return len(self.global_shape)
+
+    @cached_property
+    def dims(self) -> tuple[int | None, ...]:
+        """The tensor dim that each mesh axis shards, None where it replicates."""
+        return tuple(p.dim if isinstance(p, Shard) else None for p in self.placements)
+
+    @cached_property
+    def sharded(self) -> dict[int, int]:
+        """Mesh axis of each sharded tensor dim."""
+        return {d: i for i, d in enumerate(self.dims) if d is not None}
+
+    @property
+    def is_replicated(self) -> bool:
+        """True where no axis shards: every rank holds the whole tensor."""
+        return not self.sharded
+
+    def axis_of_dim(self, dim: int) -> int | None:
+        """Return the mesh axis that shards tensor dim ``dim``, or None."""
+        return self.sharded.get(dim)
+
+    def sizes_of(self, axis: int) -> tuple[int, ...]:
+        """Return the sizes along a mesh axis that shards."""
+        sizes = self.sizes[axis]
+        if sizes is None:
+            raise ShardLayoutError(f"axis {self.axes[axis].name!r} replicates and has no sizes")
+        return sizes
+
+    def bounds(self, axis: int) -> IntArray:
+        """Return ``(P + 1,)`` int64 bounds along a mesh axis that shards."""
+        return np.asarray([0, *itertools.accumulate(self.sizes_of(axis))], dtype=np.int64)
+
+    def dim_bounds(self, dim: int) -> tuple[IntArray, int]:
+        """Return the bounds of a tensor dim and this rank's part; a dim that is not sharded is one part."""
+        axis = self.sharded.get(dim)
+        if axis is None:
+            return np.asarray([0, self.global_shape[dim]], dtype=np.int64), 0
+        return self.bounds(axis), self.axes[axis].rank
+
+    def group(self, axis: int) -> dist.ProcessGroup:
+        """Return the process group along a mesh axis."""
+        return self.axes[axis].group
+
+    def coordinate(self, axis: int) -> int:
+        """Return this rank's place along a mesh axis."""
+        return self.axes[axis].rank
+
+    @cached_property
+    def local_shape(self) -> tuple[int, ...]:
+        """Shape of this rank's part."""
+        shape = list(self.global_shape)
+        for dim, axis in self.sharded.items():
+            shape[dim] = self.sizes_of(axis)[self.axes[axis].rank]
+        return tuple(shape)
+
+    @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        """Global index of this rank's first element along each tensor dim."""
+        start = [0] * self.ndim
+        for dim, axis in self.sharded.items():
+            start[dim] = sum(self.sizes_of(axis)[: self.axes[axis].rank])
+        return tuple(start)
+
+    @property
+    def has_empty_parts(self) -> bool:
+        """True where any rank, not only this one, owns nothing."""
+        return any(sizes is not None and 0 in sizes for sizes in self.sizes)
+
+    def __str__(self) -> str:
+        parts = [
+            f"Replicate() on {axis.name!r}" if dim is None else f"Shard({dim}) on {axis.name!r} sizes {sizes}"
+            for axis, dim, sizes in zip(self.axes, self.dims, self.sizes, strict=True)
+        ]
+        return f"{', '.join(parts)}, global shape {self.global_shape}"
+
+
+def by_axis(sizes: Mapping[int | str, Sequence[int]], axes: tuple[MeshAxis, ...]) -> dict[int, tuple[int, ...]]:
+    """Index explicit sizes by the number of their mesh axis."""
+    names = {axis.name: i for i, axis in enumerate(axes)}
+    result = {}
+    for key, value in sizes.items():
+        index = names.get(key, -1) if isinstance(key, str) else key
+        if not 0 <= index < len(axes):
+            raise ShardLayoutError(f"sizes for mesh axis {key!r}, but the mesh has {list(names)}")
+        result[index] = tuple(int(n) for n in value)
+    return result

@@ -1,0 +1,443 @@
+"""ShardTensor: a torch.Tensor with a global shape, of which each rank holds a part.
+
+Torch functions are intercepted at ``__torch_function__`` and looked up in the op table; ordinary autograd runs on the
+local parts, with differentiable collectives between them. So a tensor's graph, gradient and memory are those of its
+local part, and DDP, checkpointing and autocast see nothing unusual. Whatever gets past the table to the dispatcher
+raises there: nothing is ever computed on the wrapper itself.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.placement_types import Placement
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from scidata.bounds import halo_widths
+from scidata.errors import ShardLayoutError, UnsupportedShardOp
+from scidata.shard import moves
+from scidata.shard.halo import halo_exchange_dim
+from scidata.shard.ops.registry import HANDLERS, op_name, unsupported
+from scidata.shard.spec import HaloDim, ShardSpec
+
+__all__ = ["ShardTensor", "scatter_tensor"]
+
+
+def _version(x: Tensor) -> int:
+    return -1 if x.is_inference() else x._version
+
+
+class ShardTensor(Tensor):
+    """A tensor whose parts lie on the ranks of a device mesh.
+
+    Make one with :meth:`from_local`, :meth:`from_padded` or :func:`scatter_tensor`. Every supported operation gives
+    what one process would give on the whole tensor, forward and backward; every other one raises
+    :class:`~scidata.errors.UnsupportedShardOp`. Values that come out replicated on all axes (a loss) are plain
+    tensors, the same on each rank.
+
+    A tensor made by :meth:`from_padded` also holds its halo. Pointwise operations act on the halo too and keep it,
+    as long as nothing requires grad; other operations drop it.
+    """
+
+    __slots__ = ("_copied", "_halo", "_local", "_narrowed", "_padded", "_padded_version", "_spec")
+
+    _local: Tensor
+    _spec: ShardSpec
+    _padded: Tensor | None
+    _halo: Mapping[int, HaloDim]
+    _padded_version: int
+    _narrowed: bool  # the part lies inside a halo in memory
+    _copied: bool  # a copy where torch would give a view: must not be written to
+
+    @staticmethod
+    def __new__(
+        cls,
+        local: Tensor,
+        spec: ShardSpec,
+        *,
+        padded: Tensor | None = None,
+        halo: Mapping[int, HaloDim] | None = None,
+        narrowed: bool = False,
+        copied: bool = False,
+    ) -> ShardTensor:
+        """Wrap without checks beyond the local shape; handlers of the op table call this."""
+        if tuple(local.shape) != spec.local_shape:
+            raise ShardLayoutError(
+                f"the local part has shape {tuple(local.shape)}, but the layout gives this rank {spec.local_shape} ({spec})"
+            )
+        self: ShardTensor = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, spec.global_shape, dtype=local.dtype, device=local.device, requires_grad=False
+        )
+        self._local = local
+        self._spec = spec
+        self._padded = padded
+        self._padded_version = 0 if padded is None else _version(padded)
+        self._halo = halo or {}
+        self._narrowed = narrowed or padded is not None
+        self._copied = copied
+        return self
+
+    # -- making -------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_local(
+        cls,
+        local: Tensor,
+        device_mesh: DeviceMesh,
+        placements: Sequence[Placement],
+        *,
+        sharding_shapes: str | Mapping[int | str, Sequence[Sequence[int]]] = "infer",
+    ) -> ShardTensor:
+        """Wrap this rank's part.
+
+        Parameters
+        ----------
+        local
+            This rank's part; its graph stays connected.
+        device_mesh
+            The domain axes only.
+        placements
+            ``Shard(dim)`` or ``Replicate()``, one per mesh axis.
+        sharding_shapes
+            Local shape of each rank along each mesh axis that shards: ``{axis: [shape, ...]}``, no communication. Or
+            ``"infer"``: Collective, one gather of shapes per axis.
+
+        Raises
+        ------
+        ShardLayoutError
+            Parts that do not fit together.
+        """
+        if isinstance(local, ShardTensor):
+            raise ShardLayoutError("from_local takes this rank's plain part, not a ShardTensor; use redistribute()")
+        if isinstance(sharding_shapes, str):
+            if sharding_shapes != "infer":
+                raise ShardLayoutError(f'sharding_shapes must be "infer" or a dict of shapes, not {sharding_shapes!r}')
+            spec = moves.infer_spec(local, device_mesh, placements)
+        else:
+            spec = moves.spec_of_shapes(local, device_mesh, placements, sharding_shapes)
+        return cls(local, spec)
+
+    @classmethod
+    def from_padded(cls, padded: Tensor, spec: ShardSpec, halo: Mapping[int, HaloDim]) -> ShardTensor:
+        """Wrap a part that was read together with its halo; no copy, no communication.
+
+        Parameters
+        ----------
+        padded
+            Owned rows and halo in one tensor. The halo's real widths are those of
+            :func:`scidata.bounds.halo_widths`.
+        halo
+            What was asked for along each tensor dim; a dim that is not sharded counts as one part.
+
+        Raises
+        ------
+        ShardLayoutError
+            ``padded`` does not have the owned shape plus its halo.
+        """
+        wanted = {dim % spec.ndim: widths for dim, widths in halo.items()}
+        shape, owned = list(spec.local_shape), padded
+        below = {}
+        for dim, widths in wanted.items():
+            below[dim], above = halo_widths(*spec.dim_bounds(dim), **vars(widths))
+            shape[dim] += below[dim] + above
+        if tuple(padded.shape) != tuple(shape):
+            raise ShardLayoutError(
+                f"the padded part has shape {tuple(padded.shape)}, but owned {spec.local_shape} and halo {wanted} make "
+                f"{tuple(shape)} ({spec})"
+            )
+        for dim, start in below.items():
+            owned = owned.narrow(dim, start, spec.local_shape[dim])
+        return cls(owned, spec, padded=padded, halo=wanted)
+
+    # -- layout -------------------------------------------------------------------------------------------------
+
+    @property
+    def spec(self) -> ShardSpec:
+        """The layout."""
+        return self._spec
+
+    @property
+    def device_mesh(self) -> DeviceMesh:
+        """The domain axes."""
+        return self._spec.device_mesh
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """``Shard(dim)`` or ``Replicate()``, one per mesh axis."""
+        return self._spec.placements
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Global index of the own part's first element along each dim."""
+        return self._spec.offsets
+
+    @property
+    def halo(self) -> Mapping[int, HaloDim]:
+        """The halo that was asked for, by tensor dim; empty where none was."""
+        return dict(self._halo)
+
+    def sharding_shapes(self) -> dict[int, tuple[torch.Size, ...]]:
+        """Return the local shapes of the ranks along each mesh axis that shards."""
+        spec, result = self._spec, {}
+        for dim, axis in spec.sharded.items():
+            before, after = spec.local_shape[:dim], spec.local_shape[dim + 1 :]
+            result[axis] = tuple(torch.Size((*before, size, *after)) for size in spec.sizes_of(axis))
+        return result
+
+    # -- values -------------------------------------------------------------------------------------------------
+
+    def to_local(self) -> Tensor:
+        """Return the owned part, connected to the graph; no copy."""
+        return self._local
+
+    def _held_halo(self) -> Tensor | None:
+        """Return the padded part while its ghosts are good: not after a write to the owned part alone."""
+        padded = self._padded
+        if padded is None or self._local.requires_grad or _version(padded) != self._padded_version:
+            return None
+        return padded
+
+    def local_with_halo(
+        self, halo: Mapping[int, int | tuple[int, int]] | None = None, periodic: Sequence[int] = ()
+    ) -> Tensor:
+        """Return the owned part with its halo.
+
+        As read, without communication, where the tensor holds its halo; otherwise the halo is exchanged
+        (Collective), differentiably.
+
+        Parameters
+        ----------
+        halo
+            ``{dim: width or (lo, hi)}``, for a tensor without a halo of its own or for other widths.
+        periodic
+            Dims of ``halo`` that wrap.
+
+        Raises
+        ------
+        ShardLayoutError
+            There is no halo and no widths were given.
+        """
+        spec = self._spec
+        if halo is None:
+            held = self._held_halo()
+            if held is not None:
+                return held
+            if not self._halo:
+                raise ShardLayoutError(f"this tensor has no halo ({spec}); pass widths, e.g. halo={{0: 1}}")
+            wanted = dict(self._halo)
+        else:
+            wraps = {dim % spec.ndim for dim in periodic}
+            wanted = {}
+            for dim, width in halo.items():
+                lo, hi = (width, width) if isinstance(width, int) else width
+                wanted[dim % spec.ndim] = HaloDim(lo=lo, hi=hi, periodic=dim % spec.ndim in wraps)
+        padded = self._local
+        for dim, widths in wanted.items():
+            axis = spec.axis_of_dim(dim)
+            sizes = (spec.global_shape[dim],) if axis is None else spec.sizes_of(axis)
+            group = None if axis is None else spec.group(axis)
+            padded = halo_exchange_dim(padded, sizes, dim, widths.lo, widths.hi, widths.periodic, group)
+        return padded
+
+    def full_tensor(self) -> Tensor:
+        """Return the whole tensor on each rank, plain. Collective. Its gradient is taken as replicated."""
+        return moves.gather_full(self._local, self._spec)
+
+    def redistribute(
+        self,
+        device_mesh: DeviceMesh | None = None,
+        placements: Sequence[Placement] | None = None,
+        *,
+        sizes: Mapping[int | str, Sequence[int]] | None = None,
+    ) -> ShardTensor:
+        """Return the same tensor in another layout; the halo is dropped where anything changes. Collective.
+
+        Parameters
+        ----------
+        device_mesh
+            None or the tensor's own mesh.
+        placements
+            Default: as they are, for new ``sizes``.
+        sizes
+            ``{mesh axis: sizes}``. Default: the old sizes where an axis shards the same dim, else even ones.
+
+        Raises
+        ------
+        ShardLayoutError
+            Another mesh, or sizes that do not fit.
+        """
+        if device_mesh is not None and device_mesh != self._spec.device_mesh:
+            raise ShardLayoutError(
+                f"cannot redistribute from {self._spec.device_mesh} to another mesh {device_mesh}; "
+                "use full_tensor() and scatter_tensor()"
+            )
+        target = moves.target_spec(self._spec, self.placements if placements is None else placements, sizes)
+        if target == self._spec:
+            return self
+        return ShardTensor(moves.change_layout(self._local, self._spec, target), target)
+
+    # -- autograd: all of it lives on the local part --------------------------------------------------------------
+
+    def _like(self, local: Tensor | None) -> ShardTensor | None:
+        return None if local is None else ShardTensor(local, self._spec)
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether the local part requires grad."""
+        return self._local.requires_grad
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        self._local.requires_grad_(value)
+
+    def requires_grad_(self, requires_grad: bool = True) -> ShardTensor:
+        """Set whether gradients are kept, in place."""
+        self._local.requires_grad_(requires_grad)
+        return self
+
+    @property
+    def grad(self) -> ShardTensor | None:
+        """The gradient, a ShardTensor of the same layout."""
+        return self._like(self._local.grad)
+
+    @grad.setter
+    def grad(self, value: ShardTensor | None) -> None:
+        if value is not None and (not isinstance(value, ShardTensor) or value._spec != self._spec):
+            raise ShardLayoutError(f"grad must be None or a ShardTensor of the same layout ({self._spec})")
+        self._local.grad = None if value is None else value._local
+
+    @property
+    def grad_fn(self) -> Any:
+        """The local part's grad_fn."""
+        return self._local.grad_fn
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether the local part is a leaf."""
+        return self._local.is_leaf
+
+    def retain_grad(self) -> None:
+        """Keep the gradient of a tensor that is not a leaf."""
+        self._local.retain_grad()
+
+    def register_hook(self, hook: Callable[[ShardTensor], ShardTensor | None]) -> Any:
+        """Call ``hook`` with the gradient, a ShardTensor, when it is computed."""
+
+        def on_local(grad: Tensor) -> Tensor | None:
+            changed = hook(ShardTensor(grad, self._spec))
+            return None if changed is None else changed._local
+
+        return self._local.register_hook(on_local)  # type: ignore[no-untyped-call]
+
+    def backward(self, gradient: Tensor | None = None, retain_graph: Any = None, **kwargs: Any) -> None:
+        """Backpropagate a gradient that is a ShardTensor of the same layout. Collective."""
+        if not isinstance(gradient, ShardTensor) or gradient._spec != self._spec:
+            raise unsupported(
+                Tensor.backward,
+                "a sharded tensor needs its gradient as a ShardTensor of the same layout",
+                self._spec,
+                remedy="reduce to a loss (a plain tensor) and call its backward()",
+            )
+        self._local.backward(gradient._local, retain_graph=retain_graph, **kwargs)
+
+    # -- being a tensor ---------------------------------------------------------------------------------------------
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if len(types) > 1 and not all(issubclass(t, ShardTensor) for t in types):
+            return NotImplemented
+        handler = HANDLERS.get(func)
+        if handler is None:
+            return _not_in_table(func, args, kwargs or {})
+        return handler(func, types, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+        specs = [x._spec for x in tree_flatten((args, kwargs))[0] if isinstance(x, ShardTensor)]
+        raise unsupported(func, "reached the dispatcher without a rule for sharded tensors", *specs)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        grad = f", grad_fn={self.grad_fn.name()}" if self.grad_fn else ", requires_grad=True" * self.requires_grad
+        halo = f", halo={dict(self._halo)}" if self._halo else ""
+        return (
+            f"ShardTensor({self._spec}, local shape {self._spec.local_shape}, dtype={self._local.dtype}, "
+            f"device='{self._local.device}'{halo}{grad})"
+        )
+
+    __str__ = __repr__
+
+    def __format__(self, format_spec: str) -> str:
+        return format(repr(self), format_spec)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ShardTensor:
+        if self._padded is not None and self._held_halo() is not None:
+            result = ShardTensor.from_padded(copy.deepcopy(self._padded, memo), self._spec, self._halo)
+        else:
+            result = ShardTensor(copy.deepcopy(self._local, memo), self._spec, halo=self._halo)
+        memo[id(self)] = result
+        return result
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise UnsupportedShardOp(
+            "a ShardTensor does not pickle: it is one part of a tensor, tied to this run's process groups. "
+            "Save full_tensor(), or to_local() together with sharding_shapes() and offsets"
+        )
+
+
+def _not_in_table(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an unknown function on tensors that are replicated on all axes; refuse it on any others."""
+    flat, tree = tree_flatten((args, kwargs))
+    specs = [x._spec for x in flat if isinstance(x, ShardTensor)]
+    if not specs or any(not spec.is_replicated for spec in specs):
+        raise unsupported(func, f"{op_name(func)} has no rule for sharded tensors", *specs)
+    plain_args, plain_kwargs = tree_unflatten([x._local if isinstance(x, ShardTensor) else x for x in flat], tree)
+    return func(*plain_args, **plain_kwargs)
+
+
+def scatter_tensor(
+    tensor: Tensor | None,
+    global_src: int,
+    mesh: DeviceMesh,
+    placements: Sequence[Placement],
+    global_shape: Sequence[int] | None = None,
+    dtype: torch.dtype | None = None,
+    requires_grad: bool = False,
+    *,
+    sizes: Mapping[int | str, Sequence[int]] | None = None,
+) -> ShardTensor:
+    """Split the tensor of one rank over a mesh. Collective; no gradient flows back to the source.
+
+    Parameters
+    ----------
+    tensor
+        The whole tensor on ``global_src``; ignored elsewhere.
+    global_src
+        Global rank of the source, part of ``mesh``.
+    global_shape, dtype
+        Checked against what the source sends, where given.
+    requires_grad
+        Whether the result is a leaf that requires grad.
+    sizes
+        ``{mesh axis: sizes}``; even by default.
+
+    Raises
+    ------
+    ShardLayoutError
+        The source is not in the mesh, or shape, dtype or sizes do not fit.
+    """
+    local, spec = moves.scatter(tensor, global_src, mesh, placements, sizes)
+    if global_shape is not None and tuple(global_shape) != spec.global_shape:
+        raise ShardLayoutError(f"rank {global_src} sent shape {spec.global_shape}, not {tuple(global_shape)}")
+    if dtype is not None and dtype != local.dtype:
+        raise ShardLayoutError(f"rank {global_src} sent dtype {local.dtype}, not {dtype}")
+    return ShardTensor(local.requires_grad_(requires_grad), spec)

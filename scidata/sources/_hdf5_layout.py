@@ -5,7 +5,6 @@ HDF5 file format: https://support.hdfgroup.org/documentation/hdf5/latest/_f_m_t4
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,8 +27,9 @@ __all__ = [
     "locate_few",
 ]
 
-#: HDF5 filter ids whose payload numcodecs decodes as it is; lzf (32000) and lz4 (32004, with a header of its own)
-#: are not among them because numcodecs has no such decoder.
+#: HDF5 filter ids whose payload ``scidata.codecs`` decodes as it is; lzf (32000) and lz4 (32004, with a header of its
+#: own) are not among them because numcodecs has no such decoder. netCDF puts fletcher32 before shuffle, which then
+#: meets bytes that do not fill an element: they stay where they are.
 _KNOWN_FILTERS = {
     h5py.h5z.FILTER_DEFLATE: "zlib",
     h5py.h5z.FILTER_SHUFFLE: "shuffle",
@@ -112,17 +112,12 @@ def _codec(filter_id: int, values: Sequence[int]) -> Codec:
     return Codec(name=f"hdf5:{filter_id}", config={"values": tuple(map(int, values))})
 
 
-def _filters(plist: Any, chunk_nbytes: int) -> tuple[tuple[Codec, ...], bool]:
+def _filters(plist: Any) -> tuple[tuple[Codec, ...], bool]:
     """Return the pipeline as codecs, and whether all of them decode without HDF5."""
     pairs = [(f[0], f[2]) for f in (plist.get_filter(i) for i in range(plist.get_nfilters()))]
     codecs = tuple(_codec(*pair) for pair in pairs)
     decodable = all(filter_id in _KNOWN_FILTERS for filter_id, _ in pairs)
-    for position, codec in enumerate(codecs):
-        if codec.name == "shuffle":
-            size = int(codec.config["elementsize"])
-            # bytes that do not fill an element stay where they are in HDF5, which numcodecs does not do
-            decodable = decodable and position == 0 and size > 0 and chunk_nbytes % size == 0
-    return codecs, decodable
+    return codecs, decodable and all(codec.config.get("elementsize", 1) > 0 for codec in codecs)
 
 
 def describe(
@@ -147,7 +142,7 @@ def describe(
     kind = plist.get_layout()
     chunked = kind == h5py.h5d.CHUNKED
     chunks = tuple(map(int, plist.get_chunk())) if chunked else dset.shape
-    codecs, decodable = _filters(plist, math.prod(chunks) * dtype.itemsize) if chunked else ((), True)
+    codecs, decodable = _filters(plist) if chunked else ((), True)
     located = chunked or kind == h5py.h5d.CONTIGUOUS  # compact data lie in the object's header
     layout = ArrayLayout(
         store=store,

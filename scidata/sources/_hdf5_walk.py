@@ -86,6 +86,8 @@ def _plain(value: Any) -> Any:
         return value.decode("utf-8", "replace")
     if isinstance(value, str | bool | int | float | np.number | np.bool_):
         return value
+    if isinstance(value, h5py.Empty):
+        return "" if value.dtype.kind in "OSU" else None
     if isinstance(value, np.ndarray):
         if value.dtype.kind in "OSU":
             texts = [_plain(v) for v in value.ravel().tolist()]

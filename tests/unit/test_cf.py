@@ -198,6 +198,7 @@ def test_a_scale_that_is_no_number_is_refused():
 @pytest.mark.parametrize(
     "name", ["eraint_uvz.nc", "quad_hexagon_grid.nc", "outCSne30.ug", "outCSne30_sel_timeseries.nc"]
 )
+@pytest.mark.filterwarnings("ignore:variable .* has non-conforming")
 def test_real_files_decode_to_xarrays_bits(name):
     source = open_source(DATA / name)
     with xr.open_dataset(DATA / name, decode_times=False, decode_timedelta=False, mask_and_scale=True) as oracle:

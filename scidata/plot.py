@@ -152,7 +152,16 @@ def draw_partition(
     _ticks(axes.xaxis, axes.set_xlabel, horizontal)
     axes.set_title(title, fontsize=10, loc="left")
     halo_note = "" if halos_shown and not widened else "\n(drawn wider)" if halos_shown else "\n(too narrow to draw)"
-    _legend(figure, axes, partition, [rank for rank, _ in ranks], colours, notes, halo_note)
+    _legend(
+        figure,
+        axes,
+        partition,
+        [rank for rank, _ in ranks],
+        colours,
+        notes,
+        halo_note,
+        any(len(a.chunk_edges) for a in (vertical, horizontal)),
+    )
     figure.savefig(path)
 
 
@@ -184,7 +193,7 @@ def draw_reader(reader: GridReader, path: str) -> None:
 
 def _ranks_of_plane(partition: GridPartition, *dims: str | None) -> list[tuple[int, dict[str, int]]]:
     """Ranks whose part differs within the plane, with their place along each axis."""
-    shown = {partition.axis_of_dim[dim] for dim in dims if dim in partition.axis_of_dim}
+    shown = {axis for dim, axis in partition.axis_of_dim.items() if dim in dims}
     every = ((rank, partition.coordinate(rank)) for rank in range(partition.num_parts))
     return [(rank, at) for rank, at in every if all(i == 0 for axis, i in at.items() if axis not in shown)]
 
@@ -199,8 +208,7 @@ def _colours(count: int) -> list[Any]:
     if count > _LEGEND_RANKS:
         return [colormaps["viridis"](i / (count - 1)) for i in range(count)]
     # tab20 has pairs of a dark and a light tone: the dark ones first, so that few ranks differ most
-    palette = [*colormaps["tab20"].colors[0::2], *colormaps["tab20"].colors[1::2]]
-    return palette[:count]
+    return [colormaps["tab20"](tone) for tone in (*range(0, 20, 2), *range(1, 20, 2))][:count]
 
 
 def _fill(axes: Any, box: Sequence[tuple[float, float]], colour: Any, *, line: float) -> None:
@@ -334,6 +342,7 @@ def _legend(
     colours: Sequence[Any],
     notes: Sequence[str],
     halo_note: str,
+    has_edges: bool,
 ) -> None:
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import ListedColormap, Normalize
@@ -354,6 +363,7 @@ def _legend(
         widths = ", ".join(f"{dim} {lo}:{hi}" for dim, (lo, hi) in partition.halo.items())
         label = f"halo, in the colour\nof its rank\n{widths}{halo_note}"
         handles.append(Patch(facecolor="white", edgecolor="0.3", hatch="////", label=label))
-    handles.append(Line2D([], [], color="black", lw=0.8, ls=(0, (1, 2)), label="chunk edge"))
+    if has_edges:
+        handles.append(Line2D([], [], color="black", lw=0.8, ls=(0, (1, 2)), label="chunk edge"))
     handles += [Line2D([], [], lw=0, label=note) for note in notes]
     figure.legend(handles=handles, loc="outside right upper", fontsize=8, frameon=False)

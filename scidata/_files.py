@@ -42,7 +42,8 @@ class _Handle:
         self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def __del__(self) -> None:
-        os.close(self.fd)
+        if hasattr(self, "fd"):  # not where opening failed
+            os.close(self.fd)
 
 
 class FileCache:

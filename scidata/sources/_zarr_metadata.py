@@ -23,7 +23,18 @@ __all__ = ["ArrayRecord", "parse_v2", "parse_v3"]
 
 _MAX_BYTES = 2**63 - 1  # offsets and counts are int64
 _MAX_CHUNK_BYTES = 2**40  # decoded at once, so a larger claim is a mistake or an attack
-_BYTE_CODECS = frozenset(["blosc", "zstd", "gzip", "zlib", "lz4", "bz2", "lzma", "shuffle", "fletcher32", "crc32c"])
+_BYTE_CODECS: Mapping[str, tuple[str, ...]] = {  # and numcodecs' arguments, which are all that is passed on
+    "blosc": ("cname", "clevel", "shuffle", "blocksize"),
+    "zstd": ("level", "checksum"),
+    "gzip": ("level",),
+    "zlib": ("level",),
+    "lz4": ("acceleration",),
+    "bz2": ("level",),
+    "lzma": ("format", "check", "preset", "filters"),
+    "shuffle": ("elementsize",),
+    "fletcher32": (),
+    "crc32c": (),
+}
 _ADDED_BYTES = {"shuffle": 0, "crc32c": 4, "fletcher32": 4}  # codecs whose output has a fixed size
 _BLOSC_SHUFFLES = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}
 _KEYS_V3 = frozenset(
@@ -138,11 +149,13 @@ def _byte_codec(name: str, config: Mapping[str, Any], itemsize: int) -> Codec | 
     """Return a bytes-to-bytes codec with numcodecs' arguments, or None where it is not one that scidata undoes."""
     if name not in _BYTE_CODECS or config.get("location", "end") != "end":
         return None
-    arguments = {k: v for k, v in config.items() if k not in ("id", "typesize", "location")}
+    arguments = {k: config[k] for k in _BYTE_CODECS[name] if k in config}
     if name == "blosc" and isinstance(arguments.get("shuffle"), str):
         arguments["shuffle"] = _BLOSC_SHUFFLES.get(arguments["shuffle"], 1)
     if name == "shuffle":
-        arguments.setdefault("elementsize", itemsize)
+        size = arguments.setdefault("elementsize", itemsize)
+        if not isinstance(size, int) or size < 1:
+            return None
     return Codec(name=name, config=arguments)
 
 
@@ -167,7 +180,10 @@ def _chain_v2(meta: Mapping[str, Any], ndim: int, itemsize: int, where: str) -> 
     order = meta.get("order", "C")
     if order not in ("C", "F"):
         raise UnsupportedFormatError(f"{where}: order must be 'C' or 'F', not {order!r}")
-    steps = list(meta.get("filters") or []) + ([meta["compressor"]] if meta.get("compressor") else [])
+    filters, compressor = meta.get("filters") or [], meta.get("compressor")
+    if not isinstance(filters, list):
+        raise UnsupportedFormatError(f"{where}: filters must be a list, not {filters!r}")
+    steps = filters + ([compressor] if compressor else [])
     codecs, odd = [], []
     for step in steps:
         if not isinstance(step, dict) or not isinstance(step.get("id"), str):
@@ -270,9 +286,10 @@ def _chain_v3(entries: Sequence[object], ndim: int, itemsize: int, where: str) -
         full_name, config = _named(entry, "codec", where)
         name = full_name.removeprefix("numcodecs.")
         if name == "bytes" and not endian:
-            endian = {"big": ">", "little": "<"}.get(config.get("endian") or "little", "")
-            if not endian:
-                raise UnsupportedFormatError(f"{where}: bytes codec with endian {config.get('endian')!r}")
+            spelled = config.get("endian") or "little"
+            if spelled not in ("big", "little"):
+                raise UnsupportedFormatError(f"{where}: bytes codec with endian {spelled!r}")
+            endian = ">" if spelled == "big" else "<"
             continue
         if not endian and name == "transpose":
             axes = _transposed(axes, config.get("order"), where)

@@ -200,11 +200,10 @@ class UrlTree:
         """Return the keys of the folders in a folder, sorted."""
         try:
             entries = self._fs.ls(self._path(key), detail=True)
-        except _GONE:
-            return []
-        except NotImplementedError as e:
+        except (*_GONE, NotImplementedError) as e:  # it holds metadata, so it is there; a plain web server, say
             raise UnsupportedFormatError(
-                f"{self._url}: its folders cannot be listed; give the store consolidated metadata"
+                f"{self.location(key)}: this folder cannot be listed; write consolidated metadata into the store, or "
+                "open an array of it by its own URL"
             ) from e
         names = [str(e["name"]).rstrip("/").rpartition("/")[2] for e in entries if e["type"] == "directory"]
         return sorted(f"{key}/{name}" if key else name for name in names if name)

@@ -71,9 +71,9 @@ def _levels(tree: Tree, read: Callable[[list[str]], list[str]]) -> None:
         groups = read(folders)
 
 
-def _own_name(store: str) -> str:
+def _own_name(tree: Tree) -> str:
     """Name an array that is the store itself by its folder."""
-    return store.rstrip("/").rpartition("/")[2] or "array"
+    return tree.location("").rstrip("/").rpartition("/")[2] or "array"
 
 
 def _in_order(nodes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -121,7 +121,7 @@ def _find_v3(tree: Tree, store: str, raw: bytes) -> Contents:
             "'array'; is this a Zarr store?"
         )
     if kind == "array":
-        contents, name = Contents(format="zarr3", attributes={}), _own_name(store)
+        contents, name = Contents(format="zarr3", attributes={}), _own_name(tree)
         contents.add(name, lambda: parse_v3(meta, store=store, name=name, prefix=""))
         return contents
     contents = Contents(format="zarr3", attributes=_entry(meta.get("attributes") or {}, f"{where}: attributes"))
@@ -166,7 +166,7 @@ def _walk_v2(tree: Tree) -> dict[str, dict[str, Any]]:
 def _find_v2(tree: Tree, store: str, found: Mapping[str, bytes]) -> Contents:
     loaded = {key: _json(raw, tree.location(key)) for key, raw in found.items() if key in (".zarray", ".zattrs")}
     if ".zarray" in loaded:
-        contents, name = Contents(format="zarr2", attributes={}), _own_name(store)
+        contents, name = Contents(format="zarr2", attributes={}), _own_name(tree)
         array, attributes = loaded[".zarray"], loaded.get(".zattrs")
         contents.add(name, lambda: parse_v2(array, attributes, store=store, name=name, prefix=""))
         return contents

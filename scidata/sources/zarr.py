@@ -84,7 +84,7 @@ class _State:
             if key not in tried:
                 tried[key] = self._try_zarr(record)
             if (problem := tried[key]) is not None:
-                names = ", ".join(repr(c.name) for c in layout.codecs)
+                names = ", ".join(repr(c.name) for c in layout.codecs) or "(none that gives bytes)"
                 del self.contents.records[name]
                 self.contents.errors[name] = UnsupportedFormatError(
                     f"{layout.store}: array {name!r} has codecs {names}; scidata does not read them all and "

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import http.server
+import itertools
 import json
 import math
 import multiprocessing
@@ -10,8 +14,10 @@ import pickle
 import shutil
 import subprocess
 import sys
+import threading
 import uuid
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -32,6 +38,7 @@ from scidata.errors import (
     UnsupportedFormatError,
 )
 from scidata.sources import _zarr_tree
+from scidata.sources._zarr_metadata import parse_v2, parse_v3
 from scidata.sources._zarr_shards import ArrayCache
 from scidata.sources._zarr_values import cf_fill_value, fill_value_of
 from scidata.sources.zarr import ZarrSource
@@ -530,6 +537,80 @@ def test_metadata_that_makes_no_sense(tmp_path, change):
         source.arrays["u"]
 
 
+V3 = {
+    "zarr_format": 3, "node_type": "array", "shape": [8, 8], "data_type": "float32", "fill_value": "NaN",
+    "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4, 4]}},
+    "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+    "codecs": [{"name": "sharding_indexed", "configuration": {
+        "chunk_shape": [2, 2], "index_location": "end",
+        "codecs": [{"name": "transpose", "configuration": {"order": [1, 0]}},
+                   {"name": "bytes", "configuration": {"endian": "little"}},
+                   {"name": "blosc", "configuration": {"cname": "lz4", "shuffle": "shuffle"}}],
+        "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]}}],
+    "attributes": {"_FillValue": "AAAAAAAA+H8="}, "dimension_names": ["y", None], "storage_transformers": [],
+}  # fmt: skip
+V2 = {
+    "zarr_format": 2, "shape": [8, 8], "chunks": [4, 4], "dtype": "<f4", "fill_value": "NaN", "order": "C",
+    "dimension_separator": "/", "filters": [{"id": "shuffle", "elementsize": 4}],
+    "compressor": {"id": "zlib", "level": 1}, "_NCZARR_ARRAY": {"dimrefs": ["/y", "/x"]},
+}  # fmt: skip
+
+
+def _places(value: object, path: tuple = ()) -> list[tuple]:
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(p for key, v in inner for p in _places(v, (*path, key)))]
+
+
+ODD = [None, True, False, 0, -1, 1, 2**70, 1.5, float("nan"), "", "x", "C", "bytes", "0x", "<M8[s]", "|O"]
+ODD += [
+    [],
+    {},
+    [None],
+    ["x"],
+    [[]],
+    [0, 0],
+    [2**40] * 3,
+    {"name": "x"},
+    {"id": []},
+    {"name": None},
+    [{"name": "bytes"}],
+]
+
+
+def _replaced(good: dict, place: tuple, value: object) -> dict:
+    meta = copy.deepcopy(good)
+    holder = functools.reduce(lambda node, key: node[key], place[:-1], meta)
+    holder[place[-1]] = value
+    return meta
+
+
+@pytest.mark.parametrize(("good", "parse"), [(V2, parse_v2), (V3, parse_v3)])
+def test_any_metadata_is_described_or_refused(good, parse):
+    described = 0
+    for place, value in itertools.product(_places(good)[1:], ODD):
+        described += _described_or_refused(_replaced(good, place, value), parse)
+    assert described > 100  # neither everything nor nothing
+
+
+def _described_or_refused(meta: dict, parse: Callable) -> bool:
+    arguments = (meta,) if parse is parse_v3 else (meta, {"_FillValue": 1})
+    try:
+        record = parse(*arguments, store="s", name="n", prefix="n")
+    except (UnsupportedFormatError, RefusedError):
+        return False
+    layout = record.layout
+    ndim = len(layout.shape)
+    assert ndim == len(layout.dims) == len(layout.chunks) == len(layout.axis_order)
+    assert sorted(layout.axis_order) == list(range(ndim))
+    assert min(layout.chunks, default=1) > 0
+    assert all(isinstance(d, str) for d in layout.dims)
+    if not layout.fallback:
+        for codec in layout.codecs:
+            numcodecs.get_codec({"id": codec.name, **codec.config})
+    assert record.keys(np.zeros((1, ndim), np.int64))[0].startswith("n/")
+    return True
+
+
 def test_truncated_metadata_names_the_file(tmp_path):
     zarr.open_group(tmp_path, mode="w").create_array("u", shape=(7, 10), dtype="f4")
     for file in [tmp_path / "u/zarr.json", tmp_path / "zarr.json"]:
@@ -807,6 +888,35 @@ def test_store_in_a_zip_file(tmp_path):
     shutil.make_archive(str(tmp_path / "s"), "zip", tmp_path / "s")
     source = ZarrSource(f"zip://::file://{tmp_path}/s.zip")
     np.testing.assert_array_equal(read(source, "g/u"), VALUES)
+
+
+class _PlainServer(http.server.SimpleHTTPRequestHandler):
+    def list_directory(self, path):
+        self.send_error(404)
+
+    def log_message(self, *args):
+        pass
+
+
+def test_http_without_listing(tmp_path):
+    pytest.importorskip("aiohttp", reason="fsspec needs aiohttp to read http://")
+    g = zarr.open_group(tmp_path, mode="w")
+    g.create_array("g/u", shape=(7, 10), chunks=(4, 4), dtype="f4", compressors=None)[:4] = VALUES[:4]
+    handler = functools.partial(_PlainServer, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        with pytest.raises(UnsupportedFormatError, match="consolidated metadata"):
+            ZarrSource(url).arrays  # noqa: B018
+        alone = ZarrSource(f"{url}/g/u")
+        zarr.consolidate_metadata(tmp_path)
+        source = ZarrSource(url)
+        for layout, used in [(source.arrays["g/u"], source), (alone.arrays["u"], alone)]:
+            refs = used.locate(layout, all_chunks(layout))
+            assert refs.path_index.tolist() == [0, 1, 2, -1, -1, -1]
+            assert refs.nbytes.tolist() == [64, 64, 64, 0, 0, 0]
+            assert refs.paths[1] == f"{url}/g/u/c/0/1"
+        server.shutdown()
 
 
 def test_many_small_chunks_in_shards(tmp_path):

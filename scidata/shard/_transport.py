@@ -19,6 +19,7 @@ __all__ = [
     "Group",
     "all_reduce_max",
     "all_reduce_min",
+    "broadcast",
     "call",
     "exchange",
     "gather",
@@ -39,6 +40,9 @@ _SUM_IN = {
     torch.int16: torch.int64,
     torch.uint8: torch.int64,
 }
+
+# torch 2.13 renamed it, and warns about the old name
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 def group_size(group: Group) -> int:
@@ -96,6 +100,16 @@ def exchange(parts: Sequence[Tensor], shapes: Sequence[Sequence[int]], group: Gr
     ]
 
 
+def broadcast(x: Tensor, src: int, group: Group) -> None:
+    """Overwrite ``x`` with rank ``src``'s values. Collective."""
+    if group_size(group) == 1 or x.numel() == 0:
+        return
+    values = x.detach().contiguous()
+    dist.broadcast(_as_bytes(values), group=group, group_src=src)
+    if values.data_ptr() != x.data_ptr():
+        x.detach().copy_(values)
+
+
 def gather(x: Tensor, sizes: tuple[int, ...], dim: int, group: Group) -> Tensor:
     """Return all ranks' parts joined along ``dim``. Collective.
 
@@ -111,7 +125,7 @@ def gather(x: Tensor, sizes: tuple[int, ...], dim: int, group: Group) -> Tensor:
         padded = rows.new_zeros((longest, *rest))
         padded[: len(rows)] = rows
     gathered = torch.empty((len(sizes), longest, *rest), dtype=x.dtype, device=x.device)
-    dist.all_gather_into_tensor(gathered.view(-1).view(torch.uint8), _as_bytes(padded), group=group)
+    _all_gather(gathered.view(-1).view(torch.uint8), _as_bytes(padded), group=group)
     if min(sizes) == longest:
         return gathered.flatten(0, 1).movedim(0, dim).contiguous()
     return torch.cat([part[:size].movedim(0, dim) for part, size in zip(gathered, sizes, strict=True)], dim)

@@ -2,13 +2,17 @@
 
 import os
 import time
+import warnings
 
+import h5py
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from scidata.testing import RankError, fake_group, run_ranks
+from scidata.errors import ConfigError
+from scidata.testing import GRID_FORMATS, RankError, fake_group, make_grid, run_ranks
 
 
 class Value:
@@ -93,3 +97,49 @@ def test_fake_group_shows_one_rank_of_many():
         mesh = init_device_mesh("cpu", (128, 4), mesh_dim_names=("dp", "domain"))
         assert mesh.get_local_rank("domain") == 1
     assert not dist.is_initialized()
+
+
+def opened(path, fmt):
+    """The store as xarray sees it: times as numbers, values decoded."""
+    xr = pytest.importorskip("xarray")
+    engine = {"zarr": "zarr", "hdf5": "h5netcdf", "netcdf4": "netcdf4", "netcdf3": "scipy"}
+    name = next(value for key, value in engine.items() if fmt.startswith(key))
+    options = {"consolidated": False} if name == "zarr" else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return xr.open_dataset(path, engine=name, decode_times=False, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"packed": True}, {"unlimited": True, "first_time": 4}, {"compressed": False}])
+@pytest.mark.parametrize("fmt", [fmt for fmt in GRID_FORMATS if not fmt.startswith("hdf5")])
+def test_grids_are_what_xarray_reads(fmt, options, tmp_path):
+    wanted = make_grid(tmp_path / "grid", format=fmt, num_times=3, num_lat=9, **options)
+    with opened(tmp_path / "grid", fmt) as ds:
+        assert set(wanted) == {"u", "v", "t", "time", "level", "latitude", "longitude"} == set(ds.variables)
+        for name, values in wanted.items():
+            assert ds[name].dims == (("time", "level", "latitude", "longitude") if values.ndim == 4 else (name,))
+            np.testing.assert_array_equal(ds[name].values, values)
+            assert ds[name].dtype == values.dtype
+        assert ds.time.values[0] == 6 * options.get("first_time", 0)
+    assert np.isnan(wanted["t"]).any() == ("packed" in options)
+
+
+@pytest.mark.parametrize("fmt", ["hdf5", "hdf5_chunked"])
+def test_hdf5_grids(fmt, tmp_path):
+    wanted = make_grid(tmp_path / "grid", format=fmt, chunks=(2, 1, 5, 5))
+    with h5py.File(tmp_path / "grid") as file:
+        assert file["u"].chunks == ((2, 1, 5, 5) if fmt == "hdf5_chunked" else None)
+        assert [dim[0].name for dim in file["u"].dims] == ["/time", "/level", "/latitude", "/longitude"]
+        for name, values in wanted.items():
+            np.testing.assert_array_equal(file[name][...], values)
+
+
+def test_grids_depend_on_the_seed_only(tmp_path):
+    first = make_grid(tmp_path / "a", format="hdf5", seed=1)
+    again = make_grid(tmp_path / "b", format="zarr2", seed=1)
+    other = make_grid(tmp_path / "c", format="hdf5", seed=2)
+    assert np.array_equal(first["u"], again["u"])
+    assert not np.array_equal(first["u"], other["u"])
+    assert np.all(np.diff(first["latitude"]) < 0)
+    with pytest.raises(ConfigError, match="format must be one of"):
+        make_grid(tmp_path / "d", format="grib")

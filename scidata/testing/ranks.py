@@ -1,9 +1,4 @@
-"""What scidata's own tests run on, public because users' tests need the same: ranks, fake groups, tiny stores.
-
-``run_ranks`` runs a function on a few real gloo ranks in well under a second; ``fake_group`` pretends to be one rank
-of hundreds; ``make_grid`` writes the same small ERA5-like data in every format. Nothing here is imported by the rest
-of the package.
-"""
+"""Functions on a few real ranks, and on one pretended rank of hundreds."""
 
 from __future__ import annotations
 
@@ -32,7 +27,13 @@ import torch.distributed as dist
 __all__ = ["RankError", "fake_group", "run_ranks"]
 
 # Imported once by the fork server, so that each rank starts in milliseconds; names that are not there are skipped.
-_PRELOAD = ["torch", "torch.distributed.tensor", "torch.distributed.device_mesh", "pytest", "scidata.testing"]
+_PRELOAD = [
+    "torch",
+    "torch.distributed.tensor",
+    "torch._dynamo",
+    "pytest",
+    "scidata.testing",
+]  # DDP and optimizers import dynamo
 _GRACE = 3.0  # seconds the other ranks get to report too, after one has failed
 _MARGIN = 5.0  # seconds between a rank ending itself at its timeout and the parent killing it
 

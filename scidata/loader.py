@@ -81,7 +81,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         Called with the list of a batch's samples. Default: a batch is read where it lies in the end; where the data
         set has a transform, :func:`scidata.collate` stacks the transformed samples.
     pin_memory : bool
-        Read into page-locked memory, where CUDA is available.
+        Read into page-locked memory, where CUDA is available. Without ``device`` the batches themselves are pinned,
+        and torch's pinned allocator, not the loader, recycles their memory.
     device : torch.device or str, optional
         Where the tensors are handed out; on CUDA they are copied on a stream of their own, one batch ahead of use.
         Default: on the host.

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 import gc
+import os
 import queue
+import signal
+import subprocess
+import sys
 import threading
 import time
 import traceback
@@ -452,7 +456,30 @@ def test_an_error_in_the_loop_ends_the_threads(error: type[BaseException]) -> No
     assert readers() == []
 
 
-def test_an_interrupt_while_waiting_ends_the_threads() -> None:
+def test_ctrl_c_while_waiting_for_a_read() -> None:
+    begun, over = threading.Event(), threading.Event()
+
+    def stuck(index: int, out: dict[str, np.ndarray]) -> None:
+        begun.set()
+        over.wait(20)
+
+    def interrupt() -> None:
+        begun.wait(20)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)
+        over.set()  # only now, so that it was not the read's end that woke the consumer
+
+    prefetcher = make([[0], [1]], stuck)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        next(prefetcher)
+    thread.join()
+    assert readers() == []
+    assert list(prefetcher) == []
+
+
+def test_a_set_lost_in_a_hand_over_is_not_met_again() -> None:
     class Interrupting(HostCopier):
         def finish(self, ticket: object) -> dict[str, torch.Tensor]:
             raise KeyboardInterrupt
@@ -463,6 +490,39 @@ def test_an_interrupt_while_waiting_ends_the_threads() -> None:
     with pytest.raises(KeyboardInterrupt):
         next(prefetcher)
     assert readers() == []
+    assert closed == []  # the ring is one short, so it is not for another use
+
+
+def test_a_read_that_hangs_does_not_hang_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scidata.prefetch._JOIN_SECONDS", 0.05)
+    over, closed = threading.Event(), []
+
+    def stuck(index: int, out: dict[str, np.ndarray]) -> None:
+        if index:
+            over.wait(20)
+
+    ring = BufferRing(SPECS, capacity=3)
+    prefetcher = Prefetcher([[0], [1]], stuck, ring, on_close=lambda: closed.append(1))
+    next(prefetcher)
+    prefetcher.close()
+    assert len(readers()) == 1
+    assert closed == []  # the read still writes to its buffer
+    over.set()
+    assert eventually(lambda: readers() == [])
+
+
+def test_leaving_the_interpreter_in_mid_epoch() -> None:
+    code = """
+import numpy as np
+from scidata.prefetch import BufferRing, Prefetcher
+from scidata.types import BufferSpec
+ring = BufferRing({"u": BufferSpec(shape=(4,), dtype=np.dtype("f4"))}, capacity=3)
+prefetcher = Prefetcher([[i] for i in range(99)], lambda i, out: out["u"].fill(i), ring)
+kept = [next(prefetcher) for _ in range(4)]
+print(kept[-1][1]["u"].tolist())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[[3.0, 3.0, 3.0, 3.0]]\n", "")
 
 
 def test_garbage_collection_ends_the_threads() -> None:

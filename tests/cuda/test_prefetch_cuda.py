@@ -1,0 +1,197 @@
+"""Pinned buffers, the copy stream and its events, on a real GPU."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data
+
+from scidata.loader import DataLoader
+from scidata.prefetch import BufferRing, DeviceCopier, Prefetcher
+from scidata.sample import Sample
+from scidata.types import BufferSpec
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+
+SHAPE = (512, 1024)  # 2 MiB: its copy takes long enough to be overtaken
+SPECS = {
+    "u": BufferSpec(shape=SHAPE, dtype=np.dtype(np.float32)),
+    "scalar": BufferSpec(shape=(), dtype=np.dtype(np.int64)),
+    "mask": BufferSpec(shape=(3,), dtype=np.dtype(bool)),
+}
+DEVICE = torch.device("cuda", 0)
+
+
+def fill(index: int, out: dict[str, np.ndarray]) -> None:
+    out["u"][...] = index
+    out["scalar"][...] = index
+    out["mask"][...] = [index % 2, 1, 0]
+
+
+def busy_gpu(cycles: int = 20_000_000) -> None:
+    """Keep the current stream busy for some milliseconds, so that a missing wait shows."""
+    torch.cuda._sleep(cycles)
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_left() -> Iterator[None]:
+    yield
+    gc.collect()
+    assert not [t for t in threading.enumerate() if t.name.startswith("scidata-reader")]
+
+
+@pytest.mark.parametrize("pin", [True, False])
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+def test_batches_arrive_on_the_device(pin: bool, num_workers: int) -> None:
+    ring = BufferRing(SPECS, capacity=3, pin_memory=pin)
+    items = [[2 * i, 2 * i + 1] for i in range(40)]
+    seen = []
+    for item, tensors in Prefetcher(items, fill, ring, num_workers=num_workers, copier=DeviceCopier(ring, DEVICE)):
+        assert all(t.device == DEVICE for t in tensors.values())
+        seen.append((item, tensors["u"].amin((1, 2)), tensors["u"].amax((1, 2)), tensors["scalar"], tensors["mask"]))
+    for item, low, high, scalar, mask in seen:
+        assert low.tolist() == high.tolist() == item
+        assert scalar.tolist() == item
+        assert mask.tolist() == [[bool(i % 2), True, False] for i in item]
+    assert ring.num_allocated <= 3
+    assert ring.num_kept == 0  # what is kept is device memory
+
+
+@pytest.mark.parametrize("pin", [True, False])
+def test_a_slow_consumer_stream_reads_each_batch_before_it_is_reused(pin: bool) -> None:
+    """The compute stream lags: device memory must not be given to a later copy before it has read it."""
+    ring = BufferRing(SPECS, capacity=3, pin_memory=pin)
+    sums, items = [], [[i] for i in range(1, 60)]
+    for _, tensors in Prefetcher(items, fill, ring, copier=DeviceCopier(ring, DEVICE)):
+        busy_gpu(2_000_000)
+        sums.append(tensors["u"].double().mean())
+        del tensors
+    assert [s.item() for s in sums] == [float(i) for (i,) in items]
+
+
+def test_a_slow_copy_stream_is_waited_for_by_the_reader() -> None:
+    """The copy lags: host memory must not be written before the copy has read it, nor used on the device before."""
+    ring = BufferRing(SPECS, capacity=2, pin_memory=True)
+    copier = DeviceCopier(ring, DEVICE)
+    first = ring.acquire(1)
+    fill(1, first.slot(0))
+    copier._stream = torch.cuda.Stream(DEVICE)
+    with torch.cuda.stream(copier._stream):
+        busy_gpu(200_000_000)
+    ticket = copier.start(first)
+    assert not ticket.event.query()
+    tensors = copier.finish(ticket)
+    mean = tensors["u"].mean()
+    again = ring.acquire(1)  # waits for the event
+    assert again is first
+    assert ticket.event.query()
+    fill(9, again.slot(0))
+    assert mean.item() == 1
+    assert (tensors["u"] == 1).all()
+
+
+def test_hand_over_on_another_stream() -> None:
+    ring = BufferRing(SPECS, capacity=3, pin_memory=True)
+    stream, means = torch.cuda.Stream(DEVICE), []
+    with torch.cuda.stream(stream):
+        for _, tensors in Prefetcher([[i] for i in range(40)], fill, ring, copier=DeviceCopier(ring, DEVICE)):
+            busy_gpu(1_000_000)
+            means.append(tensors["u"].mean())
+    stream.synchronize()
+    assert [m.item() for m in means] == list(range(40))
+
+
+def test_the_host_does_not_wait_for_the_computation() -> None:
+    ring = BufferRing(SPECS, capacity=3, pin_memory=True)
+    prefetcher = Prefetcher([[i] for i in range(3)], fill, ring, copier=DeviceCopier(ring, DEVICE))
+    _, first = next(prefetcher)
+    busy_gpu(1_000_000_000)
+    computed = torch.cuda.Event()
+    computed.record()
+    _, second = next(prefetcher)
+    assert not computed.query()
+    prefetcher.close()
+    assert (first["u"].max().item(), second["u"].max().item()) == (0, 1)
+
+
+def test_at_most_one_batch_is_copied_ahead() -> None:
+    ring = BufferRing(SPECS, capacity=9, pin_memory=True)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated(DEVICE)
+    most = 0
+    for _, _tensors in Prefetcher([[i] for i in range(30)], fill, ring, prefetch=8, copier=DeviceCopier(ring, DEVICE)):
+        most = max(most, torch.cuda.memory_allocated(DEVICE) - before)
+    assert most <= 3 * (2 << 20) + (64 << 10)  # the loop's variable, the one in hand, the next
+
+
+def test_pinned_batches_on_the_host_may_be_copied_by_the_user_and_dropped() -> None:
+    """The user's own asynchronous copy from a pinned batch must be over before its memory is written again."""
+    ring = BufferRing(SPECS, capacity=3, pin_memory=True)
+    stream, on_device = torch.cuda.Stream(DEVICE), []
+    for _, tensors in Prefetcher([[i, i] for i in range(60)], fill, ring):
+        assert tensors["u"].is_pinned()
+        with torch.cuda.stream(stream):
+            busy_gpu(2_000_000)
+            on_device.append(tensors["u"][1:].to(DEVICE, non_blocking=True).mean())
+        del tensors
+    torch.cuda.synchronize()
+    assert [m.item() for m in on_device] == list(range(60))
+
+
+class Numbers(torch.utils.data.Dataset):
+    """A data set of the loader's interface, whose samples are their numbers."""
+
+    mesh = dp_axis = transform = None
+
+    def __len__(self) -> int:
+        return 25
+
+    def buffer_specs(self) -> dict[str, BufferSpec]:
+        return SPECS
+
+    def read_into(self, index: int, out: dict[str, np.ndarray]) -> None:
+        fill(index, out)
+
+    def assemble(self, local: dict[str, torch.Tensor], *, index: int | list[int], batched: bool) -> Sample:
+        return Sample(local, dims={n: tuple(f"d{i}" for i in range(t.ndim)) for n, t in local.items()}, index=index)
+
+
+@pytest.mark.parametrize("device", [None, "cpu", "cuda", "cuda:0", 0])
+@pytest.mark.parametrize("pin", [True, False])
+def test_loader(device: str | int | None, pin: bool) -> None:
+    loader = DataLoader(Numbers(), 4, pin_memory=pin, device=device)
+    for _ in range(2):
+        kept = list(loader)
+        for batch in kept:
+            on_gpu = device not in (None, "cpu")
+            assert batch["u"].device == (DEVICE if on_gpu else torch.device("cpu"))
+            assert on_gpu or batch["u"].is_pinned() == pin
+            assert batch["u"].mean((1, 2)).tolist() == batch["scalar"].tolist() == batch.index
+    for sample in DataLoader(Numbers(), None, pin_memory=pin, device=device):
+        assert sample["scalar"].shape == ()
+        assert sample["scalar"].item() == sample.index
+
+
+def test_making_things_does_not_start_cuda() -> None:
+    import subprocess
+    import sys
+
+    code = """
+import numpy as np, torch
+from scidata.loader import DataLoader
+from scidata.prefetch import BufferRing, DeviceCopier, Prefetcher
+from scidata.sample import Sample
+from scidata.types import BufferSpec
+ring = BufferRing({"u": BufferSpec(shape=(4,), dtype=np.dtype("f4"))}, capacity=3, pin_memory=True)
+p = Prefetcher([[0]], lambda i, out: None, ring, copier=DeviceCopier(ring, torch.device("cuda", 0)))
+assert not torch.cuda.is_initialized()
+next(p)
+assert torch.cuda.is_initialized()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

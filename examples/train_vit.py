@@ -1,0 +1,409 @@
+"""Train a plain vision transformer to predict the next step of ERA5-like grids, on a dp × domain mesh.
+
+    python -m pipelines.era5_grid make era5.zarr
+    python examples/train_vit.py --data era5.zarr                                          # one process
+    torchrun --nproc-per-node 4 examples/train_vit.py --data era5.zarr --domain 2          # 2 dp × 2 domain
+    torchrun --nproc-per-node 4 examples/train_vit.py --data era5.zarr --domain 2 --check --dtype float64
+
+The model is plain PyTorch and knows nothing of ranks. What is different from a script for one process: ``init_mesh``,
+``open_era5(..., mesh)``, the sampler and ``parallelize``; those four lines are marked ``# scidata``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import math
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import Optimizer
+from tqdm import tqdm
+
+# pipelines/ is not installed: it is found beside this folder
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import scidata
+from pipelines.era5_grid import channel_names, normalisation, open_era5, stack_channels
+
+# -- the model: plain PyTorch --------------------------------------------------------------------------------------
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention over all tokens."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.out = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, D) → (B, N, D)."""
+        B, N, D = x.shape
+        q, k, v = (t.reshape(B, N, self.heads, D // self.heads).transpose(1, 2) for t in self.qkv(x).chunk(3, dim=-1))
+        x = F.scaled_dot_product_attention(q, k, v)
+        return self.out(x.transpose(1, 2).reshape(B, N, D))
+
+
+class Block(nn.Module):
+    """Pre-norm transformer block."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.norm1, self.attention = nn.LayerNorm(dim), Attention(dim, heads)
+        self.norm2, self.mlp = (
+            nn.LayerNorm(dim),
+            nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, D) → (B, N, D)."""
+        x = x + self.attention(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class ViT(nn.Module):
+    """Fields in, fields of the same shape out.
+
+    B samples, C channels, H × W grid, N = H/patch × W/patch tokens of dim D.
+    """
+
+    def __init__(self, channels: int, grid: tuple[int, int], patch: int, *, dim: int, depth: int, heads: int) -> None:
+        super().__init__()
+        self.patch, self.rows, self.columns = patch, grid[0] // patch, grid[1] // patch
+        self.embed = nn.Conv2d(channels, dim, kernel_size=patch, stride=patch)
+        self.position = nn.Parameter(0.02 * torch.randn(1, self.rows * self.columns, dim))
+        self.blocks = nn.Sequential(*(Block(dim, heads) for _ in range(depth)))
+        self.norm = nn.LayerNorm(dim)
+        self.head = nn.Linear(dim, channels * patch * patch)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) → (B, C, H, W)."""
+        B, C, H, W = x.shape
+        x = self.embed(x).flatten(2).transpose(1, 2) + self.position
+        x = self.head(self.norm(self.blocks(x)))
+        x = x.reshape(B, self.rows, self.columns, C, self.patch, self.patch)
+        return x.permute(0, 3, 1, 4, 2, 5).reshape(B, C, H, W)
+
+
+# -- one step ------------------------------------------------------------------------------------------------------
+
+
+def loss_of(model: nn.Module, batch: scidata.Sample, mean: Tensor, std: Tensor) -> Tensor:
+    """Mean squared error of the predicted increment from one step to the next, in standard deviations."""
+    now, later = (((x - mean) / std) for x in stack_channels(batch))
+    return (model(now) - (later - now)).square().mean()
+
+
+def learning_rate(peak: float, progress: float, warmup: float) -> float:
+    """Linear warm-up, then a cosine to zero. ``progress`` and ``warmup`` are parts of the whole training in [0, 1]."""
+    if progress < warmup:
+        return peak * progress / warmup
+    return peak * 0.5 * (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup)))
+
+
+def average(value: Tensor, mesh: DeviceMesh) -> float:
+    """Mean of a figure over the dp ranks; all ranks of one domain hold the same one."""
+    value = value.detach().double().clone()
+    dist.all_reduce(value, group=mesh.get_group("dp"))
+    return value.item() / mesh["dp"].size()
+
+
+# -- checkpoints ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Progress:
+    """How far training has come, in numbers that mean the same on any number of ranks."""
+
+    step: int = 0  # optimizer steps done
+    epoch: int = 0
+    samples: int = 0  # taken of this epoch, by all dp ranks together
+
+    def to_tensor(self) -> Tensor:
+        """As saved."""
+        return torch.tensor([self.step, self.epoch, self.samples])
+
+    def restore(self, saved: Tensor) -> None:
+        """Undo :meth:`to_tensor`."""
+        self.step, self.epoch, self.samples = saved.tolist()
+
+
+def save(folder: Path, model: nn.Module, optimizer: Optimizer, progress: Progress, stats: dict[str, Tensor]) -> None:
+    """Write a checkpoint, all ranks together: each tensor is the same on all of them and is written once."""
+    weights, moments = get_state_dict(model, optimizer)
+    state = {"model": weights, "optimizer": moments, "progress": progress.to_tensor(), "stats": stats}
+    dcp.save(state, checkpoint_id=str(folder / f"step_{progress.step:08d}"))
+
+
+def load(path: str, model: nn.Module, optimizer: Optimizer, progress: Progress, stats: dict[str, Tensor]) -> None:
+    """Read a checkpoint, written on any number of ranks, into what is given."""
+    weights, moments = get_state_dict(model, optimizer)
+    state = {"model": weights, "optimizer": moments, "progress": progress.to_tensor(), "stats": stats}
+    dcp.load(state, checkpoint_id=path)
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    progress.restore(state["progress"])
+
+
+# -- training ------------------------------------------------------------------------------------------------------
+
+
+class Remaining:
+    """A sampler's order without the first ``skip`` indices: those that a resumed epoch has already taken."""
+
+    def __init__(self, sampler: scidata.DistributedSampler) -> None:
+        self.sampler, self.skip = sampler, 0
+
+    def __iter__(self) -> Iterator[int]:
+        return islice(iter(self.sampler), self.skip, None)
+
+    def __len__(self) -> int:
+        return len(self.sampler) - self.skip
+
+
+class Training:
+    """Everything one run holds, the same on every rank but for the data."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.mesh = scidata.init_mesh(dp=args.dp, domain=args.domain, device=args.device)  # scidata
+        self.device = torch.device(args.device, torch.cuda.current_device() if args.device == "cuda" else None)
+        self.dtype = getattr(torch, args.dtype)
+        self.num_dp = self.mesh["dp"].size()
+        self.is_main = dist.get_rank() == 0
+        self.ds = self.open(self.mesh)
+        if len(self.ds) == 0:
+            raise scidata.errors.ConfigError(f"{args.data}: has no two steps that follow each other")
+        grid = self.ds.reader.global_shape(self.ds.fields[0])[-2:]
+        torch.manual_seed(args.seed)  # the same first weights on every rank
+        model = ViT(len(channel_names(self.ds)), grid, args.patch, dim=args.dim, depth=args.depth, heads=args.heads)
+        self.model = model.to(self.device, self.dtype)
+        self.replica = scidata.parallelize(self.model, self.mesh)  # scidata
+        self.order = Remaining(scidata.DistributedSampler(self.ds, self.mesh, seed=args.seed))  # scidata
+        self.loader = self.load_from(self.ds, self.order, args.batch_size)
+        self.global_batch = self.num_dp * args.batch_size
+        # gradients of a larger batch are less noisy by the square root of its size, and Adam normalises by their size
+        self.peak_lr = args.lr * math.sqrt(self.global_batch / args.lr_batch)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.peak_lr, weight_decay=args.weight_decay)
+        self.progress = Progress()
+        self.stats: dict[str, Tensor] = {}
+
+    def open(self, mesh: DeviceMesh | None) -> scidata.ShardedDataset:
+        """Open the data: this rank's part of each sample, or whole samples without a mesh."""
+        args = self.args
+        return open_era5(args.data, mesh, patch=args.patch, fields=args.fields, dtype=self.dtype)  # scidata
+
+    def load_from(self, ds: scidata.ShardedDataset, order: Any, batch_size: int) -> scidata.DataLoader:
+        """Make a loader of batches on the device."""
+        pin = self.device.type == "cuda"
+        return scidata.DataLoader(ds, batch_size, sampler=order, pin_memory=pin, device=self.device)
+
+    def prepare(self) -> None:
+        """Compute the normalisation, or resume from a checkpoint, which holds it."""
+        channels = (1, len(channel_names(self.ds)), 1, 1)
+        self.stats = {"mean": torch.zeros(channels, dtype=self.dtype), "std": torch.ones(channels, dtype=self.dtype)}
+        if self.args.resume:
+            load(self.args.resume, self.model, self.optimizer, self.progress, self.stats)
+        else:
+            self.stats["mean"], self.stats["std"] = normalisation(self.ds)
+        self.stats = {name: value.to(self.device) for name, value in self.stats.items()}
+
+    def loss(self, model: nn.Module, batch: scidata.Sample) -> Tensor:
+        """Loss of one batch; a plain tensor, the same on every rank of a domain."""
+        return loss_of(model, batch, **self.stats)
+
+    def train(self) -> None:
+        """Train for all epochs, or ``--max-steps``; a checkpoint at each epoch's end and where it stops."""
+        args, progress = self.args, self.progress
+        bar = tqdm(
+            desc="train",
+            unit="step",
+            initial=progress.step,
+            total=args.max_steps or progress.step + (args.epochs - progress.epoch) * len(self.loader),
+            disable=not (self.is_main and sys.stderr.isatty()),
+        )
+        writer = self.tensorboard()
+        stop = self.reached()
+        while not stop:
+            self.start_epoch()
+            for batch in self.loader:
+                loss = self.step(batch)
+                bar.update()
+                if progress.step % args.log_every == 0:
+                    self.report(writer, bar, average(loss, self.mesh))
+                stop = self.reached()
+                if stop or progress.samples == 0 or (args.save_every and progress.step % args.save_every == 0):
+                    save(Path(args.out), self.model, self.optimizer, progress, self.stats)
+                if stop:
+                    break
+        bar.close()
+        if writer is not None:
+            writer.close()
+
+    def reached(self) -> bool:
+        """Whether the training is over."""
+        limit = self.args.max_steps
+        return self.progress.epoch >= self.args.epochs or (limit is not None and self.progress.step >= limit)
+
+    def start_epoch(self) -> None:
+        """Set the order, without what a resumed epoch has already taken.
+
+        The sampler deals its order to the dp ranks in turn, so the samples taken so far are the first ones of every
+        rank, whatever their number was. Rounded down to whole rounds: a few may be seen twice, none is left out.
+        """
+        self.order.sampler.set_epoch(self.progress.epoch)
+        self.order.skip = self.progress.samples // self.num_dp
+        self.progress.samples = self.order.skip * self.num_dp
+
+    def step(self, batch: scidata.Sample) -> Tensor:
+        """One optimizer step; every rank of the mesh takes it together."""
+        args, progress = self.args, self.progress
+        taken = self.num_dp * len(batch.index)
+        seen = progress.epoch * len(self.ds) + progress.samples + taken / 2  # halfway, so that no step has a rate of 0
+        rate = learning_rate(self.peak_lr, min(1.0, seen / (args.epochs * len(self.ds))), args.warmup)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        amp = torch.autocast(args.device, torch.bfloat16) if args.amp else nullcontext()
+        with amp:
+            loss = self.loss(self.replica, batch)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        if args.clip is not None:  # every rank holds the whole gradient, so the norm needs no communication
+            nn.utils.clip_grad_norm_(self.model.parameters(), args.clip)
+        self.optimizer.step()
+        progress.step += 1
+        progress.samples += taken
+        if progress.samples >= self.num_dp * len(self.order.sampler):
+            progress.epoch, progress.samples = progress.epoch + 1, 0
+        return loss
+
+    def tensorboard(self) -> Any:
+        """Return a writer on rank 0, None elsewhere."""
+        if not self.is_main:
+            return None
+        from torch.utils.tensorboard import SummaryWriter  # slow to import, and only one rank writes
+
+        return SummaryWriter(self.args.out)
+
+    def report(self, writer: Any, bar: Any, loss: float) -> None:
+        """Show loss and learning rate on rank 0: as scalars, and in the progress bar or as a line."""
+        if writer is None:
+            return
+        step, rate = self.progress.step, self.optimizer.param_groups[0]["lr"]
+        writer.add_scalar("loss", loss, step)
+        writer.add_scalar("lr", rate, step)
+        bar.set_postfix(loss=loss, lr=rate)
+        if bar.disable:
+            print(f"step {step} loss {loss:.6g} lr {rate:.3g}", file=sys.stderr)
+
+    def check(self) -> bool:
+        """Compare loss and gradients of the first global batch with one process that reads the whole samples."""
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        single = copy.deepcopy(self.model)
+        batch = next(iter(self.loader))
+        loss = self.loss(self.replica, batch)
+        loss.backward()
+        parts: list[Any] = [None] * self.num_dp
+        dist.all_gather_object(parts, batch.index, group=self.mesh.get_group("dp"))
+        indices = [index for part in parts for index in part]
+
+        whole = next(iter(self.load_from(self.open(None), indices, len(indices))))
+        expected = self.loss(single, whole)
+        expected.backward()
+
+        pairs = [(p.grad, q.grad) for p, q in zip(self.model.parameters(), single.parameters(), strict=True)]
+        scale = max(float(q.abs().max()) for _, q in pairs)
+        gradients = max(float((p - q).abs().max()) for p, q in pairs) / scale
+        losses = abs(average(loss, self.mesh) - expected.item()) / abs(expected.item())
+        worst = torch.tensor([losses, gradients], dtype=torch.float64, device=self.device)
+        dist.all_reduce(worst, op=dist.ReduceOp.MAX)  # not one rank may be off
+        losses, gradients = worst.tolist()
+        passed = max(losses, gradients) <= TOLERANCE[self.args.dtype]  # False for NaN
+        if self.is_main:
+            print(
+                f"check {self.num_dp} dp x {self.mesh['domain'].size()} domain, {self.args.dtype}, samples {indices}, "
+                f"loss {expected.item():.12g}: max relative difference to one process: loss {losses:.2e}, "
+                f"gradients {gradients:.2e}: {'ok' if passed else 'FAILED'}"
+            )
+        return passed
+
+
+TOLERANCE = {"float64": 1e-12, "float32": 1e-4}
+
+
+def parse(argv: list[str] | None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
+    """Read the command line; what can be checked without the data is checked here."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    number = {"type": int, "metavar": "N"}
+    parser.add_argument("--data", required=True, help="Zarr, HDF5 or NetCDF with fields (time, [level,] lat, lon)")
+    parser.add_argument("--fields", nargs="+", help="default: all on the grid")
+    parser.add_argument("--dp", default=-1, help="ranks with different samples; -1: what is left", **number)
+    parser.add_argument("--domain", default=1, help="ranks that share a sample", **number)
+    parser.add_argument("--patch", default=8, **number)
+    parser.add_argument("--dim", default=128, **number)
+    parser.add_argument("--depth", default=4, **number)
+    parser.add_argument("--heads", default=4, **number)
+    parser.add_argument("--batch-size", default=1, help="samples per dp rank", **number)
+    parser.add_argument("--epochs", default=1, **number)
+    parser.add_argument("--max-steps", help="stop early; the schedule still spans --epochs", **number)
+    parser.add_argument("--log-every", default=10, help="steps", **number)
+    parser.add_argument("--save-every", help="steps; a checkpoint is also written at the end of an epoch", **number)
+    parser.add_argument("--lr", type=float, default=5e-4, help="peak learning rate at a global batch of --lr-batch")
+    parser.add_argument("--lr-batch", default=16, help="scaled by the square root of global batch / this", **number)
+    parser.add_argument("--warmup", type=float, default=0.05, help="part of the training, in [0, 1)")
+    parser.add_argument("--weight-decay", type=float, default=0.05)
+    parser.add_argument("--clip", type=float, help="largest norm of the gradient")
+    parser.add_argument("--amp", action="store_true", help="bfloat16 autocast; weights stay in --dtype")
+    parser.add_argument("--dtype", choices=["float32", "float64"], default="float32")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", default="runs/vit", help="folder of checkpoints and TensorBoard scalars")
+    parser.add_argument("--resume", metavar="CHECKPOINT", help="folder of one checkpoint: runs/vit/step_…")
+    parser.add_argument("--check", action="store_true", help="compare the first step with one process, and end")
+    args = parser.parse_args(argv)
+    for name in ("patch", "dim", "depth", "heads", "batch_size", "epochs", "lr_batch", "log_every"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1, not {getattr(args, name)}")
+    if args.dim % args.heads:
+        parser.error(f"--dim {args.dim} must be a multiple of --heads {args.heads}")
+    if not 0 <= args.warmup < 1:
+        parser.error(f"--warmup is a part of the training, in [0, 1), not {args.warmup}")
+    if args.resume and not (Path(args.resume) / ".metadata").exists():
+        parser.error(f"--resume {args.resume}: no complete checkpoint there; give one of the step_… folders")
+    return parser, args
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Train, or check; return the exit code."""
+    parser, args = parse(argv)
+    try:
+        training = Training(args)
+    except (ValueError, LookupError, OSError, RuntimeError) as e:
+        if isinstance(e, RuntimeError) and not isinstance(e, scidata.errors.SciDataError):
+            raise
+        parser.error(str(e))  # found from metadata, before any data was read: the same on every rank
+    training.prepare()
+    if args.check:
+        passed = training.check()
+    else:
+        training.train()
+        passed = True
+    dist.destroy_process_group()
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

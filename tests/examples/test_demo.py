@@ -1,0 +1,63 @@
+"""``scidata demo``, run as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import zarr
+
+from scidata._cli import demo
+from scidata.errors import LauncherError
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*args: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "scidata.cli", "demo", *map(str, args)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
+
+
+def test_ranks_train_as_one_process_does(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    result = run("--ranks", 2, "--steps", 2, "--keep", kept, "--json")
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert found["agrees"]
+    assert found["relative_difference"]["loss"] < 1e-12
+    assert found["relative_difference"]["gradient"] < 1e-12
+    assert found["losses"][1] < found["losses"][0]
+    # 121 rows cropped to 120, in patches of 8 rows: 15 over 2 ranks
+    assert [rank["rows"] for rank in found["ranks"]] == [[0, 64], [64, 120]]
+    # chunks end at row 64: each rank reads its own, together what one process reads
+    assert sum(rank["bytes_read"] for rank in found["ranks"]) == found["bytes_whole"]
+    assert all(rank["samples_read"] == 2 for rank in found["ranks"])
+    assert zarr.open_group(str(kept / "weather.zarr"), mode="r")["u"].shape == (16, 3, 121, 240)
+
+    again = run("--keep", kept)
+    assert again.returncode == 1
+    assert again.stderr.startswith("error: ")
+    assert str(kept) in again.stderr
+
+
+def test_a_rank_that_fails_is_reported_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    absent = str(tmp_path / "absent.zarr")
+    with pytest.raises(LauncherError, match=r"absent\.zarr"):
+        demo._launch(absent, str(tmp_path), ranks=1, steps=1, echo=False)
+
+
+def test_difference_that_is_large_or_nan_fails() -> None:
+    assert demo.agrees({"loss": 1e-16, "gradient": 1e-15})
+    assert not demo.agrees({"loss": 1e-16, "gradient": 1e-11})
+    assert not demo.agrees({"loss": float("nan"), "gradient": 0.0})

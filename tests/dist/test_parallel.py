@@ -22,7 +22,7 @@ class Model(nn.Module):
         self.inner = nn.Linear(3, 4, dtype=torch.float64)
         self.outer = nn.Linear(4, 1, dtype=torch.float64)
         self.register_buffer("shift", torch.randn(4, generator=generator, dtype=torch.float64))
-        self.register_buffer("steps", torch.tensor(seed, dtype=torch.int16))
+        self.register_buffer("steps", torch.tensor(seed))
         with torch.no_grad():
             for parameter in self.parameters():
                 parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
@@ -51,8 +51,7 @@ def trains(rank, num_ranks, domain):
         whole = sample(num_dp * step + dp)
         start = sum(sizes[: axis_rank(mesh, "domain")])
         local = whole[start : start + sizes[axis_rank(mesh, "domain")]]
-        shapes = {0: [(size, 3) for size in sizes]}
-        x = ShardTensor.from_local(local, domain_mesh(mesh, ("domain",)), (Shard(0),), sharding_shapes=shapes)
+        x = ShardTensor.from_local(local, domain_mesh(mesh, ("domain",)), (Shard(0),), sharding_shapes="infer")
         loss = (model(x) ** 2).mean()
         optimizer.zero_grad()
         loss.backward()
@@ -90,12 +89,14 @@ def keeps_odd_tensors(rank, num_ranks):
     model.tied = nn.Module()
     model.tied.weight = model.conv.weight
     model.register_buffer("empty", torch.empty(0))
+    model.register_buffer("small", torch.tensor([rank], dtype=torch.int16))
     model.register_buffer("phase", torch.full((2,), complex(rank, 1)))
     model.requires_grad_(False)
     stride = model.conv.weight.stride()
     assert parallelize(model, init_mesh()) is model  # nothing to learn: nothing for DDP to do
     assert model.conv.weight.stride() == stride
     assert model.tied.weight is model.conv.weight
+    assert model.small.item() == 0
     assert model.phase.tolist() == [1j, 1j]
     return model.conv.weight
 

@@ -36,7 +36,7 @@ from scidata.sources._hdf5_layout import (
     describe,
     locate_few,
 )
-from scidata.sources._hdf5_walk import Naming, clean_attributes, open_h5, walk
+from scidata.sources._hdf5_walk import Naming, clean_attributes, damage_as_corrupt_data, open_h5, walk
 from scidata.types import ArrayLayout, ChunkRefs, IntArray
 
 __all__ = ["HDF5Base"]
@@ -165,7 +165,8 @@ class HDF5Base:
         what = f"{self.path}: field {layout.name!r}"
         session = self._session()
         with session.lock:
-            dset = self._open(session)[storage.path]
+            with damage_as_corrupt_data(what):
+                dset = self._open(session)[storage.path]
             check_filters(dset, what)
             try:
                 _read_selection(dset, layout, box, out)
@@ -186,10 +187,8 @@ class HDF5Base:
             with session.lock:
                 if self._contents is None:
                     h5 = self._open(session)
-                    try:
+                    with damage_as_corrupt_data(f"{self.path}: metadata"):
                         self._contents = self._parse(h5)
-                    except (KeyError, RuntimeError) as e:  # what h5py raises on damaged metadata
-                        raise CorruptDataError(f"{self.path}: HDF5 metadata cannot be read: {e}") from e
         return self._contents
 
     def _storage(self, layout: ArrayLayout) -> Storage:
@@ -241,7 +240,8 @@ class HDF5Base:
         index = self._indices.get(layout.name)
         if index is None and len(chunks) <= _FEW and math.prod(layout.num_chunks) > _MANY_CHUNKS:
             session = self._session()
-            with session.lock:
+            what = f"{self.path}: field {layout.name!r}: the index of its chunks"
+            with session.lock, damage_as_corrupt_data(what):
                 found = locate_few(self._open(session)[storage.path], layout, storage, chunks)
             table = np.array([(-1, 0, 0) if f is None else f for f in found], np.int64).reshape(-1, 3)
             return table[:, 0], table[:, 2], table[:, 1].astype(np.uint32)
@@ -261,13 +261,8 @@ class HDF5Base:
         session = self._session()
         with session.lock:
             if layout.name not in self._indices:
-                try:
-                    dset = self._open(session)[storage.path]
-                    self._indices[layout.name] = chunk_index(dset, layout)
-                except (RuntimeError, OSError, KeyError, ValueError) as e:
-                    raise CorruptDataError(
-                        f"{self.path}: field {layout.name!r}: its chunk index cannot be read: {e}"
-                    ) from e
+                with damage_as_corrupt_data(f"{self.path}: field {layout.name!r}: the index of its chunks"):
+                    self._indices[layout.name] = chunk_index(self._open(session)[storage.path], layout)
             return self._indices[layout.name]
 
 

@@ -164,10 +164,12 @@ def describe(
 
 
 def _fill_value(dset: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    if dset.id.get_create_plist().fill_value_defined() != h5py.h5d.FILL_VALUE_USER_DEFINED:
+        return np.zeros((), dtype)  # what HDF5 itself gives
     try:
         return np.asarray(dset.fillvalue).astype(dtype).reshape(())
-    except (TypeError, ValueError, RuntimeError):
-        return np.zeros((), dtype)  # what HDF5 itself gives where no fill value was set
+    except (TypeError, ValueError, RuntimeError) as e:
+        raise CorruptDataError(f"{dset.file.filename}: field {dset.name!r}: its fill value cannot be read: {e}") from e
 
 
 @lru_cache(maxsize=1)

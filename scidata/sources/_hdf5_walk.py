@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import h5py
 import numpy as np
 
 from scidata._files import files, is_url
-from scidata.errors import CorruptDataError, ShortReadError
+from scidata.errors import CorruptDataError, SciDataError, ShortReadError
 from scidata.types import ArrayLayout
 
-__all__ = ["Naming", "clean_attributes", "has_netcdf_marks", "open_h5", "scale_paths", "walk"]
+__all__ = [
+    "Naming",
+    "clean_attributes",
+    "damage_as_corrupt_data",
+    "has_netcdf_marks",
+    "is_scale",
+    "open_h5",
+    "scale_paths",
+    "walk",
+]
 
 _HDF5_ATTRIBUTES = frozenset({"DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LABELS"})
 _SCALE_ATTRIBUTES = frozenset({"CLASS", "NAME"})
@@ -50,12 +60,23 @@ def open_h5(path: str) -> Any:
         raise kind(f"{path}: {files().size(path)} bytes that HDF5 cannot open: {e}; copy or write it again") from e
 
 
+@contextmanager
+def damage_as_corrupt_data(what: str) -> Iterator[None]:
+    """Turn what h5py raises on damaged metadata, which is nearly anything, into CorruptDataError."""
+    try:
+        yield
+    except SciDataError:
+        raise
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError) as e:
+        raise CorruptDataError(f"{what} cannot be read by HDF5: {e}; copy or write the file again") from e
+
+
 def has_netcdf_marks(path: str) -> bool:
     """Say whether the netCDF library (or h5netcdf) wrote the file."""
-    with open_h5(path) as h5:
+    marks = ("_Netcdf4Dimid", "_Netcdf4Coordinates")
+    with open_h5(path) as h5, damage_as_corrupt_data(f"{path}: metadata"):
         if "_NCProperties" in h5.attrs or "_nc3_strict" in h5.attrs:
             return True
-        marks = ("_Netcdf4Dimid", "_Netcdf4Coordinates")
         nodes = (node for _, node, _ in walk(h5, allow_external=False, skipped={}))
         return any(mark in node.attrs for node in nodes if isinstance(node, h5py.Dataset) for mark in marks)
 
@@ -65,7 +86,7 @@ def clean_attributes(obj: Any, hidden: frozenset[str], where: str) -> dict[str, 
 
     Values that are neither numbers nor text (references, compounds) are left out.
     """
-    scale = obj.attrs.get("CLASS") == np.bytes_(b"DIMENSION_SCALE") if "CLASS" in obj.attrs else False
+    scale = is_scale(obj)
     values = {}
     for name in obj.attrs:
         if name in hidden or (scale and name in _SCALE_ATTRIBUTES):
@@ -120,7 +141,7 @@ class Naming:
         if dset.shape is None:
             return ()
         scales = scale_paths(dset, path)
-        labels = [dset.dims[i].label for i in range(len(dset.shape))]
+        labels = _labels(dset)
         return tuple(
             posixpath.basename(scale) if scale else label or f"dim_{i}"
             for i, (scale, label) in enumerate(zip(scales, labels, strict=True))
@@ -131,18 +152,38 @@ class Naming:
         return arrays
 
 
+def is_scale(obj: Any) -> bool:
+    """Say whether it is a dimension scale.
+
+    Scales and labels are read from their attributes: HDF5's own H5DS functions free twice on some damaged files.
+    """
+    return "CLASS" in obj.attrs and _plain(obj.attrs["CLASS"]) == "DIMENSION_SCALE"
+
+
 def scale_paths(dset: Any, path: str) -> tuple[str | None, ...]:
     """Return the path of each dimension's scale, the dataset's own where it is a one-dimensional scale."""
-    paths: list[str | None] = []
-    for i in range(len(dset.shape)):
-        try:
-            scales = dset.dims[i].values()
-            paths.append(scales[0].name.lstrip("/") if scales and scales[0].name else None)
-        except (RuntimeError, KeyError, ValueError, OSError):  # a scale that was deleted
-            paths.append(None)
-    if len(paths) == 1 and paths[0] is None and dset.is_scale:
+    ndim = len(dset.shape)
+    if ndim == 1 and is_scale(dset):
         return (path,)
-    return tuple(paths)
+    attached = dset.attrs.get("DIMENSION_LIST", ())
+    if len(attached) != ndim:
+        return (None,) * ndim
+    return tuple(_target(dset, references) for references in attached)
+
+
+def _target(dset: Any, references: Any) -> str | None:
+    """Return the path of the first dataset that is referred to, None where it was deleted or there is none."""
+    try:
+        name = dset.file[references[0]].name if len(references) else None
+    except (ValueError, KeyError, RuntimeError):
+        return None
+    return name.lstrip("/") if name else None
+
+
+def _labels(dset: Any) -> tuple[str, ...]:
+    values = _plain(dset.attrs["DIMENSION_LABELS"]) if "DIMENSION_LABELS" in dset.attrs else None
+    labels = [values] if isinstance(values, str) else values or ()
+    return tuple(labels) if len(labels) == len(dset.shape) else ("",) * len(dset.shape)
 
 
 def walk(h5: Any, *, allow_external: bool, skipped: dict[str, str]) -> Iterator[tuple[str, Any, bool]]:

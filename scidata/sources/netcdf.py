@@ -18,7 +18,7 @@ import numpy.typing as npt
 from scidata._files import files, is_url
 from scidata.errors import ConfigError, ShortReadError, UnknownNameError, near_matches
 from scidata.sources._hdf5 import HDF5Base
-from scidata.sources._hdf5_walk import Naming, scale_paths, walk
+from scidata.sources._hdf5_walk import Naming, is_scale, scale_paths, walk
 from scidata.sources._netcdf3 import Header, Variable, read_header
 from scidata.types import ArrayLayout, ChunkRefs, IntArray
 
@@ -48,7 +48,7 @@ class _NetCDF4Naming(Naming):
         return posixpath.join(group, base.removeprefix(_RENAMED))
 
     def is_hidden(self, dset: Any) -> bool:
-        return bool(dset.is_scale) and bytes(dset.attrs.get("NAME", b"")).startswith(_NO_VARIABLE)
+        return is_scale(dset) and "NAME" in dset.attrs and bytes(dset.attrs["NAME"]).startswith(_NO_VARIABLE)
 
     def dims(self, dset: Any, path: str) -> tuple[str, ...]:
         if not dset.shape:
@@ -84,7 +84,7 @@ class _NetCDF4Naming(Naming):
         if self._dim_names is None:
             self._dim_names = {}
             for path, node, _ in walk(self.h5, allow_external=False, skipped={}):
-                if isinstance(node, h5py.Dataset) and "_Netcdf4Dimid" in node.attrs and node.is_scale:
+                if isinstance(node, h5py.Dataset) and "_Netcdf4Dimid" in node.attrs and is_scale(node):
                     self._dim_names[int(node.attrs["_Netcdf4Dimid"])] = posixpath.basename(path)
         return self._dim_names
 

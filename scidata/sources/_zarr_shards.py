@@ -86,7 +86,7 @@ def read_index(path: str, size: int, index: ShardIndex) -> IntArray:
     offset, nbytes = table.astype(np.uint64).reshape(-1, 2).T
     absent = (offset == _ABSENT) & (nbytes == _ABSENT)
     limit = np.uint64(size)
-    beyond = ~absent & ((offset > limit) | (nbytes > limit - np.minimum(offset, limit)))  # no sum: it could wrap
+    beyond = ~absent & ((offset > limit) | (nbytes > limit - offset))  # no sum: it could wrap to a small number
     if beyond.any():
         chunk = int(np.flatnonzero(beyond)[0])
         raise ShortReadError(

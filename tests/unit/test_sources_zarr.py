@@ -309,6 +309,15 @@ def test_nested_groups(tmp_path, version, consolidated):
         np.testing.assert_array_equal(out, VALUES[1:3, 0:9:4])
 
 
+def test_consolidated_metadata_inside_consolidated_metadata(tmp_path):
+    zarr.open_group(tmp_path, mode="w").create_array("a/u", shape=(2,), dtype="f4")
+    group, array = (json.loads((tmp_path / f).read_text()) for f in ("a/zarr.json", "a/u/zarr.json"))
+    group["consolidated_metadata"] = {"kind": "inline", "metadata": {"u": array}}
+    edit(tmp_path / "zarr.json", {"consolidated_metadata": {"kind": "inline", "metadata": {"a": group}}})
+    shutil.rmtree(tmp_path / "a")
+    assert list(ZarrSource(str(tmp_path)).arrays) == ["a/u"]
+
+
 def test_v3_wins_where_both_are(tmp_path):
     zarr.open_group(tmp_path, mode="w", zarr_format=2).create_array("old", shape=(2,), dtype="f4")
     zarr.open_group(tmp_path, mode="a", zarr_format=3)
@@ -823,6 +832,7 @@ def test_pickle_and_fork(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of fork beside threads
         child = context.Process(target=_read_in_child, args=(source, queue))
+        source.close()  # so that the child has to open, and take the lock
         with source._lock:  # a fork while another thread opens must not leave the child waiting
             child.start()
     try:

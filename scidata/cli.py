@@ -217,6 +217,29 @@ def _plan(
 
 
 @app.command()
+def bench(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="A local store.")],
+    fields: Fields = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed rounds of each method.")] = 5,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Time reading: plain slicing, the format's own library, scidata, and the preadv ceiling."""
+    from dataclasses import asdict
+
+    from scidata._cli.arguments import parse_names
+    from scidata._cli.output import print_json
+    from scidata._cli.tables import print_bench
+    from scidata.bench import bench_path
+
+    rows = bench_path(path, fields=parse_names(fields or ()) or None, repeats=repeats)
+    if as_json:
+        print_json({"path": path, "repeats": repeats, "rows": [asdict(row) for row in rows]})
+    else:
+        print_bench(path, rows, repeats)
+
+
+@app.command()
 def demo(
     ranks: Annotated[int, typer.Option(min=1, max=15, help="Ranks that share each sample.")] = 2,
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 5,

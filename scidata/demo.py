@@ -42,7 +42,8 @@ class _Block(nn.Module):
         )
         attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         x = x + self.out(attended)
-        return x + self.mlp(self.norm_2(x))
+        y: Tensor = x + self.mlp(self.norm_2(x))
+        return y
 
 
 class ViT(nn.Module):
@@ -61,7 +62,8 @@ class ViT(nn.Module):
         tokens = self.embed(x).flatten(2).transpose(1, 2) + self.position
         patches = self.head(self.norm(self.blocks(tokens)))
         patches = patches.unflatten(1, self.grid).unflatten(-1, (-1, PATCH, PATCH))  # (batch, h, w, channel, p, p)
-        return x + patches.permute(0, 3, 1, 4, 2, 5).reshape(x.shape)
+        change: Tensor = patches.permute(0, 3, 1, 4, 2, 5).reshape(x.shape)
+        return x + change
 
 
 def _state(batch: Sample, step: int) -> Tensor:
@@ -76,7 +78,7 @@ def _train(model: nn.Module, batches: Iterator[Sample], num_steps: int) -> Itera
         batch = next(batches)
         optimizer.zero_grad()
         loss = F.mse_loss(model(_state(batch, 0)), _state(batch, 1))
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
         yield batch, loss.item()
 

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -20,7 +20,7 @@ from scidata._cli.tables import print_plan
 from scidata.errors import ConfigError, LauncherError
 from scidata.grid_reader import GridReader
 
-__all__ = ["run_demo"]
+__all__ = ["agrees", "run_demo"]
 
 TOLERANCE = 1e-12  # float64: one process and P ranks differ by rounding alone
 _PATCH = 8
@@ -100,7 +100,12 @@ def _launch(path: str, folder: str, ranks: int, steps: int, *, echo: bool) -> li
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment) as process,
     ):
         expired = threading.Event()
-        timer = threading.Timer(_DEADLINE, lambda: (expired.set(), _stop(process)))
+
+        def end() -> None:
+            expired.set()
+            _stop(process)
+
+        timer = threading.Timer(_DEADLINE, end)
         timer.daemon = True
         timer.start()
         try:
@@ -159,10 +164,14 @@ def _report(
         "bytes_whole": first["bytes_whole"],
         "relative_difference": differences,
         "tolerance": TOLERANCE,
-        # a NaN compares false, so it does not pass
-        "agrees": all(value <= TOLERANCE for value in differences.values()),
+        "agrees": agrees(differences),
         "seconds": round(seconds, 1),
     }
+
+
+def agrees(differences: Mapping[str, float]) -> bool:
+    """Say whether ranks and one process computed the same; NaN never does."""
+    return all(value <= TOLERANCE for value in differences.values())
 
 
 def _print(report: dict[str, Any], keep: str | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -46,8 +47,16 @@ def make_table(columns: Sequence[str], *, left: Sequence[str] = (), title: str |
 
 
 def print_json(data: Any) -> None:
-    """Print one JSON document to stdout."""
-    print(json.dumps(data, indent=2, allow_nan=False, ensure_ascii=False))
+    """Print one JSON document to stdout; what JSON has no number for becomes null."""
+    print(json.dumps(_finite(data), indent=2, allow_nan=False, ensure_ascii=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def print_error(message: str) -> None:

@@ -5,7 +5,7 @@ Plans ranks in turn, without starting any; memory does not grow with their numbe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from scidata.types import ArrayLayout, ChunkRefs, IntArray, Segment, Selection
 __all__ = ["DomainPlan", "describe", "plan_domain", "suggestions"]
 
 _BAD = 1.5  # amplification from which something better is looked for
+_TRIED_RANKS = 64
 _WORTHWHILE = 0.9  # a suggestion lowers it at least to this fraction
 
 Tick = Callable[[], None]
@@ -147,8 +148,17 @@ def _over(part: Any, whole: Any) -> float | None:
     return float(part) / float(whole) if whole else None
 
 
-def plan_domain(reader: GridReader, sample: int = 0, *, tick: Tick | None = None) -> DomainPlan:
+def plan_domain(
+    reader: GridReader, sample: int = 0, *, ranks: Sequence[int] | None = None, tick: Tick | None = None
+) -> DomainPlan:
     """Plan one sample for every rank of the reader's domain.
+
+    Parameters
+    ----------
+    ranks
+        Only these: the sums then have a row for each of them, and say what to expect of the rest.
+    tick
+        Called when a rank's plan of one field begins.
 
     Raises
     ------
@@ -156,18 +166,18 @@ def plan_domain(reader: GridReader, sample: int = 0, *, tick: Tick | None = None
         There is no such sample.
     """
     partition = reader.partition
-    num_ranks = partition.num_parts
-    sums = np.zeros((4, num_ranks), np.int64)
+    places_of = [partition.coordinate(rank) for rank in (range(partition.num_parts) if ranks is None else ranks)]
+    sums = np.zeros((4, len(places_of)), np.int64)
     shared, exact, notes = 0, True, {}
     for name in reader.fields:
-        for k, (i, layout, first) in enumerate(reader.selections(name, sample, partition.coordinate(0))):
+        for k, (i, layout, first) in enumerate(reader.selections(name, sample, places_of[0])):
             source = reader.sources[i]
             shifted, shift = _only_this_sample(reader, layout, first)
 
             def selection_of_rank(rank: int, name: str = name, k: int = k, shift: IntArray = shift) -> Selection:
                 if tick is not None:
                     tick()
-                selection = reader.selections(name, sample, partition.coordinate(rank))[k][2]
+                selection = reader.selections(name, sample, places_of[rank])[k][2]
                 return _shifted(selection, shift)
 
             def locate(
@@ -182,7 +192,7 @@ def plan_domain(reader: GridReader, sample: int = 0, *, tick: Tick | None = None
                 notes["absent"] = f"the store holds no chunk of sample {sample}: bytes are estimated from decoded sizes"
             elif layout.fallback:
                 notes["fallback"] = "some arrays are decoded by the format's own library: their bytes are estimated"
-            summary = summarize(shifted, selection_of_rank, num_ranks, places)
+            summary = summarize(shifted, selection_of_rank, len(places_of), places)
             sums += np.stack([summary.bytes_wanted, summary.bytes_fetched, summary.bytes_decoded, summary.num_chunks])
             shared += summary.shared_chunks
             exact &= summary.exact
@@ -192,9 +202,9 @@ def plan_domain(reader: GridReader, sample: int = 0, *, tick: Tick | None = None
         bytes_wanted=sums[0],
         bytes_fetched=sums[1],
         bytes_decoded=sums[2],
-        bytes_memory=_memory(reader, num_ranks),
+        bytes_memory=_memory(reader, places_of),
         num_chunks=sums[3],
-        num_owned=_num_owned(reader, num_ranks),
+        num_owned=_num_owned(reader, places_of),
         shared_chunks=shared,
         exact=exact,
         notes=tuple(notes.values()),
@@ -232,25 +242,21 @@ def _all_absent(refs: ChunkRefs) -> bool:
     return len(refs.path_index) > 0 and bool(np.all(refs.path_index < 0))
 
 
-def _num_owned(reader: GridReader, num_ranks: int) -> IntArray:
+def _num_owned(reader: GridReader, places_of: Sequence[Mapping[str, int]]) -> IntArray:
     partition = reader.partition
-    axes = list(partition.axis_sizes)
-    places = np.unravel_index(np.arange(num_ranks), tuple(partition.axis_sizes.values())) if axes else ()
-    cells = np.ones(num_ranks, np.int64)
+    cells = np.ones(len(places_of), np.int64)
     for dim, size in partition.sizes.items():
         if dim in partition.axis_of_dim:
-            cells *= np.diff(partition.bounds[dim])[places[axes.index(partition.axis_of_dim[dim])]]
+            axis = partition.axis_of_dim[dim]
+            cells *= np.diff(partition.bounds[dim])[[place[axis] for place in places_of]]
         elif dim != reader.sample_dim:
             cells *= size
     return cells
 
 
-def _memory(reader: GridReader, num_ranks: int) -> IntArray:
-    coordinate = reader.partition.coordinate
-    return np.array(
-        [sum(spec.nbytes for spec in reader.buffer_specs(coordinate(rank)).values()) for rank in range(num_ranks)],
-        np.int64,
-    )
+def _memory(reader: GridReader, places_of: Sequence[Mapping[str, int]]) -> IntArray:
+    sums = [sum(spec.nbytes for spec in reader.buffer_specs(place).values()) for place in places_of]
+    return np.array(sums, np.int64)
 
 
 def suggestions(plan: DomainPlan, remake: Callable[..., GridReader], options: Mapping[str, Any]) -> list[str]:
@@ -302,7 +308,9 @@ def _try(plan: DomainPlan, remake: Callable[..., GridReader], changed: Mapping[s
     except SciDataError:  # this alternative does not fit the data; it was only an idea
         return None
     try:
-        return plan_domain(reader, plan.sample)
+        # of a large domain a few ranks tell
+        ranks = np.linspace(0, plan.num_ranks - 1, min(plan.num_ranks, _TRIED_RANKS)).astype(np.int64).tolist()
+        return plan_domain(reader, plan.sample, ranks=ranks)
     finally:
         reader.close()
 

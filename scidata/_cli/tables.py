@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,7 +11,10 @@ from scidata._cli.output import console, human_bytes, make_table, ratio
 from scidata._cli.planning import DomainPlan
 from scidata.inspect import StoreReport
 
-__all__ = ["MANY_RANKS", "print_bullets", "print_plan", "print_report"]
+if TYPE_CHECKING:
+    from scidata.bench import BenchRow
+
+__all__ = ["MANY_RANKS", "print_bench", "print_bullets", "print_plan", "print_report"]
 
 MANY_RANKS = 32  # beyond it only the summary and a few ranks are shown
 
@@ -68,24 +71,25 @@ def print_plan(plan: DomainPlan, about: Mapping[str, Any], *, every_rank: bool) 
     split = ", ".join(f"{dim} over {about['domain'][axis]} ranks" for dim, axis in about["shard"].items()) or "nothing"
     out.print(f"split: {split}; sample {plan.sample} of {about['num_samples']}{_along(about)}", soft_wrap=True)
     out.print()
-    several = len(about["fields"]) > 1 or len(about["shard"]) > 1
-    columns = ["rank", "owned rows", *(["halo"] if about["halo"] else []), "local shape", "memory", "wanted", "fetched"]
-    columns += ["decoded", "fetched\n/wanted", "decoded\n/wanted", "chunks"]
-    table = make_table(columns, left=("owned rows", "halo"))
+    dims = list(plan.rank(0)["owned"])
+    columns = ["rank", *dims, "local shape", "wanted", "fetched", "decoded", "fetched\n/wanted", "decoded\n/wanted"]
+    table = make_table([*columns, "chunks"], left=dims)
     shown = list(range(plan.num_ranks))
     labels = {rank: str(rank) for rank in shown}
     if plan.num_ranks > MANY_RANKS and not every_rank:
         labels = _telling_ranks(plan)
         shown = list(labels)
     for rank in shown:
-        table.add_row(*_rank_row(labels[rank], plan.rank(rank), bool(about["halo"])))
-    totals = plan.totals()
-    table.add_row("all", "", *([""] if about["halo"] else []), "", *_byte_cells(totals))
+        table.add_row(*_rank_row(labels[rank], plan.rank(rank)))
+    table.add_row("all", *("" for _ in dims), "", *_byte_cells(plan.totals()))
     out.print(table)
     if len(shown) < plan.num_ranks:
         out.print(f"{plan.num_ranks} ranks, of which the best, the median and the worst; --all or --json lists all")
-    if several and len(about["fields"]) > 1:
+    if about["halo"]:
+        out.print("rows are the owned ones, with the halo's rows below+above them in brackets")
+    if len(about["fields"]) > 1:
         out.print(f"local shape is that of {about['fields'][0]}; bytes are of all fields")
+    out.print(f"memory of a rank: at most {human_bytes(int(plan.bytes_memory.max()))}, halo included")
     out.print(f"balance (most / mean owned cells): {plan.balance:.3f}")
     out.print(f"chunks read by more than one rank: {plan.shared_chunks}")
     if about["dp"] is not None:
@@ -110,16 +114,16 @@ def _telling_ranks(plan: DomainPlan) -> dict[int, str]:
     return {rank: f"{label} {rank}" for rank, label in picks.items()}
 
 
-def _rank_row(label: str, rank: Mapping[str, Any], with_halo: bool) -> list[str]:
-    owned = ", ".join(f"{dim} {start}:{stop}" for dim, (start, stop) in rank["owned"].items())
-    halo = [", ".join(f"{dim} {lo}+{hi}" for dim, (lo, hi) in rank["halo"].items())] if with_halo else []
-    shape = next(iter(rank["local_shape"].values()))
-    return [label, owned, *halo, _shape(shape), *_byte_cells(rank)]
+def _rank_row(label: str, rank: Mapping[str, Any]) -> list[str]:
+    rows = []
+    for dim, (start, stop) in rank["owned"].items():
+        halo = "({}+{})".format(*rank["halo"][dim]) if dim in rank["halo"] else ""
+        rows.append(f"{start}:{stop} {halo}".rstrip())
+    return [label, *rows, _shape(next(iter(rank["local_shape"].values()))), *_byte_cells(rank)]
 
 
 def _byte_cells(sums: Mapping[str, Any]) -> list[str]:
     return [
-        human_bytes(sums["bytes_memory"]),
         human_bytes(sums["bytes_wanted"]),
         human_bytes(sums["bytes_fetched"]),
         human_bytes(sums["bytes_decoded"]),
@@ -127,3 +131,18 @@ def _byte_cells(sums: Mapping[str, Any]) -> list[str]:
         ratio(sums["decode_amplification"]),
         str(sums["num_chunks"]),
     ]
+
+
+def print_bench(path: str, rows: Sequence[BenchRow], repeats: int) -> None:
+    """Print what ``scidata bench`` measured."""
+    out = console()
+    out.print(path, style="bold", soft_wrap=True)
+    out.print(f"medians of {repeats} rounds, page cache warm; ratios to preadv of the wanted bytes, higher is better\n")
+    table = make_table(
+        ("field", "case", "method", "bytes", "CPU", "wall", "CPU ratio", "wall ratio"), left=("field", "case", "method")
+    )
+    for row in rows:
+        times = [f"{1e3 * seconds:.2f} ms" for seconds in (row.cpu, row.wall)]
+        ratios = [ratio(row.cpu_ratio), ratio(row.wall_ratio)]
+        table.add_row(row.field, row.case, row.method, human_bytes(row.nbytes), *times, *ratios)
+    out.print(table)

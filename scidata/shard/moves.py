@@ -79,7 +79,9 @@ def spec_of_shapes(
             raise ShardLayoutError(f"axis {axis.name!r}: {placement} is out of range for a local part of shape {own}")
         dim = placement.dim % local.ndim
         for rank, shape in enumerate(parts[i]):
-            if len(shape) != local.ndim or any(s != o for d, (s, o) in enumerate(zip(shape, own, strict=True)) if d != dim):
+            if len(shape) != local.ndim or any(
+                s != o for d, (s, o) in enumerate(zip(shape, own, strict=True)) if d != dim
+            ):
                 raise ShardLayoutError(
                     f"axis {axis.name!r}: rank {rank} is said to hold {shape}, which differs from the own part {own} in "
                     f"more than the sharded dim {dim}"

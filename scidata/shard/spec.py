@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch.distributed as dist
@@ -22,6 +22,8 @@ from scidata.errors import ConfigError, ShardLayoutError
 from scidata.types import IntArray
 
 __all__ = ["HaloDim", "MeshAxis", "ShardSpec", "axes_of", "by_axis"]
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +153,7 @@ class ShardSpec:
                     raise ShardLayoutError(f"sizes given for axis {axis.name!r}, which replicates")
                 parts.append(None)
             elif i in given:
-                parts.append(given[i])
+                parts.append(tuple(int(n) for n in given[i]))
             elif not -len(shape) <= placement.dim < len(shape):
                 raise ShardLayoutError(f"axis {axis.name!r}: {placement} is out of range for global shape {shape}")
             else:
@@ -253,13 +255,19 @@ class ShardSpec:
         return f"{', '.join(parts)}, global shape {self.global_shape}"
 
 
-def by_axis(sizes: Mapping[int | str, Sequence[int]], axes: tuple[MeshAxis, ...]) -> dict[int, tuple[int, ...]]:
-    """Index explicit sizes by the number of their mesh axis."""
+def by_axis(given: Mapping[int | str, _T], axes: tuple[MeshAxis, ...]) -> dict[int, _T]:
+    """Index what was given by mesh axis, name or number, by the axis's number.
+
+    Raises
+    ------
+    ShardLayoutError
+        An axis that the mesh does not have.
+    """
     names = {axis.name: i for i, axis in enumerate(axes)}
     result = {}
-    for key, value in sizes.items():
+    for key, value in given.items():
         index = names.get(key, -1) if isinstance(key, str) else key
         if not 0 <= index < len(axes):
             raise ShardLayoutError(f"sizes for mesh axis {key!r}, but the mesh has {list(names)}")
-        result[index] = tuple(int(n) for n in value)
+        result[index] = value
     return result

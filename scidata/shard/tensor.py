@@ -351,7 +351,7 @@ class ShardTensor(Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if len(types) > 1 and not all(issubclass(t, ShardTensor) for t in types):
+        if len(types) > 1 and not all(t is Tensor or issubclass(t, ShardTensor) for t in types):
             return NotImplemented
         handler = HANDLERS.get(func)
         if handler is None:

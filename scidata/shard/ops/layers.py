@@ -82,7 +82,9 @@ def conv(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         padding = given["padding"] if isinstance(given["padding"], str) else _per_dim(given["padding"], count)[s]
         clear = padding in (0, "valid") or (padding == "same" and kernel[s] == 1)
         if kernel[s] != stride[s] or not clear or (dilation[s] != 1 and kernel[s] != 1):
-            reason = f"kernel {kernel[s]}, stride {stride[s]}, padding {padding} along the sharded dim {d} reach over bounds"
+            reason = (
+                f"kernel {kernel[s]}, stride {stride[s]}, padding {padding} along the sharded dim {d} reach over bounds"
+            )
             raise unsupported(func, reason, spec)
         if any(size % stride[s] for size in spec.sizes_of(axis)):
             raise unsupported(
@@ -147,10 +149,10 @@ def loss(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if len(args) > 2 or len(operands) != 2:
         raise unsupported(func, "options are taken by name only", *specs, remedy="name the options")
     if tuple(operands[0].shape) != tuple(operands[1].shape):
-        raise unsupported(func, f"input {tuple(operands[0].shape)} and target {tuple(operands[1].shape)} differ", *specs)
+        raise unsupported(
+            func, f"input {tuple(operands[0].shape)} and target {tuple(operands[1].shape)} differ", *specs
+        )
     if reduction not in ("none", "mean", "sum"):
         raise ValueError(f"{reduction!r} is not a valid value for reduction")
     each = elementwise(func, types, tuple(operands), {**options, "reduction": "none"})
     return each if reduction == "none" else each.mean() if reduction == "mean" else each.sum()
-
-

@@ -46,7 +46,9 @@ def _spec_of(spec: ShardSpec, layout: Layout, out: Sequence[Hashable], extents: 
     return spec.derive([extents[name] for name in out], places, [None if entry is None else entry[1] for entry in kept])
 
 
-@register_op(*find("matmul", namespaces=(torch, Tensor)), Tensor.__matmul__, *find("mm bmm mv dot", namespaces=(torch, Tensor)))
+@register_op(
+    *find("matmul", namespaces=(torch, Tensor)), Tensor.__matmul__, *find("mm bmm mv dot", namespaces=(torch, Tensor))
+)
 def matmul(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Matrix product: rows, columns, batch and the summed dim may be sharded."""
     operands, rebuild = operands_of(args, kwargs)
@@ -105,5 +107,3 @@ def outer(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """Outer product of two vectors."""
     refuse_out(func, kwargs, *specs_of(args))
     return finish(*contract(func, args[:2], [["n"], ["m"]], ["n", "m"], lambda a, b: func(a, b)))
-
-

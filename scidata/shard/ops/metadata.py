@@ -12,7 +12,9 @@ from scidata.shard.ops.align import local_of, map_local, operands_of, specs_of
 from scidata.shard.ops.registry import find, register_op, unsupported
 from scidata.shard.tensor import ShardTensor
 
-_GLOBAL = "size dim ndimension numel nelement is_floating_point is_complex is_signed element_size get_device is_inference"
+_GLOBAL = (
+    "size dim ndimension numel nelement is_floating_point is_complex is_signed element_size get_device is_inference"
+)
 _GLOBAL_GETTERS = """
     shape ndim dtype device layout is_cuda is_cpu is_meta is_sparse is_sparse_csr is_mkldnn is_quantized is_nested
     is_mps is_xpu itemsize nbytes
@@ -72,7 +74,9 @@ def to_number(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
     """Turn one element into a Python number. Collective where it is sharded."""
     x: ShardTensor = args[0]
     if x._spec.global_shape.count(1) != x._spec.ndim:
-        raise unsupported(func, "a sharded tensor of many elements is no single number", x._spec, remedy="reduce it first")
+        raise unsupported(
+            func, "a sharded tensor of many elements is no single number", x._spec, remedy="reduce it first"
+        )
     return func(x.full_tensor())
 
 

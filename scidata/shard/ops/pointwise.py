@@ -33,12 +33,12 @@ _BINARY = """
     atan2 arctan2 fmod remainder hypot copysign nextafter ldexp logaddexp logaddexp2 xlogy xlog1py heaviside
     eq ne lt le gt ge not_equal less less_equal greater greater_equal isclose
     logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift
-    __eq__ __ne__ __and__ __or__ __xor__ __rsub__ __rdiv__ __rpow__ __floordiv__ __rfloordiv__ __rmod__
-    __rand__ __ror__ __rxor__ __lshift__ __rshift__
+    __eq__ __ne__ __and__ __or__ __xor__ __rsub__ __rdiv__ __pow__ __rpow__ __floordiv__ __rfloordiv__ __mod__ __rmod__
+    __rand__ __ror__ __rxor__ __lshift__ __rshift__ __rlshift__ __rrshift__
 """
 _TERNARY = "lerp addcmul addcdiv masked_fill"
 _IN_PLACE = """
-    fill_ zero_ copy_ __iand__ __ior__ __ixor__ __ilshift__ __irshift__ __ifloordiv__
+    fill_ zero_ copy_ __iand__ __ior__ __ixor__ __ilshift__ __irshift__ __ifloordiv__ __ipow__ __imod__ __iadd__ __isub__ __imul__ __idiv__ __itruediv__
 """
 
 

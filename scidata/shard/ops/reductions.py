@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.return_types import max as MaxResult  # noqa: N812
-from torch.return_types import min as MinResult  # noqa: N812
 
 from scidata.shard.collectives import all_gather_v, all_reduce_sum, replicate_to_shards
 from scidata.shard.ops.align import dims_of, finish, operands_of, refuse_out, specs_of
@@ -139,7 +137,9 @@ def _variance(x: ShardTensor, dims: Sequence[int], correction: float) -> tuple[T
     count = _count(x._spec, dims)
     centre = _sum_kept(x, local, dims) / count
     groups = [x._spec.group(axis) for axis in _axes(x._spec, dims)]
-    squares = (local - replicate_to_shards(centre, groups)).square()
+    # torch's gradient treats the mean as fixed, which only shows (inf, not NaN) where no degree of freedom is left
+    around = centre.detach() if count <= correction else replicate_to_shards(centre, groups)
+    squares = (local - around).square()
     return _sum_kept(x, squares, dims) / torch.tensor(max(0.0, count - correction), dtype=local.dtype), centre
 
 
@@ -259,7 +259,7 @@ def max_(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         value = _Pick.apply(x._local, value, index, dim, spec.offsets[dim])
     keepdim = bool(options.get("keepdim"))
     result = _finish(x, value, [dim], keepdim), _finish(x, index, [dim], keepdim)
-    return (MaxResult if largest else MinResult)(result)
+    return (torch.return_types.max if largest else torch.return_types.min)(result)
 
 
 @register_op(*find("argmax argmin", namespaces=_BOTH))
@@ -274,15 +274,12 @@ def argmax(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     # one dim after the other, the last first: each step keeps the first of equal ones in C order
     if not spec.ndim or 0 in spec.global_shape:
         raise unsupported(func, "there is nothing to take the index of", spec)
-    value, index = x, torch.zeros((), dtype=torch.int64)
-    stride = 1
+    index, stride = torch.zeros((), dtype=torch.int64), 1
     for dim in reversed(range(spec.ndim)):
-        now = value if isinstance(value, ShardTensor) else ShardTensor(value, value_spec)
-        best, place = _arg_extreme(now, dim, largest)
-        index = _take(now, index, dim, place) + place * stride
+        value, place = _arg_extreme(x, dim, largest)
+        index = _take(x, index, dim, place) + place * stride
         stride *= spec.global_shape[dim]
-        value_spec = _reduced_spec(now._spec, [dim], True)
-        value = ShardTensor(best, value_spec)
+        x = ShardTensor(value, _reduced_spec(x._spec, [dim], True))
     return _drop(index, range(spec.ndim), keepdim)
 
 
@@ -357,7 +354,9 @@ def norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if abs(order) == math.inf:
         result = _extreme(x, local.abs(), dims, torch.amax if order > 0 else torch.amin)
     elif order == 0:
-        result = _sum_kept(x, (local != 0).to(local.dtype), dims)
+        result = torch.linalg.vector_norm(local, 0, dims, keepdim=True)
+        for axis in _axes(x._spec, dims):
+            result = all_reduce_sum(result, x._spec.group(axis))
     elif order > 0:
         inside = _sum_free(local, dims, order, x)
         result = _fold(x, inside, [d for d in dims if d in x._spec.sharded], _norm_along(order))
@@ -374,5 +373,3 @@ def _sum_free(local: Tensor, dims: Sequence[int], order: float, x: ShardTensor) 
     """Take the norm over the dims that are not sharded."""
     free = tuple(d for d in dims if d not in x._spec.sharded)
     return torch.linalg.vector_norm(local, order, free, keepdim=True) if free else local
-
-

@@ -54,7 +54,8 @@ def find(names: str | Iterable[str], *, namespaces: tuple[Any, ...] = _NAMESPACE
     """
     found: dict[Any, None] = {}
     for name in names.split() if isinstance(names, str) else names:
-        here = [getattr(space, name) for space in namespaces if callable(getattr(space, name, None))]
+        spaces = (torch.Tensor,) if name.startswith("__") else namespaces
+        here = [getattr(space, name) for space in spaces if callable(getattr(space, name, None))]
         if not here:
             raise LookupError(f"torch has no function {name!r}")
         found.update(dict.fromkeys(here))

@@ -89,7 +89,9 @@ def transpose_matrix(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[
     x: ShardTensor = args[0]
     ndim = x._spec.ndim
     if func in (torch.adjoint, Tensor.adjoint) and x._local.is_complex():
-        raise unsupported(func, "complex tensors are not supported here", x._spec, remedy="use transpose(-2, -1).conj()")
+        raise unsupported(
+            func, "complex tensors are not supported here", x._spec, remedy="use transpose(-2, -1).conj()"
+        )
     if ndim != 2 and func in (torch.t, Tensor.t, Tensor.T.__get__) and not (ndim == 1):
         raise unsupported(func, f"it wants 2 dims, not {ndim}", x._spec, remedy="use transpose() or permute()")
     return _permute(x, [*range(ndim - 2), ndim - 1, ndim - 2] if ndim > 1 else [0])
@@ -166,7 +168,9 @@ def reshape_spec(func: Any, spec: ShardSpec, shape: Sequence[int]) -> ShardSpec:
     if new_shape == spec.global_shape or spec.is_replicated:
         return spec.derive(new_shape, spec.dims, spec.sizes)
     if 0 in spec.global_shape:
-        raise unsupported(func, "where the elements of an empty tensor go is ambiguous", spec, remedy="skip the reshape")
+        raise unsupported(
+            func, "where the elements of an empty tensor go is ambiguous", spec, remedy="skip the reshape"
+        )
     dims, sizes = list(spec.dims), list(spec.sizes)
     for group in reshape_groups(spec.global_shape, new_shape):
         inside = [d for d in group.old if d in spec.sharded]
@@ -413,9 +417,7 @@ def _local_index(func: Any, spec: ShardSpec, index: Any) -> _Index:
     ints = any(isinstance(item, int | np.integer) for item in items)
     if advanced and (ints or any(item is None for item in items)):
         raise unsupported(func, "an index tensor beside integers or None", spec, remedy="index in two steps")
-    whole_items = [
-        slice(None) if isinstance(item, slice) and item == slice(0, None, None) else item for item in items
-    ]
+    whole_items = [slice(None) if isinstance(item, slice) and item == slice(0, None, None) else item for item in items]
     return _Index(tuple(whole_items), new_dim, bool(advanced))
 
 
@@ -511,5 +513,3 @@ def pad(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if mode != "constant" and spec.has_empty_parts:
         raise unsupported(func, f"mode {mode!r} cannot pad an empty part", spec)
     return _keep_dims(x, func(x._local, *args[1:], **kwargs))
-
-

@@ -1,0 +1,104 @@
+"""The check that every entry of the op table has to pass: what one process gives, forward and backward.
+
+Public, because whoever registers an op needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from scidata.shard.moves import gather_full
+from scidata.shard.spec import ShardSpec
+from scidata.shard.tensor import ShardTensor
+
+__all__ = ["assert_like_one_process", "shard_of"]
+
+
+def shard_of(full: Tensor, spec: ShardSpec) -> ShardTensor:
+    """Cut this rank's part out of a tensor that each rank holds; no communication, no shared memory."""
+    local = full.detach()
+    for dim, start in enumerate(spec.offsets):
+        local = local.narrow(dim, start, spec.local_shape[dim])
+    return ShardTensor(local.clone(memory_format=torch.contiguous_format), spec)
+
+
+def _differentiable(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.requires_grad
+
+
+def assert_like_one_process(
+    function: Callable[..., Any],
+    inputs: Sequence[Tensor],
+    specs: Sequence[ShardSpec | None],
+    *,
+    rtol: float = 1e-12,
+    atol: float = 1e-12,
+    seed: int = 0,
+) -> Any:
+    """Run ``function`` on whole tensors and on shards, and compare results and gradients. Collective.
+
+    Parameters
+    ----------
+    inputs
+        The whole tensors, the same on each rank. Those that require grad are differentiated.
+    specs
+        The layout of each input; None leaves it plain.
+
+    Returns
+    -------
+    result
+        What ``function`` gave on the shards.
+
+    Raises
+    ------
+    AssertionError
+        A value, gradient, shape or dtype differs from one process.
+    """
+    whole = [x.detach().clone().requires_grad_(x.requires_grad) for x in inputs]
+    parts: list[Tensor] = []
+    for x, spec in zip(inputs, specs, strict=True):
+        part = x.detach().clone() if spec is None else shard_of(x, spec)
+        parts.append(part.requires_grad_(x.requires_grad))
+    torch.manual_seed(seed)
+    expected, found = function(*whole), function(*parts)
+    pairs = list(zip(tree_leaves(expected), tree_leaves(found), strict=True))
+    for theirs, ours in pairs:
+        if not isinstance(theirs, Tensor):
+            assert ours == theirs, f"{ours} is not {theirs}"
+            continue
+        assert ours.shape == theirs.shape, f"shape {tuple(ours.shape)} is not {tuple(theirs.shape)}"
+        assert _differentiable(ours) == _differentiable(theirs), "requires_grad differs from one process"
+        full = ours.full_tensor() if isinstance(ours, ShardTensor) else ours
+        assert type(full) is Tensor
+        torch.testing.assert_close(full, theirs, rtol=rtol, atol=atol, equal_nan=True)
+    pairs = [pair for pair in pairs if _differentiable(pair[0])]
+    if pairs:
+        _compare_gradients(whole, parts, pairs, rtol, atol)
+    return found
+
+
+def _compare_gradients(
+    whole: list[Tensor], parts: list[Tensor], pairs: list[tuple[Any, Any]], rtol: float, atol: float
+) -> None:
+    leaves = [(x, p) for x, p in zip(whole, parts, strict=True) if x.requires_grad]
+    seeds = [torch.randn_like(theirs) for theirs, _ in pairs]
+    expected = torch.autograd.grad([p[0] for p in pairs], [x for x, _ in leaves], seeds, allow_unused=True)
+    outputs = [ours._local if isinstance(ours, ShardTensor) else ours for _, ours in pairs]
+    local_seeds = [
+        shard_of(s, ours._spec)._local if isinstance(ours, ShardTensor) else s
+        for s, (_, ours) in zip(seeds, pairs, strict=True)
+    ]
+    locals_ = [p._local if isinstance(p, ShardTensor) else p for _, p in leaves]
+    found = torch.autograd.grad(outputs, locals_, local_seeds, allow_unused=True)
+    for (x, part), ours, theirs in zip(leaves, found, expected, strict=True):
+        ours = torch.zeros_like(part.to_local() if isinstance(part, ShardTensor) else part) if ours is None else ours
+        theirs = torch.zeros_like(x) if theirs is None else theirs
+        full = gather_full(ours, part._spec) if isinstance(part, ShardTensor) else ours
+        torch.testing.assert_close(full, theirs, rtol=rtol, atol=atol, equal_nan=True, msg=lambda m: f"gradient: {m}")
+
+

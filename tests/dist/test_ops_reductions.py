@@ -1,0 +1,187 @@
+"""Reductions and losses on shards against one process: all dims, keepdim, ties, NaN, empty parts."""
+
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard
+
+from scidata.errors import UnsupportedShardOp
+from scidata.shard import ShardSpec, ShardTensor
+from scidata.shard.oracle import assert_like_one_process, shard_of
+from scidata.testing import run_ranks
+
+LAYOUTS = {1: [(7,)], 2: [(4, 3), (7, 0), (1, 6)], 3: [(3, 2, 2), (0, 5, 2), (7, 0, 0)]}
+SHAPE = (2, 7, 3)
+DIMS = [None, 0, 1, -1, (0, 1), (1, 2), (0, 2), (0, 1, 2)]
+NORMS = [2, 1, 3, 0, math.inf, -math.inf, 0.5]
+
+
+def mesh_of(num_ranks):
+    return init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
+
+
+def ties(dtype=torch.float64):
+    """Values with many equal ones, some zero."""
+    return (torch.randint(-2, 3, SHAPE).to(dtype) / 2).requires_grad_()
+
+
+def over_dims(*functions):
+    for function, dim, keepdim in itertools.product(functions, DIMS, (False, True)):
+        yield lambda x, f=function, d=dim, k=keepdim: f(x, dim=d, keepdim=k)
+
+
+def reductions():
+    """Yield functions of one float64 tensor."""
+    names = "sum mean nansum amax amin any all var std logsumexp".split()
+    functions = [getattr(torch, name) for name in names]
+    skip_none = {torch.amax, torch.amin, torch.logsumexp}
+    for function in functions:
+        for dim, keepdim in itertools.product(DIMS, (False, True)):
+            dims = (0, 1, 2) if dim is None and function in skip_none else dim
+            yield lambda x, f=function, d=dims, k=keepdim: f(x, dim=d, keepdim=k)
+    for name in [*names, "prod", "max", "min"]:
+        if name != "logsumexp":
+            yield lambda x, n=name: getattr(x, n)()
+    for function, dim, keepdim in itertools.product((torch.prod, torch.max, torch.min), (0, 1, 2), (False, True)):
+        yield lambda x, f=function, d=dim, k=keepdim: f(x, d, keepdim=k)
+    for function, dim, keepdim in itertools.product((torch.argmax, torch.argmin), (None, 0, 1, -1), (False, True)):
+        yield lambda x, f=function, d=dim, k=keepdim: f(x, dim=d, keepdim=k)
+    for order, dim, keepdim in itertools.product(NORMS, DIMS, (False, True)):
+        yield lambda x, o=order, d=dim, k=keepdim: torch.linalg.vector_norm(x, o, d, k)
+    for dim, correction in itertools.product(DIMS, (0, 1, 2)):
+        yield lambda x, d=dim, c=correction: torch.var(x, d, correction=c)
+        yield lambda x, d=dim, c=correction: torch.std_mean(x, d, correction=c, keepdim=True)
+    yield lambda x: x.var(unbiased=False)
+    yield lambda x: torch.var(x, False)
+    yield lambda x: x.std(1, False, True)
+    yield lambda x: x.norm()
+    yield lambda x: torch.norm(x, dim=1)
+    yield lambda x: x.norm(p=1, dim=(1, 2), keepdim=True)
+    yield lambda x: x.sum(axis=1, keepdims=True)
+    yield lambda x: x.sum(1, dtype=torch.float32)
+    yield lambda x: x.mean((0, 1)).sum()
+    yield lambda x: torch.count_nonzero(x, 1)
+    yield lambda x: x.detach().to(torch.int32).sum()
+    yield lambda x: x.detach().to(torch.int32).sum(1)
+    yield lambda x: x.detach().to(torch.int32).amax(1)
+    yield lambda x: (x.detach() > 0).sum((0, 1))
+    yield lambda x: (x.detach() > 0).amax(1)
+    yield lambda x: (x - x.mean(dim=1, keepdim=True)) / x.std(dim=1, keepdim=True)
+    yield lambda x: x - x.amax(dim=(1, 2), keepdim=True)
+
+
+def check_reductions(rank, num_ranks, layouts):
+    mesh = mesh_of(num_ranks)
+    for (dim, place), sizes in itertools.product([(1, SHAPE), (0, (7, 2, 3))], layouts):
+        spec = ShardSpec.even(mesh, [Shard(dim)], place, {0: sizes})
+        torch.manual_seed(5)
+        random, equal = torch.randn(place, dtype=torch.float64).requires_grad_(), ties().detach().reshape(place)
+        for i, function in enumerate(reductions()):
+            for x in (random, equal.clone().requires_grad_()):
+                try:
+                    assert_like_one_process(function, [x], [spec], atol=1e-11)
+                except Exception as error:
+                    cells = [c.cell_contents for c in function.__closure__ or ()]
+                    raise AssertionError(f"reduction {i} {function.__defaults__} {cells} {sizes}") from error
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_every_reduction_and_its_gradient(num_ranks):
+    run_ranks(check_reductions, num_ranks, LAYOUTS[num_ranks][-2:])
+
+
+def check_special_values(rank, num_ranks):
+    mesh = mesh_of(num_ranks)
+    for sizes in LAYOUTS[num_ranks]:
+        spec = ShardSpec.even(mesh, [Shard(1)], SHAPE, {0: sizes})
+        torch.manual_seed(6)
+        x = torch.randn(SHAPE, dtype=torch.float64)
+        x[0, 6, 1] = math.nan
+        x[1, 2, 0], x[1, 3, 0], x[0, 0, 0] = math.inf, math.inf, -math.inf
+        for function in (torch.max, torch.min, torch.argmax, torch.amax, torch.amin, torch.sum, torch.nansum):
+            assert_like_one_process(function, [x], [spec])
+            assert_like_one_process(lambda a, f=function: f(a, dim=1), [x], [spec])
+        assert_like_one_process(lambda a: a.amax((0, 1)), [x.requires_grad_()], [spec])
+        half = torch.randn(SHAPE).bfloat16().requires_grad_()
+        for function in (torch.sum, torch.mean, torch.amax):
+            assert_like_one_process(function, [half], [spec], rtol=1e-2, atol=1e-2)
+        loss = shard_of(torch.ones(SHAPE), spec).mean()
+        assert type(loss) is torch.Tensor
+        assert loss.item() == 1.0
+        kept = shard_of(torch.ones(SHAPE), spec).sum((0, 2))
+        assert isinstance(kept, ShardTensor)
+        assert kept.spec.sizes == (sizes,)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_nan_infinity_and_low_precision(num_ranks):
+    run_ranks(check_special_values, num_ranks)
+
+
+def losses():
+    for reduction in ("mean", "sum", "none"):
+        yield lambda a, b, r=reduction: F.mse_loss(a, b, reduction=r)
+        yield lambda a, b, r=reduction: F.l1_loss(a, b, reduction=r)
+        yield lambda a, b, r=reduction: F.smooth_l1_loss(a, b, reduction=r, beta=0.3)
+        yield lambda a, b, r=reduction: F.huber_loss(a, b, reduction=r, delta=0.3)
+        yield lambda a, b, r=reduction: F.binary_cross_entropy_with_logits(a, b, reduction=r)
+    yield torch.nn.MSELoss()
+    yield torch.nn.HuberLoss()
+
+
+def check_losses(rank, num_ranks):
+    mesh = mesh_of(num_ranks)
+    for sizes in LAYOUTS[num_ranks]:
+        spec = ShardSpec.even(mesh, [Shard(1)], SHAPE, {0: sizes})
+        for function in losses():
+            inputs = [torch.rand(SHAPE, dtype=torch.float64).requires_grad_() for _ in range(2)]
+            for specs in ([spec, spec], [spec, None], [None, spec]):
+                torch.manual_seed(7)
+                fixed = [x.detach().copy_(torch.rand(SHAPE, dtype=torch.float64)).requires_grad_() for x in inputs]
+                assert_like_one_process(function, fixed, specs)
+        a = shard_of(torch.rand(SHAPE), spec)
+        for call in (
+            lambda a=a: F.mse_loss(a, torch.rand(3)),
+            lambda a=a: F.cross_entropy(a, torch.zeros(2, 3, dtype=torch.long)),
+            lambda a=a: F.binary_cross_entropy(a, a, weight=torch.ones(SHAPE)),
+            lambda a=a: torch.linalg.norm(a[:, :, 0], "nuc"),
+            lambda a=a: a.norm(p="nuc", dim=(0, 2)),
+            lambda a=a: a.median(),
+            lambda a=a: torch.quantile(a, 0.5),
+            lambda a=a: a.cumsum(1),
+            lambda a=a: a.sort(1),
+            lambda a=a: a.topk(2, 1),
+            lambda a=a: torch.sum(a, 1, out=torch.zeros(())),
+        ):
+            with pytest.raises(UnsupportedShardOp, match="Remedy"):
+                call()
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_losses(num_ranks):
+    run_ranks(check_losses, num_ranks)
+
+
+def check_two_axes(rank, num_ranks):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("h", "w"))
+    torch.manual_seed(8)
+    x = torch.randn(2, 7, 5, dtype=torch.float64).requires_grad_()
+    for rows, columns in [((4, 3), (2, 3)), ((0, 7), (1, 4))]:
+        both = ShardSpec.even(mesh, [Shard(1), Shard(2)], (2, 7, 5), {"h": rows, "w": columns})
+        one = ShardSpec.even(mesh, [Replicate(), Shard(1)], (2, 7, 5), {"w": rows})
+        for spec in (both, one):
+            for dim in DIMS:
+                for function in (torch.sum, torch.mean, torch.std, torch.linalg.vector_norm):
+                    assert_like_one_process(lambda a, f=function, d=dim: f(a, dim=d), [x], [spec])
+                assert_like_one_process(lambda a, d=dim: a.amax(() if d is None else d), [x], [spec])
+            for function in (torch.argmax, torch.max, torch.prod, lambda a: a.max(1), lambda a: a.logsumexp((1, 2))):
+                assert_like_one_process(function, [x], [spec])
+            assert_like_one_process(F.mse_loss, [x, torch.randn_like(x).copy_(x.detach() ** 2)], [spec, both])
+
+
+def test_two_axes():
+    run_ranks(check_two_axes, 4)

@@ -1,0 +1,262 @@
+"""Views, reshapes, indexing and joining on shards against one process."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard
+
+from scidata.errors import UnsupportedShardOp
+from scidata.shard import HaloDim, ShardSpec, ShardTensor
+from scidata.shard.oracle import assert_like_one_process, shard_of
+from scidata.testing import run_ranks
+
+LAYOUTS = {1: [(7,)], 2: [(4, 3), (7, 0), (1, 6)], 3: [(3, 2, 2), (0, 5, 2), (7, 0, 0)]}
+
+#: Functions of a (2, 7, 6) tensor sharded on dim 1.
+RIGHT = [
+    lambda x: x.permute(2, 0, 1),
+    lambda x: torch.permute(x, (1, 2, 0)),
+    lambda x: x.permute([0, 2, 1]),
+    lambda x: x.permute(dims=(2, 1, 0)),
+    lambda x: x.transpose(1, -1),
+    lambda x: torch.transpose(x, dim0=0, dim1=1),
+    lambda x: x.swapaxes(axis0=0, axis1=1),
+    lambda x: x.movedim(1, 0),
+    lambda x: x.movedim(destination=0, source=1),
+    lambda x: torch.movedim(x, (0, 1), (2, 0)),
+    lambda x: x.mT,
+    lambda x: x[0].T,
+    lambda x: x[0].t(),
+    lambda x: x.unsqueeze(1).squeeze(1),
+    lambda x: x.unsqueeze(-1).squeeze(),
+    lambda x: x.unsqueeze(0).unsqueeze(2).squeeze((0, 2)),
+    lambda x: x.squeeze(1),
+    lambda x: x[:, None, :, None, ...],
+    lambda x: x[0],
+    lambda x: x[-1, :, 2:5],
+    lambda x: x[..., ::2],
+    lambda x: x[:, :, -1],
+    lambda x: x[:, 0:7, 1],
+    lambda x: x[:, -7:, 1],
+    lambda x: x[0, ..., 3],
+    lambda x: x[:, :, torch.tensor([0, 5, 5, 1])],
+    lambda x: x[:, :, [3, 0]],
+    lambda x: x[torch.tensor([[1, 0], [0, 0]])],
+    lambda x: x.select(0, 1),
+    lambda x: torch.select(x, 2, -2),
+    lambda x: torch.narrow(x, 2, 1, 3),
+    lambda x: x.index_select(2, torch.tensor([4, 0, 0])),
+    lambda x: list(x.unbind(0)),
+    lambda x: list(x),
+    lambda x: x.unbind(-1)[3],
+    lambda x: x.chunk(4, -1),
+    lambda x: x.split(4, dim=2),
+    lambda x: torch.split(x, [1, 2, 3], 2),
+    lambda x: x.tensor_split(3, dim=2),
+    lambda x: x.split_with_sizes([2, 4], 2),
+    lambda x: x.reshape(2, 7, 2, 3),
+    lambda x: x.reshape(2, -1, 3, 2),
+    lambda x: x.view(2, 7, 6, 1),
+    lambda x: x.view(2, 1, 7, 1, 6),
+    lambda x: x.view((2, 42)),
+    lambda x: x.flatten(1),
+    lambda x: x.flatten(1).unflatten(1, (7, 6)),
+    lambda x: x.flatten(-2, -1).reshape(2, 7, -1),
+    lambda x: x.flatten(1).view(2, 14, 3),
+    lambda x: x.unflatten(-1, (2, -1)),
+    lambda x: x.transpose(0, 1).reshape(7, 12),
+    lambda x: x.transpose(0, 1).reshape(84),
+    lambda x: x.transpose(0, 1).flatten().reshape(14, 6),
+    lambda x: x.permute(1, 0, 2).contiguous().view(-1, 3),
+    lambda x: x.reshape_as(torch.zeros(2, 42)),
+    lambda x: x.unsqueeze(0).expand(5, -1, 7, 6),
+    lambda x: x[:, :, :1].expand(2, 7, 4),
+    lambda x: x[:, :, :1].expand_as(x),
+    lambda x: x.repeat(3, 1, 2),
+    lambda x: x.repeat(2, 2, 1, 1),
+    lambda x: x.roll(2, 2),
+    lambda x: torch.roll(x, (1, -1), (0, -1)),
+    lambda x: x.flip(0, 2),
+    lambda x: torch.flip(x, [2]),
+    lambda x: F.pad(x, (1, 2)),
+    lambda x: F.pad(x, (1, 2, 0, 0, 3, 0), value=2.0),
+    lambda x: torch.cat([x, x * 2], 2),
+    lambda x: torch.cat([x, torch.ones(3, 7, 6, dtype=torch.float64)]),
+    lambda x: torch.cat((torch.ones(2, 7, 1, dtype=torch.float64), x), dim=-1),
+    lambda x: torch.stack([x, x.sin()]),
+    lambda x: torch.stack([x, torch.ones(2, 7, 6, dtype=torch.float64)], -1),
+    lambda x: torch.stack([x, x], dim=1),
+    lambda x: torch.zeros_like(x) + torch.ones_like(x) * torch.full_like(x, 3.0),
+    lambda x: x.new_zeros((2, 7, 6)) + x.new_full((6,), 2.0),
+    lambda x: x.clone().detach(),
+    lambda x: x.contiguous().double(),
+    lambda x: x.float().to(torch.float64),
+    lambda x: x.to(torch.ones((), dtype=torch.float32)),
+    lambda x: x.type_as(torch.zeros((), dtype=torch.float64)),
+    lambda x: x.shape,
+    lambda x: [x.size(), x.size(1), x.dim(), x.ndim, x.numel(), len(x), x.dtype, x.is_floating_point(), x.nbytes],
+]
+#: Functions of a (2, 7, 6) tensor sharded on dim 1 that have to raise.
+REFUSED = [
+    lambda x: x[:, 0],
+    lambda x: x[:, 1:],
+    lambda x: x[:, ::2],
+    lambda x: x[x > 0],
+    lambda x: x[torch.zeros(2, 7, 6, dtype=torch.bool)],
+    lambda x: x[:, torch.arange(7)],
+    lambda x: x[torch.tensor([0]), :, torch.tensor([1])],
+    lambda x: x[0, :, [1, 2]],
+    lambda x: x[True],
+    lambda x: torch.zeros(9)[x.long()],
+    lambda x: x.select(1, 0),
+    lambda x: x.unbind(1),
+    lambda x: x.narrow(1, 0, 2),
+    lambda x: x.split(2, 1),
+    lambda x: x.chunk(2, dim=1),
+    lambda x: x.index_select(1, torch.tensor([0])),
+    lambda x: x.roll(1, 1),
+    lambda x: x.roll(1),
+    lambda x: x.flip(1),
+    lambda x: F.pad(x, (0, 0, 1, 0)),
+    lambda x: x.repeat(1, 2, 1),
+    lambda x: torch.cat([x, x], 1),
+    lambda x: torch.cat([x, torch.zeros(2, 3, 6)], 1),
+    lambda x: x.reshape(84),
+    lambda x: x.flatten(),
+    lambda x: x.flatten(0, 1),
+    lambda x: x.view(14, 6),
+    lambda x: x.view(torch.float32),
+    lambda x: x.sort(-1),
+    lambda x: x.cumsum(0),
+    lambda x: torch.fft.fft(x),
+    lambda x: x.unfold(1, 2, 1),
+    lambda x: x.diff(dim=1),
+    lambda x: x.gather(1, torch.zeros(2, 7, 6, dtype=torch.long)),
+    lambda x: x.scatter_add_(1, torch.zeros(2, 7, 6, dtype=torch.long), torch.zeros(2, 7, 6)),
+    lambda x: x.nonzero(),
+    lambda x: x.tril(),
+    lambda x: torch.randn_like(x),
+    lambda x: x.as_strided((2, 2), (1, 1)),
+    lambda x: x.stride(),
+    lambda x: x.data_ptr(),
+    lambda x: x.untyped_storage(),
+    lambda x: x.tolist(),
+    lambda x: x.numpy(),
+    lambda x: x.item(),
+    lambda x: bool(x),
+    lambda x: x.share_memory_(),
+    lambda x: x.resize_(3),
+    lambda x: x.set_(torch.zeros(3)),
+    lambda x: F.interpolate(x, scale_factor=2),
+    lambda x: F.embedding(x.long(), torch.zeros(9, 3)),
+    lambda x: torch.meshgrid(x[0, :, 0], x[0, :, 1]),
+    lambda x: torch.searchsorted(x, x),
+    lambda x: torch.unique(x),
+    lambda x: torch.kron(x, x),
+    lambda x: torch.block_diag(x[0]),
+]
+#: The same, unless the bounds happen to fall between rows of the new shape.
+CUT = [
+    lambda x: x.reshape(2, 6, 7),
+    lambda x: x.transpose(0, 1).reshape(12, 7),
+    lambda x: x.flatten(1).view(2, 3, 14),
+]
+
+
+def mesh_of(num_ranks):
+    return init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
+
+
+def check_right(rank, num_ranks):
+    mesh = mesh_of(num_ranks)
+    torch.manual_seed(9)
+    x = torch.randn(2, 7, 6, dtype=torch.float64).requires_grad_()
+    for sizes in LAYOUTS[num_ranks]:
+        spec = ShardSpec.even(mesh, [Shard(1)], x.shape, {0: sizes})
+        for i, function in enumerate(RIGHT):
+            try:
+                assert_like_one_process(function, [x], [spec])
+            except Exception as error:
+                raise AssertionError(f"function {i} of RIGHT at {sizes}") from error
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_values_and_gradients(num_ranks):
+    run_ranks(check_right, num_ranks)
+
+
+def check_refused(rank, num_ranks):
+    mesh = mesh_of(num_ranks)
+    for sizes in LAYOUTS[num_ranks]:
+        x = shard_of(torch.randn(2, 7, 6), ShardSpec.even(mesh, [Shard(1)], (2, 7, 6), {0: sizes}))
+        for i, function in enumerate(REFUSED if 7 in sizes else REFUSED + CUT):
+            try:
+                function(x)
+            except UnsupportedShardOp as error:
+                assert str(sizes) in str(error), f"function {i} of REFUSED does not name the layout: {error}"
+                continue
+            raise AssertionError(f"function {i} of REFUSED did not raise at {sizes}")
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_what_has_no_rule_raises_on_every_rank(num_ranks):
+    run_ranks(check_refused, num_ranks)
+
+
+def check_two_axes(rank, num_ranks):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("h", "w"))
+    torch.manual_seed(10)
+    x = torch.randn(2, 3, 6, 4, dtype=torch.float64).requires_grad_()
+    for rows, columns in [((4, 2), (2, 2)), ((0, 6), (4, 0))]:
+        spec = ShardSpec.even(mesh, [Shard(2), Shard(3)], x.shape, {"h": rows, "w": columns})
+        for function in (
+            lambda x: x.permute(3, 0, 2, 1),
+            lambda x: x.transpose(0, 3),
+            lambda x: x.unflatten(2, (3, 2)).unflatten(4, (2, 2)).permute(0, 2, 4, 3, 5, 1),
+            lambda x: x.unflatten(2, (3, 2)).permute(0, 1, 2, 4, 3),
+            lambda x: torch.cat([x, x]) + torch.stack([x, x])[0, :1],
+            lambda x: x[:, 1, None],
+        ):
+            assert_like_one_process(function, [x], [spec])
+        shard = shard_of(x, spec)
+        for function in (lambda x: x.flatten(2), lambda x: x.view(2, 3, 24), lambda x: x[..., 0]):
+            with pytest.raises(UnsupportedShardOp, match=r"Shard\(3\) on 'w'"):
+                function(shard)
+        only = ShardSpec.even(mesh, [Shard(2), Replicate()], x.shape, {"h": rows})
+        assert_like_one_process(lambda x: x.flatten(2).transpose(1, 2), [x], [only])
+        with pytest.raises(UnsupportedShardOp):
+            torch.cat([shard, shard_of(x, only)], 3)
+
+
+def test_two_axes():
+    run_ranks(check_two_axes, 4)
+
+
+def check_views(rank, num_ranks):
+    """Writing through a view reaches the original, or raises."""
+    mesh = mesh_of(num_ranks)
+    full = torch.arange(24.0).reshape(2, 6, 2)
+    spec = ShardSpec.even(mesh, [Shard(1)], full.shape, {0: (4, 2)})
+    x, y = shard_of(full, spec), full.clone()
+    for a in (x, y):
+        a[1].mul_(2)
+        a.transpose(0, 1)[:, 0] += 5
+        a.view(2, 12).neg_()
+        a.unbind(0)[0].fill_(3)
+        a[:, :, 1:] = torch.arange(6.0)[:, None]
+        a[0] = a[1]
+    assert torch.equal(x.full_tensor(), y)
+    start = max(0, spec.offsets[1] - 1)
+    padded = full[:, start : start + spec.local_shape[1] + 1].clone()
+    held = ShardTensor.from_padded(padded, spec, {1: HaloDim(lo=1, hi=1)})
+    with pytest.raises(UnsupportedShardOp, match=r"clone\(\)"):
+        held.view(2, 12).neg_()
+    held.view(2, 12).clone().neg_()
+    with pytest.raises(UnsupportedShardOp, match="clone"):
+        held.flatten(1)[0].zero_()
+    assert torch.equal(held.full_tensor(), full)
+
+
+def test_writing_through_views():
+    run_ranks(check_views, 2)

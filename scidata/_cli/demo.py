@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -105,6 +106,10 @@ def _launch(path: str, folder: str, ranks: int, steps: int, *, echo: bool) -> li
             expired.set()
             _stop(process)
 
+        def terminated(*_: object) -> None:
+            raise SystemExit(128 + signal.SIGTERM)  # so that the ranks are ended too
+
+        previous = signal.signal(signal.SIGTERM, terminated)
         timer = threading.Timer(_DEADLINE, end)
         timer.daemon = True
         timer.start()
@@ -119,6 +124,7 @@ def _launch(path: str, folder: str, ranks: int, steps: int, *, echo: bool) -> li
             raise
         finally:
             timer.cancel()
+            signal.signal(signal.SIGTERM, previous)
     if expired.is_set():
         raise LauncherError(f"the ranks did not end within {_DEADLINE:.0f} s and were stopped{_reason(folder)}")
     if code != 0:

@@ -194,10 +194,6 @@ class Training:
         self.replica = scidata.parallelize(self.model, self.mesh)  # scidata
         self.order = Remaining(scidata.DistributedSampler(self.ds, self.mesh, seed=args.seed))  # scidata
         self.loader = self.load_from(self.ds, self.order, args.batch_size)
-        self.global_batch = self.num_dp * args.batch_size
-        # gradients of a larger batch are less noisy by the square root of its size, and Adam normalises by their size
-        self.peak_lr = args.lr * math.sqrt(self.global_batch / args.lr_batch)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.peak_lr, weight_decay=args.weight_decay)
         self.progress = Progress()
         self.stats: dict[str, Tensor] = {}
 
@@ -212,14 +208,25 @@ class Training:
         return scidata.DataLoader(ds, batch_size, sampler=order, pin_memory=pin, device=self.device)
 
     def prepare(self) -> None:
-        """Compute the normalisation, or resume from a checkpoint, which holds it."""
-        channels = (1, len(channel_names(self.ds)), 1, 1)
-        self.stats = {"mean": torch.zeros(channels, dtype=self.dtype), "std": torch.ones(channels, dtype=self.dtype)}
-        if self.args.resume:
-            load(self.args.resume, self.model, self.optimizer, self.progress, self.stats)
+        """Make the optimizer and compute the normalisation, or resume from a checkpoint, which holds both."""
+        args = self.args
+        # gradients of a larger batch are less noisy by the square root of its size, and Adam normalises by their size
+        self.peak_lr = args.lr * math.sqrt(self.num_dp * args.batch_size / args.lr_batch)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.peak_lr, weight_decay=args.weight_decay)
+        if args.resume:
+            self.stats = {"mean": self.per_channel(0.0), "std": self.per_channel(1.0)}
+            load(args.resume, self.model, self.optimizer, self.progress, self.stats)
         else:
-            self.stats["mean"], self.stats["std"] = normalisation(self.ds)
-        self.stats = {name: value.to(self.device) for name, value in self.stats.items()}
+            self.normalise()
+
+    def normalise(self) -> None:
+        """Compute mean and standard deviation of each channel."""
+        mean, std = normalisation(self.ds)
+        self.stats = {"mean": mean.to(self.device), "std": std.to(self.device)}
+
+    def per_channel(self, value: float) -> Tensor:
+        """Make a tensor of one value a channel, as :func:`normalisation` returns them."""
+        return torch.full((1, len(channel_names(self.ds)), 1, 1), value, dtype=self.dtype, device=self.device)
 
     def loss(self, model: nn.Module, batch: scidata.Sample) -> Tensor:
         """Loss of one batch; a plain tensor, the same on every rank of a domain."""
@@ -312,6 +319,7 @@ class Training:
     def check(self) -> bool:
         """Compare loss and gradients of the first global batch with one process that reads the whole samples."""
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        self.normalise()
         single = copy.deepcopy(self.model)
         batch = next(iter(self.loader))
         loss = self.loss(self.replica, batch)
@@ -395,12 +403,12 @@ def main(argv: list[str] | None = None) -> int:
         if isinstance(e, RuntimeError) and not isinstance(e, scidata.errors.SciDataError):
             raise
         parser.error(str(e))  # found from metadata, before any data was read: the same on every rank
-    training.prepare()
+    passed = True
     if args.check:
         passed = training.check()
     else:
+        training.prepare()
         training.train()
-        passed = True
     dist.destroy_process_group()
     return 0 if passed else 1
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import os
 import re
 import subprocess
@@ -11,32 +13,60 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+import scidata
+from scidata.testing import run_ranks
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "train_vit.py"
 ERA_INTERIM = ROOT.parent / "shared" / "data" / "eraint_uvz.nc"
 TINY = ("--dim", "8", "--depth", "2", "--heads", "2", "--device", "cpu")
+LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_", "OMPI_")
 
 
-def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    launcher = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_", "OMPI_")
-    env = {name: value for name, value in os.environ.items() if not name.startswith(launcher)}
+def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run Python as a user would, outside any launcher."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER)}
     env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True, timeout=150, check=False)
 
 
-def train(num_ranks: int, *args: object) -> subprocess.CompletedProcess[str]:
-    """Run the script on ``num_ranks`` ranks of torchrun; 0 runs it without."""
+def launch(num_ranks: int, *args: object) -> subprocess.CompletedProcess[str]:
+    """Run the script under torchrun; 0 ranks run it without."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)] if num_ranks else []
-    return _run([*launcher, str(SCRIPT), *TINY, *map(str, args)])
+    return run([*launcher, str(SCRIPT), *TINY, *map(str, args)])
+
+
+def main(*args: object) -> int:
+    """Run the script in this process."""
+    if "train_vit" not in sys.modules:
+        spec = importlib.util.spec_from_file_location("train_vit", SCRIPT)
+        assert spec
+        assert spec.loader
+        sys.modules["train_vit"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules["train_vit"])
+    return sys.modules["train_vit"].main([*TINY, *map(str, args)])
+
+
+def _rank(rank: int, num_ranks: int, args: tuple[object, ...]) -> tuple[int, str]:
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        code = main(*args)
+    return code, output.getvalue()
+
+
+def on_ranks(num_ranks: int, *args: object) -> tuple[int, str]:
+    """Run the script on ranks of the fork server, which start faster than torchrun's; return what rank 0 did."""
+    return run_ranks(_rank, num_ranks, args)[0]
 
 
 @pytest.fixture(scope="module")
 def era5(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Seven times on 25 x 16 points: six samples, and with patch 4 six token rows once the last row is cropped."""
     path = str(tmp_path_factory.mktemp("era5") / "era5.zarr")
-    made = _run(["-m", "pipelines.era5_grid", "make", path, "--times", "7", "--shape", "25", "16", "--levels", "2"])
+    made = run(["-m", "pipelines.era5_grid", "make", path, "--times", "7", "--shape", "25", "16", "--levels", "2"])
     assert made.returncode == 0, made.stderr
     return path
 
@@ -59,39 +89,46 @@ def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
 # -- gradients of one process --------------------------------------------------------------------------------------
 
 
+def assert_equal_to_one_process(code: int, output: str, layout: str) -> None:
+    assert code == 0, output
+    found = re.search(rf"check {layout},.* loss (\S+), gradients (\S+): ok", output)
+    assert found, output
+    assert max(float(found[1]), float(found[2])) <= 1e-12
+
+
 @pytest.mark.parametrize(
     ("num_ranks", "domain", "patch"),
-    # six token rows; over 3 ranks with patch 8 there are three, over 4 = 2 x 2 they are shared by two; 5 rows (patch 5)
-    # over 3 are 2, 2, 1
-    [(0, 1, 4), (2, 1, 4), (2, 2, 8), (3, 3, 5), (4, 2, 8)],
-    ids=["alone", "2x1", "1x2-uneven", "1x3-uneven", "2x2-uneven"],
+    # patch 8 makes three token rows, which two ranks share as 2 + 1; patch 5 makes five, over three ranks 2 + 2 + 1
+    [(1, 1, 4), (2, 1, 4), (2, 2, 8), (3, 3, 5)],
+    ids=["1x1", "2x1", "1x2-uneven", "1x3-uneven"],
 )
 def test_loss_and_gradients_are_those_of_one_process(era5: str, num_ranks: int, domain: int, patch: int) -> None:
-    done = train(
-        num_ranks,
-        "--data",
-        era5,
-        "--domain",
-        domain,
-        "--patch",
-        patch,
-        "--batch-size",
-        2,
-        "--dtype",
-        "float64",
-        "--check",
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert max(differences(done.stdout)) <= 1e-12
-    assert f"check {max(num_ranks, 1) // domain} dp x {domain} domain" in done.stdout
+    args = ("--domain", domain, "--patch", patch, "--batch-size", 2, "--dtype", "float64", "--check")
+    code, output = on_ranks(num_ranks, "--data", era5, *args)
+    assert_equal_to_one_process(code, output, f"{num_ranks // domain} dp x {domain} domain")
+
+
+def test_check_under_torchrun_on_two_domains_of_two(era5: str) -> None:
+    done = launch(4, "--data", era5, "--domain", 2, "--patch", 8, "--dtype", "float64", "--check")
+    assert_equal_to_one_process(done.returncode, done.stdout + done.stderr, "2 dp x 2 domain")
 
 
 @pytest.mark.skipif(not ERA_INTERIM.exists(), reason="the real ERA-Interim file is not beside the repository")
-def test_check_on_packed_netcdf(era5: str) -> None:
-    """241 latitudes, crop to 240; months as samples, so two of them are one pair of steps."""
-    done = train(2, "--data", ERA_INTERIM, "--domain", 2, "--patch", 24, "--dtype", "float64", "--check")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert max(differences(done.stdout)) <= 1e-12
+def test_check_on_packed_netcdf() -> None:
+    """241 latitudes are cropped to 240; two months are one pair of steps."""
+    args = ("--domain", 2, "--patch", 24, "--dtype", "float64", "--check")
+    code, output = on_ranks(2, "--data", ERA_INTERIM, *args)
+    assert_equal_to_one_process(code, output, "1 dp x 2 domain")
+
+
+def _without_gradient_average(rank: int, num_ranks: int, args: tuple[object, ...]) -> int:
+    scidata.parallelize = lambda model, mesh: model
+    return main(*args)
+
+
+def test_check_fails_where_gradients_are_not_averaged(era5: str) -> None:
+    args = ("--data", era5, "--patch", 8, "--dtype", "float64", "--check")
+    assert run_ranks(_without_gradient_average, 2, args) == [1, 1]
 
 
 # -- training and resuming -----------------------------------------------------------------------------------------
@@ -103,7 +140,7 @@ SIX_STEPS = ("--patch", 4, "--epochs", 2, "--dtype", "float64", "--log-every", 1
 def uninterrupted(era5: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train two epochs on two dp ranks."""
     out = tmp_path_factory.mktemp("run")
-    done = train(2, "--data", era5, *SIX_STEPS, "--save-every", 4, "--out", out)
+    done = launch(2, "--data", era5, *SIX_STEPS, "--save-every", 4, "--out", out)
     assert done.returncode == 0, done.stderr
     assert re.findall(r"^step (\d) loss", done.stderr, re.MULTILINE) == list("123456")
     return out
@@ -116,17 +153,28 @@ def test_training_writes_checkpoints_and_scalars_once(uninterrupted: Path) -> No
     assert weights(uninterrupted / "step_00000006")["progress"].tolist() == [6, 2, 0]
 
 
-@pytest.mark.parametrize(("num_ranks", "domain"), [(0, 1), (3, 3)])
-def test_resuming_on_other_ranks_goes_on_as_if_never_interrupted(
-    era5: str, uninterrupted: Path, tmp_path: Path, num_ranks: int, domain: int
-) -> None:
+def test_resuming_alone_goes_on_as_if_never_interrupted(era5: str, uninterrupted: Path, tmp_path: Path) -> None:
     start = uninterrupted / "step_00000004"  # in the middle of the second epoch
-    layout = ("--domain", domain, "--batch-size", 2)  # one dp rank: as many samples a step as two with one each
-    done = train(num_ranks, "--data", era5, *SIX_STEPS, *layout, "--out", tmp_path, "--resume", start)
+    # one dp rank: as many samples a step as two with one each
+    done = launch(0, "--data", era5, *SIX_STEPS, "--batch-size", 2, "--out", tmp_path, "--resume", start)
     assert done.returncode == 0, done.stderr
-    assert re.findall(r"^step (\d) loss", done.stderr, re.MULTILINE) == list("56")
-    expected, found = weights(uninterrupted / "step_00000006"), weights(tmp_path / "step_00000006")
-    before = weights(start)
+    assert_last_two_steps(uninterrupted, tmp_path, done.stderr)
+
+
+def test_resuming_on_a_domain_of_three_goes_on_as_if_never_interrupted(
+    era5: str, uninterrupted: Path, tmp_path: Path
+) -> None:
+    start = uninterrupted / "step_00000004"
+    args = ("--domain", 3, "--batch-size", 2, "--out", tmp_path, "--resume", start)
+    code, output = on_ranks(3, "--data", era5, *SIX_STEPS, *args)
+    assert code == 0, output
+    assert_last_two_steps(uninterrupted, tmp_path, output)
+
+
+def assert_last_two_steps(uninterrupted: Path, resumed: Path, output: str) -> None:
+    assert re.findall(r"^step (\d) loss", output, re.MULTILINE) == list("56")
+    expected, found = weights(uninterrupted / "step_00000006"), weights(resumed / "step_00000006")
+    before = weights(uninterrupted / "step_00000004")
     assert found.keys() == expected.keys()
     for name in expected:
         # Adam divides by the root of tiny second moments, which enlarges rounding: 1e-7 of the largest update is far
@@ -137,9 +185,9 @@ def test_resuming_on_other_ranks_goes_on_as_if_never_interrupted(
 
 def test_mixed_precision_with_clipping_on_a_domain(era5: str, tmp_path: Path) -> None:
     args = ("--patch", 8, "--domain", 2, "--amp", "--clip", 1, "--max-steps", 2, "--log-every", 1, "--out", tmp_path)
-    done = train(2, "--data", era5, *args)
-    assert done.returncode == 0, done.stderr
-    losses = [float(x) for x in re.findall(r"^step \d loss (\S+)", done.stderr, re.MULTILINE)]
+    code, output = on_ranks(2, "--data", era5, *args)
+    assert code == 0, output
+    losses = [float(x) for x in re.findall(r"^step \d loss (\S+)", output, re.MULTILINE)]
     assert len(losses) == 2
     assert all(0 < loss < 10 for loss in losses)  # of fields in standard deviations
     assert all(
@@ -161,14 +209,8 @@ def test_mixed_precision_with_clipping_on_a_domain(era5: str, tmp_path: Path) ->
     ],
 )
 def test_bad_arguments_exit_with_2(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    spec = importlib.util.spec_from_file_location("train_vit", SCRIPT)
-    assert spec
-    assert spec.loader
-    script = importlib.util.module_from_spec(spec)
-    sys.modules["train_vit"] = script  # dataclasses look their module up
-    spec.loader.exec_module(script)
     with pytest.raises(SystemExit) as stop:
-        script.main(["--data", "era5.zarr", *args])
+        main("--data", "era5.zarr", *args)
     assert stop.value.code == 2
     assert message in capsys.readouterr().err
 
@@ -181,14 +223,23 @@ def test_bad_arguments_exit_with_2(args: list[str], message: str, capsys: pytest
         (["--domain", "2"], "domain"),
     ],
 )
-def test_arguments_that_do_not_fit_the_data_exit_with_2(era5: str, args: list[str], message: str) -> None:
-    done = train(0, "--data", era5, *args)
-    assert done.returncode == 2, done.stderr
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+def test_arguments_that_do_not_fit_exit_with_2(
+    era5: str, args: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith(LAUNCHER)]:
+        monkeypatch.delenv(name)
+    try:
+        with pytest.raises(SystemExit) as stop:
+            main("--data", era5, *args)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
 
 
 def test_absent_data_is_named(tmp_path: Path) -> None:
-    done = train(0, "--data", tmp_path / "no.zarr")
+    done = launch(0, "--data", tmp_path / "no.zarr")
     assert done.returncode == 2, done.stderr
     assert str(tmp_path / "no.zarr") in done.stderr
+    assert "Traceback" not in done.stderr

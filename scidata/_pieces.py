@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -118,7 +119,24 @@ def cut_selection(layout: ArrayLayout, selection: Selection) -> tuple[DimPieces,
             f"{layout.store}: field {layout.name!r} has {len(layout.shape)} dimensions {layout.dims}, "
             f"but the selection has {len(selection)}"
         )
-    return tuple(map(cut_dim, selection, layout.shape, layout.chunks))
+    cuts = []
+    for segments, size, chunk in zip(selection, layout.shape, layout.chunks, strict=True):
+        few = len(segments) <= _FEW_SEGMENTS
+        cuts.append(_cut_cached(tuple(segments), size, chunk) if few else cut_dim(segments, size, chunk))
+    return tuple(cuts)
+
+
+#: Cutting is 40 small NumPy calls, and the samples of a data set differ in one dimension only. Long lists of segments
+#: cost as much to compare as to cut.
+_FEW_SEGMENTS = 16
+
+
+@lru_cache(maxsize=1024)
+def _cut_cached(segments: tuple[Segment, ...], size: int, chunk: int) -> DimPieces:
+    pieces = cut_dim(segments, size, chunk)
+    for name in pieces.__dataclass_fields__:
+        getattr(pieces, name).setflags(write=False)  # shared by many plans
+    return pieces
 
 
 def needed_chunks(pieces: Sequence[DimPieces]) -> IntArray:

@@ -196,7 +196,8 @@ def _is_direct(layout: ArrayLayout, count: IntArray, nbytes: IntArray, sign: Int
         n = count[:, dim]
         direct &= (n == 1) | (to[dim] * sign[:, dim] == run)
         run = run * n
-    return direct & (run * layout.dtype.itemsize == nbytes)
+    direct &= run * layout.dtype.itemsize == nbytes
+    return direct
 
 
 def group_reads(

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scidata._execute import Execution, ReadStats, Task
+from scidata._context import ReadStats
+from scidata._execute import Execution, Task
 from scidata._files import is_url
 from scidata.errors import ConfigError
 from scidata.plan import ArrayPlan, plan_array
@@ -76,8 +77,7 @@ def read_plan(
     if plan.bytes_wanted == 0:
         return ReadStats()
     execution = Execution(plan, out, source=source, decoding=decoding)
-    execution.check(allow_missing=allow_missing)
-    execution.fill_absent()
+    execution.prepare(allow_missing=allow_missing)
     tasks, costs = execution.tasks()
     remote = plan.refs is not None and any(map(is_url, plan.refs.paths))
     threads = _num_threads(executor)

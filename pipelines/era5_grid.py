@@ -137,9 +137,10 @@ def normalisation(ds: scidata.ShardedDataset, num_samples: int = 8) -> tuple[Ten
         Plain tensors ``(1, C, 1, 1)``, in the dtype of the fields, on the CPU.
     """
     chosen = np.unique(np.linspace(0, len(ds) - 1, min(num_samples, len(ds))).round().astype(int)).tolist()
+    device = "cpu" if ds.mesh is None else ds.mesh.device_type  # where the mesh can add up
     moments = []
     for index in chosen:
-        x = stack_channels(ds[index])[0]
+        x = stack_channels(ds[index].to(device))[0]
         dtype, x = x.dtype, x.double()
         mean = x.mean(dim=(0, 2, 3), keepdim=True)
         moments.append((mean, (x - mean).square().mean(dim=(0, 2, 3), keepdim=True)))
@@ -147,7 +148,7 @@ def normalisation(ds: scidata.ShardedDataset, num_samples: int = 8) -> tuple[Ten
     mean = means.mean(dim=0)
     # law of total variance: samples are of equal size. No E[x²] - E[x]², which cancels for fields such as geopotential
     std = (variances.mean(dim=0) + (means - mean).square().mean(dim=0)).sqrt()
-    return mean.to(dtype), torch.where(std > 0, std, 1.0).to(dtype)
+    return mean.to("cpu", dtype), torch.where(std > 0, std, 1.0).to("cpu", dtype)
 
 
 # -- writing -----------------------------------------------------------------------------------------------------

@@ -11,9 +11,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import xarray as xr
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import scidata
@@ -129,6 +131,16 @@ def _without_gradient_average(rank: int, num_ranks: int, args: tuple[object, ...
 def test_check_fails_where_gradients_are_not_averaged(era5: str) -> None:
     args = ("--data", era5, "--patch", 8, "--dtype", "float64", "--check")
     assert run_ranks(_without_gradient_average, 2, args) == [1, 1]
+
+
+def test_check_fails_on_missing_values(tmp_path: Path) -> None:
+    """NaN compares as neither larger nor smaller, and must not pass for equal."""
+    values = np.random.default_rng(0).normal(size=(2, 8, 8))
+    values[1, 3, 3] = np.nan
+    xr.Dataset({"u": (("time", "latitude", "longitude"), values)}).to_netcdf(tmp_path / "gap.nc")
+    code, output = on_ranks(1, "--data", tmp_path / "gap.nc", "--patch", 4, "--dtype", "float64", "--check")
+    assert code == 1, output
+    assert "FAILED" in output
 
 
 # -- training and resuming -----------------------------------------------------------------------------------------

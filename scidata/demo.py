@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import scidata
-from scidata._cli.demo_data import FIELDS, NUM_LATITUDES
+from scidata._demo_data import FIELDS, NUM_LATITUDES
 from scidata.sample import Sample
 
 __all__ = ["ViT", "main"]

@@ -23,7 +23,7 @@ from scidata.bounds import (
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.types import IntArray, Segment
 
-__all__ = ["GridPartition", "make_partition", "per_dim"]
+__all__ = ["GridPartition", "chunk_edges", "make_partition", "per_dim", "resolve_dim"]
 
 HaloWidth = int | tuple[int, int]
 
@@ -129,8 +129,8 @@ def _halo_pair(dim: str, width: Any) -> tuple[int, int]:
     return int(pair[0]), int(pair[1])
 
 
-def _chunk_edges(selected: tuple[Segment, ...], chunk: int) -> IntArray:
-    """Rows of the selection at which another chunk of the source begins."""
+def chunk_edges(selected: tuple[Segment, ...], chunk: int) -> IntArray:
+    """Return the selected rows at which another chunk of the source begins."""
     rows = np.concatenate([s.start + s.step * np.arange(s.count, dtype=np.int64) for s in selected])
     return np.flatnonzero(np.diff(rows // chunk)).astype(np.int64) + 1
 
@@ -213,7 +213,7 @@ def make_partition(
         elif isinstance(kind, str) and kind == "even":
             cut = _named(dim, lambda: even_bounds(rows, num_parts, align=unit))  # noqa: B023 - called at once
         elif isinstance(kind, str) and kind == "chunk":
-            edges = _chunk_edges(selected[dim], (chunks or {}).get(dim, 1))
+            edges = chunk_edges(selected[dim], (chunks or {}).get(dim, 1))
             cut = _named(dim, lambda: chunk_bounds(rows, num_parts, edges=edges, align=unit))  # noqa: B023
         elif isinstance(kind, str):
             raise ConfigError(f"bounds must be 'even', 'chunk' or a list, not {kind!r}{near_matches(kind, _KINDS)}")

@@ -19,61 +19,28 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.bounds import segments_of_slice
-from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, UnsupportedFormatError, near_matches
+from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
 from scidata.grid import GridPartition, make_partition, per_dim, resolve_dim
+from scidata.grid_choice import (
+    agreeing_fields,
+    all_dims_of,
+    choose_sample_dim,
+    chosen_fields,
+    default_shard,
+    dim_roles,
+    largest_chunks,
+    sizes_of,
+)
 from scidata.plan import ArrayPlan, ReadPlan, chunks_needed, plan_array
 from scidata.read import ReadStats, read_plan
 from scidata.series import Series, array_of, expand_paths, read_array
 from scidata.sources import open_source
-from scidata.sources.cf import decoding_of, is_coordinate, role_of
+from scidata.sources.cf import decoding_of
 from scidata.types import ArrayLayout, BufferSpec, Decoding, Segment, Selection, Source
 
-__all__ = ["GridReader", "data_fields", "default_shard", "dim_roles"]
+__all__ = ["GridReader"]
 
 _THREADS = 4  # decoding threads a process by default: several ranks usually share a machine
-
-
-def data_fields(source: Source) -> list[str]:
-    """Return the arrays that hold data: not coordinates, and with at least one dimension."""
-    return [name for name, layout in source.arrays.items() if layout.shape and not is_coordinate(layout, source.arrays)]
-
-
-def dim_roles(source: Source, dims: Sequence[str]) -> dict[str, str]:
-    """Return the CF role (``T Z Y X``) of each dimension that has one, from its coordinate variable or its name."""
-    roles = {}
-    for dim in dims:
-        layout = source.arrays.get(dim)
-        if layout is None or layout.dims != (dim,):
-            layout = ArrayLayout(
-                store=source.path, name=dim, shape=(0,), dims=(dim,), dtype=np.dtype("f4"), chunks=(1,), axis_order=(0,)
-            )
-        role = role_of(layout)
-        if role is not None:
-            roles[dim] = role
-    return roles
-
-
-def default_shard(
-    sizes: Mapping[str, int], roles: Mapping[str, str], axis_sizes: Mapping[str, int], sample_dim: str | None
-) -> dict[str, str]:
-    """Choose the dimension that each domain axis splits.
-
-    Latitude (``Y``) before longitude (``X``) before the slowest other dimension, so that a rank's rows are contiguous
-    on disk; a dimension with fewer rows than ranks is passed over. Vertical levels are split last of all.
-    """
-    order = {"Y": 0, "X": 1, None: 2, "Z": 3, "T": 4}
-    free = sorted((dim for dim in sizes if dim != sample_dim), key=lambda dim: order[roles.get(dim)])
-    shard: dict[str, str] = {}
-    for axis, num_parts in axis_sizes.items():
-        fits = [dim for dim in free if sizes[dim] >= num_parts]
-        if not fits:
-            raise ConfigError(
-                f"no dimension can be split over the {num_parts} ranks of axis {axis!r}: {dict(sizes)}; "
-                "use fewer ranks, or a 2-D domain"
-            )
-        shard[fits[0]] = axis
-        free.remove(fits[0])
-    return shard
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,17 +97,17 @@ class GridReader:
         self.paths = expand_paths(path)
         first = open_source(self.paths[0], allow_external=allow_external)
         axes = dict(axis_sizes or {})
-        names = _chosen_fields(first, fields)
+        names = chosen_fields(first, fields)
         reference = max((array_of(first, name) for name in names), key=lambda layout: layout.nbytes)
-        all_dims = _all_dims(first, names, reference)
+        all_dims = all_dims_of(first, names, reference)
         split = [resolve_dim(d, all_dims, "shard") for d in shard] if shard is not None else None
-        self.sample_dim = _sample_dim(reference, split, sample_dim, all_dims, dim_roles(first, reference.dims))
+        self.sample_dim = choose_sample_dim(reference, split, sample_dim, all_dims, dim_roles(first, reference.dims))
         if fields is None:
-            names = _agreeing(first, names, reference)
+            names = agreeing_fields(first, names, reference)
         self.fields = tuple(names)
         self._series = Series(self.paths, self.fields, self.sample_dim, first=first, allow_external=allow_external)
         layouts = {name: self._series.combined(name) for name in self.fields}
-        sizes = _sizes(layouts.values())
+        sizes = sizes_of(layouts.values())
         if shard is None:
             spatial = {d: n for d, n in sizes.items() if d in reference.dims and d != self.sample_dim}
             crop = per_dim(isel or {}, list(sizes), list(sizes), "isel")
@@ -176,7 +143,7 @@ class GridReader:
             align=align,
             halo=halo,
             periodic=periodic,
-            chunks=_largest_chunks(layouts.values()),
+            chunks=largest_chunks(layouts.values()),
         )
         if self.sample_dim in self.partition.halo:
             raise ConfigError(f"{self.sample_dim!r} is the sample dimension and cannot have a halo; use steps")
@@ -292,7 +259,7 @@ class GridReader:
             raise ConfigError(f"weights: field {name!r} has dims {layout.dims}, not {dim!r}")
         values = read_array(source, layout, decoding=decoding_of(layout, np.dtype("f8")))
         others = tuple(i for i, d in enumerate(layout.dims) if d != dim)
-        cost = np.nansum(values, axis=others, dtype=np.float64)
+        cost: npt.NDArray[np.float64] = np.atleast_1d(np.nansum(values, axis=others, dtype=np.float64))
         known = list(layout.dims)
         crop = {d: c for d, c in isel.items() if d in known}
         rows = segments_of_slice(crop.get(dim, slice(None)), len(cost))
@@ -415,82 +382,6 @@ class GridReader:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._lock = threading.Lock()
-
-
-def _chosen_fields(source: Source, fields: Sequence[str] | str | None) -> list[str]:
-    if fields is not None:
-        names = [fields] if isinstance(fields, str) else list(fields)
-        if not names:
-            raise ConfigError("fields is empty; leave it out to read all")
-        for name in names:
-            array_of(source, name)
-        return names
-    names = data_fields(source)
-    if not names:
-        raise UnsupportedFormatError(
-            f"{source.path}: holds no data fields (arrays that are not coordinates){near_matches('', source.arrays)}"
-        )
-    return names
-
-
-def _all_dims(source: Source, names: Sequence[str], reference: ArrayLayout) -> list[str]:
-    dims = list(reference.dims)
-    for name in names:
-        dims += [d for d in source.arrays[name].dims if d not in dims]
-    return dims
-
-
-def _sample_dim(
-    reference: ArrayLayout,
-    split: Sequence[str] | None,
-    asked: str | int | None,
-    all_dims: Sequence[str],
-    roles: Mapping[str, str],
-) -> str | None:
-    """Return the dimension that numbers the samples: as asked, else the first that is not sharded."""
-    if asked is not None:
-        return resolve_dim(asked, all_dims, "sample_dim")
-    if split is None:
-        # without a word from the user the last two dimensions, or those with a horizontal role, are space
-        space = [d for d in reference.dims if roles.get(d) in ("Y", "X")] or list(reference.dims[-2:])
-        free = [d for d in reference.dims if d not in space]
-    else:
-        free = [d for d in reference.dims if d not in split]
-    return free[0] if free else None
-
-
-def _agreeing(source: Source, names: Sequence[str], reference: ArrayLayout) -> list[str]:
-    """Keep the fields whose dimensions are the reference's: with them a sample is one grid."""
-    sizes = dict(zip(reference.dims, reference.shape, strict=True))
-    kept = []
-    for name in names:
-        layout = source.arrays[name]
-        if all(sizes.get(d) == n for d, n in zip(layout.dims, layout.shape, strict=True)):
-            kept.append(name)
-    return kept
-
-
-def _sizes(layouts: Any) -> dict[str, int]:
-    sizes: dict[str, tuple[int, str]] = {}
-    for layout in layouts:
-        if len(set(layout.dims)) != len(layout.dims):
-            raise FieldMismatchError(f"{layout.store}: field {layout.name!r} repeats a dimension: {layout.dims}")
-        for dim, size in zip(layout.dims, layout.shape, strict=True):
-            known, where = sizes.setdefault(dim, (size, layout.name))
-            if known != size:
-                raise FieldMismatchError(
-                    f"{layout.store}: fields disagree in shape: dimension {dim!r} has {known} rows in {where!r} and "
-                    f"{size} in {layout.name!r}; choose fields that agree with fields=[...]"
-                )
-    return {dim: size for dim, (size, _) in sizes.items()}
-
-
-def _largest_chunks(layouts: Any) -> dict[str, int]:
-    chunks: dict[str, int] = {}
-    for layout in layouts:
-        for dim, chunk in zip(layout.dims, layout.chunks, strict=True):
-            chunks[dim] = max(chunk, chunks.get(dim, 1))
-    return chunks
 
 
 def _checked_steps(steps: Sequence[int], sample_dim: str | None) -> tuple[int, ...]:

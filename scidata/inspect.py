@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from scidata.errors import SciDataError
-from scidata.grid_reader import GridReader, data_fields, dim_roles
+from scidata.grid_choice import data_fields, dim_roles
+from scidata.grid_reader import GridReader
 from scidata.series import expand_paths
 from scidata.sources import open_source
 from scidata.sources.cf import role_of

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from scidata.bounds import window
 from scidata.errors import ConfigError, MissingDependencyError, near_matches
-from scidata.grid import GridPartition, _chunk_edges
+from scidata.grid import GridPartition, chunk_edges
 from scidata.grid_reader import GridReader
 from scidata.types import IntArray
 
@@ -181,7 +181,7 @@ def draw_reader(reader: GridReader, path: str) -> None:
         return PlotAxis(
             dim=dim,
             size=reader.partition.sizes[dim],
-            chunk_edges=_chunk_edges(reader.partition.selected[dim], chunks[dim]),
+            chunk_edges=chunk_edges(reader.partition.selected[dim], chunks[dim]),
             values=reader.coordinate(dim),
             units=None if units is None else str(units),
         )

@@ -148,8 +148,8 @@ class Series:
                         f"{path}: field {name!r} has {what} {b}, but {first} has {a}; files of one series must agree"
                     )
         for dim in sorted({dim for layout in here.values() for dim in layout.dims} - {self.sample_dim}):
-            a, b = self._coordinate(0, dim), self._coordinate(i, dim)
-            if a is not None and b is not None and not np.array_equal(a, b):
+            one, other = self._coordinate(0, dim), self._coordinate(i, dim)
+            if one is not None and other is not None and not np.array_equal(one, other):
                 raise FieldMismatchError(
                     f"{path}: coordinate {dim!r} differs from that of {first}; files of one series must lie on one grid"
                 )

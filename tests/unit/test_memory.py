@@ -1,0 +1,89 @@
+"""Peak memory of one rank that reads an eighth of a 2 GB sample: its part plus a constant."""
+
+import json
+import os
+import subprocess
+import sys
+
+import h5py
+import numcodecs
+import numpy as np
+import pytest
+
+MIB = 2**20
+SHAPE = (1, 32, 4096, 4096)  # float32: 2 GiB a sample, 256 MiB for one rank of eight
+CONSTANT = 64 * MIB  # scratch of the reading threads, file metadata, allocator slack
+
+READ = """
+import json, resource, sys
+import numpy as np
+from scidata.grid_reader import GridReader
+reader = GridReader(sys.argv[1], axis_sizes={"domain": 8}, shard={"latitude": "domain"}, fields=["u"])
+coordinate = reader.partition.coordinate(3)
+(spec,) = reader.buffer_specs(coordinate).values()
+reader.plan(0, 3)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+out = np.empty(spec.shape, spec.dtype)
+stats = reader.read_into(0, {"u": out}, coordinate)
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(json.dumps({"grown": (peak - before) * 1024, "part": out.nbytes, "mean": float(out.mean(dtype="f8"))}))
+"""
+
+
+def hdf5_contiguous(path):
+    """A file with a hole in it: 2 GiB of zeros that take no space."""
+    with h5py.File(path, "w") as f:
+        dims = [f.create_dataset(n, data=np.arange(s)) for n, s in zip(("time", "level"), SHAPE[:2], strict=True)]
+        dims += [f.create_dataset(n, data=np.arange(4096.0)) for n in ("latitude", "longitude")]
+        plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        plist.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+        plist.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+        h5py.h5d.create(f.id, b"u", h5py.h5t.IEEE_F32LE, h5py.h5s.create_simple(SHAPE), dcpl=plist)
+        for scale, name in zip(dims, ("time", "level", "latitude", "longitude"), strict=True):
+            scale.make_scale(name)
+        for i, scale in enumerate(dims):
+            f["u"].dims[i].attach_scale(scale)
+    return 0.0
+
+
+def zarr_compressed(path):
+    """512 chunks of 4 MiB that are one file under 512 names."""
+    os.makedirs(f"{path}/u")
+    chunk = (1, 1, 256, 4096)
+    codec = numcodecs.Blosc(cname="lz4", clevel=1)
+    metadata = {
+        "zarr_format": 2,
+        "shape": SHAPE,
+        "chunks": chunk,
+        "dtype": "<f4",
+        "compressor": codec.get_config(),
+        "filters": None,
+        "fill_value": None,
+        "order": "C",
+    }
+    with open(f"{path}/.zgroup", "w") as f:
+        json.dump({"zarr_format": 2}, f)
+    with open(f"{path}/u/.zarray", "w") as f:
+        json.dump(metadata, f)
+    with open(f"{path}/u/.zattrs", "w") as f:
+        json.dump({"_ARRAY_DIMENSIONS": ["time", "level", "latitude", "longitude"]}, f)
+    first = f"{path}/u/0.0.0.0"
+    with open(first, "wb") as f:
+        f.write(codec.encode(np.full(chunk, 1.5, "<f4")))
+    for level in range(SHAPE[1]):
+        for row in range(SHAPE[2] // chunk[2]):
+            if level or row:
+                os.link(first, f"{path}/u/0.{level}.{row}.0")
+    return 1.5
+
+
+@pytest.mark.parametrize("make", [hdf5_contiguous, zarr_compressed])
+def test_peak_memory_is_the_part_and_a_constant(make, tmp_path):
+    path = str(tmp_path / "large")
+    mean = make(path)
+    run = subprocess.run([sys.executable, "-c", READ, path], capture_output=True, text=True, check=False, timeout=150)
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    assert found["part"] == 256 * MIB
+    assert found["mean"] == mean
+    assert found["grown"] < found["part"] + CONSTANT

@@ -41,7 +41,8 @@ def target_spec(
         for axis, (dim, new) in enumerate(zip(spec.dims, placements, strict=False))
         if dim is not None and isinstance(new, Shard) and new.dim in (dim, dim - spec.ndim)
     }
-    given.update(by_axis(sizes or {}, spec.axes))
+    for axis, new_sizes in by_axis(sizes or {}, spec.axes).items():
+        given[axis] = new_sizes
     return ShardSpec.even(spec.device_mesh, placements, spec.global_shape, given)
 
 
@@ -83,8 +84,8 @@ def spec_of_shapes(
                 s != o for d, (s, o) in enumerate(zip(shape, own, strict=True)) if d != dim
             ):
                 raise ShardLayoutError(
-                    f"axis {axis.name!r}: rank {rank} is said to hold {shape}, which differs from the own part {own} in "
-                    f"more than the sharded dim {dim}"
+                    f"axis {axis.name!r}: rank {rank} is said to hold {shape}, which differs from the own part {own} "
+                    f"in more than the sharded dim {dim}"
                 )
         if len(parts[i]) != axis.size or parts[i][axis.rank] != own:
             raise ShardLayoutError(
@@ -113,7 +114,8 @@ def infer_spec(local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement])
     held = table.cpu().numpy()  # (axis 0 ranks, axis 1 ranks, ..., 16)
     first = held[(0,) * len(axes)]
     ndim = int(first[0])
-    shape, sizes = first[2 : 2 + ndim].copy(), {}
+    shape = first[2 : 2 + ndim].copy()
+    sizes: dict[int | str, Sequence[int]] = {}
     expected = np.broadcast_to(first, held.shape).copy()
     for i, placement in enumerate(placements[: len(axes)]):
         if isinstance(placement, Shard) and -ndim <= placement.dim < ndim:
@@ -128,7 +130,7 @@ def infer_spec(local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement])
             f"the local parts do not form one tensor under {tuple(placements)}: shapes by mesh coordinate {parts}, "
             f"dtypes {kinds}; they may differ along the sharded dims only"
         )
-    return ShardSpec.even(mesh, placements, shape.tolist(), dict(sizes))
+    return ShardSpec.even(mesh, placements, shape.tolist(), sizes)
 
 
 def _broadcast(x: Tensor, src: int, axis: MeshAxis) -> Tensor:
@@ -150,13 +152,14 @@ def scatter(
     placements: Sequence[Placement],
     sizes: Mapping[int | str, Sequence[int]] | None,
 ) -> tuple[Tensor, ShardSpec]:
-    """Split one rank's tensor: along axis 0 within the source's slice of the mesh, then along axis 1, ... Collective."""
+    """Split one rank's tensor: along axis 0 in the source's slice of the mesh, then axis 1 and so on. Collective."""
     axes = axes_of(mesh)
     found = (mesh.mesh == global_src).nonzero().tolist()
     if not found:
         raise ShardLayoutError(f"global_src={global_src} is not in the device mesh {mesh.mesh.tolist()}")
     source = found[0]
-    device = torch.device(mesh.device_type, torch.cuda.current_device() if mesh.device_type == "cuda" else None)
+    on_cuda = mesh.device_type == "cuda"
+    device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device(mesh.device_type)
     whole = _checked_source(tensor).to(device) if dist.get_rank() == global_src else None
     header = torch.zeros(2 + _MAX_DIMS, dtype=torch.int64, device=device) if whole is None else _describe(whole)[0]
     for i, axis in enumerate(axes):

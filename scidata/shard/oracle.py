@@ -96,9 +96,8 @@ def _compare_gradients(
     locals_ = [p._local if isinstance(p, ShardTensor) else p for _, p in leaves]
     found = torch.autograd.grad(outputs, locals_, local_seeds, allow_unused=True)
     for (x, part), ours, theirs in zip(leaves, found, expected, strict=True):
-        ours = torch.zeros_like(part.to_local() if isinstance(part, ShardTensor) else part) if ours is None else ours
-        theirs = torch.zeros_like(x) if theirs is None else theirs
-        full = gather_full(ours, part._spec) if isinstance(part, ShardTensor) else ours
-        torch.testing.assert_close(full, theirs, rtol=rtol, atol=atol, equal_nan=True, msg=lambda m: f"gradient: {m}")
-
-
+        local = part._local if isinstance(part, ShardTensor) else part
+        grad = torch.zeros_like(local) if ours is None else ours
+        full = gather_full(grad, part._spec) if isinstance(part, ShardTensor) else grad
+        wanted = torch.zeros_like(x) if theirs is None else theirs
+        torch.testing.assert_close(full, wanted, rtol=rtol, atol=atol, equal_nan=True, msg=lambda m: f"gradient: {m}")

@@ -22,7 +22,7 @@ from scidata.bounds import halo_widths
 from scidata.errors import ShardLayoutError, UnsupportedShardOp
 from scidata.shard import moves
 from scidata.shard.halo import halo_exchange_dim
-from scidata.shard.ops.registry import HANDLERS, op_name, unsupported
+from scidata.shard.ops.registry import HANDLERS, KEEPS_REPLICATED, Handler, op_name, unsupported
 from scidata.shard.spec import HaloDim, ShardSpec
 
 __all__ = ["ShardTensor", "scatter_tensor"]
@@ -68,9 +68,10 @@ class ShardTensor(Tensor):
         """Wrap without checks beyond the local shape; handlers of the op table call this."""
         if tuple(local.shape) != spec.local_shape:
             raise ShardLayoutError(
-                f"the local part has shape {tuple(local.shape)}, but the layout gives this rank {spec.local_shape} ({spec})"
+                f"the local part has shape {tuple(local.shape)}, but the layout gives this rank "
+                f"{spec.local_shape} ({spec})"
             )
-        self: ShardTensor = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        self: ShardTensor = Tensor._make_wrapper_subclass(
             cls, spec.global_shape, dtype=local.dtype, device=local.device, requires_grad=False
         )
         self._local = local
@@ -300,7 +301,7 @@ class ShardTensor(Tensor):
         self._local.requires_grad_(requires_grad)
         return self
 
-    @property
+    @property  # type: ignore[override]
     def grad(self) -> ShardTensor | None:
         """The gradient, a ShardTensor of the same layout."""
         return self._like(self._local.grad)
@@ -312,12 +313,12 @@ class ShardTensor(Tensor):
         self._local.grad = None if value is None else value._local
 
     @property
-    def grad_fn(self) -> Any:
+    def grad_fn(self) -> Any:  # type: ignore[override]
         """The local part's grad_fn."""
         return self._local.grad_fn
 
     @property
-    def is_leaf(self) -> bool:
+    def is_leaf(self) -> bool:  # type: ignore[override]
         """Whether the local part is a leaf."""
         return self._local.is_leaf
 
@@ -334,7 +335,9 @@ class ShardTensor(Tensor):
 
         return self._local.register_hook(on_local)  # type: ignore[no-untyped-call]
 
-    def backward(self, gradient: Tensor | None = None, retain_graph: Any = None, **kwargs: Any) -> None:
+    def backward(  # type: ignore[override]
+        self, gradient: Tensor | None = None, retain_graph: bool | None = None, **kwargs: Any
+    ) -> None:
         """Backpropagate a gradient that is a ShardTensor of the same layout. Collective."""
         if not isinstance(gradient, ShardTensor) or gradient._spec != self._spec:
             raise unsupported(
@@ -343,7 +346,7 @@ class ShardTensor(Tensor):
                 self._spec,
                 remedy="reduce to a loss (a plain tensor) and call its backward()",
             )
-        self._local.backward(gradient._local, retain_graph=retain_graph, **kwargs)
+        torch.autograd.backward(self._local, gradient._local, retain_graph=retain_graph, **kwargs)
 
     # -- being a tensor ---------------------------------------------------------------------------------------------
 
@@ -354,16 +357,19 @@ class ShardTensor(Tensor):
         if len(types) > 1 and not all(t is Tensor or issubclass(t, ShardTensor) for t in types):
             return NotImplemented
         handler = HANDLERS.get(func)
-        if handler is None:
-            return _not_in_table(func, args, kwargs or {})
+        first = args[0] if args else None
+        if handler is None or not isinstance(first, ShardTensor) or first._spec.is_replicated:
+            return _unusual(handler, func, types, args, kwargs or {})
         return handler(func, types, args, kwargs or {})
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> NoReturn:
         specs = [x._spec for x in tree_flatten((args, kwargs))[0] if isinstance(x, ShardTensor)]
         raise unsupported(func, "reached the dispatcher without a rule for sharded tensors", *specs)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         grad = f", grad_fn={self.grad_fn.name()}" if self.grad_fn else ", requires_grad=True" * self.requires_grad
         halo = f", halo={dict(self._halo)}" if self._halo else ""
         return (
@@ -394,14 +400,19 @@ class ShardTensor(Tensor):
         )
 
 
-def _not_in_table(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an unknown function on tensors that are replicated on all axes; refuse it on any others."""
+def _unusual(handler: Handler | None, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run any function on tensors that are replicated on all axes; refuse an unknown one on any others."""
+    if handler in KEEPS_REPLICATED:
+        return handler(func, types, args, kwargs)
     flat, tree = tree_flatten((args, kwargs))
     specs = [x._spec for x in flat if isinstance(x, ShardTensor)]
-    if not specs or any(not spec.is_replicated for spec in specs):
+    if specs and all(spec.is_replicated for spec in specs):
+        flat = [x._local if isinstance(x, ShardTensor) else x for x in flat]
+        plain_args, plain_kwargs = tree_unflatten(flat, tree)
+        return func(*plain_args, **plain_kwargs)
+    if handler is None:
         raise unsupported(func, f"{op_name(func)} has no rule for sharded tensors", *specs)
-    plain_args, plain_kwargs = tree_unflatten([x._local if isinstance(x, ShardTensor) else x for x in flat], tree)
-    return func(*plain_args, **plain_kwargs)
+    return handler(func, types, args, kwargs)
 
 
 def scatter_tensor(

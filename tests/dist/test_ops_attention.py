@@ -60,7 +60,9 @@ def check_attention(rank, num_ranks):
         specs = [split(2, x.shape, sizes) for x in grouped]
         assert_like_one_process(lambda q, k, v: ATTENTION(q, k, v, enable_gqa=True), grouped, specs)
         flat = [normal(7, 4) for _ in range(3)]
-        assert_like_one_process(lambda q, k, v: ATTENTION(q[None], k[None], v[None]), flat, [split(0, (7, 4), sizes)] * 3)
+        assert_like_one_process(
+            lambda q, k, v: ATTENTION(q[None], k[None], v[None]), flat, [split(0, (7, 4), sizes)] * 3
+        )
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])

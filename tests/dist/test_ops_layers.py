@@ -72,36 +72,40 @@ def test_two_axes():
     run_ranks(check_two_axes, 4)
 
 
+#: Functions of a (2, 4, 8, 6) tensor sharded on dim 2, and of a (2, 8, 4, 4) one sharded on dim 1.
+REFUSED = [
+    lambda x, channels: F.conv2d(x, torch.zeros(3, 4, 3, 3), padding=1),
+    lambda x, channels: F.conv2d(x, torch.zeros(3, 4, 3, 3)),
+    lambda x, channels: F.conv2d(x, torch.zeros(3, 4, 2, 2), stride=2, padding=1),
+    lambda x, channels: F.conv2d(x, torch.zeros(3, 4, 1, 1), stride=2),
+    lambda x, channels: F.conv2d(channels, torch.zeros(3, 8, 1, 1)),
+    lambda x, channels: nn.BatchNorm2d(4)(x),
+    lambda x, channels: nn.GroupNorm(2, 4)(x),
+    lambda x, channels: nn.InstanceNorm2d(4)(x),
+    lambda x, channels: F.max_pool2d(x, 2),
+    lambda x, channels: F.avg_pool2d(x, 2),
+    lambda x, channels: F.layer_norm(x, (8, 6)),
+    lambda x, channels: F.softmax(x, 2),
+    lambda x, channels: F.log_softmax(x, dim=-2),
+    lambda x, channels: nn.Dropout(0.1)(x),
+    lambda x, channels: F.dropout2d(x, 0.1, True),
+    lambda x, channels: nn.ConvTranspose2d(4, 2, 2, stride=2)(x),
+    lambda x, channels: nn.LSTM(6, 6)(x[0]),
+    lambda x, channels: nn.Upsample(scale_factor=2)(x),
+    lambda x, channels: nn.PixelShuffle(2)(x),
+    lambda x, channels: nn.Embedding(3, 3)(x),
+    lambda x, channels: nn.MultiheadAttention(6, 2, batch_first=True)(x[0], x[0], x[0]),
+]
+
+
 def check_refused(rank, num_ranks):
     mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
     for sizes in ((5, 3), (8, 0)):
         x = shard_of(torch.randn(2, 4, 8, 6), ShardSpec.even(mesh, [Shard(2)], (2, 4, 8, 6), {0: sizes}))
         channels = shard_of(torch.randn(2, 8, 4, 4), ShardSpec.even(mesh, [Shard(1)], (2, 8, 4, 4), {0: sizes}))
-        for function in (
-            lambda: F.conv2d(x, torch.zeros(3, 4, 3, 3), padding=1),
-            lambda: F.conv2d(x, torch.zeros(3, 4, 3, 3)),
-            lambda: F.conv2d(x, torch.zeros(3, 4, 2, 2), stride=2, padding=1),
-            lambda: F.conv2d(x, torch.zeros(3, 4, 1, 1), stride=2),
-            lambda: F.conv2d(channels, torch.zeros(3, 8, 1, 1)),
-            lambda: nn.BatchNorm2d(4)(x),
-            lambda: nn.GroupNorm(2, 4)(x),
-            lambda: nn.InstanceNorm2d(4)(x),
-            lambda: F.max_pool2d(x, 2),
-            lambda: F.avg_pool2d(x, 2),
-            lambda: F.layer_norm(x, (8, 6)),
-            lambda: F.softmax(x, 2),
-            lambda: F.log_softmax(x, dim=-2),
-            lambda: nn.Dropout(0.1)(x),
-            lambda: F.dropout2d(x, 0.1, True),
-            lambda: nn.ConvTranspose2d(4, 2, 2, stride=2)(x),
-            lambda: nn.LSTM(6, 6)(x[0]),
-            lambda: nn.Upsample(scale_factor=2)(x),
-            lambda: nn.PixelShuffle(2)(x),
-            lambda: nn.Embedding(3, 3)(x),
-            lambda: nn.MultiheadAttention(6, 2, batch_first=True)(x[0], x[0], x[0]),
-        ):
+        for function in REFUSED:
             with pytest.raises(UnsupportedShardOp, match="Remedy"):
-                function()
+                function(x, channels)
     x = shard_of(torch.randn(2, 4, 8, 6), ShardSpec.even(mesh, [Shard(2)], (2, 4, 8, 6), {0: (5, 3)}))
     with pytest.raises(UnsupportedShardOp, match="align=2"):
         F.conv2d(x, torch.zeros(3, 4, 2, 2), stride=2)

@@ -7,11 +7,10 @@ full extent, and taken as it is where it broadcasts; either way its gradient is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from scidata.shard.collectives import replicate_to_shards, slice_to_shard
 from scidata.shard.ops.registry import unsupported
@@ -43,19 +42,32 @@ def refuse_out(func: Any, kwargs: Mapping[str, Any], *specs: ShardSpec) -> None:
         raise unsupported(func, "out= is not supported", *specs, remedy="assign the result")
 
 
-def operands_of(args: Any, kwargs: Any) -> tuple[list[Tensor], Callable[[Sequence[Any]], tuple[Any, Any]]]:
-    """Return the tensors in the arguments, and a function that puts others in their places."""
-    flat, tree = tree_flatten((args, kwargs))
-    places = [i for i, x in enumerate(flat) if isinstance(x, Tensor)]
+def operands_of(
+    args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[list[Tensor], Callable[[Sequence[Any]], tuple[list[Any], dict[str, Any]]]]:
+    """Return the tensors among the arguments and in lists of them, and a function that puts others in their places."""
+    values = [*args, *kwargs.values()]
+    operands: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            operands.append(value)
+        elif isinstance(value, list | tuple):
+            operands.extend(x for x in value if isinstance(x, Tensor))
 
-    def rebuild(values: Sequence[Any]) -> tuple[Any, Any]:
-        new = list(flat)
-        for place, value in zip(places, values, strict=True):
-            new[place] = value
-        args, kwargs = tree_unflatten(new, tree)
-        return args, kwargs
+    def rebuild(new: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+        others = iter(new)
+        result = [_replace(value, others) for value in values]
+        return result[: len(args)], dict(zip(kwargs, result[len(args) :], strict=True))
 
-    return [flat[i] for i in places], rebuild
+    return operands, rebuild
+
+
+def _replace(value: Any, others: Iterator[Any]) -> Any:
+    if isinstance(value, Tensor):
+        return next(others)
+    if isinstance(value, list | tuple) and any(isinstance(x, Tensor) for x in value):
+        return [next(others) if isinstance(x, Tensor) else x for x in value]
+    return value
 
 
 def specs_of(operands: Sequence[Any]) -> list[ShardSpec]:
@@ -155,7 +167,7 @@ def to_axis(
     return replicate_to_shards(local, [spec.group(axis)]) if local.requires_grad else local
 
 
-def align_parameters(x: ShardTensor, *parameters: Any) -> list[Any]:
+def align_parameters(func: Any, x: ShardTensor, *parameters: Any) -> list[Any]:
     """Say that plain parameters meet the shards of ``x`` as a whole: their gradients are summed over its axes.
 
     Replicated ShardTensors count as plain, None stays None.
@@ -163,11 +175,10 @@ def align_parameters(x: ShardTensor, *parameters: Any) -> list[Any]:
     spec = x._spec
     groups = [spec.group(axis) for axis in spec.sharded.values()]
     result = []
-    for parameter in parameters:
-        if isinstance(parameter, ShardTensor):
-            if not parameter._spec.is_replicated:
-                raise unsupported("parameters", "a parameter is sharded", parameter._spec)
-            parameter = parameter._local
+    for given in parameters:
+        if isinstance(given, ShardTensor) and not given._spec.is_replicated:
+            raise unsupported(func, "a parameter is sharded", given._spec)
+        parameter = local_of(given)
         needs = parameter is not None and parameter.requires_grad
         result.append(replicate_to_shards(parameter, groups) if needs else parameter)
     return result

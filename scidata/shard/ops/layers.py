@@ -37,8 +37,8 @@ def layer_norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, A
         if d in spec.sharded:
             raise unsupported(func, f"it normalises over dim {d}, which is sharded", spec)
     is_tensor = [isinstance(r, Tensor) for r in rest]
-    new_rest = [align_parameters(x, r)[0] if t else r for r, t in zip(rest, is_tensor, strict=True)]
-    named = {k: align_parameters(x, v)[0] if isinstance(v, Tensor) else v for k, v in rest_by_name.items()}
+    new_rest = [align_parameters(func, x, r)[0] if t else r for r, t in zip(rest, is_tensor, strict=True)]
+    named = {k: align_parameters(func, x, v)[0] if isinstance(v, Tensor) else v for k, v in rest_by_name.items()}
     return finish(func(x._local, shape, *new_rest, **named), spec)
 
 
@@ -93,7 +93,7 @@ def conv(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
                 spec,
                 remedy=f"open the dataset with align={stride[s]}, or redistribute() to such sizes",
             )
-    given["weight"], given["bias"] = align_parameters(x, weight, given["bias"])
+    given["weight"], given["bias"] = align_parameters(func, x, weight, given["bias"])
     local = x._local
     empty = [d for d in range(first, spec.ndim) if local.shape[d] == 0]
     for d in empty:  # torch convolves no empty parts: one patch of zeros goes in, and its result is cut off
@@ -122,7 +122,8 @@ def dropout(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
             *specs_of(args),
             remedy="use p=0, or eval()",
         )
-    return given["input"]  # type: ignore[no-any-return]
+    kept: Tensor = given["input"]
+    return kept
 
 
 # -- losses: elementwise, then reduced over the global count ---------------------------------------------------------
@@ -154,5 +155,8 @@ def loss(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         )
     if reduction not in ("none", "mean", "sum"):
         raise ValueError(f"{reduction!r} is not a valid value for reduction")
-    each = elementwise(func, types, tuple(operands), {**options, "reduction": "none"})
-    return each if reduction == "none" else each.mean() if reduction == "mean" else each.sum()
+    each: Tensor = elementwise(func, types, tuple(operands), {**options, "reduction": "none"})
+    if reduction == "none":
+        return each
+    total: Tensor = each.mean() if reduction == "mean" else each.sum()
+    return total

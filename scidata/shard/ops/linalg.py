@@ -21,8 +21,8 @@ __all__ = ["contract"]
 def _labels_of_matmul(left: int, right: int) -> tuple[list[Hashable], list[Hashable], list[Hashable]]:
     """Return the labels of both operands and of the result, by their numbers of dims."""
     batch: list[Hashable] = list(range(max(left, right) - 2))  # counted from the left of the longer one
-    lhs = [*batch[len(batch) - left + 2 :], "n", "k"] if left > 1 else ["k"]
-    rhs = [*batch[len(batch) - right + 2 :], "k", "m"] if right > 1 else ["k"]
+    lhs: list[Hashable] = [*batch[len(batch) - left + 2 :], "n", "k"] if left > 1 else ["k"]
+    rhs: list[Hashable] = [*batch[len(batch) - right + 2 :], "k", "m"] if right > 1 else ["k"]
     out = [*batch, *(["n"] if left > 1 else []), *(["m"] if right > 1 else [])]
     return lhs, rhs, out
 
@@ -65,7 +65,8 @@ def matmul(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 @register_op(Tensor.__rmatmul__)
 def rmatmul(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """``plain @ sharded``."""
-    return matmul(torch.matmul, types, (args[1], args[0]), {})
+    product: Tensor = matmul(torch.matmul, types, (args[1], args[0]), {})
+    return product
 
 
 @register_op(F.linear)
@@ -76,12 +77,13 @@ def linear(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     if len(weight.shape) != 2:
         raise unsupported(func, "the weight must have two dims", *specs_of([x, weight]))
     rows: list[Hashable] = list(range(len(x.shape) - 1))
-    operands, labels = [x, weight], [[*rows, "in"], ["out", "in"]]
+    operands = [x, weight]
+    labels: list[Sequence[Hashable]] = [[*rows, "in"], ["out", "in"]]
     summed = any(s.dims[axis] == s.ndim - 1 for s in specs_of(operands) for axis in range(len(s.axes)))
     if bias is not None and not summed:
         return finish(*contract(func, [*operands, bias], [*labels, ["out"]], [*rows, "out"], func))
     result = finish(*contract(func, operands, labels, [*rows, "out"], func))
-    return result if bias is None else result + bias
+    return result if bias is None else result.add(bias)
 
 
 @register_op(torch.einsum, torch.functional.einsum)
@@ -106,4 +108,4 @@ def einsum(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 def outer(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Outer product of two vectors."""
     refuse_out(func, kwargs, *specs_of(args))
-    return finish(*contract(func, args[:2], [["n"], ["m"]], ["n", "m"], lambda a, b: func(a, b)))
+    return finish(*contract(func, args[:2], [["n"], ["m"]], ["n", "m"], func))

@@ -1,4 +1,4 @@
-"""What asks about a tensor rather than computing with it; conversions, copies, new tensors, and autograd's own calls."""
+"""What asks about a tensor rather than computing with it, conversions, new tensors, and autograd's own calls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._C import DisableTorchFunctionSubclass
 
 from scidata.shard.ops.align import local_of, map_local, operands_of, specs_of
-from scidata.shard.ops.registry import find, register_op, unsupported
+from scidata.shard.ops.registry import find, getters, register_op, unsupported
 from scidata.shard.tensor import ShardTensor
 
 _GLOBAL = (
@@ -26,24 +26,24 @@ _NEW = "new_zeros new_ones new_full new_empty new_tensor"
 _LIKE = "zeros_like ones_like full_like empty_like"
 
 
-def _getters(names: str) -> list[Any]:
-    return [getattr(Tensor, name).__get__ for name in names.split()]
-
-
-@register_op(*find(_GLOBAL, namespaces=(torch, Tensor)), *_getters(_GLOBAL_GETTERS), Tensor.__len__)
+@register_op(
+    *find(_GLOBAL, namespaces=(torch, Tensor)), *getters(_GLOBAL_GETTERS), Tensor.__len__, keeps_replicated=True
+)
 def of_the_whole(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Answer for the tensor as a whole: the wrapper has the global shape, the dtype and the device."""
     with DisableTorchFunctionSubclass():
         return func(*args, **kwargs)
 
 
-@register_op(Tensor.is_contiguous, Tensor.is_pinned, Tensor.record_stream, torch.result_type)
+@register_op(Tensor.is_contiguous, Tensor.is_pinned, Tensor.record_stream, torch.result_type, keeps_replicated=True)
 def of_the_part(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Answer for, or act on, this rank's part."""
     return func(*map(local_of, args), **kwargs)
 
 
-@register_op(*find(_CONVERSIONS, namespaces=(torch.Tensor,)), torch.clone, torch.detach, *_getters("data"))
+@register_op(
+    *find(_CONVERSIONS, namespaces=(torch.Tensor,)), torch.clone, torch.detach, *getters("data"), keeps_replicated=True
+)
 def convert(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Change dtype, device or memory, element by element; the layout and the halo stay."""
     x, *rest = args
@@ -54,14 +54,14 @@ def convert(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     return map_local(x, lambda part: func(part, *others, **others_by_name))
 
 
-@register_op(*find(_LIKE, namespaces=(torch,)))
+@register_op(*find(_LIKE, namespaces=(torch,)), keeps_replicated=True)
 def like(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Make a tensor of the same layout. Memory formats are those of the parts."""
     x: ShardTensor = args[0] if args else kwargs.pop("input")
     return ShardTensor(func(x._local, *args[1:], **kwargs), x._spec, halo=x._halo)
 
 
-@register_op(*find(_NEW, namespaces=(Tensor,)))
+@register_op(*find(_NEW, namespaces=(Tensor,)), keeps_replicated=True)
 def new(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Make a plain tensor of the shape that is asked for, the same on each rank."""
     if any(isinstance(other, ShardTensor) for other in operands_of(args[1:], kwargs)[0]):
@@ -69,7 +69,15 @@ def new(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return func(args[0]._local, *args[1:], **kwargs)  # type: ignore[no-any-return]
 
 
-@register_op(Tensor.item, Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.__index__, Tensor.__complex__)
+@register_op(
+    Tensor.item,
+    Tensor.__bool__,
+    Tensor.__float__,
+    Tensor.__int__,
+    Tensor.__index__,
+    Tensor.__complex__,
+    keeps_replicated=True,
+)
 def to_number(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Turn one element into a Python number. Collective where it is sharded."""
     x: ShardTensor = args[0]
@@ -80,7 +88,7 @@ def to_number(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
     return func(x.full_tensor())
 
 
-@register_op(Tensor.tolist, Tensor.numpy, Tensor.__array__)
+@register_op(Tensor.tolist, Tensor.numpy, Tensor.__array__, keeps_replicated=True)
 def to_numpy(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Hand the values to Python only where this rank holds all of them."""
     x: ShardTensor = args[0]
@@ -90,7 +98,7 @@ def to_numpy(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     return func(x._local, *args[1:], **kwargs)
 
 
-@register_op(torch.autograd.grad)
+@register_op(torch.autograd.grad, keeps_replicated=True)
 def grad(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor | None, ...]:
     """Differentiate with respect to sharded tensors. A sharded output needs its ``grad_outputs``. Collective."""
     outputs, inputs = args

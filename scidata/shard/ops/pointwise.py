@@ -38,7 +38,8 @@ _BINARY = """
 """
 _TERNARY = "lerp addcmul addcdiv masked_fill"
 _IN_PLACE = """
-    fill_ zero_ copy_ __iand__ __ior__ __ixor__ __ilshift__ __irshift__ __ifloordiv__ __ipow__ __imod__ __iadd__ __isub__ __imul__ __idiv__ __itruediv__
+    fill_ zero_ copy_ __iand__ __ior__ __ixor__ __ilshift__ __irshift__ __ifloordiv__ __ipow__ __imod__
+    __iadd__ __isub__ __imul__ __idiv__ __itruediv__
 """
 
 
@@ -63,9 +64,13 @@ def elementwise(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, 
         new_args, new_kwargs = rebuild(held)
         first = next(x for x in operands if isinstance(x, ShardTensor) and not x._spec.is_replicated)
         return ShardTensor.from_padded(func(*new_args, **new_kwargs), first._spec, first._halo)
-    locals_, layout, shape = _broadcast(func, operands)
+    spec = specs[0]
+    if len(specs) == len(operands) and all(other == spec for other in specs):
+        locals_ = [x._local for x in operands]  # type: ignore[attr-defined]
+    else:
+        locals_, layout, shape = _broadcast(func, operands)
+        spec = _result_spec(specs, layout, shape)
     new_args, new_kwargs = rebuild(locals_)
-    spec = _result_spec(specs, layout, shape)
     return finish(func(*new_args, **new_kwargs), spec, halo=_common_halo(operands, spec))
 
 
@@ -78,7 +83,9 @@ def where(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return elementwise(func, types, args, kwargs)
 
 
-@register_op(*_in_place_of(_UNARY), *_in_place_of(_BINARY), *_in_place_of(_TERNARY), *find(_IN_PLACE))
+@register_op(
+    *_in_place_of(_UNARY), *_in_place_of(_BINARY), *_in_place_of(_TERNARY), *find(_IN_PLACE), keeps_replicated=True
+)
 def elementwise_in_place(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Write to the first argument's part, and to its halo where all others have one."""
     operands, rebuild = operands_of(args, kwargs)
@@ -141,6 +148,8 @@ def _common_halo(operands: Sequence[Tensor], spec: ShardSpec) -> Mapping[int, Ha
 
 def _held(operands: Sequence[Tensor]) -> list[Tensor] | None:
     """Return the operands with their halos, or None where the function cannot act on the halo too."""
+    if not any(isinstance(x, ShardTensor) and x._padded is not None for x in operands):
+        return None
     plain = [x._local if isinstance(x, ShardTensor) and x._spec.is_replicated else x for x in operands]
     sharded = [x for x in plain if isinstance(x, ShardTensor)]
     if not sharded or sharded[0]._padded is None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from scidata.shard._transport import call
 from scidata.shard.collectives import all_gather_v, all_reduce_sum, replicate_to_shards
 from scidata.shard.ops.align import dims_of, finish, operands_of, refuse_out, specs_of
 from scidata.shard.ops.registry import find, register_op, unsupported
@@ -188,7 +189,7 @@ def _extreme(x: ShardTensor, local: Tensor, dims: Sequence[int], reduce: Any) ->
     if not local.requires_grad or not torch.is_grad_enabled():
         return value
     ties = (local.detach() == value).to(local.dtype)
-    return _Extreme.apply(local, value, ties / _sum_kept(x, ties, dims))  # type: ignore[no-any-return]
+    return call(_Extreme, local, value, ties / _sum_kept(x, ties, dims))
 
 
 @register_op(*find("amax amin", namespaces=_BOTH))
@@ -256,7 +257,7 @@ def max_(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     (dim,) = dims_of(func, options["dim"], spec)
     value, index = _arg_extreme(x, dim, largest)
     if x._local.requires_grad and torch.is_grad_enabled():
-        value = _Pick.apply(x._local, value, index, dim, spec.offsets[dim])
+        value = call(_Pick, x._local, value, index, dim, spec.offsets[dim])
     keepdim = bool(options.get("keepdim"))
     result = _finish(x, value, [dim], keepdim), _finish(x, index, [dim], keepdim)
     return (torch.return_types.max if largest else torch.return_types.min)(result)
@@ -302,9 +303,12 @@ def any_(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     x = _input(func, args, kwargs)
     options = _options("dim keepdim", args, kwargs)
     dims, keepdim = dims_of(func, options.get("dim"), x._spec), bool(options.get("keepdim"))
+    if options.get("dim") in ((), []):
+        raise unsupported(func, "an empty dim", x._spec, remedy="leave dim out, or compare with 0")
     wanted = x._local != 0 if func.__name__ == "any" else x._local == 0
     found = _sum_kept(x, wanted.to(torch.int64), dims) > 0
-    return _finish(x, found if func.__name__ == "any" else ~found, dims, keepdim)
+    result = found if func.__name__ == "any" else ~found
+    return _finish(x, result.to(torch.uint8) if x._local.dtype == torch.uint8 else result, dims, keepdim)
 
 
 @register_op(*find("count_nonzero", namespaces=_BOTH))

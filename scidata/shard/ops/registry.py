@@ -15,19 +15,35 @@ from torch.overrides import resolve_name
 
 from scidata.errors import UnsupportedShardOp
 
-__all__ = ["HANDLERS", "Handler", "find", "op_name", "register_op", "shard_ops", "unsupported"]
+__all__ = [
+    "HANDLERS",
+    "KEEPS_REPLICATED",
+    "Handler",
+    "find",
+    "getters",
+    "op_name",
+    "register_op",
+    "shard_ops",
+    "unsupported",
+]
 
 Handler = Callable[[Any, tuple[type, ...], tuple[Any, ...], dict[str, Any]], Any]
 
 #: Every supported torch function and its handler. Filled at import, read at each call.
 HANDLERS: dict[Any, Handler] = {}
 
+#: Handlers that answer for replicated tensors too; for the others these are unwrapped to plain ones first.
+KEEPS_REPLICATED: set[Handler] = set()
+
 _NAMESPACES: tuple[Any, ...] = (torch, torch.Tensor, F, torch.special, torch.linalg)
 _REMEDY = "redistribute() to Replicate() on that axis first, or work on to_local() or full_tensor()"
 
 
-def register_op(*functions: Any) -> Callable[[Handler], Handler]:
+def register_op(*functions: Any, keeps_replicated: bool = False) -> Callable[[Handler], Handler]:
     """Make the decorated handler answer for these torch functions, methods or property getters.
+
+    Where all ShardTensors among the arguments are replicated on all axes, the function runs on plain tensors instead,
+    unless ``keeps_replicated``.
 
     Raises
     ------
@@ -36,6 +52,8 @@ def register_op(*functions: Any) -> Callable[[Handler], Handler]:
     """
 
     def add(handler: Handler) -> Handler:
+        if keeps_replicated:
+            KEEPS_REPLICATED.add(handler)
         for function in functions:
             if HANDLERS.setdefault(function, handler) is not handler:
                 raise ValueError(f"{op_name(function)} already has a handler: {HANDLERS[function].__qualname__}")
@@ -60,6 +78,11 @@ def find(names: str | Iterable[str], *, namespaces: tuple[Any, ...] = _NAMESPACE
             raise LookupError(f"torch has no function {name!r}")
         found.update(dict.fromkeys(here))
     return list(found)
+
+
+def getters(names: str) -> list[Any]:
+    """Return the getters of tensor properties, as they arrive at ``__torch_function__``."""
+    return [getattr(torch.Tensor, name).__get__ for name in names.split()]
 
 
 def op_name(func: Any) -> str:

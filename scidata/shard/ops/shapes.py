@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scidata.shard.ops.align import align, finish, local_of, operands_of, refuse_out, specs_of
-from scidata.shard.ops.registry import find, register_op, unsupported
+from scidata.shard.ops.align import align, finish, operands_of, refuse_out, specs_of
+from scidata.shard.ops.registry import find, getters, register_op, unsupported
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
@@ -83,7 +83,7 @@ def transpose(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
     return _permute(x, order)
 
 
-@register_op(torch.t, Tensor.t, Tensor.T.__get__, Tensor.mT.__get__, torch.adjoint, Tensor.adjoint)
+@register_op(torch.t, Tensor.t, *getters("T mT"), torch.adjoint, Tensor.adjoint)
 def transpose_matrix(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Swap the last two dims."""
     x: ShardTensor = args[0]
@@ -92,7 +92,7 @@ def transpose_matrix(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[
         raise unsupported(
             func, "complex tensors are not supported here", x._spec, remedy="use transpose(-2, -1).conj()"
         )
-    if ndim != 2 and func in (torch.t, Tensor.t, Tensor.T.__get__) and not (ndim == 1):
+    if ndim != 2 and ndim != 1 and func in (torch.t, Tensor.t, *getters("T")):
         raise unsupported(func, f"it wants 2 dims, not {ndim}", x._spec, remedy="use transpose() or permute()")
     return _permute(x, [*range(ndim - 2), ndim - 1, ndim - 2] if ndim > 1 else [0])
 
@@ -289,11 +289,12 @@ def expand(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 def expand_as(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Expand to another tensor's global shape; a plain tensor expands to the shards of the other."""
     x, other = args
-    if isinstance(x, ShardTensor) and (not isinstance(other, ShardTensor) or other._spec.sizes == x._spec.sizes):
+    if isinstance(x, ShardTensor):
+        if isinstance(other, ShardTensor) and other._spec.sizes != x._spec.sizes:
+            raise unsupported(func, "the two are split differently", x._spec, other._spec)
         return _expand(func, x, tuple(other.shape))
     ndim = other._spec.ndim
-    ndims = [local_of(x).ndim, ndim]
-    (part, _), _, _ = align(func, [x, other], [range(ndim - n, ndim) for n in ndims])
+    (part, _), _, _ = align(func, [x, other], [range(ndim - n, ndim) for n in (x.ndim, ndim)])
     return finish(part.expand(other._spec.local_shape), other._spec)
 
 

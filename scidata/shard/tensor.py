@@ -193,7 +193,11 @@ class ShardTensor(Tensor):
     # -- values -------------------------------------------------------------------------------------------------
 
     def to_local(self) -> Tensor:
-        """Return the owned part, connected to the graph; no copy."""
+        """Return the owned part, connected to the graph; no copy.
+
+        Writing to it makes the ghosts of a held halo old, so that the next use exchanges them (Collective): write on
+        all ranks of the mesh or on none.
+        """
         return self._local
 
     def _held_halo(self) -> Tensor | None:

@@ -1,0 +1,57 @@
+"""The op table as a whole: nothing outside of it computes on a sharded tensor, and entries are added once."""
+
+import contextlib
+
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard
+from torch.overrides import get_overridable_functions
+
+from scidata.errors import UnsupportedShardOp
+from scidata.shard import ShardSpec, ShardTensor, register_op, shard_ops
+from scidata.shard.ops.registry import HANDLERS, find, op_name
+from scidata.testing import fake_group
+
+
+#: Operators that arrive at the table under their method's name: ``x + y`` as ``torch.Tensor.add``.
+OPERATORS = ["add", "radd", "sub", "mul", "rmul", "div", "truediv", "lt", "le", "gt", "ge"]
+
+
+def sharded():
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("domain",))
+    return ShardTensor(torch.rand(2, 4), ShardSpec.even(mesh, [Shard(0)], (4, 4)))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_no_function_outside_the_table_gives_a_result():
+    outside = {f for functions in get_overridable_functions().values() for f in functions if f not in HANDLERS}
+    outside -= {getattr(torch.Tensor, f"__{name}__") for name in OPERATORS}
+    assert len(outside) > 500
+    refused = 0
+    with fake_group(2):
+        for function in outside:
+            x = sharded()
+            for arguments in ((x,), (x, x), (x, 1), (x, x, x), (x, 0, 1), ([x, x],), (x, [1], [1])):
+                try:
+                    result = function(*arguments)
+                except UnsupportedShardOp:
+                    refused += 1
+                    break
+                except Exception:
+                    continue  # these arguments do not fit it; try the next
+                pytest.fail(f"{op_name(function)} gave {type(result)}")
+    assert refused > 500
+
+
+def test_entries_are_added_once_and_found_by_name():
+    assert "torch.Tensor.add" in shard_ops()
+    assert find("__eq__") == [torch.Tensor.__eq__]
+    with pytest.raises(LookupError, match="no_such_function"):
+        find("add no_such_function")
+    with pytest.raises(ValueError, match=r"torch\.add already has a handler"):
+        register_op(torch.add)(lambda func, types, args, kwargs: None)
+    with fake_group(2), contextlib.ExitStack() as stack:
+        stack.callback(HANDLERS.pop, torch.tril)
+        register_op(torch.tril)(lambda func, types, args, kwargs: "mine")
+        assert torch.tril(sharded()) == "mine"

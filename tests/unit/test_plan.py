@@ -1,0 +1,278 @@
+"""Plans without any I/O: which chunks, which bytes, how many reads."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scidata._copies import merge_copies
+from scidata.errors import ConfigError, CorruptDataError
+from scidata.plan import ArrayPlan, ReadPlan, chunks_needed, plan_array, summarize
+from scidata.types import ArrayLayout, ChunkRefs, Codec, Segment
+
+
+def layout_of(shape, chunks, dtype="f4", **options):
+    options = {"axis_order": tuple(range(len(shape))), **options}
+    return ArrayLayout(
+        store="s.zarr", name="u", shape=shape, dims=tuple(f"dim_{i}" for i in range(len(shape))),
+        dtype=np.dtype(dtype), chunks=chunks, **options,
+    )  # fmt: skip
+
+
+def full(shape):
+    return tuple((Segment(start=0, count=n),) for n in shape)
+
+
+def refs_of(layout, selection, nbytes=None, path="data", spacing=0):
+    """Chunks one after the other in one file."""
+    num = len(chunks_needed(layout, selection))
+    size = layout.chunk_nbytes if nbytes is None else nbytes
+    return ChunkRefs(
+        paths=(path,), path_index=np.zeros(num, np.int64), offset=np.arange(num) * (size + spacing),
+        nbytes=np.full(num, size),
+    )  # fmt: skip
+
+
+def planned(layout, selection, refs="adjoining", **options):
+    shape = tuple(max((s.offset + s.count for s in dim), default=0) for dim in selection)
+    refs = refs_of(layout, selection, **options) if refs == "adjoining" else refs
+    return plan_array(layout, selection, refs, out_shape=shape)
+
+
+@st.composite
+def dims(draw):
+    size = draw(st.integers(0, 40))
+    chunk = draw(st.integers(1, 45))
+    found, offset = [], 0
+    for _ in range(draw(st.integers(0, 4)) if size else 0):
+        step = draw(st.sampled_from([1, 1, 2, 5, 50, -1, -3, -41]))
+        start = draw(st.integers(0, size - 1))
+        count = draw(st.integers(0, (size - 1 - start) // step + 1 if step > 0 else start // -step + 1))
+        found.append(Segment(start=start, count=count, step=step, offset=offset))
+        offset += count
+    return size, chunk, tuple(found)
+
+
+@given(st.lists(dims(), max_size=3))
+def test_chunks_needed_are_those_with_a_wanted_row(cases):
+    shape, chunks, selection = tuple(zip(*cases, strict=True)) or ((), (), ())
+    rows = [
+        {(s.start + i * s.step) // c for s in dim for i in range(s.count)}
+        for c, dim in zip(chunks, selection, strict=True)
+    ]
+    want = [()]
+    for dim in rows:
+        want = [(*w, c) for w in want for c in sorted(dim)]
+    found = chunks_needed(layout_of(shape, chunks), selection)
+    assert found.shape == (len(want), len(shape))
+    assert list(map(tuple, found.tolist())) == want
+
+
+def test_strides_longer_than_a_chunk_skip_chunks():
+    found = chunks_needed(layout_of((100,), (10,)), ((Segment(start=5, count=4, step=25),),))
+    assert found.tolist() == [[0], [3], [5], [8]]
+
+
+@pytest.mark.parametrize(
+    "segment",
+    [
+        Segment(start=5, count=6),
+        Segment(start=-1, count=2),
+        Segment(start=2, count=4, step=-1),
+        Segment(start=0, count=2, step=0),
+        Segment(start=0, count=2, offset=-1),
+    ],
+)
+def test_selections_that_do_not_fit_are_refused(segment):
+    with pytest.raises(ConfigError, match="does not fit 10 rows"):
+        chunks_needed(layout_of((10,), (4,)), ((segment,),))
+
+
+def test_destinations_that_do_not_fit_are_refused():
+    layout, selection = layout_of((10,), (4,)), ((Segment(start=0, count=6, offset=2),),)
+    assert plan_array(layout, selection, None, out_shape=(8,)).bytes_wanted == 24
+    with pytest.raises(ConfigError, match="destination of 7"):
+        plan_array(layout, selection, None, out_shape=(7,))
+    with pytest.raises(ConfigError, match="dimensions"):
+        chunks_needed(layout, full((10, 2)))
+
+
+def test_adjoining_chunks_are_one_read_and_large_ones_are_split():
+    small = layout_of((64, 64), (8, 8))
+    plan = planned(small, full(small.shape))
+    assert (plan.num_chunks, plan.num_reads) == (64, 1)
+    assert plan.ranges()[1].tolist() == [[0, 0, 64 * 64 * 4]]
+    large = layout_of((1024, 4096), (1024, 4096))
+    plan = planned(large, full(large.shape))
+    assert plan.num_reads > 4
+    assert plan.bytes_fetched == plan.bytes_wanted == large.nbytes
+    rows = plan.ranges()[1]
+    assert np.array_equal(rows[1:, 1], rows[:-1, 1] + rows[:-1, 2])
+
+
+def test_small_gaps_are_read_across_and_large_ones_are_not():
+    layout = layout_of((100, 1000), (100, 1000))
+    near = planned(layout, ((Segment(start=0, count=100),), (Segment(start=0, count=500),)))
+    assert near.num_reads == 1
+    assert near.bytes_fetched == (99 * 1000 + 500) * 4
+    far = planned(layout, ((Segment(start=0, count=10, step=10),), (Segment(start=0, count=500),)))
+    assert far.num_reads == 10
+    assert far.bytes_fetched == far.bytes_wanted == 10 * 500 * 4
+    assert planned(layout, far.selection, path="s3://bucket/data").num_reads == 1  # requests cost more than bytes
+
+
+def test_encoded_chunks_are_fetched_whole():
+    layout = layout_of((100, 100), (50, 50), codecs=(Codec(name="zstd"),))
+    plan = planned(layout, ((Segment(start=0, count=1),), (Segment(start=0, count=100),)), nbytes=700)
+    assert plan.bytes_wanted == 400
+    assert plan.bytes_fetched == 1400
+    assert plan.bytes_decoded == 2 * 50 * 50 * 4
+    assert plan.exact
+    estimate = planned(layout, plan.selection, refs=None)
+    assert not estimate.exact
+    assert estimate.bytes_fetched == 2 * 50 * 50 * 4
+    apart = planned(layout, plan.selection, nbytes=700, spacing=100_000)
+    assert (apart.num_reads, apart.bytes_fetched) == (2, 1400)
+
+
+def test_an_empty_selection_reads_nothing():
+    for selection in (((), (Segment(start=0, count=5),)), ((Segment(start=3, count=0),), (Segment(start=0, count=5),))):
+        plan = planned(layout_of((10, 5), (4, 5)), selection)
+        assert (plan.num_chunks, plan.num_reads, plan.bytes_wanted, plan.bytes_fetched) == (0, 0, 0, 0)
+
+
+def test_places_that_make_no_sense_are_corrupt():
+    layout = layout_of((8,), (4,))
+    refs = refs_of(layout, full((8,)))
+    refs.path_index[1] = 3
+    with pytest.raises(CorruptDataError, match=r"chunk \(1,\)"):
+        plan_array(layout, full((8,)), refs, out_shape=(8,))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    cases=st.lists(dims(), max_size=3),
+    dtype=st.sampled_from(["<f4", ">i2", "u1", "<M8[s]"]),
+    fill=st.sampled_from([None, 3]),
+    known=st.booleans(),
+    masked=st.booleans(),
+    reverse=st.booleans(),
+)
+def test_json_round_trip(cases, dtype, fill, known, masked, reverse):
+    shape, chunks, selection = tuple(zip(*cases, strict=True)) or ((), (), ())
+    layout = layout_of(
+        shape, chunks, dtype, axis_order=tuple(range(len(shape)))[:: -1 if reverse else 1],
+        codecs=(Codec(name="zstd", config={"level": np.int64(3)}),) if masked else (),
+        fill_value=None if fill is None else np.array(fill, dtype),
+    )  # fmt: skip
+    refs = None
+    if known:
+        places = refs_of(layout, selection)
+        skipped = (np.arange(len(places.offset)) % 2).astype(np.uint32) if masked else None
+        refs = ChunkRefs(**{**{f: getattr(places, f) for f in places.__dataclass_fields__}, "skipped_codecs": skipped})
+    plan = planned(layout, selection, refs)
+    again = ArrayPlan.from_json(json.loads(json.dumps(plan.to_json())))
+    assert again.to_json() == plan.to_json()
+    assert again.layout == plan.layout or fill is not None
+    assert again.selection == plan.selection
+    assert np.array_equal(again.ranges()[1], plan.ranges()[1])
+    whole = ReadPlan(index=3, rank=1, fields={"u": (plan, plan), "v": ()})
+    copy = ReadPlan.from_json(json.loads(json.dumps(whole.to_json())))
+    assert copy.to_json() == whole.to_json()
+    assert copy.bytes_fetched == 2 * plan.bytes_fetched
+    assert copy.exact == plan.exact
+
+
+def test_amplification():
+    layout = layout_of((100,), (10,), codecs=(Codec(name="zstd"),))
+    plan = planned(layout, ((Segment(start=5, count=10),),), nbytes=10)
+    both = ReadPlan(index=0, rank=0, fields={"u": (plan,)})
+    assert (both.amplification, both.decode_amplification) == (20 / 40, 80 / 40)
+    assert ReadPlan(index=0, rank=0, fields={}).amplification == 1.0
+
+
+def test_summary_equals_the_ranks_own_plans_and_counts_shared_chunks():
+    layout = layout_of((37, 721, 1440), (1, 91, 180), codecs=(Codec(name="zstd"),))
+    bounds = np.linspace(0, 721, 9).astype(int)
+
+    def selection_of(rank):
+        rows = Segment(start=int(bounds[rank]), count=int(bounds[rank + 1] - bounds[rank]))
+        return (Segment(start=0, count=37),), (rows,), (Segment(start=0, count=1440),)
+
+    found = summarize(layout, selection_of, 8)
+    plans = [planned(layout, selection_of(r), refs=None) for r in range(8)]
+    for name in ("bytes_wanted", "bytes_fetched", "bytes_decoded", "num_chunks"):
+        assert getattr(found, name).tolist() == [getattr(p, name) for p in plans]
+    assert found.bytes_wanted.sum() == layout.nbytes
+    rows = [set(range(bounds[r] // 91, (bounds[r + 1] - 1) // 91 + 1)) for r in range(8)]
+    shared = sum(1 for c in range(8) if sum(c in r for r in rows) > 1)
+    assert found.shared_chunks == shared * 37 * 8
+    assert not found.exact
+    assert found.amplification > 1
+    located = summarize(layout, selection_of, 8, lambda c: refs_for(layout, c))
+    assert located.exact
+    assert located.bytes_fetched.sum() == 100 * sum(p.num_chunks for p in plans)
+
+
+def refs_for(layout, chunks):
+    number = np.ravel_multi_index(tuple(chunks.T), layout.num_chunks)
+    return ChunkRefs(
+        paths=("data",), path_index=np.zeros(len(chunks), np.int64), offset=number * 10**6,
+        nbytes=np.full(len(chunks), 100),
+    )  # fmt: skip
+
+
+def test_summary_of_a_thousand_ranks():
+    layout = layout_of((37, 721, 1440), (1, 91, 180))
+
+    def selection_of(rank):
+        y, x = divmod(rank, 32)
+        rows, columns = np.linspace(0, 721, 33).astype(int), np.linspace(0, 1440, 33).astype(int)
+        return (
+            (Segment(start=0, count=37),),
+            (Segment(start=int(rows[y]), count=int(rows[y + 1] - rows[y])),),
+            (Segment(start=int(columns[x]), count=int(columns[x + 1] - columns[x])),),
+        )
+
+    found = summarize(layout, selection_of, 1024)
+    assert found.bytes_wanted.sum() == layout.nbytes
+    assert found.shared_chunks == math.prod(layout.num_chunks)  # every chunk is smaller than a rank's neighbours
+
+
+@given(
+    tiles=st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(1, 3)),
+    order=st.sampled_from(["rows", "columns", "random"]),
+    seed=st.integers(0, 99),
+)
+def test_merged_copies_are_the_same_copies(tiles, order, seed):
+    ny, nx, tile = tiles
+    places = [(y, x) for y in range(ny) for x in range(nx)]
+    if order == "columns":
+        places.sort(key=lambda p: p[::-1])
+    if order == "random":
+        np.random.default_rng(seed).shuffle(places)
+    num, width = len(places), nx * tile
+    read = np.arange(num) * 2 // max(num, 1)
+    copies = merge_copies(
+        read=read,
+        num_reads=2,
+        shape=np.tile([tile, tile], (num, 1)),
+        source=np.arange(num) * tile * tile,
+        source_strides=np.tile([tile, 1], (num, 1)),
+        dest=np.array([(y * tile * width + x * tile) for y, x in places]),
+        dest_strides=np.tile([width, 1], (num, 1)),
+    )
+    data = np.arange(num * tile * tile, dtype=np.int64).astype(np.uint8)
+    want, out = np.zeros((ny * tile, width), np.uint8), np.zeros((ny * tile, width), np.uint8)
+    for i, (y, x) in enumerate(places):
+        block = data[i * tile * tile : (i + 1) * tile * tile].reshape(tile, tile)
+        want[y * tile : (y + 1) * tile, x * tile : (x + 1) * tile] = block
+    for i in range(copies.bounds[0], copies.bounds[-1]):
+        source = np.ndarray(copies.shape[i], np.uint8, data, copies.source[i], copies.source_strides[i])
+        np.ndarray(copies.shape[i], np.uint8, out, copies.dest[i], copies.dest_strides[i])[...] = source
+    assert np.array_equal(out, want)
+    if order == "rows" and num > 8:
+        assert len(copies.shape) < num

@@ -13,7 +13,6 @@ from scidata.shard import ShardSpec, ShardTensor, register_op, shard_ops
 from scidata.shard.ops.registry import HANDLERS, find, op_name
 from scidata.testing import fake_group
 
-
 #: Operators that arrive at the table under their method's name: ``x + y`` as ``torch.Tensor.add``.
 OPERATORS = ["add", "radd", "sub", "mul", "rmul", "div", "truediv", "lt", "le", "gt", "ge"]
 

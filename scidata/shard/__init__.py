@@ -1,6 +1,16 @@
 """ShardTensor: one tensor over the ranks of a domain, its op table, and the collectives and halo exchange below it."""
 
-from scidata.shard.ops import attention, layers, linalg, metadata, pointwise, reductions, shapes  # noqa: F401 - the table
+# each of these adds its entries to the table when it is imported
+from scidata.shard.ops import (  # noqa: F401
+    attention,
+    indexing,
+    layers,
+    linalg,
+    metadata,
+    pointwise,
+    reductions,
+    shapes,
+)
 from scidata.shard.ops.registry import register_op, shard_ops
 from scidata.shard.spec import HaloDim, ShardSpec
 from scidata.shard.tensor import ShardTensor, scatter_tensor

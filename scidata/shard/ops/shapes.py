@@ -1,4 +1,4 @@
-"""Functions that only rearrange: views, reshapes, indexing, joining and padding.
+"""Functions that only rearrange: permutations, reshapes, joining and padding.
 
 All follow one idea: say where each sharded dim goes and what its sizes become, then do the same to the local part.
 """
@@ -10,7 +10,6 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -20,19 +19,30 @@ from scidata.shard.ops.registry import find, getters, register_op, unsupported
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
-__all__ = ["Group", "reshape_groups", "reshape_spec"]
+__all__ = [
+    "Group",
+    "argument",
+    "derived",
+    "keep_dims",
+    "many",
+    "normal_dim",
+    "refuse_sharded",
+    "reshape_groups",
+    "reshape_spec",
+]
 
 
-def _derived(x: ShardTensor, local: Tensor, spec: ShardSpec, copied: bool = False) -> Tensor:
+def derived(x: ShardTensor, local: Tensor, spec: ShardSpec, copied: bool = False) -> Tensor:
     """Wrap what shares memory with ``x``, or may not where ``copied``."""
     return finish(local, spec, copied=copied or x._copied, narrowed=x._narrowed)
 
 
-def _argument(args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int, name: str, default: Any = None) -> Any:
+def argument(args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int, name: str, default: Any = None) -> Any:
+    """Return an argument that was given by position or by name."""
     return args[position] if len(args) > position else kwargs.get(name, default)
 
 
-def _many(args: tuple[Any, ...], kwargs: Mapping[str, Any], *names: str) -> tuple[int, ...]:
+def many(args: tuple[Any, ...], kwargs: Mapping[str, Any], *names: str) -> tuple[int, ...]:
     """Return integers that were given one by one or as one sequence."""
     given = args[1:] if len(args) > 1 else next((kwargs[n] for n in names if n in kwargs), ())
     if len(given) == 1 and not isinstance(given[0], int):
@@ -40,15 +50,25 @@ def _many(args: tuple[Any, ...], kwargs: Mapping[str, Any], *names: str) -> tupl
     return tuple(operator.index(n) for n in given)
 
 
-def _dim(dim: int, ndim: int) -> int:
+def normal_dim(dim: int, ndim: int) -> int:
+    """Count a dim from the front; raises IndexError."""
     if not -ndim <= dim < ndim:
         raise IndexError(f"dim {dim} is out of range for a tensor of {ndim} dims")
     return dim % ndim
 
 
-def _refuse_sharded(func: Any, spec: ShardSpec, dim: int) -> None:
+def refuse_sharded(func: Any, spec: ShardSpec, dim: int) -> None:
+    """Raise UnsupportedShardOp where the dim is sharded."""
     if dim in spec.sharded:
         raise unsupported(func, f"dim {dim} is sharded", spec)
+
+
+def keep_dims(x: ShardTensor, part: Tensor) -> Tensor:
+    """Wrap a part that differs from ``x`` along unsharded dims only, with the same number of dims."""
+    shape = list(part.shape)
+    for d in x._spec.sharded:
+        shape[d] = x._spec.global_shape[d]
+    return derived(x, part, x._spec.derive(shape, x._spec.dims, x._spec.sizes))
 
 
 # -- permutations ------------------------------------------------------------------------------------------------
@@ -57,14 +77,14 @@ def _refuse_sharded(func: Any, spec: ShardSpec, dim: int) -> None:
 def _permute(x: ShardTensor, order: Sequence[int]) -> Tensor:
     spec = x._spec
     new = spec.move_dims([spec.global_shape[d] for d in order], {d: i for i, d in enumerate(order)})
-    return _derived(x, x._local.permute(*order), new)
+    return derived(x, x._local.permute(*order), new)
 
 
 @register_op(*find("permute"))
 def permute(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Reorder all dims."""
     x: ShardTensor = args[0]
-    order = [_dim(d, x._spec.ndim) for d in _many(args, kwargs, "dims")]
+    order = [normal_dim(d, x._spec.ndim) for d in many(args, kwargs, "dims")]
     if sorted(order) != list(range(x._spec.ndim)):
         raise RuntimeError(f"permute: {order} is not an order of {x._spec.ndim} dims")
     return _permute(x, order)
@@ -76,9 +96,9 @@ def transpose(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
     x: ShardTensor = args[0]
     ndim = x._spec.ndim
     names = ("dim0", "dim1") if "transpose" in func.__name__ or "swapdims" in func.__name__ else ("axis0", "axis1")
-    first, second = (_argument(args, kwargs, 1 + i, name) for i, name in enumerate(names))
+    first, second = (argument(args, kwargs, 1 + i, name) for i, name in enumerate(names))
     order = list(range(ndim))
-    a, b = _dim(first, ndim), _dim(second, ndim)
+    a, b = normal_dim(first, ndim), normal_dim(second, ndim)
     order[a], order[b] = b, a
     return _permute(x, order)
 
@@ -101,10 +121,10 @@ def transpose_matrix(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[
 def movedim(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Move dims to other places, the rest keep their order."""
     x: ShardTensor = args[0]
-    source, destination = _argument(args, kwargs, 1, "source"), _argument(args, kwargs, 2, "destination")
+    source, destination = argument(args, kwargs, 1, "source"), argument(args, kwargs, 2, "destination")
     ndim = x._spec.ndim
-    take = [_dim(d, ndim) for d in (source if isinstance(source, tuple | list) else (source,))]
-    put = [_dim(d, ndim) for d in (destination if isinstance(destination, tuple | list) else (destination,))]
+    take = [normal_dim(d, ndim) for d in (source if isinstance(source, tuple | list) else (source,))]
+    put = [normal_dim(d, ndim) for d in (destination if isinstance(destination, tuple | list) else (destination,))]
     if len(take) != len(put) or len(set(take)) != len(take) or len(set(put)) != len(put):
         raise RuntimeError(f"movedim: cannot move dims {take} to {put}")
     rest = iter(d for d in range(ndim) if d not in take)
@@ -195,9 +215,9 @@ def _reshape(func: Any, x: ShardTensor, shape: Sequence[int]) -> Tensor:
     """Reshape; a part inside its halo is not contiguous and is copied where torch would make a view."""
     spec = reshape_spec(func, x._spec, shape)
     try:
-        return _derived(x, x._local.view(spec.local_shape), spec, copied=x._narrowed)
+        return derived(x, x._local.view(spec.local_shape), spec, copied=x._narrowed)
     except RuntimeError:
-        return _derived(x, x._local.reshape(spec.local_shape), spec, copied=x._narrowed or func is Tensor.view)
+        return derived(x, x._local.reshape(spec.local_shape), spec, copied=x._narrowed or func is Tensor.view)
 
 
 @register_op(*find("reshape view", namespaces=(Tensor,)), torch.reshape)
@@ -206,7 +226,7 @@ def reshape(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     x: ShardTensor = args[0]
     if any(isinstance(a, torch.dtype) for a in (*args[1:], *kwargs.values())):
         raise unsupported(func, "a view as another dtype changes the shape", x._spec, remedy="use to(dtype)")
-    return _reshape(func, x, _many(args, kwargs, "shape", "size"))
+    return _reshape(func, x, many(args, kwargs, "shape", "size"))
 
 
 @register_op(Tensor.reshape_as, Tensor.view_as)
@@ -222,8 +242,8 @@ def flatten(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     """Merge neighbouring dims."""
     x: ShardTensor = args[0]
     shape = x._spec.global_shape
-    first = _dim(_argument(args, kwargs, 1, "start_dim", 0), len(shape))
-    last = _dim(_argument(args, kwargs, 2, "end_dim", -1), len(shape))
+    first = normal_dim(argument(args, kwargs, 1, "start_dim", 0), len(shape))
+    last = normal_dim(argument(args, kwargs, 2, "end_dim", -1), len(shape))
     if first > last:
         raise RuntimeError(f"flatten: start_dim {first} comes after end_dim {last}")
     return _reshape(func, x, (*shape[:first], math.prod(shape[first : last + 1]), *shape[last + 1 :]))
@@ -234,8 +254,8 @@ def unflatten(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
     """Split one dim."""
     x: ShardTensor = args[0]
     shape = x._spec.global_shape
-    dim = _dim(_argument(args, kwargs, 1, "dim"), len(shape))
-    parts = _full_shape([shape[dim]], _argument(args, kwargs, 2, "sizes"))
+    dim = normal_dim(argument(args, kwargs, 1, "dim"), len(shape))
+    parts = _full_shape([shape[dim]], argument(args, kwargs, 2, "sizes"))
     return _reshape(func, x, (*shape[:dim], *parts, *shape[dim + 1 :]))
 
 
@@ -244,15 +264,15 @@ def squeeze(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     """Drop dims of global extent 1."""
     x: ShardTensor = args[0]
     shape = x._spec.global_shape
-    dim = _argument(args, kwargs, 1, "dim")
+    dim = argument(args, kwargs, 1, "dim")
     asked = range(len(shape)) if dim is None else dim if isinstance(dim, tuple | list) else (dim,)
-    dropped = {_dim(d, len(shape)) for d in asked}
+    dropped = {normal_dim(d, len(shape)) for d in asked}
     dropped = {d for d in dropped if shape[d] == 1}
     for d in dropped:
-        _refuse_sharded(func, x._spec, d)
+        refuse_sharded(func, x._spec, d)
     kept = [d for d in range(len(shape)) if d not in dropped]
     spec = x._spec.move_dims([shape[d] for d in kept], {d: i for i, d in enumerate(kept)})
-    return _derived(x, x._local.squeeze(tuple(dropped)) if dropped else x._local.view_as(x._local), spec)
+    return derived(x, x._local.squeeze(tuple(dropped)) if dropped else x._local.view_as(x._local), spec)
 
 
 @register_op(*find("unsqueeze", namespaces=(torch, Tensor)))
@@ -260,9 +280,9 @@ def unsqueeze(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
     """Add a dim of extent 1."""
     x: ShardTensor = args[0]
     shape = x._spec.global_shape
-    dim = _dim(_argument(args, kwargs, 1, "dim"), len(shape) + 1)
+    dim = normal_dim(argument(args, kwargs, 1, "dim"), len(shape) + 1)
     new_dim = {d: d + (d >= dim) for d in range(len(shape))}
-    return _derived(x, x._local.unsqueeze(dim), x._spec.move_dims((*shape[:dim], 1, *shape[dim:]), new_dim))
+    return derived(x, x._local.unsqueeze(dim), x._spec.move_dims((*shape[:dim], 1, *shape[dim:]), new_dim))
 
 
 def _expand(func: Any, x: ShardTensor, shape: Sequence[int]) -> Tensor:
@@ -276,13 +296,13 @@ def _expand(func: Any, x: ShardTensor, shape: Sequence[int]) -> Tensor:
         if new[d + added] != spec.global_shape[d]:
             raise unsupported(func, f"dim {d} is sharded (axis {axis}) and would be expanded", spec)
     result = spec.move_dims(new, {d: d + added for d in range(spec.ndim)})
-    return _derived(x, x._local.expand(result.local_shape), result)
+    return derived(x, x._local.expand(result.local_shape), result)
 
 
 @register_op(Tensor.expand)
 def expand(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Repeat dims of extent 1 without a copy."""
-    return _expand(func, args[0], _many(args, kwargs, "size"))
+    return _expand(func, args[0], many(args, kwargs, "size"))
 
 
 @register_op(Tensor.expand_as)
@@ -301,7 +321,7 @@ def expand_as(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
 @register_op(Tensor.repeat)
 def repeat(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Tile along dims that are not sharded."""
-    x, times = args[0], _many(args, kwargs, "repeats")
+    x, times = args[0], many(args, kwargs, "repeats")
     spec = x._spec
     added = len(times) - spec.ndim
     for d in spec.sharded:
@@ -312,152 +332,6 @@ def repeat(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     return finish(local, spec.move_dims(shape, {d: d + added for d in range(spec.ndim)}))
 
 
-# -- parts -------------------------------------------------------------------------------------------------------
-
-
-def _keep_dims(x: ShardTensor, part: Tensor) -> Tensor:
-    """Wrap a part that differs from ``x`` along unsharded dims only, with the same number of dims."""
-    shape = list(part.shape)
-    for d in x._spec.sharded:
-        shape[d] = x._spec.global_shape[d]
-    return _derived(x, part, x._spec.derive(shape, x._spec.dims, x._spec.sizes))
-
-
-@register_op(*find("chunk split tensor_split unsafe_chunk unsafe_split split_with_sizes", namespaces=(torch, Tensor)))
-def split(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
-    """Cut along a dim that is not sharded."""
-    x: ShardTensor = args[0]
-    _refuse_sharded(func, x._spec, _dim(_argument(args, kwargs, 2, "dim", 0), x._spec.ndim))
-    return tuple(_keep_dims(x, part) for part in func(x._local, *args[1:], **kwargs))
-
-
-@register_op(*find("narrow index_select", namespaces=(torch, Tensor)))
-def narrow(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Keep some rows of a dim that is not sharded."""
-    x = args[0]
-    refuse_out(func, kwargs, *specs_of(args))
-    if not isinstance(x, ShardTensor) or any(isinstance(a, ShardTensor) for a in (*args[1:], *kwargs.values())):
-        raise unsupported(func, "the index is sharded", *specs_of((*args, *kwargs.values())))
-    _refuse_sharded(func, x._spec, _dim(_argument(args, kwargs, 1, "dim", 0), x._spec.ndim))
-    return _keep_dims(x, func(x._local, *args[1:], **kwargs))
-
-
-@register_op(*find("roll flip", namespaces=(torch, Tensor)), *find("fliplr flipud", namespaces=(torch, Tensor)))
-def move_rows(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Roll or flip along dims that are not sharded."""
-    x, spec = args[0], args[0]._spec
-    name = func.__name__
-    if name == "roll":
-        dims = _argument(args, kwargs, 2, "dims", ())
-    elif name == "flip":
-        dims = _many(args, kwargs, "dims")
-    else:
-        dims = (1,) if name == "fliplr" else (0,)
-    chosen = tuple(dims) if isinstance(dims, tuple | list) else (dims,)
-    for d in chosen or (range(spec.ndim) if name == "roll" else ()):  # roll without dims flattens
-        _refuse_sharded(func, spec, _dim(d, spec.ndim))
-    return _keep_dims(x, func(x._local, *args[1:], **kwargs))
-
-
-@register_op(*find("select unbind", namespaces=(torch, Tensor)))
-def select(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Take one row, or all rows one by one, of a dim that is not sharded."""
-    x, spec = args[0], args[0]._spec
-    dim = _dim(_argument(args, kwargs, 1, "dim", 0), spec.ndim)
-    _refuse_sharded(func, spec, dim)
-    shape = (*spec.global_shape[:dim], *spec.global_shape[dim + 1 :])
-    new = spec.move_dims(shape, {d: d - (d > dim) for d in range(spec.ndim) if d != dim})
-    result = func(x._local, *args[1:], **kwargs)
-    if isinstance(result, Tensor):
-        return _derived(x, result, new)
-    return tuple(_derived(x, part, new) for part in result)
-
-
-class _Index(NamedTuple):
-    """An index as it applies to the local part, and where each old dim that is kept goes."""
-
-    items: tuple[Any, ...]
-    new_dim: dict[int, int]
-    advanced: bool
-
-
-def _local_index(func: Any, spec: ShardSpec, index: Any) -> _Index:
-    """Check an index against the layout. Sharded dims must be taken whole."""
-    items = list(index) if isinstance(index, tuple) else [index]
-    consumed = sum(item is not None and item is not Ellipsis for item in items)
-    if consumed > spec.ndim:
-        raise IndexError(f"too many indices: {consumed} for a tensor of {spec.ndim} dims")
-    places = [i for i, item in enumerate(items) if item is Ellipsis]
-    if len(places) > 1:
-        raise IndexError("an index can only have a single Ellipsis ('...')")
-    at = places[0] if places else len(items)
-    items[at : at + 1] = [slice(None)] * (spec.ndim - consumed)
-    old, new, advanced = 0, 0, 0
-    new_dim: dict[int, int] = {}
-    for item in items:
-        if item is None:
-            new += 1
-            continue
-        whole = isinstance(item, slice) and item.indices(spec.global_shape[old]) == (0, spec.global_shape[old], 1)
-        if old in spec.sharded and not whole:
-            raise unsupported(func, f"dim {old} is sharded and indexed with {item!r}", spec)
-        if isinstance(item, slice):
-            new_dim[old] = new
-            new += 1
-        elif isinstance(item, Tensor | list | bool):
-            rows = torch.as_tensor(item)
-            advanced += 1
-            if rows.dtype == torch.bool or isinstance(item, ShardTensor) or rows.ndim == 0 or advanced > 1:
-                raise unsupported(
-                    func, "it takes a mask, a sharded index or several index tensors", spec, remedy="use torch.where"
-                )
-            new += rows.ndim
-        elif not isinstance(item, int | np.integer):
-            raise unsupported(func, f"the index {item!r} is not supported", spec)
-        old += 1
-    ints = any(isinstance(item, int | np.integer) for item in items)
-    if advanced and (ints or any(item is None for item in items)):
-        raise unsupported(func, "an index tensor beside integers or None", spec, remedy="index in two steps")
-    whole_items = [slice(None) if isinstance(item, slice) and item == slice(0, None, None) else item for item in items]
-    return _Index(tuple(whole_items), new_dim, bool(advanced))
-
-
-def _localise(spec: ShardSpec, index: _Index) -> tuple[Any, ...]:
-    """Take sharded dims whole: their slices are written for the global extent."""
-    old, items = 0, []
-    for item in index.items:
-        items.append(slice(None) if item is not None and old in spec.sharded else item)
-        old += item is not None
-    return tuple(items)
-
-
-@register_op(Tensor.__getitem__)
-def getitem(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Index dims that are not sharded: integers, slices, None, Ellipsis, one integer tensor."""
-    x, index = args
-    if not isinstance(x, ShardTensor):
-        raise unsupported(func, "the index is sharded", *specs_of(operands_of(args, kwargs)[0]))
-    spec = x._spec
-    checked = _local_index(func, spec, index)
-    part = x._local[_localise(spec, checked)]
-    shape = list(part.shape)
-    for d in spec.sharded:
-        shape[checked.new_dim[d]] = spec.global_shape[d]
-    return _derived(x, part, spec.move_dims(shape, checked.new_dim))
-
-
-@register_op(Tensor.__setitem__)
-def setitem(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Write to rows of dims that are not sharded."""
-    x, index, value = args
-    if not isinstance(x, ShardTensor):
-        raise unsupported(func, "a plain tensor cannot take sharded values", *specs_of(operands_of(args, kwargs)[0]))
-    part = getitem(Tensor.__getitem__, types, (x, index), {})
-    if _local_index(func, x._spec, index).advanced:
-        raise unsupported(func, "it writes through an index tensor", x._spec, remedy="use slices, or torch.where")
-    part.copy_(value) if isinstance(value, Tensor) else part.fill_(value)
-
-
 # -- joining and padding -----------------------------------------------------------------------------------------
 
 
@@ -465,13 +339,13 @@ def setitem(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 def cat(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Join along a dim that is not sharded; plain tensors are sliced to the shards."""
     refuse_out(func, kwargs, *specs_of(operands_of(args, {})[0]))
-    tensors = list(_argument(args, kwargs, 0, "tensors"))
+    tensors = list(argument(args, kwargs, 0, "tensors"))
     spec = next(iter(specs_of(tensors)))
-    dim = _dim(_argument(args, kwargs, 1, "dim", kwargs.get("axis", 0)), spec.ndim)
+    dim = normal_dim(argument(args, kwargs, 1, "dim", kwargs.get("axis", 0)), spec.ndim)
     if any(len(x.shape) != spec.ndim for x in tensors):
         raise unsupported(func, "the tensors have different numbers of dims", *specs_of(tensors))
     for each in specs_of(tensors):
-        _refuse_sharded(func, each, dim)
+        refuse_sharded(func, each, dim)
     labels = [[("joined", i) if d == dim else d for d in range(spec.ndim)] for i in range(len(tensors))]
     locals_, layout, extents = align(func, tensors, labels)
     shape = [extents.get(d, 0) for d in range(spec.ndim)]
@@ -488,12 +362,12 @@ def cat(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 def stack(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Join along a new dim."""
     refuse_out(func, kwargs, *specs_of(operands_of(args, {})[0]))
-    tensors = list(_argument(args, kwargs, 0, "tensors"))
+    tensors = list(argument(args, kwargs, 0, "tensors"))
     spec = next(iter(specs_of(tensors)))
     shapes = {tuple(x.shape) for x in tensors}
     if len(shapes) != 1:
         raise RuntimeError(f"stack: the tensors' shapes differ: {sorted(shapes)}")
-    dim = _dim(_argument(args, kwargs, 1, "dim", 0), spec.ndim + 1)
+    dim = normal_dim(argument(args, kwargs, 1, "dim", 0), spec.ndim + 1)
     locals_, layout, _ = align(func, tensors, [range(spec.ndim)] * len(tensors))
     dims = [None if entry is None else entry[0] + (entry[0] >= dim) for entry in layout]  # type: ignore[operator]
     sizes = [None if entry is None else entry[1] for entry in layout]
@@ -505,12 +379,12 @@ def stack(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 def pad(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Pad dims that are not sharded."""
     x, spec = args[0], args[0]._spec
-    widths = list(_argument(args, kwargs, 1, "pad"))
-    mode = _argument(args, kwargs, 2, "mode", "constant")
+    widths = list(argument(args, kwargs, 1, "pad"))
+    mode = argument(args, kwargs, 2, "mode", "constant")
     for d in spec.sharded:
         place = 2 * (spec.ndim - 1 - d)
         if any(widths[place : place + 2]):
             raise unsupported(func, f"dim {d} is sharded and would be padded", spec)
     if mode != "constant" and spec.has_empty_parts:
         raise unsupported(func, f"mode {mode!r} cannot pad an empty part", spec)
-    return _keep_dims(x, func(x._local, *args[1:], **kwargs))
+    return keep_dims(x, func(x._local, *args[1:], **kwargs))

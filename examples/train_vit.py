@@ -187,7 +187,7 @@ class Training:
         self.ds = self.open(self.mesh)
         if len(self.ds) == 0:
             raise scidata.errors.ConfigError(f"{args.data}: has no two steps that follow each other")
-        grid = self.ds.reader.global_shape(self.ds.fields[0])[-2:]
+        grid = self.ds.global_shape(self.ds.fields[0])[-2:]
         torch.manual_seed(args.seed)  # the same first weights on every rank
         model = ViT(len(channel_names(self.ds)), grid, args.patch, dim=args.dim, depth=args.depth, heads=args.heads)
         self.model = model.to(self.device, self.dtype)

@@ -98,7 +98,7 @@ def channel_names(ds: scidata.ShardedDataset) -> list[str]:
     """Return ``field`` or ``field[level row]`` of each channel, in the order of :func:`stack_channels`."""
     names = []
     for field in ds.fields:
-        levels = ds.reader.global_shape(field)[-3] if len(ds.reader.dims(field)) == 4 else 0  # 3: steps, H, W
+        levels = ds.global_shape(field)[-3] if len(ds.dims(field)) == 4 else 0  # 3: steps, H, W
         names += [f"{field}[{level}]" for level in range(levels)] or [field]
     return names
 

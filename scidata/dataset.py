@@ -204,6 +204,14 @@ class ShardedDataset(Dataset[Sample]):
         """Digest of what decides the samples: fields, shapes, dtypes, crop and steps."""
         return self.reader.fingerprint()
 
+    def dims(self, name: str) -> tuple[str, ...]:
+        """Return the dimensions of a field of one sample."""
+        return self.reader.dims(name)
+
+    def global_shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a field of one whole sample."""
+        return self.reader.global_shape(name)
+
     def coordinate(self, dim: str) -> npt.NDArray[Any] | None:
         """Return the whole selected coordinate of a dimension, ``(size,)``, or None where it has none."""
         return self.reader.coordinate(dim)

@@ -1,8 +1,8 @@
 """What scidata's own tests run on, public because users' tests need the same: ranks, fake groups, tiny stores.
 
 ``run_ranks`` runs a function on a few real gloo ranks in well under a second; ``fake_group`` pretends to be one rank
-of hundreds; ``make_grid`` writes the same small ERA5-like data in every format. Nothing here is imported by the rest
-of the package.
+of hundreds; ``make_grid`` writes the same small ERA5-like data in every format; ``scidata.testing.oracle`` holds an
+operation on shards against one process. Nothing here is imported by the rest of the package.
 """
 
 from scidata.testing.grids import GRID_FORMATS, make_grid

@@ -14,7 +14,7 @@ from torch.distributed.tensor import Replicate, Shard
 from scidata.bounds import window
 from scidata.errors import ShardLayoutError, UnsupportedShardOp
 from scidata.shard import HaloDim, ShardSpec, ShardTensor, scatter_tensor, shard_ops
-from scidata.shard.oracle import assert_like_one_process, shard_of
+from scidata.testing.oracle import assert_like_one_process, shard_of
 from scidata.testing import run_ranks
 
 LAYOUTS = {1: [(7,)], 2: [(4, 3), (7, 0), (1, 6)], 3: [(3, 2, 2), (0, 5, 2), (7, 0, 0)]}

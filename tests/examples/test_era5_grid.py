@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +11,10 @@ import xarray as xr
 import zarr
 
 import scidata
+from pipelines import era5_grid
 from scidata.testing import run_ranks
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))  # pipelines/ is not installed
-
-from pipelines import era5_grid  # noqa: E402
 
 
 @pytest.fixture(scope="module")

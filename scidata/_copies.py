@@ -56,6 +56,10 @@ def merge_copies(
     shape, source_strides, dest_strides
         ``(num, ndim)`` int64.
     """
+    if not ((np.diff(read) > 0) | (np.diff(dest) > 0)).all():  # neighbours in the destination have equal shapes
+        order = np.lexsort((dest, read))
+        read, source, dest = read[order], source[order], dest[order]
+        shape, source_strides, dest_strides = shape[order], source_strides[order], dest_strides[order]
     for _ in range(_MAX_ROUNDS):
         if len(read) < 2:
             break

@@ -46,7 +46,7 @@ def test_large_fields_are_cropped(tmp_path, data):
 
 def test_what_cannot_be_measured_is_refused(tmp_path, data):
     path = make(tmp_path, "h5", data)
-    with pytest.raises(UnknownNameError, match="did you mean 'u'|there are"):
+    with pytest.raises(UnknownNameError, match=r"there are|did you mean"):
         bench_path(path, fields=["w"])
     with pytest.raises(ConfigError, match="repeats"):
         bench_path(path, repeats=0)

@@ -1,0 +1,74 @@
+"""Node ids and pairs of them: checked, packed into one word to be sorted, and unpacked."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.errors import ConfigError
+from scidata.partition._sort import Keys, run_starts
+from scidata.types import IntArray
+
+__all__ = ["NodeIds", "both_directions", "id_bits", "node_ids", "pair_keys", "ranges", "split_keys"]
+
+#: Global node ids as stored: int32 where they fit, which halves the largest array of a store.
+NodeIds: TypeAlias = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+
+
+def node_ids(ids: npt.ArrayLike, num_nodes: int, what: str) -> NodeIds:
+    """Check node ids and return them as an integer array of one dimension."""
+    array = np.asarray(ids)
+    if array.ndim != 1 or (array.dtype.kind not in "iu" and len(array)):
+        raise ConfigError(f"edge {what} must be one dimension of integers, not {array.dtype} of shape {array.shape}")
+    if num_nodes > 1 << 32:
+        raise ConfigError(f"a graph of {num_nodes} nodes: at most 2**32 are supported; split the sample")
+    if len(array) and (int(array.min()) < 0 or int(array.max()) >= num_nodes):
+        bad = np.flatnonzero((array < 0) | (array >= num_nodes))
+        raise ConfigError(
+            f"{len(bad)} edge {what} are outside the {num_nodes} nodes (first edges: {bad[:5].tolist()}, "
+            f"values: {array[bad[:5]].tolist()})"
+        )
+    return array if array.dtype in (np.int32, np.int64) else array.astype(np.int64)
+
+
+def id_bits(num_nodes: int) -> int:
+    return max(num_nodes - 1, 0).bit_length()
+
+
+def pair_keys(high: NodeIds, low: NodeIds, num_nodes: int) -> Keys:
+    """Pack two ids below 2**32 into one word."""
+    keys = high.astype(np.uint64)
+    keys <<= np.uint64(id_bits(num_nodes))
+    keys |= low.astype(np.uint64)
+    return keys
+
+
+def split_keys(keys: Keys, num_nodes: int) -> tuple[IntArray, NodeIds]:
+    """Unpack :func:`pair_keys`: the high id as int64, the low one as small as it gets."""
+    high: IntArray = (keys >> np.uint64(id_bits(num_nodes))).view(np.int64)
+    low = keys & np.uint64((1 << id_bits(num_nodes)) - 1)
+    return high, low.astype(np.int32) if num_nodes <= np.iinfo(np.int32).max else low.view(np.int64)
+
+
+def both_directions(one: NodeIds, other: NodeIds, num_nodes: int) -> IntArray:
+    """Return both directions of every edge, each once and without self-loops, by (destination, source)."""
+    keys = pair_keys(np.minimum(one, other), np.maximum(one, other), num_nodes)
+    keys = keys[one != other]
+    keys.sort()
+    keys = keys[run_starts(keys)]  # each undirected edge once: half as many to sort again
+    lower, upper = split_keys(keys, num_nodes)
+    keys = np.concatenate([keys, pair_keys(upper, lower, num_nodes)])
+    keys.sort()
+    dst, src = split_keys(keys, num_nodes)
+    return np.stack([src.astype(np.int64), dst])
+
+
+def ranges(starts: IntArray, stops: IntArray) -> IntArray:
+    """Concatenate the ranges ``[starts[i], stops[i])`` as indices."""
+    counts = stops - starts
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    rows: IntArray = np.arange(total, dtype=np.int64) + np.repeat(starts - (ends - counts), counts)
+    return rows

@@ -1,0 +1,78 @@
+"""Edges between points that lie close together."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from scipy.spatial import cKDTree
+
+from scidata.errors import ConfigError
+from scidata.partition._points import finite_points, unit_sphere
+from scidata.types import IntArray
+
+__all__ = ["knn_edges", "radius_edges"]
+
+
+def knn_edges(points: npt.ArrayLike, num_neighbours: int, *, on_sphere: bool = False) -> IntArray:
+    """Return an edge to each point from each of its nearest others.
+
+    Parameters
+    ----------
+    points
+        ``(num, 2)`` or ``(num, 3)``, finite; ``on_sphere``: longitude and latitude in degrees.
+    num_neighbours
+        At most ``num - 1`` exist, and no more are returned.
+
+    Returns
+    -------
+    edge_index
+        ``(2, num * num_neighbours)`` int64: sources (the neighbours), destinations, by destination.
+
+    Raises
+    ------
+    ConfigError
+        Points that are no points, or a number of neighbours below 1.
+    """
+    array = unit_sphere(points) if on_sphere else finite_points(points)
+    if num_neighbours < 1:
+        raise ConfigError(f"edges need at least 1 neighbour, not {num_neighbours}")
+    wanted = min(num_neighbours, len(array) - 1)
+    if wanted < 1:
+        return np.empty((2, 0), np.int64)
+    found = cKDTree(array).query(array, k=wanted + 1)[1].astype(np.int64)
+    rows = np.arange(len(array), dtype=np.int64)
+    # of points in one place, any may come first: leave out the point itself where it was found, else the farthest
+    left_out = np.where((found == rows[:, None]).any(axis=1), np.argmax(found == rows[:, None], axis=1), wanted)
+    keep = np.ones(found.shape, np.bool_)
+    keep[rows, left_out] = False
+    return np.stack([found[keep], np.repeat(rows, wanted)])
+
+
+def radius_edges(points: npt.ArrayLike, radius: float, *, on_sphere: bool = False) -> IntArray:
+    """Return both directions of an edge between any two points that lie at most ``radius`` apart.
+
+    Parameters
+    ----------
+    points
+        ``(num, 2)`` or ``(num, 3)``, finite; ``on_sphere``: longitude and latitude in degrees.
+    radius
+        In the points' units; on a sphere the angle in degrees.
+
+    Returns
+    -------
+    edge_index
+        ``(2, num_edges)`` int64: sources, destinations. No self-loops.
+
+    Raises
+    ------
+    ConfigError
+        Points that are no points, or a radius that is not positive.
+    """
+    array = unit_sphere(points) if on_sphere else finite_points(points)
+    if not (np.isfinite(radius) and radius > 0):
+        raise ConfigError(f"the radius of edges must be positive and finite, not {radius}")
+    if not len(array):
+        return np.empty((2, 0), np.int64)
+    reach = 2 * np.sin(np.deg2rad(min(radius, 180.0)) / 2) if on_sphere else radius
+    pairs = cKDTree(array).query_pairs(reach, output_type="ndarray").astype(np.int64)
+    return np.concatenate([pairs, pairs[:, ::-1]]).T

@@ -1,0 +1,151 @@
+"""Arithmetic that the adapters share: padded connectivity to offsets, coordinates to degrees, VTK's cell codes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.errors import CorruptDataError, FieldMismatchError
+from scidata.sources.cf import role_of
+from scidata.topologies.base import Cells, Options, read_values
+from scidata.types import ArrayLayout, IntArray, Source
+
+__all__ = [
+    "PAIRS",
+    "as_indices",
+    "cells_of_rows",
+    "constant_cells",
+    "coordinate_columns",
+    "is_angle",
+    "num_pairs",
+    "polygon_types",
+    "read_columns",
+    "ragged_of_padded",
+    "read_pairs",
+]
+
+TRIANGLE, POLYGON, QUAD = 5, 7, 9  # VTK's codes
+PAIRS = ("edge_index", "edges", "edge/index")
+
+
+def as_indices(values: npt.NDArray[Any], what: str) -> IntArray:
+    """Return integers as int64; floats are taken where they are whole numbers, NaN becoming the smallest int64."""
+    if values.dtype.kind == "f":
+        missing = np.isnan(values)
+        whole = np.where(missing, 0, values)
+        if (whole != np.rint(whole)).any() or (np.abs(whole) > 2**53).any():
+            raise CorruptDataError(f"{what}: holds values that are no integers; rows of nodes were expected")
+        return np.where(missing, np.iinfo(np.int64).min, whole.astype(np.int64))
+    if values.dtype.kind not in "iu":
+        raise CorruptDataError(f"{what}: has dtype {values.dtype}, but integers were expected")
+    if values.dtype == np.uint64 and (values > np.iinfo(np.int64).max).any():
+        # a padding value such as 2**64 - 1 has no int64; any other value as large is out of range in any case
+        values = np.where(values > np.iinfo(np.int64).max, np.iinfo(np.int64).max, values)
+    return values.astype(np.int64)
+
+
+def ragged_of_padded(rows: IntArray, *, padding: npt.NDArray[np.bool_], start_index: int) -> tuple[IntArray, IntArray]:
+    """Turn ``(num_cells, most)`` padded rows into offsets and 0-based connectivity.
+
+    ``padding`` after a row's last node is dropped; before it, it is a hole, which becomes -1.
+    """
+    num_cells, most = rows.shape
+    places = np.arange(1, most + 1)
+    sizes = np.where(padding, 0, places).max(axis=1, initial=0)
+    offsets = np.zeros(num_cells + 1, np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    kept = places <= sizes[:, None]
+    connectivity = rows[kept] - start_index
+    connectivity[padding[kept]] = -1
+    return offsets, connectivity
+
+
+def polygon_types(offsets: IntArray) -> npt.NDArray[np.uint8]:
+    """Return VTK's code of each face by its number of nodes."""
+    sizes = np.diff(offsets)
+    types = np.full(len(sizes), POLYGON, np.uint8)
+    types[sizes == 3] = TRIANGLE
+    types[sizes == 4] = QUAD
+    return types
+
+
+def cells_of_rows(rows: IntArray, *, padding: npt.NDArray[np.bool_], start_index: int) -> Cells:
+    """Return padded rows as polygons."""
+    offsets, connectivity = ragged_of_padded(rows, padding=padding, start_index=start_index)
+    return Cells(offsets=offsets, connectivity=connectivity, cell_type=polygon_types(offsets))
+
+
+def constant_cells(rows: IntArray, cell_type: int) -> Cells:
+    """Return ``(num_cells, k)`` rows as cells of one type."""
+    return Cells(
+        offsets=np.arange(len(rows) + 1, dtype=np.int64) * rows.shape[1],
+        connectivity=np.ascontiguousarray(rows, np.int64).reshape(-1),
+        cell_type=np.full(len(rows), cell_type, np.uint8),
+    )
+
+
+def _units(layout: ArrayLayout) -> str:
+    return str(layout.attributes.get("units", "")).strip().lower()
+
+
+def is_angle(layout: ArrayLayout) -> bool:
+    """Say whether a coordinate is a longitude or latitude: by units or standard name."""
+    standard = str(layout.attributes.get("standard_name", "")).lower()
+    return _units(layout).startswith(("degree", "rad")) or standard in ("longitude", "latitude")
+
+
+def coordinate_columns(layouts: list[ArrayLayout]) -> tuple[list[ArrayLayout], bool]:
+    """Put coordinates into the order x (longitude), y (latitude), z; say whether they lie on the sphere.
+
+    Coordinates whose roles are not all known and different keep the order given.
+    """
+    roles = [role_of(layout) for layout in layouts]
+    if len(set(roles)) == len(roles) and set(roles) <= {"X", "Y", "Z"}:
+        layouts = [layout for _, layout in sorted(zip(roles, layouts, strict=True), key=lambda pair: str(pair[0]))]
+    return layouts, len(layouts) > 1 and all(map(is_angle, layouts[:2]))
+
+
+def read_columns(
+    source: Source, layouts: list[ArrayLayout], options: Options, *, on_sphere: bool
+) -> npt.NDArray[np.float64]:
+    """Read coordinates as ``(N, 2 or 3)`` float64 columns; angles in degrees.
+
+    A single ``(N, 2 or 3)`` array is its columns. Longitudes stay in the range that the file has.
+    """
+    if len(layouts) == 1:
+        layout = layouts[0]
+        points = read_values(source, layout.name, options).astype(np.float64)
+        if on_sphere and _units(layout).startswith("rad"):
+            points[:, :2] = np.degrees(points[:, :2])
+        return points
+    columns = []
+    for layout in layouts:
+        column = read_values(source, layout.name, options).astype(np.float64)
+        if column.shape != (layouts[0].shape[0],):
+            raise FieldMismatchError(
+                f"{source.path}: coordinate {layout.name!r} has shape {column.shape}, but {layouts[0].name!r} "
+                f"has {layouts[0].shape}; one value per node was expected"
+            )
+        if on_sphere and _units(layout).startswith("rad"):
+            column = np.degrees(column)
+        columns.append(column)
+    return np.stack(columns, axis=1)
+
+
+def read_pairs(source: Source, name: str, options: Options) -> IntArray:
+    """Read ``edge_index``, 0-based."""
+    pairs = as_indices(read_values(source, name, options, decode=False), f"{source.path}: field {name!r}")
+    return pairs - int(np.asarray(source.arrays[name].attributes.get("start_index", 0)).reshape(-1)[0])
+
+
+def num_pairs(layout: ArrayLayout) -> int:
+    """Return the number of edges, after checking the shape of ``edge_index``."""
+    if len(layout.shape) != 2 or layout.shape[0] != 2:
+        remedy = "; transpose it" if len(layout.shape) == 2 and layout.shape[1] == 2 else ""
+        raise FieldMismatchError(
+            f"{layout.store}: field {layout.name!r} has shape {layout.shape}, but (2, num_edges) was expected: sources "
+            f"and destinations{remedy}"
+        )
+    return layout.shape[1]

@@ -1,0 +1,223 @@
+"""Other mesh formats (Gmsh, SU2, CGNS, VTU, Abaqus, …) through the package meshio, an extra.
+
+meshio reads a file whole; fields are then views of what it read.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.errors import (
+    ConfigError,
+    CorruptDataError,
+    MissingDependencyError,
+    UnknownNameError,
+    UnsupportedFormatError,
+    near_matches,
+)
+from scidata.topologies._arrays import polygon_types
+from scidata.topologies.base import Cells, Geometry, Options, Topology, field_of
+from scidata.types import ArrayLayout, ChunkRefs, IntArray, Source
+
+__all__ = ["MeshioSource", "MeshioTopology", "open_topology"]
+
+_CODES = {
+    "vertex": 1,
+    "line": 3,
+    "triangle": 5,
+    "quad": 9,
+    "tetra": 10,
+    "hexahedron": 12,
+    "wedge": 13,
+    "pyramid": 14,
+    "line3": 21,
+    "triangle6": 22,
+    "quad8": 23,
+    "tetra10": 24,
+    "hexahedron20": 25,
+    "wedge15": 26,
+    "pyramid13": 27,
+    "quad9": 28,
+    "hexahedron27": 29,
+    "quad6": 30,
+    "triangle7": 34,
+}
+
+
+class MeshioSource:
+    """A file that meshio reads, as a source: its arrays are ``point/<name>`` and ``cell/<name>``.
+
+    Parameters
+    ----------
+    path
+        A local file. Read at the first use, once per process; a pickle holds the path alone.
+    """
+
+    format = "meshio"
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._mesh: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path, "_mesh": None}
+
+    @property
+    def mesh(self) -> Any:
+        """What meshio read.
+
+        Raises
+        ------
+        MissingDependencyError
+            meshio is not installed.
+        UnsupportedFormatError
+            It cannot read the file.
+        """
+        if self._mesh is None:
+            self._mesh = _read(self.path)
+        return self._mesh
+
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        """None: meshio gives no attributes of a file."""
+        return {}
+
+    @property
+    def arrays(self) -> Mapping[str, ArrayLayout]:
+        """Fields of points and cells, by name."""
+        return {name: self._layout(name, values) for name, values in self._values().items()}
+
+    def locate(self, layout: ArrayLayout, chunks: IntArray) -> ChunkRefs:
+        """Raise: values are not bytes of the file."""
+        raise ConfigError(f"{self.path}: field {layout.name!r} has no bytes to locate: use read_box")
+
+    def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
+        """Copy a box into ``out``."""
+        out[...] = self._values()[layout.name][box]
+
+    def close(self) -> None:
+        """Forget what was read; the next use reads it again."""
+        self._mesh = None
+
+    def _values(self) -> dict[str, npt.NDArray[Any]]:
+        values = {f"point/{name}": np.asarray(data) for name, data in self.mesh.point_data.items()}
+        for name, blocks in self.mesh.cell_data.items():
+            values[f"cell/{name}"] = np.concatenate([np.asarray(b) for b in blocks]) if blocks else np.empty(0)
+        return values
+
+    def _layout(self, name: str, values: npt.NDArray[Any]) -> ArrayLayout:
+        return ArrayLayout(
+            store=self.path,
+            name=name,
+            shape=values.shape,
+            dims=(name.split("/")[0], *(f"dim_{i}" for i in range(1, values.ndim))),
+            dtype=values.dtype,
+            chunks=values.shape,
+            axis_order=tuple(range(values.ndim)),
+            fallback=True,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshioTopology(Topology):
+    """A mesh that meshio read."""
+
+    def load(self) -> Geometry:
+        """Return points and cells."""
+        assert isinstance(self.source, MeshioSource)
+        mesh = self.source.mesh
+        sizes: list[IntArray] = []
+        nodes: list[IntArray] = []
+        types: list[npt.NDArray[np.uint8]] = []
+        for block in mesh.cells:
+            here, ids, codes = _block(self.source.path, block.type, block.data)
+            sizes.append(here)
+            nodes.append(ids)
+            types.append(codes)
+        empty = np.empty(0, np.int64)
+        return Geometry(
+            points=np.asarray(mesh.points, np.float64),
+            cells=Cells(
+                offsets=np.concatenate([[0], np.cumsum(np.concatenate([empty, *sizes]))]).astype(np.int64),
+                connectivity=np.concatenate([empty, *nodes]),
+                cell_type=np.concatenate([np.empty(0, np.uint8), *types]),
+            ),
+        )
+
+
+def _block(path: str, kind: str, data: Any) -> tuple[IntArray, IntArray, npt.NDArray[np.uint8]]:
+    """Return sizes, nodes and types of the cells of a block; polygons may be lists of their own lengths."""
+    if kind.startswith("polygon"):
+        rows = [np.asarray(row, np.int64) for row in data]
+        sizes = np.array([len(row) for row in rows], np.int64)
+        offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        return sizes, np.concatenate([np.empty(0, np.int64), *rows]), polygon_types(offsets)
+    if kind not in _CODES:
+        raise UnsupportedFormatError(
+            f"{path}: has cells of type {kind!r}, which are not read; read are polygons and {', '.join(_CODES)}"
+        )
+    rows2d = np.asarray(data, np.int64)
+    num_cells, size = rows2d.shape
+    return np.full(num_cells, size, np.int64), rows2d.reshape(-1), np.full(num_cells, _CODES[kind], np.uint8)
+
+
+def _read(path: str) -> Any:
+    try:
+        meshio: Any = importlib.import_module("meshio")
+    except ImportError as e:
+        raise MissingDependencyError(
+            f"{path}: is no Zarr, HDF5 or NetCDF; other mesh formats need meshio: pip install 'scidata[meshio]'"
+        ) from e
+    try:
+        mesh = meshio.read(path)
+    except (Exception, SystemExit) as e:  # readers raise nearly anything, and some end the program
+        raise UnsupportedFormatError(
+            f"{path}: meshio cannot read it: {e}; convert it, or write the plain layout"
+        ) from e
+    points = np.asarray(mesh.points)
+    if points.ndim != 2 or points.shape[1] not in (2, 3):
+        raise CorruptDataError(f"{path}: has points of shape {points.shape}, but (N, 2) or (N, 3) was expected")
+    return mesh
+
+
+def open_topology(path: str, options: Options) -> MeshioTopology:
+    """Describe the mesh of a file; reads all of it.
+
+    Raises
+    ------
+    FileNotFoundError
+        It is not there.
+    MissingDependencyError, UnsupportedFormatError
+        meshio is not installed, or cannot read the file.
+    """
+    if not os.path.exists(path):
+        parent = os.path.dirname(path) or "."
+        hint = near_matches(os.path.basename(path), os.listdir(parent)) if os.path.isdir(parent) else ""
+        raise FileNotFoundError(f"{path}: there is no such file{hint}")
+    source: Source = MeshioSource(path)
+    assert isinstance(source, MeshioSource)
+    if options.points is not None:
+        raise UnknownNameError(f"{path}: points= names arrays of Zarr, HDF5 and NetCDF; meshio gives the points itself")
+    names = {name.partition("/")[2] for name in source.arrays}
+    twice = {n for n in names if {f"point/{n}", f"cell/{n}"} <= set(source.arrays)}
+    fields = {}
+    for full, layout in source.arrays.items():
+        group, _, base = full.partition("/")
+        entity = "node" if group == "point" else "cell"
+        name = f"{entity}/{base}" if base in twice else base
+        fields[name] = field_of(source, layout, entity, 0, options, name=name)
+    return MeshioTopology(
+        source=source,
+        options=options,
+        kind="mesh",
+        on_sphere=False,
+        sizes={"node": len(source.mesh.points), "cell": sum(len(block.data) for block in source.mesh.cells)},
+        fields=fields,
+    )

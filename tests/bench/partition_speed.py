@@ -1,0 +1,136 @@
+"""Times of the orders and of what follows, and their halos, on a clustered cloud, a triangle and a tet mesh.
+
+    python tests/bench/partition_speed.py --nodes 200000 --parts 8 --orders rows hilbert rcb metis
+
+Two times are given: CPU seconds of this process and its children, and wall seconds. Halos are 1-hop ghosts of all
+parts in % of the nodes; for the cloud the edges are those to the 8 nearest points.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+import numpy as np
+from scipy.spatial import Delaunay
+
+from scidata.partition.cells import cell_owner, edges_of_cells
+from scidata.partition.cuts import cut_bounds
+from scidata.partition.graph import csr_from_edges, khop_ghosts
+from scidata.partition.hilbert import hilbert_keys, order_hilbert
+from scidata.partition.metis import order_metis
+from scidata.partition.neighbours import knn_edges
+from scidata.partition.quality import quality_of_parts
+from scidata.partition.rcb import order_rcb
+
+T = TypeVar("T")
+
+
+def clustered_points(num: int, rng: np.random.Generator) -> np.ndarray:
+    """Points around 60 centres of very different widths, and a thin background."""
+    centres, widths = rng.random((60, 3)), 10 ** rng.uniform(-2.5, -0.8, 60)
+    which = rng.integers(0, 60, num)
+    points = centres[which] + widths[which, None] * rng.standard_normal((num, 3))
+    points[: num // 10] = rng.random((num // 10, 3))
+    return points
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process and of its children that have ended."""
+    return sum(
+        r.ru_utime + r.ru_stime
+        for r in (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
+    )
+
+
+def timed(what: str, times: dict[str, Any], call: Callable[[], T], repeat: int = 1) -> T:
+    """Run a call, note its least CPU and wall time."""
+    best = []
+    for _ in range(repeat):
+        cpu, wall = cpu_seconds(), time.perf_counter()
+        result = call()
+        best.append((round(cpu_seconds() - cpu, 4), round(time.perf_counter() - wall, 4)))
+    times[what] = {"cpu_s": min(b[0] for b in best), "wall_s": min(b[1] for b in best)}
+    return result
+
+
+def edges_of(kind: str, points: np.ndarray, times: dict[str, Any]) -> np.ndarray:
+    """Make the edges of one kind of sample."""
+    if kind == "cloud":
+        return timed("knn_edges", times, lambda: knn_edges(points, 8))
+    cells = Delaunay(points).simplices
+    size = cells.shape[1]
+    offsets, types = np.arange(len(cells) + 1) * size, np.full(len(cells), 5 if size == 3 else 10, np.uint8)
+    nodes = cells.ravel().astype(np.int64)
+    timed("cell_owner", times, lambda: cell_owner(offsets, nodes))
+    return timed("edges_of_cells", times, lambda: edges_of_cells(offsets, nodes, types, len(points)))
+
+
+def measure(kind: str, points: np.ndarray, options: argparse.Namespace) -> dict[str, Any]:
+    """Order one sample in every way and cut it."""
+    times: dict[str, Any] = {}
+    num = len(points)
+    edge_index = edges_of(kind, points, times)
+    given = csr_from_edges(edge_index[0], edge_index[1], num)
+    timed("hilbert_keys", times, lambda: hilbert_keys(points), options.repeat)
+    orders: dict[str, Callable[[], np.ndarray]] = {
+        "rows": lambda: np.arange(num),
+        "hilbert": lambda: order_hilbert(points)[0],
+        "rcb": lambda: order_rcb(points),
+        "metis": lambda: order_metis(given.indptr, given.src, points)[0],
+    }
+    quality = {}
+    for name in options.orders:
+        order = timed(f"order_{name}", times, orders[name], 1 if name == "metis" else options.repeat)
+        new_row = np.empty(num, np.int64)
+        new_row[order] = np.arange(num)
+        src, dst = new_row[edge_index[0]], new_row[edge_index[1]]
+        csr = timed("csr_from_edges", times, lambda s=src, d=dst: csr_from_edges(s, d, num), options.repeat)
+        by_edges = cut_bounds(csr.indptr, options.parts)
+        bounds = cut_bounds(np.arange(num + 1), options.parts)
+        start, stop = bounds[options.parts // 2], bounds[options.parts // 2 + 1]
+        timed(f"4_hops_{name}", times, lambda c=csr, a=start, b=stop: khop_ghosts(c.indptr, c.src, a, b, 4))
+        quality[name] = asdict(quality_of_parts(csr, bounds))
+        quality[name]["edge_balance_cut_by_edges"] = quality_of_parts(csr, by_edges).edge_balance
+    return {"kind": kind, "num_nodes": num, "num_edges": edge_index.shape[1], "times": times, "quality": quality}
+
+
+def main() -> None:
+    """Measure what was asked for; a table, or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=200_000)
+    parser.add_argument("--parts", type=int, default=8)
+    parser.add_argument("--kinds", nargs="+", default=["cloud", "triangles", "tets"])
+    parser.add_argument("--orders", nargs="+", default=["hilbert", "rcb", "metis"])
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    rng = np.random.default_rng(0)
+    for kind in options.kinds:
+        points = (
+            clustered_points(options.nodes, rng)
+            if kind == "cloud"
+            else rng.random((options.nodes, 2 + (kind == "tets")))
+        )
+        found = measure(kind, points, options)
+        if options.json:
+            print(json.dumps(found), flush=True)
+            continue
+        print(f"\n{kind}: {found['num_nodes']} nodes, {found['num_edges']} directed edges, {options.parts} parts")
+        for name, entry in found["quality"].items():
+            print(
+                f"  {name:8} halo {100 * entry['halo']:6.2f} %  edge cut {100 * entry['edge_cut']:6.2f} %  "
+                f"balance {entry['balance']:.3f}  edges {entry['edge_balance']:.3f} "
+                f"(cut by edges {entry['edge_balance_cut_by_edges']:.3f})"
+            )
+        for what, entry in found["times"].items():
+            print(f"  {what:16} {entry['cpu_s']:8.3f} s CPU {entry['wall_s']:8.3f} s wall")
+
+
+if __name__ == "__main__":
+    main()

@@ -74,6 +74,9 @@ class ShardSpec:
     sizes
         One entry per mesh axis: the extents of all its ranks along the sharded dim (uneven and empty parts are
         legal), or None where the axis replicates.
+    space
+        What the rows along the sharded dim are, where an op has to know: the graph whose edges they are. Carried
+        along by whatever is computed from them, and never compared.
 
     Raises
     ------
@@ -86,6 +89,7 @@ class ShardSpec:
     global_shape: tuple[int, ...]
     sizes: tuple[tuple[int, ...] | None, ...]
     axes: tuple[MeshAxis, ...] = field(default=(), compare=False, repr=False)
+    space: Any = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.axes:
@@ -170,6 +174,7 @@ class ShardSpec:
             global_shape=tuple(global_shape),
             sizes=tuple(None if d is None else tuple(s) for d, s in zip(dims, sizes, strict=True)),
             axes=self.axes,
+            space=self.space,
         )
 
     def move_dims(self, global_shape: Sequence[int], new_dim: Mapping[int, int]) -> ShardSpec:

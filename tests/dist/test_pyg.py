@@ -1,0 +1,164 @@
+"""Stock PyG layers on shards against one process: results, parameter gradients, input gradients."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from scidata.errors import ConfigError, ShardLayoutError, UnsupportedShardOp
+from scidata.shard import ShardTensor
+from scidata.shard.moves import gather_full
+from scidata.testing import run_ranks
+
+sys.path.insert(0, str(Path(__file__).parent))  # importlib mode has no path of the tests
+from _graphs import LAYOUTS, NUM_NODES, part_of, whole_edges
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("torch_geometric") is None, reason="torch_geometric is not installed (extra 'pyg')"
+)
+
+
+def _mlp(*sizes):
+    layers = [nn.Linear(sizes[0], sizes[1])]
+    for a, b in zip(sizes[1:], sizes[2:], strict=False):
+        layers += [nn.Tanh(), nn.Linear(a, b)]
+    return nn.Sequential(*layers)
+
+
+def _layers():
+    import torch_geometric.nn as g
+
+    degrees = torch.tensor([2, 1, 2, 3, 2, 1])
+    pna = {"scalers": ["identity", "amplification", "attenuation", "linear", "inverse_linear"], "deg": degrees}
+    aggregators = ["mean", "min", "max", "std", "var", "sum"]
+    layers = {
+        "GraphConv": (g.GraphConv(4, 3), "x e w"),
+        "GraphConv mean": (g.GraphConv(4, 3, aggr="mean"), "x e"),
+        "GraphConv max": (g.GraphConv(4, 3, aggr="max"), "x e w"),
+        "SAGEConv": (g.SAGEConv(4, 3), "x e"),
+        "SAGEConv project max": (g.SAGEConv(4, 3, aggr="max", project=True), "x e"),
+        "GCNConv": (g.GCNConv(4, 3), "x e"),
+        "GCNConv weights": (g.GCNConv(4, 3, improved=True), "x e w"),
+        "GCNConv no loops": (g.GCNConv(4, 3, add_self_loops=False), "x e w"),
+        "GCNConv reversed": (g.GCNConv(4, 3, flow="target_to_source"), "x e w"),
+        "GATv2Conv": (g.GATv2Conv(4, 3, heads=2), "x e"),
+        "GATv2Conv edges": (g.GATv2Conv(4, 3, heads=2, edge_dim=2, concat=False, residual=True), "x e a"),
+        "GATv2Conv fill": (g.GATv2Conv(4, 3, edge_dim=2, fill_value=0.5, share_weights=True), "x e a"),
+        "GATConv": (g.GATConv(4, 3, heads=2, edge_dim=2), "x e a"),
+        "GINConv": (g.GINConv(_mlp(4, 5, 3), train_eps=True), "x e"),
+        "GINEConv": (g.GINEConv(_mlp(4, 5, 3), edge_dim=2, train_eps=True), "x e a"),
+        "TransformerConv": (g.TransformerConv(4, 3, heads=2, edge_dim=2, beta=True), "x e a"),
+        "NNConv": (g.NNConv(4, 3, _mlp(2, 5, 12), aggr="mean"), "x e a"),
+        "EdgeConv": (g.EdgeConv(_mlp(8, 5, 3)), "x e"),
+        "EdgeConv sum": (g.EdgeConv(_mlp(8, 5, 3), aggr="sum"), "x e"),
+        "PNAConv": (g.PNAConv(4, 4, aggregators, **pna, edge_dim=2, towers=2, pre_layers=2, post_layers=2), "x e a"),
+        "PNAConv divided": (g.PNAConv(4, 4, aggregators, **pna, towers=2, divide_input=True, train_norm=True), "x e"),
+    }
+    for aggr in ("sum", "mean", "min", "max", "mul", "var", "std", "softmax", "powermean"):
+        layers[f"SimpleConv {aggr}"] = (g.SimpleConv(aggr=aggr), "x e")
+    several = g.MultiAggregation(["mean", g.SoftmaxAggregation(learn=True), "std", "max"], mode="cat")
+    layers["SimpleConv several"] = (g.SimpleConv(aggr=several), "x e")
+    layers["fused"] = (g.SimpleConv(aggr=["mean", "var", "sum", "std", "min"]), "x e")
+    return layers
+
+
+class Net(nn.Module):
+    """Layers on layers, normalised, pooled by graph."""
+
+    def __init__(self):
+        super().__init__()
+        import torch_geometric.nn as g
+
+        self.first, self.second = g.SAGEConv(4, 6), g.GATv2Conv(6, 3, heads=2, edge_dim=2)
+        self.norm, self.plain_norm = g.BatchNorm(6), nn.BatchNorm1d(6)
+        self.layer_norm, self.graph_norm = g.LayerNorm(6), g.GraphNorm(6)
+        self.message, self.head = g.GINEConv(_mlp(6, 6), edge_dim=2), nn.Linear(18, 2)
+
+    def forward(self, x, edge_index, edge_attr, batch):
+        import torch_geometric.nn as g
+
+        x = F.silu(self.norm(self.first(x, edge_index)))
+        x = x + self.plain_norm(self.second(x, edge_index, edge_attr)).relu()
+        x = self.graph_norm(self.layer_norm(x), batch)
+        x = x + self.message(x, edge_index, edge_attr)
+        pooled = [g.global_mean_pool(x, batch), g.global_add_pool(x, batch), g.global_max_pool(x, batch)]
+        return self.head(torch.cat(pooled, -1))
+
+
+def _close(found, expected, what):
+    full = gather_full(found._local, found._spec) if isinstance(found, ShardTensor) else found
+    assert full.shape == expected.shape, f"{what}: {tuple(full.shape)} is not {tuple(expected.shape)}"
+    torch.testing.assert_close(full, expected, rtol=1e-12, atol=1e-12, msg=lambda m: f"{what}: {m}")
+
+
+def _inputs(dtype=torch.float64):
+    torch.manual_seed(3)
+    edges = whole_edges()
+    x = torch.rand(NUM_NODES, 4, dtype=dtype) + 0.1
+    attr = torch.randn(edges.shape[1], 2, dtype=dtype)
+    weight = torch.rand(edges.shape[1], dtype=dtype) + 0.5
+    return edges, x, attr, weight
+
+
+def _parts(mesh, sizes, rank, **node):
+    from scidata.interop.pyg import to_pyg
+
+    edges, x, attr, weight = _inputs()
+    part = part_of(edges, sizes, rank)
+    fields = {name: values[part.nodes].clone() for name, values in {"x": x, **node}.items()}
+    own = {"edge_attr": attr[part.edges].clone(), "edge_weight": weight[part.edges].clone()}
+    return to_pyg(part.edge_index, part.index_map, mesh, node=fields, edge=own)
+
+
+def _arguments(names, x, edge_index, attr, weight):
+    return [{"x": x, "e": edge_index, "a": attr, "w": weight}[name] for name in names.split()]
+
+
+def _compare(layer, whole, shards, what):
+    """Results and gradients of one process and of shards; the arguments that are floats require grad."""
+    leaves = [(w, s) for w, s in zip(whole, shards, strict=True) if w.is_floating_point()]
+    for pair in leaves:
+        for each in pair:
+            each.requires_grad_()
+            each.grad = None
+    layer.zero_grad()
+    expected = layer(*whole)
+    torch.manual_seed(5)
+    seed = torch.randn_like(expected)
+    (expected * seed).sum().backward()
+    wanted = [p.grad.clone() if p.grad is not None else None for p in layer.parameters()]
+    layer.zero_grad()
+    found = layer(*shards)
+    _close(found, expected.detach(), what)
+    loss = (found * seed).sum()
+    assert type(loss) is torch.Tensor
+    loss.backward()
+    for (name, p), grad in zip(layer.named_parameters(), wanted, strict=True):
+        assert (p.grad is None) == (grad is None), f"{what}: {name}.grad"
+        if grad is not None:
+            _close(p.grad, grad, f"{what}: {name}.grad")
+    for w, s in leaves:
+        _close(torch.zeros_like(s) if s.grad is None else s.grad, w.grad, f"{what}: input grad")
+
+
+def check_layers(rank, num_ranks):
+    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
+    torch.manual_seed(7)
+    layers = _layers()
+    for sizes in LAYOUTS[num_ranks]:
+        for name, (layer, names) in layers.items():
+            edges, x, attr, weight = _inputs()
+            data = _parts(mesh, sizes, rank)
+            whole = _arguments(names, x, edges, attr, weight)
+            shards = _arguments(names, data.x, data.edge_index, data.edge_attr, data.edge_weight)
+            _compare(layer.double(), whole, shards, f"{name} {sizes}")
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_layers_give_what_one_process_gives(num_ranks):
+    run_ranks(check_layers, num_ranks, timeout=120)

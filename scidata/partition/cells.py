@@ -9,7 +9,7 @@ from scidata.errors import ConfigError, UnsupportedFormatError
 from scidata.partition._ids import NodeIds, both_directions, ranges
 from scidata.types import IntArray
 
-__all__ = ["CELL_NAMES", "NUM_NODES", "POLYGON", "cell_owner", "edges_of_cells"]
+__all__ = ["CELL_NAMES", "NUM_NODES", "POLYGON", "cell_owner", "edges_of_cells", "rings"]
 
 CELL_NAMES = {
     1: "vertex", 2: "poly-vertex", 3: "line", 4: "poly-line", 5: "triangle", 6: "triangle strip", 7: "polygon",
@@ -153,14 +153,18 @@ def _edges_of_rings(
     kind: int, offsets: IntArray, nodes: NodeIds, types: npt.NDArray[np.generic]
 ) -> tuple[NodeIds, NodeIds]:
     """Return the edges of polygons and poly-lines: each node and the next; the last and the first of a polygon."""
-    cells = np.flatnonzero((types == kind) & (np.diff(offsets) > 0))
-    starts, stops = offsets[cells], offsets[cells + 1]
-    rows = ranges(starts, stops)
-    following = rows + 1
-    last = np.cumsum(stops - starts) - 1
-    following[last] = starts
+    cells = np.flatnonzero(types == kind)
+    entries, following = rings(offsets[cells], offsets[cells + 1])
     if kind != POLYGON:
-        keep = np.ones(len(rows), np.bool_)
-        keep[last] = False
-        rows, following = rows[keep], following[keep]
-    return nodes[rows], nodes[following]
+        inner = following > entries
+        entries, following = entries[inner], following[inner]
+    return nodes[entries], nodes[following]
+
+
+def rings(starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray]:
+    """Return every entry of the ranges ``[starts[i], stops[i])``, and the one that follows it round its range."""
+    entries = ranges(starts, stops)
+    following = entries + 1
+    filled = stops > starts
+    following[np.cumsum(stops - starts)[filled] - 1] = starts[filled]
+    return entries, following

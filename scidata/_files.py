@@ -129,6 +129,15 @@ class FileCache:
             view[:] = data[done : done + len(view)]
             done += len(view)
 
+    def forget(self, path: str) -> None:
+        """Forget the descriptors of a file, or of all files below a folder.
+
+        A store written again at the same path has new files behind the old names.
+        """
+        with self._lock:
+            for known in [k for k in self._handles if k == path or k.startswith(path.rstrip("/") + "/")]:
+                del self._handles[known]
+
     def close(self) -> None:
         """Forget every open descriptor; readers in progress keep theirs until they end."""
         with self._lock:

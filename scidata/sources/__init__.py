@@ -41,6 +41,7 @@ def open_source(path: str | os.PathLike[str], *, allow_external: bool = False) -
     name = os.fspath(path)
     if is_url(name):
         name = name.rstrip("/")
+    files().forget(name)  # a store written again at this path has other files behind the old names
     if _is_zarr(name):
         from scidata.sources.zarr import ZarrSource
 

@@ -116,7 +116,8 @@ class HDF5Base:
     def locate(self, layout: ArrayLayout, chunks: IntArray) -> ChunkRefs:
         """Find the bytes of chunks given by ``(num, ndim)`` int64 chunk coordinates.
 
-        A chunk that was never written has path index -1. Thread-safe.
+        A chunk that was never written has path index -1. Data in no chunk of its own (compact, external, virtual:
+        ``layout.fallback``) has 0 bytes. Thread-safe.
 
         Raises
         ------
@@ -127,21 +128,23 @@ class HDF5Base:
         """
         contents = self._read()
         storage = self._storage(layout)
-        if layout.fallback:
-            raise ConfigError(f"{self.path}: field {layout.name!r} has no bytes to locate: use read_box")
         chunks = np.asarray(chunks, np.int64).reshape(len(chunks), len(layout.shape))
         grid = np.array(layout.num_chunks, np.int64)
         if chunks.size and (chunks.min() < 0 or (chunks >= grid).any()):
             raise ConfigError(f"{self.path}: field {layout.name!r}: chunk outside of the grid {layout.num_chunks}")
         if storage.chunked:
             offset, nbytes, mask = self._locate_chunked(layout, storage, chunks)
+        elif layout.fallback:  # compact, external or virtual: somewhere inside, in no chunk of its own
+            offset = nbytes = np.zeros(len(chunks), np.int64)
+            mask = np.zeros(len(chunks), np.uint32)
         else:
             begin = -1 if storage.offset is None else storage.offset
             offset = np.full(len(chunks), begin, np.int64)
             nbytes = np.full(len(chunks), 0 if begin < 0 else layout.nbytes, np.int64)
             mask = np.zeros(len(chunks), np.uint32)
         stored = offset >= 0
-        check_raw_sizes(layout, nbytes[stored])
+        if not layout.fallback:
+            check_raw_sizes(layout, nbytes[stored])
         _check_ends(layout, chunks, offset + nbytes, contents.file_size)
         return ChunkRefs(
             paths=(self.path,),

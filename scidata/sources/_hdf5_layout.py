@@ -27,8 +27,8 @@ __all__ = [
     "locate_few",
 ]
 
-#: HDF5 filter ids whose payload ``scidata.codecs`` decodes as it is; lzf (32000) and lz4 (32004, with a header of its
-#: own) are not among them because numcodecs has no such decoder. netCDF puts fletcher32 before shuffle, which then
+#: HDF5 filter ids whose payload ``scidata.read.codecs`` decodes as it is; lzf (32000) and lz4 (32004, with a header of
+#: its own) are not among them because numcodecs has no such decoder. netCDF puts fletcher32 before shuffle, which then
 #: meets bytes that do not fill an element: they stay where they are.
 _KNOWN_FILTERS = {
     h5py.h5z.FILTER_DEFLATE: "zlib",

@@ -148,14 +148,14 @@ def test_fields_that_disagree_in_shape(tmp_path):
     group = zarr.open_group(path, mode="w")
     for name, rows in (("u", 8), ("v", 9)):
         group.create_array(name, shape=(2, rows, 4), dtype="f4", dimension_names=("time", "y", "x"))[...] = 1.0
-    with pytest.raises(FieldMismatchError, match=r"fields disagree in shape: dimension 'y' has 8 rows in 'u' and 9 in 'v'"):
+    with pytest.raises(FieldMismatchError, match=r"disagree in shape: dimension 'y' has 8 rows in 'u' and 9 in 'v'"):
         scidata.open_dataset(path, fields=["u", "v"])
     assert scidata.open_dataset(path).fields == ("v",)  # by default those that agree with the largest
 
 
 def test_unknown_names_and_paths(grid, tmp_path):
     path, _ = grid("zarr3")
-    with pytest.raises(UnknownNameError, match="no field 'temp'; there are|no field 'temp'; did you mean"):
+    with pytest.raises(UnknownNameError, match=r"no field 'temp'; (there are|did you mean)"):
         scidata.open_dataset(str(path), fields=["temp"])
     with pytest.raises(UnknownNameError, match="'latitudes', which no field has; did you mean 'latitude'"):
         scidata.open_dataset(str(path), isel={"latitudes": 0})

@@ -13,9 +13,9 @@ from google_crc32c import value as crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scidata import _blosc
-from scidata.codecs import Pipeline, Scratch, is_supported
+from scidata.read import blosc
 from scidata.errors import ChecksumError, CorruptDataError, UnsupportedFormatError
+from scidata.read.codecs import Pipeline, Scratch, is_supported
 from scidata.types import Codec
 
 
@@ -160,15 +160,15 @@ def test_some_blocks_equal_the_full_decode(cname, shuffle, level, typesize, size
     rng = np.random.default_rng(seed)
     data = rng.integers(0, 256 if random else 3, size, np.uint8)
     encoded = numcodecs.blosc.compress(data, cname.encode(), level, shuffle, blocksize, typesize)
-    header = _blosc.read_header(array(encoded), size)
+    header = blosc.read_header(array(encoded), size)
     needed = rng.random(header.num_blocks) < 0.4
     dest = np.full(size, 77, np.uint8)
-    decoded = _blosc.decode_blocks(array(encoded), header, needed, dest)
+    decoded = blosc.decode_blocks(array(encoded), header, needed, dest)
     wanted = np.repeat(needed, header.blocksize)[:size]
     assert np.array_equal(dest[wanted], data[wanted])
     assert wanted.sum() <= decoded <= wanted.sum() + header.blocksize
     whole = np.empty(size, np.uint8)
-    _blosc.decode(array(encoded), whole)
+    blosc.decode(array(encoded), whole)
     assert np.array_equal(whole, data)
 
 
@@ -179,10 +179,10 @@ def test_damaged_blosc_headers_and_tables_are_refused_or_decode_to_the_right_siz
     encoded = array(numcodecs.blosc.compress(data, b"lz4", 5, 1, 4096, 4))
     encoded[at] = value
     try:
-        header = _blosc.read_header(encoded, data.size)
+        header = blosc.read_header(encoded, data.size)
         assert header.nbytes == data.size
         needed = np.arange(header.num_blocks) % 3 == 0
-        _blosc.decode_blocks(encoded, header, needed, np.empty(data.size, np.uint8))
+        blosc.decode_blocks(encoded, header, needed, np.empty(data.size, np.uint8))
     except CorruptDataError:
         return
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scidata._copies import merge_copies
 from scidata.errors import ConfigError, CorruptDataError
 from scidata.plan import ArrayPlan, ReadPlan, chunks_needed, plan_array, summarize
+from scidata.read.copies import merge_copies
 from scidata.types import ArrayLayout, ChunkRefs, Codec, Segment
 
 

@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 
 from scidata._files import files
-from scidata.codecs import is_supported
 from scidata.errors import (
     ConfigError,
     CorruptDataError,
@@ -29,6 +28,7 @@ from scidata.errors import (
     UnknownNameError,
     UnsupportedFormatError,
 )
+from scidata.read.codecs import is_supported
 from scidata.sources import open_source
 from scidata.sources.hdf5 import HDF5Source
 from scidata.types import Source
@@ -174,8 +174,7 @@ def test_plugin_filters_that_only_hdf5_decodes(tmp_path, name):
     assert layout.fallback
     assert layout.codecs[0].name.startswith("hdf5:32")
     np.testing.assert_array_equal(boxed(source, "u"), data)
-    with pytest.raises(ConfigError, match=r"'u' has no bytes to locate"):
-        source.locate(layout, np.zeros((1, 2), np.int64))
+    assert source.locate(layout, np.zeros((1, 2), np.int64)).nbytes[0] > 0  # there, though only HDF5 decodes it
 
 
 @pytest.mark.parametrize("options", [{"compression": "lzf"}, {"scaleoffset": 0}], ids=str)

@@ -1,0 +1,5 @@
+"""Selections × chunks → byte ranges. Pure arithmetic on metadata: no I/O, no torch."""
+
+from scidata.plan.array import ArrayPlan, PlanSummary, ReadPlan, chunks_needed, plan_array, summarize
+
+__all__ = ["ArrayPlan", "PlanSummary", "ReadPlan", "chunks_needed", "plan_array", "summarize"]

@@ -1,0 +1,431 @@
+"""Selections × chunks → byte ranges: what one rank reads of one array, and where it lands. Pure arithmetic, no I/O.
+
+A plan is a function of its inputs alone (layout, selection, places of the chunks, destination shape), so it can be
+made for any rank of any world size without starting it, and is stored as those inputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.plan import as_json
+from scidata.errors import ConfigError, CorruptDataError
+from scidata.plan.pieces import Boxes, DimPieces, cut_selection, make_boxes, needed_chunks
+from scidata.plan.spans import (
+    Reads,
+    Spans,
+    chunk_shapes,
+    dest_strides,
+    element_strides,
+    gap_limits,
+    group_reads,
+    make_spans,
+)
+from scidata.types import ArrayLayout, ChunkRefs, IntArray, Selection
+
+__all__ = ["ArrayPlan", "EncodedChunks", "PlanSummary", "ReadPlan", "chunks_needed", "plan_array", "summarize"]
+
+_MAX_OFFSET = 1 << 60  # sums of file offsets stay inside int64
+
+
+def chunks_needed(layout: ArrayLayout, selection: Selection) -> IntArray:
+    """Return the coordinates of the chunks that hold a selected element, ``(num, ndim)`` int64, in C order.
+
+    Raises
+    ------
+    ConfigError
+        The selection does not fit the layout.
+    """
+    return needed_chunks(cut_selection(layout, selection))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EncodedChunks:
+    """Chunks that are fetched whole and decoded, in the order of their reads; arrays have one row per chunk.
+
+    Attributes
+    ----------
+    chunk_row
+        Row among the plan's chunks.
+    nbytes
+        Size when decoded.
+    wanted
+        Elements selected.
+    direct
+        bool: all of the chunk lands contiguous in the destination, so it can be decoded straight into it.
+    dest
+        Destination of its first element, in elements, where ``direct``.
+    """
+
+    chunk_row: IntArray
+    nbytes: IntArray
+    wanted: IntArray
+    direct: npt.NDArray[np.bool_]
+    dest: IntArray
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ArrayPlan:
+    """What is read of one array and where it lands.
+
+    Attributes
+    ----------
+    layout, selection, refs, out_shape
+        The inputs. ``refs`` is None where the places of the chunks were not known (or are not bytes: ``fallback``).
+    chunks
+        ``(num_chunks, ndim)`` coordinates of the chunks needed, C order.
+    bytes_wanted
+        Bytes selected, in the stored dtype.
+    bytes_fetched
+        Bytes read from files: exactly what the reader reads, or an estimate by decoded size where not ``exact``.
+    bytes_decoded
+        Bytes that come out of decoding whole chunks; raw chunks count the bytes fetched. Partial decoding lowers what
+        the reader reports.
+    exact
+        True where every range is known.
+    pieces, boxes, spans, span_reads, encoded, encoded_reads, absent
+        The tables the reader works from; ``absent`` are rows of ``chunks`` that the store does not have.
+    """
+
+    layout: ArrayLayout
+    selection: Selection
+    out_shape: tuple[int, ...]
+    refs: ChunkRefs | None
+    chunks: IntArray
+    pieces: tuple[DimPieces, ...]
+    boxes: Boxes
+    spans: Spans | None
+    span_reads: Reads | None
+    encoded: EncodedChunks | None
+    encoded_reads: Reads | None
+    absent: IntArray
+    bytes_wanted: int
+    bytes_fetched: int
+    bytes_decoded: int
+    exact: bool
+
+    @property
+    def num_chunks(self) -> int:
+        """Number of chunks touched."""
+        return len(self.chunks)
+
+    @property
+    def num_reads(self) -> int:
+        """Number of ranged reads; 0 where places are unknown."""
+        return sum(len(r.offset) for r in (self.span_reads, self.encoded_reads) if r is not None)
+
+    def ranges(self) -> tuple[tuple[str, ...], IntArray]:
+        """Return the paths, and every read as rows of (path index, first byte, bytes): ``(num_reads, 3)``."""
+        paths = self.refs.paths if self.refs is not None else ()
+        tables = [
+            np.stack([r.path_index, r.offset, r.nbytes], axis=1)
+            for r in (self.span_reads, self.encoded_reads)
+            if r is not None
+        ]
+        return paths, np.concatenate([np.empty((0, 3), np.int64), *tables])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as plain values: the inputs, the sums and the byte ranges."""
+        return {
+            **as_json.inputs_to_json(self.layout, self.selection, self.refs, self.out_shape),
+            "bytes_wanted": self.bytes_wanted,
+            "bytes_fetched": self.bytes_fetched,
+            "bytes_decoded": self.bytes_decoded,
+            "num_chunks": self.num_chunks,
+            "exact": self.exact,
+            "ranges": self.ranges()[1].tolist(),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> ArrayPlan:
+        """Make the plan again from :meth:`to_json`; the layout's attributes are not kept."""
+        layout, selection, refs, out_shape = as_json.inputs_from_json(value)
+        return plan_array(layout, selection, refs, out_shape=out_shape)
+
+
+def plan_array(
+    layout: ArrayLayout, selection: Selection, refs: ChunkRefs | None, *, out_shape: tuple[int, ...]
+) -> ArrayPlan:
+    """Plan the read of ``selection``.
+
+    Parameters
+    ----------
+    layout, selection
+        What the array is, and the segments wanted of each dimension.
+    refs
+        Places of the chunks, a row for each row of :func:`chunks_needed`. None: bytes are estimated from decoded
+        sizes, and the plan is not ``exact``.
+    out_shape
+        Shape of the destination, one dimension for each of the array's; the segments' offsets are relative to it.
+
+    Raises
+    ------
+    ConfigError
+        Selection, ``refs`` and ``out_shape`` do not fit.
+    CorruptDataError
+        A chunk's offset or size makes no sense.
+    """
+    pieces = cut_selection(layout, selection)
+    _check_destination(layout, pieces, out_shape)
+    chunks, boxes = needed_chunks(pieces), make_boxes(pieces)
+    item = layout.dtype.itemsize
+    wanted = math.prod(p.num_wanted for p in pieces) * item
+    shapes = chunk_shapes(layout, chunks)
+    sizes = np.broadcast_to(shapes.prod(axis=1) * item, (len(chunks),))
+    no_rows = np.empty(0, np.int64)
+    common: dict[str, Any] = {
+        "layout": layout, "selection": selection, "out_shape": tuple(out_shape), "chunks": chunks,
+        "pieces": pieces, "boxes": boxes, "bytes_wanted": wanted,
+    }  # fmt: skip
+    if layout.fallback:
+        total = int(sizes.sum())
+        return ArrayPlan(
+            **common, refs=None, spans=None, span_reads=None, encoded=None, encoded_reads=None, absent=no_rows,
+            bytes_fetched=total, bytes_decoded=total, exact=False,
+        )  # fmt: skip
+    if refs is not None:
+        _check_refs(layout, chunks, refs)
+    is_raw, present = _kinds(layout, refs, len(chunks))
+    raw_boxes = np.flatnonzero((is_raw & present)[boxes.chunk_row])
+    spans, span_reads, raw_bytes = _plan_raw(layout, pieces, boxes, raw_boxes, shapes, refs, out_shape)
+    rows = np.flatnonzero(present & ~is_raw)
+    encoded, encoded_reads, encoded_bytes = _plan_encoded(layout, pieces, boxes, rows, shapes, sizes, refs, out_shape)
+    return ArrayPlan(
+        **common, refs=refs, spans=spans, span_reads=span_reads, encoded=encoded, encoded_reads=encoded_reads,
+        absent=np.flatnonzero(~present), bytes_fetched=raw_bytes + encoded_bytes,
+        bytes_decoded=raw_bytes + int(sizes[rows].sum()), exact=refs is not None,
+    )  # fmt: skip
+
+
+def _check_destination(layout: ArrayLayout, pieces: tuple[DimPieces, ...], out_shape: tuple[int, ...]) -> None:
+    if len(out_shape) != len(layout.shape):
+        raise ConfigError(f"{layout.name!r}: a destination of shape {out_shape} for dimensions {layout.dims}")
+    for p, size, dim in zip(pieces, out_shape, layout.dims, strict=True):
+        if len(p.dest):
+            far = int(np.where(p.sign > 0, p.dest + p.count - 1, p.dest).max())
+            near = int(np.where(p.sign > 0, p.dest, p.dest - p.count + 1).min())
+            if near < 0 or far >= size:
+                raise ConfigError(
+                    f"{layout.name!r}: rows {near} to {far} of {dim!r} do not fit a destination of {size}"
+                )
+
+
+def _check_refs(layout: ArrayLayout, chunks: IntArray, refs: ChunkRefs) -> None:
+    if not len(chunks) == len(refs.path_index) == len(refs.offset) == len(refs.nbytes):
+        raise ConfigError(f"{layout.name!r}: {len(refs.path_index)} places for {len(chunks)} chunks")
+    bad = (refs.path_index >= 0) & (
+        (refs.offset < 0) | (refs.nbytes < 0) | (refs.offset > _MAX_OFFSET) | (refs.nbytes > _MAX_OFFSET)
+    )
+    bad |= refs.path_index >= len(refs.paths)
+    if bad.any():
+        i = int(np.flatnonzero(bad)[0])
+        raise CorruptDataError(
+            f"{layout.store}: field {layout.name!r}, chunk {tuple(chunks[i].tolist())}: offset {refs.offset[i]} and "
+            f"size {refs.nbytes[i]} make no sense; the store's index is damaged: copy or write it again"
+        )
+
+
+def _kinds(
+    layout: ArrayLayout, refs: ChunkRefs | None, num: int
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Say which chunks are plain bytes, and which exist."""
+    is_raw = np.full(num, not layout.codecs)
+    if refs is None:
+        return is_raw, np.ones(num, np.bool_)
+    if layout.codecs and refs.skipped_codecs is not None:
+        everything = (1 << len(layout.codecs)) - 1
+        is_raw = (refs.skipped_codecs & everything) == everything
+    return is_raw, refs.path_index >= 0
+
+
+def _plan_raw(
+    layout: ArrayLayout,
+    pieces: tuple[DimPieces, ...],
+    boxes: Boxes,
+    rows: IntArray,
+    shapes: IntArray,
+    refs: ChunkRefs | None,
+    out_shape: tuple[int, ...],
+) -> tuple[Spans | None, Reads | None, int]:
+    if not len(rows):
+        return None, None, 0
+    max_gap, _ = gap_limits(refs.paths if refs is not None else ())
+    box_shapes = shapes if len(shapes) == 1 else shapes[boxes.chunk_row[rows]]
+    spans = make_spans(layout, pieces, boxes, rows, box_shapes, out_shape, max_gap)
+    if refs is None:
+        return spans, None, int(spans.nbytes.sum())
+    chunk = boxes.chunk_row[spans.box]
+    order, reads = group_reads(
+        refs.path_index[chunk],
+        refs.offset[chunk] + spans.offset,
+        spans.nbytes,
+        direct=spans.direct,
+        paths=refs.paths,
+    )
+    return spans.take(order), reads, int(reads.nbytes.sum())
+
+
+def _plan_encoded(
+    layout: ArrayLayout,
+    pieces: tuple[DimPieces, ...],
+    boxes: Boxes,
+    rows: IntArray,
+    shapes: IntArray,
+    sizes: IntArray,
+    refs: ChunkRefs | None,
+    out_shape: tuple[int, ...],
+) -> tuple[EncodedChunks | None, Reads | None, int]:
+    if not len(rows):
+        return None, None, 0
+    reads, fetched = None, int(sizes[rows].sum())
+    if refs is not None:
+        place = refs.path_index[rows], refs.offset[rows], refs.nbytes[rows]
+        order, reads = group_reads(*place, paths=refs.paths, decoded=sizes[rows])
+        rows, fetched = rows[order], int(reads.nbytes.sum())
+    count = boxes.gather(pieces, "count")
+    elements = np.concatenate([[0], np.cumsum(count.prod(axis=1))])
+    wanted = elements[boxes.bounds[rows + 1]] - elements[boxes.bounds[rows]]
+    first_box = boxes.bounds[rows]
+    direct = (boxes.bounds[rows + 1] - first_box == 1) & (wanted * layout.dtype.itemsize == sizes[rows])
+    to = dest_strides(out_shape)
+    sign = boxes.gather(pieces, "sign", first_box)
+    count = count[first_box]
+    strides = element_strides(shapes if len(shapes) == 1 else shapes[rows], layout.axis_order)
+    direct &= ((count == 1) | (to * sign == strides)).all(axis=1)
+    dest = (boxes.gather(pieces, "dest", first_box) * to).sum(axis=1)
+    return EncodedChunks(chunk_row=rows, nbytes=sizes[rows], wanted=wanted, direct=direct, dest=dest), reads, fetched
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadPlan:
+    """What one rank reads for one sample: the plans of each field, one per file that holds a part of it."""
+
+    index: int
+    rank: int
+    fields: Mapping[str, tuple[ArrayPlan, ...]]
+
+    def _sum(self, name: str) -> int:
+        return sum(int(getattr(plan, name)) for plans in self.fields.values() for plan in plans)
+
+    @property
+    def bytes_wanted(self) -> int:
+        """Bytes selected, in the stored dtypes."""
+        return self._sum("bytes_wanted")
+
+    @property
+    def bytes_fetched(self) -> int:
+        """Bytes read from files."""
+        return self._sum("bytes_fetched")
+
+    @property
+    def bytes_decoded(self) -> int:
+        """Bytes that come out of decoding."""
+        return self._sum("bytes_decoded")
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks touched."""
+        return self._sum("num_chunks")
+
+    @property
+    def num_reads(self) -> int:
+        """Ranged reads."""
+        return self._sum("num_reads")
+
+    @property
+    def exact(self) -> bool:
+        """True where the bytes are exact and not estimated."""
+        return all(plan.exact for plans in self.fields.values() for plan in plans)
+
+    @property
+    def amplification(self) -> float:
+        """Bytes fetched over bytes wanted; below 1 where compression saves more than chunks cost."""
+        return self.bytes_fetched / self.bytes_wanted if self.bytes_wanted else 1.0
+
+    @property
+    def decode_amplification(self) -> float:
+        """Bytes decoded over bytes wanted."""
+        return self.bytes_decoded / self.bytes_wanted if self.bytes_wanted else 1.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as plain values."""
+        return {
+            "index": self.index,
+            "rank": self.rank,
+            "fields": {name: [plan.to_json() for plan in plans] for name, plans in self.fields.items()},
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> ReadPlan:
+        """Make the plan again from :meth:`to_json`."""
+        fields = {name: tuple(map(ArrayPlan.from_json, plans)) for name, plans in value["fields"].items()}
+        return cls(index=int(value["index"]), rank=int(value["rank"]), fields=fields)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PlanSummary:
+    """What every rank of a domain reads of one array.
+
+    Attributes
+    ----------
+    bytes_wanted, bytes_fetched, bytes_decoded, num_chunks
+        ``(num_ranks,)`` int64.
+    shared_chunks
+        Number of chunks that more than one rank reads.
+    exact
+        False where bytes are estimated from decoded sizes.
+    """
+
+    bytes_wanted: IntArray
+    bytes_fetched: IntArray
+    bytes_decoded: IntArray
+    num_chunks: IntArray
+    shared_chunks: int
+    exact: bool
+
+    @property
+    def amplification(self) -> float:
+        """Bytes that all ranks fetch over bytes that they want."""
+        wanted = int(self.bytes_wanted.sum())
+        return int(self.bytes_fetched.sum()) / wanted if wanted else 1.0
+
+
+def summarize(
+    layout: ArrayLayout,
+    selection_of_rank: Callable[[int], Selection],
+    num_ranks: int,
+    refs: Callable[[IntArray], ChunkRefs] | None = None,
+) -> PlanSummary:
+    """Plan every rank in turn and keep the sums.
+
+    Memory does not grow with ranks × chunks: one rank's plan at a time, and one byte per chunk of the array.
+
+    Parameters
+    ----------
+    selection_of_rank
+        The selection of a rank.
+    refs
+        Places of chunks by their coordinates (a source's ``locate``); None estimates bytes from decoded sizes.
+    """
+    sums = np.zeros((4, num_ranks), np.int64)
+    readers = np.zeros(layout.num_chunks, np.uint8)  # how many ranks read a chunk, 2 meaning more than one
+    exact = not layout.fallback and refs is not None
+    for rank in range(num_ranks):
+        selection = selection_of_rank(rank)
+        shape = tuple(max((s.offset + s.count for s in dim), default=0) for dim in selection)
+        places = refs(chunks_needed(layout, selection)) if refs is not None and exact else None
+        plan = plan_array(layout, selection, places, out_shape=shape)
+        sums[:, rank] = plan.bytes_wanted, plan.bytes_fetched, plan.bytes_decoded, plan.num_chunks
+        if plan.num_chunks:
+            touched = np.ix_(*(p.chunks for p in plan.pieces))
+            readers[touched] = np.minimum(readers[touched] + 1, 2)
+    return PlanSummary(
+        bytes_wanted=sums[0], bytes_fetched=sums[1], bytes_decoded=sums[2], num_chunks=sums[3],
+        shared_chunks=int(np.count_nonzero(readers == 2)), exact=exact,
+    )  # fmt: skip

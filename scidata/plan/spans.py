@@ -1,0 +1,266 @@
+"""From boxes of raw chunks to byte ranges, and from byte ranges to as few reads as pay.
+
+A *span* is one byte range that one copy (or none) brings to the destination: a whole box where its rows lie close
+together on disk, else a part of it. A *read* is a run of spans of one file that one ``preadv`` fetches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata._files import is_url
+from scidata.plan.pieces import Boxes, DimPieces
+from scidata.types import ArrayLayout, IntArray
+
+__all__ = ["Reads", "Spans", "chunk_shapes", "gap_limits", "group_reads", "make_spans"]
+
+#: Bytes that are read and thrown away rather than starting another read. One ``preadv`` from Python costs 3-4 µs with
+#: its bookkeeping, as much as copying 16-32 KiB out of the page cache (measured); a request to an object store costs
+#: far more.
+MAX_GAP = 8 << 10
+MAX_GAP_URL = 256 << 10
+
+#: Largest span and largest read: enough to hide the cost of a call, few enough that scratch stays in the L2 cache and
+#: that threads share a large array evenly.
+MAX_SPAN = 1 << 20
+MAX_READ = 2 << 20
+MAX_READ_URL = 16 << 20
+
+#: Shorter rows go through scratch and one strided copy; longer ones are buffers of their own in a ``preadv``.
+#: The two cost the same at 3-4 KiB (measured).
+MIN_DIRECT = 4 << 10
+
+_BoolArray = npt.NDArray[np.bool_]
+
+
+def gap_limits(paths: Sequence[str]) -> tuple[int, int]:
+    """Return the largest gap to read across and the largest read."""
+    return (MAX_GAP_URL, MAX_READ_URL) if any(map(is_url, paths)) else (MAX_GAP, MAX_READ)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Spans:
+    """Byte ranges of raw chunks and where they land; all arrays have one row per span.
+
+    Attributes
+    ----------
+    box
+        ``(num,)`` row of the box.
+    first, count
+        ``(num, ndim)`` which part of the box: from which index on along each dimension, and how many.
+    offset, nbytes
+        ``(num,)`` first byte, from the chunk's own first byte, and length with all gaps.
+    direct
+        ``(num,)`` bool: the bytes are also contiguous in the destination, in the same order.
+    dest
+        ``(num,)`` destination of the first element, in elements.
+    """
+
+    box: IntArray
+    first: IntArray
+    count: IntArray
+    offset: IntArray
+    nbytes: IntArray
+    direct: _BoolArray
+    dest: IntArray
+
+    def take(self, order: IntArray) -> Spans:
+        """Return the spans in another order."""
+        return Spans(**{name: getattr(self, name)[order] for name in self.__dataclass_fields__})
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Reads:
+    """Ranged reads: ``(num,)`` path index, first byte, length; read ``i`` has items ``[bounds[i], bounds[i + 1])``."""
+
+    path_index: IntArray
+    offset: IntArray
+    nbytes: IntArray
+    bounds: IntArray
+
+
+def chunk_shapes(layout: ArrayLayout, chunks: IntArray) -> IntArray:
+    """Return the shape of each chunk as stored, ``(num, ndim)``: or ``(1, ndim)`` where all are equal."""
+    full = np.array(layout.chunks, np.int64).reshape(1, -1)
+    if not layout.edge_chunks_clipped:
+        return full
+    return np.minimum(full, np.array(layout.shape, np.int64) - chunks * full)
+
+
+def element_strides(shapes: IntArray, axis_order: Sequence[int]) -> IntArray:
+    """Return strides in elements, by logical dimension, of chunks of those shapes ``(num, ndim)``."""
+    strides = np.ones_like(shapes)
+    step = np.ones(len(shapes), np.int64)
+    for dim in reversed(axis_order):
+        strides[:, dim] = step
+        step = step * shapes[:, dim]
+    return strides
+
+
+def dest_strides(out_shape: Sequence[int]) -> IntArray:
+    """Return the C-order strides of the destination, in elements."""
+    return np.array([math.prod(out_shape[i + 1 :]) for i in range(len(out_shape))], np.int64)
+
+
+def make_spans(
+    layout: ArrayLayout,
+    pieces: Sequence[DimPieces],
+    boxes: Boxes,
+    rows: IntArray,
+    shapes: IntArray,
+    out_shape: Sequence[int],
+    max_gap: int,
+) -> Spans:
+    """Split the boxes ``rows`` into spans.
+
+    Parameters
+    ----------
+    shapes
+        ``(len(rows), ndim)`` or ``(1, ndim)`` stored shape of each box's chunk.
+    """
+    item = layout.dtype.itemsize
+    ndim = len(layout.shape)
+    start, count, step, dest, sign = (
+        boxes.gather(pieces, name, rows) for name in ("start", "count", "step", "dest", "sign")
+    )
+    strides = element_strides(shapes, layout.axis_order) * item
+    pitch = strides * step
+    origin = (start * strides).sum(axis=1)
+    to = dest_strides(out_shape)
+    num = len(rows)
+
+    extent = np.full(num, item, np.int64)  # bytes from first to last of what is merged so far
+    wanted = np.ones(num, np.int64)  # elements of it
+    direct = np.ones(num, np.bool_)
+    active = np.ones(num, np.bool_)
+    level = np.full(num, -1, np.int64)  # axes before it are enumerated, itself in blocks
+    block = np.ones(num, np.int64)
+    for axis in range(ndim - 1, -1, -1):
+        dim = layout.axis_order[axis]
+        n, hop = count[:, dim], pitch[:, dim]
+        close = (n == 1) | (hop - extent <= max_gap)
+        whole = (n - 1) * hop + extent
+        stays = direct & ((n == 1) | ((hop == extent) & (to[dim] * sign[:, dim] == wanted)))
+        keep_rows = direct & ~stays & (extent >= MIN_DIRECT)
+        merge = active & close & ~keep_rows & (whole <= MAX_SPAN)
+        stop = active & ~merge
+        level[stop] = axis
+        fits = np.where(close & ~keep_rows, (MAX_SPAN - extent) // np.maximum(hop, 1) + 1, 1)
+        block[stop] = np.clip(fits, 1, n)[stop]
+        active = merge
+        extent = np.where(merge, whole, extent)
+        wanted = np.where(merge, wanted * n, wanted)
+        direct = np.where(merge, stays, direct)
+    if active.all():
+        box, first, part = rows, np.zeros_like(count), count
+        offset, nbytes, here = origin, extent, (dest * to).sum(axis=1)
+        return Spans(box=box, first=first, count=part, offset=offset, nbytes=nbytes, direct=direct, dest=here)
+
+    per_axis = np.ones_like(count)  # how many spans each axis is enumerated into, slowest axis first
+    for axis, dim in enumerate(layout.axis_order):
+        n = count[:, dim]
+        per_axis[:, axis] = np.where(level > axis, n, np.where(level == axis, -(-n // block), 1))
+    per_box = per_axis.prod(axis=1)
+    index = np.repeat(np.arange(num), per_box)
+    within = np.arange(len(index)) - (np.cumsum(per_box) - per_box)[index]
+    first, part = np.zeros((len(index), ndim), np.int64), count[index]
+    for axis in range(ndim - 1, -1, -1):
+        dim = layout.axis_order[axis]
+        within, i = np.divmod(within, per_axis[index, axis])
+        at, q = level[index], block[index]
+        first[:, dim] = np.where(at > axis, i, np.where(at == axis, i * q, 0))
+        left = part[:, dim] - first[:, dim]
+        part[:, dim] = np.where(at > axis, 1, np.where(at == axis, np.minimum(q, left), part[:, dim]))
+    nbytes = ((part - 1) * pitch[index]).sum(axis=1) + item
+    return Spans(
+        box=rows[index],
+        first=first,
+        count=part,
+        offset=origin[index] + (first * pitch[index]).sum(axis=1),
+        nbytes=nbytes,
+        direct=_is_direct(layout, part, nbytes, sign[index], to),
+        dest=((dest[index] + first * sign[index]) * to).sum(axis=1),
+    )
+
+
+def _is_direct(layout: ArrayLayout, count: IntArray, nbytes: IntArray, sign: IntArray, to: IntArray) -> _BoolArray:
+    """Say which spans have no gap on disk and none in the destination, in the same order."""
+    run = np.ones(len(count), np.int64)
+    direct = np.ones(len(count), np.bool_)
+    for dim in reversed(layout.axis_order):
+        n = count[:, dim]
+        direct &= (n == 1) | (to[dim] * sign[:, dim] == run)
+        run = run * n
+    direct &= run * layout.dtype.itemsize == nbytes
+    return direct
+
+
+def group_reads(
+    path_index: IntArray,
+    offset: IntArray,
+    nbytes: IntArray,
+    *,
+    paths: Sequence[str],
+    direct: _BoolArray | None = None,
+    decoded: IntArray | None = None,
+) -> tuple[IntArray, Reads]:
+    """Sort byte ranges by place and put near neighbours into one read.
+
+    Parameters
+    ----------
+    direct
+        Which ranges are read straight into the destination. A read holds only such ranges or none, and ranges of one
+        read may overlap (a periodic halo that takes the same rows twice) only where they are not direct.
+    decoded
+        For encoded chunks, which may not overlap either: their decoded sizes. A read is a unit of work, so it ends
+        where enough has come together to decode.
+
+    Returns
+    -------
+    order, reads
+        Permutation of the ranges, and the reads over the permuted ranges.
+    """
+    max_gap, max_read = gap_limits(paths)
+    order = np.arange(len(offset))
+    same_path = np.diff(path_index) == 0
+    if not ((np.diff(path_index) > 0) | (same_path & (np.diff(offset) >= 0))).all():
+        order = np.lexsort((offset, path_index))
+        path_index, offset, nbytes = path_index[order], offset[order], nbytes[order]
+        same_path = np.diff(path_index) == 0
+    end = offset + nbytes
+    reach = end if not same_path.all() else np.maximum.accumulate(end)  # how far the ranges so far reach in the file
+    gap = offset[1:] - reach[:-1]
+    cut = np.ones(len(offset), np.bool_)
+    cut[1:] = ~same_path | (gap > max_gap)
+    if direct is None:
+        cut[1:] |= gap < 0
+    else:
+        direct = direct[order]
+        cut[1:] |= (direct[1:] != direct[:-1]) | ((gap < 0) & direct[1:])
+    parts = _parts(offset, end, cut, max_read)
+    if decoded is not None and max_read == MAX_READ:  # a request to an object store costs more than an uneven load
+        total = np.cumsum(decoded[order])
+        parts |= _parts(total - decoded[order], total, cut, MAX_SPAN)
+    first = np.flatnonzero(cut | parts)
+    last = np.maximum.reduceat(end, first) if len(first) else end
+    reads = Reads(
+        path_index=path_index[first],
+        offset=offset[first],
+        nbytes=last - offset[first],
+        bounds=np.append(first, len(offset)),
+    )
+    return order, reads
+
+
+def _parts(begin: IntArray, end: IntArray, cut: _BoolArray, limit: int) -> _BoolArray:
+    """Say where runs of ranges, which begin at ``cut``, pass a multiple of ``limit``."""
+    run_begin = begin[np.flatnonzero(cut)][np.cumsum(cut) - 1] if len(cut) else begin
+    part = (end - run_begin - 1) // limit
+    passed = np.zeros(len(cut), np.bool_)
+    passed[1:] = part[1:] != part[:-1]
+    return passed

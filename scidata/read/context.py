@@ -1,0 +1,130 @@
+"""What every part of one running read shares: plan, destination, conversion, names for messages, fetching."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata._files import files
+from scidata.errors import MissingChunkError, ShortReadError
+from scidata.plan import ArrayPlan
+from scidata.plan.spans import Reads, chunk_shapes, dest_strides, element_strides
+from scidata.read.codecs import Scratch
+from scidata.read.convert import Converter
+from scidata.read.copies import Copies
+from scidata.types import ChunkRefs, Decoding, IntArray, Source
+
+__all__ = ["Context", "ReadStats", "thread_scratch"]
+
+_thread = threading.local()
+
+
+def thread_scratch() -> Scratch:
+    """Return this thread's buffers; they live as long as the thread, since fresh pages cost more than the read."""
+    scratch: Scratch | None = getattr(_thread, "scratch", None)
+    if scratch is None:
+        scratch = _thread.scratch = Scratch()
+    return scratch
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadStats:
+    """What a read did: bytes read from files, bytes that came out of decoding, ranged reads."""
+
+    bytes_fetched: int = 0
+    bytes_decoded: int = 0
+    num_reads: int = 0
+
+    def __add__(self, other: ReadStats) -> ReadStats:
+        return ReadStats(
+            bytes_fetched=self.bytes_fetched + other.bytes_fetched,
+            bytes_decoded=self.bytes_decoded + other.bytes_decoded,
+            num_reads=self.num_reads + other.num_reads,
+        )
+
+
+class Context:
+    """One plan and one destination. Read-only once made, so that any thread may use it.
+
+    Attributes
+    ----------
+    out, out_bytes, out_view
+        The destination, 1-D, as values, bytes and a memoryview.
+    item, out_item
+        Bytes of one stored and of one destination value.
+    """
+
+    def __init__(self, plan: ArrayPlan, out: npt.NDArray[Any], source: Source, decoding: Decoding | None) -> None:
+        self.plan, self.layout, self.source = plan, plan.layout, source
+        self.convert = Converter(plan.layout, decoding, out.dtype)
+        self.out = out.reshape(-1)
+        self.out_bytes: npt.NDArray[np.uint8] = self.out.view(np.uint8)
+        self.out_view = self.out_bytes.data
+        self.item, self.out_item = plan.layout.dtype.itemsize, out.dtype.itemsize
+
+    @property
+    def refs(self) -> ChunkRefs:
+        """Places of the chunks."""
+        assert self.plan.refs is not None
+        return self.plan.refs
+
+    @cached_property
+    def box_strides(self) -> tuple[IntArray, IntArray]:
+        """Strides in bytes of every box, in its chunk and in the destination: ``(num_boxes, ndim)`` each."""
+        plan = self.plan
+        strides = element_strides(chunk_shapes(self.layout, plan.chunks), self.layout.axis_order) * self.item
+        if len(strides) > 1:
+            strides = strides[plan.boxes.chunk_row]
+        to = dest_strides(plan.out_shape) * self.out_item
+        return strides * plan.boxes.gather(plan.pieces, "step"), to * plan.boxes.gather(plan.pieces, "sign")
+
+    def where(self, chunk_row: int) -> str:
+        """Name a chunk for a message."""
+        chunk = tuple(self.plan.chunks[chunk_row].tolist())
+        return f"{self.layout.store}: field {self.layout.name!r}, chunk {chunk}"
+
+    def fetch(self, reads: Reads, row: int, buffers: list[Any], chunk_of: Callable[[int], tuple[int, int]]) -> None:
+        """Read one range into ``buffers``.
+
+        Parameters
+        ----------
+        chunk_of
+            Gives the chunk row of an item of the read and the end of its bytes in the file, for messages.
+
+        Raises
+        ------
+        MissingChunkError, ShortReadError
+        """
+        path, offset = self.refs.paths[reads.path_index[row]], int(reads.offset[row])
+        try:
+            files().read_into(path, offset, buffers)
+        except FileNotFoundError as e:
+            chunk, _ = chunk_of(int(reads.bounds[row]))
+            raise MissingChunkError(
+                f"{self.where(chunk)}: {path} is not there; it was there when the store was opened: copy it again"
+            ) from e
+        except ShortReadError as e:
+            size = files().size(path)
+            items = range(int(reads.bounds[row]), int(reads.bounds[row + 1]))
+            chunk = next((c for c, end in map(chunk_of, items) if end > size), chunk_of(items[0])[0])
+            raise ShortReadError(f"{self.where(chunk)}: {e}") from e
+
+    def copy(self, copies: Copies, read: int, buffer: npt.NDArray[np.uint8], scratch: Scratch) -> None:
+        """Do the copies of one read."""
+        stored, dtype, out, convert = self.convert.stored, self.convert.dtype, self.out_bytes, self.convert.copy
+        for i in range(copies.bounds[read], copies.bounds[read + 1]):
+            shape = copies.shape[i]
+            raw: npt.NDArray[Any] = np.ndarray(shape, stored, buffer, copies.source[i], copies.source_strides[i])
+            piece: npt.NDArray[Any] = np.ndarray(shape, dtype, out, copies.dest[i], copies.dest_strides[i])
+            convert(piece, raw, scratch)
+
+    def finish(self, begin: int, end: int, scratch: Scratch) -> None:
+        """Turn raw values that lie in bytes ``[begin, end)`` of the destination into final ones."""
+        if not self.convert.trivial:
+            self.convert.finish(self.out[begin // self.out_item : end // self.out_item], scratch)

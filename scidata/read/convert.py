@@ -1,0 +1,101 @@
+"""From stored values to the destination's: byte order, CF unpacking, one cast. Bit for bit what xarray computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.read.codecs import Scratch
+from scidata.types import ArrayLayout, Decoding
+
+__all__ = ["Converter"]
+
+Array = npt.NDArray[Any]
+
+
+class Converter:
+    """Turns pieces of stored values into pieces of the destination; made once per read, used by every thread.
+
+    Attributes
+    ----------
+    stored
+        Dtype of the raw values, byte order included.
+    in_place
+        True where raw bytes may be read straight into the destination and :meth:`finish` does the rest.
+    trivial
+        True where nothing is left to do after that.
+    """
+
+    def __init__(self, layout: ArrayLayout, decoding: Decoding | None, dtype: np.dtype[Any]) -> None:
+        self.stored = layout.dtype
+        if decoding is not None and decoding.view_as is not None:
+            self.stored = decoding.view_as.newbyteorder(layout.dtype.byteorder)
+        native = self.stored.newbyteorder("=")
+        self.dtype = dtype
+        self._swapped = native != self.stored
+        self._scale = decoding.scale if decoding is not None else None
+        self._offset = decoding.offset if decoding is not None else None
+        self._fills = _fills(decoding, native)
+        arithmetic = self._scale is not None or self._offset is not None or bool(self._fills)
+        # Arithmetic happens in the decoding's dtype; another destination dtype gets the result by one cast.
+        self._work = decoding.dtype if decoding is not None and arithmetic else dtype
+        self.in_place = native == dtype and self._work == dtype
+        self.trivial = self.in_place and not self._swapped and not arithmetic
+        self._plain = not arithmetic
+
+    def finish(self, piece: Array, scratch: Scratch) -> None:
+        """Turn raw values that were read straight into the destination ``piece`` (1-D) into final ones."""
+        if self._swapped:
+            piece.byteswap(inplace=True)
+        if not self._plain:
+            self._compute(piece, self._mask(piece, scratch))
+
+    def copy(self, piece: Array, raw: Array, scratch: Scratch) -> None:
+        """Convert ``raw`` values into the destination ``piece`` of the same shape."""
+        if self._plain:
+            np.copyto(piece, raw, casting="unsafe")
+            return
+        mask = self._mask(raw, scratch)
+        if self._work == self.dtype:
+            np.copyto(piece, raw, casting="unsafe")
+            self._compute(piece, mask)
+            return
+        work = scratch.get("work", raw.size * self._work.itemsize).view(self._work).reshape(raw.shape)
+        np.copyto(work, raw, casting="unsafe")
+        self._compute(work, mask)
+        np.copyto(piece, work, casting="unsafe")
+
+    def _mask(self, raw: Array, scratch: Scratch) -> npt.NDArray[np.bool_] | None:
+        mask: npt.NDArray[np.bool_] | None = None
+        for fill in self._fills:
+            if mask is None:
+                mask = scratch.get("mask", raw.size).view(np.bool_).reshape(raw.shape)
+                np.equal(raw, fill, out=mask)
+            else:
+                mask |= raw == fill
+        return mask if mask is not None and mask.any() else None
+
+    def _compute(self, piece: Array, mask: npt.NDArray[np.bool_] | None) -> None:
+        if self._scale is not None:
+            piece *= self._scale
+        if self._offset is not None:
+            piece += self._offset
+        if mask is not None:
+            np.copyto(piece, np.nan, where=mask)
+
+
+def _fills(decoding: Decoding | None, native: np.dtype[Any]) -> tuple[Any, ...]:
+    """Return the fill values as raw values, without NaN (which stays NaN) and without those that no value can equal."""
+    fills = []
+    for value in decoding.fill_values if decoding is not None else ():
+        given = np.asarray(value)
+        with np.errstate(all="ignore"):
+            raw = given.astype(native)
+        if native.kind in "fc":
+            if not np.isnan(raw):
+                fills.append(raw[()])
+        elif raw == given:
+            fills.append(raw[()])
+    return tuple(dict.fromkeys(fills))

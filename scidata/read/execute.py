@@ -1,0 +1,136 @@
+"""One plan being run: checks beforehand, absent chunks, and the list of tasks that threads share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.errors import CorruptDataError, MissingChunkError, ShortReadError
+from scidata.plan import ArrayPlan
+from scidata.plan.pieces import slice_of
+from scidata.plan.spans import chunk_shapes
+from scidata.read.codecs import largest_encoded
+from scidata.read.context import Context, ReadStats, thread_scratch
+from scidata.read.run_encoded import EncodedRun
+from scidata.read.run_raw import RawRun
+from scidata.types import Decoding, IntArray, Source
+
+__all__ = ["Execution", "Task"]
+
+#: A unit of work: ``"raw"`` or ``"encoded"`` read, or ``"box"`` of an array that only its own library reads; its row.
+Task = tuple[str, int]
+
+
+class Execution:
+    """One plan, one destination. Tasks may run on any threads, each task once."""
+
+    def __init__(self, plan: ArrayPlan, out: npt.NDArray[Any], *, source: Source, decoding: Decoding | None) -> None:
+        self._plan, self._context = plan, Context(plan, out, source, decoding)
+        self._raw: RawRun | None = None
+        self._encoded: EncodedRun | None = None
+
+    def prepare(self, *, allow_missing: bool) -> None:
+        """Check what the places of the chunks say by themselves, before anything is read, and fill absent chunks.
+
+        Raises
+        ------
+        MissingChunkError, ShortReadError, CorruptDataError, UnsupportedFormatError
+        """
+        plan, context = self._plan, self._context
+        absent = plan.absent
+        if plan.layout.fallback and not allow_missing:
+            # the format's own library would read the fill value without a word
+            absent = np.flatnonzero(context.source.locate(plan.layout, plan.chunks).path_index < 0)
+        if len(absent) and not allow_missing:
+            more = f" (and {len(absent) - 1} more)" if len(absent) > 1 else ""
+            raise MissingChunkError(
+                f"{context.where(int(absent[0]))}: the store does not have it{more}; copy the store again, or "
+                "give allow_missing=True if absent chunks stand for the fill value"
+            )
+        if plan.spans is not None and plan.span_reads is not None:
+            self._check_raw(np.unique(plan.boxes.chunk_row[plan.spans.box]))
+            self._raw = RawRun(context, plan.spans, plan.span_reads)
+        if plan.encoded is not None and plan.encoded_reads is not None:
+            self._check_encoded(plan.encoded.chunk_row, plan.encoded.nbytes)
+            self._encoded = EncodedRun(context, plan.encoded, plan.encoded_reads)
+        self._fill_absent()
+
+    def _check_raw(self, rows: IntArray) -> None:
+        context = self._context
+        shapes = chunk_shapes(context.layout, self._plan.chunks[rows])
+        expected = np.broadcast_to(shapes.prod(axis=1) * context.item, (len(rows),))
+        found = context.refs.nbytes[rows]
+        for i in np.flatnonzero(found != expected)[:1].tolist():
+            kind = ShortReadError if found[i] < expected[i] else CorruptDataError
+            raise kind(
+                f"{context.where(int(rows[i]))}: it has {found[i]} bytes, but {expected[i]} were expected; "
+                "the file is damaged: copy or write it again"
+            )
+
+    def _check_encoded(self, rows: IntArray, decoded: IntArray) -> None:
+        found = self._context.refs.nbytes[rows]
+        for i in np.flatnonzero(found > 2 * decoded + largest_encoded(0))[:1].tolist():
+            raise CorruptDataError(
+                f"{self._context.where(int(rows[i]))}: {found[i]} encoded bytes for {decoded[i]} decoded ones make no "
+                "sense; the store's index is damaged: copy or write it again"
+            )
+
+    def tasks(self) -> tuple[list[Task], IntArray]:
+        """Return the tasks, and the bytes that each moves or decodes."""
+        plan = self._plan
+        if plan.layout.fallback:
+            sizes = plan.boxes.gather(plan.pieces, "count").prod(axis=1) * plan.layout.dtype.itemsize
+            return [("box", i) for i in range(len(sizes))], sizes
+        tasks: list[Task] = []
+        costs = [np.empty(0, np.int64)]
+        if plan.span_reads is not None:
+            tasks += [("raw", i) for i in range(len(plan.span_reads.nbytes))]
+            costs.append(plan.span_reads.nbytes)
+        if plan.encoded is not None and plan.encoded_reads is not None:
+            tasks += [("encoded", i) for i in range(len(plan.encoded_reads.nbytes))]
+            costs.append(np.add.reduceat(plan.encoded.nbytes, plan.encoded_reads.bounds[:-1]))
+        return tasks, np.concatenate(costs)
+
+    def run(self, task: Task) -> ReadStats:
+        """Do one task."""
+        kind, row = task
+        if kind == "raw" and self._raw is not None:
+            return self._raw.run(row)
+        if kind == "encoded" and self._encoded is not None:
+            return self._encoded.run(row)
+        return self._run_box(row)
+
+    def _fill_absent(self) -> None:
+        plan, layout, context = self._plan, self._plan.layout, self._context
+        if not len(plan.absent):
+            return
+        fill = layout.fill_value if layout.fill_value is not None else np.zeros((), layout.dtype)
+        raw = fill.astype(layout.dtype).reshape(1).view(context.convert.stored)
+        value = np.empty(1, context.out.dtype)
+        context.convert.copy(value, raw, thread_scratch())
+        out = context.out.reshape(plan.out_shape)
+        for row in plan.absent.tolist():
+            for box in range(int(plan.boxes.bounds[row]), int(plan.boxes.bounds[row + 1])):
+                out[self._dest_slices(box)] = value[0]
+
+    def _dest_slices(self, box: int) -> tuple[slice, ...]:
+        return tuple(
+            slice_of(int(p.dest[i]), int(p.count[i]), int(p.sign[i]))
+            for p, i in zip(self._plan.pieces, self._plan.boxes.piece[box].tolist(), strict=True)
+        )
+
+    def _run_box(self, box: int) -> ReadStats:
+        """Read one box through the format's own library."""
+        plan, layout, context, scratch = self._plan, self._plan.layout, self._context, thread_scratch()
+        place = []
+        for p, i, chunk in zip(plan.pieces, plan.boxes.piece[box].tolist(), layout.chunks, strict=True):
+            start, step = int(p.chunks[p.chunk_row[i]]) * chunk + int(p.start[i]), int(p.step[i])
+            place.append(slice(start, start + (int(p.count[i]) - 1) * step + 1, step))
+        piece = context.out.reshape(plan.out_shape)[self._dest_slices(box)]
+        nbytes = piece.size * layout.dtype.itemsize
+        raw = scratch.get("read", nbytes).view(layout.dtype).reshape(piece.shape)
+        context.source.read_box(layout, tuple(place), raw)
+        context.convert.copy(piece, raw.view(context.convert.stored), scratch)
+        return ReadStats(bytes_fetched=nbytes, bytes_decoded=nbytes, num_reads=1)

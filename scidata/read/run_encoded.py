@@ -1,0 +1,202 @@
+"""Run the reads of encoded chunks: decode straight into the destination, or into scratch and copy from there."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.read import blosc
+from scidata.errors import CorruptDataError
+from scidata.plan.array import EncodedChunks
+from scidata.plan.spans import Reads, dest_strides
+from scidata.read.codecs import Pipeline, Scratch, check_crc32c
+from scidata.read.context import Context, ReadStats, thread_scratch
+from scidata.read.copies import Copies, merge_copies
+from scidata.types import IntArray
+
+__all__ = ["EncodedRun"]
+
+#: Blosc blocks are decoded alone where at most this part of a chunk is wanted, and the chunk is worth the bookkeeping.
+_PARTIAL_FRACTION = 0.75
+_PARTIAL_MIN = 64 << 10
+
+_Bytes: TypeAlias = npt.NDArray[np.uint8]
+
+
+class EncodedRun:
+    """The reads of encoded chunks of one plan; :meth:`run` may be called from any thread, once per read."""
+
+    def __init__(self, context: Context, chunks: EncodedChunks, reads: Reads) -> None:
+        self._context, self._chunks, self._reads = context, chunks, reads
+        self._direct = (chunks.direct & context.convert.in_place).tolist()
+        self._pipelines = self._make_pipelines()
+        self._in_place = all(p.is_crc32c for p in set(self._pipelines))  # decoding only checks: no decoded copy
+        refs = context.refs
+        begin = refs.offset[chunks.chunk_row] - np.repeat(reads.offset, np.diff(reads.bounds))
+        self._begin, self._end = begin.tolist(), (begin + refs.nbytes[chunks.chunk_row]).tolist()
+        self._dest = (chunks.dest * context.out_item).tolist()
+        # Where each chunk's decoded bytes go in the scratch of its read: chunks that are decoded in place take none.
+        room = np.where(self._direct, 0, chunks.nbytes)
+        total = np.concatenate([[0], np.cumsum(room)])
+        self._place = (
+            begin if self._in_place else total[:-1] - np.repeat(total[reads.bounds[:-1]], np.diff(reads.bounds))
+        )
+        self._room = (total[reads.bounds[1:]] - total[reads.bounds[:-1]]).tolist()
+        self._slot = self._place.tolist()
+        few = chunks.wanted * context.item <= _PARTIAL_FRACTION * chunks.nbytes
+        self._few = (few & (chunks.nbytes >= _PARTIAL_MIN)).tolist()
+
+    def _make_pipelines(self) -> list[Pipeline]:
+        chunks, skipped = self._chunks, self._context.refs.skipped_codecs
+        made: dict[tuple[int, int], Pipeline] = {}
+        masks = np.zeros(len(chunks.nbytes), np.uint32) if skipped is None else skipped[chunks.chunk_row]
+        keys = list(zip(masks.tolist(), chunks.nbytes.tolist(), strict=True))
+        for mask, nbytes in set(keys):
+            codecs = tuple(c for i, c in enumerate(self._context.layout.codecs) if not mask >> i & 1)
+            made[mask, nbytes] = Pipeline(codecs, nbytes)
+        return [made[key] for key in keys]
+
+    def run(self, row: int) -> ReadStats:
+        """Do one read."""
+        context, reads, scratch = self._context, self._reads, thread_scratch()
+        nbytes, items = int(reads.nbytes[row]), range(int(reads.bounds[row]), int(reads.bounds[row + 1]))
+        if self._in_place and all(self._direct[i] for i in items):
+            decoded = self._read_checked(row, items, scratch)
+            return ReadStats(bytes_fetched=nbytes, bytes_decoded=decoded, num_reads=1)
+        buffer = scratch.get("read", nbytes)
+        context.fetch(reads, row, [buffer], self._chunk_of)
+        values = buffer if self._in_place else scratch.get("values", self._room[row])
+        decoded = 0
+        for i in items:
+            try:
+                decoded += self._decode(i, buffer[self._begin[i] : self._end[i]], values, scratch)
+            except CorruptDataError as e:
+                raise self._named(i, e) from e
+        context.copy(self._copies, row, values, scratch)
+        return ReadStats(bytes_fetched=nbytes, bytes_decoded=decoded, num_reads=1)
+
+    def _decode(self, i: int, data: _Bytes, values: _Bytes, scratch: Scratch) -> int:
+        """Decode one chunk to its place; return the bytes decoded."""
+        context, pipeline = self._context, self._pipelines[i]
+        if self._direct[i]:
+            end = self._dest[i] + pipeline.nbytes
+            pipeline.decode(data, context.out_bytes[self._dest[i] : end], scratch)
+            context.finish(self._dest[i], end, scratch)
+        elif self._in_place:
+            pipeline.decode(data, None, scratch)
+        else:
+            dest = values[self._slot[i] : self._slot[i] + pipeline.nbytes]
+            if self._few[i] and pipeline.is_blosc:
+                return self._decode_blocks(i, data, dest)
+            pipeline.decode(data, dest, scratch)
+        return pipeline.nbytes
+
+    def _read_checked(self, row: int, items: range, scratch: Scratch) -> int:
+        """Read chunks that only carry a checksum straight into place, and the checksums beside."""
+        context, begin, end, dest = self._context, self._begin, self._end, self._dest
+        sums = scratch.get("sums", 4 * len(items))
+        buffers: list[Any] = []
+        at = 0
+        for k, i in enumerate(items):
+            if begin[i] > at:
+                buffers.append(scratch.get("gap", begin[i] - at))
+            at = end[i]
+            size = self._pipelines[i].nbytes
+            if at - begin[i] != size + 4:
+                found = f"it has {at - begin[i]} bytes, but {size + 4} were expected"
+                raise self._named(i, CorruptDataError(found))
+            buffers += (context.out_view[dest[i] : dest[i] + size], sums[4 * k : 4 * k + 4])
+        context.fetch(self._reads, row, buffers, self._chunk_of)
+        decoded = 0
+        for i, stored in zip(items, sums.view("<u4").tolist(), strict=True):
+            stop = dest[i] + self._pipelines[i].nbytes
+            try:
+                check_crc32c(context.out_bytes[dest[i] : stop], stored)
+            except CorruptDataError as e:
+                raise self._named(i, e) from e
+            context.finish(dest[i], stop, scratch)
+            decoded += stop - dest[i]
+        return decoded
+
+    @cached_property
+    def _boxes(self) -> tuple[IntArray, IntArray]:
+        """Boxes that are copied out of decoded chunks, in the order of the reads, and the item of each."""
+        bounds = self._context.plan.boxes.bounds
+        copied = np.flatnonzero(~np.array(self._direct, np.bool_))
+        rows = self._chunks.chunk_row[copied]
+        count = bounds[rows + 1] - bounds[rows]
+        item = np.repeat(copied, count)
+        within = np.arange(len(item)) - np.repeat(np.cumsum(count) - count, count)
+        return np.repeat(bounds[rows], count) + within, item
+
+    @cached_property
+    def _box_source(self) -> IntArray:
+        """First byte of every box in its decoded chunk."""
+        plan, (strides, _) = self._context.plan, self._context.box_strides
+        step = plan.boxes.gather(plan.pieces, "step")
+        source: IntArray = (plan.boxes.gather(plan.pieces, "start") * (strides // step)).sum(axis=1)
+        return source
+
+    @cached_property
+    def _copies(self) -> Copies:
+        context, reads, (box, item) = self._context, self._reads, self._boxes
+        plan, (source_strides, strides) = context.plan, context.box_strides
+        to = dest_strides(plan.out_shape) * context.out_item
+        read = np.repeat(np.arange(len(reads.offset)), np.diff(reads.bounds))
+        return merge_copies(
+            read=read[item],
+            num_reads=len(reads.offset),
+            shape=plan.boxes.gather(plan.pieces, "count", box),
+            source=self._box_source[box] + self._place[item],
+            source_strides=source_strides[box],
+            dest=(plan.boxes.gather(plan.pieces, "dest", box) * to).sum(axis=1),
+            dest_strides=strides[box],
+        )
+
+    def _decode_blocks(self, i: int, data: _Bytes, dest: _Bytes) -> int:
+        """Decode only the Blosc blocks that hold a wanted element."""
+        context, row = self._context, int(self._chunks.chunk_row[i])
+        header = blosc.read_header(data, dest.size)
+        needed = np.zeros(header.num_blocks, np.bool_)
+        boxes, pieces = context.plan.boxes, context.plan.pieces
+        part = slice(int(boxes.bounds[row]), int(boxes.bounds[row + 1]))
+        shapes = boxes.gather(pieces, "count", part).tolist()
+        strides = context.box_strides[0][part].tolist()
+        for shape, steps, offset in zip(shapes, strides, self._box_source[part].tolist(), strict=True):
+            _mark_blocks(needed, header.blocksize, context.item, shape, offset, steps)
+        if needed.all():
+            blosc.decode(data, dest)
+            return dest.size
+        return blosc.decode_blocks(data, header, needed, dest)
+
+    def _chunk_of(self, item: int) -> tuple[int, int]:
+        row, refs = int(self._chunks.chunk_row[item]), self._context.refs
+        return row, int(refs.offset[row] + refs.nbytes[row])
+
+    def _named(self, item: int, error: CorruptDataError) -> CorruptDataError:
+        where = self._context.where(int(self._chunks.chunk_row[item]))
+        return type(error)(f"{where}: {error}; the file is damaged: copy or write it again")
+
+
+def _mark_blocks(
+    needed: npt.NDArray[np.bool_], blocksize: int, item: int, shape: list[int], offset: int, strides: list[int]
+) -> None:
+    """Mark the blocks that a strided box of a chunk touches."""
+    extent = item
+    outer: list[tuple[int, int]] = []
+    for stride, n in sorted(zip(strides, shape, strict=True)):
+        if n == 1:
+            continue
+        if not outer and stride - extent < blocksize:  # no whole block fits between two rows
+            extent += (n - 1) * stride
+        else:
+            outer.append((stride, n))
+    starts = np.array([offset], np.int64)
+    for stride, n in outer:
+        starts = (starts[:, None] + stride * np.arange(n)).reshape(-1)
+    first, last = starts // blocksize, (starts + extent - 1) // blocksize
+    edges = np.bincount(first, minlength=len(needed) + 1) - np.bincount(last + 1, minlength=len(needed) + 1)
+    needed |= np.cumsum(edges)[:-1] > 0

@@ -224,8 +224,10 @@ class _Reading:
                 )
             found.append((source, fields))
         # files beside the topology's own continue each other; what they have replaces what the topology's file has
-        combined = short_names({**found[0][1], **combine_fields(found[1:])})
-        self._check_names(combined, left_out, sources)
+        every = {name for source in sources[1:] for name in source.arrays}
+        every |= set(topology.source.arrays if topology.fields is None else topology.fields)
+        combined = short_names({**found[0][1], **combine_fields(found[1:])}, every)
+        self._check_names(combined, left_out, sources, every)
         edges = self._edges(topology)
         return SampleHeader(
             name=name,
@@ -242,7 +244,9 @@ class _Reading:
     def _wants(self, name: str) -> bool:
         return self.fields is None or name in self.fields or name.rpartition("/")[2] in self.fields
 
-    def _check_names(self, found: Mapping[str, RawField], left_out: Mapping[str, str], sources: list[Source]) -> None:
+    def _check_names(
+        self, found: Mapping[str, RawField], left_out: Mapping[str, str], sources: list[Source], every: set[str]
+    ) -> None:
         known = {name for full in found for name in (full, full.rpartition("/")[2], found[full].path)}
         for name in self.fields or ():
             if name in known:
@@ -250,7 +254,6 @@ class _Reading:
             where = ", ".join(source.path for source in sources)
             if name in left_out:
                 raise UnsupportedFormatError(f"{where}: field {name!r} is not read: {left_out[name]}")
-            every = {n for source in sources for n in source.arrays}
             raise UnknownNameError(f"{where}: no field {name!r}{near_matches(name, every)}")
 
     def _topology(self, path: str) -> Topology:

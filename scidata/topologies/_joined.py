@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
 from scidata.errors import FieldMismatchError
 from scidata.sources.cf import role_of
-from scidata.topologies.base import Joined, NewDim, RawField
+from scidata.topologies.base import Joined, NewDim, RawField, base_name
 from scidata.types import Source
 
 __all__ = ["combine_fields", "short_names"]
@@ -72,12 +73,15 @@ def _is_time(source: Source, dim: str) -> bool:
     return dim.lower() in _TIMES or (coordinate is not None and role_of(coordinate) == "T")
 
 
-def short_names(fields: Mapping[str, RawField]) -> dict[str, RawField]:
-    """Drop the group from ``node/<name>`` where no other entity has the name."""
-    bases = [field.base for field in fields.values()]
+def short_names(fields: Mapping[str, RawField], every: Collection[str]) -> dict[str, RawField]:
+    """Drop the group from ``node/<name>`` where no other entity has the name.
+
+    ``every`` are the names of all arrays, chosen or not, so that a field's name does not depend on the choice.
+    """
+    counts = Counter(map(base_name, set(every) | set(fields)))
     named: dict[str, RawField] = {}
     for name, field in fields.items():
-        short = field.base if bases.count(field.base) == 1 else field.path
+        short = field.base if counts[field.base] == 1 else field.path
         if short in named:
             raise FieldMismatchError(f"two fields are named {short!r}: {name!r} and another; choose one with fields=")
         named[short] = replace(field, name=short)

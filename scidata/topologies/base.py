@@ -31,6 +31,7 @@ __all__ = [
     "RawField",
     "Reader",
     "Topology",
+    "base_name",
     "field_of",
     "read_values",
 ]
@@ -44,6 +45,12 @@ GROUPS: Mapping[str, str] = {
     **dict.fromkeys(("edge", "edges"), "edge"),
 }
 Box = tuple[slice, ...]
+
+
+def base_name(name: str) -> str:
+    """Return an array's name without a group that says the entity."""
+    group, _, rest = name.partition("/")
+    return rest if rest and group.lower() in GROUPS else name
 
 
 class Reader(Protocol):
@@ -146,8 +153,7 @@ class RawField:
     @property
     def base(self) -> str:
         """The name without a group that says the entity."""
-        group, _, rest = self.name.partition("/")
-        return rest if rest and group.lower() in GROUPS else self.name
+        return base_name(self.name)
 
     @property
     def path(self) -> str:

@@ -18,7 +18,6 @@ from scidata.errors import (
     ConfigError,
     CorruptDataError,
     MissingDependencyError,
-    UnknownNameError,
     UnsupportedFormatError,
     near_matches,
 )
@@ -95,8 +94,9 @@ class MeshioSource:
         return {name: self._layout(name, values) for name, values in self._values().items()}
 
     def locate(self, layout: ArrayLayout, chunks: IntArray) -> ChunkRefs:
-        """Raise: values are not bytes of the file."""
-        raise ConfigError(f"{self.path}: field {layout.name!r} has no bytes to locate: use read_box")
+        """Say that every chunk is there; which bytes of the file it came from is not known."""
+        nowhere = np.zeros(len(chunks), np.int64)
+        return ChunkRefs(paths=(self.path,), path_index=nowhere, offset=nowhere, nbytes=nowhere)
 
     def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
         """Copy a box into ``out``."""
@@ -204,7 +204,7 @@ def open_topology(path: str, options: Options) -> MeshioTopology:
     source: Source = MeshioSource(path)
     assert isinstance(source, MeshioSource)
     if options.points is not None:
-        raise UnknownNameError(f"{path}: points= names arrays of Zarr, HDF5 and NetCDF; meshio gives the points itself")
+        raise ConfigError(f"{path}: points= names arrays of Zarr, HDF5 and NetCDF; meshio gives the points itself")
     names = {name.partition("/")[2] for name in source.arrays}
     twice = {n for n in names if {f"point/{n}", f"cell/{n}"} <= set(source.arrays)}
     fields = {}

@@ -184,9 +184,9 @@ def open_topology(source: Source, options: Options) -> PlainTopology:
         sizes["edge"] = num_pairs(arrays[own_edges])
     structure = {n for n in (rows, offsets, connectivity, types, pairs) if n} | {layout.name for layout in layouts}
     entity_of_dim = {layouts[0].dims[0]: "node"}
-    for name in (rows, types):
-        if name is not None:
-            entity_of_dim[arrays[name].dims[0]] = "cell"
+    for per_cell in (rows, types):
+        if per_cell is not None:
+            entity_of_dim[arrays[per_cell].dims[0]] = "cell"
     return PlainTopology(
         source=source,
         options=options,

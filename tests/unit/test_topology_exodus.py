@@ -1,0 +1,173 @@
+"""Exodus II, as the library writes it: NetCDF-3 and NetCDF-4, blocks of several types, variables by name."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+from scidata.errors import FieldMismatchError, UnknownNameError, UnsupportedFormatError
+from scidata.topology import read_samples
+
+netCDF4 = pytest.importorskip("netCDF4", reason="writes the files")  # noqa: N816
+
+HEX = [[1, 2, 3, 4, 5, 6, 7, 8]]
+TETS = [[1, 2, 3, 5], [2, 3, 4, 9], [9, 3, 2, 1]]
+POINTS = np.random.default_rng(0).random((9, 3))
+
+
+def text(nc, name, dim, values, length=33):
+    if "len_name" not in nc.dimensions:
+        nc.createDimension("len_name", length)
+    variable = nc.createVariable(name, "S1", (dim, "len_name"))
+    for row, value in enumerate(values):
+        variable[row] = np.array(list(value.ljust(length, "\0")), "S1")
+
+
+def write(path, format, *, joint_coordinates=False, blocks=(("HEX8", HEX), ("TETRA", TETS)), old_variables=False):
+    rng = np.random.default_rng(1)
+    nodal, element = rng.random((2, 3, 9)), rng.random((2, 3, sum(len(b) for _, b in blocks)))
+    with netCDF4.Dataset(path, "w", format=format) as nc:
+        nc.createDimension("time_step", None)
+        nc.createDimension("num_nodes", 9)
+        nc.createDimension("num_dim", 3)
+        nc.createVariable("time_whole", "f8", ("time_step",))[0:3] = [0.0, 0.5, 1.0]
+        if joint_coordinates:
+            nc.createVariable("coord", "f8", ("num_dim", "num_nodes"))[...] = POINTS.T
+        else:
+            for c, column in zip("xyz", POINTS.T, strict=True):
+                nc.createVariable(f"coord{c}", "f8", ("num_nodes",))[...] = column
+        nc.createDimension("num_nod_var", 2)
+        nc.createDimension("num_elem_var", 2)
+        text(nc, "name_nod_var", "num_nod_var", ["pressure", "T"])
+        text(nc, "name_elem_var", "num_elem_var", ["stress", "T"])
+        if old_variables:
+            variable = nc.createVariable("vals_nod_var", "f8", ("time_step", "num_nod_var", "num_nodes"))
+            variable[0:3] = nodal.transpose(1, 0, 2)
+        else:
+            for k in (1, 2):
+                nc.createVariable(f"vals_nod_var{k}", "f8", ("time_step", "num_nodes"))[0:3] = nodal[k - 1]
+        first = 0
+        for b, (kind, nodes) in enumerate(blocks, 1):
+            rows = np.array(nodes)
+            nc.createDimension(f"num_el_in_blk{b}", len(rows))
+            nc.createDimension(f"num_nod_per_el{b}", rows.shape[1])
+            connect = nc.createVariable(f"connect{b}", "i4", (f"num_el_in_blk{b}", f"num_nod_per_el{b}"))
+            connect.elem_type = kind
+            connect[...] = rows
+            for k in (1, 2):
+                if (k, b) != (1, 1):  # "stress" is not defined on the first block
+                    variable = nc.createVariable(f"vals_elem_var{k}eb{b}", "f8", ("time_step", f"num_el_in_blk{b}"))
+                    variable[0:3] = element[k - 1, :, first : first + len(rows)]
+            first += len(rows)
+    element[0, :, : len(blocks[0][1])] = np.nan
+    return str(path), nodal, element
+
+
+@pytest.mark.parametrize("format", ["NETCDF3_CLASSIC", "NETCDF3_64BIT_OFFSET", "NETCDF3_64BIT_DATA", "NETCDF4"])
+@pytest.mark.parametrize("old", [False, True])
+def test_blocks_and_variables(tmp_path, format, old):
+    path, nodal, element = write(tmp_path / "m.exo", format, joint_coordinates=old, old_variables=old)
+    sample = pickle.loads(pickle.dumps(read_samples(path)))[0]
+    assert (sample.kind, sample.sizes, sample.edges) == ("mesh", {"node": 9, "cell": 4}, "cells")
+    assert np.array_equal(sample.points, POINTS)
+    assert sample.cells.offsets.tolist() == [0, 8, 12, 16, 20]
+    assert sample.cells.connectivity.tolist() == [n - 1 for row in [*HEX, *TETS] for n in row]
+    assert sample.cells.cell_type.tolist() == [12, 10, 10, 10]
+    assert {n: (f.entity, f.path) for n, f in sample.fields.items()} == {
+        "pressure": ("node", "node/pressure"),
+        "node/T": ("node", "node/T"),
+        "stress": ("cell", "cell/stress"),
+        "cell/T": ("cell", "cell/T"),
+    }
+    pressure, stress = sample.fields["pressure"], sample.fields["stress"]
+    assert (pressure.dims, pressure.shape, pressure.entity_dim) == (("time_step", "node"), (3, 9), 1)
+    assert np.array_equal(pressure.read(slice(2, 8, 3)), nodal[0][:, 2:8:3])
+    assert np.array_equal(sample.fields["node/T"].read(), nodal[1])
+    for rows in (slice(None), slice(0, 1), slice(0, 3), slice(1, 4, 2), slice(2, 2)):
+        assert np.array_equal(stress.read(rows), element[0][:, rows], equal_nan=True)
+        assert np.array_equal(sample.fields["cell/T"].read(rows), element[1][:, rows])
+    assert np.array_equal(stress.read_box((slice(1, 2), slice(None))), element[0][1:2], equal_nan=True)
+
+
+def test_chosen_fields(tmp_path):
+    path, _, _ = write(tmp_path / "m.exo", "NETCDF4")
+    assert set(read_samples(path, fields="T")[0].fields) == {"node/T", "cell/T"}
+    assert set(read_samples(path, fields=["cell/T", "pressure"])[0].fields) == {"cell/T", "pressure"}
+    with pytest.raises(UnknownNameError, match="no field 'presure'; did you mean 'pressure'"):
+        read_samples(path, fields=["presure"])[0]
+
+
+def corners_and_middles(code):
+    """Nodes of the reference cell in VTK's order: corners, then the middles of edges, faces and body it documents."""
+    if code in (25, 29):
+        corners = np.array(
+            [[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0], [0, 0, 1], [1, 0, 1], [1, 1, 1], [0, 1, 1]], float
+        )
+        edges = [(0, 1), (1, 2), (2, 3), (3, 0), (4, 5), (5, 6), (6, 7), (7, 4), (0, 4), (1, 5), (2, 6), (3, 7)]
+    else:
+        corners = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 1], [0, 1, 1]], float)
+        edges = [(0, 1), (1, 2), (2, 0), (3, 4), (4, 5), (5, 3), (0, 3), (1, 4), (2, 5)]
+    nodes = [*corners, *(corners[[a, b]].mean(axis=0) for a, b in edges)]
+    if code == 29:  # x = 0, x = 1, y = 0, y = 1, z = 0, z = 1, centre
+        nodes += [[0, 0.5, 0.5], [1, 0.5, 0.5], [0.5, 0, 0.5], [0.5, 1, 0.5], [0.5, 0.5, 0], [0.5, 0.5, 1], [0.5] * 3]
+    return np.array(nodes)
+
+
+def exodus_nodes(code):
+    """The same in the order of the Exodus manual: bottom, upright and top edges; centre, bottom, top, left, …"""
+    corners = corners_and_middles(code)[: 8 if code != 26 else 6]
+    if code == 26:
+        edges = [(0, 1), (1, 2), (2, 0), (0, 3), (1, 4), (2, 5), (3, 4), (4, 5), (5, 3)]
+    else:
+        edges = [(0, 1), (1, 2), (2, 3), (3, 0), (0, 4), (1, 5), (2, 6), (3, 7), (4, 5), (5, 6), (6, 7), (7, 4)]
+    nodes = [*corners, *(corners[[a, b]].mean(axis=0) for a, b in edges)]
+    if code == 29:
+        nodes += [[0.5] * 3, [0.5, 0.5, 0], [0.5, 0.5, 1], [0, 0.5, 0.5], [1, 0.5, 0.5], [0.5, 0, 0.5], [0.5, 1, 0.5]]
+    return np.array(nodes)
+
+
+@pytest.mark.parametrize(("kind", "code"), [("HEX20", 25), ("HEX27", 29), ("WEDGE15", 26)])
+def test_quadratic_cells_in_the_order_of_vtk(tmp_path, kind, code):
+    nodes = exodus_nodes(code)
+    with netCDF4.Dataset(tmp_path / "q.exo", "w") as nc:
+        nc.createDimension("num_nodes", len(nodes))
+        nc.createDimension("one", 1)
+        for c, column in zip("xyz", nodes.T, strict=True):
+            nc.createVariable(f"coord{c}", "f8", ("num_nodes",))[...] = column
+        connect = nc.createVariable("connect1", "i4", ("one", "num_nodes"))
+        connect.elem_type = kind
+        connect[...] = np.arange(1, len(nodes) + 1)
+    sample = read_samples(str(tmp_path / "q.exo"))[0]
+    assert sample.cells.cell_type.tolist() == [code]
+    assert np.array_equal(sample.points[sample.cells.connectivity], corners_and_middles(code))
+
+
+def write_polygons(path, counts=(3, 4), with_counts=True):
+    with netCDF4.Dataset(path, "w", format="NETCDF3_CLASSIC") as nc:
+        for name, size in (("num_nodes", 9), ("num_el_in_blk1", 2), ("num_nod_per_el1", 7)):
+            nc.createDimension(name, size)
+        for c, column in zip("xy", POINTS.T[:2], strict=True):
+            nc.createVariable(f"coord{c}", "f8", ("num_nodes",))[...] = column
+        connect = nc.createVariable("connect1", "i4", ("num_nod_per_el1",))
+        connect.elem_type = "NSIDED"
+        connect[...] = [1, 2, 3, 4, 5, 6, 7]
+        if with_counts:
+            nc.createVariable("ebepecnt1", "i4", ("num_el_in_blk1",))[...] = counts
+    return str(path)
+
+
+def test_polygons(tmp_path):
+    sample = read_samples(write_polygons(tmp_path / "p.exo"))[0]
+    assert sample.points.shape == (9, 2)
+    assert sample.cells.offsets.tolist() == [0, 3, 7]
+    assert sample.cells.cell_type.tolist() == [5, 9]
+    with pytest.raises(FieldMismatchError, match=r"'connect1' has 7 nodes, but 'ebepecnt1' counts 8"):
+        read_samples(write_polygons(tmp_path / "p.exo", counts=(4, 4)))[0]
+    with pytest.raises(UnknownNameError, match="no 'ebepecnt1'"):
+        read_samples(write_polygons(tmp_path / "p.exo", with_counts=False))[0]
+
+
+def test_an_element_that_is_not_read(tmp_path):
+    path, _, _ = write(tmp_path / "m.exo", "NETCDF4", blocks=(("HEX8", HEX), ("NFACED", TETS)))
+    with pytest.raises(UnsupportedFormatError, match=r"m\.exo.*'connect2'.*'NFACED'"):
+        read_samples(path)[0]

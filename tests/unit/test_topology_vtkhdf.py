@@ -1,0 +1,135 @@
+"""VTKHDF unstructured grids, written as the format's document says: pieces, steps, and what is refused."""
+
+import pickle
+
+import h5py
+import numpy as np
+import pytest
+
+from scidata.errors import CorruptDataError, UnknownNameError, UnsupportedFormatError
+from scidata.topology import read_samples
+
+#: two pieces: a tetrahedron and a wedge; a hexahedron
+PIECES = [([[0, 1, 2, 3], [1, 2, 3, 4, 5, 0]], [10, 13], 6), ([[7, 6, 5, 4, 3, 2, 1, 0]], [12], 8)]
+
+
+def write(path, *, kind="UnstructuredGrid", steps=None, ghosts=False, change=None, pieces=PIECES, compressed=False):
+    rng = np.random.default_rng(0)
+    num_points, num_cells = sum(p[2] for p in pieces), sum(len(p[0]) for p in pieces)
+    data = {"points": rng.random((num_points, 3))}
+    num = steps or 1
+    with h5py.File(path, "w") as f:
+        root = f.create_group("VTKHDF")
+        root.attrs["Version"] = (2, 0)
+        root.attrs.create("Type", kind.encode("ascii"), dtype=h5py.string_dtype("ascii", len(kind)))
+        root["NumberOfPoints"] = [p[2] for p in pieces]
+        root["NumberOfCells"] = [len(p[0]) for p in pieces]
+        root["NumberOfConnectivityIds"] = [sum(map(len, p[0])) for p in pieces]
+        root["Points"] = data["points"].astype("f4")
+        root["Connectivity"] = np.array([n for p in pieces for row in p[0] for n in row])
+        root["Offsets"] = np.concatenate([np.cumsum([0, *map(len, p[0])]) for p in pieces])
+        root["Types"] = np.array([t for p in pieces for t in p[1]], "u1")
+        options = {"chunks": (2, 3), "compression": "gzip"} if compressed else {}
+        data["v"] = rng.random((num * num_points, 3))
+        data["c"] = rng.integers(0, 9, num * num_cells)
+        data["p"] = rng.random(num * num_points)
+        root.create_dataset("PointData/v", data=data["v"], **options)
+        root["PointData/p"] = data["p"]
+        root["CellData/p"] = np.arange(num * num_cells, dtype="f4")
+        root["CellData/c"] = data["c"]
+        root["FieldData/total"] = [1.0]
+        if ghosts:
+            root["CellData/vtkGhostType"] = np.array([0] * (num_cells - 1) + [1], "u1")
+        if steps:
+            group = root.create_group("Steps")
+            group.attrs["NSteps"] = steps
+            group["Values"] = np.linspace(0, 1, steps)
+            group["NumberOfParts"] = [len(pieces)] * steps
+            for name in ("PartOffsets", "PointOffsets"):
+                group[name] = np.zeros(steps, int)
+            for name in ("CellOffsets", "ConnectivityIdOffsets"):
+                group[name] = np.zeros((steps, 1), int)
+            for name in ("v", "p"):
+                group[f"PointDataOffsets/{name}"] = np.arange(steps)[::-1] * num_points  # in any order
+            for name in ("c", "p"):
+                group[f"CellDataOffsets/{name}"] = np.arange(steps) * num_cells
+        if change:
+            change(root)
+    return str(path), data
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_pieces_are_joined(tmp_path, compressed):
+    path, data = write(tmp_path / "m.vtkhdf", compressed=compressed)
+    sample = pickle.loads(pickle.dumps(read_samples(path)))[0]
+    assert (sample.kind, sample.sizes, sample.on_sphere) == ("mesh", {"node": 14, "cell": 3}, False)
+    assert np.array_equal(sample.points, data["points"].astype("f4"))
+    assert sample.cells.offsets.tolist() == [0, 4, 10, 18]
+    assert sample.cells.connectivity.tolist() == [0, 1, 2, 3, 1, 2, 3, 4, 5, 0, 13, 12, 11, 10, 9, 8, 7, 6]
+    assert sample.cells.cell_type.tolist() == [10, 13, 12]
+    assert {n: f.entity for n, f in sample.fields.items()} == {
+        "v": "node",
+        "c": "cell",
+        "node/p": "node",
+        "cell/p": "cell",
+    }
+    assert np.array_equal(sample.fields["v"].read(slice(3, 12, 4)), data["v"][3:12:4])
+    assert np.array_equal(sample.fields["node/p"].read(), data["p"])
+    assert sample.fields["cell/p"].read(slice(1, 3)).tolist() == [1, 2]
+    assert "total" in sample.left_out
+
+
+def test_steps_of_one_mesh(tmp_path):
+    path, data = write(tmp_path / "m.vtkhdf", steps=4)
+    sample = read_samples(path)[0]
+    v, c = sample.fields["v"], sample.fields["c"]
+    assert (v.dims[:2], v.shape, v.entity_dim, v.dtype) == (("time", "node"), (4, 14, 3), 1, np.dtype("f8"))
+    expected = data["v"].reshape(4, 14, 3)[::-1]
+    assert np.array_equal(v.read(), expected)
+    assert np.array_equal(v.read(slice(2, 11, 3)), expected[:, 2:11:3])
+    assert np.array_equal(v.read_box((slice(1, 4, 2), slice(0, 5), slice(1, 2))), expected[1:4:2, :5, 1:2])
+    assert np.array_equal(c.read(slice(1, 3)), data["c"].reshape(4, 3)[:, 1:3])
+
+
+def move(root):
+    root["Steps/PointOffsets"][1] = 14
+
+
+def shift_offsets(root):
+    root["Offsets"][3] = 1
+
+
+def drop_types(root):
+    del root["Types"]
+
+
+def shorten(root):
+    del root["PointData/v"]
+    root["PointData/v"] = np.zeros((3, 3))
+
+
+def polyhedron(root):
+    root["Types"][1] = 42
+
+
+def short_steps(root):
+    root["Steps/PointDataOffsets/v"][0] = 1000
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"kind": "PolyData"}, UnsupportedFormatError, "type 'PolyData'"),
+        ({"ghosts": True}, UnsupportedFormatError, "vtkGhostType.*1 ghosts"),
+        ({"steps": 2, "change": move}, UnsupportedFormatError, r"changes from step to step \(PointOffsets\)"),
+        ({"change": shift_offsets}, CorruptDataError, "'VTKHDF/Offsets': piece 1 must have 2 offsets"),
+        ({"change": drop_types}, UnknownNameError, "no 'VTKHDF/Types'"),
+        ({"change": shorten}, CorruptDataError, r"'VTKHDF/PointData/v' has shape \(3, 3\), but 14 rows"),
+        ({"change": polyhedron}, UnsupportedFormatError, "cell 1 is a polyhedron"),
+        ({"steps": 2, "change": short_steps}, CorruptDataError, "'VTKHDF/PointData/v' has 28 rows.*1014"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path, options, error, message):
+    path, _ = write(tmp_path / "m.vtkhdf", **options)
+    with pytest.raises(error, match=r"m\.vtkhdf.*" + message):
+        read_samples(path)[0]

@@ -96,8 +96,8 @@ class SampleInfo:
         Digest of the options it was made with: samples of different recipes do not mix.
     settings
         Those options, readable.
-    counts
-        Rows of each entity.
+    counts, source_counts
+        Rows of each entity, and how many the source has of it: more where a repair left some out.
     bbox
         ``(2, ndim)`` lower and upper corner of the positions as given; None without positions or rows.
     period
@@ -121,6 +121,7 @@ class SampleInfo:
     recipe: str
     settings: Mapping[str, Any]
     counts: Mapping[str, int]
+    source_counts: Mapping[str, int]
     bbox: tuple[tuple[float, ...], tuple[float, ...]] | None
     block_space: str | None
     period: tuple[float, ...] | None

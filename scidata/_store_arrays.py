@@ -92,6 +92,7 @@ def write_array(
     entity_dim: int = 0,
     chunk_rows: int = CHUNK_ROWS,
     statistics: RunningStatistics | None = None,
+    tick: Callable[[int], None] | None = None,
 ) -> ArrayInfo:
     """Write one array of a sample, shard by shard.
 
@@ -103,6 +104,8 @@ def write_array(
         Returns the values of a box; boxes are asked for in C order, once each.
     statistics
         Takes in every block.
+    tick
+        Called after every shard with its size.
     """
     from zarr.codecs import Crc32cCodec
 
@@ -127,6 +130,8 @@ def write_array(
         if statistics is not None:
             statistics.add(values)
         array[box] = values
+        if tick is not None:
+            tick(values.nbytes)
     return ArrayInfo(shape=tuple(shape), dtype=kind.str, digest=digest.hexdigest())
 
 

@@ -142,8 +142,10 @@ class _Checker:
             self._fail(path, None, f"has {found} rows, but must have {expected}")
 
     def _check_permutation(self, path: str) -> None:
-        num_rows = self._info.counts[path.split("/")[0]]
-        self._check_rows(path, num_rows)
+        """Check that each of the source's rows is there once (at most once, where a repair left some out)."""
+        entity = path.split("/")[0]
+        self._check_rows(path, self._info.counts[entity])
+        num_rows = self._info.source_counts[entity]
         seen = np.zeros(num_rows, bool)
         for start, ids in self._blocks(path):
             self._check_range(path, start, ids, num_rows)

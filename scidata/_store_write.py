@@ -15,6 +15,7 @@ are sorted by their owner, the lowest-numbered of their nodes: node ``i`` owns c
 from __future__ import annotations
 
 import errno
+import math
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -32,6 +33,7 @@ from scidata.types import IntArray
 
 __all__ = [
     "BLOCK_ROWS",
+    "MAX_FIELD_BYTES",
     "ATTRIBUTE",
     "FieldData",
     "OrderedCells",
@@ -47,7 +49,7 @@ __all__ = [
 BLOCK_ROWS = 512
 ATTRIBUTE = "scidata"  # of the sample's group: its description
 _LIST_CHUNK_ROWS = 8192  # of arrays with several entries per entity: about 1024 entities' worth
-_MAX_FIELD_BYTES = 256 << 20
+MAX_FIELD_BYTES = 256 << 20
 _RESERVED = {
     "node": {"original_id", "pos"},
     "point": {"original_id", "pos"},
@@ -94,7 +96,11 @@ class OrderedEdges:
 
 @dataclass(frozen=True, kw_only=True)
 class OrderedSample:
-    """One sample whose rows have got their order; ``pos`` and ``weights`` are still in the source's."""
+    """One sample whose rows have got their order; ``pos`` and ``weights`` are still in the source's.
+
+    ``order``, ``cells.original_id`` and ``edges.edge_id`` are the source's rows: of ``source_counts`` rows, where a
+    repair left some out; else all of them.
+    """
 
     index: int
     num_samples: int
@@ -110,6 +116,7 @@ class OrderedSample:
     fields: tuple[FieldData, ...]
     recipe: str
     period: tuple[float, ...] | None = None
+    source_counts: Mapping[str, int] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -122,6 +129,22 @@ class OrderedSample:
         if self.edges is not None:
             counts["edge"] = len(self.edges.src)
         return counts
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes on disk, but for metadata and checksums (well below 2 %)."""
+        total = 8 * len(self.order) + 1
+        if self.pos is not None:
+            total += len(self.order) * self.pos.shape[1] * self.pos.dtype.itemsize
+        if self.cells is not None:
+            ids = 4 if len(self.order) <= np.iinfo(np.int32).max else 8
+            total += ids * len(self.cells.connectivity) + 17 * len(self.cells.types) + 8 * len(self.cells.indptr)
+        if self.edges is not None:
+            total += 8 * len(self.edges.indptr) + 12 * len(self.edges.src)
+        for data in self.fields:
+            row = math.prod(data.shape) // max(1, data.shape[data.info.entity_dim]) * np.dtype(data.info.dtype).itemsize
+            total += row * len(self.rows(data.info.entity))
+        return total
 
     def rows(self, entity: str) -> IntArray:
         """Return the source's row of each stored row of an entity."""
@@ -140,15 +163,27 @@ def folder_of(index: int) -> str:
 
 
 def search_space(pos: npt.NDArray[Any], *, on_sphere: bool) -> npt.NDArray[np.float64]:
-    """Return positions in which distances are Euclidean: longitude, latitude in degrees become the unit sphere's."""
-    return unit_sphere(pos) if on_sphere else np.asarray(pos, np.float64)
+    """Return positions in which distances are Euclidean: longitude, latitude (, height) in degrees go to the unit
+    sphere, without the height."""
+    return unit_sphere(pos[:, :2]) if on_sphere else np.asarray(pos, np.float64)
 
 
-def write_sample(store: str, sample: OrderedSample, *, max_field_bytes: int = _MAX_FIELD_BYTES) -> SampleInfo:
+def write_sample(
+    store: str,
+    sample: OrderedSample,
+    *,
+    max_field_bytes: int = MAX_FIELD_BYTES,
+    tick: Callable[[float], None] | None = None,
+) -> SampleInfo:
     """Write one sample into the folder ``store``; it appears there whole, under its final name, or not at all.
 
     Memory: the sample's order, positions, edges and cells; one field of up to ``max_field_bytes`` (larger ones go
     through a scratch file beside the sample); a few copies of a shard of 32 MiB.
+
+    Parameters
+    ----------
+    tick
+        Called after every shard with the share of the sample that it was; the shares add up to 1.
 
     Raises
     ------
@@ -163,7 +198,7 @@ def write_sample(store: str, sample: OrderedSample, *, max_field_bytes: int = _M
     scratch = os.path.join(store, f".tmp-{folder_of(sample.index)}.scratch")
     _remove(temporary, scratch)
     try:
-        info = _SampleWriter(temporary, scratch, sample, max_field_bytes).write()
+        info = _SampleWriter(temporary, scratch, sample, max_field_bytes, tick).write()
         _remove(scratch)
         sync_folder(temporary)
         os.rename(temporary, final)
@@ -198,8 +233,16 @@ def _check_names(sample: OrderedSample) -> None:
 
 
 class _SampleWriter:
-    def __init__(self, folder: str, scratch: str, sample: OrderedSample, max_field_bytes: int) -> None:
+    def __init__(
+        self,
+        folder: str,
+        scratch: str,
+        sample: OrderedSample,
+        max_field_bytes: int,
+        tick: Callable[[float], None] | None,
+    ) -> None:
         self._folder, self._scratch, self._sample, self._max_bytes = folder, scratch, sample, max_field_bytes
+        self._tick, self._total, self._done = tick, sample.nbytes, 0.0
         self._arrays: dict[str, ArrayInfo] = {}
         self._statistics: dict[str, Statistics] = {}
 
@@ -226,6 +269,7 @@ class _SampleWriter:
             recipe=sample.recipe,
             settings=sample.settings,
             counts=sample.counts,
+            source_counts={**sample.counts, **sample.source_counts},
             bbox=bbox,
             block_space=None if sample.pos is None else ("unit_sphere" if sample.on_sphere else "pos"),
             arrays=self._arrays,
@@ -234,7 +278,15 @@ class _SampleWriter:
             notes=sample.notes,
         )
         self._group.attrs.update({ATTRIBUTE: sealed(info)})
+        if self._tick is not None:
+            self._tick(1.0 - self._done)
         return info
+
+    def _wrote(self, num_bytes: int) -> None:
+        if self._tick is not None:
+            share = min(num_bytes / self._total, 1.0 - self._done)  # the size is an estimate
+            self._done += share
+            self._tick(share)
 
     def _put(self, path: str, values: npt.NDArray[Any], dims: tuple[str, ...], *, lists: bool = False) -> None:
         """Write an array that is in memory in its final order."""
@@ -246,6 +298,7 @@ class _SampleWriter:
             dtype=values.dtype,
             dims=dims,
             chunk_rows=_LIST_CHUNK_ROWS if lists else CHUNK_ROWS,
+            tick=self._wrote,
         )
 
     def _write_positions(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
@@ -261,14 +314,16 @@ class _SampleWriter:
             self._group,
             f"{sample.entity}/pos",
             lambda box: pos[order[box[0]], box[1]],
-            shape=pos.shape,
+            shape=(len(order), pos.shape[1]),
             dtype=pos.dtype,
             dims=(sample.entity, "xyz"),
+            tick=self._wrote,
         )
         self._put("blocks/bbox", _block_boxes(pos, order, on_sphere=sample.on_sphere), ("block", "corner", "xyz"))
-        if not len(pos):
+        if not len(order):
             return None
-        low, high = pos.min(axis=0).astype(np.float64), pos.max(axis=0).astype(np.float64)
+        kept = pos[order]
+        low, high = kept.min(axis=0).astype(np.float64), kept.max(axis=0).astype(np.float64)
         return tuple(low.tolist()), tuple(high.tolist())
 
     def _write_cells(self) -> None:
@@ -315,6 +370,7 @@ class _SampleWriter:
             dims=info.dims,
             entity_dim=dim,
             statistics=statistics,
+            tick=self._wrote,
         )
         if statistics is not None:
             self._statistics[info.path] = statistics.result()

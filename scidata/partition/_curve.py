@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from scidata.partition._points import finite_points
+from scidata.partition._points import Box, finite_points
 from scidata.types import IntArray
 
 __all__ = ["BITS", "hilbert_keys", "keys_of_cells"]
@@ -37,13 +37,15 @@ _KEY_MASK = (1 << _STATE_SHIFT) - 1
 _State: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
-def hilbert_keys(points: npt.ArrayLike) -> npt.NDArray[np.uint64]:
-    """Return the position of each point along a Hilbert curve through their bounding square or cube.
+def hilbert_keys(points: npt.ArrayLike, *, box: Box | None = None) -> npt.NDArray[np.uint64]:
+    """Return the position of each point along a Hilbert curve through a square or cube.
 
     Parameters
     ----------
     points
         ``(num, 2)`` or ``(num, 3)``, finite, any real dtype. All axes have the same scale.
+    box
+        Lower and upper corner; points outside are moved to its border. Default: the points' bounding box.
 
     Returns
     -------
@@ -60,20 +62,20 @@ def hilbert_keys(points: npt.ArrayLike) -> npt.NDArray[np.uint64]:
         return np.empty(0, np.uint64)
     num_bits = BITS[array.shape[1]]
     largest = (1 << num_bits) - 1
-    lower, upper = array.min(axis=0).astype(np.float64), array.max(axis=0).astype(np.float64)
-    with np.errstate(over="ignore"):
-        halve = 1.0 if np.isfinite(upper - lower).all() else 0.5  # coordinates near the largest float
-    lower = lower * halve
-    extent = float(np.max(upper * halve - lower))
-    smallest = largest / np.finfo(np.float64).max * 2  # an extent below would overflow the scale
-    scale = largest / max(extent, smallest)
+    corners = (array.min(axis=0), array.max(axis=0)) if box is None else box
+    lower, upper = (0.5 * corner.astype(np.float64) for corner in corners)  # halved: differences are always finite
+    smallest = 2 * largest / np.finfo(np.float64).max  # the scale of a box still smaller would overflow
+    scale = largest / max(float(np.max(upper - lower)), smallest)
     keys = np.empty(len(array), np.uint64)
     for start in range(0, len(array), _BLOCK):
         rows = slice(start, start + _BLOCK)
         # float64 whatever the input: a float32 with a large offset has no bits left for the scaling
         block = array[rows].T.astype(np.float64, order="C")
-        cells = ((block * halve - lower[:, None]) * scale).astype(np.int64)
-        keys[rows] = keys_of_cells(np.minimum(cells, largest), num_bits)
+        block *= 0.5
+        block -= lower[:, None]
+        with np.errstate(over="ignore"):
+            block *= scale
+        keys[rows] = keys_of_cells(np.clip(block, 0, largest, out=block).astype(np.int64), num_bits)
     return keys
 
 

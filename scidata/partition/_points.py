@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from scidata.errors import ConfigError
 
-__all__ = ["finite_points", "unit_sphere"]
+__all__ = ["Box", "finite_points", "middle_box", "robust_box", "unit_sphere"]
+
+#: Lower and upper corner, ``(dims,)`` each.
+Box: TypeAlias = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 
 _BLOCK = 1 << 20
+_SAMPLE = 4096
 
 
 def finite_points(points: npt.ArrayLike) -> npt.NDArray[Any]:
@@ -47,3 +51,18 @@ def unit_sphere(points: npt.ArrayLike) -> npt.NDArray[np.float64]:
         raise ConfigError(f"points on a sphere are (num, 2) longitude and latitude in degrees, not {array.shape}")
     lon, lat = np.deg2rad(array.astype(np.float64)).T
     return np.stack([np.cos(lat) * np.cos(lon), np.cos(lat) * np.sin(lon), np.sin(lat)], axis=1)
+
+
+def middle_box(points: npt.NDArray[Any]) -> Box:
+    """Return a box that holds the middle 96 % of each axis, of a sample of the points."""
+    sample = np.sort(points[:: -(-len(points) // _SAMPLE)].astype(np.float64), axis=0)
+    left_out = min(max(len(sample) // 50, 1), (len(sample) - 1) // 2)
+    return sample[left_out], sample[-1 - left_out]
+
+
+def robust_box(points: npt.NDArray[Any]) -> Box:
+    """Return the bounding box of the points, but for those that lie farther off than the middle ones are apart."""
+    lower, upper = middle_box(points)
+    with np.errstate(over="ignore"):
+        reach = upper - lower
+        return np.maximum(points.min(axis=0), lower - reach), np.minimum(points.max(axis=0), upper + reach)

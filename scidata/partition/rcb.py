@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.partition._curve import BITS, hilbert_keys
-from scidata.partition._points import finite_points, unit_sphere
+from scidata.partition._points import finite_points, middle_box, robust_box, unit_sphere
 from scidata.partition._sort import stable_sort
 from scidata.types import IntArray
 
@@ -51,8 +51,7 @@ def order_rcb(points: npt.ArrayLike, *, on_sphere: bool = False, levels: int | N
         start, stop, level, reverse = boxes.pop()
         here = coordinates[:, start:stop]
         if level == 0 or stop - start < 2:
-            inside = stable_sort(hilbert_keys(here.T), len(here) * BITS[len(here)])[1]
-            order[start:stop] = order[start:stop][inside]
+            order[start:stop] = order[start:stop][_curve_order(here.T)]
             continue
         middle = (start + stop) // 2
         inside = _halves(here, middle - start, upper_first=reverse)
@@ -65,7 +64,10 @@ def order_rcb(points: npt.ArrayLike, *, on_sphere: bool = False, levels: int | N
 
 def _halves(coordinates: npt.NDArray[np.float64], num_first: int, *, upper_first: bool) -> IntArray:
     """Return the rows of ``(axes, num)`` points, one side of the longest axis before the other."""
-    sides = coordinates.max(axis=1) * 0.5 - coordinates.min(axis=1) * 0.5  # halved: finite for any coordinates
+    lower, upper = middle_box(coordinates.T)  # without the ends: one outlier would decide for all
+    sides = upper * 0.5 - lower * 0.5  # halved: finite for any coordinates
+    if not sides.any():
+        sides = coordinates.max(axis=1) * 0.5 - coordinates.min(axis=1) * 0.5
     along = coordinates[int(np.argmax(sides))]
     num_lower = len(along) - num_first if upper_first else num_first
     median = np.partition(along, num_lower)[num_lower]  # then ties go by row, on every machine
@@ -73,3 +75,11 @@ def _halves(coordinates: npt.NDArray[np.float64], num_first: int, *, upper_first
     in_lower[np.flatnonzero(along == median)[: num_lower - int(in_lower.sum())]] = True
     lower, upper = np.flatnonzero(in_lower), np.flatnonzero(~in_lower)
     return np.concatenate([upper, lower] if upper_first else [lower, upper])
+
+
+def _curve_order(points: npt.NDArray[np.float64]) -> IntArray:
+    """Return the points of a last box in Hilbert order; outliers at its border."""
+    if len(points) < 2:
+        return np.arange(len(points), dtype=np.int64)
+    keys = hilbert_keys(points, box=robust_box(points))
+    return stable_sort(keys, points.shape[1] * BITS[points.shape[1]])[1]

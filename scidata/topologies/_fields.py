@@ -6,13 +6,14 @@ import re
 from collections.abc import Sequence
 
 from scidata.errors import FieldMismatchError
-from scidata.sources.cf import is_coordinate
+from scidata.sources.cf import is_coordinate, role_of
 from scidata.topologies.base import GROUPS, RawField, Topology, field_of
 from scidata.types import ArrayLayout, Source
 
-__all__ = ["find_fields"]
+__all__ = ["find_fields", "is_time"]
 
 _UNNAMED = re.compile(r"dim_\d+$|phony_dim_\d+$")
+_TIMES = frozenset(("time", "t", "time_step", "timestep", "nt", "ntime", "date"))
 
 
 def find_fields(
@@ -46,7 +47,7 @@ def find_fields(
             continue
         if wanted is None and _is_structure(topology, source, layout, own=own):
             continue
-        place = _place(topology, layout, own=own)
+        place = _place(topology, source, layout, own=own)
         if isinstance(place, str):
             if wanted is not None:
                 raise FieldMismatchError(f"{source.path}: field {name!r} {place}")
@@ -69,7 +70,7 @@ def _is_structure(topology: Topology, source: Source, layout: ArrayLayout, *, ow
     return not own and is_coordinate(layout, source.arrays) and layout.name in topology.not_fields
 
 
-def _place(topology: Topology, layout: ArrayLayout, *, own: bool) -> tuple[str, int] | str:
+def _place(topology: Topology, source: Source, layout: ArrayLayout, *, own: bool) -> tuple[str, int] | str:
     """Return entity and position of its dimension, or why there is none."""
     entity = _said_entity(topology, layout)
     if entity is not None:
@@ -80,7 +81,7 @@ def _place(topology: Topology, layout: ArrayLayout, *, own: bool) -> tuple[str, 
         named = _named_entity(topology, dim)
         if named is not None:
             return (named, position) if named in topology.sizes else _absent(named)
-    return _place_by_length(topology, layout, own=own)
+    return _place_by_length(topology, source, layout, own=own)
 
 
 def _named_entity(topology: Topology, dim: str) -> str | None:
@@ -123,18 +124,19 @@ def _place_of_entity(topology: Topology, layout: ArrayLayout, entity: str) -> tu
     return entity, fitting[0]
 
 
-def _place_by_length(topology: Topology, layout: ArrayLayout, *, own: bool) -> tuple[str, int] | str:
+def _place_by_length(topology: Topology, source: Source, layout: ArrayLayout, *, own: bool) -> tuple[str, int] | str:
     candidates = [
         (entity, position)
         for position, (dim, n) in enumerate(zip(layout.dims, layout.shape, strict=True))
         for entity, size in topology.sizes.items()
-        if n == size and (not own or _UNNAMED.match(dim))
+        if n == size and (_UNNAMED.match(dim) or (not own and not is_time(source, dim)))
     ]
     first = [place for place in candidates if place[1] == 0]
+    one_entity = len({entity for entity, _ in candidates}) == 1
     if topology.leading_only and own:
         candidates = first
-    elif first:
-        candidates = first  # a square array: rows first
+    elif first and (one_entity or (topology.leading_only and _UNNAMED.match(layout.dims[0]))):
+        candidates = first  # a square array, or a layout without names: rows first
     if len(candidates) > 1:
         entities = " and ".join(f"{entity}s" for entity in dict.fromkeys(entity for entity, _ in candidates))
         raise FieldMismatchError(
@@ -145,6 +147,12 @@ def _place_by_length(topology: Topology, layout: ArrayLayout, *, own: bool) -> t
         have = ", ".join(f"{size} {entity}s" for entity, size in topology.sizes.items())
         return f"has shape {_shown(layout)}, but the topology in {topology.source.path} has {have}"
     return candidates[0]
+
+
+def is_time(source: Source, dim: str) -> bool:
+    """Say whether a dimension is time, by its name or its coordinate."""
+    coordinate = source.arrays.get(dim)
+    return dim.lower() in _TIMES or (coordinate is not None and role_of(coordinate) == "T")
 
 
 def _shown(layout: ArrayLayout) -> str:

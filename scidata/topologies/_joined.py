@@ -8,13 +8,11 @@ from dataclasses import replace
 from itertools import accumulate
 
 from scidata.errors import FieldMismatchError
-from scidata.sources.cf import role_of
+from scidata.topologies._fields import is_time
 from scidata.topologies.base import Joined, NewDim, RawField, base_name
 from scidata.types import Source
 
 __all__ = ["combine_fields", "short_names"]
-
-_TIMES = ("time", "t", "time_step", "timestep", "nt", "ntime", "date")
 
 
 def combine_fields(found: Sequence[tuple[Source, Mapping[str, RawField]]]) -> dict[str, RawField]:
@@ -37,7 +35,7 @@ def combine_fields(found: Sequence[tuple[Source, Mapping[str, RawField]]]) -> di
 
 def _join(name: str, parts: list[tuple[Source, RawField]]) -> RawField:
     source, first = parts[0]
-    timed = first.entity_dim > 0 and _is_time(source, first.dims[0])
+    timed = first.entity_dim > 0 and is_time(source, first.dims[0])
     wanted = _signature(first, timed=timed)
     for other, part in parts[1:]:
         if _signature(part, timed=timed) != wanted:
@@ -66,11 +64,6 @@ def _join(name: str, parts: list[tuple[Source, RawField]]) -> RawField:
 
 def _signature(part: RawField, *, timed: bool) -> tuple[object, ...]:
     return part.entity, part.entity_dim, part.dims, part.dtype, part.shape[1 if timed else 0 :]
-
-
-def _is_time(source: Source, dim: str) -> bool:
-    coordinate = source.arrays.get(dim)
-    return dim.lower() in _TIMES or (coordinate is not None and role_of(coordinate) == "T")
 
 
 def short_names(fields: Mapping[str, RawField], every: Collection[str]) -> dict[str, RawField]:

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from scidata.partition._ids import id_bits
 from scidata.partition._sort import Keys, run_starts, stable_sort
-from scidata.partition.cells import NUM_NODES, rings
+from scidata.partition.cells import rings
 from scidata.types import IntArray
 
 __all__ = ["crowded_faces"]
@@ -38,7 +38,7 @@ def crowded_faces(
 ) -> tuple[int, IntArray]:
     """Return the number of faces with more than two cells, and those cells, sorted.
 
-    All nodes must be in range; cells of a type that has no known faces, or without the nodes of its type, are left out.
+    All nodes must be in range, and cells have the nodes of their type. Cells of other types are left out.
     """
     found, cells = [0], [np.empty(0, np.int64)]
     for keys, owners in (
@@ -57,25 +57,22 @@ def crowded_faces(
 def _edges_of_flat(
     offsets: IntArray, nodes: IntArray, cell_type: npt.NDArray[np.generic], num_nodes: int
 ) -> tuple[Keys, IntArray]:
+    pixels = offsets[np.flatnonzero(cell_type == 8)]
+    if len(pixels):  # their nodes run in rows, not round
+        nodes = nodes.copy()
+        last = pixels[:, None] + np.array([2, 3])
+        nodes[last] = nodes[last[:, ::-1]]
     cells = np.flatnonzero(np.isin(cell_type, _FLAT))
     one, other = rings(offsets[cells], offsets[cells + 1])
-    first, second = nodes[one], nodes[other]
-    pixel = np.repeat(cell_type[cells] == 8, np.diff(offsets)[cells])  # its nodes run in rows, not round
-    if pixel.any():
-        place = one - np.repeat(offsets[cells], np.diff(offsets)[cells])
-        base = one - place
-        first = np.where(pixel, nodes[base + np.array([0, 1, 3, 2])[place % 4]], first)
-        second = np.where(pixel, nodes[base + np.array([1, 3, 2, 0])[place % 4]], second)
-    return _words(np.stack([first, second]), num_nodes), np.repeat(cells, np.diff(offsets)[cells])
+    return _words(np.stack([nodes[one], nodes[other]]), num_nodes), np.repeat(cells, np.diff(offsets)[cells])
 
 
 def _faces_of_solid(
     offsets: IntArray, nodes: IntArray, cell_type: npt.NDArray[np.generic], num_nodes: int
 ) -> tuple[Keys, IntArray]:
     triples, owners = [np.empty((3, 0), np.int64)], [np.empty(0, np.int64)]
-    sizes = np.diff(offsets)
     for kind, faces in _FACES.items():
-        cells = np.flatnonzero((cell_type == kind) & (sizes == NUM_NODES[kind]))
+        cells = np.flatnonzero(cell_type == kind)
         for face in faces if len(cells) else ():
             corners = np.sort(nodes[offsets[cells] + np.array(face)[:, None]], axis=0)
             triples.append(corners[:3])  # two faces of one mesh do not share three corners

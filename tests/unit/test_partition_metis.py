@@ -1,0 +1,109 @@
+"""The METIS order on real graphs, in its real subprocess, which may crash."""
+
+import signal
+import sys
+
+import numpy as np
+import pytest
+from scipy.spatial import Delaunay
+
+from scidata.errors import ConfigError, MissingDependencyError, SciDataError
+from scidata.partition.cells import edges_of_cells
+from scidata.partition.graph import csr_from_edges
+from scidata.partition.hilbert import order_hilbert
+from scidata.partition.metis import order_metis
+from scidata.partition.quality import measure_quality
+
+
+def triangles(num_points):
+    """Points in a square and the CSR of their triangulation."""
+    points = np.random.default_rng(0).random((num_points, 2)) ** 2
+    cells = Delaunay(points).simplices
+    types = np.full(len(cells), 5, np.uint8)
+    edges = edges_of_cells(np.arange(len(cells) + 1) * 3, cells.ravel().astype(np.int64), types, num_points)
+    return points, csr_from_edges(*edges, num_points)
+
+
+def halos(csr, order, num_parts):
+    new_row = np.empty(len(order), np.int64)
+    new_row[order] = np.arange(len(order))
+    in_order = csr_from_edges(new_row[csr.src], new_row[csr.dst()], len(order))
+    return [part.halo for part in measure_quality(in_order, num_parts=num_parts).parts]
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return triangles(6_000)
+
+
+def test_one_order_has_smaller_halos_at_every_power_of_two(graph):
+    pytest.importorskip("pymetis", reason="the extra scidata[metis] is not installed")
+    points, csr = graph
+    order, notes = order_metis(csr.indptr, csr.src, points, 64)
+    assert notes == []
+    assert sorted(order.tolist()) == list(range(6_000))
+    curve, _ = order_hilbert(points)
+    for by_metis, by_curve in zip(halos(csr, order, (4, 8, 32)), halos(csr, curve, (4, 8, 32)), strict=True):
+        assert by_metis < 0.95 * by_curve
+    assert np.array_equal(order, order_metis(csr.indptr, csr.src, points, 64)[0])  # the same each time
+
+
+def test_directed_graphs_with_loops_and_isolated_nodes_are_symmetrised(graph):
+    pytest.importorskip("pymetis", reason="the extra scidata[metis] is not installed")
+    _, csr = graph
+    dst = csr.dst()
+    one_way = csr.src < dst
+    src, dst = csr.src[one_way], dst[one_way]
+    loops = np.arange(0, 6_000, 7)
+    directed = csr_from_edges(np.concatenate([src, loops, src[:50]]), np.concatenate([dst, loops, dst[:50]]), 6_500)
+    order, _ = order_metis(directed.indptr, directed.src, None, 8)
+    assert sorted(order.tolist()) == list(range(6_500))
+    assert halos(directed, order, (8,))[0] < 0.1
+
+
+def test_rows_keep_their_order_inside_a_part_without_points(graph):
+    pytest.importorskip("pymetis", reason="the extra scidata[metis] is not installed")
+    _, csr = graph
+    order, _ = order_metis(csr.indptr, csr.src, None, 4)
+    assert (np.diff(order) < 0).sum() <= 3
+
+
+def test_a_small_graph_is_left_in_the_points_order():
+    pytest.importorskip("pymetis", reason="the extra scidata[metis] is not installed")
+    points, csr = triangles(40)
+    order, notes = order_metis(csr.indptr, csr.src, points, 256)
+    assert np.array_equal(order, order_hilbert(points)[0])
+    assert "too few" in notes[0]
+    assert order_metis(np.zeros(1, np.int64), np.empty(0, np.int32), np.empty((0, 2)))[0].tolist() == []
+
+
+def test_a_crash_of_metis_is_an_error_that_says_so(graph, tmp_path, monkeypatch):
+    # a METIS that ends its process, found before any that is installed
+    fake = "import os, signal\nclass Options:\n    def __init__(self, **k): pass\n"
+    (tmp_path / "pymetis.py").write_text(f"{fake}def part_graph(*a, **k): os.kill(os.getpid(), signal.SIGSEGV)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    points, csr = graph
+    with pytest.raises(SciDataError, match=rf"{signal.SIGSEGV.name} on a graph of 6000 nodes.*--order hilbert"):
+        order_metis(csr.indptr, csr.src, points)
+    (tmp_path / "pymetis.py").write_text(f"{fake}def part_graph(*a, **k): raise RuntimeError('out of memory')\n")
+    with pytest.raises(SciDataError, match=r"exit code 1.*RuntimeError: out of memory"):
+        order_metis(csr.indptr, csr.src, points)
+
+
+def test_a_missing_pymetis_names_the_extra(graph, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pymetis", None)
+    points, csr = graph
+    with pytest.raises(MissingDependencyError, match=r"scidata\[metis\]"):
+        order_metis(csr.indptr, csr.src, points)
+
+
+def test_wrong_arguments_are_refused(graph):
+    pytest.importorskip("pymetis", reason="the extra scidata[metis] is not installed")
+    points, csr = graph
+    with pytest.raises(ConfigError, match="power of two, not 100"):
+        order_metis(csr.indptr, csr.src, points, 100)
+    with pytest.raises(ConfigError, match="5 points for a graph of 6000 nodes"):
+        order_metis(csr.indptr, csr.src, points[:5])
+    with pytest.raises(ConfigError, match="outside the 6000 nodes"):
+        order_metis(csr.indptr, csr.src + 1, points)

@@ -148,7 +148,7 @@ class SampleHeader:
             points=geometry.points,
             on_sphere=self.topology.on_sphere,
             cells=geometry.cells,
-            edge_index=geometry.edge_index,
+            edge_index=geometry.edge_index if self.edges == "edge_index" else None,
             edges=self.edges,
             fields=self.fields,
             num_nodes=self.topology.sizes["point" if self.kind == "points" else "node"],
@@ -227,8 +227,12 @@ class _Reading:
         every = {name for source in sources[1:] for name in source.arrays}
         every |= set(topology.source.arrays if topology.fields is None else topology.fields)
         combined = short_names({**found[0][1], **combine_fields(found[1:])}, every)
-        self._check_names(combined, left_out, sources, every)
         edges = self._edges(topology)
+        if edges not in (None, "edge_index"):
+            reason = f"lives on the file's edges, but edges are made ({edges})"
+            left_out |= {n: reason for n, f in combined.items() if f.entity == "edge"}
+            combined = {n: f for n, f in combined.items() if f.entity != "edge"}
+        self._check_names(combined, left_out, sources, every)
         return SampleHeader(
             name=name,
             topology=topology,

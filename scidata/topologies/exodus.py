@@ -13,11 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scidata._files import files
 from scidata.errors import FieldMismatchError, UnknownNameError, UnsupportedFormatError, near_matches
-from scidata.sources._hdf5_walk import damage_as_corrupt_data, open_h5
-from scidata.sources._netcdf3 import read_header
 from scidata.topologies._arrays import as_indices, polygon_types
+from scidata.topologies._text import read_names
 from scidata.topologies.base import (
     ArrayReader,
     Box,
@@ -204,7 +202,7 @@ def _variables(source: Source, what: str, pattern: str) -> list[tuple[int, str]]
         numbers |= set(range(1, source.arrays["vals_nod_var"].shape[1] + 1))
     if not numbers:
         return []
-    names = _names(source, f"name_{what}_var")
+    names = read_names(source, f"name_{what}_var")
     return [(k, names[k - 1] if k <= len(names) and names[k - 1] else f"{what}_var{k}") for k in sorted(numbers)]
 
 
@@ -248,19 +246,3 @@ def _element(
     shape = (max(part.layout.shape[0] for part in present), sum(counts))
     bounds = tuple(np.cumsum([0, *counts]).tolist())
     return Joined(parts=tuple(parts), dim=1, bounds=bounds, shape=shape, dtype=dtype), shape, dtype
-
-
-def _names(source: Source, name: str) -> list[str]:
-    """Read a ``(num, length)`` text variable, which sources leave out; empty where there is none."""
-    if source.format == "netcdf3":
-        variable = next((v for v in read_header(source.path).variables if v.name == name), None)
-        if variable is None or len(variable.shape) != 2:
-            return []
-        raw = files().read(source.path, variable.begin, variable.row_nbytes)
-        text = np.frombuffer(raw, "S1").reshape(variable.shape)
-    else:
-        with open_h5(source.path) as h5, damage_as_corrupt_data(f"{source.path}: field {name!r}"):
-            if name not in h5:
-                return []
-            text = np.asarray(h5[name][...])
-    return [b"".join(row.tolist()).split(b"\x00")[0].decode("utf-8", "replace").strip() for row in text]

@@ -31,6 +31,7 @@ from scidata.topologies._arrays import (
     ragged_of_padded,
     read_columns,
 )
+from scidata.topologies._text import text_attributes
 from scidata.topologies.base import Cells, Geometry, Options, Topology, read_values
 from scidata.types import ArrayLayout, IntArray, Source
 
@@ -47,8 +48,15 @@ def detect(source: Source) -> bool:
     return bool(_meshes(source)) or bool(_bare_connectivity(source))
 
 
-def _meshes(source: Source) -> dict[str, ArrayLayout]:
-    return {n: a for n, a in source.arrays.items() if str(a.attributes.get("cf_role", "")) == "mesh_topology"}
+def _meshes(source: Source) -> dict[str, Mapping[str, Any]]:
+    """Return the attributes of each mesh variable. They have no values, so some writers (SCHISM) make them text."""
+    attributes = {name: layout.attributes for name, layout in source.arrays.items()}
+    found = {n: a for n, a in attributes.items() if _is_mesh(a)}
+    return found or {n: a for n, a in text_attributes(source).items() if _is_mesh(a)}
+
+
+def _is_mesh(attributes: Mapping[str, Any]) -> bool:
+    return str(attributes.get("cf_role", "")) == "mesh_topology"
 
 
 def _bare_connectivity(source: Source) -> list[str]:
@@ -206,16 +214,16 @@ def open_topology(source: Source, options: Options) -> UGridTopology:
         name = ""
     else:
         name = _choose(source, meshes, options.topology)
-        attributes = meshes[name].attributes
+        attributes = meshes[name]
     return _describe(source, options, name, attributes)
 
 
-def _choose(source: Source, meshes: Mapping[str, ArrayLayout], wanted: str | None) -> str:
+def _choose(source: Source, meshes: Mapping[str, Mapping[str, Any]], wanted: str | None) -> str:
     if wanted is not None:
         if wanted not in meshes:
             raise UnknownNameError(f"{source.path}: no mesh variable {wanted!r}{near_matches(wanted, meshes)}")
         return wanted
-    dimension = {name: _dimension(layout.attributes) for name, layout in meshes.items()}
+    dimension = {name: _dimension(attributes) for name, attributes in meshes.items()}
     highest = [name for name, d in dimension.items() if d == max(dimension.values())]
     if len(highest) > 1:
         raise ConfigError(f"{source.path}: has several meshes, {highest}; choose one with topology=")

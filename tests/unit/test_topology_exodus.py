@@ -2,10 +2,11 @@
 
 import pickle
 
+import h5py
 import numpy as np
 import pytest
 
-from scidata.errors import FieldMismatchError, UnknownNameError, UnsupportedFormatError
+from scidata.errors import CorruptDataError, FieldMismatchError, UnknownNameError, UnsupportedFormatError
 from scidata.topology import read_samples
 
 netCDF4 = pytest.importorskip("netCDF4", reason="writes the files")  # noqa: N816
@@ -95,6 +96,25 @@ def test_chosen_fields(tmp_path):
     assert set(read_samples(path, fields=["cell/T", "pressure"])[0].fields) == {"cell/T", "pressure"}
     with pytest.raises(UnknownNameError, match="no field 'presure'; did you mean 'pressure'"):
         read_samples(path, fields=["presure"])[0]
+
+
+def test_names_in_another_file_are_not_followed(tmp_path):
+    path, _, _ = write(tmp_path / "m.exo", "NETCDF4")
+    with h5py.File(tmp_path / "other.h5", "w") as f:
+        f["names"] = np.array([list("secret"), list("secre2")], "S1")
+    with h5py.File(path, "a") as f:
+        del f["name_nod_var"]
+        f["name_nod_var"] = h5py.ExternalLink("other.h5", "/names")
+    assert {"nod_var1", "nod_var2"} <= set(read_samples(path)[0].fields)
+
+
+def test_names_that_are_no_text(tmp_path):
+    path, _, _ = write(tmp_path / "m.exo", "NETCDF4")
+    with h5py.File(path, "a") as f:
+        del f["name_nod_var"]
+        f["name_nod_var"] = np.arange(4)
+    with pytest.raises(CorruptDataError, match=r"m\.exo: field 'name_nod_var' has shape \(4,\)"):
+        read_samples(path)[0]
 
 
 def corners_and_middles(code):

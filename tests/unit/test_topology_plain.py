@@ -326,6 +326,15 @@ def test_a_graph_without_edges(tmp_path):
         read_samples(path, edges="edge_index")[0]
 
 
+def test_edges_made_in_place_of_those_there(tmp_path):
+    path = write(tmp_path / "g.h5", "hdf5", {"edge_index": PAIRS, "pos": POINTS[:5], "edge/w": np.arange(6.0)})
+    sample = read_samples(path, edges="radius:0.5")[0]
+    assert (sample.kind, sample.edges, sample.edge_index, dict(sample.fields)) == ("graph", "radius:0.5", None, {})
+    assert "edges are made (radius:0.5)" in sample.left_out["w"]
+    with pytest.raises(UnsupportedFormatError, match="field 'w' is not read: lives on the file's edges"):
+        read_samples(path, edges="radius:0.5", fields="w")[0]
+
+
 def test_a_mesh_with_edges_of_its_own(tmp_path):
     arrays = {"points": POINTS, "cells": [[0, 1, 2]], "edge_index": PAIRS, "edge/w": np.arange(6.0)}
     path = write(tmp_path / "m.h5", "hdf5", arrays)

@@ -1,9 +1,12 @@
 """UGRID meshes: every way the convention allows of writing the same mesh, and real files against netCDF4 and xarray."""
 
+import itertools
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from scidata.errors import (
     ConfigError,
@@ -13,6 +16,7 @@ from scidata.errors import (
     UnknownNameError,
     UnsupportedFormatError,
 )
+from scidata.topologies._arrays import ragged_of_padded
 from scidata.topology import read_samples
 
 netCDF4 = pytest.importorskip("netCDF4", reason="writes the files")  # noqa: N816
@@ -42,6 +46,7 @@ def write_mesh(
     say_fill=True,
     say_start=True,
     format="NETCDF4",
+    mesh_type="i4",
 ):
     most = max(map(len, cells))
     rows = np.full((len(cells), most), fill, np.float64 if dtype == "f8" else np.int64)
@@ -50,7 +55,7 @@ def write_mesh(
     with netCDF4.Dataset(path, "w", format=format) as nc:
         for name, size in (("n_node", len(points)), ("n_face", len(cells)), ("most", most), ("time", 3), ("lev", 2)):
             nc.createDimension(name, size)
-        mesh = nc.createVariable("mesh", "i4")
+        mesh = nc.createVariable("mesh", mesh_type)
         attributes = {
             "cf_role": "mesh_topology",
             "topology_dimension": 2,
@@ -121,6 +126,30 @@ def test_one_mesh_written_in_every_way(tmp_path, transposed, start, fill, dtype,
     assert lists_of(sample.cells) == CELLS
     assert sample.cells.cell_type.tolist() == [5, 5, 9, 7]
     assert sample.sizes == {"node": 8, "cell": 4}
+
+
+@pytest.mark.parametrize("format", ["NETCDF4", "NETCDF3_CLASSIC", "NETCDF3_64BIT_DATA"])
+@pytest.mark.parametrize("mesh_type", ["S1", "i4"])
+def test_a_mesh_variable_of_any_type(tmp_path, format, mesh_type):
+    sample = read_samples(write_mesh(tmp_path / "m.nc", format=format, mesh_type=mesh_type))[0]
+    assert lists_of(sample.cells) == CELLS
+    assert np.array_equal(sample.points, XY)
+    assert set(sample.fields) == {"u", "packed"}
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 50), min_size=0, max_size=6), max_size=12),
+    st.integers(0, 2),
+    st.integers(0, 2),
+)
+def test_padded_rows_are_taken_apart(cells, start, extra):
+    most = max(map(len, cells), default=0) + extra
+    rows = np.full((len(cells), most), -7)
+    for row, nodes in zip(rows, cells, strict=True):
+        row[: len(nodes)] = np.array(nodes, int) + start
+    offsets, connectivity = ragged_of_padded(rows, padding=rows == -7, start_index=start)
+    assert [connectivity[a:b].tolist() for a, b in itertools.pairwise(offsets)] == cells
 
 
 def test_fields_by_location_and_dimension(tmp_path):

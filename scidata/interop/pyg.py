@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from scidata.errors import ConfigError, MissingDependencyError
+from scidata.errors import ConfigError, MissingDependencyError, ShardLayoutError
 from scidata.index_map import IndexMap
-from scidata.shard.graph import node_tensor
+from scidata.shard.graph import keep_ghosts, node_tensor
 from scidata.shard.routed import edge_tensor, route_edges
 from scidata.shard.tensor import ShardTensor
 
@@ -24,6 +24,7 @@ def to_pyg(
     device_mesh: DeviceMesh,
     *,
     node: Mapping[str, Tensor] | None = None,
+    node_with_ghosts: Mapping[str, Tensor] | None = None,
     edge: Mapping[str, Tensor] | None = None,
     graph: Mapping[str, Any] | None = None,
     edge_sizes: Sequence[int] | None = None,
@@ -43,6 +44,9 @@ def to_pyg(
     node
         Fields of nodes by PyG's names (``x``, ``pos``, ``batch``): ShardTensors along dim 0 by the index map's bounds,
         or their owned parts.
+    node_with_ghosts
+        The same for fields whose ghosts are here already (read from disk): owned rows, then ghosts,
+        ``(num_local, ...)``. Layers gather from them without an exchange, unless they require grad.
     edge
         Fields of this rank's edges in the order of ``edge_index``, ``(num_local_edges, ...)``: ``edge_attr``, say.
     graph
@@ -68,7 +72,7 @@ def to_pyg(
         data = importlib.import_module("torch_geometric.data")
     except ImportError as e:
         raise MissingDependencyError("to_pyg() needs torch_geometric; pip install 'scidata[pyg]'") from e
-    names = [*(node or {}), *(edge or {}), *(graph or {}), "edge_index"]
+    names = [*(node or {}), *(node_with_ghosts or {}), *(edge or {}), *(graph or {}), "edge_index"]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigError(f"{', '.join(twice)}: given more than once; fields of a Data need different names")
@@ -77,6 +81,14 @@ def to_pyg(
     for name, values in (node or {}).items():
         local = values.to_local() if isinstance(values, ShardTensor) else values
         fields[name] = node_tensor(local, index_map, device_mesh)
+    for name, values in (node_with_ghosts or {}).items():
+        if len(values) != index_map.num_local:
+            raise ShardLayoutError(
+                f"{name} has {len(values)} rows, but the index map has {index_map.num_owned} owned rows and "
+                f"{index_map.num_ghost} ghosts"
+            )
+        fields[name] = node_tensor(values[: index_map.num_owned], index_map, device_mesh)
+        keep_ghosts(fields[name], values, routed.exchange)
     for name, values in (edge or {}).items():
         local = values.to_local() if isinstance(values, ShardTensor) else values
         fields[name] = edge_tensor(local, routed)

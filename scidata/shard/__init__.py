@@ -11,6 +11,7 @@ from scidata.shard.ops import (  # noqa: F401
     metadata,
     pointwise,
     reductions,
+    scatter,
     shapes,
 )
 from scidata.shard.ops.registry import register_op, shard_ops

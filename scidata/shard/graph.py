@@ -26,14 +26,16 @@ from scidata.index_map import IndexMap
 from scidata.shard._transport import Group, call, exchange, gather, group_rank, group_size
 from scidata.shard.collectives import _ReturnRows, indexed_all_to_all_v, replicate_to_shards
 from scidata.shard.spec import ShardSpec, axes_of
-from scidata.shard.tensor import ShardTensor
+from scidata.shard.tensor import ShardTensor, _version
 
 __all__ = [
     "GhostExchange",
     "PendingHalo",
     "call_on_parts",
     "ghost_exchange",
+    "ghosts_key",
     "halo_exchange",
+    "keep_ghosts",
     "node_tensor",
     "start_halo_exchange",
 ]
@@ -291,6 +293,21 @@ def node_tensor(owned: Tensor, index_map: IndexMap, device_mesh: DeviceMesh) -> 
         axes=axes,
     )
     return ShardTensor(local, spec)
+
+
+def keep_ghosts(x: ShardTensor, held: Tensor, exchange: GhostExchange) -> None:
+    """Let gathers from ``x`` use ghosts that are here already: ``held`` is its owned rows, then its ghosts.
+
+    On all ranks or on none. Once ``x`` is written to, or requires grad, ghosts are exchanged.
+    """
+    local = x._local
+    x.__dict__["_with_ghosts"] = ghosts_key(x, 0, exchange), held, exchange, local
+
+
+def ghosts_key(x: ShardTensor, dim: int, exchange: GhostExchange) -> tuple[int, ...]:
+    """Return what must be the same for ghosts that were fetched to be still good."""
+    local = x._local
+    return id(exchange), dim, id(local), _version(local), int(torch.is_grad_enabled() and local.requires_grad)
 
 
 def call_on_parts(module: nn.Module, device_mesh: DeviceMesh, *args: Any, **kwargs: Any) -> Any:

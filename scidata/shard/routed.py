@@ -29,7 +29,7 @@ __all__ = ["FilledTensor", "MovedTensor", "RoutedIndex", "edge_tensor", "node_sp
 # What only rearranges or copies: done to the ids in local numbering too.
 _KEEPS_ROWS = set(
     find(
-        "clone detach contiguous to cuda cpu",
+        "clone detach contiguous to cuda cpu pin_memory",
         namespaces=(torch.Tensor,),
     )
 ) | {torch.clone, torch.detach}
@@ -90,6 +90,8 @@ class RoutedIndex(ShardTensor):
     ) -> Any:
         result = super().__torch_function__(func, types, args, kwargs)
         x = args[0] if args else None
+        if func is Tensor.record_stream and isinstance(x, RoutedIndex):
+            x._ids.record_stream(*args[1:])
         if not isinstance(x, RoutedIndex) or (func not in _REARRANGES and func not in _KEEPS_ROWS):
             return result
         if result is x or isinstance(result, RoutedIndex):
@@ -149,6 +151,12 @@ class FilledTensor(ShardTensor):
         new_args, new_kwargs = tree_map_only(FilledTensor, FilledTensor.settled, (args, kwargs or {}))
         return func(*new_args, **new_kwargs)
 
+    def requires_grad_(self, requires_grad: bool = True) -> FilledTensor:
+        """Set whether gradients are kept, in place."""
+        self.settled()
+        super().requires_grad_(requires_grad)
+        return self
+
     def settled(self) -> Tensor:
         """Return the tensor that this one is by now: a ShardTensor of nodes, or a plain one in memory."""
         if not self._spec.is_replicated:
@@ -157,7 +165,15 @@ class FilledTensor(ShardTensor):
         return self._local
 
     def decide(self, local: Tensor, spec: ShardSpec) -> None:
-        """Be sharded from now on."""
+        """Be sharded from now on.
+
+        Raises
+        ------
+        UnsupportedShardOp
+            It was made to require grad, which the sharded tensor would not carry on.
+        """
+        if self._local.requires_grad:
+            raise UnsupportedShardOp("a leaf that requires grad cannot take messages of a sharded graph in place")
         self._local, self._spec = local, spec
 
 

@@ -12,14 +12,12 @@ LAYOUTS = {1: [(11,)], 2: [(6, 5), (10, 1), (0, 11)], 3: [(4, 4, 3), (5, 1, 5), 
 NUM_NODES = 11
 
 
-def whole_edges(loops=True):
-    """Edges by destination; node 3 is isolated, node 8 has no in-edges, one edge is there twice; or an undirected mesh."""
+def whole_edges():
+    """Edges by destination; node 3 is isolated, node 8 has no in-edges, one edge is there twice."""
     rng = np.random.default_rng(1)
     src, dst = rng.integers(0, NUM_NODES, (2, 40))
-    keep = (src != 3) & (dst != 3) & (dst != 8) & ((src != dst) | loops)
-    src, dst = np.r_[src[keep], 5, 5], np.r_[dst[keep], 0, 0]
-    if loops:
-        src, dst = np.r_[src, 6], np.r_[dst, 6]
+    keep = (src != 3) & (dst != 3) & (dst != 8)
+    src, dst = np.r_[src[keep], 5, 5, 6], np.r_[dst[keep], 0, 0, 6]
     order = np.lexsort((src, dst))
     return torch.from_numpy(np.stack([src[order], dst[order]]))
 
@@ -45,3 +43,20 @@ def part_of(edge_index, sizes, rank):
     index_map = IndexMap(bounds=bounds, part=rank, ghosts=ghosts)
     local = np.stack([index_map.to_local(mine), index_map.to_local(dst[first:last])])
     return Part(index_map=index_map, edge_index=torch.from_numpy(local), edges=slice(first, last))
+
+
+def khop_part_of(edge_index, sizes, rank, hops):
+    """Ghosts ``hops`` deep and all edges that end less deep: what needs no exchange between layers."""
+    bounds = np.r_[0, np.cumsum(sizes)].astype(np.int64)
+    src, dst = edge_index.numpy()
+    held = np.zeros(NUM_NODES, bool)
+    held[bounds[rank] : bounds[rank + 1]] = True
+    for _ in range(hops):
+        inner = held.copy()
+        held[src[inner[dst]]] = True
+    ghosts = np.flatnonzero(held)
+    ghosts = ghosts[(ghosts < bounds[rank]) | (ghosts >= bounds[rank + 1])]
+    index_map = IndexMap(bounds=bounds, part=rank, ghosts=ghosts)
+    edges = np.flatnonzero(inner[dst])
+    local = np.stack([index_map.to_local(src[edges]), index_map.to_local(dst[edges])])
+    return index_map, torch.from_numpy(local), torch.from_numpy(edges)

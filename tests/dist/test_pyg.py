@@ -1,16 +1,17 @@
 """Stock PyG layers on shards against one process: results, parameter gradients, input gradients."""
 
-import importlib.util
+import itertools
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from scidata.errors import ConfigError, ShardLayoutError, UnsupportedShardOp
+from scidata.errors import ConfigError, MissingDependencyError, ShardLayoutError, UnsupportedShardOp
 from scidata.shard import ShardTensor
 from scidata.shard.moves import gather_full
 from scidata.testing import run_ranks
@@ -18,14 +19,10 @@ from scidata.testing import run_ranks
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode has no path of the tests
 from _graphs import LAYOUTS, NUM_NODES, part_of, whole_edges
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("torch_geometric") is None, reason="torch_geometric is not installed (extra 'pyg')"
-)
-
 
 def _mlp(*sizes):
     layers = [nn.Linear(sizes[0], sizes[1])]
-    for a, b in zip(sizes[1:], sizes[2:], strict=False):
+    for a, b in itertools.pairwise(sizes[1:]):
         layers += [nn.Tanh(), nn.Linear(a, b)]
     return nn.Sequential(*layers)
 
@@ -150,7 +147,7 @@ def check_layers(rank, num_ranks):
     mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
     torch.manual_seed(7)
     layers = _layers()
-    for sizes in LAYOUTS[num_ranks]:
+    for sizes in LAYOUTS[num_ranks][-2:]:  # one node, none
         for name, (layer, names) in layers.items():
             edges, x, attr, weight = _inputs()
             data = _parts(mesh, sizes, rank)
@@ -159,6 +156,96 @@ def check_layers(rank, num_ranks):
             _compare(layer.double(), whole, shards, f"{name} {sizes}")
 
 
+def check_net(rank, num_ranks, mode):
+    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
+    batch = torch.tensor([0] * 4 + [1] * 5 + [3] * 2)  # graph 2 has no node
+    for sizes in LAYOUTS[num_ranks]:
+        torch.manual_seed(7)
+        net = Net().double().train(mode == "train")
+        twin = Net().double().train(mode == "train")
+        twin.load_state_dict(net.state_dict())
+        edges, x, attr, _ = _inputs()
+        data = _parts(mesh, sizes, rank, batch=batch)
+        for step in range(2):  # running statistics, too
+            net.zero_grad()
+            twin.zero_grad()
+            expected, found = net(x, edges, attr, batch), twin(data.x, data.edge_index, data.edge_attr, data.batch)
+            assert type(found) is torch.Tensor
+            what = f"{mode}, step {step}, {sizes}"
+            _close(found, expected, what)
+            expected.square().sum().backward()
+            found.square().sum().backward()
+            for (name, p), q in zip(net.named_parameters(), twin.parameters(), strict=True):
+                _close(q.grad, p.grad, f"{what}: {name}.grad")
+        for (name, b), c in zip(net.named_buffers(), twin.buffers(), strict=True):
+            _close(c, b, f"{mode}, {sizes}: {name}")
+
+
+def check_data(rank, num_ranks):
+    """What the Data says of itself, and that gathers use what is here."""
+    import torch_geometric.nn as g
+    from torch_geometric.utils import contains_self_loops, degree
+
+    from scidata.interop.pyg import to_pyg
+
+    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
+    edges, x, _, _ = _inputs()
+    sizes = (6, 5)
+    data = _parts(mesh, sizes, rank)
+    assert (data.num_nodes, data.num_edges, data.num_node_features) == (NUM_NODES, edges.shape[1], 4)
+    assert contains_self_loops(data.edge_index)
+    _close(degree(data.edge_index[1], NUM_NODES, torch.float64), degree(edges[1], NUM_NODES, torch.float64), "degree")
+    _close(degree(data.edge_index[0], dtype=torch.int64), degree(edges[0], dtype=torch.int64), "of sources")
+    moved = data.clone().to("cpu").contiguous()
+    conv = g.SAGEConv(4, 3).double()
+    _close(conv(moved.x, moved.edge_index), conv(x, edges).detach(), "after clone and to")
+    cached, plain = g.GCNConv(4, 3, cached=True).double(), g.GCNConv(4, 3).double()
+    plain.load_state_dict(cached.state_dict())
+    for _ in range(2):
+        _close(cached(data.x, data.edge_index), plain(x, edges).detach(), "cached")
+    part = part_of(edges, sizes, rank)
+    held = torch.cat([x[part.nodes], x[part.index_map.ghosts]])
+    data = to_pyg(part.edge_index, part.index_map, mesh, node_with_ghosts={"x": held}, graph={"y": 3})
+    assert data.y == 3
+    calls, function = [], dist.all_to_all_single
+    dist.all_to_all_single = lambda *args, **kwargs: calls.append(1) or function(*args, **kwargs)
+    _close(conv(data.x, data.edge_index), conv(x, edges).detach(), "ghosts from disk")
+    assert not calls
+    _close(conv(data.x.requires_grad_(), data.edge_index), conv(x, edges).detach(), "ghosts that need gradients")
+    assert calls
+    dist.all_to_all_single = function
+    with pytest.raises(ShardLayoutError, match="owned rows and"):
+        to_pyg(part.edge_index, part.index_map, mesh, node_with_ghosts={"x": held[1:]})
+    with pytest.raises(ConfigError, match="x: given more than once"):
+        to_pyg(part.edge_index, part.index_map, mesh, node={"x": x[part.nodes]}, graph={"x": 1})
+    for refused in (
+        g.SimpleConv(aggr="median"),
+        g.GATv2Conv(4, 3, dropout=0.5).double(),
+        g.SimpleConv(aggr="max", flow="target_to_source"),
+        g.GraphConv(4, 3, aggr=g.LSTMAggregation(4, 4)).double(),
+    ):
+        with pytest.raises(UnsupportedShardOp):
+            refused(data.x, data.edge_index)
+    with pytest.raises(UnsupportedShardOp, match="one row for each of the 11 nodes"):
+        torch.cat([data.edge_index, edges.flip(0)], 1)
+
+
+def check_everything(rank, num_ranks):
+    check_layers(rank, num_ranks)
+    check_net(rank, num_ranks, "train")
+    check_net(rank, num_ranks, "eval")
+    if num_ranks == 2:
+        check_data(rank, num_ranks)
+
+
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_layers_give_what_one_process_gives(num_ranks):
-    run_ranks(check_layers, num_ranks, timeout=120)
+def test_stock_layers_give_what_one_process_gives(num_ranks):
+    run_ranks(check_everything, num_ranks, timeout=150)
+
+
+def test_without_torch_geometric(monkeypatch):
+    from scidata.interop import pyg
+
+    monkeypatch.setitem(sys.modules, "torch_geometric.data", None)
+    with pytest.raises(MissingDependencyError, match=r"scidata\[pyg\]"):
+        pyg.to_pyg(None, None, None)

@@ -1,0 +1,262 @@
+"""Scatters by node ids: to the nodes of a graph, or to rows that every rank holds (one for each graph of a batch).
+
+Each rank holds the edges that end at its nodes, so a scatter to targets is local; sums to sources that other ranks own
+are sent there. Where every rank holds the result, partial results are reduced over ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Function
+
+from scidata.shard._transport import call
+from scidata.shard.collectives import all_reduce_max, all_reduce_min, all_reduce_sum, slice_to_shard
+from scidata.shard.ops.align import local_of, specs_of
+from scidata.shard.ops.graph import REMEDY, check_nodes, extend_op, is_sharded
+from scidata.shard.ops.registry import find, register_op, unsupported
+from scidata.shard.ops.shapes import argument, normal_dim
+from scidata.shard.routed import ACCEPT_FILLED, FilledTensor, MovedTensor, RoutedIndex, node_spec
+from scidata.shard.spec import ShardSpec
+from scidata.shard.tensor import ShardTensor
+
+__all__: list[str] = []
+
+
+def _owned_everywhere(index: RoutedIndex) -> bool:
+    """Whether no rank's ids are ghosts: by contract, or found out and kept. Collective at the first use."""
+    if index.all_owned:
+        return True
+    if "_no_ghosts" not in index.__dict__:
+        (axis,) = index._spec.sharded.values()
+        owned = (index.local_ids < index.exchange.index_map.num_owned).all().to(torch.int64).view(1)
+        index.__dict__["_no_ghosts"] = bool(all_reduce_min(owned, index._spec.group(axis)).item())
+    return bool(index.__dict__["_no_ghosts"])
+
+
+@extend_op(Tensor.__setitem__)
+def setitem(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Write to rows of nodes at ids whose owners write them."""
+    target, index, value = args
+    if not isinstance(index, RoutedIndex):
+        return NotImplemented
+    operands = specs_of([target, index, value])
+    if index._spec.ndim != 1 or not _owned_everywhere(index) or not isinstance(target, ShardTensor):
+        raise unsupported(func, "it writes at ids that are not owned, or to a tensor that is not sharded", *operands)
+    base, spec = _node_part(func, target, 0, index)
+    if isinstance(value, Tensor) and value.ndim:
+        value = _rows_like(func, value, 0, index)
+    base[index.local_ids] = local_of(value)
+    _write(func, target, base, spec)
+    return None
+
+
+def _node_part(func: Any, target: Tensor, dim: int, index: RoutedIndex) -> tuple[Tensor, ShardSpec]:
+    """Return a fresh copy of this rank's rows of a tensor of nodes, whatever it is now, and their layout."""
+    if is_sharded(target):
+        assert isinstance(target, ShardTensor)
+        check_nodes(func, target, dim, index)
+        return target._local.clone(), target._spec
+    spec = node_spec(index._spec, index.exchange, tuple(target.shape), dim)
+    (axis,) = spec.sharded.values()
+    plain = local_of(target)
+    if plain.requires_grad:
+        return slice_to_shard(plain, spec.sizes_of(axis), dim, spec.group(axis)).clone(), spec
+    part = plain.narrow(dim, spec.offsets[dim], spec.local_shape[dim])
+    return part.clone(memory_format=torch.contiguous_format), spec
+
+
+def _rows_like(func: Any, src: Tensor, dim: int, index: ShardTensor) -> Tensor:
+    """Return this rank's rows of ``src``, one for each id along ``dim``."""
+    (axis,) = index._spec.sharded.values()
+    (index_dim,) = index._spec.sharded
+    sizes = index._spec.sizes_of(axis)
+    if is_sharded(src):
+        assert isinstance(src, ShardTensor)
+        if src._spec.sharded != {dim: axis} or src._spec.sizes_of(axis) != sizes:
+            raise unsupported(func, "the values are split differently from their index", src._spec, index._spec)
+        return src._local
+    plain = local_of(src)
+    if plain.shape[dim] != index._spec.global_shape[index_dim]:
+        raise unsupported(func, f"{plain.shape[dim]} rows for {index._spec.global_shape[index_dim]} ids", index._spec)
+    return slice_to_shard(plain, sizes, dim, index._spec.group(axis))
+
+
+def _write(func: Any, target: Tensor, result: Tensor, spec: ShardSpec) -> Tensor:
+    """Make ``target`` hold the result, in place."""
+    if isinstance(target, FilledTensor) and target._spec.is_replicated:
+        target.decide(result, spec)
+        return target
+    if isinstance(target, ShardTensor) and not target._spec.is_replicated:
+        if target._copied:
+            raise unsupported(func, "this tensor is a copy where torch would have made a view", spec)
+        target._local.copy_(result)
+        return target
+    if isinstance(target, ShardTensor):
+        raise unsupported(func, "a replicated ShardTensor cannot take messages of nodes in place", target._spec)
+    wrapped = ShardTensor(result, spec)
+    MovedTensor.become(target, wrapped)
+    return wrapped
+
+
+Compute = Callable[[Tensor, Tensor, Tensor], Tensor]  # (target rows, to be written to; ids; values) -> target rows
+
+
+def _to_nodes(
+    func: Any, target: Tensor, dim: int, index: RoutedIndex, src: Tensor, compute: Compute, adds: bool
+) -> tuple[Tensor, ShardSpec]:
+    """Scatter to nodes: where they are owned, at once; sums for ghosts are sent to their owners."""
+    base, spec = _node_part(func, target, dim, index)
+    values, exchange = _rows_like(func, src, dim, index), index.exchange
+    if index.all_owned or exchange.num_ghosts == 0 or (not adds and _owned_everywhere(index)):
+        return compute(base, index.local_ids, values), spec
+    if not adds:
+        raise unsupported(
+            func, "only sums can be scattered to nodes that other ranks own", index._spec, remedy="scatter to targets"
+        )
+    num_owned, num_ghost = base.shape[dim], exchange.index_map.num_ghost
+    empty = base.new_zeros((*base.shape[:dim], num_owned + num_ghost, *base.shape[dim + 1 :]))
+    sums = compute(empty, index.local_ids, values).movedim(dim, 0)
+    total = exchange.add_ghosts(sums[:num_owned], sums[num_owned:])
+    return base + total.movedim(0, dim), spec
+
+
+class _ScatterExtreme(Function):
+    """Extreme values that are known already; the gradient goes to all values that equal them, in equal shares."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, result: Tensor, ids: Tensor, share: Tensor, dim: int) -> Tensor:
+        ctx.save_for_backward(ids, share)
+        ctx.dim = dim
+        return result.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        ids, share = ctx.saved_tensors
+        return grad.gather(ctx.dim, ids) * share, None, None, None, None
+
+
+def _extreme_over_ranks(
+    rows: Tensor, dim: int, ids: Tensor, values: Tensor, reduce: str, group: dist.ProcessGroup
+) -> Tensor:
+    """Largest or smallest value for each row; rows that no rank has a value for keep theirs. Collective.
+
+    ``rows`` is replicated and must not require grad; ``ids`` and ``values`` have one shape.
+    """
+    largest = reduce == "amax"
+    limits = torch.finfo(values.dtype) if values.is_floating_point() else torch.iinfo(values.dtype)
+    neutral = (limits.min if largest else limits.max) if not values.is_floating_point() else None
+    worst = (float("-inf") if largest else float("inf")) if neutral is None else neutral
+    known, ones = values.detach(), torch.ones_like(values)
+    best = torch.full_like(rows, worst).scatter_reduce_(dim, ids, known, reduce, include_self=False)
+    best = all_reduce_max(best, group) if largest else all_reduce_min(best, group)
+    counts = all_reduce_sum(torch.zeros_like(rows).scatter_add_(dim, ids, ones), group)
+    result = torch.where(counts > 0, best, rows)
+    if not values.requires_grad or not torch.is_grad_enabled():
+        return result
+    hits = (known == result.gather(dim, ids)).to(values.dtype)
+    ties = all_reduce_sum(torch.zeros_like(rows).scatter_add_(dim, ids, hits), group)
+    return call(_ScatterExtreme, values, result, ids, hits / ties.gather(dim, ids), dim)
+
+
+def _to_all(
+    func: Any, target: Tensor, dim: int, index: ShardTensor, src: Tensor, compute: Compute, reduce: str
+) -> Tensor:
+    """Scatter to rows that every rank holds: each scatters its own values, then ranks reduce."""
+    if is_sharded(target):
+        raise unsupported(func, "the index has no routes", *specs_of([target, index]), remedy=REMEDY)
+    base, values = local_of(target), _rows_like(func, src, dim, index)
+    (axis,) = index._spec.sharded.values()
+    group = index._spec.group(axis)
+    if reduce == "sum":
+        empty = torch.zeros_like(base, memory_format=torch.contiguous_format)
+        total: Tensor = base + all_reduce_sum(compute(empty, index._local, values), group)
+        return total
+    if reduce in ("amax", "amin"):
+        return _extreme_over_ranks(base.contiguous(), dim, index._local, values, reduce, group)
+    raise unsupported(func, f"reduce={reduce!r} to rows that all ranks hold", index._spec)
+
+
+def _scatter(
+    func: Any, target: Tensor, dim: int, index: Tensor, src: Tensor, compute: Compute, reduce: str = "sum"
+) -> Tensor:
+    specs = specs_of([target, index, src])
+    if not isinstance(index, ShardTensor) or index._spec.is_replicated or not isinstance(src, Tensor):
+        raise unsupported(func, "the index is not sharded, but what it scatters is", *specs, remedy=REMEDY)
+    dim = normal_dim(dim, len(target.shape))
+    if list(index._spec.sharded) != [dim if index._spec.ndim > 1 else 0]:
+        raise unsupported(func, f"the index is sharded along another dim than {dim}", *specs)
+    in_place = func.__name__.endswith("_")
+    if isinstance(index, RoutedIndex) and target.shape[dim] == sum(index.exchange.node_sizes):
+        result, spec = _to_nodes(func, target, dim, index, src, compute, reduce == "sum")
+        return _write(func, target, result, spec) if in_place else ShardTensor(result, spec)
+    result = _to_all(func, target, dim, index, src, compute, reduce)
+    if not in_place:
+        return result
+    plain: Tensor = target.settled() if isinstance(target, FilledTensor) else local_of(target)
+    plain.copy_(result)
+    return plain
+
+
+@register_op(*find("scatter_add scatter_add_", namespaces=(Tensor,)), torch.scatter_add, keeps_replicated=True)
+def scatter_add(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Add values to rows by id."""
+    target, dim, index, src = (
+        argument(args, kwargs, i, name) for i, name in enumerate(("input", "dim", "index", "src"))
+    )
+    _refuse_shapes(func, index, src)
+
+    def compute(rows: Tensor, ids: Tensor, values: Tensor) -> Tensor:
+        return rows.scatter_add_(dim, ids, values)
+
+    return _scatter(func, target, dim, index, src, compute)
+
+
+@register_op(*find("scatter_reduce scatter_reduce_", namespaces=(Tensor,)), torch.scatter_reduce, keeps_replicated=True)
+def scatter_reduce(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Reduce values to rows by id."""
+    names = ("input", "dim", "index", "src", "reduce")
+    target, dim, index, src, reduce = (argument(args, kwargs, i, name) for i, name in enumerate(names))
+    include_self = kwargs.get("include_self", True)
+    _refuse_shapes(func, index, src)
+
+    def compute(rows: Tensor, ids: Tensor, values: Tensor) -> Tensor:
+        return rows.scatter_reduce_(dim, ids, values, reduce, include_self=include_self)
+
+    routed = isinstance(index, RoutedIndex) and target.shape[normal_dim(dim, len(target.shape))] == sum(
+        index.exchange.node_sizes
+    )
+    if include_self and not routed and reduce != "sum":
+        raise unsupported(func, f"include_self=True with reduce={reduce!r}", *specs_of([target, index, src]))
+    if not include_self and reduce == "sum":  # rows without values keep theirs, the others start anew
+        raise unsupported(func, "include_self=False with reduce='sum'", *specs_of([target, index, src]))
+    return _scatter(func, target, dim, index, src, compute, reduce)
+
+
+@register_op(*find("index_add index_add_", namespaces=(Tensor,)), torch.index_add, keeps_replicated=True)
+def index_add(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Add rows to rows by id."""
+    names = ("input", "dim", "index", "source")
+    target, dim, index, src = (argument(args, kwargs, i, name) for i, name in enumerate(names))
+    alpha = kwargs.get("alpha", 1)
+    if len(index.shape) != 1:
+        raise unsupported(func, "the index must have one dim", *specs_of([target, index, src]))
+
+    def compute(rows: Tensor, ids: Tensor, values: Tensor) -> Tensor:
+        return rows.index_add_(dim, ids, values, alpha=alpha)
+
+    return _scatter(func, target, dim, index, src, compute)
+
+
+def _refuse_shapes(func: Any, index: Tensor, src: Any) -> None:
+    if not isinstance(src, Tensor) or tuple(index.shape) != tuple(src.shape):
+        shapes = tuple(index.shape), tuple(getattr(src, "shape", ()))
+        raise unsupported(func, f"index and values of different shapes {shapes}", *specs_of([index, src]))
+
+
+for _handler in (scatter_add, scatter_reduce, index_add):
+    ACCEPT_FILLED.add(_handler)

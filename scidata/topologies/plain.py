@@ -21,7 +21,8 @@ array                    shape                what
 ======================== ==================== ================================================================
 
 Where a store has no groups (NetCDF-3), ``cells_offsets``, ``cells_connectivity`` and ``cells_types`` are read as well.
-Named dimensions are believed before lengths.
+Named dimensions are believed before lengths. Zarr leaves out chunks of zeros unless told otherwise, and chunks that are
+not there are an error: write with ``config={"write_empty_chunks": True}``, or read with ``allow_missing=True``.
 """
 
 from __future__ import annotations

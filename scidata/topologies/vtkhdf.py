@@ -127,8 +127,8 @@ def open_topology(source: Source, options: Options) -> VTKHDFTopology:
     counts = [_counts(source, name, options) for name in _NEEDED[:3]]
     if len({len(c) for c in counts}) != 1:
         raise CorruptDataError(f"{source.path}: the three NumberOf… arrays have {[len(c) for c in counts]} pieces")
-    steps, num_parts = _steps(source, options, len(counts[0]))
-    points, cells, ids = (tuple(c[:num_parts].tolist()) for c in counts)
+    steps, pieces = _steps(source, options, counts)
+    points, cells, ids = (tuple(c[pieces].tolist()) for c in counts)
     for what, total, name in (("points", sum(points), "Points"), ("cells", sum(cells), "Types")):
         if arrays[f"{_ROOT}/{name}"].shape[0] < total:
             raise CorruptDataError(
@@ -172,8 +172,8 @@ def _counts(source: Source, name: str, options: Options) -> IntArray:
     return counts
 
 
-def _steps(source: Source, options: Options, num_parts: int) -> tuple[int | None, int]:
-    """Return the number of time steps (None without time) and of the pieces that each of them uses.
+def _steps(source: Source, options: Options, counts: list[IntArray]) -> tuple[int | None, slice]:
+    """Return the number of time steps (None without time), and which pieces are those of the mesh.
 
     Raises
     ------
@@ -182,24 +182,40 @@ def _steps(source: Source, options: Options, num_parts: int) -> tuple[int | None
     """
     name = f"{_ROOT}/Steps/Values"
     if name not in source.arrays:
-        return None, num_parts
-    parts = [n for n in ("NumberOfParts",) if f"{_ROOT}/Steps/{n}" in source.arrays]
-    per_step = _steps_array(source, parts[0], options) if parts else np.array([num_parts])
+        return None, slice(None)
+    num_steps = source.arrays[name].shape[0]
+    offsets = _steps_array(source, "PartOffsets", options, default=0)
+    parts = _steps_array(source, "NumberOfParts", options, default=len(counts[0]))
+    # a step may count its pieces anew, as long as they are as many, as large, and lie at the same place
+    meshes = {
+        tuple(tuple(c[first : first + num].tolist()) for c in counts)
+        for first, num in zip(offsets.tolist(), parts.tolist(), strict=False)
+    }
     moving = [
         n
-        for n in ("PartOffsets", "PointOffsets", "CellOffsets", "ConnectivityIdOffsets")
-        if f"{_ROOT}/Steps/{n}" in source.arrays and _steps_array(source, n, options).any()
+        for n in ("PointOffsets", "CellOffsets", "ConnectivityIdOffsets")
+        if _steps_array(source, n, options, default=0).any()
     ]
-    if moving or len(set(per_step.tolist())) > 1:
+    if moving or len(meshes) > 1:
         raise UnsupportedFormatError(
             f"{source.path}: the mesh changes from step to step ({', '.join(moving) or 'NumberOfParts'}); "
             "write one file per step, each of which is then a sample"
         )
-    return source.arrays[name].shape[0], int(per_step[0]) if per_step.size else num_parts
+    return num_steps, slice(0, int(parts[0])) if num_steps else slice(None)
 
 
-def _steps_array(source: Source, name: str, options: Options) -> IntArray:
-    return as_indices(read_values(source, f"{_ROOT}/Steps/{name}", options), f"{source.path}: '{_ROOT}/Steps/{name}'")
+def _steps_array(source: Source, name: str, options: Options, *, default: int) -> IntArray:
+    full = f"{_ROOT}/Steps/{name}"
+    num_steps = source.arrays[f"{_ROOT}/Steps/Values"].shape[0]
+    if full not in source.arrays:
+        return np.full(num_steps, default, np.int64)
+    values = as_indices(read_values(source, full, options), f"{source.path}: field {full!r}")
+    if values.shape[:1] != (num_steps,) or (values.size and values.min() < 0):
+        raise CorruptDataError(
+            f"{source.path}: field {full!r} has shape {values.shape}, but one value (0 or more) for each of "
+            f"{num_steps} steps was expected"
+        )
+    return values
 
 
 def _fields(

@@ -91,6 +91,29 @@ def test_steps_of_one_mesh(tmp_path):
     assert np.array_equal(c.read(slice(1, 3)), data["c"].reshape(4, 3)[:, 1:3])
 
 
+def test_steps_that_count_their_pieces_anew(tmp_path):
+    def repeat(root):
+        for name in ("NumberOfPoints", "NumberOfCells", "NumberOfConnectivityIds"):
+            values = np.tile(root[name][...], 3)
+            del root[name]
+            root[name] = values
+        root["Steps/PartOffsets"][...] = [0, 2, 4]
+
+    path, data = write(tmp_path / "m.vtkhdf", steps=3, change=repeat)
+    sample = read_samples(path)[0]
+    assert sample.sizes == {"node": 14, "cell": 3}
+    assert np.array_equal(sample.fields["v"].read(), data["v"].reshape(3, 14, 3)[::-1])
+
+
+def grow(root):
+    root["Steps/NumberOfParts"][1] = 1
+
+
+def few_steps(root):
+    del root["Steps/PointOffsets"]
+    root["Steps/PointOffsets"] = [0]
+
+
 def move(root):
     root["Steps/PointOffsets"][1] = 14
 
@@ -122,6 +145,8 @@ def short_steps(root):
         ({"kind": "PolyData"}, UnsupportedFormatError, "type 'PolyData'"),
         ({"ghosts": True}, UnsupportedFormatError, "vtkGhostType.*1 ghosts"),
         ({"steps": 2, "change": move}, UnsupportedFormatError, r"changes from step to step \(PointOffsets\)"),
+        ({"steps": 2, "change": grow}, UnsupportedFormatError, r"changes from step to step \(NumberOfParts\)"),
+        ({"steps": 2, "change": few_steps}, CorruptDataError, r"'VTKHDF/Steps/PointOffsets' has shape \(1,\).*2 steps"),
         ({"change": shift_offsets}, CorruptDataError, "'VTKHDF/Offsets': piece 1 must have 2 offsets"),
         ({"change": drop_types}, UnknownNameError, "no 'VTKHDF/Types'"),
         ({"change": shorten}, CorruptDataError, r"'VTKHDF/PointData/v' has shape \(3, 3\), but 14 rows"),

@@ -1,0 +1,467 @@
+"""Reads any rank's part of any sample of a partitioned store: rows, edges, cells and ghosts. No torch.
+
+Nothing communicates: a rank's ghosts follow from the edges that end at its own rows, or from the positions of its own
+points, so any process can plan, or read, what any rank of any number of ranks would.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata._manifest import FieldInfo, SampleInfo
+from scidata._store_bounds import Weights, bounds_of_rows, checked_weights
+from scidata._store_halo import HopGhosts, hop_ghosts, radius_ghosts
+from scidata._store_rows import RowAccess, merge_ranges
+from scidata.errors import ConfigError, UnknownNameError, near_matches
+from scidata.index_map import IndexMap
+from scidata.plan import ArrayPlan, ReadPlan
+from scidata.read import ReadStats
+from scidata.store import open_store
+from scidata.types import IntArray
+
+__all__ = ["LocalCells", "LocalPart", "SamplePart", "StoreReader"]
+
+_THREADS = 4
+_KEPT_PARTITIONS = 1024  # samples whose bounds are kept: a few hundred bytes each, and reads of a few chunks saved
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SamplePart:
+    """How one sample is cut.
+
+    Attributes
+    ----------
+    entity
+        ``"node"``, or ``"point"`` for clouds: whose bounds decide the others.
+    bounds
+        ``(num_parts + 1,)`` int64 for each entity. Edges go with the node that they end at, cells with the
+        lowest-numbered of their nodes.
+    """
+
+    index: int
+    entity: str
+    bounds: Mapping[str, IntArray]
+
+    @property
+    def num_parts(self) -> int:
+        """Number of parts."""
+        return len(self.bounds[self.entity]) - 1
+
+    def owned(self, entity: str, part: int) -> tuple[int, int]:
+        """Return the first row that a part owns, and the one after the last."""
+        return int(self.bounds[entity][part]), int(self.bounds[entity][part + 1])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LocalCells:
+    """The cells that a part owns, in local numbering of its nodes: ``connectivity[offsets[i]:offsets[i + 1]]``."""
+
+    offsets: IntArray
+    connectivity: IntArray
+    types: npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LocalPart:
+    """What one rank read of one sample. Pickles.
+
+    Attributes
+    ----------
+    index_maps
+        By entity. Those of nodes and points have the ghosts; that of edges has the edges that end at ghosts less than
+        ``halo`` hops away, where ``halo`` is 2 or more.
+    fields
+        By name: owned rows along the field's entity dim, then the ghosts' where they are read from disk.
+    edge_index
+        ``(2, num_owned_edges)`` int64 in local numbering, by destination; every destination is owned.
+    far_edge_index
+        ``(2, num_ghost_edges)``: those that end at ghosts.
+    """
+
+    index: int
+    part: SamplePart
+    index_maps: Mapping[str, IndexMap]
+    fields: Mapping[str, npt.NDArray[Any]]
+    edge_index: IntArray | None
+    far_edge_index: IntArray | None
+    cells: LocalCells | None
+    stats: ReadStats = field(default_factory=ReadStats)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Topology:
+    index_maps: dict[str, IndexMap]
+    edge_index: IntArray | None
+    far_edge_index: IntArray | None
+    cells: LocalCells | None
+
+
+class StoreReader:
+    """A partitioned store, cut into ``num_parts`` for each sample.
+
+    Parameters
+    ----------
+    path
+        The store.
+    num_parts
+        Ranks of the domain.
+    fields
+        Names; default all, and ``pos``, the positions. A name that several entities have comes with its entity,
+        ``"cell/u"``.
+    halo
+        Hops along edges, or a radius for points (in the unit of the positions; on a sphere the angle in degrees).
+    ghosts
+        ``"disk"``: the ghosts' rows of all fields are read too. ``"exchange"``: only their ids are found.
+    bounds
+        ``"even"``, explicit ``[0, …, N]`` for every sample, or ``{index: [0, …, N]}``.
+    weights
+        Cost of each row: None, ``"edges"``, the name of a field, or ``(N,)`` numbers in the source's order of rows.
+    dtype
+        NumPy dtype of floating fields; None keeps theirs.
+    num_threads
+        Threads that fetch and check chunks side by side.
+
+    Raises
+    ------
+    SciDataError
+        Whatever the manifest alone shows to be wrong; the same on every rank.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        num_parts: int = 1,
+        fields: Sequence[str] | str | None = None,
+        halo: float = 0,
+        ghosts: str = "exchange",
+        bounds: Any = "even",
+        weights: Weights = None,
+        dtype: npt.DTypeLike | None = None,
+        num_threads: int = _THREADS,
+    ) -> None:
+        self.store = open_store(path)
+        manifest = self.store.manifest
+        self.kind, self.entity = manifest.kind, manifest.entity
+        self.num_parts = num_parts
+        if num_parts < 1:
+            raise ConfigError(f"number of parts must be at least 1, not {num_parts}")
+        self._has_edges = "edge" in manifest.entities
+        self._has_positions = all(sample.block_space is not None for sample in manifest.samples)
+        self.halo = self._checked_halo(halo)
+        if ghosts not in ("disk", "exchange"):
+            raise ConfigError(f"ghosts must be 'disk' or 'exchange', not {ghosts!r}")
+        if ghosts == "disk" and not halo:
+            raise ConfigError("ghosts='disk' reads the rows of a halo: say how wide, with halo=1 say")
+        self.ghosts = ghosts
+        self._infos = self._named_fields()
+        self.fields = self._chosen(fields)
+        self._dtype = None if dtype is None else np.dtype(dtype)
+        self._bounds = bounds
+        self._weights = checked_weights(self.store, weights)
+        if self._weights is not None and not (isinstance(bounds, str) and bounds == "even"):
+            raise ConfigError("weights and explicit bounds exclude each other: both say where to cut")
+        if isinstance(bounds, str) and bounds != "even":
+            raise ConfigError(f"bounds={bounds!r}: irregular data is cut 'even', by weights, or by explicit bounds")
+        self._num_threads = num_threads
+        self._pool: ThreadPoolExecutor | None = None
+        self._pool_pid = -1
+        self._partitions: OrderedDict[int, tuple[SamplePart, dict[str, list[ArrayPlan]]]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    # -- what there is -------------------------------------------------------------------------------------------
+
+    @property
+    def path(self) -> str:
+        """The store, as the user gave it."""
+        return self.store.path
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples."""
+        return len(self.store)
+
+    @property
+    def entities(self) -> tuple[str, ...]:
+        """The entities that the samples have."""
+        return self.store.manifest.entities
+
+    @property
+    def num_hops(self) -> int:
+        """Hops along edges that ghosts are away; edges need at least one, for their sources."""
+        if not self._has_edges:
+            return 0
+        return 1 if self.kind == "points" else max(1, int(self.halo))
+
+    def info(self, name: str) -> FieldInfo:
+        """Return what the store says of a field: entity, dims, units, attributes."""
+        return self._infos[self._known(name)]
+
+    def sample_info(self, index: int) -> SampleInfo:
+        """Return the description of a sample."""
+        return self.store.sample(self._checked_index(index))
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        """Return the dtype in which a field is read."""
+        stored = np.dtype(self.info(name).dtype).newbyteorder("=")
+        return self._dtype if self._dtype is not None and stored.kind == "f" else stored
+
+    def global_shape(self, name: str, index: int) -> tuple[int, ...]:
+        """Return the shape of a field of one whole sample."""
+        return self.sample_info(index).arrays[self.info(name).path].shape
+
+    def fingerprint(self) -> str:
+        """Return a digest of what decides the samples: their values and the choice of fields; not how they are cut."""
+        paths = [self._infos[name].path for name in self.fields]
+        content = {
+            "fields": {name: [self._infos[name].dims, str(self.dtype(name))] for name in self.fields},
+            "samples": [
+                [s.recipe, dict(s.counts), [s.arrays[path].digest for path in paths]]
+                for s in self.store.manifest.samples
+            ],
+        }
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+    def _checked_halo(self, halo: float) -> float:
+        number = isinstance(halo, int | float | np.integer | np.floating) and not isinstance(halo, bool)
+        if not number or not np.isfinite(halo) or halo < 0:
+            what = "a radius" if self.kind == "points" else "a number of hops"
+            raise ConfigError(f"halo={halo!r}: a halo of {self.kind} is {what}, at least 0")
+        if self.kind != "points":
+            if halo != int(halo):
+                raise ConfigError(f"halo={halo}: the halo of a {self.kind} is a whole number of hops along its edges")
+            if halo and not self._has_edges:
+                raise ConfigError(
+                    f"{self.path}: halo={halo} needs edges, and the store has none; write it again with --edges"
+                )
+            return int(halo)
+        if halo and not self._has_positions:
+            raise ConfigError(f"{self.path}: halo={halo} is a radius, and the store has no positions")
+        if halo and self.store.manifest.period is not None:
+            raise ConfigError(
+                f"{self.path}: a radius across the boundary of periodic points is not supported; write edges into the "
+                "store (--edges radius:R) and leave halo out"
+            )
+        return float(halo)
+
+    def _named_fields(self) -> dict[str, FieldInfo]:
+        """Return the fields by the names that users type."""
+        manifest = self.store.manifest
+        infos = list(manifest.fields.values())
+        if self._has_positions and manifest.samples:
+            array = manifest.samples[0].arrays[f"{self.entity}/pos"]
+            pos = FieldInfo(name="pos", entity=self.entity, dtype=array.dtype, dims=(self.entity, "xyz"), entity_dim=0)
+            infos.insert(0, pos)
+        names = [info.name for info in infos]
+        return {info.name if names.count(info.name) == 1 else info.path: info for info in infos}
+
+    def _chosen(self, fields: Sequence[str] | str | None) -> tuple[str, ...]:
+        if fields is None:
+            return tuple(self._infos)
+        by_path = {info.path: name for name, info in self._infos.items()}
+        names = [fields] if isinstance(fields, str) else list(fields)
+        return tuple(dict.fromkeys(self._known(by_path.get(name, name)) for name in names))
+
+    def _known(self, name: str) -> str:
+        if name not in self._infos:
+            raise UnknownNameError(f"{self.path}: no field {name!r}{near_matches(name, self._infos)}")
+        return name
+
+    def _checked_index(self, index: int) -> int:
+        if not -self.num_samples <= index < self.num_samples:
+            raise IndexError(f"{self.path}: sample {index} is out of range: there are {self.num_samples} samples")
+        return index % self.num_samples
+
+    def _checked_part(self, part: int) -> int:
+        if not 0 <= part < self.num_parts:
+            raise ConfigError(f"rank {part} does not exist: the domain has {self.num_parts} ranks")
+        return part
+
+    # -- cutting -------------------------------------------------------------------------------------------------
+
+    def partition_of(self, index: int) -> SamplePart:
+        """Cut a sample. Reads the few rows of index arrays that say where the parts begin, once for each sample."""
+        return self._partition(self._checked_index(index))[0]
+
+    def _partition(self, index: int) -> tuple[SamplePart, dict[str, list[ArrayPlan]]]:
+        with self._lock:
+            if index in self._partitions:
+                self._partitions.move_to_end(index)
+                return self._partitions[index]
+        access = RowAccess(self.store, index, self._executor())
+        rows = self._bounds.get(index) if isinstance(self._bounds, Mapping) else self._bounds
+        if rows is None:
+            raise ConfigError(f"bounds has no entry for sample {index}; it has {sorted(self._bounds)}")
+        info = self.store.sample(index)
+        explicit = None if isinstance(rows, str) else rows
+        bounds = bounds_of_rows(access, info, self.num_parts, explicit=explicit, weights=self._weights)
+        every = {self.entity: bounds}
+        cuts, back = np.unique(bounds, return_inverse=True)
+        if "cell" in info.counts:
+            every["cell"] = access.take("cell/indptr", cuts)[back]
+        if "edge" in info.counts:
+            every["edge"] = access.take("csr/indptr", cuts)[back]
+        made = SamplePart(index=index, entity=self.entity, bounds=every), access.plans
+        with self._lock:
+            self._partitions[index] = made
+            while len(self._partitions) > _KEPT_PARTITIONS:
+                self._partitions.popitem(last=False)
+        return made
+
+    def _topology(self, access: RowAccess, cut: SamplePart, part: int) -> _Topology:
+        """Read this part's edges and cells, and find its ghosts."""
+        info = self.store.sample(cut.index)
+        start, stop = cut.owned(self.entity, part)
+        found = [np.empty(0, np.int64)]
+        hops: HopGhosts | None = None
+        if "edge" in info.counts:
+            hops = hop_ghosts(access, start, stop, self.num_hops)
+            found.append(hops.nodes)
+        if self.kind == "points" and self.halo:
+            path, num_rows = f"{self.entity}/pos", info.counts[self.entity]
+            sphere = info.block_space == "unit_sphere"
+            found.append(radius_ghosts(access, path, start, stop, num_rows, self.halo, on_sphere=sphere))
+        raw = None
+        if "cell" in info.counts:
+            raw = _read_cells(access, *cut.owned("cell", part))
+            corners = raw.connectivity
+            found.append(corners[(corners < start) | (corners >= stop)])
+        nodes = IndexMap(bounds=cut.bounds[self.entity], part=part, ghosts=np.unique(np.concatenate(found)))
+        none = np.empty(0, np.int64)
+        maps = {name: IndexMap(bounds=bounds, part=part, ghosts=none) for name, bounds in cut.bounds.items()}
+        maps[self.entity] = nodes
+        edge_index = far = None
+        if hops is not None:
+            maps["edge"] = IndexMap(bounds=cut.bounds["edge"], part=part, ghosts=hops.far_edges)
+            edge_index = np.stack([nodes.to_local(hops.src), nodes.to_local(hops.dst)])
+            far = np.stack([nodes.to_local(hops.far_src), nodes.to_local(hops.far_dst)])
+        cells = None
+        if raw is not None:
+            cells = LocalCells(offsets=raw.offsets, connectivity=nodes.to_local(raw.connectivity), types=raw.types)
+        return _Topology(index_maps=maps, edge_index=edge_index, far_edge_index=far, cells=cells)
+
+    # -- planning and reading ------------------------------------------------------------------------------------
+
+    def plan(self, index: int, rank: int = 0) -> ReadPlan:
+        """Plan one sample for one rank: index arrays by their paths in the store, and fields by name.
+
+        The rank's ghosts have to be found for it, so its edges are read.
+
+        Raises
+        ------
+        IndexError, ConfigError
+            Sample or rank out of range.
+        """
+        index = self._checked_index(index)
+        cut, first = self._partition(index)
+        access = RowAccess(self.store, index, self._executor())
+        topology = self._topology(access, cut, self._checked_part(rank))
+        plans: dict[str, tuple[ArrayPlan, ...]] = {path: tuple(found) for path, found in first.items()}
+        for path, found in access.plans.items():
+            plans[path] = (*plans.get(path, ()), *found)
+        for name in self.fields:
+            plans[name] = (*plans.get(name, ()), self._plan_field(access, name, topology)[0])
+        return ReadPlan(index=index, rank=rank, fields=plans)
+
+    def read(self, index: int, part: int) -> LocalPart:
+        """Read one part of a sample. Thread-safe; communicates nothing.
+
+        Raises
+        ------
+        IndexError, ConfigError
+            Sample or part out of range.
+        MissingChunkError, ShortReadError, ChecksumError, CorruptDataError
+            The store is damaged.
+        """
+        index = self._checked_index(index)
+        cut = self._partition(index)[0]
+        access = RowAccess(self.store, index, self._executor())
+        topology = self._topology(access, cut, self._checked_part(part))
+        fields = {name: self._read_field(access, name, topology) for name in self.fields}
+        return LocalPart(
+            index=index,
+            part=cut,
+            index_maps=topology.index_maps,
+            fields=fields,
+            edge_index=topology.edge_index,
+            far_edge_index=topology.far_edge_index,
+            cells=topology.cells,
+            stats=access.stats,
+        )
+
+    def original_id(self, index: int, part: int, entity: str) -> IntArray:
+        """Read the source's row of each row that a part owns, ``(num_owned,)`` int64."""
+        index = self._checked_index(index)
+        if entity not in self.entities:
+            raise UnknownNameError(f"{self.path}: no entity {entity!r}{near_matches(entity, self.entities)}")
+        start, stop = self._partition(index)[0].owned(entity, self._checked_part(part))
+        path = "csr/edge_id" if entity == "edge" else f"{entity}/original_id"
+        ids: IntArray = RowAccess(self.store, index, self._executor()).rows(path, start, stop)
+        return ids
+
+    def _plan_field(self, access: RowAccess, name: str, topology: _Topology) -> tuple[ArrayPlan, IntArray | None]:
+        """Plan owned rows and ghosts in one; with it where the ghosts lie among the rows after the owned ones."""
+        info = self._infos[name]
+        rows = topology.index_maps[info.entity]
+        start, stop = rows.owned
+        ghosts = rows.ghosts if self.ghosts == "disk" else rows.ghosts[:0]
+        runs = merge_ranges(ghosts, ghosts + 1)
+        starts, stops = np.append(start, runs.starts), np.append(stop, runs.stops)
+        return access.plan(info.path, starts, stops, dim=info.entity_dim), runs.pick
+
+    def _read_field(self, access: RowAccess, name: str, topology: _Topology) -> npt.NDArray[Any]:
+        plan, pick = self._plan_field(access, name, topology)
+        values = access.run(plan, self.dtype(name))
+        if pick is None:
+            return values
+        info = self._infos[name]
+        num_owned = topology.index_maps[info.entity].num_owned
+        lead: tuple[Any, ...] = (slice(None),) * info.entity_dim
+        # ghosts move up in place; the rows between them are left behind at the end of the buffer
+        values[(*lead, slice(num_owned, num_owned + len(pick)))] = values[(*lead, num_owned + pick)]
+        return np.ascontiguousarray(values[(*lead, slice(0, num_owned + len(pick)))])
+
+    def _executor(self) -> ThreadPoolExecutor | None:
+        if self._num_threads < 2:
+            return None
+        with self._lock:
+            if self._pool is None or self._pool_pid != os.getpid():  # threads do not survive a fork
+                self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="scidata-read")
+                self._pool_pid = os.getpid()
+            return self._pool
+
+    def close(self) -> None:
+        """End the threads and close the files; the next read starts them again."""
+        with self._lock:
+            if self._pool is not None and self._pool_pid == os.getpid():
+                self._pool.shutdown(wait=True)
+            self._pool = None
+        self.store.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        state.update(_pool=None, _pool_pid=-1, _partitions=OrderedDict())
+        del state["_lock"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.Lock()
+
+
+def _read_cells(access: RowAccess, start: int, stop: int) -> LocalCells:
+    """Read cells ``[start, stop)``; their nodes keep global ids."""
+    offsets = access.rows("cell/offsets", start, stop + 1)
+    corners = access.rows("cell/connectivity", int(offsets[0]), int(offsets[-1])).astype(np.int64)
+    return LocalCells(offsets=offsets - offsets[0], connectivity=corners, types=access.rows("cell/type", start, stop))

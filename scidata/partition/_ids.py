@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.errors import ConfigError
-from scidata.partition._sort import Keys, run_starts
+from scidata.partition._sort import Keys, blocks, run_starts
 from scidata.types import IntArray
 
 __all__ = ["NodeIds", "both_directions", "id_bits", "node_ids", "pair_keys", "ranges", "split_keys"]
@@ -39,17 +39,24 @@ def id_bits(num_nodes: int) -> int:
 
 def pair_keys(high: NodeIds, low: NodeIds, num_nodes: int) -> Keys:
     """Pack two ids below 2**32 into one word."""
-    keys = high.astype(np.uint64)
-    keys <<= np.uint64(id_bits(num_nodes))
-    keys |= low.astype(np.uint64)
+    keys = np.empty(len(high), np.uint64)
+    for rows in blocks(len(keys)):
+        key = keys[rows]
+        key[:] = high[rows]
+        key <<= np.uint64(id_bits(num_nodes))
+        key |= low[rows].astype(np.uint64)
     return keys
 
 
 def split_keys(keys: Keys, num_nodes: int) -> tuple[IntArray, NodeIds]:
     """Unpack :func:`pair_keys`: the high id as int64, the low one as small as it gets."""
-    high: IntArray = (keys >> np.uint64(id_bits(num_nodes))).view(np.int64)
-    low = keys & np.uint64((1 << id_bits(num_nodes)) - 1)
-    return high, low.astype(np.int32) if num_nodes <= np.iinfo(np.int32).max else low.view(np.int64)
+    high = np.empty(len(keys), np.int64)
+    fits = num_nodes <= np.iinfo(np.int32).max
+    low: NodeIds = np.empty(len(keys), np.int32) if fits else np.empty(len(keys), np.int64)
+    for rows in blocks(len(keys)):
+        np.right_shift(keys[rows], np.uint64(id_bits(num_nodes)), out=high[rows].view(np.uint64))
+        low[rows] = keys[rows] & np.uint64((1 << id_bits(num_nodes)) - 1)
+    return high, low
 
 
 def both_directions(one: NodeIds, other: NodeIds, num_nodes: int) -> IntArray:

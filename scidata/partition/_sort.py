@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -9,7 +10,9 @@ import numpy.typing as npt
 
 from scidata.types import IntArray
 
-__all__ = ["Keys", "run_starts", "stable_sort"]
+__all__ = ["Keys", "blocks", "run_starts", "stable_sort"]
+
+_BLOCK = 1 << 15
 
 Keys: TypeAlias = npt.NDArray[np.uint64]
 
@@ -22,19 +25,37 @@ def stable_sort(keys: Keys, num_bits: int) -> tuple[Keys, IntArray]:
     """
     row_bits = max(len(keys) - 1, 0).bit_length()
     lost = max(num_bits + row_bits - 64, 0)
-    words = keys >> np.uint64(lost)
-    words <<= np.uint64(row_bits)
-    words |= np.arange(len(keys), dtype=np.uint64)
+    words, order = np.empty(len(keys), np.uint64), np.empty(len(keys), np.int64)
+    for rows in blocks(len(keys)):
+        word = np.right_shift(keys[rows], np.uint64(lost), out=words[rows])
+        word <<= np.uint64(row_bits)
+        word |= np.arange(rows.start, rows.stop, dtype=np.uint64)
     words.sort()
-    order: IntArray = (words & np.uint64((1 << row_bits) - 1)).view(np.int64)
-    words >>= np.uint64(row_bits)
+    for rows in blocks(len(keys)):
+        word = words[rows]
+        np.bitwise_and(word, np.uint64((1 << row_bits) - 1), out=order[rows].view(np.uint64))
+        word >>= np.uint64(row_bits)
     if not lost:
         return words, order
     starts = run_starts(words)
     tied = np.flatnonzero(~starts | ~np.append(starts[1:], True))
-    rows = order[tied]
-    order[tied] = rows[np.argsort(keys[rows], kind="stable")]
+    order[tied] = _by_lost_bits(keys, order[tied], np.cumsum(starts[tied]), lost)
     return keys[order], order
+
+
+def _by_lost_bits(keys: Keys, rows: IntArray, runs: IntArray, lost: int) -> IntArray:
+    """Return rows, given run by run and ascending in each, by the low bits of their keys, then by row."""
+    low = keys[rows] & np.uint64((1 << lost) - 1)
+    run_bits = int(runs[-1]).bit_length() if len(runs) else 0
+    if run_bits + lost > 64 - max(len(rows) - 1, 0).bit_length():
+        return rows[np.lexsort((low, runs))]
+    low |= runs.view(np.uint64) << np.uint64(lost)
+    return rows[stable_sort(low, run_bits + lost)[1]]
+
+
+def blocks(num: int) -> Iterator[slice]:
+    """Cut rows into blocks whose temporaries stay in a second-level cache, and need no fresh pages each."""
+    return (slice(start, min(start + _BLOCK, num)) for start in range(0, num, _BLOCK))
 
 
 def run_starts(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scidata.errors import ConfigError
@@ -24,6 +24,7 @@ def cut_graphs(draw):
     return bounds, ghosts
 
 
+@settings(deadline=None)
 @given(cut_graphs())
 def test_local_numbering_owners_and_counts(case):
     bounds, ghosts = case
@@ -39,6 +40,7 @@ def test_local_numbering_owners_and_counts(case):
         assert index_map.recv_counts[part] == 0
 
 
+@settings(deadline=None)
 @given(cut_graphs())
 def test_what_is_sent_arrives_as_the_ghosts_in_their_order(case):
     bounds, ghosts = case

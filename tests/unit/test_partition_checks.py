@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scidata.errors import ConfigError
@@ -176,6 +176,7 @@ def test_crowded_faces_may_be_accepted():
         repair(raw, check_sample(raw), ())
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_a_repaired_sample_has_no_findings_left(data):
     num_nodes = data.draw(st.integers(1, 8))

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial import Delaunay
 
@@ -45,6 +45,7 @@ def mesh(num_points, dims, seed=0):
     return points, np.arange(len(cells) + 1) * (dims + 1), cells.ravel().astype(np.int64), types
 
 
+@settings(deadline=None)
 @given(graphs())
 def test_csr_holds_each_edge_once_by_destination_then_source(graph):
     src, dst, num_nodes = graph
@@ -60,6 +61,7 @@ def test_csr_holds_each_edge_once_by_destination_then_source(graph):
     assert again.edge_id.tolist() == list(range(len(src)))
 
 
+@settings(deadline=None)
 @given(graphs(), st.data())
 def test_parts_of_a_csr_cover_the_edges_and_their_ghosts_are_the_sources_not_owned(graph, data):
     src, dst, num_nodes = graph
@@ -79,6 +81,7 @@ def test_parts_of_a_csr_cover_the_edges_and_their_ghosts_are_the_sources_not_own
     assert sorted(seen) == list(range(len(src)))
 
 
+@settings(deadline=None)
 @given(graphs(), st.data(), st.integers(0, 5))
 def test_khop_ghosts_are_those_of_repeated_search(graph, data, num_hops):
     src, dst, num_nodes = graph
@@ -105,6 +108,7 @@ def test_khop_ghosts_are_those_of_repeated_search(graph, data, num_hops):
     assert not set(asked) & set(range(start, stop))
 
 
+@settings(deadline=None)
 @given(graphs())
 def test_symmetric_edges_are_both_directions_once(graph):
     src, dst, num_nodes = graph
@@ -150,6 +154,7 @@ def edges_one_by_one(offsets, connectivity, edges):
     return sorted({(d, s) for s, d in found if s != d})
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 15), min_size=0, max_size=7), max_size=12), st.lists(st.booleans(), min_size=12)
 )
@@ -251,6 +256,7 @@ def test_edges_of_a_mesh_are_those_of_its_triangulation(dims):
         assert csr.src[indptr[node] : indptr[node + 1]].tolist() == sorted(neighbours[indptr[node] : indptr[node + 1]])
 
 
+@settings(deadline=None)
 @given(st.integers(0, 30), st.integers(1, 6), st.integers(0, 2**32 - 1), st.booleans())
 def test_nearest_neighbours_are_the_nearest_others(num_points, num_neighbours, seed, duplicated):
     points = np.random.default_rng(seed).integers(0, 4 if duplicated else 10_000, (num_points, 2)).astype(float)
@@ -291,6 +297,7 @@ def test_arguments_of_neighbours_are_checked():
             radius_edges(points, radius)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 9), max_size=40), st.integers(1, 60))
 def test_cuts_balance_any_weights_over_any_number_of_parts(weights, num_parts):
     bounds = cut_bounds(prefix_of(weights), num_parts)
@@ -308,6 +315,7 @@ def test_cuts_balance_any_weights_over_any_number_of_parts(weights, num_parts):
         assert max(sizes) - min(sizes) <= 1
 
 
+@settings(deadline=None)
 @given(st.integers(0, 200), st.integers(1, 9), st.integers(1, 64), st.integers(0, 2**32 - 1))
 def test_cuts_of_block_sums_are_close_to_those_of_rows(num_rows, num_parts, block, seed):
     weights = np.random.default_rng(seed).integers(1, 10, num_rows)
@@ -350,6 +358,7 @@ def test_wrong_weights_are_refused_with_their_rows():
         prefix_of([[1.0]])
 
 
+@settings(deadline=None)
 @given(graphs(), st.data())
 def test_quality_counts_what_a_plain_count_gives(graph, data):
     src, dst, num_nodes = graph

@@ -54,6 +54,7 @@ def skilling(cell, num_bits):
     return key
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_keys_are_those_of_skillings_transform(data):
     num_axes, num_bits = data.draw(st.sampled_from([(2, 31), (3, 21)]))
@@ -73,6 +74,7 @@ def test_keys_of_points_on_a_grid_follow_the_curve(num_axes):
     assert (np.abs(np.diff(walked, axis=0)).sum(axis=1) == 1).all()
 
 
+@settings(deadline=None)
 @given(clouds)
 def test_orders_are_permutations_and_do_not_depend_on_scale(points):
     for order in (order_hilbert(points)[0], order_rcb(points), order_rcb(points, levels=3)):
@@ -82,6 +84,7 @@ def test_orders_are_permutations_and_do_not_depend_on_scale(points):
     assert np.array_equal(hilbert_keys(points), hilbert_keys(points.astype(np.float32)))
 
 
+@settings(deadline=None)
 @given(hnp.arrays(np.uint64, st.integers(0, 60), elements=st.integers(0, 63)), st.integers(6, 64))
 def test_stable_sort_is_stable_also_where_the_row_displaces_bits(low, num_bits):
     keys = low << np.uint64(num_bits - 6) | (low & np.uint64(3 if num_bits > 8 else 0))
@@ -198,7 +201,7 @@ def test_points_that_have_no_place_are_refused(make):
             make(wrong)
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(
     hnp.arrays(
         np.float64, st.tuples(st.integers(1, 20), st.just(2)), elements=st.floats(allow_nan=False, allow_infinity=False)

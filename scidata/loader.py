@@ -19,14 +19,15 @@ import torch.utils.data
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import IterableDataset, Sampler
 
+from scidata._slots import Slot
 from scidata.device_mesh import axis_size
 from scidata.errors import ConfigError
-from scidata.prefetch import BufferRing, DeviceCopier, HostCopier, Prefetcher, PrefetchStats
+from scidata.prefetch import BufferRing, DeviceCopier, HostCopier, Prefetcher, PrefetchStats, SlotRing
 from scidata.sample import Sample, collate
 from scidata.sampler import DistributedSampler
 from scidata.types import BufferSpec
 
-__all__ = ["BufferedDataset", "DataLoader"]
+__all__ = ["BufferedDataset", "DataLoader", "PartDataset"]
 
 
 @runtime_checkable
@@ -52,8 +53,30 @@ class BufferedDataset(Protocol):
         ...
 
 
+@runtime_checkable
+class PartDataset(Protocol):
+    """What the loader needs of a data set whose samples differ in size: :func:`scidata.open_dataset` of a store."""
+
+    mesh: DeviceMesh | None
+    dp_axis: str | None
+    transform: Callable[[Sample], Sample] | None
+
+    def __len__(self) -> int: ...
+
+    def read_local(self, index: int) -> Any:
+        """Read this rank's part of one sample; thread-safe. It may have ``fields``, by name, and ``stats``."""
+        ...
+
+    def assemble(self, local: Any, *, index: int) -> Sample:
+        """Wrap what was read; in the thread that uses it."""
+        ...
+
+
 class DataLoader(torch.utils.data.DataLoader[Any]):
-    """Batches of a :class:`scidata.ShardedDataset`, read ahead by threads into reused buffers.
+    """Batches of a data set of :func:`scidata.open_dataset`, read ahead by threads, of grids into reused buffers.
+
+    Samples of grids are stacked; meshes, clouds and graphs, whose sizes differ, become a disjoint union with a
+    ``batch`` vector.
 
     Takes all of ``torch.utils.data.DataLoader``'s arguments and raises its errors; those that mean something else
     here, and those that are refused, are listed below. No process is started and nothing communicates: that all ranks
@@ -61,11 +84,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     A batch stays valid for as long as it, or any tensor on its memory, is kept. Memory is bounded by
     ``prefetch_factor + 1`` batches (2 with ``num_workers=0``), and one more for each batch kept beyond the current one.
-    The buffers of ended epochs are kept for the next, until the loader is dropped.
+    The buffers of ended epochs are kept for the next, until the loader is dropped. Samples that differ in size are read
+    into memory of their own.
 
     Parameters
     ----------
-    dataset : ShardedDataset
+    dataset : ShardedDataset or IrregularDataset
         With a mesh whose ``dp`` axis has several ranks, each reads its own samples: see ``sampler``.
     batch_size : int or None
         Samples per dp rank. None hands out samples without a batch dimension.
@@ -82,10 +106,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         set has a transform, :func:`scidata.collate` stacks the transformed samples.
     pin_memory : bool
         Read into page-locked memory, where CUDA is available. Without ``device`` the batches themselves are pinned,
-        and torch's pinned allocator, not the loader, recycles their memory.
+        and torch's pinned allocator, not the loader, recycles their memory. Grids only.
     device : torch.device or str, optional
-        Where the tensors are handed out; on CUDA they are copied on a stream of their own, one batch ahead of use.
-        Default: on the host.
+        Where the tensors are handed out; on CUDA they are copied on a stream of their own, one batch ahead of use
+        (samples that differ in size: when they are handed out). Default: on the host.
     prefetch_factor : int, optional
         Batches in flight in all, default 2: torch counts per worker.
 
@@ -95,14 +119,14 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         A data set that cannot be read into buffers (use torch's DataLoader for it); ``worker_init_fn``,
         ``multiprocessing_context``, ``persistent_workers``, ``timeout`` (there are no worker processes),
         ``in_order=False`` (ranks would disagree), ``pin_memory_device`` (use ``device``); ``generator`` where the order
-        must be the same on several ranks.
+        must be the same on several ranks; ``pin_memory`` where samples differ in size.
     ValueError
         As torch does, for arguments that contradict each other.
     """
 
     def __init__(
         self,
-        dataset: BufferedDataset,
+        dataset: BufferedDataset | PartDataset,
         batch_size: int | None = 1,
         shuffle: bool | None = None,
         sampler: Sampler[int] | Iterable[int] | None = None,
@@ -172,6 +196,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             "timeout": (self.timeout > 0, "a read is not interrupted; leave it out"),
             "in_order": (not self.in_order, "ranks of a domain would disagree on the sample; leave it out"),
             "pin_memory_device": (self.pin_memory_device != "", "pass device= instead"),
+            "pin_memory": (self.pin_memory and not _has_buffers(self.dataset), "samples differ in size; leave it out"),
         }
         for name, (given, remedy) in refused.items():
             if given:
@@ -188,19 +213,28 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def __iter__(self) -> Any:
         """Begin an epoch: an iterator of its own, whose threads end with it."""
-        device = self._cuda_device()
+        device, dataset = self._cuda_device(), self.dataset
+        if _has_buffers(dataset):
+            prefetcher = self._into_buffers(device)
+        else:
+            prefetcher = self._prefetcher(SlotRing(max(1, self.prefetch_factor or 0)), _part_reader(dataset))
+        return _Batches(prefetcher, dataset, self.collate_fn, batched=self._auto_collation, device=device)  # type: ignore[arg-type]
+
+    def _into_buffers(self, device: torch.device | None) -> Prefetcher:
         ring, idle = self._take_ring(), self._idle_rings
-        prefetcher = Prefetcher(
+        copier = HostCopier(ring) if device is None else DeviceCopier(ring, device)
+        return self._prefetcher(ring, _filler(self.dataset), copier=copier, on_close=lambda: idle.append(ring))  # type: ignore[arg-type]
+
+    def _prefetcher(self, ring: BufferRing | SlotRing, fill: Callable[[int, Any], int], **options: Any) -> Prefetcher:
+        return Prefetcher(
             _items(iter(self._index_sampler), self._auto_collation),
-            _filler(self.dataset),  # type: ignore[arg-type]
+            fill,
             ring,
             num_workers=self.num_workers,
             prefetch=self.prefetch_factor or 0,
-            copier=HostCopier(ring) if device is None else DeviceCopier(ring, device),
             stats=self._stats,
-            on_close=lambda: idle.append(ring),
+            **options,
         )
-        return _Batches(prefetcher, self.dataset, self.collate_fn, batched=self._auto_collation)  # type: ignore[arg-type]
 
     def _cuda_device(self) -> torch.device | None:
         """Return the CUDA device with its index, which reader threads would not know; None for the host."""
@@ -227,7 +261,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     # -- state -------------------------------------------------------------------------------------------------------
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the sampler which epoch comes next, where it wants to know."""
+        """Tell the sampler, and the data set, which epoch comes next, where they want to know."""
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(epoch)
         for owner in (self.batch_sampler, getattr(self.batch_sampler, "sampler", None), self.sampler):
             set_epoch = getattr(owner, "set_epoch", None)
             if set_epoch is not None:
@@ -247,12 +283,19 @@ class _Batches(Iterator[Any]):
     """One epoch. Keeps no batch between two calls, so that the user alone decides how long one lives."""
 
     def __init__(
-        self, prefetcher: Prefetcher, dataset: BufferedDataset, collate_fn: Callable[[Any], Any], *, batched: bool
+        self,
+        prefetcher: Prefetcher,
+        dataset: BufferedDataset | PartDataset,
+        collate_fn: Callable[[Any], Any],
+        *,
+        batched: bool,
+        device: torch.device | None,
     ) -> None:
         self._prefetcher = prefetcher
         self._dataset = dataset
         self._collate_fn = collate_fn
         self._batched = batched
+        self._device = device
 
     def __next__(self) -> Any:
         """Return the next batch, or sample."""
@@ -266,17 +309,22 @@ class _Batches(Iterator[Any]):
         """End the epoch and its threads; dropping the iterator does the same."""
         self._prefetcher.close()
 
-    def _wrap(self, index: list[int], local: Mapping[str, torch.Tensor]) -> Any:
+    def _wrap(self, index: list[int], local: Any) -> Any:
         if not self._batched:
             sample = self._sample(index[0], local, 0)
             own = self._collate_fn is not torch.utils.data._utils.collate.default_convert
             return self._collate_fn(sample) if own else sample
-        if self._dataset.transform is None and self._collate_fn is collate:
-            return self._dataset.assemble(local, index=index, batched=True)
+        if self._dataset.transform is None and self._collate_fn is collate and isinstance(local, Mapping):
+            return self._dataset.assemble(local, index=index, batched=True)  # type: ignore[call-arg, arg-type]
         return self._collate_fn([self._sample(i, local, slot) for slot, i in enumerate(index)])
 
-    def _sample(self, index: int, local: Mapping[str, torch.Tensor], slot: int) -> Sample:
-        sample = self._dataset.assemble({name: t[slot] for name, t in local.items()}, index=index, batched=False)
+    def _sample(self, index: int, local: Any, slot: int) -> Sample:
+        if isinstance(local, list):  # parts of samples that differ in size
+            sample = self._dataset.assemble(local[slot], index=index)  # type: ignore[call-arg]
+            sample = sample if self._device is None else sample.to(self._device, non_blocking=True)
+        else:
+            part = {name: t[slot] for name, t in local.items()}
+            sample = self._dataset.assemble(part, index=index, batched=False)  # type: ignore[call-arg]
         return sample if self._dataset.transform is None else self._dataset.transform(sample)
 
 
@@ -293,15 +341,30 @@ def _filler(dataset: BufferedDataset) -> Callable[[int, Mapping[str, npt.NDArray
     return fill
 
 
-def _needs_agreement(dataset: BufferedDataset, shuffle: bool) -> bool:
+def _part_reader(dataset: Any) -> Callable[[int, Slot], int]:
+    def fill(index: int, out: Slot) -> int:
+        out.part = part = dataset.read_local(index)
+        out.nbytes = sum(values.nbytes for values in getattr(part, "fields", {}).values())
+        return getattr(getattr(part, "stats", None), "bytes_fetched", 0)
+
+    return fill
+
+
+def _needs_agreement(dataset: BufferedDataset | PartDataset, shuffle: bool) -> bool:
     """Whether ranks would go different ways, or all the same way over dp, with torch's own samplers."""
     return dataset.mesh is not None and (shuffle or axis_size(dataset.mesh, dataset.dp_axis) > 1)
 
 
+def _has_buffers(dataset: Any) -> bool:
+    """Whether all samples have the same sizes, known beforehand."""
+    return hasattr(dataset, "buffer_specs")
+
+
 def _check_dataset(dataset: Any) -> None:
-    missing = [n for n in ("buffer_specs", "read_into", "assemble", "__len__") if not hasattr(dataset, n)]
+    methods = ("read_into",) if _has_buffers(dataset) else ("read_local",)
+    missing = [name for name in (*methods, "assemble", "__len__") if not hasattr(dataset, name)]
     if missing or isinstance(dataset, IterableDataset):
         raise ConfigError(
-            f"scidata.DataLoader reads into buffers, which {type(dataset).__name__} cannot do (it has no "
+            f"scidata.DataLoader reads parts of samples, which {type(dataset).__name__} cannot do (it has no "
             f"{', '.join(missing) or 'length'}); make it with scidata.open_dataset, or use torch.utils.data.DataLoader"
         )

@@ -20,19 +20,30 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import torch
 
-from scidata._buffers import Array, BufferRing, BufferSet
+from scidata._buffers import BufferRing, BufferSet
+from scidata._slots import SlotCopier, SlotRing
 from scidata.errors import ConfigError
 
-__all__ = ["BufferRing", "BufferSet", "Copier", "DeviceCopier", "HostCopier", "Prefetcher", "PrefetchStats"]
+__all__ = [
+    "BufferRing",
+    "BufferSet",
+    "Copier",
+    "DeviceCopier",
+    "HostCopier",
+    "PrefetchStats",
+    "Prefetcher",
+    "SlotCopier",
+    "SlotRing",
+]
 
-#: Reads one sample, by its index, into the given arrays; returns the bytes it fetched, where it knows them.
-Fill: TypeAlias = Callable[[int, Mapping[str, Array]], int | None]
+#: Reads one sample, by its index, into the given arrays (or slot); returns the bytes it fetched, where it knows them.
+Fill: TypeAlias = Callable[[int, Any], int | None]
 
 _JOIN_SECONDS = 5.0  # a read that hangs (a dead file system) must not hang the exit too
 
@@ -42,11 +53,11 @@ TicketT = TypeVar("TicketT")
 class Copier(Protocol[TicketT]):
     """Turns a filled set into tensors, in two halves, so that the first can run ahead of the use."""
 
-    def start(self, buffers: BufferSet) -> TicketT:
+    def start(self, buffers: Any) -> TicketT:
         """Begin; any thread."""
         ...
 
-    def finish(self, ticket: TicketT) -> dict[str, torch.Tensor]:
+    def finish(self, ticket: TicketT) -> Any:
         """Return tensors that are safe to use from here on; on the thread that uses them."""
         ...
 
@@ -142,7 +153,7 @@ class _Work:
     number: int
     item: list[int]
     remaining: int = field(init=False)
-    buffers: BufferSet | None = None
+    buffers: Any = None  # a BufferSet or a SlotSet
     ticket: Any = None
     filled: bool = False
     started: bool = False  # the copy; whoever sets it does it
@@ -156,13 +167,17 @@ class _Work:
         self.remaining = len(self.item)
 
 
+def _copier_for(ring: BufferRing | SlotRing) -> Copier[Any]:
+    return SlotCopier(ring) if isinstance(ring, SlotRing) else HostCopier(ring)
+
+
 class _Readers(Generic[TicketT]):
     """What the consumer and the reader threads share.
 
     Holds no reference to the :class:`Prefetcher`, so that one which is dropped is collected and ends its threads.
     """
 
-    def __init__(self, fill: Fill, ring: BufferRing, copier: Copier[TicketT]) -> None:
+    def __init__(self, fill: Fill, ring: BufferRing | SlotRing, copier: Copier[TicketT]) -> None:
         self.fill = fill
         self.ring = ring
         self.copier = copier
@@ -245,7 +260,7 @@ class _Readers(Generic[TicketT]):
             work.started = work.started or mine
         if mine:
             try:
-                work.ticket = self.copier.start(work.buffers)  # type: ignore[arg-type]
+                work.ticket = self.copier.start(work.buffers)
             except BaseException as e:
                 work.error = e
 
@@ -282,11 +297,12 @@ def _shut_down(
         on_close()
 
 
-class Prefetcher(Iterator[tuple[list[int], dict[str, torch.Tensor]]]):
+class Prefetcher(Iterator[tuple[list[int], Any]]):
     """Iterate over items (lists of sample indices), reading ahead in threads; gives ``(item, tensors)`` in order.
 
-    ``tensors`` hold the samples of an item side by side: ``(len(item), *shape)`` a field. At most ``prefetch`` items
-    are being read or lie ready while the consumer works on another. The items' iterator runs in the consumer's thread.
+    ``tensors`` hold the samples of an item side by side: ``(len(item), *shape)`` a field; with a :class:`SlotRing` they
+    are the list of what ``fill`` put into the slots. At most ``prefetch`` items are being read or lie ready while the
+    consumer works on another. The items' iterator runs in the consumer's thread.
 
     Parameters
     ----------
@@ -313,7 +329,7 @@ class Prefetcher(Iterator[tuple[list[int], dict[str, torch.Tensor]]]):
         self,
         items: Iterable[Sequence[int]],
         fill: Fill,
-        ring: BufferRing,
+        ring: BufferRing | SlotRing,
         *,
         num_workers: int = 2,
         prefetch: int = 2,
@@ -328,12 +344,12 @@ class Prefetcher(Iterator[tuple[list[int], dict[str, torch.Tensor]]]):
         self._num_workers = num_workers
         self._prefetch = max(1, prefetch) if num_workers else 0
         self._ring = ring
-        self._readers: _Readers[Any] = _Readers(fill, ring, HostCopier(ring) if copier is None else copier)
+        self._readers: _Readers[Any] = _Readers(fill, ring, _copier_for(ring) if copier is None else copier)
         self._pending: deque[_Work] = deque()
         self._threads: list[threading.Thread] = []
         self._finalizer = weakref.finalize(self, _shut_down, self._readers, self._threads, self._pending, on_close)
 
-    def __next__(self) -> tuple[list[int], dict[str, torch.Tensor]]:
+    def __next__(self) -> tuple[list[int], Any]:
         """Return the next item's indices and tensors."""
         if not self._finalizer.alive:
             raise StopIteration
@@ -347,7 +363,7 @@ class Prefetcher(Iterator[tuple[list[int], dict[str, torch.Tensor]]]):
         """End the threads and return the buffers; the iteration is over. Also happens when this is let go."""
         self._finalizer()
 
-    def _next(self) -> tuple[list[int], dict[str, torch.Tensor]]:
+    def _next(self) -> tuple[list[int], Any]:
         self._ring.make_room()
         self._submit()
         if not self._pending:
@@ -405,7 +421,7 @@ class Prefetcher(Iterator[tuple[list[int], dict[str, torch.Tensor]]]):
         self._readers.start_copy(head)  # filled before it was allowed
         self.stats.wait_seconds += time.perf_counter() - began
 
-    def _hand_over(self, head: _Work) -> tuple[list[int], dict[str, torch.Tensor]]:
+    def _hand_over(self, head: _Work) -> tuple[list[int], Any]:
         if head.error is not None:
             error, head.error = head.error, None  # no cycle through its traceback, which would keep the buffers
             try:

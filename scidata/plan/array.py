@@ -6,27 +6,19 @@ made for any rank of any world size without starting it, and is stored as those 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from scidata.plan import as_json
 from scidata.errors import ConfigError, CorruptDataError
-from scidata.plan.pieces import Boxes, DimPieces, cut_selection, make_boxes, needed_chunks
-from scidata.plan.spans import (
-    Reads,
-    Spans,
-    chunk_shapes,
-    dest_strides,
-    element_strides,
-    gap_limits,
-    group_reads,
-    make_spans,
-)
+from scidata.plan import as_json
+from scidata.plan.cut import Cut, find_cut
+from scidata.plan.pieces import Boxes, DimPieces
+from scidata.plan.spans import Reads, Spans, group_reads
+from scidata.plan.tables import EncodedChunks, Pattern, encoded_table, find_tables, spans_of
 from scidata.types import ArrayLayout, ChunkRefs, IntArray, Selection
 
 __all__ = ["ArrayPlan", "EncodedChunks", "PlanSummary", "ReadPlan", "chunks_needed", "plan_array", "summarize"]
@@ -42,32 +34,8 @@ def chunks_needed(layout: ArrayLayout, selection: Selection) -> IntArray:
     ConfigError
         The selection does not fit the layout.
     """
-    return needed_chunks(cut_selection(layout, selection))
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class EncodedChunks:
-    """Chunks that are fetched whole and decoded, in the order of their reads; arrays have one row per chunk.
-
-    Attributes
-    ----------
-    chunk_row
-        Row among the plan's chunks.
-    nbytes
-        Size when decoded.
-    wanted
-        Elements selected.
-    direct
-        bool: all of the chunk lands contiguous in the destination, so it can be decoded straight into it.
-    dest
-        Destination of its first element, in elements, where ``direct``.
-    """
-
-    chunk_row: IntArray
-    nbytes: IntArray
-    wanted: IntArray
-    direct: npt.NDArray[np.bool_]
-    dest: IntArray
+    cut, origin = find_cut(layout, selection)
+    return origin.move_chunks(cut.chunks)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -91,6 +59,8 @@ class ArrayPlan:
         True where every range is known.
     pieces, boxes, spans, span_reads, encoded, encoded_reads, absent
         The tables the reader works from; ``absent`` are rows of ``chunks`` that the store does not have.
+    pattern
+        Shared by plans that are alike but for places: the reader keeps there what it derives from the tables.
     """
 
     layout: ArrayLayout
@@ -100,15 +70,16 @@ class ArrayPlan:
     chunks: IntArray
     pieces: tuple[DimPieces, ...]
     boxes: Boxes
-    spans: Spans | None
-    span_reads: Reads | None
-    encoded: EncodedChunks | None
-    encoded_reads: Reads | None
-    absent: IntArray
     bytes_wanted: int
     bytes_fetched: int
     bytes_decoded: int
     exact: bool
+    spans: Spans | None = None
+    span_reads: Reads | None = None
+    encoded: EncodedChunks | None = None
+    encoded_reads: Reads | None = None
+    absent: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
+    pattern: Pattern = field(default_factory=Pattern)
 
     @property
     def num_chunks(self) -> int:
@@ -171,54 +142,90 @@ def plan_array(
     CorruptDataError
         A chunk's offset or size makes no sense.
     """
-    pieces = cut_selection(layout, selection)
-    _check_destination(layout, pieces, out_shape)
-    chunks, boxes = needed_chunks(pieces), make_boxes(pieces)
-    item = layout.dtype.itemsize
-    wanted = math.prod(p.num_wanted for p in pieces) * item
-    shapes = chunk_shapes(layout, chunks)
-    sizes = np.broadcast_to(shapes.prod(axis=1) * item, (len(chunks),))
-    no_rows = np.empty(0, np.int64)
+    cut, origin = find_cut(layout, selection)
+    _check_destination(layout, cut, out_shape)
+    chunks = origin.move_chunks(cut.chunks)
     common: dict[str, Any] = {
         "layout": layout, "selection": selection, "out_shape": tuple(out_shape), "chunks": chunks,
-        "pieces": pieces, "boxes": boxes, "bytes_wanted": wanted,
+        "pieces": origin.move_pieces(cut.pieces), "boxes": cut.boxes,
+        "bytes_wanted": cut.num_wanted * layout.dtype.itemsize,
     }  # fmt: skip
     if layout.fallback:
-        total = int(sizes.sum())
-        return ArrayPlan(
-            **common, refs=None, spans=None, span_reads=None, encoded=None, encoded_reads=None, absent=no_rows,
-            bytes_fetched=total, bytes_decoded=total, exact=False,
-        )  # fmt: skip
+        total = int(cut.nbytes.sum())
+        return ArrayPlan(**common, refs=None, bytes_fetched=total, bytes_decoded=total, exact=False)
     if refs is not None:
         _check_refs(layout, chunks, refs)
-    is_raw, present = _kinds(layout, refs, len(chunks))
-    raw_boxes = np.flatnonzero((is_raw & present)[boxes.chunk_row])
-    spans, span_reads, raw_bytes = _plan_raw(layout, pieces, boxes, raw_boxes, shapes, refs, out_shape)
-    rows = np.flatnonzero(present & ~is_raw)
-    encoded, encoded_reads, encoded_bytes = _plan_encoded(layout, pieces, boxes, rows, shapes, sizes, refs, out_shape)
+        if len(chunks) and refs.skipped_codecs is None and int(refs.path_index.min()) >= 0:
+            return _plan_uniform(layout, cut, origin.first_byte(layout), refs, common)
+    return _plan_mixed(layout, cut, refs, common)
+
+
+def _plan_uniform(layout: ArrayLayout, cut: Cut, first_byte: int, refs: ChunkRefs, common: dict[str, Any]) -> ArrayPlan:
+    """Plan chunks that are all there, and all raw or all encoded alike."""
+    tables = find_tables(layout, cut, common["out_shape"], refs.paths)
+    if layout.codecs:
+        encoded, reads, pattern = tables.order_encoded(refs)
+        fetched = int(reads.nbytes.sum())
+        return ArrayPlan(
+            **common, refs=refs, encoded=encoded, encoded_reads=reads, pattern=pattern,
+            bytes_fetched=fetched, bytes_decoded=int(cut.nbytes.sum()), exact=True,
+        )  # fmt: skip
+    spans, reads, pattern = tables.order_raw(refs, first_byte)
+    fetched = int(reads.nbytes.sum())
     return ArrayPlan(
-        **common, refs=refs, spans=spans, span_reads=span_reads, encoded=encoded, encoded_reads=encoded_reads,
-        absent=np.flatnonzero(~present), bytes_fetched=raw_bytes + encoded_bytes,
-        bytes_decoded=raw_bytes + int(sizes[rows].sum()), exact=refs is not None,
+        **common, refs=refs, spans=spans, span_reads=reads, pattern=pattern,
+        bytes_fetched=fetched, bytes_decoded=fetched, exact=True,
     )  # fmt: skip
 
 
-def _check_destination(layout: ArrayLayout, pieces: tuple[DimPieces, ...], out_shape: tuple[int, ...]) -> None:
+def _plan_mixed(layout: ArrayLayout, cut: Cut, refs: ChunkRefs | None, common: dict[str, Any]) -> ArrayPlan:
+    """Plan chunks of which some are absent, or raw where others are encoded; or of unknown places."""
+    pieces, boxes, out_shape = common["pieces"], cut.boxes, common["out_shape"]
+    is_raw, present = _kinds(layout, refs, len(cut.chunks))
+    rows = np.flatnonzero(present & ~is_raw)
+    boxes_raw = np.flatnonzero((is_raw & present)[boxes.chunk_row])
+    spans = encoded = span_reads = encoded_reads = None
+    raw_bytes = encoded_bytes = 0
+    if len(boxes_raw):
+        spans = spans_of(layout, cut, pieces, boxes_raw, out_shape, refs.paths if refs is not None else ())
+        raw_bytes = int(spans.nbytes.sum())
+        if refs is not None:
+            chunk = boxes.chunk_row[spans.box]
+            order, span_reads = group_reads(
+                refs.path_index[chunk], refs.offset[chunk] + spans.offset, spans.nbytes,
+                direct=spans.direct, paths=refs.paths,
+            )  # fmt: skip
+            spans, raw_bytes = spans.take(order), int(span_reads.nbytes.sum())
+    if len(rows):
+        encoded = encoded_table(layout, cut, rows, out_shape)
+        encoded_bytes = int(encoded.nbytes.sum())
+        if refs is not None:
+            place = refs.path_index[rows], refs.offset[rows], refs.nbytes[rows]
+            order, encoded_reads = group_reads(*place, paths=refs.paths, decoded=encoded.nbytes)
+            encoded, encoded_bytes = encoded.take(order), int(encoded_reads.nbytes.sum())
+    return ArrayPlan(
+        **common, refs=refs, spans=spans, span_reads=span_reads, encoded=encoded, encoded_reads=encoded_reads,
+        absent=np.flatnonzero(~present), bytes_fetched=raw_bytes + encoded_bytes,
+        bytes_decoded=raw_bytes + int(cut.nbytes[rows].sum()), exact=refs is not None,
+    )  # fmt: skip
+
+
+def _check_destination(layout: ArrayLayout, cut: Cut, out_shape: tuple[int, ...]) -> None:
     if len(out_shape) != len(layout.shape):
         raise ConfigError(f"{layout.name!r}: a destination of shape {out_shape} for dimensions {layout.dims}")
-    for p, size, dim in zip(pieces, out_shape, layout.dims, strict=True):
-        if len(p.dest):
-            far = int(np.where(p.sign > 0, p.dest + p.count - 1, p.dest).max())
-            near = int(np.where(p.sign > 0, p.dest, p.dest - p.count + 1).min())
-            if near < 0 or far >= size:
-                raise ConfigError(
-                    f"{layout.name!r}: rows {near} to {far} of {dim!r} do not fit a destination of {size}"
-                )
+    for reach, size, dim in zip(cut.reach, out_shape, layout.dims, strict=True):
+        if reach is not None and (reach[0] < 0 or reach[1] >= size):
+            raise ConfigError(
+                f"{layout.name!r}: rows {reach[0]} to {reach[1]} of {dim!r} do not fit a destination of {size}"
+            )
 
 
 def _check_refs(layout: ArrayLayout, chunks: IntArray, refs: ChunkRefs) -> None:
     if not len(chunks) == len(refs.path_index) == len(refs.offset) == len(refs.nbytes):
         raise ConfigError(f"{layout.name!r}: {len(refs.path_index)} places for {len(chunks)} chunks")
+    both = refs.offset | refs.nbytes  # negative where either is, and large where either is
+    if not len(both) or (both.min() >= 0 and both.max() <= _MAX_OFFSET and refs.path_index.max() < len(refs.paths)):
+        return
     bad = (refs.path_index >= 0) & (
         (refs.offset < 0) | (refs.nbytes < 0) | (refs.offset > _MAX_OFFSET) | (refs.nbytes > _MAX_OFFSET)
     )
@@ -242,64 +249,6 @@ def _kinds(
         everything = (1 << len(layout.codecs)) - 1
         is_raw = (refs.skipped_codecs & everything) == everything
     return is_raw, refs.path_index >= 0
-
-
-def _plan_raw(
-    layout: ArrayLayout,
-    pieces: tuple[DimPieces, ...],
-    boxes: Boxes,
-    rows: IntArray,
-    shapes: IntArray,
-    refs: ChunkRefs | None,
-    out_shape: tuple[int, ...],
-) -> tuple[Spans | None, Reads | None, int]:
-    if not len(rows):
-        return None, None, 0
-    max_gap, _ = gap_limits(refs.paths if refs is not None else ())
-    box_shapes = shapes if len(shapes) == 1 else shapes[boxes.chunk_row[rows]]
-    spans = make_spans(layout, pieces, boxes, rows, box_shapes, out_shape, max_gap)
-    if refs is None:
-        return spans, None, int(spans.nbytes.sum())
-    chunk = boxes.chunk_row[spans.box]
-    order, reads = group_reads(
-        refs.path_index[chunk],
-        refs.offset[chunk] + spans.offset,
-        spans.nbytes,
-        direct=spans.direct,
-        paths=refs.paths,
-    )
-    return spans.take(order), reads, int(reads.nbytes.sum())
-
-
-def _plan_encoded(
-    layout: ArrayLayout,
-    pieces: tuple[DimPieces, ...],
-    boxes: Boxes,
-    rows: IntArray,
-    shapes: IntArray,
-    sizes: IntArray,
-    refs: ChunkRefs | None,
-    out_shape: tuple[int, ...],
-) -> tuple[EncodedChunks | None, Reads | None, int]:
-    if not len(rows):
-        return None, None, 0
-    reads, fetched = None, int(sizes[rows].sum())
-    if refs is not None:
-        place = refs.path_index[rows], refs.offset[rows], refs.nbytes[rows]
-        order, reads = group_reads(*place, paths=refs.paths, decoded=sizes[rows])
-        rows, fetched = rows[order], int(reads.nbytes.sum())
-    count = boxes.gather(pieces, "count")
-    elements = np.concatenate([[0], np.cumsum(count.prod(axis=1))])
-    wanted = elements[boxes.bounds[rows + 1]] - elements[boxes.bounds[rows]]
-    first_box = boxes.bounds[rows]
-    direct = (boxes.bounds[rows + 1] - first_box == 1) & (wanted * layout.dtype.itemsize == sizes[rows])
-    to = dest_strides(out_shape)
-    sign = boxes.gather(pieces, "sign", first_box)
-    count = count[first_box]
-    strides = element_strides(shapes if len(shapes) == 1 else shapes[rows], layout.axis_order)
-    direct &= ((count == 1) | (to * sign == strides)).all(axis=1)
-    dest = (boxes.gather(pieces, "dest", first_box) * to).sum(axis=1)
-    return EncodedChunks(chunk_row=rows, nbytes=sizes[rows], wanted=wanted, direct=direct, dest=dest), reads, fetched
 
 
 @dataclass(frozen=True, kw_only=True)

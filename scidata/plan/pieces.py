@@ -10,14 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
 from scidata.errors import ConfigError
-from scidata.types import ArrayLayout, IntArray, Segment, Selection
+from scidata.types import IntArray, Segment
 
-__all__ = ["Boxes", "DimPieces", "cut_dim", "cut_selection", "make_boxes", "needed_chunks"]
+__all__ = ["Boxes", "DimPieces", "cut_dim", "make_boxes", "needed_chunks"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,6 +47,18 @@ class DimPieces:
     def num_wanted(self) -> int:
         """Rows selected."""
         return int(self.count.sum())
+
+    def moved(self, chunk: int, row: int) -> DimPieces:
+        """Return the same pieces ``chunk`` chunks and, inside each, ``row`` rows further on."""
+        return DimPieces(
+            start=self.start + row if row else self.start,
+            count=self.count,
+            step=self.step,
+            dest=self.dest,
+            sign=self.sign,
+            chunk_row=self.chunk_row,
+            chunks=self.chunks + chunk if chunk else self.chunks,
+        )
 
     def dest_slices(self) -> list[slice]:
         """Return each piece's place in the destination."""
@@ -110,33 +121,6 @@ def cut_dim(segments: Sequence[Segment], size: int, chunk: int) -> DimPieces:
         chunk_row=chunk_row.reshape(-1)[order].astype(np.int64),
         chunks=chunks,
     )
-
-
-def cut_selection(layout: ArrayLayout, selection: Selection) -> tuple[DimPieces, ...]:
-    """Cut every dimension; raises ConfigError where the selection does not fit the layout."""
-    if len(selection) != len(layout.shape):
-        raise ConfigError(
-            f"{layout.store}: field {layout.name!r} has {len(layout.shape)} dimensions {layout.dims}, "
-            f"but the selection has {len(selection)}"
-        )
-    cuts = []
-    for segments, size, chunk in zip(selection, layout.shape, layout.chunks, strict=True):
-        few = len(segments) <= _FEW_SEGMENTS
-        cuts.append(_cut_cached(tuple(segments), size, chunk) if few else cut_dim(segments, size, chunk))
-    return tuple(cuts)
-
-
-#: Cutting is 40 small NumPy calls, and the samples of a data set differ in one dimension only. Long lists of segments
-#: cost as much to compare as to cut.
-_FEW_SEGMENTS = 16
-
-
-@lru_cache(maxsize=1024)
-def _cut_cached(segments: tuple[Segment, ...], size: int, chunk: int) -> DimPieces:
-    pieces = cut_dim(segments, size, chunk)
-    for name in pieces.__dataclass_fields__:
-        getattr(pieces, name).setflags(write=False)  # shared by many plans
-    return pieces
 
 
 def needed_chunks(pieces: Sequence[DimPieces]) -> IntArray:

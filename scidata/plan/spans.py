@@ -227,11 +227,15 @@ def group_reads(
     """
     max_gap, max_read = gap_limits(paths)
     order = np.arange(len(offset))
-    same_path = np.diff(path_index) == 0
-    if not ((np.diff(path_index) > 0) | (same_path & (np.diff(offset) >= 0))).all():
+    next_path = path_index[1:] > path_index[:-1]
+    if next_path.all():  # each range in a file of its own
+        bounds = np.arange(len(offset) + 1)
+        return order, Reads(path_index=path_index, offset=offset, nbytes=nbytes, bounds=bounds)
+    same_path = path_index[1:] == path_index[:-1]
+    if not (next_path | (same_path & (offset[1:] >= offset[:-1]))).all():
         order = np.lexsort((offset, path_index))
         path_index, offset, nbytes = path_index[order], offset[order], nbytes[order]
-        same_path = np.diff(path_index) == 0
+        same_path = path_index[1:] == path_index[:-1]
     end = offset + nbytes
     reach = end if not same_path.all() else np.maximum.accumulate(end)  # how far the ranges so far reach in the file
     gap = offset[1:] - reach[:-1]

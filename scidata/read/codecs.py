@@ -19,8 +19,8 @@ from google_crc32c import value as _crc32c  # comes with zarr
 from numcodecs import lz4, zstd
 from numcodecs.fletcher32 import Fletcher32
 
-from scidata.read import blosc
 from scidata.errors import ChecksumError, CorruptDataError, UnsupportedFormatError
+from scidata.read import blosc
 from scidata.read.blosc import Bytes
 from scidata.types import Codec
 

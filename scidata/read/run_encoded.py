@@ -8,10 +8,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from scidata.read import blosc
 from scidata.errors import CorruptDataError
-from scidata.plan.array import EncodedChunks
 from scidata.plan.spans import Reads, dest_strides
+from scidata.plan.tables import EncodedChunks
+from scidata.read import blosc
 from scidata.read.codecs import Pipeline, Scratch, check_crc32c
 from scidata.read.context import Context, ReadStats, thread_scratch
 from scidata.read.copies import Copies, merge_copies

@@ -1,0 +1,214 @@
+"""What a plan says apart from places: cut once, shared by all samples that differ in a row.
+
+Consecutive samples of a data set want the same part of another row of the sample dimension. Counted from its first
+chunk (and in a raw chunk from its first row) that is the same cut, so its tables are made once and kept in a small
+cache; a plan only adds where the cut begins and where the chunks lie.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import numpy as np
+
+from scidata.errors import ConfigError
+from scidata.plan.pieces import Boxes, DimPieces, cut_dim, make_boxes, needed_chunks
+from scidata.plan.spans import chunk_shapes, element_strides
+from scidata.types import ArrayLayout, IntArray, Segment, Selection
+
+__all__ = ["MAX_KEPT_ROWS", "Cut", "Memo", "Origin", "find_cut"]
+
+#: Bounds of what is kept: cuts, rows of a table, segments of a dimension (more cost as much to compare as to cut).
+_MAX_CUTS = 64
+MAX_KEPT_ROWS = 1024
+_MAX_SEGMENTS = 16
+
+_T = TypeVar("_T")
+
+
+class Memo:
+    """A few values by key, made when first asked for; when there are too many, all are dropped.
+
+    Thread-safe without a lock, which a fork could leave held: at worst two threads make the same value.
+    """
+
+    def __init__(self, max_values: int) -> None:
+        self._max_values = max_values
+        self._values: dict[Hashable, Any] = {}
+
+    def get(self, key: Hashable, make: Callable[[], _T], *, keep: Callable[[_T], bool] = lambda _: True) -> _T:
+        """Return the value of ``key``, made where it is new; ``keep`` says whether it stays."""
+        value: _T | None = self._values.get(key)
+        if value is None:
+            value = make()
+            if keep(value):
+                if len(self._values) >= self._max_values:
+                    self._values.clear()
+                self._values[key] = value
+        return value
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Cut:
+    """A selection cut along the chunk grid; chunks and, in raw chunks, rows count from an :class:`Origin`.
+
+    Attributes
+    ----------
+    pieces, boxes
+        The pieces of each dimension, and the boxes that they make.
+    chunks
+        ``(num_chunks, ndim)`` coordinates, C order.
+    shapes
+        ``(num_chunks, ndim)``, or ``(1, ndim)`` where all are equal: shapes as stored.
+    nbytes
+        ``(num_chunks,)`` decoded sizes.
+    num_wanted
+        Elements selected.
+    reach
+        First and last destination index of each dimension, None where nothing is selected.
+    memo
+        What was derived from this cut.
+    """
+
+    pieces: tuple[DimPieces, ...]
+    boxes: Boxes
+    chunks: IntArray
+    shapes: IntArray
+    nbytes: IntArray
+    num_wanted: int
+    reach: tuple[tuple[int, int] | None, ...]
+    memo: Memo = field(default_factory=lambda: Memo(4))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where a cut begins: its first chunk, and the first row inside it, along each dimension."""
+
+    chunk: tuple[int, ...]
+    row: tuple[int, ...]
+
+    def move_chunks(self, chunks: IntArray) -> IntArray:
+        """Return chunk coordinates of the array."""
+        return chunks + np.array(self.chunk, np.int64) if any(self.chunk) else chunks
+
+    def move_pieces(self, pieces: tuple[DimPieces, ...]) -> tuple[DimPieces, ...]:
+        """Return the pieces of the array."""
+        return tuple(
+            p.moved(chunk, row) if chunk or row else p
+            for p, chunk, row in zip(pieces, self.chunk, self.row, strict=True)
+        )
+
+    def first_byte(self, layout: ArrayLayout) -> int:
+        """Return how far into each chunk the cut begins, in bytes."""
+        if not any(self.row):
+            return 0
+        strides: list[int] = element_strides(np.array([layout.chunks], np.int64), layout.axis_order)[0].tolist()
+        return layout.dtype.itemsize * sum(r * s for r, s in zip(self.row, strides, strict=True))
+
+
+def find_cut(layout: ArrayLayout, selection: Selection) -> tuple[Cut, Origin]:
+    """Cut ``selection``, or find the same cut from another origin.
+
+    Raises
+    ------
+    ConfigError
+        The selection does not fit the layout.
+    """
+    if len(selection) != len(layout.shape):
+        raise ConfigError(
+            f"{layout.store}: field {layout.name!r} has {len(layout.shape)} dimensions {layout.dims}, "
+            f"but the selection has {len(selection)}"
+        )
+    at_start = Origin(chunk=(0,) * len(selection), row=(0,) * len(selection))
+    extents = [_extent(*dim) for dim in zip(selection, layout.shape, strict=True)]
+    known = [e for e in extents if e is not None]
+    if len(known) < len(extents):
+        return _make_cut(layout, selection), at_start
+    ranges = [(low // c, high // c) for (low, high), c in zip(known, layout.chunks, strict=True)]
+    if math.prod(len(s) * (b - a + 1) for s, (a, b) in zip(selection, ranges, strict=True)) > MAX_KEPT_ROWS:
+        return _make_cut(layout, selection), at_start
+    if layout.edge_chunks_clipped:  # the chunks' shapes depend on where they are
+        return _kept_cut(_Grid(layout), selection), at_start
+    moves = not layout.codecs and not layout.fallback
+    origin = Origin(
+        chunk=tuple(a for a, _ in ranges),
+        row=tuple(
+            low - a * c if moves and a == b else 0
+            for (low, _), (a, b), c in zip(known, ranges, layout.chunks, strict=True)
+        ),
+    )
+    shifts = [a * c + row for a, c, row in zip(origin.chunk, layout.chunks, origin.row, strict=True)]
+    return _kept_cut(_Grid(layout), tuple(map(_moved_down, selection, shifts))), origin
+
+
+def _extent(segments: Sequence[Segment], size: int) -> tuple[int, int] | None:
+    """Return the first and last row, or None where segments are none, many, empty or wrong."""
+    if not 0 < len(segments) <= _MAX_SEGMENTS:
+        return None
+    low, high = size, -1
+    for s in segments:
+        last = s.start + (s.count - 1) * s.step
+        low, high = min(low, s.start, last), max(high, s.start, last)
+        if s.count < 1 or s.step == 0 or s.offset < 0:
+            return None
+    return (low, high) if low >= 0 and high < size else None
+
+
+def _moved_down(segments: tuple[Segment, ...], shift: int) -> tuple[Segment, ...]:
+    if shift == 0:
+        return segments
+    return tuple(Segment(start=s.start - shift, count=s.count, step=s.step, offset=s.offset) for s in segments)
+
+
+class _Grid:
+    """A layout as a key: equal where cuts are."""
+
+    __slots__ = ("_key", "layout")
+
+    def __init__(self, layout: ArrayLayout) -> None:
+        self.layout = layout
+        order, item = layout.axis_order, layout.dtype.itemsize
+        self._key = (layout.shape, layout.chunks, order, item, layout.edge_chunks_clipped)
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Grid) and self._key == other._key
+
+
+@lru_cache(maxsize=_MAX_CUTS)
+def _kept_cut(grid: _Grid, selection: Selection) -> Cut:
+    cut = _make_cut(grid.layout, selection)
+    for p in cut.pieces:
+        for name in p.__dataclass_fields__:
+            getattr(p, name).setflags(write=False)  # shared by many plans
+    for table in (cut.chunks, cut.boxes.piece, cut.boxes.chunk_row, cut.boxes.bounds):
+        table.setflags(write=False)
+    return cut
+
+
+def _make_cut(layout: ArrayLayout, selection: Selection) -> Cut:
+    pieces = tuple(cut_dim(*dim) for dim in zip(selection, layout.shape, layout.chunks, strict=True))
+    chunks = needed_chunks(pieces)
+    shapes = chunk_shapes(layout, chunks)
+    return Cut(
+        pieces=pieces,
+        boxes=make_boxes(pieces),
+        chunks=chunks,
+        shapes=shapes,
+        nbytes=np.broadcast_to(shapes.prod(axis=1) * layout.dtype.itemsize, (len(chunks),)),
+        num_wanted=math.prod(p.num_wanted for p in pieces),
+        reach=tuple(_reach(p) for p in pieces),
+    )
+
+
+def _reach(p: DimPieces) -> tuple[int, int] | None:
+    if not len(p.dest):
+        return None
+    near = np.where(p.sign > 0, p.dest, p.dest - p.count + 1)
+    return int(near.min()), int((near + p.count - 1).max())

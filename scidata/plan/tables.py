@@ -1,0 +1,173 @@
+"""The tables that follow from a cut and a destination, and their order once the places of the chunks are known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata._files import is_url
+from scidata.plan.cut import MAX_KEPT_ROWS, Cut, Memo
+from scidata.plan.pieces import DimPieces
+from scidata.plan.spans import (
+    Reads,
+    Spans,
+    dest_strides,
+    element_strides,
+    gap_limits,
+    group_reads,
+    make_spans,
+)
+from scidata.types import ArrayLayout, ChunkRefs, IntArray
+
+__all__ = ["EncodedChunks", "Pattern", "Tables", "encoded_table", "find_tables", "spans_of"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EncodedChunks:
+    """Chunks that are fetched whole and decoded, in the order of their reads; arrays have one row per chunk.
+
+    Attributes
+    ----------
+    chunk_row
+        Row among the plan's chunks.
+    nbytes
+        Size when decoded.
+    wanted
+        Elements selected.
+    direct
+        bool: all of the chunk lands contiguous in the destination, so it can be decoded straight into it.
+    dest
+        Destination of its first element, in elements, where ``direct``.
+    """
+
+    chunk_row: IntArray
+    nbytes: IntArray
+    wanted: IntArray
+    direct: npt.NDArray[np.bool_]
+    dest: IntArray
+
+    def take(self, order: IntArray) -> EncodedChunks:
+        """Return the chunks in another order."""
+        return EncodedChunks(**{name: getattr(self, name)[order] for name in self.__dataclass_fields__})
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Pattern:
+    """Tables in the order of their reads: the same for every sample whose chunks lie in the same order and distances.
+
+    Attributes
+    ----------
+    spans, reads
+        Of raw chunks; ``reads`` start from the offset of the first chunk. None for encoded ones.
+    encoded
+        Encoded chunks.
+    memo
+        What the reader derives from the tables.
+    """
+
+    spans: Spans | None = None
+    reads: Reads | None = None
+    encoded: EncodedChunks | None = None
+    memo: Memo = field(default_factory=lambda: Memo(8))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Tables:
+    """What is known of a read before the places of its chunks: ``spans`` of raw chunks, or ``encoded`` ones."""
+
+    cut: Cut
+    spans: Spans | None
+    encoded: EncodedChunks | None
+    patterns: Memo = field(default_factory=lambda: Memo(2))
+
+    @property
+    def num_rows(self) -> int:
+        """Number of spans or chunks."""
+        return len(self.spans.box) if self.spans is not None else len(self.cut.chunks)
+
+    def order_raw(self, refs: ChunkRefs, first_byte: int) -> tuple[Spans, Reads, Pattern]:
+        """Return spans and reads of raw chunks, ``first_byte`` further on in each chunk than the cut says."""
+        start = int(refs.offset[0])
+        relative = refs.offset - start
+
+        def make() -> Pattern:
+            spans = self.spans
+            assert spans is not None
+            chunk = self.cut.boxes.chunk_row[spans.box]
+            order, reads = group_reads(
+                refs.path_index[chunk],
+                relative[chunk] + spans.offset,
+                spans.nbytes,
+                direct=spans.direct,
+                paths=refs.paths,
+            )
+            return Pattern(spans=spans.take(order), reads=reads)
+
+        pattern = self.patterns.get((refs.path_index.tobytes(), relative.tobytes()), make)
+        spans, reads = pattern.spans, pattern.reads
+        assert spans is not None
+        assert reads is not None
+        reads = replace(reads, offset=reads.offset + (start + first_byte))
+        return replace(spans, offset=spans.offset + first_byte) if first_byte else spans, reads, pattern
+
+    def order_encoded(self, refs: ChunkRefs) -> tuple[EncodedChunks, Reads, Pattern]:
+        """Return encoded chunks and their reads."""
+        order, reads = group_reads(refs.path_index, refs.offset, refs.nbytes, paths=refs.paths, decoded=self.cut.nbytes)
+
+        def make() -> Pattern:
+            assert self.encoded is not None
+            return Pattern(encoded=self.encoded.take(order))
+
+        pattern = self.patterns.get((order.tobytes(), reads.bounds.tobytes()), make)
+        assert pattern.encoded is not None
+        return pattern.encoded, reads, pattern
+
+
+def find_tables(layout: ArrayLayout, cut: Cut, out_shape: tuple[int, ...], paths: Sequence[str]) -> Tables:
+    """Return the tables of a cut for one destination, kept with the cut where they are small."""
+    raw, remote = not layout.codecs, any(map(is_url, paths))
+
+    def make() -> Tables:
+        rows = np.arange(len(cut.boxes.chunk_row))
+        return Tables(
+            cut=cut,
+            spans=spans_of(layout, cut, cut.pieces, rows, out_shape, paths) if raw else None,
+            encoded=None if raw else encoded_table(layout, cut, np.arange(len(cut.chunks)), out_shape),
+        )
+
+    return cut.memo.get((out_shape, raw, remote), make, keep=lambda tables: tables.num_rows <= MAX_KEPT_ROWS)
+
+
+def spans_of(
+    layout: ArrayLayout,
+    cut: Cut,
+    pieces: tuple[DimPieces, ...],
+    rows: IntArray,
+    out_shape: tuple[int, ...],
+    paths: Sequence[str],
+) -> Spans:
+    """Return the spans of some boxes of raw chunks."""
+    max_gap, _ = gap_limits(paths)
+    shapes = cut.shapes if len(cut.shapes) == 1 else cut.shapes[cut.boxes.chunk_row[rows]]
+    return make_spans(layout, pieces, cut.boxes, rows, shapes, out_shape, max_gap)
+
+
+def encoded_table(layout: ArrayLayout, cut: Cut, rows: IntArray, out_shape: tuple[int, ...]) -> EncodedChunks:
+    """Describe the encoded chunks ``rows``."""
+    pieces, boxes = cut.pieces, cut.boxes
+    nbytes = cut.nbytes[rows]
+    count = boxes.gather(pieces, "count")
+    elements = np.concatenate([[0], np.cumsum(count.prod(axis=1))])
+    wanted = elements[boxes.bounds[rows + 1]] - elements[boxes.bounds[rows]]
+    first_box = boxes.bounds[rows]
+    direct = (boxes.bounds[rows + 1] - first_box == 1) & (wanted * layout.dtype.itemsize == nbytes)
+    to = dest_strides(out_shape)
+    sign = boxes.gather(pieces, "sign", first_box)
+    count = count[first_box]
+    strides = element_strides(cut.shapes if len(cut.shapes) == 1 else cut.shapes[rows], layout.axis_order)
+    direct &= ((count == 1) | (to * sign == strides)).all(axis=1)
+    dest = (boxes.gather(pieces, "dest", first_box) * to).sum(axis=1)
+    return EncodedChunks(chunk_row=rows, nbytes=nbytes, wanted=wanted, direct=direct, dest=dest)

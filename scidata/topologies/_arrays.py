@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from scidata.errors import CorruptDataError, FieldMismatchError
 from scidata.sources.cf import role_of
-from scidata.topologies.base import Cells, Options, read_values
+from scidata.topologies.base import Cells, Options, fill_values, read_values
 from scidata.types import ArrayLayout, IntArray, Source
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "cells_of_rows",
     "constant_cells",
     "coordinate_columns",
+    "find_padding",
     "is_angle",
     "num_pairs",
     "polygon_types",
@@ -44,6 +45,34 @@ def as_indices(values: npt.NDArray[Any], what: str) -> IntArray:
         # a padding value such as 2**64 - 1 has no int64; any other value as large is out of range in any case
         values = np.where(values > np.iinfo(np.int64).max, np.iinfo(np.int64).max, values)
     return values.astype(np.int64)
+
+
+def find_padding(
+    source: Source,
+    layout: ArrayLayout,
+    raw: npt.NDArray[Any],
+    rows: IntArray,
+    *,
+    start_index: int,
+    num_nodes: int,
+) -> npt.NDArray[np.bool_]:
+    """Find what is no node in padded rows: fill values, or anything below the first index where there are none.
+
+    Raises
+    ------
+    CorruptDataError
+        A fill value is the index of a node as well.
+    """
+    padding = np.isnan(raw) if raw.dtype.kind == "f" else np.zeros(raw.shape, bool)
+    fills = fill_values(source, layout)
+    for fill in fills:
+        if start_index <= fill < start_index + num_nodes and (raw == fill).any():
+            raise CorruptDataError(
+                f"{layout.store}: field {layout.name!r} has the fill value {fill}, which is also the index of a node "
+                f"(they run from {start_index} to {start_index + num_nodes - 1}); pad with another value, such as -1"
+            )
+        padding |= raw == fill
+    return padding if fills else padding | (rows < start_index)
 
 
 def ragged_of_padded(rows: IntArray, *, padding: npt.NDArray[np.bool_], start_index: int) -> tuple[IntArray, IntArray]:

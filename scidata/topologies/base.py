@@ -6,7 +6,7 @@ All of it pickles (sources by path), so that samples can be handed to worker pro
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,6 +33,7 @@ __all__ = [
     "Topology",
     "base_name",
     "field_of",
+    "fill_values",
     "read_values",
 ]
 
@@ -342,9 +343,24 @@ class Topology:
         raise NotImplementedError
 
 
+def fill_values(source: Source, layout: ArrayLayout) -> list[int | float]:
+    """Return the values that mark what is missing in an array of a topology.
+
+    Zarr v2 fills with 0 where nobody said otherwise, and its fill values are CF's: 0 is taken for a node or a
+    coordinate there, not for a gap.
+    """
+    values = [layout.attributes[key] for key in ("_FillValue", "missing_value") if key in layout.attributes]
+    numbers = [item for value in values for item in np.ravel(np.asarray(value)).tolist()]
+    numbers = [item for item in numbers if isinstance(item, int | float) and item == item]
+    return [item for item in numbers if item != 0 or source.format != "zarr2"]
+
+
 def read_values(source: Source, name: str, options: Options, *, decode: bool = True) -> Array:
     """Read a whole array of the topology, which must be there."""
     layout = source.arrays[name]
+    if decode and source.format == "zarr2" and not fill_values(source, layout):
+        kept = {k: v for k, v in layout.attributes.items() if k not in ("_FillValue", "missing_value")}
+        layout = replace(layout, attributes=kept)
     reader = ArrayReader(source=source, layout=layout, decode=decode, allow_missing=options.allow_missing)
     return reader((slice(None),) * len(layout.shape))
 

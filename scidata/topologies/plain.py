@@ -6,7 +6,8 @@ array                    shape                what
 ``points``               (N, 2 or 3) float    positions of the nodes. Attribute ``units`` "degrees" or "radians":
                                               longitude and latitude on a sphere
 ``cells``                (C, k) integer       the nodes of each cell, 0-based (attribute ``start_index`` for others);
-                                              rows may be padded with ``_FillValue``, or with negative numbers
+                                              rows may be padded with ``_FillValue``; where there is none, with
+                                              numbers below the first index
 *or* ``cells/offsets``   (C + 1,) integer     the nodes of cell i are ``connectivity[offsets[i]:offsets[i + 1]]``
 ``cells/connectivity``   (sum of sizes,)
 ``cells/types``          (C,) integer         VTK's codes (5 triangle, 7 polygon, 9 quad, 10 tetrahedron, 12
@@ -36,6 +37,7 @@ from scidata.errors import ConfigError, CorruptDataError, FieldMismatchError, Un
 from scidata.topologies._arrays import (
     PAIRS,
     as_indices,
+    find_padding,
     num_pairs,
     polygon_types,
     ragged_of_padded,
@@ -90,11 +92,10 @@ class PlainTopology(Topology):
         return int(np.asarray(self.source.arrays[name].attributes.get("start_index", 0)).reshape(-1)[0])
 
     def _padded(self, name: str) -> tuple[IntArray, IntArray]:
-        rows, start = self._indices(name), self._start(name)
-        fill = self.source.arrays[name].attributes.get("_FillValue")
-        padding = rows < (0 if fill is None or start == 0 else np.iinfo(np.int64).min)
-        if fill is not None:
-            padding |= rows == as_indices(np.asarray(fill).reshape(-1), f"{self.source.path}: fill of {name!r}")[0]
+        raw, start = read_values(self.source, name, self.options, decode=False), self._start(name)
+        rows, layout = as_indices(raw, f"{self.source.path}: field {name!r}"), self.source.arrays[name]
+        num_nodes = self.sizes["node"]
+        padding = find_padding(self.source, layout, raw, rows, start_index=start, num_nodes=num_nodes)
         return ragged_of_padded(rows, padding=padding, start_index=start)
 
     def _ragged(self) -> tuple[IntArray, IntArray]:

@@ -27,6 +27,7 @@ from scidata.topologies._arrays import (
     as_indices,
     cells_of_rows,
     coordinate_columns,
+    find_padding,
     is_angle,
     ragged_of_padded,
     read_columns,
@@ -89,17 +90,18 @@ class UGridTopology(Topology):
         edges = None if self.edges is None else self._edges(self.edges, self.edge_rows_first)
         return Geometry(points=points, cells=self._cells(len(points)), edge_index=edges)
 
-    def _rows(self, name: str, rows_first: bool) -> tuple[IntArray, npt.NDArray[np.bool_], int]:
+    def _rows(self, name: str, rows_first: bool, num_nodes: int) -> tuple[IntArray, npt.NDArray[np.bool_], int]:
         """Read a connectivity as ``(rows, most)`` int64, with its padding and start index."""
         layout = self.source.arrays[name]
         raw = read_values(self.source, name, self.options, decode=False)
         raw = raw if rows_first else np.ascontiguousarray(raw.T)
         start = _integer(layout, "start_index") or 0
         rows = as_indices(raw, f"{self.source.path}: field {name!r}")
-        return rows, _padding(layout, raw, rows, start), start
+        padding = find_padding(self.source, layout, raw, rows, start_index=start, num_nodes=num_nodes)
+        return rows, padding, start
 
     def _cells(self, num_nodes: int) -> Cells:
-        rows, padding, start = self._rows(self.connectivity, self.rows_first)
+        rows, padding, start = self._rows(self.connectivity, self.rows_first, num_nodes)
         layout = self.source.arrays[self.connectivity]
         if "start_index" not in layout.attributes:
             _check_start(layout, rows[~padding], num_nodes)
@@ -138,7 +140,7 @@ class UGridTopology(Topology):
         return codes.astype(np.uint8)
 
     def _edges(self, name: str, rows_first: bool) -> IntArray:
-        rows, padding, start = self._rows(name, rows_first)
+        rows, padding, start = self._rows(name, rows_first, self.sizes["node"])
         if rows.shape[1] != 2:
             raise FieldMismatchError(
                 f"{self.source.path}: field {name!r} has {rows.shape[1]} nodes per edge, but 2 were expected"
@@ -159,17 +161,6 @@ def _shape_table(layout: ArrayLayout) -> dict[int, tuple[int, int]]:
             "as many were expected, such as 'tetrahedron pyramid wedge hexahedron'"
         )
     return {int(v): _SHAPES[m] for v, m in zip(values.tolist(), meanings, strict=True) if m in _SHAPES}
-
-
-def _padding(layout: ArrayLayout, raw: npt.NDArray[Any], rows: IntArray, start: int) -> npt.NDArray[np.bool_]:
-    """Find what is no node: fill values, or anything below the first index where the file names none."""
-    given = [layout.attributes[k] for k in ("_FillValue", "missing_value") if k in layout.attributes]
-    padding = np.isnan(raw) if raw.dtype.kind == "f" else np.zeros(raw.shape, bool)
-    for value in given:
-        for item in np.ravel(np.asarray(value)).tolist():
-            if isinstance(item, int | float) and item == item:  # NaN is seen to already
-                padding |= raw == item
-    return padding if given else padding | (rows < start)
 
 
 def _check_start(layout: ArrayLayout, nodes: IntArray, num_nodes: int) -> None:

@@ -131,6 +131,30 @@ def test_padded_rows(tmp_path, start, fill):
     assert sample.cells.cell_type.tolist() == [5, 9, 7]
 
 
+def test_a_fill_value_that_is_a_node(tmp_path):
+    arrays = {"points": POINTS, "cells": [[1, 2, 0], [2, 3, 6]]}
+    path = write(tmp_path / "m.h5", "hdf5", arrays, {"cells": {"_FillValue": 6}})
+    with pytest.raises(CorruptDataError, match=r"'cells' has the fill value 6, which is also the index of a node"):
+        read_samples(path)[0]
+    path = write(tmp_path / "m.h5", "hdf5", arrays, {"cells": {"_FillValue": 5}})  # which no cell has
+    assert read_samples(path)[0].cells.connectivity.tolist() == [1, 2, 0, 2, 3, 6]
+
+
+def test_zarr2_fills_with_zero_unless_told_otherwise(tmp_path):
+    points = np.arange(14.0).reshape(7, 2)
+    group = zarr.open_group(tmp_path / "m.zarr", mode="w", zarr_format=2)
+    for name, values, dims in (
+        ("points", points, ["n", "xy"]),
+        ("cells", np.array([[1, 2, 0], [2, 3, 4]]), ["c", "k"]),
+    ):
+        array = group.create_array(name, shape=values.shape, dtype=values.dtype)
+        array[...] = values
+        array.attrs["_ARRAY_DIMENSIONS"] = dims
+    sample = read_samples(str(tmp_path / "m.zarr"))[0]
+    assert np.array_equal(sample.points, points)  # 0 is a coordinate, and a node
+    assert sample.cells.connectivity.tolist() == [1, 2, 0, 2, 3, 4]
+
+
 def test_volumes_need_a_type(tmp_path):
     arrays = {"points": np.random.default_rng(0).random((8, 3)), "cells": [[0, 1, 2, 3], [4, 5, 6, 7]]}
     path = write(tmp_path / "m.h5", "hdf5", arrays)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from scidata.dataset import open_dataset as open_dataset
     from scidata.device_mesh import init_mesh as init_mesh
     from scidata.loader import DataLoader as DataLoader
+    from scidata.partitioning import partition as partition
     from scidata.sample import Sample as Sample
     from scidata.sample import collate as collate
     from scidata.sampler import DistributedSampler as DistributedSampler
@@ -43,6 +44,7 @@ _HOME = {
     "init_mesh": "scidata.device_mesh",
     "open_dataset": "scidata.dataset",
     "parallelize": "scidata.shard.parallel",
+    "partition": "scidata.partitioning",
     "reduce_scatter_v": "scidata.shard.collectives",
     "register_op": "scidata.shard",
     "scatter_tensor": "scidata.shard",

@@ -61,7 +61,7 @@ class _Workers:
                 index = busy[connection]
                 try:
                     kind, value = connection.recv()
-                except EOFError:
+                except (EOFError, ConnectionError):
                     raise SciDataError(self._died(connection, index)) from None
                 if kind == "error":
                     raise value
@@ -96,7 +96,7 @@ def _work(connection: Connection, job: Job) -> None:
     while True:
         try:
             index = connection.recv()
-        except EOFError:
+        except (EOFError, ConnectionError):
             return
         try:
             job(index, lambda share: connection.send(("share", share)))

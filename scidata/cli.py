@@ -217,6 +217,93 @@ def _plan(
 
 
 @app.command()
+def partition(
+    paths: Annotated[
+        list[str], typer.Argument(metavar="SOURCE... OUT", help="Files or globs, then the new folder of the store.")
+    ],
+    kind: Annotated[str | None, typer.Option(metavar="mesh|points|graph", help="Detected by default.")] = None,
+    mesh: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The topology's file; the sources hold fields on it.")
+    ] = None,
+    points: Annotated[
+        str | None, typer.Option(metavar="NAME,...", help="Coordinates of a cloud: one (N, 2|3) array, or 2-3 of (N,).")
+    ] = None,
+    edges: Annotated[
+        str | None,
+        typer.Option(metavar="cells|edge_index|knn:K|radius:R", help="Where edges come from; default by kind."),
+    ] = None,
+    fields: Fields = None,
+    topology: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Mesh variable, where a file has several.")
+    ] = None,
+    order: Annotated[str, typer.Option(metavar="hilbert|rcb|metis|rows", help="Order of the rows.")] = "hilbert",
+    weights: Annotated[
+        str | None, typer.Option(metavar="edges|FIELD", help="Cost of a row, for balanced bounds; 1 by default.")
+    ] = None,
+    repair: Annotated[
+        list[str] | None, typer.Option(metavar="KIND,...|all", help="Leave out what is faulty, by kind of fault.")
+    ] = None,
+    keep: Annotated[
+        list[str] | None, typer.Option(metavar="KIND,...", help="Accept self_loops, duplicate_edges, crowded_faces.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Samples processed at once.")] = 1,
+    part: Annotated[
+        str | None, typer.Option(metavar="I/N", help="Every N-th sample from I = 0 on, for SLURM arrays.")
+    ] = None,
+    finalize: Annotated[
+        bool, typer.Option("--finalize", help="Write the manifest after the last part; give OUT alone.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be written.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the store that is there.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep its samples that are whole.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write meshes, point clouds or graphs as a store that any number of ranks reads."""
+    from scidata._cli.arguments import parse_names, usage_error
+    from scidata._cli.partitioning import run_finalize, run_partition
+
+    if finalize:
+        if part is not None or dry_run or overwrite or resume:
+            raise usage_error("--finalize", "takes no --part, --dry-run, --overwrite or --resume.")
+        run_finalize(paths, as_json=as_json)
+        return
+    if overwrite and resume:
+        raise usage_error("--resume", "excludes --overwrite: one keeps what the other removes.")
+    options: dict[str, Any] = {
+        "kind": kind,
+        "mesh": mesh,
+        "points": points,
+        "edges": edges,
+        "fields": parse_names(fields or ()) or None,
+        "topology": topology,
+        "order": order,
+        "weights": weights,
+        "repair": parse_names(repair or ()),
+        "keep": parse_names(keep or ()),
+        "jobs": jobs,
+        "part": part,
+        "dry_run": dry_run,
+        "overwrite": overwrite,
+        "resume": resume,
+    }
+    run_partition(paths, options, as_json=as_json)
+
+
+@app.command()
+def verify(
+    path: Annotated[str, typer.Argument(metavar="STORE", help="A store that `scidata partition` wrote.")],
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Reread every digest of a store and check every invariant; name the first fault."""
+    from scidata._cli.partitioning import run_verify
+
+    if not run_verify(path, as_json=as_json):
+        raise typer.Exit(_EXIT_FAILED)
+
+
+@app.command()
 def bench(
     path: Annotated[str, typer.Argument(metavar="PATH", help="A local store.")],
     fields: Fields = None,

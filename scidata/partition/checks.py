@@ -297,7 +297,8 @@ def _repair_cells(
         on_dropped = np.flatnonzero(~keep_nodes[in_range])
         keep[np.searchsorted(cells.offsets, on_dropped, side="right") - 1] = False
     if keep.all():
-        return cells.offsets, new_row[cells.connectivity], cells.cell_type, None
+        connectivity = cells.connectivity if keep_nodes.all() else new_row[cells.connectivity]
+        return cells.offsets, connectivity, cells.cell_type, None
     kept = np.flatnonzero(keep)
     offsets, connectivity = _select(cells, kept)
     return offsets, new_row[connectivity], cells.cell_type[kept], kept
@@ -322,5 +323,5 @@ def _repair_edges(
     kept = np.flatnonzero(keep)
     kept = kept[keep_nodes[edge_index[:, kept]].all(axis=0)]
     if len(kept) == len(keep):
-        return new_row[edge_index], None
+        return edge_index if keep_nodes.all() else new_row[edge_index], None
     return new_row[edge_index[:, kept]], kept

@@ -58,6 +58,8 @@ class Context:
         The destination, 1-D, as values, bytes and a memoryview.
     item, out_item
         Bytes of one stored and of one destination value.
+    kind
+        All that tables of a plan's pattern depend on besides the plan.
     """
 
     def __init__(self, plan: ArrayPlan, out: npt.NDArray[Any], source: Source, decoding: Decoding | None) -> None:
@@ -67,6 +69,7 @@ class Context:
         self.out_bytes: npt.NDArray[np.uint8] = self.out.view(np.uint8)
         self.out_view = self.out_bytes.data
         self.item, self.out_item = plan.layout.dtype.itemsize, out.dtype.itemsize
+        self.kind = (self.out_item, self.convert.in_place)
 
     @property
     def refs(self) -> ChunkRefs:
@@ -77,6 +80,9 @@ class Context:
     @cached_property
     def box_strides(self) -> tuple[IntArray, IntArray]:
         """Strides in bytes of every box, in its chunk and in the destination: ``(num_boxes, ndim)`` each."""
+        return self.plan.pattern.memo.get(("strides", self.out_item), self._make_box_strides)
+
+    def _make_box_strides(self) -> tuple[IntArray, IntArray]:
         plan = self.plan
         strides = element_strides(chunk_shapes(self.layout, plan.chunks), self.layout.axis_order) * self.item
         if len(strides) > 1:

@@ -50,17 +50,23 @@ class Execution:
                 "give allow_missing=True if absent chunks stand for the fill value"
             )
         if plan.spans is not None and plan.span_reads is not None:
-            self._check_raw(np.unique(plan.boxes.chunk_row[plan.spans.box]))
+            self._check_raw(*plan.pattern.memo.get("raw sizes", self._raw_sizes))
             self._raw = RawRun(context, plan.spans, plan.span_reads)
         if plan.encoded is not None and plan.encoded_reads is not None:
             self._check_encoded(plan.encoded.chunk_row, plan.encoded.nbytes)
             self._encoded = EncodedRun(context, plan.encoded, plan.encoded_reads)
         self._fill_absent()
 
-    def _check_raw(self, rows: IntArray) -> None:
+    def _raw_sizes(self) -> tuple[IntArray, IntArray]:
+        """Return the rows of the raw chunks, and the size that each must have."""
+        plan = self._plan
+        assert plan.spans is not None
+        rows = np.unique(plan.boxes.chunk_row[plan.spans.box])
+        shapes = chunk_shapes(plan.layout, plan.chunks[rows])
+        return rows, np.broadcast_to(shapes.prod(axis=1) * plan.layout.dtype.itemsize, (len(rows),))
+
+    def _check_raw(self, rows: IntArray, expected: IntArray) -> None:
         context = self._context
-        shapes = chunk_shapes(context.layout, self._plan.chunks[rows])
-        expected = np.broadcast_to(shapes.prod(axis=1) * context.item, (len(rows),))
         found = context.refs.nbytes[rows]
         for i in np.flatnonzero(found != expected)[:1].tolist():
             kind = ShortReadError if found[i] < expected[i] else CorruptDataError

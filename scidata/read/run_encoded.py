@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,34 +26,74 @@ _PARTIAL_MIN = 64 << 10
 _Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Tables:
+    """Where the decoded chunks of a pattern go; lists, because single items of arrays are slow to get.
+
+    Attributes
+    ----------
+    direct
+        Which chunks are decoded straight into the destination.
+    dest
+        First byte of each chunk in the destination, where direct.
+    slot
+        First byte of each chunk in the scratch of its read: chunks that are decoded in place take none.
+    room
+        Bytes of scratch of each read.
+    few
+        Which chunks are large and little of them is wanted.
+    box_source
+        ``(num_boxes,)`` first byte of every box in its decoded chunk.
+    copies
+        Out of scratch; None where every chunk is direct.
+    """
+
+    direct: list[bool]
+    dest: list[int]
+    slot: list[int]
+    room: list[int]
+    few: list[bool]
+    box_source: IntArray
+    copies: Copies | None
+
+
 class EncodedRun:
     """The reads of encoded chunks of one plan; :meth:`run` may be called from any thread, once per read."""
 
     def __init__(self, context: Context, chunks: EncodedChunks, reads: Reads) -> None:
         self._context, self._chunks, self._reads = context, chunks, reads
-        self._direct = (chunks.direct & context.convert.in_place).tolist()
         self._pipelines = self._make_pipelines()
         self._in_place = all(p.is_crc32c for p in set(self._pipelines))  # decoding only checks: no decoded copy
-        refs = context.refs
-        begin = refs.offset[chunks.chunk_row] - np.repeat(reads.offset, np.diff(reads.bounds))
-        self._begin, self._end = begin.tolist(), (begin + refs.nbytes[chunks.chunk_row]).tolist()
-        self._dest = (chunks.dest * context.out_item).tolist()
-        # Where each chunk's decoded bytes go in the scratch of its read: chunks that are decoded in place take none.
-        room = np.where(self._direct, 0, chunks.nbytes)
-        total = np.concatenate([[0], np.cumsum(room)])
-        self._place = (
-            begin if self._in_place else total[:-1] - np.repeat(total[reads.bounds[:-1]], np.diff(reads.bounds))
+        refs, rows = context.refs, chunks.chunk_row
+        begin = refs.offset[rows] - np.repeat(reads.offset, np.diff(reads.bounds))
+        self._begin, self._end = begin.tolist(), (begin + refs.nbytes[rows]).tolist()
+        place = begin if self._in_place else None  # of each chunk in the bytes read, where it is copied from there
+        key = ("encoded", *context.kind, None if place is None else place.tobytes())
+        self._tables = context.plan.pattern.memo.get(key, lambda: self._make_tables(place))
+
+    def _make_tables(self, place: IntArray | None) -> _Tables:
+        context, chunks, reads = self._context, self._chunks, self._reads
+        direct = chunks.direct & context.convert.in_place
+        total = np.concatenate([[0], np.cumsum(np.where(direct, 0, chunks.nbytes))])
+        if place is None:
+            place = total[:-1] - np.repeat(total[reads.bounds[:-1]], np.diff(reads.bounds))
+        few = (chunks.wanted * context.item <= _PARTIAL_FRACTION * chunks.nbytes) & (chunks.nbytes >= _PARTIAL_MIN)
+        box_source = self._make_box_source()
+        return _Tables(
+            direct=direct.tolist(),
+            dest=(chunks.dest * context.out_item).tolist(),
+            slot=place.tolist(),
+            room=(total[reads.bounds[1:]] - total[reads.bounds[:-1]]).tolist(),
+            few=few.tolist(),
+            box_source=box_source,
+            copies=None if direct.all() else self._make_copies(np.flatnonzero(~direct), box_source, place),
         )
-        self._room = (total[reads.bounds[1:]] - total[reads.bounds[:-1]]).tolist()
-        self._slot = self._place.tolist()
-        few = chunks.wanted * context.item <= _PARTIAL_FRACTION * chunks.nbytes
-        self._few = (few & (chunks.nbytes >= _PARTIAL_MIN)).tolist()
 
     def _make_pipelines(self) -> list[Pipeline]:
         chunks, skipped = self._chunks, self._context.refs.skipped_codecs
         made: dict[tuple[int, int], Pipeline] = {}
-        masks = np.zeros(len(chunks.nbytes), np.uint32) if skipped is None else skipped[chunks.chunk_row]
-        keys = list(zip(masks.tolist(), chunks.nbytes.tolist(), strict=True))
+        masks = [0] * len(chunks.nbytes) if skipped is None else skipped[chunks.chunk_row].tolist()
+        keys = list(zip(masks, chunks.nbytes.tolist(), strict=True))
         for mask, nbytes in set(keys):
             codecs = tuple(c for i, c in enumerate(self._context.layout.codecs) if not mask >> i & 1)
             made[mask, nbytes] = Pipeline(codecs, nbytes)
@@ -61,42 +101,44 @@ class EncodedRun:
 
     def run(self, row: int) -> ReadStats:
         """Do one read."""
-        context, reads, scratch = self._context, self._reads, thread_scratch()
+        context, reads, tables, scratch = self._context, self._reads, self._tables, thread_scratch()
         nbytes, items = int(reads.nbytes[row]), range(int(reads.bounds[row]), int(reads.bounds[row + 1]))
-        if self._in_place and all(self._direct[i] for i in items):
+        if self._in_place and all(tables.direct[i] for i in items):
             decoded = self._read_checked(row, items, scratch)
             return ReadStats(bytes_fetched=nbytes, bytes_decoded=decoded, num_reads=1)
         buffer = scratch.get("read", nbytes)
         context.fetch(reads, row, [buffer], self._chunk_of)
-        values = buffer if self._in_place else scratch.get("values", self._room[row])
+        values = buffer if self._in_place else scratch.get("values", tables.room[row])
         decoded = 0
         for i in items:
             try:
                 decoded += self._decode(i, buffer[self._begin[i] : self._end[i]], values, scratch)
             except CorruptDataError as e:
                 raise self._named(i, e) from e
-        context.copy(self._copies, row, values, scratch)
+        if tables.copies is not None:
+            context.copy(tables.copies, row, values, scratch)
         return ReadStats(bytes_fetched=nbytes, bytes_decoded=decoded, num_reads=1)
 
     def _decode(self, i: int, data: _Bytes, values: _Bytes, scratch: Scratch) -> int:
         """Decode one chunk to its place; return the bytes decoded."""
-        context, pipeline = self._context, self._pipelines[i]
-        if self._direct[i]:
-            end = self._dest[i] + pipeline.nbytes
-            pipeline.decode(data, context.out_bytes[self._dest[i] : end], scratch)
-            context.finish(self._dest[i], end, scratch)
+        context, tables, pipeline = self._context, self._tables, self._pipelines[i]
+        if tables.direct[i]:
+            begin = tables.dest[i]
+            end = begin + pipeline.nbytes
+            pipeline.decode(data, context.out_bytes[begin:end], scratch)
+            context.finish(begin, end, scratch)
         elif self._in_place:
             pipeline.decode(data, None, scratch)
         else:
-            dest = values[self._slot[i] : self._slot[i] + pipeline.nbytes]
-            if self._few[i] and pipeline.is_blosc:
+            dest = values[tables.slot[i] : tables.slot[i] + pipeline.nbytes]
+            if tables.few[i] and pipeline.is_blosc:
                 return self._decode_blocks(i, data, dest)
             pipeline.decode(data, dest, scratch)
         return pipeline.nbytes
 
     def _read_checked(self, row: int, items: range, scratch: Scratch) -> int:
         """Read chunks that only carry a checksum straight into place, and the checksums beside."""
-        context, begin, end, dest = self._context, self._begin, self._end, self._dest
+        context, begin, end, dest = self._context, self._begin, self._end, self._tables.dest
         sums = scratch.get("sums", 4 * len(items))
         buffers: list[Any] = []
         at = 0
@@ -121,36 +163,27 @@ class EncodedRun:
             decoded += stop - dest[i]
         return decoded
 
-    @cached_property
-    def _boxes(self) -> tuple[IntArray, IntArray]:
-        """Boxes that are copied out of decoded chunks, in the order of the reads, and the item of each."""
-        bounds = self._context.plan.boxes.bounds
-        copied = np.flatnonzero(~np.array(self._direct, np.bool_))
-        rows = self._chunks.chunk_row[copied]
-        count = bounds[rows + 1] - bounds[rows]
-        item = np.repeat(copied, count)
-        within = np.arange(len(item)) - np.repeat(np.cumsum(count) - count, count)
-        return np.repeat(bounds[rows], count) + within, item
-
-    @cached_property
-    def _box_source(self) -> IntArray:
-        """First byte of every box in its decoded chunk."""
+    def _make_box_source(self) -> IntArray:
         plan, (strides, _) = self._context.plan, self._context.box_strides
         step = plan.boxes.gather(plan.pieces, "step")
         source: IntArray = (plan.boxes.gather(plan.pieces, "start") * (strides // step)).sum(axis=1)
         return source
 
-    @cached_property
-    def _copies(self) -> Copies:
-        context, reads, (box, item) = self._context, self._reads, self._boxes
+    def _make_copies(self, copied: IntArray, box_source: IntArray, place: IntArray) -> Copies:
+        """Return the copies of the chunks ``copied``, in the order of the reads."""
+        context, reads = self._context, self._reads
         plan, (source_strides, strides) = context.plan, context.box_strides
+        bounds, rows = plan.boxes.bounds, self._chunks.chunk_row[copied]
+        count = bounds[rows + 1] - bounds[rows]
+        item = np.repeat(copied, count)
+        box = np.repeat(bounds[rows], count) + np.arange(len(item)) - np.repeat(np.cumsum(count) - count, count)
         to = dest_strides(plan.out_shape) * context.out_item
         read = np.repeat(np.arange(len(reads.offset)), np.diff(reads.bounds))
         return merge_copies(
             read=read[item],
             num_reads=len(reads.offset),
             shape=plan.boxes.gather(plan.pieces, "count", box),
-            source=self._box_source[box] + self._place[item],
+            source=box_source[box] + place[item],
             source_strides=source_strides[box],
             dest=(plan.boxes.gather(plan.pieces, "dest", box) * to).sum(axis=1),
             dest_strides=strides[box],
@@ -165,7 +198,7 @@ class EncodedRun:
         part = slice(int(boxes.bounds[row]), int(boxes.bounds[row + 1]))
         shapes = boxes.gather(pieces, "count", part).tolist()
         strides = context.box_strides[0][part].tolist()
-        for shape, steps, offset in zip(shapes, strides, self._box_source[part].tolist(), strict=True):
+        for shape, steps, offset in zip(shapes, strides, self._tables.box_source[part].tolist(), strict=True):
             _mark_blocks(needed, header.blocksize, context.item, shape, offset, steps)
         if needed.all():
             blosc.decode(data, dest)

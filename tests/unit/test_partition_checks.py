@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.spatial import ConvexHull
 
 from scidata.errors import ConfigError
 from scidata.partition._faces import crowded_faces
@@ -103,6 +104,30 @@ def test_faces_between_more_than_two_cells():
         [10, 10, 10, 13, 12],
     )
     assert kinds(Raw(np.zeros((16, 3)), solid)) == {"crowded_faces": (1, (0, 1, 2))}
+
+
+SOLIDS = {
+    10: [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)],
+    11: [(0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 1, 0), (0, 0, 1), (1, 0, 1), (0, 1, 1), (1, 1, 1)],
+    12: [(0, 0, 0), (1, 0, 0), (1, 1, 0), (0, 1, 0), (0, 0, 1), (1, 0, 1), (1, 1, 1), (0, 1, 1)],
+    13: [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 0, 1), (0, 1, 1)],
+    14: [(0, 0, 0), (1, 0, 0), (1, 1, 0), (0, 1, 0), (0.5, 0.5, 1)],
+}
+
+
+@pytest.mark.parametrize("kind", sorted(SOLIDS))
+def test_each_face_of_a_solid_is_a_facet_of_its_shape(kind):
+    corners = np.array(SOLIDS[kind], float)
+    planes = np.unique(ConvexHull(corners).equations.round(9), axis=0)
+    facets = [np.flatnonzero(np.abs(corners @ p[:3] + p[3]) < 1e-7) for p in planes]
+    for facet in facets:  # three copies of the cell that have this facet's nodes in common, and no others
+        lists = []
+        for copy in range(3):
+            nodes = np.arange(len(corners)) + 100 * copy
+            nodes[facet] = facet
+            lists.append(nodes.tolist())
+        raw = Raw(np.zeros((300, 3)), cells_of(lists, [kind] * 3))
+        assert kinds(raw) == {"crowded_faces": (1, (0, 1, 2))}, facet
 
 
 def test_shared_faces_are_found_whatever_the_number_of_nodes():

@@ -123,6 +123,14 @@ def test_rcb_halves_are_boxes_at_every_level():
     assert left[:, 0].max() <= right[:, 0].min()  # the longest side first
 
 
+def test_boxes_of_rcb_that_follow_each_other_touch():
+    points = np.random.default_rng(1).random((4096, 2)) * [1.2, 1.0]  # halved along axis 0, then along axis 1
+    quarters = points[order_rcb(points, levels=2)].reshape(4, 1024, 2)
+    second, third = quarters[1], quarters[2]
+    assert second[:, 0].max() <= third[:, 0].min()
+    assert min(second[:, 1].min(), third[:, 1].min()) > 0.4  # both on the same side of axis 1
+
+
 @pytest.mark.parametrize("num_axes", [2, 3])
 @pytest.mark.parametrize("outlier", [1e9, -1e9, 1e300])
 def test_an_outlier_does_not_collapse_the_order(num_axes, outlier):

@@ -417,9 +417,9 @@ class TestKilled:
         interrupted = 0
         for _ in range(3):
             process = start(*files, out, "--resume", "--jobs", jobs)
-            while not (out / ".lock").exists() and process.poll() is None:
-                time.sleep(0.005)
-            time.sleep(rng.uniform(0, 0.25 if jobs == 1 else 1.0))
+            while process.poll() is None and not any(p.name.startswith(".tmp") for p in out.glob("*")):
+                time.sleep(0.002)  # until a sample is being written
+            time.sleep(rng.uniform(0, 0.15))
             process.send_signal(signal.SIGKILL)
             process.communicate(timeout=60)
             interrupted += not is_store(out)

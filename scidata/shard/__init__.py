@@ -3,12 +3,12 @@
 # each of these adds its entries to the table when it is imported
 from scidata.shard.ops import (  # noqa: F401
     attention,
-    batch_norm,
     graph,
     indexing,
     layers,
     linalg,
     metadata,
+    norm,
     pointwise,
     reductions,
     scatter,

@@ -6,9 +6,10 @@ of ids, and kept. Local rows are the owned ones, then the ghosts in the map's or
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,14 +18,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
-from torch.func import functional_call
+from torch.utils._pytree import tree_map_only
 
 from scidata.errors import ShardLayoutError, UnsupportedShardOp
 from scidata.index_map import IndexMap
-from scidata.shard._transport import Group, call, exchange, gather, group_rank, group_size
-from scidata.shard.collectives import _ReturnRows, indexed_all_to_all_v, replicate_to_shards
+from scidata.shard._transport import Group, call, exchange, gather, group_rank, group_size, reduce
+from scidata.shard.collectives import _ReturnRows, indexed_all_to_all_v
 from scidata.shard.spec import ShardSpec, axes_of
 from scidata.shard.tensor import ShardTensor, _version
 
@@ -328,8 +330,61 @@ def call_on_parts(module: nn.Module, device_mesh: DeviceMesh, *args: Any, **kwar
                 f"{name or type(child).__name__}: batch statistics of a part would count its ghosts. "
                 "Use ShardTensors with an exchange, or eval()"
             )
-    groups = [axis.group for axis in axes_of(device_mesh)]
-    parameters: Mapping[str, Tensor] = {
-        name: replicate_to_shards(parameter, groups) for name, parameter in module.named_parameters()
-    }
-    return functional_call(module, dict(parameters), args, kwargs)
+    groups = [axis.group for axis in axes_of(device_mesh) if axis.size > 1]
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if not groups or not parameters or not torch.is_grad_enabled():
+        return module(*args, **kwargs)
+    token, *replicated = _ReplicateAll.apply(groups, parameters[0].new_zeros(()), *parameters)  # type: ignore[no-untyped-call]
+    new = {id(parameter): tensor for parameter, tensor in zip(parameters, replicated, strict=True)}
+    with _swapped(module, new):
+        result = module(*args, **kwargs)
+    # so that backward gets here on each rank, whatever its part made the module leave out
+    return tree_map_only(Tensor, lambda x: x + token.to(x.dtype) if x.is_floating_point() else x, result)
+
+
+class _ReplicateAll(Function):
+    """Parameters that meet parts: their gradients are added up over ranks, all in one collective."""
+
+    @staticmethod
+    def forward(ctx: Any, groups: list[dist.ProcessGroup], token: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+        ctx.groups = groups
+        return token.clone(), *(parameter.view_as(parameter) for parameter in parameters)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, _: Tensor, *grads: Tensor) -> tuple[Any, ...]:
+        found: list[Any] = list(grads)
+        for dtype in dict.fromkeys(grad.dtype for grad in grads):
+            chosen = [i for i, grad in enumerate(grads) if grad.dtype == dtype]
+            flat = torch.cat([grads[i].reshape(-1) for i in chosen])
+            for group in ctx.groups:
+                flat = reduce(flat, dist.ReduceOp.SUM, group)
+            for i, part in zip(chosen, torch.split(flat, [grads[i].numel() for i in chosen]), strict=True):
+                found[i] = part.view(grads[i].shape)
+        return None, None, *found
+
+
+@contextlib.contextmanager
+def _swapped(module: nn.Module, new: Mapping[int, Tensor]) -> Iterator[None]:
+    """Put tensors in the place of a module's parameters, by their ids.
+
+    ``torch.func.functional_call`` leaves its tensors behind in a module that is registered under two names, as the
+    aggregations of PyG are.
+    """
+    held: list[tuple[nn.Module, dict[str, Any]]] = []
+    try:
+        for child in module.modules():
+            held.append((child, dict(child._parameters)))
+            for name, parameter in held[-1][1].items():
+                child._parameters[name] = new.get(id(parameter), parameter)
+            _refresh(child)
+        yield
+    finally:
+        for child, parameters in held:
+            child._parameters.update(parameters)
+            _refresh(child)
+
+
+def _refresh(module: nn.Module) -> None:
+    if isinstance(module, nn.RNNBase):  # holds its parameters in a list, too
+        module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]

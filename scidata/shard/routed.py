@@ -34,7 +34,7 @@ _KEEPS_ROWS = set(
     )
 ) | {torch.clone, torch.detach}
 _REARRANGES = set(
-    find("view reshape expand expand_as unsqueeze squeeze flatten select unbind", namespaces=(torch, torch.Tensor))
+    find("view reshape expand expand_as unsqueeze squeeze flatten select unbind flip", namespaces=(torch, torch.Tensor))
 ) | {Tensor.__getitem__}
 
 
@@ -90,6 +90,10 @@ class RoutedIndex(ShardTensor):
     ) -> Any:
         result = super().__torch_function__(func, types, args, kwargs)
         x = args[0] if args else None
+        if func is torch.stack and isinstance(x, list | tuple) and all(isinstance(r, RoutedIndex) for r in x):
+            rows = [ShardTensor(r.local_ids, r._spec) for r in x]
+            twin = super().__torch_function__(func, types, (rows, *args[1:]), kwargs)
+            return _rewrap(x[0], result, twin, [r.all_owned for r in x] if result._spec.dims == (1,) else (False,))
         if func is Tensor.record_stream and isinstance(x, RoutedIndex):
             x._ids.record_stream(*args[1:])
         if not isinstance(x, RoutedIndex) or (func not in _REARRANGES and func not in _KEEPS_ROWS):
@@ -126,6 +130,8 @@ def _owned_after(func: Any, x: RoutedIndex, args: tuple[Any, ...], result: Any) 
             return (x._owned[first],)
         if isinstance(first, slice) and first == slice(None):
             return x._owned
+    if func in (Tensor.flip, torch.flip) and x._spec.dims == (1,):
+        return tuple(reversed(x._owned))
     return (x.all_owned,)
 
 

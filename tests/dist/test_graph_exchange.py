@@ -213,6 +213,22 @@ def _to_sources(x, e):  # the sums go where other ranks own
     return torch.zeros_like(x).index_add_(0, e[0], messages, alpha=2)
 
 
+def _write_where(x, e):
+    weights = (x[e[0]] * x[e[1]]).sum(-1)
+    loops = e[0] == e[1]
+    weights[loops] -= 1
+    weights[e[0] > e[1]] = 0.5
+    return weights
+
+
+def _backwards(x, e):
+    row, col = e
+    return [
+        torch.zeros_like(x).index_add(0, there[1], x[there[0]].square())
+        for there in (e.flip([0]), torch.stack([col, row], dim=0))
+    ]
+
+
 #: Functions of node values (11, 2) and an edge index.
 RIGHT = [
     lambda x, e: x.index_select(0, e[0]),
@@ -232,6 +248,9 @@ RIGHT = [
     _with_loops,
     _into_plain,
     _to_sources,
+    _write_where,
+    _backwards,
+    lambda x, e: torch.nn.functional.normalize(x[e[0]], p=2.0, dim=-1),
     *(_reduce(reduce, True) for reduce in ("sum", "amax", "amin", "prod", "mean")),
     *(_reduce(reduce, False) for reduce in ("amax", "amin", "prod", "mean")),
 ]
@@ -330,6 +349,8 @@ def check_refusals(rank, num_ranks):
         "bincount": lambda: torch.bincount(e[1]),
         "a parameter in place": lambda: nn.Parameter(zeros.clone()).scatter_add_(0, index, messages),
         "prod over ranks": lambda: torch.zeros(3).scatter_reduce(0, (x[:, 0] * 3).long(), x[:, 0], "prod"),
+        "plain values where": lambda: messages.__setitem__(e[0] == e[1], torch.zeros(1, 2)),
+        "nodes where": lambda: x.__setitem__(e[0] == e[1], 0.0),
         "channels": lambda: nn.BatchNorm1d(NUM_NODES)(x.t()),
     }
     for name, function in refused.items():
@@ -364,6 +385,8 @@ class Layers(nn.Module):
     def __init__(self, num_layers):
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(num_layers))
+        self.same = self.layers[0]  # under two names, as PyG registers aggregations
+        self.layers[1].bias = self.layers[0].bias  # tied
 
     def forward(self, x, e):
         for layer in self.layers:
@@ -394,6 +417,7 @@ def check_hops(rank, num_ranks):
                 with Spy() as spy:
                     rows = call_on_parts(model, mesh, held, local_edges)
                 assert spy.total == 0
+                assert all(isinstance(p, nn.Parameter) for p in model.parameters())
                 result = node_tensor(rows[: deep.num_owned], deep, mesh)
             result.square().mean().backward()
             for p, grad in zip(model.parameters(), wanted, strict=True):

@@ -17,7 +17,7 @@ from torch.autograd import Function
 from scidata.shard._transport import call
 from scidata.shard.collectives import all_reduce_max, all_reduce_min, all_reduce_sum, slice_to_shard
 from scidata.shard.ops.align import local_of, specs_of
-from scidata.shard.ops.graph import REMEDY, check_nodes, extend_op, is_sharded
+from scidata.shard.ops.graph import REMEDY, check_nodes, extend_op, getitem, is_sharded
 from scidata.shard.ops.registry import find, register_op, unsupported
 from scidata.shard.ops.shapes import argument, normal_dim
 from scidata.shard.routed import ACCEPT_FILLED, FilledTensor, MovedTensor, RoutedIndex, node_spec
@@ -40,8 +40,11 @@ def _owned_everywhere(index: RoutedIndex) -> bool:
 
 @extend_op(Tensor.__setitem__)
 def setitem(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Write to rows of nodes at ids whose owners write them."""
+    """Write where a sharded mask is true, or to rows of nodes at ids whose owners write them."""
     target, index, value = args
+    if is_sharded(index) and index.dtype == torch.bool:
+        _set_where(func, target, index, value)
+        return None
     if not isinstance(index, RoutedIndex):
         return NotImplemented
     operands = specs_of([target, index, value])
@@ -53,6 +56,15 @@ def setitem(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     base[index.local_ids] = local_of(value)
     _write(func, target, base, spec)
     return None
+
+
+def _set_where(func: Any, target: Any, mask: ShardTensor, value: Any) -> None:
+    chosen = getitem(Tensor.__getitem__, (), (target, mask), {})  # checks the layouts
+    if not is_sharded(target) or target._copied or (isinstance(value, Tensor) and value.ndim and not is_sharded(value)):
+        raise unsupported(func, "it writes plain values, or to a tensor that cannot take them", mask._spec)
+    if isinstance(value, ShardTensor) and value._spec != chosen._spec:
+        raise unsupported(func, "the values are split differently", value._spec, chosen._spec)
+    target._local[mask._local] = local_of(value)
 
 
 def _node_part(func: Any, target: Tensor, dim: int, index: RoutedIndex) -> tuple[Tensor, ShardSpec]:

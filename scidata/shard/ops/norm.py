@@ -1,4 +1,4 @@
-"""Batch normalisation with the statistics of the whole tensor, not of this rank's part."""
+"""Normalisation: batch norm with the statistics of the whole tensor, and vectors scaled to length one."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scidata.shard.collectives import replicate_to_shards
-from scidata.shard.ops.align import align_parameters, finish, specs_of
+from scidata.shard.ops.align import align_parameters, finish, refuse_out, specs_of
 from scidata.shard.ops.reductions import _count, _variance
 from scidata.shard.ops.registry import register_op, unsupported
+from scidata.shard.ops.shapes import argument, normal_dim, refuse_sharded
 from scidata.shard.tensor import ShardTensor
 
 _NAMES = "input running_mean running_var weight bias training momentum eps"
@@ -52,3 +53,14 @@ def batch_norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, A
     if bias is not None:
         result = result + bias.view(shape)
     return finish(result.to(local.dtype), spec)
+
+
+@register_op(F.normalize)
+def normalize(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Scale vectors along dims that are not sharded."""
+    x: ShardTensor = args[0]
+    refuse_out(func, kwargs, x._spec)
+    dim = argument(args, kwargs, 2, "dim", 1)
+    for d in dim if isinstance(dim, tuple | list) else (dim,):
+        refuse_sharded(func, x._spec, normal_dim(d, x._spec.ndim))
+    return finish(func(x._local, *args[1:], **kwargs), x._spec)

@@ -17,10 +17,15 @@ from torch.utils.data import Dataset, get_worker_info
 from scidata.device_mesh import axes_of, domain_mesh
 from scidata.errors import ConfigError, UnknownNameError, UnsupportedFormatError, near_matches
 from scidata.grid_reader import GridReader
+from scidata.irregular import IrregularDataset
 from scidata.plan import ReadPlan
 from scidata.read import ReadStats
 from scidata.sample import Sample
 from scidata.shard import HaloDim, ShardSpec, ShardTensor
+from scidata.sources import open_source
+from scidata.store import is_store
+from scidata.store_reader import StoreReader
+from scidata.topologies import exodus, graph, mpas, ugrid, vtkhdf
 from scidata.types import BufferSpec
 
 __all__ = ["ShardedDataset", "open_dataset"]
@@ -43,7 +48,8 @@ def open_dataset(
     bounds: Any = "even",
     weights: npt.ArrayLike | Mapping[str, npt.ArrayLike] | str | None = None,
     align: int | Mapping[str, int] = 1,
-    halo: int | Mapping[str, int | tuple[int, int]] = 0,
+    halo: float | Mapping[str, int | tuple[int, int]] = 0,
+    ghosts: str | None = None,
     periodic: str | Sequence[str] = (),
     decode: bool = True,
     dtype: torch.dtype | None = None,
@@ -52,22 +58,23 @@ def open_dataset(
     allow_missing: bool = False,
     allow_external: bool = False,
     num_threads: int = 4,
-) -> ShardedDataset:
-    """Open a gridded data set so that each rank reads only its part of a sample.
+) -> ShardedDataset | IrregularDataset:
+    """Open a gridded data set, or a store of meshes, clouds or graphs: each rank reads only its part of a sample.
 
     Every rank of the domain calls it with the same arguments; it reads metadata and never communicates.
 
     Parameters
     ----------
     path
-        A Zarr store, HDF5 or NetCDF file, URL, or a list or glob of files that follow each other along ``sample_dim``.
+        A Zarr store, HDF5 or NetCDF file, URL, or a list or glob of files that follow each other along ``sample_dim``;
+        or a store written by ``scidata partition``, which gives an :class:`~scidata.irregular.IrregularDataset`.
     mesh
         From :func:`scidata.init_mesh` or ``init_device_mesh``. None reads whole samples as plain tensors.
     fields
         Names of arrays; default all that lie on the grid of the largest one. A field without a sharded dimension is
         replicated.
     kind
-        ``"grid"``; meshes, points and graphs are not read yet.
+        ``"grid"``, ``"mesh"``, ``"points"`` or ``"graph"``; default detected. All but grids need a store.
     sample_dim
         Dimension that numbers the samples; default the first that is not sharded.
     steps
@@ -82,11 +89,15 @@ def open_dataset(
         ``[0, …, N]``, one more than ranks; ``{dim: …}`` on a 2-D domain.
     weights
         Cost of each selected row, or the name of a field that is summed over the other dimensions: bounds then balance
-        the sum.
+        the sum. Stores: ``"edges"``, a field of nodes (points), or one cost of each in the source's order.
     align
         Bounds fall on multiples of it, such as a ViT's patch size.
     halo
-        ``{dim: width}`` or ``{dim: (below, above)}``; a number means every sharded dimension.
+        Grids: ``{dim: width}`` or ``{dim: (below, above)}``; a number means every sharded dimension. Meshes and graphs:
+        hops along edges. Points: a radius. Stores only have one number.
+    ghosts
+        Stores: ``"disk"`` reads the halo's rows of all fields too, the default where there is a halo; ``"exchange"``
+        leaves them to an exchange between the ranks.
     periodic
         Dimensions whose halo wraps.
     decode
@@ -120,13 +131,35 @@ def open_dataset(
     """
     if kind is not None and kind not in _KINDS:
         raise ConfigError(f"kind must be one of {', '.join(_KINDS)}, not {kind!r}{near_matches(kind, _KINDS)}")
-    if kind not in (None, "grid"):
-        raise UnsupportedFormatError(f"kind={kind!r} cannot be read yet; this version reads grids")
     if dtype is not None and dtype not in _READ_AS:
         raise ConfigError(f"dtype must be a floating torch dtype, not {dtype}; integer fields keep their own")
     if mesh is None and (halo or shard):
         what = f"halo={halo}" if halo else f"shard={shard}"
         raise ConfigError(f"{what} needs a mesh: pass scidata.init_mesh(), which also works in a single process")
+    if isinstance(path, str | os.PathLike) and is_store(path):
+        given = {"sample_dim": sample_dim is not None, "steps": tuple(steps) != (0,), "shard": shard is not None}
+        given |= {"isel": isel is not None, "align": align != 1, "periodic": bool(periodic), "decode": not decode}
+        given |= {"allow_missing": allow_missing, "allow_external": allow_external}
+        for name, present in given.items():
+            if present:
+                raise ConfigError(f"{name}: means nothing for {os.fspath(path)}, a partitioned store; leave it out")
+        return _open_store(
+            path,
+            mesh,
+            kind=kind,
+            dp=dp,
+            transform=transform,
+            dtype=dtype,
+            halo=halo,
+            ghosts=ghosts,
+            fields=fields,
+            bounds=bounds,
+            weights=weights,
+            num_threads=num_threads,
+        )
+    _refuse_raw(path, kind, allow_external)
+    if ghosts is not None:
+        raise ConfigError(f"ghosts={ghosts!r}: the halo of a grid is always read from disk; leave ghosts out")
     dp_axis, domain = _axes(mesh, dp, shard)
     reader = GridReader(
         path,
@@ -148,6 +181,58 @@ def open_dataset(
         num_threads=num_threads,
     )
     return ShardedDataset(reader, mesh, dp_axis=dp_axis, dtype=dtype, transform=transform)
+
+
+def _open_store(
+    path: str | os.PathLike[str],
+    mesh: DeviceMesh | None,
+    *,
+    kind: str | None,
+    dp: str,
+    transform: Callable[[Sample], Sample] | None,
+    dtype: torch.dtype | None,
+    halo: Any,
+    ghosts: str | None,
+    **options: Any,
+) -> IrregularDataset:
+    dp_axis, domain = _axes(mesh, dp, None)
+    if len(domain) > 1:
+        raise ConfigError(
+            f"{os.fspath(path)}: meshes, points and graphs are cut along one domain axis, and the mesh has "
+            f"{', '.join(domain)}; make it with init_mesh(domain=N)"
+        )
+    reader = StoreReader(
+        path,
+        num_parts=mesh.size(_names(mesh).index(domain[0])) if mesh is not None and domain else 1,
+        halo=halo,
+        ghosts=ghosts or ("disk" if halo else "exchange"),
+        dtype=None if dtype is None else _READ_AS[dtype],
+        **options,
+    )
+    if kind not in (None, reader.kind):
+        raise ConfigError(f"kind={kind!r}: {os.fspath(path)} is a store of kind {reader.kind!r}")
+    axis = domain[0] if domain else None
+    return IrregularDataset(reader, mesh, dp_axis=dp_axis, domain_axis=axis, dtype=dtype, transform=transform)
+
+
+def _refuse_raw(
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], kind: str | None, allow_external: bool
+) -> None:
+    """Say which command to run where raw data is no grid."""
+    found = kind if kind != "grid" else None
+    if kind is None and isinstance(path, str | os.PathLike) and not any(c in os.fspath(path) for c in "*?["):
+        source = open_source(os.fspath(path), allow_external=allow_external)
+        if any(module.detect(source) for module in (vtkhdf, ugrid, mpas, exodus)):
+            found = "mesh"
+        elif graph.detect(source):
+            found = "graph"
+    if found is not None:
+        shown = os.fspath(path) if isinstance(path, str | os.PathLike) else "SOURCE..."
+        raise UnsupportedFormatError(
+            f"{shown}: kind {found!r} is read from a store, which serves any number of ranks; write it once: "
+            f"scidata partition {shown} OUT --kind {found}, then open OUT"
+            + ("; or say kind='grid'" if kind is None else "")
+        )
 
 
 class ShardedDataset(Dataset[Sample]):

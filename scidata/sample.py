@@ -64,23 +64,35 @@ class Sample(Mapping[str, torch.Tensor]):
         }
         return Sample(merged, dims=dims, index=self.index)
 
+    @classmethod
+    def collate(cls, samples: Sequence[Sample]) -> Sample:
+        """Make a batch of several samples; see :func:`collate`."""
+        return _stacked(samples)
+
     def __repr__(self) -> str:
         fields = ", ".join(
             f"{name} ({', '.join(f'{d}: {n}' for d, n in zip(self.dims[name], tensor.shape, strict=True))}) "
             f"{str(tensor.dtype).removeprefix('torch.')}"
             for name, tensor in self.items()
         )
-        return f"Sample(index={self.index}, {fields})"
+        return f"{type(self).__name__}(index={self.index}, {fields})"
 
 
 def collate(samples: Sequence[Sample]) -> Sample:
-    """Stack the fields of several samples on a new dim 0.
+    """Stack the fields of several grid samples on a new dim 0; unite meshes, clouds and graphs disjointly.
+
+    A union has the rows of all samples, which may differ in number, and a field ``batch`` that says of which sample a
+    row is.
 
     Raises
     ------
     FieldMismatchError
         The samples differ in fields or shapes.
     """
+    return type(samples[0]).collate(samples)
+
+
+def _stacked(samples: Sequence[Sample]) -> Sample:
     first = samples[0]
     for sample in samples[1:]:
         if list(sample) != list(first):

@@ -147,7 +147,8 @@ def test_without_a_mesh_samples_are_plain(store):
     ("options", "error", "words"),
     [
         ({"kind": "gird"}, ConfigError, "did you mean 'grid'"),
-        ({"kind": "mesh"}, UnsupportedFormatError, "cannot be read yet"),
+        ({"kind": "mesh"}, UnsupportedFormatError, "scidata partition .* OUT --kind mesh"),
+        ({"ghosts": "disk"}, ConfigError, "always read from disk"),
         ({"dtype": torch.int32}, ConfigError, "floating torch dtype"),
         ({"halo": 1}, ConfigError, "halo=1 needs a mesh"),
         ({"shard": {"latitude": "domain"}}, ConfigError, "needs a mesh"),

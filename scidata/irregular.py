@@ -1,0 +1,194 @@
+"""``IrregularDataset``: samples of a partitioned store, of which each rank reads its rows, edges and ghosts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.data import Dataset, get_worker_info
+
+from scidata._manifest import Statistics
+from scidata.device_mesh import domain_mesh
+from scidata.errors import ConfigError
+from scidata.irregular_sample import Cells, IrregularSample, Place, Topology, shard_rows
+from scidata.plan import ReadPlan
+from scidata.sample import Sample
+from scidata.store_reader import LocalPart, StoreReader
+
+__all__ = ["IrregularDataset"]
+
+
+class IrregularDataset(Dataset[Sample]):
+    """Samples of meshes, point clouds or graphs, of which this rank reads its part. Made by ``open_dataset``.
+
+    Indexing never communicates, although all ranks of a domain are meant to index alike. Sizes differ from sample to
+    sample. Pickles as path and options and reopens its files lazily. In a worker process, which has no process group,
+    a sample is a :class:`~scidata.store_reader.LocalPart`, that :meth:`assemble` wraps in the parent.
+
+    Attributes
+    ----------
+    mesh : DeviceMesh or None
+        As given; None in a worker process.
+    dp_axis : str or None
+        Name of the data-parallel axis, None where the mesh has none.
+    transform
+        Called with each sample.
+    """
+
+    def __init__(
+        self,
+        reader: StoreReader,
+        mesh: DeviceMesh | None,
+        *,
+        dp_axis: str | None,
+        domain_axis: str | None,
+        dtype: torch.dtype | None,
+        transform: Callable[[Sample], Sample] | None,
+    ) -> None:
+        self.reader = reader
+        self.mesh = mesh
+        self.dp_axis = dp_axis
+        self.transform = transform
+        self._dtype = dtype
+        self._detached = False
+        sharded = mesh is not None and domain_axis is not None
+        self._rank = mesh.get_local_rank(domain_axis) if sharded else 0  # type: ignore[union-attr]
+        self._domain: DeviceMesh | None = domain_mesh(mesh, (domain_axis,)) if sharded else None  # type: ignore[arg-type]
+
+    # -- what there is -------------------------------------------------------------------------------------------
+
+    @property
+    def kind(self) -> str:
+        """``"mesh"``, ``"points"`` or ``"graph"``."""
+        return self.reader.kind
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of the fields."""
+        return self.reader.fields
+
+    @property
+    def entities(self) -> tuple[str, ...]:
+        """The entities that samples have."""
+        return self.reader.entities
+
+    @property
+    def rank(self) -> int:
+        """Place of this rank in its domain: the ``rank`` of :meth:`plan`."""
+        return self._rank
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of what decides the samples: their values and the choice of fields."""
+        return self.reader.fingerprint()
+
+    def dims(self, name: str) -> tuple[str, ...]:
+        """Return the dimensions of a field of one sample."""
+        return self.reader.info(name).dims
+
+    def global_shape(self, name: str, index: int = 0) -> tuple[int, ...]:
+        """Return the shape of a field of one whole sample; samples differ in it."""
+        return self.reader.global_shape(name, index)
+
+    def statistics(self, name: str) -> Statistics | None:
+        """Return mean, deviation and range of a field over all samples, for normalising; None where there are none."""
+        return self.reader.store.manifest.statistics.get(self.reader.info(name).path)
+
+    def __len__(self) -> int:
+        return self.reader.num_samples
+
+    def __repr__(self) -> str:
+        fields = ", ".join(self.fields)
+        return f"IrregularDataset({self.reader.path!r}, {self.kind}, {len(self)} samples, {fields})"
+
+    def plan(self, index: int, rank: int | None = None) -> ReadPlan:
+        """Plan what a rank of the domain reads of a sample; any rank, default this one. Reads the rank's edges."""
+        return self.reader.plan(index, self.rank if rank is None else rank)
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def read_local(self, index: int) -> LocalPart:
+        """Read this rank's part. Thread-safe, no collectives."""
+        return self.reader.read(index, self._rank)
+
+    def __getitem__(self, index: int) -> Sample:
+        local = self.read_local(index)
+        if self._detached or (self.mesh is not None and get_worker_info() is not None):
+            return local  # type: ignore[return-value]  # a worker has no process group; assemble() wraps in the parent
+        sample = self.assemble(local, index=index % len(self))
+        return self.transform(sample) if self.transform is not None else sample
+
+    def assemble(self, local: LocalPart, *, index: int | None = None) -> IrregularSample:
+        """Wrap what was read as a sample of ShardTensors. No communication.
+
+        Raises
+        ------
+        ConfigError
+            Called in a worker process, or with another rank's part.
+        """
+        if self._detached:
+            raise ConfigError("assemble() needs the mesh, which a worker process does not have; call it in the parent")
+        rows = local.index_maps[local.part.entity]
+        if rows.part != self._rank or rows.num_parts != self.reader.num_parts:
+            raise ConfigError(
+                f"assemble: part {rows.part} of {rows.num_parts}, but this rank holds part {self._rank} of "
+                f"{self.reader.num_parts}"
+            )
+        fields, places, dims, held = {}, {}, {}, {}
+        for name, values in local.fields.items():
+            info = self.reader.info(name)
+            place = places[name] = Place(info.entity, info.entity_dim)
+            dims[name] = info.dims
+            tensor = self._tensor(values)
+            entity_rows = local.index_maps[info.entity]
+            if self.reader.ghosts == "disk":
+                held[name] = tensor
+                tensor = tensor.narrow(place.dim, 0, entity_rows.num_owned)
+            fields[name] = shard_rows(tensor, entity_rows, place.dim, self._domain)
+        return IrregularSample(
+            fields,
+            dims=dims,
+            index=local.index if index is None else index,
+            places=places,
+            topology=self._topology(local),
+            held=held,
+            ghosts=self.reader.ghosts,
+        )
+
+    def _tensor(self, values: npt.NDArray[Any]) -> torch.Tensor:
+        tensor = torch.from_numpy(values)
+        narrow = self._dtype is torch.bfloat16 and tensor.is_floating_point()
+        return tensor.to(torch.bfloat16) if narrow else tensor
+
+    def _topology(self, local: LocalPart) -> Topology:
+        def indices(ids: npt.NDArray[Any] | None) -> torch.Tensor | None:
+            return None if ids is None else torch.from_numpy(np.ascontiguousarray(ids))
+
+        cells = None
+        if local.cells is not None:
+            cells = Cells(
+                offsets=torch.from_numpy(local.cells.offsets),
+                connectivity=torch.from_numpy(local.cells.connectivity),
+                types=torch.from_numpy(local.cells.types),
+            )
+        return Topology(
+            entity=local.part.entity,
+            index_maps=local.index_maps,
+            edge_index=indices(local.edge_index),
+            far_edge_index=indices(local.far_edge_index),
+            cells=cells,
+            device_mesh=self._domain,
+            read_ids=partial(self.reader.original_id, local.index, self._rank),
+        )
+
+    def close(self) -> None:
+        """End the reading threads and close the files; the next read starts them again."""
+        self.reader.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"mesh": None, "_domain": None, "_detached": self._detached or self.mesh is not None}

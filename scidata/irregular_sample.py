@@ -1,0 +1,362 @@
+"""A sample of a mesh, a point cloud or a graph: fields of its entities, who owns which rows, edges and cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard
+
+from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
+from scidata.index_map import IndexMap
+from scidata.sample import Sample
+from scidata.shard import ShardSpec, ShardTensor
+from scidata.shard.graph import halo_exchange
+from scidata.types import IntArray
+
+__all__ = ["Cells", "IrregularSample", "Place", "Topology", "shard_rows"]
+
+
+class Place(NamedTuple):
+    """Where a field lives: its entity, and which of its dims that is."""
+
+    entity: str
+    dim: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Cells:
+    """The cells that this rank owns: ``connectivity[offsets[i]:offsets[i + 1]]`` are local ids of nodes.
+
+    ``offsets`` is ``(num_owned_cells + 1,)`` int64, ``types`` are VTK's codes, uint8.
+    """
+
+    offsets: Tensor
+    connectivity: Tensor
+    types: Tensor
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Cells:
+        """Return them on a device."""
+        parts = (self.offsets, self.connectivity, self.types)
+        offsets, connectivity, types = (t.to(device, non_blocking=non_blocking) for t in parts)
+        return Cells(offsets=offsets, connectivity=connectivity, types=types)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Topology:
+    """What a sample has besides fields.
+
+    Attributes
+    ----------
+    entity
+        ``"node"`` or ``"point"``: whose local ids edges and cells hold.
+    index_maps
+        By entity.
+    edge_index, far_edge_index
+        ``(2, num)`` int64: edges that end at owned nodes, and those that end at ghosts.
+    device_mesh
+        The domain's one axis; None where samples are plain.
+    read_ids
+        Reads the source's row of each owned row of an entity.
+    """
+
+    entity: str
+    index_maps: Mapping[str, IndexMap]
+    edge_index: Tensor | None
+    far_edge_index: Tensor | None
+    cells: Cells | None
+    device_mesh: DeviceMesh | None
+    read_ids: Callable[[str], IntArray]
+
+
+def shard_rows(local: Tensor, rows: IndexMap, dim: int, device_mesh: DeviceMesh | None) -> Tensor:
+    """Wrap the owned rows along ``dim`` as a ShardTensor; plain where there is no mesh. No communication."""
+    if device_mesh is None:
+        return local
+    spec = ShardSpec(
+        device_mesh=device_mesh,
+        placements=(Shard(dim),),
+        global_shape=(*local.shape[:dim], rows.num_global, *local.shape[dim + 1 :]),
+        sizes=(tuple(np.diff(rows.bounds).tolist()),),
+    )
+    return ShardTensor(local, spec)
+
+
+def _local(x: Tensor) -> Tensor:
+    return x.to_local() if isinstance(x, ShardTensor) else x
+
+
+class IrregularSample(Sample):
+    """Fields by name, sharded along their entity's dim, with edges and cells in local numbering.
+
+    Local ids count owned rows first, then ghosts. In a batch, a disjoint union, ``sample["batch"]`` says which sample
+    a row is of, and each rank's rows of the first sample come before its rows of the second.
+
+    Parameters
+    ----------
+    places
+        Entity and dim of each field.
+    held
+        Fields whose ghosts were read from disk: local tensors, owned rows, then ghosts.
+    ghosts
+        ``"disk"`` or ``"exchange"``: what :meth:`with_ghosts` does.
+    """
+
+    def __init__(
+        self,
+        fields: Mapping[str, Tensor],
+        *,
+        dims: Mapping[str, tuple[str, ...]],
+        index: int | list[int] | None,
+        places: Mapping[str, Place],
+        topology: Topology,
+        held: Mapping[str, Tensor] | None = None,
+        ghosts: str = "exchange",
+    ) -> None:
+        super().__init__(fields, dims=dims, index=index)
+        self.ghosts = ghosts
+        self._places, self._topology, self._held = dict(places), topology, dict(held or {})
+
+    # -- what there is -------------------------------------------------------------------------------------------
+
+    @property
+    def entities(self) -> tuple[str, ...]:
+        """The entities that it has: ``node`` or ``point``, ``cell``, ``edge``."""
+        return tuple(self._topology.index_maps)
+
+    @property
+    def entity(self) -> str:
+        """``"node"``, or ``"point"`` for clouds: what edges and cells refer to."""
+        return self._topology.entity
+
+    @property
+    def device_mesh(self) -> DeviceMesh | None:
+        """The domain's axis; None where samples are plain."""
+        return self._topology.device_mesh
+
+    @property
+    def topology(self) -> Topology:
+        """Edges, cells and index maps together."""
+        return self._topology
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes, or points, of the whole sample."""
+        return self._topology.index_maps[self._topology.entity].num_global
+
+    @property
+    def edge_index(self) -> Tensor | None:
+        """``(2, num_local_edges)`` int64, local numbering: source, owned or a ghost; destination, owned.
+
+        By destination. None where there are no edges. Over all ranks each directed edge is there once.
+        """
+        return self._topology.edge_index
+
+    @property
+    def edge_index_with_ghosts(self) -> Tensor | None:
+        """The same, followed by the edges that end at ghosts less than ``halo`` hops away.
+
+        What ``halo`` layers need to give the right result on owned nodes without any exchange; see
+        :func:`scidata.shard.graph.call_on_parts`. The rows of ``with_ghosts(name)`` of a field of edges.
+        """
+        own, far = self._topology.edge_index, self._topology.far_edge_index
+        return own if own is None or far is None else torch.cat([own, far], dim=1)
+
+    @property
+    def cells(self) -> Cells | None:
+        """The cells that this rank owns, None where there are none; all their nodes are owned or ghosts."""
+        return self._topology.cells
+
+    @property
+    def places(self) -> Mapping[str, Place]:
+        """Entity and dim of each field that has one."""
+        return self._places
+
+    @property
+    def held(self) -> Mapping[str, Tensor]:
+        """Local rows with ghosts of the fields that are as they were read with ``ghosts="disk"``."""
+        return self._held
+
+    def entity_of(self, name: str) -> str:
+        """Return what a field has one row of."""
+        return self._place(name).entity
+
+    def index_map(self, entity: str) -> IndexMap:
+        """Return bounds, owned range and ghosts of an entity.
+
+        Raises
+        ------
+        UnknownNameError
+            The sample has no such entity.
+        """
+        maps = self._topology.index_maps
+        if entity not in maps:
+            raise UnknownNameError(f"the sample has no entity {entity!r}{near_matches(entity, maps)}")
+        return maps[entity]
+
+    def original_id(self, entity: str) -> Tensor:
+        """Read the source's row of each owned row, a ShardTensor of ``(num_global,)`` int64, from the store."""
+        rows = self.index_map(entity)
+        ids = torch.from_numpy(np.ascontiguousarray(self._topology.read_ids(entity), np.int64))
+        return shard_rows(ids, rows, 0, self._topology.device_mesh)
+
+    def with_ghosts(self, name: str) -> Tensor:
+        """Return this rank's owned rows of a field, then its ghosts' rows, along the entity's dim: a plain tensor.
+
+        With ``ghosts="disk"`` they are as read; else they are fetched by one exchange, differentiably. Collective,
+        then.
+
+        Raises
+        ------
+        ConfigError
+            ``ghosts="disk"``, and the field is not as it was read.
+        """
+        x, place = self[name], self._place(name)
+        if name in self._held:
+            return self._held[name]
+        rows, mesh = self.index_map(place.entity), self._topology.device_mesh
+        if self.ghosts == "disk":
+            raise ConfigError(
+                f"field {name!r} was made after reading, so that its ghosts are not known; open the data set with "
+                "ghosts='exchange', or compute it from with_ghosts() of what was read"
+            )
+        if mesh is None:
+            return x
+        return halo_exchange(_local(x).movedim(place.dim, 0), rows, mesh.get_group()).movedim(0, place.dim)
+
+    def _place(self, name: str) -> Place:
+        _ = self[name]  # names what is near where there is no such field
+        if name not in self._places:
+            raise ConfigError(f"field {name!r} lives on no entity: {self.dims[name]} {tuple(self[name].shape)}")
+        return self._places[name]
+
+    # -- changed -------------------------------------------------------------------------------------------------
+
+    def _changed(self, **changes: Any) -> IrregularSample:
+        now: dict[str, Any] = {
+            "fields": self._fields,
+            "dims": self.dims,
+            "index": self.index,
+            "places": self._places,
+            "topology": self._topology,
+            "held": self._held,
+            "ghosts": self.ghosts,
+        } | changes
+        return IrregularSample(now.pop("fields"), **now)
+
+    def to(self, *args: Any, **kwargs: Any) -> IrregularSample:
+        """Return a sample whose fields went through ``Tensor.to``; edges and cells follow to the device."""
+        device = torch.empty(0).to(*args, **kwargs).device
+        if not self._names_device(args, kwargs):
+            device = next((x.device for x in self.values()), torch.device("cpu"))
+        lazily = bool(kwargs.get("non_blocking", False))
+
+        def moved(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x.to(device, non_blocking=lazily)
+
+        topology = replace(
+            self._topology,
+            edge_index=moved(self._topology.edge_index),
+            far_edge_index=moved(self._topology.far_edge_index),
+            cells=None if self.cells is None else self.cells.to(device, lazily),
+        )
+        held = {name: x.to(*args, **kwargs) for name, x in self._held.items()}
+        fields = {
+            # the owned rows of what is held stay a view of it
+            name: self._wrap(held[name], name) if name in held else x.to(*args, **kwargs)
+            for name, x in self.items()
+        }
+        return self._changed(fields=fields, topology=topology, held=held)
+
+    @staticmethod
+    def _names_device(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        given = (*args, *kwargs.values())
+        return any(isinstance(a, str | torch.device | Tensor) or type(a) is int for a in given)
+
+    def _wrap(self, held: Tensor, name: str) -> Tensor:
+        place = self._places[name]
+        rows = self.index_map(place.entity)
+        return shard_rows(held.narrow(place.dim, 0, rows.num_owned), rows, place.dim, self._topology.device_mesh)
+
+    def replace(self, fields: Mapping[str, Tensor]) -> IrregularSample:
+        """Return a sample with these fields besides, or instead of, the ones it has.
+
+        A new field lives where an old one of the same shape does, else on the entity that has as many rows as its
+        dim 0.
+        """
+        plain = super().replace(fields)
+        places = dict(self._places)
+        by_shape = {tuple(x.shape): self._places[name] for name, x in self.items() if name in self._places}
+        for name, x in fields.items():
+            shape = tuple(x.shape)
+            if name in self._places and self[name].shape == x.shape:
+                continue
+            sized = [e for e in self.entities if shape and self.index_map(e).num_global == shape[0]]
+            places.pop(name, None)
+            if shape in by_shape:
+                places[name] = by_shape[shape]
+            elif sized:
+                places[name] = Place(sized[0], 0)
+        held = {name: x for name, x in self._held.items() if name not in fields or fields[name] is self[name]}
+        return self._changed(fields=dict(plain), dims=plain.dims, places=places, held=held)
+
+    @classmethod
+    def collate(cls, samples: Sequence[Sample]) -> IrregularSample:
+        """Unite samples, which may differ in size, to one without edges between them, with a field ``batch``."""
+        from scidata._union import unite
+
+        if not all(isinstance(s, IrregularSample) for s in samples):
+            raise FieldMismatchError("a batch holds samples of one data set; these are of several kinds")
+        return unite([s for s in samples if isinstance(s, IrregularSample)])
+
+    # -- other libraries -----------------------------------------------------------------------------------------
+
+    def to_pyg(
+        self,
+        *,
+        x: str | Sequence[str] | None = None,
+        y: str | Sequence[str] | None = None,
+        edge_attr: str | Sequence[str] | None = None,
+    ) -> Any:
+        """Return a ``torch_geometric.data.Data`` of ShardTensors, on which stock layers run unmodified. Collective.
+
+        It has ``edge_index``, ``num_nodes`` and all fields of nodes (points) and edges by their names, entity first.
+
+        Parameters
+        ----------
+        x, y, edge_attr
+            Fields that are put side by side, one column for each component, under these names instead.
+
+        Raises
+        ------
+        MissingDependencyError
+            torch_geometric is not installed.
+        UnknownNameError, ConfigError
+            No such field, or one of another entity.
+        """
+        from scidata._sample_pyg import to_data
+
+        return to_data(self, x=_names(x), y=_names(y), edge_attr=_names(edge_attr))
+
+    def rows_first(self, name: str, *, entity: str | None = None) -> tuple[Tensor, bool]:
+        """Return the local rows of a field along dim 0, and whether ghosts follow the owned ones; no communication.
+
+        Raises
+        ------
+        ConfigError
+            The field does not live on ``entity``.
+        """
+        place = self._place(name)
+        if entity is not None and place.entity != entity:
+            raise ConfigError(f"field {name!r} lives on {place.entity}, not on {entity}")
+        has_ghosts = name in self._held
+        return (self._held[name] if has_ghosts else _local(self[name])).movedim(place.dim, 0), has_ghosts
+
+
+def _names(names: str | Sequence[str] | None) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names or ())

@@ -1,0 +1,182 @@
+"""Fields on surfaces as point clouds: raw clouds → store → neighbours and surface integrals.
+
+    python -m pipelines.surface_points make raw/                      # made-up data: one Zarr group a sample
+    python -m pipelines.surface_points convert raw/ surface.store     # → a store that any number of ranks reads
+
+    ds = open_surface("surface.store", mesh, radius=0.1)
+    force(ds[0])                                    # (3,), the same on every rank
+    source, target = neighbours(ds[0], radius=0.1)  # pairs of local ids; sources may be ghosts, read from disk
+
+``convert`` takes any clouds that have ``points`` (N, 3) and fields by point, in Zarr, HDF5 or NetCDF. Made-up samples
+are ellipsoids in a uniform flow, whose pressure is known exactly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import zarr
+from scipy.spatial import cKDTree
+from scipy.special import elliprd
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+import scidata
+
+__all__ = ["convert", "force", "make", "neighbours", "open_surface"]
+
+# -- reading -------------------------------------------------------------------------------------------------------
+
+
+def open_surface(
+    path: str,
+    mesh: DeviceMesh | None,
+    *,
+    radius: float = 0.0,
+    fields: Sequence[str] = ("normal", "area", "pressure"),
+    dtype: torch.dtype | None = torch.float32,
+    **options: Any,
+) -> scidata.IrregularDataset:
+    """Open a store of clouds: this rank's points and fields, and with a ``radius`` the points that near to them.
+
+    Parameters
+    ----------
+    path, mesh, dtype, options
+        As in :func:`scidata.open_dataset`.
+    radius
+        How far :func:`neighbours` will look, in the unit of the positions.
+    fields
+        Names, besides the positions.
+    """
+    halo = {"halo": radius, "ghosts": "disk"} if radius and mesh is not None else {}
+    return scidata.open_dataset(path, mesh, fields=["pos", *fields], dtype=dtype, **(halo | options))
+
+
+def neighbours(sample: scidata.IrregularSample, radius: float) -> Tensor:
+    """Find the pairs of points no further apart than ``radius``; each directed pair on one rank. No communication.
+
+    Returns
+    -------
+    pairs
+        ``(2, num_pairs)`` int64 local ids, by target: sources are owned points or ghosts, targets owned ones.
+    """
+    points = sample.with_ghosts("pos").cpu().numpy()
+    num_owned = sample.index_map("point").num_owned
+    if num_owned == 0:
+        return torch.empty(2, 0, dtype=torch.int64)
+    found = cKDTree(points).query_ball_point(points[:num_owned], radius, return_sorted=True)
+    source = np.concatenate(found).astype(np.int64)
+    target = np.repeat(np.arange(num_owned), [len(near) for near in found])
+    return torch.from_numpy(np.stack([source, target])[:, source != target])
+
+
+def force(sample: scidata.IrregularSample) -> Tensor:
+    """Add up pressure × normal × area over the surface, ``(3,)``: a plain tensor, the same on every rank.
+
+    Collective over the domain axis.
+    """
+    pressure, area = sample["pressure"].double(), sample["area"].double()
+    return -((pressure * area).unsqueeze(1) * sample["normal"].double()).sum(dim=0)
+
+
+# -- making --------------------------------------------------------------------------------------------------------
+
+
+def ellipsoid(rng: np.random.Generator, num_points: int) -> dict[str, npt.NDArray[Any]]:
+    """Make one sample: arrays by name. The flow is along x; exact potential flow, as in Lamb's Hydrodynamics, §114."""
+    axes = np.array([rng.uniform(0.8, 1.6), rng.uniform(0.4, 0.8), rng.uniform(0.3, 0.6)])
+    height = 1 - (2 * np.arange(num_points) + 1) / num_points  # Fibonacci's lattice: equal areas on the sphere
+    angle = np.pi * (1 + np.sqrt(5)) * np.arange(num_points)
+    ring = np.sqrt(1 - height**2)
+    unit = np.stack([ring * np.cos(angle), ring * np.sin(angle), height], axis=1)
+    slope = unit / axes
+    stretch = np.linalg.norm(slope, axis=1)
+    normal = slope / stretch[:, None]
+    a, b, c = axes**2
+    alpha = 2 / 3 * axes.prod() * elliprd(b, c, a)
+    velocity = 2 / (2 - alpha) * (np.array([1.0, 0.0, 0.0]) - normal[:, :1] * normal)
+    arrays = {
+        "points": unit * axes,
+        "normal": normal,
+        "area": axes.prod() * stretch * 4 * np.pi / num_points,
+        "pressure": 1 - (velocity**2).sum(axis=1),  # as a coefficient
+    }
+    order = rng.permutation(num_points)
+    return {name: values[order].astype("f8" if name == "points" else "f4") for name, values in arrays.items()}
+
+
+def make(out: str, *, num_samples: int = 4, num_points: int = 5000, seed: int = 0) -> None:
+    """Write one Zarr group a sample, each with its own number of points, near ``num_points``.
+
+    Raises
+    ------
+    FileExistsError
+        ``out`` exists.
+    """
+    if Path(out).exists():
+        raise FileExistsError(f"{out} exists; remove it or choose another name")
+    Path(out).mkdir(parents=True)
+    for index in range(num_samples):
+        rng = np.random.default_rng([seed, index])
+        arrays = ellipsoid(rng, round(num_points * rng.uniform(0.8, 1.2)))
+        group = zarr.open_group(str(Path(out) / f"surface_{index:05d}.zarr"), mode="w-", zarr_format=3)
+        for name, values in arrays.items():
+            dims = ("point", "xyz")[: values.ndim]
+            chunks = (4096, *values.shape[1:])
+            config: Any = {"write_empty_chunks": True}  # a chunk that is absent is then a lost one
+            group.create_array(name, data=values, chunks=chunks, dimension_names=dims, config=config)
+
+
+def convert(raw: str, out: str, *, pattern: str = "*.zarr", jobs: int = 1, **options: Any) -> None:
+    """Write the store: everything in a folder that fits ``pattern`` is a sample. ``options`` as in ``partition``.
+
+    Raises
+    ------
+    FileNotFoundError
+        Nothing in ``raw`` fits.
+    SciDataError
+        As ``scidata.partition``.
+    """
+    files = sorted(map(str, Path(raw).glob(pattern)))
+    if not files:
+        raise FileNotFoundError(f"{raw}: nothing in it is named {pattern}")
+    scidata.partition(files, out, kind="points", jobs=jobs, **options)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(prog="pipelines.surface_points", description="Make clouds on surfaces, a store.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    made = commands.add_parser("make", help="write small made-up data, one Zarr group a sample")
+    made.add_argument("out", help="a new folder")
+    made.add_argument("--samples", type=int, default=4)
+    made.add_argument("--points", type=int, default=5000, help="about so many a sample")
+    made.add_argument("--seed", type=int, default=0)
+    converted = commands.add_parser("convert", help="write the clouds of a folder as one store")
+    converted.add_argument("raw")
+    converted.add_argument("out")
+    converted.add_argument("--pattern", default="*.zarr")
+    converted.add_argument("--order", default="hilbert")
+    converted.add_argument("--jobs", type=int, default=1)
+    args = parser.parse_args(argv)
+    try:
+        if args.command == "make":
+            make(args.out, num_samples=args.samples, num_points=args.points, seed=args.seed)
+        else:
+            convert(args.raw, args.out, pattern=args.pattern, order=args.order, jobs=args.jobs)
+    except (OSError, ValueError, scidata.errors.SciDataError) as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 1
+    print(args.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -20,7 +20,6 @@ from scidata.testing import run_ranks
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode has no path of the tests
 from _graphs import LAYOUTS, NUM_NODES, khop_part_of, part_of, whole_edges
 
-
 #: For what runs every layer: one node, none; each but the first has ghosts.
 CHOSEN = {1: [(11,)], 2: [(10, 1)], 3: [(5, 1, 5), (6, 0, 5)]}
 

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from scidata.dataset import ShardedDataset as ShardedDataset
     from scidata.dataset import open_dataset as open_dataset
     from scidata.device_mesh import init_mesh as init_mesh
+    from scidata.index_map import IndexMap as IndexMap
+    from scidata.irregular import IrregularDataset as IrregularDataset
+    from scidata.irregular_sample import IrregularSample as IrregularSample
     from scidata.loader import DataLoader as DataLoader
     from scidata.partitioning import partition as partition
     from scidata.sample import Sample as Sample
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from scidata.shard.collectives import indexed_all_to_all_v as indexed_all_to_all_v
     from scidata.shard.collectives import reduce_scatter_v as reduce_scatter_v
     from scidata.shard.collectives import scatter_v as scatter_v
+    from scidata.shard.graph import halo_exchange as halo_exchange
     from scidata.shard.parallel import parallelize as parallelize
 
 __version__ = "0.1.0"
@@ -34,12 +38,16 @@ __version__ = "0.1.0"
 _HOME = {
     "DataLoader": "scidata.loader",
     "DistributedSampler": "scidata.sampler",
+    "IndexMap": "scidata.index_map",
+    "IrregularDataset": "scidata.irregular",
+    "IrregularSample": "scidata.irregular_sample",
     "Sample": "scidata.sample",
     "ShardTensor": "scidata.shard",
     "ShardedDataset": "scidata.dataset",
     "all_gather_v": "scidata.shard.collectives",
     "collate": "scidata.sample",
     "gather_v": "scidata.shard.collectives",
+    "halo_exchange": "scidata.shard.graph",
     "indexed_all_to_all_v": "scidata.shard.collectives",
     "init_mesh": "scidata.device_mesh",
     "open_dataset": "scidata.dataset",

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from scidata._demo_data import FIELDS, NUM_LATITUDES, write_weather
 from scidata._cli.output import console, human_bytes, make_table, print_json
 from scidata._cli.planning import DomainPlan, describe, plan_domain
 from scidata._cli.tables import print_plan
+from scidata._demo_data import FIELDS, NUM_LATITUDES, write_weather
 from scidata.errors import ConfigError, LauncherError
 from scidata.grid_reader import GridReader
 

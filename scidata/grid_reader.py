@@ -6,6 +6,7 @@ what any rank of any world size would.
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import json
 import os
@@ -51,6 +52,15 @@ class _Field:
     source_dims: tuple[str, ...]
     dtype: np.dtype[Any]
     decodings: tuple[Decoding | None, ...]  # one per file: packing differs from file to file
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """One rank's part of a sample: rows with halo of every dimension, and how many they are."""
+
+    position: tuple[int, ...]  # along the sharding axes
+    segments: Mapping[str, tuple[Segment, ...]]
+    sizes: Mapping[str, int]
 
 
 class GridReader:
@@ -147,6 +157,7 @@ class GridReader:
         )
         if self.sample_dim in self.partition.halo:
             raise ConfigError(f"{self.sample_dim!r} is the sample dimension and cannot have a halo; use steps")
+        self._last_part: _Part | None = None
         self._dropped = {d for d, crop in self._crop().items() if isinstance(crop, int | np.integer)}
         self._fields = {name: self._field(name) for name in self.fields}
 
@@ -267,6 +278,19 @@ class GridReader:
 
     # -- planning ------------------------------------------------------------------------------------------------
 
+    def _part(self, coordinate: Mapping[str, int]) -> _Part:
+        """Return the part of the rank at ``coordinate``; the last one asked for is kept, since a rank has one."""
+        position = tuple(coordinate[axis] for axis in self.partition.axis_sizes)
+        part = self._last_part
+        if part is None or part.position != position:
+            dims = [d for d in self.partition.sizes if d != self.sample_dim]
+            part = self._last_part = _Part(
+                position=position,
+                segments={d: self.partition.segments(d, coordinate) for d in dims},
+                sizes={d: self.partition.local_size(d, coordinate) for d in dims},
+            )
+        return part
+
     def _rows_of(self, index: int) -> list[int]:
         """Return the source rows along the sample dimension of one sample, a row per step."""
         if not -self.num_samples <= index < self.num_samples:
@@ -281,7 +305,7 @@ class GridReader:
         rows = []
         for step in self.steps:
             row = first + step
-            segment = next(s for s in selected if s.offset <= row < s.offset + s.count)
+            segment = selected[bisect.bisect_right(selected, row, key=lambda s: s.offset) - 1]
             rows.append(segment.start + segment.step * (row - segment.offset))
         return rows
 
@@ -290,7 +314,7 @@ class GridReader:
     ) -> list[tuple[int, ArrayLayout, Selection]]:
         """Return what is read of a field: for each file involved its position, layout and selection."""
         field, rows = self._fields[name], self._rows_of(index)
-        space = {d: self.partition.segments(d, coordinate) for d in field.source_dims if d != self.sample_dim}
+        space = self._part(coordinate).segments
         if self.sample_dim not in field.source_dims:
             return [(0, self._series.layout(name), tuple(space[d] for d in field.source_dims))]
         by_file: dict[int, list[Segment]] = {}
@@ -309,10 +333,8 @@ class GridReader:
 
     def _plan_field(self, name: str, index: int, coordinate: Mapping[str, int]) -> list[tuple[int, ArrayPlan]]:
         field = self._fields[name]
-        shape = tuple(
-            len(self.steps) if d == self.sample_dim else self.partition.local_size(d, coordinate)
-            for d in field.source_dims
-        )
+        sizes = self._part(coordinate).sizes
+        shape = tuple(len(self.steps) if d == self.sample_dim else sizes[d] for d in field.source_dims)
         plans = []
         for i, layout, selection in self.selections(name, index, coordinate):
             source = self._series.sources[i]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import glob
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -118,6 +119,7 @@ class Series:
         for i in range(1, len(self.sources)):
             self._check(i)
         self.row_bounds: IntArray = np.concatenate([[0], np.cumsum([self._num_rows(i) for i in range(len(paths))])])
+        self._row_bounds: list[int] = self.row_bounds.tolist()  # looked up one by one, where a list is faster
         self._check_order()
 
     def _num_rows(self, i: int) -> int:
@@ -189,7 +191,7 @@ class Series:
 
     def file_of(self, row: int) -> int:
         """Return the position of the file that holds sample row ``row``."""
-        return int(np.searchsorted(self.row_bounds, row, side="right")) - 1
+        return bisect.bisect_right(self._row_bounds, row) - 1
 
     def layouts(self) -> Iterator[ArrayLayout]:
         """Every field's layout of every file."""

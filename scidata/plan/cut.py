@@ -17,7 +17,7 @@ import numpy as np
 
 from scidata.errors import ConfigError
 from scidata.plan.pieces import Boxes, DimPieces, cut_dim, make_boxes, needed_chunks
-from scidata.plan.spans import chunk_shapes, element_strides
+from scidata.plan.spans import chunk_shapes
 from scidata.types import ArrayLayout, IntArray, Segment, Selection
 
 __all__ = ["MAX_KEPT_ROWS", "Cut", "Memo", "Origin", "find_cut"]
@@ -104,10 +104,14 @@ class Origin:
 
     def first_byte(self, layout: ArrayLayout) -> int:
         """Return how far into each chunk the cut begins, in bytes."""
-        if not any(self.row):
-            return 0
-        strides: list[int] = element_strides(np.array([layout.chunks], np.int64), layout.axis_order)[0].tolist()
-        return layout.dtype.itemsize * sum(r * s for r, s in zip(self.row, strides, strict=True))
+        first, stride = 0, layout.dtype.itemsize
+        for dim in reversed(layout.axis_order):
+            first, stride = first + self.row[dim] * stride, stride * layout.chunks[dim]
+        return first
+
+
+#: The last layout and selection and their cut: a plan asks right after ``chunks_needed`` did, with the same objects.
+_latest: tuple[ArrayLayout, Selection, tuple[Cut, Origin]] | None = None
 
 
 def find_cut(layout: ArrayLayout, selection: Selection) -> tuple[Cut, Origin]:
@@ -118,6 +122,17 @@ def find_cut(layout: ArrayLayout, selection: Selection) -> tuple[Cut, Origin]:
     ConfigError
         The selection does not fit the layout.
     """
+    global _latest  # noqa: PLW0603 - a cache of one
+    latest = _latest
+    if latest is not None and latest[0] is layout and latest[1] is selection:
+        return latest[2]
+    found = _find_cut(layout, selection)
+    if len(found[0].boxes.chunk_row) <= MAX_KEPT_ROWS:
+        _latest = (layout, selection, found)
+    return found
+
+
+def _find_cut(layout: ArrayLayout, selection: Selection) -> tuple[Cut, Origin]:
     if len(selection) != len(layout.shape):
         raise ConfigError(
             f"{layout.store}: field {layout.name!r} has {len(layout.shape)} dimensions {layout.dims}, "
@@ -132,7 +147,7 @@ def find_cut(layout: ArrayLayout, selection: Selection) -> tuple[Cut, Origin]:
     if math.prod(len(s) * (b - a + 1) for s, (a, b) in zip(selection, ranges, strict=True)) > MAX_KEPT_ROWS:
         return _make_cut(layout, selection), at_start
     if layout.edge_chunks_clipped:  # the chunks' shapes depend on where they are
-        return _kept_cut(_Grid(layout), selection), at_start
+        return _kept_cut(_Grid(layout), tuple(map(tuple, selection))), at_start
     moves = not layout.codecs and not layout.fallback
     origin = Origin(
         chunk=tuple(a for a, _ in ranges),
@@ -160,7 +175,7 @@ def _extent(segments: Sequence[Segment], size: int) -> tuple[int, int] | None:
 
 def _moved_down(segments: tuple[Segment, ...], shift: int) -> tuple[Segment, ...]:
     if shift == 0:
-        return segments
+        return tuple(segments)
     return tuple(Segment(start=s.start - shift, count=s.count, step=s.step, offset=s.offset) for s in segments)
 
 

@@ -31,6 +31,10 @@ MAX_SPAN = 1 << 20
 MAX_READ = 2 << 20
 MAX_READ_URL = 16 << 20
 
+#: Reads straight into the destination need no scratch: they may be longer, where that leaves enough for threads.
+MAX_READ_DIRECT = 16 << 20
+MIN_PARTS = 16
+
 #: Shorter rows go through scratch and one strided copy; longer ones are buffers of their own in a ``preadv``.
 #: The two cost the same at 3-4 KiB (measured).
 MIN_DIRECT = 4 << 10
@@ -246,6 +250,8 @@ def group_reads(
     else:
         direct = direct[order]
         cut[1:] |= (direct[1:] != direct[:-1]) | ((gap < 0) & direct[1:])
+    if direct is not None and direct.all():
+        max_read = max(max_read, min(int(nbytes.sum()) // MIN_PARTS, MAX_READ_DIRECT))
     parts = _parts(offset, end, cut, max_read)
     if decoded is not None and max_read == MAX_READ:  # a request to an object store costs more than an uneven load
         total = np.cumsum(decoded[order])

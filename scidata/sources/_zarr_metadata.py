@@ -10,6 +10,7 @@ import math
 import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -80,12 +81,12 @@ class ArrayRecord:
         """Shape of the part of the array that one file holds."""
         return self.layout.shards or self.layout.chunks
 
-    @property
+    @cached_property
     def num_files(self) -> tuple[int, ...]:
         """Number of files along each dimension."""
         return tuple(-(-n // c) for n, c in zip(self.layout.shape, self.file_shape, strict=True))
 
-    @property
+    @cached_property
     def fixed_nbytes(self) -> int | None:
         """Encoded size of every chunk where the codecs leave no choice, else None."""
         if self.layout.fallback or any(c.name not in _ADDED_BYTES for c in self.layout.codecs):
@@ -94,11 +95,18 @@ class ArrayRecord:
 
     def keys(self, coordinates: IntArray) -> list[str]:
         """Return the keys of files at ``(num, ndim)`` coordinates, relative to the store."""
+        return [self._key_template % tuple(row) for row in coordinates.tolist()]
+
+    @cached_property
+    def _key_template(self) -> str:
         parts = [self.key_start] * bool(self.key_start) + ["%d"] * len(self.layout.shape)
         template = self.separator.join(parts) or "0"
-        if self.prefix:
-            template = self.prefix.replace("%", "%%") + "/" + template
-        return [template % tuple(row) for row in coordinates.tolist()]
+        return self.prefix.replace("%", "%%") + "/" + template if self.prefix else template
+
+    @cached_property
+    def grid(self) -> IntArray:
+        """Number of chunks along each dimension, as an array."""
+        return np.array(self.layout.num_chunks, np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)

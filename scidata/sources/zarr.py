@@ -214,11 +214,10 @@ class ZarrSource:
         """
         state = self._open()
         record = self._record(state, layout.name)
-        grid = np.array(record.layout.num_chunks, np.int64)
-        coordinates = np.asarray(chunks, np.int64)
+        grid, coordinates = record.grid, np.asarray(chunks, np.int64)
         if coordinates.ndim != 2 or coordinates.shape[1] != len(grid):
             raise ConfigError(f"chunk coordinates must have shape (num, {len(grid)}), not {coordinates.shape}")
-        if np.any(coordinates < 0) or np.any(coordinates >= grid):
+        if (coordinates < 0).any() or (coordinates >= grid).any():
             raise ConfigError(
                 f"{self.path}: array {layout.name!r} has a grid of {tuple(grid)} chunks; some lie outside"
             )
@@ -275,6 +274,9 @@ def _linear(coordinates: IntArray, grid: tuple[int, ...]) -> IntArray:
 
 def _groups(ids: IntArray) -> Iterator[tuple[int, IntArray]]:
     """Yield each distinct id with the rows that have it."""
+    if len(ids) and (ids == ids[0]).all():
+        yield int(ids[0]), np.arange(len(ids))
+        return
     order = np.argsort(ids, kind="stable")
     distinct, starts = np.unique(ids[order], return_index=True)
     yield from zip(distinct.tolist(), np.split(order, starts[1:]), strict=True) if len(ids) else ()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scidata.errors import ConfigError, CorruptDataError
-from scidata.plan import ArrayPlan, ReadPlan, chunks_needed, plan_array, summarize
+from scidata.plan import ArrayPlan, ReadPlan, chunks_needed, cut, plan_array, summarize
 from scidata.read.copies import merge_copies
 from scidata.types import ArrayLayout, ChunkRefs, Codec, Segment
 
@@ -276,3 +276,41 @@ def test_merged_copies_are_the_same_copies(tiles, order, seed):
     assert np.array_equal(out, want)
     if order == "rows" and num > 8:
         assert len(copies.shape) < num
+
+
+@settings(deadline=None)
+@given(
+    rows=st.lists(st.integers(0, 11), min_size=2, max_size=6),
+    steps=st.integers(1, 2),
+    chunk=st.sampled_from([1, 2, 3, 12]),
+    codecs=st.sampled_from([(), (Codec(name="zlib"),)]),
+    clipped=st.booleans(),
+    gap=st.sampled_from([0, 64, 1 << 15]),
+)
+def test_a_plan_does_not_depend_on_plans_made_before(rows, steps, chunk, codecs, clipped, gap):
+    layout = layout_of((13, 6, 8), (chunk, 4, 8), codecs=codecs, edge_chunks_clipped=clipped)
+    item = layout.dtype.itemsize
+    for row in rows:
+        selection = ((Segment(start=row, count=steps),), (Segment(start=1, count=4),), (Segment(start=0, count=8),))
+        chunks = chunks_needed(layout, selection)
+        sizes = np.array([math.prod(min(c, n - i * c) if clipped else c for i, c, n in zip(
+            at, layout.chunks, layout.shape, strict=True)) * item for at in chunks.tolist()])  # fmt: skip
+        offset = row * 10**6 + np.cumsum(sizes + gap)
+        refs = ChunkRefs(paths=("data",), path_index=np.zeros(len(chunks), np.int64), offset=offset, nbytes=sizes)
+        shape = (steps, 4, 8)
+        warm = plan_array(layout, selection, refs, out_shape=shape)
+        _forget_plans()
+        cold = plan_array(layout, selection, refs, out_shape=shape)
+        assert warm.to_json() == cold.to_json()
+        assert np.array_equal(warm.chunks, chunks)
+        for one, other in zip(warm.pieces, cold.pieces, strict=True):
+            assert all(np.array_equal(getattr(one, n), getattr(other, n)) for n in one.__dataclass_fields__)
+        for one, other in ((warm.spans, cold.spans), (warm.encoded, cold.encoded)):
+            assert (one is None) == (other is None)
+            if one is not None:
+                assert all(np.array_equal(getattr(one, n), getattr(other, n)) for n in one.__dataclass_fields__)
+
+
+def _forget_plans():
+    cut._kept_cut.cache_clear()
+    cut._latest = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +67,7 @@ def _columns(sample: IrregularSample, names: Sequence[str], entity: str, *, flat
     num_rows = sample.index_map(entity).num_local if has_ghosts else sample.index_map(entity).num_owned
     rows = [values[:num_rows] for values, _ in parts]
     if flat:
-        return torch.cat([values.reshape(num_rows, -1) for values in rows], dim=1), has_ghosts
+        return torch.cat([values.reshape(num_rows, math.prod(values.shape[1:])) for values in rows], dim=1), has_ghosts
     return rows[0], has_ghosts
 
 

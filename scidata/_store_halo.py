@@ -17,6 +17,8 @@ from scidata.types import IntArray
 
 __all__ = ["HopGhosts", "hop_ghosts", "radius_ghosts"]
 
+_FINE_ROWS = 64
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HopGhosts:
@@ -92,11 +94,12 @@ def radius_ghosts(
     if start == stop or stop - start == num_rows:
         return np.empty(0, np.int64)
     reach = float(2 * np.sin(np.deg2rad(min(radius, 180.0)) / 2)) if on_sphere else float(radius)
-    tree = cKDTree(search_space(access.rows(path, start, stop), on_sphere=on_sphere))
+    own = search_space(access.rows(path, start, stop), on_sphere=on_sphere)
+    tree = cKDTree(own)
     boxes = access.rows("blocks/bbox", 0, -(-num_rows // BLOCK_ROWS))
     blocks = np.arange(len(boxes), dtype=np.int64)
     blocks = blocks[(blocks * BLOCK_ROWS < start) | (np.minimum((blocks + 1) * BLOCK_ROWS, num_rows) > stop)]
-    near = blocks[_near(boxes[blocks], tree, reach)]
+    near = blocks[_near(boxes[blocks], own, tree, reach)]
     starts, stops = near * BLOCK_ROWS, np.minimum((near + 1) * BLOCK_ROWS, num_rows)
     # a block that the part's bounds cut has rows before or after them
     first = np.concatenate([starts, np.maximum(starts, stop)])
@@ -112,11 +115,19 @@ def radius_ghosts(
     return within
 
 
-def _near(boxes: npt.NDArray[Any], tree: cKDTree, reach: float) -> npt.NDArray[np.bool_]:
-    """Say which boxes can hold a point at most ``reach`` away from one of the tree's."""
+def _near(
+    boxes: npt.NDArray[Any], points: npt.NDArray[np.float64], tree: cKDTree, reach: float
+) -> npt.NDArray[np.bool_]:
+    """Say which boxes can hold a point at most ``reach`` away from one of ``points``, those of the tree."""
     if not len(boxes):
         return np.empty(0, np.bool_)
     center, half = boxes.mean(axis=1), np.linalg.norm(boxes[:, 1] - boxes[:, 0], axis=1) / 2
-    slack = 1e-9 * (np.abs(boxes).max() + reach)  # rounding of centers
+    slack = 1e-9 * (float(np.abs(boxes).max()) + reach)  # rounding
     near: npt.NDArray[np.bool_] = tree.query(center)[0] <= reach + half + slack
+    # balls about boxes are too large: those that are left are held against small boxes of the part's own points
+    starts = np.arange(0, len(points), _FINE_ROWS)
+    low, high = np.minimum.reduceat(points, starts), np.maximum.reduceat(points, starts)
+    for i in np.flatnonzero(near):
+        gaps = np.maximum(np.maximum(low - boxes[i, 1], boxes[i, 0] - high), 0.0)
+        near[i] = np.sqrt((gaps * gaps).sum(axis=1).min()) <= reach + slack
     return near

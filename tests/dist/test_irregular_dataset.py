@@ -1,5 +1,7 @@
 """Meshes and graphs of a store on real ranks: what is handed out, that reading never communicates, and PyG on it."""
 
+import importlib.util
+import itertools
 import pickle
 
 import h5py
@@ -28,6 +30,17 @@ def write_raw(path, num_nodes, seed):
         file["area"] = rng.random(len(file["cells"]))
         file["node/history"] = rng.standard_normal((2, num_nodes))
     return str(path)
+
+
+@pytest.fixture(scope="module")
+def cloud(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cloud")
+    rng = np.random.default_rng(9)
+    with h5py.File(folder / "raw.h5", "w") as file:
+        file["points"] = rng.random((700, 3))
+        file["u"] = rng.standard_normal((700, 2))
+    partition(folder / "raw.h5", folder / "store", kind="points")
+    return str(folder / "store")
 
 
 @pytest.fixture(scope="module")
@@ -116,30 +129,53 @@ def one_process(path, conv, indices):
     return loss.detach(), [p.grad for p in model.parameters()]
 
 
-def trains(rank, num_ranks, path, bounds, conv):
+def trains(rank, num_ranks, path, convs, layouts):
     mesh = scidata.init_mesh(domain=num_ranks, device="cpu")
-    loss, grads = one_process(path, conv, [0])
-    for options in ({"halo": 1}, {"halo": 3}, {"ghosts": "exchange"}, {"halo": 1, "ghosts": "exchange"}):
-        ds = scidata.open_dataset(path, mesh, fields=["u", "p"], bounds={0: bounds} if bounds else "even", **options)
-        data = ds[0].to_pyg(x="u")
-        model = scidata.parallelize(net(conv), mesh)
-        found = (model(data.x, data.edge_index) * data.p[:, None]).square().sum()
-        found.backward()
-        assert abs(found - loss) <= 1e-12 * abs(loss)
-        for parameter, grad in zip(model.parameters(), grads, strict=True):
-            assert torch.allclose(parameter.grad, grad, rtol=1e-12, atol=1e-12 * float(grad.abs().max()))
+    ways = [{"halo": 1}, {"halo": 3}, {"ghosts": "exchange"}, {"halo": 1, "ghosts": "exchange"}]
+    for conv in convs:
+        loss, grads = one_process(path, conv, [0])
+        for bounds, way in itertools.product(layouts, ways):
+            ds = scidata.open_dataset(path, mesh, fields=["u", "p"], bounds=bounds, **way)
+            data = ds[0].to_pyg(x="u")
+            model = scidata.parallelize(net(conv), mesh)
+            found = (model(data.x, data.edge_index) * data.p[:, None]).square().sum()
+            found.backward()
+            assert abs(found - loss) <= 1e-12 * abs(loss)
+            for parameter, grad in zip(model.parameters(), grads, strict=True):
+                assert torch.allclose(parameter.grad, grad, rtol=1e-12, atol=1e-12 * float(grad.abs().max()))
+    if num_ranks == 3:
+        without_exchange(mesh, path)
 
 
-@pytest.mark.parametrize(
-    ("num_ranks", "bounds"), [(1, None), (2, None), (3, None), (3, [0, 0, 1, 130])], ids=["1", "2", "3", "uneven"]
-)
-@pytest.mark.parametrize("conv", ["SAGEConv", "GraphConv"])
-def test_a_layer_gives_what_one_process_gives(store, num_ranks, bounds, conv):
+def points_with_ghosts(rank, num_ranks, path):
+    mesh = scidata.init_mesh(domain=num_ranks, device="cpu")
+    disk = scidata.open_dataset(path, mesh, halo=0.2)[0]
+    swap = scidata.open_dataset(path, mesh, halo=0.2, ghosts="exchange")[0]
+    assert disk.edge_index is None
+    assert disk.index_map("point").num_ghost > 0
+    for name in disk:
+        assert torch.equal(disk.with_ghosts(name), swap.with_ghosts(name))
+    batch = scidata.collate([disk, disk])
+    assert batch["batch"].full_tensor().bincount().tolist() == [700, 700]
+    if importlib.util.find_spec("torch_geometric") is not None:
+        data = batch.to_pyg(x=["u", "pos"])
+        assert data.edge_index is None
+        assert tuple(data.x.shape) == (1400, 5)
+        assert abs(data.x.sum() - 2 * (disk["u"].sum() + disk["pos"].sum())) < 1e-9
+
+
+def test_points_with_a_radius(cloud):
+    run_ranks(points_with_ghosts, 2, cloud, timeout=150)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_a_layer_gives_what_one_process_gives(store, num_ranks):
     pytest.importorskip("torch_geometric", reason="its layers are what is tested")
-    run_ranks(trains, num_ranks, store[0], bounds, conv)
+    layouts = ["even", {0: [0, 0, 1, 130]}] if num_ranks == 3 else ["even"]
+    run_ranks(trains, num_ranks, store[0], ["SAGEConv", "GraphConv"], layouts, timeout=150)
 
 
-def without_exchange(rank, num_ranks, path):
+def without_exchange(mesh, path):
     """Two layers on two hops of ghosts: no communication forward."""
     from torch_geometric.nn import GraphConv
 
@@ -160,7 +196,6 @@ def without_exchange(rank, num_ranks, path):
 
     plain = scidata.open_dataset(path, fields=["u"])[0].to_pyg(x="u")
     wanted = Model()(plain.x, plain.edge_index)
-    mesh = scidata.init_mesh(domain=num_ranks, device="cpu")
     sample = scidata.open_dataset(path, mesh, fields=["u"], halo=2)[0]
     rows = sample.index_map("node")
     before = sequence_numbers(mesh)
@@ -168,11 +203,6 @@ def without_exchange(rank, num_ranks, path):
     assert sequence_numbers(mesh) == before
     found = node_tensor(local[: rows.num_owned], rows, mesh["domain"])
     assert torch.allclose(found.full_tensor(), wanted, rtol=1e-12, atol=1e-12)
-
-
-def test_hops_instead_of_exchanges(store):
-    pytest.importorskip("torch_geometric", reason="its layers are what is tested")
-    run_ranks(without_exchange, 3, store[0])
 
 
 def unions(rank, num_ranks, path, raws):
@@ -217,10 +247,9 @@ def unions(rank, num_ranks, path, raws):
         assert torch.allclose(parameter.grad, grad, rtol=1e-12, atol=1e-12 * float(grad.abs().max()))
 
 
-@pytest.mark.parametrize("num_ranks", [1, 3])
-def test_a_batch_is_a_disjoint_union(store, num_ranks):
+def test_a_batch_is_a_disjoint_union(store):
     pytest.importorskip("torch_geometric", reason="its layers are what is tested")
-    run_ranks(unions, num_ranks, *store)
+    run_ranks(unions, 3, *store, timeout=150)
 
 
 def feeds_the_stock_loader(rank, num_ranks, path):

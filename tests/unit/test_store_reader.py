@@ -6,12 +6,13 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial import Delaunay, cKDTree
 
 from scidata.errors import ConfigError, UnknownNameError
 from scidata.partition._points import unit_sphere
+from scidata.partition.cells import edges_of_cells
 from scidata.partition.graph import khop_ghosts
 from scidata.partitioning import partition
 from scidata.store import open_store
@@ -72,11 +73,11 @@ def check_round_trip(raw_path, store, num_parts, *, bounds="even", halo=1, sampl
     raw = sample if sample is not None else read_samples(raw_path)[0]
     reader = StoreReader(store, num_parts=num_parts, bounds=bounds, halo=halo, ghosts="disk", **options)
     parts = [reader.read(0, p) for p in range(num_parts)]
-    for p, part in enumerate(parts):
-        fresh = StoreReader(store, num_parts=num_parts, bounds=bounds, halo=halo, ghosts="disk", **options)
-        assert fresh.plan(0, p).exact
-        cut = sum(x.bytes_fetched for plans in fresh._partition(0)[1].values() for x in plans)
-        assert fresh.plan(0, p).bytes_fetched == part.stats.bytes_fetched + cut
+    cut = sum(plan.bytes_fetched for plans in reader._partition(0)[1].values() for plan in plans)  # read once
+    for p in {0, num_parts // 2, num_parts - 1}:
+        plan = reader.plan(0, p)
+        assert plan.exact
+        assert plan.bytes_fetched == parts[p].stats.bytes_fetched + cut
     owned = {e: np.concatenate([reader.original_id(0, p, e) for p in range(num_parts)]) for e in reader.entities}
     for entity, ids in owned.items():
         assert np.array_equal(np.sort(ids), np.arange(len(ids))), f"{entity}: a row is missing or there twice"
@@ -108,7 +109,7 @@ def check_edges(reader, parts, owned, raw):
     nodes, pairs = owned[reader.entity], []
     whole = open_store(reader.path)
     indptr, src = whole.read(0, "csr/indptr"), whole.read(0, "csr/src")
-    for p, part in enumerate(parts):
+    for part in parts:
         rows, edges = part.index_maps[reader.entity], part.index_maps["edge"]
         assert part.edge_index.shape == (2, edges.num_owned)
         assert not part.edge_index.size or part.edge_index[1].max() < rows.num_owned
@@ -125,7 +126,12 @@ def check_edges(reader, parts, owned, raw):
     if raw.edges == "edge_index":
         assert np.array_equal(pairs, raw.edge_index[:, owned["edge"]])
     else:
-        assert len(np.unique(pairs, axis=1).T) == pairs.shape[1]
+        keys = pairs[0] * len(nodes) + pairs[1]
+        assert len(np.unique(keys)) == len(keys) == raw_edges(raw)
+
+
+def raw_edges(raw):
+    return edges_of_cells(raw.cells.offsets, raw.cells.connectivity, raw.cells.cell_type, raw.num_nodes).shape[1]
 
 
 def check_cells(reader, parts, owned, raw):
@@ -162,9 +168,8 @@ def test_parts_of_real_meshes_are_the_input(first, other, tmp_path):
     partition(inputs, tmp_path / "store", mesh=mesh)
     raw = read_samples(inputs, mesh=mesh)[0]
     rng = np.random.default_rng(5)
-    for num_parts in (1, 3, 7):
-        bounds = random_bounds(raw.num_nodes, num_parts, rng)
-        check_round_trip(None, str(tmp_path / "store"), num_parts, bounds=bounds, halo=2, sample=raw)
+    bounds = random_bounds(raw.num_nodes, 5, rng)
+    check_round_trip(None, str(tmp_path / "store"), 5, bounds=bounds, halo=2, sample=raw)
 
 
 @pytest.mark.parametrize("num_parts", range(1, 8))
@@ -172,3 +177,147 @@ def test_parts_of_a_graph_are_the_input(graph, num_parts):
     rng = np.random.default_rng(num_parts)
     check_round_trip(*graph, num_parts, bounds=random_bounds(900, num_parts, rng), halo=1 + num_parts % 3)
     check_round_trip(*graph, num_parts, weights="edges")
+
+
+@given(data=st.data())
+@settings(max_examples=6, deadline=None)
+def test_any_graph_in_any_parts_is_the_input(data, tmp_path_factory):
+    num_nodes = data.draw(st.integers(1, 15))
+    num_edges = data.draw(st.integers(0, 40))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    folder = tmp_path_factory.mktemp("any")
+    with h5py.File(folder / "raw.h5", "w") as file:
+        file["points"] = rng.random((num_nodes, 2))
+        file["edge_index"] = rng.integers(0, data.draw(st.integers(1, num_nodes)), (2, num_edges))
+        file["node/x"] = rng.standard_normal((num_nodes, 2))
+        file["edge/w"] = rng.random(num_edges)
+    partition(folder / "raw.h5", folder / "store", kind="graph", keep="self_loops,duplicate_edges")
+    num_parts = data.draw(st.integers(1, 7))
+    bounds = random_bounds(num_nodes, num_parts, rng)
+    halo = data.draw(st.integers(1, 4))
+    check_round_trip(str(folder / "raw.h5"), str(folder / "store"), num_parts, bounds=bounds, halo=halo)
+    check_round_trip(str(folder / "raw.h5"), str(folder / "store"), 2 * num_nodes + 1)  # more parts than rows
+
+
+def write_cloud(path, sphere=False, num_points=6000):
+    rng = np.random.default_rng(3)
+    points = rng.random((num_points, 3))
+    points[: num_points // 2] *= 0.1  # a cluster
+    if sphere:
+        points = np.stack(
+            [rng.uniform(-180, 180, num_points), np.rad2deg(np.arcsin(rng.uniform(-1, 1, num_points)))], 1
+        )
+    with h5py.File(path, "w") as file:
+        file["points"] = points
+        if sphere:
+            file["points"].attrs["units"] = "degrees"
+        file["u"] = rng.standard_normal((num_points, 2)).astype("f4")
+    return str(path)
+
+
+@pytest.mark.parametrize("sphere", [False, True])
+def test_points_within_a_radius_are_ghosts(tmp_path, sphere):
+    raw = write_cloud(tmp_path / "cloud.h5", sphere)
+    store = str(tmp_path / "store")
+    partition(raw, store, kind="points")
+    sample = read_samples(raw, kind="points")[0]
+    assert sample.on_sphere == sphere
+    radius = 6.0 if sphere else 0.04
+    rng = np.random.default_rng(0)
+    for num_parts in (1, 2, 5):
+        bounds = random_bounds(6000, num_parts, rng)
+        _, parts = check_round_trip(None, store, num_parts, bounds=bounds, halo=radius, sample=sample)
+        pos = np.concatenate([p.fields["pos"][: p.index_maps["point"].num_owned] for p in parts])
+        space = unit_sphere(pos) if sphere else pos
+        reach = 2 * np.sin(np.deg2rad(radius) / 2) if sphere else radius
+        tree = cKDTree(space)
+        for part in parts:
+            rows = part.index_maps["point"]
+            start, stop = rows.owned
+            near = tree.query_ball_point(space[start:stop], reach)
+            expected = np.unique(np.concatenate([*near, []]).astype(int))
+            expected = expected[(expected < start) | (expected >= stop)]
+            assert np.array_equal(rows.ghosts, expected)
+
+
+def test_blocks_rule_out_most_points(tmp_path):
+    raw = write_cloud(tmp_path / "cloud.h5", True, 60000)
+    partition(raw, tmp_path / "store", kind="points")
+    reader = StoreReader(tmp_path / "store", num_parts=12, halo=0.3, fields="u", ghosts="disk")
+    whole = reader.store.array(0, "point/pos").nbytes
+    fetched = [sum(x.bytes_fetched for x in reader.plan(0, p).fields["point/pos"]) for p in range(12)]
+    assert max(fetched) < whole / 2  # a twelfth is its own; the rest is a shell of chunks around it
+
+
+def test_weights_move_the_bounds(mesh):
+    raw, store = mesh
+    cost = np.asarray(read_samples(raw)[0].fields["cost"].read())
+    by_name = StoreReader(store, num_parts=4, weights="cost").partition_of(0).bounds["node"]
+    given_ = StoreReader(store, num_parts=4, weights=cost).partition_of(0).bounds["node"]
+    assert np.array_equal(by_name, given_)
+    reader = StoreReader(store, num_parts=4, weights=cost)
+    sums = [cost[reader.original_id(0, p, "node")].sum() for p in range(4)]
+    assert max(sums) - min(sums) <= 2 * cost.max()
+    edges = StoreReader(store, num_parts=4, weights="edges").partition_of(0).bounds["edge"]
+    assert np.diff(edges).max() - np.diff(edges).min() <= 60
+
+
+def test_the_prefix_sums_of_the_store_are_used(tmp_path):
+    raw = write_mesh(tmp_path / "mesh.h5")
+    partition(raw, tmp_path / "store", weights="edges")
+    reader = StoreReader(tmp_path / "store", num_parts=4, weights="edges")
+    edges = np.diff(reader.partition_of(0).bounds["edge"])
+    assert edges.max() / edges.mean() < 1.05
+    assert "blocks/weight_prefix" in reader.plan(0).fields
+
+
+def test_a_reader_pickles_and_a_part_does(mesh):
+    reader = StoreReader(mesh[1], num_parts=2, halo=1, ghosts="disk")
+    again = pickle.loads(pickle.dumps(reader))
+    one, other = reader.read(0, 1), pickle.loads(pickle.dumps(again.read(0, 1)))
+    assert np.array_equal(one.fields["u"], other.fields["u"])
+    assert np.array_equal(one.edge_index, other.edge_index)
+    assert reader.fingerprint() == again.fingerprint()
+    reader.close()
+    assert np.array_equal(reader.read(0, 1).fields["u"], one.fields["u"])
+
+
+def test_a_choice_of_fields_and_dtype(mesh):
+    reader = StoreReader(mesh[1], num_parts=3, fields=["u", "node/cost"], dtype="f4")
+    assert reader.fields == ("u", "cost")
+    assert reader.read(0, 2).fields["cost"].dtype == np.float32
+    assert reader.global_shape("u", 0) == (1700, 3)
+    assert not {"node/pos", "cell/area", "node/original_id"} & set(reader.plan(0).fields)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"fields": ["U"]}, UnknownNameError, "did you mean 'u'"),
+        ({"halo": 1.5}, ConfigError, "whole number of hops"),
+        ({"halo": {"node": 1}}, ConfigError, "a number of hops"),
+        ({"halo": -1}, ConfigError, "at least 0"),
+        ({"ghosts": "disk"}, ConfigError, "say how wide"),
+        ({"ghosts": "disc"}, ConfigError, "'disk' or 'exchange'"),
+        ({"bounds": "chunk"}, ConfigError, "cut 'even'"),
+        ({"bounds": [0, 1700], "weights": "edges"}, ConfigError, "exclude each other"),
+        ({"weights": "cots"}, UnknownNameError, "did you mean 'cost'"),
+        ({"weights": "u"}, ConfigError, "one number per node"),
+        ({"num_parts": 0}, ConfigError, "at least 1"),
+    ],
+)
+def test_arguments_that_cannot_be_honoured(mesh, options, error, words):
+    with pytest.raises(error, match=words):
+        StoreReader(mesh[1], **options)
+
+
+def test_what_is_out_of_range(mesh):
+    reader = StoreReader(mesh[1], num_parts=2, bounds={0: [0, 3, 1700]})
+    with pytest.raises(IndexError, match="sample 1 is out of range"):
+        reader.read(1, 0)
+    with pytest.raises(ConfigError, match="rank 2 does not exist"):
+        reader.plan(0, 2)
+    with pytest.raises(UnknownNameError, match="no entity 'nodes'; did you mean 'node'"):
+        reader.original_id(0, 0, "nodes")
+    with pytest.raises(ConfigError, match="must run from 0 to 1700"):
+        StoreReader(mesh[1], num_parts=2, bounds=[0, 3, 1701]).read(0, 0)

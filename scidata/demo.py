@@ -106,6 +106,7 @@ def _run(path: str, out: str, num_ranks: int, num_steps: int) -> None:
         align=PATCH,
         dtype=torch.float64,
     )
+    assert isinstance(ds, scidata.ShardedDataset)  # a grid, no store
     loader = scidata.DataLoader(ds, batch_size=1, shuffle=True)
     model = scidata.parallelize(_model(ds), mesh)
     losses, order = [], []
@@ -142,6 +143,7 @@ def _only_index(batch: Sample) -> int:
 def _compare(path: str, order: list[int], losses: list[float], gradient: Tensor) -> dict[str, Any]:
     """Train again in this process alone on whole samples, in the same order; return relative differences."""
     ds = scidata.open_dataset(path, None, fields=list(FIELDS), steps=_STEPS, isel=_CROP, dtype=torch.float64)
+    assert isinstance(ds, scidata.ShardedDataset)
     whole = scidata.DataLoader(ds, batch_size=1, sampler=order, num_workers=0)
     model = _model(ds)
     expected = [loss for _, loss in _train(model, iter(whole), len(order))]

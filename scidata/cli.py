@@ -93,10 +93,24 @@ def _root(
 @app.command()
 def inspect(
     paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="A store, a glob, or the files of a series.")],
+    sample: Annotated[
+        int | None, typer.Option(metavar="N", help="Partitioned store: the sample whose order is judged; default 0.")
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Show what a store holds: arrays, chunks, kind, default split, and what will read badly."""
+    from scidata._cli.arguments import usage_error
+    from scidata._cli.stores import names_store, run_inspect
+
+    found = [path for path in paths if names_store(path)]
+    if found and len(paths) > 1:
+        raise usage_error("PATH...", f"{found[0]} is a partitioned store; inspect one of them at a time.")
+    if found:
+        run_inspect(found[0], sample=sample or 0, as_json=as_json)
+        return
+    if sample is not None:
+        raise usage_error("--sample", "is for stores that `scidata partition` wrote; leave it out.")
     from scidata._cli.output import print_json
     from scidata._cli.tables import print_report
     from scidata.inspect import inspect_store
@@ -110,14 +124,24 @@ def inspect(
 
 @app.command()
 def plan(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="A store, or a glob of the files of a series.")],
+    path: Annotated[
+        str, typer.Argument(metavar="PATH", help="A store, a glob of the files of a series, or a partitioned store.")
+    ],
     domain: Annotated[str, typer.Option(metavar="P | PxQ", help="Ranks that share a sample: 8, or 2x4 on two dims.")],
     dp: Annotated[int | None, typer.Option(min=1, help="Such groups, each on other samples.")] = None,
     shard: Annotated[
         list[str] | None, typer.Option(metavar="DIM[=AXIS]", help="Dimension to split; once for each domain axis.")
     ] = None,
     halo: Annotated[
-        list[str] | None, typer.Option(metavar="[DIM=]N[:M]", help="Ghost rows below and above. Repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="[DIM=]N[:M]",
+            help="Ghost rows below and above. Repeatable. Partitioned store: hops along edges, or a radius of points.",
+        ),
+    ] = None,
+    ghosts: Annotated[
+        str | None,
+        typer.Option(metavar="exchange|disk", help="Partitioned store: how the ghosts' fields come; default exchange."),
     ] = None,
     bounds: Annotated[
         list[str] | None, typer.Option(metavar="[DIM=]even|chunk|0,...,N", help="Where ranks begin. Repeatable.")
@@ -133,10 +157,15 @@ def plan(
         typer.Option(metavar="DIM=A:B:C|I", help="Crop, stride or index before the split. Repeatable."),
     ] = None,
     fields: Fields = None,
-    steps: Annotated[str, typer.Option(metavar="I,...", help="Offsets along the sample dimension.")] = "0",
+    steps: Annotated[
+        str | None, typer.Option(metavar="I,...", help="Offsets along the sample dimension; default 0.")
+    ] = None,
     sample_dim: Annotated[str | None, typer.Option(metavar="DIM", help="Dimension that numbers the samples.")] = None,
     weights: Annotated[
-        str | None, typer.Option(metavar="FIELD", help="Field whose sum over a row is the row's cost.")
+        str | None,
+        typer.Option(
+            metavar="FIELD", help="Field whose sum over a row is the row's cost; edges in partitioned stores."
+        ),
     ] = None,
     dtype: Annotated[str | None, typer.Option(metavar="float32", help="Floating dtype in memory.")] = None,
     sample: Annotated[int, typer.Option(help="The sample to plan.")] = 0,
@@ -150,6 +179,35 @@ def plan(
     from scidata._cli import arguments as parse
 
     axis_sizes = parse.parse_domain(domain)
+    if _plan_of_store(
+        path,
+        axis_sizes,
+        {
+            "halo": halo or (),
+            "ghosts": ghosts,
+            "bounds": bounds or (),
+            "weights": weights,
+            "fields": parse.parse_names(fields or ()) or None,
+            "dtype": parse.parse_dtype(dtype),
+        },
+        refused={
+            "--shard": bool(shard),
+            "--align": bool(align),
+            "--periodic": bool(periodic),
+            "--isel": bool(isel),
+            "--steps": steps is not None,
+            "--sample-dim": sample_dim is not None,
+        },
+        sample=sample,
+        dp=dp,
+        plot=plot,
+        overwrite=overwrite,
+        every_rank=every_rank,
+        as_json=as_json,
+    ):
+        return
+    if ghosts is not None:
+        raise parse.usage_error("--ghosts", "the halo of a grid is always read from disk; leave it out.")
     kind = parse.parse_bounds(bounds or ())
     split = parse.parse_shard(shard or (), axis_sizes)
     options: dict[str, Any] = {
@@ -161,7 +219,7 @@ def plan(
         "periodic": parse.parse_names(periodic or ()),
         "isel": parse.parse_isel(isel or ()),
         "fields": parse.parse_names(fields or ()) or None,
-        "steps": parse.parse_steps(steps),
+        "steps": parse.parse_steps("0" if steps is None else steps),
         "sample_dim": sample_dim,
         "weights": weights,
         "dtype": parse.parse_dtype(dtype),
@@ -170,6 +228,16 @@ def plan(
     if weights is not None and kind != "even":
         raise parse.usage_error("--weights", "weights decide the bounds; leave out --bounds.")
     _plan(path, options, sample=sample, dp=dp, plot=plot, overwrite=overwrite, every_rank=every_rank, as_json=as_json)
+
+
+def _plan_of_store(path: str, *args: Any, **kwargs: Any) -> bool:
+    """Plan a partitioned store, where ``path`` is one; say whether it is."""
+    from scidata._cli.stores import names_store, run_plan
+
+    if not names_store(path):
+        return False
+    run_plan(path, *args, **kwargs)
+    return True
 
 
 def _plan(

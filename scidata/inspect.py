@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from scidata.errors import SciDataError
+from scidata.errors import SciDataError, UnsupportedFormatError
 from scidata.grid_choice import data_fields, dim_roles
 from scidata.grid_reader import GridReader
 from scidata.series import expand_paths
 from scidata.sources import open_source
 from scidata.sources.cf import role_of
+from scidata.store import is_store
 from scidata.types import ArrayLayout, Source
 
 __all__ = ["ArrayReport", "StoreReport", "codec_text", "guess_kind", "inspect_store"]
@@ -84,14 +85,18 @@ def inspect_store(path: str | Sequence[str]) -> StoreReport:
     Raises
     ------
     FileNotFoundError, UnsupportedFormatError
-        Nothing is there, or it is of no format that scidata reads.
+        Nothing is there, or it is of no format that scidata reads, or a partitioned store.
     """
     paths = expand_paths(path)
+    if is_store(paths[0]):
+        raise UnsupportedFormatError(
+            f"{paths[0]}: is a partitioned store; scidata.store_report.inspect_partitioned describes it"
+        )
     source = open_source(paths[0])
     try:
         fields = set(data_fields(source))
         kind, reason = guess_kind(source)
-        warnings = [] if kind == "grid" else [f"kind {kind}: this version reads grids only"]
+        warnings = [] if kind == "grid" else [_advice(paths, kind)]
         reader = None
         if kind == "grid":
             reader, complaint = _default_reader(paths)
@@ -118,6 +123,14 @@ def inspect_store(path: str | Sequence[str]) -> StoreReport:
         )
     finally:
         source.close()
+
+
+def _advice(paths: Sequence[str], kind: str) -> str:
+    shown = paths[0] if len(paths) == 1 else "SOURCE..."
+    return (
+        f"kind {kind}: ranks read their parts of it from a store; write it once: scidata partition {shown} OUT "
+        f"--kind {kind}"
+    )
 
 
 def codec_text(layout: ArrayLayout) -> str:

@@ -20,10 +20,19 @@ from scidata.grid import GridPartition, chunk_edges
 from scidata.grid_reader import GridReader
 from scidata.types import IntArray
 
-__all__ = ["PlotAxis", "check_picture", "draw_partition", "draw_reader", "plane_of"]
+__all__ = [
+    "LEGEND_RANKS",
+    "PlotAxis",
+    "check_picture",
+    "colours_of",
+    "draw_partition",
+    "draw_reader",
+    "load_matplotlib",
+    "plane_of",
+]
 
 _FORMATS = ("png", "pdf", "svg", "jpg")
-_LEGEND_RANKS = 16  # beyond it colours cannot be told apart, and a colour bar is drawn
+LEGEND_RANKS = 16  # beyond it colours cannot be told apart, and a colour bar is drawn
 _HALO_RANKS = 64
 _MAX_LINES = 100  # chunk lines closer than this would blacken the picture
 _MAX_COVER = 0.35  # of a shard: wider drawn halos would hide the shards
@@ -89,10 +98,17 @@ def check_picture(path: str, *, overwrite: bool = False) -> None:
         )
     if os.path.exists(path) and not overwrite:
         raise ConfigError(f"{path}: exists; --overwrite replaces it")
-    _matplotlib()
+    load_matplotlib()
 
 
-def _matplotlib() -> Any:
+def load_matplotlib() -> Any:
+    """Import matplotlib.
+
+    Raises
+    ------
+    MissingDependencyError
+        It is not installed.
+    """
     try:
         import matplotlib
     except ImportError as e:
@@ -117,7 +133,7 @@ def draw_partition(
     MissingDependencyError
         matplotlib is not installed.
     """
-    _matplotlib()
+    load_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -134,11 +150,11 @@ def draw_partition(
     axes.set_aspect("auto")
 
     ranks = _ranks_of_plane(partition, vertical.dim, horizontal.dim)
-    colours = _colours(len(ranks))
+    colours = colours_of(len(ranks))
     widened = False
     for (rank, coordinate), colour in zip(ranks, colours, strict=True):
         box = [_owned(partition, axis, coordinate) for axis in (vertical, horizontal)]
-        _fill(axes, box, colour, line=1.2 if len(ranks) <= _LEGEND_RANKS else 0.6)
+        _fill(axes, box, colour, line=1.2 if len(ranks) <= LEGEND_RANKS else 0.6)
         _label(axes, box, rank, (height, width), len(ranks))
     halos_shown = len(ranks) <= _HALO_RANKS and all(_leaves_room(partition, a) for a in (vertical, horizontal))
     if halos_shown:
@@ -202,10 +218,11 @@ def _owned(partition: GridPartition, axis: PlotAxis, coordinate: Mapping[str, in
     return (0, axis.size) if axis.dim is None else partition.owned_rows(axis.dim, coordinate)
 
 
-def _colours(count: int) -> list[Any]:
+def colours_of(count: int) -> list[Any]:
+    """Return a colour for each of ``count`` ranks; the first ones differ most."""
     from matplotlib import colormaps
 
-    if count > _LEGEND_RANKS:
+    if count > LEGEND_RANKS:
         return [colormaps["viridis"](i / (count - 1)) for i in range(count)]
     # tab20 has pairs of a dark and a light tone: the dark ones first, so that few ranks differ most
     return [colormaps["tab20"](tone) for tone in (*range(0, 20, 2), *range(1, 20, 2))][:count]
@@ -246,7 +263,7 @@ def _label(axes: Any, box: Sequence[tuple[float, float]], rank: int, plane: tupl
     # a figure of 7 by about 5 inches: leave out numbers that would not fit their shard
     if (bottom - top) / plane[0] < 0.028 or (right - left) / plane[1] < 0.022:
         return
-    size = 11 if count <= _LEGEND_RANKS else 7
+    size = 11 if count <= LEGEND_RANKS else 7
     axes.text((left + right) / 2, (top + bottom) / 2, str(rank), ha="center", va="center", fontsize=size, color="0.1")
 
 
@@ -350,7 +367,7 @@ def _legend(
     from matplotlib.patches import Patch
 
     handles: list[Any] = []
-    if len(ranks) <= _LEGEND_RANKS:
+    if len(ranks) <= LEGEND_RANKS:
         handles += [
             Patch(facecolor=(*colour[:3], 0.5), edgecolor="0.15", label=f"rank {rank}")
             for rank, colour in zip(ranks, colours, strict=True)

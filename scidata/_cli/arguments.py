@@ -21,8 +21,10 @@ __all__ = [
     "parse_halo",
     "parse_isel",
     "parse_names",
+    "parse_rows",
     "parse_shard",
     "parse_steps",
+    "parse_width",
     "usage_error",
 ]
 
@@ -193,3 +195,33 @@ def parse_dtype(text: str | None, option: str = "--dtype") -> str | None:
     if text is not None and text not in _FLOATS:
         raise usage_error(option, f"{text!r} is no floating dtype{near_matches(text, _FLOATS)}")
     return text
+
+
+def parse_width(values: Sequence[str], option: str = "--halo") -> float:
+    """``2`` hops or a radius ``0.05``: the halo of a store, which has no dimensions to name."""
+    accepted = "one number, hops along edges, 2, or a radius of points, 0.05"
+    if len(values) > 1:
+        raise usage_error(option, f"is given {len(values)} times; accepted: {accepted}.")
+    if not values:
+        return 0
+    text = values[0].strip()
+    try:
+        width = int(text) if re.fullmatch(r"[+-]?\d+", text) else float(text)
+    except ValueError:
+        raise usage_error(option, f"{text!r} is no width of a store's halo; accepted: {accepted}.") from None
+    if not 0 <= width < float("inf"):
+        raise usage_error(option, f"{text!r} is negative or infinite; accepted: {accepted}.")
+    return width
+
+
+def parse_rows(values: Sequence[str], option: str = "--bounds") -> str | list[int]:
+    """``even`` or ``0,100,241``: the bounds of a store, which has no chunks to follow."""
+    accepted = "even, or the first row of each rank and the end, 0,100,241"
+    if len(values) > 1:
+        raise usage_error(option, f"is given {len(values)} times; accepted: {accepted}.")
+    text = values[0].strip().lower() if values else "even"
+    if text == "even":
+        return text
+    if not re.fullmatch(r"[\d,\s-]+", text):
+        raise usage_error(option, f"{text!r} are no bounds of a store's rows; accepted: {accepted}.")
+    return [_integer(option, part, accepted) for part in text.split(",")]

@@ -12,9 +12,19 @@ from scidata._cli.planning import DomainPlan
 from scidata.inspect import StoreReport
 
 if TYPE_CHECKING:
+    from scidata._cli.store_planning import StorePlan
     from scidata.bench import BenchRow
 
-__all__ = ["MANY_RANKS", "print_bench", "print_bullets", "print_plan", "print_report"]
+__all__ = [
+    "MANY_RANKS",
+    "byte_cells",
+    "print_bench",
+    "print_bullets",
+    "print_plan",
+    "print_report",
+    "shape_text",
+    "telling_ranks",
+]
 
 MANY_RANKS = 32  # beyond it only the summary and a few ranks are shown
 
@@ -43,13 +53,13 @@ def print_report(report: StoreReport) -> None:
     columns = ("array", "dims", "shape", "dtype", "chunks", "codecs", "role", "units", "size")
     table = make_table(columns, left=("array", "dims", "dtype", "codecs", "role", "units"))
     for array in report.arrays:
-        shards = f" in {_shape(array.shards)}" if array.shards else ""
+        shards = f" in {shape_text(array.shards)}" if array.shards else ""
         table.add_row(
             array.name,
             ", ".join(array.dims),
-            _shape(array.shape),
+            shape_text(array.shape),
             array.dtype,
-            _shape(array.chunks) + shards,
+            shape_text(array.chunks) + shards,
             " ".join(array.codecs) or "raw",
             "field" if array.is_data else (array.role or ""),
             array.units or "",
@@ -60,7 +70,8 @@ def print_report(report: StoreReport) -> None:
     print_bullets("warning", report.warnings, "yellow")
 
 
-def _shape(shape: Sequence[int]) -> str:
+def shape_text(shape: Sequence[int]) -> str:
+    """Return a shape as ``"241x480"``."""
     return "x".join(map(str, shape)) if shape else "scalar"
 
 
@@ -77,11 +88,11 @@ def print_plan(plan: DomainPlan, about: Mapping[str, Any], *, every_rank: bool) 
     shown = list(range(plan.num_ranks))
     labels = {rank: str(rank) for rank in shown}
     if plan.num_ranks > MANY_RANKS and not every_rank:
-        labels = _telling_ranks(plan)
+        labels = telling_ranks(plan)
         shown = list(labels)
     for rank in shown:
         table.add_row(*_rank_row(labels[rank], plan.rank(rank)))
-    table.add_row("all", *("" for _ in dims), "", *_byte_cells(plan.totals()))
+    table.add_row("all", *("" for _ in dims), "", *byte_cells(plan.totals()))
     out.print(table)
     if len(shown) < plan.num_ranks:
         out.print(f"{plan.num_ranks} ranks, of which the best, the median and the worst; --all or --json lists all")
@@ -106,7 +117,7 @@ def _along(about: Mapping[str, Any]) -> str:
     return f" along {about['sample_dim']}{steps}" if about["sample_dim"] else ""
 
 
-def _telling_ranks(plan: DomainPlan) -> dict[int, str]:
+def telling_ranks(plan: DomainPlan | StorePlan) -> dict[int, str]:
     """Return the cheapest, the median and the dearest rank by bytes decoded and fetched, with a label."""
     wanted = np.maximum(plan.bytes_wanted, 1)
     order = np.argsort(np.maximum(plan.bytes_fetched, plan.bytes_decoded) / wanted, kind="stable")
@@ -119,10 +130,11 @@ def _rank_row(label: str, rank: Mapping[str, Any]) -> list[str]:
     for dim, (start, stop) in rank["owned"].items():
         halo = "({}+{})".format(*rank["halo"][dim]) if dim in rank["halo"] else ""
         rows.append(f"{start}:{stop} {halo}".rstrip())
-    return [label, *rows, _shape(next(iter(rank["local_shape"].values()))), *_byte_cells(rank)]
+    return [label, *rows, shape_text(next(iter(rank["local_shape"].values()))), *byte_cells(rank)]
 
 
-def _byte_cells(sums: Mapping[str, Any]) -> list[str]:
+def byte_cells(sums: Mapping[str, Any]) -> list[str]:
+    """Return the cells of bytes, amplifications and chunks that a row of a plan ends with."""
     return [
         human_bytes(sums["bytes_wanted"]),
         human_bytes(sums["bytes_fetched"]),

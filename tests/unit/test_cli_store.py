@@ -1,0 +1,391 @@
+"""``scidata inspect`` and ``scidata plan`` of partitioned stores, against brute force on what went into them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+import pytest
+from scipy.spatial import Delaunay, cKDTree
+from typer.testing import CliRunner
+
+from scidata import plot_store
+from scidata.cli import app
+from scidata.errors import UnsupportedFormatError
+from scidata.inspect import inspect_store
+from scidata.partition.graph import khop_ghosts
+from scidata.partitioning import partition
+from scidata.store import open_store
+from scidata.store_reader import StoreReader
+from scidata.testing import make_grid
+
+DATA = Path(__file__).parents[2].parent / "shared" / "data"
+SIZES = (700, 500, 900)
+
+
+def run(*args: object) -> Any:
+    return CliRunner().invoke(app, [str(a) for a in args])
+
+
+def run_json(*args: object) -> Any:
+    result = run(*args, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def words(text: str) -> str:
+    """Undo the folding of the box that usage errors come in."""
+    return " ".join(text.replace("│", " ").split())
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three triangulations of different sizes."""
+    folder = tmp_path_factory.mktemp("mesh")
+    for index, size in enumerate(SIZES):
+        points = np.random.default_rng(index).random((size, 2)) ** 1.5
+        with h5py.File(folder / f"case{index}.h5", "w") as file:
+            file["points"] = points
+            file["cells"] = Delaunay(points).simplices
+            file["node/u"] = np.stack([points[:, 0], points[:, 1] - 1], axis=1).astype("f4")
+            file["node/u"].attrs["units"] = "m s-1"
+            file["node/cost"] = np.random.default_rng(index).integers(0, 9, size).astype("f8")
+    partition(sorted(folder.glob("*.h5")), folder / "store")
+    return folder / "store"
+
+
+@pytest.fixture(scope="module")
+def cloud(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cloud")
+    with h5py.File(folder / "cloud.h5", "w") as file:
+        points = np.random.default_rng(0).random((3000, 2))
+        points[10] = points[20]
+        file["points"] = points
+        file["p"] = points[:, 0].astype("f4")
+    partition(folder / "cloud.h5", folder / "store", kind="points")
+    return folder / "store"
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two rings of 40 nodes and 5 nodes without an edge, nowhere in space."""
+    folder = tmp_path_factory.mktemp("graph")
+    ring = np.arange(40)
+    one = np.stack([ring, np.roll(ring, -1)])
+    with h5py.File(folder / "graph.h5", "w") as file:
+        file["edge_index"] = np.concatenate([one, one[::-1], one + 40], axis=1)
+        file["node/x"] = np.arange(85.0)
+    partition(folder / "graph.h5", folder / "store", kind="graph", order="rows")
+    return folder / "store"
+
+
+def edges_of(store: Path, index: int = 0) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
+    opened = open_store(store)
+    indptr, src = opened.read(index, "csr/indptr"), opened.read(index, "csr/src")
+    return indptr, src, np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+
+
+# -- inspect ---------------------------------------------------------------------------------------------------------
+
+
+def test_inspect_says_what_went_in(mesh: Path) -> None:
+    report = run_json("inspect", mesh)
+    assert (report["kind"], report["order"]) == ("mesh", "hilbert")
+    assert [sample["name"] for sample in report["samples"]] == ["case0", "case1", "case2"]
+    assert [sample["counts"]["node"] for sample in report["samples"]] == list(SIZES)
+    assert report["counts"]["node"] == sum(SIZES)
+    fields = {field["name"]: field for field in report["fields"]}
+    assert set(fields) == {"u", "cost"}
+    every = []
+    for index in range(len(SIZES)):
+        with h5py.File(mesh.parent / f"case{index}.h5") as file:
+            every.append(file["node/u"][()])
+    u = np.concatenate(every).astype("f8")
+    field = fields["u"]
+    assert (field["entity"], field["dtype"], field["units"]) == ("node", "float32", "m s-1")
+    for name, expected in (("mean", u.mean(axis=0)), ("std", u.std(axis=0)), ("min", u.min(axis=0))):
+        assert np.allclose(field["statistics"][name], expected, rtol=1e-12), name
+
+
+@pytest.mark.parametrize("sample", [0, 2])
+def test_inspect_quality_is_that_of_the_edges(mesh: Path, sample: int) -> None:
+    report = run_json("inspect", mesh, *(["--sample", sample] if sample else []))
+    assert report["quality_sample"] == sample
+    _, src, dst = edges_of(mesh, sample)
+    assert [part["num_parts"] for part in report["quality"]["parts"]] == [2, 8, 64]
+    for part in report["quality"]["parts"]:
+        first, more = divmod(SIZES[sample], part["num_parts"])
+        owner = np.repeat(np.arange(part["num_parts"]), [first + 1] * more + [first] * (part["num_parts"] - more))
+        cut = owner[src] != owner[dst]
+        assert part["edge_cut"] == pytest.approx(cut.mean())
+        ghosts = {(int(owner[d]), int(s)) for s, d in zip(src[cut], dst[cut], strict=True)}
+        assert part["halo"] == pytest.approx(len(ghosts) / SIZES[sample])
+        assert part["balance"] == pytest.approx((first + (more > 0)) * part["num_parts"] / SIZES[sample])
+
+
+def test_inspect_table(mesh: Path) -> None:
+    result = run("inspect", mesh)
+    assert result.exit_code == 0, result.output
+    for text in ("kind: mesh; order hilbert", "case1", "2100", "3 samples", "Nx2", "m s-1", "the store's edges"):
+        assert text in result.stdout, text
+    assert "64" in result.stdout
+
+
+def test_inspect_of_points_without_edges(cloud: Path) -> None:
+    report = run_json("inspect", cloud)
+    assert report["quality_edges"] == "each point's 6 nearest others"
+    assert report["quality"]["num_duplicate_points"] == 1
+    assert report["notes"] == ["sample 0: 1 points lie where another one does"]
+    assert 0 < report["quality"]["parts"][1]["edge_cut"] < 0.1  # rows at random: 7/8 of the edges
+
+
+def test_inspect_notes_what_is_odd_in_a_graph(graph: Path) -> None:
+    report = run_json("inspect", graph)
+    notes = " ".join(report["notes"])
+    assert "5 nodes have no edge" in notes
+    assert "the other nodes are 2 components" in notes
+    assert report["quality"]["num_duplicate_points"] is None
+    assert "5 nodes have no edge" in run("inspect", graph).stdout
+
+
+def test_inspect_leaves_out_more_parts_than_rows(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "few.h5", "w") as file:
+        file["points"] = np.random.default_rng(0).random((20, 3))
+    partition(tmp_path / "few.h5", tmp_path / "store", kind="points")
+    report = run_json("inspect", tmp_path / "store")
+    assert [part["num_parts"] for part in report["quality"]["parts"]] == [2, 8]
+    assert "has 20 points" in report["notes"][0]
+    assert "positions and topology alone" in run("inspect", tmp_path / "store").stdout
+
+
+def test_inspect_faults(mesh: Path, cloud: Path, tmp_path: Path) -> None:
+    result = run("inspect", mesh, "--sample", "3")
+    assert (result.exit_code, "no sample 3" in result.stderr) == (1, True)
+    result = run("inspect", mesh, cloud)
+    assert (result.exit_code, "one of them at a time" in words(result.stderr)) == (2, True)
+    shutil.copytree(mesh, tmp_path / "begun")
+    (tmp_path / "begun" / "manifest.json").unlink()
+    for command in (("inspect",), ("plan", "--domain", "2")):
+        result = run(*command, tmp_path / "begun")
+        assert (result.exit_code, "unfinished" in result.stderr, "--resume" in result.stderr) == (1, True, True)
+    with pytest.raises(UnsupportedFormatError, match="inspect_partitioned"):
+        inspect_store(str(mesh))
+
+
+def test_options_of_stores_mean_nothing_for_grids(tmp_path: Path) -> None:
+    path = str(tmp_path / "grid.zarr")
+    make_grid(path, num_times=2, num_levels=1, num_lat=8, num_lon=8, chunks=(1, 1, 4, 8))
+    result = run("inspect", path, "--sample", "0")
+    assert (result.exit_code, "--sample" in result.stderr) == (2, True)
+    result = run("plan", path, "--domain", "2", "--ghosts", "disk")
+    assert (result.exit_code, "--ghosts" in result.stderr) == (2, True)
+    assert run("plan", path, "--domain", "2", "--steps", "0").exit_code == 0
+
+
+# -- plan --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hops", [1, 2])
+def test_plan_counts_are_those_of_the_edges(mesh: Path, hops: int) -> None:
+    found = run_json("plan", mesh, "--domain", "5", "--halo", hops, "--sample", "1")
+    indptr, src, dst = edges_of(mesh, 1)
+    assert (found["kind"], found["sample"], found["name"], found["num_hops"]) == ("mesh", 1, "case1", hops)
+    assert [rank["num_owned"]["node"] for rank in found["ranks"]] == [100] * 5
+    for rank in found["ranks"]:
+        start, stop = rank["owned"]["node"]
+        assert rank["num_owned"]["edge"] == indptr[stop] - indptr[start]
+        mine = (dst >= start) & (dst < stop)
+        away = (src < start) | (src >= stop)
+        assert rank["num_cut_edges"] == (mine & away).sum()
+        # the corners of a rank's cells are neighbours of its nodes: no ghosts but those along edges
+        ghosts = khop_ghosts(indptr, src, start, stop, hops)
+        assert rank["num_ghosts"] == len(ghosts)
+        assert rank["num_neighbours"] == len(np.unique(ghosts // 100))
+    totals = found["totals"]
+    assert totals["num_owned"] == found["counts"]
+    assert totals["num_cut_edges"] == sum(rank["num_cut_edges"] for rank in found["ranks"])
+
+
+@pytest.mark.parametrize("ghosts", ["exchange", "disk"])
+def test_plan_bytes_are_those_of_the_reads(mesh: Path, ghosts: str) -> None:
+    found = run_json("plan", mesh, "--domain", "4", "--halo", "1", "--fields", "u", "--ghosts", ghosts)
+    reader = StoreReader(mesh, num_parts=4, halo=1, ghosts=ghosts, fields="u")
+    for rank in found["ranks"]:
+        plan = reader.plan(0, rank["rank"])
+        assert (rank["bytes_wanted"], rank["bytes_fetched"]) == (plan.bytes_wanted, plan.bytes_fetched)
+        assert rank["amplification"] == pytest.approx(plan.amplification)
+    assert found["totals"]["bytes_fetched"] == sum(rank["bytes_fetched"] for rank in found["ranks"])
+
+
+def test_plan_by_weights_and_bounds(mesh: Path) -> None:
+    even, edges = (run_json("plan", mesh, "--domain", "6", *more) for more in ((), ("--weights", "edges")))
+    assert edges["totals"]["balance"]["edge"] < even["totals"]["balance"]["edge"]
+    assert edges["totals"]["balance"]["edge"] < 1.02
+    cost = run_json("plan", mesh, "--domain", "6", "--weights", "cost")
+    values = open_store(mesh).read(0, "node/cost")
+    sums = [values[a:b].sum() for a, b in (rank["owned"]["node"] for rank in cost["ranks"])]
+    assert max(sums) / np.mean(sums) < 1.08
+    given = run_json("plan", mesh, "--domain", "3", "--bounds", "0,10,10,700")
+    assert given["bounds"]["node"] == [0, 10, 10, 700]
+    assert given["ranks"][1]["num_ghosts"] == 0
+    assert given["totals"]["balance"]["node"] == pytest.approx(690 * 3 / 700)
+
+
+def test_plan_by_radius(cloud: Path) -> None:
+    found = run_json("plan", cloud, "--domain", "4", "--halo", "0.05")
+    points = open_store(cloud).read(0, "point/pos")
+    for rank in found["ranks"]:
+        start, stop = rank["owned"]["point"]
+        others = np.r_[0:start, stop : len(points)]
+        near = cKDTree(points[start:stop]).query(points[others])[0] <= 0.05
+        assert rank["num_ghosts"] == near.sum()
+        assert rank["num_cut_edges"] is None
+    assert run_json("plan", cloud, "--domain", "4")["totals"]["num_ghosts"] == 0
+
+
+def test_plan_table(mesh: Path, cloud: Path) -> None:
+    result = run("plan", mesh, "--domain", "4", "--halo", "2", "--dp", "2", "--weights", "edges")
+    assert result.exit_code == 0, result.output
+    for text in (
+        "nodes over 4 ranks by edges; sample 0 (case0) of 3",
+        "within 2 hops along edges, and its own cells' corners",
+        "balance (most / mean of a rank): nodes",
+        "dp 2 x domain 4 = world size 8; 2 samples for each dp rank",
+    ):
+        assert text in result.stdout, text
+    many = run("plan", cloud, "--domain", "40").stdout
+    assert "median" in many
+    assert "40 ranks, of which the best" in many
+    assert "--halo R adds those" in many
+    every = run("plan", cloud, "--domain", "40", "--all").stdout
+    assert "2925:3000" in every
+    assert "median" not in every
+
+
+def test_plan_of_more_ranks_than_rows(graph: Path) -> None:
+    found = run_json("plan", graph, "--domain", "100")
+    assert [rank["num_owned"]["node"] for rank in found["ranks"]] == [1] * 85 + [0] * 15
+    assert run("plan", graph, "--domain", "100", "--all").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "parts"),
+    [
+        (["--align", "8"], ["--align", "means nothing"]),
+        (["--periodic", "lon"], ["--periodic", "means nothing"]),
+        (["--isel", "x=0:3"], ["--isel", "means nothing"]),
+        (["--steps", "0"], ["--steps", "means nothing"]),
+        (["--sample-dim", "t"], ["--sample-dim", "means nothing"]),
+        (["--shard", "node"], ["--shard", "means nothing"]),
+        (["--domain", "2x4"], ["--domain", "one sequence", "--domain 8"]),
+        (["--halo", "lat=2"], ["--halo", "'lat=2' is no width"]),
+        (["--halo", "-1"], ["--halo", "negative"]),
+        (["--halo", "1", "--halo", "2"], ["--halo", "2 times"]),
+        (["--bounds", "chunk"], ["--bounds", "accepted: even"]),
+        (["--bounds", "0,1,700", "--weights", "edges"], ["--weights", "leave out --bounds"]),
+        (["--ghosts", "disc"], ["--ghosts", "none of disk, exchange"]),
+        (["--sample", "3"], ["--sample", "there are 3 samples"]),
+    ],
+)
+def test_usage(mesh: Path, args: list[str], parts: list[str]) -> None:
+    result = run("plan", mesh, *(() if "--domain" in args else ("--domain", "2")), *args)
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    for part in parts:
+        assert part in words(result.stderr), result.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "part"),
+    [
+        (["--weights", "wieght"], "no field 'wieght'"),
+        (["--fields", "uu"], "no field 'uu'"),
+        (["--bounds", "0,5,6"], "700"),
+        (["--halo", "0.5"], "whole number of hops"),
+        (["--ghosts", "disk"], "say how wide"),
+    ],
+)
+def test_what_the_store_cannot_do(mesh: Path, args: list[str], part: str) -> None:
+    result = run("plan", mesh, "--domain", "2", *args)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert part in result.stderr
+
+
+# -- pictures ----------------------------------------------------------------------------------------------------------
+
+
+def colours_in(path: Path, num_ranks: int) -> list[float]:
+    """Return the share of the map that has each rank's colour."""
+    from matplotlib.image import imread
+
+    from scidata.plot import colours_of
+
+    image = imread(path)[:, : int(0.84 * imread(path).shape[1]), :3]  # without the legend
+    pale = plot_store._pale(np.array([colour[:3] for colour in colours_of(num_ranks)]))
+    shares = [float((np.abs(image - colour).max(axis=2) < 0.02).mean()) for colour in pale]
+    return [share / sum(shares) if sum(shares) else 0.0 for share in shares]
+
+
+def test_picture_of_a_mesh(mesh: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="pictures need the extra 'plot'")
+    out = tmp_path / "mesh.png"
+    result = run("plan", mesh, "--domain", "4", "--plot", out)
+    assert result.exit_code == 0, result.output
+    assert f"picture: {out}" in result.stdout
+    shares = colours_in(out, 4)
+    assert min(shares) > 0.05
+    again = run("plan", mesh, "--domain", "4", "--plot", out)
+    assert (again.exit_code, "--overwrite replaces it" in again.stderr) == (1, True)
+    assert run_json("plan", mesh, "--domain", "20", "--plot", out, "--overwrite")["plot_notes"] == []
+    assert colours_in(out, 4) != shares
+
+
+def test_picture_of_points(cloud: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib", reason="pictures need the extra 'plot'")
+    out = tmp_path / "cloud.png"
+    found = run_json("plan", cloud, "--domain", "4", "--halo", "0.02", "--plot", out)
+    assert found["plot_notes"] == []
+    assert all(0.15 < share < 0.35 for share in colours_in(out, 4))
+    monkeypatch.setattr(plot_store, "MAX_POINTS", 400)
+    monkeypatch.setattr(plot_store, "_MAX_GHOSTS", 100)
+    thin = run_json("plan", cloud, "--domain", "4", "--halo", "0.02", "--plot", out, "--overwrite")
+    num_ghosts = thin["totals"]["num_ghosts"]
+    assert thin["plot_notes"] == [
+        "1 in 8 of 3000 points is drawn",
+        f"1 in {-(-num_ghosts // 100)} of {num_ghosts} ghosts is drawn",
+    ]
+
+
+def test_picture_in_space_and_of_no_place(graph: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="pictures need the extra 'plot'")
+    points = np.random.default_rng(0).random((500, 3)) * [4, 2, 1]
+    with h5py.File(tmp_path / "car.h5", "w") as file:
+        file["points"] = points
+    partition(tmp_path / "car.h5", tmp_path / "store", kind="points")
+    out = tmp_path / "car.png"
+    assert run("plan", tmp_path / "store", "--domain", "3", "--plot", out).exit_code == 0
+    assert min(colours_in(out, 3)) > 0
+    result = run("plan", graph, "--domain", "2", "--plot", tmp_path / "graph.png")
+    assert (result.exit_code, "no positions" in result.stderr) == (1, True)
+
+
+@pytest.mark.skipif(not (DATA / "outCSne30.ug").exists(), reason="the sample files are not beside the repo")
+def test_picture_of_the_sphere_covers_it(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="pictures need the extra 'plot'")
+    partition(DATA / "outCSne30_vortex.nc", tmp_path / "store", mesh=str(DATA / "outCSne30.ug"))
+    out = tmp_path / "sphere.png"
+    assert run("plan", tmp_path / "store", "--domain", "4", "--plot", out).exit_code == 0
+    assert min(colours_in(out, 4)) > 0.15
+    corners, cells = plot_store._outlines(open_store(tmp_path / "store"), 0)
+    places = plot_store._places(open_store(tmp_path / "store"), 0, "node")
+    polygons, owners = plot_store._unrolled([places.xy[ids] for ids in corners], cells, 0.0)
+    assert set(owners.tolist()) == set(range(5400))
+    covered = 0.0
+    for polygon in polygons:  # those across the first meridian come twice, half of each outside
+        x, y = np.clip(polygon[:, 0], 0, 360), polygon[:, 1]
+        covered += abs(np.sum(x * np.roll(y, -1) - np.roll(x, -1) * y)) / 2
+    assert covered == pytest.approx(360 * 180, rel=2e-3)

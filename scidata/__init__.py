@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from scidata.shard.collectives import reduce_scatter_v as reduce_scatter_v
     from scidata.shard.collectives import scatter_v as scatter_v
     from scidata.shard.graph import halo_exchange as halo_exchange
+    from scidata.shard.ops.graph import start_exchange as start_exchange
     from scidata.shard.parallel import parallelize as parallelize
 
 __version__ = "0.1.0"
@@ -58,6 +59,7 @@ _HOME = {
     "scatter_tensor": "scidata.shard",
     "scatter_v": "scidata.shard.collectives",
     "shard_ops": "scidata.shard",
+    "start_exchange": "scidata.shard.ops.graph",
 }
 
 __all__ = sorted([*_HOME, "__version__", "errors"])  # noqa: PLE0605 - strings all, spelled once, above

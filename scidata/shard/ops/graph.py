@@ -15,7 +15,7 @@ from torch import Tensor
 
 from scidata.shard._transport import gather
 from scidata.shard.collectives import replicate_to_shards, slice_to_shard
-from scidata.shard.graph import GhostExchange, ghosts_key
+from scidata.shard.graph import GhostExchange, PendingHalo, ghosts_key
 from scidata.shard.ops import indexing  # noqa: F401 - its entries are extended here
 from scidata.shard.ops.align import local_of, refuse_out, specs_of
 from scidata.shard.ops.registry import HANDLERS, KEEPS_REPLICATED, Handler, find, register_op, unsupported
@@ -24,7 +24,7 @@ from scidata.shard.routed import ACCEPT_FILLED, FilledTensor, RoutedIndex
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor, _version
 
-__all__ = ["REMEDY", "check_nodes", "extend_op", "is_sharded", "take_rows", "with_ghosts"]
+__all__ = ["REMEDY", "check_nodes", "extend_op", "is_sharded", "start_exchange", "take_rows", "with_ghosts"]
 
 REMEDY = "use sample.to_pyg(), whose edge_index knows its routes"
 
@@ -69,12 +69,46 @@ def with_ghosts(x: ShardTensor, dim: int, exchange: GhostExchange) -> Tensor:
         return local
     key = ghosts_key(x, dim, exchange)
     held = x.__dict__.get("_with_ghosts")
-    if held is not None and held[0] == key:
+    if held is not None and held[0] == key and not isinstance(held[1], PendingHalo):
         return held[1]  # type: ignore[no-any-return]
-    rows = local.movedim(dim, 0)
-    padded = torch.cat([rows, exchange.ghosts_of(rows)]).movedim(0, dim)
+    padded: Tensor
+    if held is not None and held[0] == key:
+        padded = held[1].wait()
+    else:
+        rows = local.movedim(dim, 0)
+        padded = torch.cat([rows, exchange.ghosts_of(rows)]).movedim(0, dim)
     x.__dict__["_with_ghosts"] = key, padded, exchange, local  # the last two so that their ids stay theirs
     return padded
+
+
+def start_exchange(x: Tensor, edge_index: Tensor) -> None:
+    """Start to fetch the rows of ``x`` that gathers along ``edge_index`` will need; they wait for it. Collective.
+
+    What is computed between this and the first gather from ``x`` overlaps with the exchange, and so does its backward.
+    Nothing happens where there is nothing to exchange: for plain tensors, or where the rows are here already. So a
+    model may call it and still run in one process. Second derivatives are not available; leave the call out for them.
+
+    Parameters
+    ----------
+    x
+        ``(num_nodes, ...)``.
+    edge_index
+        Of ``sample.to_pyg()``, or a row of it.
+
+    Raises
+    ------
+    UnsupportedShardOp
+        ``x`` is not split as the nodes of the graph are.
+    """
+    if not isinstance(x, ShardTensor) or not is_sharded(x) or not isinstance(edge_index, RoutedIndex):
+        return
+    check_nodes(start_exchange, x, 0, edge_index)
+    exchange = edge_index.exchange
+    key = ghosts_key(x, 0, exchange)
+    held = x.__dict__.get("_with_ghosts")
+    if exchange.num_ghosts == 0 or edge_index.all_owned or (held is not None and held[0] == key):
+        return
+    x.__dict__["_with_ghosts"] = key, PendingHalo(x._local, exchange), exchange, x._local
 
 
 def check_nodes(func: Any, x: ShardTensor, dim: int, index: RoutedIndex) -> None:

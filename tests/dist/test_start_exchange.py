@@ -1,0 +1,89 @@
+"""``start_exchange``: the same results and gradients, as many exchanges, and local work between start and end."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard
+
+import scidata
+from scidata.errors import UnsupportedShardOp
+from scidata.interop.pyg import to_pyg
+from scidata.shard.moves import gather_full
+from scidata.testing import run_ranks
+
+sys.path.insert(0, str(Path(__file__).parent))  # importlib mode has no path of the tests
+from _graphs import LAYOUTS, NUM_NODES, part_of, whole_edges
+
+pytest.importorskip("torch_geometric", reason="to_pyg needs torch_geometric (extra 'pyg')")
+
+
+def layer(x: torch.Tensor, edges: torch.Tensor, weight: torch.Tensor, log: list[str]) -> torch.Tensor:
+    """Messages of a projection; ``log`` gets when the local work was done."""
+    h = x @ weight
+    scidata.start_exchange(h, edges)
+    log.append("local work")
+    target = (x * x)[edges[1]]
+    scidata.start_exchange(h, edges)  # under way already
+    messages = torch.tanh(h[edges[0]] + target) + h[edges[0]]
+    return torch.zeros_like(x).index_add(0, edges[1], messages)
+
+
+def check(rank: int, num_ranks: int, sizes: tuple[int, ...]) -> list[str]:
+    torch.manual_seed(0)
+    edges = whole_edges()
+    x, weight = torch.randn(NUM_NODES, 4).double(), torch.randn(4, 4).double().requires_grad_()
+    part = part_of(edges, sizes, rank)
+    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
+    data = to_pyg(part.edge_index, part.index_map, mesh, node={"x": x[part.nodes].clone().requires_grad_()})
+    x.requires_grad_()
+    whole = layer(layer(x, edges, weight, []), edges, weight, [])
+    whole.square().sum().backward()
+    expected, weight.grad = weight.grad, None
+
+    log: list[str] = []
+    original = dist.all_to_all_single
+
+    def spy(*args: Any, **kwargs: Any) -> Any:
+        log.append("exchange, async" if kwargs.get("async_op") else "exchange")
+        return original(*args, **kwargs)
+
+    dist.all_to_all_single = spy
+    try:
+        found = layer(layer(data.x, data.edge_index, weight, log), data.edge_index, weight, log)
+        forward = list(log)
+        found.square().sum().backward()
+    finally:
+        dist.all_to_all_single = original
+    torch.testing.assert_close(gather_full(found._local, found._spec), whole.detach(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(weight.grad, expected, rtol=1e-12, atol=1e-12)
+    grad = data.x.grad
+    local = grad.to_local() if isinstance(grad, scidata.ShardTensor) else grad
+    torch.testing.assert_close(local, x.grad[part.nodes], rtol=1e-12, atol=1e-12)
+    exchanges = sum(size > 0 for size in sizes) > 1
+    assert log[len(forward) :] == ["exchange, async"] * 2 * exchanges
+    if num_ranks > 1:
+        other = scidata.ShardTensor.from_local(
+            torch.ones(3, 2), mesh, [Shard(0)], sharding_shapes={0: [(3, 2)] * num_ranks}
+        )
+        with pytest.raises(UnsupportedShardOp, match="not split as the nodes"):
+            scidata.start_exchange(other, data.edge_index)
+    return forward
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_as_in_one_process_with_one_exchange_each_way(num_ranks: int) -> None:
+    for sizes in LAYOUTS[num_ranks]:
+        expected = ["exchange, async", "local work"] * 2 if sum(s > 0 for s in sizes) > 1 else ["local work"] * 2
+        assert run_ranks(check, num_ranks, sizes) == [expected] * num_ranks
+
+
+def test_plain_tensors_pass() -> None:
+    x = torch.ones(3, 2)
+    scidata.start_exchange(x, torch.tensor([[0, 1], [1, 2]]))

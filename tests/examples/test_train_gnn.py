@@ -1,0 +1,212 @@
+"""The graph network example, run as a user runs it: by torchrun, and alone."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+import scidata
+from pipelines import flow_graph, ugrid_mesh
+from scidata.testing import run_ranks
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "examples" / "train_gnn.py"
+DATA = ROOT.parent / "shared" / "data"
+TINY = ("--dim", "8", "--depth", "2", "--device", "cpu")
+LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_", "OMPI_")
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("torch_geometric") is None, reason="torch_geometric is not installed (extra 'pyg')"
+)
+
+
+def launch(num_ranks: int, *args: object) -> subprocess.CompletedProcess[str]:
+    """Run the script under torchrun, outside any other launcher."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER)}
+    env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
+    command = [*torchrun, str(SCRIPT), *TINY, *map(str, args)]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=150, check=False)
+
+
+def main(*args: object) -> int:
+    """Run the script in this process."""
+    if "train_gnn" not in sys.modules:
+        spec = importlib.util.spec_from_file_location("train_gnn", SCRIPT)
+        assert spec
+        assert spec.loader
+        sys.modules["train_gnn"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules["train_gnn"])
+    return sys.modules["train_gnn"].main([*TINY, *map(str, args)])
+
+
+def _rank(rank: int, num_ranks: int, args: tuple[object, ...]) -> tuple[int, str]:
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        code = main(*args)
+    return code, output.getvalue()
+
+
+def on_ranks(num_ranks: int, *args: object) -> tuple[int, str]:
+    """Run the script on ranks of the fork server, which start faster than torchrun's; return what rank 0 did."""
+    return run_ranks(_rank, num_ranks, args, timeout=120)[0]
+
+
+@pytest.fixture(scope="module")
+def flows(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Six flows of about 220 nodes, each with its own mesh."""
+    folder = tmp_path_factory.mktemp("flows")
+    flow_graph.make(str(folder / "raw"), num_samples=6, num_nodes=200)
+    flow_graph.convert(str(folder / "raw"), str(folder / "flow.store"))
+    return str(folder / "flow.store")
+
+
+def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """Read a checkpoint's model and progress, in one process."""
+    whole = checkpoint.parent / f"{checkpoint.name}.pt"
+    dcp_to_torch_save(str(checkpoint), str(whole))
+    state = torch.load(whole, weights_only=False)
+    return state["model"] | {"progress": state["progress"]}
+
+
+# -- gradients of one process --------------------------------------------------------------------------------------
+
+
+def assert_equal_to_one_process(code: int, output: str, layout: str) -> None:
+    assert code == 0, output
+    found = re.search(rf"check {layout},.* loss (\S+), gradients (\S+): ok", output)
+    assert found, output
+    assert max(float(found[1]), float(found[2])) <= 1e-12
+
+
+@pytest.mark.parametrize(("num_ranks", "domain", "batch_size"), [(1, 1, 1), (2, 2, 1), (3, 3, 2), (4, 2, 2)])
+def test_loss_and_gradients_are_those_of_one_process(flows: str, num_ranks: int, domain: int, batch_size: int) -> None:
+    args = ("--domain", domain, "--batch-size", batch_size, "--dtype", "float64", "--check")
+    code, output = on_ranks(num_ranks, "--data", flows, *args)
+    assert_equal_to_one_process(code, output, f"{num_ranks // domain} dp x {domain} domain")
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="the real UGRID and MPAS files are not beside the repository")
+@pytest.mark.parametrize(
+    ("source", "grid", "fields"),
+    [
+        # layers of a field become channels; nodes that repeat make a graph of many pieces
+        ("geoflow_v1.nc", "geoflow_grid.nc", ("--inputs", "mesh_depth", "--targets", "v1")),
+        ("mesh.QU.1920km.151026.nc", None, ("--inputs", "kiteAreasOnVertex", "--targets", "areaTriangle")),
+    ],
+    ids=["ugrid", "mpas"],
+)
+def test_check_on_real_meshes(tmp_path: Path, source: str, grid: str | None, fields: tuple[str, ...]) -> None:
+    store = str(tmp_path / "store")
+    ugrid_mesh.convert([str(DATA / source)], store, mesh=None if grid is None else str(DATA / grid))
+    code, output = on_ranks(2, "--data", store, *fields, "--domain", 2, "--dtype", "float64", "--check")
+    assert_equal_to_one_process(code, output, "1 dp x 2 domain")
+
+
+def _without_gradient_average(rank: int, num_ranks: int, args: tuple[object, ...]) -> int:
+    scidata.parallelize = lambda model, mesh: model
+    return main(*args)
+
+
+def test_check_fails_where_gradients_are_not_averaged(flows: str) -> None:
+    assert run_ranks(_without_gradient_average, 2, ("--data", flows, "--dtype", "float64", "--check")) == [1, 1]
+
+
+# -- training and resuming -----------------------------------------------------------------------------------------
+
+SIX_STEPS = ("--epochs", 2, "--dtype", "float64", "--log-every", 1)  # 2 epochs x 3 global batches of 2
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(flows: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train two epochs on two dp ranks."""
+    out = tmp_path_factory.mktemp("run")
+    done = launch(2, "--data", flows, *SIX_STEPS, "--save-every", 4, "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"^step (\d) loss", done.stderr, re.MULTILINE) == list("123456")
+    return out
+
+
+def test_training_writes_checkpoints_and_scalars_once(uninterrupted: Path) -> None:
+    assert sorted(p.name for p in uninterrupted.glob("step_*[0-9]")) == [f"step_0000000{n}" for n in (3, 4, 6)]
+    assert len(list(uninterrupted.glob("events.out.tfevents.*"))) == 1
+    assert weights(uninterrupted / "step_00000006")["progress"].tolist() == [6, 2, 0]
+
+
+def test_resuming_on_a_domain_of_three_goes_on_as_if_never_interrupted(
+    flows: str, uninterrupted: Path, tmp_path: Path
+) -> None:
+    start = uninterrupted / "step_00000004"  # in the middle of the second epoch
+    # one dp rank: as many samples a step as two with one each
+    args = ("--domain", 3, "--batch-size", 2, "--out", tmp_path, "--resume", start)
+    code, output = on_ranks(3, "--data", flows, *SIX_STEPS, *args)
+    assert code == 0, output
+    assert re.findall(r"^step (\d) loss", output, re.MULTILINE) == list("56")
+    expected, found = weights(uninterrupted / "step_00000006"), weights(tmp_path / "step_00000006")
+    before = weights(start)
+    assert found.keys() == expected.keys()
+    for name in expected:
+        # Adam divides by the root of tiny second moments, which enlarges rounding: 1e-7 of the largest update is far
+        # below what one sample more or less, or lost moments, would change
+        moved = float((expected[name] - before[name]).abs().max())
+        torch.testing.assert_close(found[name], expected[name], rtol=0, atol=1e-7 * moved, msg=name)
+
+
+def test_training_on_a_domain_learns(flows: str, tmp_path: Path) -> None:
+    size = ("--dim", 16, "--depth", 3)
+    args = ("--domain", 2, "--epochs", 6, *size, "--lr", 0.03, "--clip", 1, "--log-every", 1, "--out", tmp_path)
+    code, output = on_ranks(2, "--data", flows, *args)
+    assert code == 0, output
+    losses = [float(x) for x in re.findall(r"^step \d+ loss (\S+)", output, re.MULTILINE)]
+    assert len(losses) == 36
+    assert sum(losses[-6:]) < 0.8 * sum(losses[:6])  # the last epoch against the first: the same samples
+
+
+def test_mixed_precision_on_a_domain(flows: str, tmp_path: Path) -> None:
+    args = ("--domain", 2, "--amp", "--max-steps", 1, "--log-every", 1, "--out", tmp_path)
+    code, output = on_ranks(2, "--data", flows, *args)
+    assert code == 0, output
+    assert re.search(r"^step 1 loss \d", output, re.MULTILINE)
+    saved = weights(tmp_path / "step_00000001")
+    assert all(w.dtype == torch.float32 for name, w in saved.items() if name != "progress")
+
+
+# -- bad arguments -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--depth", "0"], "--depth must be at least 1, not 0"),
+        (["--warmup", "1.5"], "--warmup is a part of the training"),
+        (["--resume", "nowhere"], "no complete checkpoint there"),
+        (["--dtype", "float16"], "invalid choice"),
+        (["--inputs", "presure"], "'pressure'"),
+        (["--domain", "2"], "domain"),
+        (["--data", "absent.store"], "absent.store"),
+    ],
+)
+def test_bad_arguments_exit_with_2(
+    flows: str, args: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith(LAUNCHER)]:
+        monkeypatch.delenv(name)
+    try:
+        with pytest.raises(SystemExit) as stop:
+            main("--data", flows, *args)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err

@@ -90,7 +90,7 @@ def inspect_store(path: str | Sequence[str]) -> StoreReport:
     paths = expand_paths(path)
     if is_store(paths[0]):
         raise UnsupportedFormatError(
-            f"{paths[0]}: is a partitioned store; scidata.store_report.inspect_partitioned describes it"
+            f"{paths[0]}: is a partitioned store; scidata.store.report.inspect_partitioned describes it"
         )
     source = open_source(paths[0])
     try:

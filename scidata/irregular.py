@@ -12,12 +12,12 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset, get_worker_info
 
-from scidata._manifest import Statistics
 from scidata.device_mesh import domain_mesh
 from scidata.errors import ConfigError
 from scidata.irregular_sample import Cells, IrregularSample, Place, Topology, shard_rows
 from scidata.plan import ReadPlan
 from scidata.sample import Sample
+from scidata.store.manifest import Statistics
 from scidata.store_reader import LocalPart, StoreReader
 
 __all__ = ["IrregularDataset"]

@@ -308,7 +308,7 @@ class IrregularSample(Sample):
     @classmethod
     def collate(cls, samples: Sequence[Sample]) -> IrregularSample:
         """Unite samples, which may differ in size, to one without edges between them, with a field ``batch``."""
-        from scidata._union import unite
+        from scidata.irregular_union import unite
 
         if not all(isinstance(s, IrregularSample) for s in samples):
             raise FieldMismatchError("a batch holds samples of one data set; these are of several kinds")
@@ -339,7 +339,7 @@ class IrregularSample(Sample):
         UnknownNameError, ConfigError
             No such field, or one of another entity.
         """
-        from scidata._sample_pyg import to_data
+        from scidata.irregular_pyg import to_data
 
         return to_data(self, x=_names(x), y=_names(y), edge_attr=_names(edge_attr))
 

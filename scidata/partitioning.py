@@ -12,17 +12,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from scidata import _store_output as output
 from scidata._files import files, is_url
-from scidata._manifest import SCHEMA_VERSION, Manifest, SampleInfo
-from scidata._ordered import ORDERS, OrderOptions, order_sample
-from scidata._store_jobs import run_jobs
-from scidata._store_output import Part
-from scidata._store_write import MAX_FIELD_BYTES, write_sample
 from scidata.errors import ConfigError, CorruptDataError, near_matches
 from scidata.partition.checks import REMEDIES, Finding, Repaired, check_sample, repair
 from scidata.series import expand_paths
-from scidata.store import MANIFEST, read_sample_info, verify_sample, write_manifest
+from scidata.store import MANIFEST, output, read_sample_info, verify_sample, write_manifest
+from scidata.store.jobs import run_jobs
+from scidata.store.manifest import SCHEMA_VERSION, Manifest, SampleInfo
+from scidata.store.ordered import ORDERS, OrderOptions, order_sample
+from scidata.store.output import Part
+from scidata.store.write import MAX_FIELD_BYTES, write_sample
 from scidata.topology import RawSample, RawSamples, SampleHeader, parse_edges, read_samples
 
 __all__ = ["KEEPABLE", "PartitionReport", "PlannedSample", "finalize", "partition"]

@@ -204,9 +204,8 @@ def _unrolled(
     """Unroll cells of the sphere: at a pole up to its line, and across the first meridian at both sides of the map."""
     made, kept = [], []
     for polygon, cell in zip(polygons, cells.tolist(), strict=True):
-        flat = _open_pole(polygon)
-        first = flat[0, 0]
-        lon = first + (flat[:, 0] - first + 180) % 360 - 180
+        flat = _around_pole(_open_pole(polygon))
+        lon = flat[:, 0]
         shifts = [0.0]
         shifts += [360.0] if lon.min() < start - _EPS else []
         shifts += [-360.0] if lon.max() > start + 360 + _EPS else []
@@ -214,6 +213,18 @@ def _unrolled(
             made.append(np.stack([lon + shift, flat[:, 1]], axis=1))
             kept.append(cell)
     return made, np.array(kept, np.int64)
+
+
+def _around_pole(polygon: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Make longitudes follow each other without jumps; a cell that goes around a pole is closed along its line."""
+    lon, lat = polygon.T
+    steps = (np.diff(lon, append=lon[:1]) + 180) % 360 - 180
+    path = lon[0] + np.concatenate([[0.0], np.cumsum(steps)])
+    if abs(path[-1] - path[0]) < 180:
+        return np.stack([path[:-1], lat], axis=1)
+    pole = float(np.copysign(90.0, lat.mean()))
+    closed = np.concatenate([lat, [lat[0], pole, pole]])
+    return np.stack([np.append(path, [path[-1], path[0]]), closed], axis=1)
 
 
 def _open_pole(polygon: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

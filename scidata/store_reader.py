@@ -19,15 +19,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scidata._manifest import FieldInfo, SampleInfo
-from scidata._store_bounds import Weights, bounds_of_rows, checked_weights
-from scidata._store_halo import HopGhosts, hop_ghosts, radius_ghosts
-from scidata._store_rows import RowAccess, merge_ranges
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.index_map import IndexMap
 from scidata.plan import ArrayPlan, ReadPlan
 from scidata.read import ReadStats
 from scidata.store import open_store
+from scidata.store.bounds import Weights, bounds_of_rows, checked_weights
+from scidata.store.halo import HopGhosts, hop_ghosts, radius_ghosts
+from scidata.store.manifest import FieldInfo, SampleInfo
+from scidata.store.rows import RowAccess, merge_ranges
 from scidata.types import IntArray
 
 __all__ = ["LocalCells", "LocalPart", "SamplePart", "StoreReader"]

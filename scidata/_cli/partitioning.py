@@ -11,11 +11,11 @@ from typing import Any
 from scidata._cli.arguments import usage_error
 from scidata._cli.output import console, human_bytes, is_terminal, make_table, print_json, progress
 from scidata._cli.tables import print_bullets
-from scidata._ordered import ORDERS
-from scidata._store_output import Part
 from scidata.errors import ConfigError
 from scidata.partitioning import PartitionReport, finalize, partition
 from scidata.store import Fault, open_store, verify
+from scidata.store.ordered import ORDERS
+from scidata.store.output import Part
 from scidata.topology import read_samples
 
 __all__ = ["run_finalize", "run_partition", "run_verify"]

@@ -10,11 +10,11 @@ from scidata._cli.arguments import parse_rows, parse_width, usage_error
 from scidata._cli.output import console, human_bytes, make_table, print_json, progress, ratio
 from scidata._cli.store_planning import StorePlan, describe_store, plan_store
 from scidata._cli.tables import MANY_RANKS, byte_cells, print_bullets, shape_text, telling_ranks
-from scidata._manifest import Number
-from scidata._store_write import folder_of
 from scidata.store import is_store
+from scidata.store.manifest import Number
+from scidata.store.report import FieldReport, PartitionedReport, inspect_partitioned
+from scidata.store.write import folder_of
 from scidata.store_reader import StoreReader
-from scidata.store_report import FieldReport, PartitionedReport, inspect_partitioned
 
 __all__ = ["names_store", "run_inspect", "run_plan"]
 

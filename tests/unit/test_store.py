@@ -22,12 +22,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial import Delaunay
 
-from scidata import _store_arrays
-from scidata._manifest import FieldInfo, RunningStatistics, dump_json, load_sample, sealed
-from scidata._store_arrays import ArrayDigest, Reordered, blocks_of
-from scidata._store_write import FieldData, OrderedCells, OrderedEdges, OrderedSample, folder_of, write_sample
 from scidata.errors import ConfigError, CorruptDataError, FieldMismatchError, UnknownNameError, UnsupportedFormatError
-from scidata.store import MANIFEST, Store, is_store, open_store, read_sample_info, verify, verify_sample, write_manifest
+from scidata.store import (
+    MANIFEST,
+    Store,
+    arrays,
+    is_store,
+    open_store,
+    read_sample_info,
+    verify,
+    verify_sample,
+    write_manifest,
+)
+from scidata.store.arrays import ArrayDigest, Reordered, blocks_of
+from scidata.store.manifest import FieldInfo, RunningStatistics, dump_json, load_sample, sealed
+from scidata.store.write import FieldData, OrderedCells, OrderedEdges, OrderedSample, folder_of, write_sample
 
 ROOT = Path(__file__).parents[2]
 
@@ -493,7 +502,7 @@ class TestVerify:
         assert "renamed or mixed" in str(verify(copy))
 
     def test_small_blocks_find_the_same(self, copy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("scidata._store_verify._BLOCK_BYTES", 4096)
+        monkeypatch.setattr("scidata.store.checking._BLOCK_BYTES", 4096)
         assert verify(copy) is None
         edit(copy, "csr/src", put(4000, -5))
         fault = verify(copy)
@@ -510,15 +519,15 @@ class TestShards:
         for dim in range(len(shape)):
             shape[dim] = shape[dim] if dim == entity_dim else shape[dim] % 7 + 1
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_store_arrays, "_SHARD_BYTES", data.draw(st.sampled_from([1, 4096, 100_000])))
-            chunk, shard = _store_arrays._chunk_and_shard(shape, 4, entity_dim, 100)
+            patch.setattr(arrays, "_SHARD_BYTES", data.draw(st.sampled_from([1, 4096, 100_000])))
+            chunk, shard = arrays._chunk_and_shard(shape, 4, entity_dim, 100)
         assert all(s % c == 0 for s, c in zip(shard, chunk, strict=True))
         ids = np.arange(np.prod(shape)).reshape(shape)
         parts = [ids[box].reshape(-1) for box in blocks_of(shape, shard)]
         np.testing.assert_array_equal(np.concatenate(parts), ids.reshape(-1))
 
     def test_time_steps_share_a_shard(self) -> None:
-        assert _store_arrays._chunk_and_shard((50, 2000), 4, 1, 1024) == ((1, 1024), (50, 2048))
+        assert arrays._chunk_and_shard((50, 2000), 4, 1, 1024) == ((1, 1024), (50, 2048))
 
 
 @pytest.fixture
@@ -559,8 +568,8 @@ class TestFullDisk:
 _MEASURE = """
 import dataclasses, resource, sys
 import numpy as np
-from scidata._manifest import FieldInfo
-from scidata._store_write import FieldData, OrderedSample, write_sample
+from scidata.store.manifest import FieldInfo
+from scidata.store.write import FieldData, OrderedSample, write_sample
 num_rows, path, shape, dim = 200_000, sys.argv[1], eval(sys.argv[2]), int(sys.argv[3])
 info = FieldInfo(name="x", entity="point", dtype="<f8", dims=("a", "b"), entity_dim=dim)
 def read(box):

@@ -1,0 +1,262 @@
+"""The partitioned store: open it, and verify every byte and invariant of it. Writing is ``write.py``'s.
+
+A folder with ``manifest.json``, which is written last, and one Zarr v3 group per sample; see ``write.py`` for
+the arrays. Rows are in curve order, so that one store serves any number of ranks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata._files import files, is_url
+from scidata.errors import ConfigError, CorruptDataError, SciDataError, UnsupportedFormatError
+from scidata.sources.zarr import ZarrSource
+from scidata.store.checking import Fault, FaultFound, check_sample, read_rows
+from scidata.store.manifest import Manifest, SampleInfo, dump_json, load_manifest, load_sample, make_manifest, sealed
+from scidata.store.write import ATTRIBUTE, BLOCK_ROWS, folder_of, write_text
+from scidata.types import ArrayLayout
+
+__all__ = [
+    "BLOCK_ROWS",
+    "MANIFEST",
+    "Fault",
+    "Store",
+    "is_store",
+    "open_store",
+    "read_sample_info",
+    "verify",
+    "verify_sample",
+    "write_manifest",
+]
+
+MANIFEST = "manifest.json"
+
+
+def _join(store: str, name: str) -> str:
+    return f"{store.rstrip('/')}/{name}" if is_url(store) else os.path.join(store, name)
+
+
+def is_store(path: str | os.PathLike[str]) -> bool:
+    """Say whether ``path`` is a finished scidata store: a folder or URL with a manifest."""
+    try:
+        return files().size(_join(os.fspath(path), MANIFEST)) > 0
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return False
+
+
+class Store:
+    """A finished store. Its samples open at first use; it pickles as its path.
+
+    Attributes
+    ----------
+    path
+        As the user gave it.
+    manifest
+        Fields, statistics and samples.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        self.manifest = _read_manifest(self.path)
+        self._sources: dict[int, ZarrSource] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        Store.__init__(self, state["path"])
+
+    def __len__(self) -> int:
+        return len(self.manifest.samples)
+
+    def __repr__(self) -> str:
+        return f"Store({self.path!r}, {self.manifest.kind}, {len(self)} samples)"
+
+    def sample(self, index: int) -> SampleInfo:
+        """Return the description of a sample.
+
+        Raises
+        ------
+        ConfigError
+            The store has no such sample.
+        """
+        if not 0 <= index < len(self):
+            raise ConfigError(f"{self.path}: there is no sample {index}; there are {len(self)}, from 0 on")
+        return self.manifest.samples[index]
+
+    def source(self, index: int) -> ZarrSource:
+        """Return the Zarr source of a sample, the same one at each call."""
+        info = self.sample(index)
+        source = self._sources.get(index)
+        if source is None:
+            source = self._sources.setdefault(index, ZarrSource(_join(self.path, info.folder)))
+        return source
+
+    def array(self, index: int, path: str) -> ArrayLayout:
+        """Return the layout of a sample's array, ``"node/pos"`` for one, for planning and reading.
+
+        Raises
+        ------
+        UnknownNameError
+            The sample has no such array; the message names the near matches.
+        CorruptDataError
+            The array's metadata are not what the manifest says.
+        """
+        layout = self.source(index).arrays[path]
+        info = self.sample(index).arrays.get(path)
+        if info is None or info.shape != layout.shape or np.dtype(info.dtype) != layout.dtype:
+            expected = "none" if info is None else f"{info.dtype} {info.shape}"
+            raise CorruptDataError(
+                f"{self.path}: sample {index}: array {path!r} is {layout.dtype.str} {layout.shape}, but the manifest "
+                f"has {expected}; the store is damaged or two were mixed: write it again"
+            )
+        return layout
+
+    def read(self, index: int, path: str, start: int | None = None, stop: int | None = None) -> npt.NDArray[Any]:
+        """Read rows ``[start, stop)`` of an array's first dimension; all of them by default."""
+        return read_rows(self.source(index), self.array(index, path), start, stop)
+
+    def close(self) -> None:
+        """Close the samples' sources; the next use opens them again."""
+        self._sources.clear()
+
+
+def open_store(path: str | os.PathLike[str]) -> Store:
+    """Open a store that ``scidata partition`` finished.
+
+    Raises
+    ------
+    UnsupportedFormatError
+        The folder has no manifest: it is no store, or its writing was interrupted.
+    CorruptDataError
+        The manifest does not match its own digest, or a sample's folder is not there.
+    """
+    store = Store(path)
+    if not is_url(store.path):
+        for info in store.manifest.samples:
+            if not os.path.isfile(os.path.join(store.path, info.folder, "zarr.json")):
+                raise CorruptDataError(
+                    f"{store.path}: sample {info.index} ({info.name}) is in the manifest, but {info.folder} is not "
+                    "there; copy the whole store, or write it again"
+                )
+    return store
+
+
+def _read_manifest(path: str) -> Manifest:
+    where = _join(path, MANIFEST)
+    if not is_store(path):
+        begun = not is_url(path) and os.path.isdir(path) and any(map(_is_part, os.listdir(path)))
+        if begun:
+            raise UnsupportedFormatError(
+                f"{path}: an unfinished scidata store: it has samples but no {MANIFEST}; run the same `scidata "
+                "partition` again with --resume, or --finalize after the last part"
+            )
+        if not is_url(path) and not os.path.exists(path):
+            raise FileNotFoundError(f"{path}: there is no such store")
+        raise UnsupportedFormatError(f"{path}: is no scidata store: it has no {MANIFEST}; make one: scidata partition")
+    if is_url(path):
+        text = bytes(files().read(where, 0, files().size(where)))
+    else:  # not through the cache of open files: it may hold the manifest of a store that was here before
+        with open(where, "rb") as file:
+            text = file.read()
+    try:
+        return load_manifest(text.decode(), where)
+    except UnicodeDecodeError as e:
+        raise CorruptDataError(f"{where}: is not UTF-8; it is damaged: write the store again") from e
+
+
+def _is_part(name: str) -> bool:
+    return name.startswith((".tmp-sample-", "sample-"))
+
+
+def read_sample_info(store: str, index: int) -> SampleInfo:
+    """Read what a finished sample says of itself, also before there is a manifest.
+
+    Raises
+    ------
+    CorruptDataError
+        It is damaged, or another store's.
+    """
+    folder = _join(store, folder_of(index))
+    try:
+        attributes = ZarrSource(folder).attributes
+    except SciDataError as e:
+        raise CorruptDataError(f"{folder}: is no readable sample ({e}); delete it and run again with --resume") from e
+    info = load_sample(attributes.get(ATTRIBUTE), folder)
+    if info.index != index:
+        raise CorruptDataError(f"{folder}: says that it is sample {info.index}; samples were renamed or mixed")
+    return info
+
+
+def write_manifest(store: str, samples: list[SampleInfo]) -> Manifest:
+    """Sum up finished samples and write the manifest, which makes the folder a store."""
+    manifest = make_manifest(samples, store)
+    write_text(os.path.join(store, MANIFEST), dump_json(sealed(manifest)))
+    return manifest
+
+
+def verify_sample(store: str, index: int) -> SampleInfo:
+    """Reread everything of a finished sample, also before there is a manifest, and return its description.
+
+    Raises
+    ------
+    CorruptDataError
+        The first fault.
+    """
+    files().close()  # read what is there now
+    info = read_sample_info(store, index)
+    try:
+        check_sample(ZarrSource(_join(store, info.folder)), info, store)
+    except FaultFound as e:
+        raise CorruptDataError(str(e.fault)) from e
+    return info
+
+
+def verify(path: str | os.PathLike[str], *, tick: Callable[[], None] | None = None) -> Fault | None:
+    """Reread all digests of a store and check every invariant; return the first fault, or None.
+
+    Checked: checksums and digests of all arrays; ``original_id`` is a permutation; edges are grouped by destination,
+    sorted, in range; cells have their nodes, in range, and lie with their owners; blocks hold their points; prefix
+    sums do not decrease; samples say what the manifest says.
+
+    Parameters
+    ----------
+    tick
+        Called after each sample.
+
+    Raises
+    ------
+    UnsupportedFormatError, FileNotFoundError
+        There is no finished store at ``path``.
+    """
+    name = os.fspath(path)
+    files().close()  # read what is there now, not what was replaced while open
+    try:
+        store = open_store(name)
+        _check_sums(store)
+    except CorruptDataError as e:
+        return Fault(store=name, sample=None, array=MANIFEST, row=None, message=str(e))
+    for info in store.manifest.samples:
+        try:
+            if sealed(read_sample_info(name, info.index)) != sealed(info):
+                raise CorruptDataError("the sample's own description is not the manifest's; two stores were mixed")
+            check_sample(store.source(info.index), info, name)
+        except FaultFound as e:
+            return e.fault
+        except (SciDataError, OSError) as e:
+            return Fault(store=name, sample=info.index, array=None, row=None, message=str(e))
+        store.close()
+        if tick is not None:
+            tick()
+    return None
+
+
+def _check_sums(store: Store) -> None:
+    made = dump_json(sealed(make_manifest(store.manifest.samples, store.path)))
+    if made != dump_json(sealed(store.manifest)):
+        raise CorruptDataError(f"{store.path}: the manifest's sums are not those of its samples; write the store again")

@@ -21,11 +21,11 @@ import pytest
 from scipy.spatial import Delaunay
 
 import scidata
-from scidata._store_jobs import run_jobs
-from scidata._store_output import Part, claim_output, finished_samples
 from scidata.errors import ConfigError, CorruptDataError, FieldMismatchError, SciDataError, UnknownNameError
 from scidata.partitioning import finalize, partition
 from scidata.store import MANIFEST, Store, is_store, open_store, verify
+from scidata.store.jobs import run_jobs
+from scidata.store.output import Part, claim_output, finished_samples
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"

@@ -80,7 +80,7 @@ def read_plan(
     execution.prepare(allow_missing=allow_missing)
     tasks, costs = execution.tasks()
     remote = plan.refs is not None and any(map(is_url, plan.refs.paths))
-    threads = _num_threads(executor)
+    threads = 1 if executor is None else _num_threads(executor)  # counting processors takes 40 µs
     small = len(tasks) < 2 or (not remote and int(costs.sum()) < _MIN_PARALLEL)
     if executor is None or threads < 2 or small:
         stats = ReadStats()
@@ -90,7 +90,7 @@ def read_plan(
     return _run_shared(execution, _batches(tasks, costs, threads), executor, threads)
 
 
-def _num_threads(executor: Executor | None) -> int:
+def _num_threads(executor: Executor) -> int:
     return int(getattr(executor, "_max_workers", 0) or os.cpu_count() or 1)
 
 

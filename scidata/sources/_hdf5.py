@@ -79,6 +79,7 @@ class HDF5Base:
         self._sessions: dict[int, _Session] = {}
         self._contents: _Contents | None = None
         self._indices: dict[str, ChunkIndex] = {}
+        self._contiguous: dict[str, ChunkRefs] = {}  # of arrays in one piece: asked for at each sample
 
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path, "allow_external": self.allow_external}
@@ -126,6 +127,8 @@ class HDF5Base:
         CorruptDataError
             An unfiltered chunk has not the size of its shape.
         """
+        if layout.name in self._contiguous and len(chunks) == 1 and not chunks.any():
+            return self._contiguous[layout.name]
         contents = self._read()
         storage = self._storage(layout)
         chunks = np.asarray(chunks, np.int64).reshape(len(chunks), len(layout.shape))
@@ -146,13 +149,16 @@ class HDF5Base:
         if not layout.fallback:
             check_raw_sizes(layout, nbytes[stored])
         _check_ends(layout, chunks, offset + nbytes, contents.file_size)
-        return ChunkRefs(
+        refs = ChunkRefs(
             paths=(self.path,),
             path_index=np.where(stored, 0, -1).astype(np.int64),
             offset=np.where(stored, offset, 0),
             nbytes=nbytes,
             skipped_codecs=mask if mask.any() else None,
         )
+        if not storage.chunked and len(chunks) == 1:
+            self._contiguous[layout.name] = refs
+        return refs
 
     def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
         """Read a box (positive steps) into ``out`` with h5py, whatever the filters. Thread-safe, one at a time.

@@ -141,7 +141,9 @@ def plan(
     ] = None,
     ghosts: Annotated[
         str | None,
-        typer.Option(metavar="exchange|disk", help="Partitioned store: how the ghosts' fields come; default exchange."),
+        typer.Option(
+            metavar="exchange|disk", help="Partitioned store: how ghosts' fields come; with --halo read from disk."
+        ),
     ] = None,
     bounds: Annotated[
         list[str] | None, typer.Option(metavar="[DIM=]even|chunk|0,...,N", help="Where ranks begin. Repeatable.")
@@ -163,13 +165,13 @@ def plan(
     sample_dim: Annotated[str | None, typer.Option(metavar="DIM", help="Dimension that numbers the samples.")] = None,
     weights: Annotated[
         str | None,
-        typer.Option(
-            metavar="FIELD", help="Field whose sum over a row is the row's cost; edges in partitioned stores."
-        ),
+        typer.Option(metavar="FIELD|edges", help="Field whose sum over a row is the row's cost; edges: of a store."),
     ] = None,
     dtype: Annotated[str | None, typer.Option(metavar="float32", help="Floating dtype in memory.")] = None,
     sample: Annotated[int, typer.Option(help="The sample to plan.")] = 0,
-    plot: Annotated[str | None, typer.Option(metavar="FILE.png", help="Also draw the shards over the chunks.")] = None,
+    plot: Annotated[
+        str | None, typer.Option(metavar="FILE.png", help="Also draw every rank's part and ghosts.")
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the picture if it exists.")] = False,
     every_rank: Annotated[bool, typer.Option("--all", help="List every rank, also of a large domain.")] = False,
     as_json: Json = False,

@@ -85,7 +85,7 @@ def draw_sample(store: Store, cut: SamplePart, ghosts: Sequence[IntArray], path:
     notes: list[str] = []
     drew_cells = not places.in_space and _draw_cells(axes, store, cut, places, colours, notes)
     num_rows = len(places.xy)
-    size = float(np.clip(6e4 / num_rows, 0.3, 30))
+    size = float(np.clip(1e5 / min(num_rows, MAX_POINTS), 0.5, 30))
     if not drew_cells:
         step = _step(num_rows, MAX_POINTS)
         rows = np.arange(0, num_rows, step)

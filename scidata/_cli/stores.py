@@ -58,9 +58,9 @@ def _print_report(report: PartitionedReport) -> None:
     if report.quality is not None:
         out.print()
         _print_quality(report)
-    for sample in report.samples[:_MANY_SAMPLES]:
-        print_bullets("note", [f"{sample.name}: {note}" for note in sample.notes], "yellow")
-    print_bullets("note", report.notes, "yellow")
+    notes = [f"{sample.name}: {note}" for sample in report.samples for note in sample.notes]
+    more = [f"{len(notes) - _MANY_SAMPLES} more; --json lists all"] if len(notes) > _MANY_SAMPLES else []
+    print_bullets("note", [*notes[:_MANY_SAMPLES], *more, *report.notes], "yellow")
 
 
 def _edges_text(report: PartitionedReport) -> str:
@@ -175,7 +175,7 @@ def run_plan(
     if common["weights"] is not None and common["bounds"] != "even":
         raise usage_error("--weights", "weights decide the bounds; leave out --bounds.")
     draw = _prepared_plot(plot, overwrite)
-    ghosts = options["ghosts"] or "exchange"
+    ghosts = options["ghosts"] or ("disk" if common["halo"] else "exchange")  # as open_dataset chooses
     if ghosts not in ("disk", "exchange"):
         raise usage_error("--ghosts", f"{ghosts!r} is none of disk, exchange.")
     reader = StoreReader(path, **common, ghosts=ghosts, fields=options["fields"], dtype=options["dtype"])

@@ -211,10 +211,18 @@ def test_plan_counts_are_those_of_the_edges(mesh: Path, hops: int) -> None:
     assert totals["num_cut_edges"] == sum(rank["num_cut_edges"] for rank in found["ranks"])
 
 
-@pytest.mark.parametrize("ghosts", ["exchange", "disk"])
-def test_plan_bytes_are_those_of_the_reads(mesh: Path, ghosts: str) -> None:
-    found = run_json("plan", mesh, "--domain", "4", "--halo", "1", "--fields", "u", "--ghosts", ghosts)
-    reader = StoreReader(mesh, num_parts=4, halo=1, ghosts=ghosts, fields="u")
+@pytest.mark.parametrize(
+    ("options", "halo", "ghosts"),
+    [
+        ([], 0, "exchange"),
+        (["--halo", "1"], 1, "disk"),  # the defaults of open_dataset
+        (["--halo", "1", "--ghosts", "exchange"], 1, "exchange"),
+    ],
+)
+def test_plan_bytes_are_those_of_the_reads(mesh: Path, options: list[str], halo: int, ghosts: str) -> None:
+    found = run_json("plan", mesh, "--domain", "4", "--fields", "u", *options)
+    assert found["ghosts"] == ghosts
+    reader = StoreReader(mesh, num_parts=4, halo=halo, ghosts=ghosts, fields="u")
     for rank in found["ranks"]:
         plan = reader.plan(0, rank["rank"])
         assert (rank["bytes_wanted"], rank["bytes_fetched"]) == (plan.bytes_wanted, plan.bytes_fetched)

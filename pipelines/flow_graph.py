@@ -186,11 +186,11 @@ class _Ellipse:
     """An ellipse, and the potential flow past it, by the map z = ζ + c²/ζ of the outside of a circle (Joukowski)."""
 
     def __init__(self, rng: np.random.Generator) -> None:
-        self.half_axes = np.array([rng.uniform(0.6, 0.9), rng.uniform(0.3, 0.55)])
-        self.turn = np.exp(1j * rng.uniform(-0.6, 0.6))
+        self.half_axes = np.array([rng.uniform(0.6, 0.9), rng.uniform(0.35, 0.55)])
+        self.turn = np.exp(1j * rng.uniform(-0.4, 0.4))
         self.radius = self.half_axes.sum() / 2
         self.c = np.sqrt(self.half_axes[0] ** 2 - self.half_axes[1] ** 2) / 2
-        self.inflow = rng.uniform(0.8, 1.2) * np.exp(1j * rng.uniform(-0.2, 0.2))
+        self.inflow = rng.uniform(0.8, 1.2) * np.exp(1j * rng.uniform(-0.1, 0.1))
 
     def from_circle(self, zeta: Array) -> Array:
         """Map the plane of the circle to the plane of the flow, ``(N, 2)``."""

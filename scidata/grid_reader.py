@@ -10,9 +10,7 @@ import bisect
 import hashlib
 import json
 import os
-import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +32,7 @@ from scidata.grid_choice import (
 )
 from scidata.plan import ArrayPlan, ReadPlan, chunks_needed, plan_array
 from scidata.read import ReadStats, read_plan
+from scidata.read.threads import ReaderThreads
 from scidata.series import Series, array_of, expand_paths, read_array
 from scidata.sources import open_source
 from scidata.sources.cf import decoding_of
@@ -134,10 +133,7 @@ class GridReader:
             raise ConfigError(f"{self.sample_dim!r} is the sample dimension and cannot be sharded as well")
         self._decode, self._dtype = decode, None if dtype is None else np.dtype(dtype)
         self._allow_missing = allow_missing
-        self._num_threads = num_threads
-        self._pool: ThreadPoolExecutor | None = None
-        self._pool_pid = -1
-        self._lock = threading.Lock()
+        self._threads = ReaderThreads(num_threads)
         self._sources = {source.path: source for source in self._series.sources}
         self.steps = _checked_steps(steps, self.sample_dim)
         self._isel = dict(isel or {})
@@ -369,7 +365,7 @@ class GridReader:
                     source=self._series.sources[i],
                     decoding=field.decodings[i],
                     allow_missing=self._allow_missing,
-                    executor=self._executor(),
+                    executor=self._threads.executor(),
                 )
         return stats
 
@@ -378,32 +374,10 @@ class GridReader:
         kept = iter(shape)
         return tuple(next(kept) if d in field.dims else 1 for d in field.source_dims)
 
-    def _executor(self) -> ThreadPoolExecutor | None:
-        if self._num_threads < 2:
-            return None
-        with self._lock:
-            if self._pool is None or self._pool_pid != os.getpid():  # threads do not survive a fork
-                self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="scidata-read")
-                self._pool_pid = os.getpid()
-            return self._pool
-
     def close(self) -> None:
         """End the threads and close the files; the next read starts them again."""
-        with self._lock:
-            if self._pool is not None and self._pool_pid == os.getpid():
-                self._pool.shutdown(wait=True)
-            self._pool = None
+        self._threads.close()
         self._series.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        state.update(_pool=None, _pool_pid=-1)
-        del state["_lock"]
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._lock = threading.Lock()
 
 
 def _checked_steps(steps: Sequence[int], sample_dim: str | None) -> tuple[int, ...]:

@@ -12,7 +12,6 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +22,7 @@ from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.index_map import IndexMap
 from scidata.plan import ArrayPlan, ReadPlan
 from scidata.read import ReadStats
+from scidata.read.threads import ReaderThreads
 from scidata.store import open_store
 from scidata.store.bounds import Weights, bounds_of_rows, checked_weights
 from scidata.store.halo import HopGhosts, hop_ghosts, radius_ghosts
@@ -174,9 +174,7 @@ class StoreReader:
             raise ConfigError("weights and explicit bounds exclude each other: both say where to cut")
         if isinstance(bounds, str) and bounds != "even":
             raise ConfigError(f"bounds={bounds!r}: irregular data is cut 'even', by weights, or by explicit bounds")
-        self._num_threads = num_threads
-        self._pool: ThreadPoolExecutor | None = None
-        self._pool_pid = -1
+        self._threads = ReaderThreads(num_threads)
         self._partitions: OrderedDict[int, tuple[SamplePart, dict[str, list[ArrayPlan]]]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -299,7 +297,7 @@ class StoreReader:
             if index in self._partitions:
                 self._partitions.move_to_end(index)
                 return self._partitions[index]
-        access = RowAccess(self.store, index, self._executor())
+        access = RowAccess(self.store, index, self._threads.executor())
         rows = self._bounds.get(index) if isinstance(self._bounds, Mapping) else self._bounds
         if rows is None:
             raise ConfigError(f"bounds has no entry for sample {index}; it has {sorted(self._bounds)}")
@@ -365,7 +363,7 @@ class StoreReader:
         """
         index = self._checked_index(index)
         cut, first = self._partition(index)
-        access = RowAccess(self.store, index, self._executor())
+        access = RowAccess(self.store, index, self._threads.executor())
         topology = self._topology(access, cut, self._checked_part(rank))
         plans: dict[str, tuple[ArrayPlan, ...]] = {path: tuple(found) for path, found in first.items()}
         for path, found in access.plans.items():
@@ -386,7 +384,7 @@ class StoreReader:
         """
         index = self._checked_index(index)
         cut = self._partition(index)[0]
-        access = RowAccess(self.store, index, self._executor())
+        access = RowAccess(self.store, index, self._threads.executor())
         topology = self._topology(access, cut, self._checked_part(part))
         fields = {name: self._read_field(access, name, topology) for name in self.fields}
         return LocalPart(
@@ -407,7 +405,7 @@ class StoreReader:
             raise UnknownNameError(f"{self.path}: no entity {entity!r}{near_matches(entity, self.entities)}")
         start, stop = self._partition(index)[0].owned(entity, self._checked_part(part))
         path = "csr/edge_id" if entity == "edge" else f"{entity}/original_id"
-        ids: IntArray = RowAccess(self.store, index, self._executor()).rows(path, start, stop)
+        ids: IntArray = RowAccess(self.store, index, self._threads.executor()).rows(path, start, stop)
         return ids
 
     def _plan_field(self, access: RowAccess, name: str, topology: _Topology) -> tuple[ArrayPlan, IntArray | None]:
@@ -432,26 +430,14 @@ class StoreReader:
         values[(*lead, slice(num_owned, num_owned + len(pick)))] = values[(*lead, num_owned + pick)]
         return np.ascontiguousarray(values[(*lead, slice(0, num_owned + len(pick)))])
 
-    def _executor(self) -> ThreadPoolExecutor | None:
-        if self._num_threads < 2:
-            return None
-        with self._lock:
-            if self._pool is None or self._pool_pid != os.getpid():  # threads do not survive a fork
-                self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="scidata-read")
-                self._pool_pid = os.getpid()
-            return self._pool
-
     def close(self) -> None:
         """End the threads and close the files; the next read starts them again."""
-        with self._lock:
-            if self._pool is not None and self._pool_pid == os.getpid():
-                self._pool.shutdown(wait=True)
-            self._pool = None
+        self._threads.close()
         self.store.close()
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        state.update(_pool=None, _pool_pid=-1, _partitions=OrderedDict())
+        state["_partitions"] = OrderedDict()
         del state["_lock"]
         return state
 

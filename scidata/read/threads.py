@@ -1,0 +1,36 @@
+"""The threads that read side by side, made when they are first needed."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+__all__ = ["ReaderThreads"]
+
+
+class ReaderThreads:
+    """A pool for each process, since threads do not survive a fork; pickles as the number of threads."""
+
+    def __init__(self, num_threads: int) -> None:
+        self._num_threads = num_threads
+        self._pools: dict[int, ThreadPoolExecutor] = {}
+
+    def executor(self) -> ThreadPoolExecutor | None:
+        """Return this process's pool; None where one thread, the caller's, is all."""
+        if self._num_threads < 2:
+            return None
+        pool = self._pools.get(os.getpid())
+        if pool is None:  # setdefault is atomic, and a pool that loses the race has started no thread
+            pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="scidata-read")
+            pool = self._pools.setdefault(os.getpid(), pool)
+        return pool
+
+    def close(self) -> None:
+        """End this process's threads; the next use starts them again."""
+        pool = self._pools.pop(os.getpid(), None)
+        if pool is not None:
+            pool.shutdown(wait=True)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ReaderThreads, (self._num_threads,)

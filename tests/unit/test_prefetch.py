@@ -495,15 +495,17 @@ def test_a_set_lost_in_a_hand_over_is_not_met_again() -> None:
 
 def test_a_read_that_hangs_does_not_hang_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scidata.prefetch._JOIN_SECONDS", 0.05)
-    over, closed = threading.Event(), []
+    begun, over, closed = threading.Event(), threading.Event(), []
 
     def stuck(index: int, out: dict[str, np.ndarray]) -> None:
         if index:
+            begun.set()
             over.wait(20)
 
     ring = BufferRing(SPECS, capacity=3)
     prefetcher = Prefetcher([[0], [1]], stuck, ring, on_close=lambda: closed.append(1))
     next(prefetcher)
+    assert begun.wait(20)
     prefetcher.close()
     assert len(readers()) == 1
     assert closed == []  # the read still writes to its buffer

@@ -7,10 +7,13 @@ from scidata.shard.ops import (  # noqa: F401
     indexing,
     layers,
     linalg,
+    losses,
     metadata,
     norm,
     pointwise,
+    random,
     reductions,
+    scan,
     scatter,
     shapes,
 )

@@ -1,4 +1,4 @@
-"""Layers: normalisation and softmax over dims that are not sharded, convolution of whole patches, dropout, losses."""
+"""Layers: normalisation over dims that are not sharded, convolution of whole patches."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scidata.shard.ops.align import align_parameters, finish, specs_of
-from scidata.shard.ops.pointwise import elementwise
-from scidata.shard.ops.registry import find, register_op, unsupported
+from scidata.shard.ops.registry import register_op, unsupported
 from scidata.shard.tensor import ShardTensor
 
 
@@ -40,18 +39,6 @@ def layer_norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, A
     new_rest = [align_parameters(func, x, r)[0] if t else r for r, t in zip(rest, is_tensor, strict=True)]
     named = {k: align_parameters(func, x, v)[0] if isinstance(v, Tensor) else v for k, v in rest_by_name.items()}
     return finish(func(x._local, shape, *new_rest, **named), spec)
-
-
-@register_op(*find("softmax log_softmax"), F.softmin)
-def softmax(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Softmax over a dim that is not sharded."""
-    x: ShardTensor = args[0]
-    dim = args[1] if len(args) > 1 else kwargs.get("dim")
-    if dim is None or not -x._spec.ndim <= dim < x._spec.ndim:
-        raise unsupported(func, f"dim={dim} is not a dim of the tensor", x._spec, remedy="give dim")
-    if dim % x._spec.ndim in x._spec.sharded:
-        raise unsupported(func, f"dim {dim} is sharded", x._spec)
-    return finish(func(x._local, *args[1:], **kwargs), x._spec)
 
 
 # -- convolution ---------------------------------------------------------------------------------------------------
@@ -109,54 +96,3 @@ def conv(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         sizes[axis] = tuple(size // step for size in spec.sizes_of(axis))
         shape[d] = spec.global_shape[d] // step
     return finish(result, spec.derive(shape, spec.dims, sizes))
-
-
-@register_op(F.dropout, torch.dropout, F.alpha_dropout, F.dropout1d, F.dropout2d, F.dropout3d)
-def dropout(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """The identity where nothing is dropped."""
-    given = _bind("input p training inplace", args, kwargs, p=0.5, training=True)
-    if given["p"] != 0 and given.get("train", given["training"]):
-        raise unsupported(
-            func,
-            "random numbers of one process cannot be reproduced on parts",
-            *specs_of(args),
-            remedy="use p=0, or eval()",
-        )
-    kept: Tensor = given["input"]
-    return kept
-
-
-# -- losses: elementwise, then reduced over the global count ---------------------------------------------------------
-
-
-@register_op(
-    F.mse_loss,
-    F.l1_loss,
-    F.smooth_l1_loss,
-    F.huber_loss,
-    F.soft_margin_loss,
-    F.binary_cross_entropy,
-    F.binary_cross_entropy_with_logits,
-)
-def loss(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Compare with a target of the same layout, or a plain one; mean and sum are over the whole tensor."""
-    options = dict(kwargs)
-    reduction = options.pop("reduction", "mean")
-    specs = specs_of([*args, *kwargs.values()])
-    for name in ("weight", "pos_weight", "size_average", "reduce"):
-        if options.pop(name, None) is not None:
-            raise unsupported(func, f"{name}= is not supported", *specs, remedy="multiply before you reduce")
-    operands = [*args[:2], *(options.pop(name) for name in ("input", "target") if name in options)]
-    if len(args) > 2 or len(operands) != 2:
-        raise unsupported(func, "options are taken by name only", *specs, remedy="name the options")
-    if tuple(operands[0].shape) != tuple(operands[1].shape):
-        raise unsupported(
-            func, f"input {tuple(operands[0].shape)} and target {tuple(operands[1].shape)} differ", *specs
-        )
-    if reduction not in ("none", "mean", "sum"):
-        raise ValueError(f"{reduction!r} is not a valid value for reduction")
-    each: Tensor = elementwise(func, types, tuple(operands), {**options, "reduction": "none"})
-    if reduction == "none":
-        return each
-    total: Tensor = each.mean() if reduction == "mean" else each.sum()
-    return total

@@ -63,6 +63,9 @@ class RawSample:
         ``"edge_index"``, ``"cells"``, ``"knn:8"``, ``"radius:0.1"`` or None (a cloud): where edges come from.
     fields
         By name. A name that two entities have is ``node/<name>`` and ``cell/<name>``.
+    mesh_edges
+        ``(2, num_mesh_edges)`` int64: nodes of the file's undirected edges, where ``edges`` are made of the cells and
+        fields live on the file's; else None.
     num_nodes
         Nodes or points; needs saying only where ``points`` is None.
     period
@@ -79,6 +82,7 @@ class RawSample:
     edge_index: IntArray | None = None
     edges: str | None = None
     fields: Mapping[str, RawField] = field(default_factory=dict)
+    mesh_edges: IntArray | None = None
     num_nodes: int = -1
     period: tuple[float, ...] | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
@@ -100,8 +104,9 @@ class RawSample:
         sizes = {"point" if self.kind == "points" else "node": self.num_nodes}
         if self.cells is not None:
             sizes["cell"] = self.cells.num_cells
-        if self.edge_index is not None:
-            sizes["edge"] = self.edge_index.shape[1]
+        own = self.edge_index if self.edge_index is not None else self.mesh_edges
+        if own is not None:
+            sizes["edge"] = own.shape[1]
         return sizes
 
 
@@ -142,6 +147,7 @@ class SampleHeader:
             Arrays of the topology do not fit together, or have what is not read.
         """
         geometry = self.topology.load()
+        on_mesh_edges = self.edges == "cells" and any(f.entity == "edge" for f in self.fields.values())
         return RawSample(
             name=self.name,
             kind=self.kind,
@@ -151,6 +157,7 @@ class SampleHeader:
             edge_index=geometry.edge_index if self.edges == "edge_index" else None,
             edges=self.edges,
             fields=self.fields,
+            mesh_edges=self.topology.load_mesh_edges() if on_mesh_edges else None,
             num_nodes=self.topology.sizes["point" if self.kind == "points" else "node"],
             period=self.topology.period,
             left_out=self.left_out,
@@ -228,7 +235,7 @@ class _Reading:
         every |= set(topology.source.arrays if topology.fields is None else topology.fields)
         combined = short_names({**found[0][1], **combine_fields(found[1:])}, every)
         edges = self._edges(topology)
-        if edges not in (None, "edge_index"):
+        if edges not in (None, "edge_index") and not (edges == "cells" and topology.mesh_edges):
             reason = f"lives on the file's edges, but edges are made ({edges})"
             left_out |= {n: reason for n, f in combined.items() if f.entity == "edge"}
             combined = {n: f for n, f in combined.items() if f.entity != "edge"}
@@ -305,7 +312,7 @@ class _Reading:
     def _edges(self, topology: Topology) -> str | None:
         """Return where the sample's edges come from."""
         asked = self.options.edges
-        given = "edge" in topology.sizes or isinstance(topology, graph.GraphTopology)
+        given = ("edge" in topology.sizes and not topology.mesh_edges) or isinstance(topology, graph.GraphTopology)
         if asked == "edge_index" and not given:
             raise UnknownNameError(f"{topology.source.path}: edges='edge_index', but the file has no edges of its own")
         if asked is not None and asked != "edge_index":

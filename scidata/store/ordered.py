@@ -13,6 +13,7 @@ from scidata.partition.cells import cell_owner, edges_of_cells
 from scidata.partition.checks import Repaired
 from scidata.partition.graph import CSR, csr_from_edges
 from scidata.partition.hilbert import order_hilbert
+from scidata.partition.mesh_edges import AlongMesh, along_mesh_edges
 from scidata.partition.neighbours import knn_edges, radius_edges
 from scidata.partition.rcb import order_rcb
 from scidata.store.arrays import stored_dtype
@@ -73,12 +74,19 @@ def order_sample(
     new_ids = np.empty(len(order), np.int64)
     new_ids[order] = np.arange(len(order), dtype=np.int64)
     edges = None if edge_index is None else _ordered_edges(edge_index, new_ids)
+    along = _along_mesh(raw, edge_index, repaired)
+    signs: tuple[FieldData, ...] = ()
+    if along is not None and edges is not None:
+        signs = (_orientation(along.orientation[edges.edge_id]),)
+        edges = replace(edges, edge_id=along.rows[edges.edge_id])
+        if along.num_unused:
+            made.append(f"{along.num_unused} edges of the mesh belong to no cell: their values are left out")
     cells = None if sound.cells is None else _ordered_cells(sound.cells, new_ids)
     if repaired is not None:  # from here on rows are the source's
         order = _source_rows(order, repaired.kept_nodes)
         if cells is not None:
             cells = replace(cells, original_id=_source_rows(cells.original_id, repaired.kept_cells))
-        if edges is not None:
+        if edges is not None and along is None:
             edges = replace(edges, edge_id=_source_rows(edges.edge_id, repaired.kept_edges))
     return OrderedSample(
         index=index,
@@ -94,7 +102,7 @@ def order_sample(
         cells=cells,
         edges=edges,
         source_counts=raw.sizes,
-        fields=tuple(_field_data(raw, name, field) for name, field in raw.fields.items()),
+        fields=(*(_field_data(raw, name, field) for name, field in raw.fields.items()), *signs),
         recipe=recipe,
         settings=settings,
         notes=(*notes, *made, *found),
@@ -173,6 +181,30 @@ def _ordered_edges(edge_index: IntArray, new_ids: IntArray) -> OrderedEdges:
     return OrderedEdges(indptr=csr.indptr, src=csr.src, edge_id=csr.edge_id)
 
 
+def _along_mesh(raw: RawSample, edge_index: IntArray | None, repaired: Repaired | None) -> AlongMesh | None:
+    """Find the mesh edge of each edge that was made of the cells, where fields live on mesh edges."""
+    if raw.mesh_edges is None or edge_index is None:
+        return None
+    kept = None if repaired is None else repaired.kept_nodes
+    pairs = edge_index if kept is None else kept[edge_index]
+    return along_mesh_edges(pairs, raw.mesh_edges, raw.num_nodes, f"sample {raw.name}")
+
+
+def _orientation(signs: npt.NDArray[np.int8]) -> FieldData:
+    """Describe the field that says which way each directed edge runs along its mesh edge."""
+    about = "1 where source to destination is the mesh edge's first node to its second, else -1"
+    info = FieldInfo(
+        name="orientation",
+        entity="edge",
+        dtype=stored_dtype(signs.dtype).str,
+        dims=("edge",),
+        entity_dim=0,
+        attributes={"long_name": about},
+    )
+    rows = np.arange(len(signs), dtype=np.int64)
+    return FieldData(info=info, shape=signs.shape, read=lambda box: signs[box], rows=rows)
+
+
 def _ordered_cells(cells: Cells, new_ids: IntArray) -> OrderedCells:
     """Number the nodes of the cells anew, and sort the cells by the lowest of them."""
     nodes = new_ids[cells.connectivity]
@@ -225,7 +257,7 @@ def _weights_of(
 def _field_data(raw: RawSample, name: str, field: RawField) -> FieldData:
     sizes = raw.sizes
     expected = sizes.get(field.entity)
-    made = field.entity == "edge" and raw.edges not in (None, "edge_index")
+    made = field.entity == "edge" and raw.edges not in (None, "edge_index") and raw.mesh_edges is None
     if expected is None or made:
         why = f"the edges are made ({raw.edges})" if made else f"the sample has none of these, but {', '.join(sizes)}"
         raise FieldMismatchError(

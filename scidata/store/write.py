@@ -7,7 +7,8 @@ Layout of a sample, a Zarr v3 group (``node`` is ``point`` for point clouds)::
     csr/indptr (N + 1,), csr/src (E,), csr/edge_id (E,), edge/<field>
     blocks/bbox (B, 2, ndim), blocks/weight_prefix (B + 1,)
 
-Rows are in the store's order and ids in its numbering; ``original_id`` and ``edge_id`` are the source's rows. Cells
+Rows are in the store's order and ids in its numbering; ``original_id`` and ``edge_id`` are the source's rows: those of
+mesh edges, twice each, where fields on them came along (``edge/orientation`` is then the way of each). Cells
 are sorted by their owner, the lowest-numbered of their nodes: node ``i`` owns cells
 ``[cell/indptr[i], cell/indptr[i + 1])``.
 """
@@ -67,11 +68,14 @@ class FieldData:
         In the source: ``shape[info.entity_dim]`` are its rows there.
     read
         Reads a box of the source: one slice with step 1 per dimension.
+    rows
+        The source's row of each stored row; None: that of the entity's rows.
     """
 
     info: FieldInfo
     shape: tuple[int, ...]
     read: Callable[[tuple[slice, ...]], npt.NDArray[Any]]
+    rows: IntArray | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,11 +147,14 @@ class OrderedSample:
             total += 8 * len(self.edges.indptr) + 12 * len(self.edges.src)
         for data in self.fields:
             row = math.prod(data.shape) // max(1, data.shape[data.info.entity_dim]) * np.dtype(data.info.dtype).itemsize
-            total += row * len(self.rows(data.info.entity))
+            total += row * len(self.rows_of(data))
         return total
 
-    def rows(self, entity: str) -> IntArray:
-        """Return the source's row of each stored row of an entity."""
+    def rows_of(self, data: FieldData) -> IntArray:
+        """Return the source's row of each stored row of a field."""
+        if data.rows is not None:
+            return data.rows
+        entity = data.info.entity
         if entity == self.entity:
             return self.order
         if entity == "cell" and self.cells is not None:
@@ -345,7 +352,7 @@ class _SampleWriter:
         self._put("csr/edge_id", edges.edge_id, ("edge",), lists=True)
 
     def _write_field(self, data: FieldData) -> None:
-        info, order = data.info, self._sample.rows(data.info.entity)
+        info, order = data.info, self._sample.rows_of(data)
         dim, dtype = info.entity_dim, np.dtype(info.dtype)
         shape = (*data.shape[:dim], len(order), *data.shape[dim + 1 :])
         statistics = None

@@ -91,7 +91,10 @@ def _named_entity(topology: Topology, dim: str) -> str | None:
 
 def _absent(entity: str) -> str:
     if entity == "edge":
-        return "lives on edges of the mesh; edges='edge_index' takes the file's own edges and keeps it"
+        return (
+            "lives on edges, but those of the store are made of the cells, and the file does not say which is which; "
+            "edges='edge_index' takes the file's own, where it has them"
+        )
     return f"lives on {entity}s, which the topology has none of"
 
 

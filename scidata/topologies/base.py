@@ -322,6 +322,9 @@ class Topology:
         A field's rows are its first dimension, unless its dimensions are named.
     left_out
         What the adapter passes over, and why.
+    mesh_edges
+        True where ``sizes["edge"]`` counts the undirected edges of a mesh, which :meth:`load_mesh_edges` reads: fields
+        on them follow to the directed edges that are made of the cells.
     """
 
     source: Source
@@ -336,10 +339,15 @@ class Topology:
     fields: Mapping[str, RawField] | None = None
     leading_only: bool = False
     left_out: Mapping[str, str] = field(default_factory=dict)
+    mesh_edges: bool = False
     options: Options = field(default_factory=Options)
 
     def load(self) -> Geometry:
         """Read points, cells and edges."""
+        raise NotImplementedError
+
+    def load_mesh_edges(self) -> IntArray:
+        """Read the undirected edges of a mesh: ``(2, num_mesh_edges)`` int64, 0-based; -1 where a node is missing."""
         raise NotImplementedError
 
 

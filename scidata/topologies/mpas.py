@@ -1,7 +1,10 @@
 """MPAS meshes: Voronoi cells over vertices, 1-based and padded with zeros (or anything, behind ``nEdgesOnCell``).
 
-The MPAS mesh specification (version 1.0) gives the names. MPAS cells are the cells, its vertices the nodes, its edges
-the edges that ``edges="edge_index"`` takes. Positions are longitude and latitude in degrees on a sphere, else x and y.
+The MPAS mesh specification (version 1.0) gives the names. MPAS cells are the cells, its vertices the nodes. Fields on
+its edges follow to both directions of the edge between two vertices; what is signed (``normalVelocity``) times the
+field ``orientation`` is then the flow to the right of the way from source to destination. ``edges="edge_index"`` takes
+each edge once, from its first vertex to its second. Positions are longitude and latitude in degrees on a sphere, else
+x and y.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import numpy as np
 from scidata.errors import FieldMismatchError, UnknownNameError
 from scidata.topologies._arrays import as_indices, cells_of_rows
 from scidata.topologies.base import Geometry, Options, Topology, read_values
-from scidata.types import Source
+from scidata.types import IntArray, Source
 
 __all__ = ["MPASTopology", "detect", "open_topology"]
 
@@ -55,11 +58,13 @@ class MPASTopology(Topology):
             )
         padding = np.arange(rows.shape[1]) >= sizes[:, None]
         cells = cells_of_rows(rows, padding=padding, start_index=1)
-        edges = None
-        if "edge" in self.sizes:
-            pairs = read_values(self.source, "verticesOnEdge", self.options, decode=False)
-            edges = np.ascontiguousarray(as_indices(pairs, f"{path}: field 'verticesOnEdge'").T) - 1
+        edges = self.load_mesh_edges() if "edge" in self.sizes and not self.mesh_edges else None
         return Geometry(points=np.stack(columns, axis=1), cells=cells, edge_index=edges)
+
+    def load_mesh_edges(self) -> IntArray:
+        """Read ``verticesOnEdge``, 0-based."""
+        pairs = read_values(self.source, "verticesOnEdge", self.options, decode=False)
+        return np.ascontiguousarray(as_indices(pairs, f"{self.source.path}: field 'verticesOnEdge'").T) - 1
 
     def _column(self, name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
         return read_values(self.source, name, self.options).astype(np.float64)
@@ -82,7 +87,8 @@ def open_topology(source: Source, options: Options) -> MPASTopology:
             raise UnknownNameError(f"{source.path}: an MPAS mesh {where} has an array {name!r}, which is not there")
     arrays = source.arrays
     sizes = {"node": arrays[needed[0]].shape[0], "cell": arrays["verticesOnCell"].shape[0]}
-    if own_edges:
+    has_edges = "verticesOnEdge" in arrays and arrays["verticesOnEdge"].shape[1:] == (2,)
+    if has_edges:
         sizes["edge"] = arrays["verticesOnEdge"].shape[0]
     return MPASTopology(
         source=source,
@@ -97,6 +103,7 @@ def open_topology(source: Source, options: Options) -> MPASTopology:
         },
         not_fields=frozenset(name for name in arrays if _STRUCTURE.fullmatch(name)),
         period=_period(source, on_sphere=on_sphere),
+        mesh_edges=has_edges and not own_edges,
     )
 
 

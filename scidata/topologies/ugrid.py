@@ -1,8 +1,10 @@
 """UGRID: unstructured meshes in NetCDF (and in HDF5 or Zarr with the same names).
 
 http://ugrid-conventions.github.io/ugrid-conventions (version 1.0). A mesh variable (``cf_role = "mesh_topology"``)
-names the arrays. Faces of a 2-D mesh and volumes of a 3-D mesh are the cells; a 1-D mesh is a graph. Where there is no
-mesh variable, the array whose own ``cf_role`` is ``face_node_connectivity`` describes the mesh.
+names the arrays. Faces of a 2-D mesh and volumes of a 3-D mesh are the cells; a 1-D mesh is a graph. Fields on edges
+follow ``edge_node_connectivity`` to both directions of an edge, with a field ``orientation`` that says which is the
+file's; ``edges="edge_index"`` takes each of the file's edges once, in its direction. Where there is no mesh variable,
+the array whose own ``cf_role`` is ``face_node_connectivity`` describes the mesh.
 """
 
 from __future__ import annotations
@@ -87,8 +89,13 @@ class UGridTopology(Topology):
         points = read_columns(self.source, layouts, self.options, on_sphere=self.on_sphere)
         if self.dimension == 1:
             return Geometry(points=points, edge_index=self._edges(self.connectivity, self.rows_first))
-        edges = None if self.edges is None else self._edges(self.edges, self.edge_rows_first)
+        edges = None if self.edges is None or self.mesh_edges else self.load_mesh_edges()
         return Geometry(points=points, cells=self._cells(len(points)), edge_index=edges)
+
+    def load_mesh_edges(self) -> IntArray:
+        """Read ``edge_node_connectivity``, 0-based."""
+        assert self.edges is not None
+        return self._edges(self.edges, self.edge_rows_first)
 
     def _rows(self, name: str, rows_first: bool, num_nodes: int) -> tuple[IntArray, npt.NDArray[np.bool_], int]:
         """Read a connectivity as ``(rows, most)`` int64, with its padding and start index."""
@@ -242,7 +249,7 @@ def _describe(source: Source, options: Options, mesh: str, attributes: Mapping[s
     layouts, on_sphere = coordinate_columns([source.arrays[name] for name in coordinates])
     rows_first = _rows_first(layout, attributes.get(f"{what}_dimension"))
     own_edges = dimension > 1 and options.edges == "edge_index"
-    edges = _named(source, mesh, attributes, "edge_node_connectivity") if own_edges else None
+    edges = _edge_connectivity(source, mesh, attributes, wanted=own_edges) if dimension > 1 else None
     edge_rows = True if edges is None else _rows_first(source.arrays[edges], attributes.get("edge_dimension"))
     entity_of_dim = _entity_dims(source, attributes, dimension)
     sizes = {"node": layouts[0].shape[0]}
@@ -271,7 +278,20 @@ def _describe(source: Source, options: Options, mesh: str, attributes: Mapping[s
         edges=edges,
         edge_rows_first=edge_rows,
         shapes=shapes if dimension == 3 else None,
+        mesh_edges=edges is not None and not own_edges,
     )
+
+
+def _edge_connectivity(source: Source, mesh: str, attributes: Mapping[str, Any], *, wanted: bool) -> str | None:
+    """Return the array of the mesh's edges; None where there is none and the user does not ask for it."""
+    try:
+        name = _named(source, mesh, attributes, "edge_node_connectivity")
+    except UnknownNameError:
+        if wanted:
+            raise
+        return None
+    layout = source.arrays[name]
+    return name if wanted or (len(layout.shape) == 2 and 2 in layout.shape) else None
 
 
 def _named(source: Source, mesh: str, attributes: Mapping[str, Any], key: str) -> str:

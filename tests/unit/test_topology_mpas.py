@@ -69,7 +69,7 @@ def test_the_real_mesh():
         nc.set_auto_maskandscale(False)
         arrays = {name: nc[name][...] for name in nc.variables}
     sample = read_samples(str(FILE))[0]
-    assert sample.sizes == {"node": 320, "cell": 162}
+    assert sample.sizes == {"node": 320, "cell": 162, "edge": 480}
     assert sample.on_sphere
     expected = np.degrees(np.stack([arrays["lonVertex"], arrays["latVertex"]], axis=1))
     assert np.array_equal(sample.points, expected)
@@ -81,7 +81,7 @@ def test_the_real_mesh():
     # each vertex lies on three cells of a closed sphere
     assert np.array_equal(np.bincount(sample.cells.connectivity), np.full(320, 3))
     assert "latCell" not in sample.fields
-    assert "edge_index" in sample.left_out["dcEdge"]
+    assert (sample.fields["dcEdge"].entity, sample.mesh_edges.shape) == ("edge", (2, 480))
     assert sample.fields["areaCell"].entity == "cell"
     kite = sample.fields["kiteAreasOnVertex"]
     assert (kite.entity, kite.dtype) == ("node", np.dtype("f8"))

@@ -319,7 +319,8 @@ def test_edges_of_the_file_when_asked_for(tmp_path):
     path, pairs = write_network(tmp_path / "m.nc")
     without = read_samples(path)[0]
     assert without.edge_index is None
-    assert "edge_index" in without.left_out["flux"]
+    assert np.array_equal(without.mesh_edges, pairs.T)
+    assert (without.edges, without.fields["flux"].entity) == ("cells", "edge")
     sample = read_samples(path, edges="edge_index")[0]
     assert np.array_equal(sample.edge_index, pairs.T)
     assert (sample.edges, sample.kind, sample.sizes["edge"]) == ("edge_index", "mesh", 4)

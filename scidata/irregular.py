@@ -15,10 +15,11 @@ from torch.utils.data import Dataset, get_worker_info
 from scidata.device_mesh import domain_mesh
 from scidata.errors import ConfigError
 from scidata.irregular_sample import Cells, IrregularSample, Place, Topology, shard_rows
+from scidata.local_part import LocalPart
 from scidata.plan import ReadPlan
 from scidata.sample import Sample
 from scidata.store.manifest import Statistics
-from scidata.store_reader import LocalPart, StoreReader
+from scidata.store_reader import StoreReader
 
 __all__ = ["IrregularDataset"]
 
@@ -28,7 +29,7 @@ class IrregularDataset(Dataset[Sample]):
 
     Indexing never communicates, although all ranks of a domain are meant to index alike. Sizes differ from sample to
     sample. Pickles as path and options and reopens its files lazily. In a worker process, which has no process group,
-    a sample is a :class:`~scidata.store_reader.LocalPart`, that :meth:`assemble` wraps in the parent.
+    a sample is a :class:`~scidata.local_part.LocalPart`, that :meth:`assemble` wraps in the parent.
 
     Attributes
     ----------

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.errors import ConfigError
+from scidata.local_part import SamplePart
 from scidata.plot import LEGEND_RANKS, colours_of, load_matplotlib
 from scidata.store import Store
-from scidata.store_reader import SamplePart
 from scidata.types import IntArray
 
 __all__ = ["draw_sample"]

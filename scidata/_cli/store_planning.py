@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from scidata.store_reader import SamplePart, StoreReader
+from scidata.local_part import SamplePart
+from scidata.store_reader import StoreReader
 from scidata.types import IntArray
 
 __all__ = ["StorePlan", "describe_store", "plan_store"]

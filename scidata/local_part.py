@@ -1,0 +1,79 @@
+"""How one sample of irregular data is cut, and what one rank read of it. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.index_map import IndexMap
+from scidata.read import ReadStats
+from scidata.types import IntArray
+
+__all__ = ["LocalCells", "LocalPart", "SamplePart"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SamplePart:
+    """How one sample is cut.
+
+    Attributes
+    ----------
+    entity
+        ``"node"``, or ``"point"`` for clouds: whose bounds decide the others.
+    bounds
+        ``(num_parts + 1,)`` int64 for each entity. Edges go with the node that they end at, cells with the
+        lowest-numbered of their nodes.
+    """
+
+    index: int
+    entity: str
+    bounds: Mapping[str, IntArray]
+
+    @property
+    def num_parts(self) -> int:
+        """Number of parts."""
+        return len(self.bounds[self.entity]) - 1
+
+    def owned(self, entity: str, part: int) -> tuple[int, int]:
+        """Return the first row that a part owns, and the one after the last."""
+        return int(self.bounds[entity][part]), int(self.bounds[entity][part + 1])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LocalCells:
+    """The cells that a part owns, in local numbering of its nodes: ``connectivity[offsets[i]:offsets[i + 1]]``."""
+
+    offsets: IntArray
+    connectivity: IntArray
+    types: npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LocalPart:
+    """What one rank read of one sample. Pickles.
+
+    Attributes
+    ----------
+    index_maps
+        By entity. Those of nodes and points have the ghosts; that of edges has the edges that end at ghosts less than
+        ``halo`` hops away, where ``halo`` is 2 or more.
+    fields
+        By name: owned rows along the field's entity dim, then the ghosts' where they are read from disk.
+    edge_index
+        ``(2, num_owned_edges)`` int64 in local numbering, by destination; every destination is owned.
+    far_edge_index
+        ``(2, num_ghost_edges)``: those that end at ghosts.
+    """
+
+    index: int
+    part: SamplePart
+    index_maps: Mapping[str, IndexMap]
+    fields: Mapping[str, npt.NDArray[Any]]
+    edge_index: IntArray | None
+    far_edge_index: IntArray | None
+    cells: LocalCells | None
+    stats: ReadStats = field(default_factory=ReadStats)

@@ -2,47 +2,27 @@
 
 from __future__ import annotations
 
-import errno
 import functools
-import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from scidata._files import files, is_url
-from scidata.errors import ConfigError, CorruptDataError, near_matches
-from scidata.partition.checks import REMEDIES, Finding, Repaired, check_sample, repair
+from scidata.errors import ConfigError, CorruptDataError
+from scidata.partition_sample import KEEPABLE, PlannedSample, Task, plan_sample, process_sample
 from scidata.series import expand_paths
 from scidata.store import MANIFEST, output, read_sample_info, verify_sample, write_manifest
+from scidata.store.inputs import difference
 from scidata.store.jobs import run_jobs
-from scidata.store.manifest import SCHEMA_VERSION, Manifest, SampleInfo
-from scidata.store.ordered import ORDERS, OrderOptions, order_sample
+from scidata.store.manifest import Manifest, SampleInfo
+from scidata.store.ordered import OrderOptions
 from scidata.store.output import Part
-from scidata.store.write import MAX_FIELD_BYTES, write_sample
-from scidata.topology import RawSample, RawSamples, SampleHeader, parse_edges, read_samples
+from scidata.store.write import MAX_FIELD_BYTES
 
 __all__ = ["KEEPABLE", "PartitionReport", "PlannedSample", "finalize", "partition"]
 
-#: Findings that spoil nothing: they may also be kept as they are.
-KEEPABLE = ("crowded_faces", "duplicate_edges", "self_loops")
-
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlannedSample:
-    """What a dry run says of a sample: rows of each entity (None: known only once edges are made) and bytes."""
-
-    index: int
-    name: str
-    kind: str
-    counts: dict[str, int | None]
-    nbytes: int
-    fields: dict[str, str]
-    left_out: dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,79 +52,6 @@ class PartitionReport:
     nbytes: int = 0
     notes: dict[str, tuple[str, ...]] = field(default_factory=dict)
     planned: tuple[PlannedSample, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Task:
-    """Everything that decides what the store will hold; pickles, so that every process does the same."""
-
-    inputs: tuple[str, ...]
-    kind: str | None
-    mesh: str | None
-    points: tuple[str, ...] | None
-    edges: str | None
-    fields: tuple[str, ...] | None
-    topology: str | None
-    order: OrderOptions
-    repair: tuple[str, ...]
-    keep: tuple[str, ...]
-    allow_missing: bool
-    allow_external: bool
-    max_field_bytes: int
-
-    def __post_init__(self) -> None:
-        if self.order.order not in ORDERS:
-            hint = near_matches(self.order.order, ORDERS)
-            raise ConfigError(f"order must be one of {', '.join(ORDERS)}, not {self.order.order!r}{hint}")
-        for kind in self.repair:
-            if kind != "all" and kind not in REMEDIES:
-                raise ConfigError(f"{kind!r} is no repair{near_matches(kind, [*REMEDIES, 'all'])}")
-        for kind in self.keep:
-            if kind not in KEEPABLE:
-                raise ConfigError(f"{kind!r} cannot be kept; what can: {', '.join(KEEPABLE)}")
-
-    @functools.cached_property
-    def samples(self) -> RawSamples:
-        """The raw samples; metadata is read when they are asked."""
-        return read_samples(
-            self.inputs,
-            kind=self.kind,
-            mesh=self.mesh,
-            points=self.points,
-            edges=self.edges,
-            fields=self.fields,
-            topology=self.topology,
-            allow_missing=self.allow_missing,
-            allow_external=self.allow_external,
-        )
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The options that the manifest records."""
-        return {
-            "order": self.order.order,
-            "weights": self.order.weights,
-            "kind": self.kind,
-            "points": self.points,
-            "edges": self.edges,
-            "fields": self.fields,
-            "topology": self.topology,
-            "repair": self.repair,
-            "keep": self.keep,
-        }
-
-    @functools.cached_property
-    def recipe(self) -> str:
-        """Digest of options and inputs, by name and size: what resumed and partial runs must agree in."""
-        sources = [
-            (os.path.basename(p.rstrip("/")), _size(p)) for p in (*self.inputs, *([self.mesh] if self.mesh else []))
-        ]
-        data = [SCHEMA_VERSION, self.settings, self.allow_missing, sources]
-        return hashlib.blake2b(json.dumps(data).encode(), digest_size=8).hexdigest()
-
-
-def _size(path: str) -> int | None:
-    return os.path.getsize(path) if not is_url(path) and os.path.isfile(path) else None
 
 
 def partition(
@@ -199,8 +106,8 @@ def partition(
     overwrite
         Remove the store that is there.
     resume
-        Keep its samples that are whole, by their digests, and write the others. The inputs must be the same; their
-        names and sizes are compared, not their content.
+        Keep its samples that are whole, by their digests, and write the others. The inputs of those that are kept
+        must be the same in name and content (not in time or folder): they are read again, as the samples are.
     max_field_bytes
         Largest field that is held in memory; a larger one goes through a scratch file in ``out``.
     tick
@@ -213,13 +120,14 @@ def partition(
     Raises
     ------
     ConfigError
-        The output exists, another run is writing it, or an argument or a sample that does not allow what was asked.
+        The output exists, another run is writing it, an input of a sample that is kept has changed, or an argument or
+        a sample that does not allow what was asked.
     CorruptDataError
         A sample with faults that are not to be repaired; they are listed.
     OSError
         The disk is full: the samples before are kept for ``resume``; the store does not open.
     """
-    task = _Task(
+    task = Task(
         inputs=expand_paths(inputs),
         kind=kind,
         mesh=None if mesh is None else os.fspath(mesh),
@@ -245,7 +153,7 @@ def partition(
     first, step = (0, 1) if chosen is None else (chosen.index, chosen.num_parts)
     indices = range(first, len(task.samples), step)
     if dry_run:
-        planned = tuple(_planned(index, task.samples.header(index)) for index in indices)
+        planned = tuple(plan_sample(index, task.samples.header(index)) for index in indices)
         nbytes = sum(sample.nbytes for sample in planned)
         return PartitionReport(out=target, num_samples=len(task.samples), planned=planned, nbytes=nbytes)
     return _run(
@@ -267,7 +175,7 @@ def _names(names: str | Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 def _run(
-    task: _Task,
+    task: Task,
     out: str,
     indices: range,
     *,
@@ -294,7 +202,7 @@ def _run(
         if todo and manifest:
             output.remove_samples(out, ())
         try:
-            run_jobs(functools.partial(_process, task, out), todo, num_jobs=jobs, tick=tick)
+            run_jobs(functools.partial(process_sample, task, out), todo, num_jobs=jobs, tick=tick)
         except BaseException:
             output.remove_temporaries(out, todo)
             raise
@@ -303,7 +211,7 @@ def _run(
     return _report(out, len(task.samples), infos, written=todo, kept=kept, finished=finished)
 
 
-def _whole_samples(task: _Task, out: str, there: Iterable[int]) -> list[int]:
+def _whole_samples(task: Task, out: str, there: Iterable[int]) -> list[int]:
     """Return the samples of an earlier run that need not be written again; remove damaged ones.
 
     Raises
@@ -314,27 +222,43 @@ def _whole_samples(task: _Task, out: str, there: Iterable[int]) -> list[int]:
     whole = []
     for index in there:
         try:
-            info = verify_sample(out, index)
+            _check_origin(task, out, read_sample_info(out, index))
+            verify_sample(out, index)
         except CorruptDataError:
             output.remove_samples(out, [index])
-            continue
-        if info.recipe != task.recipe or info.num_samples != len(task.samples):
-            raise ConfigError(
-                f"{out}: sample {index} ({info.name}) was made from other inputs or with other options "
-                f"({_difference(info, task)}); resume with the same ones, or --overwrite"
-            )
-        whole.append(index)
+        else:
+            whole.append(index)
     return whole
 
 
-def _difference(info: SampleInfo, task: _Task) -> str:
+def _check_origin(task: Task, out: str, info: SampleInfo) -> None:
+    """Refuse a sample that this run would not have made: cheap comparisons first, then what is in the inputs."""
+    where = f"{out}: sample {info.index} ({info.name})"
+    if info.recipe != task.recipe or info.num_samples != len(task.samples):
+        raise ConfigError(
+            f"{where} was made from other inputs or with other options ({_difference(info, task)}); resume with the "
+            "same ones, or --overwrite"
+        )
+    for path, recorded in zip(task.samples.inputs(info.index), info.inputs, strict=False):
+        if (how := difference(path, recorded)) is not None:
+            raise ConfigError(
+                f"{where} was made from another {path}: {how}; resume with the file as it was, or --overwrite to make "
+                "all samples anew"
+            )
+
+
+def _difference(info: SampleInfo, task: Task) -> str:
     now = json.loads(json.dumps(task.settings))
     for name, value in info.settings.items():
         if now.get(name) != value:
             return f"{name} was {value!r}, now {now.get(name)!r}"
     if info.num_samples != len(task.samples):
         return f"there were {info.num_samples} samples, now {len(task.samples)}"
-    return "names or sizes of the input files differ"
+    before = [found.name for found in info.inputs]
+    names = [os.path.basename(path.rstrip("/")) for path in task.samples.inputs(info.index)]
+    if before != names:
+        return f"its input was {', '.join(before)}, now {', '.join(names)}"
+    return "names of other inputs, or their order, differ"
 
 
 def _finish(out: str, infos: list[SampleInfo]) -> Manifest:
@@ -388,97 +312,3 @@ def finalize(out: str | os.PathLike[str]) -> PartitionReport:
         output.remove_temporaries(target, None)
         _finish(target, infos)
     return _report(target, expected, infos, written=[], kept=there, finished=True)
-
-
-def _process(task: _Task, out: str, index: int, tick: Callable[[float], None]) -> None:
-    """Read, check, order and write one sample."""
-    raw = task.samples[index]
-    repaired, notes = _sound(raw, task)
-    sample = order_sample(
-        raw,
-        task.order,
-        index=index,
-        num_samples=len(task.samples),
-        recipe=task.recipe,
-        settings=task.settings,
-        repaired=repaired,
-        notes=notes,
-    )
-    free = shutil.disk_usage(out).free
-    if sample.nbytes > free:
-        raise OSError(
-            errno.ENOSPC,
-            f"sample {index} ({raw.name}) takes {sample.nbytes} bytes, and {free} are free; free some space and run "
-            "again with --resume, or write to another disk",
-            out,
-        )
-    write_sample(out, sample, max_field_bytes=task.max_field_bytes, tick=tick)
-
-
-def _sound(raw: RawSample, task: _Task) -> tuple[Repaired | None, tuple[str, ...]]:
-    """Check a sample; return its arrays after the repairs that were allowed, and what they were.
-
-    Raises
-    ------
-    CorruptDataError
-        Faults that may be neither repaired nor kept.
-    """
-    every = check_sample(raw, num_nodes=raw.num_nodes)
-    findings = [f for f in every if f.kind not in task.keep]
-    if not findings:
-        return None, ()
-    if kept := [f.kind for f in every if f.kind in task.keep and f.kind != "crowded_faces"]:
-        raise ConfigError(
-            f"sample {raw.name}: {kept[0]} are to be kept, but {findings[0].message}; a repair would drop them too: "
-            "repair both, or mend the source"
-        )
-    allowed = [f for f in findings if f.repairable and ("all" in task.repair or f.kind in task.repair)]
-    refused = [f for f in findings if f not in allowed]
-    if refused:
-        raise CorruptDataError(f"sample {raw.name}: " + "; ".join(f.message + _ways_out(f) for f in refused))
-    kinds = [f.kind for f in findings]
-    return repair(raw, findings, kinds, num_nodes=raw.num_nodes), tuple(_repaired(f) for f in findings)
-
-
-def _ways_out(finding: Finding) -> str:
-    return f", or keep {finding.kind!r}" if finding.kind in KEEPABLE else ""
-
-
-def _repaired(finding: Finding) -> str:
-    return f"repaired {finding.kind}: {finding.count}, of rows {list(finding.first_rows)} on; {REMEDIES[finding.kind]}"
-
-
-def _planned(index: int, header: SampleHeader) -> PlannedSample:
-    """Describe a sample from metadata alone."""
-    sizes = header.topology.sizes
-    entity = "point" if header.kind == "points" else "node"
-    counts: dict[str, int | None] = {entity: sizes[entity]}
-    if "cell" in sizes:
-        counts["cell"] = sizes["cell"]
-    if header.edges is not None:
-        counts["edge"] = _num_edges(header, sizes[entity])
-    nbytes = sum(_nbytes(f.shape, f.dtype.itemsize) for f in header.fields.values())
-    nbytes += counts[entity] * 8 + (counts.get("cell") or 0) * 17 + (counts.get("edge") or 0) * 12  # type: ignore[operator]
-    return PlannedSample(
-        index=index,
-        name=header.name,
-        kind=header.kind,
-        counts=counts,
-        nbytes=nbytes,
-        fields={name: f"{f.dtype} {f.shape} on {f.entity}" for name, f in header.fields.items()},
-        left_out=dict(header.left_out),
-    )
-
-
-def _nbytes(shape: tuple[int, ...], itemsize: int) -> int:
-    total = itemsize
-    for size in shape:
-        total *= size
-    return total
-
-
-def _num_edges(header: SampleHeader, num_nodes: int) -> int | None:
-    rule, number = parse_edges(str(header.edges))
-    if rule == "edge_index":
-        return header.topology.sizes.get("edge")
-    return num_nodes * min(int(number), num_nodes - 1) if rule == "knn" else None

@@ -189,6 +189,11 @@ class RawSamples(Sequence[RawSample]):
             return RawSamples(self.names[index], self._paths[index], self._reading)
         return self.header(index).read()
 
+    def inputs(self, index: int) -> tuple[str, ...]:
+        """Return the files that a sample is read from; nothing is opened."""
+        mesh, paths = self._reading.mesh, self._paths[index]
+        return paths if mesh is None or mesh in paths else (mesh, *paths)
+
     def header(self, index: int) -> SampleHeader:
         """Describe a sample: sizes, fields, dtypes, without reading values.
 

@@ -1,4 +1,4 @@
-"""Which edge of the mesh each directed edge runs along: values on mesh edges (MPAS, UGRID) follow to both directions."""
+"""Which edge of the mesh each directed edge runs along: values on mesh edges follow to both directions."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "ArrayInfo",
     "FieldInfo",
+    "InputInfo",
     "Manifest",
     "Number",
     "RunningStatistics",
@@ -83,6 +84,18 @@ class ArrayInfo:
 
 
 @dataclass(frozen=True, kw_only=True)
+class InputInfo:
+    """A file or folder that a sample was made of: its name without folders, its bytes, and the digest of them.
+
+    ``size`` and ``digest`` are None behind a URL.
+    """
+
+    name: str
+    size: int | None
+    digest: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class SampleInfo:
     """One sample of a store.
 
@@ -96,6 +109,8 @@ class SampleInfo:
         Digest of the options it was made with: samples of different recipes do not mix.
     settings
         Those options, readable.
+    inputs
+        What it was made of.
     counts, source_counts
         Rows of each entity, and how many the source has of it: more where a repair left some out.
     bbox
@@ -128,6 +143,7 @@ class SampleInfo:
     arrays: Mapping[str, ArrayInfo]
     fields: Mapping[str, FieldInfo]
     statistics: Mapping[str, Statistics]
+    inputs: tuple[InputInfo, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -295,6 +311,7 @@ def _sample(data: Mapping[str, Any], where: str) -> SampleInfo:
             "statistics": _statistics(data["statistics"]),
             "bbox": _tuples(data["bbox"]),
             "period": _tuples(data["period"]),
+            "inputs": tuple(InputInfo(**found) for found in data.get("inputs", ())),
             "notes": tuple(data["notes"]),
         }
         return SampleInfo(**{**data, **changed})

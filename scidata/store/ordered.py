@@ -17,7 +17,7 @@ from scidata.partition.mesh_edges import AlongMesh, along_mesh_edges
 from scidata.partition.neighbours import knn_edges, radius_edges
 from scidata.partition.rcb import order_rcb
 from scidata.store.arrays import stored_dtype
-from scidata.store.manifest import FieldInfo
+from scidata.store.manifest import FieldInfo, InputInfo
 from scidata.store.write import FieldData, OrderedCells, OrderedEdges, OrderedSample
 from scidata.topology import Cells, RawField, RawSample, parse_edges
 from scidata.types import IntArray
@@ -47,6 +47,7 @@ def order_sample(
     num_samples: int,
     recipe: str,
     settings: dict[str, Any],
+    inputs: tuple[InputInfo, ...] = (),
     repaired: Repaired | None = None,
     notes: tuple[str, ...] = (),
 ) -> OrderedSample:
@@ -105,6 +106,7 @@ def order_sample(
         fields=(*(_field_data(raw, name, field) for name, field in raw.fields.items()), *signs),
         recipe=recipe,
         settings=settings,
+        inputs=inputs,
         notes=(*notes, *made, *found),
     )
 

@@ -29,7 +29,7 @@ import numpy.typing as npt
 from scidata.errors import ConfigError
 from scidata.partition._points import unit_sphere
 from scidata.store.arrays import CHUNK_ROWS, Reordered, write_array
-from scidata.store.manifest import ArrayInfo, FieldInfo, RunningStatistics, SampleInfo, Statistics, sealed
+from scidata.store.manifest import ArrayInfo, FieldInfo, InputInfo, RunningStatistics, SampleInfo, Statistics, sealed
 from scidata.types import IntArray
 
 __all__ = [
@@ -122,6 +122,7 @@ class OrderedSample:
     period: tuple[float, ...] | None = None
     source_counts: Mapping[str, int] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    inputs: tuple[InputInfo, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -275,6 +276,7 @@ class _SampleWriter:
             period=sample.period,
             recipe=sample.recipe,
             settings=sample.settings,
+            inputs=sample.inputs,
             counts=sample.counts,
             source_counts={**sample.counts, **sample.source_counts},
             bbox=bbox,

@@ -64,6 +64,7 @@ def graph_arrays(num_nodes: int = 200, num_edges: int = 900, seed: int = 0) -> d
 
 
 def mesh_files(folder: Path, num: int, num_nodes: int = 300) -> list[Path]:
+    folder.mkdir(exist_ok=True)
     return [write(folder / f"case{i}.h5", mesh_arrays(num_nodes + 7 * i, seed=i)) for i in range(num)]
 
 
@@ -277,12 +278,60 @@ class TestParts:
             partition(files if change else files[:4], out, resume=True, **change)  # type: ignore[arg-type]
         assert_same_tree(whole, out)
 
-    def test_resume_with_changed_inputs(self, tmp_path: Path) -> None:
-        files = mesh_files(tmp_path, 2)
-        partition(files, tmp_path / "s", part=(0, 2))
-        write(files[1], mesh_arrays(500))
-        with pytest.raises(ConfigError, match="sizes of the input files differ"):
+    @pytest.mark.parametrize("change", ["size", "content", "name"])
+    def test_resume_with_changed_inputs(self, tmp_path: Path, change: str) -> None:
+        files = mesh_files(tmp_path, 3)
+        partition(files, tmp_path / "s", part=(1, 3))
+        before = shutil.copytree(tmp_path / "s" / "sample-000001.zarr", tmp_path / "before")
+        if change == "size":
+            write(files[1], mesh_arrays(500))
+            expected = (
+                r"sample 1 \(case1\) was made from another .*case1\.h5: it has \d+ bytes, and had \d+; .*--overwrite"
+            )
+        elif change == "content":
+            time = files[1].stat().st_mtime_ns
+            with h5py.File(files[1], "r+") as file:
+                file["node/u"][17] += 1
+            os.utime(files[1], ns=(time, time))  # as a copy that keeps times
+            expected = r"sample 1 \(case1\) was made from another .*case1\.h5: its content differs, .*--overwrite"
+        else:
+            files[1] = files[1].rename(tmp_path / "other.h5")
+            expected = r"its input was case1\.h5, now other\.h5"
+        with pytest.raises(ConfigError, match=expected):
             partition(files, tmp_path / "s", resume=True)
+        assert_same_tree(before, tmp_path / "s" / "sample-000001.zarr")
+
+    def test_resume_with_copied_and_mended_inputs(self, tmp_path: Path) -> None:
+        """Times and folders may change, and so may inputs of samples that are not written yet."""
+        files = mesh_files(tmp_path / "a", 2)
+        good = files[1].read_bytes()
+        faulty = mesh_arrays()
+        faulty["points"][3] = np.nan
+        write(files[1], faulty)
+        with pytest.raises(CorruptDataError, match="NaN"):
+            partition(files, tmp_path / "s")
+        files[1].write_bytes(good)
+        shutil.copytree(tmp_path / "a", tmp_path / "b", copy_function=shutil.copyfile)
+        copies = [tmp_path / "b" / file.name for file in files]
+        report = partition(copies, tmp_path / "s", resume=True)
+        assert (report.written, report.kept) == ((1,), (0,))
+        partition(files, tmp_path / "whole")
+        assert_same_tree(tmp_path / "whole", tmp_path / "s")
+
+    def test_resume_with_a_changed_folder_or_mesh(self, tmp_path: Path) -> None:
+        zarr = pytest.importorskip("zarr")
+        topology = write(tmp_path / "m.h5", {k: mesh_arrays()[k] for k in ("points", "cells")})
+        fields = zarr.create_group(tmp_path / "u.zarr")
+        fields.create_array("u", data=np.arange(300.0), chunks=(100,), compressors=None)
+        partition(tmp_path / "u.zarr", tmp_path / "s", mesh=topology)
+        fields["u"][250] = 1.0
+        with pytest.raises(ConfigError, match=r"made from another .*u\.zarr: its content differs"):
+            partition(tmp_path / "u.zarr", tmp_path / "s", mesh=topology, resume=True)
+        fields["u"][250] = 250.0
+        assert partition(tmp_path / "u.zarr", tmp_path / "s", mesh=topology, resume=True).kept == (0,)
+        write(topology, {k: mesh_arrays(300, seed=1)[k] for k in ("points", "cells")})
+        with pytest.raises(ConfigError, match=r"made from another .*m\.h5: it"):
+            partition(tmp_path / "u.zarr", tmp_path / "s", mesh=topology, resume=True)
 
     def test_locks(self, files: list[Path], tmp_path: Path) -> None:
         out = tmp_path / "s"

@@ -51,7 +51,8 @@ class ArrayPlan:
     bytes_wanted
         Bytes selected, in the stored dtype.
     bytes_fetched
-        Bytes read from files: exactly what the reader reads, or an estimate by decoded size where not ``exact``.
+        Bytes read from files: exactly what the reader reads, or an estimate by decoded size where not ``exact``. Of
+        large Blosc chunks of which little is wanted the reader reads less: where their blocks lie only they know.
     bytes_decoded
         Bytes that come out of decoding whole chunks; raw chunks count the bytes fetched. Partial decoding lowers what
         the reader reports.

@@ -55,7 +55,8 @@ def read_plan(
     Returns
     -------
     ReadStats
-        ``bytes_fetched`` equals the plan's where that is exact.
+        ``bytes_fetched`` equals the plan's where that is exact, or is less: of large Blosc chunks only the blocks
+        wanted are read.
 
     Raises
     ------

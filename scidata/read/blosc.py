@@ -8,7 +8,9 @@ so no compressed byte moves. The format: https://github.com/Blosc/c-blosc/blob/m
 
 from __future__ import annotations
 
+import ctypes
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -18,7 +20,17 @@ from numcodecs import blosc
 
 from scidata.errors import CorruptDataError
 
-__all__ = ["Bytes", "ChunkHeader", "decode", "decode_blocks", "read_header", "unshuffle"]
+__all__ = [
+    "Bytes",
+    "ChunkHeader",
+    "add_neighbour",
+    "block_ranges",
+    "decode",
+    "decode_blocks",
+    "read_header",
+    "table_nbytes",
+    "unshuffle",
+]
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
@@ -28,6 +40,25 @@ blosc.use_threads = False
 _HEADER = struct.Struct("<BBBBIII")
 _MEMCPYED = 0x2
 _SHUFFLE, _DONT_SPLIT = 0x1, 0x10
+
+_MERGED_GAP = 16 << 10  # copying this much costs less than another read
+
+
+def _library() -> Callable[[int, int, int, int], int] | None:
+    """Return c-blosc's ``blosc_decompress_ctx(source, dest, dest_size, num_threads)`` in the library numcodecs uses.
+
+    Its Python wrapper costs about as much as decoding a few kilobytes; None where a build hides the function.
+    """
+    try:
+        function: Any = ctypes.CDLL(blosc.__file__).blosc_decompress_ctx
+    except (OSError, AttributeError):
+        return None
+    function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    function.restype = ctypes.c_int
+    return function  # type: ignore[no-any-return]
+
+
+_decompress_ctx = _library()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,34 +75,50 @@ class ChunkHeader:
         return -(-self.nbytes // self.blocksize)
 
 
-def read_header(data: Bytes, nbytes: int | None) -> ChunkHeader:
-    """Parse the header of ``data`` and check it against the size that the metadata promises.
+def read_header(data: Bytes, nbytes: int | None, *, encoded: int | None = None) -> ChunkHeader:
+    """Parse the header that ``data`` begins with and check it against the size that the metadata promises.
+
+    Parameters
+    ----------
+    data
+        The chunk, or its first bytes.
+    nbytes
+        Decoded bytes, where that is known.
+    encoded
+        Bytes of the whole chunk; default all of ``data``.
 
     Raises
     ------
     CorruptDataError
-        The header contradicts ``nbytes`` or the size of ``data``.
+        The header contradicts ``nbytes`` or ``encoded``.
     """
     if data.size < _HEADER.size:
         raise CorruptDataError(f"{data.size} bytes are too few for a Blosc header of {_HEADER.size}")
-    version, _, flags, typesize, declared, blocksize, encoded = _HEADER.unpack_from(data.data)
+    size = data.size if encoded is None else encoded
+    version, _, flags, typesize, declared, blocksize, declared_size = _HEADER.unpack_from(data.data)
     if version != 2 or typesize == 0:
         raise CorruptDataError(f"not a Blosc 1 chunk: format version {version}, type size {typesize}")
-    if encoded != data.size:
-        raise CorruptDataError(f"its Blosc header says {encoded} encoded bytes, but it has {data.size}")
+    if declared_size != size:
+        raise CorruptDataError(f"its Blosc header says {declared_size} encoded bytes, but it has {size}")
     if nbytes is not None and declared != nbytes:
         raise CorruptDataError(f"its Blosc header says {declared} decoded bytes, but {nbytes} were expected")
     stored = bool(flags & _MEMCPYED)
     if declared and (blocksize == 0 or blocksize > declared):
         raise CorruptDataError(f"its Blosc header says blocks of {blocksize} bytes in {declared}")
-    if stored and encoded != declared + _HEADER.size:
-        raise CorruptDataError(f"its Blosc header says {declared} stored bytes in {encoded}")
-    if not stored and declared and _HEADER.size + 4 * -(-declared // blocksize) > encoded:
+    if stored and size != declared + _HEADER.size:
+        raise CorruptDataError(f"its Blosc header says {declared} stored bytes in {size}")
+    if not stored and declared and _HEADER.size + 4 * -(-declared // blocksize) > size:
         raise CorruptDataError("its Blosc block table is longer than the chunk")
     return ChunkHeader(declared, max(blocksize, 1), stored)
 
 
-def _decompress(data: Any, dest: Bytes) -> None:
+def _decompress(data: Bytes, dest: Bytes) -> None:
+    """Decode ``data``, whose header was checked, into all of ``dest``. c-blosc takes its size from the header."""
+    if _decompress_ctx is not None:
+        found = _decompress_ctx(data.ctypes.data, dest.ctypes.data, dest.size, 1)
+        if found != dest.size:
+            raise CorruptDataError(f"Blosc cannot decode it (error {found})")
+        return
     try:
         blosc.decompress(data, dest)
     except (RuntimeError, ValueError) as e:
@@ -85,17 +132,59 @@ def decode(data: Bytes, dest: Bytes) -> None:
         _decompress(data, dest)
 
 
+def table_nbytes(header: ChunkHeader) -> int:
+    """Return the bytes of header and block table, which stand before the blocks."""
+    return _HEADER.size + (0 if header.stored else 4 * header.num_blocks)
+
+
+def add_neighbour(needed: npt.NDArray[np.bool_], header: ChunkHeader) -> None:
+    """Mark the block before a short last one that is needed: c-blosc refuses a chunk that is one short block."""
+    if header.num_blocks > 1 and header.nbytes % header.blocksize:
+        needed[-2] |= needed[-1]
+
+
+def block_ranges(data: Bytes, header: ChunkHeader, needed: npt.NDArray[np.bool_], encoded: int) -> list[list[int]]:
+    """Return where the blocks marked in ``needed`` are stored, as ``[first byte, end]`` in the chunk, ascending.
+
+    Ranges that lie close are one. ``data`` holds at least :func:`table_nbytes` of the chunk of ``encoded`` bytes.
+
+    Raises
+    ------
+    CorruptDataError
+        The block table points out of the chunk.
+    """
+    blocks = np.flatnonzero(needed)
+    if header.stored:
+        starts = _HEADER.size + blocks * header.blocksize
+        stops = np.minimum(starts + header.blocksize, encoded)
+    else:
+        table = data[_HEADER.size : table_nbytes(header)].view("<i4").astype(np.int64)
+        if table.min() < table_nbytes(header) or table.max() >= encoded:
+            raise CorruptDataError("its Blosc block table points out of the chunk")
+        ends = np.append(np.sort(table), encoded)  # blocks lie in any order: threads wrote them as they were done
+        starts = np.sort(table[blocks])
+        stops = ends[np.searchsorted(ends, starts, side="right")]
+    ranges = [[int(starts[0]), int(stops[0])]]
+    for start, stop in zip(starts[1:].tolist(), stops[1:].tolist(), strict=True):
+        if start - ranges[-1][1] <= _MERGED_GAP:
+            ranges[-1][1] = stop
+        else:
+            ranges.append([start, stop])
+    return ranges
+
+
 def decode_blocks(data: Bytes, header: ChunkHeader, needed: npt.NDArray[np.bool_], dest: Bytes) -> int:
     """Decode the blocks marked in ``needed`` to their own places in ``dest``; the rest of ``dest`` keeps what it held.
 
     Parameters
     ----------
     data
-        The encoded chunk, writable: its header and block table are overwritten.
+        The encoded chunk, writable: its header and block table are overwritten. Only they and the bytes of the blocks
+        needed are looked at.
     header
         From :func:`read_header` of the same chunk.
     needed
-        ``(num_blocks,)`` bool.
+        ``(num_blocks,)`` bool, after :func:`add_neighbour`.
     dest
         Room for the whole decoded chunk.
 
@@ -106,15 +195,12 @@ def decode_blocks(data: Bytes, header: ChunkHeader, needed: npt.NDArray[np.bool_
     """
     edges = np.flatnonzero(np.diff(needed, prepend=False, append=False)).tolist()
     decoded = 0
-    table = data[_HEADER.size : _HEADER.size + 4 * header.num_blocks].copy()
-    for run, stop in zip(edges[::2], edges[1::2], strict=True):
-        first = run
+    table = data[_HEADER.size : table_nbytes(header)].copy()
+    for first, stop in zip(edges[::2], edges[1::2], strict=True):
         begin, end = first * header.blocksize, min(stop * header.blocksize, header.nbytes)
         if header.stored:
             dest[begin:end] = data[_HEADER.size + begin : _HEADER.size + end]
         else:
-            if end - begin < header.blocksize:  # c-blosc refuses a chunk that is one short block: take its neighbour
-                first, begin = first - 1, begin - header.blocksize
             # Rewriting in place is safe for the next run of blocks too: the compressed blocks lie after the table.
             struct.pack_into("<I", data.data, 4, end - begin)
             data[_HEADER.size : _HEADER.size + 4 * (stop - first)] = table[4 * first : 4 * stop]

@@ -95,8 +95,10 @@ class Context:
         chunk = tuple(self.plan.chunks[chunk_row].tolist())
         return f"{self.layout.store}: field {self.layout.name!r}, chunk {chunk}"
 
-    def fetch(self, reads: Reads, row: int, buffers: list[Any], chunk_of: Callable[[int], tuple[int, int]]) -> None:
-        """Read one range into ``buffers``.
+    def fetch(
+        self, reads: Reads, row: int, buffers: list[Any], chunk_of: Callable[[int], tuple[int, int]], *, skip: int = 0
+    ) -> None:
+        """Read one range, or what lies ``skip`` bytes into it, into ``buffers``.
 
         Parameters
         ----------
@@ -107,7 +109,7 @@ class Context:
         ------
         MissingChunkError, ShortReadError
         """
-        path, offset = self.refs.paths[reads.path_index[row]], int(reads.offset[row])
+        path, offset = self.refs.paths[reads.path_index[row]], int(reads.offset[row]) + skip
         try:
             files().read_into(path, offset, buffers)
         except FileNotFoundError as e:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from scidata._files import is_url
 from scidata.errors import CorruptDataError
 from scidata.plan.spans import Reads, dest_strides
 from scidata.plan.tables import EncodedChunks
@@ -22,6 +23,11 @@ __all__ = ["EncodedRun"]
 #: Blosc blocks are decoded alone where at most this part of a chunk is wanted, and the chunk is worth the bookkeeping.
 _PARTIAL_FRACTION = 0.75
 _PARTIAL_MIN = 64 << 10
+
+#: Of encoded chunks at least as large, only the blocks that are decoded are read, after the table that says where they
+#: lie: another read costs some microseconds, and over a network a round trip.
+_BLOCKWISE_MIN = 256 << 10
+_HEAD = 4 << 10  # header and table of a thousand blocks
 
 _Bytes: TypeAlias = npt.NDArray[np.uint8]
 
@@ -46,6 +52,8 @@ class _Tables:
         ``(num_boxes,)`` first byte of every box in its decoded chunk.
     copies
         Out of scratch; None where every chunk is direct.
+    blocks
+        By chunk and block size, the Blosc blocks that hold a wanted element: ``(num_blocks,)`` bool. Filled as found.
     """
 
     direct: list[bool]
@@ -55,6 +63,7 @@ class _Tables:
     few: list[bool]
     box_source: IntArray
     copies: Copies | None
+    blocks: dict[tuple[int, int], npt.NDArray[np.bool_]] = field(default_factory=dict)
 
 
 class EncodedRun:
@@ -106,6 +115,8 @@ class EncodedRun:
         if self._in_place and all(tables.direct[i] for i in items):
             decoded = self._read_checked(row, items, scratch)
             return ReadStats(bytes_fetched=nbytes, bytes_decoded=decoded, num_reads=1)
+        if all(map(self._reads_blocks, items)) and not is_url(context.refs.paths[reads.path_index[row]]):
+            return self._run_blocks(row, items, scratch)
         buffer = scratch.get("read", nbytes)
         context.fetch(reads, row, [buffer], self._chunk_of)
         values = buffer if self._in_place else scratch.get("values", tables.room[row])
@@ -132,7 +143,8 @@ class EncodedRun:
         else:
             dest = values[tables.slot[i] : tables.slot[i] + pipeline.nbytes]
             if tables.few[i] and pipeline.is_blosc:
-                return self._decode_blocks(i, data, dest)
+                header = blosc.read_header(data, dest.size)
+                return blosc.decode_blocks(data, header, self._needed_blocks(i, header), dest)
             pipeline.decode(data, dest, scratch)
         return pipeline.nbytes
 
@@ -189,10 +201,57 @@ class EncodedRun:
             dest_strides=strides[box],
         )
 
-    def _decode_blocks(self, i: int, data: _Bytes, dest: _Bytes) -> int:
-        """Decode only the Blosc blocks that hold a wanted element."""
+    def _reads_blocks(self, i: int) -> bool:
+        """Say whether it pays to read no more of a chunk than the Blosc blocks that are wanted."""
+        return self._tables.few[i] and self._pipelines[i].is_blosc and self._end[i] - self._begin[i] >= _BLOCKWISE_MIN
+
+    def _run_blocks(self, row: int, items: range, scratch: Scratch) -> ReadStats:
+        """Do one read of chunks of which some blocks are read and decoded."""
+        values = scratch.get("values", self._tables.room[row])
+        stats = ReadStats()
+        for i in items:
+            slot = self._tables.slot[i]
+            try:
+                stats += self._read_blocks(row, i, values[slot : slot + self._pipelines[i].nbytes], scratch)
+            except CorruptDataError as e:
+                raise self._named(i, e) from e
+        if self._tables.copies is not None:
+            self._context.copy(self._tables.copies, row, values, scratch)
+        return stats
+
+    def _read_blocks(self, row: int, i: int, dest: _Bytes, scratch: Scratch) -> ReadStats:
+        """Read the block table of one chunk, then the blocks wanted, each to its own place in a buffer for all."""
+        begin, encoded = self._begin[i], self._end[i] - self._begin[i]
+        data = scratch.get("read", encoded)
+        ranges = [[0, _HEAD]]
+
+        def fetch(start: int, stop: int) -> None:
+            self._context.fetch(self._reads, row, [data[start:stop]], self._chunk_of, skip=begin + start)
+
+        fetch(0, _HEAD)
+        header = blosc.read_header(data[:_HEAD], dest.size, encoded=encoded)
+        read = _HEAD
+        if blosc.table_nbytes(header) > read:
+            ranges.append([read, blosc.table_nbytes(header)])
+            fetch(*ranges[-1])
+            read = ranges[-1][1]
+        needed = self._needed_blocks(i, header)
+        for start, stop in blosc.block_ranges(data, header, needed, encoded):
+            if stop > read:
+                ranges.append([max(start, read), stop])
+                fetch(*ranges[-1])
+        return ReadStats(
+            bytes_fetched=sum(stop - start for start, stop in ranges),
+            bytes_decoded=blosc.decode_blocks(data, header, needed, dest),
+            num_reads=len(ranges),
+        )
+
+    def _needed_blocks(self, i: int, header: blosc.ChunkHeader) -> npt.NDArray[np.bool_]:
+        """Return which Blosc blocks of a chunk hold a wanted element: ``(num_blocks,)`` bool."""
+        known = self._tables.blocks.get((i, header.blocksize))
+        if known is not None:
+            return known
         context, row = self._context, int(self._chunks.chunk_row[i])
-        header = blosc.read_header(data, dest.size)
         needed = np.zeros(header.num_blocks, np.bool_)
         boxes, pieces = context.plan.boxes, context.plan.pieces
         part = slice(int(boxes.bounds[row]), int(boxes.bounds[row + 1]))
@@ -200,10 +259,9 @@ class EncodedRun:
         strides = context.box_strides[0][part].tolist()
         for shape, steps, offset in zip(shapes, strides, self._tables.box_source[part].tolist(), strict=True):
             _mark_blocks(needed, header.blocksize, context.item, shape, offset, steps)
-        if needed.all():
-            blosc.decode(data, dest)
-            return dest.size
-        return blosc.decode_blocks(data, header, needed, dest)
+        blosc.add_neighbour(needed, header)
+        self._tables.blocks[i, header.blocksize] = needed
+        return needed
 
     def _chunk_of(self, item: int) -> tuple[int, int]:
         row, refs = int(self._chunks.chunk_row[item]), self._context.refs

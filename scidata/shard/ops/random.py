@@ -15,7 +15,12 @@ from scidata.shard.ops.registry import register_op, unsupported
 @register_op(F.dropout, torch.dropout, F.alpha_dropout, F.dropout1d, F.dropout2d, F.dropout3d)
 def dropout(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """The identity where nothing is dropped."""
-    given = {"p": 0.5, "training": True, **dict(zip("input p training inplace".split(), args, strict=False)), **kwargs}
+    given = {
+        "p": 0.5,
+        "training": True,
+        **dict(zip(("input", "p", "training", "inplace"), args, strict=False)),
+        **kwargs,
+    }
     if given["p"] != 0 and given.get("train", given["training"]):
         raise unsupported(
             func,

@@ -79,7 +79,7 @@ def open_graph(
     halo = {} if mesh is None else {"halo": 1, "ghosts": "disk"}
     ds = scidata.open_dataset(path, mesh, fields=["pos", *fields], dtype=dtype, **(halo | options))
     for name in fields:
-        entity = ds.reader.info(name).entity
+        entity = ds.place(name).entity
         if entity != "node":
             raise ValueError(f"{path}: field {name!r} lives on {entity}; this recipe takes fields of nodes")
     if "edge" not in ds.entities:
@@ -93,7 +93,7 @@ def num_channels(ds: scidata.IrregularDataset, names: Sequence[str]) -> int:
 
 
 def _num_columns(ds: scidata.IrregularDataset, name: str) -> int:
-    shape, dim = ds.global_shape(name, 0), ds.reader.info(name).entity_dim
+    shape, dim = ds.global_shape(name, 0), ds.place(name).dim
     return int(np.prod(shape[:dim] + shape[dim + 1 :], dtype=np.int64))
 
 

@@ -162,7 +162,12 @@ def plan(
     steps: Annotated[
         str | None, typer.Option(metavar="I,...", help="Offsets along the sample dimension; default 0.")
     ] = None,
-    sample_dim: Annotated[str | None, typer.Option(metavar="DIM", help="Dimension that numbers the samples.")] = None,
+    sample_dim: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIM", help="Dimension that numbers the samples; none: samples of a partitioned store are whole."
+        ),
+    ] = None,
     weights: Annotated[
         str | None,
         typer.Option(metavar="FIELD|edges", help="Field whose sum over a row is the row's cost; edges: of a store."),
@@ -191,14 +196,14 @@ def plan(
             "weights": weights,
             "fields": parse.parse_names(fields or ()) or None,
             "dtype": parse.parse_dtype(dtype),
+            "sample_dim": False if sample_dim == "none" else sample_dim,
+            "steps": parse.parse_steps("0" if steps is None else steps),
+            "isel": parse.parse_isel(isel or ()),
         },
         refused={
             "--shard": bool(shard),
             "--align": bool(align),
             "--periodic": bool(periodic),
-            "--isel": bool(isel),
-            "--steps": steps is not None,
-            "--sample-dim": sample_dim is not None,
         },
         sample=sample,
         dp=dp,

@@ -76,14 +76,18 @@ def open_dataset(
     kind
         ``"grid"``, ``"mesh"``, ``"points"`` or ``"graph"``; default detected. All but grids need a store.
     sample_dim
-        Dimension that numbers the samples; default the first that is not sharded.
+        Dimension that numbers the samples; default the first that is not sharded. Stores: default the one whose name
+        says time (or ``"sample"``, of fields from several files), where fields that are read have one: then every
+        time of every stored sample is a sample, and fields without time are in each. False: stored samples whole.
     steps
-        Offsets along ``sample_dim``. One step drops that dimension; several keep it, one row per step.
+        Offsets along ``sample_dim``. One step drops that dimension; several keep it, one row per step. Steps stay
+        inside one stored sample.
     shard
         ``{dim: mesh axis}``, such as ``{"latitude": "domain"}`` or ``{"lat": "h", "lon": "w"}``. Default: latitude,
         then longitude, by CF metadata or name, if they have enough rows.
     isel
-        Global crop, stride, index or list of indices of any dimension, before the split.
+        Global crop, stride, index or list of indices of any dimension, before the split; stores: of any but those of
+        nodes, points, cells and edges.
     bounds
         ``"even"``, ``"chunk"`` (chunk edges, unless that unbalances the ranks by more than a quarter) or explicit
         ``[0, …, N]``, one more than ranks; ``{dim: …}`` on a 2-D domain.
@@ -137,8 +141,7 @@ def open_dataset(
         what = f"halo={halo}" if halo else f"shard={shard}"
         raise ConfigError(f"{what} needs a mesh: pass scidata.init_mesh(), which also works in a single process")
     if isinstance(path, str | os.PathLike) and is_store(path):
-        given = {"sample_dim": sample_dim is not None, "steps": tuple(steps) != (0,), "shard": shard is not None}
-        given |= {"isel": isel is not None, "align": align != 1, "periodic": bool(periodic), "decode": not decode}
+        given = {"shard": shard is not None, "align": align != 1, "periodic": bool(periodic), "decode": not decode}
         given |= {"allow_missing": allow_missing, "allow_external": allow_external}
         for name, present in given.items():
             if present:
@@ -153,6 +156,9 @@ def open_dataset(
             halo=halo,
             ghosts=ghosts,
             fields=fields,
+            sample_dim=sample_dim,
+            steps=steps,
+            isel=isel,
             bounds=bounds,
             weights=weights,
             num_threads=num_threads,

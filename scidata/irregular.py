@@ -90,15 +90,24 @@ class IrregularDataset(Dataset[Sample]):
 
     def dims(self, name: str) -> tuple[str, ...]:
         """Return the dimensions of a field of one sample."""
-        return self.reader.info(name).dims
+        return self.reader.dims(name)
+
+    def place(self, name: str) -> Place:
+        """Return the entity that a field lives on, and which of its dims that is."""
+        return Place(self.reader.info(name).entity, self.reader.entity_dim(name))
 
     def global_shape(self, name: str, index: int = 0) -> tuple[int, ...]:
         """Return the shape of a field of one whole sample; samples differ in it."""
         return self.reader.global_shape(name, index)
 
     def statistics(self, name: str) -> Statistics | None:
-        """Return mean, deviation and range of a field over all samples, for normalising; None where there are none."""
-        return self.reader.store.manifest.statistics.get(self.reader.info(name).path)
+        """Return mean, deviation and range of a field over all samples, for normalising; None where there are none.
+
+        One figure for each component that samples have of it: of each index of the dims after the entity's.
+        """
+        info = self.reader.info(name)
+        figures = self.reader.store.manifest.statistics.get(info.path)
+        return None if figures is None else self.reader.numbering.statistics(info, figures)
 
     def __len__(self) -> int:
         return self.reader.num_samples
@@ -142,11 +151,10 @@ class IrregularDataset(Dataset[Sample]):
             )
         fields, places, dims, held = {}, {}, {}, {}
         for name, values in local.fields.items():
-            info = self.reader.info(name)
-            place = places[name] = Place(info.entity, info.entity_dim)
-            dims[name] = info.dims
+            place = places[name] = self.place(name)
+            dims[name] = self.reader.dims(name)
             tensor = self._tensor(values)
-            entity_rows = local.index_maps[info.entity]
+            entity_rows = local.index_maps[place.entity]
             if self.reader.ghosts == "disk":
                 held[name] = tensor
                 tensor = tensor.narrow(place.dim, 0, entity_rows.num_owned)

@@ -22,6 +22,8 @@ class SamplePart:
 
     Attributes
     ----------
+    index
+        Number of the stored sample.
     entity
         ``"node"``, or ``"point"`` for clouds: whose bounds decide the others.
     bounds
@@ -58,6 +60,8 @@ class LocalPart:
 
     Attributes
     ----------
+    index
+        Number of the sample.
     index_maps
         By entity. Those of nodes and points have the ghosts; that of edges has the edges that end at ghosts less than
         ``halo`` hops away, where ``halo`` is 2 or more.

@@ -27,6 +27,7 @@ from scidata.store import open_store
 from scidata.store.bounds import Weights, bounds_of_rows, checked_weights
 from scidata.store.halo import HopGhosts, hop_ghosts, radius_ghosts
 from scidata.store.manifest import FieldInfo, SampleInfo
+from scidata.store.numbering import number_samples
 from scidata.store.rows import RowAccess, merge_ranges
 from scidata.types import IntArray
 
@@ -56,12 +57,14 @@ class StoreReader:
     fields
         Names; default all, and ``pos``, the positions. A name that several entities have comes with its entity,
         ``"cell/u"``.
+    sample_dim, steps, isel
+        As in :func:`scidata.open_dataset`.
     halo
         Hops along edges, or a radius for points (in the unit of the positions; on a sphere the angle in degrees).
     ghosts
         ``"disk"``: the ghosts' rows of all fields are read too. ``"exchange"``: only their ids are found.
     bounds
-        ``"even"``, explicit ``[0, …, N]`` for every sample, or ``{index: [0, …, N]}``.
+        ``"even"``, explicit ``[0, …, N]`` for every stored sample, or ``{stored sample: [0, …, N]}``.
     weights
         Cost of each row: None, ``"edges"``, the name of a field, or ``(N,)`` numbers in the source's order of rows.
     dtype
@@ -81,6 +84,9 @@ class StoreReader:
         *,
         num_parts: int = 1,
         fields: Sequence[str] | str | None = None,
+        sample_dim: str | int | None = None,
+        steps: Sequence[int] = (0,),
+        isel: Mapping[str, Any] | None = None,
         halo: float = 0,
         ghosts: str = "exchange",
         bounds: Any = "even",
@@ -104,6 +110,8 @@ class StoreReader:
         self.ghosts = ghosts
         self._infos = self._named_fields()
         self.fields = self._chosen(fields)
+        chosen = [self._infos[name] for name in self.fields]
+        self.numbering = number_samples(self.store, chosen, sample_dim=sample_dim, steps=steps, isel=isel)
         self._dtype = None if dtype is None else np.dtype(dtype)
         self._bounds = bounds
         self._weights = checked_weights(self.store, weights)
@@ -124,8 +132,8 @@ class StoreReader:
 
     @property
     def num_samples(self) -> int:
-        """Number of samples."""
-        return len(self.store)
+        """Number of samples: of all stored samples, and of their times."""
+        return self.numbering.num_samples
 
     @property
     def entities(self) -> tuple[str, ...]:
@@ -140,12 +148,20 @@ class StoreReader:
         return 1 if self.kind == "points" else max(1, int(self.halo))
 
     def info(self, name: str) -> FieldInfo:
-        """Return what the store says of a field: entity, dims, units, attributes."""
+        """Return what the store says of a field: entity, units, attributes, and the dims that it is stored with."""
         return self._infos[self._known(name)]
 
+    def dims(self, name: str) -> tuple[str, ...]:
+        """Return the dims of a field of one sample."""
+        return self.numbering.dims(self.info(name))
+
+    def entity_dim(self, name: str) -> int:
+        """Return which of a field's dims its entity's is."""
+        return self.numbering.entity_dim(self.info(name))
+
     def sample_info(self, index: int) -> SampleInfo:
-        """Return the description of a sample."""
-        return self.store.sample(self._checked_index(index))
+        """Return the description of the stored sample that a sample is of."""
+        return self.store.sample(self.numbering.locate(index)[0])
 
     def dtype(self, name: str) -> np.dtype[Any]:
         """Return the dtype in which a field is read."""
@@ -154,13 +170,15 @@ class StoreReader:
 
     def global_shape(self, name: str, index: int) -> tuple[int, ...]:
         """Return the shape of a field of one whole sample."""
-        return self.sample_info(index).arrays[self.info(name).path].shape
+        return self.numbering.shape(self.info(name), index)
 
     def fingerprint(self) -> str:
-        """Return a digest of what decides the samples: their values and the choice of fields; not how they are cut."""
-        paths = [self._infos[name].path for name in self.fields]
+        """Return a digest of what decides the samples: values, and what is chosen of them; not how they are cut."""
+        chosen = [self._infos[name] for name in self.fields]
+        paths = [info.path for info in chosen]
         content = {
-            "fields": {name: [self._infos[name].dims, str(self.dtype(name))] for name in self.fields},
+            "fields": {name: [self.dims(name), str(self.dtype(name))] for name in self.fields},
+            "numbering": self.numbering.describe(chosen),
             "samples": [
                 [s.recipe, dict(s.counts), [s.arrays[path].digest for path in paths]]
                 for s in self.store.manifest.samples
@@ -213,11 +231,6 @@ class StoreReader:
             raise UnknownNameError(f"{self.path}: no field {name!r}{near_matches(name, self._infos)}")
         return name
 
-    def _checked_index(self, index: int) -> int:
-        if not -self.num_samples <= index < self.num_samples:
-            raise IndexError(f"{self.path}: sample {index} is out of range: there are {self.num_samples} samples")
-        return index % self.num_samples
-
     def _checked_part(self, part: int) -> int:
         if not 0 <= part < self.num_parts:
             raise ConfigError(f"rank {part} does not exist: the domain has {self.num_parts} ranks")
@@ -226,8 +239,8 @@ class StoreReader:
     # -- cutting -------------------------------------------------------------------------------------------------
 
     def partition_of(self, index: int) -> SamplePart:
-        """Cut a sample. Reads the few rows of index arrays that say where the parts begin, once for each sample."""
-        return self._partition(self._checked_index(index))[0]
+        """Cut a sample. Reads the few rows of index arrays that say where the parts begin, once for each stored one."""
+        return self._partition(self.numbering.locate(index)[0])[0]
 
     def _partition(self, index: int) -> tuple[SamplePart, dict[str, list[ArrayPlan]]]:
         with self._lock:
@@ -298,16 +311,16 @@ class StoreReader:
         IndexError, ConfigError
             Sample or rank out of range.
         """
-        index = self._checked_index(index)
-        cut, first = self._partition(index)
-        access = RowAccess(self.store, index, self._threads.executor())
+        stored = self.numbering.locate(index)[0]
+        cut, first = self._partition(stored)
+        access = RowAccess(self.store, stored, self._threads.executor())
         topology = self._topology(access, cut, self._checked_part(rank))
         plans: dict[str, tuple[ArrayPlan, ...]] = {path: tuple(found) for path, found in first.items()}
         for path, found in access.plans.items():
             plans[path] = (*plans.get(path, ()), *found)
         for name in self.fields:
-            plans[name] = (*plans.get(name, ()), self._plan_field(access, name, topology)[0])
-        return ReadPlan(index=index, rank=rank, fields=plans)
+            plans[name] = (*plans.get(name, ()), self._plan_field(access, name, index, topology)[0])
+        return ReadPlan(index=index % self.num_samples, rank=rank, fields=plans)
 
     def read(self, index: int, part: int) -> LocalPart:
         """Read one part of a sample. Thread-safe; communicates nothing.
@@ -319,13 +332,13 @@ class StoreReader:
         MissingChunkError, ShortReadError, ChecksumError, CorruptDataError
             The store is damaged.
         """
-        index = self._checked_index(index)
-        cut = self._partition(index)[0]
-        access = RowAccess(self.store, index, self._threads.executor())
+        stored = self.numbering.locate(index)[0]
+        cut = self._partition(stored)[0]
+        access = RowAccess(self.store, stored, self._threads.executor())
         topology = self._topology(access, cut, self._checked_part(part))
-        fields = {name: self._read_field(access, name, topology) for name in self.fields}
+        fields = {name: self._read_field(access, name, index, topology) for name in self.fields}
         return LocalPart(
-            index=index,
+            index=index % self.num_samples,
             part=cut,
             index_maps=topology.index_maps,
             fields=fields,
@@ -337,15 +350,17 @@ class StoreReader:
 
     def original_id(self, index: int, part: int, entity: str) -> IntArray:
         """Read the source's row of each row that a part owns, ``(num_owned,)`` int64."""
-        index = self._checked_index(index)
+        stored = self.numbering.locate(index)[0]
         if entity not in self.entities:
             raise UnknownNameError(f"{self.path}: no entity {entity!r}{near_matches(entity, self.entities)}")
-        start, stop = self._partition(index)[0].owned(entity, self._checked_part(part))
+        start, stop = self._partition(stored)[0].owned(entity, self._checked_part(part))
         path = "csr/edge_id" if entity == "edge" else f"{entity}/original_id"
-        ids: IntArray = RowAccess(self.store, index, self._threads.executor()).rows(path, start, stop)
+        ids: IntArray = RowAccess(self.store, stored, self._threads.executor()).rows(path, start, stop)
         return ids
 
-    def _plan_field(self, access: RowAccess, name: str, topology: _Topology) -> tuple[ArrayPlan, IntArray | None]:
+    def _plan_field(
+        self, access: RowAccess, name: str, index: int, topology: _Topology
+    ) -> tuple[ArrayPlan, IntArray | None]:
         """Plan owned rows and ghosts in one; with it where the ghosts lie among the rows after the owned ones."""
         info = self._infos[name]
         rows = topology.index_maps[info.entity]
@@ -353,16 +368,20 @@ class StoreReader:
         ghosts = rows.ghosts if self.ghosts == "disk" else rows.ghosts[:0]
         runs = merge_ranges(ghosts, ghosts + 1)
         starts, stops = np.append(start, runs.starts), np.append(stop, runs.stops)
-        return access.plan(info.path, starts, stops, dim=info.entity_dim), runs.pick
+        others = self.numbering.segments(info, index)
+        return access.plan(info.path, starts, stops, dim=info.entity_dim, others=others), runs.pick
 
-    def _read_field(self, access: RowAccess, name: str, topology: _Topology) -> npt.NDArray[Any]:
-        plan, pick = self._plan_field(access, name, topology)
+    def _read_field(self, access: RowAccess, name: str, index: int, topology: _Topology) -> npt.NDArray[Any]:
+        plan, pick = self._plan_field(access, name, index, topology)
+        info, dim = self._infos[name], self.entity_dim(name)
         values = access.run(plan, self.dtype(name))
+        shape = list(self.numbering.shape(info, index))
+        shape[dim] = values.shape[info.entity_dim]
+        values = values.reshape(shape)
         if pick is None:
             return values
-        info = self._infos[name]
         num_owned = topology.index_maps[info.entity].num_owned
-        lead: tuple[Any, ...] = (slice(None),) * info.entity_dim
+        lead: tuple[Any, ...] = (slice(None),) * dim
         # ghosts move up in place; the rows between them are left behind at the end of the buffer
         values[(*lead, slice(num_owned, num_owned + len(pick)))] = values[(*lead, num_owned + pick)]
         return np.ascontiguousarray(values[(*lead, slice(0, num_owned + len(pick)))])

@@ -23,7 +23,7 @@ class StorePlan:
 
     Attributes
     ----------
-    reader, cut
+    reader, sample, cut
         What was planned, and where its parts begin.
     ghosts
         For each rank the sorted global ids that it needs of others.
@@ -38,6 +38,7 @@ class StorePlan:
     """
 
     reader: StoreReader
+    sample: int
     cut: SamplePart
     ghosts: tuple[IntArray, ...]
     num_cut_edges: IntArray | None
@@ -111,19 +112,19 @@ def plan_store(reader: StoreReader, topology: StoreReader, sample: int = 0, *, t
     Parameters
     ----------
     topology
-        The same store, cut the same, without fields.
+        The same store, cut the same, without fields, whose samples are the stored ones.
     tick
         Called when a rank is done.
     """
     num_ranks = reader.num_parts
     sums = np.zeros((4, num_ranks), np.int64)
     neighbours, cut_edges = np.zeros(num_ranks, np.int64), np.zeros(num_ranks, np.int64)
-    ghosts, exact = [], True
+    ghosts, exact, cut = [], True, reader.partition_of(sample)
     for rank in range(num_ranks):
         plan = reader.plan(sample, rank)
         sums[:, rank] = plan.bytes_wanted, plan.bytes_fetched, plan.bytes_decoded, plan.num_chunks
         exact &= plan.exact
-        local = topology.read(sample, rank)
+        local = topology.read(cut.index, rank)
         rows = local.index_maps[reader.entity]
         ghosts.append(rows.ghosts)
         neighbours[rank] = np.count_nonzero(rows.recv_counts)
@@ -133,7 +134,8 @@ def plan_store(reader: StoreReader, topology: StoreReader, sample: int = 0, *, t
             tick()
     return StorePlan(
         reader=reader,
-        cut=reader.partition_of(sample),
+        sample=sample,
+        cut=cut,
         ghosts=tuple(ghosts),
         num_cut_edges=cut_edges if "edge" in reader.entities else None,
         num_neighbours=neighbours,
@@ -147,7 +149,7 @@ def plan_store(reader: StoreReader, topology: StoreReader, sample: int = 0, *, t
 
 def describe_store(plan: StorePlan, *, weights: str | None, dp: int | None) -> dict[str, Any]:
     """Describe what was planned in plain values: the data, the cut, and how samples spread over ``dp`` groups."""
-    reader, index = plan.reader, plan.cut.index
+    reader, index = plan.reader, plan.sample
     info = reader.sample_info(index)
     return {
         "path": reader.path,
@@ -156,6 +158,8 @@ def describe_store(plan: StorePlan, *, weights: str | None, dp: int | None) -> d
         "global_shape": {name: list(reader.global_shape(name, index)) for name in reader.fields},
         "num_samples": reader.num_samples,
         "sample": index,
+        "sample_dim": reader.numbering.sample_dim,
+        "rows": reader.numbering.rows(index),
         "name": info.name,
         "counts": dict(info.counts),
         "domain": plan.num_ranks,

@@ -83,6 +83,9 @@ def _print_samples(report: PartitionedReport) -> None:
     console().print(table)
     if len(report.samples) > _MANY_SAMPLES:
         console().print(f"{len(report.samples) - _MANY_SAMPLES} more samples; --json lists all")
+    if report.sample_dim is not None:
+        each = f"each {report.sample_dim} of each" if len(report.samples) > 1 else f"each {report.sample_dim}"
+        console().print(f"opens as {report.num_read} samples: {each}", soft_wrap=True)
 
 
 def _print_fields(report: PartitionedReport) -> None:
@@ -148,7 +151,8 @@ def run_plan(
     Parameters
     ----------
     options
-        ``halo``, ``bounds``, ``weights``, ``ghosts``, ``fields`` and ``dtype`` as typed.
+        ``halo``, ``bounds``, ``weights`` and ``ghosts`` as typed; ``fields``, ``dtype``, ``sample_dim``, ``steps`` and
+        ``isel`` as :class:`~scidata.store_reader.StoreReader` takes them.
     refused
         Options that mean nothing for stores, and whether each was given.
     """
@@ -178,10 +182,11 @@ def run_plan(
     ghosts = options["ghosts"] or ("disk" if common["halo"] else "exchange")  # as open_dataset chooses
     if ghosts not in ("disk", "exchange"):
         raise usage_error("--ghosts", f"{ghosts!r} is none of disk, exchange.")
-    reader = StoreReader(path, **common, ghosts=ghosts, fields=options["fields"], dtype=options["dtype"])
+    chosen = {name: options[name] for name in ("fields", "dtype", "sample_dim", "steps", "isel")}
+    reader = StoreReader(path, **common, **chosen, ghosts=ghosts)
     if not 0 <= sample < reader.num_samples:
         raise usage_error("--sample", f"{sample} is out of range: there are {reader.num_samples} samples.")
-    topology = StoreReader(path, **common, fields=())
+    topology = StoreReader(path, **common, fields=(), sample_dim=False)
     with progress("planning", reader.num_parts) as tick:
         plan = plan_store(reader, topology, sample, tick=tick)
     about = describe_store(plan, weights=common["weights"], dp=dp)
@@ -216,7 +221,7 @@ def _print_plan(plan: StorePlan, about: Mapping[str, Any], *, every_rank: bool) 
     out.print(f"{about['path']}: {', '.join(about['fields']) or 'no fields'}", style="bold", soft_wrap=True)
     by = f" by {about['weights']}" if about["weights"] else ""
     out.print(
-        f"split: {entity}s over {plan.num_ranks} ranks{by}; sample {plan.cut.index} ({about['name']}) of "
+        f"split: {entity}s over {plan.num_ranks} ranks{by}; sample {plan.sample} ({_sample_text(about)}) of "
         f"{about['num_samples']}",
         soft_wrap=True,
     )
@@ -249,6 +254,13 @@ def _print_plan(plan: StorePlan, about: Mapping[str, Any], *, every_rank: bool) 
         )
     if not plan.exact:
         print_bullets("note", ["some sizes are estimated from decoded sizes"], "yellow")
+
+
+def _sample_text(about: Mapping[str, Any]) -> str:
+    """Name a sample: by its stored sample, and its rows along the dimension that numbers samples."""
+    if about["sample_dim"] is None:
+        return str(about["name"])
+    return f"{about['name']}, {about['sample_dim']} {','.join(map(str, about['rows']))}"
 
 
 def _row_cells(found: Mapping[str, Any], entities: Sequence[str]) -> list[str]:

@@ -15,7 +15,7 @@ import numpy as np
 from scidata.errors import UnsupportedFormatError
 from scidata.types import ArrayLayout, Decoding
 
-__all__ = ["decoding_of", "is_coordinate", "role_of"]
+__all__ = ["decoding_of", "is_coordinate", "names_time", "role_of"]
 
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
@@ -44,6 +44,7 @@ _NAMES: dict[str, str] = {
     **dict.fromkeys(("lat", "latitude", "y", "yc", "nav_lat", "rlat"), "Y"),
     **dict.fromkeys(("lon", "long", "longitude", "x", "xc", "nav_lon", "rlon"), "X"),
 }
+_TIMES = frozenset(("time_step", "timestep", "time_counter", "nt", "ntime", "ntimes"))
 _NORTH = re.compile(r"degrees?_?(north|n)$", re.IGNORECASE)
 _EAST = re.compile(r"degrees?_?(east|e)$", re.IGNORECASE)
 _SINCE = re.compile(r"\s*(\w+)\s+since\s+\S", re.IGNORECASE)  # "days since 1900-01-01"; "days accumulated" is no axis
@@ -224,6 +225,11 @@ def role_of(layout: ArrayLayout) -> str | None:
     if attributes.get("positive", "").lower() in ("up", "down"):
         return "Z"
     return _NAMES.get(layout.name.rsplit("/", 1)[-1].lower())
+
+
+def names_time(dim: str) -> bool:
+    """Say whether a dimension's name alone says that it is time."""
+    return _NAMES.get(dim.lower()) == "T" or dim.lower() in _TIMES
 
 
 def is_coordinate(layout: ArrayLayout, arrays: Mapping[str, ArrayLayout]) -> bool:

@@ -11,11 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.bounds import even_bounds
-from scidata.errors import ConfigError
+from scidata.errors import ConfigError, FieldMismatchError
 from scidata.partition.graph import CSR, csr_from_edges, knn_edges
 from scidata.partition.quality import Quality, measure_quality, quality_of_parts
 from scidata.store import Store, open_store
 from scidata.store.manifest import Statistics
+from scidata.store.numbering import number_samples
 
 __all__ = ["FieldReport", "PartitionedReport", "SampleReport", "inspect_partitioned"]
 
@@ -59,8 +60,11 @@ class PartitionedReport:
         As the manifest says; ``settings`` are the options that the store was written with.
     counts
         Rows of each entity over all samples.
+    sample_dim, num_read
+        How ``open_dataset`` numbers samples by default: the dim whose rows are samples (None: there is none), and how
+        many there are; None where fields have to be chosen first.
     fields, samples
-        One entry each.
+        One entry each, of the samples as they are stored.
     quality
         Of the sample ``quality_sample``, in parts of equal numbers of rows; None where it has no rows, or neither
         edges nor positions.
@@ -79,6 +83,8 @@ class PartitionedReport:
     bbox: tuple[tuple[float, ...], tuple[float, ...]] | None
     counts: Mapping[str, int]
     nbytes: int
+    sample_dim: str | None
+    num_read: int | None
     fields: tuple[FieldReport, ...]
     samples: tuple[SampleReport, ...]
     quality_sample: int
@@ -117,6 +123,8 @@ def inspect_partitioned(
     kept = [parts for parts in num_parts if parts <= num_rows]
     if len(kept) < len(num_parts):
         notes.append(f"sample {sample} has {num_rows} {info.entity}s: cut into no more than that many parts")
+    sample_dim, num_read, note = _numbers(store)
+    notes += note
     quality, edges, complaint = _quality(store, sample, kept)
     notes += complaint
     if quality is not None:
@@ -131,6 +139,8 @@ def inspect_partitioned(
         bbox=manifest.bbox,
         counts=manifest.counts,
         nbytes=sum(s.nbytes for s in manifest.samples),
+        sample_dim=sample_dim,
+        num_read=num_read,
         fields=tuple(
             FieldReport(
                 name=field.name,
@@ -160,6 +170,14 @@ def inspect_partitioned(
         quality=quality,
         notes=tuple(notes),
     )
+
+
+def _numbers(store: Store) -> tuple[str | None, int | None, list[str]]:
+    try:
+        numbering = number_samples(store, list(store.manifest.fields.values()))
+    except FieldMismatchError as e:
+        return None, None, [str(e)]
+    return numbering.sample_dim, numbering.num_samples, []
 
 
 def _quality(store: Store, index: int, num_parts: Sequence[int]) -> tuple[Quality | None, str, list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
@@ -82,8 +83,19 @@ class RowAccess:
         """Return an array's layout."""
         return self._store.array(self._index, path)
 
-    def plan(self, path: str, starts: IntArray, stops: IntArray, *, dim: int = 0) -> ArrayPlan:
-        """Plan a read of ranges of rows along ``dim``, one after the other."""
+    def plan(
+        self,
+        path: str,
+        starts: IntArray,
+        stops: IntArray,
+        *,
+        dim: int = 0,
+        others: Sequence[tuple[Segment, ...]] | None = None,
+    ) -> ArrayPlan:
+        """Plan a read of ranges of rows along ``dim``, one after the other.
+
+        ``others`` are the segments of every dim, of which that of ``dim`` is not looked at; default all rows.
+        """
         layout, source = self.layout(path), self._store.source(self._index)
         counts = stops - starts
         offsets = np.cumsum(counts) - counts
@@ -92,10 +104,10 @@ class RowAccess:
             for start, count, offset in zip(starts.tolist(), counts.tolist(), offsets.tolist(), strict=True)
             if count
         )
-        selection = tuple(
-            rows if d == dim else ((Segment(start=0, count=n),) if n else ()) for d, n in enumerate(layout.shape)
-        )
-        shape = tuple(int(counts.sum()) if d == dim else n for d, n in enumerate(layout.shape))
+        if others is None:
+            others = [(Segment(start=0, count=n),) if n else () for n in layout.shape]
+        selection = tuple(rows if d == dim else kept for d, kept in enumerate(others))
+        shape = tuple(sum(segment.count for segment in kept) for kept in selection)
         refs = None if layout.fallback else source.locate(layout, chunks_needed(layout, selection))
         plan = plan_array(layout, selection, refs, out_shape=shape)
         self.plans.setdefault(path, []).append(plan)

@@ -6,14 +6,13 @@ import re
 from collections.abc import Sequence
 
 from scidata.errors import FieldMismatchError
-from scidata.sources.cf import is_coordinate, role_of
+from scidata.sources.cf import is_coordinate, names_time, role_of
 from scidata.topologies.base import GROUPS, RawField, Topology, field_of
 from scidata.types import ArrayLayout, Source
 
 __all__ = ["find_fields", "is_time"]
 
 _UNNAMED = re.compile(r"dim_\d+$|phony_dim_\d+$")
-_TIMES = frozenset(("time", "t", "time_step", "timestep", "nt", "ntime", "date"))
 
 
 def find_fields(
@@ -155,7 +154,7 @@ def _place_by_length(topology: Topology, source: Source, layout: ArrayLayout, *,
 def is_time(source: Source, dim: str) -> bool:
     """Say whether a dimension is time, by its name or its coordinate."""
     coordinate = source.arrays.get(dim)
-    return dim.lower() in _TIMES or (coordinate is not None and role_of(coordinate) == "T")
+    return names_time(dim) or (coordinate is not None and role_of(coordinate) == "T")
 
 
 def _shown(layout: ArrayLayout) -> str:

@@ -96,7 +96,7 @@ def hands_out_shards(rank, num_ranks, path, raws):
     assert doubled.entity_of("twice") == "node"
     with pytest.raises(ConfigError, match="made after reading"):
         doubled.with_ghosts("twice")
-    with pytest.raises(ConfigError, match="isel: means nothing"):
+    with pytest.raises(ConfigError, match="cut by rank, not cropped"):
         scidata.open_dataset(path, mesh, isel={"node": slice(3)})
     single = samples[0].to(torch.float32)
     assert single["u"].dtype is torch.float32

@@ -187,10 +187,12 @@ def test_surfaces_have_the_figures_of_one_process_on_any_number_of_ranks(
 
 
 def _mesh_figures(path: str, mesh: Any) -> Any:
-    ds = ugrid_mesh.open_ugrid(path, mesh, dtype=torch.float64)
+    ds = ugrid_mesh.open_ugrid(path, mesh, dtype=torch.float64, steps=(0, 1))
     sample = ds[0]
     area, height = ugrid_mesh.cell_areas(sample, ds), ugrid_mesh.mean_on_cells(sample, "height")
     assert isinstance(area, scidata.ShardTensor) == (mesh is not None)
+    second = ugrid_mesh.mean_on_cells(ugrid_mesh.open_ugrid(path, mesh, dtype=torch.float64)[1], "height")
+    torch.testing.assert_close(full(second), full(height)[:, 1], rtol=0, atol=0)
     return area.sum(), (area.unsqueeze(1) * height).sum(dim=0), (area * sample["depth"]).sum(), full(height)
 
 

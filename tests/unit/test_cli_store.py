@@ -190,6 +190,33 @@ def test_options_of_stores_mean_nothing_for_grids(tmp_path: Path) -> None:
 # -- plan --------------------------------------------------------------------------------------------------------------
 
 
+def test_times_are_samples(tmp_path: Path) -> None:
+    points = np.random.default_rng(0).random((1100, 2))
+    for case, times in enumerate((4, 2)):
+        with h5py.File(tmp_path / f"case{case}.h5", "w") as file:
+            file["points"] = points
+            file["cells"] = Delaunay(points).simplices
+            for name, shape in (("u", (times, 1100)), ("w", (1100,))):
+                data = file.create_dataset(f"node/{name}", data=np.zeros(shape))
+                for i, dim in enumerate(("Time", "node")[-len(shape) :]):
+                    data.dims[i].label = dim
+    store = tmp_path / "store"
+    partition(sorted(tmp_path.glob("*.h5")), store)
+    report = run_json("inspect", store)
+    assert (report["sample_dim"], report["num_read"], len(report["samples"])) == ("Time", 6, 2)
+    assert "opens as 6 samples: each Time of each" in run("inspect", store).stdout
+    found = run_json("plan", store, "--domain", "2", "--sample", "5", "--halo", "1", "--dp", "2")
+    assert (found["num_samples"], found["name"], found["rows"]) == (6, "case1", [1])
+    assert found["global_shape"]["u"] == [1100]
+    assert found["samples_per_dp_rank"] == 3
+    reader = StoreReader(store, num_parts=2, halo=1, ghosts="disk")
+    assert [rank["bytes_fetched"] for rank in found["ranks"]] == [reader.plan(5, r).bytes_fetched for r in range(2)]
+    several = run("plan", store, "--domain", "2", "--steps", "0,1", "--isel", "Time=1:", "--sample", "1")
+    assert "sample 1 (case0, Time 2,3) of 2" in several.stdout
+    whole = run_json("plan", store, "--domain", "2", "--sample-dim", "none", "--sample", "1")
+    assert (whole["num_samples"], whole["global_shape"]["u"]) == (2, [2, 1100])
+
+
 @pytest.mark.parametrize("hops", [1, 2])
 def test_plan_counts_are_those_of_the_edges(mesh: Path, hops: int) -> None:
     found = run_json("plan", mesh, "--domain", "5", "--halo", hops, "--sample", "1")
@@ -286,9 +313,6 @@ def test_plan_of_more_ranks_than_rows(graph: Path) -> None:
     [
         (["--align", "8"], ["--align", "means nothing"]),
         (["--periodic", "lon"], ["--periodic", "means nothing"]),
-        (["--isel", "x=0:3"], ["--isel", "means nothing"]),
-        (["--steps", "0"], ["--steps", "means nothing"]),
-        (["--sample-dim", "t"], ["--sample-dim", "means nothing"]),
         (["--shard", "node"], ["--shard", "means nothing"]),
         (["--domain", "2x4"], ["--domain", "one sequence", "--domain 8"]),
         (["--halo", "lat=2"], ["--halo", "'lat=2' is no width"]),

@@ -89,6 +89,15 @@ class FileCache:
         self.read_into(path, offset, [memoryview(buffer)])
         return buffer
 
+    def read_at_once(self, path: str, offset: int, view: memoryview) -> bool:
+        """Fill one view of bytes of a local file by one call, if that works; if not, :meth:`read_into` says why."""
+        if is_url(path):
+            return False
+        try:
+            return os.preadv(self._handle(path).fd, (view,), offset) == len(view)
+        except OSError:
+            return False
+
     def read_into(self, path: str, offset: int, buffers: Sequence[Any]) -> None:
         """Fill writable C-contiguous byte buffers, one after the other, from ``offset`` on.
 

@@ -84,10 +84,7 @@ def read_plan(
     threads = 1 if executor is None else _num_threads(executor)  # counting processors takes 40 µs
     small = len(tasks) < 2 or (not remote and int(costs.sum()) < _MIN_PARALLEL)
     if executor is None or threads < 2 or small:
-        stats = ReadStats()
-        for task in tasks:
-            stats += execution.run(task)
-        return stats
+        return execution.run(tasks)
     return _run_shared(execution, _batches(tasks, costs, threads), executor, threads)
 
 
@@ -119,14 +116,11 @@ class _Shared:
                 batch = next(self._batches, None)
             if batch is None:
                 break
-            for task in batch:
-                if self._failed:
-                    break
-                try:
-                    stats += self._execution.run(task)
-                except BaseException:
-                    self._failed = True
-                    raise
+            try:
+                stats += self._execution.run(batch)
+            except BaseException:
+                self._failed = True
+                raise
         return stats
 
 

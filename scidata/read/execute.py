@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -99,14 +100,18 @@ class Execution:
             costs.append(np.add.reduceat(plan.encoded.nbytes, plan.encoded_reads.bounds[:-1]))
         return tasks, np.concatenate(costs)
 
-    def run(self, task: Task) -> ReadStats:
-        """Do one task."""
-        kind, row = task
-        if kind == "raw" and self._raw is not None:
-            return self._raw.run(row)
-        if kind == "encoded" and self._encoded is not None:
-            return self._encoded.run(row)
-        return self._run_box(row)
+    def run(self, tasks: Sequence[Task]) -> ReadStats:
+        """Do some tasks."""
+        stats = ReadStats()
+        raw = [row for kind, row in tasks if kind == "raw"]
+        if raw and self._raw is not None:
+            stats += self._raw.run(raw)
+        for kind, row in tasks if len(raw) < len(tasks) else ():
+            if kind == "encoded" and self._encoded is not None:
+                stats += self._encoded.run(row)
+            elif kind == "box":
+                stats += self._run_box(row)
+        return stats
 
     def _fill_absent(self) -> None:
         plan, layout, context = self._plan, self._plan.layout, self._context

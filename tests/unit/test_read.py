@@ -133,6 +133,12 @@ class CountingCache(_files.FileCache):
         super().__init__()
         self.count, self.guard = 0, threading.Lock()
 
+    def read_at_once(self, path, offset, view):
+        done = super().read_at_once(path, offset, view)
+        with self.guard:
+            self.count += done * view.nbytes
+        return done
+
     def read_into(self, path, offset, buffers):
         super().read_into(path, offset, buffers)
         with self.guard:

@@ -4,6 +4,7 @@
     python examples/train_gnn.py --data flow.store                                         # one process
     torchrun --nproc-per-node 4 examples/train_gnn.py --data flow.store --domain 2         # 2 dp × 2 domain
     torchrun --nproc-per-node 4 examples/train_gnn.py --data flow.store --domain 2 --check --dtype float64
+    torchrun --nproc-per-node 4 examples/train_gnn.py --data flow.store --domain 2 --khop  # wide halos, no exchange
 
 The model is plain PyTorch Geometric and knows nothing of ranks, but for one line that lets an exchange run beside other
 work. What is different from a script for one process: ``init_mesh``, ``open_graph(..., mesh)``, the sampler and
@@ -17,9 +18,10 @@ import argparse
 import copy
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -108,7 +110,7 @@ class MeshGraphNet(nn.Module):
 Stats = dict[str, Tensor]  # mean and std of inputs, targets and edges
 
 
-def loss_of(model: nn.Module, data: Any, edge_attr: Tensor, num_samples: int, stats: Stats) -> Tensor:
+def loss_of(model: Callable[..., Tensor], data: Any, edge_attr: Tensor, num_samples: int, stats: Stats) -> Tensor:
     """Mean over samples of the mean squared error over a sample's nodes, in standard deviations of the targets.
 
     Samples count alike whatever their size, so that the mean over dp ranks is the mean over their samples.
@@ -211,7 +213,8 @@ class Training:
         """Open the data: this rank's part of each sample, or whole samples without a mesh."""
         args = self.args
         fields = list(dict.fromkeys([*args.inputs, *args.targets]))
-        return open_graph(args.data, mesh, fields=fields, dtype=self.dtype)  # scidata
+        halo = {"halo": args.depth} if args.khop and mesh is not None else {}  # a hop for each round of messages
+        return open_graph(args.data, mesh, fields=fields, dtype=self.dtype, **halo)  # scidata
 
     def load_from(self, ds: scidata.IrregularDataset, order: Any, batch_size: int) -> scidata.DataLoader:
         """Make a loader of batches, disjoint unions of samples, on the device."""
@@ -249,8 +252,10 @@ class Training:
 
     def loss(self, model: nn.Module, batch: scidata.IrregularSample) -> Tensor:
         """Loss of one batch; a plain tensor, the same on every rank of a domain."""
-        data = batch.to_pyg(x=self.args.inputs, y=self.args.targets)
-        return loss_of(model, data, relative_positions(self.ds, data), len(batch.index), self.stats)
+        khop = self.args.khop
+        data = batch.to_pyg(x=self.args.inputs, y=self.args.targets, khop=khop)
+        predict = partial(batch.call_on_parts, model) if khop else model  # scidata: ghosts are computed here, not sent
+        return loss_of(predict, data, relative_positions(self.ds, data), len(batch.index), self.stats)
 
     def train(self) -> None:
         """Train for all epochs, or ``--max-steps``; a checkpoint at each epoch's end and where it stops."""
@@ -383,6 +388,9 @@ def parse(argv: list[str] | None) -> tuple[argparse.ArgumentParser, argparse.Nam
     parser.add_argument("--domain", default=1, help="ranks that share a sample", **number)
     parser.add_argument("--dim", default=64, **number)
     parser.add_argument("--depth", default=6, help="rounds of messages", **number)
+    parser.add_argument(
+        "--khop", action="store_true", help="compute ghosts, --depth hops of them, and exchange nothing"
+    )
     parser.add_argument("--batch-size", default=1, help="samples per dp rank", **number)
     parser.add_argument("--epochs", default=1, **number)
     parser.add_argument("--max-steps", help="stop early; the schedule still spans --epochs", **number)

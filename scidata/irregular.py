@@ -193,6 +193,7 @@ class IrregularDataset(Dataset[Sample]):
             cells=cells,
             device_mesh=self._domain,
             read_ids=partial(self.reader.original_id, local.index, self._rank),
+            num_hops=self.reader.num_hops,
         )
 
     def close(self) -> None:

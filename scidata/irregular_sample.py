@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 
@@ -17,6 +17,7 @@ from scidata.index_map import IndexMap
 from scidata.sample import Sample
 from scidata.shard import ShardSpec, ShardTensor
 from scidata.shard.graph import halo_exchange
+from scidata.shard.parts import Parts, call_on_parts
 from scidata.types import IntArray
 
 __all__ = ["Cells", "IrregularSample", "Place", "Topology", "shard_rows"]
@@ -63,6 +64,8 @@ class Topology:
         The domain's one axis; None where samples are plain.
     read_ids
         Reads the source's row of each owned row of an entity.
+    num_hops
+        How far away along edges ghosts are held; 0 where there are no edges.
     """
 
     entity: str
@@ -72,6 +75,7 @@ class Topology:
     cells: Cells | None
     device_mesh: DeviceMesh | None
     read_ids: Callable[[str], IntArray]
+    num_hops: int
 
 
 def shard_rows(local: Tensor, rows: IndexMap, dim: int, device_mesh: DeviceMesh | None) -> Tensor:
@@ -162,7 +166,7 @@ class IrregularSample(Sample):
         """The same, followed by the edges that end at ghosts less than ``halo`` hops away.
 
         What ``halo`` layers need to give the right result on owned nodes without any exchange; see
-        :func:`scidata.shard.graph.call_on_parts`. The rows of ``with_ghosts(name)`` of a field of edges.
+        :meth:`call_on_parts`. The rows of ``with_ghosts(name)`` of a field of edges.
         """
         own, far = self._topology.edge_index, self._topology.far_edge_index
         return own if own is None or far is None else torch.cat([own, far], dim=1)
@@ -322,6 +326,7 @@ class IrregularSample(Sample):
         x: str | Sequence[str] | None = None,
         y: str | Sequence[str] | None = None,
         edge_attr: str | Sequence[str] | None = None,
+        khop: bool = False,
     ) -> Any:
         """Return a ``torch_geometric.data.Data`` of ShardTensors, on which stock layers run unmodified. Collective.
 
@@ -331,17 +336,55 @@ class IrregularSample(Sample):
         ----------
         x, y, edge_attr
             Fields that are put side by side, one column for each component, under these names instead.
+        khop
+            For models that run without exchange, by :meth:`call_on_parts`: plain tensors instead, of this rank's rows,
+            owned ones, then ghosts, and of all edges among them. ``y`` and ``batch``, which losses and pooling take,
+            are ShardTensors all the same. With ``ghosts="disk"`` nothing is sent.
 
         Raises
         ------
         MissingDependencyError
             torch_geometric is not installed.
         UnknownNameError, ConfigError
-            No such field, or one of another entity.
+            No such field, or one of another entity; ``khop`` of a sample without edges.
         """
         from scidata.irregular_pyg import to_data
 
-        return to_data(self, x=_names(x), y=_names(y), edge_attr=_names(edge_attr))
+        return to_data(self, x=_names(x), y=_names(y), edge_attr=_names(edge_attr), khop=khop)
+
+    def call_on_parts(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Run a module on tensors of ``to_pyg(khop=True)``; return the owned rows of its result as a ShardTensor.
+
+        The module needs a halo of as many hops as it has layers, and one more where a layer uses the degrees of its
+        sources. Its first call finds out whether that is so, and raises on every rank where it is not; see
+        :func:`scidata.shard.parts.call_on_parts`. Nothing is sent forward after that; backward is collective.
+
+        Raises
+        ------
+        UnsupportedShardOp
+            The module looks further than the ghosts go, or mixes rows of all nodes.
+        ConfigError
+            The sample has no edges.
+        """
+        parts = self.parts
+        return module(*args, **kwargs) if parts is None else call_on_parts(module, parts, *args, **kwargs)
+
+    @property
+    def parts(self) -> Parts | None:
+        """What :meth:`call_on_parts` runs on; None where samples are plain.
+
+        Raises
+        ------
+        ConfigError
+            The sample has no edges.
+        """
+        edges, mesh = self.edge_index_with_ghosts, self._topology.device_mesh
+        if edges is None:
+            raise ConfigError("the sample has no edges, along which ghosts would be hops away; use to_pyg() as it is")
+        if mesh is None:
+            return None
+        rows, num_hops = self.index_map(self.entity), self._topology.num_hops
+        return Parts(index_map=rows, edge_index=edges, num_hops=num_hops, device_mesh=mesh)
 
     def rows_first(self, name: str, *, entity: str | None = None) -> tuple[Tensor, bool]:
         """Return the local rows of a field along dim 0, and whether ghosts follow the owned ones; no communication.

@@ -146,6 +146,7 @@ def _topology(samples: Sequence[IrregularSample], rows: dict[str, _Rows]) -> Top
         cells=cells,
         device_mesh=first.device_mesh,
         read_ids=read_ids,
+        num_hops=first.num_hops,
     )
 
 

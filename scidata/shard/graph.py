@@ -6,26 +6,22 @@ of ids, and kept. Local rows are the owned ones, then the ghosts in the map's or
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 import zlib
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
-from torch.utils._pytree import tree_map_only
 
-from scidata.errors import ShardLayoutError, UnsupportedShardOp
+from scidata.errors import ShardLayoutError
 from scidata.index_map import IndexMap
-from scidata.shard._transport import Group, call, exchange, gather, group_rank, group_size, reduce
+from scidata.shard._transport import Group, call, exchange, gather, group_rank, group_size
 from scidata.shard.collectives import _ReturnRows, indexed_all_to_all_v
 from scidata.shard.spec import ShardSpec, axes_of
 from scidata.shard.tensor import ShardTensor, _version
@@ -33,7 +29,6 @@ from scidata.shard.tensor import ShardTensor, _version
 __all__ = [
     "GhostExchange",
     "PendingHalo",
-    "call_on_parts",
     "ghost_exchange",
     "ghosts_key",
     "halo_exchange",
@@ -310,81 +305,3 @@ def ghosts_key(x: ShardTensor, dim: int, exchange: GhostExchange) -> tuple[int, 
     """Return what must be the same for ghosts that were fetched to be still good."""
     local = x._local
     return id(exchange), dim, id(local), _version(local), int(torch.is_grad_enabled() and local.requires_grad)
-
-
-def call_on_parts(module: nn.Module, device_mesh: DeviceMesh, *args: Any, **kwargs: Any) -> Any:
-    """Run a module on this rank's plain parts, ghosts included; its parameters get the gradient of all ranks.
-
-    The way without exchange: with ghosts as many hops deep as the model has layers (one more where a layer uses its
-    sources' degrees), the owned rows of the result are those of one process. Cut them out and wrap them with
-    :func:`node_tensor` before anything is reduced. Backward is collective.
-
-    Raises
-    ------
-    UnsupportedShardOp
-        The module holds batch normalisation in training mode, whose statistics would count ghosts.
-    """
-    for name, child in module.named_modules():
-        if isinstance(child, nn.modules.batchnorm._BatchNorm) and (child.training or child.running_mean is None):
-            raise UnsupportedShardOp(
-                f"{name or type(child).__name__}: batch statistics of a part would count its ghosts. "
-                "Use ShardTensors with an exchange, or eval()"
-            )
-    groups = [axis.group for axis in axes_of(device_mesh) if axis.size > 1]
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    if not groups or not parameters or not torch.is_grad_enabled():
-        return module(*args, **kwargs)
-    token, *replicated = _ReplicateAll.apply(groups, parameters[0].new_zeros(()), *parameters)  # type: ignore[no-untyped-call]
-    new = {id(parameter): tensor for parameter, tensor in zip(parameters, replicated, strict=True)}
-    with _swapped(module, new):
-        result = module(*args, **kwargs)
-    # so that backward gets here on each rank, whatever its part made the module leave out
-    return tree_map_only(Tensor, lambda x: x + token.to(x.dtype) if x.is_floating_point() else x, result)
-
-
-class _ReplicateAll(Function):
-    """Parameters that meet parts: their gradients are added up over ranks, all in one collective."""
-
-    @staticmethod
-    def forward(ctx: Any, groups: list[dist.ProcessGroup], token: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-        ctx.groups = groups
-        return token.clone(), *(parameter.view_as(parameter) for parameter in parameters)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, _: Tensor, *grads: Tensor) -> tuple[Any, ...]:
-        found: list[Any] = list(grads)
-        for dtype in dict.fromkeys(grad.dtype for grad in grads):
-            chosen = [i for i, grad in enumerate(grads) if grad.dtype == dtype]
-            flat = torch.cat([grads[i].reshape(-1) for i in chosen])
-            for group in ctx.groups:
-                flat = reduce(flat, dist.ReduceOp.SUM, group)
-            for i, part in zip(chosen, torch.split(flat, [grads[i].numel() for i in chosen]), strict=True):
-                found[i] = part.view(grads[i].shape)
-        return None, None, *found
-
-
-@contextlib.contextmanager
-def _swapped(module: nn.Module, new: Mapping[int, Tensor]) -> Iterator[None]:
-    """Put tensors in the place of a module's parameters, by their ids.
-
-    ``torch.func.functional_call`` leaves its tensors behind in a module that is registered under two names, as the
-    aggregations of PyG are.
-    """
-    held: list[tuple[nn.Module, dict[str, Any]]] = []
-    try:
-        for child in module.modules():
-            held.append((child, dict(child._parameters)))
-            for name, parameter in held[-1][1].items():
-                child._parameters[name] = new.get(id(parameter), parameter)
-            _refresh(child)
-        yield
-    finally:
-        for child, parameters in held:
-            child._parameters.update(parameters)
-            _refresh(child)
-
-
-def _refresh(module: nn.Module) -> None:
-    if isinstance(module, nn.RNNBase):  # holds its parameters in a list, too
-        module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]

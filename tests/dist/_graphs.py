@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from scidata.index_map import IndexMap
+from scidata.shard.parts import Parts
 
 #: Sizes of the parts of the 11 nodes: even, one node, empty.
 LAYOUTS = {1: [(11,)], 2: [(6, 5), (10, 1), (0, 11)], 3: [(4, 4, 3), (5, 1, 5), (6, 0, 5)], 4: [(3, 0, 1, 7)]}
@@ -60,3 +61,8 @@ def khop_part_of(edge_index, sizes, rank, hops):
     edges = np.flatnonzero(inner[dst])
     local = np.stack([index_map.to_local(src[edges]), index_map.to_local(dst[edges])])
     return index_map, torch.from_numpy(local), torch.from_numpy(edges)
+
+
+def parts_of(index_map, local_edges, hops, device_mesh):
+    """What ``call_on_parts`` takes of :func:`khop_part_of`."""
+    return Parts(index_map=index_map, edge_index=local_edges, num_hops=hops, device_mesh=device_mesh)

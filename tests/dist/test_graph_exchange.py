@@ -15,13 +15,14 @@ from torch.utils.checkpoint import checkpoint
 from scidata.errors import ShardLayoutError, UnsupportedShardOp
 from scidata.index_map import IndexMap
 from scidata.shard import ShardTensor
-from scidata.shard.graph import call_on_parts, ghost_exchange, halo_exchange, node_tensor, start_halo_exchange
+from scidata.shard.graph import ghost_exchange, halo_exchange, node_tensor, start_halo_exchange
 from scidata.shard.moves import gather_full
 from scidata.shard.routed import RoutedIndex, edge_tensor, route_edges
+from scidata.shard.parts import call_on_parts
 from scidata.testing import run_ranks
 
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode has no path of the tests
-from _graphs import LAYOUTS, NUM_NODES, khop_part_of, part_of, whole_edges
+from _graphs import LAYOUTS, NUM_NODES, khop_part_of, part_of, parts_of, whole_edges
 
 
 class Spy:
@@ -395,6 +396,11 @@ class Layers(nn.Module):
         return x
 
 
+class Pooled(nn.Module):
+    def forward(self, x, e):
+        return x.sum(0, keepdim=True)
+
+
 def check_hops(rank, num_ranks):
     mesh, edges = _mesh(num_ranks), whole_edges()
     torch.manual_seed(2)
@@ -402,6 +408,7 @@ def check_hops(rank, num_ranks):
     whole = torch.randn(NUM_NODES, 2, dtype=torch.float64, requires_grad=True)
     model(whole, edges).square().mean().backward()
     wanted = [p.grad.clone() for p in model.parameters()]
+    checks_left = 1 if num_ranks > 1 else 0
     for sizes in LAYOUTS[num_ranks]:
         part = part_of(edges, sizes, rank)
         own = whole.detach()[part.nodes].clone().requires_grad_()
@@ -415,17 +422,21 @@ def check_hops(rank, num_ranks):
             else:
                 held = halo_exchange(own, deep, dist.group.WORLD)
                 with Spy() as spy:
-                    rows = call_on_parts(model, mesh, held, local_edges)
-                assert spy.total == 0
+                    result = call_on_parts(model, parts_of(deep, local_edges, 2, mesh), held, local_edges)
+                assert spy.total <= checks_left
+                checks_left -= spy.total
                 assert all(isinstance(p, nn.Parameter) for p in model.parameters())
-                result = node_tensor(rows[: deep.num_owned], deep, mesh)
             result.square().mean().backward()
             for p, grad in zip(model.parameters(), wanted, strict=True):
                 _close(p.grad, grad, f"{way} {sizes}")
             _close(own.grad, whole.grad[part.nodes], f"{way} {sizes}: input")
+    parts, rows = parts_of(deep, local_edges, 2, mesh), torch.zeros(deep.num_local, 2)
     with pytest.raises(UnsupportedShardOp, match="count its ghosts"):
-        call_on_parts(nn.Sequential(nn.BatchNorm1d(2)), mesh, torch.zeros(3, 2))
-    call_on_parts(nn.Sequential(nn.BatchNorm1d(2)).eval(), mesh, torch.zeros(3, 2))
+        call_on_parts(nn.Sequential(nn.BatchNorm1d(2)), parts, rows)
+    call_on_parts(nn.Sequential(nn.BatchNorm1d(2)).eval(), parts, rows)
+    if num_ranks > 1:
+        with pytest.raises(UnsupportedShardOp, match="a row for each"):
+            call_on_parts(Pooled(), parts, rows, local_edges)
 
 
 def ring():

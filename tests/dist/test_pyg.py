@@ -13,15 +13,20 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from scidata.errors import ConfigError, MissingDependencyError, ShardLayoutError, UnsupportedShardOp
 from scidata.shard import ShardTensor
-from scidata.shard.graph import call_on_parts, halo_exchange, node_tensor
+from scidata.shard.graph import halo_exchange
 from scidata.shard.moves import gather_full
+from scidata.shard.parts import call_on_parts
 from scidata.testing import run_ranks
 
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode has no path of the tests
-from _graphs import LAYOUTS, NUM_NODES, khop_part_of, part_of, whole_edges
+from _graphs import LAYOUTS, NUM_NODES, khop_part_of, part_of, parts_of, whole_edges
 
-#: For what runs every layer: one node, none; each but the first has ghosts.
-CHOSEN = {1: [(11,)], 2: [(10, 1)], 3: [(5, 1, 5), (6, 0, 5)]}
+#: For what runs every layer: even, one node, none; each but the first has ghosts.
+CHOSEN = {1: [(11,)], 2: [(6, 5), (10, 1)], 3: [(5, 1, 5), (6, 0, 5)], 4: [(3, 0, 1, 7)]}
+#: Layers that look at edges that start at a node, or at their number.
+BACKWARDS = {"GCNConv reversed", "DirGNNConv", "ChebConv"}
+#: Layers that look two hops far: at the number of edges that end at the sources of edges.
+DEGREES = {"GCNConv", "GCNConv weights", "GCNConv no loops"}
 
 
 def _mlp(*sizes):
@@ -163,31 +168,81 @@ def check_layers(rank, num_ranks):
             _compare(layer.double(), whole, shards, f"{name} {sizes}")
 
 
+def _by_hops(layer, arguments, sizes, rank, hops, mesh):
+    """Owned rows of a layer's result, without exchange, and the leaf of this rank's inputs."""
+    _, x, attr, weight = _inputs()
+    index_map, local_edges, held = khop_part_of(whole_edges(), sizes, rank, hops)
+    own = x[slice(*index_map.owned)].clone().requires_grad_()
+    with_ghosts = halo_exchange(own, index_map, dist.group.WORLD)
+    given = _arguments(arguments, with_ghosts, local_edges, attr[held], weight[held])
+    return call_on_parts(layer, parts_of(index_map, local_edges, hops, mesh), *given), own
+
+
 def check_hops(rank, num_ranks):
-    """Ghosts two hops deep, in place of exchanges inside a layer; GCN needs the degrees of its sources, so two."""
+    """Ghosts in place of exchanges inside a layer: as many hops of them as it needs, or it raises."""
     mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
     torch.manual_seed(7)
-    sizes = CHOSEN[num_ranks][-1]
+    edges, x, attr, weight = _inputs()
     for name, (layer, names) in _layers().items():
-        if name in ("GCNConv reversed", "DirGNNConv", "ChebConv"):  # these look at edges that end further away
-            continue
         layer.double().eval()
-        edges, x, attr, weight = _inputs()
-        expected = layer(*_arguments(names, x.requires_grad_(), edges, attr, weight))
+        if name in BACKWARDS and num_ranks > 1:
+            with pytest.raises(UnsupportedShardOp, match="edges that start at a node"):
+                _by_hops(layer, names, CHOSEN[num_ranks][-1], rank, 2, mesh)
+            continue
+        x.requires_grad_().grad = None
+        layer.zero_grad()
+        expected = layer(*_arguments(names, x, edges, attr, weight))
         expected.square().sum().backward()
         wanted = [p.grad for p in layer.parameters()]
-        layer.zero_grad()
-        index_map, local_edges, held = khop_part_of(edges, sizes, rank, 2)
-        own = x.detach()[slice(*index_map.owned)].clone().requires_grad_()
-        with_ghosts = halo_exchange(own, index_map, dist.group.WORLD)
-        rows = call_on_parts(layer, mesh, *_arguments(names, with_ghosts, local_edges, attr[held], weight[held]))
-        found = node_tensor(rows[: index_map.num_owned], index_map, mesh)
-        _close(found, expected.detach(), f"{name} by hops")
-        found.square().sum().backward()
-        for (which, p), grad in zip(layer.named_parameters(), wanted, strict=True):
-            if grad is not None:
-                _close(p.grad, grad, f"{name} by hops: {which}.grad")
-        _close(own.grad, x.grad[slice(*index_map.owned)], f"{name} by hops: input grad")
+        for sizes in CHOSEN[num_ranks]:
+            layer.zero_grad()
+            found, own = _by_hops(layer, names, sizes, rank, 2 if name in DEGREES else 1, mesh)
+            _close(found, expected.detach(), f"{name} by hops, {sizes}")
+            found.square().sum().backward()
+            for (which, p), grad in zip(layer.named_parameters(), wanted, strict=True):
+                if grad is not None:
+                    _close(p.grad, grad, f"{name} by hops, {sizes}: {which}.grad")
+            _close(own.grad, x.grad[sum(sizes[:rank]) : sum(sizes[: rank + 1])], f"{name} by hops, {sizes}: input grad")
+
+
+class Two(nn.Module):
+    """Two of a layer, and something between them."""
+
+    def __init__(self, between):
+        super().__init__()
+        import torch_geometric.nn as g
+
+        self.first, self.between, self.second = g.SAGEConv(4, 4), between, g.SAGEConv(4, 4)
+
+    def forward(self, x, edge_index):
+        return self.second(self.between(self.first(x, edge_index)).relu(), edge_index)
+
+
+def check_too_narrow(rank, num_ranks):
+    """What looks further than the ghosts go, or at all rows, raises on every rank."""
+    import torch_geometric.nn as g
+
+    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
+    edges, sizes = whole_edges(), CHOSEN[num_ranks][-1]
+    refused = {
+        "more than 1 hops away": [(layer.double(), names, 1) for n, (layer, names) in _layers().items() if n in DEGREES],
+        "mixes the rows": [(Two(between).double(), "x e", 2) for between in (g.GraphNorm(4), g.PairNorm(), g.LayerNorm(4))],
+        "random numbers": [(Two(nn.Dropout(0.5)).double(), "x e", 2)],
+    }
+    refused["more than 1 hops away"].append((Two(nn.Identity()).double(), "x e", 1))
+    for message, cases in refused.items():
+        for layer, names, hops in cases:
+            with pytest.raises(UnsupportedShardOp, match=message):
+                _by_hops(layer, names, sizes, rank, hops, mesh)
+    net = Two(g.LayerNorm(4, mode="node")).double()
+    _inputs()  # seeds, as _by_hops does again
+    state, random = {k: v.clone() for k, v in net.state_dict().items()}, torch.get_rng_state()
+    found, _ = _by_hops(net, "x e", sizes, rank, 2, mesh)
+    _close(found, net(_inputs()[1], edges).detach(), "two layers")
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(v, state[k]) for k, v in net.state_dict().items())
+    loss = found.square().mean() + found[:, 0].max()
+    assert type(loss) is torch.Tensor
 
 
 def check_net(rank, num_ranks, mode):
@@ -269,13 +324,15 @@ def check_everything(rank, num_ranks):
     check_net(rank, num_ranks, "train")
     check_net(rank, num_ranks, "eval")
     check_hops(rank, num_ranks)
+    if num_ranks > 1:
+        check_too_narrow(rank, num_ranks)
     if num_ranks == 2:
         check_data(rank, num_ranks)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
 def test_stock_layers_give_what_one_process_gives(num_ranks):
-    run_ranks(check_everything, num_ranks, timeout=150)
+    run_ranks(check_everything, num_ranks, timeout=300)
 
 
 def test_without_torch_geometric(monkeypatch):

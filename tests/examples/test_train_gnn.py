@@ -90,14 +90,18 @@ def assert_equal_to_one_process(code: int, output: str, layout: str) -> None:
     assert max(float(found[1]), float(found[2])) <= 1e-12
 
 
+@pytest.mark.parametrize("way", [(), ("--khop",)], ids=["exchange", "khop"])
 @pytest.mark.parametrize(("num_ranks", "domain", "batch_size"), [(1, 1, 1), (2, 2, 1), (3, 3, 2), (4, 2, 2)])
-def test_loss_and_gradients_are_those_of_one_process(flows: str, num_ranks: int, domain: int, batch_size: int) -> None:
-    args = ("--domain", domain, "--batch-size", batch_size, "--dtype", "float64", "--check")
+def test_loss_and_gradients_are_those_of_one_process(
+    flows: str, num_ranks: int, domain: int, batch_size: int, way: tuple[str, ...]
+) -> None:
+    args = ("--domain", domain, "--batch-size", batch_size, "--dtype", "float64", "--check", *way)
     code, output = on_ranks(num_ranks, "--data", flows, *args)
     assert_equal_to_one_process(code, output, f"{num_ranks // domain} dp x {domain} domain")
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="the real UGRID and MPAS files are not beside the repository")
+@pytest.mark.parametrize("way", [(), ("--khop",)], ids=["exchange", "khop"])
 @pytest.mark.parametrize(
     ("source", "grid", "fields"),
     [
@@ -107,10 +111,12 @@ def test_loss_and_gradients_are_those_of_one_process(flows: str, num_ranks: int,
     ],
     ids=["ugrid", "mpas"],
 )
-def test_check_on_real_meshes(tmp_path: Path, source: str, grid: str | None, fields: tuple[str, ...]) -> None:
+def test_check_on_real_meshes(
+    tmp_path: Path, source: str, grid: str | None, fields: tuple[str, ...], way: tuple[str, ...]
+) -> None:
     store = str(tmp_path / "store")
     ugrid_mesh.convert([str(DATA / source)], store, mesh=None if grid is None else str(DATA / grid))
-    code, output = on_ranks(2, "--data", store, *fields, "--domain", 2, "--dtype", "float64", "--check")
+    code, output = on_ranks(2, "--data", store, *fields, "--domain", 2, "--dtype", "float64", "--check", *way)
     assert_equal_to_one_process(code, output, "1 dp x 2 domain")
 
 

@@ -202,11 +202,16 @@ class GridReader:
         return values[np.concatenate(rows)]
 
     def fingerprint(self) -> str:
-        """Return a digest of what decides the samples: fields, shapes, dtypes, crop and steps; not where they lie."""
+        """Return a digest of what decides the samples: fields, shapes, dtypes, crop, steps, and the sample coordinate.
+
+        Not where they lie, so that data may move; nor their values, which would have to be read.
+        """
+        values = None if self.sample_dim is None else self.coordinate(self.sample_dim)
         content = {
             "fields": {n: [self.global_shape(n), str(self._fields[n].dtype)] for n in self.fields},
             "samples": self.num_samples,
             "steps": self.steps,
+            "coordinate": None if values is None else hashlib.sha256(str(values.tolist()).encode()).hexdigest(),
             "selected": {
                 d: [(s.start, s.count, s.step) for s in segments] for d, segments in self.partition.selected.items()
             },

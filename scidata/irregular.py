@@ -88,6 +88,13 @@ class IrregularDataset(Dataset[Sample]):
         """Digest of what decides the samples: their values and the choice of fields."""
         return self.reader.fingerprint()
 
+    def counts(self, entity: str | None = None) -> npt.NDArray[np.int64]:
+        """Return how many rows of an entity each sample has, ``(len(self),)``; default of the one that is cut first.
+
+        For ``DistributedSampler(sizes=...)``. Reads metadata only.
+        """
+        return self.reader.counts(self.reader.entity if entity is None else entity)
+
     def dims(self, name: str) -> tuple[str, ...]:
         """Return the dimensions of a field of one sample."""
         return self.reader.dims(name)

@@ -23,11 +23,14 @@ from scidata._slots import Slot
 from scidata.device_mesh import axis_size
 from scidata.errors import ConfigError
 from scidata.prefetch import BufferRing, DeviceCopier, HostCopier, Prefetcher, PrefetchStats, SlotRing
+from scidata.progress import Progress, progress_of
 from scidata.sample import Sample, collate
-from scidata.sampler import DistributedSampler
+from scidata.sampler import DistributedSampler, check_state, fingerprint_of
 from scidata.types import BufferSpec
 
 __all__ = ["BufferedDataset", "DataLoader", "PartDataset"]
+
+_VERSION = 1  # of the state
 
 
 @runtime_checkable
@@ -187,6 +190,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             raise ConfigError(f"device={str(self.device)!r}: the loader copies to 'cuda', or leaves data on 'cpu'")
         self._stats = PrefetchStats()
         self._idle_rings: deque[BufferRing] = deque(maxlen=1)
+        self._progress: Progress | None = None  # of the latest iteration, or of the next one where a state was loaded
 
     def _refuse_process_options(self) -> None:
         refused = {
@@ -206,28 +210,37 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """Do nothing: torch warns of more worker processes than cores, but threads that wait for a disk need none."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the buffers out; they are made again when needed."""
-        return self.__dict__ | {"_idle_rings": deque(maxlen=1)}
+        """Leave out the buffers, which are made again when needed, and the iteration, which stays with its owner."""
+        return self.__dict__ | {"_idle_rings": deque(maxlen=1), "_progress": None}
 
     # -- iterating ---------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Any:
         """Begin an epoch: an iterator of its own, whose threads end with it."""
         device, dataset = self._cuda_device(), self.dataset
+        progress = self._progress = self._unbegun()
+        items = _items(progress.items(), self._auto_collation)
         if _has_buffers(dataset):
-            prefetcher = self._into_buffers(device)
+            prefetcher = self._into_buffers(items, device)
         else:
-            prefetcher = self._prefetcher(SlotRing(max(1, self.prefetch_factor or 0)), _part_reader(dataset))
-        return _Batches(prefetcher, dataset, self.collate_fn, batched=self._auto_collation, device=device)  # type: ignore[arg-type]
+            prefetcher = self._prefetcher(items, SlotRing(max(1, self.prefetch_factor or 0)), _part_reader(dataset))
+        batched = self._auto_collation
+        return _Batches(prefetcher, progress, dataset, self.collate_fn, batched=batched, device=device)  # type: ignore[arg-type]
 
-    def _into_buffers(self, device: torch.device | None) -> Prefetcher:
+    def _into_buffers(self, items: Iterator[list[int]], device: torch.device | None) -> Prefetcher:
         ring, idle = self._take_ring(), self._idle_rings
         copier = HostCopier(ring) if device is None else DeviceCopier(ring, device)
-        return self._prefetcher(ring, _filler(self.dataset), copier=copier, on_close=lambda: idle.append(ring))  # type: ignore[arg-type]
+        return self._prefetcher(items, ring, _filler(self.dataset), copier=copier, on_close=lambda: idle.append(ring))  # type: ignore[arg-type]
 
-    def _prefetcher(self, ring: BufferRing | SlotRing, fill: Callable[[int, Any], int], **options: Any) -> Prefetcher:
+    def _prefetcher(
+        self,
+        items: Iterator[list[int]],
+        ring: BufferRing | SlotRing,
+        fill: Callable[[int, Any], int],
+        **options: Any,
+    ) -> Prefetcher:
         return Prefetcher(
-            _items(iter(self._index_sampler), self._auto_collation),
+            items,
             fill,
             ring,
             num_workers=self.num_workers,
@@ -270,6 +283,48 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 set_epoch(epoch)
                 return
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the loop is, as plain values for JSON: counts what it has received, not what was read ahead.
+
+        With a :class:`scidata.DistributedSampler`, the default on a mesh, it is the same on every rank, and an epoch
+        can go on with other numbers of dp and domain ranks, workers, and samples in a batch. With any other sampler it
+        is this rank's own. Of several iterators at once, it is the place of the one begun last. No communication.
+
+        Once an epoch has ended, it is the beginning of the next one: ``state["sampler"]["epoch"]`` is where a loop over
+        epochs goes on.
+        """
+        progress = self._progress or self._unbegun()
+        return {"version": _VERSION, "fingerprint": fingerprint_of(self.dataset), "sampler": progress.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state`` was saved: the next iteration has exactly the samples that its loop had not received.
+
+        The order stays that of the whole epoch; what its samples do not fill is padded or dropped as at the end of a
+        whole one. The iteration after it is whole, and so is one after ``set_epoch`` of another epoch. ``len`` is
+        the number of batches of a whole epoch throughout, as in torchdata.
+
+        Raises
+        ------
+        ConfigError
+            The state is of another data set, sampler, seed, order or ``drop_last``, or of a newer version.
+        """
+        check_state("the loader's state", state, {"version", "fingerprint", "sampler"}, _VERSION)
+        if state["fingerprint"] != fingerprint_of(self.dataset):
+            raise ConfigError(
+                f"the loader's state is of another data set: its fingerprint was {state['fingerprint']!r} and is "
+                f"{fingerprint_of(self.dataset)!r}; open the same data set, or start an epoch afresh"
+            )
+        self._progress = progress_of(self.sampler, self._index_sampler)
+        self._progress.load_state_dict(state["sampler"])
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(state["sampler"]["epoch"])
+
+    def _unbegun(self) -> Progress:
+        """Return the place of the next iteration."""
+        if self._progress is None or self._progress.begun:
+            return progress_of(self.sampler, self._index_sampler)
+        return self._progress
+
     def stats(self) -> dict[str, float]:
         """Return counts of what was handed out so far, over all iterators.
 
@@ -285,6 +340,7 @@ class _Batches(Iterator[Any]):
     def __init__(
         self,
         prefetcher: Prefetcher,
+        progress: Progress,
         dataset: BufferedDataset | PartDataset,
         collate_fn: Callable[[Any], Any],
         *,
@@ -292,21 +348,29 @@ class _Batches(Iterator[Any]):
         device: torch.device | None,
     ) -> None:
         self._prefetcher = prefetcher
+        self._progress = progress
         self._dataset = dataset
         self._collate_fn = collate_fn
         self._batched = batched
         self._device = device
+        self._over = False
 
     def __next__(self) -> Any:
         """Return the next batch, or sample."""
         try:
-            return self._wrap(*next(self._prefetcher))
-        except BaseException:
+            index, local = next(self._prefetcher)
+            batch = self._wrap(index, local)
+        except BaseException as e:
+            if isinstance(e, StopIteration) and not self._over:  # after an error the epoch is over, but not finished
+                self._progress.finish()
             self.close()
             raise
+        self._progress.received(index)
+        return batch
 
     def close(self) -> None:
         """End the epoch and its threads; dropping the iterator does the same."""
+        self._over = True
         self._prefetcher.close()
 
     def _wrap(self, index: list[int], local: Any) -> Any:

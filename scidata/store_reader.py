@@ -140,6 +140,13 @@ class StoreReader:
         """The entities that the samples have."""
         return self.store.manifest.entities
 
+    def counts(self, entity: str) -> IntArray:
+        """Return the rows of an entity in each sample, ``(num_samples,)``."""
+        if entity not in self.entities:
+            raise UnknownNameError(f"{self.path}: no entity {entity!r}{near_matches(entity, self.entities)}")
+        stored = [self.numbering.locate(index)[0] for index in range(self.num_samples)]
+        return np.array([self.store.manifest.samples[number].counts[entity] for number in stored], np.int64)
+
     @property
     def num_hops(self) -> int:
         """Hops along edges that ghosts are away; edges need at least one, for their sources."""

@@ -162,3 +162,13 @@ def test_a_damaged_sample_raises_in_its_turn(store: str, tmp_path: Path) -> None
     chunk.write_bytes(bytes(chunk.stat().st_size))
     for note in run_ranks(broken, 2, str(copy)):
         assert "sample 1 (number 0 of batch 1)" in note
+
+
+def test_counts_of_rows_for_samplers(store: str) -> None:
+    ds = scidata.open_dataset(store)
+    assert ds.counts().tolist() == list(SIZES)
+    assert ds.counts("edge").tolist() == [raw(i)["edge_index"].shape[1] for i in range(len(SIZES))]
+    with pytest.raises(scidata.errors.UnknownNameError, match="'face'"):
+        ds.counts("face")
+    sampler = scidata.DistributedSampler(ds, sizes=ds.counts(), group=2)
+    assert sorted(sampler) == list(range(5))

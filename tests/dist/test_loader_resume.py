@@ -1,0 +1,59 @@
+"""A loader's place saved on real ranks by ``torch.distributed.checkpoint``, and resumed on others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch.distributed.checkpoint as dcp
+import zarr
+
+import scidata
+from scidata.testing import run_ranks
+
+STEPS = 29
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = str(tmp_path_factory.mktemp("resume") / "t.zarr")
+    data = np.arange(STEPS * 6, dtype=np.float32).reshape(STEPS, 6)
+    zarr.open_group(path, mode="w").create_array("t", data=data, chunks=(1, 2), dimension_names=["time", "lat"])
+    return path
+
+
+def part(
+    rank: int, num_ranks: int, path: str, dp: int, batch_size: int, load: str, save: str, batches: int
+) -> list[list[int]]:
+    """Iterate for some batches, from a checkpoint and to one; return the samples, checked against the file."""
+    mesh = scidata.init_mesh(dp=dp, domain=num_ranks // dp)
+    ds = scidata.open_dataset(path, mesh, shard={"lat": "domain"})
+    loader = scidata.DataLoader(ds, batch_size, shuffle=True)
+    loader.set_epoch(2)
+    if load:
+        dcp.load({"loader": loader}, checkpoint_id=load)
+    had = []
+    for number, batch in enumerate(loader, 1):
+        assert np.array_equal(batch["t"].full_tensor()[:, 0] // 6, batch.index)
+        had.append(batch.index)
+        if number == batches:
+            dcp.save({"loader": loader}, checkpoint_id=save)
+            break
+    return had
+
+
+def test_checkpoints_resume_on_other_meshes(store: str, tmp_path: Path) -> None:
+    ds = scidata.open_dataset(store)
+    sampler = scidata.DistributedSampler(ds)
+    sampler.set_epoch(2)
+    seen, load = [], ""
+    for number, (dp, domain, batch_size, batches) in enumerate([(2, 2, 2, 2), (1, 1, 4, 1), (3, 1, 2, 1), (1, 2, 3, 99)]):
+        save = str(tmp_path / str(number))
+        had = run_ranks(part, dp * domain, store, dp, batch_size, load, save, batches)
+        for rank, rows in enumerate(had):
+            assert rows == had[rank - rank % domain]
+        steps = zip(*had[::domain], strict=True)
+        seen += [i for step in steps for row in zip(*step, strict=True) for i in row]
+        load = save
+    assert seen == list(sampler)

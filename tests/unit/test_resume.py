@@ -1,0 +1,416 @@
+"""Saving the place in an epoch and going on, in the loader, the sampler and torch's and torchdata's own loaders."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+import torch.utils.data
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import BatchSampler
+
+from scidata.device_mesh import init_mesh
+from scidata.errors import ConfigError
+from scidata.loader import DataLoader
+from scidata.sample import Sample
+from scidata.sampler import DistributedSampler
+from scidata.testing import fake_group
+from scidata.types import BufferSpec
+
+
+class Numbers(torch.utils.data.Dataset):
+    """Sample i is the number i."""
+
+    def __init__(self, count: int, mesh: Any = None, fingerprint: str = "numbers") -> None:
+        self.count, self.mesh, self.fingerprint = count, mesh, fingerprint
+        self.dp_axis = None if mesh is None else "dp"
+        self.transform: Callable[[Sample], Sample] | None = None
+        self.reads: list[int] = []
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def buffer_specs(self) -> dict[str, BufferSpec]:
+        return {"x": BufferSpec(shape=(1,), dtype=np.dtype(np.int64))}
+
+    def read_into(self, index: int, out: Mapping[str, np.ndarray]) -> None:
+        self.reads.append(index)
+        out["x"][0] = index
+
+    def assemble(self, local: Mapping[str, torch.Tensor], *, index: int | list[int], batched: bool) -> Sample:
+        return Sample(local, dims={"x": ("batch",) * batched + ("i",)}, index=index)
+
+
+def numbers(batch: Sample) -> list[int]:
+    return batch["x"].reshape(-1).tolist()
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_left() -> Iterator[None]:
+    yield
+    assert not [t for t in threading.enumerate() if t.name.startswith("scidata-reader")]
+
+
+def through_json(state: dict[str, Any]) -> dict[str, Any]:
+    assert json.loads(json.dumps(state)) == state
+    return json.loads(json.dumps(state))
+
+
+# -- any number of ranks, killed anywhere ----------------------------------------------------------------------------
+
+
+class Place:
+    """What a mesh says of a rank's place, without the process groups that take a mesh most of its time to make."""
+
+    mesh_dim_names = ("dp", "domain")
+
+    def __init__(self, rank: int, dp: int, domain: int) -> None:
+        self.shape, self.coordinate = (dp, domain), divmod(rank, domain)
+
+    def size(self, axis: int) -> int:
+        return self.shape[axis]
+
+    def get_coordinate(self) -> tuple[int, int]:
+        return self.coordinate
+
+
+def real(rank: int, dp: int, domain: int) -> Any:
+    with fake_group(dp * domain, rank=rank):
+        return init_mesh(dp=dp, domain=domain)
+
+
+def run_for(
+    state: dict[str, Any] | None,
+    batches: int | None,
+    *,
+    dp: int,
+    domain: int,
+    batch: int | None,
+    workers: int,
+    place: Callable[[int, int, int], Any] = Place,
+    **order: Any,
+) -> tuple[dict[str, Any], list[int]]:
+    """Let all ranks iterate for some batches (None: to the end); return their state, and what they had in its order."""
+    states, had = [], {}
+    for rank in range(dp * domain):
+        mesh = place(rank, dp, domain)
+        ds = Numbers(order["count"], mesh)
+        sampler = DistributedSampler(
+            ds, mesh, check=False, shuffle=order["shuffle"], seed=7, drop_last=order["drop_last"]
+        )
+        drop_last = order["drop_last"] and batch is not None
+        loader = DataLoader(ds, batch, sampler=sampler, num_workers=workers, drop_last=drop_last)
+        loader.set_epoch(order["epoch"])
+        if state is not None:
+            loader.load_state_dict(state)
+        rows = []
+        for number, sample in enumerate(loader, 1):
+            rows.append(numbers(sample))
+            if number == batches:
+                break
+        states.append(through_json(loader.state_dict()))
+        had[tuple(mesh.get_coordinate())] = rows
+    assert all(s == states[0] for s in states)
+    for dp_rank, domain_rank in had:
+        assert had[dp_rank, domain_rank] == had[dp_rank, 0]
+    steps = zip(*(had[r, 0] for r in range(dp)), strict=True)
+    return states[0], [x for step in steps for row in zip(*step, strict=True) for x in row]
+
+
+RUN = st.fixed_dictionaries(
+    {
+        "dp": st.integers(1, 4),
+        "domain": st.integers(1, 2),
+        "batch": st.none() | st.integers(1, 4),
+        "workers": st.sampled_from([0, 0, 0, 0, 0, 2]),
+    }
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    runs=st.lists(st.tuples(RUN, st.integers(1, 5)), min_size=1, max_size=3),
+    last=RUN,
+    count=st.integers(5, 40),
+    shuffle=st.booleans(),
+    drop_last=st.booleans(),
+    epoch=st.integers(0, 2),
+)
+def test_killed_anywhere_and_resumed_on_any_ranks(runs, last, count, shuffle, drop_last, epoch) -> None:
+    order = {"count": count, "shuffle": shuffle, "drop_last": drop_last, "epoch": epoch}
+    whole = DistributedSampler(range(count), shuffle=shuffle, seed=7)
+    whole.set_epoch(epoch)
+    expected, state, seen = list(whole), None, []
+    most = 0
+    for run, batches in [*runs, (last, None)]:
+        most = max(most, run["dp"])
+        state, more = run_for(state, batches, **run, **order)
+        seen += more
+        if state["sampler"]["epoch"] > epoch:
+            break
+        assert state["sampler"]["consumed"] == len(seen)
+    assert (state["sampler"]["epoch"], state["sampler"]["consumed"]) == (epoch + 1, 0)
+    if drop_last:
+        assert seen == expected[: len(seen)]
+        assert count - len(seen) < run["dp"] * (run["batch"] or 1)
+    else:
+        assert seen[:count] == expected
+        assert seen[count:] == expected[: len(seen) - count]  # filled up, by less than a round
+        assert len(seen) - count < most
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_the_same_global_batches_on_any_ranks(drop_last: bool) -> None:
+    order = {"count": 53, "shuffle": True, "drop_last": drop_last, "epoch": 1}
+    shapes = [(1, 1, 12), (2, 1, 6), (3, 2, 4), (4, 1, 3), (6, 1, 2)]
+    wholes = [run_for(None, None, dp=dp, domain=d, batch=b, workers=0, place=real, **order)[1] for dp, d, b in shapes]
+    for whole in wholes:
+        assert whole[:48] == wholes[0][:48]
+        assert len(whole) == 48 if drop_last else set(whole) == set(range(53))
+    state, first = run_for(None, 2, dp=2, domain=1, batch=6, workers=0, place=real, **order)
+    for dp, domain, batch in shapes:
+        rest = run_for(state, None, dp=dp, domain=domain, batch=batch, workers=0, place=real, **order)[1]
+        assert first + rest[:24] == wholes[0][:48]
+
+
+# -- one loader ------------------------------------------------------------------------------------------------------
+
+
+def shuffled(count: int = 11, **options: Any) -> DataLoader:
+    ds = Numbers(count, fingerprint=options.pop("fingerprint", "numbers"))
+    batch_size = options.pop("batch_size", 2)
+    return DataLoader(ds, batch_size, sampler=DistributedSampler(ds, seed=5), **options)
+
+
+def test_counts_what_the_loop_has_received_not_what_was_read_ahead() -> None:
+    loader = shuffled(100, prefetch_factor=8)
+    iterator = iter(loader)
+    first = numbers(next(iterator))
+    while len(loader.dataset.reads) < 10:
+        pass
+    assert loader.state_dict()["sampler"]["consumed"] == 2
+    assert loader.sampler.state_dict()["consumed"] > 2  # the sampler's own: what it dealt
+    again = shuffled(100)
+    again.load_state_dict(loader.state_dict())
+    iterator.close()
+    assert first + [i for b in again for i in numbers(b)] == list(loader.sampler)
+
+
+def test_the_next_epoch_is_whole() -> None:
+    loader = shuffled()
+    state = None
+    for number, _ in enumerate(loader):
+        if number == 2:
+            state = loader.state_dict()
+            break
+    again = shuffled()
+    again.load_state_dict(state)
+    assert len(again) == 6
+    assert len([i for b in again for i in numbers(b)]) == 5
+    assert again.state_dict()["sampler"] | {"order": ""} == state["sampler"] | {"epoch": 1, "consumed": 0, "order": ""}
+    assert sorted(i for b in again for i in numbers(b)) == list(range(11))
+    again.set_epoch(1)
+    third = shuffled()
+    third.load_state_dict(again.state_dict())
+    assert [numbers(b) for b in third] == [numbers(b) for b in again]
+
+
+def test_at_the_last_batch_the_rest_is_empty_and_the_epoch_after_it_whole() -> None:
+    loader, state = shuffled(), None
+    for _ in loader:
+        state = loader.state_dict()
+    again = shuffled()
+    again.load_state_dict(state)
+    again.set_epoch(0)  # as a loop over epochs does
+    assert list(again) == []
+    assert len(list(again)) == 6
+
+
+def test_another_epoch_forgets_the_place() -> None:
+    loader = shuffled()
+    next(iter(loader))
+    state = loader.state_dict()
+    loader.set_epoch(1)
+    assert (loader.state_dict()["sampler"]["epoch"], loader.state_dict()["sampler"]["consumed"]) == (1, 0)
+    again = shuffled()
+    again.load_state_dict(state)
+    again.set_epoch(4)
+    assert len([i for b in again for i in numbers(b)]) == 11
+    assert shuffled().state_dict()["sampler"]["consumed"] == 0
+
+
+def test_a_loaded_state_is_saved_again_before_anything_is_read() -> None:
+    loader = shuffled()
+    next(iter(loader))
+    again = shuffled()
+    again.load_state_dict(loader.state_dict())
+    assert again.state_dict() == loader.state_dict()
+
+
+def test_an_error_does_not_count_as_the_end() -> None:
+    loader = shuffled()
+    iterator = iter(loader)
+    next(iterator)
+    loader.dataset.transform = lambda s: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        next(iterator)
+    with pytest.raises(StopIteration):
+        next(iterator)
+    assert (loader.state_dict()["sampler"]["epoch"], loader.state_dict()["sampler"]["consumed"]) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"fingerprint": "other"}, "another data set"),
+        ({"version": 2}, "version 2, and this scidata knows up to 1"),
+        ({"version": None}, "not one that"),
+        ({"sampler": {"version": 9}}, "version 9"),
+        ({"sampler": {"seed": 6}}, "another seed: seed was 6 and is 5"),
+        ({"sampler": {"shuffle": False}}, "another shuffle"),
+        ({"sampler": {"drop_last": True}}, "another drop_last"),
+        ({"sampler": {"samples": 12}}, "another data set: samples was 12 and is 11"),
+        ({"sampler": {"fingerprint": "x"}}, "another data set"),
+        ({"sampler": {"order": "0"}}, "another order of epoch 0"),
+        ({"sampler": {"consumed": -1}}, "consumed must be"),
+        ({"sampler": {"epoch": True}}, "epoch must be"),
+    ],
+)
+def test_other_states_are_refused(change: dict[str, Any], message: str) -> None:
+    loader = shuffled()
+    state = loader.state_dict()
+    inner = change.get("sampler", {})
+    state = state | change | {"sampler": state["sampler"] | inner}
+    with pytest.raises(ConfigError, match=message):
+        loader.load_state_dict(state)
+    with pytest.raises(ConfigError, match="not one that"):
+        loader.load_state_dict({"epoch": 1})
+
+
+def test_other_weights_are_another_order() -> None:
+    first, other = (DistributedSampler(range(9), weights=np.arange(9) ** p) for p in (1, 2))
+    assert set(first) <= set(range(1, 9))
+    with pytest.raises(ConfigError, match="weights"):
+        other.load_state_dict(first.state_dict())
+
+
+# -- other samplers --------------------------------------------------------------------------------------------------
+
+
+class Evens:
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(0, 20, 2))
+
+    def __len__(self) -> int:
+        return 10
+
+
+SAMPLERS = {
+    "none": lambda ds: {"batch_size": 3},
+    "no batches": lambda ds: {"batch_size": None},
+    "own": lambda ds: {"batch_size": 3, "sampler": Evens()},
+    "batches": lambda ds: {"batch_sampler": [[1, 2], [3], [4, 5, 6], [7, 8]]},
+    "torch's batches": lambda ds: {"batch_sampler": BatchSampler(Evens(), 4, True)},
+    "torch's shuffle": lambda ds: {"batch_size": 3, "shuffle": True},
+    "torch's distributed": lambda ds: {
+        "batch_size": 3,
+        "sampler": torch.utils.data.DistributedSampler(ds, num_replicas=2, rank=1),
+    },
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_any_sampler_resumes(kind: str, workers: int) -> None:
+    def make() -> DataLoader:
+        ds = Numbers(20)
+        return DataLoader(ds, num_workers=workers, **SAMPLERS[kind](ds))
+
+    torch.manual_seed(2)
+    loader = make()
+    batches, states = [], []
+    for batch in loader:
+        batches.append(numbers(batch))
+        states.append(through_json(loader.state_dict()))
+    for number in range(len(batches)):
+        again = make()
+        again.load_state_dict(states[number])
+        assert [numbers(b) for b in again] == batches[number + 1 :]
+        assert len(list(again)) == len(again) == len(batches)
+    done = make()
+    done.load_state_dict(loader.state_dict())
+    assert len(list(done)) == len(batches)
+
+
+def test_torchs_shuffle_is_still_torchs() -> None:
+    torch.manual_seed(4)
+    ours = [numbers(b) for b in DataLoader(Numbers(9), 2, shuffle=True)]
+    torch.manual_seed(4)
+    assert [i for batch in ours for i in batch] == list(torch.utils.data.RandomSampler(range(9)))
+
+
+def test_a_sampler_that_changed_its_mind_is_found_out() -> None:
+    loader = DataLoader(Numbers(9), 2, sampler=[3, 1, 4, 1, 5])
+    next(iter(loader))
+    changed = DataLoader(Numbers(9), 2, sampler=[3, 2, 4, 1, 5])
+    changed.load_state_dict(loader.state_dict())
+    with pytest.raises(ConfigError, match="list does not begin with the 2 samples"):
+        iter(changed)
+    batches = DataLoader(Numbers(9), batch_sampler=[[3, 1, 4], [1, 5]])
+    batches.load_state_dict(loader.state_dict())
+    with pytest.raises(ConfigError, match="same sampler and batches"):
+        iter(batches)
+    with pytest.raises(ConfigError, match="not one that"):
+        shuffled(9).load_state_dict(loader.state_dict())
+
+
+# -- torch and torchdata ---------------------------------------------------------------------------------------------
+
+
+def test_distributed_checkpoint(tmp_path) -> None:
+    loader = shuffled()
+    iterator = iter(loader)
+    had = numbers(next(iterator)) + numbers(next(iterator))
+    dcp.save({"loader": loader}, checkpoint_id=str(tmp_path / "c"), no_dist=True)
+    iterator.close()
+    again = shuffled(batch_size=3)
+    dcp.load({"loader": again}, checkpoint_id=str(tmp_path / "c"), no_dist=True)
+    assert had + [i for b in again for i in numbers(b)] == list(loader.sampler)
+    plain = DataLoader(Numbers(11), 2, shuffle=True)
+    next(iter(plain))
+    dcp.save({"loader": plain}, checkpoint_id=str(tmp_path / "d"), no_dist=True)
+    other = DataLoader(Numbers(11), 2, shuffle=True)
+    dcp.load({"loader": other}, checkpoint_id=str(tmp_path / "d"), no_dist=True)
+    assert len(list(other)) == 5
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_torchdata_resumes_the_sampler(workers: int) -> None:
+    torchdata = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def make() -> Any:
+        sampler = DistributedSampler(range(23), seed=5)
+        options = {"multiprocessing_context": "fork"} if workers else {}  # spawning takes seconds a worker
+        return torchdata.StatefulDataLoader(range(23), batch_size=2, sampler=sampler, num_workers=workers, **options)
+
+    loader = make()
+    batches, states = [], []
+    for batch in loader:
+        batches.append(batch.tolist())
+        states.append(loader.state_dict())
+    assert sorted(i for b in batches for i in b) == list(range(23))
+    for number in (0, 4, 10, 11):
+        again = make()
+        again.load_state_dict(states[number])
+        assert [b.tolist() for b in again] == batches[number + 1 :]
+        assert [b.tolist() for b in again] == batches

@@ -11,7 +11,7 @@ from scidata.errors import ConfigError
 from scidata.partition._sort import Keys, blocks, run_starts
 from scidata.types import IntArray
 
-__all__ = ["NodeIds", "both_directions", "id_bits", "node_ids", "pair_keys", "ranges", "split_keys"]
+__all__ = ["NodeIds", "both_directions", "id_bits", "low_ids", "node_ids", "pair_keys", "ranges", "split_keys"]
 
 #: Global node ids as stored: int32 where they fit, which halves the largest array of a store.
 NodeIds: TypeAlias = npt.NDArray[np.int32] | npt.NDArray[np.int64]
@@ -51,12 +51,17 @@ def pair_keys(high: NodeIds, low: NodeIds, num_nodes: int) -> Keys:
 def split_keys(keys: Keys, num_nodes: int) -> tuple[IntArray, NodeIds]:
     """Unpack :func:`pair_keys`: the high id as int64, the low one as small as it gets."""
     high = np.empty(len(keys), np.int64)
+    np.right_shift(keys, np.uint64(id_bits(num_nodes)), out=high.view(np.uint64))
+    return high, low_ids(keys, num_nodes)
+
+
+def low_ids(keys: Keys, num_nodes: int) -> NodeIds:
+    """Unpack the low id of :func:`pair_keys`, as small as it gets."""
     fits = num_nodes <= np.iinfo(np.int32).max
     low: NodeIds = np.empty(len(keys), np.int32) if fits else np.empty(len(keys), np.int64)
     for rows in blocks(len(keys)):
-        np.right_shift(keys[rows], np.uint64(id_bits(num_nodes)), out=high[rows].view(np.uint64))
         low[rows] = keys[rows] & np.uint64((1 << id_bits(num_nodes)) - 1)
-    return high, low
+    return low
 
 
 def both_directions(one: NodeIds, other: NodeIds, num_nodes: int) -> IntArray:

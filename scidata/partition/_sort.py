@@ -17,15 +17,18 @@ _BLOCK = 1 << 15
 Keys: TypeAlias = npt.NDArray[np.uint64]
 
 
-def stable_sort(keys: Keys, num_bits: int) -> tuple[Keys, IntArray]:
+def stable_sort(keys: Keys, num_bits: int, *, overwrite: bool = False) -> tuple[Keys, IntArray]:
     """Return ``keys < 2**num_bits`` sorted, and the row each came from; equal keys stay in the order of their rows.
+
+    ``overwrite``: the caller's keys are not needed any more, so that the work may be done in their memory.
 
     NumPy sorts plain integers with vector instructions, 7 times faster than it argsorts them. So the row goes into the
     low bits of the key, and what that pushes out of the word is put right afterwards, among the rows it concerns only.
     """
     row_bits = max(len(keys) - 1, 0).bit_length()
     lost = max(num_bits + row_bits - 64, 0)
-    words, order = np.empty(len(keys), np.uint64), np.empty(len(keys), np.int64)
+    words = keys if overwrite and not lost else np.empty(len(keys), np.uint64)
+    order = np.empty(len(keys), np.int64)
     for rows in blocks(len(keys)):
         word = np.right_shift(keys[rows], np.uint64(lost), out=words[rows])
         word <<= np.uint64(row_bits)

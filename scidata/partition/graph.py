@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.errors import ConfigError
-from scidata.partition._ids import NodeIds, both_directions, id_bits, node_ids, pair_keys, ranges, split_keys
+from scidata.partition._ids import NodeIds, both_directions, id_bits, low_ids, node_ids, pair_keys, ranges
 from scidata.partition._sort import run_starts, stable_sort
 from scidata.partition.cells import cell_owner, edges_of_cells
 from scidata.partition.neighbours import knn_edges, radius_edges
@@ -78,11 +78,10 @@ def csr_from_edges(src: npt.ArrayLike, dst: npt.ArrayLike, num_nodes: int) -> CS
     if bool((keys[1:] >= keys[:-1]).all()):
         edge_id = np.arange(len(keys), dtype=np.int64)
     else:
-        keys, edge_id = stable_sort(keys, 2 * id_bits(num_nodes))
-    sorted_dst, sorted_src = split_keys(keys, num_nodes)
+        keys, edge_id = stable_sort(keys, 2 * id_bits(num_nodes), overwrite=True)
     indptr = np.zeros(num_nodes + 1, np.int64)
-    np.cumsum(np.bincount(sorted_dst, minlength=num_nodes), out=indptr[1:])
-    return CSR(indptr=indptr, src=sorted_src, edge_id=edge_id)
+    np.cumsum(np.bincount(target, minlength=num_nodes), out=indptr[1:])
+    return CSR(indptr=indptr, src=low_ids(keys, num_nodes), edge_id=edge_id)
 
 
 def symmetrise(src: npt.ArrayLike, dst: npt.ArrayLike, num_nodes: int) -> IntArray:

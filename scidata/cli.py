@@ -303,9 +303,12 @@ def partition(
     points: Annotated[
         str | None, typer.Option(metavar="NAME,...", help="Coordinates of a cloud: one (N, 2|3) array, or 2-3 of (N,).")
     ] = None,
+    entity: Annotated[
+        str | None, typer.Option(metavar="cell", help="A mesh's rows are its cells: finite volumes.")
+    ] = None,
     edges: Annotated[
         str | None,
-        typer.Option(metavar="cells|edge_index|knn:K|radius:R", help="Where edges come from; default by kind."),
+        typer.Option(metavar="cells|faces|edge_index|knn:K|radius:R", help="Where edges come from; default by kind."),
     ] = None,
     fields: Fields = None,
     topology: Annotated[
@@ -349,6 +352,7 @@ def partition(
         "kind": kind,
         "mesh": mesh,
         "points": points,
+        "entity": entity,
         "edges": edges,
         "fields": parse_names(fields or ()) or None,
         "topology": topology,

@@ -55,7 +55,7 @@ class Topology:
     Attributes
     ----------
     entity
-        ``"node"`` or ``"point"``: whose local ids edges and cells hold.
+        ``"node"``, ``"point"`` or ``"cell"``: whose local ids edges and cells hold.
     index_maps
         By entity.
     edge_index, far_edge_index
@@ -135,7 +135,7 @@ class IrregularSample(Sample):
 
     @property
     def entity(self) -> str:
-        """``"node"``, or ``"point"`` for clouds: what edges and cells refer to."""
+        """``"node"``, ``"point"`` for clouds, ``"cell"`` where cells are the rows: what edges and cells refer to."""
         return self._topology.entity
 
     @property

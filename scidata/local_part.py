@@ -25,7 +25,7 @@ class SamplePart:
     index
         Number of the stored sample.
     entity
-        ``"node"``, or ``"point"`` for clouds: whose bounds decide the others.
+        ``"node"``, ``"point"`` for clouds, or ``"cell"``: whose bounds decide the others.
     bounds
         ``(num_parts + 1,)`` int64 for each entity. Edges go with the node that they end at, cells with the
         lowest-numbered of their nodes.

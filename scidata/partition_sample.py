@@ -51,6 +51,7 @@ class Task:
     kind: str | None
     mesh: str | None
     points: tuple[str, ...] | None
+    entity: str | None
     edges: str | None
     fields: tuple[str, ...] | None
     topology: str | None
@@ -80,6 +81,7 @@ class Task:
             kind=self.kind,
             mesh=self.mesh,
             points=self.points,
+            entity=self.entity,
             edges=self.edges,
             fields=self.fields,
             topology=self.topology,
@@ -95,6 +97,7 @@ class Task:
             "weights": self.order.weights,
             "kind": self.kind,
             "points": self.points,
+            "entity": self.entity,
             "edges": self.edges,
             "fields": self.fields,
             "topology": self.topology,
@@ -172,15 +175,15 @@ def _repaired(finding: Finding) -> str:
 
 def plan_sample(index: int, header: SampleHeader) -> PlannedSample:
     """Describe a sample from metadata alone."""
-    sizes = header.topology.sizes
-    entity = "point" if header.kind == "points" else "node"
+    sizes, entity = header.topology.sizes, header.entity
     counts: dict[str, int | None] = {entity: sizes[entity]}
+    num_cells = 0 if entity == "cell" else sizes.get("cell", 0)
     if "cell" in sizes:
         counts["cell"] = sizes["cell"]
     if header.edges is not None:
         counts["edge"] = _num_edges(header, sizes[entity])
     nbytes = sum(math.prod(f.shape) * f.dtype.itemsize for f in header.fields.values())
-    nbytes += counts[entity] * 8 + (counts.get("cell") or 0) * 17 + (counts.get("edge") or 0) * 12  # type: ignore[operator]
+    nbytes += counts[entity] * 8 + num_cells * 17 + (counts.get("edge") or 0) * 12  # type: ignore[operator]
     return PlannedSample(
         index=index,
         name=header.name,

@@ -61,6 +61,7 @@ def partition(
     kind: str | None = None,
     mesh: str | os.PathLike[str] | None = None,
     points: str | Sequence[str] | None = None,
+    entity: str | None = None,
     edges: str | None = None,
     fields: str | Sequence[str] | None = None,
     topology: str | None = None,
@@ -86,7 +87,7 @@ def partition(
         Files, globs or URLs; with ``mesh``, the file of the topology, all of them hold fields of one sample.
     out
         A new folder.
-    kind, points, edges, fields, topology, allow_missing, allow_external
+    kind, points, entity, edges, fields, topology, allow_missing, allow_external
         As in :func:`scidata.topology.read_samples`.
     order
         ``"hilbert"``, ``"rcb"``, ``"metis"`` (needs the extra ``metis``, smallest halos) or ``"rows"`` (as given).
@@ -132,6 +133,7 @@ def partition(
         kind=kind,
         mesh=None if mesh is None else os.fspath(mesh),
         points=_names(points),
+        entity=entity,
         edges=edges,
         fields=_names(fields),
         topology=topology,

@@ -157,7 +157,7 @@ def _draw_cells(
 
     info = store.sample(cut.index)
     num_cells = info.counts.get("cell", 0)
-    if not num_cells:
+    if not num_cells or cut.entity == "cell":
         return False
     if num_cells > _MAX_CELLS:
         notes.append(f"{num_cells} cells are too many to draw: their {cut.entity}s are shown")

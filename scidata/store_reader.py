@@ -263,7 +263,7 @@ class StoreReader:
         bounds = bounds_of_rows(access, info, self.num_parts, explicit=explicit, weights=self._weights)
         every = {self.entity: bounds}
         cuts, back = np.unique(bounds, return_inverse=True)
-        if "cell" in info.counts:
+        if "cell/indptr" in info.arrays:
             every["cell"] = access.take("cell/indptr", cuts)[back]
         if "edge" in info.counts:
             every["edge"] = access.take("csr/indptr", cuts)[back]
@@ -288,7 +288,7 @@ class StoreReader:
             sphere = info.block_space == "unit_sphere"
             found.append(radius_ghosts(access, path, start, stop, num_rows, self.halo, on_sphere=sphere))
         raw = None
-        if "cell" in info.counts:
+        if "cell/indptr" in info.arrays:
             raw = _read_cells(access, *cut.owned("cell", part))
             corners = raw.connectivity
             found.append(corners[(corners < start) | (corners >= stop)])

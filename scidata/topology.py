@@ -59,8 +59,11 @@ class RawSample:
     edge_index
         ``(2, E)`` int64, source and destination of the edges that the file has; None where there are none or where
         ``edges`` says how they are made. Fields of edges are in this order.
+    entity
+        What a sample's rows are: ``"node"`` (``"point"`` of a cloud), or ``"cell"``: then it has fields of cells alone.
     edges
-        ``"edge_index"``, ``"cells"``, ``"knn:8"``, ``"radius:0.1"`` or None (a cloud): where edges come from.
+        ``"edge_index"``, ``"cells"``, ``"faces"``, ``"knn:8"``, ``"radius:0.1"`` or None (a cloud): where edges come
+        from.
     fields
         By name. A name that two entities have is ``node/<name>`` and ``cell/<name>``.
     mesh_edges
@@ -80,6 +83,7 @@ class RawSample:
     on_sphere: bool = False
     cells: Cells | None = None
     edge_index: IntArray | None = None
+    entity: str = ""
     edges: str | None = None
     fields: Mapping[str, RawField] = field(default_factory=dict)
     mesh_edges: IntArray | None = None
@@ -90,6 +94,8 @@ class RawSample:
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:
             raise ConfigError(f"sample {self.name!r}: kind must be one of {_KINDS}, not {self.kind!r}")
+        if not self.entity:
+            object.__setattr__(self, "entity", _row_entity(self.kind))
         if self.points is not None and self.num_nodes in (-1, len(self.points)):
             object.__setattr__(self, "num_nodes", len(self.points))
         elif self.points is not None or self.num_nodes < 0:
@@ -101,7 +107,7 @@ class RawSample:
     @property
     def sizes(self) -> dict[str, int]:
         """Rows of each entity that is known yet."""
-        sizes = {"point" if self.kind == "points" else "node": self.num_nodes}
+        sizes = {_row_entity(self.kind): self.num_nodes} if self.entity != "cell" else {}
         if self.cells is not None:
             sizes["cell"] = self.cells.num_cells
         own = self.edge_index if self.edge_index is not None else self.mesh_edges
@@ -120,7 +126,7 @@ class SampleHeader:
         Unlike that of any other sample.
     topology
         Where points, cells and edges are found, and how many there are: ``topology.sizes``.
-    edges, fields, left_out
+    entity, edges, fields, left_out
         As in :class:`RawSample`.
     paths
         The files it is read from.
@@ -128,6 +134,7 @@ class SampleHeader:
 
     name: str
     topology: Topology
+    entity: str
     edges: str | None
     fields: Mapping[str, RawField]
     left_out: Mapping[str, str]
@@ -155,10 +162,11 @@ class SampleHeader:
             on_sphere=self.topology.on_sphere,
             cells=geometry.cells,
             edge_index=geometry.edge_index if self.edges == "edge_index" else None,
+            entity=self.entity,
             edges=self.edges,
             fields=self.fields,
             mesh_edges=self.topology.load_mesh_edges() if on_mesh_edges else None,
-            num_nodes=self.topology.sizes["point" if self.kind == "points" else "node"],
+            num_nodes=self.topology.sizes[_row_entity(self.kind)],
             period=self.topology.period,
             left_out=self.left_out,
         )
@@ -211,6 +219,7 @@ class _Reading:
 
     kind: str | None
     mesh: str | None
+    entity: str | None
     fields: tuple[str, ...] | None
     options: Options
     allow_external: bool
@@ -240,14 +249,18 @@ class _Reading:
         every |= set(topology.source.arrays if topology.fields is None else topology.fields)
         combined = short_names({**found[0][1], **combine_fields(found[1:])}, every)
         edges = self._edges(topology)
+        reasons = {}
         if edges not in (None, "edge_index") and not (edges == "cells" and topology.mesh_edges):
-            reason = f"lives on the file's edges, but edges are made ({edges})"
-            left_out |= {n: reason for n, f in combined.items() if f.entity == "edge"}
-            combined = {n: f for n, f in combined.items() if f.entity != "edge"}
+            reasons["edge"] = f"lives on the file's edges, but edges are made ({edges})"
+        if self.entity == "cell":
+            reasons["node"] = "lives on the nodes, but rows are cells (entity='cell')"
+        left_out |= {n: reasons[f.entity] for n, f in combined.items() if f.entity in reasons}
+        combined = {n: f for n, f in combined.items() if f.entity not in reasons}
         self._check_names(combined, left_out, sources, every)
         return SampleHeader(
             name=name,
             topology=topology,
+            entity=self.entity or _row_entity(topology.kind),
             edges=edges,
             fields=combined,
             left_out={n: reason for n, reason in left_out.items() if n not in combined},
@@ -307,7 +320,7 @@ class _Reading:
         edges = self.options.edges
         if self.kind == "points":
             return (points,)
-        if self.kind == "mesh" or edges == "cells":
+        if self.kind == "mesh" or self.entity == "cell" or edges == "cells":
             return _MESHES
         if self.kind == "graph":
             made = points.made_into_graph(self.options)
@@ -317,6 +330,8 @@ class _Reading:
     def _edges(self, topology: Topology) -> str | None:
         """Return where the sample's edges come from."""
         asked = self.options.edges
+        if self.entity == "cell":
+            return asked or "faces"
         given = ("edge" in topology.sizes and not topology.mesh_edges) or isinstance(topology, graph.GraphTopology)
         if asked == "edge_index" and not given:
             raise UnknownNameError(f"{topology.source.path}: edges='edge_index', but the file has no edges of its own")
@@ -325,6 +340,10 @@ class _Reading:
         if given:
             return "edge_index"
         return "cells" if "cell" in topology.sizes else None
+
+
+def _row_entity(kind: str) -> str:
+    return "point" if kind == "points" else "node"
 
 
 def parse_edges(edges: str) -> tuple[str, float]:
@@ -336,7 +355,7 @@ def parse_edges(edges: str) -> tuple[str, float]:
         It is no rule.
     """
     rule, _, number = edges.partition(":")
-    if rule in ("edge_index", "cells") and not number:
+    if rule in ("edge_index", "cells", "faces") and not number:
         return rule, 0.0
     try:
         value = float(number)
@@ -344,8 +363,8 @@ def parse_edges(edges: str) -> tuple[str, float]:
         value = 0.0
     if rule not in ("knn", "radius") or not np.isfinite(value) or value <= 0 or (rule == "knn" and value != int(value)):
         raise ConfigError(
-            f"edges={edges!r}: expected 'edge_index', 'cells', 'knn:8' (neighbours) or 'radius:0.1' (in the unit "
-            "of the points)"
+            f"edges={edges!r}: expected 'edge_index', 'cells', 'faces', 'knn:8' (neighbours) or 'radius:0.1' (in the "
+            "unit of the points)"
         )
     return rule, value
 
@@ -356,6 +375,7 @@ def read_samples(
     kind: str | None = None,
     mesh: str | os.PathLike[str] | None = None,
     points: str | Sequence[str] | None = None,
+    entity: str | None = None,
     edges: str | None = None,
     fields: str | Sequence[str] | None = None,
     topology: str | None = None,
@@ -376,9 +396,13 @@ def read_samples(
         File of the topology, where the fields are in others.
     points
         Names of the coordinates: one array ``(N, 2 or 3)``, or two or three ``(N,)``.
+    entity
+        ``"cell"``: the rows of a mesh are its cells, at the mean of their nodes (for finite volumes: fields of nodes
+        are left out). None: its nodes.
     edges
-        ``"edge_index"``: those in the file; ``"cells"``: those of the cells; ``"knn:8"``, ``"radius:0.1"``: made from
-        the points. None: the file's for a graph, those of the cells for a mesh, none for a cloud.
+        ``"edge_index"``: those in the file; ``"cells"``: those of the cells; ``"faces"``: between cells that share a
+        face, where these are the rows; ``"knn:8"``, ``"radius:0.1"``: made from the points. None: the file's for a
+        graph, those of the cells for a mesh or across its faces, none for a cloud.
     fields
         Names; None for all that have one row per entity. What is left out is in ``left_out`` with the reason.
     topology
@@ -395,9 +419,16 @@ def read_samples(
     """
     if kind is not None and kind not in _KINDS:
         raise ConfigError(f"kind must be 'mesh', 'points' or 'graph', not {kind!r}{near_matches(kind, _KINDS)}")
+    if entity not in (None, "cell") or (entity == "cell" and kind not in (None, "mesh")):
+        raise ConfigError(f"entity must be 'cell', of a mesh, or left out, not {entity!r} with kind={kind!r}")
     if edges is not None:
         rule, _ = parse_edges(edges)
-        if kind == "points" or (kind == "mesh" and rule in ("knn", "radius")):
+        if (entity == "cell") != (rule == "faces") and rule not in ("knn", "radius"):
+            raise ConfigError(
+                f"edges={edges!r} and entity={entity!r} do not go together: 'faces' lie between cells as rows "
+                "(entity='cell'); 'cells' and 'edge_index' have edges between nodes"
+            )
+        if entity != "cell" and (kind == "points" or (kind == "mesh" and rule in ("knn", "radius"))):
             remedy = "kind='graph'" if kind == "points" else "kind='graph' with points="
             raise ConfigError(f"edges={edges!r} and kind={kind!r} do not go together; use {remedy}")
     paths = expand_paths(inputs)
@@ -405,6 +436,7 @@ def read_samples(
     reading = _Reading(
         kind=kind,
         mesh=None if mesh is None else os.fspath(mesh),
+        entity=entity,
         fields=_as_names(fields),
         options=Options(points=_as_names(points), edges=edges, topology=topology, allow_missing=allow_missing),
         allow_external=allow_external,

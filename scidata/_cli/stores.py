@@ -278,7 +278,7 @@ def _halo_text(about: Mapping[str, Any], entity: str) -> str:
     )
     if about["kind"] == "points" and about["halo"]:
         reasons.append(f"a radius of {about['halo']:g}")
-    if "cell" in about["counts"]:
+    if "cell" in about["counts"] and entity != "cell":
         reasons.append("its own cells' corners")
     if not reasons:
         return "ghosts: none, as there are neither edges nor cells; --halo R adds those within a radius"

@@ -1,18 +1,25 @@
-"""Faces of cells, and how many cells lie on each: edges of flat cells, triangles and quads of solid ones."""
+"""Faces of cells, and which cells lie on each: edges of flat cells, triangles and quads of solid ones."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 
-from scidata.partition._ids import id_bits
+from scidata.errors import UnsupportedFormatError
+from scidata.partition._ids import id_bits, ranges
 from scidata.partition._sort import Keys, run_starts, stable_sort
-from scidata.partition.cells import rings
+from scidata.partition.cells import CELL_NAMES, rings
 from scidata.types import IntArray
 
-__all__ = ["crowded_faces"]
+__all__ = ["crowded_faces", "pairs_across_faces"]
 
 _FLAT = (5, 7, 8, 9)
+# Quadratic flat cells: their corners come first. Number of these.
+_FLAT_CORNERS = {22: 3, 23: 4}
+# Cells without an area have no faces, so no neighbours across one.
+_THIN = (1, 2, 3, 4, 21)
 
 # Faces of the linear solids, VTK's node order; a quadratic solid has the corners of its linear one.
 _TETRA = ((0, 1, 3), (1, 2, 3), (2, 0, 3), (0, 2, 1))
@@ -41,17 +48,49 @@ def crowded_faces(
     All nodes must be in range, and cells have the nodes of their type. Cells of other types are left out.
     """
     found, cells = [0], [np.empty(0, np.int64)]
-    for keys, owners in (
-        _edges_of_flat(offsets, connectivity, cell_type, num_nodes),
-        _faces_of_solid(offsets, connectivity, cell_type, num_nodes),
-    ):
+    for owners, counts in _cells_by_face(offsets, connectivity, cell_type, num_nodes):
+        found.append(int((counts > 2).sum()))
+        cells.append(owners[np.repeat(counts > 2, counts)])
+    return sum(found), np.unique(np.concatenate(cells))
+
+
+def pairs_across_faces(
+    offsets: IntArray, connectivity: IntArray, cell_type: npt.NDArray[np.generic], num_nodes: int
+) -> tuple[IntArray, IntArray]:
+    """Return both cells of every pair that shares a face, in one direction; a pair that shares several comes often.
+
+    Raises
+    ------
+    UnsupportedFormatError
+        Cell types whose faces are not known.
+    """
+    known = (*_FLAT, *_FLAT_CORNERS, *_THIN, *_FACES)
+    other = np.unique(cell_type[~np.isin(cell_type, known)])
+    if len(other):
+        names = ", ".join(CELL_NAMES.get(int(kind), f"VTK type {int(kind)}") for kind in other)
+        raise UnsupportedFormatError(
+            f"cells with faces that scidata does not know ({names}): give the pairs of neighbouring cells as the "
+            "edge_index of a graph whose nodes are the cells"
+        )
+    ones, others = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for owners, counts in _cells_by_face(offsets, connectivity, cell_type, num_nodes):
+        last = np.cumsum(counts)
+        for step in range(1, int(counts.max(initial=0))):  # once, where no face has more than two cells
+            first = ranges(last - counts, np.maximum(last - step, last - counts))
+            ones.append(owners[first])
+            others.append(owners[first + step])
+    return np.concatenate(ones), np.concatenate(others)
+
+
+def _cells_by_face(
+    offsets: IntArray, connectivity: IntArray, cell_type: npt.NDArray[np.generic], num_nodes: int
+) -> Iterator[tuple[IntArray, IntArray]]:
+    """Yield the cells on each face, face by face, and how many they are: of flat cells, then of solid ones."""
+    for faces_of in (_edges_of_flat, _faces_of_solid):
+        keys, owners = faces_of(offsets, connectivity, cell_type, num_nodes)
         in_order, order = stable_sort(keys, 64)
         begins = np.flatnonzero(run_starts(in_order))
-        counts = np.diff(np.append(begins, len(in_order)))
-        crowded = np.repeat(counts > 2, counts)
-        found.append(int((counts > 2).sum()))
-        cells.append(owners[order[crowded]])
-    return sum(found), np.unique(np.concatenate(cells))
+        yield owners[order], np.diff(np.append(begins, len(in_order)))
 
 
 def _edges_of_flat(
@@ -62,9 +101,12 @@ def _edges_of_flat(
         nodes = nodes.copy()
         last = pixels[:, None] + np.array([2, 3])
         nodes[last] = nodes[last[:, ::-1]]
-    cells = np.flatnonzero(np.isin(cell_type, _FLAT))
-    one, other = rings(offsets[cells], offsets[cells + 1])
-    return _words(np.stack([nodes[one], nodes[other]]), num_nodes), np.repeat(cells, np.diff(offsets)[cells])
+    cells = np.flatnonzero(np.isin(cell_type, (*_FLAT, *_FLAT_CORNERS)))
+    sizes = np.diff(offsets)[cells]
+    for kind, corners in _FLAT_CORNERS.items():
+        sizes[cell_type[cells] == kind] = corners
+    one, other = rings(offsets[cells], offsets[cells] + sizes)
+    return _words(np.stack([nodes[one], nodes[other]]), num_nodes), np.repeat(cells, sizes)
 
 
 def _faces_of_solid(

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
 from scidata.partition.cells import cell_owner, edges_of_cells
 from scidata.partition.checks import Repaired
+from scidata.partition.dual import cell_centres, edges_across_faces
 from scidata.partition.graph import CSR, csr_from_edges
 from scidata.partition.hilbert import order_hilbert
 from scidata.partition.mesh_edges import AlongMesh, along_mesh_edges
@@ -68,8 +69,13 @@ def order_sample(
     FieldMismatchError
         A field has not one row per entity.
     """
-    entity = "point" if raw.kind == "points" else "node"
+    entity = raw.entity
     sound = raw if repaired is None else _sound(raw, repaired)
+    pos, kept = raw.points, None if repaired is None else repaired.kept_nodes
+    if entity == "cell":
+        kept = None if repaired is None else repaired.kept_cells
+        sound = _with_cells_as_rows(sound)
+        pos = _at_source_rows(sound.points, kept, raw.sizes["cell"])
     edge_index, made = _edges_of(sound)
     order, found = _order_of(sound, edge_index, options.order)
     new_ids = np.empty(len(order), np.int64)
@@ -84,7 +90,7 @@ def order_sample(
             made.append(f"{along.num_unused} edges of the mesh belong to no cell: their values are left out")
     cells = None if sound.cells is None else _ordered_cells(sound.cells, new_ids)
     if repaired is not None:  # from here on rows are the source's
-        order = _source_rows(order, repaired.kept_nodes)
+        order = _source_rows(order, kept)
         if cells is not None:
             cells = replace(cells, original_id=_source_rows(cells.original_id, repaired.kept_cells))
         if edges is not None and along is None:
@@ -98,7 +104,7 @@ def order_sample(
         on_sphere=raw.on_sphere,
         period=raw.period,
         order=order,
-        pos=raw.points,
+        pos=pos,
         weights=_weights_of(raw, options.weights, entity, edges, order),
         cells=cells,
         edges=edges,
@@ -120,6 +126,31 @@ def _sound(raw: RawSample, repaired: Repaired) -> RawSample:
     return replace(
         raw, points=repaired.points, cells=cells, edge_index=repaired.edge_index, num_nodes=num_nodes, fields={}
     )
+
+
+def _with_cells_as_rows(raw: RawSample) -> RawSample:
+    """Return a sample whose rows are the cells of ``raw``, at their centres, with their edges made."""
+    if raw.cells is None or raw.points is None:
+        raise ConfigError(f"sample {raw.name}: entity='cell', but it has no cells")
+    cells, edges, edge_index = raw.cells, raw.edges, None
+    if edges == "faces":
+        edge_index = edges_across_faces(cells.offsets, cells.connectivity, cells.cell_type, raw.num_nodes)
+        edges = "edge_index"
+    centres = cell_centres(raw.points, cells.offsets, cells.connectivity, on_sphere=raw.on_sphere, period=raw.period)
+    return replace(
+        raw, points=centres, num_nodes=len(centres), cells=None, edge_index=edge_index, edges=edges, fields={}
+    )
+
+
+def _at_source_rows(
+    points: npt.NDArray[np.float64] | None, kept: IntArray | None, num_rows: int
+) -> npt.NDArray[np.float64] | None:
+    """Return points at the rows of the source that they were kept from; NaN at the others."""
+    if points is None or kept is None:
+        return points
+    every = np.full((num_rows, points.shape[1]), np.nan)
+    every[kept] = points
+    return every
 
 
 def _source_rows(rows: IntArray, kept: IntArray | None) -> IntArray:
@@ -234,7 +265,7 @@ def _weights_of(
     if weights == "edges":
         if edges is None:
             raise ConfigError(f"sample {raw.name}: weights='edges', but it has no edges; make some with --edges")
-        costs = np.zeros(raw.num_nodes)
+        costs = np.zeros(raw.sizes[entity])
         costs[order] = np.diff(edges.indptr)
         return costs
     field = raw.fields.get(weights)

@@ -1,6 +1,7 @@
 """Write samples of a store: under a temporary name, synced, then renamed, so that a sample is whole or not there.
 
-Layout of a sample, a Zarr v3 group (``node`` is ``point`` for point clouds)::
+Layout of a sample, a Zarr v3 group (``node`` is ``point`` for point clouds; where cells are the rows it is ``cell``,
+and there are no lists of cells)::
 
     node/original_id (N,), node/pos (N, ndim), node/<field>
     cell/offsets (C + 1,), cell/connectivity, cell/type (C,), cell/original_id (C,), cell/indptr (N + 1,), cell/<field>
@@ -51,11 +52,8 @@ BLOCK_ROWS = 512
 ATTRIBUTE = "scidata"  # of the sample's group: its description
 _LIST_CHUNK_ROWS = 8192  # of arrays with several entries per entity: about 1024 entities' worth
 MAX_FIELD_BYTES = 256 << 20
-_RESERVED = {
-    "node": {"original_id", "pos"},
-    "point": {"original_id", "pos"},
-    "cell": {"offsets", "connectivity", "type", "original_id", "indptr"},
-}
+_OF_ROWS = {"original_id", "pos"}
+_OF_CELLS = {"offsets", "connectivity", "type", "original_id", "indptr"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +229,9 @@ def _check_names(sample: OrderedSample) -> None:
     seen: set[str] = set()
     for data in sample.fields:
         info = data.info
-        if info.name.split("/")[0] in _RESERVED.get(info.entity, ()) or info.path in seen:
+        of_rows = info.entity == sample.entity
+        reserved = _OF_ROWS if of_rows else _OF_CELLS if info.entity == "cell" else ()
+        if info.name.split("/")[0] in reserved or info.path in seen:
             why = "twice" if info.path in seen else "with the name of one of the store's own arrays"
             raise ConfigError(
                 f"sample {sample.name}: field {info.name!r} on {info.entity} comes {why}; leave it out, or rename it "

@@ -1,6 +1,7 @@
 """Parts of a store, for any number of ranks: put together they are the input, and every ghost is its owner's row."""
 
 import pickle
+import sys
 from pathlib import Path
 
 import h5py
@@ -12,12 +13,12 @@ from scipy.spatial import Delaunay, cKDTree
 
 from scidata.errors import ConfigError, UnknownNameError
 from scidata.partition._points import unit_sphere
-from scidata.partition.cells import edges_of_cells
-from scidata.partition.graph import khop_ghosts
 from scidata.partitioning import partition
-from scidata.store import open_store
 from scidata.store_reader import StoreReader
 from scidata.topology import read_samples
+
+sys.path.insert(0, str(Path(__file__).parent))  # importlib mode has no path of the tests
+from _parts import check_round_trip, random_bounds
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 
@@ -61,90 +62,6 @@ def graph(tmp_path_factory):
     raw = write_graph(folder / "graph.h5")
     partition(raw, folder / "store", kind="graph", keep="self_loops,duplicate_edges")
     return raw, str(folder / "store")
-
-
-def random_bounds(num_rows, num_parts, rng):
-    """Uneven bounds, with empty parts among them."""
-    return np.sort(np.r_[0, rng.integers(0, num_rows + 1, num_parts - 1), num_rows])
-
-
-def check_round_trip(raw_path, store, num_parts, *, bounds="even", halo=1, sample=None, **options):
-    """Read every part and put owned rows, edges and cells back where the source has them."""
-    raw = sample if sample is not None else read_samples(raw_path)[0]
-    reader = StoreReader(store, num_parts=num_parts, bounds=bounds, halo=halo, ghosts="disk", **options)
-    parts = [reader.read(0, p) for p in range(num_parts)]
-    cut = sum(plan.bytes_fetched for plans in reader._partition(0)[1].values() for plan in plans)  # read once
-    for p in {0, num_parts // 2, num_parts - 1}:
-        plan = reader.plan(0, p)
-        assert plan.exact
-        assert plan.bytes_fetched == parts[p].stats.bytes_fetched + cut
-    owned = {e: np.concatenate([reader.original_id(0, p, e) for p in range(num_parts)]) for e in reader.entities}
-    for entity, ids in owned.items():
-        assert np.array_equal(np.sort(ids), np.arange(len(ids))), f"{entity}: a row is missing or there twice"
-    for name in reader.fields:
-        info = reader.info(name)
-        pieces = []
-        for part in parts:
-            rows = part.index_maps[info.entity]
-            values = np.moveaxis(part.fields[name], info.entity_dim, 0)
-            assert len(values) == rows.num_local
-            pieces.append(values[: rows.num_owned])
-        stored = np.concatenate(pieces)
-        expected = np.moveaxis(raw.points if name == "pos" else raw.fields[name].read(), info.entity_dim, 0)
-        back = np.empty_like(stored)
-        back[owned[info.entity]] = stored
-        assert back.astype(expected.dtype).tobytes() == np.ascontiguousarray(expected).tobytes(), name
-        for part in parts:
-            rows = part.index_maps[info.entity]
-            values = np.moveaxis(part.fields[name], info.entity_dim, 0)
-            assert np.array_equal(values[rows.num_owned :], stored[rows.ghosts], equal_nan=True), name
-    check_edges(reader, parts, owned, raw)
-    check_cells(reader, parts, owned, raw)
-    return reader, parts
-
-
-def check_edges(reader, parts, owned, raw):
-    if "edge" not in reader.entities:
-        return
-    nodes, pairs = owned[reader.entity], []
-    whole = open_store(reader.path)
-    indptr, src = whole.read(0, "csr/indptr"), whole.read(0, "csr/src")
-    for part in parts:
-        rows, edges = part.index_maps[reader.entity], part.index_maps["edge"]
-        assert part.edge_index.shape == (2, edges.num_owned)
-        assert not part.edge_index.size or part.edge_index[1].max() < rows.num_owned
-        assert np.all(np.diff(part.edge_index[1]) >= 0)
-        pairs.append(nodes[rows.to_global(part.edge_index)])
-        hops = khop_ghosts(indptr, src, *rows.owned, reader.num_hops)
-        assert np.isin(hops, rows.ghosts).all()
-        inner = khop_ghosts(indptr, src, *rows.owned, reader.num_hops - 1)
-        far = np.concatenate([np.arange(indptr[i], indptr[i + 1]) for i in inner] or [np.empty(0, int)])
-        assert np.array_equal(edges.ghosts, far)
-        dst = np.searchsorted(indptr, far, side="right") - 1
-        assert np.array_equal(rows.to_global(part.far_edge_index), np.stack([src[far], dst]))
-    pairs = np.concatenate(pairs, axis=1)
-    if raw.edges == "edge_index":
-        assert np.array_equal(pairs, raw.edge_index[:, owned["edge"]])
-    else:
-        keys = pairs[0] * len(nodes) + pairs[1]
-        assert len(np.unique(keys)) == len(keys) == raw_edges(raw)
-
-
-def raw_edges(raw):
-    return edges_of_cells(raw.cells.offsets, raw.cells.connectivity, raw.cells.cell_type, raw.num_nodes).shape[1]
-
-
-def check_cells(reader, parts, owned, raw):
-    if "cell" not in reader.entities:
-        return
-    nodes = owned[reader.entity]
-    for p, part in enumerate(parts):
-        rows = part.index_maps[reader.entity]
-        for i, cell in enumerate(reader.original_id(0, p, "cell")):
-            corners = part.cells.connectivity[part.cells.offsets[i] : part.cells.offsets[i + 1]]
-            a, b = raw.cells.offsets[cell : cell + 2]
-            assert np.array_equal(nodes[rows.to_global(corners)], raw.cells.connectivity[a:b])
-            assert part.cells.types[i] == raw.cells.cell_type[cell]
 
 
 @pytest.mark.parametrize("num_parts", range(1, 8))

@@ -1,0 +1,111 @@
+"""The oracle of parts: read all of them and put them back where the source has them."""
+
+import numpy as np
+
+from scidata.partition.cells import edges_of_cells
+from scidata.partition.dual import cell_centres, edges_across_faces
+from scidata.partition.graph import khop_ghosts
+from scidata.partition.neighbours import knn_edges, radius_edges
+from scidata.store import open_store
+from scidata.store_reader import StoreReader
+from scidata.topology import parse_edges, read_samples
+
+
+def random_bounds(num_rows, num_parts, rng):
+    """Uneven bounds, with empty parts among them."""
+    return np.sort(np.r_[0, rng.integers(0, num_rows + 1, num_parts - 1), num_rows])
+
+
+def check_round_trip(raw_path, store, num_parts, *, bounds="even", halo=1, sample=None, **options):
+    """Read every part and put owned rows, edges and cells back where the source has them."""
+    raw = sample if sample is not None else read_samples(raw_path)[0]
+    reader = StoreReader(store, num_parts=num_parts, bounds=bounds, halo=halo, ghosts="disk", **options)
+    parts = [reader.read(0, p) for p in range(num_parts)]
+    cut = sum(plan.bytes_fetched for plans in reader._partition(0)[1].values() for plan in plans)  # read once
+    for p in {0, num_parts // 2, num_parts - 1}:
+        plan = reader.plan(0, p)
+        assert plan.exact
+        assert plan.bytes_fetched == parts[p].stats.bytes_fetched + cut
+    owned = {e: np.concatenate([reader.original_id(0, p, e) for p in range(num_parts)]) for e in reader.entities}
+    for entity, ids in owned.items():
+        assert np.array_equal(np.sort(ids), np.arange(len(ids))), f"{entity}: a row is missing or there twice"
+    for name in reader.fields:
+        info = reader.info(name)
+        pieces = []
+        for part in parts:
+            rows = part.index_maps[info.entity]
+            values = np.moveaxis(part.fields[name], info.entity_dim, 0)
+            assert len(values) == rows.num_local
+            pieces.append(values[: rows.num_owned])
+        stored = np.concatenate(pieces)
+        source = raw.fields.get(name) or raw.fields.get(info.path)  # names may be longer there
+        expected = np.moveaxis(positions_of(raw) if name == "pos" else source.read(), info.entity_dim, 0)
+        back = np.empty_like(stored)
+        back[owned[info.entity]] = stored
+        assert back.astype(expected.dtype).tobytes() == np.ascontiguousarray(expected).tobytes(), name
+        for part in parts:
+            rows = part.index_maps[info.entity]
+            values = np.moveaxis(part.fields[name], info.entity_dim, 0)
+            assert np.array_equal(values[rows.num_owned :], stored[rows.ghosts], equal_nan=True), name
+    check_edges(reader, parts, owned, raw)
+    check_cells(reader, parts, owned, raw)
+    return reader, parts
+
+
+def check_edges(reader, parts, owned, raw):
+    if "edge" not in reader.entities:
+        return
+    nodes, pairs = owned[reader.entity], []
+    whole = open_store(reader.path)
+    indptr, src = whole.read(0, "csr/indptr"), whole.read(0, "csr/src")
+    for part in parts:
+        rows, edges = part.index_maps[reader.entity], part.index_maps["edge"]
+        assert part.edge_index.shape == (2, edges.num_owned)
+        assert not part.edge_index.size or part.edge_index[1].max() < rows.num_owned
+        assert np.all(np.diff(part.edge_index[1]) >= 0)
+        pairs.append(nodes[rows.to_global(part.edge_index)])
+        hops = khop_ghosts(indptr, src, *rows.owned, reader.num_hops)
+        assert np.isin(hops, rows.ghosts).all()
+        inner = khop_ghosts(indptr, src, *rows.owned, reader.num_hops - 1)
+        far = np.concatenate([np.arange(indptr[i], indptr[i + 1]) for i in inner] or [np.empty(0, int)])
+        assert np.array_equal(edges.ghosts, far)
+        dst = np.searchsorted(indptr, far, side="right") - 1
+        assert np.array_equal(rows.to_global(part.far_edge_index), np.stack([src[far], dst]))
+    pairs = np.concatenate(pairs, axis=1)
+    if raw.edges == "edge_index":
+        assert np.array_equal(pairs, raw.edge_index[:, owned["edge"]])
+    else:
+        made = edges_made(raw)
+        assert np.array_equal(pairs[:, np.lexsort(pairs)], made[:, np.lexsort(made)])
+        assert raw.edges.startswith("knn") or len(np.unique(pairs, axis=1).T) == len(pairs.T)
+
+
+def edges_made(raw):
+    """Return the edges that a store makes of a raw sample, in the source's numbering."""
+    cells, (rule, number) = raw.cells, parse_edges(raw.edges)
+    points = positions_of(raw)
+    if rule in ("cells", "faces"):
+        make = edges_of_cells if rule == "cells" else edges_across_faces
+        return make(cells.offsets, cells.connectivity, cells.cell_type, raw.num_nodes)
+    make = knn_edges if rule == "knn" else radius_edges
+    return make(points, int(number) if rule == "knn" else number, on_sphere=raw.on_sphere)
+
+
+def positions_of(raw):
+    if raw.entity != "cell":
+        return raw.points
+    cells = raw.cells
+    return cell_centres(raw.points, cells.offsets, cells.connectivity, on_sphere=raw.on_sphere, period=raw.period)
+
+
+def check_cells(reader, parts, owned, raw):
+    if "cell" not in reader.entities or reader.entity == "cell":
+        return
+    nodes = owned[reader.entity]
+    for p, part in enumerate(parts):
+        rows = part.index_maps[reader.entity]
+        for i, cell in enumerate(reader.original_id(0, p, "cell")):
+            corners = part.cells.connectivity[part.cells.offsets[i] : part.cells.offsets[i + 1]]
+            a, b = raw.cells.offsets[cell : cell + 2]
+            assert np.array_equal(nodes[rows.to_global(corners)], raw.cells.connectivity[a:b])
+            assert part.cells.types[i] == raw.cells.cell_type[cell]

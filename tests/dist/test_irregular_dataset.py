@@ -175,6 +175,18 @@ def test_a_layer_gives_what_one_process_gives(store, num_ranks):
     run_ranks(trains, num_ranks, store[0], ["SAGEConv", "GraphConv"], layouts, timeout=150)
 
 
+def test_a_layer_on_cells_as_rows(tmp_path):
+    pytest.importorskip("torch_geometric", reason="its layers are what is tested")
+    rng = np.random.default_rng(0)
+    with h5py.File(tmp_path / "raw.h5", "w") as file:
+        file["points"] = rng.random((80, 2))
+        file["cells"] = cells = Delaunay(file["points"][...]).simplices
+        file["cell/u"], file["cell/p"] = rng.standard_normal((len(cells), 3)), rng.standard_normal(len(cells))
+    partition(tmp_path / "raw.h5", tmp_path / "store", entity="cell")
+    layouts = ["even", {0: [0, 1, len(cells)]}]
+    run_ranks(trains, 2, str(tmp_path / "store"), ["SAGEConv"], layouts, timeout=150)
+
+
 def without_exchange(mesh, path):
     """Two layers on two hops of ghosts: no communication forward."""
     from torch_geometric.nn import GraphConv

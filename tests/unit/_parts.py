@@ -18,6 +18,7 @@ def random_bounds(num_rows, num_parts, rng):
 
 def check_round_trip(raw_path, store, num_parts, *, bounds="even", halo=1, sample=None, **options):
     """Read every part and put owned rows, edges and cells back where the source has them."""
+    options.setdefault("sample_dim", False)  # samples as stored, all their times
     raw = sample if sample is not None else read_samples(raw_path)[0]
     reader = StoreReader(store, num_parts=num_parts, bounds=bounds, halo=halo, ghosts="disk", **options)
     parts = [reader.read(0, p) for p in range(num_parts)]
@@ -28,7 +29,9 @@ def check_round_trip(raw_path, store, num_parts, *, bounds="even", halo=1, sampl
         assert plan.bytes_fetched == parts[p].stats.bytes_fetched + cut
     owned = {e: np.concatenate([reader.original_id(0, p, e) for p in range(num_parts)]) for e in reader.entities}
     for entity, ids in owned.items():
-        assert np.array_equal(np.sort(ids), np.arange(len(ids))), f"{entity}: a row is missing or there twice"
+        times = 2 if entity == "edge" and raw.mesh_edges is not None else 1  # both directions of an edge of the mesh
+        expected = np.repeat(np.arange(len(ids) // times), times)
+        assert np.array_equal(np.sort(ids), expected), f"{entity}: a row is missing or there too often"
     for name in reader.fields:
         info = reader.info(name)
         pieces = []
@@ -38,11 +41,11 @@ def check_round_trip(raw_path, store, num_parts, *, bounds="even", halo=1, sampl
             assert len(values) == rows.num_local
             pieces.append(values[: rows.num_owned])
         stored = np.concatenate(pieces)
+        if name == "orientation" and raw.mesh_edges is not None:
+            continue  # made by the store: its own test has it
         source = raw.fields.get(name) or raw.fields.get(info.path)  # names may be longer there
         expected = np.moveaxis(positions_of(raw) if name == "pos" else source.read(), info.entity_dim, 0)
-        back = np.empty_like(stored)
-        back[owned[info.entity]] = stored
-        assert back.astype(expected.dtype).tobytes() == np.ascontiguousarray(expected).tobytes(), name
+        assert stored.astype(expected.dtype).tobytes() == expected[owned[info.entity]].tobytes(), name
         for part in parts:
             rows = part.index_maps[info.entity]
             values = np.moveaxis(part.fields[name], info.entity_dim, 0)

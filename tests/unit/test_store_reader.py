@@ -86,7 +86,7 @@ def test_parts_of_real_meshes_are_the_input(first, other, tmp_path):
     raw = read_samples(inputs, mesh=mesh)[0]
     rng = np.random.default_rng(5)
     bounds = random_bounds(raw.num_nodes, 5, rng)
-    check_round_trip(None, str(tmp_path / "store"), 5, bounds=bounds, halo=2, sample=raw, sample_dim=False)
+    check_round_trip(None, str(tmp_path / "store"), 5, bounds=bounds, halo=2, sample=raw)
 
 
 @pytest.mark.parametrize("num_parts", range(1, 8))

@@ -25,6 +25,7 @@ from scidata.shard import HaloDim, ShardSpec, ShardTensor
 from scidata.sources import open_source
 from scidata.store import is_store
 from scidata.store_reader import StoreReader
+from scidata.subsample import make_subsample
 from scidata.topologies import exodus, graph, mpas, ugrid, vtkhdf
 from scidata.types import BufferSpec
 
@@ -57,6 +58,9 @@ def open_dataset(
     dp: str = "dp",
     allow_missing: bool = False,
     allow_external: bool = False,
+    subsample: Mapping[str, int] | None = None,
+    subsample_block: int | str = 1,
+    subsample_seed: int = 0,
     num_threads: int = 4,
 ) -> ShardedDataset | IrregularDataset:
     """Open a gridded data set, or a store of meshes, clouds or graphs: each rank reads only its part of a sample.
@@ -116,6 +120,18 @@ def open_dataset(
         Read absent chunks as the fill value; for stores that leave out empty chunks on purpose.
     allow_external
         Also read HDF5 external storage, external links and virtual datasets.
+    subsample
+        Meshes, clouds and graphs: ``{"point": 100_000}`` draws that many rows of each sample anew in each epoch
+        (``DataLoader.set_epoch``), without replacement, every row equally likely; all of a sample that has no more.
+        The ranks of a domain draw the same, and each reads its own. Of a mesh, ``"cell"`` draws cells, with their nodes
+        and the edges between these; ``"node"`` draws nodes, with the cells and edges that lie between drawn ones.
+    subsample_block
+        Rows that are drawn together. 1 draws single rows, which costs about as much as reading all where a chunk holds
+        a drawn row each; ``"chunk"`` draws whole chunks (of a store 1024 rows, neighbours in space unless it was
+        written with ``order="rows"`` from shuffled rows) and reads no more than it draws; numbers between trade one
+        for the other, see ``plan``. The number of rows is rounded up to whole blocks.
+    subsample_seed
+        Of the draws, which are a function of seed, epoch and index of the sample.
     num_threads
         Threads that fetch and decode chunks side by side, in each process.
 
@@ -133,6 +149,7 @@ def open_dataset(
         ds[0]["u"].shape       # (level, 241, 480): the whole field
         ds[0]["u"].to_local()  # this rank's rows of it, all that was read but for the halo
     """
+    drawn = make_subsample(subsample, block=subsample_block, seed=subsample_seed)
     if kind is not None and kind not in _KINDS:
         raise ConfigError(f"kind must be one of {', '.join(_KINDS)}, not {kind!r}{near_matches(kind, _KINDS)}")
     if dtype is not None and dtype not in _READ_AS:
@@ -161,11 +178,14 @@ def open_dataset(
             isel=isel,
             bounds=bounds,
             weights=weights,
+            subsample=drawn,
             num_threads=num_threads,
         )
     _refuse_raw(path, kind, allow_external)
     if ghosts is not None:
         raise ConfigError(f"ghosts={ghosts!r}: the halo of a grid is always read from disk; leave ghosts out")
+    if drawn is not None:
+        raise ConfigError(f"subsample={subsample}: grids are not drawn from; crop or stride them with isel")
     dp_axis, domain = _axes(mesh, dp, shard)
     reader = GridReader(
         path,

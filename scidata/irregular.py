@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from scidata.plan import ReadPlan
 from scidata.sample import Sample
 from scidata.store.manifest import Statistics
 from scidata.store_reader import StoreReader
+from scidata.types import IntArray
 
 __all__ = ["IrregularDataset"]
 
@@ -57,6 +58,10 @@ class IrregularDataset(Dataset[Sample]):
         self.transform = transform
         self._dtype = dtype
         self._detached = False
+        # shared with worker processes that live through several epochs, where epochs matter
+        self._epoch = torch.zeros((), dtype=torch.int64)
+        if reader.subsample is not None:
+            self._epoch.share_memory_()  # type: ignore[no-untyped-call]
         sharded = mesh is not None and domain_axis is not None
         self._rank = mesh.get_local_rank(domain_axis) if sharded else 0  # type: ignore[union-attr]
         self._domain: DeviceMesh | None = domain_mesh(mesh, (domain_axis,)) if sharded else None  # type: ignore[arg-type]
@@ -104,17 +109,35 @@ class IrregularDataset(Dataset[Sample]):
         return Place(self.reader.info(name).entity, self.reader.entity_dim(name))
 
     def global_shape(self, name: str, index: int = 0) -> tuple[int, ...]:
-        """Return the shape of a field of one whole sample; samples differ in it."""
-        return self.reader.global_shape(name, index)
+        """Return the shape of a field of one whole sample, or of what is drawn of it; samples differ in it."""
+        return self.reader.global_shape(name, index, epoch=self.epoch)
 
     def statistics(self, name: str) -> Statistics | None:
         """Return mean, deviation and range of a field over all samples, for normalising; None where there are none.
 
         One figure for each component that samples have of it: of each index of the dims after the entity's.
         """
-        info = self.reader.info(name)
-        figures = self.reader.store.manifest.statistics.get(info.path)
-        return None if figures is None else self.reader.numbering.statistics(info, figures)
+        return self.reader.statistics(name)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch whose rows are drawn, with ``subsample``."""
+        return int(self._epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Draw anew, with ``subsample``: call it before each epoch, with the same number on every rank.
+
+        ``DataLoader.set_epoch`` does. It reaches what is read from then on, also in worker processes that are kept;
+        an iterator of :class:`scidata.DataLoader` stays in the epoch in which it began.
+
+        Raises
+        ------
+        ConfigError
+            A negative epoch.
+        """
+        if epoch < 0:
+            raise ConfigError(f"epoch must not be negative, but is {epoch}")
+        self._epoch.fill_(int(epoch))
 
     def __len__(self) -> int:
         return self.reader.num_samples
@@ -125,13 +148,17 @@ class IrregularDataset(Dataset[Sample]):
 
     def plan(self, index: int, rank: int | None = None) -> ReadPlan:
         """Plan what a rank of the domain reads of a sample; any rank, default this one. Reads the rank's edges."""
-        return self.reader.plan(index, self.rank if rank is None else rank)
+        return self.reader.plan(index, self.rank if rank is None else rank, epoch=self.epoch)
 
     # -- reading -------------------------------------------------------------------------------------------------
 
-    def read_local(self, index: int) -> LocalPart:
-        """Read this rank's part. Thread-safe, no collectives."""
-        return self.reader.read(index, self._rank)
+    def read_local(self, index: int, *, epoch: int | None = None) -> LocalPart:
+        """Read this rank's part, of what an epoch draws (default: the one set). Thread-safe, no collectives."""
+        return self.reader.read(index, self._rank, epoch=self.epoch if epoch is None else epoch)
+
+    def epoch_reader(self) -> Callable[[int], LocalPart]:
+        """Return :meth:`read_local` of the present epoch, whatever is set later: for threads that read ahead."""
+        return partial(self.read_local, epoch=self.epoch)
 
     def __getitem__(self, index: int) -> Sample:
         local = self.read_local(index)
@@ -199,9 +226,12 @@ class IrregularDataset(Dataset[Sample]):
             far_edge_index=indices(local.far_edge_index),
             cells=cells,
             device_mesh=self._domain,
-            read_ids=partial(self.reader.original_id, local.index, self._rank),
+            read_ids=partial(self._read_ids, local.index, local.rows),
             num_hops=self.reader.num_hops,
         )
+
+    def _read_ids(self, index: int, rows: Mapping[str, IntArray] | None, entity: str) -> IntArray:
+        return self.reader.original_id(index, self._rank, entity, rows=None if rows is None else rows[entity])
 
     def close(self) -> None:
         """End the reading threads and close the files; the next read starts them again."""

@@ -406,8 +406,11 @@ def _filler(dataset: BufferedDataset) -> Callable[[int, Mapping[str, npt.NDArray
 
 
 def _part_reader(dataset: Any) -> Callable[[int, Slot], int]:
+    # threads may still read ahead when the next epoch is set
+    read = dataset.epoch_reader() if hasattr(dataset, "epoch_reader") else dataset.read_local
+
     def fill(index: int, out: Slot) -> int:
-        out.part = part = dataset.read_local(index)
+        out.part = part = read(index)
         out.nbytes = sum(values.nbytes for values in getattr(part, "fields", {}).values())
         return getattr(getattr(part, "stats", None), "bytes_fetched", 0)
 

@@ -71,6 +71,9 @@ class LocalPart:
         ``(2, num_owned_edges)`` int64 in local numbering, by destination; every destination is owned.
     far_edge_index
         ``(2, num_ghost_edges)``: those that end at ghosts.
+    rows
+        Where rows were drawn: by entity, the row of the store (or file) of each owned row, sorted, int64. None: the
+        part's own rows of the whole sample, all of them.
     """
 
     index: int
@@ -80,4 +83,5 @@ class LocalPart:
     edge_index: IntArray | None
     far_edge_index: IntArray | None
     cells: LocalCells | None
+    rows: Mapping[str, IntArray] | None = None
     stats: ReadStats = field(default_factory=ReadStats)

@@ -24,11 +24,14 @@ from scidata.local_part import LocalCells, LocalPart, SamplePart
 from scidata.plan import ArrayPlan, ReadPlan
 from scidata.read.threads import ReaderThreads
 from scidata.store import open_store
+from scidata.store.arrays import CHUNK_ROWS
 from scidata.store.bounds import Weights, bounds_of_rows, checked_weights
+from scidata.store.drawn import DrawnPart, drawn_part
 from scidata.store.halo import HopGhosts, hop_ghosts, radius_ghosts
-from scidata.store.manifest import FieldInfo, SampleInfo
+from scidata.store.manifest import FieldInfo, SampleInfo, Statistics
 from scidata.store.numbering import number_samples
-from scidata.store.rows import RowAccess, merge_ranges
+from scidata.store.rows import Gather, RowAccess, merge_ranges
+from scidata.subsample import Subsample
 from scidata.types import IntArray
 
 __all__ = ["StoreReader"]
@@ -43,6 +46,7 @@ class _Topology:
     edge_index: IntArray | None
     far_edge_index: IntArray | None
     cells: LocalCells | None
+    rows: Mapping[str, IntArray] | None = None  # the store's rows of the owned ones, where they were drawn
 
 
 class StoreReader:
@@ -69,6 +73,8 @@ class StoreReader:
         Cost of each row: None, ``"edges"``, the name of a field, or ``(N,)`` numbers in the source's order of rows.
     dtype
         NumPy dtype of floating fields; None keeps theirs.
+    subsample
+        Rows of nodes, points or cells that each epoch draws; None reads all.
     num_threads
         Threads that fetch and check chunks side by side.
 
@@ -92,6 +98,7 @@ class StoreReader:
         bounds: Any = "even",
         weights: Weights = None,
         dtype: npt.DTypeLike | None = None,
+        subsample: Subsample | None = None,
         num_threads: int = _THREADS,
     ) -> None:
         self.store = open_store(path)
@@ -108,6 +115,7 @@ class StoreReader:
         if ghosts == "disk" and not halo:
             raise ConfigError("ghosts='disk' reads the rows of a halo: say how wide, with halo=1 say")
         self.ghosts = ghosts
+        self.subsample = self._checked_subsample(subsample)
         self._infos = self._named_fields()
         self.fields = self._chosen(fields)
         chosen = [self._infos[name] for name in self.fields]
@@ -175,9 +183,20 @@ class StoreReader:
         stored = np.dtype(self.info(name).dtype).newbyteorder("=")
         return self._dtype if self._dtype is not None and stored.kind == "f" else stored
 
-    def global_shape(self, name: str, index: int) -> tuple[int, ...]:
-        """Return the shape of a field of one whole sample."""
-        return self.numbering.shape(self.info(name), index)
+    def global_shape(self, name: str, index: int, *, epoch: int = 0) -> tuple[int, ...]:
+        """Return the shape of a field of one whole sample, or of what ``epoch`` draws from it."""
+        shape = self.numbering.shape(self.info(name), index)
+        if self.subsample is None:
+            return shape
+        cut, access = self._opened(index)
+        dim, rows = self.entity_dim(name), self._drawn(access, cut, index, 0, epoch).index_maps[self.info(name).entity]
+        return (*shape[:dim], rows.num_global, *shape[dim + 1 :])
+
+    def statistics(self, name: str) -> Statistics | None:
+        """Return figures of a field over all samples, one for each component that samples have; None without any."""
+        info = self.info(name)
+        figures = self.store.manifest.statistics.get(info.path)
+        return None if figures is None else self.numbering.statistics(info, figures)
 
     def fingerprint(self) -> str:
         """Return a digest of what decides the samples: values, and what is chosen of them; not how they are cut."""
@@ -191,6 +210,8 @@ class StoreReader:
                 for s in self.store.manifest.samples
             ],
         }
+        if self.subsample is not None:
+            content["subsample"] = self.subsample.recipe
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     def _checked_halo(self, halo: float) -> float:
@@ -214,6 +235,23 @@ class StoreReader:
                 "store (--edges radius:R) and leave halo out"
             )
         return float(halo)
+
+    def _checked_subsample(self, subsample: Subsample | None) -> Subsample | None:
+        if subsample is None:
+            return None
+        drawable = [entity for entity in (self.entity, "cell") if entity in self.entities]
+        if subsample.entity not in drawable:
+            follow = "; edges follow the nodes that are drawn" if subsample.entity == "edge" else ""
+            raise UnknownNameError(
+                f"{self.path}: subsample draws rows of {' or '.join(drawable)}, not of {subsample.entity!r}"
+                f"{follow or near_matches(subsample.entity, drawable)}"
+            )
+        if self.halo or self.ghosts == "disk":
+            raise ConfigError(
+                f"{self.path}: halo={self.halo} means nothing with subsample: most neighbours of a row are not drawn; "
+                "leave out one of them"
+            )
+        return subsample
 
     def _named_fields(self) -> dict[str, FieldInfo]:
         """Return the fields by the names that users type."""
@@ -306,31 +344,51 @@ class StoreReader:
             cells = LocalCells(offsets=raw.offsets, connectivity=nodes.to_local(raw.connectivity), types=raw.types)
         return _Topology(index_maps=maps, edge_index=edge_index, far_edge_index=far, cells=cells)
 
+    def _drawn(self, access: RowAccess, cut: SamplePart, index: int, part: int, epoch: int) -> DrawnPart:
+        """Find what a part holds of an epoch's draw from a sample."""
+        assert self.subsample is not None
+        entity = self.subsample.entity
+        num_rows = self.store.sample(cut.index).counts[entity]
+        draw = self.subsample.draw(num_rows, epoch=epoch, index=index % self.num_samples, chunk_rows=CHUNK_ROWS)
+        return drawn_part(access, cut, part, draw, entity)
+
+    def _found(self, access: RowAccess, cut: SamplePart, index: int, part: int, epoch: int) -> _Topology:
+        if self.subsample is None:
+            return self._topology(access, cut, part)
+        drawn = self._drawn(access, cut, index, part, epoch)
+        none = None if drawn.edge_index is None else drawn.edge_index[:, :0]
+        return _Topology(
+            index_maps=dict(drawn.index_maps),
+            edge_index=drawn.edge_index,
+            far_edge_index=none,
+            cells=drawn.cells,
+            rows=drawn.rows,
+        )
+
     # -- planning and reading ------------------------------------------------------------------------------------
 
-    def plan(self, index: int, rank: int = 0) -> ReadPlan:
+    def plan(self, index: int, rank: int = 0, *, epoch: int = 0) -> ReadPlan:
         """Plan one sample for one rank: index arrays by their paths in the store, and fields by name.
 
-        The rank's ghosts have to be found for it, so its edges are read.
+        The rank's ghosts have to be found for it, so its edges are read. ``epoch`` matters where rows are drawn.
 
         Raises
         ------
         IndexError, ConfigError
             Sample or rank out of range.
         """
-        stored = self.numbering.locate(index)[0]
-        cut, first = self._partition(stored)
-        access = RowAccess(self.store, stored, self._threads.executor())
-        topology = self._topology(access, cut, self._checked_part(rank))
+        cut, access = self._opened(index)
+        first = self._partition(cut.index)[1]
+        topology = self._found(access, cut, index, self._checked_part(rank), epoch)
         plans: dict[str, tuple[ArrayPlan, ...]] = {path: tuple(found) for path, found in first.items()}
         for path, found in access.plans.items():
             plans[path] = (*plans.get(path, ()), *found)
         for name in self.fields:
-            plans[name] = (*plans.get(name, ()), self._plan_field(access, name, index, topology)[0])
+            plans[name] = (*plans.get(name, ()), *self._plans_of(access, name, index, topology))
         return ReadPlan(index=index % self.num_samples, rank=rank, fields=plans)
 
-    def read(self, index: int, part: int) -> LocalPart:
-        """Read one part of a sample. Thread-safe; communicates nothing.
+    def read(self, index: int, part: int, *, epoch: int = 0) -> LocalPart:
+        """Read one part of a sample, or of what ``epoch`` draws from it. Thread-safe; communicates nothing.
 
         Raises
         ------
@@ -339,10 +397,8 @@ class StoreReader:
         MissingChunkError, ShortReadError, ChecksumError, CorruptDataError
             The store is damaged.
         """
-        stored = self.numbering.locate(index)[0]
-        cut = self._partition(stored)[0]
-        access = RowAccess(self.store, stored, self._threads.executor())
-        topology = self._topology(access, cut, self._checked_part(part))
+        cut, access = self._opened(index)
+        topology = self._found(access, cut, index, self._checked_part(part), epoch)
         fields = {name: self._read_field(access, name, index, topology) for name in self.fields}
         return LocalPart(
             index=index % self.num_samples,
@@ -352,18 +408,36 @@ class StoreReader:
             edge_index=topology.edge_index,
             far_edge_index=topology.far_edge_index,
             cells=topology.cells,
+            rows=topology.rows,
             stats=access.stats,
         )
 
-    def original_id(self, index: int, part: int, entity: str) -> IntArray:
-        """Read the source's row of each row that a part owns, ``(num_owned,)`` int64."""
-        stored = self.numbering.locate(index)[0]
+    def original_id(self, index: int, part: int, entity: str, *, rows: IntArray | None = None) -> IntArray:
+        """Read the source's row of each row that a part owns, or of ``rows`` of the store, ``(num,)`` int64."""
+        cut, access = self._opened(index)
         if entity not in self.entities:
             raise UnknownNameError(f"{self.path}: no entity {entity!r}{near_matches(entity, self.entities)}")
-        start, stop = self._partition(stored)[0].owned(entity, self._checked_part(part))
+        start, stop = cut.owned(entity, self._checked_part(part))
         path = "csr/edge_id" if entity == "edge" else f"{entity}/original_id"
-        ids: IntArray = RowAccess(self.store, stored, self._threads.executor()).rows(path, start, stop)
+        ids: IntArray = access.rows(path, start, stop) if rows is None else access.gather(path, rows)
         return ids
+
+    def _opened(self, index: int) -> tuple[SamplePart, RowAccess]:
+        """Return how the stored sample of a sample is cut, and access to it."""
+        stored = self.numbering.locate(index)[0]
+        cut = self._partition(stored)[0]
+        return cut, RowAccess(self.store, stored, self._threads.executor())
+
+    def _gather(self, access: RowAccess, name: str, index: int, rows: Mapping[str, IntArray]) -> Gather:
+        """Plan the drawn rows of a field."""
+        info = self._infos[name]
+        others = self.numbering.segments(info, index)
+        return access.plan_gather(info.path, rows[info.entity], dim=info.entity_dim, others=others)
+
+    def _plans_of(self, access: RowAccess, name: str, index: int, topology: _Topology) -> list[ArrayPlan]:
+        if topology.rows is None:
+            return [self._plan_field(access, name, index, topology)[0]]
+        return [plan for plan, _ in self._gather(access, name, index, topology.rows).steps]
 
     def _plan_field(
         self, access: RowAccess, name: str, index: int, topology: _Topology
@@ -379,9 +453,14 @@ class StoreReader:
         return access.plan(info.path, starts, stops, dim=info.entity_dim, others=others), runs.pick
 
     def _read_field(self, access: RowAccess, name: str, index: int, topology: _Topology) -> npt.NDArray[Any]:
-        plan, pick = self._plan_field(access, name, index, topology)
-        info, dim = self._infos[name], self.entity_dim(name)
-        values = access.run(plan, self.dtype(name))
+        info, dim, dtype = self._infos[name], self.entity_dim(name), self.dtype(name)
+        pick = None
+        if topology.rows is not None:
+            gather = self._gather(access, name, index, topology.rows)
+            values = access.run_gather(gather, dtype, dim=info.entity_dim)
+        else:
+            plan, pick = self._plan_field(access, name, index, topology)
+            values = access.run(plan, dtype)
         shape = list(self.numbering.shape(info, index))
         shape[dim] = values.shape[info.entity_dim]
         values = values.reshape(shape)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,12 +15,20 @@ from scidata.partition._ids import ranges
 from scidata.plan import ArrayPlan, chunks_needed, plan_array
 from scidata.read import ReadStats, read_plan
 from scidata.store import Store
-from scidata.types import ArrayLayout, IntArray, Segment
+from scidata.types import ArrayLayout, IntArray, Segment, Source
 
-__all__ = ["MAX_GAP", "RowAccess", "Runs", "merge_ranges"]
+__all__ = ["MAX_GAP", "Gather", "RowAccess", "Runs", "merge_ranges"]
 
 #: Rows between two wanted ones that are read along: finer runs cost more than these rows.
 MAX_GAP = 64
+
+_MAX_GAP_BYTES = (
+    8 << 10
+)  # between two scattered rows: a run costs 10-20 µs to plan and copy, as much as these (measured)
+_SCRATCH_BYTES = 16 << 20  # scattered rows are read with what lies between, in windows of this size
+
+#: Segments of every dim of an array, of which that of the rows is not looked at; None: all.
+Others: TypeAlias = Sequence[tuple[Segment, ...]] | None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -63,6 +72,22 @@ def merge_ranges(starts: IntArray, stops: IntArray, *, max_gap: int = MAX_GAP) -
     return Runs(starts=run_starts, stops=run_stops, pick=pick)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Gather:
+    """How scattered rows of an array are read.
+
+    Attributes
+    ----------
+    num_rows
+        Rows wanted.
+    steps
+        Of each read: its plan, and where the wanted rows lie among those that it brings; None where all are wanted.
+    """
+
+    num_rows: int
+    steps: tuple[tuple[ArrayPlan, IntArray | None], ...]
+
+
 class RowAccess:
     """What one part of one sample reads.
 
@@ -79,6 +104,11 @@ class RowAccess:
         self.plans: dict[str, list[ArrayPlan]] = {}
         self.stats = ReadStats()
 
+    @property
+    def source(self) -> Source:
+        """What the arrays lie in."""
+        return self._store.source(self._index)
+
     def layout(self, path: str) -> ArrayLayout:
         """Return an array's layout."""
         return self._store.array(self._index, path)
@@ -90,13 +120,13 @@ class RowAccess:
         stops: IntArray,
         *,
         dim: int = 0,
-        others: Sequence[tuple[Segment, ...]] | None = None,
+        others: Others = None,
     ) -> ArrayPlan:
         """Plan a read of ranges of rows along ``dim``, one after the other.
 
         ``others`` are the segments of every dim, of which that of ``dim`` is not looked at; default all rows.
         """
-        layout, source = self.layout(path), self._store.source(self._index)
+        layout = self.layout(path)
         counts = stops - starts
         offsets = np.cumsum(counts) - counts
         rows = tuple(
@@ -108,7 +138,7 @@ class RowAccess:
             others = [(Segment(start=0, count=n),) if n else () for n in layout.shape]
         selection = tuple(rows if d == dim else kept for d, kept in enumerate(others))
         shape = tuple(sum(segment.count for segment in kept) for kept in selection)
-        refs = None if layout.fallback else source.locate(layout, chunks_needed(layout, selection))
+        refs = None if layout.fallback else self.source.locate(layout, chunks_needed(layout, selection))
         plan = plan_array(layout, selection, refs, out_shape=shape)
         self.plans.setdefault(path, []).append(plan)
         return plan
@@ -117,7 +147,7 @@ class RowAccess:
         """Read what a plan of this object says, in native byte order or as ``dtype``."""
         kind = plan.layout.dtype.newbyteorder("=") if dtype is None else np.dtype(dtype)
         out = np.empty(plan.out_shape, kind)
-        self.stats += read_plan(plan, out, source=self._store.source(self._index), executor=self._executor)
+        self.stats += read_plan(plan, out, source=self.source, executor=self._executor)
         return out
 
     def rows(self, path: str, start: int, stop: int) -> npt.NDArray[Any]:
@@ -133,3 +163,58 @@ class RowAccess:
     def take(self, path: str, ids: IntArray) -> npt.NDArray[Any]:
         """Read the rows of sorted ids, each once."""
         return self.ranges(path, ids, ids + 1)
+
+    def plan_gather(self, path: str, ids: IntArray, *, dim: int = 0, others: Others = None) -> Gather:
+        """Plan a read of scattered rows along ``dim``: sorted ids, each once.
+
+        No chunk is fetched twice; where rows lie close, what is between them is read along and dropped, a window at a
+        time, so that memory follows the rows that are wanted.
+        """
+        layout = self.layout(path)
+        chunk = max(1, layout.chunks[dim])
+        row_nbytes = max(1, layout.nbytes // max(1, layout.shape[dim]))
+        step = max(1, math.prod(layout.shape[dim + 1 :]) * layout.dtype.itemsize)
+        gaps = np.diff(ids)
+        apart = gaps > max(MAX_GAP, _MAX_GAP_BYTES // step)
+        if layout.codecs:  # chunks come whole: what lies between rows of neighbouring ones costs nothing
+            apart &= np.diff(ids // chunk) > 1
+        if bool((apart | (gaps == 1)).all()):
+            windows = [ids]  # nothing to drop
+        else:
+            window = max(1, _SCRATCH_BYTES // row_nbytes // chunk) * chunk
+            cuts = np.flatnonzero(np.diff(ids // window)) + 1
+            apart[cuts - 1] = True
+            windows = np.split(ids, cuts)
+        first = np.concatenate([[True], apart])[: len(ids)]
+        steps, at = [], 0
+        for rows in windows:
+            heads = np.flatnonzero(first[at : at + len(rows)])
+            at += len(rows)
+            starts, stops = rows[heads], rows[np.append(heads[1:], len(rows)) - 1] + 1 if len(rows) else rows
+            plan = self.plan(path, starts, stops, dim=dim, others=others)
+            pick = None
+            if plan.out_shape[dim] != len(rows):
+                offsets = np.cumsum(stops - starts) - (stops - starts)
+                lengths = np.diff(np.append(heads, len(rows)))
+                pick = rows + np.repeat(offsets - starts, lengths)
+            steps.append((plan, pick))
+        return Gather(num_rows=len(ids), steps=tuple(steps))
+
+    def run_gather(self, gather: Gather, dtype: npt.DTypeLike | None = None, *, dim: int = 0) -> npt.NDArray[Any]:
+        """Read what :meth:`plan_gather` planned, C-contiguous."""
+        parts = []
+        for plan, pick in gather.steps:
+            values = self.run(plan, dtype)
+            parts.append(values if pick is None else values.take(pick, axis=dim))
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=dim)
+
+    def gather(self, path: str, ids: IntArray) -> npt.NDArray[Any]:
+        """Read scattered rows of the first dimension: sorted ids, each once."""
+        return self.run_gather(self.plan_gather(path, ids))
+
+    def pointers(self, path: str, ids: IntArray) -> tuple[IntArray, IntArray]:
+        """Read entries ``i`` and ``i + 1`` of an array of offsets, for sorted ids ``i``, each once."""
+        rows = np.union1d(ids, ids + 1)
+        values = self.gather(path, rows).astype(np.int64, copy=False)
+        at = np.searchsorted(rows, ids)
+        return values[at], values[at + 1]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 from scipy.spatial import cKDTree
@@ -13,13 +16,17 @@ from scidata.types import IntArray
 __all__ = ["knn_edges", "radius_edges"]
 
 
-def knn_edges(points: npt.ArrayLike, num_neighbours: int, *, on_sphere: bool = False) -> IntArray:
+def knn_edges(
+    points: npt.ArrayLike, num_neighbours: int, *, on_sphere: bool = False, period: Sequence[float] | None = None
+) -> IntArray:
     """Return an edge to each point from each of its nearest others.
 
     Parameters
     ----------
     points
         ``(num, 2)`` or ``(num, 3)``, finite; ``on_sphere``: longitude and latitude in degrees.
+    period
+        Width of the domain along each coordinate where it wraps, 0 where it does not: the nearest images count.
     num_neighbours
         At most ``num - 1`` exist, and no more are returned.
 
@@ -39,7 +46,8 @@ def knn_edges(points: npt.ArrayLike, num_neighbours: int, *, on_sphere: bool = F
     wanted = min(num_neighbours, len(array) - 1)
     if wanted < 1:
         return np.empty((2, 0), np.int64)
-    found = cKDTree(array).query(array, k=wanted + 1)[1].astype(np.int64)
+    tree = _tree(array, period)
+    found = tree.query(tree.data, k=wanted + 1)[1].astype(np.int64)
     rows = np.arange(len(array), dtype=np.int64)
     # of points in one place, any may come first: leave out the point itself where it was found, else the farthest
     left_out = np.where((found == rows[:, None]).any(axis=1), np.argmax(found == rows[:, None], axis=1), wanted)
@@ -48,7 +56,9 @@ def knn_edges(points: npt.ArrayLike, num_neighbours: int, *, on_sphere: bool = F
     return np.stack([found[keep], np.repeat(rows, wanted)])
 
 
-def radius_edges(points: npt.ArrayLike, radius: float, *, on_sphere: bool = False) -> IntArray:
+def radius_edges(
+    points: npt.ArrayLike, radius: float, *, on_sphere: bool = False, period: Sequence[float] | None = None
+) -> IntArray:
     """Return both directions of an edge between any two points that lie at most ``radius`` apart.
 
     Parameters
@@ -57,6 +67,8 @@ def radius_edges(points: npt.ArrayLike, radius: float, *, on_sphere: bool = Fals
         ``(num, 2)`` or ``(num, 3)``, finite; ``on_sphere``: longitude and latitude in degrees.
     radius
         In the points' units; on a sphere the angle in degrees.
+    period
+        As in :func:`knn_edges`.
 
     Returns
     -------
@@ -74,5 +86,17 @@ def radius_edges(points: npt.ArrayLike, radius: float, *, on_sphere: bool = Fals
     if not len(array):
         return np.empty((2, 0), np.int64)
     reach = 2 * np.sin(np.deg2rad(min(radius, 180.0)) / 2) if on_sphere else radius
-    pairs = cKDTree(array).query_pairs(reach, output_type="ndarray").astype(np.int64)
+    pairs = _tree(array, period).query_pairs(reach, output_type="ndarray").astype(np.int64)
     return np.concatenate([pairs, pairs[:, ::-1]]).T
+
+
+def _tree(points: npt.NDArray[Any], period: Sequence[float] | None) -> cKDTree:
+    if period is None:
+        return cKDTree(points)
+    width = np.zeros(points.shape[1])
+    width[: len(period)] = period
+    wraps = width > 0
+    inside = points.astype(np.float64)
+    inside[:, wraps] %= width[wraps]
+    inside[:, wraps] *= inside[:, wraps] < width[wraps]  # just below 0, the remainder is rounded to the width
+    return cKDTree(inside, boxsize=width)

@@ -174,10 +174,9 @@ def _edges_of(raw: RawSample) -> tuple[IntArray | None, list[str]]:
     if raw.points is None:
         raise ConfigError(f"sample {raw.name}: edges={raw.edges!r} need coordinates, and it has none")
     points = _flat(raw)
-    notes = [] if raw.period is None else [f"edges {raw.edges} do not cross the periodic boundary"]
     if rule == "knn":
-        return knn_edges(points, int(number), on_sphere=raw.on_sphere), notes
-    return radius_edges(points, number, on_sphere=raw.on_sphere), notes
+        return knn_edges(points, int(number), on_sphere=raw.on_sphere, period=raw.period), []
+    return radius_edges(points, number, on_sphere=raw.on_sphere, period=raw.period), []
 
 
 def _flat(raw: RawSample) -> npt.NDArray[np.float64]:

@@ -163,6 +163,29 @@ def read_columns(
     return np.stack(columns, axis=1)
 
 
+def period_of(layouts: list[ArrayLayout], *, on_sphere: bool) -> tuple[float, ...] | None:
+    """Return the attribute ``period`` of the coordinates: a number for each of them, 0 where the domain does not wrap.
+
+    Raises
+    ------
+    FieldMismatchError
+        It is none, or the coordinates are longitude and latitude, which wrap without being told.
+    """
+    if not any("period" in layout.attributes for layout in layouts):
+        return None
+    columns = layouts[0].shape[1] if len(layouts[0].shape) > 1 else len(layouts)
+    said = [np.ravel(layout.attributes.get("period", 0.0)).tolist() for layout in layouts]
+    period = [width for widths in said for width in widths]
+    numbers = all(isinstance(width, int | float) and 0 <= width < np.inf for width in period)
+    if not numbers or len(period) != columns or on_sphere:
+        names = ", ".join(layout.name for layout in layouts)
+        raise FieldMismatchError(
+            f"{layouts[0].store}: attribute period of {names} is {period}, but {columns} widths of a flat domain were "
+            "expected, 0 where it does not wrap"
+        )
+    return tuple(map(float, period)) if any(period) else None
+
+
 def read_pairs(source: Source, name: str, options: Options) -> IntArray:
     """Read ``edge_index``, 0-based."""
     pairs = as_indices(read_values(source, name, options, decode=False), f"{source.path}: field {name!r}")

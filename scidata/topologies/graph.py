@@ -9,7 +9,8 @@ array                     shape                what
                                                ``indices[indptr[i]:indptr[i + 1]]``. With the attribute ``rows =
                                                "source"`` on ``indptr``, the destinations of those that start there.
                                                ``csr/indptr``, ``csr/src`` are read too
-``pos`` or ``points``     (N, 2 or 3)          optional; or the names given as ``points``
+``pos`` or ``points``     (N, 2 or 3)          optional; or the names given as ``points``. Attribute ``period``: width
+                                               of the domain along each coordinate where it wraps, else 0
 ``node/<name>``           (N, …)               fields of nodes; also without the group
 ``edge/<name>``           (E, …)               fields of edges; also without the group, or ``edge_<name>``
 ========================= ==================== ================================================================
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scidata.errors import CorruptDataError, FieldMismatchError
-from scidata.topologies._arrays import PAIRS, as_indices, num_pairs, read_columns, read_pairs
+from scidata.topologies._arrays import PAIRS, as_indices, num_pairs, period_of, read_columns, read_pairs
 from scidata.topologies._names import as_coordinates, common_points, find_array, named_points
 from scidata.topologies.base import Geometry, Options, Topology, read_values
 from scidata.types import ArrayLayout, IntArray, Source
@@ -120,6 +121,7 @@ def open_topology(source: Source, options: Options) -> GraphTopology:
         entity_of_dim=entity_of_dim,
         entity_of_name=named,
         not_fields=frozenset(structure | {layout.name for layout in layouts}),
+        period=period_of(layouts, on_sphere=on_sphere) if layouts else None,
         leading_only=True,
         coordinates=tuple(layout.name for layout in layouts),
         pairs=pairs,

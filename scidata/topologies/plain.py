@@ -4,7 +4,8 @@
 array                    shape                what
 ======================== ==================== ================================================================
 ``points``               (N, 2 or 3) float    positions of the nodes. Attribute ``units`` "degrees" or "radians":
-                                              longitude and latitude on a sphere
+                                              longitude and latitude on a sphere. Attribute ``period``: width of
+                                              the domain along each coordinate where it wraps, else 0
 ``cells``                (C, k) integer       the nodes of each cell, 0-based (attribute ``start_index`` for others);
                                               rows may be padded with ``_FillValue``; where there is none, with
                                               numbers below the first index
@@ -39,6 +40,7 @@ from scidata.topologies._arrays import (
     as_indices,
     find_padding,
     num_pairs,
+    period_of,
     polygon_types,
     ragged_of_padded,
     read_columns,
@@ -197,6 +199,7 @@ def open_topology(source: Source, options: Options) -> PlainTopology:
         sizes=sizes,
         entity_of_dim=entity_of_dim,
         not_fields=frozenset(structure),
+        period=period_of(layouts, on_sphere=on_sphere),
         leading_only=True,
         coordinates=tuple(layout.name for layout in layouts),
         rows=rows,

@@ -2,7 +2,8 @@
 
 Coordinates are one ``(N, 2 or 3)`` array (``points``, ``pos``, ``positions``, ``coordinates``, ``xyz``) or two or three
 ``(N,)`` ones, found by CF's attributes or the usual names (``x``, ``y``, ``z``, ``lon``, ``lat``). Fields have one row
-per point: along the same dimension, or, where dimensions have no names, along their first.
+per point: along the same dimension, or, where dimensions have no names, along their first. An attribute ``period`` of
+the coordinates is the width of the domain where it wraps, 0 where it does not.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scidata.errors import FieldMismatchError
-from scidata.topologies._arrays import read_columns
+from scidata.topologies._arrays import period_of, read_columns
 from scidata.topologies._names import as_coordinates, common_points, named_points
 from scidata.topologies.base import Geometry, Options, Topology
 from scidata.types import Source
@@ -62,6 +63,7 @@ def open_topology(source: Source, options: Options) -> PointsTopology:
         sizes={entity: layouts[0].shape[0]},
         entity_of_dim={layouts[0].dims[0]: entity},
         not_fields=frozenset(layout.name for layout in layouts),
+        period=period_of(layouts, on_sphere=on_sphere),
         leading_only=True,
         coordinates=tuple(layout.name for layout in layouts),
     )

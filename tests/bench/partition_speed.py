@@ -1,9 +1,12 @@
 """Times of the orders and of what follows, and their halos, on a clustered cloud, a triangle and a tet mesh.
 
-    python tests/bench/partition_speed.py --nodes 200000 --parts 8 --orders rows hilbert rcb metis
+    python tests/bench/partition_speed.py --scale 0.1 --parts 8
 
-Two times are given: CPU seconds of this process and its children, and wall seconds. Halos are 1-hop ghosts of all
-parts in % of the nodes; for the cloud the edges are those to the 8 nearest points.
+At scale 1 they have 2 M, 1 M and 0.75 M nodes: 5 GB of memory and some ten minutes. Two times are given: CPU seconds of
+this process and its children, and wall seconds, each the least of some runs. Halos are 1-hop ghosts of all parts in %
+of the nodes. The cloud's edges are those from the nearest points, of which ``--neighbours`` says how many: its halos
+grow with their number. ``rows`` are plain ranges of rows as they were made, at random; ``k-way`` is METIS for this one
+number of parts alone, ``metis`` the nested order that serves any.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from scipy.spatial import Delaunay
 
 from scidata.partition.cells import cell_owner, edges_of_cells
 from scidata.partition.cuts import cut_bounds
-from scidata.partition.graph import csr_from_edges, khop_ghosts
+from scidata.partition.graph import CSR, csr_from_edges, khop_ghosts, symmetrise
 from scidata.partition.hilbert import hilbert_keys, order_hilbert
 from scidata.partition.metis import order_metis
 from scidata.partition.neighbours import knn_edges
@@ -29,6 +32,9 @@ from scidata.partition.quality import quality_of_parts
 from scidata.partition.rcb import order_rcb
 
 T = TypeVar("T")
+
+#: Nodes of each kind at scale 1.
+NODES = {"cloud": 2_000_000, "triangles": 1_000_000, "tets": 750_000}
 
 
 def clustered_points(num: int, rng: np.random.Generator) -> np.ndarray:
@@ -59,10 +65,10 @@ def timed(what: str, times: dict[str, Any], call: Callable[[], T], repeat: int =
     return result
 
 
-def edges_of(kind: str, points: np.ndarray, times: dict[str, Any]) -> np.ndarray:
+def edges_of(kind: str, points: np.ndarray, times: dict[str, Any], num_neighbours: int) -> np.ndarray:
     """Make the edges of one kind of sample."""
     if kind == "cloud":
-        return timed("knn_edges", times, lambda: knn_edges(points, 8))
+        return timed("knn_edges", times, lambda: knn_edges(points, num_neighbours))
     cells = Delaunay(points).simplices
     size = cells.shape[1]
     offsets, types = np.arange(len(cells) + 1) * size, np.full(len(cells), 5 if size == 3 else 10, np.uint8)
@@ -71,11 +77,30 @@ def edges_of(kind: str, points: np.ndarray, times: dict[str, Any]) -> np.ndarray
     return timed("edges_of_cells", times, lambda: edges_of_cells(offsets, nodes, types, len(points)))
 
 
+def order_by_kway(given: CSR, num_parts: int, times: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Order by METIS's k-way parts: the order and their bounds."""
+    import pymetis
+
+    edges = symmetrise(given.src, given.dst(), given.num_nodes)
+    both = csr_from_edges(edges[0], edges[1], given.num_nodes)
+
+    def cut() -> np.ndarray:
+        options = pymetis.Options(seed=1)
+        indptr = both.indptr.astype(np.int32)
+        return np.asarray(
+            pymetis.part_graph(num_parts, xadj=indptr, adjncy=both.src, recursive=False, options=options)[1]
+        )
+
+    parts = timed("order_k-way", times, cut)
+    bounds = np.concatenate([[0], np.cumsum(np.bincount(parts, minlength=num_parts))])
+    return np.argsort(parts, kind="stable"), bounds
+
+
 def measure(kind: str, points: np.ndarray, options: argparse.Namespace) -> dict[str, Any]:
     """Order one sample in every way and cut it."""
     times: dict[str, Any] = {}
     num = len(points)
-    edge_index = edges_of(kind, points, times)
+    edge_index = edges_of(kind, points, times, options.neighbours)
     given = csr_from_edges(edge_index[0], edge_index[1], num)
     timed("hilbert_keys", times, lambda: hilbert_keys(points), options.repeat)
     orders: dict[str, Callable[[], np.ndarray]] = {
@@ -86,15 +111,24 @@ def measure(kind: str, points: np.ndarray, options: argparse.Namespace) -> dict[
     }
     quality = {}
     for name in options.orders:
-        order = timed(f"order_{name}", times, orders[name], 1 if name == "metis" else options.repeat)
+        bounds = cut_bounds(np.arange(num + 1), options.parts)
+        if name == "k-way":
+            order, bounds = order_by_kway(given, options.parts, times)
+        else:
+            order = timed(f"order_{name}", times, orders[name], 1 if name == "metis" else options.repeat)
         new_row = np.empty(num, np.int64)
         new_row[order] = np.arange(num)
         src, dst = new_row[edge_index[0]], new_row[edge_index[1]]
-        csr = timed("csr_from_edges", times, lambda s=src, d=dst: csr_from_edges(s, d, num), options.repeat)
+        csr = timed(f"csr_{name}", times, lambda s=src, d=dst: csr_from_edges(s, d, num), options.repeat)
         by_edges = cut_bounds(csr.indptr, options.parts)
-        bounds = cut_bounds(np.arange(num + 1), options.parts)
         start, stop = bounds[options.parts // 2], bounds[options.parts // 2 + 1]
-        timed(f"4_hops_{name}", times, lambda c=csr, a=start, b=stop: khop_ghosts(c.indptr, c.src, a, b, 4))
+        ghosts = timed(
+            f"4_hops_{name}",
+            times,
+            lambda c=csr, a=start, b=stop: khop_ghosts(c.indptr, c.src, a, b, 4),
+            options.repeat,
+        )
+        times[f"4_hops_{name}"]["ghosts"] = len(ghosts)
         quality[name] = asdict(quality_of_parts(csr, bounds))
         quality[name]["edge_balance_cut_by_edges"] = quality_of_parts(csr, by_edges).edge_balance
     return {"kind": kind, "num_nodes": num, "num_edges": edge_index.shape[1], "times": times, "quality": quality}
@@ -103,20 +137,18 @@ def measure(kind: str, points: np.ndarray, options: argparse.Namespace) -> dict[
 def main() -> None:
     """Measure what was asked for; a table, or JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", type=int, default=200_000)
+    parser.add_argument("--scale", type=float, default=0.1)
     parser.add_argument("--parts", type=int, default=8)
-    parser.add_argument("--kinds", nargs="+", default=["cloud", "triangles", "tets"])
-    parser.add_argument("--orders", nargs="+", default=["hilbert", "rcb", "metis"])
+    parser.add_argument("--neighbours", type=int, default=6)
+    parser.add_argument("--kinds", nargs="+", choices=NODES, default=[*NODES])
+    parser.add_argument("--orders", nargs="+", default=["rows", "hilbert", "rcb", "metis", "k-way"])
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rng = np.random.default_rng(0)
     for kind in options.kinds:
-        points = (
-            clustered_points(options.nodes, rng)
-            if kind == "cloud"
-            else rng.random((options.nodes, 2 + (kind == "tets")))
-        )
+        num = int(NODES[kind] * options.scale)
+        points = clustered_points(num, rng) if kind == "cloud" else rng.random((num, 2 + (kind == "tets")))
         found = measure(kind, points, options)
         if options.json:
             print(json.dumps(found), flush=True)

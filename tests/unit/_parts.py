@@ -91,7 +91,7 @@ def edges_made(raw):
         make = edges_of_cells if rule == "cells" else edges_across_faces
         return make(cells.offsets, cells.connectivity, cells.cell_type, raw.num_nodes)
     make = knn_edges if rule == "knn" else radius_edges
-    return make(points, int(number) if rule == "knn" else number, on_sphere=raw.on_sphere)
+    return make(points, int(number) if rule == "knn" else number, on_sphere=raw.on_sphere, period=raw.period)
 
 
 def positions_of(raw):

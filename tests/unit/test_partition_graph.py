@@ -288,6 +288,24 @@ def test_edges_between_points_of_a_sphere_cross_the_date_line():
     assert knn_edges(lonlat, 1, on_sphere=True)[0].tolist() == [1, 0, 0]
 
 
+@settings(deadline=None, max_examples=30)
+@given(st.integers(2, 25), st.integers(0, 2**32 - 1), st.sampled_from([(1.0, 0.0), (0.5, 2.0), (0.0, 0.7, 0.0)]))
+def test_edges_across_a_periodic_border_are_those_of_the_nearest_images(num_points, seed, period):
+    width = np.array(period)
+    points = np.random.default_rng(seed).normal(0, 1, (num_points, len(period)))
+    points[0, 0] = -1e-18  # its remainder is the width itself
+    away = points[:, None] - points[None]
+    away -= width * np.round(away / np.where(width > 0, width, np.inf))
+    distances = np.linalg.norm(away, axis=2)
+    found = radius_edges(points, 0.3, period=period)
+    expected = {(i, j) for i, j in np.argwhere(distances <= 0.3).tolist() if i != j}
+    assert set(map(tuple, found.T.tolist())) == expected
+    wanted = min(3, num_points - 1)
+    src, dst = knn_edges(points, 3, period=period)
+    np.fill_diagonal(distances, np.inf)
+    assert np.allclose(distances[dst, src].reshape(-1, wanted), np.sort(distances, axis=1)[:, :wanted])
+
+
 def test_arguments_of_neighbours_are_checked():
     points = np.zeros((3, 2))
     with pytest.raises(ConfigError, match="at least 1 neighbour"):

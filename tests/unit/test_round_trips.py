@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial import Delaunay
 
+from scidata.errors import FieldMismatchError
 from scidata.partitioning import partition
-from scidata.store import verify
+from scidata.store import open_store, verify
 from scidata.topology import read_samples
 
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode has no path of the tests
@@ -72,11 +73,29 @@ def vtu(path):
     return str(path / "raw.vtu")
 
 
+def torus(path):
+    """Quads that wrap in x and in y, with every edge between their nodes in both directions and its length."""
+    rows = np.arange(48).reshape(6, 8)
+    right, up = np.roll(rows, -1, axis=1), np.roll(rows, -1, axis=0)
+    corners = np.stack([rows, right, np.roll(right, -1, axis=0), up], axis=-1).reshape(-1, 4)
+    pairs = np.concatenate([np.stack([rows.ravel(), next_.ravel()]) for next_ in (right, up)], axis=1)
+    with h5py.File(path / "raw.h5", "w") as file:
+        file["points"] = np.stack(np.meshgrid(np.arange(8) / 8, np.arange(6) / 3), axis=-1).reshape(-1, 2)
+        file["points"].attrs["period"] = [1.0, 2.0]
+        file["cells"], file["edge_index"] = corners, np.concatenate([pairs, pairs[::-1]], axis=1)
+        file["edge/length"] = np.tile(np.repeat([1 / 8, 1 / 3], 48), 2)
+        file["node/u"], file["cell/k"] = RNG.random(48), RNG.random(48)
+    return str(path / "raw.h5")
+
+
 INPUTS = {f"{kind}-{format}": (plain(kind, format), {}) for kind in ("mesh", "points", "graph") for format in FORMATS}
 INPUTS |= {write.__name__: (write, {}) for write in (ugrid, mpas, exodus, vtkhdf, vtu)}
 INPUTS |= {f"{write.__name__}-cells": (write, {"entity": "cell"}) for write in (ugrid, mpas, exodus, vtkhdf, vtu)}
 INPUTS["points-knn"] = (plain("points", "hdf5"), {"edges": "knn:4"})
 INPUTS["points-radius"] = (plain("points", "hdf5"), {"edges": "radius:0.2"})
+INPUTS |= {f"torus-{rule}": (torus, {"edges": rule}) for rule in ("cells", "edge_index")}
+INPUTS |= {f"torus-{rule}": (torus, {"edges": rule, "kind": "graph"}) for rule in ("knn:4", "radius:0.3")}
+INPUTS["torus-as-cells"] = (torus, {"entity": "cell"})
 INPUTS["cells-knn"] = (plain("mesh", "hdf5"), {"entity": "cell", "edges": "knn:3"})
 
 
@@ -95,6 +114,34 @@ def test_parts_of_any_input_are_the_input(tmp_path, name):
         halo = 0.3 if raw.kind == "points" else 1 + num_parts % 2
         weights = rng.random(raw.sizes[raw.entity])
         check_round_trip(None, store, num_parts, halo=halo, weights=weights, sample=raw)
+
+
+def lengths_of(store, period):
+    """Return the length of every edge to the nearest image of its source, and whether it crosses the border."""
+    pos, src = store.read(0, f"{store.manifest.entity}/pos"), store.read(0, "csr/src")
+    dst = np.repeat(np.arange(len(pos)), np.diff(store.read(0, "csr/indptr")))
+    turns = np.round((pos[src] - pos[dst]) / period)
+    return np.linalg.norm(pos[src] - pos[dst] - turns * period, axis=1), turns.any(axis=1)
+
+
+@pytest.mark.parametrize("options", [{"edges": "edge_index"}, {"edges": "cells"}, {"entity": "cell"}])
+def test_a_mesh_that_wraps_keeps_its_edges_across_the_border(tmp_path, options):
+    partition(torus(tmp_path), tmp_path / "store", **options)
+    store = open_store(tmp_path / "store")
+    assert store.manifest.period == (1.0, 2.0)
+    lengths, crosses = lengths_of(store, np.array([1.0, 2.0]))
+    assert (len(lengths), crosses.sum()) == (4 * 48, 2 * (6 + 8))
+    assert np.allclose(np.minimum(abs(lengths - 1 / 8), abs(lengths - 1 / 3)), 0)
+    if "edge/length" in store.manifest.fields:
+        assert np.allclose(lengths, store.read(0, "edge/length"))
+
+
+def test_a_period_that_is_none_is_refused(tmp_path):
+    for period in ([1.0], [1.0, -1.0], [1.0, np.inf], "xy"):
+        with h5py.File(torus(tmp_path), "a") as file:
+            file["points"].attrs["period"] = period
+        with pytest.raises(FieldMismatchError, match="attribute period of points"):
+            read_samples(str(tmp_path / "raw.h5"))[0]
 
 
 @st.composite

@@ -24,7 +24,7 @@ from scidata.sample import Sample
 from scidata.shard import HaloDim, ShardSpec, ShardTensor
 from scidata.sources import open_source
 from scidata.store import is_store
-from scidata.store_reader import StoreReader
+from scidata.store_reader import CACHE_BYTES, StoreReader
 from scidata.subsample import make_subsample
 from scidata.topologies import exodus, graph, mpas, ugrid, vtkhdf
 from scidata.types import BufferSpec
@@ -62,6 +62,7 @@ def open_dataset(
     subsample_block: int | str = 1,
     subsample_seed: int = 0,
     num_threads: int = 4,
+    cache_bytes: int | None = None,
 ) -> ShardedDataset | IrregularDataset:
     """Open a gridded data set, or a store of meshes, clouds or graphs: each rank reads only its part of a sample.
 
@@ -134,6 +135,9 @@ def open_dataset(
         Of the draws, which are a function of seed, epoch and index of the sample.
     num_threads
         Threads that fetch and decode chunks side by side, in each process.
+    cache_bytes
+        Stores: edges, cells and index maps that were read are kept for further times of the same stored sample, at most
+        so many bytes of them; default 512 MiB. A sample that does not fit is read anew each time.
 
     Raises
     ------
@@ -180,7 +184,10 @@ def open_dataset(
             weights=weights,
             subsample=drawn,
             num_threads=num_threads,
+            cache_bytes=CACHE_BYTES if cache_bytes is None else cache_bytes,
         )
+    if cache_bytes is not None:
+        raise ConfigError("cache_bytes: means nothing for grids, which have no edges or cells to keep; leave it out")
     _refuse_raw(path, kind, allow_external)
     if ghosts is not None:
         raise ConfigError(f"ghosts={ghosts!r}: the halo of a grid is always read from disk; leave ghosts out")

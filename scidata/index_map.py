@@ -5,7 +5,7 @@ The idea and the name are DOLFINx's. Pure arithmetic: what moves the data is els
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -49,6 +49,9 @@ class IndexMap:
         Whose rows these are.
     ghosts
         ``(num_ghost,)`` int64 global ids that others own, sorted, hence grouped by owner.
+    key
+        What all maps of one topology have in common, where there are several objects: who sends what is found once
+        for a key. On all ranks the maps that are used in the same place have a key, equal at the same places, or none.
 
     Raises
     ------
@@ -59,6 +62,7 @@ class IndexMap:
     bounds: IntArray
     part: int
     ghosts: IntArray
+    key: Hashable = None
 
     def __post_init__(self) -> None:
         bounds = np.asarray(self.bounds)

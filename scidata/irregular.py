@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +17,7 @@ from torch.utils.data import Dataset, get_worker_info
 from scidata.device_mesh import domain_mesh
 from scidata.errors import ConfigError
 from scidata.irregular_sample import Cells, IrregularSample, Place, Topology, shard_rows
-from scidata.local_part import LocalPart
+from scidata.local_part import Identity, LocalPart
 from scidata.plan import ReadPlan
 from scidata.sample import Sample
 from scidata.store.manifest import Statistics
@@ -62,6 +64,7 @@ class IrregularDataset(Dataset[Sample]):
         self._epoch = torch.zeros((), dtype=torch.int64)
         if reader.subsample is not None:
             self._epoch.share_memory_()  # type: ignore[no-untyped-call]
+        self._tensors: WeakKeyDictionary[Identity, _Tensors] = WeakKeyDictionary()
         sharded = mesh is not None and domain_axis is not None
         self._rank = mesh.get_local_rank(domain_axis) if sharded else 0  # type: ignore[union-attr]
         self._domain: DeviceMesh | None = domain_mesh(mesh, (domain_axis,)) if sharded else None  # type: ignore[arg-type]
@@ -212,19 +215,29 @@ class IrregularDataset(Dataset[Sample]):
         def indices(ids: npt.NDArray[Any] | None) -> torch.Tensor | None:
             return None if ids is None else torch.from_numpy(np.ascontiguousarray(ids))
 
-        cells = None
-        if local.cells is not None:
-            cells = Cells(
-                offsets=torch.from_numpy(local.cells.offsets),
-                connectivity=torch.from_numpy(local.cells.connectivity),
-                types=torch.from_numpy(local.cells.types),
+        tensors = self._tensors.get(local.topology) if local.topology is not None else None
+        if tensors is None:
+            cells = None
+            if local.cells is not None:
+                cells = Cells(
+                    offsets=torch.from_numpy(local.cells.offsets),
+                    connectivity=torch.from_numpy(local.cells.connectivity),
+                    types=torch.from_numpy(local.cells.types),
+                )
+            tensors = _Tensors(edges=indices(local.edge_index), far=indices(local.far_edge_index), cells=cells)
+            if local.topology is not None:
+                self._tensors[local.topology] = tensors
+        if tensors.written():
+            raise ConfigError(
+                f"{self.reader.path}: the edges or cells of a sample were written to, which all samples of its "
+                "topology share (read them with cache_bytes=0 to have them alone); clone() them before writing"
             )
         return Topology(
             entity=local.part.entity,
             index_maps=local.index_maps,
-            edge_index=indices(local.edge_index),
-            far_edge_index=indices(local.far_edge_index),
-            cells=cells,
+            edge_index=tensors.edges,
+            far_edge_index=tensors.far,
+            cells=tensors.cells,
             device_mesh=self._domain,
             read_ids=partial(self._read_ids, local.index, local.rows),
             num_hops=self.reader.num_hops,
@@ -238,4 +251,24 @@ class IrregularDataset(Dataset[Sample]):
         self.reader.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"mesh": None, "_domain": None, "_detached": self._detached or self.mesh is not None}
+        gone = {"mesh": None, "_domain": None, "_detached": self._detached or self.mesh is not None, "_tensors": None}
+        return self.__dict__ | gone
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._tensors = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Tensors:
+    """Edges and cells that the samples of one topology share, as they were when they were read."""
+
+    edges: torch.Tensor | None
+    far: torch.Tensor | None
+    cells: Cells | None
+
+    def written(self) -> bool:
+        """Say whether somebody wrote to them."""
+        cells = () if self.cells is None else (self.cells.offsets, self.cells.connectivity, self.cells.types)
+        every = [x for x in (self.edges, self.far, *cells) if x is not None]
+        return any(not x.is_inference() and x._version > 0 for x in every)

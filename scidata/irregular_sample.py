@@ -157,7 +157,8 @@ class IrregularSample(Sample):
     def edge_index(self) -> Tensor | None:
         """``(2, num_local_edges)`` int64, local numbering: source, owned or a ghost; destination, owned.
 
-        By destination. None where there are no edges. Over all ranks each directed edge is there once.
+        By destination. None where there are no edges. Over all ranks each directed edge is there once. Samples of one
+        topology share it: clone it before writing to it.
         """
         return self._topology.edge_index
 

@@ -34,7 +34,10 @@ class _Rows:
         ghosts = [m.ghosts - m.bounds[m.owners] + bounds[m.owners] + before[i, m.owners] for i, m in enumerate(maps)]
         every = np.concatenate(ghosts)
         self.order = np.argsort(every, kind="stable")
-        self.index_map = IndexMap(bounds=bounds, part=part, ghosts=every[self.order])
+        keys = tuple(m.key for m in maps)
+        self.index_map = IndexMap(
+            bounds=bounds, part=part, ghosts=every[self.order], key=None if None in keys else ("union", *keys)
+        )
         self.first = before[:, part]  # local id of each sample's first owned row
         place = np.empty(len(every), np.int64)
         place[self.order] = np.arange(len(every))

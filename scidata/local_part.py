@@ -13,7 +13,7 @@ from scidata.index_map import IndexMap
 from scidata.read import ReadStats
 from scidata.types import IntArray
 
-__all__ = ["LocalCells", "LocalPart", "SamplePart"]
+__all__ = ["Identity", "LocalCells", "LocalPart", "SamplePart"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -54,6 +54,10 @@ class LocalCells:
     types: npt.NDArray[np.uint8]
 
 
+class Identity:
+    """Stands for index maps, edges and cells that several parts share."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LocalPart:
     """What one rank read of one sample. Pickles.
@@ -74,6 +78,9 @@ class LocalPart:
     rows
         Where rows were drawn: by entity, the row of the store (or file) of each owned row, sorted, int64. None: the
         part's own rows of the whole sample, all of them.
+    topology
+        The same for parts that share index maps, edges and cells, which are not to be written to; None where they are
+        this part's alone.
     """
 
     index: int
@@ -85,3 +92,4 @@ class LocalPart:
     cells: LocalCells | None
     rows: Mapping[str, IntArray] | None = None
     stats: ReadStats = field(default_factory=ReadStats)
+    topology: Identity | None = None

@@ -10,43 +10,36 @@ import hashlib
 import json
 import os
 import threading
+import uuid
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from scidata.errors import ConfigError, UnknownNameError, near_matches
-from scidata.index_map import IndexMap
-from scidata.local_part import LocalCells, LocalPart, SamplePart
+from scidata.local_part import LocalPart, SamplePart
 from scidata.plan import ArrayPlan, ReadPlan
 from scidata.read.threads import ReaderThreads
 from scidata.store import open_store
 from scidata.store.arrays import CHUNK_ROWS
 from scidata.store.bounds import Weights, bounds_of_rows, checked_weights
 from scidata.store.drawn import DrawnPart, drawn_part
-from scidata.store.halo import HopGhosts, hop_ghosts, radius_ghosts
+from scidata.store.kept import Kept
 from scidata.store.manifest import FieldInfo, SampleInfo, Statistics
 from scidata.store.numbering import number_samples
 from scidata.store.rows import Gather, RowAccess, merge_ranges
+from scidata.store.topology import LocalTopology, read_topology
 from scidata.subsample import Subsample
 from scidata.types import IntArray
 
-__all__ = ["StoreReader"]
+__all__ = ["CACHE_BYTES", "StoreReader"]
 
 _THREADS = 4
+#: Of the edges, cells and index maps that are kept between reads.
+CACHE_BYTES = 512 << 20
 _KEPT_PARTITIONS = 1024  # samples whose bounds are kept: a few hundred bytes each, and reads of a few chunks saved
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Topology:
-    index_maps: dict[str, IndexMap]
-    edge_index: IntArray | None
-    far_edge_index: IntArray | None
-    cells: LocalCells | None
-    rows: Mapping[str, IntArray] | None = None  # the store's rows of the owned ones, where they were drawn
 
 
 class StoreReader:
@@ -77,6 +70,9 @@ class StoreReader:
         Rows of nodes, points or cells that each epoch draws; None reads all.
     num_threads
         Threads that fetch and check chunks side by side.
+    cache_bytes
+        Index maps, edges and cells of parts that were read are kept for the next read of the same stored sample, of
+        another time of it say: at most so many bytes, the least recently used let go first. Pickling leaves them out.
 
     Raises
     ------
@@ -100,6 +96,7 @@ class StoreReader:
         dtype: npt.DTypeLike | None = None,
         subsample: Subsample | None = None,
         num_threads: int = _THREADS,
+        cache_bytes: int = CACHE_BYTES,
     ) -> None:
         self.store = open_store(path)
         manifest = self.store.manifest
@@ -130,6 +127,10 @@ class StoreReader:
         self._threads = ReaderThreads(num_threads)
         self._partitions: OrderedDict[int, tuple[SamplePart, dict[str, list[ArrayPlan]]]] = OrderedDict()
         self._lock = threading.Lock()
+        if cache_bytes < 0:
+            raise ConfigError(f"cache_bytes={cache_bytes}: a number of bytes is at least 0")
+        self.topologies: Kept[LocalTopology] = Kept(cache_bytes)
+        self._token = uuid.uuid4().hex  # of this data set, also where it was pickled: ranks have their own
 
     # -- what there is -------------------------------------------------------------------------------------------
 
@@ -312,37 +313,17 @@ class StoreReader:
                 self._partitions.popitem(last=False)
         return made
 
-    def _topology(self, access: RowAccess, cut: SamplePart, part: int) -> _Topology:
+    def _topology(self, access: RowAccess, cut: SamplePart, part: int) -> LocalTopology:
         """Read this part's edges and cells, and find its ghosts."""
-        info = self.store.sample(cut.index)
-        start, stop = cut.owned(self.entity, part)
-        found = [np.empty(0, np.int64)]
-        hops: HopGhosts | None = None
-        if "edge" in info.counts:
-            hops = hop_ghosts(access, start, stop, self.num_hops)
-            found.append(hops.nodes)
-        if self.kind == "points" and self.halo:
-            path, num_rows = f"{self.entity}/pos", info.counts[self.entity]
-            sphere = info.block_space == "unit_sphere"
-            found.append(radius_ghosts(access, path, start, stop, num_rows, self.halo, on_sphere=sphere))
-        raw = None
-        if "cell/indptr" in info.arrays:
-            raw = _read_cells(access, *cut.owned("cell", part))
-            corners = raw.connectivity
-            found.append(corners[(corners < start) | (corners >= stop)])
-        nodes = IndexMap(bounds=cut.bounds[self.entity], part=part, ghosts=np.unique(np.concatenate(found)))
-        none = np.empty(0, np.int64)
-        maps = {name: IndexMap(bounds=bounds, part=part, ghosts=none) for name, bounds in cut.bounds.items()}
-        maps[self.entity] = nodes
-        edge_index = far = None
-        if hops is not None:
-            maps["edge"] = IndexMap(bounds=cut.bounds["edge"], part=part, ghosts=hops.far_edges)
-            edge_index = np.stack([nodes.to_local(hops.src), nodes.to_local(hops.dst)])
-            far = np.stack([nodes.to_local(hops.far_src), nodes.to_local(hops.far_dst)])
-        cells = None
-        if raw is not None:
-            cells = LocalCells(offsets=raw.offsets, connectivity=nodes.to_local(raw.connectivity), types=raw.types)
-        return _Topology(index_maps=maps, edge_index=edge_index, far_edge_index=far, cells=cells)
+        return read_topology(
+            access,
+            self.store.sample(cut.index),
+            cut,
+            part,
+            num_hops=self.num_hops,
+            radius=self.halo if self.kind == "points" else 0,
+            token=self._token,
+        )
 
     def _drawn(self, access: RowAccess, cut: SamplePart, index: int, part: int, epoch: int) -> DrawnPart:
         """Find what a part holds of an epoch's draw from a sample."""
@@ -352,12 +333,12 @@ class StoreReader:
         draw = self.subsample.draw(num_rows, epoch=epoch, index=index % self.num_samples, chunk_rows=CHUNK_ROWS)
         return drawn_part(access, cut, part, draw, entity)
 
-    def _found(self, access: RowAccess, cut: SamplePart, index: int, part: int, epoch: int) -> _Topology:
+    def _found(self, access: RowAccess, cut: SamplePart, index: int, part: int, epoch: int) -> LocalTopology:
         if self.subsample is None:
             return self._topology(access, cut, part)
         drawn = self._drawn(access, cut, index, part, epoch)
         none = None if drawn.edge_index is None else drawn.edge_index[:, :0]
-        return _Topology(
+        return LocalTopology(
             index_maps=dict(drawn.index_maps),
             edge_index=drawn.edge_index,
             far_edge_index=none,
@@ -370,7 +351,9 @@ class StoreReader:
     def plan(self, index: int, rank: int = 0, *, epoch: int = 0) -> ReadPlan:
         """Plan one sample for one rank: index arrays by their paths in the store, and fields by name.
 
-        The rank's ghosts have to be found for it, so its edges are read. ``epoch`` matters where rows are drawn.
+        The rank's ghosts have to be found for it, so its edges are read. It is the plan of a first read: a later one
+        of the same stored sample finds the index arrays in memory, unless ``cache_bytes`` is too small. ``epoch``
+        matters where rows are drawn.
 
         Raises
         ------
@@ -398,7 +381,12 @@ class StoreReader:
             The store is damaged.
         """
         cut, access = self._opened(index)
-        topology = self._found(access, cut, index, self._checked_part(part), epoch)
+        self._checked_part(part)
+        if self.subsample is None:
+            slot = (cut.index, part)
+            topology = self.topologies.get(slot, lambda: self._topology(access, cut, part), LocalTopology.num_bytes)
+        else:
+            topology = self._found(access, cut, index, part, epoch)
         fields = {name: self._read_field(access, name, index, topology) for name in self.fields}
         return LocalPart(
             index=index % self.num_samples,
@@ -410,6 +398,7 @@ class StoreReader:
             cells=topology.cells,
             rows=topology.rows,
             stats=access.stats,
+            topology=topology.identity if self.subsample is None else None,
         )
 
     def original_id(self, index: int, part: int, entity: str, *, rows: IntArray | None = None) -> IntArray:
@@ -434,13 +423,13 @@ class StoreReader:
         others = self.numbering.segments(info, index)
         return access.plan_gather(info.path, rows[info.entity], dim=info.entity_dim, others=others)
 
-    def _plans_of(self, access: RowAccess, name: str, index: int, topology: _Topology) -> list[ArrayPlan]:
+    def _plans_of(self, access: RowAccess, name: str, index: int, topology: LocalTopology) -> list[ArrayPlan]:
         if topology.rows is None:
             return [self._plan_field(access, name, index, topology)[0]]
         return [plan for plan, _ in self._gather(access, name, index, topology.rows).steps]
 
     def _plan_field(
-        self, access: RowAccess, name: str, index: int, topology: _Topology
+        self, access: RowAccess, name: str, index: int, topology: LocalTopology
     ) -> tuple[ArrayPlan, IntArray | None]:
         """Plan owned rows and ghosts in one; with it where the ghosts lie among the rows after the owned ones."""
         info = self._infos[name]
@@ -452,7 +441,7 @@ class StoreReader:
         others = self.numbering.segments(info, index)
         return access.plan(info.path, starts, stops, dim=info.entity_dim, others=others), runs.pick
 
-    def _read_field(self, access: RowAccess, name: str, index: int, topology: _Topology) -> npt.NDArray[Any]:
+    def _read_field(self, access: RowAccess, name: str, index: int, topology: LocalTopology) -> npt.NDArray[Any]:
         info, dim, dtype = self._infos[name], self.entity_dim(name), self.dtype(name)
         pick = None
         if topology.rows is not None:
@@ -486,10 +475,3 @@ class StoreReader:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._lock = threading.Lock()
-
-
-def _read_cells(access: RowAccess, start: int, stop: int) -> LocalCells:
-    """Read cells ``[start, stop)``; their nodes keep global ids."""
-    offsets = access.rows("cell/offsets", start, stop + 1)
-    corners = access.rows("cell/connectivity", int(offsets[0]), int(offsets[-1])).astype(np.int64)
-    return LocalCells(offsets=offsets - offsets[0], connectivity=corners, types=access.rows("cell/type", start, stop))

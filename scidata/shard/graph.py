@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import weakref
 import zlib
+from collections import OrderedDict
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,6 +54,8 @@ class GhostExchange:
         Ghosts that each rank sends here.
     num_ghosts
         Ghosts of all ranks together: where it is 0 nothing is ever exchanged.
+    nbytes
+        Memory of the largest rank, roughly; the same on all ranks.
     """
 
     index_map: IndexMap
@@ -59,6 +63,7 @@ class GhostExchange:
     send_indices: tuple[Tensor, ...]
     recv_counts: tuple[int, ...]
     num_ghosts: int
+    nbytes: int
     _on_device: dict[torch.device, tuple[tuple[Tensor, ...], Tensor]] = field(default_factory=dict, repr=False)
 
     @property
@@ -92,17 +97,27 @@ class GhostExchange:
 #: Exchanges by index map and group, as long as the map lives.
 _EXCHANGES: dict[tuple[int, int], tuple[Any, GhostExchange]] = {}
 
+#: Exchanges of maps with a key, by key and group. What is let go must be the same on all ranks, or one would wait for
+#: the others: so the oldest goes first, however often it was used, and sizes are those of the largest rank.
+_BY_KEY: OrderedDict[tuple[Hashable, int], GhostExchange] = OrderedDict()
+
+#: Bytes of these together; the newest is kept whatever its size.
+MAX_KEPT_BYTES = 256 << 20
+
 
 def ghost_exchange(index_map: IndexMap, group: Group) -> GhostExchange:
     """Return the exchange of an index map: made at its first use, then kept as long as the map lives.
 
-    Collective at the first use of a map. All ranks must use their maps in the same order.
+    Maps with a key share the exchange of their key, which is kept until 256 MiB of newer ones have been made.
+    Collective where it is made. All ranks must use their maps in the same order.
 
     Raises
     ------
     ShardLayoutError
         On every rank, where the maps of the ranks do not belong together.
     """
+    if index_map.key is not None:
+        return _exchange_of_key(index_map, group)
     key = id(index_map), id(group)
     if key in _EXCHANGES:
         return _EXCHANGES[key][1]
@@ -110,6 +125,16 @@ def ghost_exchange(index_map: IndexMap, group: Group) -> GhostExchange:
     reference = weakref.ref(index_map, lambda _: _EXCHANGES.pop(key, None))
     _EXCHANGES[key] = reference, made
     return made
+
+
+def _exchange_of_key(index_map: IndexMap, group: Group) -> GhostExchange:
+    slot = index_map.key, id(group)  # the exchange holds the group, so that no other gets its id
+    if slot not in _BY_KEY:
+        made = _make_exchange(index_map, group)
+        while _BY_KEY and made.nbytes + sum(kept.nbytes for kept in _BY_KEY.values()) > MAX_KEPT_BYTES:
+            _BY_KEY.popitem(last=False)
+        _BY_KEY[slot] = made
+    return _BY_KEY[slot]
 
 
 def _make_exchange(index_map: IndexMap, group: Group) -> GhostExchange:
@@ -131,6 +156,9 @@ def _make_exchange(index_map: IndexMap, group: Group) -> GhostExchange:
         )
     if len(set(table[:, 2].tolist())) > 1 or counts[rank]:
         raise ShardLayoutError("the ranks' index maps have different bounds; make them from one set of bounds")
+    # on the CPU and a device: what is sent, and the id of each local row; the map itself
+    received, sent = table[:, 3:].sum(axis=1), table[:, 3:].sum(axis=0)
+    rows_held = int((2 * np.diff(bounds) + 2 * sent + 4 * received).max()) + 2 * len(bounds)
     ghosts = torch.from_numpy(np.asarray(index_map.ghosts, dtype=np.int64)).to(device)
     shapes = [(int(table[other, 3 + rank]),) for other in range(num_ranks)]
     wanted = exchange(torch.split(ghosts, counts.tolist()), shapes, group) if num_ranks > 1 else [ghosts]
@@ -140,6 +168,7 @@ def _make_exchange(index_map: IndexMap, group: Group) -> GhostExchange:
         send_indices=tuple((ids - int(index_map.owned[0])).cpu() for ids in wanted),
         recv_counts=tuple(counts.tolist()),
         num_ghosts=int(table[:, 3:].sum()),
+        nbytes=8 * rows_held,
     )
 
 

@@ -1,0 +1,75 @@
+"""Who sends what is found once per topology, whatever each rank keeps of what it read."""
+
+import importlib
+
+import h5py
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from scipy.spatial import Delaunay
+
+import scidata
+from scidata.partitioning import partition
+from scidata.shard.graph import ghost_exchange
+from scidata.testing import run_ranks
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exchange")
+    for case in range(2):
+        rng = np.random.default_rng(case)
+        points = rng.random((150, 2))
+        with h5py.File(folder / f"case{case}.h5", "w") as file:
+            file["points"] = points
+            file["cells"] = Delaunay(points).simplices.astype("i4")
+            data = file.create_dataset("node/u", data=rng.standard_normal((3, 150)))
+            data.dims[0].label = "time"
+    partition(sorted(folder.glob("*.h5")), folder / "store")
+    return str(folder / "store")
+
+
+def calls(mesh):
+    return mesh.get_group("domain")._get_sequence_number_for_group()
+
+
+def once_per_topology(rank, num_ranks, path):
+    mesh = scidata.init_mesh(domain=num_ranks, device="cpu")
+    group = mesh.get_group("domain")
+    # rank 0 keeps nothing, the others all: what is collective must not depend on it
+    ds = scidata.open_dataset(path, mesh, halo=1, ghosts="exchange", cache_bytes=0 if rank == 0 else None)
+    disk = scidata.open_dataset(path, mesh, halo=1)
+    cost, kept = [], []
+    for index in (0, 1, 3, 2, 4, 0):
+        sample = ds[index]
+        before = calls(mesh)
+        found = sample.with_ghosts("u")
+        cost.append(calls(mesh) - before)
+        assert torch.equal(found, disk[index].with_ghosts("u"))
+        kept.append(sample)
+    assert cost[0] == cost[2] > 1  # the first of each topology
+    assert {cost[i] for i in (1, 3, 4, 5)} == {1}
+    batches = [scidata.collate([ds[i], ds[j]]) for i, j in ((0, 4), (1, 5), (3, 0))]
+    cost = []
+    for batch in batches:
+        before = calls(mesh)
+        batch.with_ghosts("u")
+        cost.append(calls(mesh) - before)
+    assert cost[1] == 1 < cost[0] == cost[2]
+    exchanges = [ghost_exchange(s.index_map("node"), group) for s in (kept[0], kept[2])]
+    assert exchanges[0] is ghost_exchange(kept[1].index_map("node"), group)
+    graph = importlib.import_module("scidata.shard.graph")  # scidata.shard.ops has a module of that name, too
+    graph.MAX_KEPT_BYTES = exchanges[0].nbytes + exchanges[1].nbytes
+    fresh = scidata.open_dataset(path, mesh, halo=1, ghosts="exchange", cache_bytes=0 if rank == 1 else None)
+    for index in (0, 1, 3, 0, 4, 1, 3):  # ranks evict alike, or one would hang here
+        assert torch.equal(fresh[index].with_ghosts("u"), disk[index].with_ghosts("u"))
+        assert sum(e.nbytes for e in graph._BY_KEY.values()) <= graph.MAX_KEPT_BYTES
+    sizes = [None] * num_ranks
+    dist.all_gather_object(sizes, [e.nbytes for e in graph._BY_KEY.values()])
+    assert all(size == sizes[0] for size in sizes)
+    assert exchanges[0].nbytes >= 8 * kept[0].index_map("node").num_local
+
+
+def test_exchanges_are_made_once_per_topology(store):
+    run_ranks(once_per_topology, 3, store, timeout=120)

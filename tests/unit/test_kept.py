@@ -1,0 +1,132 @@
+"""Edges and cells that are kept between reads: once per topology, never more than the bound, safe with threads."""
+
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import h5py
+import numpy as np
+import pytest
+from scipy.spatial import Delaunay
+
+import scidata
+from scidata.errors import ConfigError
+from scidata.partitioning import partition
+from scidata.store.kept import Kept
+from scidata.store_reader import StoreReader
+
+INDEX_ARRAYS = ("csr/indptr", "csr/src", "cell/offsets", "cell/connectivity", "cell/type")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """Three meshes with four times each."""
+    folder = tmp_path_factory.mktemp("kept")
+    for case in range(3):
+        rng = np.random.default_rng(case)
+        points = rng.random((400, 2))
+        with h5py.File(folder / f"case{case}.h5", "w") as file:
+            file["points"] = points
+            file["cells"] = Delaunay(points).simplices.astype("i4")
+            data = file.create_dataset("node/u", data=rng.standard_normal((4, 400)))
+            data.dims[0].label = "time"
+    partition(sorted(folder.glob("*.h5")), folder / "store")
+    return str(folder / "store")
+
+
+def test_a_topology_is_read_once_for_all_its_times(store):
+    reader = StoreReader(store, num_parts=2, halo=1, ghosts="disk")
+    first, second = reader.read(0, 1), reader.read(1, 1)
+    assert second.edge_index is first.edge_index
+    assert second.index_maps["node"] is first.index_maps["node"]
+    plan = reader.plan(1, 1)  # of a first read
+    fields = sum(p.bytes_fetched for name in reader.fields for p in plan.fields[name])
+    assert second.stats.bytes_fetched == fields < first.stats.bytes_fetched
+    assert any(plan.fields[path][0].bytes_fetched for path in INDEX_ARRAYS)
+    other = reader.read(4, 1)
+    assert other.edge_index is not first.edge_index
+    assert reader.read(3, 0).edge_index is not first.edge_index
+    assert not np.array_equal(first.fields["u"], second.fields["u"])
+    again = pickle.loads(pickle.dumps(reader))
+    assert len(again.topologies) == 0
+    assert np.array_equal(again.read(1, 1).edge_index, second.edge_index)
+    assert again.read(1, 1).index_maps["node"].key == second.index_maps["node"].key
+
+
+def test_no_more_than_the_bound_is_kept(store):
+    reader = StoreReader(store, num_parts=2, halo=1)
+    for index in range(reader.num_samples):
+        reader.read(index, 0)
+    assert len(reader.topologies) == 3
+    held = reader.topologies.nbytes
+    part = reader.read(0, 0)
+    arrays = [part.edge_index, part.far_edge_index, part.cells.offsets, part.cells.connectivity, part.cells.types]
+    assert held / 3 > sum(a.nbytes for a in arrays)
+    for bound, number in ((held - 1, 2), (held // 3 // 2, 0), (0, 0)):
+        small = StoreReader(store, num_parts=2, halo=1, cache_bytes=bound)
+        for index in (0, 4, 8, 1, 5, 9):
+            assert np.array_equal(small.read(index, 0).edge_index, reader.read(index, 0).edge_index)
+            assert small.topologies.nbytes <= bound
+        assert len(small.topologies) == number
+    with pytest.raises(ConfigError, match="at least 0"):
+        StoreReader(store, cache_bytes=-1)
+
+
+def test_the_least_recently_used_goes_first():
+    kept = Kept(10)
+    for key in "abac":
+        assert kept.get(key, lambda key=key: key.upper(), lambda _: 4) == key.upper()
+    made = []
+    for key in "acb":
+        kept.get(key, lambda key=key: made.append(key) or key.upper(), lambda _: 4)
+    assert made == ["b"]
+    assert kept.nbytes == 8
+
+
+def test_threads_make_a_value_once_and_all_see_its_failure(store):
+    kept, gate, made = Kept(10), threading.Barrier(4), []
+
+    def make(value):
+        made.append(value)
+        if value is None:
+            raise OSError("lost")
+        return value
+
+    def want(value):
+        gate.wait()
+        if value is not None:
+            return kept.get("b", lambda: make(value), lambda _: 1)
+        with pytest.raises(OSError, match="lost"):
+            kept.get("a", lambda: make(None), lambda _: 1)
+        return None
+
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(want, [None] * 4)) == {None}
+        made.clear()
+        assert set(pool.map(want, range(4))) == {made[0]}
+    assert len(made) == 1
+    assert kept.get("a", lambda: 7, lambda _: 1) == 7  # a failure is not kept
+    reader = StoreReader(store, num_parts=2, halo=2, ghosts="disk", cache_bytes=20_000)
+    wanted = [StoreReader(store, num_parts=2, halo=2, ghosts="disk").read(i, i % 2) for i in range(12)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda i: reader.read(i % 12, i % 2), range(36)))
+    for i, part in enumerate(found):
+        assert np.array_equal(part.edge_index, wanted[i % 12].edge_index)
+        assert np.array_equal(part.fields["u"], wanted[i % 12].fields["u"])
+    assert reader.topologies.nbytes <= 20_000
+
+
+def test_what_samples_share_is_not_to_be_written_to(store):
+    ds = scidata.open_dataset(store)
+    assert ds[1].edge_index is ds[0].edge_index
+    mine = ds[0].edge_index.clone()
+    mine += 1
+    assert ds[2]["u"].shape == (400,)
+    ds[0].edge_index[0, 0] = 3
+    with pytest.raises(ConfigError, match="clone"):
+        ds[1]
+    alone = scidata.open_dataset(store, cache_bytes=0)
+    alone[0].edge_index[0, 0] = 399
+    assert alone[1].edge_index[0, 0] == mine[0, 0] - 1
+    with pytest.raises(ConfigError, match="nothing for grids"):
+        scidata.open_dataset(str(store) + "/sample-000000.zarr", cache_bytes=1)

@@ -75,7 +75,7 @@ def test_samples_are_what_numpy_cuts_out(several, store, data):
         st.lists(st.integers(-3, 2), min_size=1, max_size=3, unique=True),
     )  # fmt: skip
     isel = data.draw(st.dictionaries(st.sampled_from(["time", "lev"]), crop, max_size=2))
-    reader = StoreReader(path, num_parts=3, halo=1, ghosts="disk", steps=steps, isel=isel)
+    reader = StoreReader(path, num_parts=3, halo=1, ghosts="disk", steps=steps, isel=isel, cache_bytes=0)
     assert reader.numbering.sample_dim == "time"
     numbers = []
     for stored in range(len(reader.store)):

@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from scidata import errors as errors
+    from scidata.combine import CombinedDataset as CombinedDataset
+    from scidata.combine import concat as concat
+    from scidata.combine import mix as mix
+    from scidata.combine import subset as subset
     from scidata.dataset import ShardedDataset as ShardedDataset
     from scidata.dataset import open_dataset as open_dataset
     from scidata.device_mesh import init_mesh as init_mesh
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "CombinedDataset": "scidata.combine",
     "DataLoader": "scidata.loader",
     "DistributedSampler": "scidata.sampler",
     "IndexMap": "scidata.index_map",
@@ -47,10 +52,12 @@ _HOME = {
     "ShardedDataset": "scidata.dataset",
     "all_gather_v": "scidata.shard.collectives",
     "collate": "scidata.sample",
+    "concat": "scidata.combine",
     "gather_v": "scidata.shard.collectives",
     "halo_exchange": "scidata.shard.graph",
     "indexed_all_to_all_v": "scidata.shard.collectives",
     "init_mesh": "scidata.device_mesh",
+    "mix": "scidata.combine",
     "open_dataset": "scidata.dataset",
     "parallelize": "scidata.shard.parallel",
     "partition": "scidata.partitioning",
@@ -59,6 +66,7 @@ _HOME = {
     "scatter_tensor": "scidata.shard",
     "scatter_v": "scidata.shard.collectives",
     "shard_ops": "scidata.shard",
+    "subset": "scidata.combine",
     "start_exchange": "scidata.shard.ops.graph",
 }
 

@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import IterableDataset, Sampler
 
 from scidata._slots import Slot
+from scidata.combine import adopted
 from scidata.device_mesh import axis_size
 from scidata.errors import ConfigError
 from scidata.prefetch import BufferRing, DeviceCopier, HostCopier, Prefetcher, PrefetchStats, SlotRing
@@ -93,7 +94,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     Parameters
     ----------
     dataset : ShardedDataset or IrregularDataset
-        With a mesh whose ``dp`` axis has several ranks, each reads its own samples: see ``sampler``.
+        Or several, or a part: :func:`scidata.concat`, :func:`scidata.mix`, :func:`scidata.subset`, torch's ``Subset``
+        and ``ConcatDataset``. With a mesh whose ``dp`` axis has several ranks, each reads its own samples: see
+        ``sampler``.
     batch_size : int or None
         Samples per dp rank. None hands out samples without a batch dimension.
     shuffle : bool
@@ -149,8 +152,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         pin_memory_device: str = "",
         in_order: bool = True,
     ) -> None:
-        _check_dataset(dataset)
-        ordered = sampler is None and batch_sampler is None and _needs_agreement(dataset, bool(shuffle))
+        source = adopted(dataset)
+        _check_dataset(source)
+        ordered = sampler is None and batch_sampler is None and _needs_agreement(source, bool(shuffle))
         if ordered and generator is not None:
             raise ConfigError(
                 "generator: ranks must agree on the order, which a generator of each rank's own does not ensure; "
@@ -160,7 +164,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             # drop_last belongs to both: the sampler then drops what does not fill a step of all ranks, so that every
             # rank has as many batches as the others
             sampler = DistributedSampler(
-                dataset, dataset.mesh, dp=dataset.dp_axis, shuffle=bool(shuffle), drop_last=drop_last
+                source, source.mesh, dp=source.dp_axis, shuffle=bool(shuffle), drop_last=drop_last
             )
             shuffle = None
         if collate_fn is None and (batch_size is not None or batch_sampler is not None):
@@ -184,6 +188,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
+        self._source = source  # where samples come from: the data set, which may be hidden in torch's Subset
         self._refuse_process_options()
         self.device = None if device is None else torch.device(device)
         if self.device is not None and self.device.type not in ("cpu", "cuda"):
@@ -200,7 +205,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             "timeout": (self.timeout > 0, "a read is not interrupted; leave it out"),
             "in_order": (not self.in_order, "ranks of a domain would disagree on the sample; leave it out"),
             "pin_memory_device": (self.pin_memory_device != "", "pass device= instead"),
-            "pin_memory": (self.pin_memory and not _has_buffers(self.dataset), "samples differ in size; leave it out"),
+            "pin_memory": (self.pin_memory and not _has_buffers(self._source), "samples differ in size; leave it out"),
         }
         for name, (given, remedy) in refused.items():
             if given:
@@ -217,7 +222,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def __iter__(self) -> Any:
         """Begin an epoch: an iterator of its own, whose threads end with it."""
-        device, dataset = self._cuda_device(), self.dataset
+        device, dataset = self._cuda_device(), self._source
         progress = self._progress = self._unbegun()
         items = _items(progress.items(), self._auto_collation)
         if _has_buffers(dataset):
@@ -225,12 +230,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         else:
             prefetcher = self._prefetcher(items, SlotRing(max(1, self.prefetch_factor or 0)), _part_reader(dataset))
         batched = self._auto_collation
-        return _Batches(prefetcher, progress, dataset, self.collate_fn, batched=batched, device=device)  # type: ignore[arg-type]
+        return _Batches(prefetcher, progress, dataset, self.collate_fn, batched=batched, device=device)
 
     def _into_buffers(self, items: Iterator[list[int]], device: torch.device | None) -> Prefetcher:
         ring, idle = self._take_ring(), self._idle_rings
         copier = HostCopier(ring) if device is None else DeviceCopier(ring, device)
-        return self._prefetcher(items, ring, _filler(self.dataset), copier=copier, on_close=lambda: idle.append(ring))  # type: ignore[arg-type]
+        return self._prefetcher(items, ring, _filler(self._source), copier=copier, on_close=lambda: idle.append(ring))
 
     def _prefetcher(
         self,
@@ -260,7 +265,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return self.device if self.device.index is not None else torch.device("cuda", torch.cuda.current_device())
 
     def _take_ring(self) -> BufferRing:
-        specs = dict(self.dataset.buffer_specs())  # type: ignore[attr-defined]
+        specs = dict(self._source.buffer_specs())
         capacity = max(1, self.prefetch_factor or 0) + 1
         pin = self.pin_memory and torch.cuda.is_available()
         try:
@@ -275,8 +280,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Tell the sampler, and the data set, which epoch comes next, where they want to know."""
-        if hasattr(self.dataset, "set_epoch"):
-            self.dataset.set_epoch(epoch)
+        if hasattr(self._source, "set_epoch"):
+            self._source.set_epoch(epoch)
         for owner in (self.batch_sampler, getattr(self.batch_sampler, "sampler", None), self.sampler):
             set_epoch = getattr(owner, "set_epoch", None)
             if set_epoch is not None:
@@ -294,7 +299,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         epochs goes on.
         """
         progress = self._progress or self._unbegun()
-        return {"version": _VERSION, "fingerprint": fingerprint_of(self.dataset), "sampler": progress.state_dict()}
+        return {"version": _VERSION, "fingerprint": fingerprint_of(self._source), "sampler": progress.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state`` was saved: the next iteration has exactly the samples that its loop had not received.
@@ -309,15 +314,15 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             The state is of another data set, sampler, seed, order or ``drop_last``, or of a newer version.
         """
         check_state("the loader's state", state, {"version", "fingerprint", "sampler"}, _VERSION)
-        if state["fingerprint"] != fingerprint_of(self.dataset):
+        if state["fingerprint"] != fingerprint_of(self._source):
             raise ConfigError(
                 f"the loader's state is of another data set: its fingerprint was {state['fingerprint']!r} and is "
-                f"{fingerprint_of(self.dataset)!r}; open the same data set, or start an epoch afresh"
+                f"{fingerprint_of(self._source)!r}; open the same data set, or start an epoch afresh"
             )
         self._progress = progress_of(self.sampler, self._index_sampler)
         self._progress.load_state_dict(state["sampler"])
-        if hasattr(self.dataset, "set_epoch"):
-            self.dataset.set_epoch(state["sampler"]["epoch"])
+        if hasattr(self._source, "set_epoch"):
+            self._source.set_epoch(state["sampler"]["epoch"])
 
     def _unbegun(self) -> Progress:
         """Return the place of the next iteration."""
@@ -411,14 +416,17 @@ def _part_reader(dataset: Any) -> Callable[[int, Slot], int]:
 
     def fill(index: int, out: Slot) -> int:
         out.part = part = read(index)
-        out.nbytes = sum(values.nbytes for values in getattr(part, "fields", {}).values())
+        fields = part if isinstance(part, Mapping) else getattr(part, "fields", {})
+        out.nbytes = sum(values.nbytes for values in fields.values())
         return getattr(getattr(part, "stats", None), "bytes_fetched", 0)
 
     return fill
 
 
 def _needs_agreement(dataset: BufferedDataset | PartDataset, shuffle: bool) -> bool:
-    """Whether ranks would go different ways, or all the same way over dp, with torch's own samplers."""
+    """Whether ranks would go different ways, or all the same way over dp, with torch's own samplers; or no mix."""
+    if getattr(dataset, "mixture", None) is not None:
+        return True
     return dataset.mesh is not None and (shuffle or axis_size(dataset.mesh, dataset.dp_axis) > 1)
 
 

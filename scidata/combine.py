@@ -173,10 +173,11 @@ class BufferedCombined(CombinedDataset):
         return self.datasets[part].read_into(own, out)
 
 
-def _renumbered(sample: Any, index: int | list[int]) -> Any:
+def _renumbered(sample: Any, index: int | list[int]) -> Sample:
+    renumbered: Sample = sample
     if isinstance(sample, Sample):  # a worker process has no more than parts, and a transform returns what it likes
-        sample.index = index
-    return sample
+        renumbered.index = index
+    return renumbered
 
 
 def _combined(datasets: Sequence[Any], parts: IntArray, indices: IntArray, **options: Any) -> CombinedDataset:

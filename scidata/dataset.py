@@ -103,7 +103,8 @@ def open_dataset(
         Bounds fall on multiples of it, such as a ViT's patch size.
     halo
         Grids: ``{dim: width}`` or ``{dim: (below, above)}``; a number means every sharded dimension. Meshes and graphs:
-        hops along edges. Points: a radius. Stores only have one number.
+        hops along edges. Points: a radius, to the nearest images where the domain wraps. Stores only
+        have one number.
     ghosts
         Stores: ``"disk"`` reads the halo's rows of all fields too, the default where there is a halo; ``"exchange"``
         leaves them to an exchange between the ranks.

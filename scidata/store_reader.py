@@ -57,7 +57,8 @@ class StoreReader:
     sample_dim, steps, isel
         As in :func:`scidata.open_dataset`.
     halo
-        Hops along edges, or a radius for points (in the unit of the positions; on a sphere the angle in degrees).
+        Hops along edges, or a radius for points (in the unit of the positions; on a sphere the angle in degrees;
+        where the domain wraps, to the nearest images).
     ghosts
         ``"disk"``: the ghosts' rows of all fields are read too. ``"exchange"``: only their ids are found.
     bounds
@@ -230,11 +231,6 @@ class StoreReader:
             return int(halo)
         if halo and not self._has_positions:
             raise ConfigError(f"{self.path}: halo={halo} is a radius, and the store has no positions")
-        if halo and self.store.manifest.period is not None:
-            raise ConfigError(
-                f"{self.path}: a radius across the boundary of periodic points is not supported; write edges into the "
-                "store (--edges radius:R) and leave halo out"
-            )
         return float(halo)
 
     def _checked_subsample(self, subsample: Subsample | None) -> Subsample | None:

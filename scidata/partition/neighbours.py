@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,9 @@ from scidata.errors import ConfigError
 from scidata.partition._points import finite_points, unit_sphere
 from scidata.types import IntArray
 
-__all__ = ["knn_edges", "radius_edges"]
+__all__ = ["knn_edges", "radius_edges", "wrapped"]
+
+_Floats: TypeAlias = npt.NDArray[np.float64]
 
 
 def knn_edges(
@@ -93,10 +95,18 @@ def radius_edges(
 def _tree(points: npt.NDArray[Any], period: Sequence[float] | None) -> cKDTree:
     if period is None:
         return cKDTree(points)
+    inside, width = wrapped(points, period)
+    return cKDTree(inside, boxsize=width)
+
+
+def wrapped(points: npt.NDArray[Any], period: Sequence[float] | _Floats | None) -> tuple[_Floats, _Floats]:
+    """Return the images of points that lie in ``[0, width)``, and the width along each coordinate, 0 for none."""
     width = np.zeros(points.shape[1])
+    if period is None:
+        return points, width
     width[: len(period)] = period
     wraps = width > 0
     inside = points.astype(np.float64)
     inside[:, wraps] %= width[wraps]
     inside[:, wraps] *= inside[:, wraps] < width[wraps]  # just below 0, the remainder is rounded to the width
-    return cKDTree(inside, boxsize=width)
+    return inside, width

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from scipy.spatial import cKDTree
 
 from scidata.partition._ids import ranges
 from scidata.partition.graph import NodeIds, grow_ghosts
+from scidata.partition.neighbours import wrapped
 from scidata.store.rows import RowAccess
 from scidata.store.write import BLOCK_ROWS, search_space
 from scidata.types import IntArray
@@ -78,7 +80,15 @@ def hop_ghosts(access: RowAccess, start: int, stop: int, num_hops: int) -> HopGh
 
 
 def radius_ghosts(
-    access: RowAccess, path: str, start: int, stop: int, num_rows: int, radius: float, *, on_sphere: bool
+    access: RowAccess,
+    path: str,
+    start: int,
+    stop: int,
+    num_rows: int,
+    radius: float,
+    *,
+    on_sphere: bool,
+    period: Sequence[float] | None = None,
 ) -> IntArray:
     """Return the rows outside ``[start, stop)`` at most ``radius`` away from one inside, sorted.
 
@@ -90,16 +100,20 @@ def radius_ghosts(
         Of the positions.
     radius
         In their unit; on a sphere the angle in degrees.
+    period
+        Width of the domain along each coordinate where it wraps, 0 where it does not: distances are those of the
+        nearest images.
     """
     if start == stop or stop - start == num_rows:
         return np.empty(0, np.int64)
     reach = float(2 * np.sin(np.deg2rad(min(radius, 180.0)) / 2)) if on_sphere else float(radius)
     own = search_space(access.rows(path, start, stop), on_sphere=on_sphere)
-    tree = cKDTree(own)
+    images, width = wrapped(own, period)
+    tree = cKDTree(images, boxsize=width if width.any() else None)
     boxes = access.rows("blocks/bbox", 0, -(-num_rows // BLOCK_ROWS))
     blocks = np.arange(len(boxes), dtype=np.int64)
     blocks = blocks[(blocks * BLOCK_ROWS < start) | (np.minimum((blocks + 1) * BLOCK_ROWS, num_rows) > stop)]
-    near = blocks[_near(boxes[blocks], own, tree, reach)]
+    near = blocks[_near(boxes[blocks], own, tree, reach, width)]
     starts, stops = near * BLOCK_ROWS, np.minimum((near + 1) * BLOCK_ROWS, num_rows)
     # a block that the part's bounds cut has rows before or after them
     first = np.concatenate([starts, np.maximum(starts, stop)])
@@ -110,24 +124,39 @@ def radius_ghosts(
     points = search_space(access.ranges(path, first, last), on_sphere=on_sphere)
     if not len(rows):
         return rows
-    distance = tree.query(points, distance_upper_bound=np.nextafter(reach, np.inf))[0]
+    distance = tree.query(wrapped(points, period)[0], distance_upper_bound=np.nextafter(reach, np.inf))[0]
     within: IntArray = rows[distance <= reach]
     return within
 
 
 def _near(
-    boxes: npt.NDArray[Any], points: npt.NDArray[np.float64], tree: cKDTree, reach: float
+    boxes: npt.NDArray[Any],
+    points: npt.NDArray[np.float64],
+    tree: cKDTree,
+    reach: float,
+    width: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.bool_]:
     """Say which boxes can hold a point at most ``reach`` away from one of ``points``, those of the tree."""
     if not len(boxes):
         return np.empty(0, np.bool_)
     center, half = boxes.mean(axis=1), np.linalg.norm(boxes[:, 1] - boxes[:, 0], axis=1) / 2
     slack = 1e-9 * (float(np.abs(boxes).max()) + reach)  # rounding
-    near: npt.NDArray[np.bool_] = tree.query(center)[0] <= reach + half + slack
+    near: npt.NDArray[np.bool_] = tree.query(wrapped(center, width)[0])[0] <= reach + half + slack
     # balls about boxes are too large: those that are left are held against small boxes of the part's own points
     starts = np.arange(0, len(points), _FINE_ROWS)
     low, high = np.minimum.reduceat(points, starts), np.maximum.reduceat(points, starts)
     for i in np.flatnonzero(near):
-        gaps = np.maximum(np.maximum(low - boxes[i, 1], boxes[i, 0] - high), 0.0)
+        gaps = _gaps(low, high, boxes[i], width)
         near[i] = np.sqrt((gaps * gaps).sum(axis=1).min()) <= reach + slack
     return near
+
+
+def _gaps(
+    low: npt.NDArray[np.float64], high: npt.NDArray[np.float64], box: npt.NDArray[Any], width: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """Return how far boxes lie from ``box`` along each coordinate, or from its nearest image; 0 where they meet."""
+    apart = np.abs((low + high) / 2 - box.mean(axis=0))
+    wraps = width > 0
+    apart[:, wraps] = np.abs(apart[:, wraps] - width[wraps] * np.round(apart[:, wraps] / width[wraps]))
+    gaps: npt.NDArray[np.float64] = np.maximum(apart - (high - low) / 2 - (box[1] - box[0]) / 2, 0.0)
+    return gaps

@@ -63,7 +63,8 @@ def read_topology(
     if radius:
         sphere = info.block_space == "unit_sphere"
         rows = info.counts[entity]
-        found.append(radius_ghosts(access, f"{entity}/pos", start, stop, rows, radius, on_sphere=sphere))
+        path = f"{entity}/pos"
+        found.append(radius_ghosts(access, path, start, stop, rows, radius, on_sphere=sphere, period=info.period))
     raw = None
     if "cell/indptr" in info.arrays:
         raw = _read_cells(access, *cut.owned("cell", part))

@@ -157,6 +157,50 @@ def test_points_within_a_radius_are_ghosts(tmp_path, sphere):
             assert np.array_equal(rows.ghosts, expected)
 
 
+@pytest.mark.parametrize(
+    ("period", "radius"), [((1.0, 0.0, 0.0), 0.05), ((1.0, 2.0, 0.5), 0.05), ((1.0, 2.0, 0.5), 0.4)]
+)
+def test_ghosts_across_a_border_that_wraps_are_those_of_the_nearest_images(tmp_path, period, radius):
+    rng = np.random.default_rng(4)
+    points = rng.random((3000, 3)) * [1, 2, 0.5]
+    points[:300] += rng.integers(-2, 3, (300, 3)) * np.array(period)  # some are given as images far off
+    with h5py.File(tmp_path / "raw.h5", "w") as file:
+        file["points"] = points
+        file["points"].attrs["period"] = period
+        file["u"] = rng.standard_normal(3000)
+    partition(tmp_path / "raw.h5", tmp_path / "store", kind="points")
+    width = np.array(period)
+    for num_parts in (1, 2, 5):
+        bounds = random_bounds(3000, num_parts, rng)
+        reader = StoreReader(tmp_path / "store", num_parts=num_parts, bounds=bounds, halo=radius, ghosts="disk")
+        parts = [reader.read(0, p) for p in range(num_parts)]
+        pos, u = (reader.store.read(0, f"point/{name}") for name in ("pos", "u"))
+        for part in parts:
+            rows = part.index_maps["point"]
+            start, stop = rows.owned
+            expected = []
+            for i in np.r_[:start, stop:3000]:
+                apart = pos[start:stop] - pos[i]
+                apart -= width * np.round(apart / np.where(width > 0, width, np.inf))
+                if start < stop and np.linalg.norm(apart, axis=1).min() <= radius:
+                    expected.append(i)
+            assert np.array_equal(rows.ghosts, expected)
+            assert np.array_equal(part.fields["u"][rows.num_owned :], u[rows.ghosts])
+
+
+def test_blocks_rule_out_most_points_also_where_the_domain_wraps(tmp_path):
+    points = np.random.default_rng(0).random((120000, 2))
+    with h5py.File(tmp_path / "raw.h5", "w") as file:
+        file["points"] = points
+        file["points"].attrs["period"] = [1.0, 1.0]
+    partition(tmp_path / "raw.h5", tmp_path / "store", kind="points")
+    reader = StoreReader(tmp_path / "store", num_parts=10, halo=0.004, ghosts="disk")
+    whole = reader.store.array(0, "point/pos").nbytes
+    fetched = [sum(x.bytes_fetched for x in reader.plan(0, p).fields["point/pos"]) for p in range(10)]
+    assert max(fetched) < whole / 2
+    assert all(0 < reader.read(0, p).index_maps["point"].num_ghost < 2000 for p in range(10))
+
+
 def test_blocks_rule_out_most_points(tmp_path):
     raw = write_cloud(tmp_path / "cloud.h5", True, 60000)
     partition(raw, tmp_path / "store", kind="points")

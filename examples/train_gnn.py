@@ -218,7 +218,9 @@ class Training:
 
     def load_from(self, ds: scidata.IrregularDataset, order: Any, batch_size: int) -> scidata.DataLoader:
         """Make a loader of batches, disjoint unions of samples, on the device."""
-        return scidata.DataLoader(ds, batch_size, sampler=order, device=self.device)
+        return scidata.DataLoader(
+            ds, batch_size, sampler=order, device=self.device, pin_memory=self.args.device == "cuda"
+        )
 
     def prepare(self) -> None:
         """Make the optimizer and compute the normalisation, or resume from a checkpoint, which holds both."""

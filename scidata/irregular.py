@@ -206,23 +206,23 @@ class IrregularDataset(Dataset[Sample]):
             ghosts=self.reader.ghosts,
         )
 
-    def _tensor(self, values: npt.NDArray[Any]) -> torch.Tensor:
-        tensor = torch.from_numpy(values)
+    def _tensor(self, values: npt.NDArray[Any] | torch.Tensor) -> torch.Tensor:
+        tensor = _as_tensor(values)
         narrow = self._dtype is torch.bfloat16 and tensor.is_floating_point()
         return tensor.to(torch.bfloat16) if narrow else tensor
 
     def _topology(self, local: LocalPart) -> Topology:
         def indices(ids: npt.NDArray[Any] | None) -> torch.Tensor | None:
-            return None if ids is None else torch.from_numpy(np.ascontiguousarray(ids))
+            return None if ids is None else _as_tensor(ids)
 
         tensors = self._tensors.get(local.topology) if local.topology is not None else None
         if tensors is None:
             cells = None
             if local.cells is not None:
                 cells = Cells(
-                    offsets=torch.from_numpy(local.cells.offsets),
-                    connectivity=torch.from_numpy(local.cells.connectivity),
-                    types=torch.from_numpy(local.cells.types),
+                    offsets=_as_tensor(local.cells.offsets),
+                    connectivity=_as_tensor(local.cells.connectivity),
+                    types=_as_tensor(local.cells.types),
                 )
             tensors = _Tensors(edges=indices(local.edge_index), far=indices(local.far_edge_index), cells=cells)
             if local.topology is not None:
@@ -272,3 +272,8 @@ class _Tensors:
         cells = () if self.cells is None else (self.cells.offsets, self.cells.connectivity, self.cells.types)
         every = [x for x in (self.edges, self.far, *cells) if x is not None]
         return any(not x.is_inference() and x._version > 0 for x in every)
+
+
+def _as_tensor(values: npt.NDArray[Any] | torch.Tensor) -> torch.Tensor:
+    """Return what was read as a tensor; the loader has copied it to a device already, maybe."""
+    return values if isinstance(values, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(values))

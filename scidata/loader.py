@@ -19,11 +19,12 @@ import torch.utils.data
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import IterableDataset, Sampler
 
+from scidata._copiers import DeviceCopier, HostCopier, PartCopier, SideStream, Staging
 from scidata._slots import Slot
 from scidata.combine import adopted
 from scidata.device_mesh import axis_size
 from scidata.errors import ConfigError
-from scidata.prefetch import BufferRing, DeviceCopier, HostCopier, Prefetcher, PrefetchStats, SlotRing
+from scidata.prefetch import BufferRing, Prefetcher, PrefetchStats, SlotRing
 from scidata.progress import Progress, progress_of
 from scidata.sample import Sample, collate
 from scidata.sampler import DistributedSampler, check_state, fingerprint_of
@@ -68,7 +69,7 @@ class PartDataset(Protocol):
     def __len__(self) -> int: ...
 
     def read_local(self, index: int) -> Any:
-        """Read this rank's part of one sample; thread-safe. It may have ``fields``, by name, and ``stats``."""
+        """Read this rank's part of one sample; thread-safe. It may have ``fields``, by name, ``stats``, ``arrays()``."""
         ...
 
     def assemble(self, local: Any, *, index: int) -> Sample:
@@ -112,10 +113,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         set has a transform, :func:`scidata.collate` stacks the transformed samples.
     pin_memory : bool
         Read into page-locked memory, where CUDA is available. Without ``device`` the batches themselves are pinned,
-        and torch's pinned allocator, not the loader, recycles their memory. Grids only.
+        and torch's pinned allocator, not the loader, recycles their memory. Samples that differ in size pass through
+        page-locked blocks, which are used again, on their way to ``device="cuda"``.
     device : torch.device or str, optional
-        Where the tensors are handed out; on CUDA they are copied on a stream of their own, one batch ahead of use
-        (samples that differ in size: when they are handed out). Default: on the host.
+        Where the tensors are handed out; on CUDA they are copied on a stream of their own, one batch ahead of use.
+        Default: on the host.
     prefetch_factor : int, optional
         Batches in flight in all, default 2: torch counts per worker.
 
@@ -125,7 +127,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         A data set that cannot be read into buffers (use torch's DataLoader for it); ``worker_init_fn``,
         ``multiprocessing_context``, ``persistent_workers``, ``timeout`` (there are no worker processes),
         ``in_order=False`` (ranks would disagree), ``pin_memory_device`` (use ``device``); ``generator`` where the order
-        must be the same on several ranks; ``pin_memory`` where samples differ in size.
+        must be the same on several ranks; ``pin_memory`` where samples differ in size and ``device`` is not CUDA.
     ValueError
         As torch does, for arguments that contradict each other.
     """
@@ -189,13 +191,14 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             in_order=in_order,
         )
         self._source = source  # where samples come from: the data set, which may be hidden in torch's Subset
-        self._refuse_process_options()
         self.device = None if device is None else torch.device(device)
+        self._refuse_process_options()
         if self.device is not None and self.device.type not in ("cpu", "cuda"):
             raise ConfigError(f"device={str(self.device)!r}: the loader copies to 'cuda', or leaves data on 'cpu'")
         self._stats = PrefetchStats()
         self._idle_rings: deque[BufferRing] = deque(maxlen=1)
         self._progress: Progress | None = None  # of the latest iteration, or of the next one where a state was loaded
+        self._staging: Staging | None = None
 
     def _refuse_process_options(self) -> None:
         refused = {
@@ -205,7 +208,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             "timeout": (self.timeout > 0, "a read is not interrupted; leave it out"),
             "in_order": (not self.in_order, "ranks of a domain would disagree on the sample; leave it out"),
             "pin_memory_device": (self.pin_memory_device != "", "pass device= instead"),
-            "pin_memory": (self.pin_memory and not _has_buffers(self._source), "samples differ in size; leave it out"),
+            "pin_memory": (
+                self.pin_memory and not _has_buffers(self._source) and str(self.device) in ("None", "cpu"),
+                "samples differ in size, and are pinned only on their way to device='cuda'; pass it, or leave it out",
+            ),
         }
         for name, (given, remedy) in refused.items():
             if given:
@@ -216,7 +222,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the buffers, which are made again when needed, and the iteration, which stays with its owner."""
-        return self.__dict__ | {"_idle_rings": deque(maxlen=1), "_progress": None}
+        return self.__dict__ | {"_idle_rings": deque(maxlen=1), "_progress": None, "_staging": None}
 
     # -- iterating ---------------------------------------------------------------------------------------------------
 
@@ -225,10 +231,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         device, dataset = self._cuda_device(), self._source
         progress = self._progress = self._unbegun()
         items = _items(progress.items(), self._auto_collation)
-        if _has_buffers(dataset):
-            prefetcher = self._into_buffers(items, device)
-        else:
-            prefetcher = self._prefetcher(items, SlotRing(max(1, self.prefetch_factor or 0)), _part_reader(dataset))
+        prefetcher = self._into_buffers(items, device) if _has_buffers(dataset) else self._into_slots(items, device)
         batched = self._auto_collation
         return _Batches(prefetcher, progress, dataset, self.collate_fn, batched=batched, device=device)
 
@@ -236,6 +239,14 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         ring, idle = self._take_ring(), self._idle_rings
         copier = HostCopier(ring) if device is None else DeviceCopier(ring, device)
         return self._prefetcher(items, ring, _filler(self._source), copier=copier, on_close=lambda: idle.append(ring))
+
+    def _into_slots(self, items: Iterator[list[int]], device: torch.device | None) -> Prefetcher:
+        ring, options = SlotRing(max(1, self.prefetch_factor or 0)), {}
+        if device is not None:
+            if self.pin_memory and self._staging is None:
+                self._staging = Staging()
+            options = {"copier": PartCopier(ring, SideStream(device), self._staging)}
+        return self._prefetcher(items, ring, _part_reader(self._source), **options)
 
     def _prefetcher(
         self,
@@ -390,7 +401,7 @@ class _Batches(Iterator[Any]):
     def _sample(self, index: int, local: Any, slot: int) -> Sample:
         if isinstance(local, list):  # parts of samples that differ in size
             sample = self._dataset.assemble(local[slot], index=index)  # type: ignore[call-arg]
-            sample = sample if self._device is None else sample.to(self._device, non_blocking=True)
+            sample = sample if self._device is None else sample.to(self._device, non_blocking=True)  # most is there
         else:
             part = {name: t[slot] for name, t in local.items()}
             sample = self._dataset.assemble(part, index=index, batched=False)  # type: ignore[call-arg]

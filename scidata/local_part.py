@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -93,3 +94,25 @@ class LocalPart:
     rows: Mapping[str, IntArray] | None = None
     stats: ReadStats = field(default_factory=ReadStats)
     topology: Identity | None = None
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Return all that becomes tensors, by names that :meth:`with_arrays` takes."""
+        found: dict[str, Any] = {f"fields/{name}": values for name, values in self.fields.items()}
+        found |= {"edge_index": self.edge_index, "far_edge_index": self.far_edge_index}
+        if self.cells is not None:
+            found |= {f"cells/{f.name}": getattr(self.cells, f.name) for f in dataclasses.fields(self.cells)}
+        return {name: np.ascontiguousarray(values) for name, values in found.items() if values is not None}
+
+    def with_arrays(self, arrays: Mapping[str, Any]) -> LocalPart:
+        """Return the same part with others, tensors say, in the places of :meth:`arrays`, shared with no other part."""
+        cells = self.cells
+        if cells is not None:
+            cells = LocalCells(**{f.name: arrays[f"cells/{f.name}"] for f in dataclasses.fields(cells)})
+        return dataclasses.replace(
+            self,
+            fields={name: arrays[f"fields/{name}"] for name in self.fields},
+            edge_index=arrays.get("edge_index"),
+            far_edge_index=arrays.get("far_edge_index"),
+            cells=cells,
+            topology=None,
+        )

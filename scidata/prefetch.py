@@ -1,8 +1,8 @@
 """Read ahead in threads into reused buffers, and copy to the GPU beside the computation. Knows no format.
 
 The parts, from the inside out: a :class:`BufferRing` owns the memory, a copier (:class:`HostCopier`,
-:class:`DeviceCopier`) turns a filled buffer set into tensors, a :class:`Prefetcher` keeps reader threads filling sets
-ahead of the one that asks. They meet at four promises:
+:class:`DeviceCopier`; :class:`PartCopier` for samples that differ in size) turns a filled buffer set into tensors, a
+:class:`Prefetcher` keeps reader threads filling sets ahead of the one that asks. They meet at four promises:
 
 * what the user keeps stays valid for ever: its memory leaves the ring and comes back when the last view of it dies;
 * memory follows what is kept: ``prefetch + 1`` sets, plus one for each batch kept beyond the current one;
@@ -24,9 +24,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
-import torch
-
 from scidata._buffers import BufferRing, BufferSet
+from scidata._copiers import DeviceCopier, HostCopier, PartCopier, SideStream, Staging
 from scidata._slots import SlotCopier, SlotRing
 from scidata.errors import ConfigError
 
@@ -36,10 +35,13 @@ __all__ = [
     "Copier",
     "DeviceCopier",
     "HostCopier",
+    "PartCopier",
     "PrefetchStats",
     "Prefetcher",
+    "SideStream",
     "SlotCopier",
     "SlotRing",
+    "Staging",
 ]
 
 #: Reads one sample, by its index, into the given arrays (or slot); returns the bytes it fetched, where it knows them.
@@ -64,74 +66,6 @@ class Copier(Protocol[TicketT]):
     def abandon(self, ticket: TicketT) -> None:
         """Return the set to the ring unused."""
         ...
-
-
-class HostCopier:
-    """Leaves a batch in the memory it was read into."""
-
-    def __init__(self, ring: BufferRing) -> None:
-        self._ring = ring
-
-    def start(self, buffers: BufferSet) -> BufferSet:
-        """Nothing to begin."""
-        return buffers
-
-    def finish(self, ticket: BufferSet) -> dict[str, torch.Tensor]:
-        """Hand out the buffers themselves."""
-        return self._ring.hand_out(ticket)
-
-    def abandon(self, ticket: BufferSet) -> None:
-        """Return the set to the ring."""
-        self._ring.give_back(ticket)
-
-
-@dataclass(frozen=True, slots=True)
-class _Copy:
-    buffers: BufferSet
-    tensors: dict[str, torch.Tensor]
-    event: Any
-
-
-class DeviceCopier:
-    """Copies batches to a CUDA device on a stream of its own.
-
-    Parameters
-    ----------
-    ring
-        Where the host buffers go back to.
-    device
-        CUDA device with its index: reader threads have a current device of their own.
-    """
-
-    def __init__(self, ring: BufferRing, device: torch.device) -> None:
-        self._ring = ring
-        self._device = device
-        self._stream: Any = None
-        self._lock = threading.Lock()
-
-    def start(self, buffers: BufferSet) -> _Copy:
-        """Issue the copy and record its event; does not wait for it."""
-        with self._lock:
-            if self._stream is None:
-                self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            tensors = {name: t.to(self._device, non_blocking=True) for name, t in buffers.tensors().items()}
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(self._stream)
-        return _Copy(buffers, tensors, event)
-
-    def finish(self, ticket: _Copy) -> dict[str, torch.Tensor]:
-        """Make the current stream, not the host, wait for the copy; then hand over."""
-        current = torch.cuda.current_stream(self._device)
-        current.wait_event(ticket.event)
-        for tensor in ticket.tensors.values():
-            tensor.record_stream(current)  # its memory belongs to the copy stream's pool
-        self._ring.give_back(ticket.buffers, ticket.event)
-        return ticket.tensors
-
-    def abandon(self, ticket: _Copy) -> None:
-        """Return the set to the ring; it waits for the copy there."""
-        self._ring.give_back(ticket.buffers, ticket.event)
 
 
 @dataclass(slots=True)

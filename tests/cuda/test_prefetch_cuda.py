@@ -6,13 +6,15 @@ import gc
 import threading
 from collections.abc import Iterator
 
+import h5py
 import numpy as np
 import pytest
 import torch
 import torch.utils.data
 
+import scidata
 from scidata.loader import DataLoader
-from scidata.prefetch import BufferRing, DeviceCopier, Prefetcher
+from scidata.prefetch import BufferRing, DeviceCopier, Prefetcher, SideStream, Staging
 from scidata.sample import Sample
 from scidata.types import BufferSpec
 
@@ -81,8 +83,8 @@ def test_a_slow_copy_stream_is_waited_for_by_the_reader() -> None:
     copier = DeviceCopier(ring, DEVICE)
     first = ring.acquire(1)
     fill(1, first.slot(0))
-    copier._stream = torch.cuda.Stream(DEVICE)
-    with torch.cuda.stream(copier._stream):
+    copier._transfer._stream = torch.cuda.Stream(DEVICE)
+    with torch.cuda.stream(copier._transfer._stream):
         busy_gpu(200_000_000)
     ticket = copier.start(first)
     assert not ticket.event.query()
@@ -184,8 +186,9 @@ def test_making_things_does_not_start_cuda() -> None:
 
     code = """
 import numpy as np, torch
+import scidata
 from scidata.loader import DataLoader
-from scidata.prefetch import BufferRing, DeviceCopier, Prefetcher
+from scidata.prefetch import BufferRing, DeviceCopier, Prefetcher, SideStream, Staging
 from scidata.sample import Sample
 from scidata.types import BufferSpec
 ring = BufferRing({"u": BufferSpec(shape=(4,), dtype=np.dtype("f4"))}, capacity=3, pin_memory=True)
@@ -195,3 +198,53 @@ next(p)
 assert torch.cuda.is_initialized()
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# -- samples that differ in size -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cloud(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Twelve clouds of very different sizes, whose values are their numbers."""
+    folder = tmp_path_factory.mktemp("clouds")
+    rng = np.random.default_rng(0)
+    for i in range(12):
+        with h5py.File(folder / f"{i:02}.h5", "w") as file:
+            file["points"] = rng.random((10 + 40_000 * (i % 4), 3))
+            file["u"] = np.full((10 + 40_000 * (i % 4), 8), i, np.float32)
+    scidata.partition(sorted(map(str, folder.glob("*.h5"))), folder / "store", kind="points")
+    return str(folder / "store")
+
+
+@pytest.mark.parametrize("pin", [True, False])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_irregular_samples_are_copied_ahead_and_whole(cloud: str, pin: bool, num_workers: int) -> None:
+    loader = DataLoader(scidata.open_dataset(cloud), None, device="cuda", pin_memory=pin, num_workers=num_workers)
+    extremes = []
+    for _ in range(3):
+        for sample in loader:
+            busy_gpu(2_000_000)  # the computation lags behind the copies
+            assert sample["u"].device == DEVICE
+            extremes.append((sample.index, sample["u"].amin(), sample["u"].amax()))
+            del sample
+    assert [(int(low), int(high)) for _, low, high in extremes] == [(i, i) for i, _, _ in extremes]
+    if pin:
+        assert len(loader._staging._free) <= 3
+        assert all(block.memory.is_pinned() for block in loader._staging._free)
+
+
+def test_a_slow_copy_of_parts_is_waited_for_by_the_reader() -> None:
+    side, staging = SideStream(DEVICE), Staging()
+    side._stream = torch.cuda.Stream(DEVICE)
+    with torch.cuda.stream(side._stream):
+        busy_gpu(200_000_000)
+    block, staged = staging.put([torch.full((1 << 20,), 1.0)])
+    copies, event = side.copy(staged)
+    side.hand_over(copies, event)
+    mean = copies[0].mean()
+    assert not event.query()
+    staging.give_back(block, event)
+    again, _ = staging.put([torch.full((1 << 20,), 9.0)])  # waits for the event
+    assert again is block
+    assert event.query()
+    assert mean.item() == 1

@@ -69,7 +69,7 @@ class PartDataset(Protocol):
     def __len__(self) -> int: ...
 
     def read_local(self, index: int) -> Any:
-        """Read this rank's part of one sample; thread-safe. It may have ``fields``, by name, ``stats``, ``arrays()``."""
+        """Read this rank's part of one sample; thread-safe. It may have ``fields`` by name, ``stats``, ``arrays()``."""
         ...
 
     def assemble(self, local: Any, *, index: int) -> Sample:

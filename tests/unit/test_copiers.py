@@ -170,6 +170,18 @@ def test_parts_of_a_store_come_back_whole(tmp_path: Path) -> None:
     assert torch.equal(sample.edge_index, other.edge_index)
     assert torch.equal(sample.cells.connectivity, other.cells.connectivity)
     assert sample["u"].data_ptr() == tensors.fields["u"].data_ptr()
+    ring, transfer = SlotRing(1), LateTransfer()
+    copier = PartCopier(ring, transfer, Staging(lambda n: torch.empty(n, dtype=torch.uint8)))
+    for _ in range(2):  # edges and cells are shared by what is read, and by nothing that was copied
+        slots = ring.acquire(1)
+        slots.slot(0).part = ds.read_local(0)
+        ticket = copier.start(slots)
+        ticket.event.synchronize()
+        (found,) = copier.finish(ticket)
+        copied = ds.assemble(found)
+        assert torch.equal(copied.edge_index, other.edge_index)
+        assert torch.equal(copied["u"], other["u"])
+        assert copied.edge_index.data_ptr() != ds[0].edge_index.data_ptr()
 
 
 def test_a_loader_pickles_without_its_blocks(tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ class IrregularDataset(Dataset[Sample]):
             tensors = _Tensors(edges=indices(local.edge_index), far=indices(local.far_edge_index), cells=cells)
             if local.topology is not None:
                 self._tensors[local.topology] = tensors
-        if tensors.written():
+        if local.topology is not None and tensors.written():
             raise ConfigError(
                 f"{self.reader.path}: the edges or cells of a sample were written to, which all samples of its "
                 "topology share (read them with cache_bytes=0 to have them alone); clone() them before writing"

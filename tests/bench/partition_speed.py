@@ -1,4 +1,4 @@
-"""Times of the orders and of what follows, and their halos, on a clustered cloud, a triangle and a tet mesh.
+"""Times of the orders and of what follows, and their halos, on a clustered cloud, triangle and tet meshes.
 
     python tests/bench/partition_speed.py --scale 0.1 --parts 8
 
@@ -34,7 +34,13 @@ from scidata.partition.rcb import order_rcb
 T = TypeVar("T")
 
 #: Nodes of each kind at scale 1.
-NODES = {"cloud": 2_000_000, "triangles": 1_000_000, "tets": 750_000}
+NODES = {
+    "cloud": 2_000_000,
+    "triangles": 1_000_000,
+    "tets": 750_000,
+    "graded-triangles": 1_000_000,
+    "graded-tets": 750_000,
+}
 
 
 def clustered_points(num: int, rng: np.random.Generator) -> np.ndarray:
@@ -44,6 +50,20 @@ def clustered_points(num: int, rng: np.random.Generator) -> np.ndarray:
     points = centres[which] + widths[which, None] * rng.standard_normal((num, 3))
     points[: num // 10] = rng.random((num // 10, 3))
     return points
+
+
+def graded_points(num: int, num_axes: int, rng: np.random.Generator) -> np.ndarray:
+    """Points round a disc or ball, ever denser towards it: as many from each distance to twice that distance."""
+    directions = rng.standard_normal((num, num_axes))
+    return directions * (0.5 * 40 ** rng.random(num) / np.linalg.norm(directions, axis=1))[:, None]
+
+
+def points_of(kind: str, num: int, rng: np.random.Generator) -> np.ndarray:
+    """Make the points of one kind of sample: meshes are graded round a body, or uniform in a square or cube."""
+    if kind == "cloud":
+        return clustered_points(num, rng)
+    num_axes = 3 if kind.endswith("tets") else 2
+    return graded_points(num, num_axes, rng) if kind.startswith("graded") else rng.random((num, num_axes))
 
 
 def cpu_seconds() -> float:
@@ -147,8 +167,7 @@ def main() -> None:
     options = parser.parse_args()
     rng = np.random.default_rng(0)
     for kind in options.kinds:
-        num = int(NODES[kind] * options.scale)
-        points = clustered_points(num, rng) if kind == "cloud" else rng.random((num, 2 + (kind == "tets")))
+        points = points_of(kind, int(NODES[kind] * options.scale), rng)
         found = measure(kind, points, options)
         if options.json:
             print(json.dumps(found), flush=True)

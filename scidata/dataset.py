@@ -19,14 +19,16 @@ from scidata.errors import ConfigError, UnknownNameError, UnsupportedFormatError
 from scidata.grid_reader import GridReader
 from scidata.irregular import IrregularDataset
 from scidata.plan import ReadPlan
+from scidata.points_reader import PointsReader
 from scidata.read import ReadStats
 from scidata.sample import Sample
+from scidata.series import expand_paths
 from scidata.shard import HaloDim, ShardSpec, ShardTensor
 from scidata.sources import open_source
 from scidata.store import is_store
 from scidata.store_reader import CACHE_BYTES, StoreReader
 from scidata.subsample import make_subsample
-from scidata.topologies import exodus, graph, mpas, ugrid, vtkhdf
+from scidata.topologies import exodus, graph, mpas, plain, points, ugrid, vtkhdf
 from scidata.types import BufferSpec
 
 __all__ = ["ShardedDataset", "open_dataset"]
@@ -79,7 +81,8 @@ def open_dataset(
         Names of arrays; default all that lie on the grid of the largest one. A field without a sharded dimension is
         replicated.
     kind
-        ``"grid"``, ``"mesh"``, ``"points"`` or ``"graph"``; default detected. All but grids need a store.
+        ``"grid"``, ``"mesh"``, ``"points"`` or ``"graph"``; default detected. Meshes and graphs need a store. Raw
+        points are read in the order of their files, each of which is a sample; ghosts need a store.
     sample_dim
         Dimension that numbers the samples; default the first that is not sharded. Stores: default the one whose name
         says time (or ``"sample"``, of fields from several files), where fields that are read have one: then every
@@ -188,8 +191,36 @@ def open_dataset(
             cache_bytes=CACHE_BYTES if cache_bytes is None else cache_bytes,
         )
     if cache_bytes is not None:
-        raise ConfigError("cache_bytes: means nothing for grids, which have no edges or cells to keep; leave it out")
-    _refuse_raw(path, kind, allow_external)
+        raise ConfigError("cache_bytes: means nothing for grids and raw points, which have no edges or cells to keep; leave it out")
+    given = {"sample_dim": sample_dim is not None, "steps": tuple(steps) != (0,), "shard": shard is not None}
+    given |= {"isel": isel is not None, "align": align != 1, "periodic": bool(periodic)}
+    if _kind_of_raw(path, kind, allow_external, like_grid=any(given.values())) == "points":
+        shown = os.fspath(path) if isinstance(path, str | os.PathLike) else "SOURCE..."
+        for name, present in given.items():
+            if present:
+                raise ConfigError(f"{name}: means nothing for points, of which each file is a sample; leave it out")
+        if halo or ghosts is not None:
+            what = f"halo={halo}" if halo else f"ghosts={ghosts!r}"
+            raise ConfigError(
+                f"{what}: raw points are read in the order of their file, in which neighbours lie anywhere; put them "
+                f"in order once: scidata partition {shown} OUT --kind points, then open OUT"
+            )
+        dp_axis, domain = _axes(mesh, dp, None)
+        axis, num_parts = _one_axis(mesh, domain, shown)
+        cloud = PointsReader(
+            path,
+            num_parts=num_parts,
+            fields=fields,
+            bounds=bounds,
+            weights=weights,
+            decode=decode,
+            dtype=None if dtype is None else _READ_AS[dtype],
+            subsample=drawn,
+            allow_missing=allow_missing,
+            allow_external=allow_external,
+            num_threads=num_threads,
+        )
+        return IrregularDataset(cloud, mesh, dp_axis=dp_axis, domain_axis=axis, dtype=dtype, transform=transform)
     if ghosts is not None:
         raise ConfigError(f"ghosts={ghosts!r}: the halo of a grid is always read from disk; leave ghosts out")
     if drawn is not None:
@@ -230,14 +261,10 @@ def _open_store(
     **options: Any,
 ) -> IrregularDataset:
     dp_axis, domain = _axes(mesh, dp, None)
-    if len(domain) > 1:
-        raise ConfigError(
-            f"{os.fspath(path)}: meshes, points and graphs are cut along one domain axis, and the mesh has "
-            f"{', '.join(domain)}; make it with init_mesh(domain=N)"
-        )
+    axis, num_parts = _one_axis(mesh, domain, os.fspath(path))
     reader = StoreReader(
         path,
-        num_parts=mesh.size(_names(mesh).index(domain[0])) if mesh is not None and domain else 1,
+        num_parts=num_parts,
         halo=halo,
         ghosts=ghosts or ("disk" if halo else "exchange"),
         dtype=None if dtype is None else _READ_AS[dtype],
@@ -245,21 +272,45 @@ def _open_store(
     )
     if kind not in (None, reader.kind):
         raise ConfigError(f"kind={kind!r}: {os.fspath(path)} is a store of kind {reader.kind!r}")
-    axis = domain[0] if domain else None
     return IrregularDataset(reader, mesh, dp_axis=dp_axis, domain_axis=axis, dtype=dtype, transform=transform)
 
 
-def _refuse_raw(
-    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], kind: str | None, allow_external: bool
-) -> None:
-    """Say which command to run where raw data is no grid."""
-    found = kind if kind != "grid" else None
-    if kind is None and isinstance(path, str | os.PathLike) and not any(c in os.fspath(path) for c in "*?["):
-        source = open_source(os.fspath(path), allow_external=allow_external)
+def _one_axis(mesh: DeviceMesh | None, domain: tuple[str, ...], shown: str) -> tuple[str | None, int]:
+    """Return the domain's axis and its ranks: None and 1 without one."""
+    if len(domain) > 1:
+        raise ConfigError(
+            f"{shown}: meshes, points and graphs are cut along one domain axis, and the mesh has {', '.join(domain)}; "
+            "make it with init_mesh(domain=N)"
+        )
+    if mesh is None or not domain:
+        return None, 1
+    return domain[0], mesh.size(_names(mesh).index(domain[0]))
+
+
+def _kind_of_raw(
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    kind: str | None,
+    allow_external: bool,
+    *,
+    like_grid: bool,
+) -> str:
+    """Return ``"grid"`` or ``"points"``; say which command to run where raw data is neither.
+
+    ``like_grid``: arguments that only grids have are given.
+    """
+    if kind in ("grid", "points"):
+        return kind
+    found = kind
+    if kind is None:
+        source = open_source(expand_paths(path)[0], allow_external=allow_external)
         if any(module.detect(source) for module in (vtkhdf, ugrid, mpas, exodus)):
             found = "mesh"
         elif graph.detect(source):
             found = "graph"
+        elif not like_grid and plain.detect(source) and points.detect(source):
+            found = "mesh"
+        elif not like_grid and points.is_cloud(source):
+            return "points"
     if found is not None:
         shown = os.fspath(path) if isinstance(path, str | os.PathLike) else "SOURCE..."
         raise UnsupportedFormatError(
@@ -267,6 +318,7 @@ def _refuse_raw(
             f"scidata partition {shown} OUT --kind {found}, then open OUT"
             + ("; or say kind='grid'" if kind is None else "")
         )
+    return "grid"
 
 
 class ShardedDataset(Dataset[Sample]):

@@ -1,4 +1,4 @@
-"""``IrregularDataset``: samples of a partitioned store, of which each rank reads its rows, edges and ghosts."""
+"""``IrregularDataset``: samples of a partitioned store, or raw clouds, of which each rank reads its part."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from scidata.errors import ConfigError
 from scidata.irregular_sample import Cells, IrregularSample, Place, Topology, shard_rows
 from scidata.local_part import Identity, LocalPart
 from scidata.plan import ReadPlan
+from scidata.points_reader import PointsReader
 from scidata.sample import Sample
 from scidata.store.manifest import Statistics
 from scidata.store_reader import StoreReader
@@ -46,7 +47,7 @@ class IrregularDataset(Dataset[Sample]):
 
     def __init__(
         self,
-        reader: StoreReader,
+        reader: StoreReader | PointsReader,
         mesh: DeviceMesh | None,
         *,
         dp_axis: str | None,

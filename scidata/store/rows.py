@@ -175,9 +175,8 @@ class RowAccess:
         row_nbytes = max(1, layout.nbytes // max(1, layout.shape[dim]))
         step = max(1, math.prod(layout.shape[dim + 1 :]) * layout.dtype.itemsize)
         gaps = np.diff(ids)
-        apart = gaps > max(MAX_GAP, _MAX_GAP_BYTES // step)
-        if layout.codecs:  # chunks come whole: what lies between rows of neighbouring ones costs nothing
-            apart &= np.diff(ids // chunk) > 1
+        # chunks that are decoded come whole: what lies between rows of one or of neighbouring ones costs nothing
+        apart = np.diff(ids // chunk) > 1 if layout.codecs else gaps > max(MAX_GAP, _MAX_GAP_BYTES // step)
         if bool((apart | (gaps == 1)).all()):
             windows = [ids]  # nothing to drop
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ __all__ = [
     "constant_cells",
     "coordinate_columns",
     "find_padding",
+    "in_degrees",
     "is_angle",
     "num_pairs",
     "polygon_types",
@@ -144,11 +146,8 @@ def read_columns(
     A single ``(N, 2 or 3)`` array is its columns. Longitudes stay in the range that the file has.
     """
     if len(layouts) == 1:
-        layout = layouts[0]
-        points = read_values(source, layout.name, options).astype(np.float64)
-        if on_sphere and _units(layout).startswith("rad"):
-            points[:, :2] = np.degrees(points[:, :2])
-        return points
+        points = read_values(source, layouts[0].name, options).astype(np.float64)
+        return in_degrees(points, layouts) if on_sphere else points
     columns = []
     for layout in layouts:
         column = read_values(source, layout.name, options).astype(np.float64)
@@ -157,10 +156,20 @@ def read_columns(
                 f"{source.path}: coordinate {layout.name!r} has shape {column.shape}, but {layouts[0].name!r} "
                 f"has {layouts[0].shape}; one value per node was expected"
             )
-        if on_sphere and _units(layout).startswith("rad"):
-            column = np.degrees(column)
         columns.append(column)
-    return np.stack(columns, axis=1)
+    points = np.stack(columns, axis=1)
+    return in_degrees(points, layouts) if on_sphere else points
+
+
+def in_degrees(points: npt.NDArray[Any], layouts: Sequence[ArrayLayout]) -> npt.NDArray[Any]:
+    """Turn columns of coordinates on a sphere that are in radians into degrees; one array's are its first two."""
+    given = [_units(layout).startswith("rad") for layout in layouts]
+    angles = np.flatnonzero(given * 2 if len(given) == 1 else given)
+    if not len(angles):
+        return points
+    points = points.astype(np.float64)
+    points[:, angles] = np.degrees(points[:, angles])
+    return points
 
 
 def period_of(layouts: list[ArrayLayout], *, on_sphere: bool) -> tuple[float, ...] | None:

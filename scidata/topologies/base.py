@@ -35,6 +35,7 @@ __all__ = [
     "field_of",
     "fill_values",
     "read_values",
+    "without_default_fill",
 ]
 
 Array = npt.NDArray[Any]
@@ -363,12 +364,19 @@ def fill_values(source: Source, layout: ArrayLayout) -> list[int | float]:
     return [item for item in numbers if item != 0 or source.format != "zarr2"]
 
 
+def without_default_fill(source: Source, layout: ArrayLayout) -> ArrayLayout:
+    """Return a layout that takes Zarr v2's filling with 0, where nobody asked for it, for values."""
+    if source.format != "zarr2" or fill_values(source, layout):
+        return layout
+    kept = {k: v for k, v in layout.attributes.items() if k not in ("_FillValue", "missing_value")}
+    return replace(layout, attributes=kept)
+
+
 def read_values(source: Source, name: str, options: Options, *, decode: bool = True) -> Array:
     """Read a whole array of the topology, which must be there."""
     layout = source.arrays[name]
-    if decode and source.format == "zarr2" and not fill_values(source, layout):
-        kept = {k: v for k, v in layout.attributes.items() if k not in ("_FillValue", "missing_value")}
-        layout = replace(layout, attributes=kept)
+    if decode:
+        layout = without_default_fill(source, layout)
     reader = ArrayReader(source=source, layout=layout, decode=decode, allow_missing=options.allow_missing)
     return reader((slice(None),) * len(layout.shape))
 

@@ -16,12 +16,21 @@ from scidata.topologies._names import as_coordinates, common_points, named_point
 from scidata.topologies.base import Geometry, Options, Topology
 from scidata.types import Source
 
-__all__ = ["PointsTopology", "detect", "open_topology"]
+__all__ = ["PointsTopology", "detect", "is_cloud", "open_topology"]
 
 
 def detect(source: Source) -> bool:
     """Say whether a file has coordinates of points."""
     return common_points(source) is not None
+
+
+def is_cloud(source: Source) -> bool:
+    """Say whether a file is a cloud and nothing else: its arrays have the points as their first dimension, no time."""
+    found = common_points(source)
+    if found is None:
+        return False
+    rows = found[0].dims[0]
+    return len(found[0].shape) == 2 or all(a.dims[0] == rows for a in source.arrays.values() if rows in a.dims)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -306,3 +306,79 @@ def test_raw_data_names_the_command(tmp_path):
         file["node/x"] = np.zeros((2, 2))
     with pytest.raises(UnsupportedFormatError, match=r"scidata partition .*graph\.h5 OUT --kind graph"):
         scidata.open_dataset(path)
+
+
+def draws_alike(rank, num_ranks, path, kind, subsample, block):
+    """Each rank's rows of what an epoch draws, and that nothing is sent."""
+    mesh = scidata.init_mesh(domain=num_ranks, device="cpu")
+    bounds = {1: None, 2: [0, 0, 700], 3: [0, 100, 101, 700]}[num_ranks] if kind == "points" else None
+    ds = scidata.open_dataset(
+        path, mesh, kind=kind, bounds="even" if bounds is None else bounds, subsample=subsample, subsample_block=block
+    )
+    loader = scidata.DataLoader(ds, batch_size=None, num_workers=1)
+    found = []
+    for epoch in (0, 1, 0):
+        loader.set_epoch(epoch)
+        before = sequence_numbers(mesh)
+        samples = list(loader)
+        assert sequence_numbers(mesh) == before, "reading communicated"
+        for sample in samples:
+            shapes = {name: tuple(x.shape) for name, x in sample.items()}
+            whole = {name: x.full_tensor() for name, x in sample.items()}
+            assert {name: tuple(x.shape) for name, x in whole.items()} == shapes
+            ids = {entity: sample.original_id(entity).full_tensor() for entity in sample.entities}
+            found.append((epoch, sample.index, whole, ids))
+            if "edge" in sample.entities:
+                swapped = sample.with_ghosts("pos")
+                assert len(swapped) == sample.index_map("node").num_local
+                rows = sample.index_map("node").to_global(np.arange(len(swapped)))
+                assert torch.equal(swapped, whole["pos"][rows])
+    return found
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_ranks_draw_the_same_of_raw_points(num_ranks, tmp_path):
+    rng = np.random.default_rng(3)
+    values = {"points": rng.random((700, 3)), "u": rng.standard_normal((700, 2))}
+    with h5py.File(tmp_path / "raw.h5", "w") as file:
+        for name, x in values.items():
+            file.create_dataset(name, data=x, chunks=(50, x.shape[1]))
+    path = str(tmp_path / "raw.h5")
+    for block in (1, "chunk"):
+        seen = {}
+        for found in run_ranks(draws_alike, num_ranks, path, "points", {"point": 150}, block):
+            for epoch, _, whole, ids in found:
+                assert torch.equal(whole["u"], torch.from_numpy(values["u"])[ids["point"]])
+                assert torch.equal(whole["pos"], torch.from_numpy(values["points"])[ids["point"]])
+                assert len(ids["point"]) == 150
+                assert torch.equal(seen.setdefault(epoch, ids["point"]), ids["point"])
+        assert not torch.equal(seen[0], seen[1])
+
+
+def test_ranks_draw_the_same_cells_and_exchange_their_nodes(store):
+    path, raws = store
+    one = run_ranks(draws_alike, 1, path, None, {"cell": 60}, 1)[0]
+    for found in run_ranks(draws_alike, 3, path, None, {"cell": 60}, 1):
+        for (epoch, index, whole, ids), (_, _, expected, same) in zip(found, one, strict=True):
+            assert all(torch.equal(ids[entity], same[entity]) for entity in ids), (epoch, index)
+            assert all(torch.equal(whole[name], expected[name]) for name in whole)
+            with h5py.File(raws[index]) as file:
+                cells = file["cells"][...][ids["cell"].numpy()]
+            assert np.array_equal(np.sort(ids["node"].numpy()), np.unique(cells))
+
+
+def feeds_kept_workers(rank, num_ranks, path):
+    mesh = scidata.init_mesh(domain=num_ranks, device="cpu")
+    ds = scidata.open_dataset(path, mesh, subsample={"point": 20})
+    loader = torch.utils.data.DataLoader(
+        ds, batch_size=None, num_workers=1, multiprocessing_context="forkserver", persistent_workers=True
+    )
+    for epoch in (0, 3, 1):
+        ds.set_epoch(epoch)
+        (local,) = list(loader)
+        assert torch.equal(ds.assemble(local)["u"].full_tensor(), ds[0]["u"].full_tensor())
+        assert local.rows["point"].tolist() == ds.read_local(0, epoch=epoch).rows["point"].tolist()
+
+
+def test_an_epoch_reaches_workers_that_are_kept(cloud):
+    run_ranks(feeds_kept_workers, 2, cloud)

@@ -1,0 +1,435 @@
+"""Reads any rank's part of raw point clouds, in the order of their files, without a store. No torch.
+
+One file is one sample. What a store adds: rows in curve order, ghosts within a radius, checksums, statistics.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.bounds import chunk_bounds, even_bounds, explicit_bounds
+from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
+from scidata.index_map import IndexMap
+from scidata.local_part import LocalPart, SamplePart
+from scidata.partition.cuts import cut_bounds, prefix_of
+from scidata.plan import ArrayPlan, ReadPlan
+from scidata.read import ReadStats, read_plan
+from scidata.read.threads import ReaderThreads
+from scidata.sources.cf import decoding_of
+from scidata.store.manifest import FieldInfo, Statistics
+from scidata.store.rows import Gather, RowAccess
+from scidata.subsample import Draw, Subsample
+from scidata.topologies._arrays import in_degrees
+from scidata.topologies.base import ArrayReader, without_default_fill
+from scidata.topologies.points import PointsTopology
+from scidata.topology import SampleHeader, read_samples
+from scidata.types import ArrayLayout, IntArray, Source
+
+__all__ = ["PointsReader"]
+
+_KEPT_SAMPLES = 1024
+_RUN_ROWS = 1024  # drawn together as a "chunk" of files that have none
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Cloud:
+    """One file: its coordinates, in the order x, y, z or as one array, and its fields; not read yet."""
+
+    source: Source
+    num_rows: int
+    on_sphere: bool
+    coordinates: tuple[ArrayLayout, ...]
+    layouts: Mapping[str, ArrayLayout]  # of fields and coordinates, by name; coordinates as "pos/<i>"
+    infos: Mapping[str, FieldInfo]
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows of a chunk of the largest array; 0 where it is not cut along the points."""
+        name = max(self.layouts, key=lambda n: self.layouts[n].nbytes)
+        rows = self.layouts[name].chunks[self.infos[name].entity_dim if name in self.infos else 0]
+        return rows if rows < self.num_rows else 0
+
+
+class _FileAccess(RowAccess):
+    """Rows of the arrays of one file, decoded."""
+
+    def __init__(self, cloud: _Cloud, executor: Executor | None, *, decode: bool, allow_missing: bool) -> None:
+        self.plans, self.stats = {}, ReadStats()
+        self._cloud, self._executor, self._decode, self._allow_missing = cloud, executor, decode, allow_missing
+
+    @property
+    def source(self) -> Source:
+        return self._cloud.source
+
+    def layout(self, path: str) -> ArrayLayout:
+        return self._cloud.layouts[path]
+
+    def run(self, plan: ArrayPlan, dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
+        decode = self._decode or any(plan.layout is layout for layout in self._cloud.coordinates)
+        decoding = decoding_of(plan.layout, None if dtype is None else np.dtype(dtype)) if decode else None
+        kind = decoding.dtype if decoding is not None else plan.layout.dtype.newbyteorder("=")
+        out = np.empty(plan.out_shape, kind)
+        self.stats += read_plan(
+            plan,
+            out,
+            source=self.source,
+            decoding=decoding,
+            allow_missing=self._allow_missing,
+            executor=self._executor,
+        )
+        return out
+
+
+class PointsReader:
+    """Raw point clouds, cut into ``num_parts`` each: what :class:`~scidata.store_reader.StoreReader` is to a store.
+
+    Parameters
+    ----------
+    path
+        A file, a list or a glob; each file is a sample.
+    num_parts
+        Ranks of the domain.
+    fields
+        Names; default all that have one row per point, and ``pos``, the positions as ``(num, 2 or 3)``: float64 unless
+        ``dtype`` says otherwise, angles in degrees.
+    bounds
+        ``"even"``, ``"chunk"``, explicit ``[0, …, N]`` for every sample, or ``{index: [0, …, N]}``.
+    weights
+        Cost of each row: a field's name, or ``(N,)`` numbers.
+    decode, dtype, allow_missing, allow_external, num_threads
+        As in :func:`scidata.open_dataset`; ``dtype`` is NumPy's.
+    subsample
+        Rows that each epoch draws; None reads all.
+
+    Raises
+    ------
+    SciDataError
+        What the first file's metadata shows to be wrong; the same on every rank.
+    """
+
+    kind = "points"
+    entity = "point"
+    entities = ("point",)
+    ghosts = "exchange"
+    num_hops = 0
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        num_parts: int = 1,
+        fields: Sequence[str] | str | None = None,
+        bounds: Any = "even",
+        weights: Any = None,
+        decode: bool = True,
+        dtype: npt.DTypeLike | None = None,
+        subsample: Subsample | None = None,
+        allow_missing: bool = False,
+        allow_external: bool = False,
+        num_threads: int = 4,
+    ) -> None:
+        wanted = None if fields is None else [fields] if isinstance(fields, str) else list(fields)
+        self._samples = read_samples(
+            path,
+            kind="points",
+            fields=None if wanted is None else [name for name in wanted if name != "pos"],
+            allow_missing=allow_missing,
+            allow_external=allow_external,
+        )
+        self.num_parts, self.subsample = num_parts, subsample
+        self._bounds, self._weights = bounds, weights
+        self._decode, self._dtype = decode, None if dtype is None else np.dtype(dtype)
+        self._allow_missing = allow_missing
+        self._threads = ReaderThreads(num_threads)
+        self._clouds: dict[int, _Cloud] = {}
+        self._cuts: dict[int, SamplePart] = {}
+        first = self._cloud(0)
+        self.path = first.source.path
+        self._infos = first.infos
+        self.fields = tuple(self._infos) if wanted is None else self._in_order(wanted)
+        if subsample is not None and subsample.entity != "point":
+            raise UnknownNameError(f"{self.path}: subsample draws rows of point, not of {subsample.entity!r}")
+        if weights is not None and not (isinstance(bounds, str) and bounds == "even"):
+            raise ConfigError("weights and explicit bounds exclude each other: both say where to cut")
+        if isinstance(bounds, str) and bounds not in ("even", "chunk"):
+            raise ConfigError(f"bounds={bounds!r}: points are cut 'even', 'chunk', by weights, or by explicit bounds")
+
+    def _in_order(self, wanted: Sequence[str]) -> tuple[str, ...]:
+        short = {name.rpartition("/")[2]: name for name in self._infos}
+        return tuple(dict.fromkeys(self._known(short.get(name, name)) for name in wanted))
+
+    # -- what there is -------------------------------------------------------------------------------------------
+
+    @property
+    def num_samples(self) -> int:
+        """Number of files."""
+        return len(self._samples)
+
+    def info(self, name: str) -> FieldInfo:
+        """Return entity, dims, dtype and attributes of a field."""
+        return self._infos[self._known(name)]
+
+    def dims(self, name: str) -> tuple[str, ...]:
+        """Return the dims of a field."""
+        return self.info(name).dims
+
+    def entity_dim(self, name: str) -> int:
+        """Return which of them counts the points."""
+        return self.info(name).entity_dim
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        """Return the dtype in which a field is read."""
+        return np.dtype(self.info(name).dtype)
+
+    def counts(self, entity: str) -> IntArray:
+        """Return the rows of each sample, ``(num_samples,)`` int64. Opens every file."""
+        if entity != "point":
+            raise UnknownNameError(f"{self.path}: no entity {entity!r}{near_matches(entity, self.entities)}")
+        return np.array([self._cloud(i).num_rows for i in range(self.num_samples)], np.int64)
+
+    def global_shape(self, name: str, index: int, *, epoch: int = 0) -> tuple[int, ...]:
+        """Return the shape of a field of one whole sample, or of what ``epoch`` draws from it."""
+        cloud, dim = self._cloud(self._checked_index(index)), self.entity_dim(name)
+        shape = self._shape(cloud, name)
+        draw = self._draw(cloud, index % self.num_samples, epoch)
+        if draw is None:
+            return shape
+        return (*shape[:dim], int(draw.count_before(np.array([cloud.num_rows]))[0]), *shape[dim + 1 :])
+
+    def statistics(self, name: str) -> Statistics | None:
+        """Return None: only a store has them."""
+        self._known(name)
+        return None
+
+    def fingerprint(self) -> str:
+        """Return a digest of what decides the samples: names, sizes and fields. Opens every file."""
+        content = {
+            "samples": [self._samples.names, self.counts("point").tolist()],
+            "fields": {name: [self.dims(name), str(self.dtype(name))] for name in self.fields},
+            "subsample": None if self.subsample is None else self.subsample.recipe,
+        }
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+    def _known(self, name: str) -> str:
+        if name not in self._infos:
+            raise UnknownNameError(f"{self.path}: no field {name!r}{near_matches(name, self._infos)}")
+        return name
+
+    def _checked_index(self, index: int) -> int:
+        if not -self.num_samples <= index < self.num_samples:
+            raise IndexError(f"{self.path}: sample {index} is out of range: there are {self.num_samples} samples")
+        return index % self.num_samples
+
+    def _checked_part(self, part: int) -> int:
+        if not 0 <= part < self.num_parts:
+            raise ConfigError(f"rank {part} does not exist: the domain has {self.num_parts} ranks")
+        return part
+
+    def _cloud(self, index: int) -> _Cloud:
+        """Describe a file, which must have the first one's fields."""
+        cloud = self._clouds.get(index)
+        if cloud is None:
+            cloud = self._described(self._samples.header(index))
+            if index and cloud.infos != self._infos:
+                self._refuse(cloud)
+            if len(self._clouds) >= _KEPT_SAMPLES:
+                self._clouds.clear()
+            self._clouds[index] = cloud
+        return cloud
+
+    def _described(self, header: SampleHeader) -> _Cloud:
+        topology = header.topology
+        assert isinstance(topology, PointsTopology)
+        source = topology.source
+        coordinates = tuple(without_default_fill(source, source.arrays[name]) for name in topology.coordinates)
+        dtype = self._dtype if self._dtype is not None else np.dtype(np.float64)
+        first = coordinates[0]
+        pos = FieldInfo(name="pos", entity="point", dtype=dtype.str, dims=(first.dims[0], "xyz"), entity_dim=0)
+        infos, layouts = {"pos": pos}, {f"pos/{i}": layout for i, layout in enumerate(coordinates)}
+        for name, field in header.fields.items():
+            assert isinstance(field.reader, ArrayReader)
+            layouts[name] = layout = field.reader.layout
+            decoding = decoding_of(layout, self._dtype) if self._decode else None
+            read_as = decoding.dtype if decoding is not None else layout.dtype.newbyteorder("=")
+            infos[name] = FieldInfo(
+                name=name, entity="point", dtype=read_as.str, dims=field.dims, entity_dim=field.entity_dim
+            )
+        return _Cloud(
+            source=source,
+            num_rows=topology.sizes["point"],
+            on_sphere=topology.on_sphere,
+            coordinates=coordinates,
+            layouts=layouts,
+            infos=infos,
+        )
+
+    def _refuse(self, cloud: _Cloud) -> None:
+        for name in {**self._infos, **cloud.infos}:
+            here, first = cloud.infos.get(name), self._infos.get(name)
+            if here != first:
+                shown = ["no such field" if x is None else f"{x.dims} {np.dtype(x.dtype)}" for x in (here, first)]
+                raise FieldMismatchError(
+                    f"{cloud.source.path}: field {name!r}: {shown[0]}, but {self.path} has {shown[1]}; all files of a "
+                    "data set have the same fields: choose those that agree with fields="
+                )
+
+    def _shape(self, cloud: _Cloud, name: str) -> tuple[int, ...]:
+        if name != "pos":
+            return cloud.layouts[self._known(name)].shape
+        first = cloud.coordinates[0]
+        return first.shape if len(first.shape) == 2 else (cloud.num_rows, len(cloud.coordinates))
+
+    # -- cutting -------------------------------------------------------------------------------------------------
+
+    def partition_of(self, index: int) -> SamplePart:
+        """Cut a sample; reads the field that weights name."""
+        index = self._checked_index(index)
+        cut = self._cuts.get(index)
+        if cut is None:
+            cut = SamplePart(index=index, entity="point", bounds={"point": self._cut(index)})
+            if len(self._cuts) >= _KEPT_SAMPLES:
+                self._cuts.clear()
+            self._cuts[index] = cut
+        return cut
+
+    def _cut(self, index: int) -> IntArray:
+        cloud, bounds = self._cloud(index), self._bounds
+        num_rows, num_parts = cloud.num_rows, self.num_parts
+        if isinstance(bounds, Mapping):
+            if index not in bounds:
+                raise ConfigError(f"bounds has no entry for sample {index}; it has {sorted(bounds)}")
+            bounds = bounds[index]
+        if not isinstance(bounds, str):
+            return explicit_bounds(bounds, num_rows, num_parts)
+        if self._weights is not None:
+            return cut_bounds(prefix_of(self._costs(cloud)), num_parts)
+        if num_parts >= num_rows:
+            return np.minimum(np.arange(num_parts + 1, dtype=np.int64), num_rows)
+        if bounds == "chunk" and cloud.chunk_rows:
+            return chunk_bounds(num_rows, num_parts, edges=np.arange(0, num_rows, cloud.chunk_rows))
+        return even_bounds(num_rows, num_parts)
+
+    def _costs(self, cloud: _Cloud) -> npt.NDArray[np.float64]:
+        if isinstance(self._weights, str):
+            self._known(self._weights)
+            values = self._access(cloud).rows(self._weights, 0, cloud.num_rows)
+        else:
+            values = np.asarray(self._weights)
+        if values.shape != (cloud.num_rows,):
+            raise ConfigError(
+                f"{cloud.source.path}: weights of shape {values.shape} for {cloud.num_rows} points; one cost of each "
+                "was expected"
+            )
+        return values.astype(np.float64)
+
+    def _draw(self, cloud: _Cloud, index: int, epoch: int) -> Draw | None:
+        if self.subsample is None:
+            return None
+        chunk = cloud.chunk_rows or _RUN_ROWS
+        return self.subsample.draw(cloud.num_rows, epoch=epoch, index=index, chunk_rows=chunk)
+
+    # -- planning and reading ------------------------------------------------------------------------------------
+
+    def plan(self, index: int, rank: int = 0, *, epoch: int = 0) -> ReadPlan:
+        """Plan one sample for one rank, from metadata alone (weights named by a field are read).
+
+        Raises
+        ------
+        IndexError, ConfigError
+            Sample or rank out of range.
+        """
+        index, part = self._checked_index(index), self._checked_part(rank)
+        cloud = self._cloud(index)
+        access = self._access(cloud)
+        start, stop, _, rows = self._rows(cloud, index, part, epoch)
+        fields = {}
+        for name in self.fields:
+            gathers = [self._gather(access, path, start, stop, rows) for path in self._paths(cloud, name)]
+            fields[name] = tuple(plan for gather in gathers for plan, _ in gather.steps)
+        return ReadPlan(index=index, rank=rank, fields=fields)
+
+    def read(self, index: int, part: int, *, epoch: int = 0) -> LocalPart:
+        """Read one part of a sample, or of what ``epoch`` draws from it. Thread-safe; communicates nothing.
+
+        Raises
+        ------
+        IndexError, ConfigError, FieldMismatchError
+            Sample or part out of range, or a file that does not have the first one's fields.
+        MissingChunkError, ShortReadError, ChecksumError, CorruptDataError
+            The file is damaged.
+        """
+        index, part = self._checked_index(index), self._checked_part(part)
+        cloud = self._cloud(index)
+        access = self._access(cloud)
+        start, stop, bounds, rows = self._rows(cloud, index, part, epoch)
+        fields = {}
+        for name in self.fields:
+            dim = self.entity_dim(name)
+            gathers = [self._gather(access, path, start, stop, rows) for path in self._paths(cloud, name)]
+            read_as = None if name == "pos" else self._dtype
+            parts = [access.run_gather(gather, read_as, dim=dim) for gather in gathers]
+            fields[name] = self._positions(cloud, parts) if name == "pos" else parts[0]
+        return LocalPart(
+            index=index,
+            part=self.partition_of(index),
+            index_maps={"point": IndexMap(bounds=bounds, part=part, ghosts=np.empty(0, np.int64))},
+            fields=fields,
+            edge_index=None,
+            far_edge_index=None,
+            cells=None,
+            rows=None if rows is None else {"point": rows},
+            stats=access.stats,
+        )
+
+    def original_id(self, index: int, part: int, entity: str, *, rows: IntArray | None = None) -> IntArray:
+        """Return the file's row of each row that a part owns, ``(num_owned,)`` int64; ``rows`` are such rows."""
+        if entity != "point":
+            raise UnknownNameError(f"{self.path}: no entity {entity!r}{near_matches(entity, self.entities)}")
+        if rows is not None:
+            return rows
+        start, stop = self.partition_of(index).owned(entity, self._checked_part(part))
+        return np.arange(start, stop, dtype=np.int64)
+
+    def _access(self, cloud: _Cloud) -> _FileAccess:
+        executor = self._threads.executor()
+        return _FileAccess(cloud, executor, decode=self._decode, allow_missing=self._allow_missing)
+
+    def _rows(self, cloud: _Cloud, index: int, part: int, epoch: int) -> tuple[int, int, IntArray, IntArray | None]:
+        """Return the range of rows that a part owns, the bounds of its sample, and the rows where they are drawn."""
+        bounds = self.partition_of(index).bounds["point"]
+        start, stop = int(bounds[part]), int(bounds[part + 1])
+        draw = self._draw(cloud, index, epoch)
+        if draw is None:
+            return start, stop, bounds, None
+        return start, stop, draw.count_before(bounds), draw.rows(start, stop)
+
+    def _paths(self, cloud: _Cloud, name: str) -> list[str]:
+        return [f"pos/{i}" for i in range(len(cloud.coordinates))] if name == "pos" else [name]
+
+    def _gather(self, access: RowAccess, path: str, start: int, stop: int, rows: IntArray | None) -> Gather:
+        dim = self._infos[path].entity_dim if path in self._infos else 0
+        if rows is not None:
+            return access.plan_gather(path, rows, dim=dim)
+        plan = access.plan(path, np.array([start]), np.array([stop]), dim=dim)
+        return Gather(num_rows=stop - start, steps=((plan, None),))
+
+    def _positions(self, cloud: _Cloud, parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        points = parts[0] if parts[0].ndim == 2 else np.stack(parts, axis=1)
+        if cloud.on_sphere:
+            points = in_degrees(points, cloud.coordinates)
+        return np.ascontiguousarray(points, self.dtype("pos"))
+
+    def close(self) -> None:
+        """End the threads and close the files; the next read starts them again."""
+        self._threads.close()
+        for cloud in list(self._clouds.values()):
+            cloud.source.close()

@@ -191,7 +191,9 @@ def open_dataset(
             cache_bytes=CACHE_BYTES if cache_bytes is None else cache_bytes,
         )
     if cache_bytes is not None:
-        raise ConfigError("cache_bytes: means nothing for grids and raw points, which have no edges or cells to keep; leave it out")
+        raise ConfigError(
+            "cache_bytes: means nothing for grids and raw points, which have no edges or cells to keep; leave it out"
+        )
     given = {"sample_dim": sample_dim is not None, "steps": tuple(steps) != (0,), "shard": shard is not None}
     given |= {"isel": isel is not None, "align": align != 1, "periodic": bool(periodic)}
     if _kind_of_raw(path, kind, allow_external, like_grid=any(given.values())) == "points":

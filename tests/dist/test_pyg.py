@@ -307,6 +307,12 @@ def check_data(rank, num_ranks):
         to_pyg(part.edge_index, part.index_map, mesh, node_with_ghosts={"x": held[1:]})
     with pytest.raises(ConfigError, match="x: given more than once"):
         to_pyg(part.edge_index, part.index_map, mesh, node={"x": x[part.nodes]}, graph={"x": 1})
+    for value, pool in itertools.product((-1, 3), (g.global_mean_pool, g.global_add_pool, g.global_max_pool)):
+        batch = torch.zeros(NUM_NODES, dtype=torch.int64)
+        batch[-1] = value  # of one rank, but all of them raise
+        wrong = _parts(mesh, sizes, rank, batch=batch)
+        with pytest.raises(IndexError, match="for 3 rows" if rank == 1 else "of another rank are out of range"):
+            pool(wrong.x, wrong.batch, 3)
     for refused in (
         g.SimpleConv(aggr="median"),
         g.GATv2Conv(4, 3, dropout=0.5).double(),

@@ -14,11 +14,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
-from scidata.shard._transport import call
+from scidata.shard._transport import call, group_size
 from scidata.shard.collectives import all_reduce_max, all_reduce_min, all_reduce_sum, slice_to_shard
 from scidata.shard.ops.align import local_of, specs_of
 from scidata.shard.ops.graph import REMEDY, check_nodes, extend_op, getitem, is_sharded
-from scidata.shard.ops.registry import find, register_op, unsupported
+from scidata.shard.ops.registry import find, op_name, register_op, unsupported
 from scidata.shard.ops.shapes import argument, normal_dim
 from scidata.shard.routed import ACCEPT_FILLED, FilledTensor, MovedTensor, RoutedIndex, node_spec
 from scidata.shard.spec import ShardSpec
@@ -152,8 +152,41 @@ class _ScatterExtreme(Function):
         return grad.gather(ctx.dim, ids) * share, None, None, None, None
 
 
+def _fault_of(ids: Tensor, num_rows: int, group: dist.ProcessGroup) -> str | None:
+    """Say what is wrong with a rank's ids, which may be right on the others. On a GPU, finding out would stop it."""
+    if ids.device.type != "cpu" or ids.numel() == 0 or group_size(group) == 1:
+        return None
+    once = ids[tuple(slice(1) if step == 0 else slice(None) for step in ids.stride())]  # each of an expanded index
+    low, high = (int(x) for x in once.aminmax())
+    return None if low >= 0 and high < num_rows else f"ids from {low} to {high} for {num_rows} rows"
+
+
+def _sum_over_ranks(func: Any, part: Tensor, fault: str | None, group: dist.ProcessGroup) -> Tensor:
+    """Add up parts; on the CPU the ranks' faults travel with them, so that every rank raises. Collective.
+
+    Raises
+    ------
+    IndexError
+        On every rank, where the ids of one are out of range.
+    """
+    if part.device.type != "cpu" or group_size(group) == 1:
+        return all_reduce_sum(part, group)
+    total = all_reduce_sum(torch.cat([part.reshape(-1), part.new_full((1,), fault is not None)]), group)
+    if total[-1].item():
+        raise IndexError(f"{op_name(func)}: {fault or 'ids of another rank are out of range'}; give a larger size")
+    return total[:-1].view(part.shape)
+
+
 def _extreme_over_ranks(
-    rows: Tensor, dim: int, ids: Tensor, values: Tensor, reduce: str, group: dist.ProcessGroup
+    func: Any,
+    rows: Tensor,
+    dim: int,
+    ids: Tensor,
+    values: Tensor,
+    *,
+    reduce: str,
+    fault: str | None,
+    group: dist.ProcessGroup,
 ) -> Tensor:
     """Largest or smallest value for each row; rows that no rank has a value for keep theirs. Collective.
 
@@ -166,7 +199,7 @@ def _extreme_over_ranks(
     known, ones = values.detach(), torch.ones_like(values)
     best = torch.full_like(rows, worst).scatter_reduce_(dim, ids, known, reduce, include_self=False)
     best = all_reduce_max(best, group) if largest else all_reduce_min(best, group)
-    counts = all_reduce_sum(torch.zeros_like(rows).scatter_add_(dim, ids, ones), group)
+    counts = _sum_over_ranks(func, torch.zeros_like(rows).scatter_add_(dim, ids, ones), fault, group)
     result = torch.where(counts > 0, best, rows)
     if not values.requires_grad or not torch.is_grad_enabled():
         return result
@@ -183,13 +216,16 @@ def _to_all(
         raise unsupported(func, "the index has no routes", *specs_of([target, index]), remedy=REMEDY)
     base, values = local_of(target), _rows_like(func, src, dim, index)
     (axis,) = index._spec.sharded.values()
-    group = index._spec.group(axis)
+    group, ids = index._spec.group(axis), index._local
+    fault = _fault_of(ids, base.shape[dim], group)
+    if fault is not None:
+        ids, values = ids.narrow(dim if ids.ndim > 1 else 0, 0, 0), values.narrow(dim, 0, 0)
     if reduce == "sum":
         empty = torch.zeros_like(base, memory_format=torch.contiguous_format)
-        total: Tensor = base + all_reduce_sum(compute(empty, index._local, values), group)
+        total: Tensor = base + _sum_over_ranks(func, compute(empty, ids, values), fault, group)
         return total
     if reduce in ("amax", "amin"):
-        return _extreme_over_ranks(base.contiguous(), dim, index._local, values, reduce, group)
+        return _extreme_over_ranks(func, base.contiguous(), dim, ids, values, reduce=reduce, fault=fault, group=group)
     raise unsupported(func, f"reduce={reduce!r} to rows that all ranks hold", index._spec)
 
 

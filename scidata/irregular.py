@@ -100,7 +100,7 @@ class IrregularDataset(Dataset[Sample]):
     def counts(self, entity: str | None = None) -> npt.NDArray[np.int64]:
         """Return how many rows of an entity each sample has, ``(len(self),)``; default of the one that is cut first.
 
-        For ``DistributedSampler(sizes=...)``. Reads metadata only.
+        For ``DistributedSampler(sizes=...)``. Reads metadata only. All rows, also where an epoch draws some of them.
         """
         return self.reader.counts(self.reader.entity if entity is None else entity)
 

@@ -236,7 +236,7 @@ class StoreReader:
     def _checked_subsample(self, subsample: Subsample | None) -> Subsample | None:
         if subsample is None:
             return None
-        drawable = [entity for entity in (self.entity, "cell") if entity in self.entities]
+        drawable = [entity for entity in self.entities if entity in (self.entity, "cell")]
         if subsample.entity not in drawable:
             follow = "; edges follow the nodes that are drawn" if subsample.entity == "edge" else ""
             raise UnknownNameError(

@@ -62,6 +62,7 @@ class _Cells:
 def drawn_part(access: RowAccess, cut: SamplePart, part: int, draw: Draw, entity: str) -> DrawnPart:
     """Find what a part holds of a draw of an entity's rows: nodes, points or cells.
 
+    Cells that have rows and edges of their own (``entity="cell"`` in the store) count as nodes here.
     Of drawn nodes: the cells all of whose corners, and the edges both of whose ends were drawn. Of drawn cells: their
     nodes, and the edges between these.
     """
@@ -72,12 +73,12 @@ def drawn_part(access: RowAccess, cut: SamplePart, part: int, draw: Draw, entity
         return DrawnPart(rows={main: rows}, index_maps={main: _index_map(bounds, part)})
     every = draw.rows()
     cells = None
-    if entity == "cell":
+    if entity != main:
         cells = _read_cells(access, every)
         nodes = np.unique(cells.corners)
     else:
         nodes = every
-        if "cell" in cut.bounds:
+        if "cell" in cut.bounds and main != "cell":
             cells = _read_cells(access, ranges(*access.pointers("cell/indptr", nodes)))
             inside = np.concatenate([[0], np.cumsum(_contains(nodes, cells.corners))])[cells.offsets]
             cells = cells.take(np.diff(inside) == np.diff(cells.offsets))

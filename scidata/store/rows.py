@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -196,6 +196,7 @@ class RowAccess:
                 offsets = np.cumsum(stops - starts) - (stops - starts)
                 lengths = np.diff(np.append(heads, len(rows)))
                 pick = rows + np.repeat(offsets - starts, lengths)
+                plan = replace(plan, bytes_wanted=plan.bytes_wanted // plan.out_shape[dim] * len(rows))
             steps.append((plan, pick))
         return Gather(num_rows=len(ids), steps=tuple(steps))
 

@@ -229,6 +229,9 @@ def test_a_block_of_chunks_reads_little_and_each_rank_its_share(cloud):
 def test_rows_read_no_chunk_twice(cloud):
     whole = StoreReader(cloud[1]).plan(0).bytes_fetched
     assert reader_of(cloud[1], {"point": 5000}).plan(0).bytes_fetched == whole
+    scattered = reader_of(cloud[1], {"point": 900}).plan(0)
+    assert scattered.bytes_wanted == 900 * (3 * 8 + 2 * 4 + 3 * 8)
+    assert scattered.amplification > 9
     few = reader_of(cloud[1], {"point": 2}).plan(0)
     assert few.bytes_fetched < 0.3 * whole
 
@@ -290,6 +293,21 @@ def test_edges_between_drawn_nodes_of_a_graph_keep_their_values(tmp_path):
     assert np.array_equal(np.sort(edges), np.flatnonzero(np.isin(raw.edge_index, nodes).all(axis=0)))
     pairs = [nodes[part.index_maps["node"].to_global(part.edge_index)] for part in parts]
     assert np.array_equal(np.concatenate(pairs, axis=1), raw.edge_index[:, edges])
+
+
+def test_cells_with_rows_of_their_own_and_the_faces_between_them(mesh, tmp_path):
+    partition(mesh[0], tmp_path / "cells", entity="cell")
+    whole = StoreReader(tmp_path / "cells").read(0, 0)
+    ids = StoreReader(tmp_path / "cells").original_id(0, 0, "cell")
+    reader = reader_of(tmp_path / "cells", {"cell": 900}, num_parts=3, bounds=[0, 11, 11, len(ids)])
+    parts = read_parts(reader)
+    cells = joined(reader, parts, "area", ids=True)
+    assert len(cells) == 900
+    with h5py.File(mesh[0]) as file:
+        assert np.array_equal(joined(reader, parts, "area"), file["area"][...][cells])
+    pairs = [cells[part.index_maps["cell"].to_global(part.edge_index)] for part in parts]
+    every = ids[whole.edge_index]
+    assert np.array_equal(np.concatenate(pairs, axis=1), every[:, np.isin(every, cells).all(axis=0)])
 
 
 @pytest.mark.parametrize(

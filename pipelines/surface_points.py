@@ -67,11 +67,19 @@ def neighbours(sample: scidata.IrregularSample, radius: float) -> Tensor:
     pairs
         ``(2, num_pairs)`` int64 local ids, by target: sources are owned points or ghosts, targets owned ones.
     """
-    points = sample.with_ghosts("pos").cpu().numpy()
+    points = sample.with_ghosts("pos").cpu().double().numpy()
     num_owned = sample.index_map("point").num_owned
     if num_owned == 0:
         return torch.empty(2, 0, dtype=torch.int64)
-    found = cKDTree(points).query_ball_point(points[:num_owned], radius, return_sorted=True)
+    width = np.zeros(points.shape[1])
+    if sample.period is not None:  # where the domain wraps, the nearest images count
+        width[: len(sample.period)] = sample.period
+        wraps = width > 0
+        points = points.copy()
+        points[:, wraps] %= width[wraps]
+        points[:, wraps] *= points[:, wraps] < width[wraps]  # a remainder that was rounded to the width
+    tree = cKDTree(points, boxsize=width if width.any() else None)
+    found = tree.query_ball_point(points[:num_owned], radius, return_sorted=True)
     source = np.concatenate(found).astype(np.int64)
     target = np.repeat(np.arange(num_owned), [len(near) for near in found])
     return torch.from_numpy(np.stack([source, target])[:, source != target])

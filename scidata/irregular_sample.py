@@ -66,6 +66,8 @@ class Topology:
         Reads the source's row of each owned row of an entity.
     num_hops
         How far away along edges ghosts are held; 0 where there are no edges.
+    period
+        Width of the domain along each coordinate where it wraps, 0 where it does not; None where it does in none.
     """
 
     entity: str
@@ -76,6 +78,7 @@ class Topology:
     device_mesh: DeviceMesh | None
     read_ids: Callable[[str], IntArray]
     num_hops: int
+    period: tuple[float, ...] | None = None
 
 
 def shard_rows(local: Tensor, rows: IndexMap, dim: int, device_mesh: DeviceMesh | None) -> Tensor:
@@ -147,6 +150,14 @@ class IrregularSample(Sample):
     def topology(self) -> Topology:
         """Edges, cells and index maps together."""
         return self._topology
+
+    @property
+    def period(self) -> tuple[float, ...] | None:
+        """Width of the domain along each coordinate where it wraps, 0 where it does not; None where it does in none.
+
+        Positions are as the source has them: of two rows across the border, the difference to the nearest image counts.
+        """
+        return self._topology.period
 
     @property
     def num_nodes(self) -> int:

@@ -150,6 +150,7 @@ def _topology(samples: Sequence[IrregularSample], rows: dict[str, _Rows]) -> Top
         device_mesh=first.device_mesh,
         read_ids=read_ids,
         num_hops=first.num_hops,
+        period=first.period,
     )
 
 

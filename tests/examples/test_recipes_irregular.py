@@ -183,6 +183,30 @@ def test_surfaces_have_the_figures_of_one_process_on_any_number_of_ranks(
     torch.testing.assert_close(together, expected, rtol=0, atol=1e-12)
 
 
+def _pairs_where_space_wraps(path: str, mesh: Any) -> Any:
+    ds = surface_points.open_surface(path, mesh, radius=0.2, fields=(), dtype=None)
+    sample = ds[0]
+    rows = sample.index_map("point")
+    return sample.period, rows.to_global(surface_points.neighbours(sample, 0.2).numpy()), rows.owned
+
+
+def test_neighbours_across_a_border_that_wraps(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "raw.h5", "w") as file:
+        file["points"] = np.random.default_rng(0).random((300, 3))
+        file["points"].attrs["period"] = [1.0, 0.0, 1.0]
+    scidata.partition(tmp_path / "raw.h5", tmp_path / "store", kind="points")
+    pos = scidata.open_dataset(tmp_path / "store")[0]["pos"].numpy()
+    apart = pos[:, None] - pos
+    apart[..., [0, 2]] -= np.round(apart[..., [0, 2]])
+    near = (np.linalg.norm(apart, axis=2) <= 0.2) & ~np.eye(300, dtype=bool)
+    found = on_ranks(3, _pairs_where_space_wraps, str(tmp_path / "store"))
+    pairs = np.concatenate([p for _, p, _ in found], axis=1)
+    assert found[0][0] == (1.0, 0.0, 1.0)
+    assert pairs.shape[1] == near.sum()
+    assert near[tuple(pairs)].all()
+    assert len(np.unique(pairs, axis=1)[0]) == pairs.shape[1]
+
+
 # -- meshes --------------------------------------------------------------------------------------------------------
 
 

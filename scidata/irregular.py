@@ -242,7 +242,7 @@ class IrregularDataset(Dataset[Sample]):
             device_mesh=self._domain,
             read_ids=partial(self._read_ids, local.index, local.rows),
             num_hops=self.reader.num_hops,
-            period=self.reader.store.manifest.period,
+            period=self.reader.period,
         )
 
     def _read_ids(self, index: int, rows: Mapping[str, IntArray] | None, entity: str) -> IntArray:

@@ -47,6 +47,7 @@ class _Cloud:
     source: Source
     num_rows: int
     on_sphere: bool
+    period: tuple[float, ...] | None
     coordinates: tuple[ArrayLayout, ...]
     layouts: Mapping[str, ArrayLayout]  # of fields and coordinates, by name; coordinates as "pos/<i>"
     infos: Mapping[str, FieldInfo]
@@ -174,6 +175,11 @@ class PointsReader:
         """Number of files."""
         return len(self._samples)
 
+    @property
+    def period(self) -> tuple[float, ...] | None:
+        """Width of the domain along each coordinate where it wraps, 0 where it does not; None where it does in none."""
+        return self._cloud(0).period
+
     def info(self, name: str) -> FieldInfo:
         """Return entity, dims, dtype and attributes of a field."""
         return self._infos[self._known(name)]
@@ -267,6 +273,7 @@ class PointsReader:
             source=source,
             num_rows=topology.sizes["point"],
             on_sphere=topology.on_sphere,
+            period=topology.period,
             coordinates=coordinates,
             layouts=layouts,
             infos=infos,

@@ -150,6 +150,11 @@ class StoreReader:
         """The entities that the samples have."""
         return self.store.manifest.entities
 
+    @property
+    def period(self) -> tuple[float, ...] | None:
+        """Width of the domain along each coordinate where it wraps, 0 where it does not; None where it does in none."""
+        return self.store.manifest.period
+
     def counts(self, entity: str) -> IntArray:
         """Return the rows of an entity in each sample, ``(num_samples,)``."""
         if entity not in self.entities:

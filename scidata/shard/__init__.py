@@ -3,14 +3,17 @@
 # each of these adds its entries to the table when it is imported
 from scidata.shard.ops import (  # noqa: F401
     attention,
+    conv,
     graph,
     indexing,
-    layers,
+    interpolate,
     linalg,
     losses,
     metadata,
     norm,
+    norm_layers,
     pointwise,
+    pooling,
     random,
     reductions,
     scan,

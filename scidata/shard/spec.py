@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
@@ -77,6 +77,9 @@ class ShardSpec:
     space
         What the rows along the sharded dim are, where an op has to know: the graph whose edges they are. Carried
         along by whatever is computed from them, and never compared.
+    seen
+        The sizes that a mesh axis had at other extents of this tensor's past, by (axis, extent): where a U-Net's way up
+        comes back to an extent of its way down, its parts are split as they were there. Carried along, never compared.
 
     Raises
     ------
@@ -90,6 +93,7 @@ class ShardSpec:
     sizes: tuple[tuple[int, ...] | None, ...]
     axes: tuple[MeshAxis, ...] = field(default=(), compare=False, repr=False)
     space: Any = field(default=None, compare=False, repr=False)
+    seen: Mapping[tuple[int, int], tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.axes:
@@ -175,7 +179,16 @@ class ShardSpec:
             sizes=tuple(None if d is None else tuple(s) for d, s in zip(dims, sizes, strict=True)),
             axes=self.axes,
             space=self.space,
+            seen=self.seen,
         )
+
+    def resize(self, global_shape: Sequence[int], sizes: Sequence[Any]) -> ShardSpec:
+        """Keep the sharded dims, give them other extents, and remember the old sizes in ``seen``."""
+        seen = dict(self.seen)
+        for dim, axis in self.sharded.items():
+            if global_shape[dim] != self.global_shape[dim]:
+                seen[axis, self.global_shape[dim]] = self.sizes_of(axis)
+        return replace(self.derive(global_shape, self.dims, sizes), seen=seen)
 
     def move_dims(self, global_shape: Sequence[int], new_dim: Mapping[int, int]) -> ShardSpec:
         """Keep sizes; old dim ``d`` is now ``new_dim[d]``. Every sharded dim must be in ``new_dim``."""

@@ -8,8 +8,8 @@ from torch.distributed.tensor import Replicate, Shard
 
 from scidata.errors import UnsupportedShardOp
 from scidata.shard import HaloDim, ShardSpec, ShardTensor
-from scidata.testing.oracle import assert_like_one_process, shard_of
 from scidata.testing import run_ranks
+from scidata.testing.oracle import assert_like_one_process, shard_of
 
 LAYOUTS = {1: [(7,)], 2: [(4, 3), (7, 0), (1, 6)], 3: [(3, 2, 2), (0, 5, 2), (7, 0, 0)]}
 

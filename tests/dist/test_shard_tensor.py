@@ -14,8 +14,8 @@ from torch.distributed.tensor import Replicate, Shard
 from scidata.bounds import window
 from scidata.errors import ShardLayoutError, UnsupportedShardOp
 from scidata.shard import HaloDim, ShardSpec, ShardTensor, scatter_tensor, shard_ops
-from scidata.testing.oracle import assert_like_one_process, shard_of
 from scidata.testing import run_ranks
+from scidata.testing.oracle import assert_like_one_process, shard_of
 
 LAYOUTS = {1: [(7,)], 2: [(4, 3), (7, 0), (1, 6)], 3: [(3, 2, 2), (0, 5, 2), (7, 0, 0)]}
 GRID = [((4, 3), (2, 3)), ((7, 0), (1, 4)), ((6, 1), (0, 5))]

@@ -1,0 +1,88 @@
+"""Layer and RMS norm over any trailing dims, and embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from scidata.shard.ops.align import align_parameters, finish, local_of, specs_of, to_axis
+from scidata.shard.ops.moments import mean_of_squares, moments, widened
+from scidata.shard.ops.registry import register_op, unsupported
+from scidata.shard.ops.sliding import bind, refuse_plain
+from scidata.shard.tensor import ShardTensor
+
+__all__: list[str] = []
+
+
+def _parameter(func: Any, x: ShardTensor, given: Any, dims: Sequence[int]) -> Tensor | None:
+    """Cut a parameter of the shape of the trailing dims to this rank's part of them."""
+    if given is None:
+        return None
+    if isinstance(given, ShardTensor) and not given._spec.is_replicated:
+        raise unsupported(func, "a parameter is sharded", given._spec, x._spec)
+    parameter: Tensor = local_of(given)
+    for d, axis in x._spec.sharded.items():
+        parameter = to_axis(parameter, dims, (d, x._spec.sizes_of(axis)), x._spec, axis)
+    return parameter
+
+
+def _trailing(func: Any, x: ShardTensor, shape: Any) -> tuple[tuple[int, ...], list[int]]:
+    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    ndim = x._spec.ndim
+    if x._spec.global_shape[ndim - len(shape) :] != shape or not shape:
+        raise RuntimeError(f"{func.__name__}: normalized_shape {shape} is not the end of {x._spec.global_shape}")
+    return shape, list(range(ndim - len(shape), ndim))
+
+
+@register_op(F.layer_norm, torch.layer_norm)
+def layer_norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Normalise over trailing dims; one round where any of them is sharded."""
+    given = bind("input normalized_shape weight bias eps", args, kwargs, weight=None, bias=None, eps=1e-5)
+    x = given["input"]
+    refuse_plain(func, x, *given.values())
+    shape, dims = _trailing(func, x, given["normalized_shape"])
+    weight, bias = (_parameter(func, x, given[name], dims) for name in ("weight", "bias"))
+    if not any(d in x._spec.sharded for d in dims):
+        return finish(F.layer_norm(x._local, shape, weight, bias, given["eps"]), x._spec)
+    local = widened(x._local)
+    mean, var = moments(local, x._spec, dims, x._spec.sharded)
+    result = (local - mean) * torch.rsqrt(var + given["eps"])
+    result = result if weight is None else result * weight
+    result = result if bias is None else result + bias
+    return finish(result.to(x._local.dtype), x._spec)
+
+
+@register_op(F.rms_norm, torch.rms_norm)
+def rms_norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Divide by the root of the mean square over trailing dims; one round where any of them is sharded."""
+    given = bind("input normalized_shape weight eps", args, kwargs, weight=None, eps=None)
+    x = given["input"]
+    refuse_plain(func, x, *given.values())
+    shape, dims = _trailing(func, x, given["normalized_shape"])
+    weight = _parameter(func, x, given["weight"], dims)
+    if not any(d in x._spec.sharded for d in dims):
+        return finish(F.rms_norm(x._local, shape, weight, given["eps"]), x._spec)
+    eps = torch.finfo(x._local.dtype).eps if given["eps"] is None else given["eps"]
+    local = widened(x._local)
+    result = local * torch.rsqrt(mean_of_squares(local, x._spec, dims) + eps)
+    result = result if weight is None else result * weight
+    return finish(result.to(x._local.dtype), x._spec)
+
+
+@register_op(F.embedding)
+def embedding(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Look sharded ids up in a table that every rank holds."""
+    names = "input weight padding_idx max_norm norm_type scale_grad_by_freq sparse"
+    given = bind(names, args, kwargs, padding_idx=None)
+    x, weight = given["input"], given["weight"]
+    refuse_plain(func, x, weight)
+    for name in ("max_norm", "scale_grad_by_freq", "sparse"):
+        if given.get(name):
+            raise unsupported(func, f"{name}={given[name]}", *specs_of([x]), remedy="look up without it")
+    (table,) = align_parameters(func, x, weight)
+    spec = x._spec.derive((*x._spec.global_shape, table.shape[-1]), x._spec.dims, x._spec.sizes)
+    return finish(F.embedding(x._local, table, given["padding_idx"]), spec)

@@ -1,0 +1,265 @@
+"""Pooling over windows, of fixed and of adaptive size, on any layout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from scidata.shard.ops.registry import register_op, unsupported
+from scidata.shard.ops.sliding import Middle, Windows, bind, check_rows, per_dim, refuse_plain, row_values
+from scidata.shard.runs import Runs, window_runs
+from scidata.shard.tensor import ShardTensor
+
+__all__ = ["adaptive_average"]
+
+_POOLS = (torch.max_pool1d, torch.max_pool2d, torch.max_pool3d)
+_POOLS_BY_FLAG = (F.max_pool1d, F.max_pool2d, F.max_pool3d)
+_POOLS_WITH_INDICES = (F.max_pool1d_with_indices, F.max_pool2d_with_indices, F.max_pool3d_with_indices)
+
+
+def _spatial(func: Any) -> int:
+    """Return the number of spatial dims from the function's name."""
+    return next(n for n in (1, 2, 3) if f"{n}d" in func.__name__)
+
+
+def _num_out(extent: int, reach: int, stride: int, padding: int, ceil: bool) -> int:
+    rows = (extent + 2 * padding - reach + (stride - 1 if ceil else 0)) // stride + 1
+    # the last window must begin inside the dim or the padding below it
+    return rows - 1 if ceil and (rows - 1) * stride >= extent + padding else rows
+
+
+def _under(stride: int, padding: int, reach: int, extent: int) -> Callable[[int, int], Runs]:
+    return lambda start, stop: window_runs(start * stride - padding, (stop - 1) * stride - padding + reach, extent)
+
+
+def _strides(given: dict[str, Any], count: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    kernel = per_dim(given["kernel_size"], count)
+    stride = per_dim(given["stride"], count) if given["stride"] not in (None, (), []) else kernel
+    return kernel, stride, per_dim(given["padding"], count)
+
+
+# -- windows of fixed size -----------------------------------------------------------------------------------------
+
+
+@register_op(*_POOLS, *_POOLS_BY_FLAG, *_POOLS_WITH_INDICES)
+def max_pool(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Maximum of each window; indices are those of the whole tensor."""
+    names = "input kernel_size stride padding dilation ceil_mode return_indices"
+    given = bind(names, args, kwargs, stride=None, padding=0, dilation=1, ceil_mode=False)
+    with_indices = func in _POOLS_WITH_INDICES or given.get("return_indices", False)
+    x, count, ceil = given["input"], _spatial(func), bool(given["ceil_mode"])
+    refuse_plain(func, x)
+    spec = x._spec
+    kernel, stride, padding = _strides(given, count)
+    dilation = per_dim(given["dilation"], count)
+    first, windows, left, starts = spec.ndim - count, Windows(x), list(padding), [0] * count
+    windows.keep(range(first))
+    for s in range(count):
+        d, reach = first + s, dilation[s] * (kernel[s] - 1) + 1
+        extent = spec.global_shape[d]
+        num_out = _num_out(extent, reach, stride[s], padding[s], ceil)
+        check_rows(func, num_out, extent, spec)
+        if padding[s] > kernel[s] // 2:
+            raise RuntimeError(f"pad should be at most half of kernel size, but got pad={padding[s]}, {kernel[s]}")
+        if d not in spec.sharded:
+            windows.shape[d] = num_out
+            continue
+        middle = Middle(times=stride[s], plus=(reach - 1) // 2 - padding[s])
+        start, _ = windows.slide(d, num_out, middle, _under(stride[s], padding[s], reach, extent), reach)
+        starts[s], left[s] = start * stride[s] - padding[s], 0
+    local = windows.fetch(float("-inf"))
+    options: dict[str, Any] = {"stride": stride, "padding": tuple(left), "dilation": dilation, "ceil_mode": ceil}
+    if not with_indices:
+        return windows.finish(_POOLS[count - 1](local, kernel, **options))
+    result, indices = _POOLS_WITH_INDICES[count - 1](local, kernel, **options)
+    places = torch.unravel_index(indices, local.shape[first:])
+    flat = torch.zeros_like(indices)
+    for s, place in enumerate(places):
+        flat = flat * spec.global_shape[first + s] + place + starts[s]
+    return windows.finish(result), windows.finish(flat)
+
+
+@register_op(F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)
+def avg_pool(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Mean of each window: sums of the rows in it, over torch's count of them."""
+    names = "input kernel_size stride padding ceil_mode count_include_pad divisor_override"
+    given = bind(names, args, kwargs, stride=None, padding=0, ceil_mode=False, count_include_pad=True)
+    x, count = given["input"], _spatial(func)
+    refuse_plain(func, x)
+    spec = x._spec
+    kernel, stride, padding = _strides(given, count)
+    first, windows, divisors = spec.ndim - count, Windows(x), []
+    windows.keep(range(first))
+    for s in range(count):
+        d = first + s
+        extent, k, step, pad = spec.global_shape[d], kernel[s], stride[s], padding[s]
+        num_out = _num_out(extent, k, step, pad, bool(given["ceil_mode"]))
+        check_rows(func, num_out, extent, spec)
+        if pad > k // 2:
+            raise RuntimeError(f"pad should be at most half of kernel size, but got pad={pad} and kernel_size={k}")
+        middle = Middle(times=step, plus=(k - 1) // 2 - pad)
+        start, rows = windows.slide(d, num_out, middle, _under(step, pad, k, extent), k)
+        lowest, highest = (-pad, extent + pad) if given["count_include_pad"] else (0, extent)
+        begins = [o * step - pad for o in range(start, start + max(rows, 1))]
+        divisors.append([min(b + k, highest) - max(b, lowest) for b in begins])
+    local = windows.fetch()
+    total = _window_sums(local, kernel, stride)
+    override = given.get("divisor_override")
+    if override is not None:
+        return windows.finish(total / override)
+    if all(set(counts) == {k} for counts, k in zip(divisors, kernel, strict=True)):
+        return windows.finish(total / math.prod(kernel))
+    for s, counts in enumerate(divisors):
+        total = total / row_values([max(n, 1) for n in counts], first + s, total)
+    return windows.finish(total)
+
+
+def _window_sums(local: Tensor, kernel: Sequence[int], stride: Sequence[int]) -> Tensor:
+    if len(kernel) == 3:
+        return F.avg_pool3d(local, tuple(kernel), tuple(stride), divisor_override=1)
+    if len(kernel) == 2:
+        return F.avg_pool2d(local, tuple(kernel), tuple(stride), divisor_override=1)
+    flat = F.avg_pool2d(local.unsqueeze(-2), (1, *kernel), (1, *stride), divisor_override=1)
+    return flat.squeeze(-2)
+
+
+# -- windows that divide a dim into so many ------------------------------------------------------------------------
+
+
+def _out_extents(x: ShardTensor, output_size: Any, count: int) -> list[int]:
+    asked = [output_size] * count if output_size is None or isinstance(output_size, int) else list(output_size)
+    asked = asked * count if len(asked) == 1 else asked
+    shape = x._spec.global_shape[x._spec.ndim - count :]
+    return [int(n) if n is not None else extent for n, extent in zip(asked, shape, strict=True)]
+
+
+def _windows_of(start: int, rows: int, extent: int, num_out: int) -> list[tuple[int, int]]:
+    """Bounds of adaptive windows in the whole dim."""
+    return [(o * extent // num_out, -(-(o + 1) * extent // num_out)) for o in range(start, start + rows)]
+
+
+def _adaptive_windows(x: ShardTensor, dim: int, num_out: int) -> tuple[Windows, list[tuple[int, int]]]:
+    """Return what to fetch along a sharded dim, and where each own window lies in it."""
+    extent = x._spec.global_shape[dim]
+    windows = Windows(x)
+
+    def rows(start: int, stop: int) -> Runs:
+        inside = _windows_of(start, stop - start, extent, num_out)
+        return ((inside[0][0], inside[-1][1] - inside[0][0]),)
+
+    start, count = windows.slide(dim, num_out, Middle(2 * extent, extent, 2 * num_out), rows, 1)
+    bounds = _windows_of(start, count, extent, num_out) or [(0, 1)]
+    return windows, [(first - bounds[0][0], last - bounds[0][0]) for first, last in bounds]
+
+
+def _spread(local: Tensor, dim: int, bounds: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor | None]:
+    """Lay windows of different lengths side by side along a new dim after ``dim``; a mask says what is no row of them.
+
+    Rows that only fill a window up repeat its first.
+    """
+    longest = max(stop - start for start, stop in bounds)
+    rows = [[min(i, stop - 1) if i < stop else start for i in range(start, start + longest)] for start, stop in bounds]
+    index = torch.tensor(rows, device=local.device)
+    taken = local.index_select(dim, index.flatten())
+    spread = taken.view(*local.shape[:dim], *index.shape, *local.shape[dim + 1 :])
+    if all(stop - start == longest for start, stop in bounds):
+        return spread, None
+    extra = torch.tensor([[start + i >= stop for i in range(longest)] for start, stop in bounds], device=local.device)
+    return spread, extra.view([1] * dim + list(extra.shape) + [1] * (local.ndim - dim - 1))
+
+
+def _average_dim(x: ShardTensor, dim: int, num_out: int) -> Any:
+    if num_out == 1:
+        return x.mean(dim, keepdim=True)
+    windows, bounds = _adaptive_windows(x, dim, num_out)
+    local = windows.fetch()
+    spread, extra = _spread(local, dim, bounds)
+    total = (spread if extra is None else spread.masked_fill(extra, 0)).sum(dim + 1)
+    return windows.finish(total / row_values([stop - start for start, stop in bounds], dim, total))
+
+
+def _maximum_dim(x: ShardTensor, dim: int, num_out: int) -> Any:
+    if num_out == 1:
+        return x.max(dim, keepdim=True).values
+    windows, bounds = _adaptive_windows(x, dim, num_out)
+    spread, _ = _spread(windows.fetch(), dim, bounds)
+    return windows.finish(spread.max(dim + 1).values)  # of equal ones the first, so never a filled one
+
+
+def _unsharded(x: Any, function: Callable[..., Tensor], extents: Sequence[int], kept: Sequence[int]) -> Any:
+    """Pool the dims that are not sharded with torch's function; the sharded ones are windows of one row to it."""
+    if not isinstance(x, ShardTensor) or x._spec.is_replicated:
+        return function(x, tuple(extents))
+    spec = x._spec
+    first, windows = spec.ndim - len(extents), Windows(x)
+    sizes = [n if first + s not in kept else None for s, n in enumerate(extents)]
+    if all(n is None or n == spec.global_shape[first + s] for s, n in enumerate(sizes)):
+        return x
+    windows.keep(range(spec.ndim))
+    local = windows.fetch()
+    result = function(local, tuple(local.shape[first + s] if n is None else n for s, n in enumerate(sizes)))
+    for s, n in enumerate(sizes):
+        if n is not None:
+            windows.shape[first + s] = n
+    return windows.finish(result)
+
+
+def adaptive_average(func: Any, x: ShardTensor, extents: Sequence[int], pool: Callable[..., Tensor]) -> Tensor:
+    """Average over adaptive windows, dim by dim; one row of a sharded dim is its mean, on every rank."""
+    first = x._spec.ndim - len(extents)
+    kept = [d for d in range(first, x._spec.ndim) if d in x._spec.sharded]
+    result: Any = _unsharded(x, pool, extents, kept)
+    for d in kept:
+        if extents[d - first] != x._spec.global_shape[d]:
+            result = _average_dim(result, d, extents[d - first])
+    return result  # type: ignore[no-any-return]
+
+
+@register_op(F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)
+def adaptive_avg_pool(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Mean of windows that divide each dim into so many."""
+    given = bind("input output_size", args, kwargs)
+    x, count = given["input"], _spatial(func)
+    refuse_plain(func, x)
+    return adaptive_average(func, x, _out_extents(x, given["output_size"], count), func)
+
+
+@register_op(
+    F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d, F.adaptive_max_pool1d_with_indices,
+    F.adaptive_max_pool2d_with_indices, F.adaptive_max_pool3d_with_indices, torch.adaptive_max_pool1d,
+)  # fmt: skip
+def adaptive_max_pool(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Maximum of windows that divide each dim into so many; of equal ones the first in memory has the gradient."""
+    given = bind("input output_size return_indices", args, kwargs, return_indices=False)
+    x, count = given["input"], _spatial(func)
+    refuse_plain(func, x)
+    spec = x._spec
+    if given["return_indices"] or "indices" in func.__name__:
+        raise unsupported(func, "return_indices=True", spec, remedy="use max_pool, whose indices are global")
+    extents, first = _out_extents(x, given["output_size"], count), spec.ndim - count
+    result: Any = x
+    for d in reversed(range(first, spec.ndim)):  # the last first: each step keeps the first of equal ones
+        if extents[d - first] == spec.global_shape[d]:
+            continue
+        if d in spec.sharded:
+            result = _maximum_dim(result, d, extents[d - first])
+        else:
+            result = _plain_maximum(result, d, extents[d - first])
+    return result  # type: ignore[no-any-return]
+
+
+def _plain_maximum(x: Any, dim: int, num_out: int) -> Any:
+    """Maximum of adaptive windows along a dim that is not sharded."""
+    local = x._local if isinstance(x, ShardTensor) else x
+    spread, _ = _spread(local, dim, _windows_of(0, num_out, local.shape[dim], num_out))
+    result = spread.max(dim + 1).values
+    if not isinstance(x, ShardTensor):
+        return result
+    windows = Windows(x)
+    windows.shape[dim] = num_out
+    return windows.finish(result)

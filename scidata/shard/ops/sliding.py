@@ -1,0 +1,256 @@
+"""What convolution, pooling and interpolation share: who owns which output row, and the input rows it needs.
+
+**Who owns an output row.** An op that keeps the extent of a sharded dim keeps its sizes. One that comes to an extent
+that the tensor had before splits it as it was split there. Otherwise a row belongs to the rank that owns the input row
+in the middle of its window (the lower of two). All follow from the layout alone, so every rank knows all windows, and
+no part has to be a multiple of a stride. A rank that owns no output row computes one on filled rows and drops it, so
+that its parameters have their gradients of zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scidata.shard.halo import halo_runs
+from scidata.shard.ops.align import finish, specs_of
+from scidata.shard.ops.registry import unsupported
+from scidata.shard.runs import FILLED, Runs, fetch_runs, runs_move, runs_of
+from scidata.shard.spec import ShardSpec
+from scidata.shard.tensor import ShardTensor
+
+__all__ = [
+    "Middle",
+    "Windows",
+    "bind",
+    "check_rows",
+    "fetch",
+    "is_plain",
+    "output_sizes",
+    "per_dim",
+    "refuse_plain",
+    "row_values",
+]
+
+
+# -- arguments -----------------------------------------------------------------------------------------------------
+
+
+def bind(names: str, args: Sequence[Any], kwargs: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:
+    """Name the arguments that were given by position."""
+    return {**defaults, **dict(zip(names.split(), args, strict=False)), **kwargs}
+
+
+def is_plain(x: Any) -> bool:
+    """Whether this is no ShardTensor, or one that is replicated on all axes."""
+    return not isinstance(x, ShardTensor) or x._spec.is_replicated
+
+
+def refuse_plain(func: Any, x: Any, *others: Any) -> None:
+    """Raise UnsupportedShardOp where the input is not sharded, so that something else must be."""
+    if is_plain(x):
+        specs = specs_of([x, *others])
+        raise unsupported(func, "a plain input meets sharded parameters", *specs, remedy="use full_tensor()")
+
+
+def per_dim(value: Any, count: int) -> tuple[int, ...]:
+    """Repeat a number that stands for all dims."""
+    if isinstance(value, int):
+        return (value,) * count
+    return tuple(value) * (count if len(value) == 1 else 1)
+
+
+# -- output rows ---------------------------------------------------------------------------------------------------
+
+
+class Middle(NamedTuple):
+    """The input row under output row o: ``(o * times + plus) // over``, clipped to the dim."""
+
+    times: int = 1
+    plus: int = 0
+    over: int = 1
+
+
+@lru_cache(maxsize=1024)
+def _owned_outputs(sizes: tuple[int, ...], num_out: int, middle: Middle) -> tuple[int, ...]:
+    rows = (np.arange(num_out) * middle.times + middle.plus) // middle.over
+    bounds = np.cumsum([0, *sizes])
+    owners = np.searchsorted(bounds, np.clip(rows, 0, bounds[-1] - 1), side="right") - 1
+    return tuple(np.bincount(owners, minlength=len(sizes)).tolist())
+
+
+def output_sizes(spec: ShardSpec, dim: int, num_out: int, middle: Middle) -> tuple[int, ...]:
+    """Return the sizes of a sharded dim after an op that gives it ``num_out`` rows; the rule is the module's."""
+    axis = spec.sharded[dim]
+    sizes = spec.sizes_of(axis)
+    if num_out == spec.global_shape[dim]:
+        return sizes
+    known = spec.seen.get((axis, num_out))
+    return known if known is not None else _owned_outputs(sizes, num_out, middle)
+
+
+# -- input rows ----------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1024)
+def _inside(available: tuple[Runs, ...], wanted: tuple[Runs, ...]) -> tuple[Runs, ...] | None:
+    """Return where each rank finds the rows it wants among those it has; None where any rank lacks one."""
+    result = []
+    for has, wants in zip(available, wanted, strict=True):
+        place = {}
+        offset = 0
+        for start, count in has:
+            place.update({start + i: offset + i for i in range(count)})
+            offset += count
+        rows = [FILLED if start == FILLED else start + i for start, count in wants for i in range(count)]
+        if any(row not in place for row in rows if row != FILLED):
+            return None
+        result.append(runs_of([FILLED if row == FILLED else place[row] for row in rows]))
+    return tuple(result)
+
+
+def _parts(spec: ShardSpec, dim: int) -> tuple[tuple[int, ...], int, Any]:
+    """Sizes, this rank and group along a dim; a dim that is not sharded is one part."""
+    axis = spec.axis_of_dim(dim)
+    if axis is None:
+        return (spec.global_shape[dim],), 0, None
+    return spec.sizes_of(axis), spec.coordinate(axis), spec.group(axis)
+
+
+def _own_rows(sizes: tuple[int, ...]) -> tuple[Runs, ...]:
+    return tuple(((start, size),) for start, size in zip(accumulate(sizes, initial=0), sizes, strict=False))
+
+
+def _from_halo(x: ShardTensor, wanted: Mapping[int, tuple[Runs, ...]], fill: float) -> Tensor | None:
+    """Take the rows from the halo that the tensor holds, where it is wide enough on every rank."""
+    padded, spec = x._held_halo(), x._spec
+    if padded is None:
+        return None
+    places = {}
+    for dim in {*x._halo, *wanted}:
+        sizes, rank, _ = _parts(spec, dim)
+        widths = x._halo.get(dim)
+        has = _own_rows(sizes) if widths is None else halo_runs(sizes, **vars(widths))
+        found = _inside(has, wanted.get(dim, _own_rows(sizes)))
+        if found is None:
+            return None
+        places[dim] = found[rank]
+    for dim, runs in places.items():
+        padded = fetch_runs(padded, (padded.shape[dim],), dim, (runs,), None, fill=fill)
+    return padded
+
+
+def fetch(x: ShardTensor, wanted: Mapping[int, tuple[Runs, ...]], *, fill: float = 0.0) -> Tensor:
+    """Return this rank's part with the rows that it wants along some dims, sharded or not.
+
+    From a halo that is held and wide enough, else by one exchange for each mesh axis along which any rank wants rows
+    of another. The second exchange carries the corners.
+    """
+    spec = x._spec
+    if any(runs_move(_parts(spec, dim)[0], runs) for dim, runs in wanted.items()):
+        held = _from_halo(x, wanted, fill)
+        if held is not None:
+            return held
+    local = x._local
+    # what shrinks a part comes first, so that less is sent; all ranks sort alike
+    for dim in sorted(wanted, key=lambda d: d in spec.sharded):
+        sizes, _, group = _parts(spec, dim)
+        local = fetch_runs(local, sizes, dim, wanted[dim], group, fill=fill)
+    return local
+
+
+# -- an op on windows ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Windows:
+    """What an op on windows of a ShardTensor does along each dim, gathered dim by dim, then run."""
+
+    x: ShardTensor
+    shape: list[int] = field(init=False)
+    sizes: list[Any] = field(init=False)
+    wanted: dict[int, tuple[Runs, ...]] = field(default_factory=dict)
+    empty: list[int] = field(default_factory=list)  # dims along which this rank has no output
+
+    def __post_init__(self) -> None:
+        self.shape, self.sizes = list(self.x._spec.global_shape), list(self.x._spec.sizes)
+
+    def keep(self, dims: Sequence[int]) -> None:
+        """Leave dims as they are; where one has empty parts, those ranks compute on a filled row."""
+        for dim in dims:
+            axis = self.x._spec.axis_of_dim(dim)
+            if axis is not None and 0 in self.x._spec.sizes_of(axis):
+                sizes = self.x._spec.sizes_of(axis)
+                self._want(dim, sizes, [runs[0] for runs in _own_rows(sizes)], 1)
+
+    def slide(
+        self, dim: int, num_out: int, middle: Middle, rows: Callable[[int, int], Runs], least: int
+    ) -> tuple[int, int]:
+        """Give a dim ``num_out`` rows, each from some input rows.
+
+        Parameters
+        ----------
+        rows
+            The input rows that outputs ``[start, stop)`` need.
+        least
+            Filled rows of a rank without outputs: as many as give it one.
+
+        Returns
+        -------
+        start, count
+            This rank's outputs.
+        """
+        spec = self.x._spec
+        self.shape[dim] = num_out
+        axis = spec.axis_of_dim(dim)
+        if axis is None:
+            self.wanted[dim] = (rows(0, num_out),)
+            return 0, num_out
+        sizes = output_sizes(spec, dim, num_out, middle)
+        self.sizes[axis] = sizes
+        bounds = [*accumulate(sizes, initial=0)]
+        self.wanted[dim] = tuple(
+            rows(start, stop) if stop > start else ((FILLED, least),) for start, stop in pairwise(bounds)
+        )
+        rank = spec.coordinate(axis)
+        if sizes[rank] == 0:
+            self.empty.append(dim)
+        return bounds[rank], sizes[rank]
+
+    def _want(self, dim: int, sizes: tuple[int, ...], runs: list[tuple[int, int]], least: int) -> None:
+        self.wanted[dim] = tuple((run,) if size else ((FILLED, least),) for size, run in zip(sizes, runs, strict=True))
+        if sizes[self.x._spec.coordinate(self.x._spec.sharded[dim])] == 0:
+            self.empty.append(dim)
+
+    def fetch(self, fill: float = 0.0) -> Tensor:
+        """Return the rows that this rank needs. Collective where any rank needs another's."""
+        return fetch(self.x, self.wanted, fill=fill)
+
+    def finish(self, result: Tensor, channels: int | None = None) -> Tensor:
+        """Wrap what the op made of the fetched rows; ``channels`` is the dim that the op gave another extent."""
+        for dim in self.empty:
+            result = result.narrow(dim, 0, 0)
+        if channels is not None:
+            self.shape[channels] = result.shape[channels]
+        return finish(result, self.x._spec.resize(self.shape, self.sizes))
+
+
+def check_rows(func: Any, num_out: int, extent: int, spec: ShardSpec) -> None:
+    """Raise where a dim would have no output row, as one process does."""
+    if num_out < 1:
+        raise RuntimeError(
+            f"{getattr(func, '__name__', func)}: a dim of {extent} rows gives {num_out} output rows ({spec})"
+        )
+
+
+def row_values(values: Sequence[float], dim: int, like: Tensor) -> Tensor:
+    """Return numbers, one for each row along ``dim`` of a tensor, in the shape that broadcasts over it."""
+    shape = [-1 if d == dim else 1 for d in range(like.ndim)]
+    return torch.tensor(values, dtype=like.dtype, device=like.device).view(shape)

@@ -159,7 +159,9 @@ def padded_of(full, spec, halo):
     for dim in {*spec.sharded, *halo}:
         widths = halo.get(dim, HaloDim(lo=0, hi=0))
         rows = window(*spec.dim_bounds(dim), **vars(widths))
-        full = full.index_select(dim, torch.cat([torch.arange(s.start, s.start + s.count) for s in rows]))
+        full = full.index_select(
+            dim, torch.tensor([r for s in rows for r in range(s.start, s.start + s.count)], dtype=torch.int64)
+        )
     return ShardTensor.from_padded(full.clone(), spec, halo)
 
 

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from scidata.combine import mix as mix
     from scidata.combine import subset as subset
     from scidata.dataset import ShardedDataset as ShardedDataset
-    from scidata.dataset import open_dataset as open_dataset
     from scidata.device_mesh import init_mesh as init_mesh
     from scidata.index_map import IndexMap as IndexMap
     from scidata.irregular import IrregularDataset as IrregularDataset
     from scidata.irregular_sample import IrregularSample as IrregularSample
     from scidata.loader import DataLoader as DataLoader
+    from scidata.opening import open_dataset as open_dataset
     from scidata.partitioning import partition as partition
     from scidata.sample import Sample as Sample
     from scidata.sample import collate as collate
@@ -58,7 +58,7 @@ _HOME = {
     "indexed_all_to_all_v": "scidata.shard.collectives",
     "init_mesh": "scidata.device_mesh",
     "mix": "scidata.combine",
-    "open_dataset": "scidata.dataset",
+    "open_dataset": "scidata.opening",
     "parallelize": "scidata.shard.parallel",
     "partition": "scidata.partitioning",
     "reduce_scatter_v": "scidata.shard.collectives",

@@ -128,6 +128,9 @@ def plan(
         str, typer.Argument(metavar="PATH", help="A store, a glob of the files of a series, or a partitioned store.")
     ],
     domain: Annotated[str, typer.Option(metavar="P | PxQ", help="Ranks that share a sample: 8, or 2x4 on two dims.")],
+    kind: Annotated[
+        str | None, typer.Option(metavar="grid", help="Take the arrays of a raw mesh as grids; default detected.")
+    ] = None,
     dp: Annotated[int | None, typer.Option(min=1, help="Such groups, each on other samples.")] = None,
     shard: Annotated[
         list[str] | None, typer.Option(metavar="DIM[=AXIS]", help="Dimension to split; once for each domain axis.")
@@ -184,6 +187,7 @@ def plan(
 ) -> None:
     """Show what each rank of a domain would read of a sample, without starting any."""
     from scidata._cli import arguments as parse
+    from scidata.raw_kind import kind_of_raw
 
     axis_sizes = parse.parse_domain(domain)
     if _plan_of_store(
@@ -213,15 +217,19 @@ def plan(
         as_json=as_json,
     ):
         return
+    if kind not in (None, "grid", "points"):
+        raise parse.usage_error("--kind", f"{kind!r} is none of grid, points; meshes and graphs are planned as stores.")
+    only_grids = (shard, align, periodic, isel, steps, sample_dim)
+    kind_of_raw(path, kind, False, like_grid=any(given is not None for given in only_grids))
     if ghosts is not None:
         raise parse.usage_error("--ghosts", "the halo of a grid is always read from disk; leave it out.")
-    kind = parse.parse_bounds(bounds or ())
+    limits = parse.parse_bounds(bounds or ())
     split = parse.parse_shard(shard or (), axis_sizes)
     options: dict[str, Any] = {
         "axis_sizes": axis_sizes,
         "shard": split,
         "halo": parse.parse_halo(halo or ()),
-        "bounds": kind,
+        "bounds": limits,
         "align": parse.parse_align(align or ()),
         "periodic": parse.parse_names(periodic or ()),
         "isel": parse.parse_isel(isel or ()),
@@ -232,7 +240,7 @@ def plan(
         "dtype": parse.parse_dtype(dtype),
         "num_threads": 1,
     }
-    if weights is not None and kind != "even":
+    if weights is not None and limits != "even":
         raise parse.usage_error("--weights", "weights decide the bounds; leave out --bounds.")
     _plan(path, options, sample=sample, dp=dp, plot=plot, overwrite=overwrite, every_rank=every_rank, as_json=as_json)
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import zarr
 from torch.distributed.device_mesh import DeviceMesh
 
-from scidata.dataset import open_dataset
+from scidata import open_dataset
 from scidata.device_mesh import init_mesh
 from scidata.errors import ConfigError
 from scidata.loader import DataLoader

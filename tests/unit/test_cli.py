@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import netCDF4
 import numpy as np
 import pytest
 import zarr
@@ -431,3 +432,22 @@ def test_bench(store: str) -> None:
     assert table.exit_code == 0
     assert "preadv" in table.stdout
     assert run("bench", store, "--fields", "w").exit_code == 1
+
+
+def test_plan_of_a_raw_mesh_says_what_to_run_first(tmp_path: Path) -> None:
+    path = tmp_path / "mesh.nc"
+    with netCDF4.Dataset(path, "w") as f:
+        f.createDimension("node", 12)
+        f.createDimension("face", 4)
+        f.createDimension("corner", 3)
+        mesh = f.createVariable("mesh", "i4")
+        mesh.setncatts({"cf_role": "mesh_topology", "topology_dimension": 2})
+        mesh.setncatts({"node_coordinates": "x y", "face_node_connectivity": "corners"})
+        for name in ("x", "y", "u"):
+            f.createVariable(name, "f8", ("node",))[:] = np.arange(12) % 5
+        f.createVariable("corners", "i4", ("face", "corner"))[:] = np.arange(12).reshape(4, 3)
+    result = run("plan", path, "--domain", 2)
+    assert result.exit_code == 1
+    assert f"scidata partition {path} OUT --kind mesh" in " ".join(result.output.split())
+    assert run_json("plan", path, "--domain", 2, "--kind", "grid", "--fields", "u")["shard"] == {"node": "domain"}
+    assert run("plan", path, "--domain", 2, "--kind", "gird").exit_code == 2

@@ -17,7 +17,7 @@ from scidata.errors import ConfigError, CorruptDataError
 from scidata.plan import as_json
 from scidata.plan.cut import Cut, find_cut
 from scidata.plan.pieces import Boxes, DimPieces
-from scidata.plan.spans import Reads, Spans, group_reads
+from scidata.plan.spans import Reads, Spans, decoded_limit, group_reads
 from scidata.plan.tables import EncodedChunks, Pattern, encoded_table, find_tables, spans_of
 from scidata.types import ArrayLayout, ChunkRefs, IntArray, Selection
 
@@ -165,7 +165,7 @@ def _plan_uniform(layout: ArrayLayout, cut: Cut, first_byte: int, refs: ChunkRef
     """Plan chunks that are all there, and all raw or all encoded alike."""
     tables = find_tables(layout, cut, common["out_shape"], refs.paths)
     if layout.codecs:
-        encoded, reads, pattern = tables.order_encoded(refs)
+        encoded, reads, pattern = tables.order_encoded(refs, decoded_limit(layout))
         fetched = int(reads.nbytes.sum())
         return ArrayPlan(
             **common, refs=refs, encoded=encoded, encoded_reads=reads, pattern=pattern,
@@ -202,7 +202,9 @@ def _plan_mixed(layout: ArrayLayout, cut: Cut, refs: ChunkRefs | None, common: d
         encoded_bytes = int(encoded.nbytes.sum())
         if refs is not None:
             place = refs.path_index[rows], refs.offset[rows], refs.nbytes[rows]
-            order, encoded_reads = group_reads(*place, paths=refs.paths, decoded=encoded.nbytes)
+            order, encoded_reads = group_reads(
+                *place, paths=refs.paths, decoded=encoded.nbytes, max_decoded=decoded_limit(layout)
+            )
             encoded, encoded_bytes = encoded.take(order), int(encoded_reads.nbytes.sum())
     return ArrayPlan(
         **common, refs=refs, spans=spans, span_reads=span_reads, encoded=encoded, encoded_reads=encoded_reads,

@@ -17,7 +17,7 @@ from scidata._files import is_url
 from scidata.plan.pieces import Boxes, DimPieces
 from scidata.types import ArrayLayout, IntArray
 
-__all__ = ["Reads", "Spans", "chunk_shapes", "gap_limits", "group_reads", "make_spans"]
+__all__ = ["Reads", "Spans", "chunk_shapes", "decoded_limit", "gap_limits", "group_reads", "make_spans"]
 
 #: Bytes that are read and thrown away rather than starting another read. One ``preadv`` from Python costs 3-4 µs with
 #: its bookkeeping, as much as copying 16-32 KiB out of the page cache (measured); a request to an object store costs
@@ -31,6 +31,10 @@ MAX_SPAN = 1 << 20
 MAX_READ = 2 << 20
 MAX_READ_URL = 16 << 20
 
+#: Chunks that carry a checksum and no more are read in place and checked while they are in the L2 cache: four times as
+#: fast as out of it (measured).
+MAX_CHECKED = 256 << 10
+
 #: Reads straight into the destination need no scratch: they may be longer, where that leaves enough for threads.
 MAX_READ_DIRECT = 16 << 20
 MIN_PARTS = 16
@@ -40,6 +44,11 @@ MIN_PARTS = 16
 MIN_DIRECT = 4 << 10
 
 _BoolArray = npt.NDArray[np.bool_]
+
+
+def decoded_limit(layout: ArrayLayout) -> int:
+    """Return how many bytes of chunks are decoded in one unit of work."""
+    return MAX_CHECKED if all(codec.name == "crc32c" for codec in layout.codecs) else MAX_SPAN
 
 
 def gap_limits(paths: Sequence[str]) -> tuple[int, int]:
@@ -212,6 +221,7 @@ def group_reads(
     paths: Sequence[str],
     direct: _BoolArray | None = None,
     decoded: IntArray | None = None,
+    max_decoded: int = 0,
 ) -> tuple[IntArray, Reads]:
     """Sort byte ranges by place and put near neighbours into one read.
 
@@ -222,7 +232,7 @@ def group_reads(
         read may overlap (a periodic halo that takes the same rows twice) only where they are not direct.
     decoded
         For encoded chunks, which may not overlap either: their decoded sizes. A read is a unit of work, so it ends
-        where enough has come together to decode.
+        where ``max_decoded`` bytes of them have come together.
 
     Returns
     -------
@@ -255,7 +265,7 @@ def group_reads(
     parts = _parts(offset, end, cut, max_read)
     if decoded is not None and max_read == MAX_READ:  # a request to an object store costs more than an uneven load
         total = np.cumsum(decoded[order])
-        parts |= _parts(total - decoded[order], total, cut, MAX_SPAN)
+        parts |= _parts(total - decoded[order], total, cut, max_decoded)
     first = np.flatnonzero(cut | parts)
     last = np.maximum.reduceat(end, first) if len(first) else end
     reads = Reads(

@@ -113,9 +113,16 @@ class Tables:
         reads = replace(reads, offset=reads.offset + (start + first_byte))
         return replace(spans, offset=spans.offset + first_byte) if first_byte else spans, reads, pattern
 
-    def order_encoded(self, refs: ChunkRefs) -> tuple[EncodedChunks, Reads, Pattern]:
-        """Return encoded chunks and their reads."""
-        order, reads = group_reads(refs.path_index, refs.offset, refs.nbytes, paths=refs.paths, decoded=self.cut.nbytes)
+    def order_encoded(self, refs: ChunkRefs, max_decoded: int) -> tuple[EncodedChunks, Reads, Pattern]:
+        """Return encoded chunks and their reads, of about ``max_decoded`` bytes each."""
+        order, reads = group_reads(
+            refs.path_index,
+            refs.offset,
+            refs.nbytes,
+            paths=refs.paths,
+            decoded=self.cut.nbytes,
+            max_decoded=max_decoded,
+        )
 
         def make() -> Pattern:
             assert self.encoded is not None

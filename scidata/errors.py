@@ -18,6 +18,8 @@ __all__ = [
     "LauncherError",
     "MissingChunkError",
     "MissingDependencyError",
+    "RankFailedError",
+    "ReadTimeoutError",
     "RefusedError",
     "SciDataError",
     "ShardLayoutError",
@@ -74,6 +76,24 @@ class RefusedError(SciDataError, PermissionError):
 
 class LauncherError(SciDataError, RuntimeError):
     """The launcher's variables are incomplete or contradict the mesh that was asked for."""
+
+
+class RankFailedError(SciDataError, RuntimeError):
+    """Another rank failed, or died, so that this one cannot go on. The message has that rank's own error.
+
+    Attributes
+    ----------
+    rank
+        The rank that failed.
+    """
+
+    def __init__(self, message: str, rank: int = -1) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+class ReadTimeoutError(SciDataError, TimeoutError, RuntimeError):
+    """A batch was not read within the loader's ``timeout``."""
 
 
 class MissingDependencyError(SciDataError, ImportError):

@@ -7,6 +7,7 @@ how to read a sample and how to wrap it.
 from __future__ import annotations
 
 import operator
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -21,6 +22,7 @@ from torch.utils.data import IterableDataset, Sampler
 
 from scidata._copiers import DeviceCopier, HostCopier, PartCopier, SideStream, Staging
 from scidata._slots import Slot
+from scidata.ballot import CommonBallot, OwnBallot
 from scidata.combine import adopted
 from scidata.device_mesh import axis_size
 from scidata.errors import ConfigError
@@ -29,6 +31,7 @@ from scidata.progress import Progress, progress_of
 from scidata.sample import Sample, collate
 from scidata.sampler import DistributedSampler, check_state, fingerprint_of
 from scidata.types import BufferSpec
+from scidata.watch import Session, Watch
 
 __all__ = ["BufferedDataset", "DataLoader", "PartDataset"]
 
@@ -84,8 +87,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     ``batch`` vector.
 
     Takes all of ``torch.utils.data.DataLoader``'s arguments and raises its errors; those that mean something else
-    here, and those that are refused, are listed below. No process is started and nothing communicates: that all ranks
-    of a domain iterate alike is the sampler's work.
+    here, and those that are refused, are listed below. No process is started and no collective is called: that all
+    ranks of a domain iterate alike is the sampler's work. On a mesh of several ranks a thread watches the others
+    through the process group's key-value store: what one rank cannot read ends all of them at the same step, within a
+    second, with its message; so do ranks of a domain that read different samples, and a rank that dies. See
+    :mod:`scidata.watch` for what that can and cannot do.
 
     A batch stays valid for as long as it, or any tensor on its memory, is kept. Memory is bounded by
     ``prefetch_factor + 1`` batches (2 with ``num_workers=0``), and one more for each batch kept beyond the current one.
@@ -120,14 +126,23 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         Default: on the host.
     prefetch_factor : int, optional
         Batches in flight in all, default 2: torch counts per worker.
+    timeout : float
+        Seconds that the loop waits for a batch, 0 for ever; after half of them, or 30, a warning names the rank.
+    on_error : {"raise", "skip"}
+        ``"skip"`` leaves out samples that cannot be read, on all ranks that share them, and counts them in
+        :meth:`stats`; a step of which a dp rank has nothing left is left out on all. All ranks then wait in each step
+        until the others have read it.
+    watch : bool
+        False where ranks do not iterate alike: one that validates alone, say.
 
     Raises
     ------
     ConfigError
         A data set that cannot be read into buffers (use torch's DataLoader for it); ``worker_init_fn``,
-        ``multiprocessing_context``, ``persistent_workers``, ``timeout`` (there are no worker processes),
-        ``in_order=False`` (ranks would disagree), ``pin_memory_device`` (use ``device``); ``generator`` where the order
-        must be the same on several ranks; ``pin_memory`` where samples differ in size and ``device`` is not CUDA.
+        ``multiprocessing_context``, ``persistent_workers`` (there are no worker processes), ``timeout`` without
+        threads, ``in_order=False`` (ranks would disagree), ``pin_memory_device`` (use ``device``); ``generator`` where
+        the order must be the same on several ranks; ``pin_memory`` where samples differ in size and ``device`` is not
+        CUDA.
     ValueError
         As torch does, for arguments that contradict each other.
     """
@@ -153,6 +168,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         persistent_workers: bool = False,
         pin_memory_device: str = "",
         in_order: bool = True,
+        on_error: str = "raise",
+        watch: bool = True,
     ) -> None:
         source = adopted(dataset)
         _check_dataset(source)
@@ -195,6 +212,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._refuse_process_options()
         if self.device is not None and self.device.type not in ("cpu", "cuda"):
             raise ConfigError(f"device={str(self.device)!r}: the loader copies to 'cuda', or leaves data on 'cpu'")
+        if on_error not in ("raise", "skip"):
+            raise ConfigError(f"on_error must be 'raise' or 'skip', not {on_error!r}")
+        self.on_error = on_error
+        self.watch = watch
+        self._watch: Watch | None = None
         self._stats = PrefetchStats()
         self._idle_rings: deque[BufferRing] = deque(maxlen=1)
         self._progress: Progress | None = None  # of the latest iteration, or of the next one where a state was loaded
@@ -205,7 +227,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             "worker_init_fn": (self.worker_init_fn is not None, "there are no worker processes; leave it out"),
             "multiprocessing_context": (self.multiprocessing_context is not None, "nothing is forked; leave it out"),
             "persistent_workers": (self.persistent_workers, "threads cost nothing to start; leave it out"),
-            "timeout": (self.timeout > 0, "a read is not interrupted; leave it out"),
+            "timeout": (self.timeout > 0 and not self.num_workers, "num_workers=0 has none; leave it out"),
             "in_order": (not self.in_order, "ranks of a domain would disagree on the sample; leave it out"),
             "pin_memory_device": (self.pin_memory_device != "", "pass device= instead"),
             "pin_memory": (
@@ -222,7 +244,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the buffers, which are made again when needed, and the iteration, which stays with its owner."""
-        return self.__dict__ | {"_idle_rings": deque(maxlen=1), "_progress": None, "_staging": None}
+        fresh: dict[str, Any] = {"_idle_rings": deque(maxlen=1), "_progress": None, "_staging": None, "_watch": None}
+        return self.__dict__ | fresh
 
     # -- iterating ---------------------------------------------------------------------------------------------------
 
@@ -231,28 +254,54 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         device, dataset = self._cuda_device(), self._source
         progress = self._progress = self._unbegun()
         items = _items(progress.items(), self._auto_collation)
-        prefetcher = self._into_buffers(items, device) if _has_buffers(dataset) else self._into_slots(items, device)
+        session = self._begin_session()
+        make = self._into_buffers if _has_buffers(dataset) else self._into_slots
+        try:
+            prefetcher = make(_noted(items, session), device, session)
+        except BaseException:
+            if session is not None:
+                session.end()
+            raise
         batched = self._auto_collation
-        return _Batches(prefetcher, progress, dataset, self.collate_fn, batched=batched, device=device)
+        return _Batches(prefetcher, progress, session, dataset, self.collate_fn, batched=batched, device=device)
 
-    def _into_buffers(self, items: Iterator[list[int]], device: torch.device | None) -> Prefetcher:
+    def _begin_session(self) -> Session | None:
+        if not self.watch:
+            return None
+        if self._watch is None:
+            self._watch = Watch.of(self._source.mesh, self._source.dp_axis)
+        source = self._source
+        return None if self._watch is None else self._watch.begin(lambda: (fingerprint_of(source), repr(source)))
+
+    def _ballot(self, session: Session | None) -> CommonBallot | OwnBallot | None:
+        if self.on_error == "raise":
+            return None
+        return OwnBallot() if session is None or self._watch is None else CommonBallot(self._watch, session)
+
+    def _into_buffers(
+        self, items: Iterator[list[int]], device: torch.device | None, session: Session | None
+    ) -> Prefetcher:
         ring, idle = self._take_ring(), self._idle_rings
         copier = HostCopier(ring) if device is None else DeviceCopier(ring, device)
-        return self._prefetcher(items, ring, _filler(self._source), copier=copier, on_close=lambda: idle.append(ring))
+        options = {"copier": copier, "on_close": lambda: idle.append(ring)}
+        return self._prefetcher(items, ring, _filler(self._source), session, **options)
 
-    def _into_slots(self, items: Iterator[list[int]], device: torch.device | None) -> Prefetcher:
+    def _into_slots(
+        self, items: Iterator[list[int]], device: torch.device | None, session: Session | None
+    ) -> Prefetcher:
         ring, options = SlotRing(max(1, self.prefetch_factor or 0)), {}
         if device is not None:
             if self.pin_memory and self._staging is None:
                 self._staging = Staging()
             options = {"copier": PartCopier(ring, SideStream(device), self._staging)}
-        return self._prefetcher(items, ring, _part_reader(self._source), **options)
+        return self._prefetcher(items, ring, _part_reader(self._source), session, **options)
 
     def _prefetcher(
         self,
         items: Iterator[list[int]],
         ring: BufferRing | SlotRing,
         fill: Callable[[int, Any], int],
+        session: Session | None,
         **options: Any,
     ) -> Prefetcher:
         return Prefetcher(
@@ -262,6 +311,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             num_workers=self.num_workers,
             prefetch=self.prefetch_factor or 0,
             stats=self._stats,
+            timeout=self.timeout,
+            peers=session,
+            ballot=self._ballot(session),
             **options,
         )
 
@@ -345,7 +397,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """Return counts of what was handed out so far, over all iterators.
 
         ``batches, samples, bytes`` (in the batches), ``bytes_fetched`` (from the store), ``read_seconds`` (summed over
-        threads), ``wait_seconds`` (that the caller of ``next`` waited).
+        threads), ``wait_seconds`` (that the caller of ``next`` waited), ``skipped`` (samples left out).
         """
         return asdict(self._stats)
 
@@ -357,6 +409,7 @@ class _Batches(Iterator[Any]):
         self,
         prefetcher: Prefetcher,
         progress: Progress,
+        session: Session | None,
         dataset: BufferedDataset | PartDataset,
         collate_fn: Callable[[Any], Any],
         *,
@@ -370,6 +423,10 @@ class _Batches(Iterator[Any]):
         self._batched = batched
         self._device = device
         self._over = False
+        self._session = session
+        if session is not None:
+            session.wake = prefetcher.waker()
+            weakref.finalize(self, session.end)
 
     def __next__(self) -> Any:
         """Return the next batch, or sample."""
@@ -377,17 +434,23 @@ class _Batches(Iterator[Any]):
             index, local = next(self._prefetcher)
             batch = self._wrap(index, local)
         except BaseException as e:
-            if isinstance(e, StopIteration) and not self._over:  # after an error the epoch is over, but not finished
+            finished = isinstance(e, StopIteration)
+            if finished and not self._over:  # after an error the epoch is over, but not finished
                 self._progress.finish()
+            if self._session is not None and not finished:
+                self._session.failed(self._session.at, e)
+                self._session.end(failed=True)
             self.close()
             raise
-        self._progress.received(index)
+        self._progress.received(self._prefetcher.taken)
         return batch
 
     def close(self) -> None:
         """End the epoch and its threads; dropping the iterator does the same."""
         self._over = True
         self._prefetcher.close()
+        if self._session is not None:
+            self._session.end()
 
     def _wrap(self, index: list[int], local: Any) -> Any:
         if not self._batched:
@@ -412,6 +475,13 @@ def _items(order: Iterator[Any], batched: bool) -> Iterator[list[int]]:
     """Yield lists of plain ints from a batch sampler, or from a sampler one by one."""
     for entry in order:
         yield [operator.index(i) for i in entry] if batched else [operator.index(entry)]
+
+
+def _noted(items: Iterator[list[int]], session: Session | None) -> Iterator[list[int]]:
+    """Tell the other ranks which samples this one is about to read."""
+    if session is None:
+        return items
+    return (session.note(step, item) or item for step, item in enumerate(items))  # type: ignore[func-returns-value]
 
 
 def _filler(dataset: BufferedDataset) -> Callable[[int, Mapping[str, npt.NDArray[np.generic]]], int]:

@@ -15,27 +15,31 @@ that path takes none: it sets a flag and wakes sleepers through ``SimpleQueue.pu
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from scidata._buffers import BufferRing, BufferSet
 from scidata._copiers import DeviceCopier, HostCopier, PartCopier, SideStream, Staging
+from scidata._peers import Ballot, Peers
 from scidata._slots import SlotCopier, SlotRing
-from scidata.errors import ConfigError
+from scidata.errors import ConfigError, ReadTimeoutError
 
 __all__ = [
+    "Ballot",
     "BufferRing",
     "BufferSet",
     "Copier",
     "DeviceCopier",
     "HostCopier",
     "PartCopier",
+    "Peers",
     "PrefetchStats",
     "Prefetcher",
     "SideStream",
@@ -48,6 +52,9 @@ __all__ = [
 Fill: TypeAlias = Callable[[int, Any], int | None]
 
 _JOIN_SECONDS = 5.0  # a read that hangs (a dead file system) must not hang the exit too
+_SLOW_SECONDS = 30.0  # after which a wait is warned of, where there is no timeout
+
+_log = logging.getLogger("scidata")
 
 TicketT = TypeVar("TicketT")
 
@@ -70,7 +77,10 @@ class Copier(Protocol[TicketT]):
 
 @dataclass(slots=True)
 class PrefetchStats:
-    """Counts of what was handed over; ``read_seconds`` sums over threads, ``wait_seconds`` is the consumer's."""
+    """Counts of what was handed over; ``read_seconds`` sums over threads, ``wait_seconds`` is the consumer's.
+
+    ``skipped`` counts samples that were left out because they could not be read.
+    """
 
     batches: int = 0
     samples: int = 0
@@ -78,6 +88,7 @@ class PrefetchStats:
     bytes_fetched: int = 0
     read_seconds: float = 0.0
     wait_seconds: float = 0.0
+    skipped: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -96,6 +107,7 @@ class _Work:
     error_slot: int = -1
     seconds: float = 0.0
     fetched: int = 0
+    bad: dict[int, BaseException] = field(default_factory=dict)  # places that may be left out
 
     def __post_init__(self) -> None:
         self.remaining = len(self.item)
@@ -111,7 +123,17 @@ class _Readers(Generic[TicketT]):
     Holds no reference to the :class:`Prefetcher`, so that one which is dropped is collected and ends its threads.
     """
 
-    def __init__(self, fill: Fill, ring: BufferRing | SlotRing, copier: Copier[TicketT]) -> None:
+    def __init__(
+        self,
+        fill: Fill,
+        ring: BufferRing | SlotRing,
+        copier: Copier[TicketT],
+        peers: Peers | None,
+        ballot: Ballot | None,
+    ) -> None:
+        self.join_seconds = _JOIN_SECONDS
+        self.peers = peers
+        self.ballot = ballot
         self.fill = fill
         self.ring = ring
         self.copier = copier
@@ -171,16 +193,29 @@ class _Readers(Generic[TicketT]):
             except BaseException as e:  # raised by the consumer, at this item's turn
                 e.add_note(f"while reading sample {work.item[slot]} (number {slot} of batch {work.number})")
                 error = e
+        skip = self.ballot is not None and isinstance(error, Exception) and not isinstance(error, MemoryError)
+        if error is not None and not skip and self.peers is not None:
+            self.peers.failed(work.number, error, ahead=True)
         with self._lock:
             work.seconds += time.perf_counter() - began
             work.fetched += fetched
-            if error is not None and (work.error is None or slot < work.error_slot):
+            if error is not None and skip:
+                work.bad[slot] = error
+            elif error is not None and (work.error is None or slot < work.error_slot):
                 work.error, work.error_slot = error, slot
             work.remaining -= 1
             work.filled = last = work.remaining == 0
         if last:
+            self._vote(work)
             self.start_copy(work)
             self.results.put(work)
+
+    def _vote(self, work: _Work) -> None:
+        if self.ballot is not None and work.error is None:
+            try:
+                self.ballot.vote(work.number, len(work.item), work.bad)
+            except Exception as e:
+                work.error = e
 
     def allow_copies(self, up_to: int) -> None:
         """Let the copies of items up to this number begin as soon as they are filled."""
@@ -220,7 +255,7 @@ def _shut_down(
     """End the threads, then return the buffers that are still on their way. Lock-free: see the module's docstring."""
     readers.stop()
     if threading.current_thread() not in threads:  # a collection may run on one of them, which holds a turn then
-        deadline = time.monotonic() + _JOIN_SECONDS
+        deadline = time.monotonic() + readers.join_seconds
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
     if any(thread.is_alive() for thread in threads):
@@ -257,6 +292,17 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
         Counts are added to it.
     on_close
         Called once, when the threads have ended and the ring is free for another use.
+    timeout
+        Seconds that an item may be waited for, 0 for ever; half of them, or 30, are warned of.
+    peers
+        Told of a read that fails, at once; asked before each item whether another rank has failed.
+    ballot
+        Samples that cannot be read are left out as it decides; default: they end the iteration.
+
+    Attributes
+    ----------
+    taken : list of int
+        The indices that the last ``next()`` has used up, with those that were left out.
     """
 
     def __init__(
@@ -270,7 +316,14 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
         copier: Copier[Any] | None = None,
         stats: PrefetchStats | None = None,
         on_close: Callable[[], None] = lambda: None,
+        timeout: float = 0.0,
+        peers: Peers | None = None,
+        ballot: Ballot | None = None,
     ) -> None:
+        self.taken: list[int] = []
+        self._timeout = timeout
+        self._peers = peers
+        self._ballot = ballot
         self.stats = PrefetchStats() if stats is None else stats
         self._items = iter(items)
         self._exhausted = False
@@ -278,7 +331,9 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
         self._num_workers = num_workers
         self._prefetch = max(1, prefetch) if num_workers else 0
         self._ring = ring
-        self._readers: _Readers[Any] = _Readers(fill, ring, _copier_for(ring) if copier is None else copier)
+        self._readers: _Readers[Any] = _Readers(
+            fill, ring, _copier_for(ring) if copier is None else copier, peers, ballot
+        )
         self._pending: deque[_Work] = deque()
         self._threads: list[threading.Thread] = []
         self._finalizer = weakref.finalize(self, _shut_down, self._readers, self._threads, self._pending, on_close)
@@ -297,7 +352,20 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
         """End the threads and return the buffers; the iteration is over. Also happens when this is let go."""
         self._finalizer()
 
+    def waker(self) -> Callable[[], None]:
+        """Return what makes a ``next()`` that waits ask its peers, from any thread; does not keep this alive."""
+        results = self._readers.results
+        return lambda: results.put(None)
+
     def _next(self) -> tuple[list[int], Any]:
+        self.taken = []
+        while True:
+            item, tensors = self._one()
+            if item:
+                return item, tensors
+            del tensors  # all of it was left out
+
+    def _one(self) -> tuple[list[int], Any]:
         self._ring.make_room()
         self._submit()
         if not self._pending:
@@ -347,29 +415,74 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
         began = time.perf_counter()
         if not self._num_workers and not head.arrived:
             self._readers.read_now(head)
+        warned = False
         while not head.arrived:
-            work = self._readers.results.get()
-            if work is None:  # closed by another thread
-                raise StopIteration
-            work.arrived = True
+            warned = self._receive(head, time.perf_counter() - began, warned)
         self._readers.start_copy(head)  # filled before it was allowed
         self.stats.wait_seconds += time.perf_counter() - began
+
+    def _receive(self, head: _Work, waited: float, warned: bool) -> bool:
+        """Wait for something to arrive; return whether the user was told that it takes long."""
+        first = self._timeout / 2 or _SLOW_SECONDS
+        limit = self._timeout if warned else first
+        try:
+            work = self._readers.results.get(timeout=max(0.0, limit - waited) if limit else None)
+        except queue.Empty:
+            text = f"has waited {limit:g} s for sample {head.item} (step {head.number}), which is still being read"
+            if warned:
+                self._readers.join_seconds = 0.0  # whoever hangs there does not hang this, too
+                raise ReadTimeoutError(f"the loader {text}: timeout={self._timeout:g}") from None
+            if self._peers is not None:
+                self._peers.slow(head.number, text)
+            else:
+                _log.warning("the loader %s", text)
+            return True
+        if work is not None:
+            work.arrived = True
+        elif self._readers.closed:  # by another thread
+            raise StopIteration
+        else:
+            self._check_peers(head.number)
+        return warned
+
+    def _check_peers(self, number: int) -> None:
+        if self._peers is not None:
+            try:
+                self._peers.check(number)
+            except BaseException:
+                self._readers.join_seconds = 0.5
+                raise
 
     def _hand_over(self, head: _Work) -> tuple[list[int], Any]:
         if head.error is not None:
             error, head.error = head.error, None  # no cycle through its traceback, which would keep the buffers
+            if self._peers is not None:
+                self._peers.failed(head.number, error)
             try:
                 if isinstance(error, StopIteration):  # would end the epoch without a word
                     raise RuntimeError("reading raised StopIteration") from error
                 raise error
             finally:
                 del error
+        self._check_peers(head.number)
+        size = len(head.item)
+        dropped = self._ballot.dropped(head.number, size) if self._ballot is not None else frozenset()
+        kept = [row for row in range(size) if row not in dropped]
         assert head.buffers is not None
-        self.stats.batches += 1
-        self.stats.samples += len(head.item)
+        self.taken += head.item
+        self.stats.skipped += len(dropped)
+        self.stats.batches += bool(kept)
+        self.stats.samples += len(kept)
         self.stats.bytes += head.buffers.nbytes
         self.stats.bytes_fetched += head.fetched
         self.stats.read_seconds += head.seconds
         self._pending.popleft()
         ticket, head.ticket, head.buffers = head.ticket, None, None
-        return head.item, self._readers.copier.finish(ticket)
+        tensors = self._readers.copier.finish(ticket)
+        return (head.item, tensors) if not dropped else ([head.item[row] for row in kept], _rows(tensors, kept))
+
+
+def _rows(tensors: Any, kept: list[int]) -> Any:
+    if isinstance(tensors, Mapping):
+        return {name: tensor[kept] for name, tensor in tensors.items()}
+    return [tensors[row] for row in kept]

@@ -368,7 +368,7 @@ def test_the_same_errors_as_torch(ds: Stored, arguments: dict[str, Any]) -> None
         ("worker_init_fn", print),
         ("multiprocessing_context", "spawn"),
         ("persistent_workers", True),
-        ("timeout", 3),
+        ("on_error", "ignore"),
         ("in_order", False),
         ("pin_memory_device", "cuda"),
         ("device", "meta"),

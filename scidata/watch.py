@@ -1,0 +1,385 @@
+"""Ranks that read together find out, beside their work, when one of them fails, dies or reads something else.
+
+No rank waits for another here, and no collective is called: what ranks say to each other lies in the key-value store
+that the process group was started with (TCPStore under torchrun), whatever backend the group has. While a loader is
+iterated, one thread a rank looks there four times a second, over a connection of its own; the loop itself leaves a
+number a step, and pays nothing else.
+
+The protocol, below ``scidata/loader<n>/``, where n counts the loaders that a rank has iterated:
+
+``rank/<r>``
+    What rank r is at: iteration, step, a checksum over all indices so far, the last of them, its process, and a count
+    that goes up while it lives. Only ``r`` writes it.
+``events``, ``event/<i>``
+    A row of events that only grows: a rank adds 1 to ``events``, and writes its event under the number it got. An
+    event has an iteration and a step. Every rank raises it when it comes to that step, or at once where it is past
+    it: so a read that fails ahead of its use ends all ranks at the same step, before they are in a collective there.
+
+Each rank compares its checksum with that of the first rank which reads the same samples, and watches one other rank:
+the next one of the mesh. On the same machine that is a look at its process; otherwise its count must go up.
+
+What is in a collective cannot be called back from it: a rank that has gone past the step, and waits there for the one
+that failed, is told so in the log, and ends when torch notices. With gloo that is when the failed rank's process ends;
+with NCCL it is the timeout of the group, unless the launcher (torchrun does) ends all ranks with the first.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import queue
+import sys
+import threading
+import time
+import traceback
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from scidata._processes import ProcessId
+from scidata.errors import ConfigError, RankFailedError
+
+__all__ = ["Event", "Session", "Watch"]
+
+_log = logging.getLogger("scidata")
+
+_PERIOD = 0.25  # s
+_RANKS_A_PERIOD = 1024  # more ranks ask less often: one process answers them all
+_SILENCE = 30.0  # s without a sign of life from another machine; a rank may hold the GIL for long
+_REMEMBERED = 1024  # steps
+_JOIN_SECONDS = 5.0
+_IN_A_COLLECTIVE = 5.0  # s after which a rank that has not noticed an event is taken to wait in one
+
+Store: TypeAlias = Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something that other ranks should know.
+
+    Attributes
+    ----------
+    kind
+        ``"failed"`` and ``"disagree"`` end the iteration of all ranks; so does ``"ahead"``, a read that has failed
+        ahead of its use, if it comes to its use; ``"slow"`` does not.
+    rank
+        Whose it is.
+    iteration, step
+        When it is raised: step -1 is at once.
+    text
+        What happened.
+    """
+
+    kind: str
+    rank: int
+    iteration: int
+    step: int
+    text: str
+
+    def error(self) -> Exception:
+        """Return what to raise on the other ranks."""
+        return ConfigError(self.text) if self.kind == "disagree" else RankFailedError(self.text, self.rank)
+
+
+class Watch:
+    """What one loader knows of the other ranks that iterate it.
+
+    Parameters
+    ----------
+    mesh
+        Of all ranks that iterate it.
+    dp_axis
+        Ranks of the same place along it read the same samples.
+    """
+
+    def __init__(self, mesh: DeviceMesh, dp_axis: str | None) -> None:
+        self.rank = dist.get_rank()
+        self.ranks: list[int] = mesh.mesh.flatten().tolist()
+        self.dp_rank = 0 if dp_axis is None else mesh.get_local_rank(dp_axis)
+        same = mesh.mesh
+        if dp_axis is not None:
+            same = same.select((mesh.mesh_dim_names or ()).index(dp_axis), self.dp_rank)
+        self.leader = int(same.flatten()[0])
+        self.iteration = 0
+        self.failed_in = 0  # the last iteration that an error has ended on this rank
+        self._next_event = 0
+        self._events: list[Event] = []
+        base = dist.PrefixStore("scidata", dist.distributed_c10d._get_default_store())  # type: ignore[attr-defined]
+        number = base.add(f"loaders/{self.rank}", 1)
+        self._base = dist.PrefixStore(f"loader{number}", base)  # type: ignore[attr-defined]
+        self.store = self.connect()
+
+    @classmethod
+    def of(cls, mesh: DeviceMesh | None, dp_axis: str | None) -> Watch | None:
+        """Return the watch of a mesh of several ranks; None where there is nobody to watch, or no way to."""
+        if mesh is None or mesh.size() == 1 or not dist.is_initialized() or dist.get_backend() in ("fake", "mpi"):
+            return None
+        return cls(mesh, dp_axis)
+
+    def connect(self) -> Store:
+        """Return one more connection to the store, for another thread."""
+        return self._base.clone()  # type: ignore[attr-defined]  # torch's stubs lag behind
+
+    @property
+    def neighbour(self) -> int:
+        """The rank that this one watches."""
+        return self.ranks[(self.ranks.index(self.rank) + 1) % len(self.ranks)]
+
+    def begin(self, describe: Callable[[], tuple[str, str]]) -> Session:
+        """Begin an iteration of a data set; ``describe``, called by the thread, returns its fingerprint and name."""
+        self.iteration += 1
+        return Session(self, describe)
+
+    # -- the watching thread's ---------------------------------------------------------------------------------------
+
+    def post(self, event: Event) -> None:
+        """Tell all ranks."""
+        number = self.store.add("events", 1) - 1
+        self.store.set(f"event/{number}", json.dumps(vars(event)))
+
+    def new_events(self) -> list[Event]:
+        """Return what other ranks have posted since the last call, and matters now or later."""
+        fresh = []
+        while self.store.check([f"event/{self._next_event}"]):
+            event = Event(**json.loads(self.store.get(f"event/{self._next_event}")))
+            self._next_event += 1
+            # an iteration that has failed here is over; others may report the same failure later
+            if event.rank != self.rank and event.iteration > self.failed_in:
+                fresh.append(event)
+        self._events += [event for event in fresh if event.kind != "slow"]
+        return fresh
+
+    def due(self, iteration: int, step: int) -> Event | None:
+        """Return the first event that is to be raised at this step."""
+        for event in self._events:
+            over = event.iteration <= self.failed_in or (event.kind == "ahead" and event.iteration != iteration)
+            if not over and (event.iteration, event.step) <= (iteration, step):
+                return event
+        return None
+
+
+class Session:
+    """One iteration of a loader under watch. Ends with :meth:`end`; keeps no reference to who iterates."""
+
+    def __init__(self, watch: Watch, describe: Callable[[], tuple[str, str]]) -> None:
+        self._watch = watch
+        self._iteration = watch.iteration
+        self._describe = describe
+        #: Called by the thread when there is something to raise: must make a waiting loop call :meth:`check`.
+        self.wake: Callable[[], object] = lambda: None
+        self._data = ("", "")
+        self._checksum = 0
+        self._steps: dict[int, tuple[int, list[int]]] = {}
+        self._latest = (-1, 0, [])  # type: tuple[int, int, list[int]]
+        self._at = -1  # the step that the loop is in
+        self._beat = 0
+        self._alarm: float | None = None
+        self._logged = self._disagreed = False
+        self._leaders: Mapping[str, Any] | None = None
+        self._neighbours: tuple[int, float] = (-1, time.monotonic())
+        # SimpleQueue: end() may be called by a collection, in the middle of anything
+        self._inbox: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._ended = self._heard = False
+        self._reported: set[tuple[str, int]] = set()
+        atexit.register(self._at_exit)
+        self._thread = threading.Thread(target=self._run, name="scidata-watch", daemon=True)
+        self._thread.start()
+
+    # -- the loop's --------------------------------------------------------------------------------------------------
+
+    @property
+    def at(self) -> int:
+        """The step that the loop is in."""
+        return max(0, self._at)
+
+    def note(self, step: int, indices: Sequence[int]) -> None:
+        """Say which samples this rank is about to read."""
+        own = list(indices)
+        self._checksum = zlib.crc32(repr(own).encode(), self._checksum)
+        self._steps[step] = (self._checksum, own)
+        self._steps.pop(step - _REMEMBERED, None)
+        self._latest = (step, self._checksum, own)
+
+    def check(self, step: int) -> None:
+        """Raise what another rank has failed with, where it concerns this step.
+
+        Raises
+        ------
+        RankFailedError, ConfigError
+            With the rank and its own message.
+        """
+        self._at = step
+        if self._alarm is not None and (event := self._watch.due(self._iteration, step)) is not None:
+            self._heard = True
+            raise event.error()
+
+    def failed(self, step: int, error: BaseException, *, ahead: bool = False) -> None:
+        """Tell all ranks that this one has failed in a step, or will fail when it comes to it. Any thread."""
+        kind = "ahead" if ahead else "failed"
+        if self._heard or (kind, step) in self._reported:  # of another rank's failure, or told already
+            return
+        self._reported.add((kind, step))
+        lines = traceback.format_exception_only(error)
+        text = f"rank {self._watch.rank} failed in step {step}: {' '.join(line.strip() for line in lines)}"
+        self._inbox.put(self._event(kind, step, text))
+
+    def slow(self, step: int, text: str) -> None:
+        """Tell the first rank that this one waits for its data."""
+        _log.warning("rank %d %s", self._watch.rank, text)
+        self._inbox.put(self._event("slow", step, f"rank {self._watch.rank} {text}"))
+
+    def end(self, failed: bool = False) -> None:
+        """Stop watching; other ranks no longer mind if this one ends. Once."""
+        if self._ended:
+            return
+        self._ended = True
+        atexit.unregister(self._at_exit)
+        if failed:
+            self._watch.failed_in = self._iteration
+        self._inbox.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_JOIN_SECONDS)
+
+    def _at_exit(self) -> None:
+        """The process ends in the middle of the loop: others must hear why, unless the script meant it to."""
+        uncaught = getattr(sys, "last_value", None)
+        if uncaught is not None:
+            self.failed(self.at, uncaught)
+        self.end()
+
+    def _event(self, kind: str, step: int, text: str) -> Event:
+        return Event(kind=kind, rank=self._watch.rank, iteration=self._iteration, step=step, text=text)
+
+    # -- the thread's ------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        watch = self._watch
+        period = _PERIOD * max(1.0, len(watch.ranks) / _RANKS_A_PERIOD)
+        process = ProcessId.own().to_json()
+        try:
+            self._data = self._describe()
+        except Exception as e:  # the loop will meet it too, or does not mind
+            self._data = "", f"a data set that cannot be named ({type(e).__name__})"
+        try:
+            while True:
+                self._tick(process)
+                try:
+                    message = self._inbox.get(timeout=period)
+                except queue.Empty:
+                    continue
+                if message is None:
+                    watch.store.set(f"rank/{watch.rank}", json.dumps({"live": False, "process": process}))
+                    return
+                watch.post(message)
+        except Exception as e:
+            self._lost(e)
+
+    def _lost(self, error: Exception) -> None:
+        if self._ended or not dist.is_initialized():
+            return  # everyone leaves, and the store with them
+        text = (
+            "the ranks' common store does not answer: the process that keeps it, rank 0 or torchrun's agent, has "
+            f"probably died ({type(error).__name__}: {str(error).splitlines()[0]})"
+        )
+        self._watch._events.append(Event(kind="failed", rank=0, iteration=self._iteration, step=-1, text=text))
+        self._sound()
+
+    def _tick(self, process: Mapping[str, Any]) -> None:
+        watch, store = self._watch, self._watch.store
+        self._beat += 1
+        step, checksum, indices = self._latest
+        record = {
+            "live": True,
+            "process": process,
+            "beat": self._beat,
+            "data": self._data[0],
+            "name": self._data[1],
+            "indices": indices[:8],
+        }
+        record |= {"iteration": self._iteration, "step": step, "checksum": checksum}
+        store.set(f"rank/{watch.rank}", json.dumps(record))
+        for event in watch.new_events():
+            if event.kind == "slow" and watch.rank == watch.ranks[0]:
+                _log.warning("%s", event.text)
+        if watch.leader != watch.rank and (found := self._record(watch.leader)) is not None:
+            self._compare(found)
+        if (found := self._record(watch.neighbour)) is not None:
+            self._look_after(found)
+        if watch._events and watch._events[-1].iteration > watch.failed_in:
+            self._sound()
+
+    def _record(self, rank: int) -> Mapping[str, Any] | None:
+        key = f"rank/{rank}"
+        found: Mapping[str, Any] | None = None
+        if self._watch.store.check([key]):
+            found = json.loads(self._watch.store.get(key))
+        return found
+
+    def _sound(self) -> None:
+        """Let the loop raise; say so where it does not come to that, because it waits for the failed rank."""
+        now = time.monotonic()
+        if self._alarm is None:
+            self._alarm = now
+        self.wake()
+        event = self._watch.due(self._iteration, self._at)
+        if event is not None and now - self._alarm > _IN_A_COLLECTIVE and not self._logged:
+            self._logged = True
+            _log.error("%s; this rank has not come back to its loader, and probably waits for that one", event.text)
+
+    def _compare(self, leaders: Mapping[str, Any]) -> None:
+        """Compare with the first rank that reads the same samples, at a step that both have come to."""
+        if not leaders["live"] or leaders["iteration"] != self._iteration or self._disagreed:
+            return
+        if leaders["data"] != self._data[0]:
+            self._disagree(leaders, leaders["step"])
+            return
+        self._leaders = leaders if self._leaders is None else self._leaders  # wait for it, however far it goes ahead
+        step = self._leaders["step"]
+        if step <= self._latest[0]:
+            own = self._steps.get(step)
+            if own is not None and own[0] != self._leaders["checksum"]:
+                self._disagree(self._leaders, step)
+            self._leaders = None
+
+    def _disagree(self, leaders: Mapping[str, Any], step: int) -> None:
+        self._disagreed = True
+        own, watch = self._steps.get(step, (0, []))[1], self._watch
+        first = f"sample {leaders['indices']} of {leaders['name']} ({leaders['data']})"
+        second = f"sample {own[:8]} of {self._data[1]} ({self._data[0]})"
+        where = f"in step {step}" if first != second else f"in a step before {step}, where both read {first}"
+        text = (
+            f"ranks {watch.leader} and {watch.rank}, which share their samples, read different ones {where}: rank "
+            f"{watch.leader} {first}, rank {watch.rank} {second}; give both the same data set, and a sampler whose "
+            "order does not depend on the rank, such as scidata.DistributedSampler"
+        )
+        event = self._event("disagree", -1, text)
+        watch.post(event)
+        watch._events.append(event)
+
+    def _look_after(self, record: Mapping[str, Any]) -> None:
+        """Report the next rank where it is in its loop and gives no sign of life."""
+        now, watch = time.monotonic(), self._watch
+        if not record["live"]:
+            return
+        if record["beat"] != self._neighbours[0]:
+            self._neighbours = record["beat"], now
+        process = ProcessId(**record["process"])
+        ended, silent = process.has_ended(), now - self._neighbours[1] > _SILENCE
+        if not ended and not silent:
+            return
+        if (again := self._record(watch.neighbour)) is None or not again["live"]:
+            return  # it has said so in between
+        how = "has died, without a word" if ended else f"has given no sign of life for {_SILENCE:.0f} s"
+        text = (
+            f"rank {watch.neighbour} (process {process.pid} on {process.host}) {how}, after step {record['step']}; see "
+            "its own output, and the kernel's log: was it killed for memory?"
+        )
+        event = Event(kind="failed", rank=watch.neighbour, iteration=record["iteration"], step=-1, text=text)
+        if not any(e.rank == event.rank and e.kind == "failed" for e in watch._events):
+            watch.post(event)
+            watch._events.append(event)

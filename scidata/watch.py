@@ -26,6 +26,7 @@ with NCCL it is the timeout of the group, unless the launcher (torchrun does) en
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import logging
 import queue
@@ -109,9 +110,9 @@ class Watch:
         self.failed_in = 0  # the last iteration that an error has ended on this rank
         self._next_event = 0
         self._events: list[Event] = []
-        base = dist.PrefixStore("scidata", dist.distributed_c10d._get_default_store())  # type: ignore[attr-defined]
-        number = base.add(f"loaders/{self.rank}", 1)
-        self._base = dist.PrefixStore(f"loader{number}", base)  # type: ignore[attr-defined]
+        base = _common_store()
+        self.prefix = f"loader{base.add(f'loaders/{self.rank}', 1)}"
+        self._base = dist.PrefixStore(self.prefix, base)  # type: ignore[attr-defined]
         self.store = self.connect()
 
     @classmethod
@@ -139,8 +140,7 @@ class Watch:
 
     def post(self, event: Event) -> None:
         """Tell all ranks."""
-        number = self.store.add("events", 1) - 1
-        self.store.set(f"event/{number}", json.dumps(vars(event)))
+        _post(self.store, event)
 
     def new_events(self) -> list[Event]:
         """Return what other ranks have posted since the last call, and matters now or later."""
@@ -178,15 +178,16 @@ class Session:
         self._latest = (-1, 0, [])  # type: tuple[int, int, list[int]]
         self._at = -1  # the step that the loop is in
         self._beat = 0
-        self._alarm: float | None = None
+        self._alarmed = False
+        self._overdue = float("inf")
         self._logged = self._disagreed = False
         self._leaders: Mapping[str, Any] | None = None
         self._neighbours: tuple[int, float] = (-1, time.monotonic())
         # SimpleQueue: end() may be called by a collection, in the middle of anything
         self._inbox: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._ended = self._heard = False
-        self._reported: set[tuple[str, int]] = set()
-        atexit.register(self._at_exit)
+        self._reported: set[int] = set()
+        self._last_word = "left"
         self._thread = threading.Thread(target=self._run, name="scidata-watch", daemon=True)
         self._thread.start()
 
@@ -214,43 +215,37 @@ class Session:
             With the rank and its own message.
         """
         self._at = step
-        if self._alarm is not None and (event := self._watch.due(self._iteration, step)) is not None:
+        if self._alarmed and (event := self._watch.due(self._iteration, step)) is not None:
             self._heard = True
             raise event.error()
 
     def failed(self, step: int, error: BaseException, *, ahead: bool = False) -> None:
         """Tell all ranks that this one has failed in a step, or will fail when it comes to it. Any thread."""
-        kind = "ahead" if ahead else "failed"
-        if self._heard or (kind, step) in self._reported:  # of another rank's failure, or told already
+        kind, key = ("ahead", step) if ahead else ("failed", -1)
+        if self._heard or key in self._reported:  # of another rank's failure, or told already
             return
-        self._reported.add((kind, step))
-        lines = traceback.format_exception_only(error)
-        text = f"rank {self._watch.rank} failed in step {step}: {' '.join(line.strip() for line in lines)}"
-        self._inbox.put(self._event(kind, step, text))
+        self._reported.add(key)
+        self._inbox.put(_failure(kind, self._watch.rank, self._iteration, step, error))
 
     def slow(self, step: int, text: str) -> None:
         """Tell the first rank that this one waits for its data."""
         _log.warning("rank %d %s", self._watch.rank, text)
         self._inbox.put(self._event("slow", step, f"rank {self._watch.rank} {text}"))
 
-    def end(self, failed: bool = False) -> None:
-        """Stop watching; other ranks no longer mind if this one ends. Once."""
+    def end(self, *, finished: bool = False, failed: bool = False) -> None:
+        """Stop watching, once: the loop has come to its end, or to an error of its own, or was left in its middle."""
         if self._ended:
             return
         self._ended = True
-        atexit.unregister(self._at_exit)
         if failed:
             self._watch.failed_in = self._iteration
+        atexit.unregister(_at_exit)
+        if not finished and not failed:
+            atexit.register(_at_exit, self._watch.prefix, self._watch.rank, self._iteration, self.at)
+        self._last_word = "done" if finished or failed else "left"
         self._inbox.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(_JOIN_SECONDS)
-
-    def _at_exit(self) -> None:
-        """The process ends in the middle of the loop: others must hear why, unless the script meant it to."""
-        uncaught = getattr(sys, "last_value", None)
-        if uncaught is not None:
-            self.failed(self.at, uncaught)
-        self.end()
 
     def _event(self, kind: str, step: int, text: str) -> Event:
         return Event(kind=kind, rank=self._watch.rank, iteration=self._iteration, step=step, text=text)
@@ -273,7 +268,7 @@ class Session:
                 except queue.Empty:
                     continue
                 if message is None:
-                    watch.store.set(f"rank/{watch.rank}", json.dumps({"live": False, "process": process}))
+                    self._publish(self._last_word, process)
                     return
                 watch.post(message)
         except Exception as e:
@@ -290,19 +285,9 @@ class Session:
         self._sound()
 
     def _tick(self, process: Mapping[str, Any]) -> None:
-        watch, store = self._watch, self._watch.store
+        watch = self._watch
         self._beat += 1
-        step, checksum, indices = self._latest
-        record = {
-            "live": True,
-            "process": process,
-            "beat": self._beat,
-            "data": self._data[0],
-            "name": self._data[1],
-            "indices": indices[:8],
-        }
-        record |= {"iteration": self._iteration, "step": step, "checksum": checksum}
-        store.set(f"rank/{watch.rank}", json.dumps(record))
+        self._publish("reading", process)
         for event in watch.new_events():
             if event.kind == "slow" and watch.rank == watch.ranks[0]:
                 _log.warning("%s", event.text)
@@ -313,6 +298,13 @@ class Session:
         if watch._events and watch._events[-1].iteration > watch.failed_in:
             self._sound()
 
+    def _publish(self, state: str, process: Mapping[str, Any]) -> None:
+        step, checksum, indices = self._latest
+        record = {"state": state, "process": process, "beat": self._beat, "iteration": self._iteration, "at": self.at}
+        record |= {"step": step, "checksum": checksum, "indices": indices[:8]}
+        record |= {"data": self._data[0], "name": self._data[1]}
+        self._watch.store.set(f"rank/{self._watch.rank}", json.dumps(record))
+
     def _record(self, rank: int) -> Mapping[str, Any] | None:
         key = f"rank/{rank}"
         found: Mapping[str, Any] | None = None
@@ -322,18 +314,19 @@ class Session:
 
     def _sound(self) -> None:
         """Let the loop raise; say so where it does not come to that, because it waits for the failed rank."""
-        now = time.monotonic()
-        if self._alarm is None:
-            self._alarm = now
+        self._alarmed = True
         self.wake()
-        event = self._watch.due(self._iteration, self._at)
-        if event is not None and now - self._alarm > _IN_A_COLLECTIVE and not self._logged:
+        event, now = self._watch.due(self._iteration, self._at), time.monotonic()
+        if event is None:
+            return
+        self._overdue = min(self._overdue, now)
+        if now - self._overdue > _IN_A_COLLECTIVE and not self._logged:
             self._logged = True
             _log.error("%s; this rank has not come back to its loader, and probably waits for that one", event.text)
 
     def _compare(self, leaders: Mapping[str, Any]) -> None:
         """Compare with the first rank that reads the same samples, at a step that both have come to."""
-        if not leaders["live"] or leaders["iteration"] != self._iteration or self._disagreed:
+        if leaders["iteration"] != self._iteration or self._disagreed:
             return
         if leaders["data"] != self._data[0]:
             self._disagree(leaders, leaders["step"])
@@ -363,23 +356,48 @@ class Session:
 
     def _look_after(self, record: Mapping[str, Any]) -> None:
         """Report the next rank where it is in its loop and gives no sign of life."""
-        now, watch = time.monotonic(), self._watch
-        if not record["live"]:
+        now, watch, state = time.monotonic(), self._watch, record["state"]
+        if state == "done" or (state == "left" and record["iteration"] != self._iteration):
             return
         if record["beat"] != self._neighbours[0]:
             self._neighbours = record["beat"], now
         process = ProcessId(**record["process"])
-        ended, silent = process.has_ended(), now - self._neighbours[1] > _SILENCE
-        if not ended and not silent:
+        ended, silent = process.has_ended(), state == "reading" and now - self._neighbours[1] > _SILENCE
+        again = self._record(watch.neighbour)
+        if not (ended or silent) or again is None or again["state"] != state:  # it may have said so in between
             return
-        if (again := self._record(watch.neighbour)) is None or not again["live"]:
-            return  # it has said so in between
         how = "has died, without a word" if ended else f"has given no sign of life for {_SILENCE:.0f} s"
+        how = how if state == "reading" else "has left the loop in its middle, and ended"
         text = (
-            f"rank {watch.neighbour} (process {process.pid} on {process.host}) {how}, after step {record['step']}; see "
-            "its own output, and the kernel's log: was it killed for memory?"
+            f"rank {watch.neighbour} (process {process.pid} on {process.host}) {how}, in step {record['at']}; see its "
+            "own output, and the kernel's log: was it killed for memory?"
         )
-        event = Event(kind="failed", rank=watch.neighbour, iteration=record["iteration"], step=-1, text=text)
+        step = -1 if state == "reading" else record["at"] + 1  # all may have left it there
+        event = Event(kind="failed", rank=watch.neighbour, iteration=self._iteration, step=step, text=text)
         if not any(e.rank == event.rank and e.kind == "failed" for e in watch._events):
             watch.post(event)
             watch._events.append(event)
+
+
+def _common_store() -> Store:
+    return dist.PrefixStore("scidata", dist.distributed_c10d._get_default_store())  # type: ignore[attr-defined]
+
+
+def _post(store: Store, event: Event) -> None:
+    number = store.add("events", 1) - 1
+    store.set(f"event/{number}", json.dumps(vars(event)))
+
+
+def _at_exit(prefix: str, rank: int, iteration: int, step: int) -> None:
+    """Tell the others why a process ends that has left its loop in the middle: what the script has not caught."""
+    uncaught = getattr(sys, "last_value", None)
+    if uncaught is not None:
+        with contextlib.suppress(Exception):  # the group may be gone, too
+            store = dist.PrefixStore(prefix, _common_store())  # type: ignore[attr-defined]
+            _post(store, _failure("failed", rank, iteration, step, uncaught))
+
+
+def _failure(kind: str, rank: int, iteration: int, step: int, error: BaseException) -> Event:
+    lines = traceback.format_exception_only(error)
+    text = f"rank {rank} failed in step {step}: {' '.join(line.strip() for line in lines)}"
+    return Event(kind=kind, rank=rank, iteration=iteration, step=step, text=text)

@@ -48,7 +48,7 @@ def test_checkpoints_resume_on_other_meshes(store: str, tmp_path: Path) -> None:
     sampler = scidata.DistributedSampler(ds)
     sampler.set_epoch(2)
     seen, load = [], ""
-    for number, (dp, domain, batch_size, batches) in enumerate([(2, 2, 2, 2), (1, 1, 4, 1), (3, 1, 2, 1), (1, 2, 3, 99)]):
+    for number, (dp, domain, batch_size, batches) in enumerate([(2, 2, 2, 2), (3, 1, 2, 99)]):
         save = str(tmp_path / str(number))
         had = run_ranks(part, dp * domain, store, dp, batch_size, load, save, batches)
         for rank, rows in enumerate(had):

@@ -17,7 +17,7 @@ import torch
 import torch.utils.data
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
-from scidata.errors import ConfigError
+from scidata.errors import ConfigError, ReadTimeoutError
 from scidata.loader import DataLoader
 from scidata.sample import Sample, collate
 from scidata.types import BufferSpec
@@ -401,3 +401,56 @@ def test_without_cuda(ds: Stored) -> None:
         iter(loader)
     assert len(list(DataLoader(ds, 2, pin_memory=True))) == 6
     assert next(iter(DataLoader(ds, 2, device="cpu")))["u"].device.type == "cpu"
+
+
+# -- reads that fail, or take too long -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_skipping_what_cannot_be_read(ds: Stored, num_workers: int, caplog: pytest.LogCaptureFixture) -> None:
+    order = [0, 99, 2, 3, 77, 88, 6]
+    loader = DataLoader(ds, 2, sampler=order, num_workers=num_workers, on_error="skip")
+    batches = list(loader)
+    assert [b.index for b in batches] == [[0], [2, 3], [6]]  # the third batch had nothing left
+    for batch in batches:
+        assert torch.equal(batch["u"], ds.values[batch.index])
+    stats = loader.stats()
+    assert (stats["skipped"], stats["samples"], stats["batches"]) == (3, 4, 3)
+    assert "left out: IndexError: no sample 77" in caplog.text
+    iterator = iter(loader)
+    next(iterator)
+    assert loader.state_dict()["sampler"]["received"] == 2
+    singles = DataLoader(ds, None, sampler=order, num_workers=num_workers, on_error="skip")
+    assert [s.index for s in singles] == [0, 2, 3, 6]
+
+
+def test_skipping_leaves_other_errors(ds: Stored) -> None:
+    ds.transform = lambda sample: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        list(DataLoader(ds, on_error="skip"))
+
+
+def test_timeout_names_the_sample_and_leaves_the_read(ds: Stored, caplog: pytest.LogCaptureFixture) -> None:
+    release = threading.Event()
+    read = ds.read_into
+
+    def stuck(index: int, out: Mapping[str, np.ndarray]) -> SimpleNamespace:
+        if index == 3:
+            release.wait(60)
+        return read(index, out)
+
+    ds.read_into = stuck  # type: ignore[method-assign]
+    iterator = iter(DataLoader(ds, 1, timeout=0.2, num_workers=1))
+    try:
+        for index in range(3):
+            assert next(iterator).index == [index]
+        with pytest.raises(ReadTimeoutError, match=r"waited 0.2 s for sample \[3\] \(step 3\).*timeout=0.2") as caught:
+            next(iterator)
+        assert isinstance(caught.value, TimeoutError | RuntimeError)
+        assert "has waited 0.1 s for sample [3]" in caplog.text
+    finally:
+        release.set()
+    while readers():  # it ends when its read does
+        pass
+    with pytest.raises(ConfigError, match=r"^timeout: .*num_workers=0"):
+        DataLoader(ds, timeout=1, num_workers=0)

@@ -494,7 +494,7 @@ def test_a_set_lost_in_a_hand_over_is_not_met_again() -> None:
 
 
 def test_a_read_that_hangs_does_not_hang_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scidata.prefetch._JOIN_SECONDS", 0.05)
+    monkeypatch.setattr("scidata._readers._JOIN_SECONDS", 0.05)
     begun, over, closed = threading.Event(), threading.Event(), []
 
     def stuck(index: int, out: dict[str, np.ndarray]) -> None:

@@ -109,7 +109,7 @@ def run_for(
             ds, mesh, check=False, shuffle=order["shuffle"], seed=7, drop_last=order["drop_last"]
         )
         drop_last = order["drop_last"] and batch is not None
-        loader = DataLoader(ds, batch, sampler=sampler, num_workers=workers, drop_last=drop_last)
+        loader = DataLoader(ds, batch, sampler=sampler, num_workers=workers, drop_last=drop_last, watch=False)
         loader.set_epoch(order["epoch"])
         if state is not None:
             loader.load_state_dict(state)

@@ -220,7 +220,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _begin_session(self) -> Session | None:
         if not self.watch:
             return None
-        if self._watch is None:
+        if self._watch is None or self._watch.is_over:
             self._watch = Watch.of(self._source.mesh, self._source.dp_axis)
         source = self._source
         return None if self._watch is None else self._watch.begin(lambda: (fingerprint_of(source), repr(source)))

@@ -99,6 +99,7 @@ class Watch:
     """
 
     def __init__(self, mesh: DeviceMesh, dp_axis: str | None) -> None:
+        self._group = dist.group.WORLD
         self.rank = dist.get_rank()
         self.ranks: list[int] = mesh.mesh.flatten().tolist()
         self.dp_rank = 0 if dp_axis is None else mesh.get_local_rank(dp_axis)
@@ -121,6 +122,11 @@ class Watch:
         if mesh is None or mesh.size() == 1 or not dist.is_initialized() or dist.get_backend() in ("fake", "mpi"):
             return None
         return cls(mesh, dp_axis)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the process group, and the store with it, was destroyed since."""
+        return dist.group.WORLD is not self._group
 
     def connect(self) -> Store:
         """Return one more connection to the store, for another thread."""

@@ -76,15 +76,13 @@ def watchers() -> list[threading.Thread]:
 
 def one_fails(rank: int, num_ranks: int, dp: int) -> None:
     mesh = scidata.init_mesh(dp=dp, domain=num_ranks // dp)
-    sample = 21 if num_ranks == 4 else 20  # one that the last rank reads
-    loader = scidata.DataLoader(Numbers(mesh, bad={num_ranks - 1: {sample}}), 1, num_workers=2)
+    sample = 11  # the last rank reads it; others hear of it while they are some steps before it
+    loader = scidata.DataLoader(Numbers(mesh, bad={num_ranks - 1: {sample}}), 1, num_workers=2, prefetch_factor=4)
     had: list[int] = []
-    began = time.monotonic()
     with pytest.raises((CorruptDataError, RankFailedError)) as caught:
-        steps(loader, had, pause=0.1)
+        steps(loader, had, pause=0.25)
     step = sample // dp
     assert len(had) == step  # all at the same one, though no collective told them
-    assert time.monotonic() - began < 30
     message = str(caught.value)
     if rank == num_ranks - 1:
         assert caught.type is CorruptDataError

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from scidata.shard import register_op as register_op
     from scidata.shard import scatter_tensor as scatter_tensor
     from scidata.shard import shard_ops as shard_ops
+    from scidata.shard.attention_ways import attention as attention
     from scidata.shard.collectives import all_gather_v as all_gather_v
     from scidata.shard.collectives import gather_v as gather_v
     from scidata.shard.collectives import indexed_all_to_all_v as indexed_all_to_all_v
@@ -51,6 +52,7 @@ _HOME = {
     "ShardTensor": "scidata.shard",
     "ShardedDataset": "scidata.dataset",
     "all_gather_v": "scidata.shard.collectives",
+    "attention": "scidata.shard.attention_ways",
     "collate": "scidata.sample",
     "concat": "scidata.combine",
     "gather_v": "scidata.shard.collectives",

@@ -10,6 +10,7 @@ from scidata.shard.ops import (  # noqa: F401
     linalg,
     losses,
     metadata,
+    multihead,
     norm,
     norm_layers,
     pointwise,

@@ -1,15 +1,27 @@
 """Attention on shards against one process: sequence, heads and batch sharded, masks, causal."""
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from scidata.errors import UnsupportedShardOp
-from scidata.shard import ShardSpec
+import scidata
+from scidata.errors import ConfigError, UnsupportedShardOp
+from scidata.shard import ShardSpec, blocks
+from scidata.shard.attention_ways import chosen_way
 from scidata.testing import run_ranks
 from scidata.testing.oracle import assert_like_one_process, shard_of
+
+sys.path.insert(0, str(Path(__file__).parent))  # importlib mode has no path of the tests
+from _layers import Spy
 
 LAYOUTS = {1: [(7,)], 2: [(4, 3), (7, 0)], 3: [(3, 2, 2), (0, 5, 2)]}
 ATTENTION = F.scaled_dot_product_attention
@@ -86,6 +98,162 @@ def test_heads_and_sequence():
     run_ranks(check_two_axes, 4)
 
 
+# -- a sharded sequence: three ways ---------------------------------------------------------------------------------
+
+WAYS = ("gather", "ring", "heads")
+SPLIT = (slice(0, 5), slice(5, 8))
+SEQUENCES = {1: [(9,)], 2: [(8, 1), (0, 9)], 3: [(1, 0, 8)], 4: [(2, 6, 0, 1)]}
+RANKS = pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+
+
+def masks():
+    """Masks of 9 queries and keys, some of which leave a row without any key."""
+    torch.manual_seed(3)
+    band = (torch.arange(9)[:, None] - torch.arange(9)).abs() < 3
+    nothing = band.clone()
+    nothing[4] = False
+    padding = torch.tensor([True] * 6 + [False] * 3)
+    return [band, nothing, padding[None], padding[None, None, None].expand(2, 1, 1, 9).clone()]
+
+
+def check_ways(rank, num_ranks):
+    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
+    for sizes in SEQUENCES[num_ranks]:
+
+        def split(shape, dim, times=1, sizes=sizes):
+            return ShardSpec.even(mesh, [Shard(dim)], shape, {0: [times * n for n in sizes]})
+
+        torch.manual_seed(17)
+        three = [normal(2, 5, 9, 4), normal(2, 5, 9, 4), normal(2, 5, 9, 3)]
+        rows = [split(x.shape, 2) for x in three]
+        shared = [normal(2, 4, 9, 4), normal(2, 2, 9, 4), normal(2, 2, 9, 4)]
+        long = [normal(2, 5, 18, 4), normal(2, 5, 18, 3)]
+        longer = [split(x.shape, 2, 2) for x in long]
+        for way in WAYS:
+            with scidata.attention(way):
+                found = assert_like_one_process(ATTENTION, three, rows)
+                assert found._spec == split((2, 5, 9, 3), 2)
+                assert_like_one_process(lambda *x: ATTENTION(*x, is_causal=True), three, rows)
+                assert_like_one_process(lambda *x: ATTENTION(*x, scale=0.3), [three[0]] * 3, [rows[0]] * 3)
+                assert_like_one_process(lambda *x: ATTENTION(*x, is_causal=True), [three[0]] * 3, [rows[0]] * 3)
+                assert_like_one_process(
+                    ATTENTION, [x.detach()[0].requires_grad_() for x in three], [split(x.shape[1:], 1) for x in three]
+                )
+                assert_like_one_process(ATTENTION, [three[0], *long], [rows[0], *longer])
+                assert_like_one_process(lambda *x: ATTENTION(*x, is_causal=True), [three[0], *long], [rows[0], *longer])
+                for mask in masks():
+                    assert_like_one_process(ATTENTION, [*three, mask], [*rows, None])
+                for mask in (normal(9, 9), normal(2, 1, 9, 9), normal(2, 5, 1, 9), normal(1, 1, 9, 1)):
+                    assert_like_one_process(ATTENTION, [*three, mask], [*rows, None])
+                assert_like_one_process(ATTENTION, [*three, normal(9, 9)], [*rows, split((9, 9), 0)])
+                assert_like_one_process(ATTENTION, [*three, normal(9, 9)], [*rows, split((9, 9), 1)])
+                assert_like_one_process(ATTENTION, [*three, masks()[3]], [*rows, split((2, 1, 1, 9), 3)])
+                if way != "heads":
+                    specs = [split(x.shape, 2) for x in shared]
+                    assert_like_one_process(lambda *x: ATTENTION(*x, enable_gqa=True), shared, specs)
+
+
+@RANKS
+def test_three_ways_one_result(num_ranks):
+    run_ranks(check_ways, num_ranks)
+
+
+def check_ways_beside_another_axis(rank, num_ranks):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("h", "w"))
+    torch.manual_seed(18)
+    three = [normal(3, 4, 7, 4) for _ in range(3)]
+    for way in WAYS:
+        with scidata.attention(way):
+            for first in (0, None, 1) if way != "heads" else (0, None):
+                placement = Replicate() if first is None else Shard(first)
+                sizes = {"w": (6, 1), **({} if first is None else {"h": (three[0].shape[first] - 1, 1)})}
+                spec = ShardSpec.even(mesh, [placement, Shard(2)], (3, 4, 7, 4), sizes)
+                assert_like_one_process(ATTENTION, three, [spec] * 3)
+                assert_like_one_process(lambda *x: ATTENTION(*x, is_causal=True), three, [spec] * 3)
+
+
+def test_three_ways_beside_a_sharded_batch():
+    run_ranks(check_ways_beside_another_axis, 4)
+
+
+def check_dtypes(rank, num_ranks):
+    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
+    shape = (1, 2, 32, 8)
+    spec = ShardSpec.even(mesh, [Shard(2)], shape, {0: (20, 12)})
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 4e-2)):
+        three = [torch.randn(shape, dtype=dtype).requires_grad_() for _ in range(3)]
+        for x in three:
+            dist.broadcast(x.detach(), 0)
+        with scidata.attention("ring"):
+            assert_like_one_process(ATTENTION, three, [spec] * 3, rtol=tolerance, atol=tolerance)
+
+
+def test_ring_in_other_dtypes():
+    run_ranks(check_dtypes, 2)
+
+
+def check_choice(rank, num_ranks):
+    assert chosen_way(4, 8, 2**20) == "gather"
+    assert chosen_way(4, 8, 2**30) == "heads"
+    assert chosen_way(4, 6, 2**30) == chosen_way(4, 0, 2**30) == "ring"
+    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
+    three = [shard_of(normal(1, 2, 8, 4), ShardSpec.even(mesh, [Shard(2)], (1, 2, 8, 4))) for _ in range(3)]
+    for way, names in (("gather", {"all_gather"}), ("ring", set()), ("auto", {"all_gather"})):
+        with scidata.attention(way), Spy() as spy:
+            ATTENTION(*three)
+        assert set(spy.counts) == names
+    with pytest.raises(ConfigError, match="did you mean"), scidata.attention("rings"):
+        pass
+    grouped = [three[0], *(x[:, :1] for x in three[1:])]
+    with scidata.attention("heads"), pytest.raises(UnsupportedShardOp, match="heads"):
+        ATTENTION(*grouped, enable_gqa=True)
+
+
+def test_the_way_is_chosen_by_size_or_by_the_user():
+    run_ranks(check_choice, 2)
+
+
+def check_ring_memory(rank, num_ranks):
+    """What a rank makes and sends in one call, forward and backward, is a matter of its block alone."""
+    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
+    block, width = 16, 4
+    shape = (1, 2, block * num_ranks, width)
+    spec = ShardSpec.even(mesh, [Shard(2)], shape)
+    three = [shard_of(normal(*shape), spec).requires_grad_() for _ in range(3)]
+    largest = [0]
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            for x in tree_leaves(result):
+                if isinstance(x, torch.Tensor):
+                    largest[0] = max(largest[0], x.numel())
+            return result
+
+    with scidata.attention("ring"), Sizes():
+        out = ATTENTION(*three)
+        out.backward(out.detach())
+    return largest[0]
+
+
+def test_ring_memory_grows_with_the_block_not_with_the_sequence():
+    largest = {n: max(run_ranks(check_ring_memory, n)) for n in (2, 4)}
+    assert largest[2] == largest[4] <= 2 * 2 * 16 * 16
+
+
+def check_no_second_derivative(rank, num_ranks):
+    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
+    x = shard_of(normal(1, 2, 8, 4), ShardSpec.even(mesh, [Shard(2)], (1, 2, 8, 4))).requires_grad_()
+    with scidata.attention("ring"):
+        loss = ATTENTION(x, x, x).sum()
+    with pytest.raises(UnsupportedShardOp, match="second derivative"):
+        torch.autograd.grad(loss, x, create_graph=True)
+
+
+def test_a_second_derivative_of_the_ring_raises():
+    run_ranks(check_no_second_derivative, 2)
+
+
 def check_refused(rank, num_ranks):
     mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
     x = torch.randn(2, 4, 4, 4)
@@ -104,3 +272,131 @@ def check_refused(rank, num_ranks):
 
 def test_layouts_that_do_not_meet_raise():
     run_ranks(check_refused, 2)
+
+
+# -- modules --------------------------------------------------------------------------------------------------------
+
+
+def parameters_of(module):
+    return {name: p.detach().clone().requires_grad_() for name, p in module.named_parameters()}
+
+
+def run_module(module, **options):
+    """Return a function of inputs and of the module's parameters."""
+    names = list(parameters_of(module))
+
+    def run(*operands):
+        inputs, parameters = operands[: len(operands) - len(names)], operands[len(operands) - len(names) :]
+        return torch.func.functional_call(module, dict(zip(names, parameters, strict=True)), inputs, options)
+
+    return run
+
+
+def check_multihead(rank, num_ranks):
+    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
+    blocked = torch.ones(9, 9, dtype=torch.bool).triu(1)
+    padding = torch.tensor([[False] * 7 + [True] * 2, [False] * 9])
+    sizes = SEQUENCES[num_ranks][-1]
+    for batch_first in (True, False):
+        torch.manual_seed(19)
+        shape, dim = ((2, 9, 6), 1) if batch_first else ((9, 2, 6), 0)
+        spec = ShardSpec.even(mesh, [Shard(dim)], shape, {0: sizes})
+        layer = nn.MultiheadAttention(6, 3, batch_first=batch_first).double()
+        x, y, parameters = normal(*shape), normal(*shape), list(parameters_of(layer).values())
+        rest = [None] * len(parameters)
+        for options in (
+            {"need_weights": False},
+            {"need_weights": True},
+            {"need_weights": True, "average_attn_weights": False, "attn_mask": blocked},
+            {"need_weights": False, "attn_mask": blocked, "is_causal": True},
+            {"need_weights": False, "attn_mask": blocked.repeat(6, 1, 1), "key_padding_mask": padding},
+        ):
+            own = run_module(layer, **options)
+            assert_like_one_process(lambda a, *p, own=own: own(a, a, a, *p), [x, *parameters], [spec, *rest])
+            assert_like_one_process(
+                lambda a, b, *p, own=own: own(a, b, b, *p), [x, y, *parameters], [spec, spec, *rest]
+            )
+        masked = lambda a, m, *p, layer=layer: run_module(layer, need_weights=False, key_padding_mask=m)(a, a, a, *p)  # noqa: E731
+        split = ShardSpec.even(mesh, [Shard(1)], padding.shape, {0: sizes})
+        assert_like_one_process(masked, [x, padding, *parameters], [spec, split, *rest])
+    layer = nn.MultiheadAttention(6, 2, kdim=4, vdim=3, bias=False).double()
+    flat = [normal(9, 6), normal(9, 4), normal(9, 3)]
+    specs = [ShardSpec.even(mesh, [Shard(0)], f.shape, {0: sizes}) for f in flat]
+    parameters = list(parameters_of(layer).values())
+    assert_like_one_process(run_module(layer), [*flat, *parameters], [*specs, *[None] * len(parameters)])
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_multihead_attention(num_ranks):
+    run_ranks(check_multihead, num_ranks)
+
+
+def check_encoder(rank, num_ranks):
+    """In eval torch has a fast path of one kernel for the whole layer: sharded tensors must not take it."""
+    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
+    padding = torch.tensor([[False] * 7 + [True] * 2, [False] * 9])
+    causal = nn.Transformer.generate_square_subsequent_mask(9, dtype=torch.float64)
+    for way in WAYS:
+        for training, norm_first in ((True, False), (False, True), (False, False)):
+            torch.manual_seed(20)
+            layer = nn.TransformerEncoderLayer(
+                8, 4, 12, dropout=0.0, batch_first=True, norm_first=norm_first, dtype=torch.float64
+            )
+            model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=not norm_first).train(training)
+            parameters = list(parameters_of(model).values())
+            for sizes in SEQUENCES[num_ranks][-1:]:
+                spec = ShardSpec.even(mesh, [Shard(1)], (2, 9, 8), {0: sizes})
+                for options in ({}, {"src_key_padding_mask": padding}, {"mask": causal, "is_causal": True}):
+                    with scidata.attention(way):
+                        run = run_module(model, **options)
+                        inputs = [normal(2, 9, 8), *parameters]
+                        assert_like_one_process(run, inputs, [spec, *[None] * len(parameters)], rtol=1e-11)
+            with torch.no_grad(), scidata.attention(way):
+                x = torch.randn(2, 9, 8, dtype=torch.float64)
+                found = model.eval()(shard_of(x, spec)).full_tensor()
+                torch.testing.assert_close(found, model(x), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_transformer_encoder(num_ranks):
+    run_ranks(check_encoder, num_ranks)
+
+
+def check_multihead_refused(rank, num_ranks):
+    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
+    x = shard_of(torch.randn(9, 2, 6), ShardSpec.even(mesh, [Shard(0)], (9, 2, 6)))
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(6, 2, 4, batch_first=True), 1).eval()
+    y = shard_of(torch.randn(2, 9, 6), ShardSpec.even(mesh, [Shard(1)], (2, 9, 6)))
+    with torch.no_grad(), pytest.raises(UnsupportedShardOp, match="enable_nested_tensor=False"):
+        encoder(y, src_key_padding_mask=torch.zeros(2, 9, dtype=torch.bool))
+    for layer in (
+        nn.MultiheadAttention(6, 2, dropout=0.1),
+        nn.MultiheadAttention(6, 2, add_bias_kv=True),
+        nn.MultiheadAttention(6, 2, add_zero_attn=True),
+    ):
+        with pytest.raises(UnsupportedShardOp, match="Remedy"):
+            layer(x, x, x)
+
+
+def test_options_of_multihead_attention_that_raise():
+    run_ranks(check_multihead_refused, 2)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_kernels_of_a_block_agree(causal):
+    """The flash kernel's result, log-sum-exp and gradients are those of matrix products; parts merge to the whole."""
+    torch.manual_seed(21)
+    query, key, value = (torch.randn(2, 3, 8, 4, dtype=torch.float64) for _ in range(3))
+    assert blocks._kernel(query, key, value, None) == "flash_cpu"
+    no_bias = torch.zeros(1, 1, dtype=torch.float64)
+    assert blocks._kernel(query, key, value, no_bias) == "products"
+    found, expected = (blocks.block_forward(query, key, value, b, causal, 0.5) for b in (None, no_bias))
+    torch.testing.assert_close((found.out, found.lse), (expected.out, expected.lse), rtol=1e-12, atol=1e-12)
+    grad = torch.randn_like(query)
+    operands = query, key, value
+    ours, theirs = (blocks.block_backward(grad, operands, b, expected, causal, 0.5) for b in (None, no_bias))
+    torch.testing.assert_close(ours[:3], theirs[:3], rtol=1e-12, atol=1e-12)
+    if not causal:
+        parts = [blocks.block_forward(query, key[:, :, s], value[:, :, s], None, False, 0.5) for s in SPLIT]
+        merged = blocks.merge(blocks.merge(None, parts[0]), parts[1])
+        torch.testing.assert_close((merged.out, merged.lse), (expected.out, expected.lse), rtol=1e-12, atol=1e-12)

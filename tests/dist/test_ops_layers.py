@@ -80,7 +80,6 @@ REFUSED = [
     lambda x, channels: nn.Dropout(0.1)(x),
     lambda x, channels: F.dropout2d(x, 0.1, True),
     lambda x, channels: nn.LSTM(6, 6)(x[0]),
-    lambda x, channels: nn.MultiheadAttention(6, 2, batch_first=True)(x[0], x[0], x[0]),
 ]
 
 

@@ -1,0 +1,60 @@
+"""How attention over a sharded sequence is computed: a setting, and the default picked by size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from scidata.errors import ConfigError, near_matches
+
+__all__ = ["WAYS", "attention", "chosen_way"]
+
+WAYS = ("auto", "gather", "ring", "heads")
+_GATHER_BELOW = 64 * 2**20  # bytes of the whole keys and values: one round, and no memory that matters
+
+_way: ContextVar[str] = ContextVar("scidata_attention", default="auto")
+
+
+@contextmanager
+def attention(way: str) -> Iterator[None]:
+    """Choose how ``scaled_dot_product_attention`` works where the sequence is sharded; the result is the same.
+
+    Parameters
+    ----------
+    way
+        ``"gather"``: each rank gathers all keys and values. ``"ring"``: blocks of keys and values are passed from rank
+        to rank while each computes with the one it holds; memory grows with the block. ``"heads"``: the sequence is
+        exchanged for heads and back (Ulysses); needs heads, best a multiple of the ranks. ``"auto"``, the default:
+        gather while keys and values are small (64 MiB), else heads where they divide evenly, else ring.
+
+    Raises
+    ------
+    ConfigError
+        An unknown way.
+    """
+    if way not in WAYS:
+        raise ConfigError(f"attention must be one of {', '.join(WAYS)}, not {way!r}{near_matches(way, WAYS)}")
+    token = _way.set(way)
+    try:
+        yield
+    finally:
+        _way.reset(token)
+
+
+def chosen_way(num_ranks: int, num_heads: int, num_bytes: int) -> str:
+    """Return the way to go, the same on each rank.
+
+    Parameters
+    ----------
+    num_heads
+        0 where the heads cannot be exchanged for the sequence.
+    num_bytes
+        Of all keys and values of a rank's batch and heads.
+    """
+    way = _way.get()
+    if way != "auto":
+        return way
+    if num_bytes <= _GATHER_BELOW:
+        return "gather"
+    return "heads" if num_heads and num_heads % num_ranks == 0 else "ring"

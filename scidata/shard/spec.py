@@ -188,7 +188,8 @@ class ShardSpec:
         for dim, axis in self.sharded.items():
             if global_shape[dim] != self.global_shape[dim]:
                 seen[axis, self.global_shape[dim]] = self.sizes_of(axis)
-        return replace(self.derive(global_shape, self.dims, sizes), seen=seen)
+        new = self.derive(global_shape, self.dims, sizes)
+        return new if seen == self.seen else replace(new, seen=seen)
 
     def move_dims(self, global_shape: Sequence[int], new_dim: Mapping[int, int]) -> ShardSpec:
         """Keep sizes; old dim ``d`` is now ``new_dim[d]``. Every sharded dim must be in ``new_dim``."""

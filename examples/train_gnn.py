@@ -18,11 +18,10 @@ import argparse
 import copy
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -156,36 +155,32 @@ class Progress:
         self.step, self.epoch, self.samples = saved.tolist()
 
 
-def save(folder: Path, model: nn.Module, optimizer: Optimizer, progress: Progress, stats: Stats) -> None:
+def save(
+    folder: Path,
+    model: nn.Module,
+    optimizer: Optimizer,
+    progress: Progress,
+    loader: scidata.DataLoader,
+    stats: Stats,
+) -> None:
     """Write a checkpoint, all ranks together: each tensor is the same on all of them and is written once."""
     weights, moments = get_state_dict(model, optimizer)
-    state = {"model": weights, "optimizer": moments, "progress": progress.to_tensor(), "stats": stats}
+    state = {"model": weights, "optimizer": moments, "progress": progress.to_tensor(), "stats": stats, "loader": loader}
     dcp.save(state, checkpoint_id=str(folder / f"step_{progress.step:08d}"))
 
 
-def load(path: str, model: nn.Module, optimizer: Optimizer, progress: Progress, stats: Stats) -> None:
+def load(
+    path: str, model: nn.Module, optimizer: Optimizer, progress: Progress, loader: scidata.DataLoader, stats: Stats
+) -> None:
     """Read a checkpoint, written on any number of ranks, into what is given."""
     weights, moments = get_state_dict(model, optimizer)
-    state = {"model": weights, "optimizer": moments, "progress": progress.to_tensor(), "stats": stats}
+    state = {"model": weights, "optimizer": moments, "progress": progress.to_tensor(), "stats": stats, "loader": loader}
     dcp.load(state, checkpoint_id=path)
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     progress.restore(state["progress"])
 
 
 # -- training ------------------------------------------------------------------------------------------------------
-
-
-class Remaining:
-    """A sampler's order without the first ``skip`` indices: those that a resumed epoch has already taken."""
-
-    def __init__(self, sampler: scidata.DistributedSampler) -> None:
-        self.sampler, self.skip = sampler, 0
-
-    def __iter__(self) -> Iterator[int]:
-        return islice(iter(self.sampler), self.skip, None)
-
-    def __len__(self) -> int:
-        return len(self.sampler) - self.skip
 
 
 class Training:
@@ -204,8 +199,8 @@ class Training:
         model = MeshGraphNet(inputs, num_edge_channels(self.ds), outputs, dim=args.dim, depth=args.depth)
         self.model = model.to(self.device, self.dtype)
         self.replica = scidata.parallelize(self.model, self.mesh)  # scidata
-        self.order = Remaining(scidata.DistributedSampler(self.ds, self.mesh, seed=args.seed))  # scidata
-        self.loader = self.load_from(self.ds, self.order, args.batch_size)
+        order = scidata.DistributedSampler(self.ds, self.mesh, seed=args.seed)  # scidata
+        self.loader = self.load_from(self.ds, order, args.batch_size)
         self.progress = Progress()
         self.stats: Stats = {}
 
@@ -230,7 +225,7 @@ class Training:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.peak_lr, weight_decay=args.weight_decay)
         if args.resume:
             self.stats = {name: torch.empty_like(figures) for name, figures in self.figures().items()}
-            load(args.resume, self.model, self.optimizer, self.progress, self.stats)
+            load(args.resume, self.model, self.optimizer, self.progress, self.loader, self.stats)
         else:
             self.normalise()
 
@@ -272,7 +267,7 @@ class Training:
         writer = self.tensorboard()
         stop = self.reached()
         while not stop:
-            self.start_epoch()
+            self.loader.set_epoch(progress.epoch)  # a resumed epoch has the samples that are left
             for batch in self.loader:
                 loss = self.step(batch)
                 bar.update()
@@ -280,7 +275,7 @@ class Training:
                     self.report(writer, bar, average(loss, self.mesh))
                 stop = self.reached()
                 if stop or progress.samples == 0 or (args.save_every and progress.step % args.save_every == 0):
-                    save(Path(args.out), self.model, self.optimizer, progress, self.stats)
+                    save(Path(args.out), self.model, self.optimizer, progress, self.loader, self.stats)
                 if stop:
                     break
         bar.close()
@@ -291,16 +286,6 @@ class Training:
         """Whether the training is over."""
         limit = self.args.max_steps
         return self.progress.epoch >= self.args.epochs or (limit is not None and self.progress.step >= limit)
-
-    def start_epoch(self) -> None:
-        """Set the order, without what a resumed epoch has already taken.
-
-        The sampler deals its order to the dp ranks in turn, so the samples taken so far are the first ones of every
-        rank, whatever their number was. Rounded down to whole rounds: a few may be seen twice, none is left out.
-        """
-        self.order.sampler.set_epoch(self.progress.epoch)
-        self.order.skip = self.progress.samples // self.num_dp
-        self.progress.samples = self.order.skip * self.num_dp
 
     def step(self, batch: scidata.IrregularSample) -> Tensor:
         """One optimizer step; every rank of the mesh takes it together."""
@@ -320,7 +305,7 @@ class Training:
         self.optimizer.step()
         progress.step += 1
         progress.samples += taken
-        if progress.samples >= self.num_dp * len(self.order.sampler):
+        if progress.samples >= len(self.ds):
             progress.epoch, progress.samples = progress.epoch + 1, 0
         return loss
 

@@ -15,10 +15,8 @@ import argparse
 import copy
 import math
 import sys
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -142,36 +140,37 @@ class Progress:
         self.step, self.epoch, self.samples = saved.tolist()
 
 
-def save(folder: Path, model: nn.Module, optimizer: Optimizer, progress: Progress, stats: dict[str, Tensor]) -> None:
+def save(
+    folder: Path,
+    model: nn.Module,
+    optimizer: Optimizer,
+    progress: Progress,
+    loader: scidata.DataLoader,
+    stats: dict[str, Tensor],
+) -> None:
     """Write a checkpoint, all ranks together: each tensor is the same on all of them and is written once."""
     weights, moments = get_state_dict(model, optimizer)
-    state = {"model": weights, "optimizer": moments, "progress": progress.to_tensor(), "stats": stats}
+    state = {"model": weights, "optimizer": moments, "progress": progress.to_tensor(), "stats": stats, "loader": loader}
     dcp.save(state, checkpoint_id=str(folder / f"step_{progress.step:08d}"))
 
 
-def load(path: str, model: nn.Module, optimizer: Optimizer, progress: Progress, stats: dict[str, Tensor]) -> None:
+def load(
+    path: str,
+    model: nn.Module,
+    optimizer: Optimizer,
+    progress: Progress,
+    loader: scidata.DataLoader,
+    stats: dict[str, Tensor],
+) -> None:
     """Read a checkpoint, written on any number of ranks, into what is given."""
     weights, moments = get_state_dict(model, optimizer)
-    state = {"model": weights, "optimizer": moments, "progress": progress.to_tensor(), "stats": stats}
+    state = {"model": weights, "optimizer": moments, "progress": progress.to_tensor(), "stats": stats, "loader": loader}
     dcp.load(state, checkpoint_id=path)
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     progress.restore(state["progress"])
 
 
 # -- training ------------------------------------------------------------------------------------------------------
-
-
-class Remaining:
-    """A sampler's order without the first ``skip`` indices: those that a resumed epoch has already taken."""
-
-    def __init__(self, sampler: scidata.DistributedSampler) -> None:
-        self.sampler, self.skip = sampler, 0
-
-    def __iter__(self) -> Iterator[int]:
-        return islice(iter(self.sampler), self.skip, None)
-
-    def __len__(self) -> int:
-        return len(self.sampler) - self.skip
 
 
 class Training:
@@ -192,8 +191,8 @@ class Training:
         model = ViT(len(channel_names(self.ds)), grid, args.patch, dim=args.dim, depth=args.depth, heads=args.heads)
         self.model = model.to(self.device, self.dtype)
         self.replica = scidata.parallelize(self.model, self.mesh)  # scidata
-        self.order = Remaining(scidata.DistributedSampler(self.ds, self.mesh, seed=args.seed))  # scidata
-        self.loader = self.load_from(self.ds, self.order, args.batch_size)
+        order = scidata.DistributedSampler(self.ds, self.mesh, seed=args.seed)  # scidata
+        self.loader = self.load_from(self.ds, order, args.batch_size)
         self.progress = Progress()
         self.stats: dict[str, Tensor] = {}
 
@@ -215,7 +214,7 @@ class Training:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.peak_lr, weight_decay=args.weight_decay)
         if args.resume:
             self.stats = {"mean": self.per_channel(0.0), "std": self.per_channel(1.0)}
-            load(args.resume, self.model, self.optimizer, self.progress, self.stats)
+            load(args.resume, self.model, self.optimizer, self.progress, self.loader, self.stats)
         else:
             self.normalise()
 
@@ -245,7 +244,7 @@ class Training:
         writer = self.tensorboard()
         stop = self.reached()
         while not stop:
-            self.start_epoch()
+            self.loader.set_epoch(progress.epoch)  # a resumed epoch has the samples that are left
             for batch in self.loader:
                 loss = self.step(batch)
                 bar.update()
@@ -253,7 +252,7 @@ class Training:
                     self.report(writer, bar, average(loss, self.mesh))
                 stop = self.reached()
                 if stop or progress.samples == 0 or (args.save_every and progress.step % args.save_every == 0):
-                    save(Path(args.out), self.model, self.optimizer, progress, self.stats)
+                    save(Path(args.out), self.model, self.optimizer, progress, self.loader, self.stats)
                 if stop:
                     break
         bar.close()
@@ -264,16 +263,6 @@ class Training:
         """Whether the training is over."""
         limit = self.args.max_steps
         return self.progress.epoch >= self.args.epochs or (limit is not None and self.progress.step >= limit)
-
-    def start_epoch(self) -> None:
-        """Set the order, without what a resumed epoch has already taken.
-
-        The sampler deals its order to the dp ranks in turn, so the samples taken so far are the first ones of every
-        rank, whatever their number was. Rounded down to whole rounds: a few may be seen twice, none is left out.
-        """
-        self.order.sampler.set_epoch(self.progress.epoch)
-        self.order.skip = self.progress.samples // self.num_dp
-        self.progress.samples = self.order.skip * self.num_dp
 
     def step(self, batch: scidata.Sample) -> Tensor:
         """One optimizer step; every rank of the mesh takes it together."""
@@ -293,7 +282,7 @@ class Training:
         self.optimizer.step()
         progress.step += 1
         progress.samples += taken
-        if progress.samples >= self.num_dp * len(self.order.sampler):
+        if progress.samples >= len(self.ds):
             progress.epoch, progress.samples = progress.epoch + 1, 0
         return loss
 

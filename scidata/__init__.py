@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from scidata import errors as errors
+    from scidata._trace import merge_traces as merge_traces
+    from scidata._trace import trace as trace
     from scidata.combine import CombinedDataset as CombinedDataset
     from scidata.combine import concat as concat
     from scidata.combine import mix as mix
@@ -59,6 +61,7 @@ _HOME = {
     "halo_exchange": "scidata.shard.graph",
     "indexed_all_to_all_v": "scidata.shard.collectives",
     "init_mesh": "scidata.device_mesh",
+    "merge_traces": "scidata._trace",
     "mix": "scidata.combine",
     "open_dataset": "scidata.opening",
     "parallelize": "scidata.shard.parallel",
@@ -69,6 +72,7 @@ _HOME = {
     "scatter_v": "scidata.shard.collectives",
     "shard_ops": "scidata.shard",
     "subset": "scidata.combine",
+    "trace": "scidata._trace",
     "start_exchange": "scidata.shard.ops.graph",
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
@@ -13,9 +14,12 @@ import torch
 import torch.utils.data
 from torch.distributed.device_mesh import DeviceMesh
 
+from scidata import _trace
 from scidata._slots import Slot
+from scidata._waiting import WaitWatch
 from scidata.prefetch import Prefetcher
 from scidata.progress import Progress
+from scidata.read import ReadStats
 from scidata.sample import Sample, collate
 from scidata.types import BufferSpec
 from scidata.watch import Session
@@ -78,7 +82,9 @@ class Batches(Iterator[Any]):
         *,
         batched: bool,
         device: torch.device | None,
+        waiting: WaitWatch,
     ) -> None:
+        self._waiting = waiting
         self._prefetcher = prefetcher
         self._progress = progress
         self._dataset = dataset
@@ -93,9 +99,12 @@ class Batches(Iterator[Any]):
 
     def __next__(self) -> Any:
         """Return the next batch, or sample."""
+        called = time.perf_counter_ns()
         try:
             index, local = next(self._prefetcher)
-            batch = self._wrap(index, local)
+            arrived = time.perf_counter_ns()
+            with _trace.span("transform", samples=index):
+                batch = self._wrap(index, local)
         except BaseException as e:
             finished = isinstance(e, StopIteration)
             if finished and not self._over:  # after an error the epoch is over, but not finished
@@ -107,6 +116,7 @@ class Batches(Iterator[Any]):
             self.close()
             raise
         self._progress.received(self._prefetcher.taken)
+        self._waiting.step(self._prefetcher.stats, called, arrived, time.perf_counter_ns())
         return batch
 
     def close(self) -> None:
@@ -148,21 +158,25 @@ def noted(items: Iterator[list[int]], session: Session | None) -> Iterator[list[
     return (session.note(step, item) or item for step, item in enumerate(items))  # type: ignore[func-returns-value]
 
 
-def filler(dataset: BufferedDataset) -> Callable[[int, Mapping[str, npt.NDArray[np.generic]]], int]:
-    def fill(index: int, out: Mapping[str, npt.NDArray[Any]]) -> int:
-        return getattr(dataset.read_into(index, out), "bytes_fetched", 0)
+def filler(dataset: BufferedDataset) -> Callable[[int, Mapping[str, npt.NDArray[np.generic]]], ReadStats | int]:
+    def fill(index: int, out: Mapping[str, npt.NDArray[Any]]) -> ReadStats | int:
+        return _stats_of(dataset.read_into(index, out))
 
     return fill
 
 
-def part_reader(dataset: Any) -> Callable[[int, Slot], int]:
+def _stats_of(found: Any) -> ReadStats | int:
+    return found if isinstance(found, ReadStats) else getattr(found, "bytes_fetched", 0)
+
+
+def part_reader(dataset: Any) -> Callable[[int, Slot], ReadStats | int]:
     # threads may still read ahead when the next epoch is set
     read = dataset.epoch_reader() if hasattr(dataset, "epoch_reader") else dataset.read_local
 
-    def fill(index: int, out: Slot) -> int:
+    def fill(index: int, out: Slot) -> ReadStats | int:
         out.part = part = read(index)
         fields = part if isinstance(part, Mapping) else getattr(part, "fields", {})
         out.nbytes = sum(values.nbytes for values in fields.values())
-        return getattr(getattr(part, "stats", None), "bytes_fetched", 0)
+        return _stats_of(getattr(part, "stats", None))
 
     return fill

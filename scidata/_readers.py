@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
+from scidata import _trace
 from scidata._buffers import BufferRing
 from scidata._copiers import HostCopier
 from scidata._peers import Ballot, Peers
@@ -17,8 +18,9 @@ from scidata._slots import SlotCopier, SlotRing
 
 __all__ = ["Copier", "Fill", "Readers", "Work", "copier_for", "shut_down"]
 
-#: Reads one sample, by its index, into the given arrays (or slot); returns the bytes it fetched, where it knows them.
-Fill: TypeAlias = Callable[[int, Any], int | None]
+#: Reads one sample, by its index, into the given arrays (or slot); returns a ReadStats, or the bytes it fetched, where
+#: it knows them.
+Fill: TypeAlias = Callable[[int, Any], Any]
 
 _JOIN_SECONDS = 5.0  # a read that hangs (a dead file system) must not hang the exit too
 TicketT = TypeVar("TicketT")
@@ -54,8 +56,8 @@ class Work:
     arrived: bool = False  # the consumer knows
     error: BaseException | None = None
     error_slot: int = -1
-    seconds: float = 0.0
-    fetched: int = 0
+    reads: list[tuple[Any, float]] = field(default_factory=list)  # what each fill returned, and its seconds
+    copy_seconds: float = 0.0
     bad: dict[int, BaseException] = field(default_factory=dict)  # places that may be left out
 
     def __post_init__(self) -> None:
@@ -134,11 +136,11 @@ class Readers(Generic[TicketT]):
 
     def _fill_slot(self, work: Work, slot: int) -> None:
         assert work.buffers is not None
-        began = time.perf_counter()
-        error, fetched = None, 0
+        began = time.perf_counter_ns()
+        error, found = None, None
         if work.error is None:
             try:
-                fetched = self.fill(work.item[slot], work.buffers.slot(slot)) or 0
+                found = self._traced_fill(work, slot) if _trace.active else self._fill(work, slot)
             except BaseException as e:  # raised by the consumer, at this item's turn
                 e.add_note(f"while reading sample {work.item[slot]} (number {slot} of batch {work.number})")
                 error = e
@@ -146,8 +148,7 @@ class Readers(Generic[TicketT]):
         if error is not None and not skip and self.peers is not None:
             self.peers.failed(work.number, error, ahead=True)
         with self._lock:
-            work.seconds += time.perf_counter() - began
-            work.fetched += fetched
+            work.reads.append((found, (time.perf_counter_ns() - began) / 1e9))
             if error is not None and skip:
                 work.bad[slot] = error
             elif error is not None and (work.error is None or slot < work.error_slot):
@@ -158,6 +159,18 @@ class Readers(Generic[TicketT]):
             self._vote(work)
             self.start_copy(work)
             self.results.put(work)
+
+    def _fill(self, work: Work, slot: int) -> Any:
+        return self.fill(work.item[slot], work.buffers.slot(slot))
+
+    def _traced_fill(self, work: Work, slot: int) -> Any:
+        index = work.item[slot]
+        _trace.set_sample(index)
+        try:
+            with _trace.span("sample", sample=index, batch=work.number):
+                return self._fill(work, slot)
+        finally:
+            _trace.set_sample(None)
 
     def _vote(self, work: Work) -> None:
         if self.ballot is not None and work.error is None:
@@ -177,10 +190,13 @@ class Readers(Generic[TicketT]):
             mine = work.filled and not work.started and work.error is None and work.number <= self._copy_up_to
             work.started = work.started or mine
         if mine:
+            began = time.perf_counter_ns()
             try:
-                work.ticket = self.copier.start(work.buffers)
+                with _trace.span("begin copy", batch=work.number, bytes=work.buffers.nbytes):
+                    work.ticket = self.copier.start(work.buffers)
             except BaseException as e:
                 work.error = e
+            work.copy_seconds = (time.perf_counter_ns() - began) / 1e9
 
     def release(self, work: Work) -> None:
         """Return the buffers of an item that nobody will get."""

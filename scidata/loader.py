@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -17,6 +16,8 @@ from torch.utils.data import IterableDataset, Sampler
 
 from scidata._batches import Batches, BufferedDataset, PartDataset, filler, items_of, noted, part_reader
 from scidata._copiers import DeviceCopier, HostCopier, PartCopier, SideStream, Staging
+from scidata._stats import LoaderStats
+from scidata._waiting import WaitWatch
 from scidata.ballot import CommonBallot, OwnBallot
 from scidata.combine import adopted
 from scidata.device_mesh import axis_size
@@ -215,7 +216,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 session.end()
             raise
         batched = self._auto_collation
-        return Batches(prefetcher, progress, session, dataset, self.collate_fn, batched=batched, device=device)
+        waiting = WaitWatch(self.num_workers, self.prefetch_factor or 0)
+        return Batches(
+            prefetcher, progress, session, dataset, self.collate_fn, batched=batched, device=device, waiting=waiting
+        )
 
     def _begin_session(self) -> Session | None:
         if not self.watch:
@@ -252,7 +256,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self,
         items: Iterator[list[int]],
         ring: BufferRing | SlotRing,
-        fill: Callable[[int, Any], int],
+        fill: Callable[[int, Any], Any],
         session: Session | None,
         **options: Any,
     ) -> Prefetcher:
@@ -345,13 +349,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             return progress_of(self.sampler, self._index_sampler)
         return self._progress
 
-    def stats(self) -> dict[str, float]:
-        """Return counts of what was handed out so far, over all iterators.
-
-        ``batches, samples, bytes`` (in the batches), ``bytes_fetched`` (from the store), ``read_seconds`` (summed over
-        threads), ``wait_seconds`` (that the caller of ``next`` waited), ``skipped`` (samples left out).
-        """
-        return asdict(self._stats)
+    def stats(self) -> LoaderStats:
+        """Return counts and times of what was handed out so far, over all iterators: a dict that prints as a table."""
+        return LoaderStats(self._stats, queue_capacity=self.prefetch_factor or 0)
 
 
 def _needs_agreement(dataset: BufferedDataset | PartDataset, shuffle: bool) -> bool:

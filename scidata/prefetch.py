@@ -22,14 +22,15 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from scidata import _trace
 from scidata._buffers import BufferRing, BufferSet
 from scidata._copiers import DeviceCopier, HostCopier, PartCopier, SideStream, Staging
 from scidata._peers import Ballot, Peers
 from scidata._readers import Copier, Fill, Readers, Work, copier_for, shut_down
 from scidata._slots import SlotCopier, SlotRing
+from scidata._stats import PrefetchStats
 from scidata.errors import ConfigError, ReadTimeoutError
 
 __all__ = [
@@ -52,22 +53,6 @@ __all__ = [
 _SLOW_SECONDS = 30.0  # after which a wait is warned of, where there is no timeout
 
 _log = logging.getLogger("scidata")
-
-
-@dataclass(slots=True)
-class PrefetchStats:
-    """Counts of what was handed over; ``read_seconds`` sums over threads, ``wait_seconds`` is the consumer's.
-
-    ``skipped`` counts samples that were left out because they could not be read.
-    """
-
-    batches: int = 0
-    samples: int = 0
-    bytes: int = 0
-    bytes_fetched: int = 0
-    read_seconds: float = 0.0
-    wait_seconds: float = 0.0
-    skipped: int = 0
 
 
 class Prefetcher(Iterator[tuple[list[int], Any]]):
@@ -173,6 +158,7 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
         if not self._pending:
             raise StopIteration
         head = self._pending[0]
+        self.stats.num_ready += sum(work.filled for work in self._pending)
         self._readers.allow_copies(head.number + 1)
         for work in list(self._pending)[:2]:
             self._readers.start_copy(work)
@@ -215,13 +201,17 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
 
     def _await(self, head: Work) -> None:
         began = time.perf_counter()
+        with _trace.span("wait", batch=head.number):
+            self._await_since(began, head)
+        self.stats.wait_seconds += time.perf_counter() - began
+
+    def _await_since(self, began: float, head: Work) -> None:
         if not self._num_workers and not head.arrived:
             self._readers.read_now(head)
         warned = False
         while not head.arrived:
             warned = self._receive(head, time.perf_counter() - began, warned)
         self._readers.start_copy(head)  # filled before it was allowed
-        self.stats.wait_seconds += time.perf_counter() - began
 
     def _receive(self, head: Work, waited: float, warned: bool) -> bool:
         """Wait for something to arrive; return whether the user was told that it takes long."""
@@ -279,8 +269,9 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
         self.stats.batches += bool(kept)
         self.stats.samples += len(kept)
         self.stats.bytes += head.buffers.nbytes
-        self.stats.bytes_fetched += head.fetched
-        self.stats.read_seconds += head.seconds
+        self.stats.copy_seconds += head.copy_seconds
+        for found, seconds in head.reads:
+            self.stats.count_read(found, seconds)
         self._pending.popleft()
         ticket, head.ticket, head.buffers = head.ticket, None, None
         tensors = self._readers.copier.finish(ticket)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from scidata import _trace
 from scidata._files import files
 from scidata.errors import MissingChunkError, ShortReadError
 from scidata.plan import ArrayPlan
@@ -20,7 +22,10 @@ from scidata.read.convert import Converter
 from scidata.read.copies import Copies
 from scidata.types import ChunkRefs, Decoding, IntArray, Source
 
-__all__ = ["Context", "ReadStats", "thread_scratch"]
+__all__ = ["COPY", "DECODE", "READ", "Context", "ReadStats", "Tally", "thread_scratch"]
+
+READ, DECODE, COPY = range(3)  # stages
+_STAGES = ("read", "decode", "copy")
 
 _thread = threading.local()
 
@@ -35,17 +40,58 @@ def thread_scratch() -> Scratch:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadStats:
-    """What a read did: bytes read from files, bytes that came out of decoding, ranged reads."""
+    """What a read did: bytes read from files, bytes that came out of decoding, ranged reads.
+
+    ``read_ns``, ``decode_ns`` and ``copy_ns`` (of values that do not come to lie where they belong at once, their
+    conversion included) are nanoseconds, summed over threads.
+    """
 
     bytes_fetched: int = 0
     bytes_decoded: int = 0
     num_reads: int = 0
+    read_ns: int = field(default=0, compare=False)
+    decode_ns: int = field(default=0, compare=False)
+    copy_ns: int = field(default=0, compare=False)
 
     def __add__(self, other: ReadStats) -> ReadStats:
         return ReadStats(
             bytes_fetched=self.bytes_fetched + other.bytes_fetched,
             bytes_decoded=self.bytes_decoded + other.bytes_decoded,
             num_reads=self.num_reads + other.num_reads,
+            read_ns=self.read_ns + other.read_ns,
+            decode_ns=self.decode_ns + other.decode_ns,
+            copy_ns=self.copy_ns + other.copy_ns,
+        )
+
+
+class Tally:
+    """What one thread has done so far; made for a run of tasks, since a ReadStats for each would cost more."""
+
+    __slots__ = ("_field", "_ns", "_sample", "_trace", "decoded", "fetched", "num_reads")
+
+    def __init__(self, context: Context) -> None:
+        self.fetched = self.decoded = self.num_reads = 0
+        self._ns = [0, 0, 0]
+        self._trace, self._field, self._sample = context.trace, context.layout.name, context.sample
+
+    def mark(self, stage: int, begin: int, nbytes: int) -> int:
+        """Count the time since ``begin`` to a stage; return the time now."""
+        now = time.perf_counter_ns()
+        self._ns[stage] += now - begin
+        if self._trace is not None:
+            self._trace.add(_STAGES[stage], begin, now, field=self._field, sample=self._sample, bytes=nbytes)
+        return now
+
+    def stats(self) -> ReadStats:
+        """Return the sums."""
+        read, decode, copy = self._ns
+        return ReadStats(
+            bytes_fetched=self.fetched,
+            bytes_decoded=self.decoded,
+            num_reads=self.num_reads,
+            read_ns=read,
+            decode_ns=decode,
+            copy_ns=copy,
         )
 
 
@@ -60,6 +106,8 @@ class Context:
         Bytes of one stored and of one destination value.
     kind
         All that tables of a plan's pattern depend on besides the plan.
+    trace, sample
+        What is recorded into, and the sample that the thread which made this reads; None where there is none.
     """
 
     def __init__(self, plan: ArrayPlan, out: npt.NDArray[Any], source: Source, decoding: Decoding | None) -> None:
@@ -70,6 +118,8 @@ class Context:
         self.out_view = self.out_bytes.data
         self.item, self.out_item = plan.layout.dtype.itemsize, out.dtype.itemsize
         self.kind = (self.out_item, self.convert.in_place)
+        self.trace = _trace.active
+        self.sample = None if self.trace is None else _trace.get_sample()
 
     @property
     def refs(self) -> ChunkRefs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from scidata.plan import ArrayPlan
 from scidata.plan.pieces import slice_of
 from scidata.plan.spans import chunk_shapes
 from scidata.read.codecs import largest_encoded
-from scidata.read.context import Context, ReadStats, thread_scratch
+from scidata.read.context import COPY, READ, Context, ReadStats, Tally, thread_scratch
 from scidata.read.run_encoded import EncodedRun
 from scidata.read.run_raw import RawRun
 from scidata.types import Decoding, IntArray, Source
@@ -102,16 +103,16 @@ class Execution:
 
     def run(self, tasks: Sequence[Task]) -> ReadStats:
         """Do some tasks."""
-        stats = ReadStats()
+        tally = Tally(self._context)
         raw = [row for kind, row in tasks if kind == "raw"]
         if raw and self._raw is not None:
-            stats += self._raw.run(raw)
+            self._raw.run(raw, tally)
         for kind, row in tasks if len(raw) < len(tasks) else ():
             if kind == "encoded" and self._encoded is not None:
-                stats += self._encoded.run(row)
+                self._encoded.run(row, tally)
             elif kind == "box":
-                stats += self._run_box(row)
-        return stats
+                self._run_box(row, tally)
+        return tally.stats()
 
     def _fill_absent(self) -> None:
         plan, layout, context = self._plan, self._plan.layout, self._context
@@ -132,7 +133,7 @@ class Execution:
             for p, i in zip(self._plan.pieces, self._plan.boxes.piece[box].tolist(), strict=True)
         )
 
-    def _run_box(self, box: int) -> ReadStats:
+    def _run_box(self, box: int, tally: Tally) -> None:
         """Read one box through the format's own library."""
         plan, layout, context, scratch = self._plan, self._plan.layout, self._context, thread_scratch()
         place = []
@@ -142,6 +143,11 @@ class Execution:
         piece = context.out.reshape(plan.out_shape)[self._dest_slices(box)]
         nbytes = piece.size * layout.dtype.itemsize
         raw = scratch.get("read", nbytes).view(layout.dtype).reshape(piece.shape)
+        now = time.perf_counter_ns()
         context.source.read_box(layout, tuple(place), raw)
+        now = tally.mark(READ, now, nbytes)
         context.convert.copy(piece, raw.view(context.convert.stored), scratch)
-        return ReadStats(bytes_fetched=nbytes, bytes_decoded=nbytes, num_reads=1)
+        tally.mark(COPY, now, nbytes)
+        tally.fetched += nbytes
+        tally.decoded += nbytes
+        tally.num_reads += 1

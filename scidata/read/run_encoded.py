@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -14,7 +15,7 @@ from scidata.plan.spans import Reads, dest_strides
 from scidata.plan.tables import EncodedChunks
 from scidata.read import blosc
 from scidata.read.codecs import Pipeline, Scratch, check_crc32c
-from scidata.read.context import Context, ReadStats, thread_scratch
+from scidata.read.context import COPY, DECODE, READ, Context, Tally, thread_scratch
 from scidata.read.copies import Copies, merge_copies
 from scidata.types import IntArray
 
@@ -108,17 +109,22 @@ class EncodedRun:
             made[mask, nbytes] = Pipeline(codecs, nbytes)
         return [made[key] for key in keys]
 
-    def run(self, row: int) -> ReadStats:
+    def run(self, row: int, tally: Tally) -> None:
         """Do one read."""
         context, reads, tables, scratch = self._context, self._reads, self._tables, thread_scratch()
         nbytes, items = int(reads.nbytes[row]), range(int(reads.bounds[row]), int(reads.bounds[row + 1]))
-        if self._in_place and all(tables.direct[i] for i in items):
-            decoded = self._read_checked(row, items, scratch)
-            return ReadStats(bytes_fetched=nbytes, bytes_decoded=decoded, num_reads=1)
         if all(map(self._reads_blocks, items)) and not is_url(context.refs.paths[reads.path_index[row]]):
-            return self._run_blocks(row, items, scratch)
+            self._run_blocks(row, items, scratch, tally)
+            return
+        tally.fetched += nbytes
+        tally.num_reads += 1
+        if self._in_place and all(tables.direct[i] for i in items):
+            self._read_checked(row, items, scratch, tally)
+            return
+        now = time.perf_counter_ns()
         buffer = scratch.get("read", nbytes)
         context.fetch(reads, row, [buffer], self._chunk_of)
+        now = tally.mark(READ, now, nbytes)
         values = buffer if self._in_place else scratch.get("values", tables.room[row])
         decoded = 0
         for i in items:
@@ -126,9 +132,11 @@ class EncodedRun:
                 decoded += self._decode(i, buffer[self._begin[i] : self._end[i]], values, scratch)
             except CorruptDataError as e:
                 raise self._named(i, e) from e
+        now = tally.mark(DECODE, now, decoded)
+        tally.decoded += decoded
         if tables.copies is not None:
             context.copy(tables.copies, row, values, scratch)
-        return ReadStats(bytes_fetched=nbytes, bytes_decoded=decoded, num_reads=1)
+            tally.mark(COPY, now, decoded)
 
     def _decode(self, i: int, data: _Bytes, values: _Bytes, scratch: Scratch) -> int:
         """Decode one chunk to its place; return the bytes decoded."""
@@ -148,9 +156,10 @@ class EncodedRun:
             pipeline.decode(data, dest, scratch)
         return pipeline.nbytes
 
-    def _read_checked(self, row: int, items: range, scratch: Scratch) -> int:
+    def _read_checked(self, row: int, items: range, scratch: Scratch, tally: Tally) -> None:
         """Read chunks that only carry a checksum straight into place, and the checksums beside."""
         context, begin, end, dest = self._context, self._begin, self._end, self._tables.dest
+        now = time.perf_counter_ns()
         sums = scratch.get("sums", 4 * len(items))
         buffers: list[Any] = []
         at = 0
@@ -164,6 +173,7 @@ class EncodedRun:
                 raise self._named(i, CorruptDataError(found))
             buffers += (context.out_view[dest[i] : dest[i] + size], sums[4 * k : 4 * k + 4])
         context.fetch(self._reads, row, buffers, self._chunk_of)
+        now = tally.mark(READ, now, at)
         decoded = 0
         for i, stored in zip(items, sums.view("<u4").tolist(), strict=True):
             stop = dest[i] + self._pipelines[i].nbytes
@@ -173,7 +183,8 @@ class EncodedRun:
                 raise self._named(i, e) from e
             context.finish(dest[i], stop, scratch)
             decoded += stop - dest[i]
-        return decoded
+        tally.mark(DECODE, now, decoded)
+        tally.decoded += decoded
 
     def _make_box_source(self) -> IntArray:
         plan, (strides, _) = self._context.plan, self._context.box_strides
@@ -205,22 +216,23 @@ class EncodedRun:
         """Say whether it pays to read no more of a chunk than the Blosc blocks that are wanted."""
         return self._tables.few[i] and self._pipelines[i].is_blosc and self._end[i] - self._begin[i] >= _BLOCKWISE_MIN
 
-    def _run_blocks(self, row: int, items: range, scratch: Scratch) -> ReadStats:
+    def _run_blocks(self, row: int, items: range, scratch: Scratch, tally: Tally) -> None:
         """Do one read of chunks of which some blocks are read and decoded."""
         values = scratch.get("values", self._tables.room[row])
-        stats = ReadStats()
         for i in items:
             slot = self._tables.slot[i]
             try:
-                stats += self._read_blocks(row, i, values[slot : slot + self._pipelines[i].nbytes], scratch)
+                self._read_blocks(row, i, values[slot : slot + self._pipelines[i].nbytes], scratch, tally)
             except CorruptDataError as e:
                 raise self._named(i, e) from e
         if self._tables.copies is not None:
+            now = time.perf_counter_ns()
             self._context.copy(self._tables.copies, row, values, scratch)
-        return stats
+            tally.mark(COPY, now, values.size)
 
-    def _read_blocks(self, row: int, i: int, dest: _Bytes, scratch: Scratch) -> ReadStats:
+    def _read_blocks(self, row: int, i: int, dest: _Bytes, scratch: Scratch, tally: Tally) -> None:
         """Read the block table of one chunk, then the blocks wanted, each to its own place in a buffer for all."""
+        now = time.perf_counter_ns()
         begin, encoded = self._begin[i], self._end[i] - self._begin[i]
         data = scratch.get("read", encoded)
         ranges = [[0, _HEAD]]
@@ -240,11 +252,13 @@ class EncodedRun:
             if stop > read:
                 ranges.append([max(start, read), stop])
                 fetch(*ranges[-1])
-        return ReadStats(
-            bytes_fetched=sum(stop - start for start, stop in ranges),
-            bytes_decoded=blosc.decode_blocks(data, header, needed, dest),
-            num_reads=len(ranges),
-        )
+        fetched = sum(stop - start for start, stop in ranges)
+        tally.fetched += fetched
+        tally.num_reads += len(ranges)
+        now = tally.mark(READ, now, fetched)
+        decoded = blosc.decode_blocks(data, header, needed, dest)
+        tally.mark(DECODE, now, decoded)
+        tally.decoded += decoded
 
     def _needed_blocks(self, i: int, header: blosc.ChunkHeader) -> npt.NDArray[np.bool_]:
         """Return which Blosc blocks of a chunk hold a wanted element: ``(num_blocks,)`` bool."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +13,7 @@ import numpy as np
 from scidata._files import files
 from scidata.plan.spans import Reads, Spans
 from scidata.read.codecs import Scratch
-from scidata.read.context import Context, ReadStats, thread_scratch
+from scidata.read.context import COPY, READ, Context, Tally, thread_scratch
 from scidata.read.copies import Copies, merge_copies
 from scidata.types import IntArray
 
@@ -54,8 +55,17 @@ class RawRun:
         self._path_index, self._offset = reads.path_index.tolist(), reads.offset.tolist()
         self._nbytes = reads.nbytes.tolist()
 
-    def run(self, rows: Sequence[int]) -> ReadStats:
+    def run(self, rows: Sequence[int], tally: Tally) -> None:
         """Do some reads."""
+        nbytes = sum(map(self._nbytes.__getitem__, rows))
+        tally.fetched += nbytes
+        tally.decoded += nbytes
+        tally.num_reads += len(rows)
+        if not all(map(self._tables.direct.__getitem__, rows)) or not self._context.convert.trivial:
+            for row in rows:  # other stages lie between
+                self._run_one(row, tally)
+            return
+        began = time.perf_counter_ns()
         paths, path_index, out, single = (
             self._context.refs.paths, self._path_index, self._context.out_view, self._tables.single,
         )  # fmt: skip
@@ -64,21 +74,26 @@ class RawRun:
             # the common case without a layer between: Python's calls would cost a tenth of a read of 512 KiB
             whole = single[row]
             if whole is None or not read_at_once(paths[path_index[row]], self._offset[row], out[whole]):
-                self._run_one(row)
-            elif not self._context.convert.trivial:
-                self._context.finish(whole.start, whole.stop, thread_scratch())
-        nbytes = sum(map(self._nbytes.__getitem__, rows))
-        return ReadStats(bytes_fetched=nbytes, bytes_decoded=nbytes, num_reads=len(rows))
+                self._read_direct(row, thread_scratch())
+        tally.mark(READ, began, nbytes)
 
-    def _run_one(self, row: int) -> None:
-        context, reads, scratch = self._context, self._reads, thread_scratch()
+    def _run_one(self, row: int, tally: Tally) -> None:
+        context, scratch, nbytes = self._context, thread_scratch(), self._nbytes[row]
+        now = time.perf_counter_ns()
         if self._tables.direct[row]:
             self._read_direct(row, scratch)
+            now = tally.mark(READ, now, nbytes)
+            if context.convert.trivial:
+                return
+            for i in range(self._tables.bounds[row], self._tables.bounds[row + 1]):
+                context.finish(self._tables.begin[i], self._tables.end[i], scratch)
         else:
             assert self._tables.copies is not None
-            buffer = scratch.get("read", self._nbytes[row])
-            context.fetch(reads, row, [buffer], self._chunk_of)
+            buffer = scratch.get("read", nbytes)
+            context.fetch(self._reads, row, [buffer], self._chunk_of)
+            now = tally.mark(READ, now, nbytes)
             context.copy(self._tables.copies, row, buffer, scratch)
+        tally.mark(COPY, now, nbytes)
 
     @cached_property
     def _chunk(self) -> IntArray:
@@ -136,9 +151,6 @@ class RawRun:
                 buffers.append(scratch.get("gap", tables.skip[i]))
             buffers.append(context.out_view[tables.begin[i] : tables.end[i]])
         context.fetch(self._reads, row, buffers, self._chunk_of)
-        if not context.convert.trivial:
-            for i in targets:
-                context.finish(tables.begin[i], tables.end[i], scratch)
 
     def _chunk_of(self, item: int) -> tuple[int, int]:
         chunk = int(self._chunk[item])

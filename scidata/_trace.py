@@ -1,0 +1,199 @@
+"""A record of what reader threads and the loop do and when, as a trace for Perfetto or chrome://tracing.
+
+Times are taken with ``perf_counter_ns`` and written on torch.profiler's clock, nanoseconds since 1970 less the file's
+``baseTimeNanoseconds``, so that both traces line up. While none is recorded, all that is left is a look at
+:data:`active`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from scidata.errors import ConfigError
+
+__all__ = ["Recorder", "active", "get_sample", "merge_traces", "set_sample", "span", "trace"]
+
+_MAX_EVENTS = 2_000_000  # some 500 MB of JSON, which no viewer likes
+
+#: What is recorded into now. Read it once for a piece of work, and keep what it was.
+active: Recorder | None = None
+
+_starting = threading.Lock()
+_here = threading.local()
+
+
+class Recorder:
+    """Events of all threads; adding one takes no lock."""
+
+    def __init__(self) -> None:
+        self._events: list[tuple[str, int, int, int, dict[str, Any]]] = []
+        self._names: dict[int, str] = {}
+        self._began = _clocks()
+        self.dropped = 0
+
+    def add(self, name: str, begin: int, end: int, **about: Any) -> None:
+        """Add what the calling thread did from ``begin`` to ``end`` (``perf_counter_ns``); None says nothing."""
+        if len(self._events) >= _MAX_EVENTS:
+            self.dropped += 1
+            return
+        thread = threading.current_thread()
+        tid = thread.native_id or 0
+        self._names[tid] = thread.name
+        self._events.append((name, tid, begin, end, {k: v for k, v in about.items() if v is not None}))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the trace in Chrome's format: ``ts`` and ``dur`` in µs."""
+        (unix, perf), (unix_end, perf_end) = self._began, _clocks()
+        rate = (unix_end - unix) / max(1, perf_end - perf)  # the system's clock may be adjusted meanwhile
+        pid = os.getpid()
+        events: list[dict[str, Any]] = [
+            {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
+            for tid, name in self._names.items()
+        ]
+        for name, tid, begin, end, about in list(self._events):
+            events.append(
+                {
+                    "ph": "X",
+                    "cat": "scidata",
+                    "name": name,
+                    "pid": pid,
+                    "tid": tid,
+                    "ts": round((begin - perf) * rate) / 1e3,
+                    "dur": round((end - begin) * rate) / 1e3,
+                    "args": about,
+                }
+            )
+        found: dict[str, Any] = {"displayTimeUnit": "ms", "baseTimeNanoseconds": unix, "traceEvents": events}
+        return found | ({"droppedEvents": self.dropped} if self.dropped else {})
+
+
+def _clocks() -> tuple[int, int]:
+    """Return the same moment as nanoseconds since 1970 and of ``perf_counter_ns``: the closest of a few tries."""
+    best: tuple[int, int, int] | None = None
+    for _ in range(5):
+        before, unix, after = time.perf_counter_ns(), time.time_ns(), time.perf_counter_ns()
+        if best is None or after - before < best[0]:
+            best = after - before, unix, (before + after) // 2
+    assert best is not None
+    return best[1], best[2]
+
+
+_nothing = nullcontext()
+
+
+def span(name: str, **about: Any) -> AbstractContextManager[None]:
+    """Record the block as an event, where a trace is being recorded. For what is done once a batch, not more often."""
+    return _nothing if active is None else _recorded(active, name, about)
+
+
+@contextmanager
+def _recorded(recorder: Recorder, name: str, about: dict[str, Any]) -> Iterator[None]:
+    begin = time.perf_counter_ns()
+    try:
+        yield
+    finally:
+        recorder.add(name, begin, time.perf_counter_ns(), **about)
+
+
+def set_sample(index: int | None) -> None:
+    """Say which sample the calling thread reads from now on."""
+    _here.sample = index
+
+
+def get_sample() -> int | None:
+    """Return the sample that the calling thread reads, where it is known."""
+    return getattr(_here, "sample", None)
+
+
+@contextmanager
+def trace(path: str | os.PathLike[str], *, torch_trace: str | os.PathLike[str] | None = None) -> Iterator[Recorder]:
+    """Record what the readers and loops of this process do, and write it for Perfetto (https://ui.perfetto.dev).
+
+    Events are ``sample`` (one sample in a reader thread), in it ``read``, ``decode`` and ``copy`` with field and
+    bytes; ``begin copy`` to the device; and in the loop's thread ``wait`` and ``transform``. Each costs microseconds.
+    Worker processes are not recorded.
+
+    Parameters
+    ----------
+    path
+        JSON, replaced where it exists; compressed where it ends in ``.gz``.
+    torch_trace
+        What ``torch.profiler.profile.export_chrome_trace`` has written by the end of the block; its events are put
+        into the same file, on one time axis.
+
+    Raises
+    ------
+    ConfigError
+        A trace is being recorded already.
+
+    Examples
+    --------
+    >>> with scidata.trace("all.json", torch_trace="torch.json"):
+    ...     with torch.profiler.profile() as profiler:
+    ...         train(loader)
+    ...     profiler.export_chrome_trace("torch.json")
+    """
+    global active  # noqa: PLW0603 - one for all threads, and a look at it is what everybody else pays
+    with _starting:
+        if active is not None:
+            raise ConfigError("scidata.trace: a trace is being recorded already; end it first")
+        active = recorder = Recorder()
+    try:
+        yield recorder
+    finally:
+        active = None
+        _save(recorder.to_json(), path)
+    if torch_trace is not None:
+        merge_traces([torch_trace, path], path)
+
+
+def merge_traces(paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) -> None:
+    """Write the events of several traces to one file, on the time axis of the first.
+
+    Parameters
+    ----------
+    paths
+        Of :func:`scidata.trace` and of torch.profiler, of one rank or several; JSON, or gzip of it.
+    out
+        May be one of them.
+
+    Raises
+    ------
+    ConfigError
+        A file that is no trace.
+    """
+    if not paths:
+        raise ConfigError("merge_traces: no traces are given")
+    merged, *others = [_load(path) for path in paths]
+    base = int(merged.get("baseTimeNanoseconds", 0))
+    for other in others:
+        shift = (int(other.get("baseTimeNanoseconds", 0)) - base) / 1e3
+        for event in other["traceEvents"]:
+            if "ts" in event:
+                event["ts"] = round(event["ts"] + shift, 3)
+        merged["traceEvents"] += other["traceEvents"]
+    _save(merged, out)
+
+
+def _load(path: str | os.PathLike[str]) -> dict[str, Any]:
+    data = Path(path).read_bytes()
+    try:
+        found = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+    except ValueError as e:
+        raise ConfigError(f"{os.fspath(path)}: not a trace ({e}); export it again") from e
+    if not isinstance(found, dict) or not isinstance(found.get("traceEvents"), list):
+        raise ConfigError(f"{os.fspath(path)}: not a trace: it has no list of traceEvents; export it again")
+    return found
+
+
+def _save(content: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    data = json.dumps(content, separators=(",", ":")).encode()
+    Path(path).write_bytes(gzip.compress(data) if os.fspath(path).endswith(".gz") else data)

@@ -79,7 +79,7 @@ class LoaderStats(dict[str, float]):
         self.queue_capacity = queue_capacity
 
     def __str__(self) -> str:
-        rows = [("", "seconds", "ms/sample", "MiB/s", "of the loop")]
+        rows: list[tuple[str, ...]] = [("", "seconds", "ms/sample", "MiB/s", "of the loop")]
         rows += [self._row(stage, counted) for stage, counted in _STAGES.items()]
         return "\n".join(
             [

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from scidata.dataset import ShardedDataset as ShardedDataset
     from scidata.device_mesh import init_mesh as init_mesh
     from scidata.index_map import IndexMap as IndexMap
+    from scidata.interop.dtensor import from_dtensor as from_dtensor
+    from scidata.interop.dtensor import to_dtensor as to_dtensor
+    from scidata.interop.physicsnemo import from_physicsnemo as from_physicsnemo
+    from scidata.interop.physicsnemo import to_physicsnemo as to_physicsnemo
     from scidata.irregular import IrregularDataset as IrregularDataset
     from scidata.irregular_sample import IrregularSample as IrregularSample
     from scidata.loader import DataLoader as DataLoader
@@ -57,6 +61,8 @@ _HOME = {
     "attention": "scidata.shard.attention_ways",
     "collate": "scidata.sample",
     "concat": "scidata.combine",
+    "from_dtensor": "scidata.interop.dtensor",
+    "from_physicsnemo": "scidata.interop.physicsnemo",
     "gather_v": "scidata.shard.collectives",
     "halo_exchange": "scidata.shard.graph",
     "indexed_all_to_all_v": "scidata.shard.collectives",
@@ -73,6 +79,8 @@ _HOME = {
     "shard_ops": "scidata.shard",
     "subset": "scidata.combine",
     "trace": "scidata._trace",
+    "to_dtensor": "scidata.interop.dtensor",
+    "to_physicsnemo": "scidata.interop.physicsnemo",
     "start_exchange": "scidata.shard.ops.graph",
 }
 

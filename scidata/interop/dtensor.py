@@ -1,0 +1,76 @@
+"""torch's ``DTensor``: to and from, without a copy, where the layout is one that a DTensor can have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from scidata.errors import ShardLayoutError
+from scidata.shard.spec import ShardSpec, axes_of
+from scidata.shard.tensor import ShardTensor
+
+__all__ = ["from_dtensor", "to_dtensor"]
+
+
+def to_dtensor(tensor: ShardTensor) -> DTensor:
+    """Return the same tensor as a ``DTensor`` on the same memory. No communication; gradients flow back.
+
+    A DTensor does not say how large its parts are: they are those of ``torch.chunk``, ``ceil(n / ranks)`` rows each
+    until none are left. 10 rows over 4 ranks are 3, 3, 3, 1 there, where ``bounds="even"`` gives 3, 3, 2, 2.
+
+    Raises
+    ------
+    ShardLayoutError
+        Parts of other sizes. Explicit bounds in ``open_dataset``, or ``redistribute`` to the sizes that the message
+        gives, make them fit.
+    """
+    spec = tensor.spec
+    for dim, axis in spec.sharded.items():
+        found, wanted = spec.sizes_of(axis), chunk_sizes(spec.global_shape[dim], spec.axes[axis].size)
+        if tuple(found) != wanted:
+            raise ShardLayoutError(
+                f"a DTensor's parts are those of torch.chunk: along dim {dim} it needs {wanted} rows, and this tensor "
+                f"has {tuple(found)}; redistribute it to those sizes, or open the data set with such bounds"
+            )
+    stride = torch.empty(spec.global_shape, device="meta").stride()
+    return DTensor.from_local(
+        tensor.to_local(),
+        tensor.device_mesh,
+        list(tensor.placements),
+        run_check=False,
+        shape=torch.Size(spec.global_shape),
+        stride=stride,
+    )
+
+
+def from_dtensor(tensor: DTensor) -> ShardTensor:
+    """Return a ``DTensor`` as a ShardTensor on the same memory. No communication; gradients flow back.
+
+    Raises
+    ------
+    ShardLayoutError
+        Not a DTensor, a placement other than ``Shard(dim)`` and ``Replicate()`` (``redistribute`` it first), two mesh
+        axes that shard one dim, or a local part that is not that of ``torch.chunk``. What ``DTensor.from_local`` makes
+        of uneven parts without a ``shape`` cannot be told: its ranks each believe in another global shape.
+    """
+    if not isinstance(tensor, DTensor):
+        raise ShardLayoutError(f"from_dtensor takes a DTensor, not {type(tensor).__name__}")
+    sizes: dict[int | str, Sequence[int]] = {}
+    for i, (axis, placement) in enumerate(zip(axes_of(tensor.device_mesh), tensor.placements, strict=True)):
+        if type(placement) not in (Shard, Replicate):
+            raise ShardLayoutError(
+                f"axis {axis.name!r}: placement {placement!r} has no counterpart; redistribute it to Shard(dim) or "
+                "Replicate() first"
+            )
+        if isinstance(placement, Shard):
+            sizes[i] = chunk_sizes(tensor.shape[placement.dim], axis.size)
+    spec = ShardSpec.even(tensor.device_mesh, tensor.placements, tensor.shape, sizes)
+    return ShardTensor(tensor.to_local(), spec)
+
+
+def chunk_sizes(num_rows: int, num_parts: int) -> tuple[int, ...]:
+    """Return the sizes that ``torch.chunk`` gives, with zeros for the parts that it leaves out."""
+    size = -(-num_rows // num_parts)
+    return tuple(min(size, max(0, num_rows - size * part)) for part in range(num_parts))

@@ -12,20 +12,20 @@ from typing import Any
 
 import torch
 import torch.utils.data
-from torch.utils.data import IterableDataset, Sampler
+from torch.utils.data import Sampler
 
+from scidata._arguments import check_dataset, check_sampler, default_sampler, has_buffers, needs_agreement, refuse
 from scidata._batches import Batches, BufferedDataset, PartDataset, filler, items_of, noted, part_reader
 from scidata._copiers import DeviceCopier, HostCopier, PartCopier, SideStream, Staging
 from scidata._stats import LoaderStats
 from scidata._waiting import WaitWatch
 from scidata.ballot import CommonBallot, OwnBallot
 from scidata.combine import adopted
-from scidata.device_mesh import axis_size
 from scidata.errors import ConfigError
 from scidata.prefetch import BufferRing, Prefetcher, PrefetchStats, SlotRing
 from scidata.progress import Progress, progress_of
 from scidata.sample import collate
-from scidata.sampler import DistributedSampler, check_state, fingerprint_of
+from scidata.sampler import check_state, fingerprint_of
 from scidata.watch import Session, Watch
 
 __all__ = ["BufferedDataset", "DataLoader", "PartDataset"]
@@ -63,8 +63,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         With a mesh: a :class:`scidata.DistributedSampler` with seed 0, so that all ranks agree; call :meth:`set_epoch`
         or every epoch has the same order. Without one: torch's random order.
     sampler, batch_sampler
-        Used as they are. Default, where the mesh has several dp ranks or ``shuffle`` asks for an order: a
-        :class:`scidata.DistributedSampler`, which pads to the same number of steps, or drops with ``drop_last``.
+        Used as they are. Default with a mesh: a :class:`scidata.DistributedSampler`, which pads to the same number of
+        steps, or drops with ``drop_last``.
     num_workers : int
         Reader threads, not processes. 0 reads in the calling thread, without reading ahead.
     collate_fn
@@ -125,19 +125,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         watch: bool = True,
     ) -> None:
         source = adopted(dataset)
-        _check_dataset(source)
-        ordered = sampler is None and batch_sampler is None and _needs_agreement(source, bool(shuffle))
-        if ordered and generator is not None:
-            raise ConfigError(
-                "generator: ranks must agree on the order, which a generator of each rank's own does not ensure; "
-                "pass sampler=DistributedSampler(dataset, mesh, seed=...)"
-            )
-        if ordered:
-            # drop_last belongs to both: the sampler then drops what does not fill a step of all ranks, so that every
-            # rank has as many batches as the others
-            sampler = DistributedSampler(
-                source, source.mesh, dp=source.dp_axis, shuffle=bool(shuffle), drop_last=drop_last
-            )
+        check_dataset(source)
+        if sampler is None and batch_sampler is None and needs_agreement(source):
+            sampler = default_sampler(source, shuffle=bool(shuffle), drop_last=drop_last, generator=generator)
             shuffle = None
         if collate_fn is None and (batch_size is not None or batch_sampler is not None):
             collate_fn = collate
@@ -161,36 +151,19 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             in_order=in_order,
         )
         self._source = source  # where samples come from: the data set, which may be hidden in torch's Subset
+        # to Accelerate: on a mesh, samples are dealt to the ranks already; its save_state() then saves state_dict()
+        self._is_accelerate_prepared = self.use_stateful_dataloader = source.mesh is not None
+        for given in (self.sampler, self.batch_sampler, getattr(self.batch_sampler, "sampler", None)):
+            check_sampler(given, source)
         self.device = None if device is None else torch.device(device)
-        self._refuse_process_options()
-        if self.device is not None and self.device.type not in ("cpu", "cuda"):
-            raise ConfigError(f"device={str(self.device)!r}: the loader copies to 'cuda', or leaves data on 'cpu'")
-        if on_error not in ("raise", "skip"):
-            raise ConfigError(f"on_error must be 'raise' or 'skip', not {on_error!r}")
         self.on_error = on_error
         self.watch = watch
         self._watch: Watch | None = None
+        refuse(self, source)
         self._stats = PrefetchStats()
         self._idle_rings: deque[BufferRing] = deque(maxlen=1)
         self._progress: Progress | None = None  # of the latest iteration, or of the next one where a state was loaded
         self._staging: Staging | None = None
-
-    def _refuse_process_options(self) -> None:
-        refused = {
-            "worker_init_fn": (self.worker_init_fn is not None, "there are no worker processes; leave it out"),
-            "multiprocessing_context": (self.multiprocessing_context is not None, "nothing is forked; leave it out"),
-            "persistent_workers": (self.persistent_workers, "threads cost nothing to start; leave it out"),
-            "timeout": (self.timeout > 0 and not self.num_workers, "num_workers=0 has none; leave it out"),
-            "in_order": (not self.in_order, "ranks of a domain would disagree on the sample; leave it out"),
-            "pin_memory_device": (self.pin_memory_device != "", "pass device= instead"),
-            "pin_memory": (
-                self.pin_memory and not _has_buffers(self._source) and str(self.device) in ("None", "cpu"),
-                "samples differ in size, and are pinned only on their way to device='cuda'; pass it, or leave it out",
-            ),
-        }
-        for name, (given, remedy) in refused.items():
-            if given:
-                raise ConfigError(f"{name}: reading is done by threads of this process: {remedy}")
 
     def check_worker_number_rationality(self) -> None:
         """Do nothing: torch warns of more worker processes than cores, but threads that wait for a disk need none."""
@@ -208,7 +181,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         progress = self._progress = self._unbegun()
         items = items_of(progress.items(), self._auto_collation)
         session = self._begin_session()
-        make = self._into_buffers if _has_buffers(dataset) else self._into_slots
+        make = self._into_buffers if has_buffers(dataset) else self._into_slots
         try:
             prefetcher = make(noted(items, session), device, session)
         except BaseException:
@@ -352,25 +325,3 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def stats(self) -> LoaderStats:
         """Return counts and times of what was handed out so far, over all iterators: a dict that prints as a table."""
         return LoaderStats(self._stats, queue_capacity=self.prefetch_factor or 0)
-
-
-def _needs_agreement(dataset: BufferedDataset | PartDataset, shuffle: bool) -> bool:
-    """Whether ranks would go different ways, or all the same way over dp, with torch's own samplers; or no mix."""
-    if getattr(dataset, "mixture", None) is not None:
-        return True
-    return dataset.mesh is not None and (shuffle or axis_size(dataset.mesh, dataset.dp_axis) > 1)
-
-
-def _has_buffers(dataset: Any) -> bool:
-    """Whether all samples have the same sizes, known beforehand."""
-    return hasattr(dataset, "buffer_specs")
-
-
-def _check_dataset(dataset: Any) -> None:
-    methods = ("read_into",) if _has_buffers(dataset) else ("read_local",)
-    missing = [name for name in (*methods, "assemble", "__len__") if not hasattr(dataset, name)]
-    if missing or isinstance(dataset, IterableDataset):
-        raise ConfigError(
-            f"scidata.DataLoader reads parts of samples, which {type(dataset).__name__} cannot do (it has no "
-            f"{', '.join(missing) or 'length'}); make it with scidata.open_dataset, or use torch.utils.data.DataLoader"
-        )

@@ -4,6 +4,7 @@
 from scidata.shard.ops import (  # noqa: F401
     attention,
     conv,
+    fft,
     graph,
     indexing,
     interpolate,

@@ -395,13 +395,33 @@ def bench(
     path: Annotated[str, typer.Argument(metavar="PATH", help="A local store.")],
     fields: Fields = None,
     repeats: Annotated[int, typer.Option(min=1, help="Timed rounds of each method.")] = 5,
+    pipeline: Annotated[
+        bool, typer.Option("--pipeline", help="Time a DataLoader instead, beside preadv and the decompressor.")
+    ] = False,
+    workers: Annotated[str | None, typer.Option(metavar="N,...", help="--pipeline: reader threads; 0,1,2,4.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="--pipeline: samples of a round; 20.")] = None,
+    step_ms: Annotated[
+        float | None, typer.Option(min=0, help="--pipeline: a step of the loop that waits; twice a read by default.")
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Time reading: plain slicing, the format's own library, scidata, and the preadv ceiling."""
+    """Time reading: plain slicing, the format's own library, scidata, and the preadv ceiling; or a whole loader."""
     from dataclasses import asdict
 
-    from scidata._cli.arguments import parse_names
+    from scidata._cli.arguments import parse_names, usage_error
+
+    if pipeline:
+        from scidata._cli.benching import run_pipeline
+
+        names = parse_names(fields or ()) or None
+        run_pipeline(
+            path, fields=names, workers=workers, samples=samples, step_ms=step_ms, repeats=repeats, as_json=as_json
+        )
+        return
+    for option, value in {"--workers": workers, "--samples": samples, "--step-ms": step_ms}.items():
+        if value is not None:
+            raise usage_error(option, "is for --pipeline.")
     from scidata._cli.output import print_json
     from scidata._cli.tables import print_bench
     from scidata.bench import bench_path

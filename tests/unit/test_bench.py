@@ -1,12 +1,16 @@
 """bench_path measures what it says; how fast that is, no test decides."""
 
+from contextlib import closing
+
 import h5py
 import numpy as np
 import pytest
 import zarr
 
+import scidata
 from scidata.bench import bench_path
 from scidata.errors import ConfigError, UnknownNameError
+from scidata.pipeline_bench import bench_pipeline, decompressors, plans_of, preadv_loop
 
 
 @pytest.fixture
@@ -52,3 +56,56 @@ def test_what_cannot_be_measured_is_refused(tmp_path, data):
         bench_path(path, repeats=0)
     with pytest.raises(ConfigError, match="local"):
         bench_path("s3://bucket/a.zarr")
+
+
+# -- pipelines -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compressors", [None, "auto"])
+def test_a_pipeline_of_a_grid(tmp_path, data, compressors):
+    path = str(tmp_path / "grid.zarr")
+    group = zarr.open_group(path, mode="w")
+    group.create_array("u", shape=data.shape, chunks=(1, 16, 50), dtype="f4", compressors=compressors)[:] = data
+    rows, step = bench_pipeline(path, num_samples=5, workers=(0, 2), step=1e-3, repeats=1)
+    assert step == 1e-3
+    assert [(r.method, r.num_workers) for r in rows] == [
+        ("loader", 0),
+        ("loader", 2),
+        ("preadv", None),
+        *([("decompress", None)] if compressors else []),
+    ]
+    assert all(r.wall > 0 and r.nbytes > 0 for r in rows)
+    assert [r.nbytes for r in rows if r.method != "preadv"] == [data[0].nbytes] * (3 if compressors else 2)
+    assert all(0 <= r.wait_share <= 1 for r in rows[:2])
+
+
+def test_a_pipeline_of_a_store(tmp_path):
+    raw, path = tmp_path / "cloud.h5", str(tmp_path / "cloud.store")
+    rng = np.random.default_rng(0)
+    with h5py.File(raw, "w") as f:
+        f["pos"], f["t"] = rng.random((900, 3)), rng.random(900).astype("f4")
+    scidata.partition(raw, path, kind="points")
+    rows, _ = bench_pipeline(path, num_samples=3, workers=(1,), repeats=1)
+    assert {r.method for r in rows} >= {"loader", "preadv"}
+    assert rows[0].nbytes >= 900 * 4
+
+
+def test_the_floors_do_what_they_are_compared_for(tmp_path, data):
+    path = make(tmp_path, "zarr", data)
+    with closing(scidata.open_dataset(path, fields=["u"])) as ds:
+        plans = plans_of(ds, [0, 1])
+        read, nbytes = preadv_loop(plans)
+        assert nbytes == np.mean([ds.plan(i).bytes_fetched for i in (0, 1)])
+        read(5)
+        decode, decoded = decompressors(plans)
+        assert decoded == data[0].nbytes
+        decode(5)
+
+
+def test_a_pipeline_that_cannot_be_measured_is_refused(tmp_path, data):
+    path = make(tmp_path, "h5", data)
+    for options in ({"num_samples": 0}, {"repeats": 0}, {"workers": ()}, {"workers": (-1,)}, {"step": -1.0}):
+        with pytest.raises(ConfigError, match="at least 1"):
+            bench_pipeline(path, **options)
+    with pytest.raises(ConfigError, match="local"):
+        bench_pipeline("s3://bucket/a.zarr")

@@ -434,6 +434,19 @@ def test_bench(store: str) -> None:
     assert run("bench", store, "--fields", "w").exit_code == 1
 
 
+def test_bench_of_a_pipeline(store: str) -> None:
+    options = ("bench", store, "--fields", "u", "--pipeline", "--samples", "3", "--repeats", "1", "--workers", "0,2")
+    found = run_json(*options, "--step-ms", "1.5")
+    assert found["step"] == 1.5e-3
+    names = [(row["method"], row["num_workers"]) for row in found["rows"]]
+    assert names[:3] == [("loader", 0), ("loader", 2), ("preadv", None)]
+    table = run(*options)
+    assert table.exit_code == 0
+    assert "loader, 2 threads" in table.stdout
+    assert run("bench", store, "--pipeline", "--workers", "two").exit_code == 2
+    assert run("bench", store, "--workers", "2").exit_code == 2
+
+
 def test_plan_of_a_raw_mesh_says_what_to_run_first(tmp_path: Path) -> None:
     path = tmp_path / "mesh.nc"
     with netCDF4.Dataset(path, "w") as f:

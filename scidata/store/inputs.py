@@ -21,7 +21,7 @@ _BLOCK = 4 << 20
 def describe_input(path: str) -> InputInfo:
     """Read a file, or all files below a folder, and describe what is in it.
 
-    It costs one read in sequence, about a second for each GB. Of a URL only the name is described.
+    It costs one read in sequence, and 2 s of CPU for each GB. Of a URL only the name is described.
     """
     if is_url(path):
         return InputInfo(name=_name(path), size=None, digest=None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -291,7 +292,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         epochs goes on.
         """
         progress = self._progress or self._unbegun()
-        return {"version": _VERSION, "fingerprint": fingerprint_of(self._source), "sampler": progress.state_dict()}
+        return {"version": _VERSION, "fingerprint": self._fingerprint, "sampler": progress.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state`` was saved: the next iteration has exactly the samples that its loop had not received.
@@ -306,15 +307,19 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             The state is of another data set, sampler, seed, order or ``drop_last``, or of a newer version.
         """
         check_state("the loader's state", state, {"version", "fingerprint", "sampler"}, _VERSION)
-        if state["fingerprint"] != fingerprint_of(self._source):
+        if state["fingerprint"] != self._fingerprint:
             raise ConfigError(
                 f"the loader's state is of another data set: its fingerprint was {state['fingerprint']!r} and is "
-                f"{fingerprint_of(self._source)!r}; open the same data set, or start an epoch afresh"
+                f"{self._fingerprint!r}; open the same data set, or start an epoch afresh"
             )
         self._progress = progress_of(self.sampler, self._index_sampler)
         self._progress.load_state_dict(state["sampler"])
         if hasattr(self._source, "set_epoch"):
             self._source.set_epoch(state["sampler"]["epoch"])
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return fingerprint_of(self._source)
 
     def _unbegun(self) -> Progress:
         """Return the place of the next iteration."""

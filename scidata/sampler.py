@@ -104,6 +104,7 @@ class DistributedSampler(_DistributedSampler[Any]):
         self.total_size = self.num_samples * num_replicas
         self.mesh = mesh
         self._fingerprint: str | None = None
+        self._digest = (-1, "")
         self._start = 0  # entries that the next iteration leaves out: a resumed epoch has had them
         self._dealt = 0  # entries that the present one has dealt, to all dp ranks together
         self._unchecked = check and mesh is not None
@@ -170,7 +171,7 @@ class DistributedSampler(_DistributedSampler[Any]):
             **self._identity(),
             "epoch": epoch,
             "consumed": max(self._start, self._dealt) if consumed is None else consumed,
-            "order": self._order.digest(epoch),
+            "order": self._digest_of(epoch),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -194,12 +195,17 @@ class DistributedSampler(_DistributedSampler[Any]):
                     f"same {what}, or start an epoch afresh"
                 )
         epoch, consumed = state["epoch"], state["consumed"]
-        if self._order.digest(epoch) != state["order"]:
+        if self._digest_of(epoch) != state["order"]:
             raise ConfigError(
                 f"the state is of another order of epoch {epoch}, although seed and data set are the same: weights, "
                 "sizes, group or ratios differ, or NumPy's random numbers; resume with what it was saved with"
             )
         self.epoch, self._start, self._dealt = epoch, consumed, 0
+
+    def _digest_of(self, epoch: int) -> str:
+        if self._digest[0] != epoch:  # a loop that saves its place in each step shall not pay for all samples each time
+            self._digest = epoch, self._order.digest(epoch)
+        return self._digest[1]
 
     def _identity(self) -> dict[str, Any]:
         """What must be the same for a place to mean the same."""

@@ -107,6 +107,7 @@ class Watch:
         if dp_axis is not None:
             same = same.select((mesh.mesh_dim_names or ()).index(dp_axis), self.dp_rank)
         self.leader = int(same.flatten()[0])
+        self.data = ("", "")  # fingerprint and name of the data set, once the thread has asked for them
         self.iteration = 0
         self.failed_in = 0  # the last iteration that an error has ended on this rank
         self._next_event = 0
@@ -178,7 +179,6 @@ class Session:
         self._describe = describe
         #: Called by the thread when there is something to raise: must make a waiting loop call :meth:`check`.
         self.wake: Callable[[], object] = lambda: None
-        self._data = ("", "")
         self._checksum = 0
         self._steps: dict[int, tuple[int, list[int]]] = {}
         self._latest = (-1, 0, [])  # type: tuple[int, int, list[int]]
@@ -262,10 +262,11 @@ class Session:
         watch = self._watch
         period = _PERIOD * max(1.0, len(watch.ranks) / _RANKS_A_PERIOD)
         process = ProcessId.own().to_json()
-        try:
-            self._data = self._describe()
-        except Exception as e:  # the loop will meet it too, or does not mind
-            self._data = "", f"a data set that cannot be named ({type(e).__name__})"
+        if not watch.data[1]:
+            try:
+                watch.data = self._describe()
+            except Exception as e:  # the loop will meet it too, or does not mind
+                watch.data = "", f"a data set that cannot be named ({type(e).__name__})"
         try:
             while True:
                 self._tick(process)
@@ -308,7 +309,7 @@ class Session:
         step, checksum, indices = self._latest
         record = {"state": state, "process": process, "beat": self._beat, "iteration": self._iteration, "at": self.at}
         record |= {"step": step, "checksum": checksum, "indices": indices[:8]}
-        record |= {"data": self._data[0], "name": self._data[1]}
+        record |= {"data": self._watch.data[0], "name": self._watch.data[1]}
         self._watch.store.set(f"rank/{self._watch.rank}", json.dumps(record))
 
     def _record(self, rank: int) -> Mapping[str, Any] | None:
@@ -334,7 +335,7 @@ class Session:
         """Compare with the first rank that reads the same samples, at a step that both have come to."""
         if leaders["iteration"] != self._iteration or self._disagreed:
             return
-        if leaders["data"] != self._data[0]:
+        if leaders["data"] != self._watch.data[0]:
             self._disagree(leaders, leaders["step"])
             return
         self._leaders = leaders if self._leaders is None else self._leaders  # wait for it, however far it goes ahead
@@ -349,12 +350,13 @@ class Session:
         self._disagreed = True
         own, watch = self._steps.get(step, (0, []))[1], self._watch
         first = f"sample {leaders['indices']} of {leaders['name']} ({leaders['data']})"
-        second = f"sample {own[:8]} of {self._data[1]} ({self._data[0]})"
+        second = f"sample {own[:8]} of {self._watch.data[1]} ({self._watch.data[0]})"
         where = f"in step {step}" if first != second else f"in a step before {step}, where both read {first}"
         text = (
             f"ranks {watch.leader} and {watch.rank}, which share their samples, read different ones {where}: rank "
             f"{watch.leader} {first}, rank {watch.rank} {second}; give both the same data set, and a sampler whose "
-            "order does not depend on the rank, such as scidata.DistributedSampler"
+            "order does not depend on the rank, such as scidata.DistributedSampler; or watch=False, where one rank "
+            "iterates by itself"
         )
         event = self._event("disagree", -1, text)
         watch.post(event)

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -297,7 +298,9 @@ def test_scripts_hear_of_each_other(tmp_path: Path, how: str) -> None:
     """Started by hand, as by srun, where no launcher ends the others; rank 0 keeps the store, and is killed with it."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(how=how, file=__file__))
-    port = str(20_000 + os.getpid() % 10_000)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
     root = str(Path(scidata.__file__).parents[1])
     ranks = []
     for rank in range(2):

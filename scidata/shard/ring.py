@@ -56,10 +56,9 @@ def _pass_on(buffer: Tensor, num_received: int, group: Group) -> Callable[[], Te
         operations.append(dist.P2POp(dist.irecv, received, group=group, group_peer=(rank - 1) % num_ranks))
     works = dist.batch_isend_irecv(operations) if operations else []
 
-    def wait() -> Tensor:
+    def wait(sent: Tensor = buffer) -> Tensor:  # which is kept until then
         for work in works:
             work.wait()
-        buffer.view(-1)  # kept until it is sent
         return received
 
     return wait
@@ -151,7 +150,7 @@ class _Ring(Function):
         query, key, value, mask, out, lse = ctx.saved_tensors
         layout: RingLayout = ctx.layout
         rank, num_ranks = group_rank(layout.group), len(layout.sizes)
-        d_query = torch.zeros_like(out, dtype=out.dtype) if out.shape == query.shape else out.new_zeros(query.shape)
+        grad, d_query = grad.contiguous(), out.new_zeros(query.shape)
         d_mask = torch.zeros_like(mask) if mask is not None and ctx.needs_input_grad[3] else None
         block = _packed(key, value)
         returns = None

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from scidata.shard.collectives import scatter_v as scatter_v
     from scidata.shard.graph import halo_exchange as halo_exchange
     from scidata.shard.ops.graph import start_exchange as start_exchange
+    from scidata.shard.parallel import no_sync as no_sync
     from scidata.shard.parallel import parallelize as parallelize
 
 __version__ = "0.1.0"
@@ -69,6 +70,7 @@ _HOME = {
     "init_mesh": "scidata.device_mesh",
     "merge_traces": "scidata._trace",
     "mix": "scidata.combine",
+    "no_sync": "scidata.shard.parallel",
     "open_dataset": "scidata.opening",
     "parallelize": "scidata.shard.parallel",
     "partition": "scidata.partitioning",

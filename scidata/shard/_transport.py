@@ -17,8 +17,10 @@ from scidata.errors import ConfigError
 
 __all__ = [
     "Group",
+    "SUM_IN",
     "all_reduce_max",
     "all_reduce_min",
+    "as_bytes",
     "broadcast",
     "call",
     "exchange",
@@ -33,7 +35,7 @@ __all__ = [
 Group: TypeAlias = dist.ProcessGroup | None
 
 # Sums of these are taken in a wider dtype: for the digits, and because gloo has no 16-bit integers.
-_SUM_IN = {
+SUM_IN = {
     torch.float16: torch.float32,
     torch.bfloat16: torch.float32,
     torch.int8: torch.int64,
@@ -72,7 +74,8 @@ def call(function: type[Function], *args: Any) -> Tensor:
     return result
 
 
-def _as_bytes(x: Tensor) -> Tensor:
+def as_bytes(x: Tensor) -> Tensor:
+    """Return the values as a flat row of bytes, a view where that can be."""
     flat = x.detach().resolve_conj().resolve_neg().contiguous().view(-1)
     return flat.as_strided(flat.shape, (1,)).view(torch.uint8)  # one element counts as contiguous with any stride
 
@@ -90,7 +93,7 @@ def exchange(parts: Sequence[Tensor], shapes: Sequence[Sequence[int]], group: Gr
     if group_size(group) == 1:
         return [parts[0].detach().clone()]
     dtype, device = parts[0].dtype, parts[0].device
-    outgoing = [_as_bytes(part) for part in parts]
+    outgoing = [as_bytes(part) for part in parts]
     send_counts = [len(part) for part in outgoing]
     recv_counts = [dtype.itemsize * torch.Size(shape).numel() for shape in shapes]
     received = torch.empty(sum(recv_counts), dtype=torch.uint8, device=device)
@@ -106,7 +109,7 @@ def broadcast(x: Tensor, src: int, group: Group) -> None:
     if group_size(group) == 1 or x.numel() == 0:
         return
     values = x.detach().contiguous()
-    dist.broadcast(_as_bytes(values), group=group, group_src=src)
+    dist.broadcast(as_bytes(values), group=group, group_src=src)
     if values.data_ptr() != x.data_ptr():
         x.detach().copy_(values)
 
@@ -126,7 +129,7 @@ def gather(x: Tensor, sizes: tuple[int, ...], dim: int, group: Group) -> Tensor:
         padded = rows.new_zeros((longest, *rest))
         padded[: len(rows)] = rows
     gathered = torch.empty((len(sizes), longest, *rest), dtype=x.dtype, device=x.device)
-    _all_gather(gathered.view(-1).view(torch.uint8), _as_bytes(padded), group=group)
+    _all_gather(gathered.view(-1).view(torch.uint8), as_bytes(padded), group=group)
     if min(sizes) == longest:
         return gathered.flatten(0, 1).movedim(0, dim).contiguous()
     return torch.cat([part[:size].movedim(0, dim) for part, size in zip(gathered, sizes, strict=True)], dim)
@@ -139,12 +142,12 @@ def reduce_scatter(x: Tensor, sizes: tuple[int, ...], dim: int, group: Group) ->
     """
     own = with_dim(x.shape, dim, sizes[group_rank(group)])
     parts = exchange(torch.split(x, list(sizes), dim), [own] * len(sizes), group)
-    return torch.stack(parts).sum(0, dtype=_SUM_IN.get(x.dtype, x.dtype)).to(x.dtype)
+    return torch.stack(parts).sum(0, dtype=SUM_IN.get(x.dtype, x.dtype)).to(x.dtype)
 
 
 def reduce(x: Tensor, op: Any, group: Group) -> Tensor:
     """Return the elementwise reduction of all ranks' ``x`` in a new contiguous tensor. Collective."""
-    wide = torch.empty_like(x, dtype=_SUM_IN.get(x.dtype, x.dtype), memory_format=torch.contiguous_format)
+    wide = torch.empty_like(x, dtype=SUM_IN.get(x.dtype, x.dtype), memory_format=torch.contiguous_format)
     wide.copy_(x.detach())
     if wide.numel() > 0:
         dist.all_reduce(torch.view_as_real(wide) if wide.is_complex() else wide, op, group=group)

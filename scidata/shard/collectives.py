@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from scidata.errors import ConfigError, ShardLayoutError
+from scidata.shard._deferred import is_deferred, replicate_deferred
 from scidata.shard._transport import (
     Group,
     all_reduce_max,
@@ -165,8 +166,11 @@ reduce_from_shards = all_reduce_sum
 def replicate_to_shards(x: Tensor, groups: Sequence[Group]) -> Tensor:
     """Say that a replicated value meets shards: forward the identity, backward a sum over each group.
 
-    This is what makes the ``.grad`` of a plain parameter the full gradient on each rank. Collective in backward.
+    This is what makes the ``.grad`` of a plain parameter the full gradient on each rank. Collective in backward,
+    except for parameters of a parallelized model, whose sums are those of ``parallelize``.
     """
+    if is_deferred(x):
+        return replicate_deferred(x, groups)
     for group in groups:
         if group_size(group) > 1 and (x.is_floating_point() or x.is_complex()):
             x = call(_ReplicateToShards, x, group)
@@ -264,6 +268,9 @@ def slice_to_shard(x: Tensor, sizes: Sequence[int], dim: int, group: Group) -> T
     _check_whole(x.shape, checked, dim)
     if group_size(group) == 1:
         return x
+    if is_deferred(x):
+        rank = group_rank(group)
+        return replicate_deferred(x, [group]).narrow(dim, sum(checked[:rank]), checked[rank]).clone()
     return call(_Slice, x, checked, dim, group)
 
 

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from scidata.bounds import halo_widths
 from scidata.errors import ShardLayoutError, UnsupportedShardOp
 from scidata.shard import moves
+from scidata.shard._compile import keep_out_of_graphs
 from scidata.shard.halo import halo_exchange_dim
 from scidata.shard.ops.registry import HANDLERS, KEEPS_REPLICATED, Handler, op_name, unsupported
 from scidata.shard.spec import HaloDim, ShardSpec
@@ -115,6 +116,7 @@ class ShardTensor(Tensor):
         """
         if isinstance(local, ShardTensor):
             raise ShardLayoutError("from_local takes this rank's plain part, not a ShardTensor; use redistribute()")
+        keep_out_of_graphs()
         if isinstance(sharding_shapes, str):
             if sharding_shapes != "infer":
                 raise ShardLayoutError(f'sharding_shapes must be "infer" or a dict of shapes, not {sharding_shapes!r}')
@@ -140,6 +142,7 @@ class ShardTensor(Tensor):
         ShardLayoutError
             ``padded`` does not have the owned shape plus its halo.
         """
+        keep_out_of_graphs()
         wanted = {dim % spec.ndim: widths for dim, widths in halo.items()}
         shape, owned = list(spec.local_shape), padded
         below = {}

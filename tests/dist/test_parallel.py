@@ -3,8 +3,8 @@
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
-from torch.nn.parallel import DistributedDataParallel
 
 from scidata.device_mesh import axis_rank, axis_size, domain_mesh, init_mesh
 from scidata.errors import ConfigError
@@ -39,11 +39,9 @@ def trains(rank, num_ranks, domain):
     mesh = init_mesh(domain=domain)
     dp, num_dp = axis_rank(mesh, "dp"), axis_size(mesh, "dp")
     model = parallelize(Model(seed=rank), mesh)  # other weights on each rank: those of rank 0 count
-    assert isinstance(model, DistributedDataParallel) == (num_dp > 1)
     reference = Model(seed=0)
-    bare = model.module if num_dp > 1 else model
     for name, value in reference.state_dict().items():
-        assert torch.equal(bare.state_dict()[name], value), name
+        assert torch.equal(model.state_dict()[name], value), name
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     expected = torch.optim.SGD(reference.parameters(), lr=0.1)
     sizes = SIZES[domain]
@@ -59,7 +57,7 @@ def trains(rank, num_ranks, domain):
         torch.testing.assert_close(loss.detach(), losses[dp].detach(), rtol=1e-12, atol=1e-12)
         expected.zero_grad()
         (sum(losses) / num_dp).backward()
-        for (name, got), want in zip(bare.named_parameters(), reference.parameters(), strict=True):
+        for (name, got), want in zip(model.named_parameters(), reference.parameters(), strict=True):
             torch.testing.assert_close(got.grad, want.grad, rtol=1e-12, atol=1e-14, msg=name)
         optimizer.step()
         expected.step()
@@ -93,7 +91,7 @@ def keeps_odd_tensors(rank, num_ranks):
     model.register_buffer("phase", torch.full((2,), complex(rank, 1)))
     model.requires_grad_(False)
     stride = model.conv.weight.stride()
-    assert parallelize(model, init_mesh()) is model  # nothing to learn: nothing for DDP to do
+    assert parallelize(model, init_mesh()) is model
     assert model.conv.weight.stride() == stride
     assert model.tied.weight is model.conv.weight
     assert model.small.item() == 0
@@ -116,8 +114,27 @@ def refuses(rank, num_ranks):
         parallelize(nn.Linear(2, 2, device="meta"), mesh)
     with pytest.raises(ConfigError, match="not initialised"):
         parallelize(nn.LazyLinear(2), mesh)
-    with pytest.raises(ConfigError, match=r"must be 'ddp', not 'fsdp' \(planned"):
-        parallelize(nn.Linear(2, 2), mesh, strategy="fsdp")
+    with pytest.raises(ConfigError, match=r"must be 'ddp' or 'fsdp', not 'fspd'; did you mean 'fsdp'"):
+        parallelize(nn.Linear(2, 2), mesh, strategy="fspd")
+    with pytest.raises(ConfigError, match="are for strategy='fsdp'"):
+        parallelize(nn.Linear(2, 2), mesh, units=(nn.Linear,))
+    for strategy in ("ddp", "fsdp"):
+        model = parallelize(nn.Linear(2, 2), mesh, strategy=strategy)
+        with pytest.raises(ConfigError, match="call parallelize once|takes plain parameters"):
+            parallelize(model, mesh)
+    scalar = nn.Module()
+    scalar.gain = nn.Parameter(torch.tensor(1.0))
+    with pytest.raises(ConfigError, match="cannot shard parameter 'gain', which has no dims"):
+        parallelize(scalar, mesh, strategy="fsdp")
+    tied = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    tied[1].weight = tied[0].weight
+    with pytest.raises(ConfigError, match="'0' cannot be a unit: it shares parameter 'weight'"):
+        parallelize(tied, mesh, strategy="fsdp", units=(nn.Linear,))
+    with pytest.raises(ConfigError, match=r"no module inside the model is one of \['Conv1d'\]"):
+        parallelize(nn.Sequential(nn.Linear(2, 2)), mesh, strategy="fsdp", units=(nn.Conv1d,))
+    without_dp = init_device_mesh("cpu", (2,), mesh_dim_names=("domain",))
+    with pytest.raises(ConfigError, match="shards over the dp axis, and the mesh has none"):
+        parallelize(nn.Linear(2, 2), without_dp, strategy="fsdp")
 
 
 def test_refusals_are_alike_on_all_ranks():

@@ -1,0 +1,217 @@
+"""``parallelize``: one model on a dp × domain mesh, its weights equal on all ranks and its gradients exact.
+
+The gradient of one process is the sum over the domain of what its shards give, averaged over dp. Both are done at once,
+by one mean over all ranks of both: see ``scidata/shard/_deferred.py``.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parameter import is_lazy
+
+from scidata.device_mesh import axes_of, axis_size
+from scidata.errors import ConfigError, near_matches
+from scidata.shard._compile import keep_out_of_graphs
+from scidata.shard._deferred import defer
+from scidata.shard._transport import broadcast
+from scidata.shard.agreement import check_agreement
+from scidata.shard.parallel.buckets import GradientBuckets
+from scidata.shard.parallel.buffers import ChangingBuffers
+
+__all__ = ["no_sync", "parallelize"]
+
+_STRATEGIES = ("ddp", "fsdp")
+
+#: What averages the gradients of a model with strategy "ddp".
+_BUCKETS: weakref.WeakKeyDictionary[nn.Module, GradientBuckets] = weakref.WeakKeyDictionary()
+
+
+def parallelize(
+    model: nn.Module,
+    mesh: DeviceMesh | None,
+    *,
+    strategy: str = "ddp",
+    dp: str | None = "dp",
+    domain: str | Sequence[str] | None = None,
+    bucket_bytes: int = 25 * 2**20,
+    units: Sequence[type[nn.Module]] | None = None,
+    fsdp_options: Mapping[str, Any] | None = None,
+) -> nn.Module:
+    """Make the weights equal on all ranks, and keep them so. Collective.
+
+    Parameters and buffers are taken from the first rank of the mesh. After ``backward()`` the gradients are those of
+    one process on whole samples, averaged over the dp axis: clipping, scaling for mixed precision and optimizers are
+    written as for one process. Wrap the backward passes of all but the last of several micro-batches in
+    :func:`no_sync`. Buffers that a training step changes are afterwards those of the first rank.
+
+    Gradients taken by ``torch.autograd.grad`` are those of this dp rank's own samples.
+
+    Parameters
+    ----------
+    model
+        On the mesh's device, its parameters plain tensors; changed in place. All that is to be trained requires grad;
+        what is to be frozen later may be.
+    mesh
+        None returns the model as it is.
+    strategy
+        ``"ddp"``: every rank holds all parameters, which stay plain tensors. Gradients are averaged in buckets while
+        backward goes on. Parameters that no rank used keep ``grad=None``. Every backward pass has to reach one
+        parameter or more on every rank.
+
+        ``"fsdp"``: FSDP2's ``fully_shard`` over the dp axis: parameters, their gradients and an optimizer's moments are
+        DTensors, of which each dp rank holds a part. Make the optimizer afterwards. Ranks use the same parameters.
+    dp, domain
+        Axis names, as in :func:`~scidata.device_mesh.axes_of`.
+    bucket_bytes
+        Size of a bucket of ``"ddp"``, bytes.
+    units
+        For ``"fsdp"``, classes of modules that are gathered and freed as one. Default: the entries of ``ModuleList``
+        and ``Sequential`` that hold a MiB of parameters or more.
+    fsdp_options
+        More arguments for ``fully_shard``: ``mp_policy``, ``reshard_after_forward``, ``offload_policy``.
+
+    Returns
+    -------
+    nn.Module
+        The model.
+
+    Raises
+    ------
+    ConfigError
+        Unknown strategy, a model that was parallelized before, parameters on another device or not initialised, or
+        that differ between ranks in name, shape or dtype; the latter on every rank. ``"fsdp"`` without a dp axis, with
+        a parameter that has no dims, or units that share parameters with others.
+    """
+    if strategy not in _STRATEGIES:
+        raise ConfigError(f"strategy must be 'ddp' or 'fsdp', not {strategy!r}{near_matches(strategy, _STRATEGIES)}")
+    if strategy != "fsdp" and (units is not None or fsdp_options):
+        raise ConfigError("units and fsdp_options are for strategy='fsdp'")
+    if mesh is None:
+        return model
+    keep_out_of_graphs(load=True)
+    dp_axis, domain_axes = axes_of(mesh, dp=dp, domain=domain)
+    axes = (*(() if dp_axis is None else (dp_axis,)), *domain_axes)
+    tensors = dict(_named_tensors(model))
+    check_agreement("the model", {n: _describe(t) for n, t in tensors.items()}, mesh, axes)
+    if model in _BUCKETS:
+        raise ConfigError("the model was parallelized before; call parallelize once, on a model of plain parameters")
+    for name, tensor in tensors.items():
+        _check(name, tensor, mesh.device_type)
+    # Axis after axis: each rank ends with the weights of the mesh's first rank.
+    groups = [mesh.get_group(axis) for axis in axes]
+    for group in groups:
+        for tensor in tensors.values():
+            broadcast(tensor, 0, group)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if strategy == "fsdp":
+        _fsdp(model, mesh, dp_axis, domain_axes, units, fsdp_options or {}, ChangingBuffers(model, groups))
+    elif trained and any(axis_size(mesh, axis) > 1 for axis in axes):
+        buffers = ChangingBuffers(model, groups)
+        group = _joint_group(mesh, axes)
+        _BUCKETS[model] = GradientBuckets(dict(model.named_parameters()), group, bucket_bytes, buffers.send)
+        for parameter in trained:
+            defer(parameter)
+    return model
+
+
+def _fsdp(
+    model: nn.Module,
+    mesh: DeviceMesh,
+    dp_axis: str | None,
+    domain_axes: Sequence[str],
+    units: Sequence[type[nn.Module]] | None,
+    options: Mapping[str, Any],
+    buffers: ChangingBuffers,
+) -> None:
+    from scidata.shard.parallel.fsdp import shard_fully  # FSDP takes its time to import
+
+    if dp_axis is None:
+        raise ConfigError("strategy='fsdp' shards over the dp axis, and the mesh has none; use strategy='ddp'")
+    if not any(True for _ in model.parameters()):
+        return
+    dp_group, replicas = mesh.get_group(dp_axis), [a for a in domain_axes if axis_size(mesh, a) > 1]
+    if not replicas:
+        shard_fully(model, mesh[dp_axis] if mesh.ndim > 1 else mesh, units, options, buffers)
+        return
+    part = mesh[(dp_axis, *replicas)] if set(mesh.mesh_dim_names or ()) != {dp_axis, *replicas} else mesh
+    names = part.mesh_dim_names or ()
+    ranks = part.mesh.movedim(names.index(dp_axis), -1).flatten(0, -2)
+    both = DeviceMesh.from_group(
+        [_joint_group(mesh, replicas), dp_group], mesh.device_type, ranks, mesh_dim_names=("domain", dp_axis)
+    )
+    shard_fully(model, both, units, options, buffers)
+
+
+def _joint_group(mesh: DeviceMesh, axes: Sequence[str]) -> dist.ProcessGroup:
+    """Return the group of all ranks along several axes; it is made where there is none yet. Collective."""
+    long = [axis for axis in axes if axis_size(mesh, axis) > 1] or list(axes[:1])
+    if len(long) == 1:
+        return mesh.get_group(long[0])
+    if math.prod(axis_size(mesh, axis) for axis in long) == dist.get_world_size():
+        return dist.group.WORLD  # type: ignore[return-value]
+    return mesh[tuple(long)]._flatten().get_group()
+
+
+def no_sync(model: nn.Module) -> AbstractContextManager[None]:
+    """Let the gradients of backward passes inside add up on each rank, for the next one outside to average.
+
+    For gradient accumulation: all micro-batches but the last. Inside, ``.grad`` means nothing yet. Does nothing for a
+    model without other ranks.
+
+    Parameters
+    ----------
+    model
+        What :func:`parallelize` returned, compiled or not.
+    """
+    model = getattr(model, "_orig_mod", model)
+    buckets = _BUCKETS.get(model)
+    if buckets is not None:
+        return buckets.put_off()
+    return _without_fsdp_sync(model) if hasattr(model, "set_requires_gradient_sync") else nullcontext()
+
+
+@contextmanager
+def _without_fsdp_sync(model: Any) -> Iterator[None]:
+    model.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        model.set_requires_gradient_sync(True)
+
+
+def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _describe(tensor: Tensor) -> str:
+    if is_lazy(tensor):
+        return "not initialised"
+    grad = "" if tensor.requires_grad else ", no gradient"
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)} on {tensor.device.type}{grad}"
+
+
+def _check(name: str, tensor: Tensor, device_type: str) -> None:
+    if is_lazy(tensor):
+        raise ConfigError(f"parameter {name!r} is not initialised; run the lazy module once before parallelize")
+    if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
+        raise ConfigError(f"parameter {name!r} is a {type(tensor).__name__}; parallelize takes plain parameters")
+    if tensor.device.type != device_type:
+        raise ConfigError(
+            f"parameter {name!r} is on {tensor.device}, but the mesh communicates on {device_type}; move the model "
+            f"with .to({device_type!r}) first"
+        )
+    if device_type == "cuda" and tensor.device.index != torch.cuda.current_device():
+        raise ConfigError(
+            f"parameter {name!r} is on {tensor.device}, but this rank's GPU is {torch.cuda.current_device()}; move the "
+            "model with .to('cuda') after init_mesh"
+        )

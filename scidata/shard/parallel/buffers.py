@@ -1,0 +1,50 @@
+"""Buffers that change in training, such as running statistics, kept the same on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from scidata.shard._transport import Group, as_bytes, broadcast
+
+__all__ = ["ChangingBuffers"]
+
+
+class ChangingBuffers:
+    """Sends the first rank's buffers to the others, those that have changed since the last time.
+
+    All ranks change the same ones, as they run the same program.
+    """
+
+    def __init__(self, model: nn.Module, groups: Sequence[Group]) -> None:
+        self._groups = groups
+        self._places = [(module, name) for module in model.modules() for name in module._buffers]
+        self._seen = [(buffer, _version(buffer)) for buffer in self._buffers()]
+
+    def _buffers(self) -> list[Tensor | None]:
+        return [module._buffers.get(name) for module, name in self._places]
+
+    @torch.no_grad()
+    def send(self) -> None:
+        """Make them equal. Collective where any has changed: one broadcast an axis."""
+        found = [(buffer, _version(buffer)) for buffer in self._buffers()]
+        changed = {
+            id(buffer): buffer
+            for (buffer, version), (before, seen) in zip(found, self._seen, strict=True)
+            if type(buffer) in (Tensor, nn.Buffer) and (buffer is not before or version != seen)
+        }
+        buffers = [buffer for buffer in changed.values() if buffer is not None and buffer.numel()]
+        if buffers:
+            packed = torch.cat([as_bytes(buffer) for buffer in buffers])
+            for group in self._groups:
+                broadcast(packed, 0, group)
+            parts = torch.split(packed, [buffer.numel() * buffer.element_size() for buffer in buffers])
+            for buffer, part in zip(buffers, parts, strict=True):
+                buffer.copy_(part.clone().view(buffer.dtype).view(buffer.shape))  # cloned: bytes lie at odd offsets
+        self._seen = [(buffer, _version(buffer)) for buffer in self._buffers()]
+
+
+def _version(buffer: Tensor | None) -> int:
+    return -1 if buffer is None or buffer.is_inference() else buffer._version

@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from tqdm import tqdm
 
@@ -120,6 +121,11 @@ def average(value: Tensor, mesh: DeviceMesh) -> float:
     return value.item() / mesh["dp"].size()
 
 
+def whole_of(value: Tensor) -> Tensor:
+    """Return the whole of what FSDP has spread over the ranks."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
 # -- checkpoints ---------------------------------------------------------------------------------------------------
 
 
@@ -148,7 +154,7 @@ def save(
     loader: scidata.DataLoader,
     stats: dict[str, Tensor],
 ) -> None:
-    """Write a checkpoint, all ranks together: each tensor is the same on all of them and is written once."""
+    """Write a checkpoint, all ranks together: what is the same on all of them is written once."""
     weights, moments = get_state_dict(model, optimizer)
     state = {"model": weights, "optimizer": moments, "progress": progress.to_tensor(), "stats": stats, "loader": loader}
     dcp.save(state, checkpoint_id=str(folder / f"step_{progress.step:08d}"))
@@ -190,7 +196,8 @@ class Training:
         torch.manual_seed(args.seed)  # the same first weights on every rank
         model = ViT(len(channel_names(self.ds)), grid, args.patch, dim=args.dim, depth=args.depth, heads=args.heads)
         self.model = model.to(self.device, self.dtype)
-        self.replica = scidata.parallelize(self.model, self.mesh)  # scidata
+        self.single = copy.deepcopy(self.model) if args.check else None
+        scidata.parallelize(self.model, self.mesh, strategy=args.strategy)  # scidata
         order = scidata.DistributedSampler(self.ds, self.mesh, seed=args.seed)  # scidata
         self.loader = self.load_from(self.ds, order, args.batch_size)
         self.progress = Progress()
@@ -274,10 +281,10 @@ class Training:
             group["lr"] = rate
         amp = torch.autocast(args.device, torch.bfloat16) if args.amp else nullcontext()
         with amp:
-            loss = self.loss(self.replica, batch)
+            loss = self.loss(self.model, batch)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        if args.clip is not None:  # every rank holds the whole gradient, so the norm needs no communication
+        if args.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), args.clip)
         self.optimizer.step()
         progress.step += 1
@@ -309,9 +316,10 @@ class Training:
         """Compare loss and gradients of the first global batch with one process that reads the whole samples."""
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
         self.normalise()
-        single = copy.deepcopy(self.model)
+        single = self.single
+        assert single is not None
         batch = next(iter(self.loader))
-        loss = self.loss(self.replica, batch)
+        loss = self.loss(self.model, batch)
         loss.backward()
         parts: list[Any] = [None] * self.num_dp
         dist.all_gather_object(parts, batch.index, group=self.mesh.get_group("dp"))
@@ -321,7 +329,7 @@ class Training:
         expected = self.loss(single, whole)
         expected.backward()
 
-        pairs = [(p.grad, q.grad) for p, q in zip(self.model.parameters(), single.parameters(), strict=True)]
+        pairs = [(whole_of(p.grad), q.grad) for p, q in zip(self.model.parameters(), single.parameters(), strict=True)]
         scale = torch.stack([q.abs().max() for _, q in pairs]).max()
         gradient_error = torch.stack([(p - q).abs().max() for p, q in pairs]).max() / scale
         loss_error = (average(loss, self.mesh) - expected.detach()).abs() / expected.detach().abs()
@@ -364,6 +372,7 @@ def parse(argv: list[str] | None) -> tuple[argparse.ArgumentParser, argparse.Nam
     parser.add_argument("--weight-decay", type=float, default=0.05)
     parser.add_argument("--clip", type=float, help="largest norm of the gradient")
     parser.add_argument("--amp", action="store_true", help="bfloat16 autocast; weights stay in --dtype")
+    parser.add_argument("--strategy", choices=["ddp", "fsdp"], default="ddp", help="fsdp shards weights over dp ranks")
     parser.add_argument("--dtype", choices=["float32", "float64"], default="float32")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=0)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
 from scidata.errors import UnsupportedShardOp
@@ -71,7 +72,7 @@ def call_on_parts(module: nn.Module, parts: Parts, *args: Any, **kwargs: Any) ->
     UnsupportedShardOp
         On every rank: owned rows that depend on what is not here, since the halo is too narrow, or rows are mixed
         (pooling, normalisation over nodes), edges followed the other way or random numbers drawn (dropout); batch
-        normalisation in training. A result that is not rows of nodes.
+        normalisation in training. A result that is not rows of nodes. A module of ``strategy="fsdp"``.
     """
     for name, child in module.named_modules():
         if isinstance(child, nn.modules.batchnorm._BatchNorm) and (child.training or child.running_mean is None):
@@ -79,6 +80,11 @@ def call_on_parts(module: nn.Module, parts: Parts, *args: Any, **kwargs: Any) ->
                 f"{name or type(child).__name__}: batch statistics of a part would count its ghosts. "
                 "Use ShardTensors with an exchange, or eval()"
             )
+    if any(isinstance(parameter, DTensor) for parameter in module.parameters()):
+        raise UnsupportedShardOp(
+            f"{type(module).__name__}: without exchange, a module needs whole parameters, not DTensors. "
+            "Use parallelize(..., strategy='ddp'), or ShardTensors with an exchange"
+        )
     groups = [axis.group for axis in axes_of(parts.device_mesh) if axis.size > 1]
     for group in groups:
         check_reach(module, parts.index_map, parts.edge_index, parts.num_hops, group, args, kwargs)

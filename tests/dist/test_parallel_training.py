@@ -71,6 +71,9 @@ def counts_collectives(rank, num_ranks):
     mesh = init_mesh(domain=2)
     model = parallel(mesh, "ddp")
     x = part_of(sample(rank // 2), mesh)
+    with Spy() as first:
+        loss_of(model, x).backward()
+    assert first.counts.pop(("broadcast", 4)) == 1  # once, the order of the gradients
     with Spy() as forward:
         loss = loss_of(model, x)
     with Spy() as backward:
@@ -101,11 +104,12 @@ def overlaps(rank, num_ranks):
     mesh = init_mesh(domain=2)
     model = parallel(mesh, "ddp")
     seen = []
+    step_of(model, mesh, 0)  # finds the order of the gradients
     with Spy() as spy:
         loss = loss_of(model, part_of(sample(rank // 2), mesh))
         model.embed.weight.register_hook(lambda grad: seen.append(spy.counts.get(("all_reduce", 4), 0)))
         loss.backward()
-    assert seen[0] >= 1
+    assert seen == [len(model_buckets(model)) - 1], "all but the bucket of the first layer"
 
 
 def test_buckets_overlap_with_backward():
@@ -226,7 +230,8 @@ def loads_and_trains(rank, num_ranks, strategy, folder):
     optimizer = adam(model)
     weights, moments = get_state_dict(model, optimizer)
     state = {"model": weights, "optimizer": moments}
-    dcp.load(state, checkpoint_id=folder)
+    planner = dcp.DefaultLoadPlanner(allow_partial_load=True)  # an unused parameter has no moments
+    dcp.load(state, checkpoint_id=folder, planner=planner)
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state["optimizer"])
     for step in (3, 4):
         optimizer.zero_grad()
@@ -383,14 +388,14 @@ def trains_on_two_axes(rank, num_ranks, strategy):
     alone = nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5), nn.Linear(5, 2)).double()
     model = scidata.parallelize(copy.deepcopy(alone), mesh, strategy=strategy)
     grid = torch.randn(5, 3, 3, dtype=torch.float64)
-    (alone(grid).square().mean() + alone(grid[0]).sum()).backward()
+    (alone(grid).square().mean() + alone(grid.mean(dim=1)).sum()).backward()
     h, w = axis_rank(mesh, "h"), axis_rank(mesh, "w")
     shapes = {"h": [(n, (2, 1)[w], 3) for n in (4, 1)], "w": [((4, 1)[h], n, 3) for n in (2, 1)]}
     x = grid.split((4, 1))[h].split((2, 1), 1)[w]
     domain = domain_mesh(mesh, ("h", "w"))
     x = ShardTensor.from_local(x, domain, (Shard(0), Shard(1)), sharding_shapes=shapes)
     # once on both axes, once on rows that are sharded along one only
-    (model(x).square().mean() + model(x[0]).sum()).backward()
+    (model(x).square().mean() + model(x.mean(dim=1)).sum()).backward()
     assert_equal_models(model, alone)
 
 

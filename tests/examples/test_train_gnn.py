@@ -100,6 +100,12 @@ def test_loss_and_gradients_are_those_of_one_process(
     assert_equal_to_one_process(code, output, f"{num_ranks // domain} dp x {domain} domain")
 
 
+def test_loss_and_gradients_of_fsdp_are_those_of_one_process(flows: str) -> None:
+    args = ("--domain", 2, "--strategy", "fsdp", "--dtype", "float64", "--check")
+    code, output = on_ranks(4, "--data", flows, *args)
+    assert_equal_to_one_process(code, output, "2 dp x 2 domain")
+
+
 @pytest.mark.skipif(not DATA.exists(), reason="the real UGRID and MPAS files are not beside the repository")
 @pytest.mark.parametrize("way", [(), ("--khop",)], ids=["exchange", "khop"])
 @pytest.mark.parametrize(
@@ -121,7 +127,7 @@ def test_check_on_real_meshes(
 
 
 def _without_gradient_average(rank: int, num_ranks: int, args: tuple[object, ...]) -> int:
-    scidata.parallelize = lambda model, mesh: model
+    scidata.parallelize = lambda model, mesh, **_: model
     return main(*args)
 
 

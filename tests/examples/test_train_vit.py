@@ -115,6 +115,12 @@ def test_check_under_torchrun_on_two_domains_of_two(era5: str) -> None:
     assert_equal_to_one_process(done.returncode, done.stdout + done.stderr, "2 dp x 2 domain")
 
 
+def test_check_of_fsdp_on_two_domains_of_two(era5: str) -> None:
+    args = ("--domain", 2, "--patch", 8, "--strategy", "fsdp", "--dtype", "float64", "--check")
+    code, output = on_ranks(4, "--data", era5, *args)
+    assert_equal_to_one_process(code, output, "2 dp x 2 domain")
+
+
 @pytest.mark.skipif(not ERA_INTERIM.exists(), reason="the real ERA-Interim file is not beside the repository")
 def test_check_on_packed_netcdf() -> None:
     """241 latitudes are cropped to 240; two months are one pair of steps."""
@@ -124,7 +130,7 @@ def test_check_on_packed_netcdf() -> None:
 
 
 def _without_gradient_average(rank: int, num_ranks: int, args: tuple[object, ...]) -> int:
-    scidata.parallelize = lambda model, mesh: model
+    scidata.parallelize = lambda model, mesh, **_: model
     return main(*args)
 
 
@@ -195,8 +201,10 @@ def assert_last_two_steps(uninterrupted: Path, resumed: Path, output: str) -> No
         torch.testing.assert_close(found[name], expected[name], rtol=0, atol=1e-7 * moved, msg=name)
 
 
-def test_mixed_precision_with_clipping_on_a_domain(era5: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_mixed_precision_with_clipping_on_a_domain(era5: str, tmp_path: Path, strategy: str) -> None:
     args = ("--patch", 8, "--domain", 2, "--amp", "--clip", 1, "--max-steps", 2, "--log-every", 1, "--out", tmp_path)
+    args += ("--strategy", strategy)
     code, output = on_ranks(2, "--data", era5, *args)
     assert code == 0, output
     losses = [float(x) for x in re.findall(r"^step \d loss (\S+)", output, re.MULTILINE)]

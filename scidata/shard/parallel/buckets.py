@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 
 from scidata.errors import ConfigError
-from scidata.shard._transport import SUM_IN
+from scidata.shard._transport import SUM_IN, broadcast
 
 __all__ = ["GradientBuckets"]
 
@@ -35,8 +35,9 @@ class GradientBuckets:
     """Average the gradients of parameters over a group in every backward pass.
 
     The mean is taken of what ``.grad`` holds: gradients that were averaged before and have been added to are right
-    too, since a mean does not change what is the same everywhere. Buckets go out in one order on all ranks, the reverse
-    of the parameters', each as soon as it is complete; those that are not complete when backward ends go out then.
+    too, since a mean does not change what is the same everywhere. Buckets go out in one order on all ranks, each as
+    soon as it is complete, and the others when backward ends. The first pass takes the parameters in reverse; later ones
+    in the order in which the first rank's gradients came in the first pass.
 
     A parameter that no rank used keeps its ``.grad``, None as in one process. Each bucket carries a flag for each
     parameter, so that this costs no collective.
@@ -63,15 +64,18 @@ class GradientBuckets:
         self._group, self._finished = group, finished
         self._frozen = {n: p for n, p in parameters.items() if not p.requires_grad}
         self._names = {id(p): n for n, p in parameters.items() if p.requires_grad}
-        trained = [p for p in parameters.values() if p.requires_grad]
-        self._buckets = _fill(reversed(trained), bucket_bytes)
-        self._bucket_of = {id(p): bucket for bucket in self._buckets for p in bucket.parameters}
-        self._num_sent = 0
+        self._trained = trained = [p for p in parameters.values() if p.requires_grad]
+        self._number = {id(p): i for i, p in enumerate(trained)}
+        self._bucket_bytes, self._is_ordered = bucket_bytes, False
+        self._deal(list(reversed(trained)))
         self._used: set[int] = set()  # since the last mean, also while it was put off
-        self._task: int | None = None
         self._is_on = True
         for parameter in trained:
             parameter.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
+
+    def _deal(self, order: list[nn.Parameter]) -> None:
+        self._buckets = _fill(order, self._bucket_bytes)
+        self._bucket_of = {id(p): bucket for bucket in self._buckets for p in bucket.parameters}
         self._reset()
 
     @contextmanager
@@ -87,7 +91,9 @@ class GradientBuckets:
         for bucket in self._buckets:
             bucket.missing = {id(p) for p in bucket.parameters}
             bucket.flat = bucket.work = None
-        self._num_sent, self._task = 0, None
+        self._num_sent: int = 0
+        self._task: int | None = None
+        self._came: list[int] = []
 
     def _arrived(self, parameter: Tensor) -> None:
         self._check(parameter)
@@ -107,6 +113,8 @@ class GradientBuckets:
                 "after a failed pass, zero_grad() and repeat the step on all ranks"
             )
         missing.discard(id(parameter))
+        if not self._is_ordered:
+            self._came.append(self._number[id(parameter)])
         while self._num_sent < len(self._buckets) and not self._buckets[self._num_sent].missing:
             self._send()
 
@@ -150,8 +158,20 @@ class GradientBuckets:
             bucket.work.wait()
             self._unpack(bucket)
         self._used.clear()
-        self._reset()
+        if self._is_ordered:
+            self._reset()
+        else:
+            self._reorder()
         self._finished()
+
+    def _reorder(self) -> None:
+        """Deal anew by the order of arrival, so that buckets fill one after another, and what nobody uses comes last."""
+        came = set(self._came)
+        order = self._came + [i for i in reversed(range(len(self._trained))) if i not in came]
+        first = torch.tensor(order, device=self._trained[0].device)
+        broadcast(first, 0, self._group)
+        self._is_ordered = True
+        self._deal([self._trained[i] for i in first.tolist()])
 
     def _unpack(self, bucket: _Bucket) -> None:
         flat = bucket.flat
@@ -184,7 +204,7 @@ def _real(flat: Tensor) -> Tensor:
     return torch.view_as_real(flat) if flat.is_complex() else flat
 
 
-def _fill(parameters: Iterator[nn.Parameter], bucket_bytes: int) -> list[_Bucket]:
+def _fill(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[_Bucket]:
     """Deal parameters to buckets in their order, one open bucket a dtype."""
     buckets: list[_Bucket] = []
     opened: dict[torch.dtype, _Bucket] = {}

@@ -36,8 +36,8 @@ class GradientBuckets:
 
     The mean is taken of what ``.grad`` holds: gradients that were averaged before and have been added to are right
     too, since a mean does not change what is the same everywhere. Buckets go out in one order on all ranks, each as
-    soon as it is complete, and the others when backward ends. The first pass takes the parameters in reverse; later ones
-    in the order in which the first rank's gradients came in the first pass.
+    soon as it is complete, and the others when backward ends. The first pass takes the parameters in reverse; later
+    ones in the order in which the first rank's gradients came in the first pass.
 
     A parameter that no rank used keeps its ``.grad``, None as in one process. Each bucket carries a flag for each
     parameter, so that this costs no collective.
@@ -165,7 +165,7 @@ class GradientBuckets:
         self._finished()
 
     def _reorder(self) -> None:
-        """Deal anew by the order of arrival, so that buckets fill one after another, and what nobody uses comes last."""
+        """Deal anew by the order of arrival: buckets fill one after another, and what nobody uses comes last."""
         came = set(self._came)
         order = self._came + [i for i in reversed(range(len(self._trained))) if i not in came]
         first = torch.tensor(order, device=self._trained[0].device)

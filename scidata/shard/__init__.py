@@ -4,10 +4,12 @@
 from scidata.shard.ops import (  # noqa: F401
     attention,
     conv,
+    elements,
     fft,
     graph,
     indexing,
     interpolate,
+    joining,
     linalg,
     losses,
     metadata,

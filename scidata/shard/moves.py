@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd import Function
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from scidata.errors import ShardLayoutError
+from scidata.shard._transport import Group, call, exchange, group_rank, group_size, with_dim
 from scidata.shard.collectives import all_gather_v, scatter_v, slice_to_shard
 from scidata.shard.spec import MeshAxis, ShardSpec, axes_of, by_axis
 
 __all__ = ["change_layout", "gather_full", "infer_spec", "scatter", "spec_of_shapes", "target_spec"]
+
+SharedDim: TypeAlias = tuple[int, tuple[int, ...]]  # a dim and the sizes of its parts
+Place: TypeAlias = tuple[int | None, tuple[int, ...] | None]  # the same, or that a mesh axis replicates
 
 _MAX_DIMS = 14
 _DTYPES = (
@@ -47,17 +53,72 @@ def target_spec(
 
 
 def change_layout(local: Tensor, old: ShardSpec, new: ShardSpec) -> Tensor:
-    """Gather along every axis that changes, then slice along it. Collective; the gradient takes the way back."""
-    changed = [i for i in range(len(old.axes)) if (old.dims[i], old.sizes[i]) != (new.dims[i], new.sizes[i])]
-    for axis in changed:
-        dim = old.dims[axis]
-        if dim is not None:
-            local = all_gather_v(local, old.sizes_of(axis), dim, old.group(axis))
-    for axis in changed:
-        dim = new.dims[axis]
-        if dim is not None:
-            local = slice_to_shard(local, new.sizes_of(axis), dim, new.group(axis))
-    return local
+    """Bring a part to another layout: one exchange of the overlapping pieces for each mesh axis that changes.
+
+    Collective; the gradient takes the way back. An axis waits for its new dim until no other axis shards it; where
+    axes wait for each other (two that swap their dims), one of them is gathered.
+    """
+    now = [*zip(old.dims, old.sizes, strict=True)]
+    goal = [*zip(new.dims, new.sizes, strict=True)]
+    while True:
+        waiting = [axis for axis in range(len(goal)) if now[axis] != goal[axis]]
+        if not waiting:
+            return local
+        taken = {axis: {dim for other, (dim, _) in enumerate(now) if other != axis} for axis in waiting}
+        ready = [axis for axis in waiting if goal[axis][0] is None or goal[axis][0] not in taken[axis]]
+        # cutting first and gathering last keeps the parts small
+        ready.sort(key=lambda axis: (goal[axis][0] is None, now[axis][0] is not None))
+        axis = ready[0] if ready else waiting[0]
+        step = goal[axis] if ready else (None, None)
+        local = _move_axis(local, now[axis], step, old.group(axis))
+        now[axis] = step
+
+
+def _move_axis(local: Tensor, old: Place, new: Place, group: Group) -> Tensor:
+    """Change what one mesh axis shards."""
+    (old_dim, old_sizes), (new_dim, new_sizes) = old, new
+    if old_dim is None or old_sizes is None:
+        return slice_to_shard(local, new_sizes or (), new_dim or 0, group)
+    if new_dim is None or new_sizes is None:
+        return all_gather_v(local, old_sizes, old_dim, group)
+    if group_size(group) == 1:
+        return local
+    return call(_Reshard, local, (old_dim, old_sizes), (new_dim, new_sizes), group)
+
+
+class _Reshard(Function):
+    """Each rank sends each other one what of its part that one is to hold."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, old: SharedDim, new: SharedDim, group: Group) -> Tensor:
+        ctx.layout = new, old, group
+        (old_dim, old_sizes), (new_dim, new_sizes) = old, new
+        rank, ranks = group_rank(group), range(len(old_sizes))
+        x = x.detach()
+        if old_dim == new_dim:
+            sent, got = _overlaps(old_sizes, new_sizes, rank), _overlaps(new_sizes, old_sizes, rank)
+            parts = [x.narrow(old_dim, start, count) for start, count in sent]
+            shapes = [with_dim(x.shape, old_dim, count) for _, count in got]
+        else:
+            parts = list(torch.split(x, list(new_sizes), new_dim))
+            cut = with_dim(x.shape, new_dim, new_sizes[rank])
+            shapes = [with_dim(cut, old_dim, old_sizes[p]) for p in ranks]
+        return torch.cat(exchange(parts, shapes, group), old_dim)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return call(_Reshard, grad, *ctx.layout), None, None, None
+
+
+def _overlaps(mine: Sequence[int], theirs: Sequence[int], rank: int) -> list[tuple[int, int]]:
+    """Return (first row in my part, number of rows) of what each rank's part shares with mine."""
+    low, result, start = sum(mine[:rank]), [], 0
+    high = low + mine[rank]
+    for size in theirs:
+        first, last = max(low, start), min(high, start + size)
+        result.append((first - low, last - first) if last > first else (0, 0))
+        start += size
+    return result
 
 
 def spec_of_shapes(

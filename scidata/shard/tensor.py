@@ -346,6 +346,9 @@ class ShardTensor(Tensor):
         self, gradient: Tensor | None = None, retain_graph: bool | None = None, **kwargs: Any
     ) -> None:
         """Backpropagate a gradient that is a ShardTensor of the same layout. Collective."""
+        if self._spec.is_replicated and not isinstance(gradient, ShardTensor):
+            self._local.backward(gradient, retain_graph, **kwargs)  # type: ignore[no-untyped-call]
+            return
         if not isinstance(gradient, ShardTensor) or gradient._spec != self._spec:
             raise unsupported(
                 Tensor.backward,
@@ -414,12 +417,23 @@ def _unusual(handler: Handler | None, func: Any, types: Any, args: tuple[Any, ..
     flat, tree = tree_flatten((args, kwargs))
     specs = [x._spec for x in flat if isinstance(x, ShardTensor)]
     if specs and all(spec.is_replicated for spec in specs):
+        name = func.__name__
+        if (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__set__"):
+            _refuse_copies(func, flat)
         flat = [x._local if isinstance(x, ShardTensor) else x for x in flat]
         plain_args, plain_kwargs = tree_unflatten(flat, tree)
         return func(*plain_args, **plain_kwargs)
     if handler is None:
         raise unsupported(func, f"{op_name(func)} has no rule for sharded tensors", *specs)
     return handler(func, types, args, kwargs)
+
+
+def _refuse_copies(func: Any, operands: Sequence[Any]) -> None:
+    """Raise where a function may write to a copy of what would have been a view in torch."""
+    for x in operands:
+        if isinstance(x, ShardTensor) and x._copied:
+            remedy = "clone() it, or write to the original by an index: x[i] = ..."
+            raise unsupported(func, "this tensor is a copy where torch has a view", x._spec, remedy=remedy)
 
 
 def scatter_tensor(

@@ -338,7 +338,6 @@ def check_refusals(rank, num_ranks):
     zeros = torch.zeros(NUM_NODES, 2)
     refused = {
         "another layout": lambda: other[e[0]],
-        "no routes": lambda: x[e[0] + 0],
         "extremes for ghosts": lambda: torch.zeros_like(x).scatter_reduce_(0, index, messages, "amax"),
         "written at ghosts": lambda: x.__setitem__(e[0], 0.0),
         "values of another layout": lambda: zeros.scatter_add(0, e[1].view(-1, 1).expand(-1, 2), x),

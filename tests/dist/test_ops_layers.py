@@ -75,10 +75,6 @@ def test_two_axes():
 #: Functions of a (2, 4, 8, 6) tensor sharded on dim 2, and of a (2, 8, 4, 4) one sharded on dim 1.
 REFUSED = [
     lambda x, channels: F.conv2d(channels, torch.zeros(3, 8, 1, 1)),
-    lambda x, channels: F.softmax(x, 2),
-    lambda x, channels: F.log_softmax(x, dim=-2),
-    lambda x, channels: nn.Dropout(0.1)(x),
-    lambda x, channels: F.dropout2d(x, 0.1, True),
     lambda x, channels: nn.LSTM(6, 6)(x[0]),
 ]
 

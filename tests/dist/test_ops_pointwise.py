@@ -229,12 +229,8 @@ def check_refused(rank, num_ranks):
     with pytest.raises(UnsupportedShardOp, match="extent 1"):
         shard_of(x[:1], single) + x
     for function in (
-        torch.rand_like,
-        torch.randn_like,
         torch.bernoulli,
         torch.where,
-        torch.Tensor.normal_,
-        torch.Tensor.uniform_,
         torch.frexp,
         torch.polygamma,
     ):

@@ -139,14 +139,10 @@ def check_losses(rank, num_ranks):
                 assert_like_one_process(function, fixed, specs)
         a = shard_of(torch.rand(SHAPE), spec)
         for call in (
-            lambda a=a: F.mse_loss(a, torch.rand(3)),
-            lambda a=a: F.cross_entropy(a, torch.zeros(2, 3, dtype=torch.long)),
-            lambda a=a: F.binary_cross_entropy(a, a, weight=torch.ones(SHAPE)),
             lambda a=a: torch.linalg.norm(a[:, :, 0], "nuc"),
             lambda a=a: a.norm(p="nuc", dim=(0, 2)),
             lambda a=a: a.median(),
             lambda a=a: torch.quantile(a, 0.5),
-            lambda a=a: a.cumsum(1),
             lambda a=a: a.sort(1),
             lambda a=a: a.topk(2, 1),
             lambda a=a: torch.sum(a, 1, out=torch.zeros(())),

@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scidata.shard._transport import gather
 from scidata.shard.collectives import replicate_to_shards, slice_to_shard
 from scidata.shard.graph import GhostExchange, PendingHalo, ghosts_key
-from scidata.shard.ops import indexing  # noqa: F401 - its entries are extended here
+from scidata.shard.ops import indexing, joining  # noqa: F401 - their entries are extended here
+from scidata.shard.ops.advanced import count_true, take_advanced
 from scidata.shard.ops.align import local_of, refuse_out, specs_of
 from scidata.shard.ops.registry import HANDLERS, KEEPS_REPLICATED, Handler, find, register_op, unsupported
 from scidata.shard.ops.shapes import argument, many, normal_dim
 from scidata.shard.routed import ACCEPT_FILLED, FilledTensor, RoutedIndex
 from scidata.shard.spec import ShardSpec
-from scidata.shard.tensor import ShardTensor, _version
+from scidata.shard.tensor import ShardTensor
 
 __all__ = ["REMEDY", "check_nodes", "extend_op", "is_sharded", "start_exchange", "take_rows", "with_ghosts"]
 
@@ -139,7 +139,7 @@ def take_rows(func: Any, x: Tensor, dim: int, index: ShardTensor) -> ShardTensor
         assert isinstance(x, ShardTensor)
         spec, dim = x._spec, normal_dim(dim, x._spec.ndim)
         if not isinstance(index, RoutedIndex):
-            raise unsupported(func, "the index has no routes", x._spec, ispec, remedy=REMEDY)
+            return take_advanced(func, x, {dim: index})  # type: ignore[return-value]
         check_nodes(func, x, dim, index)
         source = x._local if index.all_owned else with_ghosts(x, dim, index.exchange)
         rows = source.index_select(dim, index.local_ids)
@@ -176,19 +176,15 @@ def getitem(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     if found is None:
         return NotImplemented
     dim, rows = found
+    if rows.dtype == torch.bool and (rows._spec.ndim > 1 or not _beside(x, dim, rows)):
+        return NotImplemented
     return _take_where(func, x, dim, rows) if rows.dtype == torch.bool else take_rows(func, x, dim, rows)
 
 
-def _count_true(mask: ShardTensor) -> tuple[int, ...]:
-    """Return how many are true on each rank; kept with the mask. Collective at the first use."""
-    held: tuple[int, tuple[int, ...]] | None = mask.__dict__.get("_true_counts")
-    if held is None or held[0] != _version(mask._local):
-        (axis,) = mask._spec.sharded.values()
-        mine = mask._local.sum().view(1)
-        sizes = mask._spec.sizes_of(axis)
-        counts = gather(mine, (1,) * len(sizes), 0, mask._spec.group(axis)) if len(sizes) > 1 else mine
-        held = mask.__dict__["_true_counts"] = _version(mask._local), tuple(counts.tolist())
-    return held[1]
+def _beside(x: Any, dim: int, mask: ShardTensor) -> bool:
+    """Whether the rows of ``x``, where it is sharded, lie where those of the mask do."""
+    (axis,) = mask._spec.sharded.values()
+    return not is_sharded(x) or (x._spec.dims[axis], x._spec.sizes[axis]) == (dim, mask._spec.sizes[axis])
 
 
 def _take_where(func: Any, x: Tensor, dim: int, mask: ShardTensor) -> ShardTensor:
@@ -206,7 +202,7 @@ def _take_where(func: Any, x: Tensor, dim: int, mask: ShardTensor) -> ShardTenso
         local, base = x._local, x._spec
         if base.axis_of_dim(dim) != axis or base.sizes_of(axis) != spec.sizes_of(axis):
             raise unsupported(func, "the mask is split differently", base, spec)
-    counts = _count_true(mask)
+    counts = count_true(mask)
     items: tuple[Any, ...] = (*[slice(None)] * dim, mask._local)
     sizes = [counts if a == axis else s for a, s in enumerate(base.sizes)]
     rows = local[items]

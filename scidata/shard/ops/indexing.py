@@ -1,150 +1,268 @@
-"""Functions that take parts: splitting, selecting and indexing along dims that are not sharded."""
+"""Functions that take parts: slices, single rows and splits, on any dim. Index tensors and masks are next door.
+
+A slice of a sharded dim is cut on each rank, without communication: its layout says who holds what is left, parts may
+become uneven or empty. A single row of a sharded dim is on one rank; all of them get a copy.
+"""
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from scidata.shard.collectives import all_gather_v
+from scidata.shard.ops.advanced import fill_where, put_rows, take_advanced
 from scidata.shard.ops.align import operands_of, refuse_out, specs_of
 from scidata.shard.ops.registry import find, register_op, unsupported
-from scidata.shard.ops.shapes import argument, derived, keep_dims, many, normal_dim, refuse_sharded
+from scidata.shard.ops.shapes import argument, derived, keep_dims, normal_dim
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
+__all__ = ["take_basic"]
 
-@register_op(*find("chunk split tensor_split unsafe_chunk unsafe_split split_with_sizes", namespaces=(torch, Tensor)))
-def split(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
-    """Cut along a dim that is not sharded."""
-    x: ShardTensor = args[0]
-    refuse_sharded(func, x._spec, normal_dim(argument(args, kwargs, 2, "dim", 0), x._spec.ndim))
-    return tuple(keep_dims(x, part) for part in func(x._local, *args[1:], **kwargs))
+_WHOLE = slice(None)
 
 
-@register_op(*find("narrow index_select", namespaces=(torch, Tensor)))
-def narrow(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Keep some rows of a dim that is not sharded."""
-    x = args[0]
-    refuse_out(func, kwargs, *specs_of(args))
-    if not isinstance(x, ShardTensor) or any(isinstance(a, ShardTensor) for a in (*args[1:], *kwargs.values())):
-        raise unsupported(func, "the index is sharded", *specs_of((*args, *kwargs.values())))
-    refuse_sharded(func, x._spec, normal_dim(argument(args, kwargs, 1, "dim", 0), x._spec.ndim))
-    return keep_dims(x, func(x._local, *args[1:], **kwargs))
+def _cut(sizes: Sequence[int], rank: int, start: int, count: int, step: int) -> tuple[slice, tuple[int, ...]]:
+    """Return what a slice takes of this rank's rows, and how many of each rank's."""
+    counts, low, mine = [], 0, _WHOLE
+    for part, size in enumerate(sizes):
+        first, last = (min(count, max(0, -((start - bound) // step))) for bound in (low, low + size))
+        counts.append(last - first)
+        if part == rank:
+            begin = start + first * step - low
+            mine = slice(begin, begin + (last - first) * step, step) if last > first else slice(0, 0)
+        low += size
+    return mine, tuple(counts)
 
 
-@register_op(*find("roll flip", namespaces=(torch, Tensor)), *find("fliplr flipud", namespaces=(torch, Tensor)))
-def move_rows(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Roll or flip along dims that are not sharded."""
-    x, spec = args[0], args[0]._spec
-    name = func.__name__
-    if name == "roll":
-        dims = argument(args, kwargs, 2, "dims", ())
-    elif name == "flip":
-        dims = many(args, kwargs, "dims")
-    else:
-        dims = (1,) if name == "fliplr" else (0,)
-    chosen = tuple(dims) if isinstance(dims, tuple | list) else (dims,)
-    for d in chosen or (range(spec.ndim) if name == "roll" else ()):  # roll without dims flattens
-        refuse_sharded(func, spec, normal_dim(d, spec.ndim))
-    return keep_dims(x, func(x._local, *args[1:], **kwargs))
+def _row(extent: int, item: Any, dim: int) -> int:
+    row = operator.index(item)
+    if not -extent <= row < extent:
+        raise IndexError(f"index {row} is out of bounds for dimension {dim} with size {extent}")
+    return row % extent
 
 
-@register_op(*find("select unbind", namespaces=(torch, Tensor)))
-def select(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Take one row, or all rows one by one, of a dim that is not sharded."""
-    x, spec = args[0], args[0]._spec
-    dim = normal_dim(argument(args, kwargs, 1, "dim", 0), spec.ndim)
-    refuse_sharded(func, spec, dim)
-    shape = (*spec.global_shape[:dim], *spec.global_shape[dim + 1 :])
-    new = spec.move_dims(shape, {d: d - (d > dim) for d in range(spec.ndim) if d != dim})
-    result = func(x._local, *args[1:], **kwargs)
-    if isinstance(result, Tensor):
-        return derived(x, result, new)
-    return tuple(derived(x, part, new) for part in result)
+def take_basic(x: ShardTensor, items: Sequence[Any]) -> Tensor:
+    """Take slices, rows and new dims, one item for each dim and None. Collective where a row is of a sharded dim."""
+    spec = x._spec
+    local: list[Any] = []
+    shape: list[int] = []
+    dims, sizes = list(spec.dims), list(spec.sizes)
+    rows: list[tuple[int, int, int]] = []  # (dim of the local result, mesh axis, owner) of single rows
+    old = 0
+    for item in items:
+        if item is None:
+            local.append(None)
+            shape.append(1)
+            continue
+        extent, axis = spec.global_shape[old], spec.sharded.get(old)
+        if isinstance(item, slice):
+            start, stop, step = item.indices(extent)
+            if step <= 0:
+                raise ValueError("step must be greater than zero")
+            count = max(0, -((start - stop) // step))
+            if axis is not None:
+                dims[axis] = len(shape)
+                mine = _WHOLE
+                if count != extent:
+                    mine, sizes[axis] = _cut(spec.sizes_of(axis), spec.coordinate(axis), start, count, step)
+            local.append(item if axis is None else mine)
+            shape.append(count)
+        elif axis is None:
+            local.append(_row(extent, item, old))
+        else:
+            mine, counts = _cut(spec.sizes_of(axis), spec.coordinate(axis), _row(extent, item, old), 1, 1)
+            rows.append((len(shape) + len(rows), axis, counts.index(1)))
+            local.append(mine)
+            dims[axis] = sizes[axis] = None
+        old += 1
+    part = x._local[tuple(local)]
+    new = spec.derive(shape, dims, sizes)
+    if not rows:
+        return derived(x, part, new)
+    for dim, axis, owner in reversed(rows):
+        counts = tuple(int(rank == owner) for rank in range(spec.axes[axis].size))
+        part = all_gather_v(part, counts, dim, spec.group(axis)).squeeze(dim)
+    # wrapped even where it is replicated: a view in torch, so that writing to this copy has to raise
+    return ShardTensor(part, new, copied=True)
 
 
 class _Index(NamedTuple):
-    """An index as it applies to the local part, and where each old dim that is kept goes."""
+    """An index, one item for each dim and None; index tensors are taken from what the rest leaves."""
 
-    items: tuple[Any, ...]
-    new_dim: dict[int, int]
-    advanced: bool
+    basic: list[Any]
+    tensors: dict[int, Tensor]  # by dim of what the basic index leaves; a mask stands at its first dim
+
+    @property
+    def has_rows(self) -> bool:
+        return any(item is not None and not isinstance(item, slice) for item in self.basic)
 
 
-def _local_index(func: Any, spec: ShardSpec, index: Any) -> _Index:
-    """Check an index against the layout. Sharded dims must be taken whole."""
+def _as_tensor(item: Any, device: torch.device) -> Tensor | None:
+    """Return an index tensor or a mask, None where the item is something simpler."""
+    if isinstance(item, Tensor):
+        return item if item.ndim or item.dtype == torch.bool else None
+    if isinstance(item, list | tuple | np.ndarray | range):
+        return torch.as_tensor(item, device=device) if len(item) else torch.zeros(0, dtype=torch.int64, device=device)
+    return None
+
+
+def _parsed(func: Any, x: ShardTensor, index: Any) -> _Index:
+    spec = x._spec
+    basic: list[Any] = []
+    tensors: dict[int, Tensor] = {}
     items = list(index) if isinstance(index, tuple) else [index]
-    consumed = sum(item is not None and item is not Ellipsis for item in items)
+    tensor_of = [None if isinstance(i, int | slice) else _as_tensor(i, x.device) for i in items]
+    width = [t.ndim if t is not None and t.dtype == torch.bool else 1 for t in tensor_of]
+    consumed = sum(w for w, item in zip(width, items, strict=True) if item is not None and item is not Ellipsis)
     if consumed > spec.ndim:
         raise IndexError(f"too many indices: {consumed} for a tensor of {spec.ndim} dims")
-    places = [i for i, item in enumerate(items) if item is Ellipsis]
-    if len(places) > 1:
+    if sum(item is Ellipsis for item in items) > 1:
         raise IndexError("an index can only have a single Ellipsis ('...')")
-    at = places[0] if places else len(items)
-    items[at : at + 1] = [slice(None)] * (spec.ndim - consumed)
-    old, new, advanced = 0, 0, 0
-    new_dim: dict[int, int] = {}
-    for item in items:
-        if item is None:
-            new += 1
-            continue
-        whole = isinstance(item, slice) and item.indices(spec.global_shape[old]) == (0, spec.global_shape[old], 1)
-        if old in spec.sharded and not whole:
-            raise unsupported(func, f"dim {old} is sharded and indexed with {item!r}", spec)
-        if isinstance(item, slice):
-            new_dim[old] = new
-            new += 1
-        elif isinstance(item, Tensor | list | bool):
-            rows = torch.as_tensor(item)
-            advanced += 1
-            if rows.dtype == torch.bool or isinstance(item, ShardTensor) or rows.ndim == 0 or advanced > 1:
-                raise unsupported(
-                    func, "it takes a mask, a sharded index or several index tensors", spec, remedy="use torch.where"
-                )
-            new += rows.ndim
-        elif not isinstance(item, int | np.integer):
-            raise unsupported(func, f"the index {item!r} is not supported", spec)
-        old += 1
-    ints = any(isinstance(item, int | np.integer) for item in items)
-    if advanced and (ints or any(item is None for item in items)):
-        raise unsupported(func, "an index tensor beside integers or None", spec, remedy="index in two steps")
-    whole_items = [slice(None) if isinstance(item, slice) and item == slice(0, None, None) else item for item in items]
-    return _Index(tuple(whole_items), new_dim, bool(advanced))
-
-
-def _localise(spec: ShardSpec, index: _Index) -> tuple[Any, ...]:
-    """Take sharded dims whole: their slices are written for the global extent."""
-    old, items = 0, []
-    for item in index.items:
-        items.append(slice(None) if item is not None and old in spec.sharded else item)
-        old += item is not None
-    return tuple(items)
+    left = 0  # dims of the result so far
+    for item, tensor, dims in zip(items, tensor_of, width, strict=True):
+        if item is Ellipsis:
+            basic.extend([_WHOLE] * (spec.ndim - consumed))
+            left += spec.ndim - consumed
+        elif tensor is not None:
+            if dims == 0:
+                raise unsupported(func, "a mask without dims", spec, remedy="use torch.where")
+            tensors[left] = tensor
+            basic.extend([_WHOLE] * dims)
+            left += dims
+        elif isinstance(item, bool | np.bool_):
+            raise unsupported(func, f"the index {item}", spec, remedy="use torch.where")
+        else:
+            basic.append(item)
+            left += item is None or isinstance(item, slice)
+    old = sum(item is not None for item in basic)
+    basic.extend([_WHOLE] * (spec.ndim - old))
+    return _Index(basic, tensors)
 
 
 @register_op(Tensor.__getitem__)
 def getitem(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Index dims that are not sharded: integers, slices, None, Ellipsis, one integer tensor."""
+    """Index with integers, slices, None, Ellipsis, index tensors and masks, on any dims."""
     x, index = args
     if not isinstance(x, ShardTensor):
         raise unsupported(func, "the index is sharded", *specs_of(operands_of(args, kwargs)[0]))
-    spec = x._spec
-    checked = _local_index(func, spec, index)
-    part = x._local[_localise(spec, checked)]
-    shape = list(part.shape)
-    for d in spec.sharded:
-        shape[checked.new_dim[d]] = spec.global_shape[d]
-    return derived(x, part, spec.move_dims(shape, checked.new_dim))
+    parsed = _parsed(func, x, index)
+    if not parsed.tensors:
+        return take_basic(x, parsed.basic)
+    whole = all(isinstance(item, slice) and item == _WHOLE for item in parsed.basic)
+    return take_advanced(func, x if whole else take_basic(x, parsed.basic), parsed.tensors)
+
+
+def _as_view(spec: ShardSpec, items: Sequence[Any], value: Any) -> tuple[list[Any], Any]:
+    """Take single rows of sharded dims as slices of one, so that what is written to is a view."""
+    basic: list[Any] = []
+    old, behind = 0, sum(item is None or isinstance(item, slice) for item in items)
+    for item in items:
+        if item is None or isinstance(item, slice):
+            basic.append(item)
+            behind -= 1
+        elif old in spec.sharded:
+            row = _row(spec.global_shape[old], item, old)
+            basic.append(slice(row, row + 1))
+            if isinstance(value, Tensor) and value.ndim >= behind:
+                value = value.unsqueeze(value.ndim - behind)
+        else:
+            basic.append(item)
+        old += item is not None
+    return basic, value
 
 
 @register_op(Tensor.__setitem__)
 def setitem(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Write to rows of dims that are not sharded."""
+    """Write to slices and rows of any dims, where a mask is true, or through index tensors."""
     x, index, value = args
     if not isinstance(x, ShardTensor):
         raise unsupported(func, "a plain tensor cannot take sharded values", *specs_of(operands_of(args, kwargs)[0]))
-    part = getitem(Tensor.__getitem__, types, (x, index), {})
-    if _local_index(func, x._spec, index).advanced:
-        raise unsupported(func, "it writes through an index tensor", x._spec, remedy="use slices, or torch.where")
-    part.copy_(value) if isinstance(value, Tensor) else part.fill_(value)
+    parsed = _parsed(func, x, index)
+    basic, value = _as_view(x._spec, parsed.basic, value)
+    if parsed.tensors and parsed.has_rows:
+        raise unsupported(func, "an index tensor beside integers", x._spec, remedy="index in two steps")
+    target = take_basic(x, basic)
+    assert isinstance(target, ShardTensor)
+    if not parsed.tensors:
+        target.copy_(value) if isinstance(value, Tensor) else target.fill_(value)
+    elif not fill_where(func, target, parsed.tensors, value):
+        put_rows(func, target, parsed.tensors, value)
+
+
+# -- by name -------------------------------------------------------------------------------------------------------
+
+
+@register_op(*find("select", namespaces=(torch, Tensor)))
+def select(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Take one row of a dim."""
+    x: ShardTensor = args[0]
+    dim = normal_dim(argument(args, kwargs, 1, "dim"), x._spec.ndim)
+    items = [_WHOLE] * x._spec.ndim
+    return take_basic(x, [*items[:dim], argument(args, kwargs, 2, "index"), *items[dim + 1 :]])
+
+
+@register_op(*find("unbind", namespaces=(torch, Tensor)))
+def unbind(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
+    """Take all rows of a dim one by one. Collective where it is sharded: each rank gets all rows."""
+    x: ShardTensor = args[0]
+    spec = x._spec
+    dim = normal_dim(argument(args, kwargs, 1, "dim", 0), spec.ndim)
+    axis, local = spec.axis_of_dim(dim), x._local
+    if axis is not None:
+        local = all_gather_v(local, spec.sizes_of(axis), dim, spec.group(axis))
+    dims = [None if d is None or d == dim else d - (d > dim) for d in spec.dims]
+    new = spec.derive((*spec.global_shape[:dim], *spec.global_shape[dim + 1 :]), dims, spec.sizes)
+    if axis is None:
+        return tuple(derived(x, part, new) for part in local.unbind(dim))
+    return tuple(ShardTensor(part, new, copied=True) for part in local.unbind(dim))
+
+
+@register_op(*find("narrow", namespaces=(torch, Tensor)), torch.narrow_copy, Tensor.narrow_copy)
+def narrow(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Keep some rows of a dim."""
+    x: ShardTensor = args[0]
+    refuse_out(func, kwargs, x._spec)
+    dim = normal_dim(argument(args, kwargs, 1, "dim"), x._spec.ndim)
+    start, length = int(argument(args, kwargs, 2, "start")), int(argument(args, kwargs, 3, "length"))
+    extent = x._spec.global_shape[dim]
+    start += extent if start < 0 else 0
+    if length < 0 or not 0 <= start <= extent - length:
+        raise RuntimeError(f"narrow: start {start} and length {length} exceed dim {dim} of size {extent}")
+    items = [_WHOLE] * x._spec.ndim
+    part = take_basic(x, [*items[:dim], slice(start, start + length), *items[dim + 1 :]])
+    return part.clone() if "copy" in func.__name__ else part
+
+
+@register_op(*find("chunk split tensor_split unsafe_chunk unsafe_split split_with_sizes", namespaces=(torch, Tensor)))
+def split(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
+    """Cut along a dim; no communication, so a piece of a sharded dim may lie on few ranks."""
+    x: ShardTensor = args[0]
+    spec = x._spec
+    dim = normal_dim(argument(args, kwargs, 2, "dim", 0), spec.ndim)
+    if dim not in spec.sharded:
+        return tuple(keep_dims(x, part) for part in func(x._local, *args[1:], **kwargs))
+    rows = torch.empty(spec.global_shape[dim], device="meta")  # torch says how long the pieces are
+    options = {name: value for name, value in kwargs.items() if name != "dim"}
+    pieces, start, items = [], 0, [_WHOLE] * spec.ndim
+    for piece in func(rows, *args[1:2], **options):
+        items[dim] = slice(start, start + len(piece))
+        pieces.append(take_basic(x, items))
+        start += len(piece)
+    return tuple(pieces)
+
+
+@register_op(*find("index_select", namespaces=(torch, Tensor)))
+def index_select(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Take the rows of a dim that a plain index names."""
+    x, index = argument(args, kwargs, 0, "input"), argument(args, kwargs, 2, "index")
+    refuse_out(func, kwargs, *specs_of([x, index]))
+    if not isinstance(x, ShardTensor):
+        raise unsupported(func, "the index is sharded", *specs_of([x, index]))
+    dim = normal_dim(argument(args, kwargs, 1, "dim"), x._spec.ndim)
+    return take_advanced(func, x, {dim: index.reshape(-1)})

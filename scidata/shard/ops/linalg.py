@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -88,10 +89,10 @@ def linear(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 @register_op(torch.einsum, torch.functional.einsum)
 def einsum(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Einstein sums without ellipsis and without a letter twice in one operand."""
+    """Einstein sums without a letter twice in one operand."""
     operands, _ = operands_of(args[1:], kwargs)
     specs = specs_of(operands)
-    equation = args[0].replace(" ", "") if isinstance(args[0], str) else ""
+    equation = _spelled_out(args[0], operands) if isinstance(args[0], str) else ""
     match = re.fullmatch(r"([a-zA-Z]+(?:,[a-zA-Z]+)*)(?:->([a-zA-Z]*))?", equation)
     inputs = match[1].split(",") if match else []
     if match is None or len(inputs) != len(operands) or any(len(set(i)) != len(i) for i in inputs):
@@ -102,6 +103,60 @@ def einsum(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         if len(names) != len(x.shape):
             raise RuntimeError(f"einsum: {names!r} names {len(names)} dims, but the operand has {len(x.shape)}")
     return finish(*contract(func, operands, [*map(list, inputs)], list(out), lambda *x: func(equation, *x)))
+
+
+def _spelled_out(equation: str, operands: Sequence[Tensor]) -> str:
+    """Give the dims that an ellipsis stands for letters of their own."""
+    text = equation.replace(" ", "")
+    if "..." not in text:
+        return text
+    inputs, arrow, out = text.partition("->")
+    free = [c for c in string.ascii_letters if c not in text]
+    terms = inputs.split(",")
+    if len(terms) != len(operands):
+        return ""
+    widths = [len(x.shape) - len(t) + 3 if "..." in t else 0 for t, x in zip(terms, operands, strict=True)]
+    longest = max(widths)
+    if min(widths) < 0 or longest > len(free):
+        return ""
+    terms = [t.replace("...", "".join(free[longest - w : longest])) for t, w in zip(terms, widths, strict=True)]
+    if not arrow:  # ellipsis first, then the letters that appear once, in alphabetical order
+        letters = inputs.replace("...", "").replace(",", "")
+        out = "..." + "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
+    return ",".join(terms) + "->" + out.replace("...", "".join(free[:longest]))
+
+
+@register_op(*find("addmm addmv addbmm baddbmm addr", namespaces=(torch, Tensor)))
+def add_product(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """``beta * x + alpha * (a @ b)``, with the sum over a batch for ``addbmm``."""
+    operands, _ = operands_of(args, {name: x for name, x in kwargs.items() if name != "out"})
+    refuse_out(func, kwargs, *specs_of(operands))
+    x, left, right = operands
+    beta, alpha = kwargs.get("beta", 1), kwargs.get("alpha", 1)
+    product = torch.outer(left, right) if func.__name__ == "addr" else torch.matmul(left, right)
+    product = product.sum(0) if func.__name__ == "addbmm" else product
+    product = product if alpha == 1 else product * alpha
+    shape = torch.broadcast_shapes(tuple(x.shape), tuple(product.shape))  # type: ignore[no-untyped-call]
+    if shape != tuple(product.shape):
+        raise RuntimeError(f"{func.__name__}: {tuple(x.shape)} cannot be expanded to {tuple(product.shape)}")
+    return product if beta == 0 else product + (x if beta == 1 else x * beta)
+
+
+@register_op(F.bilinear, torch.bilinear)
+def bilinear(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """``x1 @ weight @ x2 + bias`` for each row; rows or features may be sharded."""
+    given = dict(zip(("input1", "input2", "weight", "bias"), args, strict=False)) | kwargs
+    first, second, weight, bias = (given.get(name) for name in ("input1", "input2", "weight", "bias"))
+    if first is None or second is None or weight is None:
+        raise TypeError("bilinear: it needs input1, input2 and weight")
+    rows: list[Hashable] = list(range(len(first.shape) - 1))
+    labels: list[Sequence[Hashable]] = [[*rows, "i"], [*rows, "j"], ["out", "i", "j"]]
+
+    def compute(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+        return torch.einsum("...i,...j,oij->...o", x, y, w)
+
+    result = finish(*contract(func, [first, second, weight], labels, [*rows, "out"], compute))
+    return result if bias is None else result + bias
 
 
 @register_op(*find("outer ger", namespaces=(torch, Tensor)))

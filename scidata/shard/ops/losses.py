@@ -1,45 +1,204 @@
-"""Losses: each element compared with its target, then reduced over the global count."""
+"""Losses: each element compared with its target, then reduced over the global count.
+
+Targets and weights lie beside the input or are plain: then they are sliced to the shards.
+"""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Hashable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scidata.shard.ops.align import specs_of
+from scidata.shard.collectives import all_reduce_sum
+from scidata.shard.ops.align import Layout, align, finish, specs_of
 from scidata.shard.ops.pointwise import elementwise
 from scidata.shard.ops.registry import register_op, unsupported
+from scidata.shard.spec import ShardSpec
+from scidata.shard.tensor import ShardTensor
+
+__all__: list[str] = []
+
+
+@cache
+def _signature(func: Any) -> inspect.Signature:
+    return inspect.signature(func)
+
+
+def _bound(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all arguments by name; ``size_average`` and ``reduce``, long deprecated, are refused."""
+    bound = _signature(func).bind(*args, **kwargs)
+    bound.apply_defaults()
+    given = dict(bound.arguments)
+    if any(given.pop(name, None) is not None for name in ("size_average", "reduce")):
+        raise unsupported(func, "size_average= and reduce=", *specs_of([*given.values()]), remedy="use reduction=")
+    if given.get("reduction") not in ("none", "mean", "sum", "batchmean"):
+        raise ValueError(f"{given.get('reduction')!r} is not a valid value for reduction")
+    return given
+
+
+def _reduced(each: Tensor, reduction: str, weights: Tensor | None = None) -> Tensor:
+    """Reduce elements over the whole; with weights, a mean is over their sum."""
+    if reduction == "none":
+        return each
+    if reduction == "mean" and weights is None:
+        return each.mean()
+    total: Tensor = each.sum()
+    if weights is not None and reduction == "mean":
+        total = total / weights.sum()
+    return total
+
+
+@register_op(F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss)
+def regression_loss(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Compare with a target of the same layout, or a plain one; mean and sum are over the whole tensor."""
+    given = _bound(func, args, kwargs)
+    reduction, weight = given.pop("reduction"), given.pop("weight", None)
+    operands = given.pop("input"), given.pop("target")
+    each: Tensor = elementwise(func, types, operands, {**given, "reduction": "none"})
+    if weight is None:
+        return _reduced(each, reduction)
+    if tuple(weight.shape) != tuple(each.shape):
+        raise unsupported(
+            func, f"weight {tuple(weight.shape)} differs from input {tuple(each.shape)}", *specs_of([each])
+        )
+    return _reduced(each * weight, reduction, weight)
 
 
 @register_op(
-    F.mse_loss,
-    F.l1_loss,
-    F.smooth_l1_loss,
-    F.huber_loss,
-    F.soft_margin_loss,
-    F.binary_cross_entropy,
-    F.binary_cross_entropy_with_logits,
+    F.soft_margin_loss, F.binary_cross_entropy, F.binary_cross_entropy_with_logits, F.kl_div, F.poisson_nll_loss
 )
-def loss(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Compare with a target of the same layout, or a plain one; mean and sum are over the whole tensor."""
-    options = dict(kwargs)
-    reduction = options.pop("reduction", "mean")
-    specs = specs_of([*args, *kwargs.values()])
-    for name in ("weight", "pos_weight", "size_average", "reduce"):
-        if options.pop(name, None) is not None:
-            raise unsupported(func, f"{name}= is not supported", *specs, remedy="multiply before you reduce")
-    operands = [*args[:2], *(options.pop(name) for name in ("input", "target") if name in options)]
-    if len(args) > 2 or len(operands) != 2:
-        raise unsupported(func, "options are taken by name only", *specs, remedy="name the options")
-    if tuple(operands[0].shape) != tuple(operands[1].shape):
-        raise unsupported(
-            func, f"input {tuple(operands[0].shape)} and target {tuple(operands[1].shape)} differ", *specs
-        )
-    if reduction not in ("none", "mean", "sum"):
-        raise ValueError(f"{reduction!r} is not a valid value for reduction")
-    each: Tensor = elementwise(func, types, tuple(operands), {**options, "reduction": "none"})
-    if reduction == "none":
-        return each
-    total: Tensor = each.mean() if reduction == "mean" else each.sum()
+def other_loss(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Losses whose weights, where they have any, do not count in the mean."""
+    given = _bound(func, args, kwargs)
+    reduction = given.pop("reduction")
+    first, second, *_ = given.values()
+    if tuple(first.shape) != tuple(second.shape):
+        raise unsupported(func, f"{tuple(first.shape)} and {tuple(second.shape)} differ", *specs_of([first, second]))
+    tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+    options = {name: value for name, value in given.items() if value is not None and name not in tensors}
+    each: Tensor = elementwise(func, types, (), {**tensors, **options, "reduction": "none"})
+    if reduction == "batchmean":
+        mean: Tensor = each.sum() / first.shape[0]
+        return mean
+    return _reduced(each, reduction)
+
+
+# -- classes -------------------------------------------------------------------------------------------------------
+
+
+def _class_labels(ndim: int) -> tuple[list[Hashable], list[Hashable]]:
+    """Name the dims of scores ``(N, C, d1, ...)`` or ``(C,)``, and of class numbers ``(N, d1, ...)`` or ``()``."""
+    rest: list[Hashable] = [*range(ndim - 1)]
+    return ([*rest[:1], "class", *rest[1:]], rest) if ndim > 1 else (["class"], [])
+
+
+def _pick(scores: Tensor, target: Tensor, layout: Layout, spec: ShardSpec, dim: int) -> Tensor:
+    """Take each row's score of its class, which may be on another rank."""
+    axis = next((a for a, entry in enumerate(layout) if entry is not None and entry[0] == "class"), None)
+    if axis is None:
+        return scores.gather(dim, target.unsqueeze(dim)).squeeze(dim)
+    start = sum(layout[axis][1][: spec.coordinate(axis)])  # type: ignore[index]
+    local, size = target - start, scores.shape[dim]
+    mine = (local >= 0) & (local < size)
+    spare = torch.cat([scores, scores.new_zeros([1 if d == dim else n for d, n in enumerate(scores.shape)])], dim)
+    picked = spare.gather(dim, torch.where(mine, local, size).unsqueeze(dim)).squeeze(dim)
+    return all_reduce_sum(picked, spec.group(axis))
+
+
+def _over_classes(values: Tensor, layout: Layout, spec: ShardSpec, dim: int) -> Tensor:
+    """Sum over the classes, on all ranks that share them."""
+    total = values.sum(dim)
+    for axis, entry in enumerate(layout):
+        if entry is not None and entry[0] == "class":
+            total = all_reduce_sum(total, spec.group(axis))
     return total
+
+
+def _rows_spec(spec: ShardSpec, layout: Layout, names: Sequence[Hashable], shape: Sequence[int]) -> ShardSpec:
+    places = [None if entry is None or entry[0] not in names else names.index(entry[0]) for entry in layout]
+    return spec.derive(shape, places, [None if entry is None else entry[1] for entry in layout])
+
+
+def _class_loss(
+    func: Any, scores: Tensor, target: Tensor, weight: Tensor | None, ignore: int, reduction: str, smoothing: float
+) -> Tensor:
+    """Negative log-likelihood of class numbers, from log-probabilities."""
+    dim = 1 if len(scores.shape) > 1 else 0
+    names, rows = _class_labels(len(scores.shape))
+    num_classes = scores.shape[dim]
+    if tuple(target.shape) != (*scores.shape[:dim], *scores.shape[dim + 1 :]):
+        raise ValueError(f"scores {tuple(scores.shape)} need a target without dim {dim}, not {tuple(target.shape)}")
+    if weight is not None and (weight.requires_grad or isinstance(weight, ShardTensor)):
+        raise unsupported(func, "a weight that is sharded or requires grad", *specs_of([scores, target, weight]))
+    (local, classes), layout, _ = align(func, [scores, target], [names, rows])
+    spec = specs_of([scores, target])[0]
+    shape = tuple(target.shape)
+    kept = classes != ignore
+    if bool((kept & ((classes < 0) | (classes >= num_classes))).any()):
+        raise IndexError(f"{func.__name__}: a target is out of bounds for {num_classes} classes")
+    classes = torch.where(kept, classes, 0)
+    factor = kept.to(local.dtype) if weight is None else weight[classes] * kept
+    each = (-_pick(local, classes, layout, spec, dim) * factor).masked_fill(~kept, 0)
+    if smoothing:
+        scaled = local if weight is None else local * _class_weight(weight, local, layout, spec, dim)
+        smooth = -_over_classes(scaled, layout, spec, dim).masked_fill(~kept, 0)
+        each = (1 - smoothing) * each + smoothing / num_classes * smooth
+    new = _rows_spec(spec, layout, rows, shape)
+    return _reduced(finish(each, new), reduction, finish(factor, new))
+
+
+def _class_weight(weight: Tensor, local: Tensor, layout: Layout, spec: ShardSpec, dim: int) -> Tensor:
+    """Return the weights of this rank's classes, to multiply scores by."""
+    for axis, entry in enumerate(layout):
+        if entry is not None and entry[0] == "class":
+            weight = torch.split(weight, list(entry[1]))[spec.coordinate(axis)]
+    return weight.view([-1 if d == dim else 1 for d in range(local.ndim)])
+
+
+@register_op(F.nll_loss)
+def nll_loss(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Negative log-likelihood; rows, positions and classes may be sharded."""
+    given = _bound(func, args, kwargs)
+    scores, target, weight = given["input"], given["target"], given["weight"]
+    return _class_loss(func, scores, target, weight, given["ignore_index"], given["reduction"], 0.0)
+
+
+@register_op(F.cross_entropy)
+def cross_entropy(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Cross entropy with class numbers or probabilities; rows, positions and classes may be sharded."""
+    given = _bound(func, args, kwargs)
+    x, target, weight, smoothing = given["input"], given["target"], given["weight"], given["label_smoothing"]
+    dim = 1 if len(x.shape) > 1 else 0
+    scores = F.log_softmax(x, dim)
+    if not target.is_floating_point():
+        return _class_loss(func, scores, target, weight, given["ignore_index"], given["reduction"], smoothing)
+    if tuple(target.shape) != tuple(x.shape):
+        raise ValueError(f"class probabilities {tuple(target.shape)} need the shape of the scores {tuple(x.shape)}")
+    if smoothing:
+        target = target * (1 - smoothing) + smoothing / x.shape[dim]
+    products = scores * target
+    if weight is not None:
+        products = products * weight.view([-1 if d == dim else 1 for d in range(len(x.shape))])
+    each: Tensor = -products.sum(dim)
+    result = _reduced(each, "sum" if given["reduction"] == "mean" else given["reduction"])
+    return result / each.numel() if given["reduction"] == "mean" else result
+
+
+@register_op(F.cosine_similarity)
+def cosine_similarity(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Cosine of the angle between vectors along any dim."""
+    names = ("x1", "x2", "dim", "eps")
+    given = {"dim": 1, "eps": 1e-8, **dict(zip(names, args, strict=False)), **kwargs}
+    first, second = given["x1"], given["x2"]
+    units = []
+    for x in (first, second):
+        norm = torch.linalg.vector_norm(x, 2, given["dim"], True)
+        low = norm.detach() < given["eps"]  # torch raises short lengths to eps, and their gradient passes
+        units.append(x / torch.where(low, norm + (given["eps"] - norm.detach()), norm))
+    cosine: Tensor = (units[0] * units[1]).sum(given["dim"])
+    return cosine

@@ -106,7 +106,11 @@ def grad(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     given = [None] * len(outputs) if given is None else [given] if isinstance(given, Tensor) else list(given)
     for output, gradient in zip(outputs, given, strict=True):
         spec = output._spec if isinstance(output, ShardTensor) else None
-        if spec is not None and (not isinstance(gradient, ShardTensor) or gradient._spec != spec):
+        if (
+            spec is not None
+            and not spec.is_replicated
+            and (not isinstance(gradient, ShardTensor) or gradient._spec != spec)
+        ):
             raise unsupported(
                 func, "a sharded output needs grad_outputs of the same layout", spec, remedy="reduce it to a loss first"
             )

@@ -18,7 +18,7 @@ from scidata.shard.ops.registry import find, register_op, unsupported
 from scidata.shard.spec import HaloDim, ShardSpec
 from scidata.shard.tensor import ShardTensor
 
-__all__ = ["elementwise"]
+__all__ = ["elementwise", "refuse_write_to_copy"]
 
 _UNARY = """
     abs absolute neg negative positive exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan arcsin
@@ -58,7 +58,7 @@ def elementwise(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, 
     specs = specs_of(operands)
     refuse_out(func, kwargs, *specs)
     if kwargs.get("inplace"):
-        _refuse_write_to_copy(func, operands[0])
+        refuse_write_to_copy(func, operands[0])
     held = _held(operands)
     if held is not None:
         new_args, new_kwargs = rebuild(held)
@@ -97,7 +97,7 @@ def elementwise_in_place(func: Any, types: Any, args: tuple[Any, ...], kwargs: d
             *specs_of(operands),
             remedy="write it as an expression, or use full_tensor()",
         )
-    _refuse_write_to_copy(func, target)
+    refuse_write_to_copy(func, target)
     spec = target._spec
     held = _held(operands)
     if held is not None:
@@ -114,7 +114,8 @@ def elementwise_in_place(func: Any, types: Any, args: tuple[Any, ...], kwargs: d
     return target
 
 
-def _refuse_write_to_copy(func: Any, x: Any) -> None:
+def refuse_write_to_copy(func: Any, x: Any) -> None:
+    """Raise where ``x`` is a copy that would have been a view in torch."""
     if isinstance(x, ShardTensor) and x._copied:
         raise unsupported(
             func,

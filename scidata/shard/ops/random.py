@@ -1,32 +1,110 @@
-"""Random numbers: dropout."""
+"""Random numbers: those that one process draws for the whole tensor, of which each rank keeps its part.
+
+So results do not depend on how many ranks share a tensor, and on the CPU they equal those of plain torch. Ranks have to
+be in step, as with one seed on all ranks of a domain. The price: each rank draws for the whole tensor, for dropout one
+byte an element.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scidata.shard.ops.align import specs_of
-from scidata.shard.ops.registry import register_op, unsupported
+from scidata.shard.ops.align import finish, specs_of
+from scidata.shard.ops.pointwise import refuse_write_to_copy
+from scidata.shard.ops.registry import find, register_op, unsupported
+from scidata.shard.spec import ShardSpec
+from scidata.shard.tensor import ShardTensor
+
+__all__: list[str] = []
+
+_ALPHA = 1.7580993408473766  # of SELU: where dropped elements go in alpha dropout
 
 
-@register_op(F.dropout, torch.dropout, F.alpha_dropout, F.dropout1d, F.dropout2d, F.dropout3d)
+def _own_part(full: Tensor, spec: ShardSpec) -> Tensor:
+    """Cut out this rank's part; a dim of extent 1 stays as it is."""
+    part = full
+    for dim in spec.sharded:
+        if full.shape[dim] == spec.global_shape[dim]:
+            part = part.narrow(dim, spec.offsets[dim], spec.local_shape[dim])
+    return part.clone(memory_format=torch.contiguous_format)
+
+
+def _kept(x: ShardTensor, shape: Sequence[int], p: float) -> Tensor:
+    mask = torch.empty(tuple(shape), dtype=torch.bool, device=x.device).bernoulli_(1 - p)
+    return _own_part(mask, x._spec).to(x.dtype)
+
+
+def _parsed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor, float, bool]:
+    """Return the input, the probability (0 in evaluation) and whether to work in place."""
+    given = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | dict(kwargs)
+    p, training = given.get("p", 0.5), given.get("train", given.get("training", func is not F.alpha_dropout))
+    if not 0 <= p <= 1:
+        raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
+    return given["input"], p if training else 0.0, bool(given.get("inplace"))
+
+
+@register_op(F.dropout, torch.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
 def dropout(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """The identity where nothing is dropped."""
-    given = {
-        "p": 0.5,
-        "training": True,
-        **dict(zip(("input", "p", "training", "inplace"), args, strict=False)),
-        **kwargs,
-    }
-    if given["p"] != 0 and given.get("train", given["training"]):
-        raise unsupported(
-            func,
-            "random numbers of one process cannot be reproduced on parts",
-            *specs_of(args),
-            remedy="use p=0, or eval()",
-        )
-    kept: Tensor = given["input"]
-    return kept
+    """Drop elements, or whole channels: the mask is that of one process with the same seed."""
+    x, p, inplace = _parsed(func, args, kwargs)
+    assert isinstance(x, ShardTensor)
+    if p == 0:
+        return x
+    shape: Sequence[int] = x._spec.global_shape
+    if func not in (F.dropout, torch.dropout):
+        unbatched = (func is F.dropout1d and len(shape) == 2) or (func is F.dropout3d and len(shape) == 4)
+        lead = 1 if unbatched else 2
+        shape = [n if d < lead else 1 for d, n in enumerate(shape)]
+    scale = _kept(x, shape, p)
+    scale = scale.div_(1 - p) if p < 1 else scale
+    if inplace:
+        refuse_write_to_copy(func, x)
+        x._local.mul_(scale)
+        x._padded = None  # its ghosts are old now
+        return x
+    return finish(x._local * scale, x._spec)
+
+
+@register_op(F.alpha_dropout)
+def alpha_dropout(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Dropout that keeps mean and variance of what SELU gives."""
+    x, p, inplace = _parsed(func, args, kwargs)
+    assert isinstance(x, ShardTensor)
+    if inplace or p == 1:
+        raise unsupported(func, "inplace=True, or p=1", x._spec)
+    if p == 0:
+        return x
+    kept = _kept(x, x._spec.global_shape, p)
+    a = 1 / math.sqrt((_ALPHA**2 * p + 1) * (1 - p))
+    return finish(x._local * (kept * a) + ((kept - 1) * (_ALPHA * a) + _ALPHA * a * p), x._spec)
+
+
+@register_op(torch.rand_like, torch.randn_like, torch.randint_like)
+def random_like(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Draw a tensor of the same layout."""
+    x: ShardTensor = args[0]
+    like = torch.empty(x._spec.global_shape, dtype=x.dtype, device=x.device)
+    options = dict(kwargs)
+    grad = options.pop("requires_grad", False)
+    return finish(_own_part(func(like, *args[1:], **options), x._spec).requires_grad_(grad), x._spec)
+
+
+@register_op(
+    *find("uniform_ normal_ exponential_ bernoulli_ random_ log_normal_ cauchy_ geometric_", namespaces=(Tensor,))
+)
+def random_in_place(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Overwrite with random numbers; parameters are numbers."""
+    x: ShardTensor = args[0]
+    if any(isinstance(other, Tensor) for other in (*args[1:], *kwargs.values())):
+        raise unsupported(func, "its parameters are tensors", *specs_of([*args, *kwargs.values()]))
+    refuse_write_to_copy(func, x)
+    full = func(torch.empty(x._spec.global_shape, dtype=x.dtype, device=x.device), *args[1:], **kwargs)
+    x._local.copy_(_own_part(full, x._spec))
+    x._padded = None  # its ghosts are old now
+    return x

@@ -183,7 +183,7 @@ class _Extreme(Function):
         return grad * share, None, None
 
 
-def _extreme(x: ShardTensor, local: Tensor, dims: Sequence[int], reduce: Any) -> Tensor:
+def extreme(x: ShardTensor, local: Tensor, dims: Sequence[int], reduce: Any) -> Tensor:
     """``amax`` or ``amin`` over dims, kept."""
     value = _fold(x, local.detach(), dims, lambda part, dim: reduce(part, dim, keepdim=True))
     if not local.requires_grad or not torch.is_grad_enabled():
@@ -199,7 +199,7 @@ def amax(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     options = _options("dim keepdim", args, kwargs)
     dims, keepdim = dims_of(func, options.get("dim"), x._spec), bool(options.get("keepdim"))
     reduce = torch.amax if "amax" in func.__name__ else torch.amin
-    return _finish(x, _extreme(x, x._local, dims, reduce), dims, keepdim)
+    return _finish(x, extreme(x, x._local, dims, reduce), dims, keepdim)
 
 
 def _arg_extreme(x: ShardTensor, dim: int, largest: bool) -> tuple[Tensor, Tensor]:
@@ -253,7 +253,7 @@ def max_(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if options.get("dim") is None:
         reduce = torch.amax if largest else torch.amin
         dims = range(spec.ndim)
-        return _finish(x, _extreme(x, x._local, dims, reduce), dims, False)
+        return _finish(x, extreme(x, x._local, dims, reduce), dims, False)
     (dim,) = dims_of(func, options["dim"], spec)
     value, index = _arg_extreme(x, dim, largest)
     if x._local.requires_grad and torch.is_grad_enabled():
@@ -356,7 +356,7 @@ def norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         raise unsupported(func, "complex tensors", x._spec, remedy="take abs() first")
     local, dtype = _wide(x._local, options.get("dtype"), integers=False)
     if abs(order) == math.inf:
-        result = _extreme(x, local.abs(), dims, torch.amax if order > 0 else torch.amin)
+        result = extreme(x, local.abs(), dims, torch.amax if order > 0 else torch.amin)
     elif order == 0:
         result = torch.linalg.vector_norm(local, 0, dims, keepdim=True)
         for axis in _axes(x._spec, dims):

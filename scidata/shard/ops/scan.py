@@ -1,24 +1,89 @@
-"""Along one dim, each element from all others of its row: softmax."""
+"""Along one dim, each element from the others of its row: softmax and cumulative sums, on any dim.
+
+On a sharded dim each rank does its part; one number for each row and rank goes around.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scidata.shard.ops.align import finish
+from scidata.shard.collectives import all_gather_v, all_reduce_sum, replicate_to_shards
+from scidata.shard.ops.align import finish, refuse_out
+from scidata.shard.ops.reductions import extreme
 from scidata.shard.ops.registry import find, register_op, unsupported
+from scidata.shard.ops.shapes import argument, normal_dim
 from scidata.shard.tensor import ShardTensor
+
+_BOTH = (torch, Tensor)
+_HALF = (torch.float16, torch.bfloat16)
 
 
 @register_op(*find("softmax log_softmax"), F.softmin)
 def softmax(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Softmax over a dim that is not sharded."""
-    x: ShardTensor = args[0]
-    dim = args[1] if len(args) > 1 else kwargs.get("dim")
-    if dim is None or not -x._spec.ndim <= dim < x._spec.ndim:
-        raise unsupported(func, f"dim={dim} is not a dim of the tensor", x._spec, remedy="give dim")
-    if dim % x._spec.ndim in x._spec.sharded:
-        raise unsupported(func, f"dim {dim} is sharded", x._spec)
-    return finish(func(x._local, *args[1:], **kwargs), x._spec)
+    """Softmax over one dim. Collective where it is sharded: a maximum and a sum."""
+    x: ShardTensor = argument(args, kwargs, 0, "input")
+    dim, spec = argument(args, kwargs, 1, "dim"), x._spec
+    refuse_out(func, kwargs, spec)
+    if dim is None:
+        raise unsupported(func, "it needs a dim", spec, remedy="give dim=")
+    dim = normal_dim(dim, spec.ndim)
+    dtype = kwargs.get("dtype") or next((a for a in args[2:] if isinstance(a, torch.dtype)), None)
+    local = -x._local if func is F.softmin else x._local
+    local = local if dtype is None else local.to(dtype)
+    log = "log" in func.__name__
+    axis = spec.axis_of_dim(dim)
+    if axis is None:
+        return finish((torch.log_softmax if log else torch.softmax)(local, dim), spec)
+    group, out = spec.group(axis), local.dtype
+    wide = local.float() if out in _HALF else local
+    shifted = wide - extreme(ShardTensor(wide.detach(), spec), wide.detach(), [dim], torch.amax)
+    powers = shifted.exp()
+    total = replicate_to_shards(all_reduce_sum(powers.sum(dim, keepdim=True), group), [group])
+    return ShardTensor((shifted - total.log() if log else powers / total).to(out), spec)
+
+
+def _add(total: Tensor, dim: int) -> Tensor:
+    return total.sum(dim, keepdim=True)
+
+
+def _multiply(total: Tensor, dim: int) -> Tensor:
+    return total.prod(dim, keepdim=True)
+
+
+def _log_add(total: Tensor, dim: int) -> Tensor:
+    return total.logsumexp(dim, keepdim=True)
+
+
+_Reduce = Callable[[Tensor, int], Tensor]
+_SCANS: dict[str, tuple[_Reduce, Callable[[Tensor, Tensor], Tensor]]] = {
+    "cumsum": (_add, torch.add),
+    "cumprod": (_multiply, torch.mul),
+    "logcumsumexp": (_log_add, torch.logaddexp),
+}
+
+
+@register_op(*find("cumsum cumprod logcumsumexp", namespaces=_BOTH))
+def scan(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Accumulate along one dim; on a sharded one each rank starts from what the ranks before it add up to."""
+    x: ShardTensor = argument(args, kwargs, 0, "input")
+    refuse_out(func, kwargs, x._spec)
+    spec, dim = x._spec, normal_dim(argument(args, kwargs, 1, "dim"), x._spec.ndim)
+    dtype = {"dtype": kwargs["dtype"]} if kwargs.get("dtype") is not None else {}
+    local = getattr(torch, func.__name__)(x._local, dim, **dtype)
+    axis = spec.axis_of_dim(dim)
+    if axis is None or spec.axes[axis].size == 1:
+        return finish(local, spec)
+    reduce, join = _SCANS[func.__name__]
+    # A rank's total is its last row. The others use it each for their own part, hence grad="sum".
+    held = tuple(int(size > 0) for size in spec.sizes_of(axis))
+    last = local.narrow(dim, max(0, local.shape[dim] - 1), held[spec.coordinate(axis)])
+    totals = all_gather_v(last, held, dim, spec.group(axis), grad="sum")
+    before = sum(held[: spec.coordinate(axis)])
+    if before == 0 or not local.shape[dim]:
+        return ShardTensor(local + totals.narrow(dim, 0, 0).sum(dim, keepdim=True).to(local.dtype), spec)
+    return ShardTensor(join(local, reduce(totals.narrow(dim, 0, before), dim).to(local.dtype)), spec)

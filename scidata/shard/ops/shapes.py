@@ -1,4 +1,4 @@
-"""Functions that only rearrange: permutations, reshapes, joining and padding.
+"""Functions that only rearrange: permutations and reshapes.
 
 All follow one idea: say where each sharded dim goes and what its sizes become, then do the same to the local part.
 """
@@ -10,14 +10,16 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from scidata.shard.ops.align import align, finish, operands_of, refuse_out, specs_of
+from scidata.shard.ops.align import align, finish
 from scidata.shard.ops.registry import find, getters, register_op, unsupported
+from scidata.shard.rows import even_sizes, move_rows, plan_reshape, plan_rows
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
+from scidata.types import IntArray
 
 __all__ = [
     "Group",
@@ -174,24 +176,25 @@ def _full_shape(old: Sequence[int], new: Sequence[int]) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def reshape_spec(func: Any, spec: ShardSpec, shape: Sequence[int]) -> ShardSpec:
-    """Return the layout after a reshape.
+class _Move(NamedTuple):
+    """Dims of the old shape whose elements change ranks: one of them is sharded, and not by runs of new rows."""
 
-    Raises
-    ------
-    UnsupportedShardOp
-        A sharded dim that is not the slowest of the dims it is merged with or split into, or bounds that would cut
-        through a row of the new shape.
-    """
-    remedy = "reshape so that the sharded dim stays the slowest of the dims it is merged with, or redistribute() first"
+    group: Group
+    dim: int
+    axis: int
+    sizes: tuple[int, ...]  # elements of the group on each rank after the reshape
+
+
+def _reshaped(func: Any, spec: ShardSpec, shape: Sequence[int]) -> tuple[ShardSpec, list[_Move]]:
+    """Return the layout after a reshape, and what has to move for it."""
     new_shape = _full_shape(spec.global_shape, shape)
     if new_shape == spec.global_shape or spec.is_replicated:
-        return spec.derive(new_shape, spec.dims, spec.sizes)
+        return spec.derive(new_shape, spec.dims, spec.sizes), []
     if 0 in spec.global_shape:
         raise unsupported(
             func, "where the elements of an empty tensor go is ambiguous", spec, remedy="skip the reshape"
         )
-    dims, sizes = list(spec.dims), list(spec.sizes)
+    dims, sizes, moves = list(spec.dims), list(spec.sizes), []
     for group in reshape_groups(spec.global_shape, new_shape):
         inside = [d for d in group.old if d in spec.sharded]
         if not inside:
@@ -199,21 +202,57 @@ def reshape_spec(func: Any, spec: ShardSpec, shape: Sequence[int]) -> ShardSpec:
         reason = f"the dims {[*group.old]} become {[*group.new]} of {new_shape}"
         dim, axis = inside[0], spec.sharded[inside[0]]
         goes_to = next((d for d in group.new if new_shape[d] != 1), group.new[0] if group.new else None)
+        if len(inside) > 1 or goes_to is None:
+            remedy = "redistribute() to Replicate() on one of the axes first"
+            raise unsupported(func, f"{reason}, and the dims {inside} are sharded", spec, remedy=remedy)
         slower = math.prod(spec.global_shape[d] for d in group.old if d < dim)
-        if len(inside) > 1 or slower != 1 or goes_to is None:
-            raise unsupported(func, f"{reason}, and dim {dim} is sharded but not the slowest", spec, remedy=remedy)
         old_row = math.prod(spec.global_shape[d] for d in group.old if d > dim)
         new_row = math.prod(new_shape[d] for d in group.new if d > goes_to)
-        if any(size * old_row % new_row for size in spec.sizes_of(axis)):
-            raise unsupported(func, f"{reason}, and the sizes are no multiples of {new_row}", spec, remedy=remedy)
+        old_sizes = spec.sizes_of(axis)
         dims[axis] = goes_to
-        sizes[axis] = tuple(size * old_row // new_row for size in spec.sizes_of(axis))
-    return spec.derive(new_shape, dims, sizes)
+        if slower == 1 and not any(size * old_row % new_row for size in old_sizes):
+            sizes[axis] = tuple(size * old_row // new_row for size in old_sizes)
+        else:
+            sizes[axis] = rows = even_sizes(new_shape[goes_to], len(old_sizes))
+            moves.append(_Move(group, dim, axis, tuple(n * new_row for n in rows)))
+    return spec.derive(new_shape, dims, sizes), moves
+
+
+def reshape_spec(func: Any, spec: ShardSpec, shape: Sequence[int]) -> ShardSpec:
+    """Return the layout after a reshape that moves nothing between ranks.
+
+    Raises
+    ------
+    UnsupportedShardOp
+        A sharded dim that is not the slowest of the dims it is merged with or split into, or bounds that would cut
+        through a row of the new shape.
+    """
+    new, moves = _reshaped(func, spec, shape)
+    if moves:
+        dim, group = moves[0].dim, [*moves[0].group.old]
+        remedy = "reshape so that the sharded dim stays the slowest of its group, or redistribute() first"
+        raise unsupported(func, f"the elements of dims {group} change ranks, of which {dim}", spec, remedy=remedy)
+    return new
+
+
+def _moved(x: ShardTensor, moves: Sequence[_Move]) -> Tensor:
+    """Bring elements to the ranks that own them after the reshape, their dims merged. Collective."""
+    spec, local = x._spec, x._local
+    for group, dim, axis, sizes in reversed(moves):
+        first, last = group.old.start, group.old.stop
+        outer = math.prod(spec.global_shape[first:dim])
+        inner = math.prod(spec.global_shape[dim + 1 : last])
+        plan = plan_reshape(outer, inner, spec.sizes_of(axis), sizes, spec.coordinate(axis))
+        local = local.reshape(*local.shape[:first], math.prod(local.shape[first:last]), *local.shape[last:])
+        local = move_rows(local, plan, first, spec.group(axis))
+    return local
 
 
 def _reshape(func: Any, x: ShardTensor, shape: Sequence[int]) -> Tensor:
-    """Reshape; a part inside its halo is not contiguous and is copied where torch would make a view."""
-    spec = reshape_spec(func, x._spec, shape)
+    """Reshape; where elements change ranks, or a part inside its halo is not contiguous, torch's view is a copy."""
+    spec, moves = _reshaped(func, x._spec, shape)
+    if moves:
+        return derived(x, _moved(x, moves).reshape(spec.local_shape), spec, copied=True)
     try:
         return derived(x, x._local.view(spec.local_shape), spec, copied=x._narrowed)
     except RuntimeError:
@@ -222,7 +261,7 @@ def _reshape(func: Any, x: ShardTensor, shape: Sequence[int]) -> Tensor:
 
 @register_op(*find("reshape view", namespaces=(Tensor,)), torch.reshape)
 def reshape(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Reshape to a global shape; ``view`` copies where the part is not contiguous."""
+    """Reshape to a global shape; a copy where the part is not contiguous. Collective where elements change ranks."""
     x: ShardTensor = args[0]
     if any(isinstance(a, torch.dtype) for a in (*args[1:], *kwargs.values())):
         raise unsupported(func, "a view as another dtype changes the shape", x._spec, remedy="use to(dtype)")
@@ -268,8 +307,8 @@ def squeeze(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     asked = range(len(shape)) if dim is None else dim if isinstance(dim, tuple | list) else (dim,)
     dropped = {normal_dim(d, len(shape)) for d in asked}
     dropped = {d for d in dropped if shape[d] == 1}
-    for d in dropped:
-        refuse_sharded(func, x._spec, d)
+    if any(d in x._spec.sharded for d in dropped):  # one rank has it: all get a copy
+        return x[tuple(0 if d in dropped else slice(None) for d in range(len(shape)))]
     kept = [d for d in range(len(shape)) if d not in dropped]
     spec = x._spec.move_dims([shape[d] for d in kept], {d: i for i, d in enumerate(kept)})
     return derived(x, x._local.squeeze(tuple(dropped)) if dropped else x._local.view_as(x._local), spec)
@@ -285,24 +324,39 @@ def unsqueeze(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
     return derived(x, x._local.unsqueeze(dim), x._spec.move_dims((*shape[:dim], 1, *shape[dim:]), new_dim))
 
 
-def _expand(func: Any, x: ShardTensor, shape: Sequence[int]) -> Tensor:
+def _expand(x: ShardTensor, shape: Sequence[int], like: ShardSpec | None = None) -> Tensor:
+    """Expand; a sharded dim of extent 1 is split as in ``like``, else evenly."""
     spec = x._spec
     added = len(shape) - spec.ndim
     if added < 0:
         raise RuntimeError(f"expand: {list(shape)} has fewer dims than the tensor's {spec.ndim}")
     old = (*[1] * added, *spec.global_shape)
     new = [n if s == -1 else s for s, n in zip(shape, old, strict=True)]
+    sizes, local, grown = list(spec.sizes), x._local, False
     for d, axis in spec.sharded.items():
         if new[d + added] != spec.global_shape[d]:
-            raise unsupported(func, f"dim {d} is sharded (axis {axis}) and would be expanded", spec)
-    result = spec.move_dims(new, {d: d + added for d in range(spec.ndim)})
-    return derived(x, x._local.expand(result.local_shape), result)
+            if spec.global_shape[d] != 1:
+                raise RuntimeError(f"expand: dim {d} of extent {spec.global_shape[d]} cannot become {new[d + added]}")
+            same = like is not None and like.dims[axis] == d + added
+            grown, parts = (
+                True,
+                like.sizes_of(axis) if same and like else even_sizes(new[d + added], spec.axes[axis].size),
+            )
+            sizes[axis] = parts
+            plan = plan_rows(_repeated, (new[d + added],), spec.sizes_of(axis), parts, spec.coordinate(axis))
+            local = move_rows(local, plan, d, spec.group(axis))
+    result = spec.derive(new, [None if d is None else d + added for d in spec.dims], sizes)
+    return derived(x, local.expand(result.local_shape), result, copied=grown)
 
 
-@register_op(Tensor.expand)
+def _repeated(extent: int, count: int) -> IntArray:
+    return np.zeros(count, dtype=np.int64)
+
+
+@register_op(*find("expand broadcast_to", namespaces=(torch, Tensor)))
 def expand(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Repeat dims of extent 1 without a copy."""
-    return _expand(func, args[0], many(args, kwargs, "size"))
+    """Repeat dims of extent 1: without a copy, except a sharded one."""
+    return _expand(args[0], many(args, kwargs, "size", "shape"))
 
 
 @register_op(Tensor.expand_as)
@@ -310,81 +364,7 @@ def expand_as(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
     """Expand to another tensor's global shape; a plain tensor expands to the shards of the other."""
     x, other = args
     if isinstance(x, ShardTensor):
-        if isinstance(other, ShardTensor) and other._spec.sizes != x._spec.sizes:
-            raise unsupported(func, "the two are split differently", x._spec, other._spec)
-        return _expand(func, x, tuple(other.shape))
+        return _expand(x, tuple(other.shape), other._spec if isinstance(other, ShardTensor) else None)
     ndim = other._spec.ndim
     (part, _), _, _ = align(func, [x, other], [range(ndim - n, ndim) for n in (x.ndim, ndim)])
     return finish(part.expand(other._spec.local_shape), other._spec)
-
-
-@register_op(Tensor.repeat)
-def repeat(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Tile along dims that are not sharded."""
-    x, times = args[0], many(args, kwargs, "repeats")
-    spec = x._spec
-    added = len(times) - spec.ndim
-    for d in spec.sharded:
-        if added >= 0 and times[d + added] != 1:
-            raise unsupported(func, f"dim {d} is sharded and would be repeated", spec)
-    local = x._local.repeat(times)
-    shape = [t * n for t, n in zip(times, (*[1] * added, *spec.global_shape), strict=True)]
-    return finish(local, spec.move_dims(shape, {d: d + added for d in range(spec.ndim)}))
-
-
-# -- joining and padding -----------------------------------------------------------------------------------------
-
-
-@register_op(torch.cat, torch.concat, torch.concatenate)
-def cat(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Join along a dim that is not sharded; plain tensors are sliced to the shards."""
-    refuse_out(func, kwargs, *specs_of(operands_of(args, {})[0]))
-    tensors = list(argument(args, kwargs, 0, "tensors"))
-    spec = next(iter(specs_of(tensors)))
-    dim = normal_dim(argument(args, kwargs, 1, "dim", kwargs.get("axis", 0)), spec.ndim)
-    if any(len(x.shape) != spec.ndim for x in tensors):
-        raise unsupported(func, "the tensors have different numbers of dims", *specs_of(tensors))
-    for each in specs_of(tensors):
-        refuse_sharded(func, each, dim)
-    labels = [[("joined", i) if d == dim else d for d in range(spec.ndim)] for i in range(len(tensors))]
-    locals_, layout, extents = align(func, tensors, labels)
-    shape = [extents.get(d, 0) for d in range(spec.ndim)]
-    for x in tensors:
-        if any(x.shape[d] != shape[d] for d in range(spec.ndim) if d != dim):
-            raise RuntimeError(f"cat: shapes {[tuple(x.shape) for x in tensors]} differ along other dims than {dim}")
-    shape[dim] = sum(x.shape[dim] for x in tensors)
-    dims = [None if entry is None else entry[0] for entry in layout]
-    sizes = [None if entry is None else entry[1] for entry in layout]
-    return finish(torch.cat(locals_, dim), spec.derive(shape, dims, sizes))  # type: ignore[arg-type]
-
-
-@register_op(torch.stack)
-def stack(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Join along a new dim."""
-    refuse_out(func, kwargs, *specs_of(operands_of(args, {})[0]))
-    tensors = list(argument(args, kwargs, 0, "tensors"))
-    spec = next(iter(specs_of(tensors)))
-    shapes = {tuple(x.shape) for x in tensors}
-    if len(shapes) != 1:
-        raise RuntimeError(f"stack: the tensors' shapes differ: {sorted(shapes)}")
-    dim = normal_dim(argument(args, kwargs, 1, "dim", 0), spec.ndim + 1)
-    locals_, layout, _ = align(func, tensors, [range(spec.ndim)] * len(tensors))
-    dims = [None if entry is None else entry[0] + (entry[0] >= dim) for entry in layout]  # type: ignore[operator]
-    sizes = [None if entry is None else entry[1] for entry in layout]
-    shape = (*spec.global_shape[:dim], len(tensors), *spec.global_shape[dim:])
-    return finish(torch.stack(locals_, dim), spec.derive(shape, dims, sizes))
-
-
-@register_op(F.pad)
-def pad(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Pad dims that are not sharded."""
-    x, spec = args[0], args[0]._spec
-    widths = list(argument(args, kwargs, 1, "pad"))
-    mode = argument(args, kwargs, 2, "mode", "constant")
-    for d in spec.sharded:
-        place = 2 * (spec.ndim - 1 - d)
-        if any(widths[place : place + 2]):
-            raise unsupported(func, f"dim {d} is sharded and would be padded", spec)
-    if mode != "constant" and spec.has_empty_parts:
-        raise unsupported(func, f"mode {mode!r} cannot pad an empty part", spec)
-    return keep_dims(x, func(x._local, *args[1:], **kwargs))

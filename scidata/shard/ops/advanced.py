@@ -1,0 +1,211 @@
+"""Index tensors and masks on any dims, read and write.
+
+What an index tensor that all ranks hold takes from a sharded dim is split anew: as before where the number of rows
+stays, else evenly. An index that is itself sharded gives its layout to the result. What a mask leaves stays on its
+rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import Replicate, Shard
+
+from scidata.shard._transport import gather
+from scidata.shard.ops.align import local_of, specs_of
+from scidata.shard.ops.registry import unsupported
+from scidata.shard.ops.shapes import derived
+from scidata.shard.rows import even_sizes, fetch_rows, move_rows, plan_listed
+from scidata.shard.spec import ShardSpec
+from scidata.shard.tensor import ShardTensor, _version
+
+__all__ = ["count_true", "fill_where", "put_rows", "take_advanced"]
+
+
+def _is_sharded(x: Any) -> bool:
+    return isinstance(x, ShardTensor) and not x._spec.is_replicated
+
+
+def take_advanced(func: Any, x: Tensor, tensors: Mapping[int, Tensor]) -> Tensor:
+    """Take what index tensors, or a mask, name; ``tensors`` is by the first dim that each stands for."""
+    found = {d: t if _is_sharded(t) else local_of(t) for d, t in tensors.items()}
+    if not isinstance(x, ShardTensor) or x._spec.is_replicated:
+        if any(map(_is_sharded, found.values())):
+            raise unsupported(func, "sharded indices of a plain tensor", *specs_of([*found.values()]))
+        plain: Tensor = local_of(x)
+        return plain[tuple(found.get(d, slice(None)) for d in range(plain.ndim))]
+    masks = {d: t for d, t in found.items() if t.dtype in (torch.bool, torch.uint8)}
+    if masks and len(found) == 1:
+        ((dim, mask),) = masks.items()
+        assert isinstance(x, ShardTensor)
+        return _take_mask(func, x, dim, mask)
+    if any(_is_sharded(mask) for mask in masks.values()):
+        raise unsupported(func, "a sharded mask beside other index tensors", *specs_of([x, *found.values()]))
+    for dim, mask in masks.items():
+        for i, rows in enumerate(mask.nonzero(as_tuple=True)):
+            found[dim + i] = rows
+    assert isinstance(x, ShardTensor)
+    if any(_is_sharded(index) for index in found.values()):
+        (dim, index), *rest = found.items()
+        if rest or not isinstance(index, ShardTensor) or index._spec.ndim != 1:
+            raise unsupported(func, "sharded index tensors of more than one dim", *specs_of([x, *found.values()]))
+        return _take_sharded(func, x, dim, index)
+    return _take_listed(func, x, dict(sorted(found.items())))
+
+
+def _take_listed(func: Any, x: ShardTensor, tensors: dict[int, Tensor]) -> Tensor:
+    """Take by index tensors that every rank holds."""
+    spec, dims = x._spec, list(tensors)
+    indices = torch.broadcast_tensors(*tensors.values())  # type: ignore[no-untyped-call]
+    shape = tuple(indices[0].shape)
+    adjacent = dims == list(range(dims[0], dims[0] + len(dims)))
+    place = dims[0] if adjacent else 0
+    others = [d for d in range(spec.ndim) if d not in dims]
+    new_dim = {d: i if i < place else i + len(shape) for i, d in enumerate(others)}
+    new_shape = [spec.global_shape[d] for d in others]
+    new_shape[place:place] = shape
+    split = [d for d in dims if d in spec.sharded]
+    if not split:
+        local = x._local[tuple(tensors.get(d, slice(None)) for d in range(spec.ndim))]
+        return derived(x, local, spec.move_dims(new_shape, new_dim))
+    if len(split) > 1:
+        raise unsupported(func, "index tensors of several sharded dims", spec)
+    order = [split[0], *(d for d in dims if d != split[0])]  # merged with the sharded dim as the slowest
+    linear = torch.zeros(shape, dtype=torch.int64)
+    for d in order:
+        index, extent = indices[dims.index(d)].cpu().to(torch.int64), spec.global_shape[d]
+        if index.numel() and not -extent <= int(index.min()) <= int(index.max()) < extent:
+            raise IndexError(f"an index is out of bounds for dimension {d} with size {extent}")
+        linear = linear * extent + index % max(extent, 1)
+    rest = math.prod(spec.global_shape[d] for d in order[1:])
+    axis = spec.sharded[split[0]]
+    sizes = tuple(size * rest for size in spec.sizes_of(axis))
+    keeps = shape == (spec.global_shape[split[0]],)
+    new_sizes = spec.sizes_of(axis) if keeps else even_sizes(shape[0], len(sizes))
+    inner = math.prod(shape[1:])
+    plan = plan_listed(linear.reshape(-1).numpy(), sizes, [n * inner for n in new_sizes], spec.coordinate(axis))
+    local = x._local.permute(*others[:place], *order, *others[place:])
+    local = local.reshape(*local.shape[:place], sizes[spec.coordinate(axis)], *local.shape[place + len(dims) :])
+    local = move_rows(local, plan, place, spec.group(axis))
+    local = local.reshape(*local.shape[:place], new_sizes[spec.coordinate(axis)], *shape[1:], *local.shape[place + 1 :])
+    new = [place if a == axis else None if d is None else new_dim[d] for a, d in enumerate(spec.dims)]
+    return ShardTensor(local, spec.derive(new_shape, new, [new_sizes if a == axis else s for a, s in _each(spec)]))
+
+
+def _each(spec: ShardSpec) -> Any:
+    return enumerate(spec.sizes)
+
+
+def _take_sharded(func: Any, x: ShardTensor, dim: int, index: ShardTensor) -> Tensor:
+    """Take rows by ids of which each rank has its own."""
+    spec, ispec = x._spec, index._spec
+    (axis,) = ispec.sharded.values()
+    if spec.device_mesh != ispec.device_mesh or spec.dims[axis] not in (dim, None):
+        raise unsupported(func, "the index is sharded over another mesh axis than its dim", spec, ispec)
+    if spec.dims[axis] is None:
+        raise unsupported(func, "the index is sharded, the dim is not", spec, ispec)
+    rows = fetch_rows(x._local, index._local, spec.sizes_of(axis), dim, spec.group(axis))
+    shape = (*spec.global_shape[:dim], ispec.global_shape[0], *spec.global_shape[dim + 1 :])
+    return ShardTensor(
+        rows, spec.derive(shape, spec.dims, [ispec.sizes_of(axis) if a == axis else s for a, s in _each(spec)])
+    )
+
+
+# -- masks ---------------------------------------------------------------------------------------------------------
+
+
+def count_true(mask: ShardTensor) -> tuple[int, ...]:
+    """Return how many are true on each rank of the one axis that shards; kept. Collective at the first use."""
+    held: tuple[int, tuple[int, ...]] | None = mask.__dict__.get("_true_counts")
+    if held is None or held[0] != _version(mask._local):
+        (axis,) = mask._spec.sharded.values()
+        mine = mask._local.sum().view(1)
+        sizes = mask._spec.sizes_of(axis)
+        counts = gather(mine, (1,) * len(sizes), 0, mask._spec.group(axis)) if len(sizes) > 1 else mine
+        held = mask.__dict__["_true_counts"] = _version(mask._local), tuple(counts.tolist())
+    return held[1]
+
+
+def _take_mask(func: Any, x: ShardTensor, dim: int, mask: Tensor) -> Tensor:
+    spec, covered = x._spec, range(dim, dim + len(mask.shape))
+    if mask.dtype != torch.bool:
+        raise unsupported(func, "a mask of uint8", *specs_of([x, mask]), remedy="use a bool mask")
+    if tuple(mask.shape) != spec.global_shape[dim : covered.stop]:
+        raise IndexError(f"the mask of shape {tuple(mask.shape)} does not fit {spec.global_shape} at dim {dim}")
+    theirs = {axis: dim + d for d, axis in mask._spec.sharded.items()} if isinstance(mask, ShardTensor) else {}
+    axes = {axis for d, axis in spec.sharded.items() if d in covered} | set(theirs)
+    if len(axes) > 1:
+        raise unsupported(func, "a mask over several sharded dims", *specs_of([x, mask]))
+    new_dim = {d: d if d < dim else d - len(mask.shape) + 1 for d in range(spec.ndim) if d not in covered}
+    before: Any = (slice(None),) * dim
+    if not axes:
+        local = x._local[(*before, mask)]
+        return derived(x, local, spec.move_dims(_masked_shape(spec, covered, local.shape[dim]), new_dim))
+    (axis,) = axes
+    # Elements come in C order, so the slowest dim of the mask has to be the sharded one.
+    if spec.dims[axis] == dim:
+        sizes = spec.sizes_of(axis)
+    elif theirs.get(axis) == dim:
+        assert isinstance(mask, ShardTensor)
+        sizes = mask._spec.sizes_of(axis)
+    else:
+        sizes = even_sizes(spec.global_shape[dim], spec.axes[axis].size)
+    x = _resharded(x, axis, dim, sizes)
+    if isinstance(mask, ShardTensor):
+        mask = _resharded(mask, axis, 0, sizes)
+        counts, mine = count_true(mask), mask._local
+    else:
+        parts = torch.split(mask, list(sizes))
+        counts, mine = tuple(int(part.sum()) for part in parts), parts[spec.coordinate(axis)]
+    shape = _masked_shape(spec, covered, sum(counts))
+    dims = [dim if a == axis else None if d is None else new_dim[d] for a, d in enumerate(x._spec.dims)]
+    new = spec.derive(shape, dims, [counts if a == axis else s for a, s in _each(x._spec)])
+    return ShardTensor(x._local[(*before, mine)], new)
+
+
+def _masked_shape(spec: ShardSpec, covered: range, count: int) -> tuple[int, ...]:
+    return (*spec.global_shape[: covered.start], count, *spec.global_shape[covered.stop :])
+
+
+def _resharded(x: ShardTensor, axis: int, dim: int, sizes: Sequence[int]) -> ShardTensor:
+    placements = [Shard(dim) if a == axis else p for a, p in enumerate(x.placements)]
+    for a, placement in enumerate(placements):
+        if a != axis and isinstance(placement, Shard) and placement.dim == dim:
+            placements[a] = Replicate()
+    return x.redistribute(placements=placements, sizes={axis: sizes})
+
+
+# -- writing -------------------------------------------------------------------------------------------------------
+
+
+def fill_where(func: Any, target: ShardTensor, tensors: Mapping[int, Tensor], value: Any) -> bool:
+    """Write one value where a mask is true; return whether that is what was asked for."""
+    (dim, mask), *rest = tensors.items()
+    if rest or mask.dtype != torch.bool or (isinstance(value, Tensor) and value.ndim):
+        return False
+    behind = target._spec.ndim - dim - len(mask.shape)
+    if tuple(mask.shape) != target._spec.global_shape[dim : dim + len(mask.shape)]:
+        raise IndexError(f"the mask of shape {tuple(mask.shape)} does not fit {target._spec.global_shape} at dim {dim}")
+    target.masked_fill_(mask[(..., *[None] * behind)], value)
+    return True
+
+
+def put_rows(func: Any, target: ShardTensor, tensors: Mapping[int, Tensor], value: Any) -> None:
+    """Write rows through one index tensor that every rank holds."""
+    (dim, index), *rest = tensors.items()
+    if rest or _is_sharded(index) or index.dtype == torch.bool or len(index.shape) != 1:
+        raise unsupported(
+            func,
+            "it writes different values through a mask, a sharded index or several index tensors",
+            *specs_of([target, *tensors.values()]),
+            remedy="use torch.where, or scatter()",
+        )
+    shape = list(target._spec.global_shape)
+    shape[dim] = len(index)
+    values = value if isinstance(value, Tensor) else torch.full((), value, dtype=target.dtype, device=target.device)
+    index = local_of(index).to(torch.int64)
+    target.index_copy_(dim, torch.where(index < 0, index + target._spec.global_shape[dim], index), values.expand(shape))

@@ -1,0 +1,191 @@
+"""Gathers and scatters by index along any dim, where index and values lie beside the tensor or on every rank.
+
+Along a sharded dim, a gather fetches the whole dim, and a scatter its whole index and values: right for any index, at
+the cost of their memory. Ids of a graph know better ways: see ``graph`` and ``scatter``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import Replicate
+
+from scidata.shard.ops import scatter  # noqa: F401 - its entries are extended here
+from scidata.shard.ops.align import align, finish, local_of, refuse_out, specs_of
+from scidata.shard.ops.graph import extend_op, is_sharded
+from scidata.shard.ops.pointwise import refuse_write_to_copy
+from scidata.shard.ops.registry import find, register_op, unsupported
+from scidata.shard.ops.shapes import argument, normal_dim
+from scidata.shard.routed import RoutedIndex
+from scidata.shard.rows import even_sizes
+from scidata.shard.spec import ShardSpec
+from scidata.shard.tensor import ShardTensor
+
+__all__: list[str] = []
+
+_BOTH = (torch, Tensor)
+
+
+def _whole_along(x: Any, dim: int) -> Any:
+    """Gather one dim; the result is replicated along its axis."""
+    axis = x._spec.axis_of_dim(dim) if isinstance(x, ShardTensor) else None
+    if axis is None:
+        return x
+    return x.redistribute(placements=[Replicate() if a == axis else p for a, p in enumerate(x.placements)])
+
+
+def _labels(operands: Sequence[Tensor], dim: int) -> list[list[Hashable]]:
+    """Name dims alike where any operand is sharded, and ``dim`` of the first operand apart from the others'."""
+    shared = {d for spec in specs_of(operands) for d in spec.sharded}
+    return [
+        [("rows" if i else "target") if d == dim else d if d in shared else (i, d) for d in range(len(x.shape))]
+        for i, x in enumerate(operands)
+    ]
+
+
+def _check_sharded_extents(func: Any, operands: Sequence[Tensor], dim: int) -> None:
+    specs = specs_of(operands)
+    for d in {d for spec in specs for d in spec.sharded} - {dim}:
+        if len({x.shape[d] for x in operands if len(x.shape)}) > 1:
+            shapes = [tuple(x.shape) for x in operands]
+            raise unsupported(func, f"shapes {shapes} differ along the sharded dim {d}", *specs)
+
+
+def _spec(like: ShardSpec, layout: Any, labels: Sequence[Hashable], shape: Sequence[int]) -> ShardSpec:
+    places = [None if entry is None or entry[0] not in labels else labels.index(entry[0]) for entry in layout]
+    return like.derive(shape, places, [None if entry is None else entry[1] for entry in layout])
+
+
+# -- gathers -------------------------------------------------------------------------------------------------------
+
+
+@extend_op(*find("gather", namespaces=_BOTH))
+def gather(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Pick one element of a row for each entry of the index."""
+    x, index = argument(args, kwargs, 0, "input"), argument(args, kwargs, 2, "index")
+    if isinstance(index, RoutedIndex):
+        return NotImplemented
+    refuse_out(func, kwargs, *specs_of([x, index]))
+    dim = normal_dim(argument(args, kwargs, 1, "dim"), len(x.shape))
+    return _gather(func, x, dim, index)
+
+
+def _gather(func: Any, x: Tensor, dim: int, index: Tensor) -> Tensor:
+    if is_sharded(x) and dim in x._spec.sharded:  # type: ignore[attr-defined]
+        spec: ShardSpec = x._spec  # type: ignore[attr-defined]
+        axis, extent = spec.sharded[dim], index.shape[dim]
+        if not isinstance(index, ShardTensor):
+            sizes = spec.sizes_of(axis) if extent == x.shape[dim] else even_sizes(extent, spec.axes[axis].size)
+            dims = [dim if a == axis else None for a in range(len(spec.axes))]
+            new = spec.derive(tuple(index.shape), dims, [sizes] * len(dims))
+            index = ShardTensor(index.narrow(dim, new.offsets[dim], new.local_shape[dim]), new)
+        x = _whole_along(x, dim)
+    operands = [x, index]
+    _check_sharded_extents(func, operands, dim)
+    labels = _labels(operands, dim)
+    (source, ids), layout, _ = align(func, operands, labels)
+    return finish(source.gather(dim, ids), _spec(specs_of(operands)[0], layout, labels[1], tuple(index.shape)))
+
+
+@register_op(*find("take_along_dim", namespaces=_BOTH))
+def take_along_dim(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """``gather`` with broadcasting of the other dims."""
+    x, index = argument(args, kwargs, 0, "input"), argument(args, kwargs, 1, "indices")
+    refuse_out(func, kwargs, *specs_of([x, index]))
+    dim = argument(args, kwargs, 2, "dim")
+    if dim is None or len(x.shape) != len(index.shape):
+        raise unsupported(func, "it needs a dim, and as many dims in both", *specs_of([x, index]))
+    dim = normal_dim(dim, len(x.shape))
+    others = [torch.Size([*t.shape[:dim], *t.shape[dim + 1 :]]) for t in (x, index)]
+    common = torch.broadcast_shapes(*others)  # type: ignore[no-untyped-call]
+    x, index = (t.expand(*common[:dim], t.shape[dim], *common[dim:]) for t in (x, index))
+    return _gather(func, x, dim, index)
+
+
+# -- scatters ------------------------------------------------------------------------------------------------------
+
+
+def _scatter(
+    func: Any, target: ShardTensor, dim: int, index: Tensor, src: Tensor | None, rest: Sequence[Any], named: Any
+) -> Tensor:
+    """Do any function ``(target, dim, index, values, ...)``; rows of other ranks are written to one row more."""
+    in_place = func.__name__.endswith("_")
+    if in_place:
+        refuse_write_to_copy(func, target)
+    function = getattr(torch, func.__name__.rstrip("_"))
+    dim = normal_dim(dim, target._spec.ndim)
+    one_dim = "index" in func.__name__
+    given = [target, _whole_along(index, 0 if one_dim else dim), *([] if src is None else [_whole_along(src, dim)])]
+    operands = [given[0], *given[2:]] if one_dim else given
+    _check_sharded_extents(func, operands, dim)
+    labels = _labels(operands, dim)
+    locals_, layout, _ = align(func, operands, labels)
+    if one_dim:
+        locals_.insert(1, local_of(given[1]))
+    part, ids, *values = locals_
+    spec = _spec(target._spec, layout, labels[0], target._spec.global_shape)
+    extent, size = spec.global_shape[dim], part.shape[dim]
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < extent:
+        raise IndexError(f"{func.__name__}: an index is out of bounds for dim {dim} with size {extent}")
+    if dim in spec.sharded:
+        ids = ids - spec.offsets[dim]
+        ids = torch.where((ids >= 0) & (ids < size), ids, size)
+        spare = part.narrow(dim, 0, 0).new_ones([1 if d == dim else n for d, n in enumerate(part.shape)])
+        result = function(torch.cat([part, spare], dim), dim, ids, *values, *rest, **named).narrow(dim, 0, size)
+    else:
+        # autograd may keep what it reads, so that must not be what is written to below
+        result = function(part.clone() if in_place else part, dim, ids, *values, *rest, **named)
+    if not in_place:
+        return finish(result, spec)
+    if spec != target._spec:
+        raise unsupported(func, "the result has another layout than the tensor it is written to", *specs_of(given))
+    target._local.copy_(result)
+    target._padded = None  # its ghosts are old now
+    return target
+
+
+def _bind(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+    return {**dict(zip(names, args, strict=False)), **kwargs}, list(args[len(names) :])
+
+
+def _handle(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], values: Sequence[str]) -> Any:
+    """Find target, dim, index and values by position or by one of their names."""
+    named, rest = _bind(("input", "dim", "index", values[0]), args, kwargs)
+    target, dim, index = (named.pop(name, None) for name in ("input", "dim", "index"))
+    src = next((named.pop(name) for name in values if name in named), None)
+    if not is_sharded(target) or isinstance(index, RoutedIndex):
+        return NotImplemented
+    refuse_out(func, named, *specs_of([target]))
+    if not isinstance(src, Tensor):  # one number for all
+        return _scatter(func, target, dim, index, None, [src, *rest], named)
+    return _scatter(func, target, dim, index, src, rest, named)
+
+
+@extend_op(
+    *find("scatter_add scatter_add_ scatter_reduce scatter_reduce_ index_add index_add_", namespaces=(Tensor,)),
+    torch.scatter_add,
+    torch.scatter_reduce,
+    torch.index_add,
+)
+def add_at(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Add or reduce values into the rows of a sharded tensor."""
+    return _handle(func, args, kwargs, ("source", "src"))
+
+
+@register_op(
+    *find("scatter index_copy index_fill index_reduce", namespaces=_BOTH),
+    *find("scatter_ index_copy_ index_fill_ index_reduce_", namespaces=(Tensor,)),
+    keeps_replicated=True,
+)
+def write_at(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Write values into the rows of a sharded tensor."""
+    result = _handle(func, args, kwargs, ("source", "src", "value"))
+    if result is NotImplemented:
+        operands = [x for x in (*args, *kwargs.values()) if isinstance(x, ShardTensor)]
+        if not any(map(is_sharded, operands)):
+            return func(*map(local_of, args), **{name: local_of(x) for name, x in kwargs.items()})
+        raise unsupported(func, "the tensor written to is plain, or the ids are those of a graph", *specs_of(operands))
+    return result

@@ -1,0 +1,290 @@
+"""Functions that join, repeat, pad and turn around, on any dim.
+
+Along a sharded dim rows change ranks, in one exchange: what is rolled or turned keeps its layout, what is joined,
+repeated or padded has on each rank as many rows as went in there.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.tensor import Shard
+
+from scidata.shard.ops.align import align, finish, operands_of, refuse_out, specs_of
+from scidata.shard.ops.registry import find, register_op, unsupported
+from scidata.shard.ops.shapes import argument, many, normal_dim
+from scidata.shard.rows import RowPlan, even_sizes, move_rows, plan_listed, plan_rows
+from scidata.shard.spec import ShardSpec
+from scidata.shard.tensor import ShardTensor
+from scidata.types import IntArray
+
+__all__: list[str] = []
+
+_BOTH = (torch, Tensor)
+
+
+def _rows(
+    x: ShardTensor, dim: int, build: Callable[..., IntArray], args: tuple[Any, ...], sizes: Sequence[int] | None = None
+) -> ShardTensor:
+    """Take the rows ``build(extent, *args)`` of a dim; a sharded one is split into ``sizes``, by default as it was."""
+    spec = x._spec
+    axis = spec.axis_of_dim(dim)
+    if axis is None:
+        index = torch.from_numpy(build(spec.global_shape[dim], *args))
+        local, new_sizes, extent = x._local.index_select(dim, index.to(x.device)), spec.sizes, len(index)
+    else:
+        parts = spec.sizes_of(axis) if sizes is None else tuple(sizes)
+        plan = plan_rows(build, args, spec.sizes_of(axis), parts, spec.coordinate(axis))
+        local, extent = move_rows(x._local, plan, dim, spec.group(axis)), sum(parts)
+        new_sizes = tuple(parts if a == axis else s for a, s in enumerate(spec.sizes))
+    shape = (*spec.global_shape[:dim], extent, *spec.global_shape[dim + 1 :])
+    return ShardTensor(local, spec.derive(shape, spec.dims, new_sizes))
+
+
+# -- joining -------------------------------------------------------------------------------------------------------
+
+
+@register_op(torch.cat, torch.concat, torch.concatenate)
+def cat(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Join along a dim; plain tensors are sliced to the shards. Collective along a sharded dim."""
+    refuse_out(func, kwargs, *specs_of(operands_of(args, {})[0]))
+    tensors = list(argument(args, kwargs, 0, "tensors"))
+    tensors = [x for x in tensors if isinstance(x, ShardTensor) or tuple(x.shape) != (0,)]
+    spec = next(iter(specs_of(tensors)))
+    dim = normal_dim(argument(args, kwargs, 1, "dim", kwargs.get("axis", 0)), spec.ndim)
+    if any(len(x.shape) != spec.ndim for x in tensors):
+        raise unsupported(func, "the tensors have different numbers of dims", *specs_of(tensors))
+    if any(dim in each.sharded for each in specs_of(tensors)):
+        return _cat_rows(func, tensors, dim)
+    labels = [[("joined", i) if d == dim else d for d in range(spec.ndim)] for i in range(len(tensors))]
+    locals_, layout, extents = align(func, tensors, labels)
+    shape = [extents.get(d, 0) for d in range(spec.ndim)]
+    for x in tensors:
+        if any(x.shape[d] != shape[d] for d in range(spec.ndim) if d != dim):
+            raise RuntimeError(f"cat: shapes {[tuple(x.shape) for x in tensors]} differ along other dims than {dim}")
+    shape[dim] = sum(x.shape[dim] for x in tensors)
+    dims = [None if entry is None else entry[0] for entry in layout]
+    sizes = [None if entry is None else entry[1] for entry in layout]
+    return finish(torch.cat(locals_, dim), spec.derive(shape, dims, sizes))  # type: ignore[arg-type]
+
+
+def _cat_rows(func: Any, tensors: Sequence[Tensor], dim: int) -> Tensor:
+    """Join along a sharded dim: on each rank first, then in one exchange to the order of the whole."""
+    first = next(spec for spec in specs_of(tensors) if dim in spec.sharded)
+    axis = first.sharded[dim]
+    parts: list[ShardTensor] = []
+    nothing = [None] * len(first.axes)
+    for x in tensors:
+        part = x if isinstance(x, ShardTensor) else ShardTensor(x, first.derive(x.shape, nothing, nothing))
+        if part._spec.dims[axis] != dim:
+            sizes = even_sizes(x.shape[dim], first.axes[axis].size)
+            placements = [Shard(dim) if a == axis else p for a, p in enumerate(part.placements)]
+            part = part.redistribute(placements=placements, sizes={axis: sizes})
+        if not isinstance(x, ShardTensor) and len(first.sharded) > 1:
+            wanted: dict[int | str, Sequence[int]] = {a: s for a, s in enumerate(first.sizes) if s is not None}
+            wanted[axis] = part._spec.sizes_of(axis)
+            part = part.redistribute(placements=first.placements, sizes=wanted)
+        same = [d for a, d in enumerate(part._spec.dims) if a != axis]
+        if same != [d for a, d in enumerate(first.dims) if a != axis] or any(
+            part._spec.sizes[a] != first.sizes[a] for a in range(len(nothing)) if a != axis
+        ):
+            raise unsupported(func, "the tensors are split differently along other dims", *specs_of(tensors))
+        if any(n != m for d, (n, m) in enumerate(zip(part.shape, first.global_shape, strict=True)) if d != dim):
+            raise RuntimeError(f"cat: shapes {[tuple(x.shape) for x in tensors]} differ along other dims than {dim}")
+        parts.append(part)
+    plan, sizes = _cat_plan(tuple(part._spec.sizes_of(axis) for part in parts), first.coordinate(axis))
+    local = move_rows(torch.cat([part._local for part in parts], dim), plan, dim, first.group(axis))
+    shape = (*first.global_shape[:dim], sum(sizes), *first.global_shape[dim + 1 :])
+    return ShardTensor(
+        local, first.derive(shape, first.dims, [sizes if a == axis else s for a, s in enumerate(first.sizes)])
+    )
+
+
+@lru_cache(maxsize=32)
+def _cat_plan(sizes: tuple[tuple[int, ...], ...], rank: int) -> tuple[RowPlan, tuple[int, ...]]:
+    """Plan from parts that are joined on each rank to the whole joined."""
+    together = [sum(each) for each in zip(*sizes, strict=True)]
+    start = [0, *itertools.accumulate(together)]
+    index: list[IntArray] = []
+    for i, each in enumerate(sizes):
+        for part, size in enumerate(each):
+            begin = start[part] + sum(other[part] for other in sizes[:i])
+            index.append(np.arange(begin, begin + size))
+    return plan_listed(np.concatenate(index), together, together, rank), tuple(together)
+
+
+@register_op(torch.stack)
+def stack(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Join along a new dim."""
+    refuse_out(func, kwargs, *specs_of(operands_of(args, {})[0]))
+    tensors = list(argument(args, kwargs, 0, "tensors"))
+    spec = next(iter(specs_of(tensors)))
+    shapes = {tuple(x.shape) for x in tensors}
+    if len(shapes) != 1:
+        raise RuntimeError(f"stack: the tensors' shapes differ: {sorted(shapes)}")
+    dim = normal_dim(argument(args, kwargs, 1, "dim", 0), spec.ndim + 1)
+    locals_, layout, _ = align(func, tensors, [range(spec.ndim)] * len(tensors))
+    dims = [None if entry is None else entry[0] + (entry[0] >= dim) for entry in layout]  # type: ignore[operator]
+    sizes = [None if entry is None else entry[1] for entry in layout]
+    shape = (*spec.global_shape[:dim], len(tensors), *spec.global_shape[dim:])
+    return finish(torch.stack(locals_, dim), spec.derive(shape, dims, sizes))
+
+
+# -- padding and repeating -----------------------------------------------------------------------------------------
+
+
+@register_op(F.pad)
+def pad(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Pad any dims; what a sharded dim gets is on its first and last rank."""
+    x: ShardTensor = argument(args, kwargs, 0, "input")
+    widths = list(argument(args, kwargs, 1, "pad"))
+    mode, value = argument(args, kwargs, 2, "mode", "constant"), argument(args, kwargs, 3, "value")
+    ndim = x._spec.ndim
+    if len(widths) % 2 or len(widths) > 2 * ndim:
+        raise RuntimeError(f"pad: {widths} are no pairs for at most {ndim} dims")
+    for place in range(0, len(widths), 2):
+        dim, (lo, hi) = ndim - 1 - place // 2, widths[place : place + 2]
+        if not lo and not hi:
+            continue
+        if lo < 0 or hi < 0:  # crops
+            x = x.narrow(dim, max(0, -lo), x.shape[dim] + min(lo, 0) + min(hi, 0))  # type: ignore[assignment]
+            lo, hi = max(0, lo), max(0, hi)
+        if mode == "constant":
+            x = _pad_constant(x, dim, lo, hi, 0 if value is None else value)
+        else:
+            x = _rows(x, dim, _padded_rows, (lo, hi, mode), _padded_sizes(x._spec, dim, lo, hi))
+    return x if any(widths) else x.clone()
+
+
+def _padded_sizes(spec: ShardSpec, dim: int, lo: int, hi: int) -> tuple[int, ...] | None:
+    axis = spec.axis_of_dim(dim)
+    if axis is None:
+        return None
+    sizes = list(spec.sizes_of(axis))
+    sizes[0] += lo
+    sizes[-1] += hi
+    return tuple(sizes)
+
+
+def _pad_constant(x: ShardTensor, dim: int, lo: int, hi: int, value: float) -> ShardTensor:
+    spec = x._spec
+    axis, sizes = spec.axis_of_dim(dim), _padded_sizes(spec, dim, lo, hi)
+    shape = (*spec.global_shape[:dim], spec.global_shape[dim] + lo + hi, *spec.global_shape[dim + 1 :])
+    if axis is not None:
+        rank = spec.coordinate(axis)
+        lo, hi = lo if rank == 0 else 0, hi if rank == spec.axes[axis].size - 1 else 0
+    local = F.pad(x._local, [*[0, 0] * (spec.ndim - 1 - dim), lo, hi], value=value)
+    return ShardTensor(
+        local, spec.derive(shape, spec.dims, [sizes if a == axis else s for a, s in enumerate(spec.sizes)])
+    )
+
+
+def _padded_rows(extent: int, lo: int, hi: int, mode: str) -> IntArray:
+    rows = np.arange(-lo, extent + hi)
+    if mode == "replicate" and extent:
+        return np.clip(rows, 0, extent - 1)
+    if mode == "circular" and max(lo, hi) <= extent:
+        return rows % extent
+    if mode == "reflect" and max(lo, hi) < extent:
+        rows = np.abs(rows)
+        return np.where(rows >= extent, 2 * (extent - 1) - rows, rows)
+    raise RuntimeError(f"pad: {(lo, hi)} rows of mode {mode!r} do not fit a dim of extent {extent}")
+
+
+@register_op(*find("repeat tile", namespaces=_BOTH))
+def repeat(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Tile along any dims."""
+    x: ShardTensor = args[0]
+    times = many(args, kwargs, "repeats", "dims")
+    added = len(times) - x._spec.ndim
+    if added < 0 and func.__name__ == "tile":
+        times, added = (*[1] * -added, *times), 0
+    if added < 0 or min(times, default=0) < 0:
+        raise RuntimeError(f"repeat: {times} does not fit a tensor of {x._spec.ndim} dims")
+    sharded = dict(x._spec.sharded)
+    for dim, axis in sharded.items():
+        if times[dim + added] != 1:
+            sizes = tuple(size * times[dim + added] for size in x._spec.sizes_of(axis))
+            x = _rows(x, dim, _tiled_rows, (times[dim + added],), sizes)
+    spec = x._spec
+    local = x._local.repeat([1 if d - added in sharded else t for d, t in enumerate(times)])
+    shape = [
+        n if d - added in sharded else t * n
+        for d, (t, n) in enumerate(zip(times, (*[1] * added, *spec.global_shape), strict=True))
+    ]
+    return finish(local, spec.move_dims(shape, {d: d + added for d in range(spec.ndim)}))
+
+
+def _tiled_rows(extent: int, times: int) -> IntArray:
+    return np.tile(np.arange(extent), times)
+
+
+@register_op(*find("repeat_interleave", namespaces=_BOTH))
+def repeat_interleave(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Repeat each row of a dim a number of times."""
+    x: ShardTensor = argument(args, kwargs, 0, "input")
+    spec, times, dim = x._spec, argument(args, kwargs, 1, "repeats"), argument(args, kwargs, 2, "dim")
+    if not isinstance(times, int) or dim is None:
+        raise unsupported(func, "it needs one number of repeats, and a dim", spec, remedy="use index_select")
+    dim = normal_dim(dim, spec.ndim)
+    sizes = [tuple(n * times for n in spec.sizes_of(a)) if d == dim else spec.sizes[a] for a, d in enumerate(spec.dims)]
+    shape = (*spec.global_shape[:dim], spec.global_shape[dim] * times, *spec.global_shape[dim + 1 :])
+    return finish(x._local.repeat_interleave(times, dim), spec.derive(shape, spec.dims, sizes))
+
+
+# -- turning around ------------------------------------------------------------------------------------------------
+
+
+def _rolled_rows(extent: int, shift: int) -> IntArray:
+    return (np.arange(extent) - shift) % max(extent, 1)
+
+
+def _flipped_rows(extent: int) -> IntArray:
+    return np.arange(extent)[::-1].copy()
+
+
+def _dims(value: Any) -> tuple[int, ...]:
+    return tuple(value) if isinstance(value, tuple | list) else (value,)
+
+
+@register_op(*find("roll", namespaces=_BOTH))
+def roll(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Shift rows of any dims around; the layout stays."""
+    x: ShardTensor = argument(args, kwargs, 0, "input")
+    spec, shifts, dims = (
+        x._spec,
+        _dims(argument(args, kwargs, 1, "shifts")),
+        _dims(argument(args, kwargs, 2, "dims", ())),
+    )
+    if not dims and len(shifts) == 1 and spec.ndim > 1:
+        flat = torch.roll(x.reshape(-1), shifts, 0).reshape(spec.global_shape)
+        sizes = {a: s for a, s in enumerate(spec.sizes) if s is not None}
+        return flat.redistribute(placements=spec.placements, sizes=sizes)  # type: ignore[attr-defined,no-any-return]
+    if len(shifts) != len(dims or (0,)):
+        raise RuntimeError(f"roll: shifts {shifts} and dims {dims} must be as many")
+    for shift, d in zip(shifts, dims or (0,), strict=True):
+        dim = normal_dim(d, spec.ndim)
+        local = None if dim in spec.sharded else x._local.roll(shift, dim)
+        x = _rows(x, dim, _rolled_rows, (shift,)) if local is None else ShardTensor(local, spec)
+    return x
+
+
+@register_op(*find("flip fliplr flipud", namespaces=_BOTH))
+def flip(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Turn the order of rows of any dims around; the layout stays."""
+    x: ShardTensor = args[0]
+    name, spec = func.__name__, x._spec
+    dims = many(args, kwargs, "dims") if name == "flip" else (1,) if name == "fliplr" else (0,)
+    chosen = [normal_dim(d, spec.ndim) for d in dims]
+    if len(set(chosen)) < len(chosen):
+        raise RuntimeError(f"flip: a dim appears twice in {dims}")
+    for dim in chosen:
+        x = _rows(x, dim, _flipped_rows, ()) if dim in spec.sharded else x
+    return finish(x._local.flip([d for d in chosen if d not in spec.sharded]), spec)

@@ -1,0 +1,136 @@
+"""Every entry of the op table against one process: values, gradients, on any layout and any number of ranks."""
+
+import pytest
+import torch
+from _conformance import EXTENT, LAYOUTS, cases
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_ops_pointwise import INTEGER, NO_DERIVATIVE, one_and_two_operands
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard
+
+import scidata.shard.tensor as shard_tensor
+from scidata.shard import ShardSpec
+from scidata.shard.ops.registry import HANDLERS, op_name
+from scidata.testing import run_ranks
+from scidata.testing.oracle import assert_like_one_process
+
+#: Modules of the table whose entries have tests of their own.
+ELSEWHERE = ("graph", "scatter", "attention", "layers", "norm", "conv", "pool", "interpolate", "embedding", "metadata")
+
+
+class Recorder(dict):
+    """The op table, remembering what was looked up."""
+
+    used: set = set()
+
+    def get(self, key, default=None):
+        self.used.add(key)
+        return super().get(key, default)
+
+
+def tensors(case):
+    torch.manual_seed(1)
+    for shape in case.shapes:
+        values = torch.randn(shape, dtype=torch.float64)
+        if case.low is not None:
+            values = torch.rand(shape, dtype=torch.float64) * 0.8 + case.low
+        yield values.requires_grad_()
+
+
+def check_cases(rank, num_ranks, grid):
+    shard_tensor.HANDLERS = Recorder(HANDLERS)
+    shape, names = ((2, 2), ("h", "w")) if grid else ((num_ranks,), ("domain",))
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+    layouts, turn = LAYOUTS[shape[0]], 0
+    for case in cases():
+        inputs = list(tensors(case))
+        turn += 1
+        chosen = case.dims if num_ranks == 3 else [case.dims[(turn + num_ranks + grid) % len(case.dims)]]
+        for dims in chosen:
+            turn += 1
+            sizes = layouts[turn % len(layouts)]
+            specs = []
+            for i, (dim, x) in enumerate(zip(dims, inputs, strict=True)):
+                if dim is None:
+                    specs.append(None)
+                    continue
+                placements, given_sizes = [Shard(dim)], {0: sizes}
+                if grid:
+                    second = i == 0 and case.two_axes and len(case.shapes) == 1 and x.ndim > 1
+                    placements += [Shard((dim + 1) % x.ndim) if second else Replicate()]
+                    given_sizes |= {1: layouts[(turn + 2) % len(layouts)]} if second else {}
+                specs.append(ShardSpec.even(mesh, placements, x.shape, given_sizes))
+            try:
+                assert_like_one_process(case.function, inputs, specs, rtol=case.rtol)
+            except BaseException as error:
+                raise AssertionError(f"{case.name}: {[str(spec) for spec in specs]}") from error
+    return {op_name(function) for function in Recorder.used}
+
+
+@pytest.fixture(scope="module")
+def used():
+    return set()
+
+
+@pytest.mark.parametrize(("num_ranks", "grid"), [(1, False), (2, False), (3, False), (4, False), (4, True)])
+def test_every_case(num_ranks, grid, used):
+    used |= run_ranks(check_cases, num_ranks, grid, timeout=300)[0]
+
+
+def check_pointwise(rank, num_ranks):
+    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
+    shard_tensor.HANDLERS = Recorder(HANDLERS)
+    for turn, (name, function, count) in enumerate(one_and_two_operands()):
+        sizes = LAYOUTS[num_ranks][turn % len(LAYOUTS[num_ranks])]
+        low = 1.1 if name in ("acosh", "arccosh") else 0.1
+        inputs = [(torch.rand(2, 7, dtype=torch.float64) * 0.8 + low) for _ in range(count)]
+        if name in INTEGER:
+            inputs = [torch.randint(0, 5, (2, 7)) for _ in range(count)]
+        elif name not in NO_DERIVATIVE:
+            inputs = [x.requires_grad_() for x in inputs]
+        spec = ShardSpec.even(mesh, [Shard(1)], (2, 7), {0: sizes})
+        try:
+            assert_like_one_process(function, inputs, [spec] * count)
+        except BaseException as error:
+            raise AssertionError(f"{name}: {spec}") from error
+    return {op_name(function) for function in Recorder.used}
+
+
+def test_every_entry_has_a_case(used):
+    if not used:
+        pytest.skip("needs the cases of this file to have run")
+    used |= run_ranks(check_pointwise, 4, timeout=200)[0]
+    mine = {op_name(f) for f, handler in HANDLERS.items() if not any(m in handler.__module__ for m in ELSEWHERE)}
+    in_place = {name for name in mine if name.endswith("_") and "__" not in name or "__i" in name}  # test_ops_pointwise
+    missing = mine - used - in_place
+    assert not missing, sorted(missing)
+
+
+def check_drawn(rank, num_ranks, drawn):
+    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
+    functions = {case.name: case for case in cases() if case.shapes == ((7, 7, 7),)}
+    for name, dim, sizes in drawn:
+        spec = ShardSpec.even(mesh, [Shard(dim)], (7, 7, 7), {0: sizes})
+        assert_like_one_process(functions[name].function, list(tensors(functions[name])), [spec])
+
+
+@st.composite
+def layouts(draw, num_ranks):
+    cuts = sorted(draw(st.lists(st.integers(0, EXTENT), min_size=num_ranks - 1, max_size=num_ranks - 1)))
+    return tuple(b - a for a, b in zip([0, *cuts], [*cuts, EXTENT], strict=True))
+
+
+NAMES = [case.name for case in cases() if case.shapes == ((7, 7, 7),)]
+DRAWN = st.integers(2, 4).flatmap(
+    lambda p: st.tuples(
+        st.just(p),
+        st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 2), layouts(p)), min_size=10, max_size=20),
+    )
+)
+
+
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@given(DRAWN)
+def test_drawn_layouts(drawn):
+    run_ranks(check_drawn, *drawn)

@@ -25,6 +25,12 @@ __all__ = ["HaloDim", "MeshAxis", "ShardSpec", "axes_of", "by_axis"]
 
 _T = TypeVar("_T")
 
+_KEPT_SPECS = 256  # some hundred bytes each; a model has fewer layouts
+
+
+def _as_tuple(sizes: Any) -> Any:
+    return sizes if sizes is None or type(sizes) is tuple else tuple(sizes)
+
 
 @dataclass(frozen=True, kw_only=True)
 class HaloDim:
@@ -59,7 +65,7 @@ def axes_of(mesh: DeviceMesh) -> tuple[MeshAxis, ...]:
     return tuple(MeshAxis(names[i], mesh.get_group(i), int(coordinate[i]), int(mesh.size(i))) for i in range(mesh.ndim))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class ShardSpec:
     """Layout of a ShardTensor.
 
@@ -171,12 +177,34 @@ class ShardSpec:
         )
 
     def derive(self, global_shape: Sequence[int], dims: Sequence[int | None], sizes: Sequence[Any]) -> ShardSpec:
-        """Make a spec on the same mesh: ``dims`` and ``sizes`` have one entry per mesh axis, None replicates."""
+        """Make a spec on the same mesh: ``dims`` and ``sizes`` have one entry per mesh axis, None replicates.
+
+        Kept: a model asks for the same ones in each step, and equal specs are then one object.
+        """
+        key = (tuple(global_shape), tuple(dims), tuple(map(_as_tuple, sizes)))
+        found = self._relatives.get(key)
+        if found is None:
+            found = self._new(*key)
+            if self.space is None:  # a graph's exchange goes when its last tensor does
+                if len(self._relatives) >= _KEPT_SPECS:
+                    del self._relatives[next(iter(self._relatives))]
+                self._relatives[key] = found
+                found.__dict__["_relatives"] = self._relatives
+        return found
+
+    @cached_property
+    def _relatives(self) -> dict[Any, ShardSpec]:
+        """Specs derived from this one or from one of them, which share it."""
+        return {}
+
+    def _new(
+        self, global_shape: tuple[int, ...], dims: Sequence[int | None], sizes: Sequence[tuple[int, ...] | None]
+    ) -> ShardSpec:
         return ShardSpec(
             device_mesh=self.device_mesh,
             placements=tuple(Replicate() if d is None else Shard(d) for d in dims),
-            global_shape=tuple(global_shape),
-            sizes=tuple(None if d is None else tuple(s) for d, s in zip(dims, sizes, strict=True)),
+            global_shape=global_shape,
+            sizes=tuple(None if d is None else s for d, s in zip(dims, sizes, strict=True)),
             axes=self.axes,
             space=self.space,
             seen=self.seen,
@@ -195,7 +223,18 @@ class ShardSpec:
         """Keep sizes; old dim ``d`` is now ``new_dim[d]``. Every sharded dim must be in ``new_dim``."""
         return self.derive(global_shape, [None if d is None else new_dim[d] for d in self.dims], self.sizes)
 
-    @property
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, ShardSpec):
+            return NotImplemented
+        mine = (self.global_shape, self.sizes, self.placements, self.device_mesh)
+        return mine == (other.global_shape, other.sizes, other.placements, other.device_mesh)
+
+    def __hash__(self) -> int:
+        return hash((self.global_shape, self.sizes, self.dims))
+
+    @cached_property
     def ndim(self) -> int:
         """Number of tensor dims."""
         return len(self.global_shape)
@@ -210,7 +249,7 @@ class ShardSpec:
         """Mesh axis of each sharded tensor dim."""
         return {d: i for i, d in enumerate(self.dims) if d is not None}
 
-    @property
+    @cached_property
     def is_replicated(self) -> bool:
         """True where no axis shards: every rank holds the whole tensor."""
         return not self.sharded

@@ -45,6 +45,7 @@ def _first(handler: Handler, earlier: Handler) -> Handler:
         result = handler(func, types, args, kwargs)
         return earlier(func, types, args, kwargs) if result is NotImplemented else result
 
+    both.__module__, both.__doc__ = earlier.__module__, earlier.__doc__  # its family in the docs
     if earlier in KEEPS_REPLICATED:
         KEEPS_REPLICATED.add(both)
     ACCEPT_FILLED.add(both)

@@ -54,6 +54,8 @@ def _in_place_of(names: str) -> list[Any]:
 @register_op(*find(_UNARY), *find(_BINARY), *find(_TERNARY))
 def elementwise(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Handle any function that acts elementwise over all its tensor arguments, with broadcasting."""
+    if not kwargs and len(args) < 3 and (quick := _same_layout(func, *args)) is not None:
+        return quick
     operands, rebuild = operands_of(args, kwargs)
     specs = specs_of(operands)
     refuse_out(func, kwargs, *specs)
@@ -72,6 +74,20 @@ def elementwise(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, 
         spec = _result_spec(specs, layout, shape)
     new_args, new_kwargs = rebuild(locals_)
     return finish(func(*new_args, **new_kwargs), spec, halo=_common_halo(operands, spec))
+
+
+def _same_layout(func: Any, x: Any, *other: Any) -> Tensor | None:
+    """Do the common cases at little cost: one tensor, or with it a number or a tensor of its layout; no halos."""
+    if not isinstance(x, ShardTensor) or x._padded is not None or x._halo:
+        return None
+    if not other:
+        return ShardTensor(func(x._local), x._spec)
+    (y,) = other
+    if isinstance(y, int | float):
+        return ShardTensor(func(x._local, y), x._spec)
+    if isinstance(y, ShardTensor) and y._padded is None and not y._halo and y._spec == x._spec:
+        return ShardTensor(func(x._local, y._local), x._spec)
+    return None
 
 
 @register_op(torch.where, Tensor.where)

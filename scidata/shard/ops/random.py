@@ -35,6 +35,12 @@ def _own_part(full: Tensor, spec: ShardSpec) -> Tensor:
     return part.clone(memory_format=torch.contiguous_format)
 
 
+def _refuse_sets(func: Any, spec: ShardSpec) -> None:
+    """Raise for edges of a graph: their order differs with the number of ranks, and so would their numbers."""
+    if spec.space is not None:
+        raise unsupported(func, "edges have no order for random numbers", spec, remedy="draw for nodes, or use p=0")
+
+
 def _kept(x: ShardTensor, shape: Sequence[int], p: float) -> Tensor:
     mask = torch.empty(tuple(shape), dtype=torch.bool, device=x.device).bernoulli_(1 - p)
     return _own_part(mask, x._spec).to(x.dtype)
@@ -56,6 +62,7 @@ def dropout(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     assert isinstance(x, ShardTensor)
     if p == 0:
         return x
+    _refuse_sets(func, x._spec)
     shape: Sequence[int] = x._spec.global_shape
     if func not in (F.dropout, torch.dropout):
         unbatched = (func is F.dropout1d and len(shape) == 2) or (func is F.dropout3d and len(shape) == 4)
@@ -76,6 +83,7 @@ def alpha_dropout(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str
     """Dropout that keeps mean and variance of what SELU gives."""
     x, p, inplace = _parsed(func, args, kwargs)
     assert isinstance(x, ShardTensor)
+    _refuse_sets(func, x._spec)
     if inplace or p == 1:
         raise unsupported(func, "inplace=True, or p=1", x._spec)
     if p == 0:
@@ -89,6 +97,7 @@ def alpha_dropout(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str
 def random_like(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Draw a tensor of the same layout."""
     x: ShardTensor = args[0]
+    _refuse_sets(func, x._spec)
     like = torch.empty(x._spec.global_shape, dtype=x.dtype, device=x.device)
     options = dict(kwargs)
     grad = options.pop("requires_grad", False)
@@ -104,6 +113,7 @@ def random_in_place(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[s
     if any(isinstance(other, Tensor) for other in (*args[1:], *kwargs.values())):
         raise unsupported(func, "its parameters are tensors", *specs_of([*args, *kwargs.values()]))
     refuse_write_to_copy(func, x)
+    _refuse_sets(func, x._spec)
     full = func(torch.empty(x._spec.global_shape, dtype=x.dtype, device=x.device), *args[1:], **kwargs)
     x._local.copy_(_own_part(full, x._spec))
     x._padded = None  # its ghosts are old now

@@ -22,6 +22,7 @@ __all__ = [
     "find",
     "getters",
     "op_name",
+    "op_table",
     "register_op",
     "shard_ops",
     "unsupported",
@@ -36,6 +37,7 @@ HANDLERS: dict[Any, Handler] = {}
 KEEPS_REPLICATED: set[Handler] = set()
 
 _NAMESPACES: tuple[Any, ...] = (torch, torch.Tensor, F, torch.special, torch.linalg)
+_SHOWN_OPERATORS = ("__getitem__", "__setitem__", "__matmul__")  # the others are of functions that are named
 _REMEDY = "redistribute() to Replicate() on that axis first, or work on to_local() or full_tensor()"
 
 
@@ -94,6 +96,21 @@ def op_name(func: Any) -> str:
 def shard_ops() -> tuple[str, ...]:
     """Return the sorted names of every torch function that ShardTensor supports."""
     return tuple(sorted({op_name(function) for function in HANDLERS}))
+
+
+def op_table() -> str:
+    """Return the op table in Markdown, one row for each family; in-place forms and aliases are not repeated."""
+    families: dict[str, set[str]] = {}
+    for function, handler in HANDLERS.items():
+        name = op_name(function).rsplit(".", 1)[-1]
+        name = op_name(function).split(".")[-2] if name == "__get__" else name
+        families.setdefault(handler.__module__.rsplit(".", 1)[-1].replace("_", " "), set()).add(name)
+    rows = ["| family | functions and methods |", "|---|---|"]
+    for family, names in sorted(families.items()):
+        shown = [n for n in sorted(names) if n.rstrip("_") not in names - {n}]
+        shown = [n for n in shown if not n.startswith("__") or n in _SHOWN_OPERATORS]
+        rows.append(f"| {family} | {', '.join(f'`{name}`' for name in shown)} |")
+    return "\n".join(rows)
 
 
 def unsupported(func: Any, reason: str, *specs: object, remedy: str = _REMEDY) -> UnsupportedShardOp:

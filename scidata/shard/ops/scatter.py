@@ -43,8 +43,7 @@ def setitem(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     """Write where a sharded mask is true, or to rows of nodes at ids whose owners write them."""
     target, index, value = args
     if is_sharded(index) and index.dtype == torch.bool:
-        _set_where(func, target, index, value)
-        return None
+        return _set_where(func, target, index, value)
     if not isinstance(index, RoutedIndex):
         return NotImplemented
     operands = specs_of([target, index, value])
@@ -58,13 +57,16 @@ def setitem(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     return None
 
 
-def _set_where(func: Any, target: Any, mask: ShardTensor, value: Any) -> None:
+def _set_where(func: Any, target: Any, mask: ShardTensor, value: Any) -> Any:
     chosen = getitem(Tensor.__getitem__, (), (target, mask), {})  # checks the layouts
+    if chosen is NotImplemented:  # a mask of several dims, or one that lies elsewhere
+        return NotImplemented
     if not is_sharded(target) or target._copied or (isinstance(value, Tensor) and value.ndim and not is_sharded(value)):
         raise unsupported(func, "it writes plain values, or to a tensor that cannot take them", mask._spec)
     if isinstance(value, ShardTensor) and value._spec != chosen._spec:
         raise unsupported(func, "the values are split differently", value._spec, chosen._spec)
     target._local[mask._local] = local_of(value)
+    return None
 
 
 def _node_part(func: Any, target: Tensor, dim: int, index: RoutedIndex) -> tuple[Tensor, ShardSpec]:

@@ -54,3 +54,45 @@ def test_entries_are_added_once_and_found_by_name():
         stack.callback(HANDLERS.pop, torch.tril)
         register_op(torch.tril)(lambda func, types, args, kwargs: "mine")
         assert torch.tril(sharded()) == "mine"
+
+
+#: Functions of a (4, 4) tensor sharded on dim 0 that need no other rank's rows.
+ALONE = [
+    lambda x: x * 2 + x.sin() - torch.ones(4) / torch.ones(4, 1),
+    lambda x: x[1:3, ::2],
+    lambda x: [
+        *x.split(3),
+        *x.chunk(2, 1),
+        x.narrow(0, 1, 2),
+        x[:, 1],
+        x[:, [0, 2]],
+        x[torch.tensor([1, 0, 1, 1]) > 0],
+    ],
+    lambda x: x.reshape(8, 2).unsqueeze(1).transpose(0, 2).permute(1, 2, 0).flatten(1, 2),
+    lambda x: [x.sum(1), x.mean(-1), x.var(1), x.amax(1), x.softmax(1), x.cumsum(1), x.argmax(1)],
+    lambda x: [torch.cat([x, x], 1), torch.stack([x, torch.zeros(4, 4)]), x.roll(1, 1), x.flip(1), x.repeat(1, 2)],
+    lambda x: [torch.nn.functional.pad(x, (1, 1, 2, 2)), x.repeat_interleave(2, 0), x.expand(3, 4, 4)],
+    lambda x: [
+        x @ torch.ones(4, 2),
+        torch.nn.functional.linear(x, torch.ones(3, 4)),
+        torch.einsum("ni,ji", x, x[:0].new_ones(2, 4)),
+    ],
+    lambda x: [
+        x.scatter_add(0, torch.zeros(4, 4, dtype=torch.long), torch.ones(4, 4)),
+        x.gather(1, torch.zeros(4, 1, dtype=torch.long)),
+    ],
+    lambda x: [torch.nn.functional.dropout(x, 0.5), torch.rand_like(x), x.clone(), x.double(), torch.zeros_like(x)],
+    lambda x: torch.nn.functional.mse_loss(x, torch.zeros(4, 4), reduction="none"),
+]
+
+
+@pytest.mark.parametrize("function", ALONE)
+def test_what_needs_no_other_rank_does_not_communicate(function, monkeypatch):
+    def refuse(*args, **kwargs):
+        pytest.fail("it communicated")
+
+    for name in ("all_to_all_single", "all_reduce", "broadcast", "all_gather", "all_gather_into_tensor"):
+        monkeypatch.setattr(torch.distributed, name, refuse)
+    monkeypatch.setattr("scidata.shard._transport._all_gather", refuse)
+    with fake_group(2):
+        function(sharded())

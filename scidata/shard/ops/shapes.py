@@ -186,7 +186,15 @@ class _Move(NamedTuple):
 
 
 def _reshaped(func: Any, spec: ShardSpec, shape: Sequence[int]) -> tuple[ShardSpec, list[_Move]]:
-    """Return the layout after a reshape, and what has to move for it."""
+    """Return the layout after a reshape, and what has to move for it; kept with the layout before."""
+    known: dict[Any, tuple[ShardSpec, list[_Move]]] = spec.__dict__.setdefault("_reshapes", {})
+    key = tuple(shape)
+    if key not in known:
+        known[key] = _find_reshaped(func, spec, key)
+    return known[key]
+
+
+def _find_reshaped(func: Any, spec: ShardSpec, shape: Sequence[int]) -> tuple[ShardSpec, list[_Move]]:
     new_shape = _full_shape(spec.global_shape, shape)
     if new_shape == spec.global_shape or spec.is_replicated:
         return spec.derive(new_shape, spec.dims, spec.sizes), []

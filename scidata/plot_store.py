@@ -31,6 +31,7 @@ _CORNERS = {5: (0, 1, 2), 8: (0, 1, 3, 2), 9: (0, 1, 2, 3), 22: (0, 1, 2), 23: (
 _CORNERS |= {34: (0, 1, 2)}
 _POLYGON = 7
 _EPS = 1e-6  # degrees
+_MAX_EDGES = 60_000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -82,6 +83,7 @@ def draw_sample(store: Store, cut: SamplePart, ghosts: Sequence[IntArray], path:
     figure.set_layout_engine("constrained")
     FigureCanvasAgg(figure)
     axes: Any = figure.add_subplot(projection="3d" if places.in_space else None)
+    axes.computed_zorder = False  # in space, the rings of ghosts would disappear among the rows
     notes: list[str] = []
     drew_cells = not places.in_space and _draw_cells(axes, store, cut, places, colours, notes)
     num_rows = len(places.xy)
@@ -89,8 +91,11 @@ def draw_sample(store: Store, cut: SamplePart, ghosts: Sequence[IntArray], path:
     if not drew_cells:
         step = _step(num_rows, MAX_POINTS)
         rows = np.arange(0, num_rows, step)
+        notes += _draw_edges(axes, store, cut, places, colours)
         owner = np.searchsorted(bounds, rows, side="right") - 1
-        axes.scatter(*places.xy[rows].T, s=size, c=_pale(colours)[owner], lw=0, rasterized=True, **_flat(places))
+        axes.scatter(
+            *places.xy[rows].T, s=size, c=_pale(colours)[owner], lw=0, rasterized=True, zorder=2, **_flat(places)
+        )
         if step > 1:
             notes.append(f"1 in {step} of {num_rows} {cut.entity}s is drawn")
     notes += _draw_ghosts(axes, places, ghosts, colours, size)
@@ -236,6 +241,32 @@ def _open_pole(polygon: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     latitude = turned[0, 1]
     ends = np.array([[turned[-1, 0], latitude], [turned[1, 0], latitude]])
     return np.concatenate([ends, turned[1:]])
+
+
+def _draw_edges(
+    axes: Any, store: Store, cut: SamplePart, places: _Places, colours: npt.NDArray[np.float64]
+) -> list[str]:
+    """Draw edges in the colour of the rank that owns them, but for those that leave the picture at one side."""
+    info = store.sample(cut.index)
+    if "edge" not in info.counts or not info.counts["edge"]:
+        return []
+    from matplotlib.collections import LineCollection
+    from mpl_toolkits.mplot3d.art3d import Line3DCollection
+
+    indptr, src = store.read(cut.index, "csr/indptr"), store.read(cut.index, "csr/src")
+    step = _step(len(src), _MAX_EDGES)
+    rows = np.arange(0, len(src), step)
+    dst = np.searchsorted(indptr, rows, side="right") - 1
+    ends = np.stack([places.xy[src[rows]], places.xy[dst]], axis=1)
+    inside = np.ones(len(rows), np.bool_)
+    if places.start is not None:
+        inside = np.abs(ends[:, 0, 0] - ends[:, 1, 0]) < 180
+    elif store.manifest.period is not None:
+        inside = (np.abs(ends[:, 0] - ends[:, 1]) < 0.5 * np.ptp(places.xy, axis=0)).all(axis=1)
+    rank = np.searchsorted(cut.bounds[cut.entity], dst[inside], side="right") - 1
+    lines: Any = Line3DCollection if places.in_space else LineCollection
+    axes.add_collection(lines(ends[inside], colors=_pale(colours)[rank], lw=0.4, rasterized=True, zorder=1))
+    return [f"1 in {step} of {len(src)} edges is drawn"] if step > 1 else []
 
 
 def _draw_ghosts(

@@ -405,6 +405,27 @@ def test_picture_in_space_and_of_no_place(graph: Path, tmp_path: Path) -> None:
     assert (result.exit_code, "no positions" in result.stderr) == (1, True)
 
 
+@pytest.mark.parametrize("ndim", [2, 3])
+def test_picture_of_a_graph_has_its_edges(ndim: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib", reason="pictures need the extra 'plot'")
+    points = np.random.default_rng(0).random((60, ndim))
+    with h5py.File(tmp_path / "net.h5", "w") as file:
+        file["pos"] = points
+        file["edge_index"] = np.stack([np.arange(59), np.arange(1, 60)])
+    partition(tmp_path / "net.h5", tmp_path / "store", kind="graph")
+    out = tmp_path / "net.png"
+    assert run_json("plan", tmp_path / "store", "--domain", "2", "--plot", out)["plot_notes"] == []
+    from matplotlib.image import imread
+
+    drawn = imread(out)
+    monkeypatch.setattr(plot_store, "_MAX_EDGES", 5)
+    thin = run_json("plan", tmp_path / "store", "--domain", "2", "--plot", out, "--overwrite")
+    assert thin["plot_notes"] == ["1 in 12 of 59 edges is drawn"]
+    width = int(0.8 * drawn.shape[1])  # without the legend, which has a note more now
+    changed = np.abs(drawn[:, :width, :3] - imread(out)[:, :width, :3]).max(axis=2) > 0.1
+    assert changed.sum() > 2000
+
+
 @pytest.mark.parametrize(
     ("source", "mesh_file", "num_cells"),
     [

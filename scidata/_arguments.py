@@ -72,10 +72,14 @@ def check_sampler(sampler: Any, dataset: Any) -> None:
 
 def refuse(loader: Any, dataset: Any) -> None:
     """Refuse arguments that cannot be honoured."""
+    if loader.workers not in ("thread", "process"):
+        raise ConfigError(f"workers must be 'thread' or 'process', not {loader.workers!r}")
+    threads, context = loader.workers == "thread", loader.multiprocessing_context
+    remedy = "there are no worker processes; leave it out, or pass workers='process'"
     refused = {
-        "worker_init_fn": (loader.worker_init_fn is not None, "there are no worker processes; leave it out"),
-        "multiprocessing_context": (loader.multiprocessing_context is not None, "nothing is forked; leave it out"),
-        "persistent_workers": (loader.persistent_workers, "threads cost nothing to start; leave it out"),
+        "worker_init_fn": (threads and loader.worker_init_fn is not None, remedy),
+        "multiprocessing_context": (threads and context is not None, remedy),
+        "persistent_workers": (threads and loader.persistent_workers, remedy),
         "timeout": (loader.timeout > 0 and not loader.num_workers, "num_workers=0 has none; leave it out"),
         "in_order": (not loader.in_order, "ranks of a domain would disagree on the sample; leave it out"),
         "pin_memory_device": (loader.pin_memory_device != "", "pass device= instead"),
@@ -87,6 +91,16 @@ def refuse(loader: Any, dataset: Any) -> None:
     for name, (given, remedy) in refused.items():
         if given:
             raise ConfigError(f"{name}: reading is done by threads of this process: {remedy}")
+    if context is not None and context.get_start_method() == "fork":
+        raise ConfigError(
+            "multiprocessing_context: a fork copies locks that threads hold; pass 'spawn' or 'forkserver'"
+        )
+    if loader.max_prefetch_bytes is not None and (loader.max_prefetch_bytes <= 0 or not loader.num_workers):
+        raise ConfigError(
+            f"max_prefetch_bytes={loader.max_prefetch_bytes}: must be positive, and needs num_workers > 0"
+        )
+    if loader.transform_stream and (loader.device is None or loader.device.type != "cuda"):
+        raise ConfigError("transform_stream: there are streams on device='cuda' only; pass that, or leave it out")
     if loader.device is not None and loader.device.type not in ("cpu", "cuda"):
         raise ConfigError(f"device={str(loader.device)!r}: the loader copies to 'cuda', or leaves data on 'cpu'")
     if loader.on_error not in ("raise", "skip"):

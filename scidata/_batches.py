@@ -6,6 +6,7 @@ import operator
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from scidata import _trace
 from scidata._slots import Slot
+from scidata._transform_stream import TransformStream
 from scidata._waiting import WaitWatch
 from scidata.prefetch import Prefetcher
 from scidata.progress import Progress
@@ -83,7 +85,11 @@ class Batches(Iterator[Any]):
         batched: bool,
         device: torch.device | None,
         waiting: WaitWatch,
+        draws: tuple[int, int] = (0, 0),
+        stream: TransformStream | None = None,
     ) -> None:
+        self._draws = draws
+        self._stream = stream
         self._waiting = waiting
         self._prefetcher = prefetcher
         self._progress = progress
@@ -101,10 +107,13 @@ class Batches(Iterator[Any]):
         """Return the next batch, or sample."""
         called = time.perf_counter_ns()
         try:
-            index, local = next(self._prefetcher)
-            arrived = time.perf_counter_ns()
-            with _trace.span("transform", samples=index):
-                batch = self._wrap(index, local)
+            with nullcontext() if self._stream is None else self._stream.own():
+                index, local = next(self._prefetcher)
+                arrived = time.perf_counter_ns()
+                with _trace.span("transform", samples=index):
+                    batch = self._wrap(index, local)
+            if self._stream is not None:
+                self._stream.hand_over(batch)
         except BaseException as e:
             finished = isinstance(e, StopIteration)
             if finished and not self._over:  # after an error the epoch is over, but not finished
@@ -142,6 +151,7 @@ class Batches(Iterator[Any]):
         else:
             part = {name: t[slot] for name, t in local.items()}
             sample = self._dataset.assemble(part, index=index, batched=False)  # type: ignore[call-arg]
+        sample.seed_generator(*self._draws)
         return sample if self._dataset.transform is None else self._dataset.transform(sample)
 
 

@@ -231,6 +231,13 @@ class BufferRing:
         origin.discard(buffers)
         self.wake()
 
+    def fit(self, prefetch: int) -> None:
+        """Change the capacity to so many sets besides the user's, and let go of free ones beyond it."""
+        shrunk, self.capacity = prefetch + 1 < self.capacity, prefetch + 1
+        while shrunk and self._free and self.num_live > self.capacity + max(0, len(self._kept) - 1):
+            with contextlib.suppress(IndexError):  # a reader took it
+                self._free.pop()
+
     def make_room(self) -> None:
         """Fit the limit to what the user keeps; called where the user asks for the next batch.
 

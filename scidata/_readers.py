@@ -145,7 +145,7 @@ class Readers(Generic[TicketT]):
                 e.add_note(f"while reading sample {work.item[slot]} (number {slot} of batch {work.number})")
                 error = e
         skip = self.ballot is not None and isinstance(error, Exception) and not isinstance(error, MemoryError)
-        if error is not None and not skip and self.peers is not None:
+        if error is not None and not skip and self.peers is not None and not self.closed:
             self.peers.failed(work.number, error, ahead=True)
         with self._lock:
             work.reads.append((found, (time.perf_counter_ns() - began) / 1e9))
@@ -212,6 +212,8 @@ class Readers(Generic[TicketT]):
         self.queue.put(None)
         self.ring.wake()
         self.results.put(None)
+        if hasattr(self.fill, "stop"):  # a reader that waits for a process
+            self.fill.stop()
 
 
 def shut_down(
@@ -223,6 +225,8 @@ def shut_down(
         deadline = time.monotonic() + readers.join_seconds
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+    if hasattr(readers.fill, "end"):
+        readers.fill.end()
     if any(thread.is_alive() for thread in threads):
         return  # it may still write: its buffers, and the ring, are not used again
     while pending:

@@ -75,6 +75,10 @@ class SlotRing:
         self._busy.discard(slots)
         self.wake()
 
+    def fit(self, prefetch: int) -> None:
+        """Change how many there may be."""
+        self.limit = prefetch
+
     def make_room(self) -> None:
         """Nothing to fit: what the user keeps is not counted."""
 

@@ -130,9 +130,18 @@ class CombinedDataset(Dataset[Sample]):
         part, own = self.locate(index)
         return self.datasets[part].read_local(own)
 
-    def epoch_reader(self) -> Callable[[int], Any]:
-        """Return :meth:`read_local` of the present epoch, whatever is set later: for threads that read ahead."""
-        reads = [d.epoch_reader() if hasattr(d, "epoch_reader") else d.read_local for d in self.datasets]
+    @property
+    def epoch(self) -> tuple[Any, ...]:
+        """The data sets' epochs; None for one that has none."""
+        return tuple(getattr(dataset, "epoch", None) for dataset in self.datasets)
+
+    def epoch_reader(self, epoch: tuple[Any, ...] | None = None) -> Callable[[int], Any]:
+        """Return :meth:`read_local` of the present epoch, whatever is set later: for reading ahead."""
+        epochs = self.epoch if epoch is None else epoch
+        reads = [
+            d.epoch_reader(e) if hasattr(d, "epoch_reader") else d.read_local
+            for d, e in zip(self.datasets, epochs, strict=True)
+        ]
 
         def read(index: int) -> Any:
             part, own = self.locate(index)

@@ -13,6 +13,7 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 from torch.utils.data import Dataset, get_worker_info
 
+from scidata._local_transform import LocalTransform, apply_locally
 from scidata.device_mesh import domain_mesh
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.grid_reader import GridReader
@@ -40,6 +41,8 @@ class ShardedDataset(Dataset[Sample]):
         Name of the data-parallel axis, None where the mesh has none.
     transform
         Called with each sample.
+    local_transform
+        Called with each part that is read.
     """
 
     def __init__(
@@ -50,11 +53,13 @@ class ShardedDataset(Dataset[Sample]):
         dp_axis: str | None,
         dtype: torch.dtype | None,
         transform: Callable[[Sample], Sample] | None,
+        local_transform: LocalTransform | None = None,
     ) -> None:
         self.reader = reader
         self.mesh = mesh
         self.dp_axis = dp_axis
         self.transform = transform
+        self.local_transform = local_transform
         self._dtype = dtype
         self._detached = False
         axes = tuple(reader.partition.axis_sizes)
@@ -110,7 +115,9 @@ class ShardedDataset(Dataset[Sample]):
 
     def read_into(self, index: int, out: Mapping[str, npt.NDArray[Any]]) -> ReadStats:
         """Read this rank's part into buffers shaped as :meth:`buffer_specs`. Thread-safe, no collectives."""
-        return self.reader.read_into(index, out, self._coordinate)
+        stats = self.reader.read_into(index, out, self._coordinate)
+        apply_locally(self.local_transform, out)
+        return stats
 
     def read_local(self, index: int) -> dict[str, torch.Tensor]:
         """Read this rank's part, halo included, as plain tensors."""

@@ -28,6 +28,7 @@ __all__ = [
     "UnsupportedFormatError",
     "UnsupportedShardOp",
     "near_matches",
+    "WorkerDiedError",
 ]
 
 
@@ -94,6 +95,10 @@ class RankFailedError(SciDataError, RuntimeError):
 
 class ReadTimeoutError(SciDataError, TimeoutError, RuntimeError):
     """A batch was not read within the loader's ``timeout``."""
+
+
+class WorkerDiedError(SciDataError, RuntimeError):
+    """A worker process of a loader has ended before its time."""
 
 
 class MissingDependencyError(SciDataError, ImportError):

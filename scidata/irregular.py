@@ -14,6 +14,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset, get_worker_info
 
+from scidata._local_transform import LocalTransform, apply_locally
 from scidata.device_mesh import domain_mesh
 from scidata.errors import ConfigError
 from scidata.irregular_sample import Cells, IrregularSample, Place, Topology, shard_rows
@@ -43,6 +44,8 @@ class IrregularDataset(Dataset[Sample]):
         Name of the data-parallel axis, None where the mesh has none.
     transform
         Called with each sample.
+    local_transform
+        Called with each part that is read.
     """
 
     def __init__(
@@ -54,11 +57,13 @@ class IrregularDataset(Dataset[Sample]):
         domain_axis: str | None,
         dtype: torch.dtype | None,
         transform: Callable[[Sample], Sample] | None,
+        local_transform: LocalTransform | None = None,
     ) -> None:
         self.reader = reader
         self.mesh = mesh
         self.dp_axis = dp_axis
         self.transform = transform
+        self.local_transform = local_transform
         self._dtype = dtype
         self._detached = False
         # shared with worker processes that live through several epochs, where epochs matter
@@ -158,11 +163,13 @@ class IrregularDataset(Dataset[Sample]):
 
     def read_local(self, index: int, *, epoch: int | None = None) -> LocalPart:
         """Read this rank's part, of what an epoch draws (default: the one set). Thread-safe, no collectives."""
-        return self.reader.read(index, self._rank, epoch=self.epoch if epoch is None else epoch)
+        part = self.reader.read(index, self._rank, epoch=self.epoch if epoch is None else epoch)
+        apply_locally(self.local_transform, part.fields)
+        return part
 
-    def epoch_reader(self) -> Callable[[int], LocalPart]:
-        """Return :meth:`read_local` of the present epoch, whatever is set later: for threads that read ahead."""
-        return partial(self.read_local, epoch=self.epoch)
+    def epoch_reader(self, epoch: int | None = None) -> Callable[[int], LocalPart]:
+        """Return :meth:`read_local` of an epoch, default the present one, whatever is set later: for reading ahead."""
+        return partial(self.read_local, epoch=self.epoch if epoch is None else epoch)
 
     def __getitem__(self, index: int) -> Sample:
         local = self.read_local(index)

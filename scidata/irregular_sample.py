@@ -263,7 +263,9 @@ class IrregularSample(Sample):
             "held": self._held,
             "ghosts": self.ghosts,
         } | changes
-        return IrregularSample(now.pop("fields"), **now)
+        made = IrregularSample(now.pop("fields"), **now)
+        made._go_on_with(self)
+        return made
 
     def to(self, *args: Any, **kwargs: Any) -> IrregularSample:
         """Return a sample whose fields went through ``Tensor.to``; edges and cells follow to the device."""

@@ -6,6 +6,7 @@ how to read a sample and how to wrap it.
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -18,8 +19,11 @@ from torch.utils.data import Sampler
 from scidata._arguments import check_dataset, check_sampler, default_sampler, has_buffers, needs_agreement, refuse
 from scidata._batches import Batches, BufferedDataset, PartDataset, filler, items_of, noted, part_reader
 from scidata._copiers import DeviceCopier, HostCopier, PartCopier, SideStream, Staging
+from scidata._depth import Depth
 from scidata._stats import LoaderStats
+from scidata._transform_stream import TransformStream
 from scidata._waiting import WaitWatch
+from scidata._workers import WorkerPool, WorkerReader
 from scidata.ballot import CommonBallot, OwnBallot
 from scidata.combine import adopted
 from scidata.errors import ConfigError
@@ -67,7 +71,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         Used as they are. Default with a mesh: a :class:`scidata.DistributedSampler`, which pads to the same number of
         steps, or drops with ``drop_last``.
     num_workers : int
-        Reader threads, not processes. 0 reads in the calling thread, without reading ahead.
+        Reader threads. 0 reads in the calling thread, without reading ahead.
+    workers : {"thread", "process"}
+        ``"process"``: each thread has a process, spawned, in which reading, and the data set's ``local_transform``,
+        run; the rest is as with threads. For Python-heavy work only: parts come through shared memory, and are copied
+        once more. ``worker_init_fn``, ``multiprocessing_context`` (``"spawn"``, ``"forkserver"``),
+        ``persistent_workers``, ``generator`` (of the processes' seeds) and ``prefetch_factor`` then mean what they mean
+        to torch.
     collate_fn
         Called with the list of a batch's samples. Default: a batch is read where it lies in the end; where the data
         set has a transform, :func:`scidata.collate` stacks the transformed samples.
@@ -79,7 +89,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         Where the tensors are handed out; on CUDA they are copied on a stream of their own, one batch ahead of use.
         Default: on the host.
     prefetch_factor : int, optional
-        Batches in flight in all, default 2: torch counts per worker.
+        Batches in flight in all, default 2; with ``workers="process"`` for each process, as in torch.
+    max_prefetch_bytes : int, optional
+        The number of batches in flight adapts, beginning with ``prefetch_factor``: it grows where the loop waits, and
+        shrinks where it never needs the last, within this many bytes of batches besides the current one.
+    transform_stream : bool
+        Run the data set's transform on a CUDA stream of its own, beside kernels that work on earlier batches. It gets
+        samples that are on ``device`` in any case. ``sample.generator`` is the same on every rank that shares it.
     timeout : float
         Seconds that the loop waits for a batch, 0 for ever; after half of them, or 30, a warning names the rank.
     on_error : {"raise", "skip"}
@@ -93,7 +109,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     ------
     ConfigError
         A data set that cannot be read into buffers (use torch's DataLoader for it); ``worker_init_fn``,
-        ``multiprocessing_context``, ``persistent_workers`` (there are no worker processes), ``timeout`` without
+        ``multiprocessing_context``, ``persistent_workers`` without processes; forks; ``timeout`` without
         threads, ``in_order=False`` (ranks would disagree), ``pin_memory_device`` (use ``device``); ``generator`` where
         the order must be the same on several ranks; ``pin_memory`` where samples differ in size and ``device`` is not
         CUDA.
@@ -124,6 +140,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         in_order: bool = True,
         on_error: str = "raise",
         watch: bool = True,
+        workers: str = "thread",
+        max_prefetch_bytes: int | None = None,
+        transform_stream: bool = False,
     ) -> None:
         source = adopted(dataset)
         check_dataset(source)
@@ -159,12 +178,17 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self.device = None if device is None else torch.device(device)
         self.on_error = on_error
         self.watch = watch
+        self.workers = workers
+        self.max_prefetch_bytes = max_prefetch_bytes
+        self.transform_stream = transform_stream
         self._watch: Watch | None = None
         refuse(self, source)
         self._stats = PrefetchStats()
         self._idle_rings: deque[BufferRing] = deque(maxlen=1)
         self._progress: Progress | None = None  # of the latest iteration, or of the next one where a state was loaded
         self._staging: Staging | None = None
+        self._pool: WorkerPool | None = None
+        self._epoch = 0
 
     def check_worker_number_rationality(self) -> None:
         """Do nothing: torch warns of more worker processes than cores, but threads that wait for a disk need none."""
@@ -172,6 +196,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the buffers, which are made again when needed, and the iteration, which stays with its owner."""
         fresh: dict[str, Any] = {"_idle_rings": deque(maxlen=1), "_progress": None, "_staging": None, "_watch": None}
+        fresh["_pool"] = None
         return self.__dict__ | fresh
 
     # -- iterating ---------------------------------------------------------------------------------------------------
@@ -192,8 +217,42 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         batched = self._auto_collation
         waiting = WaitWatch(self.num_workers, self.prefetch_factor or 0)
         return Batches(
-            prefetcher, progress, session, dataset, self.collate_fn, batched=batched, device=device, waiting=waiting
+            prefetcher,
+            progress,
+            session,
+            dataset,
+            self.collate_fn,
+            batched=batched,
+            device=device,
+            waiting=waiting,
+            draws=self._draws(),
+            stream=TransformStream(device) if self.transform_stream and device is not None else None,
         )
+
+    def _draws(self) -> tuple[int, int]:
+        """Return the seed and the epoch that samples' generators are made from: the sampler's, where it has them."""
+        sampler: Any = getattr(self.batch_sampler, "sampler", self.sampler)
+        if isinstance(sampler, torch.utils.data.DistributedSampler):
+            return int(sampler.seed), int(sampler.epoch)
+        return 0 if self.generator is None else self.generator.initial_seed(), self._epoch
+
+    def _worker_reader(self) -> WorkerReader | None:
+        if self.workers == "thread" or not self.num_workers:
+            return None
+        pool = self._pool
+        if pool is None or pool.closed:
+            seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
+            context = self.multiprocessing_context
+            pool = WorkerPool(self._source, self.num_workers, context, self.worker_init_fn, seed)
+            if self.persistent_workers:
+                self._pool = pool
+                weakref.finalize(self, pool.end)
+        return WorkerReader(pool, getattr(self._source, "epoch", None), keep=self.persistent_workers)
+
+    @property
+    def _prefetch(self) -> int:
+        """Batches in flight, to begin with: torch counts them per process."""
+        return (self.prefetch_factor or 0) * (self.num_workers if self.workers == "process" else 1)
 
     def _begin_session(self) -> Session | None:
         if not self.watch:
@@ -214,17 +273,20 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         ring, idle = self._take_ring(), self._idle_rings
         copier = HostCopier(ring) if device is None else DeviceCopier(ring, device)
         options = {"copier": copier, "on_close": lambda: idle.append(ring)}
-        return self._prefetcher(items, ring, filler(self._source), session, **options)
+        fill = self._worker_reader() or filler(self._source)
+        nbytes = (self.batch_size or 1) * sum(spec.nbytes for spec in ring.specs.values())
+        return self._prefetcher(items, ring, fill, session, nbytes, **options)
 
     def _into_slots(
         self, items: Iterator[list[int]], device: torch.device | None, session: Session | None
     ) -> Prefetcher:
-        ring, options = SlotRing(max(1, self.prefetch_factor or 0)), {}
+        ring, options = SlotRing(max(1, self._prefetch)), dict[str, Any]()
         if device is not None:
             if self.pin_memory and self._staging is None:
                 self._staging = Staging()
             options = {"copier": PartCopier(ring, SideStream(device), self._staging)}
-        return self._prefetcher(items, ring, part_reader(self._source), session, **options)
+        fill = self._worker_reader() or part_reader(self._source)
+        return self._prefetcher(items, ring, fill, session, **options)
 
     def _prefetcher(
         self,
@@ -232,6 +294,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         ring: BufferRing | SlotRing,
         fill: Callable[[int, Any], Any],
         session: Session | None,
+        nbytes: int = 0,
         **options: Any,
     ) -> Prefetcher:
         return Prefetcher(
@@ -239,7 +302,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             fill,
             ring,
             num_workers=self.num_workers,
-            prefetch=self.prefetch_factor or 0,
+            prefetch=Depth(self._prefetch, self.max_prefetch_bytes, nbytes),
             stats=self._stats,
             timeout=self.timeout,
             peers=session,
@@ -259,13 +322,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def _take_ring(self) -> BufferRing:
         specs = dict(self._source.buffer_specs())
-        capacity = max(1, self.prefetch_factor or 0) + 1
+        capacity = max(1, self._prefetch) + 1
         pin = self.pin_memory and torch.cuda.is_available()
         try:
             ring = self._idle_rings.pop()
         except IndexError:
             ring = None
-        if ring is not None and (ring.specs, ring.capacity, ring.pin_memory) == (specs, capacity, pin):
+        if ring is not None and (ring.specs, ring.pin_memory) == (specs, pin):
             return ring
         return BufferRing(specs, capacity=capacity, pin_memory=pin)
 
@@ -273,6 +336,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Tell the sampler, and the data set, which epoch comes next, where they want to know."""
+        self._epoch = epoch
         if hasattr(self._source, "set_epoch"):
             self._source.set_epoch(epoch)
         for owner in (self.batch_sampler, getattr(self.batch_sampler, "sampler", None), self.sampler):
@@ -314,6 +378,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             )
         self._progress = progress_of(self.sampler, self._index_sampler)
         self._progress.load_state_dict(state["sampler"])
+        self._epoch = state["sampler"]["epoch"]
         if hasattr(self._source, "set_epoch"):
             self._source.set_epoch(state["sampler"]["epoch"])
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from scidata._local_transform import LocalTransform
 from scidata.dataset import ShardedDataset
 from scidata.device_mesh import axes_of
 from scidata.errors import ConfigError, UnknownNameError, near_matches
@@ -49,6 +50,7 @@ def open_dataset(
     decode: bool = True,
     dtype: torch.dtype | None = None,
     transform: Callable[[Sample], Sample] | None = None,
+    local_transform: LocalTransform | None = None,
     dp: str = "dp",
     allow_missing: bool = False,
     allow_external: bool = False,
@@ -110,7 +112,12 @@ def open_dataset(
     dtype
         Of floating fields; default what CF metadata says. bfloat16 is read as float32 and cast.
     transform
-        Called with each :class:`Sample`, returns one.
+        Called with each :class:`Sample`, returns one; in the thread that uses it, on the device of
+        ``DataLoader(device=)``. Random numbers: ``sample.generator``.
+    local_transform
+        Called with the tensors of this rank's part by name, halo and ghosts included, where they are read: in a
+        reader thread, or a worker process (then it must pickle). Returns, by name, those that it changes; shapes and
+        dtypes stay. No rank sees the others' rows.
     dp
         Name of the mesh's data-parallel axis.
     allow_missing
@@ -168,6 +175,7 @@ def open_dataset(
     shown = os.fspath(path) if isinstance(path, str | os.PathLike) else "SOURCE..."
 
     reader: StoreReader | PointsReader
+    wrapping: Any = {"dtype": dtype, "transform": transform, "local_transform": local_transform}
     if isinstance(path, str | os.PathLike) and is_store(path):
         raw = {"decode": not decode, "allow_missing": allow_missing, "allow_external": allow_external}
         _refuse(only_grids | raw, f"means nothing for {shown}, a partitioned store")
@@ -179,7 +187,7 @@ def open_dataset(
         )  # fmt: skip
         if kind not in (None, reader.kind):
             raise ConfigError(f"kind={kind!r}: {shown} is a store of kind {reader.kind!r}")
-        return IrregularDataset(reader, mesh, dp_axis=dp_axis, domain_axis=axis, dtype=dtype, transform=transform)
+        return IrregularDataset(reader, mesh, dp_axis=dp_axis, domain_axis=axis, **wrapping)
     _refuse(
         {"cache_bytes": cache_bytes is not None},
         "means nothing for grids and raw points, which have no edges or cells to keep",
@@ -195,7 +203,7 @@ def open_dataset(
             )
         dp_axis, axis, num_parts = _one_axis(mesh, dp, shown)
         reader = PointsReader(path, num_parts=num_parts, **common, **trust, decode=decode, subsample=drawn)
-        return IrregularDataset(reader, mesh, dp_axis=dp_axis, domain_axis=axis, dtype=dtype, transform=transform)
+        return IrregularDataset(reader, mesh, dp_axis=dp_axis, domain_axis=axis, **wrapping)
     if ghosts is not None:
         raise ConfigError(f"ghosts={ghosts!r}: the halo of a grid is always read from disk; leave ghosts out")
     if drawn is not None:
@@ -206,7 +214,7 @@ def open_dataset(
         shard=shard if mesh is not None else {},
         axis_sizes={axis: mesh.size(_names(mesh).index(axis)) for axis in domain} if mesh is not None else None,
     )  # fmt: skip
-    return ShardedDataset(grid, mesh, dp_axis=dp_axis, dtype=dtype, transform=transform)
+    return ShardedDataset(grid, mesh, dp_axis=dp_axis, **wrapping)
 
 
 def _refuse(given: Mapping[str, bool], why: str) -> None:

@@ -27,6 +27,7 @@ from typing import Any
 from scidata import _trace
 from scidata._buffers import BufferRing, BufferSet
 from scidata._copiers import DeviceCopier, HostCopier, PartCopier, SideStream, Staging
+from scidata._depth import Depth
 from scidata._peers import Ballot, Peers
 from scidata._readers import Copier, Fill, Readers, Work, copier_for, shut_down
 from scidata._slots import SlotCopier, SlotRing
@@ -74,7 +75,7 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
     num_workers
         Reader threads; 0 reads in the calling thread, when asked.
     prefetch
-        Items in flight; taken as 1 at least where there are threads.
+        Items in flight; taken as 1 at least where there are threads. A :class:`Depth` adapts.
     copier
         Default: the tensors stay on the host.
     stats
@@ -101,7 +102,7 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
         ring: BufferRing | SlotRing,
         *,
         num_workers: int = 2,
-        prefetch: int = 2,
+        prefetch: int | Depth = 2,
         copier: Copier[Any] | None = None,
         stats: PrefetchStats | None = None,
         on_close: Callable[[], None] = lambda: None,
@@ -118,7 +119,8 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
         self._exhausted = False
         self._num_items = 0
         self._num_workers = num_workers
-        self._prefetch = max(1, prefetch) if num_workers else 0
+        depth = prefetch if isinstance(prefetch, Depth) else Depth(max(1, prefetch))
+        self._depth = depth if num_workers else Depth(0)
         self._ring = ring
         self._readers: Readers[Any] = Readers(fill, ring, copier_for(ring) if copier is None else copier, peers, ballot)
         self._pending: deque[Work] = deque()
@@ -153,6 +155,10 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
             del tensors  # all of it was left out
 
     def _one(self) -> tuple[list[int], Any]:
+        if self._pending:
+            read = [work.filled for work in self._pending]
+            self._depth.step(waiting=not read[0], spare=all(read))
+        self._ring.fit(max(1, self._depth.now))
         self._ring.make_room()
         self._submit()
         if not self._pending:
@@ -167,7 +173,7 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
 
     def _submit(self) -> None:
         """Queue items until ``prefetch`` of them are in flight besides the one asked for."""
-        while not self._exhausted and len(self._pending) <= self._prefetch:
+        while not self._exhausted and len(self._pending) <= self._depth.now:
             work = self._pull()
             if work is None:
                 return
@@ -264,6 +270,7 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
         dropped = self._ballot.dropped(head.number, size) if self._ballot is not None else frozenset()
         kept = [row for row in range(size) if row not in dropped]
         assert head.buffers is not None
+        self._depth.seen(head.buffers.nbytes)
         self.taken += head.item
         self.stats.skipped += len(dropped)
         self.stats.batches += bool(kept)

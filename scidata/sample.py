@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from scidata.errors import FieldMismatchError, UnknownNameError, near_matches
@@ -31,6 +32,31 @@ class Sample(Mapping[str, torch.Tensor]):
         self._fields = dict(fields)
         self.dims = dict(dims)
         self.index = index
+        self._draws = (0, 0)
+        self._generator: torch.Generator | None = None
+
+    @property
+    def generator(self) -> torch.Generator:
+        """Random numbers for a transform: on the CPU, a function of seed, epoch and index of the sample alone.
+
+        So ranks that share a sample draw the same, if they draw what does not depend on their part: an angle, an
+        offset, a flip. Seed and epoch are those of the loader's sampler (:meth:`scidata.DataLoader.set_epoch`), 0
+        outside of a loader. A sample made from it, by :meth:`replace` or :meth:`to`, goes on with it.
+        """
+        if self._generator is None:
+            index = self.index if isinstance(self.index, int) else 0
+            words = [word for number in (*self._draws, index) for word in (number % 2**32, number // 2**32 % 2**32)]
+            state = np.random.SeedSequence(words).generate_state(1, np.uint64)
+            self._generator = torch.Generator().manual_seed(int(state[0] >> np.uint64(1)))
+        return self._generator
+
+    def seed_generator(self, seed: int, epoch: int) -> None:
+        """Say what :attr:`generator` is made from; for loaders."""
+        self._draws, self._generator = (seed, epoch), None
+
+    def _go_on_with(self, other: Sample) -> None:
+        if isinstance(other.index, int):
+            self._draws, self._generator = other._draws, other.generator
 
     def __getitem__(self, name: str) -> torch.Tensor:
         try:
@@ -62,7 +88,9 @@ class Sample(Mapping[str, torch.Tensor]):
             else by_shape.get(tuple(tensor.shape), tuple(f"dim_{i}" for i in range(tensor.ndim)))
             for name, tensor in merged.items()
         }
-        return Sample(merged, dims=dims, index=self.index)
+        made = Sample(merged, dims=dims, index=self.index)
+        made._go_on_with(self)
+        return made
 
     @classmethod
     def collate(cls, samples: Sequence[Sample]) -> Sample:

@@ -1,0 +1,45 @@
+"""How many batches a loader reads ahead."""
+
+from __future__ import annotations
+
+__all__ = ["Depth"]
+
+_CALM = 16  # steps in a row without need for what was read furthest ahead
+
+
+class Depth:
+    """Items in flight: a fixed number, or as few as keep the loop from waiting, within so many bytes.
+
+    Parameters
+    ----------
+    start
+        To begin with; for ever without ``max_bytes``. 0 where nothing is read ahead.
+    max_bytes
+        Of the items in flight; one item may always be.
+    nbytes
+        Of the largest item, where that is known beforehand.
+    """
+
+    def __init__(self, start: int, max_bytes: int | None = None, nbytes: int = 0) -> None:
+        self._now, self._max_bytes, self._largest, self._calm = start, max_bytes, nbytes, 0
+
+    @property
+    def now(self) -> int:
+        """Items to keep in flight."""
+        if self._max_bytes is None or not self._now or not self._largest:
+            return self._now
+        return max(1, min(self._now, self._max_bytes // self._largest))
+
+    def seen(self, nbytes: int) -> None:
+        """Take note of an item's size."""
+        self._largest = max(self._largest, nbytes)
+
+    def step(self, *, waiting: bool, spare: bool) -> None:
+        """Adapt where the loop asks for an item: it has to wait for it, or all in flight have been read."""
+        if self._max_bytes is None or not self._now:
+            return
+        self._calm = self._calm + 1 if spare else 0
+        if waiting:
+            self._now = self.now + 1
+        elif self._calm >= _CALM:
+            self._now, self._calm = max(1, self.now - 1), 0

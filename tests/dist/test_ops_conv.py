@@ -82,7 +82,7 @@ def check_modules(rank, num_ranks):
     mesh = mesh_of(num_ranks)
     for sizes in LAYOUTS[num_ranks]:
         spec = ShardSpec.even(mesh, [Shard(2)], IMAGE, {0: sizes})
-        for mode in ("zeros",):
+        for mode in ("zeros", "circular", "reflect", "replicate"):
             torch.manual_seed(1)
             conv = nn.Conv2d(4, 3, 5, padding=2, padding_mode=mode).double()
             parameters = [p.detach().requires_grad_() for p in conv.parameters()]
@@ -173,6 +173,7 @@ def check_disk_halo(rank, num_ranks):
     """A halo that was read is used where it is wide enough on every rank; otherwise rows are exchanged."""
     full, weight = random(*IMAGE, grad=False), random(3, 4, 5, 3, seed=1)
     expected = F.conv2d(full, weight, padding=(2, 1))
+    whole = F.conv2d(F.pad(full, (0, 0, 2, 2), mode="circular"), weight, padding=(0, 1))
     mesh = mesh_of(num_ranks)
     for sizes in LAYOUTS[num_ranks]:
         spec = ShardSpec.even(mesh, [Shard(2)], IMAGE, {0: sizes})
@@ -189,6 +190,8 @@ def check_disk_halo(rank, num_ranks):
         x = padded_of(full, spec, {2: HaloDim(lo=2, hi=2, periodic=True), 3: HaloDim(lo=1, hi=0)})
         y = F.conv2d(x, weight, padding=(2, 1))
         torch.testing.assert_close(y.full_tensor(), expected, rtol=1e-12, atol=1e-12)
+        y = F.conv2d(F.pad(x, (0, 0, 2, 2), mode="circular"), weight, padding=(0, 1))
+        torch.testing.assert_close(y.full_tensor(), whole, rtol=1e-12, atol=1e-12)
     if num_ranks == 4:
         for rows, columns in GRIDS:
             spec = ShardSpec.even(grid_mesh(), [Shard(2), Shard(3)], IMAGE, {"h": rows, "w": columns})

@@ -62,6 +62,7 @@ class ShardedDataset(Dataset[Sample]):
         self.local_transform = local_transform
         self._dtype = dtype
         self._detached = False
+        self._specs: dict[str, BufferSpec] | None = None  # asked for with every sample
         axes = tuple(reader.partition.axis_sizes)
         self._coordinate = {} if mesh is None else {axis: mesh.get_local_rank(axis) for axis in axes}
         self._domain: DeviceMesh | None = domain_mesh(mesh, axes) if mesh is not None and axes else None
@@ -111,7 +112,9 @@ class ShardedDataset(Dataset[Sample]):
 
     def buffer_specs(self) -> dict[str, BufferSpec]:
         """Return shape and dtype of this rank's part of each field, halo included; the same for every sample."""
-        return self.reader.buffer_specs(self._coordinate)
+        if self._specs is None:
+            self._specs = self.reader.buffer_specs(self._coordinate)
+        return dict(self._specs)
 
     def read_into(self, index: int, out: Mapping[str, npt.NDArray[Any]]) -> ReadStats:
         """Read this rank's part into buffers shaped as :meth:`buffer_specs`. Thread-safe, no collectives."""

@@ -1,11 +1,12 @@
 """Every entry of the op table against one process: values, gradients, on any layout and any number of ranks."""
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
-from _conformance import EXTENT, LAYOUTS, cases
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_ops_pointwise import INTEGER, NO_DERIVATIVE, one_and_two_operands
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 
@@ -14,6 +15,10 @@ from scidata.shard import ShardSpec
 from scidata.shard.ops.registry import HANDLERS, op_name
 from scidata.testing import run_ranks
 from scidata.testing.oracle import assert_like_one_process
+
+sys.path.insert(0, str(Path(__file__).parent))
+from _conformance import EXTENT, LAYOUTS, cases
+from test_ops_pointwise import INTEGER, NO_DERIVATIVE, one_and_two_operands
 
 #: Modules of the table whose entries have tests of their own.
 ELSEWHERE = ("graph", "scatter", "attention", "layers", "norm", "conv", "pool", "interpolate", "embedding", "metadata")
@@ -130,7 +135,7 @@ DRAWN = st.integers(2, 4).flatmap(
 )
 
 
-@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 @given(DRAWN)
 def test_drawn_layouts(drawn):
     run_ranks(check_drawn, *drawn)

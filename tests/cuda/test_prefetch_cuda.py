@@ -248,3 +248,35 @@ def test_a_slow_copy_of_parts_is_waited_for_by_the_reader() -> None:
     assert again is block
     assert event.query()
     assert mean.item() == 1
+
+
+# -- transforms on a stream of their own -----------------------------------------------------------------------------
+
+
+class Transformed(Numbers):
+    """Doubles its samples, slowly, on whatever stream is the current one."""
+
+    def __init__(self) -> None:
+        self.streams: set[int] = set()
+
+    def transform(self, sample: Sample) -> Sample:
+        self.streams.add(torch.cuda.current_stream().cuda_stream)
+        busy_gpu(2_000_000)
+        return sample.replace({"u": sample["u"] * 2})
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_transforms_on_a_stream_of_their_own(own: bool) -> None:
+    """Waited for where a batch is used, and its memory not given to a later batch before that."""
+    ds = Transformed()
+    loader = DataLoader(ds, 2, device="cuda", pin_memory=True, transform_stream=own)
+    mine, found = torch.cuda.current_stream().cuda_stream, []
+    for _ in range(3):
+        for batch in loader:
+            assert torch.cuda.current_stream().cuda_stream == mine
+            busy_gpu(1_000_000)
+            found.append((batch.index, batch["u"].mean((1, 2))))
+            del batch
+    assert (mine in ds.streams) != own
+    for index, mean in found:
+        assert mean.tolist() == [2 * i for i in index]

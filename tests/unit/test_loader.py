@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 import multiprocessing
 import os
 import pickle
@@ -111,6 +112,21 @@ def test_attributes_rebuild_the_loader(ds: Stored) -> None:
     names += ["generator", "device", "prefetch_factor", "persistent_workers", "pin_memory_device", "in_order"]
     again = DataLoader(ds, batch_sampler=loader.batch_sampler, **{name: getattr(loader, name) for name in names})
     assert [b.index for b in again] == [b.index for b in loader]
+
+
+def test_every_argument_is_an_attribute(ds: Stored) -> None:
+    names = set(inspect.signature(DataLoader.__init__).parameters) - {"self", "shuffle"}  # torch keeps its sampler
+    assert set(inspect.signature(torch.utils.data.DataLoader.__init__).parameters) - {"self", "shuffle"} <= names
+    given: dict[str, Any] = {"batch_size": 3, "num_workers": 1, "drop_last": True, "prefetch_factor": 3, "timeout": 9.0}
+    given |= {"workers": "process", "persistent_workers": True, "worker_init_fn": print, "on_error": "skip"}
+    given |= {"max_prefetch_bytes": 1000, "watch": False, "generator": torch.Generator(), "sampler": [1, 2, 3, 4]}
+    loader = DataLoader(ds, multiprocessing_context="forkserver", **given)
+    assert {name: getattr(loader, name) for name in given} == given
+    assert loader.multiprocessing_context.get_start_method() == "forkserver"
+    assert all(hasattr(loader, name) for name in names)
+    kept = names - {"batch_size", "sampler", "drop_last"}  # which the batch sampler is
+    again = DataLoader(**{name: getattr(loader, name) for name in kept})
+    assert {name: getattr(again, name) for name in kept} == {name: getattr(loader, name) for name in kept}
 
 
 def test_samples_without_a_batch(ds: Stored) -> None:

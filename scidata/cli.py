@@ -6,12 +6,13 @@ answers at once.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import typer.core
 
-from scidata.errors import SciDataError
+from scidata.errors import SciDataError, near_matches
 
 if TYPE_CHECKING:
     from scidata.grid_reader import GridReader
@@ -41,9 +42,17 @@ class _Group(typer.core.TyperGroup):
             raise typer.Exit(_EXIT_INTERRUPTED) from None
 
 
+def _near(error: OSError) -> str:
+    """Return names like that of a file that is not there, for the end of the message."""
+    folder, name = os.path.split(str(error.filename))
+    if not isinstance(error, FileNotFoundError) or not os.path.isdir(folder or "."):
+        return ""
+    return near_matches(name, os.listdir(folder or "."))
+
+
 def _message(error: BaseException) -> str:
     if isinstance(error, OSError) and not isinstance(error, SciDataError) and error.strerror:
-        return f"{error.filename}: {error.strerror.lower()}" if error.filename else error.strerror
+        return f"{error.filename}: {error.strerror.lower()}{_near(error)}" if error.filename else error.strerror
     return str(error) or type(error).__name__
 
 
@@ -53,7 +62,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Rank-aware reading of gridded scientific data: what a store holds, and what each rank reads of it.",
+    help="Rank-aware reading of grids, meshes, point clouds and graphs: what files hold, what each rank reads of them.",
 )
 
 

@@ -77,7 +77,9 @@ def _by_dim(
 def parse_domain(text: str, option: str = "--domain") -> dict[str, int]:
     """``"8"``, ``"2x4"`` or ``"2,4"`` as the ranks along each domain axis."""
     accepted = "the ranks of one sample, 8, or of a 2-D split, 2x4"
-    sizes = [_integer(option, part, accepted) for part in re.split("[x,]", text.lower())]
+    if not re.fullmatch(r"-?\d+([x,]-?\d+)*", text.lower().replace(" ", "")):
+        raise usage_error(option, f"{text!r} is not an integer, nor integers joined by x; accepted: {accepted}.")
+    sizes = [int(part) for part in re.split("[x,]", text.lower())]
     if len(sizes) not in _AXIS_NAMES:
         raise usage_error(option, f"{text!r} has {len(sizes)} axes; accepted: {accepted}.")
     if min(sizes) < 1:

@@ -6,6 +6,7 @@ the arrays. Rows are in curve order, so that one store serves any number of rank
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -157,7 +158,7 @@ def _read_manifest(path: str) -> Manifest:
                 "partition` again with --resume, or --finalize after the last part"
             )
         if not is_url(path) and not os.path.exists(path):
-            raise FileNotFoundError(f"{path}: there is no such store")
+            raise FileNotFoundError(errno.ENOENT, "there is no such store", path)
         raise UnsupportedFormatError(f"{path}: is no scidata store: it has no {MANIFEST}; make one: scidata partition")
     if is_url(path):
         text = bytes(files().read(where, 0, files().size(where)))

@@ -1,6 +1,6 @@
 """``scidata.DataLoader`` beside torch's over xarray, zarr and h5py, and beside a ``preadv`` loop; alone and on ranks.
 
-    PYTHONPATH=. python tests/bench/loader_speed.py --into README.md
+    PYTHONPATH=. python tests/bench/loader_speed.py --into tests/bench/README.md
 
 Samples are handed out one by one (``batch_size=None``), from the page cache, at 0, 1 and 2 workers (threads here,
 forked-server processes of torch's that stay alive). Ways take turns; medians of the rounds; CPU time of a way with

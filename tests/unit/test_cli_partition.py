@@ -120,6 +120,13 @@ def test_usage(files: list[Path], tmp_path: Path, args: list[str], part: str) ->
     assert not (tmp_path / "s").exists()
 
 
+def test_names_that_are_nearly_right(files: list[Path], store: Path, tmp_path: Path) -> None:
+    for args in (["partition", files[0].with_suffix(".h4"), tmp_path / "s"], ["verify", store.with_name("ss")]):
+        result = run(*args)
+        assert result.exit_code == 1
+        assert f"did you mean '{'case0.h5' if args[0] == 'partition' else 's'}'" in result.stderr
+
+
 def test_no_output_named(files: list[Path]) -> None:
     assert run("partition", files[0]).exit_code == 2
 

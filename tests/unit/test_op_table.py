@@ -1,15 +1,15 @@
-"""The list of operations in the README is that of the op table. ``python tests/unit/test_op_table.py`` writes it."""
+"""The list in scidata/shard/README.md is that of the op table. ``python tests/unit/test_op_table.py`` writes it."""
 
 from pathlib import Path
 
 import scidata.shard  # noqa: F401 - fills the table
 from scidata.shard.ops.registry import op_table
 
-README = Path(__file__).parents[2] / "README.md"
+README = Path(__file__).parents[2] / "scidata/shard/README.md"
 START, END = "<!-- op table: generated -->\n", "<!-- end of op table -->"
 
 
-def test_readme_lists_the_op_table():
+def test_the_readme_lists_the_op_table():
     text = README.read_text(encoding="utf-8")
     listed = text[text.index(START) + len(START) : text.index(END)].strip()
     assert listed == op_table(), "out of date; run python tests/unit/test_op_table.py"

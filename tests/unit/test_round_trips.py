@@ -73,6 +73,16 @@ def vtu(path):
     return str(path / "raw.vtu")
 
 
+def by_meshio(suffix):
+    def write(path):
+        meshio = pytest.importorskip("meshio", reason="the extra that reads other mesh formats")
+        options = {"file_format": "gmsh"} if suffix == "msh" else {}
+        meshio.Mesh(XYZ, [("tetra", TETS)]).write(str(path / f"raw.{suffix}"), **options)
+        return str(path / f"raw.{suffix}")
+
+    return write
+
+
 def torus(path):
     """Quads that wrap in x and in y, with every edge between their nodes in both directions and its length."""
     rows = np.arange(48).reshape(6, 8)
@@ -91,6 +101,7 @@ def torus(path):
 INPUTS = {f"{kind}-{format}": (plain(kind, format), {}) for kind in ("mesh", "points", "graph") for format in FORMATS}
 INPUTS |= {write.__name__: (write, {}) for write in (ugrid, mpas, exodus, vtkhdf, vtu)}
 INPUTS |= {f"{write.__name__}-cells": (write, {"entity": "cell"}) for write in (ugrid, mpas, exodus, vtkhdf, vtu)}
+INPUTS |= {suffix: (by_meshio(suffix), {}) for suffix in ("su2", "msh", "cgns")}
 INPUTS["points-knn"] = (plain("points", "hdf5"), {"edges": "knn:4"})
 INPUTS["points-radius"] = (plain("points", "hdf5"), {"edges": "radius:0.2"})
 INPUTS |= {f"torus-{rule}": (torus, {"edges": rule}) for rule in ("cells", "edge_index")}

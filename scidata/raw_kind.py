@@ -56,6 +56,6 @@ def kind_of_raw(
         raise UnsupportedFormatError(
             f"{shown}: kind {found!r} is read from a store, which serves any number of ranks; write it once: "
             f"scidata partition {shown} OUT --kind {found}, then open OUT"
-            + ("; or say kind='grid'" if kind is None else "")
+            + ("; or say kind='grid' (scidata plan --kind grid)" if kind is None else "")
         )
     return "grid"

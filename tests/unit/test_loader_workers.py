@@ -129,7 +129,7 @@ def test_leaving_an_epoch_does_not_wait_for_the_workers(store: str, leave: str) 
 
 
 SCRIPT = """
-import sys, time
+import signal, sys, time
 import scidata
 
 def slow(fields):
@@ -137,6 +137,7 @@ def slow(fields):
     return fields
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so would this
     ds = scidata.open_dataset(sys.argv[1], local_transform=slow)
     options = {"workers": "process", "persistent_workers": True} if sys.argv[2] == "process" else {}
     loader = scidata.DataLoader(ds, 1, num_workers=2, **options)

@@ -1,36 +1,47 @@
 """Byte ranges of local files and of URLs: the only place that opens data files for raw reads.
 
 A local path is read with ``preadv`` into the caller's buffer through a bounded cache of descriptors; anything with a
-scheme (``s3://``, ``https://``, ``memory://``) goes through fsspec's ranged reads. Both raise the same errors.
+scheme (``s3://``, ``https://``, ``memory://``) goes through fsspec's ranged reads. Both raise the same errors, and both
+try again where a failure may pass by itself (:mod:`scidata._retry`).
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
-from scidata.errors import MissingDependencyError, ShortReadError
+from scidata import _retry
+from scidata._remote import fetch, request
+from scidata._retry import is_transient
+from scidata._urls import Url, is_url, public_text, url_of
+from scidata.errors import ShortReadError
 
-__all__ = ["FileCache", "files", "is_url"]
+__all__ = ["FileCache", "Url", "files", "is_url", "most_open", "public_text", "retried", "scatter", "url_of"]
 
 _MAX_OPEN = 256  # a thousand-file store must not run into the usual limit of 1,024 descriptors
 _IOV_MAX = 1024  # Linux's limit on buffers in one preadv
 
 
-def is_url(path: str) -> bool:
-    """Say whether ``path`` is read through fsspec."""
-    return "://" in path
+def _url(path: str) -> Url:
+    url = url_of(path)
+    assert isinstance(url, Url)
+    return url
 
 
-def _filesystem(url: str) -> Any:
-    try:
-        import fsspec
-    except ImportError as e:
-        raise MissingDependencyError(f"{url}: URLs need fsspec; pip install 'scidata[cloud]'") from e
-    return fsspec.core.url_to_fs(url)
+def most_open() -> int:
+    """Return how many descriptors to keep: a quarter of what the process may have, which others use too."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MAX_OPEN if soft == resource.RLIM_INFINITY else max(8, min(_MAX_OPEN, soft // 4))
+
+
+def retried(path: str, call: Any) -> Any:
+    """Call until it does not fail for a passing reason, as :class:`scidata._retry.Retry` says."""
+    return _retry.RETRY.run(path, call)
 
 
 class _Handle:
@@ -49,8 +60,8 @@ class _Handle:
 class FileCache:
     """Thread-safe reads of byte ranges, with a bounded number of open descriptors."""
 
-    def __init__(self, max_open: int = _MAX_OPEN) -> None:
-        self._max_open = max_open
+    def __init__(self, max_open: int | None = None) -> None:
+        self._max_open = most_open() if max_open is None else max_open
         self._handles: OrderedDict[str, _Handle] = OrderedDict()
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -61,7 +72,15 @@ class FileCache:
             if handle is not None:
                 self._handles.move_to_end(path)
                 return handle
-        handle = _Handle(path)
+        try:
+            handle = _Handle(path)
+        except OSError as e:
+            if e.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            with self._lock:  # others have taken the rest: keep fewer from now on
+                self._max_open = max(1, len(self._handles) // 2)
+                self._handles.clear()
+            handle = _Handle(path)
         with self._lock:
             self._handles[path] = handle
             while len(self._handles) > self._max_open:
@@ -70,10 +89,14 @@ class FileCache:
 
     def size(self, path: str) -> int:
         """Return the size in bytes; raises FileNotFoundError."""
-        if is_url(path):
-            fs, key = _filesystem(path)
-            return int(fs.size(key))
-        return os.stat(path).st_size
+        if not is_url(path):
+            return int(retried(path, lambda: os.stat(path).st_size))
+        info = request(_url(path), "info")
+        if info.get("type") == "directory":
+            raise IsADirectoryError(errno.EISDIR, f"{path}: a folder, where an object was expected")
+        if info.get("size") is None:
+            raise OSError(errno.EIO, f"{path}: the server does not say how large it is; copy it first")
+        return int(info["size"])
 
     def read(self, path: str, offset: int, nbytes: int) -> bytearray:
         """Return ``nbytes`` bytes from ``offset``.
@@ -108,8 +131,25 @@ class FileCache:
         if wanted == 0:
             return
         if is_url(path):
-            self._read_url(path, offset, views, wanted)
+            scatter(fetch(_url(path), offset, wanted), views)
             return
+        try:
+            self._read_local(path, offset, list(views), wanted)
+        except OSError as e:
+            if not is_transient(e):
+                raise
+            self.forget(path)  # after ESTALE the descriptor is no good any more; opening anew costs little
+
+            def again() -> None:
+                try:
+                    self._read_local(path, offset, list(views), wanted)
+                except OSError:
+                    self.forget(path)
+                    raise
+
+            _retry.RETRY.run(path, again, failed=e)
+
+    def _read_local(self, path: str, offset: int, views: list[memoryview], wanted: int) -> None:
         handle = self._handle(path)
         done = 0
         while views:
@@ -125,19 +165,6 @@ class FileCache:
             if views and count:
                 views[0] = views[0][count:]
 
-    def _read_url(self, path: str, offset: int, views: list[memoryview], wanted: int) -> None:
-        fs, key = _filesystem(path)
-        data = fs.cat_file(key, start=offset, end=offset + wanted)
-        if len(data) != wanted:
-            raise ShortReadError(
-                f"{path}: gave {len(data)} bytes from {offset} on, but {wanted} were expected; "
-                "the object is truncated: upload it again"
-            )
-        done = 0
-        for view in views:
-            view[:] = data[done : done + len(view)]
-            done += len(view)
-
     def forget(self, path: str) -> None:
         """Forget the descriptors of a file, or of all files below a folder.
 
@@ -151,6 +178,15 @@ class FileCache:
         """Forget every open descriptor; readers in progress keep theirs until they end."""
         with self._lock:
             self._handles.clear()
+
+
+def scatter(data: bytes, buffers: Sequence[Any]) -> None:
+    """Copy bytes into buffers, one after the other."""
+    done = 0
+    for buffer in buffers:
+        view = memoryview(buffer).cast("B")
+        view[:] = data[done : done + len(view)] if done or len(view) < len(data) else data
+        done += len(view)
 
 
 _cache = FileCache()

@@ -7,6 +7,7 @@ what any rank of any world size would.
 from __future__ import annotations
 
 import bisect
+import functools
 import hashlib
 import json
 import os
@@ -17,6 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scidata._files import Url
+from scidata._remote import run_each
 from scidata.bounds import segments_of_slice
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
 from scidata.grid import GridPartition, make_partition, per_dim, resolve_dim
@@ -31,7 +34,7 @@ from scidata.grid_choice import (
     sizes_of,
 )
 from scidata.plan import ArrayPlan, ReadPlan, chunks_needed, plan_array
-from scidata.read import ReadStats, read_plan
+from scidata.read import Job, ReadStats, read_plans
 from scidata.read.threads import ReaderThreads
 from scidata.series import Series, array_of, expand_paths, read_array
 from scidata.sources import open_source
@@ -343,6 +346,12 @@ class GridReader:
             plans.append((i, plan_array(layout, selection, refs, out_shape=shape)))
         return plans
 
+    def _plan_fields(self, index: int, coordinate: Mapping[str, int]) -> dict[str, list[tuple[int, ArrayPlan]]]:
+        """Plan all fields: where they lie behind URLs side by side, because finding their chunks takes round trips."""
+        calls = [functools.partial(self._plan_field, name, index, coordinate) for name in self.fields]
+        remote = isinstance(self.paths[0], Url)
+        return dict(zip(self.fields, run_each(calls) if remote else [call() for call in calls], strict=True))
+
     def plan(self, index: int, rank: int = 0) -> ReadPlan:
         """Plan one sample for the ``rank``-th rank of the domain (see :meth:`GridPartition.coordinate`).
 
@@ -351,28 +360,29 @@ class GridReader:
         IndexError, ConfigError
             Sample or rank out of range.
         """
-        coordinate = self.partition.coordinate(rank)
-        fields = {name: tuple(plan for _, plan in self._plan_field(name, index, coordinate)) for name in self.fields}
+        planned = self._plan_fields(index, self.partition.coordinate(rank))
+        fields = {name: tuple(plan for _, plan in plans) for name, plans in planned.items()}
         return ReadPlan(index=index, rank=rank, fields=fields)
 
     # -- reading -------------------------------------------------------------------------------------------------
 
     def read_into(self, index: int, out: Mapping[str, npt.NDArray[Any]], coordinate: Mapping[str, int]) -> ReadStats:
         """Read one rank's part of a sample into buffers shaped as :meth:`buffer_specs` says. Thread-safe."""
-        stats = ReadStats()
-        for name in self.fields:
+        jobs = []
+        for name, plans in self._plan_fields(index, coordinate).items():
             field = self._fields[name]
             lead = out[name].reshape(self._source_shape(field, out[name].shape))
-            for i, plan in self._plan_field(name, index, coordinate):
-                stats += read_plan(
-                    plan,
-                    lead,
+            jobs += [
+                Job(
+                    plan=plan,
+                    out=lead,
                     source=self._series.sources[i],
                     decoding=field.decodings[i],
                     allow_missing=self._allow_missing,
-                    executor=self._threads.executor(),
                 )
-        return stats
+                for i, plan in plans
+            ]
+        return read_plans(jobs, executor=self._threads.executor())
 
     def _source_shape(self, field: _Field, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Put back the dimensions that the sample dropped, with one row each."""

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from scidata._files import url_of
 from scidata._local_transform import LocalTransform
 from scidata.dataset import ShardedDataset
 from scidata.device_mesh import axes_of
@@ -59,6 +60,7 @@ def open_dataset(
     subsample_seed: int = 0,
     num_threads: int = 4,
     cache_bytes: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> ShardedDataset | IrregularDataset:
     """Open a gridded data set, or a store of meshes, clouds or graphs: each rank reads only its part of a sample.
 
@@ -142,6 +144,11 @@ def open_dataset(
         Stores: edges, cells and index maps that were read are kept for further times of the same stored sample, at most
         so many bytes of them; default 512 MiB. A sample that does not fit is read anew each time.
 
+    storage_options
+        URLs: what fsspec's file system is made with, such as ``{"endpoint_url": …, "key": …, "secret": …}`` or
+        ``{"anon": True}`` of s3fs. No message, plan or state shows it, nor the user, password and query of a URL; a
+        pickle of the data set holds it, since worker processes open the files anew.
+
     Raises
     ------
     FileNotFoundError, UnsupportedFormatError, UnknownNameError, FieldMismatchError, ConfigError
@@ -156,6 +163,7 @@ def open_dataset(
         ds[0]["u"].shape       # (level, 241, 480): the whole field
         ds[0]["u"].to_local()  # this rank's rows of it, all that was read but for the halo
     """
+    path = _located(path, storage_options)
     drawn = make_subsample(subsample, block=subsample_block, seed=subsample_seed)
     if kind is not None and kind not in _KINDS:
         raise ConfigError(f"kind must be one of {', '.join(_KINDS)}, not {kind!r}{near_matches(kind, _KINDS)}")
@@ -215,6 +223,15 @@ def open_dataset(
         axis_sizes={axis: mesh.size(_names(mesh).index(axis)) for axis in domain} if mesh is not None else None,
     )  # fmt: skip
     return ShardedDataset(grid, mesh, dp_axis=dp_axis, **wrapping)
+
+
+def _located(
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], options: Mapping[str, Any] | None
+) -> str | tuple[str, ...]:
+    """Return the path, or paths, with what opens them."""
+    if isinstance(path, str | os.PathLike):
+        return url_of(os.fspath(path), options)
+    return tuple(url_of(os.fspath(item), options) for item in path)
 
 
 def _refuse(given: Mapping[str, bool], why: str) -> None:

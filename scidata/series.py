@@ -12,9 +12,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scidata._files import is_url
+from scidata._files import Url, is_url, url_of
 from scidata.bounds import segments_of_slice
-from scidata.errors import FieldMismatchError, RefusedError, UnknownNameError, UnsupportedFormatError, near_matches
+from scidata.errors import (
+    ConfigError,
+    FieldMismatchError,
+    RefusedError,
+    UnknownNameError,
+    UnsupportedFormatError,
+    near_matches,
+)
 from scidata.plan import chunks_needed, plan_array
 from scidata.read import read_plan
 from scidata.sources import open_source
@@ -24,25 +31,44 @@ from scidata.types import ArrayLayout, IntArray, Source
 __all__ = ["Series", "array_of", "expand_paths", "read_array"]
 
 
-def expand_paths(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
+def expand_paths(
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], options: Mapping[str, Any] | None = None
+) -> tuple[str, ...]:
     """Return the stores that a path, a list of paths or a glob names, in reading order.
+
+    Parameters
+    ----------
+    options
+        What file systems of URLs are made with (``storage_options``).
 
     Raises
     ------
     FileNotFoundError
         A glob matches nothing, or the list is empty.
+    ConfigError
+        Two URLs differ only in what is not shown of them.
     """
     if isinstance(path, str | os.PathLike):
-        name = os.path.expanduser(os.fspath(path))
-        if is_url(name) or os.path.exists(name) or not glob.has_magic(name):
+        name = os.fspath(path)
+        if is_url(name):
+            return (url_of(name, options),)
+        name = os.path.expanduser(url_of(name, options))
+        if os.path.exists(name) or not glob.has_magic(name):
             return (name,)
         matches = tuple(sorted(glob.glob(name, recursive=True)))
         if not matches:
             raise FileNotFoundError(f"{name}: no file matches this pattern")
         return matches
-    names = tuple(name for item in path for name in expand_paths(item))
+    names = tuple(name for item in path for name in expand_paths(item, options))
     if not names:
         raise FileNotFoundError("the list of paths is empty")
+    targets: dict[str, str] = {}
+    for name in names:
+        if isinstance(name, Url) and targets.setdefault(name, name.target) != name.target:
+            raise ConfigError(
+                f"{name}: two URLs differ only in their query or user, which may be secret, so that messages and plans "
+                "could not tell them apart; give the objects paths of their own"
+            )
     return names
 
 

@@ -5,20 +5,22 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Executor, Future
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from scidata._files import is_url
+from scidata._remote import Fetches
 from scidata.errors import ConfigError
 from scidata.plan import ArrayPlan, plan_array
 from scidata.read.context import ReadStats
 from scidata.read.execute import Execution, Task
 from scidata.types import Decoding, IntArray, Source
 
-__all__ = ["ReadStats", "read_plan"]
+__all__ = ["Job", "ReadStats", "read_plan", "read_plans"]
 
 #: Less work than this is done on the calling thread: waking another one costs 50-100 µs (measured).
 _MIN_PARALLEL = 512 << 10
@@ -67,25 +69,59 @@ def read_plan(
     ConfigError
         ``out`` does not fit the plan.
     """
+    job = Job(plan=plan, out=out, source=source, decoding=decoding, allow_missing=allow_missing)
+    return read_plans([job], executor=executor)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Job:
+    """One of several plans that are read together; the arguments of :func:`read_plan`."""
+
+    plan: ArrayPlan
+    out: npt.NDArray[Any]
+    source: Source
+    decoding: Decoding | None = None
+    allow_missing: bool = False
+
+
+def read_plans(jobs: Sequence[Job], *, executor: Executor | None = None) -> ReadStats:
+    """Read several plans: those of URLs together, so that they wait for round trips once, the others in turn.
+
+    Raises the errors of :func:`read_plan`.
+    """
+    stats, remote = ReadStats(), []
+    threads = 1 if executor is None else _num_threads(executor)  # counting processors takes 40 µs
+    for job in jobs:
+        execution = _prepared(job)
+        if execution is None:
+            continue
+        tasks, costs = execution.tasks()
+        if execution.is_remote:
+            remote += [(execution, task) for task in tasks]
+        elif threads < 2 or len(tasks) < 2 or int(costs.sum()) < _MIN_PARALLEL:
+            stats += execution.run(tasks)
+        else:
+            batches = _batches(tasks, costs, threads)
+            stats += _share(_Batches(execution, batches), executor, min(threads, len(batches)))
+    return stats + _run_fetched(remote, executor, threads) if remote else stats
+
+
+def _prepared(job: Job) -> Execution | None:
+    """Check a plan and its buffer; None where there is nothing to read."""
+    plan, out = job.plan, job.out
     if out.shape != plan.out_shape or not out.flags.c_contiguous or not out.flags.writeable:
         raise ConfigError(
             f"{plan.layout.name!r}: the buffer must be writable, C-contiguous and of shape {plan.out_shape}, "
             f"not {out.shape}"
         )
     if plan.refs is None and not plan.layout.fallback:
-        refs = source.locate(plan.layout, plan.chunks)
+        refs = job.source.locate(plan.layout, plan.chunks)
         plan = plan_array(plan.layout, plan.selection, refs, out_shape=plan.out_shape)
     if plan.bytes_wanted == 0:
-        return ReadStats()
-    execution = Execution(plan, out, source=source, decoding=decoding)
-    execution.prepare(allow_missing=allow_missing)
-    tasks, costs = execution.tasks()
-    remote = plan.refs is not None and any(map(is_url, plan.refs.paths))
-    threads = 1 if executor is None else _num_threads(executor)  # counting processors takes 40 µs
-    small = len(tasks) < 2 or (not remote and int(costs.sum()) < _MIN_PARALLEL)
-    if executor is None or threads < 2 or small:
-        return execution.run(tasks)
-    return _run_shared(execution, _batches(tasks, costs, threads), executor, threads)
+        return None
+    execution = Execution(plan, out, source=job.source, decoding=job.decoding)
+    execution.prepare(allow_missing=job.allow_missing)
+    return execution
 
 
 def _num_threads(executor: Executor) -> int:
@@ -100,8 +136,16 @@ def _batches(tasks: list[Task], costs: IntArray, threads: int) -> list[list[Task
     return [tasks[a:b] for a, b in itertools.pairwise(cuts)]
 
 
-class _Shared:
-    """Batches that several threads take in turn; the first error ends them all."""
+class _Work(Protocol):
+    """Work that threads share: each runs it until nothing is left. The first error ends it."""
+
+    def work(self) -> ReadStats:
+        """Do some of it."""
+        ...
+
+
+class _Batches:
+    """Batches of tasks that several threads take in turn."""
 
     def __init__(self, execution: Execution, batches: list[list[Task]]) -> None:
         self._execution = execution
@@ -124,14 +168,47 @@ class _Shared:
         return stats
 
 
-def _run_shared(execution: Execution, batches: list[list[Task]], executor: Executor, threads: int) -> ReadStats:
-    """Share the batches between the executor's threads and this one.
+class _Fetched:
+    """Tasks whose bytes are fetched many at a time: threads take whichever has arrived, and decode it."""
+
+    def __init__(self, tasks: list[tuple[Execution, Task]]) -> None:
+        self._tasks = tasks
+        self._fetches = Fetches([execution.range_of(task) for execution, task in tasks])
+
+    def work(self) -> ReadStats:
+        stats = ReadStats()
+        while (item := self._fetches.take()) is not None:
+            number, data = item
+            execution, task = self._tasks[number]
+            try:
+                stats += execution.run_fetched(task, data)
+            except BaseException:
+                self.close()
+                raise
+            self._fetches.release(number)
+        return stats
+
+    def close(self) -> None:
+        self._fetches.close()
+
+
+def _run_fetched(tasks: list[tuple[Execution, Task]], executor: Executor | None, threads: int) -> ReadStats:
+    fetched = _Fetched(tasks)
+    try:
+        return _share(fetched, executor, min(threads, len(tasks)))
+    finally:
+        fetched.close()
+
+
+def _share(shared: _Work, executor: Executor | None, threads: int) -> ReadStats:
+    """Share work between the executor's threads and this one.
 
     This thread works too, and gives up helpers that never started once nothing is left: so a read from inside one of
     the executor's own threads cannot wait for itself.
     """
-    shared = _Shared(execution, batches)
-    helpers: list[Future[ReadStats]] = [executor.submit(shared.work) for _ in range(min(threads, len(batches)) - 1)]
+    helpers: list[Future[ReadStats]] = []
+    if executor is not None:
+        helpers = [executor.submit(shared.work) for _ in range(threads - 1)]
     error: BaseException | None = None
     stats = ReadStats()
     try:

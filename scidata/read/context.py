@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata import _trace
-from scidata._files import files
+from scidata._files import Url, files, scatter, url_of
 from scidata.errors import MissingChunkError, ShortReadError
 from scidata.plan import ArrayPlan
 from scidata.plan.spans import Reads, chunk_shapes, dest_strides, element_strides
@@ -108,6 +108,8 @@ class Context:
         All that tables of a plan's pattern depend on besides the plan.
     trace, sample
         What is recorded into, and the sample that the thread which made this reads; None where there is none.
+    arrived
+        Of URLs: what was fetched ahead for reads that are not run yet, or the error; by table of reads and row.
     """
 
     def __init__(self, plan: ArrayPlan, out: npt.NDArray[Any], source: Source, decoding: Decoding | None) -> None:
@@ -120,12 +122,20 @@ class Context:
         self.kind = (self.out_item, self.convert.in_place)
         self.trace = _trace.active
         self.sample = None if self.trace is None else _trace.get_sample()
+        self.arrived: dict[tuple[int, int], bytes | Exception] = {}
 
     @property
     def refs(self) -> ChunkRefs:
         """Places of the chunks."""
         assert self.plan.refs is not None
         return self.plan.refs
+
+    @cached_property
+    def paths(self) -> tuple[str, ...]:
+        """Files and URLs as they are opened: a plan's own say nothing of credentials."""
+        path = self.source.path
+        bind = path.bound if isinstance(path, Url) else url_of
+        return tuple(map(bind, self.refs.paths))
 
     @cached_property
     def box_strides(self) -> tuple[IntArray, IntArray]:
@@ -159,9 +169,15 @@ class Context:
         ------
         MissingChunkError, ShortReadError
         """
-        path, offset = self.refs.paths[reads.path_index[row]], int(reads.offset[row]) + skip
+        path, offset = self.paths[reads.path_index[row]], int(reads.offset[row]) + skip
         try:
-            files().read_into(path, offset, buffers)
+            data = self.arrived.pop((id(reads), row), None)
+            if isinstance(data, Exception):
+                raise data
+            if data is not None:
+                scatter(data, buffers)
+            else:
+                files().read_into(path, offset, buffers)
         except FileNotFoundError as e:
             chunk, _ = chunk_of(int(reads.bounds[row]))
             raise MissingChunkError(

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scidata._files import Url, is_url
+from scidata._remote import Range
 from scidata.errors import CorruptDataError, MissingChunkError, ShortReadError
 from scidata.plan import ArrayPlan
 from scidata.plan.pieces import slice_of
-from scidata.plan.spans import chunk_shapes
+from scidata.plan.spans import Reads, chunk_shapes
 from scidata.read.codecs import largest_encoded
 from scidata.read.context import COPY, READ, Context, ReadStats, Tally, thread_scratch
 from scidata.read.run_encoded import EncodedRun
@@ -32,6 +34,7 @@ class Execution:
         self._plan, self._context = plan, Context(plan, out, source, decoding)
         self._raw: RawRun | None = None
         self._encoded: EncodedRun | None = None
+        self.is_remote = plan.refs is not None and not plan.layout.fallback and any(map(is_url, plan.refs.paths))
 
     def prepare(self, *, allow_missing: bool) -> None:
         """Check what the places of the chunks say by themselves, before anything is read, and fill absent chunks.
@@ -100,6 +103,23 @@ class Execution:
             tasks += [("encoded", i) for i in range(len(plan.encoded_reads.nbytes))]
             costs.append(np.add.reduceat(plan.encoded.nbytes, plan.encoded_reads.bounds[:-1]))
         return tasks, np.concatenate(costs)
+
+    def range_of(self, task: Task) -> Range:
+        """Return what a task fetches of a URL."""
+        reads, (_, row) = self._reads_of(task), task
+        url = self._context.paths[reads.path_index[row]]
+        assert isinstance(url, Url)
+        return url, int(reads.offset[row]), int(reads.nbytes[row])
+
+    def run_fetched(self, task: Task, data: bytes | Exception) -> ReadStats:
+        """Do a task whose bytes are here; an error in their place is raised with the chunk's name."""
+        self._context.arrived[id(self._reads_of(task)), task[1]] = data
+        return self.run([task])
+
+    def _reads_of(self, task: Task) -> Reads:
+        reads = self._plan.span_reads if task[0] == "raw" else self._plan.encoded_reads
+        assert reads is not None
+        return reads
 
     def run(self, tasks: Sequence[Task]) -> ReadStats:
         """Do some tasks."""

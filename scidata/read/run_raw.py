@@ -67,7 +67,7 @@ class RawRun:
             return
         began = time.perf_counter_ns()
         paths, path_index, out, single = (
-            self._context.refs.paths, self._path_index, self._context.out_view, self._tables.single,
+            self._context.paths, self._path_index, self._context.out_view, self._tables.single,
         )  # fmt: skip
         read_at_once = files().read_at_once
         for row in rows:

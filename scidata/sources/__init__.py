@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import os
 import posixpath
+from collections.abc import Mapping
+from typing import Any
 
-from scidata._files import files, is_url
+from scidata._files import Url, files, is_url, url_of
+from scidata._remote import each
 from scidata.errors import UnsupportedFormatError, near_matches
 from scidata.types import Source
 
@@ -18,10 +21,16 @@ _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _CLASSIC_MAGICS = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
 _ZARR_NAMES = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")
 _NETCDF_SUFFIXES = (".nc", ".nc4", ".cdf")
+_GONE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _FORMATS = "Zarr v2 and v3 folders, HDF5, NetCDF-4 and NetCDF-3 (classic, 64-bit offset, 64-bit data) files"
 
 
-def open_source(path: str | os.PathLike[str], *, allow_external: bool = False) -> Source:
+def open_source(
+    path: str | os.PathLike[str],
+    *,
+    allow_external: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Source:
     """Open a raw store of any known format, detected by its content.
 
     Parameters
@@ -30,6 +39,8 @@ def open_source(path: str | os.PathLike[str], *, allow_external: bool = False) -
         A file, a folder or a URL that fsspec knows.
     allow_external
         Also read what lies outside the store (HDF5 external storage, external links, virtual datasets).
+    storage_options
+        Of a URL: what fsspec's file system is made with (``endpoint_url``, ``key``, ``secret``, ``anon``, …).
 
     Raises
     ------
@@ -38,9 +49,7 @@ def open_source(path: str | os.PathLike[str], *, allow_external: bool = False) -
     UnsupportedFormatError
         It is of no format that scidata reads.
     """
-    name = os.fspath(path)
-    if is_url(name):
-        name = name.rstrip("/")
+    name = url_of(os.fspath(path), storage_options)
     files().forget(name)  # a store written again at this path has other files behind the old names
     if _is_zarr(name):
         from scidata.sources.zarr import ZarrSource
@@ -75,17 +84,15 @@ def _open_file(path: str, *, allow_external: bool) -> Source:
 
 
 def _is_zarr(path: str) -> bool:
-    if is_url(path):
-        return any(_exists(f"{path}/{name}") for name in _ZARR_NAMES)
-    return any(os.path.isfile(os.path.join(path, name)) for name in _ZARR_NAMES)
-
-
-def _exists(url: str) -> bool:
-    try:
-        files().size(url)
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        return False
-    return True
+    if not isinstance(path, Url):
+        return any(os.path.isfile(os.path.join(path, name)) for name in _ZARR_NAMES)
+    found = each([path.at(name) for name in _ZARR_NAMES], "info")
+    if any(not isinstance(info, Exception) and info.get("type") != "directory" for info in found):
+        return True
+    for error in found:  # some servers forbid what is not there
+        if isinstance(error, Exception) and not isinstance(error, (*_GONE, PermissionError)):
+            raise error
+    return False
 
 
 def _check_local(path: str) -> None:

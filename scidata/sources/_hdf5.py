@@ -9,15 +9,18 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Mapping
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import h5py
 import numpy as np
 import numpy.typing as npt
 
-from scidata._files import files
+from scidata._files import files, is_url, most_open, retried, url_of
+from scidata._retry import is_transient
 from scidata.errors import (
     ConfigError,
     CorruptDataError,
@@ -41,16 +44,53 @@ from scidata.types import ArrayLayout, ChunkRefs, IntArray
 
 __all__ = ["HDF5Base"]
 
+_T = TypeVar("_T")
+
 _MANY_CHUNKS = 1_000_000  # beyond this an index costs seconds
 _FEW = 12  # lookups that together cost less than building the index
 
 
-@dataclass
+@dataclass(eq=False)
 class _Session:
     """What belongs to one process: its lock, and its file once opened."""
 
     lock: threading.RLock = field(default_factory=threading.RLock)
     h5: Any = None
+
+    def close(self) -> None:
+        """Close the file; the lock is held."""
+        if self.h5 is not None:
+            self.h5.close()
+            self.h5 = None
+
+
+class _OpenSessions:
+    """The sessions of this process whose files are open, least recently used first: a bounded number."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sessions: OrderedDict[int, weakref.ref[_Session]] = OrderedDict()
+        self._pid = os.getpid()
+
+    def use(self, session: _Session) -> None:
+        """Count a session as used just now, and close others where there are too many."""
+        if self._pid != os.getpid():
+            self.__init__()  # type: ignore[misc]
+        with self._lock:
+            self._sessions[id(session)] = weakref.ref(session)
+            self._sessions.move_to_end(id(session))
+            excess = len(self._sessions) - most_open() // 4
+            old = [self._sessions.popitem(last=False)[1]() for _ in range(excess)]
+        for other in old:
+            if other is None or not other.lock.acquire(blocking=False):  # one that is being used closes another time
+                continue
+            try:
+                other.close()
+            finally:
+                other.lock.release()
+
+
+_open_sessions = _OpenSessions()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +109,7 @@ class HDF5Base:
     naming: type[Naming] = Naming
 
     def __init__(self, path: str | os.PathLike[str], *, allow_external: bool = False) -> None:
-        self.path = os.fspath(path)
+        self.path = url_of(os.fspath(path))
         self.allow_external = allow_external
         self._reset()
 
@@ -110,9 +150,7 @@ class HDF5Base:
         """Close the file; the next use opens it again."""
         session = self._session()
         with session.lock:
-            if session.h5 is not None:
-                session.h5.close()
-                session.h5 = None
+            session.close()
 
     def locate(self, layout: ArrayLayout, chunks: IntArray) -> ChunkRefs:
         """Find the bytes of chunks given by ``(num, ndim)`` int64 chunk coordinates.
@@ -150,7 +188,7 @@ class HDF5Base:
             check_raw_sizes(layout, nbytes[stored])
         _check_ends(layout, chunks, offset + nbytes, contents.file_size)
         refs = ChunkRefs(
-            paths=(self.path,),
+            paths=(str(self.path),),
             path_index=np.where(stored, 0, -1).astype(np.int64),
             offset=np.where(stored, offset, 0),
             nbytes=nbytes,
@@ -173,14 +211,19 @@ class HDF5Base:
         storage = self._storage(layout)
         what = f"{self.path}: field {layout.name!r}"
         session = self._session()
-        with session.lock:
-            with damage_as_corrupt_data(what):
-                dset = self._open(session)[storage.path]
+
+        def call(h5: Any) -> None:
+            dset = h5[storage.path]
             check_filters(dset, what)
             try:
                 _read_selection(dset, layout, box, out)
             except (OSError, RuntimeError) as e:
+                if is_transient(e):
+                    raise
                 raise CorruptDataError(f"{what}: HDF5 cannot read {box}: {e}") from e
+
+        with session.lock:
+            self._retried(session, call, what)
 
     def _session(self) -> _Session:
         return self._sessions.setdefault(os.getpid(), _Session())  # atomic, so threads agree on one
@@ -188,6 +231,7 @@ class HDF5Base:
     def _open(self, session: _Session) -> Any:
         if session.h5 is None:
             session.h5 = open_h5(self.path)
+        _open_sessions.use(session)
         return session.h5
 
     def _read(self) -> _Contents:
@@ -195,10 +239,23 @@ class HDF5Base:
             session = self._session()
             with session.lock:
                 if self._contents is None:
-                    h5 = self._open(session)
-                    with damage_as_corrupt_data(f"{self.path}: metadata"):
-                        self._contents = self._parse(h5)
+                    self._contents = self._retried(session, self._parse, f"{self.path}: metadata")
         return self._contents
+
+    def _retried(self, session: _Session, call: Callable[[Any], _T], what: str) -> _T:
+        """Call with the open file; where that fails for a passing reason, again with the file opened anew."""
+
+        def attempt() -> _T:
+            try:
+                h5 = self._open(session)
+                with damage_as_corrupt_data(what):
+                    return call(h5)
+            except OSError as e:
+                if is_transient(e):
+                    session.close()
+                raise
+
+        return attempt() if is_url(self.path) else retried(self.path, attempt)
 
     def _storage(self, layout: ArrayLayout) -> Storage:
         contents = self._read()
@@ -223,7 +280,7 @@ class HDF5Base:
                     raise Unreadable("its values lie in other files; allow_external=True reads it, if you trust them")
                 layout, kept = describe(
                     dset,
-                    store=self.path,
+                    store=str(self.path),
                     name=name,
                     dims=naming.dims(dset, path),
                     attributes=clean_attributes(dset, naming.hidden_attributes, f"{self.path}: {name!r}"),
@@ -250,8 +307,8 @@ class HDF5Base:
         if index is None and len(chunks) <= _FEW and math.prod(layout.num_chunks) > _MANY_CHUNKS:
             session = self._session()
             what = f"{self.path}: field {layout.name!r}: the index of its chunks"
-            with session.lock, damage_as_corrupt_data(what):
-                found = locate_few(self._open(session)[storage.path], layout, storage, chunks)
+            with session.lock:
+                found = self._retried(session, lambda h5: locate_few(h5[storage.path], layout, storage, chunks), what)
             table = np.array([(-1, 0, 0) if f is None else f for f in found], np.int64).reshape(-1, 3)
             return table[:, 0], table[:, 2], table[:, 1].astype(np.uint32)
         if index is None:
@@ -270,8 +327,10 @@ class HDF5Base:
         session = self._session()
         with session.lock:
             if layout.name not in self._indices:
-                with damage_as_corrupt_data(f"{self.path}: field {layout.name!r}: the index of its chunks"):
-                    self._indices[layout.name] = chunk_index(self._open(session)[storage.path], layout)
+                what = f"{self.path}: field {layout.name!r}: the index of its chunks"
+                self._indices[layout.name] = self._retried(
+                    session, lambda h5: chunk_index(h5[storage.path], layout), what
+                )
             return self._indices[layout.name]
 
 

@@ -10,7 +10,9 @@ from typing import Any
 import h5py
 import numpy as np
 
-from scidata._files import files, is_url
+from scidata._files import files, is_url, retried
+from scidata._retry import is_transient
+from scidata._url_file import UrlFile
 from scidata.errors import CorruptDataError, SciDataError, ShortReadError
 from scidata.types import ArrayLayout
 
@@ -42,12 +44,9 @@ def open_h5(path: str) -> Any:
     files().size(path)  # a clear FileNotFoundError, where HDF5's own names a function
     try:
         if is_url(path):
-            import fsspec
-
-            fs, key = fsspec.core.url_to_fs(path)
-            return h5py.File(fs.open(key, "rb"), "r")
+            return h5py.File(UrlFile(path), "r")
         # best-effort: file systems without locks can be read, a file that somebody is writing is refused
-        return h5py.File(path, "r", locking="best-effort")
+        return retried(path, lambda: h5py.File(path, "r", locking="best-effort"))
     except BlockingIOError as e:
         raise BlockingIOError(
             f"{path}: is being written by another process; wait for it to end, or set HDF5_USE_FILE_LOCKING=FALSE "
@@ -56,6 +55,8 @@ def open_h5(path: str) -> Any:
     except PermissionError:
         raise
     except (OSError, RuntimeError, ValueError) as e:
+        if is_transient(e):
+            raise
         kind = ShortReadError if "truncated" in str(e) else CorruptDataError
         raise kind(f"{path}: {files().size(path)} bytes that HDF5 cannot open: {e}; copy or write it again") from e
 
@@ -68,6 +69,8 @@ def damage_as_corrupt_data(what: str) -> Iterator[None]:
     except SciDataError:
         raise
     except (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError) as e:
+        if is_transient(e):
+            raise
         raise CorruptDataError(f"{what} cannot be read by HDF5: {e}; copy or write the file again") from e
 
 

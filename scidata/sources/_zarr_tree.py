@@ -6,24 +6,25 @@ A local tree refuses symbolic links that lead out of the store. Folders are chec
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import numpy as np
 
-from scidata._files import is_url
-from scidata.errors import MissingDependencyError, RefusedError, UnsupportedFormatError
+from scidata._files import Url, is_url, retried, url_of
+from scidata._remote import each, request
+from scidata.errors import RefusedError, UnsupportedFormatError
 from scidata.types import IntArray
 
 __all__ = ["LocalTree", "Tree", "UrlTree", "open_tree"]
 
 _MAX_METADATA_BYTES = 2**30
 _MAX_CHECKED_FOLDERS = 100_000
-_URL_THREADS = 32  # requests in flight: sizes of objects are all latency
 _GONE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+_NOT_THERE = (*_GONE, KeyError)
 
 
 class Tree(Protocol):
@@ -124,9 +125,12 @@ class LocalTree:
                 continue
             if status.st_size > _MAX_METADATA_BYTES:
                 raise UnsupportedFormatError(f"{self.location(key)}: {status.st_size} bytes is too much for metadata")
-            with open(self.location(key), "rb") as file:
-                found[key] = file.read(_MAX_METADATA_BYTES)
+            found[key] = retried(self.location(key), lambda key=key: self._read(key))
         return found
+
+    def _read(self, key: str) -> bytes:
+        with open(self.location(key), "rb") as file:
+            return file.read(_MAX_METADATA_BYTES)
 
     def folders(self, key: str) -> list[str]:
         """Return the keys of the folders in a folder, sorted; refuses a link that makes a loop."""
@@ -159,65 +163,49 @@ class UrlTree:
     """Whatever fsspec reaches."""
 
     def __init__(self, url: str) -> None:
-        try:
-            import fsspec
-        except ImportError as e:
-            raise MissingDependencyError(f"{url}: URLs need fsspec; pip install 'scidata[cloud]'") from e
-        self._url = url
-        self._fs: Any
-        self._fs, root = fsspec.core.url_to_fs(url)
-        self._root = str(root).rstrip("/")
+        found = url_of(url)
+        assert isinstance(found, Url)
+        self._url = found
 
     def exists(self) -> bool:
         """Say whether there is anything at the store's URL."""
-        return bool(self._fs.exists(self._root))
+        return not isinstance(self._each([""], "info")[0], _NOT_THERE)
 
     def location(self, key: str) -> str:
-        """Return the URL of a key; in a chained URL (``cache::s3://...``) the first part with a path takes it."""
-        parts = self._url.split("::")
-        at = next(i for i, part in enumerate(parts) if "://" in part)
-        if key:
-            parts[at] = parts[at].rstrip("/") + "/" + key if not parts[at].endswith("://") else parts[at] + key
-        return "::".join(parts)
+        """Return the URL of a key."""
+        return self._url.at(key)
 
-    def _path(self, key: str) -> str:
-        return f"{self._root}/{key}".rstrip("/") if self._root else key
+    def _each(self, keys: Sequence[str], method: str) -> list[Any]:
+        """Ask for each key; errors other than "not there" must not look like absence."""
+        found = each([self._url.at(key) for key in keys], method)
+        for item in found:
+            if isinstance(item, Exception) and not isinstance(item, _NOT_THERE):
+                raise item
+        return found
 
     def get(self, keys: Sequence[str]) -> dict[str, bytes]:
         """Return the contents of those small files that exist."""
-        # cat() would take a '[' in a name as a pattern; errors other than "not there" must not look like absence
-        contents = self._fs.cat_ranges([self._path(k) for k in keys], None, None, on_error="return")
-        found = {}
-        for key, content in zip(keys, contents, strict=True):
-            if isinstance(content, (*_GONE, KeyError)):
-                continue
-            if isinstance(content, BaseException):
-                raise content
-            found[key] = bytes(content)
-        return found
+        contents = zip(keys, self._each(keys, "cat_file"), strict=True)
+        return {key: bytes(content) for key, content in contents if not isinstance(content, Exception)}
 
     def folders(self, key: str) -> list[str]:
         """Return the keys of the folders in a folder, sorted."""
-        try:
-            entries = self._fs.ls(self._path(key), detail=True)
-        except (*_GONE, NotImplementedError) as e:  # it holds metadata, so it is there; a plain web server, say
+        entries: Any = None
+        with contextlib.suppress(*_GONE, NotImplementedError):  # it holds metadata, so it is there; a web server, say
+            entries = request(self._url.at(key), "ls", detail=True)
+        if entries is None:
             raise UnsupportedFormatError(
                 f"{self.location(key)}: this folder cannot be listed; write consolidated metadata into the store, or "
                 "open an array of it by its own URL"
-            ) from e
+            )
         names = [str(e["name"]).rstrip("/").rpartition("/")[2] for e in entries if e["type"] == "directory"]
         return sorted(f"{key}/{name}" if key else name for name in names if name)
 
-    def _size(self, key: str) -> int:
-        try:
-            info = self._fs.info(self._path(key))
-        except (*_GONE, KeyError):
-            return -1
-        return int(info["size"]) if info.get("type") != "directory" else -1
-
     def sizes(self, keys: Sequence[str]) -> IntArray:
         """Return the size of each object, -1 where there is none."""
-        if len(keys) < 2:
-            return np.array([self._size(k) for k in keys], np.int64)
-        with ThreadPoolExecutor(min(_URL_THREADS, len(keys))) as pool:
-            return np.fromiter(pool.map(self._size, keys), np.int64, len(keys))
+        found = self._each(keys, "info")
+        return np.fromiter(map(_size_of, found), np.int64, len(keys))
+
+
+def _size_of(info: Any) -> int:
+    return -1 if isinstance(info, Exception) or info.get("type") == "directory" else int(info["size"])

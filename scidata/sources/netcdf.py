@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from scidata._files import files, is_url
+from scidata._files import files, is_url, url_of
 from scidata.errors import ConfigError, ShortReadError, UnknownNameError, near_matches
 from scidata.sources._hdf5 import HDF5Base
 from scidata.sources._hdf5_walk import Naming, is_scale, scale_paths, walk
@@ -125,7 +125,7 @@ class NetCDF3Source:
     format = "netcdf3"
 
     def __init__(self, path: str | os.PathLike[str], *, allow_external: bool = False) -> None:
-        self.path = os.fspath(path)
+        self.path = url_of(os.fspath(path))
         self.allow_external = allow_external
         self._parsed: tuple[Header, dict[str, ArrayLayout], dict[str, Variable]] | None = None
 
@@ -179,7 +179,7 @@ class NetCDF3Source:
                 f"{int(ends[worst])}, but the file has {header.file_size}; it is truncated: copy or write it again"
             )
         return ChunkRefs(
-            paths=(self.path,),
+            paths=(str(self.path),),
             path_index=np.zeros(len(chunks), np.int64),
             offset=offset,
             nbytes=np.full(len(chunks), layout.chunk_nbytes, np.int64),
@@ -218,7 +218,7 @@ class NetCDF3Source:
         # records that follow each other without a gap are one contiguous array
         apart = variable.is_record and header.record_nbytes != variable.row_nbytes
         return ArrayLayout(
-            store=self.path,
+            store=str(self.path),
             name=variable.name,
             shape=shape,
             dims=variable.dims,

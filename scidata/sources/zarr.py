@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 import math
 import os
 import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from scidata._files import is_url
+from scidata._files import Url, retried, url_of
+from scidata._remote import run_each
 from scidata.errors import (
     ConfigError,
     CorruptDataError,
@@ -36,7 +38,6 @@ _SIZES_PER_BLOCK = 4096  # sizes of chunk files are cached in runs of the flatte
 _UNKNOWN = -2
 _MAX_SIZE_BYTES = 2**24
 _MAX_INDEX_BYTES = 2**26
-_URL_THREADS = 32
 
 
 class _Arrays(dict[str, ArrayLayout]):
@@ -65,7 +66,7 @@ class _State:
     def __init__(self, path: str, *, allow_external: bool) -> None:
         self.pid = os.getpid()
         self.tree: Tree = open_tree(path, allow_external=allow_external)
-        self.contents = find_arrays(self.tree, path)
+        self.contents = find_arrays(self.tree, str(path))
         self.sizes = ArrayCache(_MAX_SIZE_BYTES)
         self.indexes = ArrayCache(_MAX_INDEX_BYTES)
         self.handles: dict[str, Any] = {}
@@ -95,7 +96,8 @@ class _State:
         try:
             self.open_zarr(record)
         except Exception as e:  # codecs of any package raise anything
-            return e
+            where = self.tree.location(record.prefix)
+            return OSError(where.public(str(e))) if isinstance(where, Url) else e
         return None
 
     def open_zarr(self, record: ArrayRecord) -> Any:
@@ -105,7 +107,11 @@ class _State:
         array = self.handles.get(record.prefix)
         if array is None:
             version = 3 if self.contents.format == "zarr3" else 2
-            array = zarr.open_array(self.tree.location(record.prefix), mode="r", zarr_format=version)  # type: ignore[arg-type]
+            where = self.tree.location(record.prefix)
+            access: dict[str, Any] = {"store": where}
+            if isinstance(where, Url):
+                access = {"store": where.target, "storage_options": copy.deepcopy(dict(where.options)) or None}
+            array = zarr.open_array(**access, mode="r", zarr_format=version)  # type: ignore[arg-type]
             self.handles[record.prefix] = array
         return array
 
@@ -129,7 +135,7 @@ class ZarrSource:
     format: str  # "zarr2" or "zarr3"; found at first use
 
     def __init__(self, path: str | os.PathLike[str], *, allow_external: bool = False) -> None:
-        self.path = os.fspath(path)
+        self.path = url_of(os.fspath(path))
         self.allow_external = allow_external
         self._state: _State | None = None
         self._lock = threading.Lock()
@@ -248,15 +254,23 @@ class ZarrSource:
             return
         touched = [np.unique(np.asarray(r) // c) for r, c in zip(rows, record.file_shape, strict=True)]
         state.tree.sizes(record.keys(_grid_of(touched)))  # refuses links out of the store, which zarr follows
-        try:
+
+        def call() -> None:
             array = state.open_zarr(record)
             target = default_buffer_prototype().nd_buffer.from_ndarray_like(out)  # type: ignore[arg-type]
             array.get_basic_selection(box, out=target)
+
+        remote, cause = isinstance(self.path, Url), None
+        try:
+            retried(self.path, call)
+            return
         except Exception as e:  # codecs of any package raise anything
-            raise CorruptDataError(
-                f"{self.path}: array {layout.name!r}: zarr-python could not read {box} ({type(e).__name__}: {e}); "
-                "a chunk of it is damaged: copy or write the array again"
-            ) from e
+            said = f"{type(e).__name__}: {self.path.public(str(e)) if isinstance(self.path, Url) else e}"
+            cause = None if remote else e  # which could say more of a URL than may be said
+        raise CorruptDataError(
+            f"{self.path}: array {layout.name!r}: zarr-python could not read {box} ({said}); "
+            "a chunk of it is damaged: copy or write the array again"
+        ) from cause
 
 
 def _grid_of(axes: list[IntArray]) -> IntArray:
@@ -324,7 +338,7 @@ def _locate_files(state: _State, record: ArrayRecord, coordinates: IntArray) -> 
     present = sizes >= 0
     keys = record.keys(coordinates[present])
     refs = ChunkRefs(
-        paths=tuple(map(state.tree.location, keys)),
+        paths=tuple(str(state.tree.location(key)) for key in keys),
         path_index=np.where(present, np.cumsum(present) - 1, -1),
         offset=np.zeros(len(sizes), np.int64),
         nbytes=np.maximum(sizes, 0),
@@ -352,9 +366,8 @@ def _indexes(
             state.indexes.put(key, table)
         return table
 
-    if len(paths) > 1 and is_url(paths[0]):  # all latency
-        with ThreadPoolExecutor(min(_URL_THREADS, len(paths))) as pool:
-            return list(zip(paths, pool.map(load, range(len(paths))), strict=True))
+    if len(paths) > 1 and isinstance(paths[0], Url):  # all latency
+        return list(zip(paths, run_each([functools.partial(load, i) for i in range(len(paths))]), strict=True))
     return [(path, load(i)) for i, path in enumerate(paths)]
 
 
@@ -373,7 +386,7 @@ def _locate_sharded(state: _State, record: ArrayRecord, coordinates: IntArray) -
             continue
         entries[rows] = table[inner[rows]]
         path_index[rows] = np.where(entries[rows, 0] >= 0, len(paths), -1)
-        paths.append(path)
+        paths.append(str(path))
     refs = ChunkRefs(
         paths=tuple(paths),
         path_index=path_index,

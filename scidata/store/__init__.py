@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scidata._files import files, is_url
+from scidata._files import Url, files, is_url, url_of
 from scidata.errors import ConfigError, CorruptDataError, SciDataError, UnsupportedFormatError
 from scidata.sources.zarr import ZarrSource
 from scidata.store.checking import Fault, FaultFound, check_sample, read_rows
@@ -39,7 +39,8 @@ MANIFEST = "manifest.json"
 
 
 def _join(store: str, name: str) -> str:
-    return f"{store.rstrip('/')}/{name}" if is_url(store) else os.path.join(store, name)
+    path = url_of(store)
+    return path.at(name) if isinstance(path, Url) else os.path.join(path, name)
 
 
 def is_store(path: str | os.PathLike[str]) -> bool:
@@ -62,7 +63,7 @@ class Store:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.fspath(path)
+        self.path = url_of(os.fspath(path))
         self.manifest = _read_manifest(self.path)
         self._sources: dict[int, ZarrSource] = {}
 

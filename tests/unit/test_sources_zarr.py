@@ -888,8 +888,7 @@ def test_urls(tmp_path, scheme, version, consolidated):
     ],
 )
 def test_location_in_chained_urls(url, expected):
-    tree = object.__new__(_zarr_tree.UrlTree)
-    tree._url = url
+    tree = _zarr_tree.UrlTree(url)
     assert tree.location("u/c/0") == expected
 
 

@@ -1,0 +1,344 @@
+"""Requests to object stores and web servers through fsspec: tried again, many in flight, no credentials in errors."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import errno
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from scidata import _retry
+from scidata._retry import Attempts, causes, is_transient, status_of
+from scidata._urls import Url
+from scidata.errors import MissingDependencyError, ShortReadError
+
+__all__ = ["Fetches", "Range", "clean_error", "each", "fetch", "request", "run_each"]
+
+#: Requests in flight at once, and bytes that they and what has arrived but is not used yet may take, of one read.
+MAX_REQUESTS = 64
+MAX_BYTES = 64 << 20
+_THREADS = 32  # for file systems of fsspec that are not asynchronous
+_MAX_FILESYSTEMS = 64
+
+#: A URL, the first byte and the number of bytes.
+Range = tuple[Url, int, int]
+
+
+class _FileSystems:
+    """fsspec's file systems of this process, shared by its threads: fsspec itself makes one for each thread.
+
+    They are scidata's own and not in fsspec's cache, so that their retries can be left to :mod:`scidata._retry`:
+    botocore, s3fs and scidata would multiply to a hundred requests otherwise.
+    """
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._lock = threading.Lock()
+        self._made: dict[str, Any] = {}
+        self._pool: ThreadPoolExecutor | None = None
+
+    def find(self, url: Url) -> tuple[Any, str, bool]:
+        """Return the file system of a URL, its path in it, and whether it is asynchronous."""
+        try:
+            import fsspec
+            from fsspec.core import _un_chain as un_chain
+        except ImportError as e:
+            raise MissingDependencyError(f"{url}: URLs need fsspec; pip install 'scidata[cloud]'") from e
+        options = copy.deepcopy(dict(url.options))  # fsspec changes nested ones
+        if "::" in url.target:
+            fs, path = fsspec.core.url_to_fs(url.target, **options)
+            return fs, str(path), False
+        ((path, protocol, kwargs),) = un_chain(url.target, options)
+        if not fsspec.get_filesystem_class(protocol).async_impl:
+            return fsspec.filesystem(protocol, **kwargs), str(path), False
+        key = f"{protocol} {fsspec.utils.tokenize(kwargs)}"
+        fs = self._made.get(key)
+        if fs is None:
+            with self._lock:
+                fs = self._made.get(key)
+                if fs is None:
+                    if len(self._made) >= _MAX_FILESYSTEMS:
+                        self._made.clear()
+                    fs = self._made[key] = _make_filesystem(fsspec, protocol, kwargs)
+        return fs, str(path), True
+
+    def pool(self) -> ThreadPoolExecutor:
+        """Return the threads that ask file systems which are not asynchronous."""
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="scidata-request")
+            return self._pool
+
+
+def _make_filesystem(fsspec: Any, protocol: str, kwargs: dict[str, Any]) -> Any:
+    if protocol in ("s3", "s3a"):
+        config = dict(kwargs.get("config_kwargs") or {})
+        config.setdefault("max_pool_connections", MAX_REQUESTS)
+        config.setdefault("retries", {"total_max_attempts": 1, "mode": "standard"})
+        kwargs = kwargs | {"config_kwargs": config}
+    fs = fsspec.filesystem(protocol, skip_instance_cache=True, **kwargs)
+    if hasattr(fs, "retries"):
+        fs.retries = 1
+    if hasattr(fs, "set_session"):  # once, before many requests each make one
+        fsspec.asyn.sync(fs.loop, fs.set_session)
+    return fs
+
+
+_filesystems = _FileSystems()
+
+
+def _current() -> _FileSystems:
+    global _filesystems  # noqa: PLW0603 - one per process: connections do not survive a fork
+    if _filesystems.pid != os.getpid():
+        _filesystems = _FileSystems()
+    return _filesystems
+
+
+def clean_error(url: Url, error: BaseException) -> Exception:
+    """Return an error of the same kind whose text, causes and frames hold no credentials of ``url``.
+
+    Raise it after the ``except`` block: inside, the original would be its context.
+    """
+    text = url.public(str(error)) or type(error).__name__
+    status, kinds = status_of(error), list(causes(error))
+    numbers = {e.errno for e in kinds if isinstance(e, OSError)}
+    if isinstance(error, MissingDependencyError | ShortReadError):
+        return type(error)(text)
+    if status == 416 or (errno.EINVAL in numbers and "range" in text.lower()):
+        return ShortReadError(f"{url}: ends before the bytes that were expected; it is truncated: upload it again")
+    if status in (401, 403, 407) or any(isinstance(e, PermissionError) for e in kinds):
+        return PermissionError(
+            errno.EACCES, f"{url}: access was refused ({text}); check storage_options, or whether the URL has expired"
+        )
+    missing = status is None and any(isinstance(e, FileNotFoundError) for e in kinds) and not is_transient(error)
+    if status in (404, 410) or missing:
+        return FileNotFoundError(errno.ENOENT, f"{url}: there is no such object")
+    for kind in (NotADirectoryError, IsADirectoryError, NotImplementedError, ImportError, KeyError):
+        if isinstance(error, kind):
+            return kind(f"{url}: {text}")
+    said = f"{type(error).__name__}: {text}" if str(url) in text else f"{url}: {type(error).__name__}: {text}"
+    number = next((n for n in numbers if n), None)
+    return OSError(said) if number is None else OSError(number, said)
+
+
+class _Outcome:
+    """Decides after each failure of one request: wait so long, or give up with this error."""
+
+    def __init__(self, url: Url) -> None:
+        self._url = url
+        self._attempts = Attempts(_retry.RETRY, str(url))
+
+    def after(self, error: Exception) -> tuple[float, Exception | None]:
+        clean = clean_error(self._url, error)
+        said = (clean.strerror if isinstance(clean, OSError) else None) or str(clean)
+        wait = self._attempts.wait_after(error, said)
+        if wait is not None:
+            return wait, None
+        if self._attempts.number > 1 and is_transient(error):
+            clean = self._attempts.exhausted(clean, said)
+        return 0, clean
+
+
+class _CutShortError(ConnectionResetError):
+    """A body that has fewer bytes than the object has there."""
+
+
+def _checked(data: Any, url: Url, offset: int, nbytes: int, size: int | None) -> bytes:
+    """Check how many bytes came; ``size`` is the object's, asked for where they are not as many as wanted."""
+    if len(data) == nbytes:
+        return bytes(data) if not isinstance(data, bytes) else data
+    if size is not None and len(data) == size >= offset + nbytes:  # the server ignored the range and sent all
+        return bytes(data[offset : offset + nbytes])
+    if size is not None and size >= offset + nbytes:
+        raise _CutShortError(errno.ECONNRESET, f"{url}: the body ended after {len(data)} of {nbytes} bytes")
+    raise ShortReadError(
+        f"{url}: gave {len(data)} bytes from {offset} on, but {nbytes} were expected; "
+        "the object is truncated: upload it again"
+    )
+
+
+async def _request_async(url: Url, method: str, options: dict[str, Any], fs: Any, path: str) -> Any:
+    outcome = _Outcome(url)
+    while True:
+        try:
+            return await _once_async(url, method, options, fs, path)
+        except Exception as e:
+            wait, error = outcome.after(e)
+        if error is not None:
+            raise error
+        await asyncio.sleep(wait)
+
+
+async def _once_async(url: Url, method: str, options: dict[str, Any], fs: Any, path: str) -> Any:
+    if method != "range":
+        return await getattr(fs, f"_{method}")(path, **options)
+    offset, nbytes = options["offset"], options["nbytes"]
+    data = await fs._cat_file(path, start=offset, end=offset + nbytes)
+    size = (await fs._info(path)).get("size") if len(data) != nbytes else None
+    return _checked(data, url, offset, nbytes, size)
+
+
+def _request_here(url: Url, method: str, options: dict[str, Any], fs: Any, path: str) -> Any:
+    outcome = _Outcome(url)
+    while True:
+        try:
+            if method != "range":
+                return getattr(fs, method)(path, **options)
+            offset, nbytes = options["offset"], options["nbytes"]
+            data = fs.cat_file(path, start=offset, end=offset + nbytes)
+            size = fs.info(path).get("size") if len(data) != nbytes else None
+            return _checked(data, url, offset, nbytes, size)
+        except Exception as e:
+            wait, error = outcome.after(e)
+        if error is not None:
+            raise error
+        time.sleep(wait)
+
+
+def _find(url: Url) -> tuple[Any, str, bool]:
+    try:
+        return _current().find(url)
+    except Exception as e:  # a class's constructor, which may repeat its arguments
+        error = clean_error(url, e)
+    raise error
+
+
+def _start(url: Url, method: str, options: dict[str, Any]) -> Future[Any]:
+    """Start one request; the future's error is clean."""
+    fs, path, asynchronous = _find(url)
+    if asynchronous:
+        return asyncio.run_coroutine_threadsafe(_request_async(url, method, options, fs, path), fs.loop)
+    return _current().pool().submit(_request_here, url, method, options, fs, path)
+
+
+def request(url: Url, method: str, **options: Any) -> Any:
+    """Call one of fsspec's methods (``info``, ``ls``, ``cat_file``), again where it fails for a passing reason.
+
+    Raises
+    ------
+    FileNotFoundError, PermissionError, OSError
+        Without credentials. The last one says how often it was tried.
+    """
+    fs, path, asynchronous = _find(url)
+    if not asynchronous:
+        return _request_here(url, method, options, fs, path)
+    future = asyncio.run_coroutine_threadsafe(_request_async(url, method, options, fs, path), fs.loop)
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()  # the wait was interrupted
+        raise
+
+
+def fetch(url: Url, offset: int, nbytes: int) -> bytes:
+    """Read one range.
+
+    Raises
+    ------
+    ShortReadError
+        The object ends before it; a body cut short on the way is fetched again instead.
+    """
+    return request(url, "range", offset=offset, nbytes=nbytes)  # type: ignore[no-any-return]
+
+
+class _Window:
+    """Requests of which only so many, and so many bytes, are in flight. Threads take what has arrived, in any order."""
+
+    def __init__(self, jobs: Sequence[tuple[Url, str, dict[str, Any]]], nbytes: Sequence[int]) -> None:
+        self._jobs, self._nbytes = jobs, nbytes
+        self._lock = threading.Lock()
+        self._arrived: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
+        self._next = self._taken = self._held = self._flying = 0
+        self._futures: dict[int, Future[Any]] = {}
+        self._closed = False
+        self._advance()
+
+    def _advance(self) -> None:
+        """Start what fits."""
+        while True:
+            with self._lock:
+                i = self._next
+                if self._closed or i == len(self._jobs) or self._flying >= MAX_REQUESTS:
+                    return
+                if self._held and self._held + self._nbytes[i] > MAX_BYTES:
+                    return
+                self._next += 1
+                self._flying += 1
+                self._held += self._nbytes[i]
+            try:
+                future = _start(*self._jobs[i])
+            except Exception as e:
+                future = Future()
+                future.set_exception(e)
+            with self._lock:
+                self._futures[i] = future
+            future.add_done_callback(lambda done, i=i: self._arrive(i, done))  # type: ignore[misc]
+
+    def _arrive(self, i: int, future: Future[Any]) -> None:
+        with self._lock:
+            self._flying -= 1
+            self._futures.pop(i, None)
+        if not future.cancelled():
+            self._arrived.put((i, future.exception() or future.result()))
+
+    def take(self) -> tuple[int, Any] | None:
+        """Return the number of a request and what it gave, or its error; None where nothing is left."""
+        with self._lock:
+            if self._closed or self._taken == len(self._jobs):
+                return None
+            self._taken += 1
+        self._advance()
+        item = self._arrived.get()
+        if item is None:
+            self._arrived.put(None)  # for the next thread that waits
+        return item
+
+    def release(self, i: int) -> None:
+        """Say that what request ``i`` gave is used: its bytes count no longer."""
+        with self._lock:
+            self._held -= self._nbytes[i]
+        self._advance()
+
+    def close(self) -> None:
+        """Cancel what is in flight, and let waiting threads go."""
+        with self._lock:
+            self._closed = True
+            futures = list(self._futures.values())
+        for future in futures:
+            future.cancel()
+        self._arrived.put(None)
+
+
+class Fetches(_Window):
+    """Ranges on their way: as many at once as hide a round trip, as few as fit in a bounded memory."""
+
+    def __init__(self, ranges: Sequence[Range]) -> None:
+        jobs = [(url, "range", {"offset": offset, "nbytes": nbytes}) for url, offset, nbytes in ranges]
+        super().__init__(jobs, [nbytes for _, _, nbytes in ranges])
+
+
+def each(urls: Sequence[Url], method: str, **options: Any) -> list[Any]:
+    """Call one of fsspec's methods on many URLs, side by side; return the results, or errors, in order."""
+    found: list[Any] = [None] * len(urls)
+    window = _Window([(url, method, options) for url in urls], [0] * len(urls))
+    try:
+        while (item := window.take()) is not None:
+            found[item[0]] = item[1]
+            window.release(item[0])
+    finally:
+        window.close()
+    return found
+
+
+def run_each(calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Run functions that wait for requests side by side; return their results in order, or raise the first error."""
+    if len(calls) < 2:
+        return [call() for call in calls]
+    with ThreadPoolExecutor(min(_THREADS, len(calls)), thread_name_prefix="scidata-request") as pool:
+        return list(pool.map(lambda call: call(), calls))

@@ -1,0 +1,174 @@
+"""Which failures of a read pass by themselves, and how long to wait for that."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import random
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from scidata.errors import SciDataError
+
+__all__ = ["RETRY", "Attempts", "Retry", "causes", "is_transient", "status_of"]
+
+_log = logging.getLogger("scidata")
+_T = TypeVar("_T")
+
+_NAMES = (
+    "EIO ESTALE ETIMEDOUT EAGAIN EINTR ECONNRESET ECONNABORTED ECONNREFUSED EPIPE ENETUNREACH ENETDOWN ENETRESET "
+    "EHOSTUNREACH EHOSTDOWN ENOTCONN ESHUTDOWN EREMOTEIO ENOLINK ECOMM EPROTO ENOBUFS"
+)
+_TRANSIENT = {number for number, name in errno.errorcode.items() if name in _NAMES.split()} | {errno.EAGAIN}
+_TRANSIENT_STATUS = {408, 425, 429, 500, 502, 503, 504, 509}
+_TRANSIENT_CODES = {
+    "SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "Throttling", "ThrottlingException",
+    "RequestLimitExceeded", "TooManyRequests", "OperationAborted",
+}  # fmt: skip
+#: Classes of clients that scidata does not import: aiohttp, botocore, urllib3, requests.
+_TRANSIENT_CLASSES = {
+    "ClientPayloadError", "ClientConnectionError", "ServerDisconnectedError", "ServerTimeoutError",
+    "HTTPClientError", "IncompleteRead", "IncompleteReadError", "ResponseStreamingError", "ProtocolError",
+    "ChunkedEncodingError", "ResponseParserError", "TransferEncodingError", "ContentLengthError",
+}  # fmt: skip
+_FINAL_CLASSES = {"ClientConnectorCertificateError", "ClientSSLError", "ClientConnectorSSLError", "SSLError"}
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and what caused it, in turn."""
+    found: BaseException | None = error
+    for _ in range(10):
+        if found is None:
+            return
+        yield found
+        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
+
+
+def status_of(error: BaseException) -> int | None:
+    """Return the status of an HTTP answer that an error tells of."""
+    for e in causes(error):
+        response: Any = getattr(e, "response", None)
+        found = response.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(response, dict) else None
+        for status in (getattr(e, "status", None), found, getattr(response, "status_code", None)):
+            if isinstance(status, int):
+                return status
+    return None
+
+
+def is_transient(error: BaseException) -> bool:
+    """Say whether the same read may succeed later: never where bytes are wrong, missing or forbidden."""
+    if isinstance(error, SciDataError):
+        return False
+    if hasattr(error, "tried"):
+        return True
+    status = status_of(error)
+    if status is not None and status >= 400:
+        return status in _TRANSIENT_STATUS or any(_code(e) in _TRANSIENT_CODES for e in causes(error))
+    return any(map(_is_transient_alone, causes(error)))
+
+
+def _code(error: BaseException) -> str | None:
+    response = getattr(error, "response", None)
+    return response.get("Error", {}).get("Code") if isinstance(response, dict) else None
+
+
+def _is_transient_alone(error: BaseException) -> bool:
+    names = {cls.__name__ for cls in type(error).__mro__}
+    if names & _FINAL_CLASSES or isinstance(error, SciDataError):
+        return False
+    if _code(error) in _TRANSIENT_CODES or names & _TRANSIENT_CLASSES or isinstance(error, TimeoutError):
+        return True
+    if not isinstance(error, OSError):
+        return False
+    if isinstance(error, BlockingIOError) and "lock" in str(error):  # a file that is being written
+        return False
+    if error.errno is None and (found := re.search(r"errno = (\d+)", str(error))):  # HDF5's own messages
+        return int(found[1]) in _TRANSIENT
+    return error.errno in _TRANSIENT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retry:
+    """How often a read is tried, and how long it waits in between: twice as long each time, less a random part.
+
+    Attributes
+    ----------
+    attempts
+        At most so many in all.
+    first_wait, max_wait, total_wait
+        Seconds before the second attempt, before any one, and of all waits of one read.
+    """
+
+    attempts: int = 6
+    first_wait: float = 0.1
+    max_wait: float = 5.0
+    total_wait: float = 30.0
+
+    def run(self, name: str, call: Callable[[], _T], *, failed: Exception | None = None) -> _T:
+        """Call until it succeeds; ``failed`` is the error of an attempt that was made before.
+
+        Raises
+        ------
+        Exception
+            What the call raised, where that is not transient; an ``OSError`` that says how often it was tried after
+            the last attempt.
+        """
+        attempts = Attempts(self, name)
+        while True:
+            try:
+                if failed is not None:
+                    error, failed = failed, None
+                    raise error
+                return call()
+            except Exception as e:
+                wait = attempts.wait_after(e, str(e))
+                if wait is None:
+                    if attempts.number == 1 or not is_transient(e):
+                        raise
+                    failure = attempts.exhausted(e, str(e))
+            if wait is None:
+                raise failure
+            time.sleep(wait)
+
+
+class Attempts:
+    """The attempts of one read: counted, and warned of once."""
+
+    def __init__(self, retry: Retry, name: str) -> None:
+        self._retry, self._name = retry, name
+        self.number, self._waited = 0, 0.0
+
+    def wait_after(self, error: BaseException, text: str) -> float | None:
+        """Return how long to wait before the next attempt; None where there is none. ``text`` is the error's."""
+        retry = self._retry
+        self.number += 1
+        if self.number >= retry.attempts or hasattr(error, "tried") or not is_transient(error):
+            return None  # tried: by a read inside this one
+        wait = min(retry.max_wait, retry.first_wait * 2.0 ** (self.number - 1)) * random.uniform(0.5, 1.0)
+        if self._waited + wait > retry.total_wait:
+            return None
+        if self.number == 1:
+            _log.warning(
+                "%s: attempt 1 of %d failed (%s); trying again",
+                self._name,
+                retry.attempts,
+                text or type(error).__name__,
+            )
+        self._waited += wait
+        return wait
+
+    def exhausted(self, error: BaseException, text: str) -> OSError:
+        """Return what is raised after the last attempt: an error of the same errno."""
+        said = f"{text} (tried {self.number} times in {self._waited:.1f} s)"
+        number = next((e.errno for e in causes(error) if isinstance(e, OSError) and e.errno), errno.EIO)
+        found = OSError(number, said if self._name in text else f"{os.strerror(number)}: {self._name}: {said}")
+        found.tried = self.number  # type: ignore[attr-defined]
+        return found
+
+
+#: What every read of a file or URL goes by.
+RETRY = Retry()

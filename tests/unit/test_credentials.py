@@ -14,13 +14,13 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 import zarr
-from _s3 import SECRET, serve
 
 import scidata
 from scidata import _retry
 from scidata._retry import causes
 from scidata._urls import Url, public_text, url_of
 from scidata.errors import ConfigError
+from tests.unit._s3 import SECRET, serve
 
 CANARY = "canary-7f3e9b21c4"
 VALUES = np.arange(4 * 8 * 8, dtype="f4").reshape(4, 8, 8)

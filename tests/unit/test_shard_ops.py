@@ -25,9 +25,7 @@ def sharded():
 @pytest.mark.filterwarnings("ignore")
 def test_no_function_outside_the_table_gives_a_result():
     outside = {f for functions in get_overridable_functions().values() for f in functions if f not in HANDLERS}
-    supported = set(
-        shard_ops()
-    )  # by name too: torch.compile in another test may leave other objects under the same names
+    supported = set(shard_ops())  # by name too: a compiler may have left other objects there
     outside = {f for f in outside if op_name(f) not in supported}
     outside -= {getattr(torch.Tensor, f"__{name}__") for name in OPERATORS}
     assert len(outside) > 500

@@ -122,6 +122,8 @@ def clean_error(url: Url, error: BaseException) -> Exception:
     for kind in (NotADirectoryError, IsADirectoryError, NotImplementedError, ImportError, KeyError):
         if isinstance(error, kind):
             return kind(f"{url}: {text}")
+    if isinstance(error, FileNotFoundError):  # so fsspec says of an outage, too: the reason is what caused it
+        error, text = kinds[-1], url.public(str(kinds[-1]))
     said = f"{type(error).__name__}: {text}" if str(url) in text else f"{url}: {type(error).__name__}: {text}"
     number = next((n for n in numbers if n), None)
     return OSError(said) if number is None else OSError(number, said)

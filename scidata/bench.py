@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scidata._files import files, is_url
+from scidata._files import files, is_url, url_of
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.plan import chunks_needed, plan_array
 from scidata.read import read_plan
@@ -89,7 +89,7 @@ def bench_path(
         A field that is not there.
     """
     if is_url(path):
-        raise ConfigError(f"{path}: bench measures local files; copy the store first")
+        raise ConfigError(f"{url_of(path)}: bench measures local files; copy the store first")
     if repeats < 1:
         raise ConfigError(f"repeats must be at least 1, not {repeats}")
     source = open_source(path)

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from scidata._files import files, is_url
+from scidata._files import files, is_url, url_of
 from scidata.errors import ConfigError, CorruptDataError
 from scidata.partition_sample import KEEPABLE, PlannedSample, Task, plan_sample, process_sample
 from scidata.series import expand_paths
@@ -151,7 +151,7 @@ def partition(
         raise ConfigError(f"jobs must be at least 1, not {jobs}")
     target = os.fspath(out)
     if is_url(target):
-        raise ConfigError(f"{target}: stores are written to a local folder; copy it to the URL afterwards")
+        raise ConfigError(f"{url_of(target)}: stores are written to a local folder; copy it to the URL afterwards")
     first, step = (0, 1) if chosen is None else (chosen.index, chosen.num_parts)
     indices = range(first, len(task.samples), step)
     if dry_run:

@@ -236,7 +236,7 @@ def verify(path: str | os.PathLike[str], *, tick: Callable[[], None] | None = No
     UnsupportedFormatError, FileNotFoundError
         There is no finished store at ``path``.
     """
-    name = os.fspath(path)
+    name = url_of(os.fspath(path))
     files().close()  # read what is there now, not what was replaced while open
     try:
         store = open_store(name)

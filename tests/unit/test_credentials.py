@@ -11,14 +11,17 @@ import threading
 import traceback
 from urllib.parse import urlsplit
 
+import h5py
 import numpy as np
 import pytest
 import zarr
+from typer.testing import CliRunner
 
 import scidata
 from scidata import _retry
 from scidata._retry import causes
 from scidata._urls import Url, public_text, url_of
+from scidata.cli import app
 from scidata.errors import ConfigError
 from tests.unit._s3 import SECRET, serve
 
@@ -167,6 +170,24 @@ def test_text_of_a_url(url, text):
     assert found.bound(str(below)).target == below.target
     assert CANARY not in public_text(f"reading {url} failed")
     assert CANARY not in found.public(f"the server says {CANARY} of {url}" if "@" in url else "")
+
+
+@pytest.mark.parametrize("command", ["inspect", "plan --domain 2", "verify", "bench", "partition", "partition to"])
+def test_commands_show_no_secret(tmp_path, command, capfd, caplog):
+    pytest.importorskip("aiohttp", reason="fsspec needs aiohttp to read http://")
+    url = f"http://me:{CANARY}@127.0.0.1:9/x.zarr?sig={CANARY}"  # nobody listens there
+    name, *options = command.split()
+    arguments = {"partition": [url, str(tmp_path / "out")], "partition to": [str(tmp_path / "a.h5"), url]}
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f["x"], f["y"] = np.random.default_rng(0).normal(size=(2, 50))
+    done = CliRunner().invoke(app, [name, *arguments.get(command, [url, *options])])
+    out, err = capfd.readouterr()
+    said = done.output + done.stderr + out + err + "".join(record.getMessage() for record in caplog.records)
+    assert done.exit_code == 1
+    assert "127.0.0.1:9/x.zarr" in said
+    assert CANARY not in said
+    if name not in ("bench", "partition"):
+        assert "Connect" in said  # the reason, and not that the object is not there
 
 
 def test_two_urls_that_look_the_same_are_refused():

@@ -24,7 +24,8 @@ def node_ids(ids: npt.ArrayLike, num_nodes: int, what: str) -> NodeIds:
         raise ConfigError(f"edge {what} must be one dimension of integers, not {array.dtype} of shape {array.shape}")
     if num_nodes > 1 << 32:
         raise ConfigError(f"a graph of {num_nodes} nodes: at most 2**32 are supported; split the sample")
-    if len(array) and (int(array.min()) < 0 or int(array.max()) >= num_nodes):
+    # seen as unsigned, a negative id is a large one: one pass finds both
+    if len(array) and int(array.view(array.dtype.str.replace("i", "u")).max()) >= num_nodes:
         bad = np.flatnonzero((array < 0) | (array >= num_nodes))
         raise ConfigError(
             f"{len(bad)} edge {what} are outside the {num_nodes} nodes (first edges: {bad[:5].tolist()}, "

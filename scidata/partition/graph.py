@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from scidata.errors import ConfigError
 from scidata.partition._ids import NodeIds, both_directions, id_bits, low_ids, node_ids, pair_keys, ranges
-from scidata.partition._sort import run_starts, stable_sort
+from scidata.partition._sort import blocks, run_starts, stable_sort
 from scidata.partition.cells import cell_owner, edges_of_cells
 from scidata.partition.neighbours import knn_edges, radius_edges
 from scidata.types import IntArray
@@ -74,6 +74,8 @@ def csr_from_edges(src: npt.ArrayLike, dst: npt.ArrayLike, num_nodes: int) -> CS
     source, target = node_ids(src, num_nodes, "sources"), node_ids(dst, num_nodes, "destinations")
     if len(source) != len(target):
         raise ConfigError(f"{len(source)} edge sources but {len(target)} destinations: one of each is needed per edge")
+    if 2 * id_bits(num_nodes) + max(len(source) - 1, 0).bit_length() <= 64:
+        return _csr_of_words(source, target, num_nodes)
     keys = pair_keys(target, source, num_nodes)
     if bool((keys[1:] >= keys[:-1]).all()):
         edge_id = np.arange(len(keys), dtype=np.int64)
@@ -82,6 +84,41 @@ def csr_from_edges(src: npt.ArrayLike, dst: npt.ArrayLike, num_nodes: int) -> CS
     indptr = np.zeros(num_nodes + 1, np.int64)
     np.cumsum(np.bincount(target, minlength=num_nodes), out=indptr[1:])
     return CSR(indptr=indptr, src=low_ids(keys, num_nodes), edge_id=edge_id)
+
+
+def _csr_of_words(source: NodeIds, target: NodeIds, num_nodes: int) -> CSR:
+    """Sort edges of which destination, source and row go into one word together.
+
+    What :func:`stable_sort` does, in fewer passes over memory: the words' own memory becomes ``edge_id``.
+    """
+    num_bits, row_bits = np.uint64(id_bits(num_nodes)), np.uint64(max(len(source) - 1, 0).bit_length())
+    words = np.empty(len(source), np.uint64)
+    in_order, before = True, np.uint64(0)
+    for rows in blocks(len(words)):
+        word = words[rows]
+        word[:] = target[rows]
+        word <<= num_bits
+        word |= source[rows].astype(np.uint64)
+        word <<= row_bits
+        word |= np.arange(rows.start, rows.stop, dtype=np.uint64)
+        in_order = in_order and bool(word[0] >= before) and bool((word[1:] > word[:-1]).all())
+        before = word[-1]
+    if not in_order:
+        words.sort()
+    indptr = np.zeros(num_nodes + 1, np.int64)
+    fits = num_nodes <= np.iinfo(np.int32).max
+    src: NodeIds = np.empty(len(words), np.int32) if fits else np.empty(len(words), np.int64)
+    for rows in blocks(len(words)):
+        word = words[rows]
+        pair = word >> row_bits
+        src[rows] = pair & ((np.uint64(1) << num_bits) - np.uint64(1))
+        pair >>= num_bits
+        first = int(pair[0])
+        here = np.bincount((pair - pair[0]).view(np.int64))
+        indptr[first + 1 : first + 1 + len(here)] += here
+        word &= (np.uint64(1) << row_bits) - np.uint64(1)
+    np.cumsum(indptr, out=indptr)
+    return CSR(indptr=indptr, src=src, edge_id=words.view(np.int64))
 
 
 def symmetrise(src: npt.ArrayLike, dst: npt.ArrayLike, num_nodes: int) -> IntArray:

@@ -61,6 +61,19 @@ def test_csr_holds_each_edge_once_by_destination_then_source(graph):
     assert again.edge_id.tolist() == list(range(len(src)))
 
 
+@pytest.mark.parametrize("in_order", [False, True])
+@pytest.mark.parametrize("num_nodes", [3, 1 << 20, (1 << 23) + 1], ids=["few", "one word", "more than a word"])
+def test_csr_of_more_edges_than_a_block(num_nodes, in_order):
+    src, dst = np.random.default_rng(0).integers(0, num_nodes, (2, 100_000))
+    order = np.lexsort((src, dst))
+    if in_order:
+        src, dst, order = src[order], dst[order], np.arange(len(src))
+    csr = csr_from_edges(src, dst, num_nodes)
+    assert np.array_equal(csr.edge_id, order)
+    assert np.array_equal(csr.src, src[order])
+    assert np.array_equal(np.diff(csr.indptr), np.bincount(dst, minlength=num_nodes))
+
+
 @settings(deadline=None)
 @given(graphs(), st.data())
 def test_parts_of_a_csr_cover_the_edges_and_their_ghosts_are_the_sources_not_owned(graph, data):

@@ -18,9 +18,10 @@ The protocol, below ``scidata/loader<n>/``, where n counts the loaders that a ra
 Each rank compares its checksum with that of the first rank which reads the same samples, and watches one other rank:
 the next one of the mesh. On the same machine that is a look at its process; otherwise its count must go up.
 
-What is in a collective cannot be called back from it: a rank that has gone past the step, and waits there for the one
-that failed, is told so in the log, and ends when torch notices. With gloo that is when the failed rank's process ends;
-with NCCL it is the timeout of the group, unless the launcher (torchrun does) ends all ranks with the first.
+A rank that is past the step already, and waits in a collective for the one that failed, is brought back by breaking
+its process groups (:mod:`scidata._stuck`): the collective ends with an error, in whose place the failed rank's own is
+raised where that can be; a line in the log says it in any case. The groups are of no use afterwards. A rank whose
+collective torch has ended already, because the other's process is gone, says which one it was when it ends itself.
 """
 
 from __future__ import annotations
@@ -30,20 +31,19 @@ import contextlib
 import json
 import logging
 import queue
-import sys
 import threading
 import time
-import traceback
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import replace
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from scidata import _stuck
+from scidata._events import Event, Store, at_exit, common_store, died, failure, post
 from scidata._processes import ProcessId
-from scidata.errors import ConfigError, RankFailedError
 
 __all__ = ["Event", "Session", "Watch"]
 
@@ -54,37 +54,8 @@ _RANKS_A_PERIOD = 1024  # more ranks ask less often: one process answers them al
 _SILENCE = 30.0  # s without a sign of life from another machine; a rank may hold the GIL for long
 _REMEMBERED = 1024  # steps
 _JOIN_SECONDS = 5.0
-_IN_A_COLLECTIVE = 5.0  # s after which a rank that has not noticed an event is taken to wait in one
-
-Store: TypeAlias = Any
-
-
-@dataclass(frozen=True, kw_only=True)
-class Event:
-    """Something that other ranks should know.
-
-    Attributes
-    ----------
-    kind
-        ``"failed"`` and ``"disagree"`` end the iteration of all ranks; so does ``"ahead"``, a read that has failed
-        ahead of its use, if it comes to its use; ``"slow"`` does not.
-    rank
-        Whose it is.
-    iteration, step
-        When it is raised: step -1 is at once.
-    text
-        What happened.
-    """
-
-    kind: str
-    rank: int
-    iteration: int
-    step: int
-    text: str
-
-    def error(self) -> Exception:
-        """Return what to raise on the other ranks."""
-        return ConfigError(self.text) if self.kind == "disagree" else RankFailedError(self.text, self.rank)
+_TOGETHER = 0.7  # s that a rank waits for others to know why, before it breaks groups that they share
+_DUE_PERIOD = 0.05  # s, while the loop does not come back, though it should
 
 
 class Watch:
@@ -112,7 +83,7 @@ class Watch:
         self.failed_in = 0  # the last iteration that an error has ended on this rank
         self._next_event = 0
         self._events: list[Event] = []
-        base = _common_store()
+        base = common_store()
         self.prefix = f"loader{base.add(f'loaders/{self.rank}', 1)}"
         self._base = dist.PrefixStore(self.prefix, base)  # type: ignore[attr-defined]
         self.store = self.connect()
@@ -147,7 +118,7 @@ class Watch:
 
     def post(self, event: Event) -> None:
         """Tell all ranks."""
-        _post(self.store, event)
+        post(self.store, event)
 
     def new_events(self) -> list[Event]:
         """Return what other ranks have posted since the last call, and matters now or later."""
@@ -185,8 +156,10 @@ class Session:
         self._at = -1  # the step that the loop is in
         self._beat = 0
         self._alarmed = False
-        self._overdue = float("inf")
-        self._logged = self._disagreed = False
+        self._loop = threading.get_ident()
+        self._standing = _stuck.Standing()
+        self._armed = 0.0
+        self._is_due = self._is_broken = self._disagreed = False
         self._leaders: Mapping[str, Any] | None = None
         self._neighbours: tuple[int, float] = (-1, time.monotonic())
         # SimpleQueue: end() may be called by a collection, in the middle of anything
@@ -220,7 +193,7 @@ class Session:
         RankFailedError, ConfigError
             With the rank and its own message.
         """
-        self._at = step
+        self._at, self._loop = step, threading.get_ident()
         if self._alarmed and (event := self._watch.due(self._iteration, step)) is not None:
             self._heard = True
             raise event.error()
@@ -231,7 +204,7 @@ class Session:
         if self._heard or key in self._reported:  # of another rank's failure, or told already
             return
         self._reported.add(key)
-        self._inbox.put(_failure(kind, self._watch.rank, self._iteration, step, error))
+        self._inbox.put(failure(kind, self._watch.rank, self._iteration, step, error))
 
     def slow(self, step: int, text: str) -> None:
         """Tell the first rank that this one waits for its data."""
@@ -243,15 +216,24 @@ class Session:
         if self._ended:
             return
         self._ended = True
+        if not finished and not failed and self._alarmed:
+            failed = self._left_because()
         if failed:
             self._watch.failed_in = self._iteration
-        atexit.unregister(_at_exit)
+        atexit.unregister(at_exit)
         if not finished and not failed:
-            atexit.register(_at_exit, self._watch.prefix, self._watch.rank, self._iteration, self.at)
+            atexit.register(at_exit, self._watch.prefix, self._watch.ranks, self._watch.rank, self._iteration, self.at)
         self._last_word = "done" if finished or failed else "left"
         self._inbox.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(_JOIN_SECONDS)
+
+    def _left_because(self) -> bool:
+        """Return whether another rank's failure has ended the loop, though not here, and make sure it was said."""
+        event = self._watch.due(self._iteration, self._at)
+        if event is not None and not self._armed:  # another rank was faster with breaking its groups
+            _log.error("%s; rank %d was in a step with it", event.text, self._watch.rank)
+        return event is not None
 
     def _event(self, kind: str, step: int, text: str) -> Event:
         return Event(kind=kind, rank=self._watch.rank, iteration=self._iteration, step=step, text=text)
@@ -271,7 +253,7 @@ class Session:
             while True:
                 self._tick(process)
                 try:
-                    message = self._inbox.get(timeout=period)
+                    message = self._inbox.get(timeout=_DUE_PERIOD if self._is_due else period)
                 except queue.Empty:
                     continue
                 if message is None:
@@ -289,7 +271,9 @@ class Session:
             f"probably died ({type(error).__name__}: {str(error).splitlines()[0]})"
         )
         self._watch._events.append(Event(kind="failed", rank=0, iteration=self._iteration, step=-1, text=text))
-        self._sound()
+        while not self._ended:
+            self._sound()
+            time.sleep(_DUE_PERIOD)
 
     def _tick(self, process: Mapping[str, Any]) -> None:
         watch = self._watch
@@ -320,16 +304,40 @@ class Session:
         return found
 
     def _sound(self) -> None:
-        """Let the loop raise; say so where it does not come to that, because it waits for the failed rank."""
+        """Let the loop raise; call it back where it does not come to that, because it waits for the failed rank."""
         self._alarmed = True
         self.wake()
-        event, now = self._watch.due(self._iteration, self._at), time.monotonic()
-        if event is None:
+        event = self._watch.due(self._iteration, self._at)
+        self._is_due = event is not None
+        if event is None or self._ended:
             return
-        self._overdue = min(self._overdue, now)
-        if now - self._overdue > _IN_A_COLLECTIVE and not self._logged:
-            self._logged = True
-            _log.error("%s; this rank has not come back to its loader, and probably waits for that one", event.text)
+        if not self._armed:
+            self._arm(event)
+        elif not self._is_broken and (self._all_armed() or time.monotonic() - self._armed > _TOGETHER):
+            self._is_broken = True
+            _stuck.break_groups()
+
+    def _arm(self, event: Event) -> None:
+        """See whether the loop waits in vain; if so, have it raise as soon as it comes back.
+
+        All ranks do that before one breaks its groups, because that ends the collectives of the others, too.
+        """
+        how = self._standing.look(self._loop)
+        if how is None or self._ended:
+            return
+        self._armed = time.monotonic()
+        said = f"{event.text}; rank {self._watch.rank} waited for it in a collective, which it has broken off"
+        _log.error("%s: its process groups are of no more use", said)
+        if how == "call":
+            _stuck.raise_in(self._loop, replace(event, text=said).error())
+        with contextlib.suppress(RuntimeError):  # the store may be gone
+            self._watch.store.add(f"armed/{self._iteration}", 1)
+
+    def _all_armed(self) -> bool:
+        try:
+            return bool(self._watch.store.add(f"armed/{self._iteration}", 0) >= len(self._watch.ranks) - 1)
+        except RuntimeError:
+            return True
 
     def _compare(self, leaders: Mapping[str, Any]) -> None:
         """Compare with the first rank that reads the same samples, at a step that both have come to."""
@@ -376,36 +384,9 @@ class Session:
             return
         how = "has died, without a word" if ended else f"has given no sign of life for {_SILENCE:.0f} s"
         how = how if state == "reading" else "has left the loop in its middle, and ended"
-        text = (
-            f"rank {watch.neighbour} (process {process.pid} on {process.host}) {how}, in step {record['at']}; see its "
-            "own output, and the kernel's log: was it killed for memory?"
-        )
+        text = died(watch.neighbour, record, how)
         step = -1 if state == "reading" else record["at"] + 1  # all may have left it there
         event = Event(kind="failed", rank=watch.neighbour, iteration=self._iteration, step=step, text=text)
         if not any(e.rank == event.rank and e.kind == "failed" for e in watch._events):
             watch.post(event)
             watch._events.append(event)
-
-
-def _common_store() -> Store:
-    return dist.PrefixStore("scidata", dist.distributed_c10d._get_default_store())  # type: ignore[attr-defined]
-
-
-def _post(store: Store, event: Event) -> None:
-    number = store.add("events", 1) - 1
-    store.set(f"event/{number}", json.dumps(vars(event)))
-
-
-def _at_exit(prefix: str, rank: int, iteration: int, step: int) -> None:
-    """Tell the others why a process ends that has left its loop in the middle: what the script has not caught."""
-    uncaught = getattr(sys, "last_value", None)
-    if uncaught is not None:
-        with contextlib.suppress(Exception):  # the group may be gone, too
-            store = dist.PrefixStore(prefix, _common_store())  # type: ignore[attr-defined]
-            _post(store, _failure("failed", rank, iteration, step, uncaught))
-
-
-def _failure(kind: str, rank: int, iteration: int, step: int, error: BaseException) -> Event:
-    lines = traceback.format_exception_only(error)
-    text = f"rank {rank} failed in step {step}: {' '.join(line.strip() for line in lines)}"
-    return Event(kind=kind, rank=rank, iteration=iteration, step=step, text=text)

@@ -33,7 +33,7 @@ from scidata.grid_choice import (
     largest_chunks,
     sizes_of,
 )
-from scidata.plan import ArrayPlan, ReadPlan, chunks_needed, plan_array
+from scidata.plan import ArrayPlan, PlanFamily, ReadPlan
 from scidata.read import Job, ReadStats, read_plans
 from scidata.read.threads import ReaderThreads
 from scidata.series import Series, array_of, expand_paths, read_array
@@ -63,6 +63,7 @@ class _Part:
     position: tuple[int, ...]  # along the sharding axes
     segments: Mapping[str, tuple[Segment, ...]]
     sizes: Mapping[str, int]
+    families: Mapping[str, PlanFamily]  # of each field
 
 
 class GridReader:
@@ -288,12 +289,19 @@ class GridReader:
         part = self._last_part
         if part is None or part.position != position:
             dims = [d for d in self.partition.sizes if d != self.sample_dim]
+            sizes = {d: self.partition.local_size(d, coordinate) for d in dims}
             part = self._last_part = _Part(
                 position=position,
                 segments={d: self.partition.segments(d, coordinate) for d in dims},
-                sizes={d: self.partition.local_size(d, coordinate) for d in dims},
+                sizes=sizes,
+                families={name: self._family(field, sizes) for name, field in self._fields.items()},
             )
         return part
+
+    def _family(self, field: _Field, sizes: Mapping[str, int]) -> PlanFamily:
+        dims = field.source_dims
+        shape = tuple(len(self.steps) if d == self.sample_dim else sizes[d] for d in dims)
+        return PlanFamily(dims.index(self.sample_dim) if self.sample_dim in dims else None, shape)
 
     def _rows_of(self, index: int) -> list[int]:
         """Return the source rows along the sample dimension of one sample, a row per step."""
@@ -317,40 +325,49 @@ class GridReader:
         self, name: str, index: int, coordinate: Mapping[str, int]
     ) -> list[tuple[int, ArrayLayout, Selection]]:
         """Return what is read of a field: for each file involved its position, layout and selection."""
-        field, rows = self._fields[name], self._rows_of(index)
-        space = self._part(coordinate).segments
-        if self.sample_dim not in field.source_dims:
-            return [(0, self._series.layout(name), tuple(space[d] for d in field.source_dims))]
+        return self._selections(self._fields[name], name, self._files_of(index), self._part(coordinate))
+
+    def _files_of(self, index: int) -> list[tuple[int, tuple[Segment, ...]]]:
+        """Return the files that a sample lies in, and its rows in each along the sample dimension."""
+        rows = self._rows_of(index)
+        if len(rows) == 1:
+            i, first = self._series.place_of(rows[0])
+            return [(i, (Segment(start=rows[0] - first, count=1),))]
         by_file: dict[int, list[Segment]] = {}
         for offset, row in enumerate(rows):
-            i = self._series.file_of(row)
-            local = row - int(self._series.row_bounds[i])
-            by_file.setdefault(i, []).append(Segment(start=local, count=1, offset=offset))
+            i, first = self._series.place_of(row)
+            by_file.setdefault(i, []).append(Segment(start=row - first, count=1, offset=offset))
+        return [(i, _joined(segments)) for i, segments in by_file.items()]
+
+    def _selections(
+        self, field: _Field, name: str, files: Sequence[tuple[int, tuple[Segment, ...]]], part: _Part
+    ) -> list[tuple[int, ArrayLayout, Selection]]:
+        space, dim = part.segments, self.sample_dim
+        if dim not in field.source_dims:
+            return [(0, self._series.layout_in(0, name), tuple([space[d] for d in field.source_dims]))]
         return [
             (
                 i,
-                self._series.layout(name, int(self._series.row_bounds[i])),
-                tuple(_joined(segments) if d == self.sample_dim else space[d] for d in field.source_dims),
+                self._series.layout_in(i, name),
+                tuple([rows if d == dim else space[d] for d in field.source_dims]),
             )
-            for i, segments in by_file.items()
+            for i, rows in files
         ]
-
-    def _plan_field(self, name: str, index: int, coordinate: Mapping[str, int]) -> list[tuple[int, ArrayPlan]]:
-        field = self._fields[name]
-        sizes = self._part(coordinate).sizes
-        shape = tuple(len(self.steps) if d == self.sample_dim else sizes[d] for d in field.source_dims)
-        plans = []
-        for i, layout, selection in self.selections(name, index, coordinate):
-            source = self._series.sources[i]
-            refs = None if layout.fallback else source.locate(layout, chunks_needed(layout, selection))
-            plans.append((i, plan_array(layout, selection, refs, out_shape=shape)))
-        return plans
 
     def _plan_fields(self, index: int, coordinate: Mapping[str, int]) -> dict[str, list[tuple[int, ArrayPlan]]]:
         """Plan all fields: where they lie behind URLs side by side, because finding their chunks takes round trips."""
-        calls = [functools.partial(self._plan_field, name, index, coordinate) for name in self.fields]
-        remote = isinstance(self.paths[0], Url)
-        return dict(zip(self.fields, run_each(calls) if remote else [call() for call in calls], strict=True))
+        part, places, sources = self._part(coordinate), self._files_of(index), self._series.sources
+
+        def plan(name: str) -> list[tuple[int, ArrayPlan]]:
+            family = part.families[name]
+            return [
+                (i, family.plan(layout, selection, sources[i].locate))
+                for i, layout, selection in self._selections(self._fields[name], name, places, part)
+            ]
+
+        if isinstance(self.paths[0], Url):
+            return dict(zip(self.fields, run_each([functools.partial(plan, n) for n in self.fields]), strict=True))
+        return {name: plan(name) for name in self.fields}
 
     def plan(self, index: int, rank: int = 0) -> ReadPlan:
         """Plan one sample for the ``rank``-th rank of the domain (see :meth:`GridPartition.coordinate`).
@@ -388,6 +405,9 @@ class GridReader:
         """Put back the dimensions that the sample dropped, with one row each."""
         kept = iter(shape)
         return tuple(next(kept) if d in field.dims else 1 for d in field.source_dims)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_last_part": None}
 
     def close(self) -> None:
         """End the threads and close the files; the next read starts them again."""

@@ -219,6 +219,15 @@ class Series:
         """Return the position of the file that holds sample row ``row``."""
         return bisect.bisect_right(self._row_bounds, row) - 1
 
+    def place_of(self, row: int) -> tuple[int, int]:
+        """Return the position of the file that holds sample row ``row``, and the row that it begins with."""
+        i = self.file_of(row)
+        return i, self._row_bounds[i]
+
+    def layout_in(self, i: int, name: str) -> ArrayLayout:
+        """Return a field's layout in the ``i``-th file."""
+        return self._layouts[i][name]
+
     def layouts(self) -> Iterator[ArrayLayout]:
         """Every field's layout of every file."""
         for here in self._layouts:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -106,6 +107,12 @@ class ArrayLayout:
     def num_chunks(self) -> tuple[int, ...]:
         """Number of chunks along each dimension."""
         return tuple(-(-n // c) if c else 0 for n, c in zip(self.shape, self.chunks, strict=True))
+
+    @cached_property
+    def geometry(self) -> tuple[Any, ...]:
+        """All of it that decides how selections are cut: two layouts of one geometry share their cuts."""
+        order, item = self.axis_order, self.dtype.itemsize
+        return self.shape, self.chunks, order, item, bool(self.codecs), self.edge_chunks_clipped, self.fallback
 
     @property
     def chunk_nbytes(self) -> int:

@@ -6,8 +6,10 @@ made for any rank of any world size without starting it, and is stored as those 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,15 +17,26 @@ import numpy.typing as npt
 
 from scidata.errors import ConfigError, CorruptDataError
 from scidata.plan import as_json
-from scidata.plan.cut import Cut, find_cut
+from scidata.plan.cut import Cut, Origin, find_cut
 from scidata.plan.pieces import Boxes, DimPieces
 from scidata.plan.spans import Reads, Spans, decoded_limit, group_reads
-from scidata.plan.tables import EncodedChunks, Pattern, encoded_table, find_tables, spans_of
+from scidata.plan.tables import EncodedChunks, Pattern, Tables, encoded_table, find_tables, known_tables, spans_of
 from scidata.types import ArrayLayout, ChunkRefs, IntArray, Selection
 
-__all__ = ["ArrayPlan", "EncodedChunks", "PlanSummary", "ReadPlan", "chunks_needed", "plan_array", "summarize"]
+__all__ = [
+    "ArrayPlan",
+    "EncodedChunks",
+    "PlanSummary",
+    "ReadPlan",
+    "chunks_needed",
+    "plan_array",
+    "plan_cut",
+    "summarize",
+]
 
 _MAX_OFFSET = 1 << 60  # sums of file offsets stay inside int64
+_NONE: IntArray = np.empty(0, np.int64)
+_NONE.setflags(write=False)
 
 
 def chunks_needed(layout: ArrayLayout, selection: Selection) -> IntArray:
@@ -46,8 +59,8 @@ class ArrayPlan:
     ----------
     layout, selection, refs, out_shape
         The inputs. ``refs`` is None where the places of the chunks were not known (or are not bytes: ``fallback``).
-    chunks
-        ``(num_chunks, ndim)`` coordinates of the chunks needed, C order.
+    cut, origin
+        The selection cut along the chunk grid.
     bytes_wanted
         Bytes selected, in the stored dtype.
     bytes_fetched
@@ -58,34 +71,61 @@ class ArrayPlan:
         the reader reports.
     exact
         True where every range is known.
-    pieces, boxes, spans, span_reads, encoded, encoded_reads, absent
-        The tables the reader works from; ``absent`` are rows of ``chunks`` that the store does not have.
+    span_reads, encoded_reads, absent
+        The reads, and the rows of ``chunks`` that the store does not have.
     pattern
-        Shared by plans that are alike but for places: the reader keeps there what it derives from the tables.
+        The tables that the reader works from. Shared by plans that are alike but for places: the reader keeps there
+        what it derives from them.
+    first_byte
+        How far into each chunk the spans of ``pattern`` begin.
     """
 
     layout: ArrayLayout
     selection: Selection
     out_shape: tuple[int, ...]
     refs: ChunkRefs | None
-    chunks: IntArray
-    pieces: tuple[DimPieces, ...]
-    boxes: Boxes
+    cut: Cut
+    origin: Origin
     bytes_wanted: int
     bytes_fetched: int
     bytes_decoded: int
     exact: bool
-    spans: Spans | None = None
+    pattern: Pattern
     span_reads: Reads | None = None
-    encoded: EncodedChunks | None = None
     encoded_reads: Reads | None = None
-    absent: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
-    pattern: Pattern = field(default_factory=Pattern)
+    absent: IntArray = field(default_factory=lambda: _NONE)
+    first_byte: int = 0
+
+    @cached_property
+    def chunks(self) -> IntArray:
+        """Coordinates of the chunks needed, ``(num_chunks, ndim)``, C order."""
+        return self.origin.move_chunks(self.cut.chunks)
+
+    @cached_property
+    def pieces(self) -> tuple[DimPieces, ...]:
+        """The pieces of each dimension."""
+        return self.origin.move_pieces(self.cut.pieces)
+
+    @property
+    def boxes(self) -> Boxes:
+        """The boxes that the pieces make."""
+        return self.cut.boxes
+
+    @cached_property
+    def spans(self) -> Spans | None:
+        """Byte ranges of raw chunks, in the order of ``span_reads``."""
+        spans, first = self.pattern.spans, self.first_byte
+        return replace(spans, offset=spans.offset + first) if spans is not None and first else spans
+
+    @property
+    def encoded(self) -> EncodedChunks | None:
+        """Encoded chunks, in the order of ``encoded_reads``."""
+        return self.pattern.encoded
 
     @property
     def num_chunks(self) -> int:
         """Number of chunks touched."""
-        return len(self.chunks)
+        return len(self.cut.chunks)
 
     @property
     def num_reads(self) -> int:
@@ -144,44 +184,75 @@ def plan_array(
         A chunk's offset or size makes no sense.
     """
     cut, origin = find_cut(layout, selection)
+    return plan_cut(layout, selection, cut, origin, refs, tuple(out_shape))
+
+
+def plan_cut(
+    layout: ArrayLayout,
+    selection: Selection,
+    cut: Cut,
+    origin: Origin,
+    refs: ChunkRefs | None,
+    out_shape: tuple[int, ...],
+) -> ArrayPlan:
+    """Plan the read of a selection that is cut already; otherwise as :func:`plan_array`."""
+    plan = functools.partial(
+        ArrayPlan, layout=layout, selection=selection, out_shape=out_shape, cut=cut, origin=origin,
+        bytes_wanted=cut.num_wanted * layout.dtype.itemsize,
+    )  # fmt: skip
+    whole = refs is not None and len(cut.chunks) > 0 and refs.skipped_codecs is None and not layout.fallback
+    if refs is not None and whole and not layout.codecs:
+        tables = known_tables(layout, cut, out_shape, refs.paths)
+        pattern = None if tables is None else tables.known_raw(refs)
+        start = int(refs.offset[0])
+        if pattern is not None and start + pattern.lowest >= 0 and start + pattern.highest <= _MAX_OFFSET:
+            return _plan_raw(plan, layout, origin, refs, pattern)
     _check_destination(layout, cut, out_shape)
-    chunks = origin.move_chunks(cut.chunks)
-    common: dict[str, Any] = {
-        "layout": layout, "selection": selection, "out_shape": tuple(out_shape), "chunks": chunks,
-        "pieces": origin.move_pieces(cut.pieces), "boxes": cut.boxes,
-        "bytes_wanted": cut.num_wanted * layout.dtype.itemsize,
-    }  # fmt: skip
     if layout.fallback:
-        total = int(cut.nbytes.sum())
-        return ArrayPlan(**common, refs=None, bytes_fetched=total, bytes_decoded=total, exact=False)
+        total = cut.total_nbytes
+        return plan(refs=None, bytes_fetched=total, bytes_decoded=total, exact=False, pattern=Pattern())
     if refs is not None:
-        _check_refs(layout, chunks, refs)
-        if len(chunks) and refs.skipped_codecs is None and int(refs.path_index.min()) >= 0:
-            return _plan_uniform(layout, cut, origin.first_byte(layout), refs, common)
-    return _plan_mixed(layout, cut, refs, common)
+        _check_refs(layout, origin.move_chunks(cut.chunks), refs)
+        if whole and int(refs.path_index.min()) >= 0:
+            tables = find_tables(layout, cut, out_shape, refs.paths)
+            if layout.codecs:
+                return _plan_encoded(plan, layout, cut, refs, tables)
+            return _plan_raw(plan, layout, origin, refs, tables.order_raw(refs))
+    return _plan_mixed(plan, layout, cut, origin.move_pieces(cut.pieces), refs, out_shape)
 
 
-def _plan_uniform(layout: ArrayLayout, cut: Cut, first_byte: int, refs: ChunkRefs, common: dict[str, Any]) -> ArrayPlan:
-    """Plan chunks that are all there, and all raw or all encoded alike."""
-    tables = find_tables(layout, cut, common["out_shape"], refs.paths)
-    if layout.codecs:
-        encoded, reads, pattern = tables.order_encoded(refs, decoded_limit(layout))
-        fetched = int(reads.nbytes.sum())
-        return ArrayPlan(
-            **common, refs=refs, encoded=encoded, encoded_reads=reads, pattern=pattern,
-            bytes_fetched=fetched, bytes_decoded=int(cut.nbytes.sum()), exact=True,
-        )  # fmt: skip
-    spans, reads, pattern = tables.order_raw(refs, first_byte)
-    fetched = int(reads.nbytes.sum())
-    return ArrayPlan(
-        **common, refs=refs, spans=spans, span_reads=reads, pattern=pattern,
-        bytes_fetched=fetched, bytes_decoded=fetched, exact=True,
+def _plan_raw(
+    plan: Callable[..., ArrayPlan], layout: ArrayLayout, origin: Origin, refs: ChunkRefs, pattern: Pattern
+) -> ArrayPlan:
+    """Plan raw chunks that are all there."""
+    first = origin.first_byte(layout)
+    return plan(
+        refs=refs, span_reads=pattern.reads_from(int(refs.offset[0]) + first), pattern=pattern, first_byte=first,
+        bytes_fetched=pattern.nbytes, bytes_decoded=pattern.nbytes, exact=True,
     )  # fmt: skip
 
 
-def _plan_mixed(layout: ArrayLayout, cut: Cut, refs: ChunkRefs | None, common: dict[str, Any]) -> ArrayPlan:
+def _plan_encoded(
+    plan: Callable[..., ArrayPlan], layout: ArrayLayout, cut: Cut, refs: ChunkRefs, tables: Tables
+) -> ArrayPlan:
+    """Plan chunks that are all there, and all encoded alike."""
+    reads, pattern = tables.order_encoded(refs, decoded_limit(layout))
+    return plan(
+        refs=refs, encoded_reads=reads, pattern=pattern, bytes_fetched=int(reads.nbytes.sum()),
+        bytes_decoded=cut.total_nbytes, exact=True,
+    )  # fmt: skip
+
+
+def _plan_mixed(
+    plan: Callable[..., ArrayPlan],
+    layout: ArrayLayout,
+    cut: Cut,
+    pieces: tuple[DimPieces, ...],
+    refs: ChunkRefs | None,
+    out_shape: tuple[int, ...],
+) -> ArrayPlan:
     """Plan chunks of which some are absent, or raw where others are encoded; or of unknown places."""
-    pieces, boxes, out_shape = common["pieces"], cut.boxes, common["out_shape"]
+    boxes = cut.boxes
     is_raw, present = _kinds(layout, refs, len(cut.chunks))
     rows = np.flatnonzero(present & ~is_raw)
     boxes_raw = np.flatnonzero((is_raw & present)[boxes.chunk_row])
@@ -206,8 +277,8 @@ def _plan_mixed(layout: ArrayLayout, cut: Cut, refs: ChunkRefs | None, common: d
                 *place, paths=refs.paths, decoded=encoded.nbytes, max_decoded=decoded_limit(layout)
             )
             encoded, encoded_bytes = encoded.take(order), int(encoded_reads.nbytes.sum())
-    return ArrayPlan(
-        **common, refs=refs, spans=spans, span_reads=span_reads, encoded=encoded, encoded_reads=encoded_reads,
+    return plan(
+        refs=refs, span_reads=span_reads, encoded_reads=encoded_reads, pattern=Pattern(spans=spans, encoded=encoded),
         absent=np.flatnonzero(~present), bytes_fetched=raw_bytes + encoded_bytes,
         bytes_decoded=raw_bytes + int(cut.nbytes[rows].sum()), exact=refs is not None,
     )  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -40,16 +40,24 @@ class Memo:
         self._max_values = max_values
         self._values: dict[Hashable, Any] = {}
 
+    def find(self, key: Hashable) -> Any:
+        """Return the value of ``key``, or None."""
+        return self._values.get(key)
+
     def get(self, key: Hashable, make: Callable[[], _T], *, keep: Callable[[_T], bool] = lambda _: True) -> _T:
         """Return the value of ``key``, made where it is new; ``keep`` says whether it stays."""
         value: _T | None = self._values.get(key)
         if value is None:
             value = make()
             if keep(value):
-                if len(self._values) >= self._max_values:
-                    self._values.clear()
-                self._values[key] = value
+                self.put(key, value)
         return value
+
+    def put(self, key: Hashable, value: Any) -> None:
+        """Keep a value."""
+        if len(self._values) >= self._max_values:
+            self._values.clear()
+        self._values[key] = value
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -83,6 +91,11 @@ class Cut:
     reach: tuple[tuple[int, int] | None, ...]
     memo: Memo = field(default_factory=lambda: Memo(4))
 
+    @cached_property
+    def total_nbytes(self) -> int:
+        """Decoded bytes of all chunks."""
+        return int(self.nbytes.sum())
+
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
@@ -94,6 +107,14 @@ class Origin:
     def move_chunks(self, chunks: IntArray) -> IntArray:
         """Return chunk coordinates of the array."""
         return chunks + np.array(self.chunk, np.int64) if any(self.chunk) else chunks
+
+    def moved(self, dim: int, chunks: int, rows: int) -> Origin:
+        """Return the origin some chunks and, inside each, some rows further along ``dim``."""
+        chunk, row = self.chunk, self.row
+        return Origin(
+            chunk=(*chunk[:dim], chunk[dim] + chunks, *chunk[dim + 1 :]),
+            row=(*row[:dim], row[dim] + rows, *row[dim + 1 :]),
+        )
 
     def move_pieces(self, pieces: tuple[DimPieces, ...]) -> tuple[DimPieces, ...]:
         """Return the pieces of the array."""
@@ -186,8 +207,7 @@ class _Grid:
 
     def __init__(self, layout: ArrayLayout) -> None:
         self.layout = layout
-        order, item = layout.axis_order, layout.dtype.itemsize
-        self._key = (layout.shape, layout.chunks, order, item, layout.edge_chunks_clipped)
+        self._key = layout.geometry
 
     def __hash__(self) -> int:
         return hash(self._key)

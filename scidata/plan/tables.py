@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ from scidata.plan.spans import (
 )
 from scidata.types import ArrayLayout, ChunkRefs, IntArray
 
-__all__ = ["EncodedChunks", "Pattern", "Tables", "encoded_table", "find_tables", "spans_of"]
+__all__ = ["EncodedChunks", "Pattern", "Tables", "encoded_table", "find_tables", "known_tables", "spans_of"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -64,6 +65,8 @@ class Pattern:
         Of raw chunks; ``reads`` start from the offset of the first chunk. None for encoded ones.
     encoded
         Encoded chunks.
+    lowest, highest
+        Least and greatest offset of raw chunks, from that of the first chunk.
     memo
         What the reader derives from the tables.
     """
@@ -71,7 +74,22 @@ class Pattern:
     spans: Spans | None = None
     reads: Reads | None = None
     encoded: EncodedChunks | None = None
+    lowest: int = 0
+    highest: int = 0
     memo: Memo = field(default_factory=lambda: Memo(8))
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes that the reads of raw chunks fetch."""
+        return 0 if self.reads is None else int(self.reads.nbytes.sum())
+
+    def reads_from(self, offset: int) -> Reads:
+        """Return the reads of raw chunks, the first of which begins at ``offset``."""
+        reads = self.reads
+        assert reads is not None
+        return Reads(
+            path_index=reads.path_index, offset=reads.offset + offset, nbytes=reads.nbytes, bounds=reads.bounds
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -88,15 +106,19 @@ class Tables:
         """Number of spans or chunks."""
         return len(self.spans.box) if self.spans is not None else len(self.cut.chunks)
 
-    def order_raw(self, refs: ChunkRefs, first_byte: int) -> tuple[Spans, Reads, Pattern]:
-        """Return spans and reads of raw chunks, ``first_byte`` further on in each chunk than the cut says."""
-        start = int(refs.offset[0])
-        relative = refs.offset - start
+    def known_raw(self, refs: ChunkRefs) -> Pattern | None:
+        """Return the pattern of raw chunks that lie and are sized as some did before, or None."""
+        pattern: Pattern | None = self.patterns.find(_places(refs))
+        return pattern
+
+    def order_raw(self, refs: ChunkRefs) -> Pattern:
+        """Return spans and reads of raw chunks."""
 
         def make() -> Pattern:
             spans = self.spans
             assert spans is not None
             chunk = self.cut.boxes.chunk_row[spans.box]
+            relative = refs.offset - refs.offset[0]
             order, reads = group_reads(
                 refs.path_index[chunk],
                 relative[chunk] + spans.offset,
@@ -104,17 +126,13 @@ class Tables:
                 direct=spans.direct,
                 paths=refs.paths,
             )
-            return Pattern(spans=spans.take(order), reads=reads)
+            lowest, highest = int(relative.min()), int(relative.max())
+            return Pattern(spans=spans.take(order), reads=reads, lowest=lowest, highest=highest)
 
-        pattern = self.patterns.get((refs.path_index.tobytes(), relative.tobytes()), make)
-        spans, reads = pattern.spans, pattern.reads
-        assert spans is not None
-        assert reads is not None
-        reads = replace(reads, offset=reads.offset + (start + first_byte))
-        return replace(spans, offset=spans.offset + first_byte) if first_byte else spans, reads, pattern
+        return self.patterns.get(_places(refs), make)
 
-    def order_encoded(self, refs: ChunkRefs, max_decoded: int) -> tuple[EncodedChunks, Reads, Pattern]:
-        """Return encoded chunks and their reads, of about ``max_decoded`` bytes each."""
+    def order_encoded(self, refs: ChunkRefs, max_decoded: int) -> tuple[Reads, Pattern]:
+        """Return the reads of encoded chunks, of about ``max_decoded`` bytes each, and the chunks in their order."""
         order, reads = group_reads(
             refs.path_index,
             refs.offset,
@@ -128,9 +146,19 @@ class Tables:
             assert self.encoded is not None
             return Pattern(encoded=self.encoded.take(order))
 
-        pattern = self.patterns.get((order.tobytes(), reads.bounds.tobytes()), make)
-        assert pattern.encoded is not None
-        return pattern.encoded, reads, pattern
+        return reads, self.patterns.get((order.tobytes(), reads.bounds.tobytes()), make)
+
+
+def _places(refs: ChunkRefs) -> tuple[bytes, ...]:
+    """Return what plans of raw chunks have in common that differ in the offset of the first chunk alone."""
+    offset = refs.offset
+    return refs.path_index.tobytes(), (offset - offset[0]).tobytes(), refs.nbytes.tobytes()
+
+
+def known_tables(layout: ArrayLayout, cut: Cut, out_shape: tuple[int, ...], paths: Sequence[str]) -> Tables | None:
+    """Return the tables of a cut for one destination, if they were made before and kept."""
+    tables: Tables | None = cut.memo.find((out_shape, not layout.codecs, any(map(is_url, paths))))
+    return tables
 
 
 def find_tables(layout: ArrayLayout, cut: Cut, out_shape: tuple[int, ...], paths: Sequence[str]) -> Tables:

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
-import numpy as np
 import numpy.typing as npt
 
 from scidata._remote import Fetches
 from scidata.errors import ConfigError
 from scidata.plan import ArrayPlan, plan_array
-from scidata.read.context import ReadStats
+from scidata.read.context import ReadStats, Tally
 from scidata.read.execute import Execution, Task
-from scidata.types import Decoding, IntArray, Source
+from scidata.types import Decoding, Source
 
 __all__ = ["Job", "ReadStats", "read_plan", "read_plans"]
 
 #: Less work than this is done on the calling thread: waking another one costs 50-100 µs (measured).
 _MIN_PARALLEL = 512 << 10
+#: From this many bytes on, decoded ones or those that are only copied, threads share the work from the beginning. Of
+#: less, others are woken once it turns out to be slow: behind a GB/s, as it is from a disk or of a slow codec.
+_MIN_AT_ONCE = 4 << 20
+_MIN_AT_ONCE_RAW = 16 << 20
+_WAKE_NS = 300_000
 _BATCHES_PER_THREAD = 8
 
 
@@ -84,13 +88,17 @@ class Job:
     allow_missing: bool = False
 
 
+#: A plan's tasks, and the bytes that each moves or decodes.
+_Part: TypeAlias = tuple[Execution, list[Task], list[int]]
+
+
 def read_plans(jobs: Sequence[Job], *, executor: Executor | None = None) -> ReadStats:
-    """Read several plans: those of URLs together, so that they wait for round trips once, the others in turn.
+    """Read several plans: those of URLs together, so that they wait for round trips once, and the others together.
 
     Raises the errors of :func:`read_plan`.
     """
-    stats, remote = ReadStats(), []
-    threads = 1 if executor is None else _num_threads(executor)  # counting processors takes 40 µs
+    local: list[_Part] = []
+    remote: list[tuple[Execution, Task]] = []
     for job in jobs:
         execution = _prepared(job)
         if execution is None:
@@ -98,12 +106,25 @@ def read_plans(jobs: Sequence[Job], *, executor: Executor | None = None) -> Read
         tasks, costs = execution.tasks()
         if execution.is_remote:
             remote += [(execution, task) for task in tasks]
-        elif threads < 2 or len(tasks) < 2 or int(costs.sum()) < _MIN_PARALLEL:
-            stats += execution.run(tasks)
         else:
-            batches = _batches(tasks, costs, threads)
-            stats += _share(_Batches(execution, batches), executor, min(threads, len(batches)))
+            local.append((execution, tasks, costs))
+    threads = 1 if executor is None else _num_threads(executor)  # counting processors takes 40 µs
+    stats = _run_local(local, executor, threads)
     return stats + _run_fetched(remote, executor, threads) if remote else stats
+
+
+def _run_local(parts: list[_Part], executor: Executor | None, threads: int) -> ReadStats:
+    if threads > 1 and sum(len(tasks) for _, tasks, _ in parts) > 1:
+        raw = sum(cost for execution, _, costs in parts if execution.is_raw for cost in costs)
+        total = sum(map(sum, (costs for _, _, costs in parts)))
+        if total >= _MIN_PARALLEL:
+            at_once = total - raw >= _MIN_AT_ONCE or raw >= _MIN_AT_ONCE_RAW
+            work = _Batches(_batches(parts, total / (_BATCHES_PER_THREAD * threads)), at_once=at_once)
+            return _share(work, executor, threads if at_once else min(threads, -(-total // _MIN_PARALLEL)))
+    tally = Tally()
+    for execution, tasks, _ in parts:
+        execution.run(tasks, tally)
+    return tally.stats()
 
 
 def _prepared(job: Job) -> Execution | None:
@@ -128,44 +149,55 @@ def _num_threads(executor: Executor) -> int:
     return int(getattr(executor, "_max_workers", 0) or os.cpu_count() or 1)
 
 
-def _batches(tasks: list[Task], costs: IntArray, threads: int) -> list[list[Task]]:
-    """Split the tasks into runs of about equal cost: neighbours on disk stay together."""
-    total = np.cumsum(costs)
-    targets = total[-1] * np.arange(1, _BATCHES_PER_THREAD * threads) / (_BATCHES_PER_THREAD * threads)
-    cuts = np.unique(np.concatenate([[0], np.searchsorted(total, targets, side="right"), [len(tasks)]])).tolist()
-    return [tasks[a:b] for a, b in itertools.pairwise(cuts)]
+def _batches(parts: list[_Part], nbytes: float) -> list[tuple[Execution, list[Task], int]]:
+    """Split the tasks into runs of about ``nbytes``: neighbours on disk stay together."""
+    batches = []
+    for execution, tasks, costs in parts:
+        first = cost = 0
+        for i, more in enumerate(costs):
+            cost += more
+            if cost >= nbytes or i + 1 == len(tasks):
+                batches.append((execution, tasks[first : i + 1], cost))
+                first, cost = i + 1, 0
+    return batches
 
 
 class _Work(Protocol):
     """Work that threads share: each runs it until nothing is left. The first error ends it."""
 
-    def work(self) -> ReadStats:
-        """Do some of it."""
+    def work(self, wake: Callable[[], None] | None = None) -> ReadStats:
+        """Do some of it; call ``wake``, once, when it is time for others to help."""
         ...
 
 
 class _Batches:
     """Batches of tasks that several threads take in turn."""
 
-    def __init__(self, execution: Execution, batches: list[list[Task]]) -> None:
-        self._execution = execution
+    def __init__(self, batches: list[tuple[Execution, list[Task], int]], *, at_once: bool) -> None:
         self._batches = iter(batches)
         self._lock = threading.Lock()
         self._failed = False
+        self._at_once = at_once
 
-    def work(self) -> ReadStats:
-        stats = ReadStats()
+    def work(self, wake: Callable[[], None] | None = None) -> ReadStats:
+        tally, done = Tally(), 0
+        due = 0 if self._at_once else time.perf_counter_ns() + _WAKE_NS
         while not self._failed:
+            if wake is not None and (due == 0 or time.perf_counter_ns() > due + done):
+                wake()
+                wake = None
             with self._lock:
                 batch = next(self._batches, None)
             if batch is None:
                 break
+            execution, tasks, cost = batch
             try:
-                stats += self._execution.run(batch)
+                execution.run(tasks, tally)
             except BaseException:
                 self._failed = True
                 raise
-        return stats
+            done += cost
+        return tally.stats()
 
 
 class _Fetched:
@@ -175,18 +207,20 @@ class _Fetched:
         self._tasks = tasks
         self._fetches = Fetches([execution.range_of(task) for execution, task in tasks])
 
-    def work(self) -> ReadStats:
-        stats = ReadStats()
+    def work(self, wake: Callable[[], None] | None = None) -> ReadStats:
+        if wake is not None:
+            wake()
+        tally = Tally()
         while (item := self._fetches.take()) is not None:
             number, data = item
             execution, task = self._tasks[number]
             try:
-                stats += execution.run_fetched(task, data)
+                execution.run_fetched(task, data, tally)
             except BaseException:
                 self.close()
                 raise
             self._fetches.release(number)
-        return stats
+        return tally.stats()
 
     def close(self) -> None:
         self._fetches.close()
@@ -207,12 +241,15 @@ def _share(shared: _Work, executor: Executor | None, threads: int) -> ReadStats:
     the executor's own threads cannot wait for itself.
     """
     helpers: list[Future[ReadStats]] = []
-    if executor is not None:
-        helpers = [executor.submit(shared.work) for _ in range(threads - 1)]
+
+    def wake() -> None:
+        if executor is not None:
+            helpers.extend(executor.submit(shared.work) for _ in range(threads - 1))
+
     error: BaseException | None = None
     stats = ReadStats()
     try:
-        stats += shared.work()
+        stats += shared.work(wake)
     except BaseException as e:
         error = e
     for helper in helpers:

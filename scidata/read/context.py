@@ -18,7 +18,7 @@ from scidata.errors import MissingChunkError, ShortReadError
 from scidata.plan import ArrayPlan
 from scidata.plan.spans import Reads, chunk_shapes, dest_strides, element_strides
 from scidata.read.codecs import Scratch
-from scidata.read.convert import Converter
+from scidata.read.convert import converter
 from scidata.read.copies import Copies
 from scidata.types import ChunkRefs, Decoding, IntArray, Source
 
@@ -65,21 +65,27 @@ class ReadStats:
 
 
 class Tally:
-    """What one thread has done so far; made for a run of tasks, since a ReadStats for each would cost more."""
+    """What one thread has done so far; made for all that it does of a read, since a ReadStats for each would cost more.
 
-    __slots__ = ("_field", "_ns", "_sample", "_trace", "decoded", "fetched", "num_reads")
+    Attributes
+    ----------
+    trace
+        Called with stage, begin, end and bytes of what was done; None while nothing is traced.
+    """
 
-    def __init__(self, context: Context) -> None:
+    __slots__ = ("_ns", "decoded", "fetched", "num_reads", "trace")
+
+    def __init__(self) -> None:
         self.fetched = self.decoded = self.num_reads = 0
         self._ns = [0, 0, 0]
-        self._trace, self._field, self._sample = context.trace, context.layout.name, context.sample
+        self.trace: Callable[[str, int, int, int], None] | None = None
 
     def mark(self, stage: int, begin: int, nbytes: int) -> int:
         """Count the time since ``begin`` to a stage; return the time now."""
         now = time.perf_counter_ns()
         self._ns[stage] += now - begin
-        if self._trace is not None:
-            self._trace.add(_STAGES[stage], begin, now, field=self._field, sample=self._sample, bytes=nbytes)
+        if self.trace is not None:
+            self.trace(_STAGES[stage], begin, now, nbytes)
         return now
 
     def stats(self) -> ReadStats:
@@ -95,6 +101,13 @@ class Tally:
         )
 
 
+def _tracer(recorder: _trace.Recorder, name: str, sample: int | None) -> Callable[[str, int, int, int], None]:
+    def add(stage: str, begin: int, end: int, nbytes: int) -> None:
+        recorder.add(stage, begin, end, field=name, sample=sample, bytes=nbytes)
+
+    return add
+
+
 class Context:
     """One plan and one destination. Read-only once made, so that any thread may use it.
 
@@ -106,22 +119,21 @@ class Context:
         Bytes of one stored and of one destination value.
     kind
         All that tables of a plan's pattern depend on besides the plan.
-    trace, sample
-        What is recorded into, and the sample that the thread which made this reads; None where there is none.
+    tracer
+        Of a :class:`Tally`; knows the field and the sample, that of the thread which made this.
     arrived
         Of URLs: what was fetched ahead for reads that are not run yet, or the error; by table of reads and row.
     """
 
     def __init__(self, plan: ArrayPlan, out: npt.NDArray[Any], source: Source, decoding: Decoding | None) -> None:
         self.plan, self.layout, self.source = plan, plan.layout, source
-        self.convert = Converter(plan.layout, decoding, out.dtype)
+        self.convert = converter(plan.layout.dtype, decoding, out.dtype)
         self.out = out.reshape(-1)
         self.out_bytes: npt.NDArray[np.uint8] = self.out.view(np.uint8)
         self.out_view = self.out_bytes.data
         self.item, self.out_item = plan.layout.dtype.itemsize, out.dtype.itemsize
         self.kind = (self.out_item, self.convert.in_place)
-        self.trace = _trace.active
-        self.sample = None if self.trace is None else _trace.get_sample()
+        self.tracer = None if _trace.active is None else _tracer(_trace.active, plan.layout.name, _trace.get_sample())
         self.arrived: dict[tuple[int, int], bytes | Exception] = {}
 
     @property

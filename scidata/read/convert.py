@@ -7,16 +7,30 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scidata.plan.cut import Memo
 from scidata.read.codecs import Scratch
-from scidata.types import ArrayLayout, Decoding
+from scidata.types import Decoding
 
-__all__ = ["Converter"]
+__all__ = ["Converter", "converter"]
 
 Array = npt.NDArray[Any]
 
 
+_made = Memo(256)
+
+
+def converter(stored: np.dtype[Any], decoding: Decoding | None, dtype: np.dtype[Any]) -> Converter:
+    """Return the converter for these arguments: the same one while they are the same objects."""
+    key = stored, dtype, id(decoding)  # not its value: 0.0 and -0.0 are equal
+    found: tuple[Converter, Decoding | None] | None = _made.find(key)
+    if found is None or found[1] is not decoding:
+        found = Converter(stored, decoding, dtype), decoding
+        _made.put(key, found)
+    return found[0]
+
+
 class Converter:
-    """Turns pieces of stored values into pieces of the destination; made once per read, used by every thread.
+    """Turns pieces of stored values into pieces of the destination; used by every thread.
 
     Attributes
     ----------
@@ -28,10 +42,10 @@ class Converter:
         True where nothing is left to do after that.
     """
 
-    def __init__(self, layout: ArrayLayout, decoding: Decoding | None, dtype: np.dtype[Any]) -> None:
-        self.stored = layout.dtype
+    def __init__(self, stored: np.dtype[Any], decoding: Decoding | None, dtype: np.dtype[Any]) -> None:
+        self.stored = stored
         if decoding is not None and decoding.view_as is not None:
-            self.stored = decoding.view_as.newbyteorder(layout.dtype.byteorder)
+            self.stored = decoding.view_as.newbyteorder(stored.byteorder)
         native = self.stored.newbyteorder("=")
         self.dtype = dtype
         self._swapped = native != self.stored

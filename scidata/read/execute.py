@@ -16,7 +16,7 @@ from scidata.plan import ArrayPlan
 from scidata.plan.pieces import slice_of
 from scidata.plan.spans import Reads, chunk_shapes
 from scidata.read.codecs import largest_encoded
-from scidata.read.context import COPY, READ, Context, ReadStats, Tally, thread_scratch
+from scidata.read.context import COPY, READ, Context, Tally, thread_scratch
 from scidata.read.run_encoded import EncodedRun
 from scidata.read.run_raw import RawRun
 from scidata.types import Decoding, IntArray, Source
@@ -34,6 +34,8 @@ class Execution:
         self._plan, self._context = plan, Context(plan, out, source, decoding)
         self._raw: RawRun | None = None
         self._encoded: EncodedRun | None = None
+        plain = not plan.layout.codecs and not plan.layout.fallback
+        self.is_raw = plain and self._context.convert.trivial  # bytes are copied and no more
         self.is_remote = plan.refs is not None and not plan.layout.fallback and any(map(is_url, plan.refs.paths))
 
     def prepare(self, *, allow_missing: bool) -> None:
@@ -54,31 +56,29 @@ class Execution:
                 f"{context.where(int(absent[0]))}: the store does not have it{more}; copy the store again, or "
                 "give allow_missing=True if absent chunks stand for the fill value"
             )
-        if plan.spans is not None and plan.span_reads is not None:
-            self._check_raw(*plan.pattern.memo.get("raw sizes", self._raw_sizes))
-            self._raw = RawRun(context, plan.spans, plan.span_reads)
+        if plan.span_reads is not None:
+            plan.pattern.memo.get("raw sizes", self._check_raw)
+            self._raw = RawRun(context, plan.span_reads)
         if plan.encoded is not None and plan.encoded_reads is not None:
             self._check_encoded(plan.encoded.chunk_row, plan.encoded.nbytes)
             self._encoded = EncodedRun(context, plan.encoded, plan.encoded_reads)
         self._fill_absent()
 
-    def _raw_sizes(self) -> tuple[IntArray, IntArray]:
-        """Return the rows of the raw chunks, and the size that each must have."""
-        plan = self._plan
+    def _check_raw(self) -> bool:
+        """Check the sizes of raw chunks; once for a pattern, of which they are a part."""
+        plan, context = self._plan, self._context
         assert plan.spans is not None
         rows = np.unique(plan.boxes.chunk_row[plan.spans.box])
-        shapes = chunk_shapes(plan.layout, plan.chunks[rows])
-        return rows, np.broadcast_to(shapes.prod(axis=1) * plan.layout.dtype.itemsize, (len(rows),))
-
-    def _check_raw(self, rows: IntArray, expected: IntArray) -> None:
-        context = self._context
+        expected = chunk_shapes(plan.layout, plan.chunks[rows]).prod(axis=1) * plan.layout.dtype.itemsize
         found = context.refs.nbytes[rows]
         for i in np.flatnonzero(found != expected)[:1].tolist():
-            kind = ShortReadError if found[i] < expected[i] else CorruptDataError
+            wanted = expected[i if len(expected) > 1 else 0]
+            kind = ShortReadError if found[i] < wanted else CorruptDataError
             raise kind(
-                f"{context.where(int(rows[i]))}: it has {found[i]} bytes, but {expected[i]} were expected; "
+                f"{context.where(int(rows[i]))}: it has {found[i]} bytes, but {wanted} were expected; "
                 "the file is damaged: copy or write it again"
             )
+        return True
 
     def _check_encoded(self, rows: IntArray, decoded: IntArray) -> None:
         found = self._context.refs.nbytes[rows]
@@ -88,12 +88,15 @@ class Execution:
                 "sense; the store's index is damaged: copy or write it again"
             )
 
-    def tasks(self) -> tuple[list[Task], IntArray]:
+    def tasks(self) -> tuple[list[Task], list[int]]:
         """Return the tasks, and the bytes that each moves or decodes."""
+        return self._plan.pattern.memo.get("tasks", self._make_tasks)
+
+    def _make_tasks(self) -> tuple[list[Task], list[int]]:
         plan = self._plan
         if plan.layout.fallback:
             sizes = plan.boxes.gather(plan.pieces, "count").prod(axis=1) * plan.layout.dtype.itemsize
-            return [("box", i) for i in range(len(sizes))], sizes
+            return [("box", i) for i in range(len(sizes))], sizes.tolist()
         tasks: list[Task] = []
         costs = [np.empty(0, np.int64)]
         if plan.span_reads is not None:
@@ -102,7 +105,7 @@ class Execution:
         if plan.encoded is not None and plan.encoded_reads is not None:
             tasks += [("encoded", i) for i in range(len(plan.encoded_reads.nbytes))]
             costs.append(np.add.reduceat(plan.encoded.nbytes, plan.encoded_reads.bounds[:-1]))
-        return tasks, np.concatenate(costs)
+        return tasks, np.concatenate(costs).tolist()
 
     def range_of(self, task: Task) -> Range:
         """Return what a task fetches of a URL."""
@@ -111,19 +114,19 @@ class Execution:
         assert isinstance(url, Url)
         return url, int(reads.offset[row]), int(reads.nbytes[row])
 
-    def run_fetched(self, task: Task, data: bytes | Exception) -> ReadStats:
+    def run_fetched(self, task: Task, data: bytes | Exception, tally: Tally) -> None:
         """Do a task whose bytes are here; an error in their place is raised with the chunk's name."""
         self._context.arrived[id(self._reads_of(task)), task[1]] = data
-        return self.run([task])
+        self.run([task], tally)
 
     def _reads_of(self, task: Task) -> Reads:
         reads = self._plan.span_reads if task[0] == "raw" else self._plan.encoded_reads
         assert reads is not None
         return reads
 
-    def run(self, tasks: Sequence[Task]) -> ReadStats:
+    def run(self, tasks: Sequence[Task], tally: Tally) -> None:
         """Do some tasks."""
-        tally = Tally(self._context)
+        tally.trace = self._context.tracer
         raw = [row for kind, row in tasks if kind == "raw"]
         if raw and self._raw is not None:
             self._raw.run(raw, tally)
@@ -132,7 +135,6 @@ class Execution:
                 self._encoded.run(row, tally)
             elif kind == "box":
                 self._run_box(row, tally)
-        return tally.stats()
 
     def _fill_absent(self) -> None:
         plan, layout, context = self._plan, self._plan.layout, self._context

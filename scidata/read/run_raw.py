@@ -26,6 +26,8 @@ class _Tables:
 
     Attributes
     ----------
+    path_index, nbytes
+        Of each read.
     direct
         Which reads go straight to the destination; the spans of a read agree about it.
     single
@@ -37,6 +39,8 @@ class _Tables:
         For the other reads.
     """
 
+    path_index: list[int]
+    nbytes: list[int]
     direct: list[bool]
     single: list[slice | None]
     bounds: list[int]
@@ -49,25 +53,25 @@ class _Tables:
 class RawRun:
     """The raw reads of one plan; :meth:`run` may be called from any thread, once for each read."""
 
-    def __init__(self, context: Context, spans: Spans, reads: Reads) -> None:
-        self._context, self._spans, self._reads = context, spans, reads
+    def __init__(self, context: Context, reads: Reads) -> None:
+        self._context, self._reads = context, reads
         self._tables = context.plan.pattern.memo.get(("raw", *context.kind), self._make_tables)
-        self._path_index, self._offset = reads.path_index.tolist(), reads.offset.tolist()
-        self._nbytes = reads.nbytes.tolist()
+        self._offset = reads.offset.tolist()
 
     def run(self, rows: Sequence[int], tally: Tally) -> None:
         """Do some reads."""
-        nbytes = sum(map(self._nbytes.__getitem__, rows))
+        tables = self._tables
+        nbytes = sum(map(tables.nbytes.__getitem__, rows))
         tally.fetched += nbytes
         tally.decoded += nbytes
         tally.num_reads += len(rows)
-        if not all(map(self._tables.direct.__getitem__, rows)) or not self._context.convert.trivial:
+        if not all(map(tables.direct.__getitem__, rows)) or not self._context.convert.trivial:
             for row in rows:  # other stages lie between
                 self._run_one(row, tally)
             return
         began = time.perf_counter_ns()
         paths, path_index, out, single = (
-            self._context.paths, self._path_index, self._context.out_view, self._tables.single,
+            self._context.paths, tables.path_index, self._context.out_view, tables.single,
         )  # fmt: skip
         read_at_once = files().read_at_once
         for row in rows:
@@ -78,7 +82,7 @@ class RawRun:
         tally.mark(READ, began, nbytes)
 
     def _run_one(self, row: int, tally: Tally) -> None:
-        context, scratch, nbytes = self._context, thread_scratch(), self._nbytes[row]
+        context, scratch, nbytes = self._context, thread_scratch(), self._tables.nbytes[row]
         now = time.perf_counter_ns()
         if self._tables.direct[row]:
             self._read_direct(row, scratch)
@@ -94,6 +98,12 @@ class RawRun:
             now = tally.mark(READ, now, nbytes)
             context.copy(self._tables.copies, row, buffer, scratch)
         tally.mark(COPY, now, nbytes)
+
+    @cached_property
+    def _spans(self) -> Spans:
+        spans = self._context.plan.spans
+        assert spans is not None
+        return spans
 
     @cached_property
     def _chunk(self) -> IntArray:
@@ -116,6 +126,8 @@ class RawRun:
         bounds = np.searchsorted(first, reads.bounds).tolist()
         begins, ends = begin[first].tolist(), end[last].tolist()
         return _Tables(
+            path_index=reads.path_index.tolist(),
+            nbytes=reads.nbytes.tolist(),
             direct=direct,
             single=[
                 slice(begins[a], ends[a]) if is_direct and b == a + 1 else None

@@ -33,6 +33,7 @@ from scidata.sources._hdf5_layout import (
     ChunkIndex,
     Storage,
     Unreadable,
+    c_strides,
     check_filters,
     check_raw_sizes,
     chunk_index,
@@ -189,8 +190,8 @@ class HDF5Base:
         _check_ends(layout, chunks, offset + nbytes, contents.file_size)
         refs = ChunkRefs(
             paths=(str(self.path),),
-            path_index=np.where(stored, 0, -1).astype(np.int64),
-            offset=np.where(stored, offset, 0),
+            path_index=stored.astype(np.int64) - 1,
+            offset=np.maximum(offset, 0),
             nbytes=nbytes,
             skipped_codecs=mask if mask.any() else None,
         )
@@ -313,8 +314,10 @@ class HDF5Base:
             return table[:, 0], table[:, 2], table[:, 1].astype(np.uint32)
         if index is None:
             index = self._build_index(layout, storage)
-        numbers = np.ravel_multi_index(tuple(chunks.T), layout.num_chunks).astype(np.int64)
+        numbers = chunks @ c_strides(layout.num_chunks)
         stored, rows = index.find(numbers)
+        if stored.all():
+            return index.offset[rows], index.nbytes[rows], index.mask[rows]
         if not stored.any():
             return np.full(len(chunks), -1, np.int64), np.zeros(len(chunks), np.int64), np.zeros(len(chunks), np.uint32)
         return (

@@ -5,6 +5,7 @@ HDF5 file format: https://support.hdfgroup.org/documentation/hdf5/latest/_f_m_t4
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,6 +22,7 @@ __all__ = [
     "ChunkIndex",
     "Storage",
     "Unreadable",
+    "c_strides",
     "check_filters",
     "chunk_index",
     "describe",
@@ -58,6 +60,12 @@ class Storage:
     offset: int | None = None
 
 
+@lru_cache(maxsize=256)
+def c_strides(grid: tuple[int, ...]) -> IntArray:
+    """Return what numbers the cells of a grid in C order: their coordinates times this, ``(ndim,)`` int64."""
+    return np.array([math.prod(grid[i + 1 :]) for i in range(len(grid))], np.int64)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ChunkIndex:
     """Every stored chunk of one dataset, sorted by its number in C order of the chunk grid.
@@ -74,7 +82,7 @@ class ChunkIndex:
         """Return which of ``numbers`` are stored, and their rows (meaningless where not stored)."""
         if len(self.number) == 0:
             return np.zeros(len(numbers), np.bool_), np.zeros(len(numbers), np.int64)
-        rows = np.minimum(np.searchsorted(self.number, numbers), len(self.number) - 1).astype(np.int64)
+        rows = np.minimum(self.number.searchsorted(numbers), len(self.number) - 1)
         return self.number[rows] == numbers, rows
 
 
@@ -257,7 +265,7 @@ def check_filters(dset: Any, what: str) -> None:
 
 def check_raw_sizes(layout: ArrayLayout, nbytes: IntArray) -> None:
     """Raise where an unfiltered chunk is not as long as its shape says."""
-    if not layout.codecs and len(nbytes) and np.any(nbytes != layout.chunk_nbytes):
+    if not layout.codecs and len(nbytes) and (nbytes != layout.chunk_nbytes).any():
         raise CorruptDataError(
             f"{layout.store}: field {layout.name!r}: an unfiltered chunk has {int(nbytes.min())} bytes, "
             f"but its shape {layout.chunks} of {layout.dtype} needs {layout.chunk_nbytes}"

@@ -95,7 +95,11 @@ class ArrayRecord:
 
     def keys(self, coordinates: IntArray) -> list[str]:
         """Return the keys of files at ``(num, ndim)`` coordinates, relative to the store."""
-        return [self._key_template % tuple(row) for row in coordinates.tolist()]
+        return list(map(self.key, coordinates.tolist()))
+
+    def key(self, coordinate: Sequence[int]) -> str:
+        """Return the key of one file."""
+        return self._key_template % tuple(coordinate)
 
     @cached_property
     def _key_template(self) -> str:

@@ -166,23 +166,24 @@ class NetCDF3Source:
         header, _, _ = self._read()
         variable = self._variable(layout)
         chunks = np.asarray(chunks, np.int64).reshape(len(chunks), len(layout.shape))
-        if chunks.size and (chunks.min() < 0 or (chunks >= np.array(layout.num_chunks)).any()):
+        records: IntArray = chunks[:, 0] if chunks.shape[1] else np.zeros(len(chunks), np.int64)
+        if chunks.size and (chunks.min() < 0 or records.max() >= layout.num_chunks[0] or chunks[:, 1:].any()):
             raise ConfigError(f"{self.path}: field {layout.name!r}: chunk outside of the grid {layout.num_chunks}")
-        offset = np.full(len(chunks), variable.begin, np.int64)
-        if layout.chunks and layout.chunks[0] != layout.shape[0]:
-            offset += chunks[:, 0] * header.record_nbytes
-        ends = offset + layout.chunk_nbytes
-        if len(ends) and int(ends.max()) > header.file_size:
-            worst = int(ends.argmax())
+        apart = bool(layout.shape) and layout.chunks[0] != layout.shape[0]
+        offset = records * (header.record_nbytes if apart else 0) + variable.begin
+        nbytes = layout.chunk_nbytes
+        last = int(offset.max()) + nbytes if len(offset) else 0
+        if last > header.file_size:
+            worst = int(offset.argmax())
             raise ShortReadError(
                 f"{self.path}: field {layout.name!r}: chunk {tuple(chunks[worst].tolist())} ends at byte "
-                f"{int(ends[worst])}, but the file has {header.file_size}; it is truncated: copy or write it again"
+                f"{last}, but the file has {header.file_size}; it is truncated: copy or write it again"
             )
         return ChunkRefs(
             paths=(str(self.path),),
             path_index=np.zeros(len(chunks), np.int64),
             offset=offset,
-            nbytes=np.full(len(chunks), layout.chunk_nbytes, np.int64),
+            nbytes=np.full(len(chunks), nbytes, np.int64),
         )
 
     def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:

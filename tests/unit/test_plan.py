@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scidata.errors import ConfigError, CorruptDataError
-from scidata.plan import ArrayPlan, ReadPlan, chunks_needed, cut, plan_array, summarize
+from scidata.plan import ArrayPlan, PlanFamily, ReadPlan, chunks_needed, cut, plan_array, summarize
 from scidata.read.copies import merge_copies
 from scidata.types import ArrayLayout, ChunkRefs, Codec, Segment
 
@@ -309,6 +309,68 @@ def test_a_plan_does_not_depend_on_plans_made_before(rows, steps, chunk, codecs,
             assert (one is None) == (other is None)
             if one is not None:
                 assert all(np.array_equal(getattr(one, n), getattr(other, n)) for n in one.__dataclass_fields__)
+
+
+@settings(deadline=None)
+@given(
+    rows=st.lists(st.integers(0, 10), min_size=2, max_size=8),
+    relative=st.sampled_from([((0, 1, 1, 0),), ((0, 2, 1, 0),), ((0, 1, 1, 0), (2, 1, 1, 1)), ((2, 3, -1, 0),)]),
+    chunk=st.sampled_from([1, 2, 5, 13]),
+    codecs=st.sampled_from([(), (Codec(name="zlib"),), (Codec(name="crc32c"),)]),
+    clipped=st.booleans(),
+    gap=st.sampled_from([0, 64, 1 << 15]),
+    lost=st.sampled_from([None, 1]),
+    lonely=st.booleans(),
+)
+def test_a_family_plans_what_plan_array_does(rows, relative, chunk, codecs, clipped, gap, lost, lonely):
+    layout = layout_of((13, 6, 8), (chunk, 4, 8), codecs=codecs, edge_chunks_clipped=clipped)
+    shape = (sum(count for _, count, _, _ in relative), 4, 8)
+    family, located = PlanFamily(0, shape), []
+
+    def locate(layout, chunks):
+        located.append(chunks)
+        full = np.array(layout.chunks)
+        shapes = np.minimum(full, np.array(layout.shape) - chunks * full) if clipped else full + 0 * chunks
+        sizes = shapes.prod(axis=1) * layout.dtype.itemsize
+        path_index = np.arange(len(chunks)) if lonely else np.zeros(len(chunks), np.int64)
+        path_index[lost:] = path_index[lost:] if lost is None else -1
+        offset = chunks @ np.array([10**6, 10**4, 10**4]) + np.cumsum(sizes + gap)
+        paths = tuple(f"file {c}" for c in chunks.tolist())
+        return ChunkRefs(paths=paths, path_index=path_index, offset=offset, nbytes=sizes)
+
+    for row in rows:
+        first = tuple(Segment(start=row + s, count=n, step=k, offset=o) for s, n, k, o in relative)
+        selection = (first, (Segment(start=1, count=4),), (Segment(start=0, count=8),))
+        if max(s.start + max(0, (s.count - 1) * s.step) for s in first) >= 13:
+            with pytest.raises(ConfigError, match="does not fit 13 rows"):
+                family.plan(layout, selection, locate)
+            continue
+        found = family.plan(layout, selection, locate)
+        _forget_plans()
+        chunks = chunks_needed(layout, selection)
+        wanted = plan_array(layout, selection, locate(layout, chunks), out_shape=shape)
+        assert np.array_equal(located[-2], chunks)
+        assert found.to_json() == wanted.to_json()
+        assert found.num_reads == wanted.num_reads
+        assert np.array_equal(found.absent, wanted.absent)
+        tables = [(found.spans, wanted.spans), (found.encoded, wanted.encoded)]
+        for one, other in [*tables, *zip(found.pieces, wanted.pieces, strict=True)]:
+            assert (one is None) == (other is None)
+            if one is not None:
+                assert all(np.array_equal(getattr(one, n), getattr(other, n)) for n in one.__dataclass_fields__)
+
+
+def test_places_that_make_no_sense_are_refused_also_where_the_plan_is_known():
+    layout = layout_of((13, 6, 8), (1, 6, 8))
+    selection = ((Segment(start=0, count=1),), (Segment(start=0, count=6),), (Segment(start=0, count=8),))
+    for offset in (100, -1, 2**61):
+        one = np.array([layout.chunk_nbytes])
+        refs = ChunkRefs(paths=("data",), path_index=np.zeros(1, np.int64), offset=np.array([offset]), nbytes=one)
+        if offset == 100:
+            assert plan_array(layout, selection, refs, out_shape=(1, 6, 8)).ranges()[1].tolist() == [[0, 100, *one]]
+            continue
+        with pytest.raises(CorruptDataError, match="make no sense"):
+            plan_array(layout, selection, refs, out_shape=(1, 6, 8))
 
 
 def _forget_plans():

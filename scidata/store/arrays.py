@@ -1,7 +1,7 @@
 """Arrays of a store: sharded Zarr v3, written block by block, with a digest and statistics on the way.
 
-The writing is zarr-python's. What is here is how arrays are cut into chunks and shards, the digest, and the reordering
-of fields that do not fit in memory.
+The metadata is zarr-python's. What is here is how arrays are cut into chunks and shards, the digest, and the
+reordering of fields that do not fit in memory.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.store.manifest import ArrayInfo, RunningStatistics
+from scidata.store.shards import write_shard
 from scidata.types import IntArray
 
 __all__ = ["CHUNK_ROWS", "ArrayDigest", "Reordered", "blocks_of", "stored_dtype", "write_array"]
 
 CHUNK_ROWS = 1024
 _MAX_CHUNK_BYTES = 4 << 20  # rows of many components: fewer rows in a chunk
-_SHARD_BYTES = 32 << 20  # zarr-python holds a few copies of the shard that it writes
+_SHARD_BYTES = 32 << 20
 
 Slices = tuple[slice, ...]
 
@@ -99,7 +100,7 @@ def write_array(
     Parameters
     ----------
     group
-        The sample's ``zarr.Group``.
+        The sample's ``zarr.Group``, in a folder.
     read
         Returns the values of a box; boxes are asked for in C order, once each.
     statistics
@@ -124,12 +125,14 @@ def write_array(
         config={"write_empty_chunks": True},  # else a chunk of zeros cannot be told from a lost one
     )
     digest = ArrayDigest(shape, kind)
+    folder = os.path.join(array.store.root, array.path)
     for box in blocks_of(shape, shard):
         values = np.ascontiguousarray(read(box), kind)
         digest.update(values)
         if statistics is not None:
             statistics.add(values)
-        array[box] = values
+        key = array.metadata.encode_chunk_key(tuple(s.start // n for s, n in zip(box, shard, strict=True)))
+        write_shard(os.path.join(folder, key), values, chunk=chunk, shard=shard)
         if tick is not None:
             tick(values.nbytes)
     return ArrayInfo(shape=tuple(shape), dtype=kind.str, digest=digest.hexdigest())

@@ -112,12 +112,12 @@ class FileCache:
         self.read_into(path, offset, [memoryview(buffer)])
         return buffer
 
-    def read_at_once(self, path: str, offset: int, view: memoryview) -> bool:
-        """Fill one view of bytes of a local file by one call, if that works; if not, :meth:`read_into` says why."""
+    def read_at_once(self, path: str, offset: int, *views: Any) -> bool:
+        """Fill views of bytes of a local file by one call, if that works; if not, :meth:`read_into` says why."""
         if is_url(path):
             return False
         try:
-            return os.preadv(self._handle(path).fd, (view,), offset) == len(view)
+            return os.preadv(self._handle(path).fd, views, offset) == sum(map(len, views))
         except OSError:
             return False
 

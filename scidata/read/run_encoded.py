@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from scidata._files import is_url
+from scidata._files import files, is_url
 from scidata.errors import CorruptDataError
 from scidata.plan.spans import Reads, dest_strides
 from scidata.plan.tables import EncodedChunks
@@ -160,7 +160,8 @@ class EncodedRun:
         """Read chunks that only carry a checksum straight into place, and the checksums beside."""
         context, begin, end, dest = self._context, self._begin, self._end, self._tables.dest
         now = time.perf_counter_ns()
-        sums = scratch.get("sums", 4 * len(items))
+        sums, out = scratch.get("sums", 4 * len(items)), context.out_view
+        places = memoryview(sums)
         buffers: list[Any] = []
         at = 0
         for k, i in enumerate(items):
@@ -171,18 +172,21 @@ class EncodedRun:
             if at - begin[i] != size + 4:
                 found = f"it has {at - begin[i]} bytes, but {size + 4} were expected"
                 raise self._named(i, CorruptDataError(found))
-            buffers += (context.out_view[dest[i] : dest[i] + size], sums[4 * k : 4 * k + 4])
-        context.fetch(self._reads, row, buffers, self._chunk_of)
+            buffers += (out[dest[i] : dest[i] + size], places[4 * k : 4 * k + 4])
+        path = context.paths[self._reads.path_index[row]]
+        if context.arrived or not files().read_at_once(path, int(self._reads.offset[row]), *buffers):
+            context.fetch(self._reads, row, buffers, self._chunk_of)
         now = tally.mark(READ, now, at)
-        decoded = 0
+        decoded, done = 0, context.convert.trivial
         for i, stored in zip(items, sums.view("<u4").tolist(), strict=True):
-            stop = dest[i] + self._pipelines[i].nbytes
+            start, stop = dest[i], dest[i] + self._pipelines[i].nbytes
             try:
-                check_crc32c(context.out_bytes[dest[i] : stop], stored)
+                check_crc32c(context.out_bytes[start:stop], stored)
             except CorruptDataError as e:
                 raise self._named(i, e) from e
-            context.finish(dest[i], stop, scratch)
-            decoded += stop - dest[i]
+            if not done:
+                context.finish(start, stop, scratch)
+            decoded += stop - start
         tally.mark(DECODE, now, decoded)
         tally.decoded += decoded
 

@@ -133,10 +133,10 @@ class CountingCache(_files.FileCache):
         super().__init__()
         self.count, self.guard = 0, threading.Lock()
 
-    def read_at_once(self, path, offset, view):
-        done = super().read_at_once(path, offset, view)
+    def read_at_once(self, path, offset, *views):
+        done = super().read_at_once(path, offset, *views)
         with self.guard:
-            self.count += done * view.nbytes
+            self.count += done * sum(v.nbytes for v in views)
         return done
 
     def read_into(self, path, offset, buffers):

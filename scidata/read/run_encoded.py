@@ -161,7 +161,7 @@ class EncodedRun:
         context, begin, end, dest = self._context, self._begin, self._end, self._tables.dest
         now = time.perf_counter_ns()
         sums, out = scratch.get("sums", 4 * len(items)), context.out_view
-        places = memoryview(sums)
+        places = sums.data
         buffers: list[Any] = []
         at = 0
         for k, i in enumerate(items):

@@ -47,7 +47,7 @@ def write_shard(
         for number, piece in _chunks(values, chunk, grid):
             data = piece.reshape(-1).view(np.uint8)
             index[number] = at, data.size + 4
-            at += file.write(data) + file.write(_checksum(data))
+            at += file.write(data.data) + file.write(_checksum(data))
         table = index.tobytes()
         file.write(table + _checksum(table))
 

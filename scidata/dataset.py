@@ -190,12 +190,8 @@ class ShardedDataset(Dataset[Sample]):
             else:
                 placements.append(Replicate())
                 sizes.append(None)
-        spec = ShardSpec(
-            device_mesh=self._domain,
-            placements=tuple(placements),
-            global_shape=(*tensor.shape[:lead], *self.reader.global_shape(name)),
-            sizes=tuple(sizes),
-        )
+        global_shape = (*tensor.shape[:lead], *self.reader.global_shape(name))
+        spec = ShardSpec.on(self._domain, tuple(placements), global_shape, tuple(sizes))
         halo = {
             i + lead: HaloDim(lo=partition.halo[d][0], hi=partition.halo[d][1], periodic=d in partition.periodic)
             for i, d in enumerate(dims)

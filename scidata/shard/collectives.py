@@ -61,6 +61,7 @@ __all__ = [
     "slice_to_shard",
 ]
 
+_NO_SOURCE = "rank {} is the source of scatter_v and must pass a tensor, not None"
 _MAX_DIMS = 14
 _DTYPES = (
     torch.float32,
@@ -333,7 +334,8 @@ def scatter_v(
     Parameters
     ----------
     x
-        Used on ``src`` only; None elsewhere is fine. Shape, dtype and whether it requires grad are sent along.
+        Used on ``src`` only; None elsewhere is fine. Shape, dtype and whether it requires grad are sent along. For a
+        second derivative the others pass a tensor of that shape without rows along ``dim``, to differentiate by.
     device
         Where ranks without ``x`` put their part; default the device that the group communicates on.
 
@@ -341,13 +343,14 @@ def scatter_v(
     ------
     ShardLayoutError
         On every rank, when ``src``'s tensor does not split into ``sizes``.
+    ConfigError
+        On every rank, when ``src`` passes None.
     """
     checked = _normal_sizes(sizes, group)
     _check_member(src, group, "src")
-    if group_rank(group) == src and x is None:
-        raise ConfigError(f"rank {src} is the source of scatter_v and must pass a tensor, not None")
     if group is None or group_size(group) == 1:
-        assert x is not None
+        if x is None:
+            raise ConfigError(_NO_SOURCE.format(src))
         _check_whole(x.shape, checked, _normal_dim(x.shape, dim))
         return x
     if device is None:
@@ -357,8 +360,11 @@ def scatter_v(
     shape, dtype, requires_grad = _broadcast_description(x, src, group, device)
     dim = _normal_dim(shape, dim)
     _check_whole(shape, checked, dim)
-    if x is None or group_rank(group) != src:
-        x = torch.empty(with_dim(shape, dim, 0), dtype=dtype, device=device, requires_grad=requires_grad)
+    if group_rank(group) != src:
+        nothing = with_dim(shape, dim, 0)
+        if x is None or (tuple(x.shape), x.dtype, x.requires_grad) != (nothing, dtype, requires_grad):
+            x = torch.empty(nothing, dtype=dtype, device=device, requires_grad=requires_grad)
+    assert x is not None
     return call(_ScatterFrom, x, checked, dim, src, group)
 
 
@@ -367,8 +373,9 @@ def _broadcast_description(
 ) -> tuple[tuple[int, ...], torch.dtype, bool]:
     """Shape, dtype and requires_grad of the source's tensor, as integers: nothing is pickled."""
     header = torch.zeros(3 + _MAX_DIMS, dtype=torch.int64)
-    if group_rank(group) == src:
-        assert x is not None
+    if group_rank(group) == src and x is None:
+        header[0] = -2
+    elif group_rank(group) == src and x is not None:
         known = x.dtype in _DTYPES and x.ndim <= _MAX_DIMS
         header[0] = x.ndim if known else -1
         if known:
@@ -377,6 +384,8 @@ def _broadcast_description(
     header = header.to(device)
     dist.broadcast(header, group=group, group_src=src)
     num_dims, dtype, requires_grad, *shape = header.tolist()
+    if num_dims == -2:
+        raise ConfigError(_NO_SOURCE.format(src))
     if num_dims < 0:
         raise ConfigError(f"scatter_v cannot send rank {src}'s dtype, or more than {_MAX_DIMS} dims")
     return tuple(shape[:num_dims]), _DTYPES[dtype], bool(requires_grad)

@@ -17,7 +17,7 @@ from torch.distributed.tensor.placement_types import Placement
 from scidata.errors import ShardLayoutError
 from scidata.shard._transport import Group, call, exchange, group_rank, group_size, with_dim
 from scidata.shard.collectives import all_gather_v, scatter_v, slice_to_shard
-from scidata.shard.spec import MeshAxis, ShardSpec, axes_of, by_axis
+from scidata.shard.spec import MeshAxis, ShardSpec, axes_of, by_axis, kept_spec
 
 __all__ = ["change_layout", "gather_full", "infer_spec", "scatter", "spec_of_shapes", "target_spec"]
 
@@ -128,6 +128,18 @@ def spec_of_shapes(
     shapes: Mapping[int | str, Sequence[Sequence[int]]],
 ) -> ShardSpec:
     """Make a spec from the explicit local shapes along each mesh axis, checked against the own part."""
+    given = tuple([(axis, tuple(map(tuple, each))) for axis, each in shapes.items()])
+    return kept_spec(
+        mesh, (local.shape, tuple(placements), given), lambda: _spec_of_shapes(local, mesh, placements, shapes)
+    )
+
+
+def _spec_of_shapes(
+    local: Tensor,
+    mesh: DeviceMesh,
+    placements: Sequence[Placement],
+    shapes: Mapping[int | str, Sequence[Sequence[int]]],
+) -> ShardSpec:
     axes = axes_of(mesh)
     parts = {axis: [tuple(map(int, shape)) for shape in given] for axis, given in by_axis(shapes, axes).items()}
     own, global_shape = tuple(local.shape), list(local.shape)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from scidata.shard._transport import Group, call, exchange, group_rank, with_dim
+from scidata.shard._transport import SUM_IN, Group, call, exchange, group_rank, with_dim
 
 __all__ = ["FILLED", "Runs", "fetch_runs", "return_runs", "runs_move", "runs_of", "window_runs"]
 
@@ -136,17 +136,17 @@ def _collect(local: Tensor, plan: RunsPlan, dim: int, fill: float, group: Group)
 
 
 def _add_up(held: Tensor, plan: RunsPlan, dim: int, group: Group) -> Tensor:
-    local = held.new_zeros(with_dim(held.shape, dim, plan.owned))
+    local = held.new_zeros(with_dim(held.shape, dim, plan.owned), dtype=SUM_IN.get(held.dtype, held.dtype))
     for piece in plan.kept:
         local.narrow(dim, piece.start, piece.count).add_(held.narrow(dim, piece.offset, piece.count))
     if not plan.moves:
-        return local
+        return local.to(held.dtype)
     parts = [_joined([held.narrow(dim, p.offset, p.count) for p in pieces], held, dim) for pieces in plan.held]
     received = exchange(parts, _shapes(held, dim, plan.sent), group)
     for rows, pieces in zip(received, plan.sent, strict=True):
         for piece, values in _split(rows, dim, pieces):
             local.narrow(dim, piece.start, piece.count).add_(values)
-    return local
+    return local.to(held.dtype)
 
 
 class _Fetch(Function):

@@ -6,12 +6,14 @@ Pure metadata: making or changing a spec never communicates, so the same mistake
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
@@ -21,11 +23,11 @@ from scidata import bounds as _bounds
 from scidata.errors import ConfigError, ShardLayoutError
 from scidata.types import IntArray
 
-__all__ = ["HaloDim", "MeshAxis", "ShardSpec", "axes_of", "by_axis"]
+__all__ = ["HaloDim", "MeshAxis", "ShardSpec", "axes_of", "by_axis", "keep", "kept_spec"]
 
 _T = TypeVar("_T")
 
-_KEPT_SPECS = 256  # some hundred bytes each; a model has fewer layouts
+_KEPT = 512  # some hundred bytes each; a model has fewer layouts, and fewer plans for one of them
 
 
 def _as_tuple(sizes: Any) -> Any:
@@ -54,8 +56,47 @@ class MeshAxis(NamedTuple):
     size: int
 
 
+class _OfMesh:
+    """What is known of a mesh. Stored in the mesh, so that specs, which hold their mesh, go when it does."""
+
+    __slots__ = ("axes", "specs")
+
+    def __init__(self, axes: tuple[MeshAxis, ...]) -> None:
+        self.axes = axes
+        self.specs: dict[Any, ShardSpec] = {}
+
+    def __reduce__(self) -> Any:
+        return OrderedDict, ()  # a pickled mesh carries nothing of it, and nothing that torch.load() would refuse
+
+
+def keep(kept: dict[Any, _T], key: Hashable, value: _T) -> _T:
+    """Put what was found in a dict of bounded size."""
+    if len(kept) >= _KEPT:
+        del kept[next(iter(kept))]
+    kept[key] = value
+    return value
+
+
+def kept_spec(mesh: DeviceMesh, key: Hashable, make: Callable[[], ShardSpec]) -> ShardSpec:
+    """Return the spec that was made for this key before, else make it."""
+    specs = _of_mesh(mesh).specs
+    found = specs.get(key)
+    return keep(specs, key, make()) if found is None else found
+
+
 def axes_of(mesh: DeviceMesh) -> tuple[MeshAxis, ...]:
     """Return the axes of a mesh; raises ShardLayoutError where this rank is not part of it."""
+    return _of_mesh(mesh).axes
+
+
+def _of_mesh(mesh: DeviceMesh) -> _OfMesh:
+    found = mesh.__dict__.get("_scidata")
+    if type(found) is not _OfMesh:
+        found = mesh.__dict__["_scidata"] = _OfMesh(_found_axes(mesh))
+    return found
+
+
+def _found_axes(mesh: DeviceMesh) -> tuple[MeshAxis, ...]:
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         raise ShardLayoutError(
@@ -172,9 +213,26 @@ class ShardSpec:
                 raise ShardLayoutError(f"axis {axis.name!r}: {placement} is out of range for global shape {shape}")
             else:
                 parts.append(tuple(np.diff(_bounds.even_bounds(shape[placement.dim], axis.size)).tolist()))
-        return cls(
-            device_mesh=device_mesh, placements=tuple(placements), global_shape=shape, sizes=tuple(parts), axes=axes
-        )
+        return cls.on(device_mesh, tuple(placements), shape, tuple(parts))
+
+    @classmethod
+    def on(
+        cls,
+        device_mesh: DeviceMesh,
+        placements: tuple[Placement, ...],
+        global_shape: tuple[int, ...],
+        sizes: tuple[tuple[int, ...] | None, ...],
+    ) -> ShardSpec:
+        """Return the spec of this description, the same object each time. Raises as the class does."""
+        kept = _of_mesh(device_mesh)
+
+        def make() -> ShardSpec:
+            new = cls(
+                device_mesh=device_mesh, placements=placements, global_shape=global_shape, sizes=sizes, axes=kept.axes
+            )
+            return kept.specs.setdefault((global_shape, new.dims, sizes), new)  # where derive() looks
+
+        return kept_spec(device_mesh, (placements, global_shape, sizes), make)
 
     def derive(self, global_shape: Sequence[int], dims: Sequence[int | None], sizes: Sequence[Any]) -> ShardSpec:
         """Make a spec on the same mesh: ``dims`` and ``sizes`` have one entry per mesh axis, None replicates.
@@ -186,15 +244,22 @@ class ShardSpec:
         if found is None:
             found = self._new(*key)
             if self.space is None:  # a graph's exchange goes when its last tensor does
-                if len(self._relatives) >= _KEPT_SPECS:
-                    del self._relatives[next(iter(self._relatives))]
-                self._relatives[key] = found
+                keep(self._relatives, key, found)
                 found.__dict__["_relatives"] = self._relatives
         return found
 
     @cached_property
     def _relatives(self) -> dict[Any, ShardSpec]:
-        """Specs derived from this one or from one of them, which share it."""
+        """Specs of the same mesh, space and past, which share it."""
+        return {} if self.seen or self.space is not None else _of_mesh(self.device_mesh).specs
+
+    @property
+    def plans(self) -> dict[Any, Any]:
+        """What ops on tensors of this layout found out about it, by keys of their own; see :func:`keep`."""
+        return self._plans if self.space is None else {}
+
+    @cached_property
+    def _plans(self) -> dict[Any, Any]:
         return {}
 
     def _new(
@@ -212,6 +277,11 @@ class ShardSpec:
 
     def resize(self, global_shape: Sequence[int], sizes: Sequence[Any]) -> ShardSpec:
         """Keep the sharded dims, give them other extents, and remember the old sizes in ``seen``."""
+        key = ("resize", tuple(global_shape), tuple(map(_as_tuple, sizes)))
+        found: ShardSpec | None = self.plans.get(key)
+        return keep(self.plans, key, self._resized(*key[1:])) if found is None else found
+
+    def _resized(self, global_shape: tuple[int, ...], sizes: Sequence[Any]) -> ShardSpec:
         seen = dict(self.seen)
         for dim, axis in self.sharded.items():
             if global_shape[dim] != self.global_shape[dim]:
@@ -234,6 +304,13 @@ class ShardSpec:
     def __hash__(self) -> int:
         return hash((self.global_shape, self.sizes, self.dims))
 
+    def lies_as(self, other: ShardSpec) -> bool:
+        """Whether both shard the same dims into the same sizes, whatever the other dims are."""
+        return self is other or (
+            (self.dims, self.sizes, self.ndim) == (other.dims, other.sizes, other.ndim)
+            and self.device_mesh == other.device_mesh
+        )
+
     @cached_property
     def ndim(self) -> int:
         """Number of tensor dims."""
@@ -253,6 +330,21 @@ class ShardSpec:
     def is_replicated(self) -> bool:
         """True where no axis shards: every rank holds the whole tensor."""
         return not self.sharded
+
+    @cached_property
+    def last_sharded(self) -> int:
+        """The last tensor dim that is sharded, -1 where none is."""
+        return max(self.sharded, default=-1)
+
+    @cached_property
+    def shard_groups(self) -> tuple[dist.ProcessGroup, ...]:
+        """Groups of the mesh axes that shard, in the order of the axes."""
+        return tuple(self.axes[axis].group for axis in self.sharded.values())
+
+    @cached_property
+    def global_size(self) -> torch.Size:
+        """``global_shape`` as torch gives shapes."""
+        return torch.Size(self.global_shape)
 
     def axis_of_dim(self, dim: int) -> int | None:
         """Return the mesh axis that shards tensor dim ``dim``, or None."""

@@ -22,11 +22,15 @@ from scidata.bounds import halo_widths
 from scidata.errors import ShardLayoutError, UnsupportedShardOp
 from scidata.shard import moves
 from scidata.shard._compile import keep_out_of_graphs
+from scidata.shard._functions import watch_functions
 from scidata.shard.halo import halo_exchange_dim
 from scidata.shard.ops.registry import HANDLERS, KEEPS_REPLICATED, Handler, op_name, unsupported
 from scidata.shard.spec import HaloDim, ShardSpec
 
 __all__ = ["ShardTensor", "scatter_tensor"]
+
+
+_no_memory = torch._C._set_throw_on_mutable_data_ptr  # what takes a tensor's address (DLPack) raises
 
 
 def _version(x: Tensor) -> int:
@@ -67,7 +71,7 @@ class ShardTensor(Tensor):
         copied: bool = False,
     ) -> ShardTensor:
         """Wrap without checks beyond the local shape; handlers of the op table call this."""
-        if tuple(local.shape) != spec.local_shape:
+        if local.shape != spec.local_shape:
             raise ShardLayoutError(
                 f"the local part has shape {tuple(local.shape)}, but the layout gives this rank "
                 f"{spec.local_shape} ({spec})"
@@ -75,6 +79,7 @@ class ShardTensor(Tensor):
         self: ShardTensor = Tensor._make_wrapper_subclass(
             cls, spec.global_shape, dtype=local.dtype, device=local.device, requires_grad=False
         )
+        _no_memory(self)
         self._local = local
         self._spec = spec
         self._padded = padded
@@ -159,6 +164,28 @@ class ShardTensor(Tensor):
         return cls(owned, spec, padded=padded, halo=wanted)
 
     # -- layout -------------------------------------------------------------------------------------------------
+
+    # these four are asked for so often that the way through the table would show
+
+    @property
+    def shape(self) -> torch.Size:  # type: ignore[override]
+        """The global shape."""
+        return self._spec.global_size
+
+    @property
+    def ndim(self) -> int:  # type: ignore[override]
+        """Number of dims."""
+        return self._spec.ndim
+
+    @property
+    def dtype(self) -> torch.dtype:  # type: ignore[override]
+        """The dtype of all parts."""
+        return self._local.dtype
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """Where this rank's part lies."""
+        return self._local.device
 
     @property
     def spec(self) -> ShardSpec:
@@ -368,6 +395,8 @@ class ShardTensor(Tensor):
             return NotImplemented
         handler = HANDLERS.get(func)
         first = args[0] if args else None
+        if type(first) is list or type(first) is tuple:  # of cat, of stack
+            first = next((x for x in first if isinstance(x, ShardTensor) and not x._spec.is_replicated), None)
         if handler is None or not isinstance(first, ShardTensor) or first._spec.is_replicated:
             return _unusual(handler, func, types, args, kwargs or {})
         return handler(func, types, args, kwargs or {})
@@ -395,6 +424,9 @@ class ShardTensor(Tensor):
     def __hash__(self) -> int:
         return id(self)
 
+    def __dir__(self) -> list[str]:
+        return dir(type(self))
+
     def __deepcopy__(self, memo: dict[int, Any]) -> ShardTensor:
         if self._padded is not None and self._held_halo() is not None:
             result = ShardTensor.from_padded(copy.deepcopy(self._padded, memo), self._spec, self._halo)
@@ -408,6 +440,9 @@ class ShardTensor(Tensor):
             "a ShardTensor does not pickle: it is one part of a tensor, tied to this run's process groups. "
             "Save full_tensor(), or to_local() together with sharding_shapes() and offsets"
         )
+
+
+watch_functions(ShardTensor)
 
 
 def _unusual(handler: Handler | None, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -56,6 +56,28 @@ def test_no_function_outside_the_table_gives_a_result():
     assert refused > 500
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_no_operator_of_the_dispatcher_gives_a_result():
+    """``torch.ops`` called directly: every overload, with arguments that suit many."""
+    refused = 0
+    with fake_group(2):
+        x = sharded()
+        for name in dir(torch.ops.aten):
+            packet = getattr(torch.ops.aten, name)
+            for overload in packet.overloads() if isinstance(packet, torch._ops.OpOverloadPacket) else ():
+                function = getattr(packet, overload)
+                for arguments in ((x,), (x, x), (x, 1), (x, x, x), (x, 0, 1), ([x, x],), (x, [1])):
+                    try:
+                        result = function(*arguments)
+                    except UnsupportedShardOp:
+                        refused += 1
+                        break
+                    except Exception:
+                        continue
+                    pytest.fail(f"{function} gave {type(result)}")
+    assert refused > 1500
+
+
 def test_entries_are_added_once_and_found_by_name():
     assert "torch.Tensor.add" in shard_ops()
     assert find("__eq__") == [torch.Tensor.__eq__]

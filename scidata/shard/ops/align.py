@@ -8,13 +8,13 @@ full extent, and taken as it is where it broadcasts; either way its gradient is 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from scidata.shard.collectives import replicate_to_shards, slice_to_shard
 from scidata.shard.ops.registry import unsupported
-from scidata.shard.spec import ShardSpec
+from scidata.shard.spec import ShardSpec, keep
 from scidata.shard.tensor import ShardTensor
 
 __all__ = [
@@ -129,10 +129,36 @@ def align(
         ShardTensors that are split differently, or a sharded dim of extent 1 that broadcasts.
     """
     specs = specs_of(operands)
+    names = tuple([each if type(each) is range else tuple(each) for each in labels])
+    # by identity: a spec carries more than what makes two equal
+    key = (names, *[id(x._spec) if isinstance(x, ShardTensor) else x.shape for x in operands])
+    plans = specs[0].plans
+    plan = plans.get(key)
+    if plan is None:
+        plan = _planned(func, operands, names, specs)
+        if all(spec.space is None for spec in specs):  # a graph's exchange goes when its last tensor does
+            keep(plans, key, plan)
+    locals_ = []
+    for x, moved in zip(operands, plan.moved, strict=True):
+        local = local_of(x)
+        for entry, axis, dim in moved:
+            local = _cut(local, dim, entry[1], specs[0], axis)
+        locals_.append(local)
+    return locals_, plan.layout, plan.extents
+
+
+class _Plan(NamedTuple):
+    layout: Layout
+    extents: dict[Hashable, int]
+    moved: list[list[tuple[Any, int, int | None]]]  # of each operand: entry, mesh axis and dim of what it is sliced on
+    specs: list[ShardSpec]  # held, so that their ids stay theirs
+
+
+def _planned(func: Any, operands: Sequence[Tensor], labels: Sequence[Labels], specs: list[ShardSpec]) -> _Plan:
     layout = layout_of(func, operands, labels)
     extents: dict[Hashable, int] = {}
     for x, names in zip(operands, labels, strict=True):
-        for name, extent in zip(names, x._spec.global_shape if isinstance(x, ShardTensor) else x.shape, strict=True):
+        for name, extent in zip(names, x.shape, strict=True):
             if extents.setdefault(name, extent) == 1:
                 extents[name] = extent
             elif extent not in (1, extents[name]):
@@ -142,23 +168,27 @@ def align(
     for entry in layout:
         if entry is not None and sum(entry[1]) != extents[entry[0]]:
             raise unsupported(func, "a sharded dim of extent 1 cannot be broadcast", *specs)
-    return [_to_layout(x, names, layout, specs[0]) for x, names in zip(operands, labels, strict=True)], layout, extents
+    moved = [_moves(x, list(names), layout) for x, names in zip(operands, labels, strict=True)]
+    return _Plan(layout, extents, moved, specs)
 
 
-def _to_layout(x: Tensor, names: Labels, layout: Layout, spec: ShardSpec) -> Tensor:
-    local = local_of(x)
-    for axis, entry in enumerate(layout):
-        if entry is not None and (not isinstance(x, ShardTensor) or x._spec.dims[axis] is None):
-            local = to_axis(local, names, entry, spec, axis)
-    return local  # type: ignore[no-any-return]
+def _moves(x: Tensor, names: list[Hashable], layout: Layout) -> list[tuple[Any, int, int | None]]:
+    """Return along which mesh axes an operand is replicated that the result is not."""
+    return [
+        (entry, axis, names.index(entry[0]) if entry[0] in names else None)
+        for axis, entry in enumerate(layout)
+        if entry is not None and (not isinstance(x, ShardTensor) or x._spec.dims[axis] is None)
+    ]
 
 
 def to_axis(
     local: Tensor, names: Labels, entry: tuple[Hashable, tuple[int, ...]], spec: ShardSpec, axis: int
 ) -> Tensor:
     """Bring what is replicated along a mesh axis to the label and sizes that the axis shards."""
-    name, sizes = entry
-    dim = list(names).index(name) if name in names else None
+    return _cut(local, list(names).index(entry[0]) if entry[0] in names else None, entry[1], spec, axis)
+
+
+def _cut(local: Tensor, dim: int | None, sizes: tuple[int, ...], spec: ShardSpec, axis: int) -> Tensor:
     if dim is not None and local.shape[dim] == sum(sizes):
         if local.requires_grad:
             return slice_to_shard(local, sizes, dim, spec.group(axis))
@@ -172,15 +202,13 @@ def align_parameters(func: Any, x: ShardTensor, *parameters: Any) -> list[Any]:
 
     Replicated ShardTensors count as plain, None stays None.
     """
-    spec = x._spec
-    groups = [spec.group(axis) for axis in spec.sharded.values()]
     result = []
     for given in parameters:
         if isinstance(given, ShardTensor) and not given._spec.is_replicated:
             raise unsupported(func, "a parameter is sharded", given._spec)
         parameter = local_of(given)
         needs = parameter is not None and parameter.requires_grad
-        result.append(replicate_to_shards(parameter, groups) if needs else parameter)
+        result.append(replicate_to_shards(parameter, x._spec.shard_groups) if needs else parameter)
     return result
 
 

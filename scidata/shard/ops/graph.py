@@ -165,6 +165,8 @@ def _only_index(index: Any) -> tuple[int, Any] | None:
     """Return the place of the one sharded tensor in an index whose other items take their dims whole."""
     items = index if isinstance(index, tuple) else (index,)
     places = [i for i, item in enumerate(items) if is_sharded(item)]
+    if not places:
+        return None
     whole = all(isinstance(item, slice) and item == slice(None) for i, item in enumerate(items) if i not in places)
     return (places[0], items[places[0]]) if len(places) == 1 and whole else None
 

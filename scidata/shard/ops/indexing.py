@@ -19,7 +19,7 @@ from scidata.shard.ops.advanced import fill_where, put_rows, take_advanced
 from scidata.shard.ops.align import operands_of, refuse_out, specs_of
 from scidata.shard.ops.registry import find, register_op, unsupported
 from scidata.shard.ops.shapes import argument, derived, keep_dims, normal_dim
-from scidata.shard.spec import ShardSpec
+from scidata.shard.spec import ShardSpec, keep
 from scidata.shard.tensor import ShardTensor
 
 __all__ = ["take_basic"]
@@ -47,13 +47,43 @@ def _row(extent: int, item: Any, dim: int) -> int:
     return row % extent
 
 
+class _Take(NamedTuple):
+    """What a basic index means for one layout."""
+
+    local: tuple[Any, ...]  # the index of this rank's part
+    spec: ShardSpec
+    rows: list[tuple[int, int, int]]  # dim of the local result, mesh axis and owner of single rows of sharded dims
+
+
 def take_basic(x: ShardTensor, items: Sequence[Any]) -> Tensor:
     """Take slices, rows and new dims, one item for each dim and None. Collective where a row is of a sharded dim."""
-    spec = x._spec
+    plan = _planned(x._spec, items)
+    part = x._local[plan.local]
+    if not plan.rows:
+        return derived(x, part, plan.spec)
+    for dim, axis, owner in reversed(plan.rows):
+        counts = tuple(int(rank == owner) for rank in range(plan.spec.axes[axis].size))
+        part = all_gather_v(part, counts, dim, plan.spec.group(axis)).squeeze(dim)
+    # wrapped even where it is replicated: a view in torch, so that writing to this copy has to raise
+    return ShardTensor(part, plan.spec, copied=True)
+
+
+def _planned(spec: ShardSpec, items: Sequence[Any]) -> _Take:
+    key: list[Any] = ["take"]
+    for item in items:
+        ends = (item.start, item.stop, item.step) if type(item) is slice else (item,)
+        if not all(end is None or type(end) is int for end in ends):
+            return _plan(spec, items)
+        key.append(ends if type(item) is slice else item)
+    found: _Take | None = spec.plans.get(tuple(key))
+    return keep(spec.plans, tuple(key), _plan(spec, items)) if found is None else found
+
+
+def _plan(spec: ShardSpec, items: Sequence[Any]) -> _Take:
     local: list[Any] = []
     shape: list[int] = []
     dims, sizes = list(spec.dims), list(spec.sizes)
-    rows: list[tuple[int, int, int]] = []  # (dim of the local result, mesh axis, owner) of single rows
+    rows: list[tuple[int, int, int]] = []
     old = 0
     for item in items:
         if item is None:
@@ -81,15 +111,7 @@ def take_basic(x: ShardTensor, items: Sequence[Any]) -> Tensor:
             local.append(mine)
             dims[axis] = sizes[axis] = None
         old += 1
-    part = x._local[tuple(local)]
-    new = spec.derive(shape, dims, sizes)
-    if not rows:
-        return derived(x, part, new)
-    for dim, axis, owner in reversed(rows):
-        counts = tuple(int(rank == owner) for rank in range(spec.axes[axis].size))
-        part = all_gather_v(part, counts, dim, spec.group(axis)).squeeze(dim)
-    # wrapped even where it is replicated: a view in torch, so that writing to this copy has to raise
-    return ShardTensor(part, new, copied=True)
+    return _Take(tuple(local), spec.derive(shape, dims, sizes), rows)
 
 
 class _Index(NamedTuple):
@@ -151,6 +173,10 @@ def getitem(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     x, index = args
     if not isinstance(x, ShardTensor):
         raise unsupported(func, "the index is sharded", *specs_of(operands_of(args, kwargs)[0]))
+    items = index if type(index) is tuple else (index,)
+    left = x._spec.ndim - len(items)
+    if left >= 0 and all(type(item) is int or type(item) is slice for item in items):
+        return take_basic(x, items + (_WHOLE,) * left)
     parsed = _parsed(func, x, index)
     if not parsed.tensors:
         return take_basic(x, parsed.basic)

@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scidata.shard.collectives import all_reduce_sum
-from scidata.shard.ops.align import Layout, align, finish, operands_of, refuse_out, specs_of
+from scidata.shard.ops.align import Layout, align, align_parameters, finish, operands_of, refuse_out, specs_of
 from scidata.shard.ops.registry import find, register_op, unsupported
 from scidata.shard.spec import ShardSpec
+from scidata.shard.tensor import ShardTensor
 
 __all__ = ["contract"]
 
@@ -75,6 +76,12 @@ def linear(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     """``x @ weight.T + bias``; a sharded last dim of ``x`` meets the columns of the weight."""
     x, weight, *rest = (*args, *(kwargs[name] for name in ("input", "weight", "bias") if name in kwargs))
     bias = rest[0] if rest else None
+    if isinstance(x, ShardTensor) and not isinstance(weight, ShardTensor) and not isinstance(bias, ShardTensor):
+        spec = x._spec
+        if 0 <= spec.last_sharded < spec.ndim - 1 and weight.ndim == 2:  # rows, by far the most common
+            local = func(x._local, *align_parameters(func, x, weight, bias))
+            new = spec.derive((*spec.global_shape[:-1], weight.shape[0]), spec.dims, spec.sizes)
+            return ShardTensor(local, new)
     if len(weight.shape) != 2:
         raise unsupported(func, "the weight must have two dims", *specs_of([x, weight]))
     rows: list[Hashable] = list(range(len(x.shape) - 1))

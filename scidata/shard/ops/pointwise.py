@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scidata.bounds import window
+from scidata.shard.collectives import replicate_to_shards
 from scidata.shard.ops.align import Layout, align, finish, operands_of, refuse_out, specs_of
 from scidata.shard.ops.registry import find, register_op, unsupported
 from scidata.shard.spec import HaloDim, ShardSpec
@@ -77,17 +78,32 @@ def elementwise(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _same_layout(func: Any, x: Any, *other: Any) -> Tensor | None:
-    """Do the common cases at little cost: one tensor, or with it a number or a tensor of its layout; no halos."""
+    """Do the common cases at little cost: one tensor, alone or with a number, its like or a plain row; no halos."""
     if not isinstance(x, ShardTensor) or x._padded is not None or x._halo:
         return None
     if not other:
         return ShardTensor(func(x._local), x._spec)
     (y,) = other
+    if y is None:  # x == None
+        return func(x._local, y)  # type: ignore[no-any-return]
     if isinstance(y, int | float):
         return ShardTensor(func(x._local, y), x._spec)
-    if isinstance(y, ShardTensor) and y._padded is None and not y._halo and y._spec == x._spec:
-        return ShardTensor(func(x._local, y._local), x._spec)
+    if isinstance(y, ShardTensor):
+        if y._padded is None and not y._halo and y._spec == x._spec:
+            return ShardTensor(func(x._local, y._local), x._spec)
+    elif isinstance(y, Tensor) and _lies_inside(y.shape, x._spec):
+        if y.requires_grad:
+            y = replicate_to_shards(y, x._spec.shard_groups)
+        return ShardTensor(func(x._local, y), x._spec)
     return None
+
+
+def _lies_inside(shape: Sequence[int], spec: ShardSpec) -> bool:
+    """Whether a plain tensor has none of the sharded dims, and broadcasts to the others."""
+    first = spec.ndim - len(shape)
+    return first > spec.last_sharded and all(
+        n in (1, extent) for n, extent in zip(shape, spec.global_shape[first:], strict=True)
+    )
 
 
 @register_op(torch.where, Tensor.where)

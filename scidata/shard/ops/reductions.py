@@ -18,7 +18,7 @@ from scidata.shard._transport import call
 from scidata.shard.collectives import all_gather_v, all_reduce_sum, replicate_to_shards
 from scidata.shard.ops.align import dims_of, finish, operands_of, refuse_out, specs_of
 from scidata.shard.ops.registry import find, register_op, unsupported
-from scidata.shard.spec import ShardSpec
+from scidata.shard.spec import ShardSpec, keep
 from scidata.shard.tensor import ShardTensor
 
 _BOTH = (torch, Tensor)
@@ -35,7 +35,7 @@ def _options(names: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict
 def _input(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ShardTensor:
     x = args[0] if args else kwargs["input"]
     refuse_out(func, kwargs, *specs_of([x]))
-    if not isinstance(x, ShardTensor) or len(specs_of(operands_of(args, kwargs)[0])) > 1:
+    if not isinstance(x, ShardTensor) or any(isinstance(other, ShardTensor) for other in args[1:]):
         raise unsupported(func, "several sharded arguments", *specs_of(operands_of(args, kwargs)[0]))
     return x
 
@@ -45,6 +45,12 @@ def _axes(spec: ShardSpec, dims: Sequence[int]) -> list[int]:
 
 
 def _reduced_spec(spec: ShardSpec, dims: Sequence[int], keepdim: bool) -> ShardSpec:
+    key = ("reduce", tuple(dims), keepdim)
+    found: ShardSpec | None = spec.plans.get(key)
+    return keep(spec.plans, key, _without(spec, dims, keepdim)) if found is None else found
+
+
+def _without(spec: ShardSpec, dims: Sequence[int], keepdim: bool) -> ShardSpec:
     kept = [d for d in range(spec.ndim) if keepdim or d not in dims]
     shape = [1 if d in dims else spec.global_shape[d] for d in kept]
     new = [None if d is None or d in dims else kept.index(d) for d in spec.dims]
@@ -106,12 +112,19 @@ def _wide(local: Tensor, dtype: torch.dtype | None, *, integers: bool) -> tuple[
     return local.to(out), out
 
 
+def _here(func: Any, x: ShardTensor, options: Mapping[str, Any], dims: Sequence[int], keepdim: bool) -> Tensor:
+    """Reduce dims that are not sharded: torch's own function on the part."""
+    return finish(func(x._local, **options), _reduced_spec(x._spec, dims, keepdim))
+
+
 @register_op(*find("sum nansum", namespaces=_BOTH))
 def sum_(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Sum over any dims."""
     x = _input(func, args, kwargs)
     options = _options("dim keepdim dtype", args, kwargs)
     dims, keepdim = dims_of(func, options.get("dim"), x._spec), bool(options.get("keepdim"))
+    if not _axes(x._spec, dims):
+        return _here(func, x, options, dims, keepdim)
     local, dtype = _wide(x._local, options.get("dtype"), integers=True)
     if "nansum" in func.__name__:
         local = local.masked_fill(local.isnan(), 0)
@@ -124,6 +137,8 @@ def mean(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     x = _input(func, args, kwargs)
     options = _options("dim keepdim dtype", args, kwargs)
     dims, keepdim = dims_of(func, options.get("dim"), x._spec), bool(options.get("keepdim"))
+    if not _axes(x._spec, dims):
+        return _here(func, x, options, dims, keepdim)
     local, dtype = _wide(x._local, options.get("dtype"), integers=False)
     if not (dtype.is_floating_point or dtype.is_complex):
         raise RuntimeError(f"mean: the dtype must be floating point or complex, not {dtype}; pass dtype=")

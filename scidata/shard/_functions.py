@@ -20,7 +20,7 @@ from scidata.errors import UnsupportedShardOp
 __all__ = ["watch_functions"]
 
 
-def watch_functions(kind: type) -> None:
+def watch_functions(kind: type[Any]) -> None:
     """Make ``Function.apply`` raise UnsupportedShardOp for a tensor of this kind that requires grad."""
     plain: Callable[[tuple[Any, ...]], tuple[Any, ...]] = utils.unwrap_dead_wrappers
 

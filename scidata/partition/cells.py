@@ -9,7 +9,7 @@ from scidata.errors import ConfigError, UnsupportedFormatError
 from scidata.partition._ids import NodeIds, both_directions, ranges
 from scidata.types import IntArray
 
-__all__ = ["CELL_NAMES", "NUM_NODES", "POLYGON", "cell_owner", "edges_of_cells", "rings"]
+__all__ = ["CELL_NAMES", "FOR_POLYHEDRA", "NUM_NODES", "POLYGON", "cell_owner", "edges_of_cells", "rings"]
 
 CELL_NAMES = {
     1: "vertex", 2: "poly-vertex", 3: "line", 4: "poly-line", 5: "triangle", 6: "triangle strip", 7: "polygon",
@@ -19,6 +19,12 @@ CELL_NAMES = {
 }  # fmt: skip
 
 POLYGON = 7
+
+#: What to do about polyhedra.
+FOR_POLYHEDRA = (
+    "split them into tetrahedra (ParaView: filter Tetrahedralize), or, for finite volumes, write the cells as nodes of "
+    "a graph: pos, their centres, and edge_index, the pairs that share a face (OpenFOAM: owner and neighbour)"
+)
 
 #: Nodes of the cell types that have a fixed number of them.
 NUM_NODES = {1: 1, 3: 2, 5: 3, 8: 4, 9: 4, 10: 4, 11: 8, 12: 8, 13: 6, 14: 5,
@@ -117,7 +123,7 @@ def _edges_of_type(
     if kind not in NUM_NODES:
         raise UnsupportedFormatError(
             f"{int((types == kind).sum())} cells are of VTK type {kind} ({CELL_NAMES.get(kind, 'unknown')}), whose "
-            f"edges scidata does not know; give the edges themselves, or convert to linear cells"
+            f"edges scidata does not know; {FOR_POLYHEDRA if kind == 42 else 'convert them to linear cells'}"
         )
     corners = _corners(kind, offsets, nodes, types)
     columns = _edges_of_quadratic(kind) if kind in _LINEAR else _EDGES[kind]

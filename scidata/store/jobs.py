@@ -76,9 +76,12 @@ class _Workers:
     def _died(self, connection: Any, index: int) -> str:
         process = self._processes[connection]
         process.join(5)
+        why = "if it was killed for memory, use fewer --jobs"
+        if process.exitcode == 1:  # what it imports again is the caller's script
+            why = "its error is above; a script that asks for jobs= does so below `if __name__ == '__main__':`"
         return (
-            f"the process that worked on sample {index} ended with exit code {process.exitcode}; if it was killed for "
-            "memory, use fewer --jobs; finished samples are kept: run again with --resume"
+            f"the process that worked on sample {index} ended with exit code {process.exitcode}; {why}; finished "
+            "samples are kept: run again with --resume"
         )
 
     def end(self) -> None:

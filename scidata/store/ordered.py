@@ -283,6 +283,10 @@ def _weights_of(
             f"sample {raw.name}: weights {weights!r} are negative, NaN or infinite in {len(bad)} rows (first rows: "
             f"{bad[:5].tolist()}); a cost is 0 or more"
         )
+    with np.errstate(over="ignore"):
+        total = values.sum()
+    if not np.isfinite(total):
+        raise ConfigError(f"sample {raw.name}: weights {weights!r} have no finite sum: scale them down")
     return values
 
 

@@ -17,6 +17,7 @@ are sorted by their owner, the lowest-numbered of their nodes: node ``i`` owns c
 from __future__ import annotations
 
 import errno
+import itertools
 import math
 import os
 import shutil
@@ -52,6 +53,8 @@ BLOCK_ROWS = 512
 ATTRIBUTE = "scidata"  # of the sample's group: its description
 _LIST_CHUNK_ROWS = 8192  # of arrays with several entries per entity: about 1024 entities' worth
 MAX_FIELD_BYTES = 256 << 20
+_NO_NAMES = {"", ".", "..", "zarr.json"}
+_LONGEST_NAME = 255  # bytes, on any file system in use
 _OF_ROWS = {"original_id", "pos"}
 _OF_CELLS = {"offsets", "connectivity", "type", "original_id", "indptr"}
 
@@ -226,18 +229,30 @@ def write_sample(
 
 
 def _check_names(sample: OrderedSample) -> None:
+    """Refuse fields that cannot be arrays of the sample's group, or not all of them at once."""
+    paths = {data.info.path for data in sample.fields}
     seen: set[str] = set()
     for data in sample.fields:
         info = data.info
         of_rows = info.entity == sample.entity
         reserved = _OF_ROWS if of_rows else _OF_CELLS if info.entity == "cell" else ()
-        if info.name.split("/")[0] in reserved or info.path in seen:
-            why = "twice" if info.path in seen else "with the name of one of the store's own arrays"
-            raise ConfigError(
-                f"sample {sample.name}: field {info.name!r} on {info.entity} comes {why}; leave it out, or rename it "
-                "in the source"
-            )
-        seen.add(info.path)
+        parts = info.name.split("/")
+        above = next((p for p in itertools.accumulate(info.path.split("/")[:-1], "{}/{}".format) if p in paths), None)
+        if info.path in seen:
+            why = "comes twice"
+        elif parts[0] in reserved:
+            why = "comes with the name of one of the store's own arrays"
+        elif above is not None:
+            why = f"lies inside another one, {above!r}"
+        elif any(part in _NO_NAMES or len(os.fsencode(part)) > _LONGEST_NAME for part in parts):
+            why = "has a name that cannot be that of a folder"
+        else:
+            seen.add(info.path)
+            continue
+        raise ConfigError(
+            f"sample {sample.name}: field {info.name[:200]!r} on {info.entity} {why}; leave it out, or rename it in "
+            "the source"
+        )
 
 
 class _SampleWriter:

@@ -17,6 +17,7 @@ __all__ = [
     "PAIRS",
     "as_indices",
     "cells_of_rows",
+    "check_start",
     "constant_cells",
     "coordinate_columns",
     "find_padding",
@@ -27,9 +28,11 @@ __all__ = [
     "read_columns",
     "ragged_of_padded",
     "read_pairs",
+    "start_of",
 ]
 
 TRIANGLE, POLYGON, QUAD = 5, 7, 9  # VTK's codes
+_NETCDF_FILL = 9.969209968386869e36  # of floats and doubles, the same number
 PAIRS = ("edge_index", "edges", "edge/index")
 
 
@@ -49,6 +52,39 @@ def as_indices(values: npt.NDArray[Any], what: str) -> IntArray:
     return values.astype(np.int64)
 
 
+def start_of(layout: ArrayLayout) -> int:
+    """Return the attribute ``start_index`` of an array of node indices: 0 where it has none.
+
+    Raises
+    ------
+    CorruptDataError
+        It is no integer.
+    """
+    said = np.ravel(np.asarray(layout.attributes.get("start_index", 0))).tolist()
+    try:
+        start = float(said[0])
+        if start == int(start):
+            return int(start)
+    except (ValueError, IndexError, OverflowError, TypeError):
+        pass
+    raise CorruptDataError(
+        f"{layout.store}: field {layout.name!r}: attribute start_index is {layout.attributes['start_index']!r}, but an "
+        "integer was expected"
+    )
+
+
+def check_start(layout: ArrayLayout, nodes: IntArray, num_nodes: int) -> None:
+    """Refuse indices that count from 1 without saying so: read as they are, every node would be the next one's."""
+    if "start_index" in layout.attributes or not nodes.size:
+        return
+    if int(nodes.min()) >= 1 and int(nodes.max()) == num_nodes:
+        raise CorruptDataError(
+            f"{layout.store}: field {layout.name!r} has no start_index, which means 0, but its indices run from "
+            f"{int(nodes.min())} to {num_nodes}, the number of nodes; give it the attribute start_index = 1 (0, if "
+            "that is meant)"
+        )
+
+
 def find_padding(
     source: Source,
     layout: ArrayLayout,
@@ -63,7 +99,8 @@ def find_padding(
     Raises
     ------
     CorruptDataError
-        A fill value is the index of a node as well.
+        A fill value is the index of a node as well; or nothing says whether the number below the first index pads
+        rows, or is the first node of indices that begin lower than said.
     """
     padding = np.isnan(raw) if raw.dtype.kind == "f" else np.zeros(raw.shape, bool)
     fills = fill_values(source, layout)
@@ -74,7 +111,16 @@ def find_padding(
                 f"(they run from {start_index} to {start_index + num_nodes - 1}); pad with another value, such as -1"
             )
         padding |= raw == fill
-    return padding if fills else padding | (rows < start_index)
+    if fills:
+        return padding
+    last = start_index + num_nodes - 1
+    if start_index > 0 and int(rows.max(initial=0)) == last - 1 and bool((rows == start_index - 1).any()):
+        raise CorruptDataError(
+            f"{layout.store}: field {layout.name!r} has start_index {start_index}, but its indices run from "
+            f"{start_index - 1} to {last - 1}, where {start_index} to {last} were expected; give it the right "
+            f"start_index or, where {start_index - 1} pads the rows, the attribute _FillValue = {start_index - 1}"
+        )
+    return padding | (rows < start_index)
 
 
 def ragged_of_padded(rows: IntArray, *, padding: npt.NDArray[np.bool_], start_index: int) -> tuple[IntArray, IntArray]:
@@ -146,11 +192,11 @@ def read_columns(
     A single ``(N, 2 or 3)`` array is its columns. Longitudes stay in the range that the file has.
     """
     if len(layouts) == 1:
-        points = read_values(source, layouts[0].name, options).astype(np.float64)
+        points = _read_coordinate(source, layouts[0], options)
         return in_degrees(points, layouts) if on_sphere else points
     columns = []
     for layout in layouts:
-        column = read_values(source, layout.name, options).astype(np.float64)
+        column = _read_coordinate(source, layout, options)
         if column.shape != (layouts[0].shape[0],):
             raise FieldMismatchError(
                 f"{source.path}: coordinate {layout.name!r} has shape {column.shape}, but {layouts[0].name!r} "
@@ -159,6 +205,14 @@ def read_columns(
         columns.append(column)
     points = np.stack(columns, axis=1)
     return in_degrees(points, layouts) if on_sphere else points
+
+
+def _read_coordinate(source: Source, layout: ArrayLayout, options: Options) -> npt.NDArray[np.float64]:
+    """Read a coordinate; NaN where nothing was ever written, by NetCDF's default fill value too."""
+    values = read_values(source, layout.name, options).astype(np.float64)
+    if source.format.startswith("netcdf") and layout.dtype.kind == "f" and "_FillValue" not in layout.attributes:
+        values[values == _NETCDF_FILL] = np.nan
+    return values
 
 
 def in_degrees(points: npt.NDArray[Any], layouts: Sequence[ArrayLayout]) -> npt.NDArray[Any]:
@@ -195,10 +249,13 @@ def period_of(layouts: list[ArrayLayout], *, on_sphere: bool) -> tuple[float, ..
     return tuple(map(float, period)) if any(period) else None
 
 
-def read_pairs(source: Source, name: str, options: Options) -> IntArray:
-    """Read ``edge_index``, 0-based."""
+def read_pairs(source: Source, name: str, options: Options, num_nodes: int | None = None) -> IntArray:
+    """Read ``edge_index``, 0-based; ``num_nodes``, where it is known, tells indices from 1 that do not say so."""
     pairs = as_indices(read_values(source, name, options, decode=False), f"{source.path}: field {name!r}")
-    return pairs - int(np.asarray(source.arrays[name].attributes.get("start_index", 0)).reshape(-1)[0])
+    if num_nodes is not None:
+        check_start(source.arrays[name], pairs, num_nodes)
+    start = start_of(source.arrays[name])
+    return pairs - start if start else pairs
 
 
 def num_pairs(layout: ArrayLayout) -> int:

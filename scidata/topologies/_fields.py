@@ -51,8 +51,8 @@ def find_fields(
             if wanted is not None:
                 raise FieldMismatchError(f"{source.path}: field {name!r} {place}")
             left_out[name] = place
-        elif layout.dtype.kind not in "iufb":
-            left_out[name] = f"has dtype {layout.dtype}, which is no number"
+        elif layout.dtype.kind not in "iufb" or layout.dtype.itemsize > 8:
+            left_out[name] = f"has dtype {layout.dtype}, which is no real number of at most 64 bits"
         else:
             fields[name] = field_of(source, layout, place[0], place[1], topology.options)
     return fields, left_out

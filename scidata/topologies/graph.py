@@ -58,8 +58,10 @@ class GraphTopology(Topology):
         """Read positions and edges."""
         layouts = [self.source.arrays[name] for name in self.coordinates]
         points = read_columns(self.source, layouts, self.options, on_sphere=self.on_sphere) if layouts else None
-        edges = read_pairs(self.source, self.pairs, self.options) if self.pairs else self._from_pointers()
-        return Geometry(points=points, edge_index=edges)
+        if self.pairs is None:
+            return Geometry(points=points, edge_index=self._from_pointers())
+        pairs = read_pairs(self.source, self.pairs, self.options, self.sizes["node"])
+        return Geometry(points=points, edge_index=pairs)
 
     def _indices(self, name: str) -> IntArray:
         values = read_values(self.source, name, self.options, decode=False)

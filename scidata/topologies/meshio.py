@@ -5,12 +5,14 @@ meshio reads a file whole; fields are then views of what it read.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import h5py
 import numpy as np
 import numpy.typing as npt
 
@@ -175,16 +177,49 @@ def _read(path: str) -> Any:
         raise MissingDependencyError(
             f"{path}: is no Zarr, HDF5 or NetCDF; other mesh formats need meshio: pip install 'scidata[meshio]'"
         ) from e
+    if path.lower().endswith(".cgns"):
+        _check_cgns(path)
     try:
         mesh = meshio.read(path)
     except (Exception, SystemExit) as e:  # readers raise nearly anything, and some end the program
+        only = f" ({_OF_CGNS})" if path.lower().endswith(".cgns") else ""
         raise UnsupportedFormatError(
-            f"{path}: meshio cannot read it: {e}; convert it, or write the plain layout"
+            f"{path}: meshio cannot read it: {e}{only}; convert it, or write the plain layout"
         ) from e
     points = np.asarray(mesh.points)
     if points.ndim != 2 or points.shape[1] not in (2, 3):
         raise CorruptDataError(f"{path}: has points of shape {points.shape}, but (N, 2) or (N, 3) was expected")
     return mesh
+
+
+_OF_CGNS = "of CGNS it reads tetrahedra in the section GridElements of the only zone, Zone1, of Base"
+_CGNS_TETRA = 10
+
+
+def _check_cgns(path: str) -> None:
+    """Refuse what meshio would read wrongly: it leaves out further zones, and takes any four nodes for a tetrahedron.
+
+    Raises
+    ------
+    UnsupportedFormatError
+        Several zones, or elements of another type.
+    """
+    with contextlib.suppress(OSError, KeyError, AttributeError), h5py.File(path, "r") as file:
+        base = file["Base"]
+        zones = [name for name in base if name == "Zone1" or _label(base[name]) == b"Zone_t"]
+        kind = base["Zone1/GridElements"].get(" data")
+        code = _CGNS_TETRA if kind is None else int(np.ravel(kind[()])[0])
+        if len(zones) > 1 or code != _CGNS_TETRA:
+            found = f"{len(zones)} zones" if len(zones) > 1 else f"elements of CGNS type {code}"
+            raise UnsupportedFormatError(
+                f"{path}: has {found}, which meshio does not read ({_OF_CGNS}); convert it to VTU (ParaView), or write "
+                "the plain layout"
+            )
+
+
+def _label(item: Any) -> bytes:
+    label = item.attrs.get("label", b"")
+    return label.encode() if isinstance(label, str) else bytes(label)
 
 
 def open_topology(path: str, options: Options) -> MeshioTopology:

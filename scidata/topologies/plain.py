@@ -38,6 +38,7 @@ from scidata.errors import ConfigError, CorruptDataError, FieldMismatchError, Un
 from scidata.topologies._arrays import (
     PAIRS,
     as_indices,
+    check_start,
     find_padding,
     num_pairs,
     period_of,
@@ -45,6 +46,7 @@ from scidata.topologies._arrays import (
     ragged_of_padded,
     read_columns,
     read_pairs,
+    start_of,
 )
 from scidata.topologies._names import as_coordinates, common_points, find_array, named_points
 from scidata.topologies.base import Cells, Geometry, Options, Topology, read_values
@@ -83,28 +85,28 @@ class PlainTopology(Topology):
         offsets, connectivity = self._padded(self.rows) if self.rows is not None else self._ragged()
         types = self._types(offsets, flat=points.shape[1] == 2)
         cells = Cells(offsets=offsets, connectivity=connectivity, cell_type=types)
-        edges = None if self.pairs is None else read_pairs(self.source, self.pairs, self.options)
+        edges = None if self.pairs is None else read_pairs(self.source, self.pairs, self.options, self.sizes["node"])
         return Geometry(points=points, cells=cells, edge_index=edges)
 
     def _indices(self, name: str) -> IntArray:
         values = read_values(self.source, name, self.options, decode=False)
         return as_indices(values, f"{self.source.path}: field {name!r}")
 
-    def _start(self, name: str) -> int:
-        return int(np.asarray(self.source.arrays[name].attributes.get("start_index", 0)).reshape(-1)[0])
-
     def _padded(self, name: str) -> tuple[IntArray, IntArray]:
-        raw, start = read_values(self.source, name, self.options, decode=False), self._start(name)
-        rows, layout = as_indices(raw, f"{self.source.path}: field {name!r}"), self.source.arrays[name]
+        raw, layout = read_values(self.source, name, self.options, decode=False), self.source.arrays[name]
+        rows, start = as_indices(raw, f"{self.source.path}: field {name!r}"), start_of(layout)
         num_nodes = self.sizes["node"]
         padding = find_padding(self.source, layout, raw, rows, start_index=start, num_nodes=num_nodes)
+        check_start(layout, rows[~padding], num_nodes)
         return ragged_of_padded(rows, padding=padding, start_index=start)
 
     def _ragged(self) -> tuple[IntArray, IntArray]:
         assert self.offsets is not None
         assert self.connectivity is not None
         offsets = self._indices(self.offsets)
-        connectivity = self._indices(self.connectivity) - self._start(self.connectivity)
+        connectivity, layout = self._indices(self.connectivity), self.source.arrays[self.connectivity]
+        check_start(layout, connectivity, self.sizes["node"])
+        connectivity -= start_of(layout)
         falls = np.flatnonzero(np.diff(offsets) < 0)
         if offsets[0] != 0 or offsets[-1] != len(connectivity) or len(falls):
             raise CorruptDataError(

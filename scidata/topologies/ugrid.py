@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from scidata.errors import (
     ConfigError,
-    CorruptDataError,
     FieldMismatchError,
     UnknownNameError,
     UnsupportedFormatError,
@@ -28,11 +27,13 @@ from scidata.sources.cf import role_of
 from scidata.topologies._arrays import (
     as_indices,
     cells_of_rows,
+    check_start,
     coordinate_columns,
     find_padding,
     is_angle,
     ragged_of_padded,
     read_columns,
+    start_of,
 )
 from scidata.topologies._text import text_attributes
 from scidata.topologies.base import Cells, Geometry, Options, Topology, read_values
@@ -102,16 +103,14 @@ class UGridTopology(Topology):
         layout = self.source.arrays[name]
         raw = read_values(self.source, name, self.options, decode=False)
         raw = raw if rows_first else np.ascontiguousarray(raw.T)
-        start = _integer(layout, "start_index") or 0
+        start = start_of(layout)
         rows = as_indices(raw, f"{self.source.path}: field {name!r}")
         padding = find_padding(self.source, layout, raw, rows, start_index=start, num_nodes=num_nodes)
         return rows, padding, start
 
     def _cells(self, num_nodes: int) -> Cells:
         rows, padding, start = self._rows(self.connectivity, self.rows_first, num_nodes)
-        layout = self.source.arrays[self.connectivity]
-        if "start_index" not in layout.attributes:
-            _check_start(layout, rows[~padding], num_nodes)
+        check_start(self.source.arrays[self.connectivity], rows[~padding], num_nodes)
         if self.dimension == 2:
             return cells_of_rows(rows, padding=padding, start_index=start)
         offsets, connectivity = ragged_of_padded(rows, padding=padding, start_index=start)
@@ -168,27 +167,6 @@ def _shape_table(layout: ArrayLayout) -> dict[int, tuple[int, int]]:
             "as many were expected, such as 'tetrahedron pyramid wedge hexahedron'"
         )
     return {int(v): _SHAPES[m] for v, m in zip(values.tolist(), meanings, strict=True) if m in _SHAPES}
-
-
-def _check_start(layout: ArrayLayout, nodes: IntArray, num_nodes: int) -> None:
-    """Refuse indices that count from 1 without saying so: read as they are, every node would be the next one's."""
-    if nodes.size and int(nodes.min()) >= 1 and int(nodes.max()) == num_nodes:
-        raise CorruptDataError(
-            f"{layout.store}: field {layout.name!r} has no start_index, which means 0, but its indices run from "
-            f"{int(nodes.min())} to {num_nodes}, the number of nodes; give it the attribute start_index = 1"
-        )
-
-
-def _integer(layout: ArrayLayout, name: str) -> int | None:
-    value = layout.attributes.get(name)
-    if value is None:
-        return None
-    try:
-        return int(np.asarray(value).reshape(-1)[0])
-    except (ValueError, IndexError):
-        raise CorruptDataError(
-            f"{layout.store}: field {layout.name!r}: attribute {name} is {value!r}, but an integer was expected"
-        ) from None
 
 
 def open_topology(source: Source, options: Options) -> UGridTopology:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.errors import CorruptDataError, UnknownNameError, UnsupportedFormatError, near_matches
+from scidata.partition.cells import FOR_POLYHEDRA
 from scidata.sources._hdf5_walk import damage_as_corrupt_data, open_h5
 from scidata.topologies._arrays import as_indices
 from scidata.topologies.base import (
@@ -56,7 +57,8 @@ class VTKHDFTopology(Topology):
         if (types == _POLYHEDRON).any():
             row = int(np.flatnonzero(types == _POLYHEDRON)[0])
             raise UnsupportedFormatError(
-                f"{self.source.path}: cell {row} is a polyhedron, which is not read; split polyhedra into tetrahedra"
+                f"{self.source.path}: cell {row} is a polyhedron, as are {int((types == _POLYHEDRON).sum())} of "
+                f"{len(types)} cells, which are not read; {FOR_POLYHEDRA}"
             )
         _check_ghosts(self.source, self.options)
         ids = self._indices("Connectivity")[: sum(self.piece_ids)]

@@ -33,7 +33,6 @@ class Case:
     dims: tuple[tuple[int | None, ...], ...] = ((0,), (1,), (2,))
     low: float | None = None  # values lie in [low, low + 0.8); None: normal ones
     rtol: float = 1e-12
-    two_axes: bool = True  # also with two dims of the first tensor sharded
 
 
 INDEX = torch.tensor([6, 0, 0, 3, 2])
@@ -131,8 +130,8 @@ _SHAPES: dict[str, Callable[[Any], Any]] = {
     "index_in_place": written(lambda y: y.index_add_(1, INDEX, PLAIN[:, :5]).index_fill_(0, INDEX, 1.0).index_copy_(2, INDEX[:2], PLAIN[..., :2])),
 }  # fmt: skip
 
-#: Where two sharded dims would be merged, or covered by one mask: these raise.
-_ONE_AXIS: dict[str, Callable[[Any], Any]] = {
+#: Where two sharded dims are merged, or covered by one mask or several index tensors.
+_MERGING: dict[str, Callable[[Any], Any]] = {
     "reshape": lambda x: [x.reshape(49, 7), torch.reshape(x, (7, 49)), x.reshape(-1), x.reshape_as(PLAIN.view(49, 7))],
     "view": lambda x: [x.view(7, 7, 7, 1), x.view(49, 7).view_as(PLAIN.view(7, 49))],
     "flatten": lambda x: [x.flatten(), torch.flatten(x, 1), x.ravel(), torch.ravel(x).unflatten(0, (7, 49))],
@@ -237,8 +236,8 @@ def cases() -> Iterator[Case]:
     """Yield every case but those of pointwise functions."""
     for name, function in _SHAPES.items():
         yield Case(name=name, function=function)
-    for name, function in _ONE_AXIS.items():
-        yield Case(name=name, function=function, two_axes=False)
+    for name, function in _MERGING.items():
+        yield Case(name=name, function=function)
     for name, function in _reductions():
         yield Case(name=name, function=function)
     yield from _losses()

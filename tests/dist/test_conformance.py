@@ -63,7 +63,7 @@ def check_cases(rank, num_ranks, grid):
                     continue
                 placements, given_sizes = [Shard(dim)], {0: sizes}
                 if grid:
-                    second = i == 0 and case.two_axes and len(case.shapes) == 1 and x.ndim > 1
+                    second = i == 0 and len(case.shapes) == 1 and x.ndim > 1
                     placements += [Shard((dim + 1) % x.ndim) if second else Replicate()]
                     given_sizes |= {1: layouts[(turn + 2) % len(layouts)]} if second else {}
                 specs.append(ShardSpec.even(mesh, placements, x.shape, given_sizes))

@@ -176,10 +176,21 @@ def check_two_axes(rank, num_ranks):
             lambda x: x[:, 1, None],
         ):
             assert_like_one_process(function, [x], [spec])
-        shard = shard_of(x, spec)
-        for function in (lambda x: x.flatten(2), lambda x: x.view(2, 3, 24)):
-            with pytest.raises(UnsupportedShardOp, match=r"Shard\(3\) on 'w'"):
-                function(shard)
+        image = torch.arange(24).reshape(6, 4) % 3 == 0
+        for function in (
+            lambda x: x.flatten(2).transpose(1, 2),
+            lambda x: x.reshape(2, 3, 4, 6).reshape(-1),
+            lambda x: x.permute(0, 2, 3, 1).reshape(48, 3).unflatten(0, (2, 6, 4)),
+            lambda x: x[:, :, image],
+            lambda x: x[:, :, torch.tensor([5, 0, 5]), torch.tensor([1, 3, 0])],
+            lambda x: x[:, :, :1].reshape(2, 3, 4),
+        ):
+            assert_like_one_process(function, [x], [spec])
+        flat = shard_of(x, spec).flatten(2)
+        assert flat.placements == (Shard(2), Replicate())
+        assert flat.spec.sizes == (tuple(4 * n for n in rows), None)
+        with pytest.raises(UnsupportedShardOp, match="copy"):
+            flat.neg_()
         only = ShardSpec.even(mesh, [Shard(2), Replicate()], x.shape, {"h": rows})
         assert_like_one_process(lambda x: x.flatten(2).transpose(1, 2), [x], [only])
         assert_like_one_process(lambda x, y: torch.cat([x, y], 3)[..., 1], [x, x], [spec, only])

@@ -8,7 +8,7 @@ rank.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -51,10 +51,25 @@ def take_advanced(func: Any, x: Tensor, tensors: Mapping[int, Tensor]) -> Tensor
     assert isinstance(x, ShardTensor)
     if any(_is_sharded(index) for index in found.values()):
         (dim, index), *rest = found.items()
-        if rest or not isinstance(index, ShardTensor) or index._spec.ndim != 1:
-            raise unsupported(func, "sharded index tensors of more than one dim", *specs_of([x, *found.values()]))
-        return _take_sharded(func, x, dim, index)
+        if not rest and isinstance(index, ShardTensor) and _lies_along(x._spec, dim, index._spec):
+            return _take_sharded(x, dim, index)
+        found = {dim: _whole_index(func, x, index) for dim, index in found.items()}
     return _take_listed(func, x, dict(sorted(found.items())))
+
+
+def _lies_along(spec: ShardSpec, dim: int, index: ShardSpec) -> bool:
+    """Whether an index of one dim is sharded by the axis of the dim that it indexes, and no other."""
+    axes = [*index.sharded.values()]
+    return index.ndim == 1 and index.device_mesh == spec.device_mesh and axes == [spec.axis_of_dim(dim)]
+
+
+def _whole_index(func: Any, x: ShardTensor, index: Tensor) -> Tensor:
+    """Gather an index that is sharded in any other way. Collective."""
+    if not isinstance(index, ShardTensor):
+        return index
+    if index._spec.space is not None:
+        raise unsupported(func, "ids of a graph's edges index what is not its nodes", x._spec, index._spec)
+    return index.full_tensor()
 
 
 def _take_listed(func: Any, x: ShardTensor, tensors: dict[int, Tensor]) -> Tensor:
@@ -69,11 +84,12 @@ def _take_listed(func: Any, x: ShardTensor, tensors: dict[int, Tensor]) -> Tenso
     new_shape = [spec.global_shape[d] for d in others]
     new_shape[place:place] = shape
     split = [d for d in dims if d in spec.sharded]
+    if len(split) > 1:  # the first stays sharded, the axes of the others replicate
+        x = _replicated(x, {spec.sharded[d] for d in split[1:]})
+        spec = x._spec
     if not split:
         local = x._local[tuple(tensors.get(d, slice(None)) for d in range(spec.ndim))]
         return derived(x, local, spec.move_dims(new_shape, new_dim))
-    if len(split) > 1:
-        raise unsupported(func, "index tensors of several sharded dims", spec)
     order = [split[0], *(d for d in dims if d != split[0])]  # merged with the sharded dim as the slowest
     linear = torch.zeros(shape, dtype=torch.int64)
     for d in order:
@@ -100,14 +116,10 @@ def _each(spec: ShardSpec) -> Any:
     return enumerate(spec.sizes)
 
 
-def _take_sharded(func: Any, x: ShardTensor, dim: int, index: ShardTensor) -> Tensor:
+def _take_sharded(x: ShardTensor, dim: int, index: ShardTensor) -> Tensor:
     """Take rows by ids of which each rank has its own."""
     spec, ispec = x._spec, index._spec
     (axis,) = ispec.sharded.values()
-    if spec.device_mesh != ispec.device_mesh or spec.dims[axis] not in (dim, None):
-        raise unsupported(func, "the index is sharded over another mesh axis than its dim", spec, ispec)
-    if spec.dims[axis] is None:
-        raise unsupported(func, "the index is sharded, the dim is not", spec, ispec)
     rows = fetch_rows(x._local, index._local, spec.sizes_of(axis), dim, spec.group(axis))
     shape = (*spec.global_shape[:dim], ispec.global_shape[0], *spec.global_shape[dim + 1 :])
     return ShardTensor(
@@ -138,19 +150,20 @@ def _take_mask(func: Any, x: ShardTensor, dim: int, mask: Tensor) -> Tensor:
         raise IndexError(f"the mask of shape {tuple(mask.shape)} does not fit {spec.global_shape} at dim {dim}")
     theirs = {axis: dim + d for d, axis in mask._spec.sharded.items()} if isinstance(mask, ShardTensor) else {}
     axes = {axis for d, axis in spec.sharded.items() if d in covered} | set(theirs)
-    if len(axes) > 1:
-        raise unsupported(func, "a mask over several sharded dims", *specs_of([x, mask]))
+    if any(other.device_mesh != spec.device_mesh for other in specs_of([mask])):
+        raise unsupported(func, "the operands lie on different device meshes", *specs_of([x, mask]))
     new_dim = {d: d if d < dim else d - len(mask.shape) + 1 for d in range(spec.ndim) if d not in covered}
     before: Any = (slice(None),) * dim
     if not axes:
         local = x._local[(*before, mask)]
         return derived(x, local, spec.move_dims(_masked_shape(spec, covered, local.shape[dim]), new_dim))
-    (axis,) = axes
-    # Elements come in C order, so the slowest dim of the mask has to be the sharded one.
+    # Elements come in C order, so the slowest dim of the mask has to be the sharded one, and the only one.
+    axis = min(axes, key=lambda a: (spec.dims[a] != dim, theirs.get(a) != dim, a))
+    x = _replicated(x, {a for a in axes - {axis} if spec.dims[a] in covered})
+    mask = _replicated(mask, axes - {axis}) if isinstance(mask, ShardTensor) else mask
     if spec.dims[axis] == dim:
         sizes = spec.sizes_of(axis)
-    elif theirs.get(axis) == dim:
-        assert isinstance(mask, ShardTensor)
+    elif isinstance(mask, ShardTensor) and theirs.get(axis) == dim:
         sizes = mask._spec.sizes_of(axis)
     else:
         sizes = even_sizes(spec.global_shape[dim], spec.axes[axis].size)
@@ -169,6 +182,10 @@ def _take_mask(func: Any, x: ShardTensor, dim: int, mask: Tensor) -> Tensor:
 
 def _masked_shape(spec: ShardSpec, covered: range, count: int) -> tuple[int, ...]:
     return (*spec.global_shape[: covered.start], count, *spec.global_shape[covered.stop :])
+
+
+def _replicated(x: ShardTensor, axes: Collection[int]) -> ShardTensor:
+    return x.redistribute(placements=[Replicate() if a in axes else p for a, p in enumerate(x.placements)])
 
 
 def _resharded(x: ShardTensor, axis: int, dim: int, sizes: Sequence[int]) -> ShardTensor:

@@ -22,6 +22,7 @@ __all__ = [
     "align",
     "align_parameters",
     "dims_of",
+    "extents_of",
     "finish",
     "local_of",
     "map_local",
@@ -123,10 +124,12 @@ def align(
 ) -> tuple[list[Tensor], Layout, dict[Hashable, int]]:
     """Return each operand's local part in the common layout, the layout, and the global extent of each label.
 
+    A sharded dim of extent 1 that broadcasts is gathered.
+
     Raises
     ------
     UnsupportedShardOp
-        ShardTensors that are split differently, or a sharded dim of extent 1 that broadcasts.
+        ShardTensors that are split differently.
     """
     specs = specs_of(operands)
     names = tuple([each if type(each) is range else tuple(each) for each in labels])
@@ -138,6 +141,14 @@ def align(
         plan = _planned(func, operands, names, specs)
         if all(spec.space is None for spec in specs):  # a graph's exchange goes when its last tensor does
             keep(plans, key, plan)
+    if plan.gathered:
+        new = [
+            x.redistribute(placements=plan.gathered[i].placements)
+            if isinstance(x, ShardTensor) and i in plan.gathered
+            else x
+            for i, x in enumerate(operands)
+        ]
+        return align(func, new, labels)
     locals_ = []
     for x, moved in zip(operands, plan.moved, strict=True):
         local = local_of(x)
@@ -148,6 +159,7 @@ def align(
 
 
 class _Plan(NamedTuple):
+    gathered: dict[int, ShardSpec]  # operands that are to be brought to other layouts first
     layout: Layout
     extents: dict[Hashable, int]
     moved: list[list[tuple[Any, int, int | None]]]  # of each operand: entry, mesh axis and dim of what it is sliced on
@@ -155,7 +167,18 @@ class _Plan(NamedTuple):
 
 
 def _planned(func: Any, operands: Sequence[Tensor], labels: Sequence[Labels], specs: list[ShardSpec]) -> _Plan:
+    extents = extents_of(func, operands, labels)
+    single = {i: _without_single(x, names, extents) for i, (x, names) in enumerate(zip(operands, labels, strict=True))}
+    single = {i: spec for i, spec in single.items() if spec is not None}
+    if single:
+        return _Plan(single, [], extents, [], specs)
     layout = layout_of(func, operands, labels)
+    moved = [_moves(x, list(names), layout) for x, names in zip(operands, labels, strict=True)]
+    return _Plan({}, layout, extents, moved, specs)
+
+
+def extents_of(func: Any, operands: Sequence[Tensor], labels: Sequence[Labels]) -> dict[Hashable, int]:
+    """Return the global extent of each label, where dims of extent 1 broadcast; raise where they do not fit."""
     extents: dict[Hashable, int] = {}
     for x, names in zip(operands, labels, strict=True):
         for name, extent in zip(names, x.shape, strict=True):
@@ -165,11 +188,18 @@ def _planned(func: Any, operands: Sequence[Tensor], labels: Sequence[Labels], sp
                 raise RuntimeError(
                     f"{func.__name__}: the operands' shapes do not fit together: extents {extents[name]} and {extent}"
                 )
-    for entry in layout:
-        if entry is not None and sum(entry[1]) != extents[entry[0]]:
-            raise unsupported(func, "a sharded dim of extent 1 cannot be broadcast", *specs)
-    moved = [_moves(x, list(names), layout) for x, names in zip(operands, labels, strict=True)]
-    return _Plan(layout, extents, moved, specs)
+    return extents
+
+
+def _without_single(x: Tensor, names: Labels, extents: Mapping[Hashable, int]) -> ShardSpec | None:
+    """Return the layout without the axes that shard a dim of extent 1 which broadcasts, where there are any."""
+    if not isinstance(x, ShardTensor):
+        return None
+    spec = x._spec
+    single = {a for d, a in spec.sharded.items() if spec.global_shape[d] == 1 and extents[names[d]] != 1}
+    if not single:
+        return None
+    return spec.derive(spec.global_shape, [None if a in single else d for a, d in enumerate(spec.dims)], spec.sizes)
 
 
 def _moves(x: Tensor, names: list[Hashable], layout: Layout) -> list[tuple[Any, int, int | None]]:

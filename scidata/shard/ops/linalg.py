@@ -1,7 +1,11 @@
-"""Products: each dim of each operand has a label, and a sharded label that is summed over is summed over ranks too."""
+"""Products: each dim of each operand has a label, and a sharded label that is summed over is summed over ranks too.
+
+Operands that are split differently are redistributed first.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 import string
 from collections.abc import Hashable, Sequence
@@ -12,7 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scidata.shard.collectives import all_reduce_sum
-from scidata.shard.ops.align import Layout, align, align_parameters, finish, operands_of, refuse_out, specs_of
+from scidata.shard.ops.align import (
+    Layout,
+    align,
+    align_parameters,
+    extents_of,
+    finish,
+    operands_of,
+    refuse_out,
+    specs_of,
+)
 from scidata.shard.ops.registry import find, register_op, unsupported
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
@@ -32,7 +45,11 @@ def _labels_of_matmul(left: int, right: int) -> tuple[list[Hashable], list[Hasha
 def contract(
     func: Any, operands: Sequence[Tensor], labels: Sequence[Sequence[Hashable]], out: Sequence[Hashable], compute: Any
 ) -> tuple[Tensor, ShardSpec]:
-    """Apply ``compute`` to the aligned local parts, add up over the ranks that share a summed label, say the layout."""
+    """Apply ``compute`` to the aligned local parts, add up over the ranks that share a summed label, say the layout.
+
+    Collective where operands are split differently: see ``_meet``.
+    """
+    operands = _meet(func, operands, labels, out)
     locals_, layout, extents = align(func, operands, labels)
     spec = specs_of(operands)[0]
     local = compute(*locals_)
@@ -40,6 +57,57 @@ def contract(
         if entry is not None and entry[0] not in out:
             local = all_reduce_sum(local, spec.group(axis))
     return local, _spec_of(spec, layout, out, extents)
+
+
+def _meet(
+    func: Any, operands: Sequence[Tensor], labels: Sequence[Sequence[Hashable]], out: Sequence[Hashable]
+) -> list[Tensor]:
+    """Redistribute operands that are split differently, so that each mesh axis shards one label, alike in all.
+
+    What is kept: a label of the result before one that is summed over, then that of the largest operand. Operands
+    that do not have it are gathered.
+    """
+    specs = specs_of(operands)
+    if len(specs) < 2 or any(spec.device_mesh != specs[0].device_mesh for spec in specs):
+        return list(operands)
+    extents = extents_of(func, operands, labels)
+    held: list[list[tuple[Hashable, tuple[int, ...]]]] = [[] for _ in specs[0].axes]
+    largest = sorted(zip(operands, labels, strict=True), key=lambda pair: -math.prod(pair[0].shape))
+    for x, names in largest:
+        for dim, axis in x._spec.sharded.items() if isinstance(x, ShardTensor) else ():
+            if x._spec.global_shape[dim] == extents[names[dim]]:
+                held[axis].append((names[dim], x._spec.sizes_of(axis)))
+    kept: Layout = []
+    for entries in held:
+        used = [entry[0] for entry in kept if entry is not None]
+        free = [entry for entry in entries if entry[0] not in used]
+        kept.append(min(free, key=lambda entry: entry[0] not in out, default=None))
+    return [_as_kept(x, names, kept, extents) for x, names in zip(operands, labels, strict=True)]
+
+
+def _as_kept(x: Tensor, names: Sequence[Hashable], kept: Layout, extents: dict[Hashable, int]) -> Tensor:
+    """Bring the axes that shard an operand to the labels that are kept, or replicate them."""
+    if not isinstance(x, ShardTensor):
+        return x
+    spec = x._spec
+    dims, sizes = list(spec.dims), list(spec.sizes)
+    for axis, entry in enumerate(kept):
+        if dims[axis] is not None:
+            label, new = entry or (None, None)
+            dim = names.index(label) if entry and label in names else None
+            dims[axis] = dim if dim is not None and spec.global_shape[dim] == extents[label] else None
+            sizes[axis] = new
+    target = spec.derive(spec.global_shape, dims, sizes)
+    return x.redistribute(placements=target.placements, sizes={a: s for a, s in enumerate(target.sizes) if s})
+
+
+def _plus(func: Any, x: Tensor, y: Tensor) -> Tensor:
+    """Add two tensors that may be split differently."""
+    ndim = max(len(x.shape), len(y.shape))
+    out = list(range(ndim))
+    if not specs_of([x, y]):
+        return x + y
+    return finish(*contract(func, [x, y], [out[ndim - len(t.shape) :] for t in (x, y)], out, torch.add))
 
 
 def _spec_of(spec: ShardSpec, layout: Layout, out: Sequence[Hashable], extents: dict[Hashable, int]) -> ShardSpec:
@@ -91,7 +159,7 @@ def linear(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     if bias is not None and not summed:
         return finish(*contract(func, [*operands, bias], [*labels, ["out"]], [*rows, "out"], func))
     result = finish(*contract(func, operands, labels, [*rows, "out"], func))
-    return result if bias is None else result.add(bias)
+    return result if bias is None else _plus(func, result, bias)
 
 
 @register_op(torch.einsum, torch.functional.einsum)
@@ -146,7 +214,7 @@ def add_product(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, 
     shape = torch.broadcast_shapes(tuple(x.shape), tuple(product.shape))  # type: ignore[no-untyped-call]
     if shape != tuple(product.shape):
         raise RuntimeError(f"{func.__name__}: {tuple(x.shape)} cannot be expanded to {tuple(product.shape)}")
-    return product if beta == 0 else product + (x if beta == 1 else x * beta)
+    return product if beta == 0 else _plus(func, product, x if beta == 1 else x * beta)
 
 
 @register_op(F.bilinear, torch.bilinear)
@@ -163,7 +231,7 @@ def bilinear(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         return torch.einsum("...i,...j,oij->...o", x, y, w)
 
     result = finish(*contract(func, [first, second, weight], labels, [*rows, "out"], compute))
-    return result if bias is None else result + bias
+    return result if bias is None else _plus(func, result, bias)
 
 
 @register_op(*find("outer ger", namespaces=(torch, Tensor)))

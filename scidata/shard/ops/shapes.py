@@ -185,34 +185,55 @@ class _Move(NamedTuple):
     sizes: tuple[int, ...]  # elements of the group on each rank after the reshape
 
 
-def _reshaped(func: Any, spec: ShardSpec, shape: Sequence[int]) -> tuple[ShardSpec, list[_Move]]:
-    """Return the layout after a reshape, and what has to move for it; kept with the layout before."""
-    known: dict[Any, tuple[ShardSpec, list[_Move]]] = spec.__dict__.setdefault("_reshapes", {})
+class _Plan(NamedTuple):
+    """How a reshape is done: gather to ``before``, move elements between ranks, view the parts as ``after`` says."""
+
+    before: ShardSpec
+    moves: list[_Move]
+    after: ShardSpec
+
+
+def _reshaped(func: Any, spec: ShardSpec, shape: Sequence[int]) -> _Plan:
+    """Return how to reshape, and the layout after it; kept with the layout before."""
+    known: dict[Any, _Plan] = spec.__dict__.setdefault("_reshapes", {})
     key = tuple(shape)
     if key not in known:
         known[key] = _find_reshaped(func, spec, key)
     return known[key]
 
 
-def _find_reshaped(func: Any, spec: ShardSpec, shape: Sequence[int]) -> tuple[ShardSpec, list[_Move]]:
+def _goes_to(group: Group, shape: Sequence[int]) -> int | None:
+    """Return the dim that a sharded one of the group becomes: the slowest new one of more than one row."""
+    return next((d for d in group.new if shape[d] != 1), group.new[0] if group.new else None)
+
+
+def _without_merged(spec: ShardSpec, groups: Sequence[Group], shape: Sequence[int]) -> ShardSpec:
+    """Replicate axes so that of each group at most the slowest dim stays sharded, and none that vanishes."""
+    gathered: set[int] = set()
+    for group in groups:
+        inside = [d for d in group.old if d in spec.sharded]
+        kept = next((d for d in inside if spec.global_shape[d] != 1), next(iter(inside), None))
+        gathered |= {spec.sharded[d] for d in inside if d != kept or _goes_to(group, shape) is None}
+    return spec.derive(spec.global_shape, [None if a in gathered else d for a, d in enumerate(spec.dims)], spec.sizes)
+
+
+def _find_reshaped(func: Any, spec: ShardSpec, shape: Sequence[int]) -> _Plan:
     new_shape = _full_shape(spec.global_shape, shape)
     if new_shape == spec.global_shape or spec.is_replicated:
-        return spec.derive(new_shape, spec.dims, spec.sizes), []
+        return _Plan(spec, [], spec.derive(new_shape, spec.dims, spec.sizes))
     if 0 in spec.global_shape:
         raise unsupported(
             func, "where the elements of an empty tensor go is ambiguous", spec, remedy="skip the reshape"
         )
-    dims, sizes, moves = list(spec.dims), list(spec.sizes), []
-    for group in reshape_groups(spec.global_shape, new_shape):
-        inside = [d for d in group.old if d in spec.sharded]
-        if not inside:
+    groups = reshape_groups(spec.global_shape, new_shape)
+    before = _without_merged(spec, groups, new_shape)
+    dims, sizes, moves = list(before.dims), list(before.sizes), []
+    for group in groups:
+        dim = next((d for d in group.old if d in before.sharded), None)
+        goes_to = _goes_to(group, new_shape)
+        if dim is None or goes_to is None:
             continue
-        reason = f"the dims {[*group.old]} become {[*group.new]} of {new_shape}"
-        dim, axis = inside[0], spec.sharded[inside[0]]
-        goes_to = next((d for d in group.new if new_shape[d] != 1), group.new[0] if group.new else None)
-        if len(inside) > 1 or goes_to is None:
-            remedy = "redistribute() to Replicate() on one of the axes first"
-            raise unsupported(func, f"{reason}, and the dims {inside} are sharded", spec, remedy=remedy)
+        axis = before.sharded[dim]
         slower = math.prod(spec.global_shape[d] for d in group.old if d < dim)
         old_row = math.prod(spec.global_shape[d] for d in group.old if d > dim)
         new_row = math.prod(new_shape[d] for d in group.new if d > goes_to)
@@ -223,7 +244,7 @@ def _find_reshaped(func: Any, spec: ShardSpec, shape: Sequence[int]) -> tuple[Sh
         else:
             sizes[axis] = rows = even_sizes(new_shape[goes_to], len(old_sizes))
             moves.append(_Move(group, dim, axis, tuple(n * new_row for n in rows)))
-    return spec.derive(new_shape, dims, sizes), moves
+    return _Plan(before, moves, spec.derive(new_shape, dims, sizes))
 
 
 def reshape_spec(func: Any, spec: ShardSpec, shape: Sequence[int]) -> ShardSpec:
@@ -233,9 +254,11 @@ def reshape_spec(func: Any, spec: ShardSpec, shape: Sequence[int]) -> ShardSpec:
     ------
     UnsupportedShardOp
         A sharded dim that is not the slowest of the dims it is merged with or split into, or bounds that would cut
-        through a row of the new shape.
+        through a row of the new shape; two sharded dims that are merged.
     """
-    new, moves = _reshaped(func, spec, shape)
+    before, moves, new = _reshaped(func, spec, shape)
+    if before != spec:
+        raise unsupported(func, f"the reshape to {tuple(shape)} merges or drops sharded dims", spec)
     if moves:
         dim, group = moves[0].dim, [*moves[0].group.old]
         remedy = "reshape so that the sharded dim stays the slowest of its group, or redistribute() first"
@@ -257,10 +280,19 @@ def _moved(x: ShardTensor, moves: Sequence[_Move]) -> Tensor:
 
 
 def _reshape(func: Any, x: ShardTensor, shape: Sequence[int]) -> Tensor:
-    """Reshape; where elements change ranks, or a part inside its halo is not contiguous, torch's view is a copy."""
-    spec, moves = _reshaped(func, x._spec, shape)
-    if moves:
-        return derived(x, _moved(x, moves).reshape(spec.local_shape), spec, copied=True)
+    """Reshape; where elements change ranks, or a part inside its halo is not contiguous, torch's view is a copy.
+
+    Of several sharded dims that become one, the slowest stays sharded: the mesh axes of the others replicate, by a
+    gather. An axis whose dim, of extent 1, vanishes replicates too.
+    """
+    before, moves, spec = _reshaped(func, x._spec, shape)
+    copied = before is not x._spec and before != x._spec
+    if copied:
+        x = x.redistribute(placements=before.placements)
+    if moves or copied:
+        local = _moved(x, moves) if moves else x._local
+        # wrapped even where it is replicated: a view in torch, so that writing to this copy has to raise
+        return ShardTensor(local.reshape(spec.local_shape), spec, copied=True)
     try:
         return derived(x, x._local.view(spec.local_shape), spec, copied=x._narrowed)
     except RuntimeError:

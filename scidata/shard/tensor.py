@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.placement_types import Placement
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from scidata.bounds import halo_widths
 from scidata.errors import ShardLayoutError, UnsupportedShardOp
@@ -57,7 +57,8 @@ class ShardTensor(Tensor):
     _halo: Mapping[int, HaloDim]
     _padded_version: int
     _narrowed: bool  # the part lies inside a halo in memory
-    _copied: bool  # a copy where torch would give a view: must not be written to
+    # a copy where torch would give a view: must not be written to, unless it is a function that puts it back
+    _copied: bool | Callable[[], None]
 
     @staticmethod
     def __new__(
@@ -68,7 +69,7 @@ class ShardTensor(Tensor):
         padded: Tensor | None = None,
         halo: Mapping[int, HaloDim] | None = None,
         narrowed: bool = False,
-        copied: bool = False,
+        copied: bool | Callable[[], None] = False,
     ) -> ShardTensor:
         """Wrap without checks beyond the local shape; handlers of the op table call this."""
         if local.shape != spec.local_shape:
@@ -452,21 +453,45 @@ def _unusual(handler: Handler | None, func: Any, types: Any, args: tuple[Any, ..
     flat, tree = tree_flatten((args, kwargs))
     specs = [x._spec for x in flat if isinstance(x, ShardTensor)]
     if specs and all(spec.is_replicated for spec in specs):
-        name = func.__name__
-        if (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__set__"):
-            _refuse_copies(func, flat)
+        copies = [x for x in flat if isinstance(x, ShardTensor) and x._copied]
         flat = [x._local if isinstance(x, ShardTensor) else x for x in flat]
         plain_args, plain_kwargs = tree_unflatten(flat, tree)
-        return func(*plain_args, **plain_kwargs)
+        if not copies:
+            return func(*plain_args, **plain_kwargs)
+        result = _on_copies(func, copies, plain_args, plain_kwargs)
+        return tree_map_only(Tensor, lambda x: _as_copy(x, copies), result)
     if handler is None:
         raise unsupported(func, f"{op_name(func)} has no rule for sharded tensors", *specs)
     return handler(func, types, args, kwargs)
 
 
-def _refuse_copies(func: Any, operands: Sequence[Any]) -> None:
-    """Raise where a function may write to a copy of what would have been a view in torch."""
+def _as_copy(result: Tensor, copies: Sequence[ShardTensor]) -> Tensor:
+    """Wrap what shares memory with a copy of what would have been a view in torch."""
+    for x in copies:
+        if result.untyped_storage()._cdata == x._local.untyped_storage()._cdata:
+            nothing = [None] * len(x._spec.axes)
+            return ShardTensor(result, x._spec.derive(result.shape, nothing, nothing), copied=x._copied)
+    return result
+
+
+def _on_copies(func: Any, copies: Sequence[ShardTensor], args: Any, kwargs: Any) -> Any:
+    """Call a function on copies of what would have been views in torch, and put back those that it writes to."""
+    name = func.__name__
+    by_name = (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__set__")
+    before = [_version(x._local) for x in copies]
+    if by_name:
+        _refuse_copies(func, copies)
+    result = func(*args, **kwargs)
+    changed = [x for x, old in zip(copies, before, strict=True) if _version(x._local) != old or (by_name and old < 0)]
+    _refuse_copies(func, changed)
+    for x in changed:
+        x._copied()  # type: ignore[operator]
+    return result
+
+
+def _refuse_copies(func: Any, operands: Sequence[ShardTensor]) -> None:
     for x in operands:
-        if isinstance(x, ShardTensor) and x._copied:
+        if not callable(x._copied):
             remedy = "clone() it, or write to the original by an index: x[i] = ..."
             raise unsupported(func, "this tensor is a copy where torch has a view", x._spec, remedy=remedy)
 

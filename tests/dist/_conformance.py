@@ -142,6 +142,50 @@ _MERGING: dict[str, Callable[[Any], Any]] = {
 }
 
 
+def _update(index: Any, value: Any = 1.5) -> Callable[[Any], Any]:
+    """``y[index] += value``: a view or a copy that is written to, then assigned."""
+
+    def write(y: Any) -> None:
+        y[index] += value
+
+    return written(write)
+
+
+#: Written through rows, slices, masks and index tensors.
+_WRITES: dict[str, Callable[[Any], Any]] = {
+    "update_row": _update((slice(None), 2)),
+    "update_first": _update(-1),
+    "update_rows": _update((-1, 3)),
+    "update_element": _update((1, 2, 3)),
+    "update_slice": _update((slice(None), slice(2, 5))),
+    "update_steps": _update(slice(0, 6, 2)),
+    "update_mask": _update(MASK),
+    "update_masked_rows": _update((slice(None), ROWS)),
+    "update_index": _update((torch.tensor([0, -2]),)),
+    "row_in_place": written(lambda y: y[2].transpose(0, 1).mul_(2).add_(y.mean())),
+    "row_written": written(lambda y: y[:, 3].scatter_(0, PLACES[:2, 0], 1.0)),
+    "row_relu": written(lambda y: F.relu(y[3], inplace=True)),
+    "row_of_row": written(lambda y: [y[3].__setitem__(1, 2.0), y[2][1].mul_(3), y[:, 1, 2].add_(1)]),
+    "row_select": written(lambda y: y.select(1, 3).unsqueeze(0).sub_(y[:, 3].exp())),
+    "put_mask": setting(MASK, lambda y: torch.arange(int(MASK.sum()), dtype=torch.float64)),
+    "put_masked": setting(MASK, lambda y: y[MASK] * 2),
+    "put_mask_rows": setting((slice(None), ROWS), lambda y: y[:, :4] * 3),
+    "put_plain": setting(ROWS, PLAIN[:4]),
+    "put_behind": setting((slice(None), MASK[0]), PLAIN.flatten()[: int(MASK[0].sum())]),
+    "put_indices": setting((torch.tensor([0, 5]), torch.tensor([3, 3])), lambda y: y[0, :2] * 2),
+    "put_apart": setting((torch.tensor([0, 5]), slice(None), torch.tensor([3, -4])), lambda y: y[0, :2] * 2),
+    "put_grid": setting((torch.tensor([[0], [5]]), torch.tensor([3, 1])), lambda y: y[0, :2, None] * 2),
+    "put_row_index": setting((slice(None), 3, torch.tensor([0, 5])), lambda y: y[1, :, :2] * 2),
+    "put_row_mask": setting((3, ROWS), lambda y: y[1, :4] * 2),
+    "put_sharded_mask": written(lambda y: y.__setitem__(y.detach()[:, 0, 0] > 0.1, y[6] * 2)),
+    "put_where": written(lambda y: y.__setitem__(y.detach() > 0.3, y[y.detach() > 0.3] * 2)),
+    "put_sharded_index": written(lambda y: y.__setitem__((y.detach()[:, 0, 0] > 0).long(), 3.0)),
+    "put_slice": setting((2, slice(1, 4)), lambda y: y[0, 2:5]),
+    "put_row": setting(0, lambda y: y[:1]),
+    "put_new_dim": setting((slice(None), None, 2), lambda y: y[:, None, 3]),
+}
+
+
 def _reductions() -> Iterator[tuple[str, Callable[[Any], Any]]]:
     def both(name: str, **how: Any) -> Callable[[Any], Any]:
         return lambda x: [getattr(torch, name)(x, **how), getattr(x, name)(**how)]
@@ -236,7 +280,7 @@ def cases() -> Iterator[Case]:
     """Yield every case but those of pointwise functions."""
     for name, function in _SHAPES.items():
         yield Case(name=name, function=function)
-    for name, function in _MERGING.items():
+    for name, function in (_MERGING | _WRITES).items():
         yield Case(name=name, function=function)
     for name, function in _reductions():
         yield Case(name=name, function=function)

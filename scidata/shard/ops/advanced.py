@@ -1,4 +1,4 @@
-"""Index tensors and masks on any dims, read and write.
+"""Index tensors and masks on any dims: what they take. What is written through them is next door.
 
 What an index tensor that all ranks hold takes from a sharded dim is split anew: as before where the number of rows
 stays, else evenly. An index that is itself sharded gives its layout to the result. What a mask leaves stays on its
@@ -23,7 +23,7 @@ from scidata.shard.rows import even_sizes, fetch_rows, move_rows, plan_listed
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor, _version
 
-__all__ = ["count_true", "fill_where", "put_rows", "take_advanced"]
+__all__ = ["count_true", "replicated", "take_advanced", "whole_index"]
 
 
 def _is_sharded(x: Any) -> bool:
@@ -53,7 +53,7 @@ def take_advanced(func: Any, x: Tensor, tensors: Mapping[int, Tensor]) -> Tensor
         (dim, index), *rest = found.items()
         if not rest and isinstance(index, ShardTensor) and _lies_along(x._spec, dim, index._spec):
             return _take_sharded(x, dim, index)
-        found = {dim: _whole_index(func, x, index) for dim, index in found.items()}
+        found = {dim: whole_index(func, x, index) for dim, index in found.items()}
     return _take_listed(func, x, dict(sorted(found.items())))
 
 
@@ -63,8 +63,8 @@ def _lies_along(spec: ShardSpec, dim: int, index: ShardSpec) -> bool:
     return index.ndim == 1 and index.device_mesh == spec.device_mesh and axes == [spec.axis_of_dim(dim)]
 
 
-def _whole_index(func: Any, x: ShardTensor, index: Tensor) -> Tensor:
-    """Gather an index that is sharded in any other way. Collective."""
+def whole_index(func: Any, x: ShardTensor, index: Tensor) -> Tensor:
+    """Return an index tensor or a mask whole. Collective where it is sharded."""
     if not isinstance(index, ShardTensor):
         return index
     if index._spec.space is not None:
@@ -85,7 +85,7 @@ def _take_listed(func: Any, x: ShardTensor, tensors: dict[int, Tensor]) -> Tenso
     new_shape[place:place] = shape
     split = [d for d in dims if d in spec.sharded]
     if len(split) > 1:  # the first stays sharded, the axes of the others replicate
-        x = _replicated(x, {spec.sharded[d] for d in split[1:]})
+        x = replicated(x, {spec.sharded[d] for d in split[1:]})
         spec = x._spec
     if not split:
         local = x._local[tuple(tensors.get(d, slice(None)) for d in range(spec.ndim))]
@@ -159,8 +159,8 @@ def _take_mask(func: Any, x: ShardTensor, dim: int, mask: Tensor) -> Tensor:
         return derived(x, local, spec.move_dims(_masked_shape(spec, covered, local.shape[dim]), new_dim))
     # Elements come in C order, so the slowest dim of the mask has to be the sharded one, and the only one.
     axis = min(axes, key=lambda a: (spec.dims[a] != dim, theirs.get(a) != dim, a))
-    x = _replicated(x, {a for a in axes - {axis} if spec.dims[a] in covered})
-    mask = _replicated(mask, axes - {axis}) if isinstance(mask, ShardTensor) else mask
+    x = replicated(x, {a for a in axes - {axis} if spec.dims[a] in covered})
+    mask = replicated(mask, axes - {axis}) if isinstance(mask, ShardTensor) else mask
     if spec.dims[axis] == dim:
         sizes = spec.sizes_of(axis)
     elif isinstance(mask, ShardTensor) and theirs.get(axis) == dim:
@@ -184,7 +184,8 @@ def _masked_shape(spec: ShardSpec, covered: range, count: int) -> tuple[int, ...
     return (*spec.global_shape[: covered.start], count, *spec.global_shape[covered.stop :])
 
 
-def _replicated(x: ShardTensor, axes: Collection[int]) -> ShardTensor:
+def replicated(x: ShardTensor, axes: Collection[int]) -> ShardTensor:
+    """Replicate some mesh axes. Collective where they shard."""
     return x.redistribute(placements=[Replicate() if a in axes else p for a, p in enumerate(x.placements)])
 
 
@@ -194,35 +195,3 @@ def _resharded(x: ShardTensor, axis: int, dim: int, sizes: Sequence[int]) -> Sha
         if a != axis and isinstance(placement, Shard) and placement.dim == dim:
             placements[a] = Replicate()
     return x.redistribute(placements=placements, sizes={axis: sizes})
-
-
-# -- writing -------------------------------------------------------------------------------------------------------
-
-
-def fill_where(func: Any, target: ShardTensor, tensors: Mapping[int, Tensor], value: Any) -> bool:
-    """Write one value where a mask is true; return whether that is what was asked for."""
-    (dim, mask), *rest = tensors.items()
-    if rest or mask.dtype != torch.bool or (isinstance(value, Tensor) and value.ndim):
-        return False
-    behind = target._spec.ndim - dim - len(mask.shape)
-    if tuple(mask.shape) != target._spec.global_shape[dim : dim + len(mask.shape)]:
-        raise IndexError(f"the mask of shape {tuple(mask.shape)} does not fit {target._spec.global_shape} at dim {dim}")
-    target.masked_fill_(mask[(..., *[None] * behind)], value)
-    return True
-
-
-def put_rows(func: Any, target: ShardTensor, tensors: Mapping[int, Tensor], value: Any) -> None:
-    """Write rows through one index tensor that every rank holds."""
-    (dim, index), *rest = tensors.items()
-    if rest or _is_sharded(index) or index.dtype == torch.bool or len(index.shape) != 1:
-        raise unsupported(
-            func,
-            "it writes different values through a mask, a sharded index or several index tensors",
-            *specs_of([target, *tensors.values()]),
-            remedy="use torch.where, or scatter()",
-        )
-    shape = list(target._spec.global_shape)
-    shape[dim] = len(index)
-    values = value if isinstance(value, Tensor) else torch.full((), value, dtype=target.dtype, device=target.device)
-    index = local_of(index).to(torch.int64)
-    target.index_copy_(dim, torch.where(index < 0, index + target._spec.global_shape[dim], index), values.expand(shape))

@@ -254,4 +254,7 @@ def map_local(x: ShardTensor, function: Callable[[Tensor], Tensor]) -> ShardTens
         padded = function(held)
         return x if padded is held else ShardTensor.from_padded(padded, x._spec, x._halo)
     local = function(x._local)
-    return x if local is x._local else ShardTensor(local, x._spec, halo=x._halo)
+    if local is x._local:
+        return x
+    shared = x._copied and local.untyped_storage()._cdata == x._local.untyped_storage()._cdata
+    return ShardTensor(local, x._spec, halo=x._halo, copied=x._copied if shared else False)

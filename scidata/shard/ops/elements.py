@@ -16,7 +16,7 @@ from torch.distributed.tensor import Replicate
 from scidata.shard.ops import scatter  # noqa: F401 - its entries are extended here
 from scidata.shard.ops.align import align, finish, local_of, refuse_out, specs_of
 from scidata.shard.ops.graph import extend_op, is_sharded
-from scidata.shard.ops.pointwise import refuse_write_to_copy
+from scidata.shard.ops.pointwise import refuse_write_to_copy, written
 from scidata.shard.ops.registry import find, register_op, unsupported
 from scidata.shard.ops.shapes import argument, normal_dim
 from scidata.shard.routed import RoutedIndex
@@ -143,7 +143,7 @@ def _scatter(
     if spec != target._spec:
         raise unsupported(func, "the result has another layout than the tensor it is written to", *specs_of(given))
     target._local.copy_(result)
-    target._padded = None  # its ghosts are old now
+    written(target)
     return target
 
 
@@ -186,6 +186,12 @@ def write_at(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     if result is NotImplemented:
         operands = [x for x in (*args, *kwargs.values()) if isinstance(x, ShardTensor)]
         if not any(map(is_sharded, operands)):
-            return func(*map(local_of, args), **{name: local_of(x) for name, x in kwargs.items()})
+            in_place = func.__name__.endswith("_") and isinstance(args[0], ShardTensor)
+            if in_place:
+                refuse_write_to_copy(func, args[0])
+            result = func(*map(local_of, args), **{name: local_of(x) for name, x in kwargs.items()})
+            if in_place:
+                written(args[0])
+            return result
         raise unsupported(func, "the tensor written to is plain, or the ids are those of a graph", *specs_of(operands))
     return result

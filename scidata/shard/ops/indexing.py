@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from scidata.shard.collectives import all_gather_v
-from scidata.shard.ops.advanced import fill_where, put_rows, take_advanced
-from scidata.shard.ops.align import operands_of, refuse_out, specs_of
+from scidata.shard.ops.advanced import take_advanced
+from scidata.shard.ops.align import local_of, operands_of, refuse_out, specs_of
 from scidata.shard.ops.registry import find, register_op, unsupported
 from scidata.shard.ops.shapes import argument, derived, keep_dims, normal_dim
+from scidata.shard.ops.writing import fill_where, overwrite, put, without_ones
 from scidata.shard.spec import ShardSpec, keep
 from scidata.shard.tensor import ShardTensor
 
@@ -64,8 +65,10 @@ def take_basic(x: ShardTensor, items: Sequence[Any]) -> Tensor:
     for dim, axis, owner in reversed(plan.rows):
         counts = tuple(int(rank == owner) for rank in range(plan.spec.axes[axis].size))
         part = all_gather_v(part, counts, dim, plan.spec.group(axis)).squeeze(dim)
-    # wrapped even where it is replicated: a view in torch, so that writing to this copy has to raise
-    return ShardTensor(part, plan.spec, copied=True)
+    # wrapped even where it is replicated: a view in torch, so what is written to this copy has to reach the original
+    if all(plan.spec.axes[axis].size == 1 for _, axis, _ in plan.rows):
+        return ShardTensor(part, plan.spec, copied=x._copied, narrowed=x._narrowed)
+    return ShardTensor(part, plan.spec, copied=lambda: _put_basic(x, items, ShardTensor(part, plan.spec)))
 
 
 def _planned(spec: ShardSpec, items: Sequence[Any]) -> _Take:
@@ -188,6 +191,7 @@ def _as_view(spec: ShardSpec, items: Sequence[Any], value: Any) -> tuple[list[An
     """Take single rows of sharded dims as slices of one, so that what is written to is a view."""
     basic: list[Any] = []
     old, behind = 0, sum(item is None or isinstance(item, slice) for item in items)
+    value = without_ones(value, behind)
     for item in items:
         if item is None or isinstance(item, slice):
             basic.append(item)
@@ -210,15 +214,29 @@ def setitem(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     if not isinstance(x, ShardTensor):
         raise unsupported(func, "a plain tensor cannot take sharded values", *specs_of(operands_of(args, kwargs)[0]))
     parsed = _parsed(func, x, index)
-    basic, value = _as_view(x._spec, parsed.basic, value)
-    if parsed.tensors and parsed.has_rows:
-        raise unsupported(func, "an index tensor beside integers", x._spec, remedy="index in two steps")
+    if not parsed.tensors:
+        _put_basic(x, parsed.basic, value)
+        return
+    target = take_basic(x, parsed.basic)
+    assert isinstance(target, ShardTensor)
+    if not fill_where(func, target, parsed.tensors, value):
+        put(func, target, parsed.tensors, value)
+
+
+def _put_basic(x: ShardTensor, items: Sequence[Any], value: Any) -> None:
+    basic, value = _as_view(x._spec, items, value)
     target = take_basic(x, basic)
     assert isinstance(target, ShardTensor)
-    if not parsed.tensors:
-        target.copy_(value) if isinstance(value, Tensor) else target.fill_(value)
-    elif not fill_where(func, target, parsed.tensors, value):
-        put_rows(func, target, parsed.tensors, value)
+    if not isinstance(value, Tensor):
+        target.fill_(value)
+    elif not _is_same(target._local, local_of(value)):
+        overwrite(target, value)
+
+
+def _is_same(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors are the same elements in memory, as in ``x[i] += 1``, which writes a view to itself."""
+    steps = [[(n, step) for n, step in zip(t.shape, t.stride(), strict=True) if n != 1] for t in (x, y)]
+    return steps[0] == steps[1] and x.numel() > 0 and x.data_ptr() == y.data_ptr() and x.dtype == y.dtype
 
 
 # -- by name -------------------------------------------------------------------------------------------------------

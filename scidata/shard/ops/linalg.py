@@ -74,7 +74,9 @@ def _meet(
     held: list[list[tuple[Hashable, tuple[int, ...]]]] = [[] for _ in specs[0].axes]
     largest = sorted(zip(operands, labels, strict=True), key=lambda pair: -math.prod(pair[0].shape))
     for x, names in largest:
-        for dim, axis in x._spec.sharded.items() if isinstance(x, ShardTensor) else ():
+        if not isinstance(x, ShardTensor):
+            continue
+        for dim, axis in x._spec.sharded.items():
             if x._spec.global_shape[dim] == extents[names[dim]]:
                 held[axis].append((names[dim], x._spec.sizes_of(axis)))
     kept: Layout = []

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from scidata.bounds import window
 from scidata.shard.collectives import replicate_to_shards
-from scidata.shard.ops.align import Layout, align, finish, operands_of, refuse_out, specs_of
+from scidata.shard.ops.align import Layout, align, finish, local_of, operands_of, refuse_out, specs_of
 from scidata.shard.ops.registry import find, register_op, unsupported
 from scidata.shard.spec import HaloDim, ShardSpec
 from scidata.shard.tensor import ShardTensor
 
-__all__ = ["elementwise", "refuse_write_to_copy"]
+__all__ = ["elementwise", "refuse_write_to_copy", "written"]
 
 _UNARY = """
     abs absolute neg negative positive exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan arcsin
@@ -74,7 +74,10 @@ def elementwise(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, 
         locals_, layout, shape = _broadcast(func, operands)
         spec = _result_spec(specs, layout, shape)
     new_args, new_kwargs = rebuild(locals_)
-    return finish(func(*new_args, **new_kwargs), spec, halo=_common_halo(operands, spec))
+    result = func(*new_args, **new_kwargs)
+    if kwargs.get("inplace") and isinstance(operands[0], ShardTensor):
+        written(operands[0])
+    return finish(result, spec, halo=_common_halo(operands, spec))
 
 
 def _same_layout(func: Any, x: Any, *other: Any) -> Tensor | None:
@@ -123,6 +126,9 @@ def elementwise_in_place(func: Any, types: Any, args: tuple[Any, ...], kwargs: d
     operands, rebuild = operands_of(args, kwargs)
     target = args[0]
     if not isinstance(target, ShardTensor):
+        if all(spec.is_replicated for spec in specs_of(operands)):
+            new_args, new_kwargs = rebuild([local_of(x) for x in operands])
+            return func(*new_args, **new_kwargs)  # type: ignore[no-any-return]
         raise unsupported(
             func,
             "a plain tensor cannot take a sharded result",
@@ -142,13 +148,20 @@ def elementwise_in_place(func: Any, types: Any, args: tuple[Any, ...], kwargs: d
         raise unsupported(func, "the result has another layout than the tensor it is written to", *specs_of(operands))
     new_args, new_kwargs = rebuild(locals_)
     func(*new_args, **new_kwargs)
-    target._padded = None  # its ghosts are old now
+    written(target)
     return target
 
 
+def written(target: ShardTensor) -> None:
+    """Say that the own part was written to: ghosts are old now; a copy of single rows goes back to the original."""
+    target._padded = None
+    if callable(target._copied):
+        target._copied()
+
+
 def refuse_write_to_copy(func: Any, x: Any) -> None:
-    """Raise where ``x`` is a copy that would have been a view in torch."""
-    if isinstance(x, ShardTensor) and x._copied:
+    """Raise where ``x`` is a copy that would have been a view in torch, but for one that can be put back."""
+    if isinstance(x, ShardTensor) and x._copied and not callable(x._copied):
         raise unsupported(
             func,
             "this tensor is a copy where torch would have made a view, so writing to it would not reach the original",

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scidata.shard.ops.align import finish, specs_of
-from scidata.shard.ops.pointwise import refuse_write_to_copy
+from scidata.shard.ops.pointwise import refuse_write_to_copy, written
 from scidata.shard.ops.registry import find, register_op, unsupported
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
@@ -73,7 +73,7 @@ def dropout(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     if inplace:
         refuse_write_to_copy(func, x)
         x._local.mul_(scale)
-        x._padded = None  # its ghosts are old now
+        written(x)
         return x
     return finish(x._local * scale, x._spec)
 
@@ -116,5 +116,5 @@ def random_in_place(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[s
     _refuse_sets(func, x._spec)
     full = func(torch.empty(x._spec.global_shape, dtype=x.dtype, device=x.device), *args[1:], **kwargs)
     x._local.copy_(_own_part(full, x._spec))
-    x._padded = None  # its ghosts are old now
+    written(x)
     return x

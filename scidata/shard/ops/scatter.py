@@ -18,6 +18,7 @@ from scidata.shard._transport import call, group_size
 from scidata.shard.collectives import all_reduce_max, all_reduce_min, all_reduce_sum, slice_to_shard
 from scidata.shard.ops.align import local_of, specs_of
 from scidata.shard.ops.graph import REMEDY, check_nodes, extend_op, getitem, is_sharded
+from scidata.shard.ops.pointwise import refuse_write_to_copy, written
 from scidata.shard.ops.registry import find, op_name, register_op, unsupported
 from scidata.shard.ops.shapes import argument, normal_dim
 from scidata.shard.routed import ACCEPT_FILLED, FilledTensor, MovedTensor, RoutedIndex, node_spec
@@ -61,10 +62,11 @@ def _set_where(func: Any, target: Any, mask: ShardTensor, value: Any) -> Any:
     chosen = getitem(Tensor.__getitem__, (), (target, mask), {})  # checks the layouts
     if chosen is NotImplemented:  # a mask of several dims, or one that lies elsewhere
         return NotImplemented
-    if not is_sharded(target) or target._copied or (isinstance(value, Tensor) and value.ndim and not is_sharded(value)):
+    plain = isinstance(value, Tensor) and value.ndim and not is_sharded(value)
+    if not is_sharded(target) or target._copied or (plain and mask._spec.space is not None):
         raise unsupported(func, "it writes plain values, or to a tensor that cannot take them", mask._spec)
-    if isinstance(value, ShardTensor) and value._spec != chosen._spec:
-        raise unsupported(func, "the values are split differently", value._spec, chosen._spec)
+    if plain or (isinstance(value, ShardTensor) and value._spec != chosen._spec):
+        return NotImplemented
     target._local[mask._local] = local_of(value)
     return None
 
@@ -247,8 +249,11 @@ def _scatter(
     result = _to_all(func, target, dim, index, src, compute, reduce)
     if not in_place:
         return result
+    refuse_write_to_copy(func, target)
     plain: Tensor = target.settled() if isinstance(target, FilledTensor) else local_of(target)
     plain.copy_(result)
+    if isinstance(target, ShardTensor):
+        written(target)
     return plain
 
 

@@ -1,0 +1,148 @@
+"""Index tensors and masks on any dims: what is written through them.
+
+Every rank writes what falls on its own part. An index or a mask that is sharded otherwise than the tensor written to
+is gathered, and so are values along the dims that an index makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import Replicate, Shard
+
+from scidata.shard.ops.advanced import whole_index
+from scidata.shard.ops.align import align, specs_of
+from scidata.shard.ops.pointwise import refuse_write_to_copy, written
+from scidata.shard.ops.registry import unsupported
+from scidata.shard.spec import ShardSpec
+from scidata.shard.tensor import ShardTensor
+
+__all__ = ["fill_where", "overwrite", "put", "without_ones"]
+
+
+def fill_where(func: Any, target: ShardTensor, tensors: Mapping[int, Tensor], value: Any) -> bool:
+    """Write one value where a mask is true; return whether that is what was asked for."""
+    (dim, mask), *rest = tensors.items()
+    if rest or mask.dtype != torch.bool or (isinstance(value, Tensor) and value.ndim):
+        return False
+    if isinstance(mask, ShardTensor) and not _lies_beside(target._spec, dim, mask._spec):
+        return False
+    _check_mask(target._spec, dim, mask)
+    behind = target._spec.ndim - dim - len(mask.shape)
+    target.masked_fill_(mask[(..., *[None] * behind)], value)
+    return True
+
+
+def _check_mask(spec: ShardSpec, dim: int, mask: Tensor) -> None:
+    if tuple(mask.shape) != spec.global_shape[dim : dim + len(mask.shape)]:
+        raise IndexError(f"the mask of shape {tuple(mask.shape)} does not fit {spec.global_shape} at dim {dim}")
+
+
+def _lies_beside(spec: ShardSpec, dim: int, mask: ShardSpec) -> bool:
+    """Whether a mask is split as the dims that it covers, where it is split at all."""
+    places = {axis: (dim + d, mask.sizes_of(axis)) for d, axis in mask.sharded.items()}
+    return mask.device_mesh == spec.device_mesh and all(
+        (spec.dims[axis], spec.sizes[axis]) == place for axis, place in places.items()
+    )
+
+
+def put(func: Any, target: ShardTensor, tensors: Mapping[int, Tensor], value: Any) -> None:
+    """Write values through index tensors and masks, ``tensors`` by the first dim that each stands for.
+
+    Collective where an index, or the values along one, are sharded.
+    """
+    refuse_write_to_copy(func, target)
+    spec, indices = target._spec, _indices(func, target, tensors)
+    dims = list(indices)
+    shape = tuple(torch.broadcast_shapes(*(index.shape for index in indices.values())))  # type: ignore[no-untyped-call]
+    flat = {d: _flat(index.expand(shape), d, spec.global_shape[d]) for d, index in indices.items()}
+    place = dims[0] if dims == list(range(dims[0], dims[0] + len(dims))) else 0
+    labels: list[Hashable] = [d for d in range(spec.ndim) if d not in indices]
+    labels[place:place] = [("index", i) for i in range(len(shape))]
+    extents = dict(zip(labels[place : place + len(shape)], shape, strict=True)) | dict(enumerate(spec.global_shape))
+    if not isinstance(value, Tensor):
+        value = torch.full((), value, dtype=target.dtype, device=target.device)
+    value = without_ones(value, len(labels))
+    labels_of_value = labels[max(0, len(labels) - value.ndim) :]
+    if value.ndim > len(labels) or any(
+        n not in (1, extents[label]) for n, label in zip(value.shape, labels_of_value, strict=True)
+    ):
+        raise RuntimeError(
+            f"shape mismatch: values of shape {tuple(value.shape)} do not fit the indexed part, of shape "
+            f"{tuple(extents[label] for label in labels)}"
+        )
+    value = _beside(value, labels_of_value, spec)
+    (part, values), _, _ = align(func, [target, value], [range(spec.ndim), labels_of_value])
+    rest = [part.shape[d] for d in range(spec.ndim) if d not in indices]
+    values = values.expand(*rest[:place], *shape, *rest[place:]).flatten(place, place + len(shape) - 1)
+    mine = torch.ones(values.shape[place], dtype=torch.bool, device=values.device)
+    items: list[Any] = [slice(None)] * spec.ndim
+    for d, rows in flat.items():
+        items[d] = rows - spec.offsets[d]
+        mine &= (items[d] >= 0) & (items[d] < part.shape[d])
+    (chosen,) = mine.nonzero(as_tuple=True)
+    for d in flat:
+        items[d] = items[d][chosen]
+    part[tuple(items)] = values.index_select(place, chosen).to(part.dtype)
+    written(target)
+
+
+def _indices(func: Any, target: ShardTensor, tensors: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    """Return plain integer indices by the dim of each; masks are listed."""
+    result: dict[int, Tensor] = {}
+    for dim, given in tensors.items():
+        index = whole_index(func, target, given)
+        if index.dtype == torch.uint8:
+            raise unsupported(func, "a mask of uint8", *specs_of([target]), remedy="use a bool mask")
+        if index.dtype == torch.bool:
+            _check_mask(target._spec, dim, index)
+            result |= {dim + i: rows for i, rows in enumerate(index.nonzero(as_tuple=True))}
+        else:
+            result[dim] = index
+    return dict(sorted(result.items()))
+
+
+def _flat(index: Tensor, dim: int, extent: int) -> Tensor:
+    rows = index.reshape(-1).to(torch.int64)
+    if rows.numel() and not -extent <= int(rows.min()) <= int(rows.max()) < extent:
+        raise IndexError(f"an index is out of bounds for dimension {dim} with size {extent}")
+    return torch.where(rows < 0, rows + extent, rows)
+
+
+def _beside(value: Tensor, labels: Sequence[Hashable], spec: ShardSpec) -> Tensor:
+    """Split a sharded value as the tensor that it is written to, where it has that dim; gather it along others."""
+    if not isinstance(value, ShardTensor) or value._spec.device_mesh != spec.device_mesh:
+        return value  # align() says so
+    held = value._spec
+    dims: list[int | None] = [None] * len(held.dims)
+    for axis, dim in enumerate(held.dims):
+        goal = spec.dims[axis]
+        if (
+            dim is not None
+            and goal is not None
+            and goal in labels
+            and held.global_shape[labels.index(goal)] == spec.global_shape[goal]
+        ):
+            dims[axis] = labels.index(goal)
+    return value.redistribute(
+        placements=[Replicate() if d is None else Shard(d) for d in dims],
+        sizes={axis: spec.sizes_of(axis) for axis, d in enumerate(dims) if d is not None},
+    )
+
+
+def without_ones(value: Any, ndim: int) -> Any:
+    """Drop leading dims of extent 1 beyond ``ndim``, as torch does with values that are assigned."""
+    while isinstance(value, Tensor) and len(value.shape) > ndim and value.shape[0] == 1:
+        value = value.squeeze(0)
+    return value
+
+
+def overwrite(target: ShardTensor, value: Tensor) -> None:
+    """Copy values that broadcast. Collective where they are split differently."""
+    ndim = len(target.shape)
+    if len(value.shape) <= ndim:
+        value = _beside(value, range(ndim - len(value.shape), ndim), target._spec)
+    target.copy_(value)

@@ -263,15 +263,81 @@ def check_refused(rank, num_ranks):
         with pytest.raises(UnsupportedShardOp, match="Remedy"):
             ATTENTION(*(shard_of(x, spec) for spec in specs))
     three = [shard_of(x, rows) for _ in range(3)]
-    for options in ({"dropout_p": 0.1}, {"is_causal": True, "attn_mask": torch.ones(4, 4, dtype=torch.bool)}):
-        with pytest.raises(UnsupportedShardOp, match="Remedy"):
-            ATTENTION(*three, **options)
-    with pytest.raises(UnsupportedShardOp, match="heads"):
-        ATTENTION(*(shard_of(x, heads) for _ in range(3)), enable_gqa=True)
+    with pytest.raises(UnsupportedShardOp, match="Remedy"):
+        ATTENTION(*three, is_causal=True, attn_mask=torch.ones(4, 4, dtype=torch.bool))
+    odd = ShardSpec.even(mesh, [Shard(1)], x.shape, {0: (3, 1)})
+    pairs = [shard_of(x[:, :2], ShardSpec.even(mesh, [Shard(1)], (2, 2, 4, 4))) for _ in range(2)]
+    with pytest.raises(UnsupportedShardOp, match="groups of 2"):
+        ATTENTION(shard_of(x, odd), *pairs, enable_gqa=True)
 
 
 def test_layouts_that_do_not_meet_raise():
     run_ranks(check_refused, 2)
+
+
+def check_groups(rank, num_ranks):
+    """Grouped queries: 6 heads of queries, 3 or 1 of keys and values."""
+    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
+    torch.manual_seed(22)
+    query = normal(2, 6, 9, 4)
+    mask = torch.randn(2, 6, 9, 9, dtype=torch.float64)
+    for count in (3, 1):
+        key, value = normal(2, count, 9, 4), normal(2, count, 9, 5)
+        for options in ({}, {"is_causal": True}, {"attn_mask": mask}):
+            function = lambda q, k, v, o=options: ATTENTION(q, k, v, enable_gqa=True, **o)  # noqa: E731
+            for sizes in SEQUENCES[num_ranks]:
+                specs = [ShardSpec.even(mesh, [Shard(2)], x.shape, {0: sizes}) for x in (query, key, value)]
+                for way in WAYS:
+                    with scidata.attention(way):
+                        assert_like_one_process(function, [query, key, value], specs, rtol=1e-11)
+            heads = [count] + [0] * (num_ranks - 1)
+            specs = [
+                ShardSpec.even(mesh, [Shard(1)], x.shape, {0: [n * x.shape[1] // count for n in heads]})
+                for x in (query, key, value)
+            ]
+            for chosen in (specs, [specs[0], None, None], [None, *specs[1:]]):
+                assert_like_one_process(function, [query, key, value], chosen, rtol=1e-11)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_grouped_queries(num_ranks):
+    run_ranks(check_groups, num_ranks)
+
+
+def check_dropout(rank, num_ranks):
+    """Weights are dropped as one process drops them with the same seed."""
+    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
+    torch.manual_seed(23)
+    query, key, value = normal(2, 4, 9, 4), normal(2, 2, 9, 4), normal(2, 2, 9, 3)
+    blocked = torch.rand(9, 9) > 0.3
+    blocked[4] = False
+    for options in ({}, {"is_causal": True}, {"attn_mask": blocked}, {"attn_mask": torch.randn(9, 9).double()}):
+        function = lambda q, k, v, o=options: ATTENTION(q, k, v, dropout_p=0.3, enable_gqa=True, **o)  # noqa: E731
+        for sizes in SEQUENCES[num_ranks]:
+            rows = [ShardSpec.even(mesh, [Shard(2)], x.shape, {0: sizes}) for x in (query, key, value)]
+            for specs in (rows, [rows[0], None, None], [None, *rows[1:]]):
+                assert_like_one_process(function, [query, key, value], specs, rtol=1e-11)
+    spec = ShardSpec.even(mesh, [Shard(0)], (9, 2, 6), {0: sizes})
+    for settings in ({"dropout": 0.3}, {"add_bias_kv": True}, {"add_zero_attn": True, "add_bias_kv": True}):
+        layer = nn.MultiheadAttention(6, 3, **settings).double()
+        x, parameters = normal(9, 2, 6), list(parameters_of(layer).values())
+        padding = torch.tensor([[False] * 7 + [True] * 2, [False] * 9])
+        causal = torch.ones(9, 9, dtype=torch.bool).triu(1)
+        for options in (
+            {"need_weights": True, "key_padding_mask": padding, "attn_mask": causal},
+            {"need_weights": False, "key_padding_mask": padding},
+            {"need_weights": False},
+            {"need_weights": False, "attn_mask": causal, "is_causal": True},
+        ):
+            own = run_module(layer, **options)
+            given = [x, *parameters]
+            specs = [spec, *[None] * len(parameters)]
+            assert_like_one_process(lambda a, *p, own=own: own(a, a, a, *p), given, specs, rtol=1e-11)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_dropped_weights_and_extra_keys(num_ranks):
+    run_ranks(check_dropout, num_ranks)
 
 
 # -- modules --------------------------------------------------------------------------------------------------------
@@ -369,13 +435,11 @@ def check_multihead_refused(rank, num_ranks):
     y = shard_of(torch.randn(2, 9, 6), ShardSpec.even(mesh, [Shard(1)], (2, 9, 6)))
     with torch.no_grad(), pytest.raises(UnsupportedShardOp, match="enable_nested_tensor=False"):
         encoder(y, src_key_padding_mask=torch.zeros(2, 9, dtype=torch.bool))
-    for layer in (
-        nn.MultiheadAttention(6, 2, dropout=0.1),
-        nn.MultiheadAttention(6, 2, add_bias_kv=True),
-        nn.MultiheadAttention(6, 2, add_zero_attn=True),
-    ):
-        with pytest.raises(UnsupportedShardOp, match="Remedy"):
-            layer(x, x, x)
+    layer, static = nn.MultiheadAttention(6, 2), torch.zeros(4, 9, 3)
+    weights = [layer.in_proj_weight, layer.in_proj_bias]
+    out = [layer.out_proj.weight, layer.out_proj.bias]
+    with pytest.raises(UnsupportedShardOp, match="static_k"):
+        F.multi_head_attention_forward(x, x, x, 6, 2, *weights, None, None, False, 0.0, *out, static_k=static)
 
 
 def test_options_of_multihead_attention_that_raise():

@@ -26,6 +26,7 @@ from scidata.shard.ring import RingLayout, ring_attention
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
+_NONE = float("-inf")  # the score of a key that is not attended to
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
@@ -55,12 +56,13 @@ def attention(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
     given = {**dict(zip(_NAMES, args, strict=False)), **kwargs}
     operands = {name: given[name] for name in _NAMES[:4] if given.get(name) is not None}
     specs, labels = specs_of([*operands.values()]), _labels(operands)
-    if given.get("dropout_p"):
-        raise unsupported(func, "dropout draws random numbers per rank", *specs, remedy="use dropout_p=0")
     if any(spec.device_mesh != specs[0].device_mesh for spec in specs):
         raise unsupported(func, "the operands lie on different device meshes", *specs)
     if given.get("is_causal") and "attn_mask" in operands:
         raise unsupported(func, "is_causal beside an attn_mask", *specs, remedy="put the causal mask into attn_mask")
+    if given.get("dropout_p"):
+        return _with_dropout(operands, given)
+    groups = _head_groups(func, operands, given)
     sequence = _sequence_axis(operands)
     way = "gather" if sequence is None else _way(func, operands, sequence, given)
     if sequence is not None and way == "heads":
@@ -69,10 +71,11 @@ def attention(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
     layout: list[tuple[Hashable, tuple[int, ...]] | None] = []
     for axis in range(len(specs[0].axes)):
         entries = {name: _sharded_label(x, labels[name], axis) for name, x in operands.items()}
-        if given.get("enable_gqa") and any(entry is not None and entry[0] == -3 for entry in entries.values()):
-            raise unsupported(func, "the heads are sharded and enable_gqa groups them", *specs)
         goes_round = way == "ring" and axis == sequence
-        layout.append(_align_axis(func, axis, specs, parts, labels, entries, goes_round))
+        if groups > 1 and any(entry is not None and entry[0] == -3 for entry in entries.values()):
+            layout.append(_align_heads(func, axis, specs, parts, labels, entries, groups))
+        else:
+            layout.append(_align_axis(func, axis, specs, parts, labels, entries, goes_round))
     used = [entry[0] for entry in layout if entry is not None]
     if len(set(used)) != len(used):
         raise unsupported(func, "two mesh axes would shard the same dim of the result", *specs)
@@ -89,6 +92,35 @@ def attention(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
         if dim is not None and entry is not None:
             shape[dim] = sum(entry[1])
     return finish(result, specs[0].derive(shape, dims, [None if entry is None else entry[1] for entry in layout]))
+
+
+def _with_dropout(operands: dict[str, Tensor], given: dict[str, Any]) -> Tensor:
+    """Attend with weights of which some are dropped, those that one process drops with the same seed."""
+    query, key, value = (operands[name] for name in _NAMES[:3])
+    key, value, mask = _whole(key, -2), _whole(value, -2), operands.get("attn_mask")
+    if given.get("enable_gqa"):
+        times = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(times, -3), value.repeat_interleave(times, -3)
+    wide = torch.float32 if query.dtype in (torch.float16, torch.bfloat16) else query.dtype
+    scale = given.get("scale")
+    root = math.sqrt(1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    scores = (query.to(wide) * root) @ (key.to(wide) * root).transpose(-2, -1)
+    if given.get("is_causal"):
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+    if mask is not None:
+        mask = _whole(mask, -1)
+        scores = scores.masked_fill(mask.logical_not(), _NONE) if mask.dtype == torch.bool else scores + mask
+    nothing = (scores == _NONE).all(-1, keepdim=True)  # a row without any key has zeros, not NaN
+    weights = scores.masked_fill(nothing, 0).softmax(-1).masked_fill(nothing, 0)
+    return (F.dropout(weights, given["dropout_p"]) @ value.to(wide)).to(query.dtype)
+
+
+def _whole(x: Any, dim: int) -> Any:
+    """Gather one dim, counted from the end, where it is sharded. Collective then."""
+    axis = x._spec.axis_of_dim(x._spec.ndim + dim) if isinstance(x, ShardTensor) else None
+    if axis is None:
+        return x
+    return x.redistribute(placements=[Replicate() if i == axis else p for i, p in enumerate(x.placements)])
 
 
 # -- a sharded sequence: which way -----------------------------------------------------------------------------------
@@ -113,7 +145,7 @@ def _way(func: Any, operands: dict[str, Tensor], axis: int, given: dict[str, Any
     shapes = [spec.global_shape[:-2] for spec in specs]
     alike = len({spec.ndim for spec in specs}) == 1 and (len(set(shapes)) == 1 or bool(given.get("enable_gqa")))
     others = [dim for spec in specs for other, dim in enumerate(spec.dims) if other != axis]
-    heads = shapes[0][-1] if alike and len(set(shapes)) == 1 and shapes[0] and query.ndim - 3 not in others else 0
+    heads = shapes[1][-1] if alike and shapes[1] == shapes[2] and shapes[0] and query.ndim - 3 not in others else 0
     num_ranks = query.axes[axis].size
     num_bytes = sum(math.prod(s.local_shape[:-2]) * s.global_shape[-2] * s.global_shape[-1] for s in (key, value))
     way = chosen_way(num_ranks, heads, num_bytes * operands["key"].dtype.itemsize)
@@ -128,7 +160,7 @@ def _by_heads(func: Any, operands: dict[str, Tensor], given: dict[str, Any], axi
     query, key, value = (operands[name] for name in _NAMES[:3])
     assert isinstance(query, ShardTensor)
     spec = query._spec
-    num_heads, num_ranks = spec.global_shape[-3], spec.axes[axis].size
+    num_heads, num_ranks = key.shape[-3], spec.axes[axis].size
     bounds = even_bounds(num_heads, num_ranks).tolist() if num_heads >= num_ranks else [*range(num_heads + 1)]
     sizes = [b - a for a, b in itertools.pairwise(bounds)]
     sizes += [0] * (num_ranks - len(sizes))
@@ -136,7 +168,7 @@ def _by_heads(func: Any, operands: dict[str, Tensor], given: dict[str, Any], axi
     def to_heads(x: Any) -> Any:
         placements = list(x.placements)
         placements[axis] = Shard(x._spec.ndim - 3)
-        return x.redistribute(placements=placements, sizes={axis: sizes})
+        return x.redistribute(placements=placements, sizes={axis: [n * x.shape[-3] // num_heads for n in sizes]})
 
     if query.shape == key.shape == value.shape and query.dtype == key.dtype == value.dtype and _same_layout(operands):
         moved = to_heads(torch.stack([query, key, value])).unbind(0)  # one exchange
@@ -218,6 +250,43 @@ def _align_axis(
     return rows
 
 
+def _head_groups(func: Any, operands: dict[str, Tensor], given: dict[str, Any]) -> int:
+    """Return how many heads of the queries share one of the keys: more than 1 with ``enable_gqa`` alone."""
+    heads = [operands[name].shape[-3] if len(operands[name].shape) > 2 else 1 for name in _NAMES[:3]]
+    if not given.get("enable_gqa") or heads[0] == heads[1] == heads[2]:
+        return 1
+    if heads[1] != heads[2] or heads[1] == 0 or heads[0] % heads[1]:
+        specs = specs_of([*operands.values()])
+        raise unsupported(func, f"enable_gqa with {heads} heads of query, key and value", *specs)
+    return heads[0] // heads[1]
+
+
+def _align_heads(
+    func: Any,
+    axis: int,
+    specs: list[ShardSpec],
+    parts: dict[str, Tensor],
+    labels: dict[str, list[Hashable]],
+    entries: dict[str, tuple[Hashable, tuple[int, ...]] | None],
+    groups: int,
+) -> tuple[Hashable, tuple[int, ...]]:
+    """Bring heads that are sharded along one mesh axis to the same groups; return the heads of the queries."""
+    each = {name: 1 if name in ("key", "value") else groups for name in entries}
+    shared = {
+        None if entry[0] != -3 or any(n % each[name] for n in entry[1]) else tuple(n // each[name] for n in entry[1])
+        for name, entry in entries.items()
+        if entry is not None
+    }
+    sizes = shared.pop()
+    if shared or sizes is None:
+        axis_name = specs[0].axes[axis].name
+        raise unsupported(func, f"heads are not split by groups of {groups} along mesh axis {axis_name!r}", *specs)
+    for name, own in entries.items():
+        if own is None:
+            parts[name] = to_axis(parts[name], labels[name], (-3, tuple(n * each[name] for n in sizes)), specs[0], axis)
+    return -3, tuple(n * groups for n in sizes)
+
+
 def _causal_mask(func: Any, operands: dict[str, Tensor], parts: dict[str, Tensor]) -> Tensor:
     """Return this rank's rows of the lower triangle."""
     query = operands["query"]
@@ -232,6 +301,8 @@ def _causal_mask(func: Any, operands: dict[str, Tensor], parts: dict[str, Tensor
 def _compute(func: Any, given: dict[str, Any], parts: dict[str, Tensor]) -> Tensor:
     """Call torch's attention; where this rank has no queries, with one of zeros whose result is cut off."""
     query, mask = parts["query"], parts.get("attn_mask")
+    if given.get("enable_gqa") and parts["key"].ndim > 2 and parts["key"].shape[-3] == 0:
+        given = {**given, "enable_gqa": False}  # this rank has no heads
     empty = query.shape[-2] == 0
     if empty:
         query = torch.cat([query, query.new_zeros((*query.shape[:-2], 1, query.shape[-1]))], -2)

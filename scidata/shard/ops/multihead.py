@@ -32,13 +32,9 @@ def _refuse(func: Any, given: dict[str, Any]) -> None:
     specs = specs_of([*given.values()])
     if all(is_plain(given[name]) for name in ("query", "key", "value")):
         raise unsupported(func, "plain inputs meet sharded masks or parameters", *specs)
-    for name in ("bias_k", "bias_v", "static_k", "static_v"):
+    for name in ("static_k", "static_v"):
         if given.get(name) is not None:
             raise unsupported(func, f"{name} is not supported", *specs, remedy="build the layer without it")
-    if given.get("add_zero_attn"):
-        raise unsupported(func, "add_zero_attn=True", *specs, remedy="build the layer without it")
-    if given["training"] and given["dropout_p"]:
-        raise unsupported(func, "dropout of attention weights", *specs, remedy="use dropout=0, or eval()")
     if given["embed_dim_to_check"] % given["num_heads"]:
         raise ValueError(f"{given['num_heads']} heads do not divide the width {given['embed_dim_to_check']}")
 
@@ -74,6 +70,21 @@ def _mask(given: dict[str, Any], shape: tuple[int, int, int], dtype: torch.dtype
         padding = _additive(padding, dtype).view(batch, 1, 1, columns)
         mask = padding if mask is None else mask + padding
     return mask
+
+
+def _with_extra_keys(
+    given: dict[str, Any], key: Tensor, value: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Append the keys and values that every query may attend to: learned ones, and zeros."""
+    for extra in ("bias", "zero"):
+        if not (given["bias_k"] is not None if extra == "bias" else given.get("add_zero_attn")):
+            continue
+        shape = (1, *key.shape[1:])
+        zeros = torch.zeros(shape, dtype=key.dtype, device=key.device)
+        ends = [given["bias_k"].expand(shape), given["bias_v"].expand(shape)] if extra == "bias" else [zeros, zeros]
+        key, value = (torch.cat([x, end]) for x, end in zip((key, value), ends, strict=True))
+        mask = None if mask is None else F.pad(mask, (0, 1))
+    return key, value, mask
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
@@ -117,17 +128,21 @@ def multi_head(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, A
     if causal and given.get("attn_mask") is None:
         raise RuntimeError("Need attn_mask if specifying the is_causal hint.")
     causal = causal and given.get("key_padding_mask") is None and not given["need_weights"]
-    query, key, value = (x.view(*x.shape[:2], heads, -1).permute(1, 2, 0, 3) for x in _projected(given))
+    query, key, value = _projected(given)
     mask = None if causal else _mask(given, (batch, rows, columns), query.dtype)
+    key, value, mask = _with_extra_keys(given, key, value, mask)
+    query, key, value = (x.reshape(*x.shape[:2], heads, -1).permute(1, 2, 0, 3) for x in (query, key, value))
+    dropout = given["dropout_p"] if given["training"] else 0.0
     weights = None
     if given["need_weights"]:
         key, value = _whole_sequence(key), _whole_sequence(value)
         scores = query * math.sqrt(1.0 / query.shape[-1]) @ key.transpose(-2, -1)
         weights = torch.softmax(scores if mask is None else scores + mask, -1)
+        weights = F.dropout(weights, dropout) if dropout else weights
         attended = weights @ value
         weights = weights.mean(1) if given["average_attn_weights"] else weights
     else:
-        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal)
+        attended = F.scaled_dot_product_attention(query, key, value, mask, dropout, is_causal=causal)
     joined = attended.permute(2, 0, 1, 3).reshape(rows, batch, width)
     result = F.linear(joined, given["out_proj_weight"], given["out_proj_bias"])
     if batched:

@@ -168,10 +168,9 @@ class _Plan(NamedTuple):
 
 def _planned(func: Any, operands: Sequence[Tensor], labels: Sequence[Labels], specs: list[ShardSpec]) -> _Plan:
     extents = extents_of(func, operands, labels)
-    single = {i: _without_single(x, names, extents) for i, (x, names) in enumerate(zip(operands, labels, strict=True))}
-    single = {i: spec for i, spec in single.items() if spec is not None}
-    if single:
-        return _Plan(single, [], extents, [], specs)
+    single = [_without_single(x, names, extents) for x, names in zip(operands, labels, strict=True)]
+    if any(single):
+        return _Plan({i: spec for i, spec in enumerate(single) if spec is not None}, [], extents, [], specs)
     layout = layout_of(func, operands, labels)
     moved = [_moves(x, list(names), layout) for x, names in zip(operands, labels, strict=True)]
     return _Plan({}, layout, extents, moved, specs)

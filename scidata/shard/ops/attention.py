@@ -112,7 +112,8 @@ def _with_dropout(operands: dict[str, Tensor], given: dict[str, Any]) -> Tensor:
         scores = scores.masked_fill(mask.logical_not(), _NONE) if mask.dtype == torch.bool else scores + mask
     nothing = (scores == _NONE).all(-1, keepdim=True)  # a row without any key has zeros, not NaN
     weights = scores.masked_fill(nothing, 0).softmax(-1).masked_fill(nothing, 0)
-    return (F.dropout(weights, given["dropout_p"]) @ value.to(wide)).to(query.dtype)
+    result: Tensor = F.dropout(weights, given["dropout_p"]) @ value.to(wide)
+    return result.to(query.dtype)
 
 
 def _whole(x: Any, dim: int) -> Any:

@@ -95,9 +95,16 @@ def __getattr__(name: str) -> Any:
     elif name == "errors":
         value = importlib.import_module("scidata.errors")
     else:
-        raise AttributeError(f"module 'scidata' has no attribute {name!r}")
+        hint = "" if name.startswith("_") else _near(name)
+        raise AttributeError(f"module 'scidata' has no attribute {name!r}{hint}")
     globals()[name] = value
     return value
+
+
+def _near(name: str) -> str:
+    from scidata.errors import near_matches
+
+    return near_matches(name, __all__, listed=False)
 
 
 def __dir__() -> list[str]:

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.utils.data
 from torch.utils.data import IterableDataset
 
+from scidata._checks import check_function, whole
 from scidata.device_mesh import axis_rank, axis_size
-from scidata.errors import ConfigError
+from scidata.errors import ConfigError, near_matches
 from scidata.sampler import DistributedSampler
 
-__all__ = ["check_dataset", "check_sampler", "default_sampler", "has_buffers", "needs_agreement", "refuse"]
+__all__ = [
+    "as_device",
+    "check_dataset",
+    "check_given",
+    "check_sampler",
+    "default_sampler",
+    "has_buffers",
+    "needs_agreement",
+    "optional",
+    "refuse",
+]
 
 
 def has_buffers(dataset: Any) -> bool:
@@ -29,6 +41,30 @@ def check_dataset(dataset: Any) -> None:
             f"scidata.DataLoader reads parts of samples, which {type(dataset).__name__} cannot do (it has no "
             f"{', '.join(missing) or 'length'}); make it with scidata.open_dataset, or use torch.utils.data.DataLoader"
         )
+
+
+def optional(name: str, value: Any) -> int | None:
+    """Return an integer, or None where none is given."""
+    return None if value is None else whole(name, value)
+
+
+def check_given(sampler: Any, batch_sampler: Any, timeout: Any, functions: Mapping[str, Any]) -> None:
+    """Refuse arguments of types that torch would fail on later, in another place."""
+    for name, given in {"sampler": sampler, "batch_sampler": batch_sampler}.items():
+        if given is not None and not hasattr(given, "__iter__"):
+            raise ConfigError(f"{name}={given!r}: expected something to iterate over, which gives indices of samples")
+    if not isinstance(timeout, int | float) or isinstance(timeout, bool):
+        raise ConfigError(f"timeout={timeout!r}: expected seconds, 0 for ever")
+    for name, function in functions.items():
+        check_function(name, function)
+
+
+def as_device(device: Any) -> torch.device:
+    """Return a device; torch's own error lists twenty that no loader copies to."""
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as e:
+        raise ConfigError(f"device={device!r}: the loader copies to 'cuda' or 'cuda:1', or leaves data on 'cpu'") from e
 
 
 def needs_agreement(dataset: Any) -> bool:
@@ -73,7 +109,8 @@ def check_sampler(sampler: Any, dataset: Any) -> None:
 def refuse(loader: Any, dataset: Any) -> None:
     """Refuse arguments that cannot be honoured."""
     if loader.workers not in ("thread", "process"):
-        raise ConfigError(f"workers must be 'thread' or 'process', not {loader.workers!r}")
+        hint = near_matches(str(loader.workers), ("thread", "process"), listed=False)
+        raise ConfigError(f"workers must be 'thread' or 'process', not {loader.workers!r}{hint}")
     threads, context = loader.workers == "thread", loader.multiprocessing_context
     remedy = "there are no worker processes; leave it out, or pass workers='process'"
     refused = {
@@ -104,4 +141,5 @@ def refuse(loader: Any, dataset: Any) -> None:
     if loader.device is not None and loader.device.type not in ("cpu", "cuda"):
         raise ConfigError(f"device={str(loader.device)!r}: the loader copies to 'cuda', or leaves data on 'cpu'")
     if loader.on_error not in ("raise", "skip"):
-        raise ConfigError(f"on_error must be 'raise' or 'skip', not {loader.on_error!r}")
+        hint = near_matches(str(loader.on_error), ("raise", "skip"), listed=False)
+        raise ConfigError(f"on_error must be 'raise' or 'skip', not {loader.on_error!r}{hint}")

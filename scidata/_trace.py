@@ -133,6 +133,8 @@ def trace(path: str | os.PathLike[str], *, torch_trace: str | os.PathLike[str] |
     ------
     ConfigError
         A trace is being recorded already.
+    FileNotFoundError
+        There is no folder for ``path``.
 
     Examples
     --------
@@ -142,6 +144,9 @@ def trace(path: str | os.PathLike[str], *, torch_trace: str | os.PathLike[str] |
     ...     profiler.export_chrome_trace("torch.json")
     """
     global active  # noqa: PLW0603 - one for all threads, and a look at it is what everybody else pays
+    folder = os.path.dirname(os.fspath(path)) or "."
+    if not os.path.isdir(folder):  # known now, not when the hours to be traced are over
+        raise FileNotFoundError(f"{os.fspath(path)}: there is no folder {folder} to write the trace to; make it first")
     with _starting:
         if active is not None:
             raise ConfigError("scidata.trace: a trace is being recorded already; end it first")
@@ -170,6 +175,8 @@ def merge_traces(paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike
     ConfigError
         A file that is no trace.
     """
+    if isinstance(paths, str | os.PathLike):
+        raise ConfigError(f"merge_traces: expected a list of traces, not {paths!r} alone")
     if not paths:
         raise ConfigError("merge_traces: no traces are given")
     merged, *others = [_load(path) for path in paths]

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from scidata._files import files, is_url, url_of
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.plan import chunks_needed, plan_array
+from scidata.raw_kind import kind_of_raw
 from scidata.read import read_plan
 from scidata.sources import open_source
 from scidata.types import ArrayLayout, Segment, Selection, Source
@@ -62,6 +63,7 @@ def bench_path(
     path: str,
     *,
     fields: Sequence[str] | None = None,
+    kind: str | None = None,
     repeats: int = 5,
     max_bytes: int = 256 << 20,
     num_threads: int | None = None,
@@ -74,6 +76,9 @@ def bench_path(
         Zarr, HDF5 or NetCDF.
     fields
         Names; default the largest three.
+    kind
+        ``"grid"`` or ``"points"`` times the arrays of any file as they lie; None only those of what is read so: not of
+        meshes and graphs, which are read from a store.
     repeats
         Timed rounds, after one that warms the page cache.
     max_bytes
@@ -87,11 +92,14 @@ def bench_path(
         ``path`` is a URL: its network would be measured.
     UnknownNameError
         A field that is not there.
+    UnsupportedFormatError
+        A mesh or a graph; the message says what to do first.
     """
     if is_url(path):
         raise ConfigError(f"{url_of(path)}: bench measures local files; copy the store first")
     if repeats < 1:
         raise ConfigError(f"repeats must be at least 1, not {repeats}")
+    kind_of_raw(path, kind, False, like_grid=False)
     source = open_source(path)
     try:
         rows: list[BenchRow] = []

@@ -65,7 +65,10 @@ def weighted_bounds(weights: npt.ArrayLike, num_parts: int, *, align: int = 1) -
 
     Every part gets at least one (group of ``align``) rows.
     """
-    cost = np.asarray(weights, dtype=np.float64)
+    try:
+        cost = np.asarray(weights, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ConfigError("weights must be numbers, one per row") from None
     if cost.ndim != 1:
         raise ConfigError(f"weights must have one value per row, not shape {cost.shape}")
     if not np.all(np.isfinite(cost)) or np.any(cost < 0):
@@ -173,21 +176,23 @@ def window(
 
 
 def segments_of_slice(selection: slice | int | Sequence[int], num_rows: int) -> tuple[Segment, ...]:
-    """Turn a crop, stride, index or list of indices of one dimension into segments.
+    """Turn a crop, stride, index, list of indices or mask of one dimension into segments.
 
     Raises
     ------
     ConfigError
-        An index out of range, or a step of 0.
+        An index out of range, a step of 0, a mask of another length, or nothing of this kind.
     """
     if isinstance(selection, slice):
         if selection.step == 0:
             raise ConfigError("a stride of 0 selects nothing; use a positive or negative step")
-        rows = range(*selection.indices(num_rows))
+        try:
+            rows = range(*selection.indices(num_rows))
+        except TypeError:
+            raise ConfigError(f"{selection} does not run from integer to integer") from None
         return (Segment(start=rows.start, count=len(rows), step=rows.step),) if len(rows) else ()
-    indices = [selection] if isinstance(selection, int | np.integer) else list(selection)
     segments: list[Segment] = []
-    for raw in map(int, indices):
+    for raw in _indices(selection, num_rows):
         if not -num_rows <= raw < num_rows:
             raise ConfigError(f"index {raw} is out of range for {num_rows} rows")
         index = raw % num_rows
@@ -200,6 +205,19 @@ def segments_of_slice(selection: slice | int | Sequence[int], num_rows: int) -> 
         offset = segments[-1].offset + segments[-1].count if segments else 0
         segments.append(Segment(start=index, count=1, offset=offset))
     return tuple(segments)
+
+
+def _indices(selection: object, num_rows: int) -> list[int]:
+    array = np.asarray(selection)
+    if array.dtype == np.bool_ and array.shape == (num_rows,):
+        array = np.flatnonzero(array)
+    if array.ndim > 1 or (array.size and array.dtype.kind not in "iu") or isinstance(selection, str | bytes):
+        what = f"a mask of shape {array.shape}" if array.dtype == np.bool_ else repr(selection)
+        raise ConfigError(
+            f"{what} selects nothing of {num_rows} rows: expected a slice, an index, a list of indices, or a mask with "
+            "a value for each row"
+        )
+    return [int(index) for index in array.reshape(-1)]
 
 
 def compose(outer: tuple[Segment, ...], inner: tuple[Segment, ...]) -> tuple[Segment, ...]:

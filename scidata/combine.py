@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -217,6 +217,7 @@ def subset(dataset: Any, indices: Sequence[int] | npt.ArrayLike) -> CombinedData
 
         held_out = scidata.subset(ds, range(0, len(ds), 10))
     """
+    _check_datasets("subset", [dataset])
     chosen = np.asarray(indices)
     if chosen.size == 0:
         chosen = chosen.astype(np.int64)
@@ -280,15 +281,30 @@ def mix(
     if isinstance(datasets, Mapping) != isinstance(ratios, Mapping):
         raise ConfigError("mix: give both data sets and ratios by name, or both in order")
     if isinstance(datasets, Mapping) and isinstance(ratios, Mapping):
-        for name in ratios.keys() ^ datasets.keys():
-            raise UnknownNameError(f"mix: {name!r} has no data set, or no ratio{near_matches(name, datasets)}")
+        for name in [*(name for name in ratios if name not in datasets), *(n for n in datasets if n not in ratios)]:
+            lacks, near = ("data set", datasets) if name in ratios else ("ratio", ratios)
+            raise UnknownNameError(f"mix: {name!r} has no {lacks}{near_matches(name, near)}")
         ratios = [ratios[name] for name in datasets]
         datasets = list(datasets.values())
-    mixture = Mixture.of(tuple(len(d) for d in datasets), tuple(float(r) for r in ratios), num_samples)
+    _check_datasets("mix", datasets)
+    try:
+        numbers = tuple(float(ratio) for ratio in ratios)
+    except (TypeError, ValueError):
+        raise ConfigError(f"mix: ratios must be positive numbers, not {list(ratios)}") from None
+    mixture = Mixture.of(tuple(len(d) for d in datasets), numbers, num_samples)
     return _joined(list(datasets), mixture=mixture)
 
 
+def _check_datasets(where: str, datasets: Iterable[Any]) -> None:
+    for dataset in datasets:
+        if isinstance(dataset, list | tuple):
+            raise ConfigError(f"{where}: give the data sets one by one, {where}(a, b) or {where}(*datasets)")
+        if not isinstance(dataset, Sized):
+            raise ConfigError(f"{where}: expected data sets of scidata.open_dataset, not {type(dataset).__name__}")
+
+
 def _joined(datasets: Sequence[Any], **options: Any) -> CombinedDataset:
+    _check_datasets("mix" if options else "concat", datasets)
     lengths = [len(dataset) for dataset in datasets]
     parts = np.repeat(np.arange(len(lengths)), lengths)
     indices = np.concatenate([np.arange(length) for length in lengths])

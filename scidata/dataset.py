@@ -13,6 +13,7 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 from torch.utils.data import Dataset, get_worker_info
 
+from scidata._checks import as_index
 from scidata._local_transform import LocalTransform, apply_locally
 from scidata.device_mesh import domain_mesh
 from scidata.errors import ConfigError, UnknownNameError, near_matches
@@ -129,6 +130,7 @@ class ShardedDataset(Dataset[Sample]):
         return {name: torch.from_numpy(buffer) for name, buffer in buffers.items()}
 
     def __getitem__(self, index: int) -> Sample:
+        index = as_index(index)
         local = self.read_local(index)
         if self._detached or (self.mesh is not None and get_worker_info() is not None):
             return local  # type: ignore[return-value]  # a worker has no process group; assemble() wraps in the parent

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from scidata._checks import is_whole
 from scidata.errors import ConfigError, LauncherError, UnknownNameError, near_matches
 
 __all__ = ["Launch", "axes_of", "axis_rank", "axis_size", "domain_mesh", "init_mesh", "read_launcher"]
@@ -253,7 +254,7 @@ def _axis_sizes(
     if len({name for name, _ in axes}) < len(axes):
         raise ConfigError(f"two axes have the same name: {', '.join(name for name, _ in axes)}")
     for name, size in axes:
-        if isinstance(size, bool) or not isinstance(size, int) or size == 0 or size < -1:
+        if not is_whole(size) or size == 0 or size < -1:
             raise ConfigError(f"axis {name!r} has size {size!r}; sizes are integers from 1, or -1 for one inferred")
     inferred = [name for name, size in axes if size == -1]
     if len(inferred) > 1:
@@ -261,7 +262,7 @@ def _axis_sizes(
             f"only one axis can be inferred, not {' and '.join(inferred)}; give the size of {inferred[0]!r}, which is "
             "-1 by default for dp"
         )
-    return dict(axes)
+    return {name: int(size) for name, size in axes}
 
 
 def _resolve(sizes: Mapping[str, int], num_ranks: int, launcher: str) -> tuple[int, ...]:
@@ -331,6 +332,8 @@ def _cuda_index(launch: Launch, num_devices: int) -> int:
 
 
 def _names(mesh: DeviceMesh) -> tuple[str, ...]:
+    if not isinstance(mesh, DeviceMesh):
+        raise ConfigError(f"mesh must be a DeviceMesh, made by scidata.init_mesh(), not {type(mesh).__name__}")
     if not mesh.mesh_dim_names:
         raise ConfigError(
             "the mesh has no axis names, so its dp and domain axes cannot be told apart; make it with "

@@ -18,6 +18,7 @@ __all__ = [
     "LauncherError",
     "MissingChunkError",
     "MissingDependencyError",
+    "OutputError",
     "RankFailedError",
     "ReadTimeoutError",
     "RefusedError",
@@ -38,6 +39,10 @@ class SciDataError(Exception):
 
 class ConfigError(SciDataError, ValueError):
     """An argument that cannot be honoured: bounds, halo, alignment, sizes."""
+
+
+class OutputError(ConfigError):
+    """An output that is there already, is being written by another run, or is not whole yet."""
 
 
 class UnknownNameError(SciDataError, KeyError):
@@ -113,13 +118,18 @@ class UnsupportedShardOp(SciDataError, NotImplementedError):  # noqa: N818 - the
     """An operation that ShardTensor does not support on these placements. It never guesses instead."""
 
 
-def near_matches(name: str, known: Iterable[str]) -> str:
-    """Return ``"; did you mean 'u', 'v'?"`` or the names there are, for the end of an error message."""
+def near_matches(name: str, known: Iterable[str], *, listed: bool = True) -> str:
+    """Return ``"; did you mean 'u', 'v'?"`` for the end of an error message.
+
+    Where none is near: the names there are, or nothing if they are not to be ``listed``.
+    """
     names = sorted(map(str, known))
     lowered = {n.lower(): n for n in names}
     close = [lowered[m] for m in difflib.get_close_matches(str(name).lower(), lowered, n=3, cutoff=0.5)]
     if close:
         return "; did you mean " + ", ".join(repr(n) for n in close) + "?"
+    if not listed:
+        return ""
     if not names:
         return "; there are none"
     shown = ", ".join(repr(n) for n in names[:12])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from scidata._checks import names_of, whole
 from scidata.bounds import (
     chunk_bounds,
     compose,
@@ -23,8 +24,9 @@ from scidata.bounds import (
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.types import IntArray, Segment
 
-__all__ = ["GridPartition", "chunk_edges", "make_partition", "per_dim", "resolve_dim"]
+__all__ = ["GridPartition", "chunk_edges", "make_partition", "per_dim", "resolve_dim", "selected_rows"]
 
+T = TypeVar("T")
 HaloWidth = int | tuple[int, int]
 
 
@@ -135,6 +137,23 @@ def chunk_edges(selected: tuple[Segment, ...], chunk: int) -> IntArray:
     return np.flatnonzero(np.diff(rows // chunk)).astype(np.int64) + 1
 
 
+def selected_rows(crop: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, tuple[Segment, ...]]:
+    """Return what a crop leaves of each dimension.
+
+    Raises
+    ------
+    ConfigError
+        It is no crop, or leaves no rows of a dimension.
+    """
+    selected = {}
+    for dim, size in sizes.items():
+        rows = crop.get(dim, slice(None))
+        selected[dim] = _named(f"isel of {dim!r}", lambda: segments_of_slice(rows, size))  # noqa: B023 - called at once
+        if dim in crop and not selected[dim]:
+            raise ConfigError(f"isel leaves no rows of {dim!r}, which has {size}")
+    return selected
+
+
 def make_partition(
     sizes: Mapping[str, int],
     *,
@@ -176,11 +195,8 @@ def make_partition(
     """
     known = list(sizes)
     crop = per_dim(isel or {}, known, known, "isel")
-    selected = {dim: segments_of_slice(crop.get(dim, slice(None)), sizes[dim]) for dim in known}
+    selected = selected_rows(crop, sizes)
     lengths = {dim: sum(s.count for s in selected[dim]) for dim in known}
-    empty = [dim for dim in crop if lengths[dim] == 0]
-    if empty:
-        raise ConfigError(f"isel leaves no rows of {empty[0]!r}, which has {sizes[empty[0]]}")
 
     shard = {resolve_dim(dim, known, "shard"): axis for dim, axis in shard.items()}
     if len(set(shard.values())) != len(shard):
@@ -202,8 +218,8 @@ def make_partition(
 
     cuts: dict[str, IntArray] = {dim: np.array([0, lengths[dim]], np.int64) for dim in known}
     for dim, axis in shard.items():
-        num_parts, rows, unit = axis_sizes[axis], lengths[dim], int(aligns.get(dim, 1))
-        kind = kinds.get(dim, "even")
+        num_parts, rows, unit = axis_sizes[axis], lengths[dim], whole("align", aligns.get(dim, 1), least=1)
+        kind, where = kinds.get(dim, "even"), f"dimension {dim!r}"
         if costs.get(dim) is not None:
             if len(np.asarray(costs[dim])) != rows:
                 raise ConfigError(
@@ -211,19 +227,19 @@ def make_partition(
                 )
             cut = weighted_bounds(costs[dim], num_parts, align=unit)
         elif isinstance(kind, str) and kind == "even":
-            cut = _named(dim, lambda: even_bounds(rows, num_parts, align=unit))  # noqa: B023 - called at once
+            cut = _named(where, lambda: even_bounds(rows, num_parts, align=unit))  # noqa: B023 - called at once
         elif isinstance(kind, str) and kind == "chunk":
             edges = chunk_edges(selected[dim], (chunks or {}).get(dim, 1))
-            cut = _named(dim, lambda: chunk_bounds(rows, num_parts, edges=edges, align=unit))  # noqa: B023
+            cut = _named(where, lambda: chunk_bounds(rows, num_parts, edges=edges, align=unit))  # noqa: B023
         elif isinstance(kind, str):
             raise ConfigError(f"bounds must be 'even', 'chunk' or a list, not {kind!r}{near_matches(kind, _KINDS)}")
         else:
-            cut = _named(dim, lambda: explicit_bounds(kind, rows, num_parts))  # noqa: B023
+            cut = _named(where, lambda: explicit_bounds(kind, rows, num_parts))  # noqa: B023
         cuts[dim] = cut
 
     widths = per_dim(halo, sharded, known, "halo")
     pairs = {dim: _halo_pair(dim, width) for dim, width in widths.items()}
-    names = [periodic] if isinstance(periodic, str) else list(periodic)
+    names = names_of("periodic", periodic)
     return GridPartition(
         selected=selected,
         sizes=lengths,
@@ -243,10 +259,9 @@ def _in_mesh_order(axis_sizes: Mapping[str, int], shard: Mapping[str, str]) -> l
     return [axis for axis in axis_sizes if axis in used]
 
 
-def _named(dim: str, cut: Any) -> IntArray:
-    """Run a cut and put the dimension's name before its complaint."""
+def _named(where: str, function: Callable[[], T]) -> T:
+    """Call it, and put what it is about before its complaint."""
     try:
-        result: IntArray = cut()
+        return function()
     except ConfigError as e:
-        raise ConfigError(f"dimension {dim!r}: {e}") from None
-    return result
+        raise ConfigError(f"{where}: {e}") from None

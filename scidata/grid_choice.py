@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from scidata._checks import names_of
 from scidata.errors import ConfigError, FieldMismatchError, UnsupportedFormatError, near_matches
 from scidata.grid import resolve_dim
 from scidata.series import array_of
@@ -83,7 +84,7 @@ def chosen_fields(source: Source, fields: Sequence[str] | str | None) -> list[st
         A field that is not there or cannot be read, or none at all.
     """
     if fields is not None:
-        names = [fields] if isinstance(fields, str) else list(fields)
+        names = names_of("fields", fields)
         if not names:
             raise ConfigError("fields is empty; leave it out to read all")
         for name in names:

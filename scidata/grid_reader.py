@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scidata._checks import offsets
 from scidata._files import Url
 from scidata._remote import run_each
 from scidata.bounds import segments_of_slice
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
-from scidata.grid import GridPartition, make_partition, per_dim, resolve_dim
+from scidata.grid import GridPartition, make_partition, per_dim, resolve_dim, selected_rows
 from scidata.grid_choice import (
     agreeing_fields,
     all_dims_of,
@@ -122,11 +123,9 @@ class GridReader:
         layouts = {name: self._series.combined(name) for name in self.fields}
         sizes = sizes_of(layouts.values())
         if shard is None:
-            spatial = {d: n for d, n in sizes.items() if d in reference.dims and d != self.sample_dim}
-            crop = per_dim(isel or {}, list(sizes), list(sizes), "isel")
-            lengths = {
-                d: sum(s.count for s in segments_of_slice(crop.get(d, slice(None)), n)) for d, n in spatial.items()
-            }
+            spatial = [d for d in sizes if d in reference.dims and d != self.sample_dim]
+            rows = selected_rows(per_dim(isel or {}, list(sizes), list(sizes), "isel"), sizes)
+            lengths = {dim: sum(s.count for s in rows[dim]) for dim in spatial}
             split_axes = default_shard(lengths, dim_roles(first, reference.dims), axes, self.sample_dim)
         else:
             split_axes = {resolve_dim(d, list(sizes), "shard"): axis for d, axis in shard.items()}
@@ -157,6 +156,11 @@ class GridReader:
         )
         if self.sample_dim in self.partition.halo:
             raise ConfigError(f"{self.sample_dim!r} is the sample dimension and cannot have a halo; use steps")
+        if not self.num_samples:
+            raise ConfigError(
+                f"{self.paths[0]}: steps {','.join(map(str, self.steps))} reach over more rows than the "
+                f"{self.partition.sizes[str(self.sample_dim)]} of {self.sample_dim!r}: there would be no sample"
+            )
         self._last_part: _Part | None = None
         self._dropped = {d for d, crop in self._crop().items() if isinstance(crop, int | np.integer)}
         self._fields = {name: self._field(name) for name in self.fields}
@@ -416,9 +420,7 @@ class GridReader:
 
 
 def _checked_steps(steps: Sequence[int], sample_dim: str | None) -> tuple[int, ...]:
-    checked = tuple(int(s) for s in steps)
-    if not checked:
-        raise ConfigError("steps is empty; (0,) reads the sample itself")
+    checked = offsets(steps)
     if sample_dim is None and checked != (0,):
         raise ConfigError(f"steps={checked} need a sample dimension; name it with sample_dim")
     return checked

@@ -14,6 +14,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset, get_worker_info
 
+from scidata._checks import as_index
 from scidata._local_transform import LocalTransform, apply_locally
 from scidata.device_mesh import domain_mesh
 from scidata.errors import ConfigError
@@ -172,6 +173,7 @@ class IrregularDataset(Dataset[Sample]):
         return partial(self.read_local, epoch=self.epoch if epoch is None else epoch)
 
     def __getitem__(self, index: int) -> Sample:
+        index = as_index(index)
         local = self.read_local(index)
         if self._detached or (self.mesh is not None and get_worker_info() is not None):
             return local  # type: ignore[return-value]  # a worker has no process group; assemble() wraps in the parent

@@ -16,8 +16,19 @@ import torch
 import torch.utils.data
 from torch.utils.data import Sampler
 
-from scidata._arguments import check_dataset, check_sampler, default_sampler, has_buffers, needs_agreement, refuse
+from scidata._arguments import (
+    as_device,
+    check_dataset,
+    check_given,
+    check_sampler,
+    default_sampler,
+    has_buffers,
+    needs_agreement,
+    optional,
+    refuse,
+)
 from scidata._batches import Batches, BufferedDataset, PartDataset, filler, items_of, noted, part_reader
+from scidata._checks import whole
 from scidata._copiers import DeviceCopier, HostCopier, PartCopier, SideStream, Staging
 from scidata._depth import Depth
 from scidata._stats import LoaderStats
@@ -146,6 +157,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     ) -> None:
         source = adopted(dataset)
         check_dataset(source)
+        batch_size, prefetch_factor = optional("batch_size", batch_size), optional("prefetch_factor", prefetch_factor)
+        num_workers = whole("num_workers", num_workers)
+        max_prefetch_bytes = optional("max_prefetch_bytes", max_prefetch_bytes)
+        check_given(sampler, batch_sampler, timeout, {"collate_fn": collate_fn, "worker_init_fn": worker_init_fn})
         if sampler is None and batch_sampler is None and needs_agreement(source):
             sampler = default_sampler(source, shuffle=bool(shuffle), drop_last=drop_last, generator=generator)
             shuffle = None
@@ -175,7 +190,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._is_accelerate_prepared = self.use_stateful_dataloader = source.mesh is not None
         for given in (self.sampler, self.batch_sampler, getattr(self.batch_sampler, "sampler", None)):
             check_sampler(given, source)
-        self.device = None if device is None else torch.device(device)
+        self.device = None if device is None else as_device(device)
         self.on_error = on_error
         self.watch = watch
         self.workers = workers

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from scidata._checks import check_function, check_mapping, offsets, whole
 from scidata._files import url_of
 from scidata._local_transform import LocalTransform
 from scidata.dataset import ShardedDataset
@@ -164,11 +165,21 @@ def open_dataset(
         ds[0]["u"].to_local()  # this rank's rows of it, all that was read but for the halo
     """
     path = _located(path, storage_options)
+    check_mapping("shard", shard, "{'latitude': 'domain'}")
+    check_mapping("isel", isel, "{'level': 3}")
+    for name, function in {"transform": transform, "local_transform": local_transform}.items():
+        check_function(name, function)
+    for name, flag in {"decode": decode, "allow_missing": allow_missing, "allow_external": allow_external}.items():
+        if not isinstance(flag, bool | np.bool_):
+            raise ConfigError(f"{name}={flag!r}: expected True or False")
+    steps, num_threads = offsets(steps), whole("num_threads", num_threads, least=0)
     drawn = make_subsample(subsample, block=subsample_block, seed=subsample_seed)
     if kind is not None and kind not in _KINDS:
         raise ConfigError(f"kind must be one of {', '.join(_KINDS)}, not {kind!r}{near_matches(kind, _KINDS)}")
     if dtype is not None and dtype not in _READ_AS:
-        raise ConfigError(f"dtype must be a floating torch dtype, not {dtype}; integer fields keep their own")
+        raise ConfigError(
+            f"dtype must be a floating torch dtype, such as torch.float32, not {dtype!r}; integer fields keep their own"
+        )
     if mesh is None and (halo or shard):
         what = f"halo={halo}" if halo else f"shard={shard}"
         raise ConfigError(f"{what} needs a mesh: pass scidata.init_mesh(), which also works in a single process")
@@ -179,7 +190,7 @@ def open_dataset(
     trust: dict[str, Any] = {"allow_missing": allow_missing, "allow_external": allow_external}
     samples: dict[str, Any] = {"sample_dim": sample_dim, "steps": steps, "isel": isel}
     only_grids = {"shard": shard is not None, "align": align != 1, "periodic": bool(periodic)}
-    chosen_samples = {"sample_dim": sample_dim is not None, "steps": tuple(steps) != (0,), "isel": isel is not None}
+    chosen_samples = {"sample_dim": sample_dim is not None, "steps": steps != (0,), "isel": isel is not None}
     shown = os.fspath(path) if isinstance(path, str | os.PathLike) else "SOURCE..."
 
     reader: StoreReader | PointsReader
@@ -230,8 +241,10 @@ def _located(
 ) -> str | tuple[str, ...]:
     """Return the path, or paths, with what opens them."""
     if isinstance(path, str | os.PathLike):
-        return url_of(os.fspath(path), options)
-    return tuple(url_of(os.fspath(item), options) for item in path)
+        return url_of(os.path.expanduser(os.fspath(path)), options)
+    if isinstance(path, bytes) or not hasattr(path, "__iter__"):
+        raise ConfigError(f"path={path!r}: expected a path or URL, or a list of them, not {type(path).__name__}")
+    return tuple(url_of(os.path.expanduser(os.fspath(item)), options) for item in path)
 
 
 def _refuse(given: Mapping[str, bool], why: str) -> None:

@@ -8,8 +8,9 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from scidata._checks import whole
 from scidata._files import files, is_url, url_of
-from scidata.errors import ConfigError, CorruptDataError
+from scidata.errors import ConfigError, CorruptDataError, OutputError
 from scidata.partition_sample import KEEPABLE, PlannedSample, Task, plan_sample, process_sample
 from scidata.series import expand_paths
 from scidata.store import MANIFEST, output, read_sample_info, verify_sample, write_manifest
@@ -131,7 +132,7 @@ def partition(
     task = Task(
         inputs=expand_paths(inputs),
         kind=kind,
-        mesh=None if mesh is None else os.fspath(mesh),
+        mesh=None if mesh is None else os.path.expanduser(os.fspath(mesh)),
         points=_names(points),
         entity=entity,
         edges=edges,
@@ -142,14 +143,13 @@ def partition(
         keep=_names(keep) or (),
         allow_missing=allow_missing,
         allow_external=allow_external,
-        max_field_bytes=max_field_bytes,
+        max_field_bytes=whole("max_field_bytes", max_field_bytes, least=1),
     )
     chosen = Part.parse(part) if isinstance(part, str) else None if part is None else Part(*part)
     if overwrite and resume:
         raise ConfigError("overwrite and resume exclude each other: one removes what the other keeps")
-    if jobs < 1:
-        raise ConfigError(f"jobs must be at least 1, not {jobs}")
-    target = os.fspath(out)
+    jobs = whole("jobs", jobs, least=1)
+    target = os.path.expanduser(os.fspath(out))
     if is_url(target):
         raise ConfigError(f"{url_of(target)}: stores are written to a local folder; copy it to the URL afterwards")
     first, step = (0, 1) if chosen is None else (chosen.index, chosen.num_parts)
@@ -192,7 +192,7 @@ def _run(
         manifest = os.path.exists(os.path.join(out, MANIFEST))
         if (there or manifest) and not (overwrite or resume):
             found = "a finished store" if manifest else f"an unfinished store of {len(there)} samples"
-            raise ConfigError(f"{out}: {found} is there; --resume completes it, --overwrite replaces it")
+            raise OutputError(f"{out}: {found} is there; --resume completes it, --overwrite replaces it")
         if overwrite:
             output.remove_samples(out, there)
             there = []
@@ -237,13 +237,13 @@ def _check_origin(task: Task, out: str, info: SampleInfo) -> None:
     """Refuse a sample that this run would not have made: cheap comparisons first, then what is in the inputs."""
     where = f"{out}: sample {info.index} ({info.name})"
     if info.recipe != task.recipe or info.num_samples != len(task.samples):
-        raise ConfigError(
+        raise OutputError(
             f"{where} was made from other inputs or with other options ({_difference(info, task)}); resume with the "
             "same ones, or --overwrite"
         )
     for path, recorded in zip(task.samples.inputs(info.index), info.inputs, strict=False):
         if (how := difference(path, recorded)) is not None:
-            raise ConfigError(
+            raise OutputError(
                 f"{where} was made from another {path}: {how}; resume with the file as it was, or --overwrite to make "
                 "all samples anew"
             )
@@ -297,7 +297,7 @@ def finalize(out: str | os.PathLike[str]) -> PartitionReport:
     """
     target = os.fspath(out)
     if not output.finished_samples(target):
-        raise ConfigError(f"{target}: there are no samples to finish; run `scidata partition SOURCE... {target}` first")
+        raise OutputError(f"{target}: there are no samples to finish; run `scidata partition SOURCE... {target}` first")
     with output.claim_output(target, None):
         there = output.finished_samples(target)
         infos = [read_sample_info(target, index) for index in there]
@@ -305,12 +305,12 @@ def finalize(out: str | os.PathLike[str]) -> PartitionReport:
         missing = sorted(set(range(expected)) - set(there))
         if missing:
             shown = ", ".join(map(str, missing[:8])) + (", …" if len(missing) > 8 else "")
-            raise ConfigError(
+            raise OutputError(
                 f"{target}: {len(missing)} of {expected} samples are missing ({shown}); run their parts again with "
                 "--resume, then --finalize"
             )
         if len(there) > expected:
-            raise ConfigError(f"{target}: has {len(there)} samples, but was made of {expected}; runs were mixed")
+            raise OutputError(f"{target}: has {len(there)} samples, but was made of {expected}; runs were mixed")
         output.remove_temporaries(target, None)
         _finish(target, infos)
     return _report(target, expected, infos, written=[], kept=there, finished=True)

@@ -58,6 +58,7 @@ def bench_pipeline(
     path: str | Sequence[str],
     *,
     fields: Sequence[str] | None = None,
+    kind: str | None = None,
     num_samples: int = 20,
     workers: Sequence[int] = (0, 1, 2, 4),
     step: float | None = None,
@@ -70,6 +71,8 @@ def bench_pipeline(
     ----------
     path
         Anything that :func:`scidata.open_dataset` opens from local files; read whole, as by one rank.
+    fields, kind
+        As in ``open_dataset``.
     num_samples
         Of a round of each method; the data set's, over and over where it has fewer.
     workers
@@ -94,7 +97,7 @@ def bench_pipeline(
         raise ConfigError(f"{paths[0]}: bench measures local files; copy the store first")
     if repeats < 1 or num_samples < 1 or not workers or min(workers) < 0 or (step is not None and step < 0):
         raise ConfigError("samples and repeats must be at least 1, workers and the step not negative")
-    ds = open_dataset(paths if len(paths) > 1 else paths[0], fields=fields, num_threads=num_threads)
+    ds = open_dataset(paths if len(paths) > 1 else paths[0], fields=fields, kind=kind, num_threads=num_threads)
     try:
         if not len(ds):
             raise ConfigError(f"{paths[0]}: there are no samples")

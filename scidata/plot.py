@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.bounds import window
-from scidata.errors import ConfigError, MissingDependencyError, near_matches
+from scidata.errors import ConfigError, MissingDependencyError, OutputError, near_matches
 from scidata.grid import GridPartition, chunk_edges
 from scidata.grid_reader import GridReader
 from scidata.types import IntArray
@@ -93,11 +93,10 @@ def check_picture(path: str, *, overwrite: bool = False) -> None:
     """
     suffix = os.path.splitext(path)[1].lstrip(".").lower()
     if suffix not in _FORMATS:
-        raise ConfigError(
-            f"{path}: a picture ends in {', '.join('.' + f for f in _FORMATS)}{near_matches(suffix, _FORMATS)}"
-        )
+        hint = near_matches(suffix, _FORMATS, listed=False)
+        raise ConfigError(f"{path}: a picture ends in {', '.join('.' + f for f in _FORMATS)}{hint}")
     if os.path.exists(path) and not overwrite:
-        raise ConfigError(f"{path}: exists; --overwrite replaces it")
+        raise OutputError(f"{path}: exists; --overwrite replaces it")
     load_matplotlib()
 
 

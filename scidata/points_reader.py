@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scidata._checks import names_of
 from scidata.bounds import chunk_bounds, even_bounds, explicit_bounds
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
 from scidata.index_map import IndexMap
@@ -138,7 +139,7 @@ class PointsReader:
         allow_external: bool = False,
         num_threads: int = 4,
     ) -> None:
-        wanted = None if fields is None else [fields] if isinstance(fields, str) else list(fields)
+        wanted = None if fields is None else names_of("fields", fields)
         self._samples = read_samples(
             path,
             kind="points",

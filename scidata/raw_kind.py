@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from scidata.errors import UnsupportedFormatError
 from scidata.series import expand_paths
 from scidata.sources import open_source
+from scidata.store import is_store
 from scidata.topologies import exodus, graph, mpas, plain, points, ugrid, vtkhdf
 
 __all__ = ["kind_of_raw"]
@@ -53,9 +54,12 @@ def kind_of_raw(
             return "points"
     if found is not None:
         shown = os.fspath(path) if isinstance(path, str | os.PathLike) else "SOURCE..."
+        folder = os.path.dirname(shown.rstrip("/"))
+        if is_store(folder):
+            raise UnsupportedFormatError(f"{shown}: one sample of the store {folder}; open the store instead")
         raise UnsupportedFormatError(
             f"{shown}: kind {found!r} is read from a store, which serves any number of ranks; write it once: "
             f"scidata partition {shown} OUT --kind {found}, then open OUT"
-            + ("; or say kind='grid' (scidata plan --kind grid)" if kind is None else "")
+            + ("; or say kind='grid' (--kind grid), to take its arrays as they lie" if kind is None else "")
         )
     return "grid"

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from scidata.errors import FieldMismatchError, UnknownNameError, near_matches
+from scidata._checks import check_mapping
+from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
 
 __all__ = ["Sample", "collate"]
 
@@ -79,7 +80,16 @@ class Sample(Mapping[str, torch.Tensor]):
 
         For transforms: ``lambda s: s.replace({"speed": (s["u"] ** 2 + s["v"] ** 2).sqrt()})``. A new field is taken to
         have the dimensions of an old field of the same shape.
+
+        Raises
+        ------
+        ConfigError
+            A field that is no tensor.
         """
+        check_mapping("fields", fields, "{'speed': tensor}")
+        for name, tensor in fields.items():
+            if not isinstance(tensor, torch.Tensor):
+                raise ConfigError(f"replace: field {name!r} is a {type(tensor).__name__}, and must be a tensor")
         merged = self._fields | dict(fields)
         by_shape = {tuple(tensor.shape): self.dims[name] for name, tensor in self._fields.items()}
         dims = {
@@ -115,8 +125,11 @@ def collate(samples: Sequence[Sample]) -> Sample:
     Raises
     ------
     FieldMismatchError
-        The samples differ in fields or shapes.
+        The samples differ in fields or shapes, or are none.
     """
+    if not samples or not all(isinstance(sample, Sample) for sample in samples):
+        found = ", ".join(sorted({type(sample).__name__ for sample in samples})) or "none"
+        raise FieldMismatchError(f"collate makes a batch of one or more samples of a data set, not of {found}")
     return type(samples[0]).collate(samples)
 
 

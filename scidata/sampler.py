@@ -11,6 +11,7 @@ import numpy.typing as npt
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import DistributedSampler as _DistributedSampler
 
+from scidata._checks import whole
 from scidata.device_mesh import axes_of, axis_rank, axis_size
 from scidata.errors import ConfigError
 from scidata.order import Mixture, Order
@@ -81,10 +82,11 @@ class DistributedSampler(_DistributedSampler[Any]):
     ) -> None:
         dp_axis = None if mesh is None else axes_of(mesh, dp=dp)[0]
         num_replicas = axis_size(mesh, dp_axis)
+        if not isinstance(dataset, Sized):
+            raise ConfigError(f"dataset: expected one with a length, not {type(dataset).__name__}")
         if len(dataset) == 0:
             raise ConfigError("the dataset is empty: there is nothing to sample")
-        if seed < 0:
-            raise ConfigError(f"seed must not be negative, but is {seed}")
+        seed = whole("seed", seed, least=0)
         super().__init__(
             dataset,  # type: ignore[arg-type]  # any sized thing will do
             num_replicas=num_replicas,
@@ -121,8 +123,7 @@ class DistributedSampler(_DistributedSampler[Any]):
         ConfigError
             A negative epoch.
         """
-        if epoch < 0:
-            raise ConfigError(f"epoch must not be negative, but is {epoch}")
+        epoch = whole("epoch", epoch, least=0)
         if epoch != self.epoch:
             self._start = self._dealt = 0
         super().set_epoch(int(epoch))
@@ -290,6 +291,8 @@ def _order(
             raise ConfigError(f"{name} decides the order, which shuffle=False fixes; leave out one of them")
     if weights is not None and mixture is not None:
         raise ConfigError("weights: the data set is a mix, whose ratios decide how often samples come; leave it out")
+    draws = None if draws is None else whole("num_samples", draws)
+    group = None if group is None else whole("group", group)
     if draws is not None and (weights is None or draws < 1):
         raise ConfigError(f"num_samples={draws}: the number of draws by weights, from 1; leave it out without weights")
     if (sizes is None) != (group is None) or (group is not None and group < 1):
@@ -311,7 +314,10 @@ def _order(
 def _of_samples(name: str, values: npt.ArrayLike | None, count: int) -> npt.NDArray[np.float64] | None:
     if values is None:
         return None
-    array = np.asarray(values, np.float64)
+    try:
+        array = np.asarray(values, np.float64)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{name}: {count} numbers are needed, one a sample, not {values!r}") from None
     if array.shape != (count,) or not np.isfinite(array).all() or array.min() < 0 or array.sum() <= 0:
         raise ConfigError(
             f"{name}: {count} finite numbers from 0, one a sample and not all 0, are needed, not an array of shape "

@@ -59,6 +59,8 @@ def expand_paths(
         if not matches:
             raise FileNotFoundError(f"{name}: no file matches this pattern")
         return matches
+    if isinstance(path, bytes) or not hasattr(path, "__iter__"):
+        raise ConfigError(f"path={path!r}: expected a path or URL, or a list of them, not {type(path).__name__}")
     names = tuple(name for item in path for name in expand_paths(item, options))
     if not names:
         raise FileNotFoundError("the list of paths is empty")

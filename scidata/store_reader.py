@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scidata._checks import names_of, whole
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.local_part import LocalPart, SamplePart
 from scidata.plan import ArrayPlan, ReadPlan
@@ -109,7 +110,8 @@ class StoreReader:
         self._has_positions = all(sample.block_space is not None for sample in manifest.samples)
         self.halo = self._checked_halo(halo)
         if ghosts not in ("disk", "exchange"):
-            raise ConfigError(f"ghosts must be 'disk' or 'exchange', not {ghosts!r}")
+            hint = near_matches(str(ghosts), ("disk", "exchange"), listed=False)
+            raise ConfigError(f"ghosts must be 'disk' or 'exchange', not {ghosts!r}{hint}")
         if ghosts == "disk" and not halo:
             raise ConfigError("ghosts='disk' reads the rows of a halo: say how wide, with halo=1 say")
         self.ghosts = ghosts
@@ -128,9 +130,7 @@ class StoreReader:
         self._threads = ReaderThreads(num_threads)
         self._partitions: OrderedDict[int, tuple[SamplePart, dict[str, list[ArrayPlan]]]] = OrderedDict()
         self._lock = threading.Lock()
-        if cache_bytes < 0:
-            raise ConfigError(f"cache_bytes={cache_bytes}: a number of bytes is at least 0")
-        self.topologies: Kept[LocalTopology] = Kept(cache_bytes)
+        self.topologies: Kept[LocalTopology] = Kept(whole("cache_bytes", cache_bytes, least=0))
         self._token = uuid.uuid4().hex  # of this data set, also where it was pickled: ranks have their own
 
     # -- what there is -------------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ class StoreReader:
         if fields is None:
             return tuple(self._infos)
         by_path = {info.path: name for name, info in self._infos.items()}
-        names = [fields] if isinstance(fields, str) else list(fields)
+        names = names_of("fields", fields)
         return tuple(dict.fromkeys(self._known(by_path.get(name, name)) for name in names))
 
     def _known(self, name: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from scidata._checks import is_whole
 from scidata.errors import ConfigError
 from scidata.types import IntArray
 
@@ -79,19 +80,15 @@ def make_subsample(subsample: Mapping[str, int] | None, *, block: int | str, see
     if not isinstance(subsample, Mapping) or len(subsample) != 1:
         raise ConfigError(f"subsample={subsample!r}: expected one entity and a number of rows, {{'point': 100_000}}")
     ((entity, num_rows),) = subsample.items()
-    if not _is_integer(num_rows) or num_rows < 1:
+    if not is_whole(num_rows) or num_rows < 1:
         raise ConfigError(f"subsample={{{entity!r}: {num_rows!r}}}: the number of rows is an integer, at least 1")
-    if block != CHUNK and (not _is_integer(block) or int(block) < 1):
+    if block != CHUNK and (not is_whole(block) or int(block) < 1):
         raise ConfigError(f"subsample_block={block!r}: expected a number of rows, at least 1, or {CHUNK!r}")
-    if not _is_integer(seed) or not 0 <= seed < _MAX_WORD:
+    if not is_whole(seed) or not 0 <= seed < _MAX_WORD:
         raise ConfigError(f"subsample_seed={seed!r}: expected an integer from 0 to 2**64 - 1")
     return Subsample(
         entity=entity, num_rows=int(num_rows), block=block if block == CHUNK else int(block), seed=int(seed)
     )
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ from scidata.types import IntArray, Source
 __all__ = ["Cells", "RawField", "RawSample", "RawSamples", "SampleHeader", "parse_edges", "read_samples"]
 
 _KINDS = ("mesh", "points", "graph")
+_EDGE_RULES = ("edge_index", "cells", "faces", "knn", "radius")
 _MESHES: tuple[ModuleType, ...] = (vtkhdf, ugrid, mpas, exodus, plain)
 _OWN_COORDINATES = (vtkhdf, mpas, exodus)
 _MESHIO = frozenset(
@@ -227,6 +228,11 @@ class _Reading:
     def header(self, name: str, paths: tuple[str, ...]) -> SampleHeader:
         """Describe the sample that some files hold together."""
         topology = self._topology(self.mesh if self.mesh is not None else paths[0])
+        if self.options.topology is not None and not isinstance(topology, ugrid.UGridTopology):
+            raise ConfigError(
+                f"{topology.source.path}: topology={self.options.topology!r} names one of several meshes of a UGRID "
+                "file, which this is not; leave it out"
+            )
         found: list[tuple[Source, dict[str, RawField]]] = []
         left_out: dict[str, str] = dict(topology.left_out)
         sources = [topology.source]
@@ -354,17 +360,18 @@ def parse_edges(edges: str) -> tuple[str, float]:
     ConfigError
         It is no rule.
     """
-    rule, _, number = edges.partition(":")
-    if rule in ("edge_index", "cells", "faces") and not number:
+    rule, _, number = str(edges).partition(":")
+    if rule in _EDGE_RULES[:3] and not number:
         return rule, 0.0
     try:
         value = float(number)
     except ValueError:
         value = 0.0
     if rule not in ("knn", "radius") or not np.isfinite(value) or value <= 0 or (rule == "knn" and value != int(value)):
+        hint = "" if rule in _EDGE_RULES else near_matches(rule, _EDGE_RULES, listed=False)
         raise ConfigError(
             f"edges={edges!r}: expected 'edge_index', 'cells', 'faces', 'knn:8' (neighbours) or 'radius:0.1' (in the "
-            "unit of the points)"
+            f"unit of the points){hint}"
         )
     return rule, value
 
@@ -419,8 +426,10 @@ def read_samples(
     """
     if kind is not None and kind not in _KINDS:
         raise ConfigError(f"kind must be 'mesh', 'points' or 'graph', not {kind!r}{near_matches(kind, _KINDS)}")
-    if entity not in (None, "cell") or (entity == "cell" and kind not in (None, "mesh")):
-        raise ConfigError(f"entity must be 'cell', of a mesh, or left out, not {entity!r} with kind={kind!r}")
+    if entity not in (None, "cell"):
+        raise ConfigError(f"entity must be 'cell' or left out, not {entity!r}{near_matches(str(entity), ['cell'])}")
+    if entity == "cell" and kind not in (None, "mesh"):
+        raise ConfigError(f"entity='cell': only a mesh has cells, not kind={kind!r}")
     if edges is not None:
         rule, _ = parse_edges(edges)
         if (entity == "cell") != (rule == "faces") and rule not in ("knn", "radius"):
@@ -435,7 +444,7 @@ def read_samples(
     names = _sample_names(paths)
     reading = _Reading(
         kind=kind,
-        mesh=None if mesh is None else os.fspath(mesh),
+        mesh=None if mesh is None else os.path.expanduser(os.fspath(mesh)),
         entity=entity,
         fields=_as_names(fields),
         options=Options(points=_as_names(points), edges=edges, topology=topology, allow_missing=allow_missing),

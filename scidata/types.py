@@ -193,7 +193,11 @@ class Source(Protocol):
     """
 
     path: str
-    format: str
+
+    @property
+    def format(self) -> str:
+        """``"zarr3"``, ``"hdf5"``, …."""
+        ...
 
     @property
     def attributes(self) -> Mapping[str, Any]:

@@ -14,6 +14,8 @@ import typer
 from scidata.errors import near_matches
 
 __all__ = [
+    "KINDS",
+    "check_choice",
     "parse_align",
     "parse_bounds",
     "parse_domain",
@@ -33,11 +35,19 @@ T = TypeVar("T")
 #: Names of the domain's axes, by how many there are; as ``init_mesh`` names them.
 _AXIS_NAMES = {1: ("domain",), 2: ("h", "w"), 3: ("d", "h", "w")}
 _FLOATS = ("float16", "float32", "float64")
+KINDS = ("grid", "points", "mesh", "graph")
 
 
 def usage_error(option: str, message: str) -> typer.BadParameter:
     """Return the error that ends the program with exit code 2 and names the option."""
     return typer.BadParameter(message, param_hint=f"'{option}'")
+
+
+def check_choice(option: str, text: str | None, choices: Sequence[str]) -> None:
+    """Refuse a word that is none of the choices; None is the default."""
+    if text is not None and text not in choices:
+        hint = near_matches(text, choices, listed=False)
+        raise usage_error(option, f"{text!r} is none of {', '.join(choices)}{hint or '.'}")
 
 
 def _integer(option: str, text: str, accepted: str) -> int:
@@ -95,7 +105,7 @@ def parse_shard(values: Sequence[str], axis_sizes: dict[str, int], option: str =
     pairs = [part.partition("=") for value in values for part in value.split(",")]
     taken = {axis.strip() for _, equals, axis in pairs if equals}
     for axis in taken - set(axis_sizes):
-        raise usage_error(option, f"there is no domain axis {axis!r}{near_matches(axis, axis_sizes)}.")
+        raise usage_error(option, f"there is no domain axis {axis!r}{near_matches(axis, axis_sizes)}")
     free = [axis for axis in axis_sizes if axis not in taken]
     shard: dict[Any, str] = {}
     for dim, equals, axis in pairs:
@@ -142,7 +152,7 @@ def parse_bounds(values: Sequence[str], option: str = "--bounds") -> Any:
         if word in ("even", "chunk"):
             return word
         if not re.fullmatch(r"[\d,\s-]+", word):
-            hint = near_matches(word, ("even", "chunk")) if word.isalpha() else ""
+            hint = near_matches(word, ("even", "chunk"), listed=False)
             raise usage_error(option, f"{text.strip()!r} are no bounds{hint}; accepted: {accepted}.")
         return [_integer(option, part, accepted) for part in word.split(",")]
 
@@ -225,5 +235,6 @@ def parse_rows(values: Sequence[str], option: str = "--bounds") -> str | list[in
     if text == "even":
         return text
     if not re.fullmatch(r"[\d,\s-]+", text):
-        raise usage_error(option, f"{text!r} are no bounds of a store's rows; accepted: {accepted}.")
+        hint = near_matches(text, ("even",), listed=False)
+        raise usage_error(option, f"{text!r} are no bounds of a store's rows{hint}; accepted: {accepted}.")
     return [_integer(option, part, accepted) for part in text.split(",")]

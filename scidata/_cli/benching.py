@@ -1,32 +1,70 @@
-"""``scidata bench --pipeline``."""
+"""``scidata bench``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
-from scidata._cli.arguments import usage_error
+from scidata._cli.arguments import KINDS, check_choice, parse_names, usage_error
 from scidata._cli.output import console, human_bytes, make_table, print_json
-from scidata.pipeline_bench import PipelineRow, bench_pipeline
+from scidata._cli.tables import print_bench
+from scidata._files import is_url
+from scidata.bench import bench_path
+from scidata.store import is_store
 
-__all__ = ["run_pipeline"]
+if TYPE_CHECKING:
+    from scidata.pipeline_bench import PipelineRow
+
+__all__ = ["run_bench", "run_pipeline"]
+
+
+def run_bench(
+    path: str,
+    only_pipeline: Mapping[str, Any],
+    *,
+    fields: Sequence[str] | None,
+    kind: str | None,
+    repeats: int,
+    as_json: bool,
+) -> None:
+    """Measure arrays, and print a table or JSON; ``only_pipeline`` are options that have no meaning here."""
+    for option, value in only_pipeline.items():
+        if value is not None:
+            raise usage_error(option, "is for --pipeline.")
+    check_choice("--kind", kind, ("grid", "points"))
+    if not is_url(path) and is_store(path):
+        raise usage_error("PATH", f"{path} is a partitioned store, which has its own order; add --pipeline.")
+    rows = bench_path(path, fields=parse_names(fields or ()) or None, kind=kind, repeats=repeats)
+    if as_json:
+        print_json({"path": path, "repeats": repeats, "rows": [asdict(row) for row in rows]})
+    else:
+        print_bench(path, rows, repeats)
 
 
 def run_pipeline(
     path: str,
     *,
     fields: Sequence[str] | None,
+    kind: str | None,
     workers: str | None,
     samples: int | None,
     step_ms: float | None,
     repeats: int,
     as_json: bool,
 ) -> None:
-    """Measure, and print a table or JSON."""
-    numbers = _numbers(workers or "0,1,2,4")
-    step = None if step_ms is None else step_ms / 1e3
+    """Measure a loader, and print a table or JSON."""
+    from scidata.pipeline_bench import bench_pipeline  # torch
+
+    check_choice("--kind", kind, KINDS)
     rows, step = bench_pipeline(
-        path, fields=fields, workers=numbers, num_samples=samples or 20, step=step, repeats=repeats
+        path,
+        fields=parse_names(fields or ()) or None,
+        kind=kind,
+        workers=_numbers(workers or "0,1,2,4"),
+        num_samples=samples or 20,
+        step=None if step_ms is None else step_ms / 1e3,
+        repeats=repeats,
     )
     if as_json:
         print_json({"path": path, "repeats": repeats, "step": step, "rows": [asdict(row) for row in rows]})

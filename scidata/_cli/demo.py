@@ -14,11 +14,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from scidata._cli.arguments import usage_error
 from scidata._cli.output import console, human_bytes, make_table, print_json
 from scidata._cli.planning import DomainPlan, describe, plan_domain
 from scidata._cli.tables import print_plan
 from scidata._demo_data import FIELDS, NUM_LATITUDES, write_weather
-from scidata.errors import ConfigError, LauncherError
+from scidata.errors import LauncherError, OutputError
 from scidata.grid_reader import GridReader
 
 __all__ = ["agrees", "run_demo"]
@@ -39,6 +40,8 @@ def run_demo(*, ranks: int, steps: int, keep: str | None, as_json: bool) -> bool
     LauncherError
         A rank failed, or the run did not end.
     """
+    if ranks > NUM_LATITUDES // _PATCH:
+        raise usage_error("--ranks", f"{ranks}: there are {NUM_LATITUDES // _PATCH} rows of patches to share.")
     began = time.monotonic()
     with _folder(keep) as folder:
         path = os.path.join(folder, "weather.zarr")
@@ -64,7 +67,7 @@ def _folder(keep: str | None) -> Iterator[str]:
             yield folder
         return
     if os.path.exists(keep) and (not os.path.isdir(keep) or os.listdir(keep)):
-        raise ConfigError(f"{keep}: exists and is not an empty folder; name another for --keep")
+        raise OutputError(f"{keep}: exists and is not an empty folder; name another for --keep")
     os.makedirs(keep, exist_ok=True)
     yield keep
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from scidata._cli.arguments import usage_error
+from scidata._cli.arguments import check_choice, usage_error
 from scidata._cli.output import console, human_bytes, is_terminal, make_table, print_json, progress
 from scidata._cli.tables import print_bullets
 from scidata.errors import ConfigError
@@ -28,8 +28,7 @@ def run_partition(paths: Sequence[str], options: dict[str, Any], *, as_json: boo
     if len(paths) < 2:
         raise usage_error("SOURCE... OUT", "give the inputs, then the output folder.")
     *inputs, out = paths
-    if options["order"] not in ORDERS:
-        raise usage_error("--order", f"{options['order']!r} is none of {', '.join(ORDERS)}.")
+    check_choice("--order", options["order"], ORDERS)
     if options["part"] is not None:
         try:
             Part.parse(options["part"])

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scidata._cli.arguments import parse_rows, parse_width, usage_error
+from scidata._cli.arguments import check_choice, parse_rows, parse_width, usage_error
 from scidata._cli.output import console, human_bytes, make_table, print_json, progress, ratio
 from scidata._cli.store_planning import StorePlan, describe_store, plan_store
 from scidata._cli.tables import MANY_RANKS, byte_cells, print_bullets, shape_text, telling_ranks
@@ -151,8 +151,8 @@ def run_plan(
     Parameters
     ----------
     options
-        ``halo``, ``bounds``, ``weights`` and ``ghosts`` as typed; ``fields``, ``dtype``, ``sample_dim``, ``steps`` and
-        ``isel`` as :class:`~scidata.store_reader.StoreReader` takes them.
+        ``halo``, ``bounds``, ``weights``, ``ghosts`` and ``kind`` as typed; ``fields``, ``dtype``, ``sample_dim``,
+        ``steps`` and ``isel`` as :class:`~scidata.store_reader.StoreReader` takes them.
     refused
         Options that mean nothing for stores, and whether each was given.
     """
@@ -179,11 +179,12 @@ def run_plan(
     if common["weights"] is not None and common["bounds"] != "even":
         raise usage_error("--weights", "weights decide the bounds; leave out --bounds.")
     draw = _prepared_plot(plot, overwrite)
+    check_choice("--ghosts", options["ghosts"], ("disk", "exchange"))
     ghosts = options["ghosts"] or ("disk" if common["halo"] else "exchange")  # as open_dataset chooses
-    if ghosts not in ("disk", "exchange"):
-        raise usage_error("--ghosts", f"{ghosts!r} is none of disk, exchange.")
     chosen = {name: options[name] for name in ("fields", "dtype", "sample_dim", "steps", "isel")}
     reader = StoreReader(path, **common, **chosen, ghosts=ghosts)
+    if options["kind"] not in (None, reader.kind):
+        raise usage_error("--kind", f"{options['kind']}: {path} is a store of kind {reader.kind}; leave it out.")
     if not 0 <= sample < reader.num_samples:
         raise usage_error("--sample", f"{sample} is out of range: there are {reader.num_samples} samples.")
     topology = StoreReader(path, **common, fields=(), sample_dim=False)

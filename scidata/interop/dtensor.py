@@ -26,6 +26,8 @@ def to_dtensor(tensor: ShardTensor) -> DTensor:
         Parts of other sizes. Explicit bounds in ``open_dataset``, or ``redistribute`` to the sizes that the message
         gives, make them fit.
     """
+    if not isinstance(tensor, ShardTensor):
+        raise ShardLayoutError(f"to_dtensor takes a ShardTensor, not {type(tensor).__name__}")
     spec = tensor.spec
     for dim, axis in spec.sharded.items():
         found, wanted = spec.sizes_of(axis), chunk_sizes(spec.global_shape[dim], spec.axes[axis].size)

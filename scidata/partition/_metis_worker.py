@@ -2,6 +2,7 @@
 
 import os
 import sys
+from typing import Any
 
 import numpy as np
 import pymetis
@@ -13,7 +14,12 @@ def main(folder: str, num_parts: int) -> None:
     indices = np.load(os.path.join(folder, "indices.npy"), mmap_mode="r")
     options = pymetis.Options(seed=1)
     # recursive: parts [0, k / 2) are one side of the first bisection, and so on: cuts at fewer parts nest
-    _, parts = pymetis.part_graph(num_parts, xadj=indptr, adjncy=indices, recursive=True, options=options)
+    graph: dict[str, Any]
+    if hasattr(pymetis, "CSRAdjacency"):  # from 2025.2 on; the arguments of before go away in 2027
+        graph = {"adjacency": pymetis.CSRAdjacency(indptr, indices)}
+    else:
+        graph = {"xadj": indptr, "adjncy": indices}
+    _, parts = pymetis.part_graph(num_parts, **graph, recursive=True, options=options)
     np.save(os.path.join(folder, "parts.npy"), np.asarray(parts, dtype=np.int32))
 
 

@@ -152,7 +152,7 @@ def check_sample(raw: RawArrays, *, num_nodes: int | None = None) -> list[Findin
         count, rows = faults.get(kind, (0, _NONE))
         if count:
             sentence = _SENTENCES[kind].format(count=count, nodes=nodes, cells=cells, edges=edges)
-            todo = f"{remedy} (repair {kind!r})" if remedy else "write the ids again in 64 bits"
+            todo = f"{remedy} (--repair {kind})" if remedy else "write the ids again in 64 bits"
             message = f"{sentence} (first rows: {rows[:5].tolist()}); {todo}"
             first = tuple(rows[:5].tolist())
             found.append(

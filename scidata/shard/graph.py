@@ -178,6 +178,11 @@ def _device_of(group: Group) -> torch.device:
 
 
 def _owned_part(x: Tensor, index_map: IndexMap) -> Tensor:
+    if not isinstance(x, Tensor) or not isinstance(index_map, IndexMap):
+        raise ShardLayoutError(
+            f"expected a tensor and an IndexMap, not {type(x).__name__} and {type(index_map).__name__}; "
+            "sample.index_map('node') has one"
+        )
     local = x.to_local() if isinstance(x, ShardTensor) else x
     if local.ndim == 0 or len(local) != index_map.num_owned:
         raise ShardLayoutError(

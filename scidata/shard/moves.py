@@ -141,6 +141,7 @@ def _spec_of_shapes(
     shapes: Mapping[int | str, Sequence[Sequence[int]]],
 ) -> ShardSpec:
     axes = axes_of(mesh)
+    check_layout(local, placements)
     parts = {axis: [tuple(map(int, shape)) for shape in given] for axis, given in by_axis(shapes, axes).items()}
     own, global_shape = tuple(local.shape), list(local.shape)
     sizes: dict[int | str, Sequence[int]] = {}
@@ -178,9 +179,20 @@ def _describe(x: Tensor) -> Tensor:
     return torch.tensor([row], dtype=torch.int64, device=x.device)
 
 
+def check_layout(tensor: Any, placements: Any) -> None:
+    """Refuse what is no tensor, and placements that are no sequence; each placement is checked with the sizes."""
+    if tensor is not None and not isinstance(tensor, Tensor):
+        raise ShardLayoutError(f"expected a tensor, not {type(tensor).__name__}; torch.as_tensor makes one of an array")
+    if isinstance(placements, str | Placement) or not isinstance(placements, Sequence):
+        raise ShardLayoutError(
+            f"placements={placements!r}: expected one for each axis of the mesh, such as [Replicate(), Shard(0)]"
+        )
+
+
 def infer_spec(local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> ShardSpec:
     """Make a spec from what all ranks hold; contradictions raise on every rank. Collective."""
     axes = axes_of(mesh)
+    check_layout(local, placements)
     table = _describe(local)[0]
     for axis in reversed(axes):
         table = all_gather_v(table[None], (1,) * axis.size, 0, axis.group)
@@ -227,9 +239,10 @@ def scatter(
 ) -> tuple[Tensor, ShardSpec]:
     """Split one rank's tensor: along axis 0 in the source's slice of the mesh, then axis 1 and so on. Collective."""
     axes = axes_of(mesh)
-    found = (mesh.mesh == global_src).nonzero().tolist()
+    check_layout(tensor, placements)
+    found = [] if isinstance(global_src, str) else (mesh.mesh == global_src).nonzero().tolist()
     if not found:
-        raise ShardLayoutError(f"global_src={global_src} is not in the device mesh {mesh.mesh.tolist()}")
+        raise ShardLayoutError(f"global_src={global_src!r} is not in the device mesh {mesh.mesh.tolist()}")
     source = found[0]
     on_cuda = mesh.device_type == "cuda"
     device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device(mesh.device_type)

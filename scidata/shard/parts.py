@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
-from scidata.errors import UnsupportedShardOp
+from scidata.errors import ConfigError, UnsupportedShardOp
 from scidata.index_map import IndexMap
 from scidata.shard._transport import reduce
 from scidata.shard.graph import node_tensor
@@ -74,6 +74,8 @@ def call_on_parts(module: nn.Module, parts: Parts, *args: Any, **kwargs: Any) ->
         (pooling, normalisation over nodes), edges followed the other way or random numbers drawn (dropout); batch
         normalisation in training. A result that is not rows of nodes. A module of ``strategy="fsdp"``.
     """
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"call_on_parts takes a torch.nn.Module first, not {type(module).__name__}")
     for name, child in module.named_modules():
         if isinstance(child, nn.modules.batchnorm._BatchNorm) and (child.training or child.running_mean is None):
             raise UnsupportedShardOp(

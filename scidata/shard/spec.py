@@ -90,6 +90,8 @@ def axes_of(mesh: DeviceMesh) -> tuple[MeshAxis, ...]:
 
 
 def _of_mesh(mesh: DeviceMesh) -> _OfMesh:
+    if not isinstance(mesh, DeviceMesh):
+        raise ShardLayoutError(f"device_mesh must be a DeviceMesh, not {type(mesh).__name__}")
     found = mesh.__dict__.get("_scidata")
     if type(found) is not _OfMesh:
         found = mesh.__dict__["_scidata"] = _OfMesh(_found_axes(mesh))
@@ -148,8 +150,8 @@ class ShardSpec:
         shape, ndim = self.global_shape, len(self.global_shape)
         if not len(self.placements) == len(self.sizes) == len(self.axes):
             raise ShardLayoutError(
-                f"{len(self.axes)} mesh axes need as many placements and sizes, "
-                f"not {len(self.placements)} and {len(self.sizes)}"
+                f"{len(self.axes)} mesh axes need as many placements and sizes, one for each of "
+                f"{', '.join(axis.name for axis in self.axes)}, not {len(self.placements)} and {len(self.sizes)}"
             )
         seen: dict[int, str] = {}
         placements = list(self.placements)

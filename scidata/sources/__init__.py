@@ -20,6 +20,7 @@ __all__ = ["open_source"]
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _CLASSIC_MAGICS = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
 _ZARR_NAMES = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")
+_STORE_MARK = "manifest.json"  # as scidata.store calls it
 _NETCDF_SUFFIXES = (".nc", ".nc4", ".cdf")
 _GONE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _FORMATS = "Zarr v2 and v3 folders, HDF5, NetCDF-4 and NetCDF-3 (classic, 64-bit offset, 64-bit data) files"
@@ -80,6 +81,11 @@ def _open_file(path: str, *, allow_external: bool) -> Source:
 
         return HDF5Source(path, allow_external=allow_external)
     begins = f"begins with {head!r}" if head else "is empty"
+    if head[:2] == b"PK":
+        raise UnsupportedFormatError(f"{path}: a zip archive; unpack it (unzip), and open what was in it")
+    if posixpath.basename(path) in (*_ZARR_NAMES, _STORE_MARK):
+        folder = os.path.dirname(path) or "."
+        raise UnsupportedFormatError(f"{path}: describes the store in its folder; open that, {folder}")
     raise UnsupportedFormatError(f"{path}: {begins}, which is no format that scidata reads; it reads {_FORMATS}")
 
 
@@ -97,17 +103,27 @@ def _is_zarr(path: str) -> bool:
 
 def _check_local(path: str) -> None:
     """Raise if ``path`` is not a file, saying what to do instead."""
+    if not path:
+        raise FileNotFoundError("the path is empty: name a file, a folder or a URL")
+    if os.path.isdir(path) and os.path.isfile(os.path.join(path, _STORE_MARK)):
+        raise UnsupportedFormatError(
+            f"{path}: a store of `scidata partition`, which is opened by itself: open_dataset({path!r}, mesh), and "
+            "several with scidata.concat"
+        )
     if os.path.isdir(path):
         shown = sorted(os.listdir(path))[:6]
         raise UnsupportedFormatError(
             f"{path}: a folder without {', '.join(_ZARR_NAMES)} is no Zarr store (it holds {shown or 'nothing'}); "
             "name a file in it, or use a glob such as '*.nc' for a series of files"
         )
+    if os.path.islink(path) and not os.path.exists(path):
+        os.stat(path)  # says what is wrong with the link
     if not os.path.exists(path):
         parent = os.path.dirname(path) or "."
         if not os.path.isdir(parent):
             raise FileNotFoundError(f"{path}: there is no such file, and no folder {parent}")
-        hint = near_matches(posixpath.basename(path), os.listdir(parent))
+        seen = [name for name in os.listdir(parent) if not name.startswith(".")]
+        hint = near_matches(posixpath.basename(path), seen, listed=parent != os.path.expanduser("~"))
         raise FileNotFoundError(f"{path}: there is no such file in {parent}{hint}")
 
 

@@ -133,8 +133,6 @@ class ZarrSource:
         first use for folders and files of chunks. Not checked behind URLs other than ``file://``.
     """
 
-    format: str  # "zarr2" or "zarr3"; found at first use
-
     def __init__(self, path: str | os.PathLike[str], *, allow_external: bool = False) -> None:
         self.path = url_of(os.fspath(path))
         self.allow_external = allow_external
@@ -151,11 +149,6 @@ class ZarrSource:
     def __setstate__(self, state: dict[str, Any]) -> None:
         ZarrSource.__init__(self, state["path"], allow_external=state["allow_external"])
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "format":
-            return self._open().contents.format
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-
     def _open(self) -> _State:
         if self._pid != os.getpid():  # forked, perhaps while another thread held the lock
             self._lock, self._state, self._pid = threading.Lock(), None, os.getpid()
@@ -166,6 +159,11 @@ class ZarrSource:
                 if state is None:
                     state = self._state = _State(self.path, allow_external=self.allow_external)
         return state
+
+    @property
+    def format(self) -> str:
+        """``"zarr2"`` or ``"zarr3"``."""
+        return self._open().contents.format
 
     @property
     def attributes(self) -> Mapping[str, Any]:

@@ -40,7 +40,7 @@ MANIFEST = "manifest.json"
 
 def _join(store: str, name: str) -> str:
     path = url_of(store)
-    return path.at(name) if isinstance(path, Url) else os.path.join(path, name)
+    return path.at(name) if isinstance(path, Url) else os.path.join(os.path.expanduser(path), name)
 
 
 def is_store(path: str | os.PathLike[str]) -> bool:
@@ -49,6 +49,10 @@ def is_store(path: str | os.PathLike[str]) -> bool:
         return files().size(_join(os.fspath(path), MANIFEST)) > 0
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return False
+    except OSError as e:
+        if e.errno == errno.ELOOP:  # links that lead to each other; the reader says so of the path itself
+            return False
+        raise
 
 
 class Store:
@@ -63,7 +67,7 @@ class Store:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = url_of(os.fspath(path))
+        self.path = url_of(os.path.expanduser(os.fspath(path)))
         self.manifest = _read_manifest(self.path)
         self._sources: dict[int, ZarrSource] = {}
 
@@ -236,7 +240,7 @@ def verify(path: str | os.PathLike[str], *, tick: Callable[[], None] | None = No
     UnsupportedFormatError, FileNotFoundError
         There is no finished store at ``path``.
     """
-    name = url_of(os.fspath(path))
+    name = url_of(os.path.expanduser(os.fspath(path)))
     files().close()  # read what is there now, not what was replaced while open
     try:
         store = open_store(name)

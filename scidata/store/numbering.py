@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scidata._checks import offsets as checked_offsets
 from scidata.bounds import segments_of_slice
 from scidata.errors import ConfigError, FieldMismatchError, SciDataError, UnknownNameError, near_matches
 from scidata.sources.cf import names_time
@@ -179,9 +180,7 @@ def number_samples(
     UnknownNameError, ConfigError, FieldMismatchError
         No such dim, steps without one, a crop of an entity, or fields that differ in their number of times.
     """
-    offsets = tuple(int(step) for step in steps)
-    if not offsets:
-        raise ConfigError("steps is empty; (0,) reads the sample itself")
+    offsets = checked_offsets(steps)
     chosen = _sample_dim(store, infos, sample_dim)
     if chosen is None and offsets != (0,):
         raise ConfigError(
@@ -197,6 +196,11 @@ def number_samples(
         lost = max(0, *offsets) - min(0, *offsets)
         kept = {size: len(_kept_rows(crop.get(chosen, slice(None)), size)) for size in set(sizes)}
         counts = np.array([max(0, kept[size] - lost) for size in sizes], np.int64)
+        if sizes and not counts.any():
+            raise ConfigError(
+                f"{store.path}: steps {','.join(map(str, offsets))} reach over more rows than any stored sample has of "
+                f"{chosen!r}, at most {max(kept.values())}: there would be no sample"
+            )
     firsts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
     return Numbering(store=store, sample_dim=chosen, steps=offsets, isel=crop, firsts=firsts, _sizes=sizes)
 

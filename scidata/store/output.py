@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from scidata.errors import ConfigError
+from scidata.errors import ConfigError, OutputError
 from scidata.store import MANIFEST
 
 __all__ = ["Part", "claim_output", "finished_samples", "remove_samples", "remove_temporaries"]
@@ -75,6 +75,7 @@ def claim_output(out: str, part: Part | None) -> Iterator[None]:
     import fcntl
 
     _check_contents(out)
+    new = not os.path.isdir(out)
     os.makedirs(out, exist_ok=True)
     with contextlib.ExitStack() as stack:
         lock = stack.enter_context(_locked(os.path.join(out, _LOCK), shared=part is not None))
@@ -87,6 +88,9 @@ def claim_output(out: str, part: Part | None) -> Iterator[None]:
         finally:
             if part is None:
                 _remove_locks(out)
+                if new:
+                    with contextlib.suppress(OSError):  # it holds something: then it is of use
+                        os.rmdir(out)
             elif os.path.exists(os.path.join(out, MANIFEST)):  # a finished store keeps no locks
                 with contextlib.suppress(BlockingIOError):
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -97,10 +101,10 @@ def _check_contents(out: str) -> None:
     if not os.path.lexists(out):
         return
     if not os.path.isdir(out):
-        raise ConfigError(f"{out}: exists and is no folder; choose another output")
+        raise OutputError(f"{out}: exists and is no folder; choose another output")
     foreign = sorted(name for name in os.listdir(out) if not _ours(name))
     if foreign:
-        raise ConfigError(
+        raise OutputError(
             f"{out}: holds {foreign[0]!r}, which is no part of a scidata store; choose a new folder for the output"
         )
 
@@ -115,14 +119,14 @@ def _locked(path: str, *, shared: bool = False) -> Iterator[int]:
             fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
-            raise ConfigError(
+            raise OutputError(
                 f"{os.path.dirname(path)}: another run is writing there ({os.path.basename(path)} is locked); wait "
                 "until it ends, or choose another output"
             ) from None
         except OSError as e:
             os.close(descriptor)
             if e.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
-                raise ConfigError(
+                raise OutputError(
                     f"{os.path.dirname(path)}: its file system has no locks (flock), so two runs could mix; write to "
                     "another one, or mount it with flock"
                 ) from e

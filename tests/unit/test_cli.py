@@ -169,7 +169,7 @@ def test_unknown_names_are_answered_with_near_ones(store: str) -> None:
         (("--sample-dim", "tim"), "did you mean 'time'"),
     ):
         result = run("plan", store, "--domain", "2", *args)
-        assert result.exit_code == 1
+        assert result.exit_code == 2
         assert part in result.output
 
 
@@ -390,7 +390,7 @@ def test_picture_shows_each_rank_in_its_colour(store: str, tmp_path: Path) -> No
     assert "--overwrite" in again.output
     assert run("plan", store, "--domain", "40x2", "--shard", "longitude", "--plot", out).exit_code == 2
     assert run("plan", store, "--domain", "4x8", "--halo", "1", "--plot", out, "--overwrite").exit_code == 0
-    assert run("plan", store, "--domain", "2", "--plot", tmp_path / "shards.docx").exit_code == 1
+    assert run("plan", store, "--domain", "2", "--plot", tmp_path / "shards.docx").exit_code == 2
 
 
 def test_halo_is_drawn_where_it_wraps() -> None:
@@ -431,7 +431,7 @@ def test_bench(store: str) -> None:
     table = run("bench", store, "--fields", "u", "--repeats", "1")
     assert table.exit_code == 0
     assert "preadv" in table.stdout
-    assert run("bench", store, "--fields", "w").exit_code == 1
+    assert run("bench", store, "--fields", "w").exit_code == 2
 
 
 def test_bench_of_a_pipeline(store: str) -> None:

@@ -165,7 +165,7 @@ def test_inspect_leaves_out_more_parts_than_rows(tmp_path: Path) -> None:
 
 def test_inspect_faults(mesh: Path, cloud: Path, tmp_path: Path) -> None:
     result = run("inspect", mesh, "--sample", "3")
-    assert (result.exit_code, "no sample 3" in result.stderr) == (1, True)
+    assert (result.exit_code, "no sample 3" in result.stderr) == (2, True)
     result = run("inspect", mesh, cloud)
     assert (result.exit_code, "one of them at a time" in words(result.stderr)) == (2, True)
     shutil.copytree(mesh, tmp_path / "begun")
@@ -343,7 +343,7 @@ def test_usage(mesh: Path, args: list[str], parts: list[str]) -> None:
 )
 def test_what_the_store_cannot_do(mesh: Path, args: list[str], part: str) -> None:
     result = run("plan", mesh, "--domain", "2", *args)
-    assert (result.exit_code, result.stdout) == (1, "")
+    assert (result.exit_code, result.stdout) == (2, "")
     assert part in result.stderr
 
 
@@ -402,7 +402,7 @@ def test_picture_in_space_and_of_no_place(graph: Path, tmp_path: Path) -> None:
     assert run("plan", tmp_path / "store", "--domain", "3", "--plot", out).exit_code == 0
     assert min(colours_in(out, 3)) > 0
     result = run("plan", graph, "--domain", "2", "--plot", tmp_path / "graph.png")
-    assert (result.exit_code, "no positions" in result.stderr) == (1, True)
+    assert (result.exit_code, "no positions" in result.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("ndim", [2, 3])

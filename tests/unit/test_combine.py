@@ -132,7 +132,7 @@ def test_fingerprints_tell_them_apart(a: Any, b: Any) -> None:
 def test_refusals(a: Any) -> None:
     with pytest.raises(ConfigError, match="no data set"):
         scidata.concat()
-    with pytest.raises(ConfigError, match="list is no data set of"):
+    with pytest.raises(ConfigError, match="give the data sets one by one"):
         scidata.concat(a, [1, 2])
     with pytest.raises(ConfigError, match="by name"):
         scidata.mix({"a": a}, [1])

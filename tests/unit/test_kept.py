@@ -68,7 +68,7 @@ def test_no_more_than_the_bound_is_kept(store):
             assert np.array_equal(small.read(index, 0).edge_index, reader.read(index, 0).edge_index)
             assert small.topologies.nbytes <= bound
         assert len(small.topologies) == number
-    with pytest.raises(ConfigError, match="at least 0"):
+    with pytest.raises(ConfigError, match="must not be negative"):
         StoreReader(store, cache_bytes=-1)
 
 

@@ -160,7 +160,7 @@ def test_neighbours_of_the_real_mpas_mesh_are_its_own(tmp_path):
     ("options", "words"),
     [
         ({"entity": "cells"}, "entity must be 'cell'"),
-        ({"entity": "cell", "kind": "points"}, "entity must be 'cell', of a mesh"),
+        ({"entity": "cell", "kind": "points"}, "only a mesh has cells"),
         ({"entity": "cell", "edges": "cells"}, "do not go together"),
         ({"entity": "cell", "edges": "edge_index"}, "do not go together"),
         ({"edges": "faces"}, "do not go together"),

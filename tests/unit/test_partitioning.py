@@ -402,7 +402,7 @@ class TestFaultyInput:
         lost = [0, 17]  # row 0: what follows moves up
         arrays["points"][lost] = np.nan
         source = write(tmp_path / "m.h5", arrays)
-        with pytest.raises(CorruptDataError, match=r"sample m: 2 of 300 points .*repair 'nan_points'"):
+        with pytest.raises(CorruptDataError, match=r"sample m: 2 of 300 points .*--repair nan_points"):
             partition(source, tmp_path / "s")
         report = partition(source, tmp_path / "s", repair="nan_points", overwrite=True)
         assert "repaired nan_points: 2" in report.notes["m"][0]

@@ -51,12 +51,16 @@ def register_op(*functions: Any, keeps_replicated: bool = False) -> Callable[[Ha
     ------
     ValueError
         A function that already has a handler.
+    TypeError
+        What is no function.
     """
 
     def add(handler: Handler) -> Handler:
         if keeps_replicated:
             KEEPS_REPLICATED.add(handler)
         for function in functions:
+            if not callable(function):
+                raise TypeError(f"register_op takes torch's functions, such as torch.sin, not {function!r}")
             if HANDLERS.setdefault(function, handler) is not handler:
                 raise ValueError(f"{op_name(function)} already has a handler: {HANDLERS[function].__qualname__}")
         return handler

@@ -91,6 +91,8 @@ def parallelize(
         that differ between ranks in name, shape or dtype; the latter on every rank. ``"fsdp"`` without a dp axis, with
         a parameter that has no dims, or units that share parameters with others.
     """
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model must be a torch.nn.Module, not {type(model).__name__}: parallelize(model, mesh)")
     if strategy not in _STRATEGIES:
         raise ConfigError(f"strategy must be 'ddp' or 'fsdp', not {strategy!r}{near_matches(strategy, _STRATEGIES)}")
     if strategy != "fsdp" and (units is not None or fsdp_options):
@@ -171,8 +173,15 @@ def no_sync(model: nn.Module) -> AbstractContextManager[None]:
     ----------
     model
         What :func:`parallelize` returned, compiled or not.
+
+    Raises
+    ------
+    ConfigError
+        What is no module.
     """
     model = getattr(model, "_orig_mod", model)
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"no_sync takes the model that parallelize returned, not {type(model).__name__}")
     buckets = _BUCKETS.get(model)
     if buckets is not None:
         return buckets.put_off()

@@ -1,0 +1,77 @@
+"""Arguments of the wrong type, answered where they are given: each check names the argument and what it takes.
+
+Python's own duck typing lets many through: a string is a sequence of names, ``True`` an index, 0.5 rounds to 0.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from scidata.errors import ConfigError
+
+__all__ = ["as_index", "check_function", "check_mapping", "is_whole", "names_of", "offsets", "whole"]
+
+
+def as_index(index: Any) -> int:
+    """Return the index of a sample as Python's integer.
+
+    Raises
+    ------
+    TypeError
+        A float, a slice or a name.
+    """
+    try:
+        return operator.index(index)
+    except TypeError:
+        raise TypeError(
+            f"samples are numbered by integers, not by {index!r}; scidata.subset(dataset, indices) chooses several"
+        ) from None
+
+
+def is_whole(value: Any) -> bool:
+    """Whether it is an integer, Python's or NumPy's, and no bool."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def whole(name: str, value: Any, *, least: int | None = None) -> int:
+    """Return an integer, NumPy's too, as Python's; not a bool, a float or a text."""
+    if not is_whole(value):
+        raise ConfigError(f"{name}={value!r}: expected an integer, not {type(value).__name__}")
+    if least is not None and value < least:
+        raise ConfigError(f"{name} must {f'be at least {least}' if least else 'not be negative'}, not {value}")
+    return int(value)
+
+
+def names_of(name: str, value: Any) -> list[str]:
+    """Return one name, or a sequence of them, as a list."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, Sequence | set | frozenset | np.ndarray) or isinstance(value, bytes):
+        raise ConfigError(f"{name}={value!r}: expected a name or a list of names")
+    return list(value)
+
+
+def offsets(steps: Any) -> tuple[int, ...]:
+    """Return the ``steps`` of a sample as integers."""
+    if isinstance(steps, str) or not hasattr(steps, "__iter__"):
+        raise ConfigError(f"steps={steps!r}: expected a tuple of offsets, such as (0,) or (0, 1)")
+    found = tuple(whole("steps", step) for step in steps)
+    if not found:
+        raise ConfigError("steps is empty; (0,) reads the sample itself")
+    return found
+
+
+def check_mapping(name: str, value: Any, example: str) -> None:
+    """Refuse what is no mapping; None is the default."""
+    if value is not None and not isinstance(value, Mapping):
+        raise ConfigError(f"{name}={value!r}: expected a mapping, such as {example}")
+
+
+def check_function(name: str, value: Any) -> None:
+    """Refuse what cannot be called; None is the default."""
+    if value is not None and not callable(value):
+        raise ConfigError(f"{name}={value!r}: expected a function, not {type(value).__name__}")

@@ -1,0 +1,222 @@
+"""The options of the commands: what each is called and takes, and what its help says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+_PRINTED = "What is printed"
+_READ = "What is read"
+_SPLIT = "How a sample is split"
+_STORE = "Partitioned stores"
+_ROWS = "Rows and edges of the store"
+_FAULTS = "Faulty input"
+_RUN = "How it runs"
+_PIPELINE = "With --pipeline"
+
+
+def _argument(metavar: str, text: str) -> Any:
+    return typer.Argument(metavar=metavar, help=text)
+
+
+def _option(metavar: str, text: str, panel: str | None = None, **more: Any) -> Any:
+    return typer.Option(metavar=metavar, help=text, rich_help_panel=panel, **more)
+
+
+def _flag(name: str, text: str, panel: str | None = None, **more: Any) -> Any:
+    return typer.Option(name, help=text, rich_help_panel=panel, **more)
+
+
+def _whole(least: int) -> Callable[[str], int]:
+    """Return what takes a whole number from ``least`` on, and names the value that is none."""
+
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise typer.BadParameter(f"{text!r} is not a whole number.") from None
+        if number < least:
+            raise typer.BadParameter(f"{number} is less than {least}.")
+        return number
+
+    return parse
+
+
+def _set_debug(ctx: typer.Context, value: bool) -> bool:
+    if value:
+        ctx.meta["scidata.debug"] = True  # shared by the group and its commands
+    return value
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        from scidata import __version__
+
+        typer.echo(f"scidata {__version__}")
+        raise typer.Exit
+
+
+# -- all commands ------------------------------------------------------------------------------------------------------
+
+_DEBUG: Any = {"callback": _set_debug, "is_eager": True}
+
+Json = Annotated[bool, _flag("--json", "Print JSON instead of a table.", _PRINTED)]
+Debug = Annotated[bool, _flag("--debug", "Show the traceback of an error.", _PRINTED, **_DEBUG)]
+RootDebug = Annotated[bool, _flag("--debug", "Show the traceback of an error.", **_DEBUG)]
+Version = Annotated[bool, _flag("--version", "Print the version.", callback=_print_version, is_eager=True)]
+Fields = Annotated[list[str] | None, _option("NAME,...", "Arrays to read; default all.", _READ)]
+
+# -- inspect -----------------------------------------------------------------------------------------------------------
+
+InspectPaths = Annotated[
+    list[str], _argument("PATH...", "A file, Zarr store, scidata store or URL; a glob or list of a series of files.")
+]
+InspectSample = Annotated[
+    int | None, _option("N", "The sample whose order is judged; default 0.", _STORE, parser=_whole(0))
+]
+
+# -- plan --------------------------------------------------------------------------------------------------------------
+
+PlanPath = Annotated[
+    str, _argument("PATH", "A file, Zarr store, scidata store or URL; or a glob of a series of files.")
+]
+Domain = Annotated[
+    str, _option("P|PxQ", "Ranks that share a sample: 8; or 2x4, over two dimensions of a grid.", _SPLIT)
+]
+Dp = Annotated[int | None, _option("N", "So many such groups, each on other samples.", _SPLIT, parser=_whole(1))]
+Shard = Annotated[
+    list[str] | None,
+    _option(
+        "DIM[=AXIS]",
+        "Grids: dimension to split, once for each number of --domain; default latitude, then longitude.",
+        _SPLIT,
+    ),
+]
+Halo = Annotated[
+    list[str] | None,
+    _option(
+        "[DIM=]N[:M]",
+        "Neighbours' rows that are read too: N on each side, or N below and M above; may be repeated. Stores: hops "
+        "along edges, or a radius of points. Default 0.",
+        _SPLIT,
+    ),
+]
+Periodic = Annotated[
+    list[str] | None, _option("DIM", "Grids: dimension that wraps, and its halo with it; may be repeated.", _SPLIT)
+]
+Bounds = Annotated[
+    list[str] | None,
+    _option(
+        "[DIM=]even|chunk|0,...,N",
+        "Where ranks begin: even, the default; at edges of chunks; or at these rows. May be repeated.",
+        _SPLIT,
+    ),
+]
+Align = Annotated[
+    list[str] | None,
+    _option("[DIM=]N", "Grids: bounds fall on multiples of N, such as a ViT's patch size; may be repeated.", _SPLIT),
+]
+Weights = Annotated[
+    str | None,
+    _option("FIELD|edges", "Bounds balance the sum of this field, or a store's edges, not the rows.", _SPLIT),
+]
+Isel = Annotated[
+    list[str] | None, _option("DIM=A:B:C|I", "Crop, stride or index before the split; may be repeated.", _READ)
+]
+SampleDim = Annotated[
+    str | None,
+    _option(
+        "DIM",
+        "Dimension that numbers the samples; default the first that is not split. Stores: none for samples as they "
+        "were stored.",
+        _READ,
+    ),
+]
+Steps = Annotated[
+    str | None, _option("I,...", "Rows along it that make one sample: 0,1 for input and target; default 0.", _READ)
+]
+Sample = Annotated[int, _option("N", "The sample to plan.", _READ, parser=_whole(0))]
+Dtype = Annotated[str | None, _option("float16|32|64", "Of floating fields in memory; default the file's.", _READ)]
+PlanKind = Annotated[
+    str | None,
+    _option("grid|points", "Plan the arrays of a raw mesh or cloud, rows as they lie; default detected.", _READ),
+]
+Ghosts = Annotated[
+    str | None,
+    _option(
+        "disk|exchange", "How fields of ghosts come: read, the default with --halo; or sent by their owners.", _STORE
+    ),
+]
+Plot = Annotated[str | None, _option("FILE.png", "Also draw every rank's part and halo.", _PRINTED)]
+OverwritePicture = Annotated[bool, _flag("--overwrite", "Replace the picture if it exists.", _PRINTED)]
+EveryRank = Annotated[bool, _flag("--all", "List every rank, also where there are many.", _PRINTED)]
+
+# -- partition, verify -------------------------------------------------------------------------------------------------
+
+PartitionPaths = Annotated[
+    list[str], _argument("SOURCE... OUT", "Files, globs or URLs, then the new folder of the store.")
+]
+PartitionKind = Annotated[str | None, _option("mesh|points|graph", "What the sources are; default detected.", _READ)]
+Mesh = Annotated[str | None, _option("FILE", "The file of the mesh, where the sources hold fields on it.", _READ)]
+Topology = Annotated[str | None, _option("NAME", "The mesh variable, where a UGRID file has several.", _READ)]
+Points = Annotated[
+    str | None,
+    _option(
+        "NAME,...", "Arrays of coordinates: one of (N, 2) or (N, 3), or two or three of (N,); default by name.", _READ
+    ),
+]
+Entity = Annotated[
+    str | None, _option("cell", "Rows of a mesh are its cells (finite volumes); default its nodes.", _ROWS)
+]
+Edges = Annotated[
+    str | None,
+    _option(
+        "RULE",
+        "Which rows are neighbours. edge_index: as the file says, default of graphs. cells: along edges of cells, "
+        "default of meshes. faces: across faces, default with --entity cell. knn:8: the 8 nearest. radius:0.1: all "
+        "within it.",
+        _ROWS,
+    ),
+]
+Order = Annotated[
+    str,
+    _option(
+        "hilbert|rcb|metis|rows",
+        "Order of the rows. metis: smallest halos, takes longest. rows: as in the file.",
+        _ROWS,
+    ),
+]
+PartitionWeights = Annotated[
+    str | None, _option("FIELD|edges", "What a row costs, for balanced bounds; default 1.", _ROWS)
+]
+Repair = Annotated[
+    list[str] | None, _option("FAULT,...|all", "Leave out what has these faults instead of refusing it.", _FAULTS)
+]
+Keep = Annotated[
+    list[str] | None,
+    _option("FAULT,...", "Keep it as it is: self_loops, duplicate_edges, crowded_faces.", _FAULTS),
+]
+Jobs = Annotated[int, _option("N", "Samples processed at once.", _RUN, parser=_whole(1))]
+Part = Annotated[str | None, _option("I/N", "Only every N-th sample, from I = 0 on: one task of a SLURM array.", _RUN)]
+Finalize = Annotated[bool, _flag("--finalize", "Give OUT alone: finish the store once all parts are done.", _RUN)]
+DryRun = Annotated[bool, _flag("--dry-run", "Only say what would be written.", _RUN)]
+OverwriteStore = Annotated[bool, _flag("--overwrite", "Replace the store that is there.", _RUN)]
+Resume = Annotated[bool, _flag("--resume", "Go on with the store that is there; whole samples stay.", _RUN)]
+Store = Annotated[str, _argument("STORE", "A store that `scidata partition` wrote.")]
+
+# -- bench, demo -------------------------------------------------------------------------------------------------------
+
+BenchPath = Annotated[
+    str, _argument("PATH", "A local file or Zarr store; with --pipeline, a scidata store or a glob too.")
+]
+BenchKind = Annotated[str | None, _option("grid|points", "Time the arrays of a raw mesh or graph, as they lie.", _READ)]
+Repeats = Annotated[int, _option("N", "Timed rounds; figures are medians.", parser=_whole(1))]
+Pipeline = Annotated[bool, _flag("--pipeline", "Time a DataLoader instead, beside preadv and the decompressor.")]
+Workers = Annotated[str | None, _option("N,...", "Numbers of reader threads; default 0,1,2,4.", _PIPELINE)]
+Samples = Annotated[int | None, _option("N", "Samples of a round; default 20.", _PIPELINE, parser=_whole(1))]
+StepMs = Annotated[float | None, _option("MS", "Time of a training step; default twice a read.", _PIPELINE, min=0)]
+DemoRanks = Annotated[int, _option("N", "Ranks that share each sample, at most 15.", parser=_whole(1))]
+DemoSteps = Annotated[int, _option("N", "Training steps.", parser=_whole(1))]
+KeepDir = Annotated[str | None, _option("DIR", "Keep data and results in this new folder.")]

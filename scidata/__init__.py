@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from scidata import errors as errors
+    from scidata._retry import set_retry as set_retry
     from scidata._trace import merge_traces as merge_traces
     from scidata._trace import trace as trace
     from scidata.combine import CombinedDataset as CombinedDataset
@@ -78,6 +79,7 @@ _HOME = {
     "register_op": "scidata.shard",
     "scatter_tensor": "scidata.shard",
     "scatter_v": "scidata.shard.collectives",
+    "set_retry": "scidata._retry",
     "shard_ops": "scidata.shard",
     "subset": "scidata.combine",
     "trace": "scidata._trace",

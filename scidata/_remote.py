@@ -20,7 +20,8 @@ from scidata.errors import MissingDependencyError, ShortReadError
 
 __all__ = ["Fetches", "Range", "clean_error", "each", "fetch", "request", "run_each"]
 
-#: Requests in flight at once, and bytes that they and what has arrived but is not used yet may take, of one read.
+#: Requests in flight at once, and bytes that they and what has arrived but is not used yet may take, of all reads of
+#: this process together; but one request of each read is always let through.
 MAX_REQUESTS = 64
 MAX_BYTES = 64 << 20
 _THREADS = 32  # for file systems of fsspec that are not asynchronous
@@ -28,6 +29,31 @@ _MAX_FILESYSTEMS = 64
 
 #: A URL, the first byte and the number of bytes.
 Range = tuple[Url, int, int]
+
+
+class _Load:
+    """What all reads have in flight and in memory."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._requests = self._nbytes = 0
+
+    def add(self, nbytes: int, *, others: int, held: int) -> bool:
+        """Count one more request, unless that is too much; the read that asks has ``others`` and ``held`` bytes."""
+        with self._lock:
+            if others and self._requests >= MAX_REQUESTS:
+                return False
+            if held and self._nbytes + nbytes > MAX_BYTES:
+                return False
+            self._requests += 1
+            self._nbytes += nbytes
+            return True
+
+    def remove(self, *, requests: int = 0, nbytes: int = 0) -> None:
+        """Count what has arrived, or is used."""
+        with self._lock:
+            self._requests -= requests
+            self._nbytes -= nbytes
 
 
 class _FileSystems:
@@ -42,6 +68,7 @@ class _FileSystems:
         self._lock = threading.Lock()
         self._made: dict[str, Any] = {}
         self._pool: ThreadPoolExecutor | None = None
+        self.load = _Load()
 
     def find(self, url: Url) -> tuple[Any, str, bool]:
         """Return the file system of a URL, its path in it, and whether it is asynchronous."""
@@ -259,6 +286,7 @@ class _Window:
         self._next = self._taken = self._held = self._flying = 0
         self._futures: dict[int, Future[Any]] = {}
         self._closed = False
+        self._load = _current().load
         self._advance()
 
     def _advance(self) -> None:
@@ -266,10 +294,10 @@ class _Window:
         while True:
             with self._lock:
                 i = self._next
-                if self._closed or i == len(self._jobs) or self._flying >= MAX_REQUESTS:
+                if self._closed or i == len(self._jobs):
                     return
-                if self._held and self._held + self._nbytes[i] > MAX_BYTES:
-                    return
+                if not self._load.add(self._nbytes[i], others=self._flying, held=self._held):
+                    return  # until the next of this read's own has arrived, or is used
                 self._next += 1
                 self._flying += 1
                 self._held += self._nbytes[i]
@@ -286,6 +314,7 @@ class _Window:
         with self._lock:
             self._flying -= 1
             self._futures.pop(i, None)
+        self._load.remove(requests=1)
         if not future.cancelled():
             self._arrived.put((i, future.exception() or future.result()))
 
@@ -304,16 +333,20 @@ class _Window:
     def release(self, i: int) -> None:
         """Say that what request ``i`` gave is used: its bytes count no longer."""
         with self._lock:
+            if self._closed:
+                return
             self._held -= self._nbytes[i]
+        self._load.remove(nbytes=self._nbytes[i])
         self._advance()
 
     def close(self) -> None:
         """Cancel what is in flight, and let waiting threads go."""
         with self._lock:
-            self._closed = True
+            held, self._held, self._closed = self._held, 0, True
             futures = list(self._futures.values())
         for future in futures:
             future.cancel()
+        self._load.remove(nbytes=held)
         self._arrived.put(None)
 
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from scidata.errors import SciDataError
+from scidata.errors import ConfigError, SciDataError
 
-__all__ = ["RETRY", "Attempts", "Retry", "causes", "is_transient", "status_of"]
+__all__ = ["RETRY", "Attempts", "Retry", "causes", "is_transient", "set_retry", "status_of"]
 
 _log = logging.getLogger("scidata")
 _T = TypeVar("_T")
@@ -172,3 +172,32 @@ class Attempts:
 
 #: What every read of a file or URL goes by.
 RETRY = Retry()
+
+
+def set_retry(*, attempts: int = 6, first_wait: float = 0.1, max_wait: float = 5.0, total_wait: float = 30.0) -> None:
+    """Say how patiently this process, and workers that it starts later, read: files and URLs alike.
+
+    Tried again is what may pass: ``EIO``, ``ESTALE``, time-outs and the like of network file systems, HTTP 408, 429 and
+    5xx, connections that break or are cut short. What is missing, forbidden, truncated or damaged is not.
+
+    Parameters
+    ----------
+    attempts
+        At most so many in all; 1 tries nothing again.
+    first_wait, max_wait, total_wait
+        Seconds before the second attempt, twice as long each time, less a random part; before any one; and of all
+        waits of one read.
+
+    Raises
+    ------
+    ConfigError
+        No attempt, or a wait that is no number from 0.
+    """
+    global RETRY  # noqa: PLW0603 - a process has one policy, as it has one cache of files
+    waits = {"first_wait": first_wait, "max_wait": max_wait, "total_wait": total_wait}
+    if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 1:
+        raise ConfigError(f"attempts={attempts!r}: a read is tried a whole number of times, at least 1")
+    for name, value in waits.items():
+        if not isinstance(value, int | float) or not 0 <= value < float("inf"):
+            raise ConfigError(f"{name}={value!r}: a wait is a number of seconds, from 0")
+    RETRY = Retry(attempts=attempts, **waits)

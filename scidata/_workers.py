@@ -25,6 +25,7 @@ import torch
 import torch.multiprocessing
 from torch.utils.data._utils import worker as torch_worker
 
+from scidata import _retry
 from scidata._slots import Slot
 from scidata.errors import WorkerDiedError
 from scidata.types import BufferSpec
@@ -54,7 +55,7 @@ class WorkerPool:
         try:
             for number in range(num_workers):
                 here, there = context.Pipe()
-                arguments = (there, dataset, number, num_workers, seed + number, init_fn)
+                arguments = (there, dataset, number, num_workers, seed + number, init_fn, _retry.RETRY)
                 process = context.Process(target=_main, args=arguments, name=f"scidata-worker-{number}", daemon=True)
                 process.start()
                 there.close()  # so that its end is the pipe's
@@ -185,7 +186,9 @@ def _main(
     num_workers: int,
     seed: int,
     init_fn: Callable[[int], None] | None,
+    retry: _retry.Retry,
 ) -> None:
+    _retry.set_retry(**vars(retry))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends this
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     torch.set_num_threads(1)

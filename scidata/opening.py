@@ -148,7 +148,8 @@ def open_dataset(
     storage_options
         URLs: what fsspec's file system is made with, such as ``{"endpoint_url": …, "key": …, "secret": …}`` or
         ``{"anon": True}`` of s3fs. No message, plan or state shows it, nor the user, password and query of a URL; a
-        pickle of the data set holds it, since worker processes open the files anew.
+        pickle of the data set holds it, since worker processes open the files anew. How patiently reads are tried
+        again: :func:`scidata.set_retry`.
 
     Raises
     ------

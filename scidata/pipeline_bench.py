@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from scidata._files import files, is_url
+from scidata._files import files, is_url, url_of
 from scidata.errors import ConfigError
 from scidata.loader import DataLoader
 from scidata.opening import open_dataset
@@ -94,7 +94,7 @@ def bench_pipeline(
     """
     paths = [path] if isinstance(path, str) else list(path)
     if any(map(is_url, paths)):
-        raise ConfigError(f"{paths[0]}: bench measures local files; copy the store first")
+        raise ConfigError(f"{url_of(paths[0])}: bench measures local files; copy the store first")
     if repeats < 1 or num_samples < 1 or not workers or min(workers) < 0 or (step is not None and step < 0):
         raise ConfigError("samples and repeats must be at least 1, workers and the step not negative")
     ds = open_dataset(paths if len(paths) > 1 else paths[0], fields=fields, kind=kind, num_threads=num_threads)

@@ -5,6 +5,7 @@ One file is one sample. What a store adds: rows in curve order, ghosts within a 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -17,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata._checks import names_of
+from scidata._remote import run_each
+from scidata._urls import Url
 from scidata.bounds import chunk_bounds, even_bounds, explicit_bounds
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
 from scidata.index_map import IndexMap
@@ -377,14 +380,20 @@ class PointsReader:
         """
         index, part = self._checked_index(index), self._checked_part(part)
         cloud = self._cloud(index)
-        access = self._access(cloud)
         start, stop, bounds, rows = self._rows(cloud, index, part, epoch)
+        arrays = [(name, path) for name in self.fields for path in self._paths(cloud, name)]
+        own = [self._access(cloud) for _ in arrays]
+
+        def read(access: RowAccess, name: str, path: str) -> npt.NDArray[Any]:
+            gather = self._gather(access, path, start, stop, rows)
+            return access.run_gather(gather, None if name == "pos" else self._dtype, dim=self.entity_dim(name))
+
+        calls = [functools.partial(read, each, name, path) for each, (name, path) in zip(own, arrays, strict=True)]
+        # side by side behind a URL, so that they wait for round trips together
+        found = run_each(calls) if isinstance(cloud.source.path, Url) else [call() for call in calls]
         fields = {}
         for name in self.fields:
-            dim = self.entity_dim(name)
-            gathers = [self._gather(access, path, start, stop, rows) for path in self._paths(cloud, name)]
-            read_as = None if name == "pos" else self._dtype
-            parts = [access.run_gather(gather, read_as, dim=dim) for gather in gathers]
+            parts = [values for (owner, _), values in zip(arrays, found, strict=True) if owner == name]
             fields[name] = self._positions(cloud, parts) if name == "pos" else parts[0]
         return LocalPart(
             index=index,
@@ -395,7 +404,7 @@ class PointsReader:
             far_edge_index=None,
             cells=None,
             rows=None if rows is None else {"point": rows},
-            stats=access.stats,
+            stats=sum((each.stats for each in own), ReadStats()),
         )
 
     def original_id(self, index: int, part: int, entity: str, *, rows: IntArray | None = None) -> IntArray:

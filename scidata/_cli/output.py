@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from scidata._urls import public_text
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -47,8 +49,8 @@ def make_table(columns: Sequence[str], *, left: Sequence[str] = (), title: str |
 
 
 def print_json(data: Any) -> None:
-    """Print one JSON document to stdout; what JSON has no number for becomes null."""
-    print(json.dumps(_finite(data), indent=2, allow_nan=False, ensure_ascii=False))
+    """Print one JSON document to stdout; what JSON has no number for becomes null, and URLs show no secret."""
+    print(public_text(json.dumps(_finite(data), indent=2, allow_nan=False, ensure_ascii=False)))
 
 
 def _finite(value: Any) -> Any:
@@ -60,11 +62,11 @@ def _finite(value: Any) -> Any:
 
 
 def print_error(message: str) -> None:
-    """Print one ``error:`` line to stderr, red on a terminal."""
+    """Print one ``error:`` line to stderr, red on a terminal; URLs in it show no secret."""
     from rich.text import Text
 
     text = Text("error: ", style="bold red")
-    text.append(" ".join(message.split()), style="red")
+    text.append(public_text(" ".join(message.split())), style="red")
     console(stderr=True).print(text, soft_wrap=True)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from scidata._cli.arguments import check_choice, usage_error
 from scidata._cli.output import console, human_bytes, is_terminal, make_table, print_json, progress
 from scidata._cli.tables import print_bullets
+from scidata._urls import public_text
 from scidata.errors import ConfigError
 from scidata.partitioning import PartitionReport, finalize, partition
 from scidata.store import Fault, open_store, verify
@@ -56,13 +57,13 @@ def run_verify(path: str, *, as_json: bool) -> bool:
     store = None if fault is not None else open_store(path)
     if as_json:
         counts = {} if store is None else dict(store.manifest.counts)
-        print_json({"path": path, "ok": fault is None, "fault": _fault(fault), "counts": counts})
+        print_json({"path": public_text(path), "ok": fault is None, "fault": _fault(fault), "counts": counts})
         return fault is None
     if store is None:
         console().print(f"fault: {fault}", style="red", soft_wrap=True)
     else:
         rows = ", ".join(f"{num} {entity}s" for entity, num in store.manifest.counts.items())
-        console().print(f"{path}: sound: {len(store)} samples, {rows}", soft_wrap=True)
+        console().print(f"{store.path}: sound: {len(store)} samples, {rows}", soft_wrap=True)
     return fault is None
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from scidata._urls import public_text
 from scidata.errors import SciDataError
 from scidata.grid_reader import GridReader
 from scidata.plan import chunks_needed, summarize
@@ -123,7 +124,7 @@ def describe(plan: DomainPlan, *, path: str, dp: int | None) -> dict[str, Any]:
     """Describe what was planned in plain values: the data, the cut, and how samples spread over ``dp`` groups."""
     reader, partition = plan.reader, plan.reader.partition
     return {
-        "path": path,
+        "path": public_text(path),
         "files": len(reader.paths),
         "fields": list(reader.fields),
         "global_shape": {name: list(reader.global_shape(name)) for name in reader.fields},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -184,8 +184,24 @@ def _find_v2(tree: Tree, store: str, found: Mapping[str, bytes]) -> Contents:
     return contents
 
 
-def find_arrays(tree: Tree, store: str) -> Contents:
+def _find_named(tree: Tree, store: str, names: Sequence[str]) -> Contents:
+    keys = {name: f"{_checked(name, store)}/zarr.json" for name in names}
+    found = tree.get(["zarr.json", *keys.values()])
+    if "zarr.json" not in found:
+        raise FileNotFoundError(f"{store}: there is no zarr.json; the store is incomplete: write it again")
+    meta = _json(found["zarr.json"], tree.location("zarr.json"))
+    contents = Contents(format="zarr3", attributes=_entry(meta.get("attributes") or {}, f"{store}: attributes"))
+    for name, key in keys.items():
+        if key in found:
+            node = _json(found[key], tree.location(key))
+            contents.add(name, lambda n=name, m=node: parse_v3(m, store=store, name=n, prefix=n))  # type: ignore[misc]
+    return contents
+
+
+def find_arrays(tree: Tree, store: str, names: Sequence[str] | None = None) -> Contents:
     """Describe every array below ``tree``, which is a group or an array; v3 where both formats are there.
+
+    ``names`` are those that a v3 group is known to have: no folder is listed then, which a web server cannot.
 
     Raises
     ------
@@ -196,6 +212,8 @@ def find_arrays(tree: Tree, store: str) -> Contents:
     RefusedError
         A link or a name in the metadata that leads out of the store.
     """
+    if names is not None:
+        return _find_named(tree, store, names)
     found = tree.get(["zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"])
     if "zarr.json" in found:
         return _find_v3(tree, store, found["zarr.json"])

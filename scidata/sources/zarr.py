@@ -8,7 +8,7 @@ import json
 import math
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -64,10 +64,10 @@ def _raise_unknown(
 class _State:
     """What one process holds of a store; dropped by ``close()`` and after a fork."""
 
-    def __init__(self, path: str, *, allow_external: bool) -> None:
+    def __init__(self, path: str, *, allow_external: bool, names: Sequence[str] | None) -> None:
         self.pid = os.getpid()
         self.tree: Tree = open_tree(path, allow_external=allow_external)
-        self.contents = find_arrays(self.tree, str(path))
+        self.contents = find_arrays(self.tree, str(path), names)
         self.sizes = ArrayCache(_MAX_SIZE_BYTES)
         self.indexes = ArrayCache(_MAX_INDEX_BYTES)
         self.handles: dict[str, Any] = {}
@@ -131,11 +131,16 @@ class ZarrSource:
     allow_external
         Follow symbolic links that lead out of ``path``. Refused otherwise: at opening for groups and arrays, at
         first use for folders and files of chunks. Not checked behind URLs other than ``file://``.
+    names
+        Paths of the arrays, where ``path`` is a v3 group of which they are known: no folder is listed then.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, allow_external: bool = False) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, allow_external: bool = False, names: Sequence[str] | None = None
+    ) -> None:
         self.path = url_of(os.fspath(path))
         self.allow_external = allow_external
+        self._names = names
         self._state: _State | None = None
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -144,10 +149,10 @@ class ZarrSource:
         return f"ZarrSource({self.path!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "allow_external": self.allow_external}
+        return {"path": self.path, "allow_external": self.allow_external, "names": self._names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        ZarrSource.__init__(self, state["path"], allow_external=state["allow_external"])
+        ZarrSource.__init__(self, state["path"], allow_external=state["allow_external"], names=state["names"])
 
     def _open(self) -> _State:
         if self._pid != os.getpid():  # forked, perhaps while another thread held the lock
@@ -157,7 +162,7 @@ class ZarrSource:
             with self._lock:
                 state = self._state
                 if state is None:
-                    state = self._state = _State(self.path, allow_external=self.allow_external)
+                    state = self._state = _State(self.path, allow_external=self.allow_external, names=self._names)
         return state
 
     @property

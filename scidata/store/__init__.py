@@ -100,7 +100,8 @@ class Store:
         info = self.sample(index)
         source = self._sources.get(index)
         if source is None:
-            source = self._sources.setdefault(index, ZarrSource(_join(self.path, info.folder)))
+            names = list(info.arrays) if isinstance(self.path, Url) else None  # listing folders takes round trips
+            source = self._sources.setdefault(index, ZarrSource(_join(self.path, info.folder), names=names))
         return source
 
     def array(self, index: int, path: str) -> ArrayLayout:
@@ -190,7 +191,7 @@ def read_sample_info(store: str, index: int) -> SampleInfo:
     """
     folder = _join(store, folder_of(index))
     try:
-        attributes = ZarrSource(folder).attributes
+        attributes = ZarrSource(folder, names=() if isinstance(folder, Url) else None).attributes  # lists no folder
     except SciDataError as e:
         raise CorruptDataError(f"{folder}: is no readable sample ({e}); delete it and run again with --resume") from e
     info = load_sample(attributes.get(ATTRIBUTE), folder)

@@ -1,0 +1,299 @@
+"""Partitioned stores behind URLs: meshes, graphs and clouds from a real S3 server and from a plain web server."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import http.server
+import logging
+import os
+import pickle
+import re
+import threading
+import time
+
+import h5py
+import numpy as np
+import pytest
+from scipy.spatial import Delaunay
+
+import scidata
+from scidata import _remote, _retry
+from scidata.errors import ChecksumError, ConfigError
+from scidata.store_reader import StoreReader
+from tests.unit._s3 import serve
+
+KINDS = ("mesh", "graph", "points")
+FAULTS = ("503", "reset", "cut")
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stores")
+    rng = np.random.default_rng(0)
+    points = rng.random((900, 2))
+    cells = Delaunay(points).simplices
+    pairs = np.unique(np.sort(cells[:, [0, 1]], axis=1), axis=0)
+    for kind in KINDS:
+        with h5py.File(folder / f"{kind}.h5", "w") as file:
+            file["points"] = points
+            for name in ("u", "v", "w"):
+                file[name] = rng.standard_normal((900, 2)).astype("f4")
+            if kind == "mesh":
+                file["cells"] = cells
+            if kind == "graph":
+                file["edge_index"] = np.concatenate([pairs, pairs[:, ::-1]]).T
+        scidata.partition(str(folder / f"{kind}.h5"), str(folder / kind), kind=kind)
+    return folder
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """A web server that knows ranges and lists nothing; counts, waits and fails as it is told."""
+
+    protocol_version = "HTTP/1.1"
+    lock = threading.Lock()
+    gets: list = []  # noqa: RUF012 - of the fixture
+    latency, most, flying = 0.0, 0, 0
+    fault = staticmethod(lambda key: None)
+
+    def __init__(self, *args, root):
+        self.root = root
+        super().__init__(*args)
+
+    def do_HEAD(self):
+        self._answer()
+
+    def do_GET(self):
+        cls = Handler
+        with cls.lock:
+            cls.gets.append((self.path, self.headers.get("Range", "")))
+            cls.flying += 1
+            cls.most = max(cls.most, cls.flying)
+        try:
+            time.sleep(cls.latency)
+            self._answer()
+        finally:
+            with cls.lock:
+                cls.flying -= 1
+
+    def _answer(self):
+        path = os.path.join(self.root, self.path.lstrip("/"))
+        fault = Handler.fault((self.command, self.path, self.headers.get("Range", "")))
+        if fault == "503":
+            return self._send(503, b"")
+        if fault == "reset":
+            self.close_connection = True
+            return self.connection.shutdown(2)
+        if not os.path.isfile(path):
+            return self._send(404, b"")
+        with open(path, "rb") as file:
+            body = file.read()
+        found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if found is None:
+            return self._send(200, body, cut=fault == "cut")
+        begin, end = int(found[1]), int(found[2]) + 1
+        where = {"Content-Range": f"bytes {begin}-{min(end, len(body)) - 1}/{len(body)}"}
+        return self._send(206, body[begin:end], where, cut=fault == "cut")
+
+    def _send(self, status, body, headers=None, *, cut=False):
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), "Accept-Ranges": "bytes", **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            with contextlib.suppress(ConnectionError):
+                self.wfile.write(body[: len(body) // 2] if cut else body)
+        if cut:
+            self.close_connection = True
+            self.connection.shutdown(2)
+
+    def log_message(self, *args):
+        pass
+
+
+class Web:
+    """The plain web server, with the parts of the S3 server's that are used here."""
+
+    options: dict | None = None
+
+    def __init__(self, address):
+        self.address, self.wire = address, Handler
+
+    def url(self, kind):
+        return f"http://{self.address}/{kind}"
+
+
+class S3:
+    def __init__(self, server, stores):
+        self.options, self.wire = server.options, server.wire
+        self.urls = {kind: server.put(stores / kind, f"stores/{kind}") for kind in KINDS}
+        self.urls["points.h5"] = server.put(stores / "points.h5", "stores/points.h5")
+
+    def url(self, kind):
+        return self.urls[kind]
+
+
+@pytest.fixture(scope="module")
+def s3_server(stores):
+    with serve() as server:
+        yield S3(server, stores)
+
+
+@pytest.fixture(scope="module")
+def web_server(stores):
+    pytest.importorskip("aiohttp", reason="fsspec needs aiohttp to read http://")
+    handler = functools.partial(Handler, root=str(stores))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield Web(f"127.0.0.1:{server.server_port}")
+        server.shutdown()
+
+
+@pytest.fixture(params=["s3", "web"])
+def server(request, monkeypatch):
+    monkeypatch.setattr(_retry, "RETRY", _retry.Retry(attempts=6, first_wait=0.001))
+    found = request.getfixturevalue(f"{request.param}_server")
+    yield found
+    found.wire.latency, found.wire.most = 0.0, 0
+    found.wire.fault = staticmethod(lambda key: None) if found.wire is Handler else lambda environ: None
+    found.wire.gets = []
+
+
+def fail(server, fault, times, under=""):
+    """Let the first ``times`` requests of each range of each object fail."""
+    seen = {}
+
+    def answer(key):
+        if isinstance(key, dict):  # WSGI's environment
+            key = key["REQUEST_METHOD"], key["PATH_INFO"], key.get("HTTP_RANGE", "")
+        if key[0] != "GET" or under not in key[1]:
+            return None
+        seen[key] = seen.get(key, 0) + 1
+        return fault if seen[key] <= times else None
+
+    server.wire.fault = staticmethod(answer) if server.wire is Handler else answer
+
+
+def assert_same(there, here):
+    assert sorted(there) == sorted(here)
+    for name in here:
+        assert there[name].dtype == here[name].dtype
+        assert there[name].numpy().tobytes() == here[name].numpy().tobytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parts_equal_local_ones(stores, server, kind):
+    local = StoreReader(str(stores / kind), num_parts=3)
+    url = scidata.open_dataset(server.url(kind), storage_options=server.options).reader.path
+    remote = pickle.loads(pickle.dumps(StoreReader(url, num_parts=3)))  # as a worker gets it
+    assert remote.fingerprint() == local.fingerprint()
+    for part in range(3):
+        here, there = local.read(0, part), remote.read(0, part)
+        for name, values in here.arrays().items():
+            assert there.arrays()[name].tobytes() == values.tobytes()
+        assert here.arrays().keys() == there.arrays().keys()
+        assert there.stats.bytes_fetched == here.stats.bytes_fetched
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_failures_that_pass(stores, server, kind, fault, caplog):
+    fail(server, fault, 2)
+    with caplog.at_level(logging.WARNING, "scidata"):
+        remote = scidata.open_dataset(server.url(kind), storage_options=server.options)
+        assert_same(remote[0], scidata.open_dataset(str(stores / kind))[0])
+    assert any("attempt 1 of 6" in r.getMessage() for r in caplog.records)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_failures_that_last(server, fault):
+    remote = scidata.open_dataset(server.url("mesh"), storage_options=server.options)
+    fail(server, fault, 99, "/node/v/")
+    with pytest.raises(OSError, match=r"/node/v/.*\(tried 6 times in"):
+        remote[0]
+
+
+def test_damage_is_found(stores, server, monkeypatch):
+    """A wrong byte on the way, which no status tells of."""
+    remote = scidata.open_dataset(server.url("mesh"), fields="u", storage_options=server.options)
+    real, spoiled = _remote._checked, []
+
+    def spoil(data, url, offset, nbytes, size):
+        body = bytearray(real(data, url, offset, nbytes, size))
+        if "/node/u/c/" in url and offset == 0:
+            spoiled.append(url)
+            body[7] ^= 1
+        return bytes(body)
+
+    monkeypatch.setattr(_remote, "_checked", spoil)
+    with pytest.raises(ChecksumError, match="node/u"):
+        remote[0]
+    assert spoiled
+
+
+@pytest.mark.parametrize("kind", ["mesh", "graph", "points", "points.h5"])
+def test_fields_are_read_side_by_side(stores, server, kind, monkeypatch):
+    options = {"kind": "points"} if kind.endswith("h5") else {}
+    remote = scidata.open_dataset(server.url(kind), storage_options=server.options, **options)
+    remote[0]  # metadata, indexes of the shards, edges
+    server.wire.latency, server.wire.most, server.wire.gets = 0.2, 0, []
+    assert_same(remote[0], scidata.open_dataset(str(stores / kind), **options)[0])
+    assert server.wire.most >= 4  # pos, u, v, w
+
+    monkeypatch.setattr(_remote, "MAX_REQUESTS", 2)
+    monkeypatch.setattr(_remote, "MAX_BYTES", 1)
+    server.wire.latency, server.wire.most = 0.02, 0
+    threads = [threading.Thread(target=remote.__getitem__, args=(0,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert server.wire.most <= 2 * 4 + 2  # one of each field of each thread, come what may
+    load = _remote._current().load
+    assert (load._requests, load._nbytes) == (0, 0)
+
+
+def test_nothing_is_left_counted_after_an_error(server):
+    remote = scidata.open_dataset(server.url("graph"), storage_options=server.options)
+    fail(server, "503", 99, "/c/")
+    with pytest.raises(OSError, match="tried 6 times"):
+        remote[0]
+    load = _remote._current().load
+    deadline = time.monotonic() + 10
+    while load._requests and time.monotonic() < deadline:  # what was cancelled
+        time.sleep(0.01)
+    assert (load._requests, load._nbytes) == (0, 0)
+
+
+def test_opening_lists_no_folder(server):
+    """Two round trips of metadata for a sample, and a web server has no lists."""
+    remote = scidata.open_dataset(server.url("mesh"), storage_options=server.options)
+    server.wire.gets = []
+    assert remote.reader.store.array(0, "node/u").shape == (900, 2)
+    metadata = [path for path, _ in server.wire.gets]
+    assert all(path.endswith("zarr.json") for path in metadata)
+    assert len(metadata) == len(set(metadata))
+
+
+# -- how patient reads are -------------------------------------------------------------------------------------------
+
+
+def test_patience_is_the_users(server, monkeypatch):
+    remote = scidata.open_dataset(server.url("mesh"), storage_options=server.options)
+    fail(server, "503", 99, "/node/v/")
+    scidata.set_retry(attempts=2, first_wait=0)
+    with pytest.raises(OSError, match=r"tried 2 times in 0\.0 s"):
+        remote[0]
+    scidata.set_retry(attempts=1)
+    with pytest.raises(OSError, match=r"/node/v/(?!.*tried)"):
+        remote[0]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"attempts": 0}, {"attempts": 1.5}, {"attempts": True}, {"total_wait": -1}, {"max_wait": float("inf")}]
+)
+def test_wrong_patience(wrong):
+    before = _retry.RETRY
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        scidata.set_retry(**wrong)
+    assert _retry.RETRY is before

@@ -16,7 +16,8 @@ import torch.utils.data
 from torch.distributed.device_mesh import DeviceMesh
 
 from scidata import _trace
-from scidata._slots import Slot
+from scidata._pool import BlockPool
+from scidata._slots import Slot, SlotRing
 from scidata._transform_stream import TransformStream
 from scidata._waiting import WaitWatch
 from scidata.prefetch import Prefetcher
@@ -179,14 +180,15 @@ def _stats_of(found: Any) -> ReadStats | int:
     return found if isinstance(found, ReadStats) else getattr(found, "bytes_fetched", 0)
 
 
-def part_reader(dataset: Any) -> Callable[[int, Slot], ReadStats | int]:
+def part_reader(dataset: Any, memory: BlockPool, ring: SlotRing) -> Callable[[int, Slot], ReadStats | int]:
     # threads may still read ahead when the next epoch is set
-    read = dataset.epoch_reader() if hasattr(dataset, "epoch_reader") else dataset.read_local
+    read = dataset.epoch_reader(empty=memory.empty) if hasattr(dataset, "epoch_reader") else dataset.read_local
 
     def fill(index: int, out: Slot) -> ReadStats | int:
         out.part = part = read(index)
         fields = part if isinstance(part, Mapping) else getattr(part, "fields", {})
         out.nbytes = sum(values.nbytes for values in fields.values())
+        memory.max_free = max(memory.max_free, 2 * ring.rows * out.nbytes)  # the batch let go, and the next one's
         return _stats_of(getattr(part, "stats", None))
 
     return fill

@@ -1,6 +1,7 @@
 """Places for samples whose size is known only once they are read: what stands in for a buffer ring then.
 
 A place holds whatever the reader made, which is the user's from then on; only how many there are at once is bounded.
+The memory of large arrays comes from a :class:`~scidata._pool.BlockPool`.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class SlotRing:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        self.rows = 1  # of the largest batch seen
         self._busy: set[SlotSet] = set()
         self._changed: queue.SimpleQueue[None] = queue.SimpleQueue()
 
@@ -66,6 +68,7 @@ class SlotRing:
                 return None
             if len(self._busy) < self.limit:
                 slots = SlotSet(rows)
+                self.rows = max(self.rows, rows)
                 self._busy.add(slots)
                 return slots
             self._changed.get()

@@ -16,7 +16,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.order import Mixture
 from scidata.sample import Sample, collate
-from scidata.types import BufferSpec, IntArray
+from scidata.types import BufferSpec, Empty, IntArray
 
 __all__ = ["CombinedDataset", "adopted", "concat", "mix", "subset"]
 
@@ -135,11 +135,14 @@ class CombinedDataset(Dataset[Sample]):
         """The data sets' epochs; None for one that has none."""
         return tuple(getattr(dataset, "epoch", None) for dataset in self.datasets)
 
-    def epoch_reader(self, epoch: tuple[Any, ...] | None = None) -> Callable[[int], Any]:
-        """Return :meth:`read_local` of the present epoch, whatever is set later: for reading ahead."""
+    def epoch_reader(self, epoch: tuple[Any, ...] | None = None, *, empty: Empty = np.empty) -> Callable[[int], Any]:
+        """Return :meth:`read_local` of the present epoch, whatever is set later: for reading ahead.
+
+        ``empty`` makes the arrays that are read into, of data sets whose samples differ in size.
+        """
         epochs = self.epoch if epoch is None else epoch
         reads = [
-            d.epoch_reader(e) if hasattr(d, "epoch_reader") else d.read_local
+            d.epoch_reader(e, empty=empty) if hasattr(d, "epoch_reader") else d.read_local
             for d, e in zip(self.datasets, epochs, strict=True)
         ]
 

@@ -25,7 +25,7 @@ from scidata.points_reader import PointsReader
 from scidata.sample import Sample
 from scidata.store.manifest import Statistics
 from scidata.store_reader import StoreReader
-from scidata.types import IntArray
+from scidata.types import Empty, IntArray
 
 __all__ = ["IrregularDataset"]
 
@@ -162,15 +162,18 @@ class IrregularDataset(Dataset[Sample]):
 
     # -- reading -------------------------------------------------------------------------------------------------
 
-    def read_local(self, index: int, *, epoch: int | None = None) -> LocalPart:
-        """Read this rank's part, of what an epoch draws (default: the one set). Thread-safe, no collectives."""
-        part = self.reader.read(index, self._rank, epoch=self.epoch if epoch is None else epoch)
+    def read_local(self, index: int, *, epoch: int | None = None, empty: Empty = np.empty) -> LocalPart:
+        """Read this rank's part, of what an epoch draws (default: the one set). Thread-safe, no collectives.
+
+        ``empty`` makes the arrays that are read into.
+        """
+        part = self.reader.read(index, self._rank, epoch=self.epoch if epoch is None else epoch, empty=empty)
         apply_locally(self.local_transform, part.fields)
         return part
 
-    def epoch_reader(self, epoch: int | None = None) -> Callable[[int], LocalPart]:
+    def epoch_reader(self, epoch: int | None = None, *, empty: Empty = np.empty) -> Callable[[int], LocalPart]:
         """Return :meth:`read_local` of an epoch, default the present one, whatever is set later: for reading ahead."""
-        return partial(self.read_local, epoch=self.epoch if epoch is None else epoch)
+        return partial(self.read_local, epoch=self.epoch if epoch is None else epoch, empty=empty)
 
     def __getitem__(self, index: int) -> Sample:
         index = as_index(index)

@@ -31,6 +31,7 @@ from scidata._batches import Batches, BufferedDataset, PartDataset, filler, item
 from scidata._checks import whole
 from scidata._copiers import DeviceCopier, HostCopier, PartCopier, SideStream, Staging
 from scidata._depth import Depth
+from scidata._pool import BlockPool
 from scidata._stats import LoaderStats
 from scidata._transform_stream import TransformStream
 from scidata._waiting import WaitWatch
@@ -65,7 +66,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     A batch stays valid for as long as it, or any tensor on its memory, is kept. Memory is bounded by
     ``prefetch_factor + 1`` batches (2 with ``num_workers=0``), and one more for each batch kept beyond the current one.
     The buffers of ended epochs are kept for the next, until the loader is dropped. Samples that differ in size are read
-    into memory of their own.
+    into blocks that are used again where they fit.
 
     Parameters
     ----------
@@ -202,6 +203,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._idle_rings: deque[BufferRing] = deque(maxlen=1)
         self._progress: Progress | None = None  # of the latest iteration, or of the next one where a state was loaded
         self._staging: Staging | None = None
+        self._memory = BlockPool()
         self._pool: WorkerPool | None = None
         self._epoch = 0
 
@@ -300,7 +302,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             if self.pin_memory and self._staging is None:
                 self._staging = Staging()
             options = {"copier": PartCopier(ring, SideStream(device), self._staging)}
-        fill = self._worker_reader() or part_reader(self._source)
+        fill = self._worker_reader() or part_reader(self._source, self._memory, ring)
         return self._prefetcher(items, ring, fill, session, **options)
 
     def _prefetcher(

@@ -36,7 +36,7 @@ from scidata.topologies._arrays import in_degrees
 from scidata.topologies.base import ArrayReader, without_default_fill
 from scidata.topologies.points import PointsTopology
 from scidata.topology import SampleHeader, read_samples
-from scidata.types import ArrayLayout, IntArray, Source
+from scidata.types import ArrayLayout, Empty, IntArray, Source
 
 __all__ = ["PointsReader"]
 
@@ -67,8 +67,10 @@ class _Cloud:
 class _FileAccess(RowAccess):
     """Rows of the arrays of one file, decoded."""
 
-    def __init__(self, cloud: _Cloud, executor: Executor | None, *, decode: bool, allow_missing: bool) -> None:
-        self.plans, self.stats = {}, ReadStats()
+    def __init__(
+        self, cloud: _Cloud, executor: Executor | None, *, decode: bool, allow_missing: bool, empty: Empty = np.empty
+    ) -> None:
+        self.plans, self.stats, self._empty = {}, ReadStats(), empty
         self._cloud, self._executor, self._decode, self._allow_missing = cloud, executor, decode, allow_missing
 
     @property
@@ -82,7 +84,7 @@ class _FileAccess(RowAccess):
         decode = self._decode or any(plan.layout is layout for layout in self._cloud.coordinates)
         decoding = decoding_of(plan.layout, None if dtype is None else np.dtype(dtype)) if decode else None
         kind = decoding.dtype if decoding is not None else plan.layout.dtype.newbyteorder("=")
-        out = np.empty(plan.out_shape, kind)
+        out = self._empty(plan.out_shape, kind)
         self.stats += read_plan(
             plan,
             out,
@@ -368,8 +370,10 @@ class PointsReader:
             fields[name] = tuple(plan for gather in gathers for plan, _ in gather.steps)
         return ReadPlan(index=index, rank=rank, fields=fields)
 
-    def read(self, index: int, part: int, *, epoch: int = 0) -> LocalPart:
+    def read(self, index: int, part: int, *, epoch: int = 0, empty: Empty = np.empty) -> LocalPart:
         """Read one part of a sample, or of what ``epoch`` draws from it. Thread-safe; communicates nothing.
+
+        ``empty`` makes the arrays that are read into.
 
         Raises
         ------
@@ -382,7 +386,7 @@ class PointsReader:
         cloud = self._cloud(index)
         start, stop, bounds, rows = self._rows(cloud, index, part, epoch)
         arrays = [(name, path) for name in self.fields for path in self._paths(cloud, name)]
-        own = [self._access(cloud) for _ in arrays]
+        own = [self._access(cloud, empty) for _ in arrays]
 
         def read(access: RowAccess, name: str, path: str) -> npt.NDArray[Any]:
             gather = self._gather(access, path, start, stop, rows)
@@ -416,9 +420,9 @@ class PointsReader:
         start, stop = self.partition_of(index).owned(entity, self._checked_part(part))
         return np.arange(start, stop, dtype=np.int64)
 
-    def _access(self, cloud: _Cloud) -> _FileAccess:
+    def _access(self, cloud: _Cloud, empty: Empty = np.empty) -> _FileAccess:
         executor = self._threads.executor()
-        return _FileAccess(cloud, executor, decode=self._decode, allow_missing=self._allow_missing)
+        return _FileAccess(cloud, executor, decode=self._decode, allow_missing=self._allow_missing, empty=empty)
 
     def _rows(self, cloud: _Cloud, index: int, part: int, epoch: int) -> tuple[int, int, IntArray, IntArray | None]:
         """Return the range of rows that a part owns, the bounds of its sample, and the rows where they are drawn."""

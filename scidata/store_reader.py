@@ -36,7 +36,7 @@ from scidata.store.numbering import number_samples
 from scidata.store.rows import Gather, RowAccess, merge_ranges
 from scidata.store.topology import LocalTopology, read_topology
 from scidata.subsample import Subsample
-from scidata.types import IntArray
+from scidata.types import Empty, IntArray
 
 __all__ = ["CACHE_BYTES", "StoreReader"]
 
@@ -374,8 +374,10 @@ class StoreReader:
             plans[name] = (*plans.get(name, ()), *self._plans_of(access, name, index, topology))
         return ReadPlan(index=index % self.num_samples, rank=rank, fields=plans)
 
-    def read(self, index: int, part: int, *, epoch: int = 0) -> LocalPart:
+    def read(self, index: int, part: int, *, epoch: int = 0, empty: Empty = np.empty) -> LocalPart:
         """Read one part of a sample, or of what ``epoch`` draws from it. Thread-safe; communicates nothing.
+
+        ``empty`` makes the arrays that are read into.
 
         Raises
         ------
@@ -384,7 +386,7 @@ class StoreReader:
         MissingChunkError, ShortReadError, ChecksumError, CorruptDataError
             The store is damaged.
         """
-        cut, access = self._opened(index)
+        cut, access = self._opened(index, empty)
         self._checked_part(part)
         if self.subsample is None:
             slot = (cut.index, part)
@@ -415,11 +417,11 @@ class StoreReader:
         ids: IntArray = access.rows(path, start, stop) if rows is None else access.gather(path, rows)
         return ids
 
-    def _opened(self, index: int) -> tuple[SamplePart, RowAccess]:
+    def _opened(self, index: int, empty: Empty = np.empty) -> tuple[SamplePart, RowAccess]:
         """Return how the stored sample of a sample is cut, and access to it."""
         stored = self.numbering.locate(index)[0]
         cut = self._partition(stored)[0]
-        return cut, RowAccess(self.store, stored, self._threads.executor())
+        return cut, RowAccess(self.store, stored, self._threads.executor(), empty)
 
     def _gather(self, access: RowAccess, name: str, index: int, rows: Mapping[str, IntArray]) -> Gather:
         """Plan the drawn rows of a field."""

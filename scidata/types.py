@@ -6,7 +6,7 @@ Frozen dataclasses without behaviour beyond arithmetic on themselves. No I/O, no
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -20,6 +20,7 @@ __all__ = [
     "ChunkRefs",
     "Codec",
     "Decoding",
+    "Empty",
     "IntArray",
     "Segment",
     "Selection",
@@ -27,6 +28,9 @@ __all__ = [
 ]
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
+
+#: Makes an uninitialised array of a shape and a dtype: ``numpy.empty``, or memory that is used again.
+Empty: TypeAlias = Callable[[tuple[int, ...], Any], npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

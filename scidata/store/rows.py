@@ -15,7 +15,7 @@ from scidata.partition._ids import ranges
 from scidata.plan import ArrayPlan, chunks_needed, plan_array
 from scidata.read import ReadStats, read_plan
 from scidata.store import Store
-from scidata.types import ArrayLayout, IntArray, Segment, Source
+from scidata.types import ArrayLayout, Empty, IntArray, Segment, Source
 
 __all__ = ["MAX_GAP", "Gather", "RowAccess", "Runs", "merge_ranges"]
 
@@ -89,7 +89,7 @@ class Gather:
 
 
 class RowAccess:
-    """What one part of one sample reads.
+    """What one part of one sample reads, into arrays that ``empty`` makes.
 
     Attributes
     ----------
@@ -99,8 +99,8 @@ class RowAccess:
         Of everything that was read.
     """
 
-    def __init__(self, store: Store, index: int, executor: Executor | None = None) -> None:
-        self._store, self._index, self._executor = store, index, executor
+    def __init__(self, store: Store, index: int, executor: Executor | None = None, empty: Empty = np.empty) -> None:
+        self._store, self._index, self._executor, self._empty = store, index, executor, empty
         self.plans: dict[str, list[ArrayPlan]] = {}
         self.stats = ReadStats()
 
@@ -146,7 +146,7 @@ class RowAccess:
     def run(self, plan: ArrayPlan, dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
         """Read what a plan of this object says, in native byte order or as ``dtype``."""
         kind = plan.layout.dtype.newbyteorder("=") if dtype is None else np.dtype(dtype)
-        out = np.empty(plan.out_shape, kind)
+        out = self._empty(plan.out_shape, kind)
         self.stats += read_plan(plan, out, source=self.source, executor=self._executor)
         return out
 

@@ -1,0 +1,160 @@
+"""Memory of samples that differ in size: used again, never while somebody sees it, and not more than is wanted."""
+
+import gc
+import pickle
+import threading
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+import scidata
+from scidata._pool import BlockPool
+
+MIB = 1 << 20
+
+
+def test_an_array_is_numpys():
+    pool = BlockPool(8 * MIB)
+    for dtype in ("f4", "f8", "i8", "u1", "?"):
+        x = pool.empty((300, 1001, 3), dtype)
+        assert type(x) is np.ndarray
+        assert x.shape == (300, 1001, 3)
+        assert x.dtype == dtype
+        assert x.flags.c_contiguous
+        assert x.flags.writeable
+        x[...] = 1
+        assert x.sum() == x.size
+    assert pool.empty((0, 5), "f4").shape == (0, 5)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x[1:],
+        np.asarray,
+        np.ascontiguousarray,
+        lambda x: x.view(np.ndarray)[::2].T,
+        lambda x: x.reshape(-1).view("u1"),
+        torch.from_numpy,
+        lambda x: torch.from_numpy(np.ascontiguousarray(x))[3:].view(-1)[5:],
+        lambda x: torch.from_numpy(x).numpy()[:, 1],
+        memoryview,
+    ],
+)
+def test_memory_that_is_seen_is_not_used_again(view):
+    pool = BlockPool(8 * MIB)
+    x = pool.empty((1000, 1000), "f4")
+    address = x.ctypes.data
+    x[...] = 7
+    kept = view(x)
+    seen = np.asarray(kept).copy()
+    del x
+    gc.collect()
+    assert pool.free_bytes == 0
+    other = pool.empty((1000, 1000), "f4")
+    other[...] = 1
+    assert other.ctypes.data != address
+    np.testing.assert_array_equal(np.asarray(kept), seen)
+    del kept
+    assert pool.free_bytes > 0
+    assert pool.empty((1000, 1000), "f4").ctypes.data == address
+
+
+def test_blocks_are_taken_where_they_fit_and_make_room_where_they_do_not():
+    pool = BlockPool(100 * MIB)
+    x = pool.empty((10 * MIB,), "u1")
+    del x
+    x = pool.empty((8 * MIB,), "u1")  # in the same block
+    assert pool.num_allocated == 1
+    y = pool.empty((MIB,), "u1")
+    del x, y
+    assert pool.free_bytes >= 11 * MIB
+    x = pool.empty((95 * MIB,), "u1")  # neither is large enough; the older makes room
+    assert pool.num_allocated == 3
+    assert pool.free_bytes < 2 * MIB
+    del x
+    kept = [pool.empty((30 * MIB,), "u1") for _ in range(8)]
+    del kept
+    assert 0 < pool.free_bytes <= pool.max_free
+
+
+def test_small_arrays_and_a_pool_that_is_gone():
+    pool = BlockPool(8 * MIB)
+    del_ = pool.empty((10,), "f8")
+    assert pool.num_allocated == 0
+    x = pool.empty((MIB,), "f8")
+    x[:] = 3
+    again = pickle.loads(pickle.dumps(pool))
+    assert (again.max_free, again.num_allocated) == (8 * MIB, 0)
+    del pool, del_
+    gc.collect()
+    assert (x == 3).all()
+
+
+def test_threads_share_a_pool():
+    pool, bad = BlockPool(64 * MIB), []
+
+    def use(number):
+        for _ in range(100):
+            x = pool.empty((MIB // 2,), "u1")
+            x[:] = number
+            if not (x == number).all():
+                bad.append(number)
+
+    threads = [threading.Thread(target=use, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not bad
+    assert pool.num_allocated <= 8  # the next is made before the last is let go
+
+
+@pytest.fixture(scope="module")
+def clouds(tmp_path_factory):
+    """Clouds of 0.8 to 2.4 MB, each full of its number."""
+    folder = tmp_path_factory.mktemp("clouds")
+    paths = []
+    for i in range(12):
+        paths.append(f"{folder}/{i:02d}.h5")
+        with h5py.File(paths[-1], "w") as file:
+            num = 20_000 + 3_500 * i
+            file["pos"] = np.zeros((num, 3))
+            file["u"] = np.full((num, 10), i, "f4")
+    return paths
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_loader_reads_into_the_same_memory(clouds, tmp_path, stored, num_workers):
+    path = clouds
+    if stored:
+        scidata.partition(clouds, tmp_path / "store", kind="points")
+        path = tmp_path / "store"
+    ds = scidata.open_dataset(path, kind=None if stored else "points", fields=["u"])
+    loader = scidata.DataLoader(ds, None, num_workers=num_workers)
+    kept = []
+    for _ in range(4):
+        for i, sample in enumerate(loader):
+            assert (sample["u"] == i).all()
+            if i % 5 == 0:
+                kept.append((i, sample["u"][3:]))
+    assert all((x == i).all() for i, x in kept)
+    assert loader._memory.num_allocated < 36  # of 48 samples, 12 of them kept and the first ones larger and larger
+    del kept, sample
+    gc.collect()
+    assert loader._memory.free_bytes <= loader._memory.max_free <= 2 * ds.counts().max() * 40
+
+
+def test_batches_of_clouds_are_whole(clouds):
+    ds = scidata.open_dataset(clouds, kind="points", fields=["u"])
+    first = None
+    for _ in range(2):
+        for number, batch in enumerate(scidata.DataLoader(ds, batch_size=3)):
+            if first is None:
+                first = batch["u"]
+            for place in range(3):
+                assert (batch["u"][batch["batch"] == place] == 3 * number + place).all()
+    assert set(first.unique().tolist()) == {0.0, 1.0, 2.0}

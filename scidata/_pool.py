@@ -96,7 +96,7 @@ class BlockPool:
         return found
 
     def _size_of_new(self, nbytes: int) -> int:
-        """Return how large a block to make: for the largest array of about this size. Untouched memory costs nothing."""
+        """Return how large a block to make, for the largest array of about this size: untouched, it costs nothing."""
         self.num_allocated += 1
         self._largest = max(self._largest, nbytes)
         return self._largest if self._largest <= 2 * nbytes else nbytes + nbytes // 16

@@ -74,8 +74,8 @@ class BlockPool:
             size = self._size_of_new(nbytes) if block is None else 0
         if block is None:
             block = host_memory(size)
-        array: npt.NDArray[Any] = np.asarray(_Holder(self, block, nbytes))
-        return array.view(kind).reshape(shape)
+        array: npt.NDArray[Any] = np.asarray(_Holder(self, block, nbytes)).view(kind).reshape(shape)
+        return array
 
     def _take(self, nbytes: int) -> npt.NDArray[np.uint8] | None:
         """Return a free block that is large enough, and not much too large; where there is none, make room for one."""

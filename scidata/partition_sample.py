@@ -21,7 +21,7 @@ from scidata.partition.checks import REMEDIES, Finding, Repaired, check_sample, 
 from scidata.store.inputs import describe_input
 from scidata.store.manifest import SCHEMA_VERSION
 from scidata.store.ordered import ORDERS, OrderOptions, order_sample
-from scidata.store.write import write_sample
+from scidata.store.write import OrderedSample, write_sample
 from scidata.topology import RawSample, RawSamples, SampleHeader, parse_edges, read_samples
 
 __all__ = ["KEEPABLE", "PlannedSample", "Task", "plan_sample", "process_sample"]
@@ -115,10 +115,24 @@ class Task:
 
 def process_sample(task: Task, out: str, index: int, tick: Callable[[float], None]) -> None:
     """Read, check, order and write one sample."""
+    sample = _ordered(task, index)
+    free = shutil.disk_usage(out).free
+    if sample.nbytes > free:
+        raise OSError(
+            errno.ENOSPC,
+            f"sample {index} ({sample.name}) takes {sample.nbytes} bytes, and {free} are free; free some space and run "
+            "again with --resume, or write to another disk",
+            out,
+        )
+    write_sample(out, sample, max_field_bytes=task.max_field_bytes, tick=tick)
+
+
+def _ordered(task: Task, index: int) -> OrderedSample:
+    """Read, check and order one sample; its cells and edges as they were read are let go before it is written."""
     inputs = tuple(map(describe_input, task.samples.inputs(index)))
     raw = task.samples[index]
     repaired, notes = _sound(raw, task)
-    sample = order_sample(
+    return order_sample(
         raw,
         task.order,
         index=index,
@@ -129,15 +143,6 @@ def process_sample(task: Task, out: str, index: int, tick: Callable[[float], Non
         repaired=repaired,
         notes=notes,
     )
-    free = shutil.disk_usage(out).free
-    if sample.nbytes > free:
-        raise OSError(
-            errno.ENOSPC,
-            f"sample {index} ({raw.name}) takes {sample.nbytes} bytes, and {free} are free; free some space and run "
-            "again with --resume, or write to another disk",
-            out,
-        )
-    write_sample(out, sample, max_field_bytes=task.max_field_bytes, tick=tick)
 
 
 def _sound(raw: RawSample, task: Task) -> tuple[Repaired | None, tuple[str, ...]]:

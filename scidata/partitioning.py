@@ -115,6 +115,12 @@ def partition(
     tick
         Called with the share of a sample that was done, at most 1 for each of the samples of this run.
 
+    Notes
+    -----
+    Memory, for each of ``jobs``: at most 3 times the points, cells and edges of a sample at 8 bytes a number (that is
+    24 GB for 500 M edges), or those once and a field being written, which takes ``max_field_bytes`` and 0.3 GB; more
+    where edges are made by ``knn`` or ``radius``, or cut by ``metis``. Measured: ``tests/bench/partition_memory.py``.
+
     Returns
     -------
     PartitionReport

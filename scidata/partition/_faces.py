@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
 from scidata.errors import UnsupportedFormatError
-from scidata.partition._ids import id_bits, ranges
+from scidata.partition._ids import id_bits, pair_keys, ranges, undirected_keys
 from scidata.partition._sort import Keys, run_starts, stable_sort
 from scidata.partition.cells import CELL_NAMES, rings
 from scidata.types import IntArray
@@ -47,11 +47,16 @@ def crowded_faces(
 
     All nodes must be in range, and cells have the nodes of their type. Cells of other types are left out.
     """
-    found, cells = [0], [np.empty(0, np.int64)]
-    for owners, counts in _cells_by_face(offsets, connectivity, cell_type, num_nodes):
-        found.append(int((counts > 2).sum()))
-        cells.append(owners[np.repeat(counts > 2, counts)])
-    return sum(found), np.unique(np.concatenate(cells))
+    found, cells = 0, [np.empty(0, np.int64)]
+    for faces_of in (_edges_of_flat, _faces_of_solid):
+        keys, owners_of = faces_of(offsets, connectivity, cell_type, num_nodes)
+        in_order = np.sort(keys)
+        if (in_order[2:] == in_order[:-2]).any():  # as a rule there are none, and whose they are need not be asked
+            del in_order
+            owners, counts = _by_face(keys, owners_of())
+            found += int((counts > 2).sum())
+            cells.append(owners[np.repeat(counts > 2, counts)])
+    return found, np.unique(np.concatenate(cells))
 
 
 def pairs_across_faces(
@@ -73,7 +78,9 @@ def pairs_across_faces(
             "edge_index of a graph whose nodes are the cells"
         )
     ones, others = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for owners, counts in _cells_by_face(offsets, connectivity, cell_type, num_nodes):
+    for faces_of in (_edges_of_flat, _faces_of_solid):
+        keys, owners_of = faces_of(offsets, connectivity, cell_type, num_nodes)
+        owners, counts = _by_face(keys, owners_of())
         last = np.cumsum(counts)
         for step in range(1, int(counts.max(initial=0))):  # once, where no face has more than two cells
             first = ranges(last - counts, np.maximum(last - step, last - counts))
@@ -82,20 +89,17 @@ def pairs_across_faces(
     return np.concatenate(ones), np.concatenate(others)
 
 
-def _cells_by_face(
-    offsets: IntArray, connectivity: IntArray, cell_type: npt.NDArray[np.generic], num_nodes: int
-) -> Iterator[tuple[IntArray, IntArray]]:
-    """Yield the cells on each face, face by face, and how many they are: of flat cells, then of solid ones."""
-    for faces_of in (_edges_of_flat, _faces_of_solid):
-        keys, owners = faces_of(offsets, connectivity, cell_type, num_nodes)
-        in_order, order = stable_sort(keys, 64)
-        begins = np.flatnonzero(run_starts(in_order))
-        yield owners[order], np.diff(np.append(begins, len(in_order)))
+def _by_face(keys: Keys, owners: IntArray) -> tuple[IntArray, IntArray]:
+    """Return the cells on each face, face by face, and how many they are."""
+    in_order, order = stable_sort(keys, 64)
+    begins = np.flatnonzero(run_starts(in_order))
+    return owners[order], np.diff(np.append(begins, len(in_order)))
 
 
 def _edges_of_flat(
     offsets: IntArray, nodes: IntArray, cell_type: npt.NDArray[np.generic], num_nodes: int
-) -> tuple[Keys, IntArray]:
+) -> tuple[Keys, Callable[[], IntArray]]:
+    """Return a word for each edge of the flat cells, and what gives the cell of each."""
     pixels = offsets[np.flatnonzero(cell_type == 8)]
     if len(pixels):  # their nodes run in rows, not round
         nodes = nodes.copy()
@@ -106,12 +110,13 @@ def _edges_of_flat(
     for kind, corners in _FLAT_CORNERS.items():
         sizes[cell_type[cells] == kind] = corners
     one, other = rings(offsets[cells], offsets[cells] + sizes)
-    return _words(np.stack([nodes[one], nodes[other]]), num_nodes), np.repeat(cells, sizes)
+    return undirected_keys(nodes[one], nodes[other], num_nodes), lambda: np.repeat(cells, sizes)
 
 
 def _faces_of_solid(
     offsets: IntArray, nodes: IntArray, cell_type: npt.NDArray[np.generic], num_nodes: int
-) -> tuple[Keys, IntArray]:
+) -> tuple[Keys, Callable[[], IntArray]]:
+    """Return a word for each face of the solid cells, and what gives the cell of each."""
     triples, owners = [np.empty((3, 0), np.int64)], [np.empty(0, np.int64)]
     for kind, faces in _FACES.items():
         cells = np.flatnonzero(cell_type == kind)
@@ -119,17 +124,16 @@ def _faces_of_solid(
             corners = np.sort(nodes[offsets[cells] + np.array(face)[:, None]], axis=0)
             triples.append(corners[:3])  # two faces of one mesh do not share three corners
             owners.append(cells)
-    return _words(np.concatenate(triples, axis=1), num_nodes), np.concatenate(owners)
+    return _words(np.concatenate(triples, axis=1), num_nodes), lambda: np.concatenate(owners)
 
 
 def _words(corners: IntArray, num_nodes: int) -> Keys:
-    """Pack the sorted corners of faces into one word each, the same for the same corners only."""
-    first, second, *rest = np.sort(corners, axis=0).astype(np.uint64)
+    """Pack the three corners of faces, sorted, into one word each, the same for the same corners only."""
     bits = id_bits(num_nodes)
-    words: Keys = (first << np.uint64(bits)) | second
-    used = 2 * bits
-    for corner in rest:
-        if used + bits > 64:  # number the pairs there are instead
-            words = np.unique(words, return_inverse=True)[1].astype(np.uint64)
-        words = (words << np.uint64(bits)) | corner
+    words = pair_keys(corners[0], corners[1], num_nodes)
+    if 3 * bits > 64:  # number the pairs there are instead
+        in_order, order = stable_sort(words, 2 * bits)
+        words[order] = np.cumsum(run_starts(in_order)).view(np.uint64)
+    words <<= np.uint64(bits)
+    words |= corners[2].view(np.uint64)
     return words

@@ -11,7 +11,7 @@ from scidata.errors import ConfigError
 from scidata.partition._sort import Keys, blocks, run_starts
 from scidata.types import IntArray
 
-__all__ = ["NodeIds", "both_directions", "id_bits", "low_ids", "node_ids", "pair_keys", "ranges", "split_keys"]
+__all__ = ["NodeIds", "both_directions", "id_bits", "low_ids", "node_ids", "pair_keys", "ranges", "undirected_keys"]
 
 #: Global node ids as stored: int32 where they fit, which halves the largest array of a store.
 NodeIds: TypeAlias = npt.NDArray[np.int32] | npt.NDArray[np.int64]
@@ -49,13 +49,6 @@ def pair_keys(high: NodeIds, low: NodeIds, num_nodes: int) -> Keys:
     return keys
 
 
-def split_keys(keys: Keys, num_nodes: int) -> tuple[IntArray, NodeIds]:
-    """Unpack :func:`pair_keys`: the high id as int64, the low one as small as it gets."""
-    high = np.empty(len(keys), np.int64)
-    np.right_shift(keys, np.uint64(id_bits(num_nodes)), out=high.view(np.uint64))
-    return high, low_ids(keys, num_nodes)
-
-
 def low_ids(keys: Keys, num_nodes: int) -> NodeIds:
     """Unpack the low id of :func:`pair_keys`, as small as it gets."""
     fits = num_nodes <= np.iinfo(np.int32).max
@@ -65,17 +58,43 @@ def low_ids(keys: Keys, num_nodes: int) -> NodeIds:
     return low
 
 
-def both_directions(one: NodeIds, other: NodeIds, num_nodes: int) -> IntArray:
-    """Return both directions of every edge, each once and without self-loops, by (destination, source)."""
-    keys = pair_keys(np.minimum(one, other), np.maximum(one, other), num_nodes)
-    keys = keys[one != other]
+def undirected_keys(one: NodeIds, other: NodeIds, num_nodes: int, out: Keys | None = None) -> Keys:
+    """Pack the two ends of each edge into one word, the same for both directions: the lower id is the high one."""
+    keys = np.empty(len(one), np.uint64) if out is None else out
+    for rows in blocks(len(keys)):
+        key = keys[rows]
+        key[:] = np.minimum(one[rows], other[rows])
+        key <<= np.uint64(id_bits(num_nodes))
+        key |= np.maximum(one[rows], other[rows]).astype(np.uint64)
+    return keys
+
+
+def both_directions(keys: Keys, num_nodes: int) -> IntArray:
+    """Return both directions of every edge, each once and without self-loops, by (destination, source).
+
+    Parameters
+    ----------
+    keys
+        Those of :func:`undirected_keys`; their memory is used up.
+    """
+    num_bits, mask = np.uint64(id_bits(num_nodes)), np.uint64((1 << id_bits(num_nodes)) - 1)
     keys.sort()
-    keys = keys[run_starts(keys)]  # each undirected edge once: half as many to sort again
-    lower, upper = split_keys(keys, num_nodes)
-    keys = np.concatenate([keys, pair_keys(upper, lower, num_nodes)])
-    keys.sort()
-    dst, src = split_keys(keys, num_nodes)
-    return np.stack([src.astype(np.int64), dst])
+    kept = run_starts(keys)  # each undirected edge once: half as many to sort again
+    for rows in blocks(len(keys)):
+        kept[rows] &= (keys[rows] >> num_bits) != (keys[rows] & mask)
+    keys = keys[kept]
+    both = np.concatenate([keys, keys])
+    for rows in blocks(len(keys)):
+        swapped = both[rows]
+        swapped &= mask
+        swapped <<= num_bits
+        swapped |= keys[rows] >> num_bits
+    del keys
+    both.sort()
+    edge_index = np.empty((2, len(both)), np.int64)
+    np.bitwise_and(both, mask, out=edge_index[0].view(np.uint64))
+    np.right_shift(both, num_bits, out=edge_index[1].view(np.uint64))
+    return edge_index
 
 
 def ranges(starts: IntArray, stops: IntArray) -> IntArray:

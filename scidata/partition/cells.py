@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.errors import ConfigError, UnsupportedFormatError
-from scidata.partition._ids import NodeIds, both_directions, ranges
+from scidata.partition._ids import NodeIds, both_directions, ranges, undirected_keys
+from scidata.partition._sort import Keys
 from scidata.types import IntArray
 
 __all__ = ["CELL_NAMES", "FOR_POLYHEDRA", "NUM_NODES", "POLYGON", "cell_owner", "edges_of_cells", "rings"]
@@ -96,10 +97,18 @@ def edges_of_cells(
     if len(nodes) == 0:
         return np.empty((2, 0), np.int64)
     ids = nodes if nodes.dtype in (np.int32, np.int64) else nodes.astype(np.int64)
-    pairs = [_edges_of_type(int(kind), starts, ids, types) for kind in np.unique(types)]
-    return both_directions(
-        np.concatenate([one for one, _ in pairs]), np.concatenate([other for _, other in pairs]), num_nodes
-    )
+    return both_directions(_keys_of_edges(starts, ids, types, num_nodes), num_nodes)
+
+
+def _keys_of_edges(offsets: IntArray, nodes: NodeIds, types: npt.NDArray[np.generic], num_nodes: int) -> Keys:
+    """Return the edges of all cells as words, each cell's own, so that shared edges come more than once."""
+    pairs = [pair for kind in np.unique(types) for pair in _edges_of_type(int(kind), offsets, nodes, types)]
+    keys = np.empty(sum(len(one) for one, _ in pairs), np.uint64)
+    done = 0
+    for one, other in pairs:
+        undirected_keys(one, other, num_nodes, out=keys[done : done + len(one)])
+        done += len(one)
+    return keys
 
 
 def cell_owner(offsets: npt.ArrayLike, connectivity: npt.ArrayLike) -> IntArray:
@@ -114,12 +123,12 @@ def cell_owner(offsets: npt.ArrayLike, connectivity: npt.ArrayLike) -> IntArray:
 
 def _edges_of_type(
     kind: int, offsets: IntArray, nodes: NodeIds, types: npt.NDArray[np.generic]
-) -> tuple[NodeIds, NodeIds]:
-    """Return both ends of the edges of all cells of one type, each cell's own, so that shared edges come twice."""
+) -> list[tuple[NodeIds, NodeIds]]:
+    """Return both ends of the edges of all cells of one type, edge by edge of the type; views where they can be."""
     if kind == POLYGON or kind == 4:
-        return _edges_of_rings(kind, offsets, nodes, types)
+        return [_edges_of_rings(kind, offsets, nodes, types)]
     if kind == 2:
-        return nodes[:0], nodes[:0]
+        return []
     if kind not in NUM_NODES:
         raise UnsupportedFormatError(
             f"{int((types == kind).sum())} cells are of VTK type {kind} ({CELL_NAMES.get(kind, 'unknown')}), whose "
@@ -127,9 +136,7 @@ def _edges_of_type(
         )
     corners = _corners(kind, offsets, nodes, types)
     columns = _edges_of_quadratic(kind) if kind in _LINEAR else _EDGES[kind]
-    one = [corners[:, a] for a, _ in columns]
-    other = [corners[:, b] for _, b in columns]
-    return np.concatenate([nodes[:0], *one]), np.concatenate([nodes[:0], *other])
+    return [(corners[:, a], corners[:, b]) for a, b in columns]
 
 
 def _edges_of_quadratic(kind: int) -> list[tuple[int, int]]:

@@ -264,6 +264,8 @@ def _crowded(cells: CellArrays, sound: npt.NDArray[np.bool_], num_nodes: int) ->
     if wrapped.any():
         sound = sound.copy()
         sound[np.searchsorted(cells.offsets, np.flatnonzero(wrapped), side="right") - 1] = False
+    if sound.all():  # no copy
+        return crowded_faces(cells.offsets, cells.connectivity, cells.cell_type, num_nodes)
     kept = np.flatnonzero(sound)
     offsets, connectivity = _select(cells, kept)
     count, crowded = crowded_faces(offsets, connectivity, cells.cell_type[kept], num_nodes)
@@ -276,10 +278,14 @@ def _check_edges(edge_index: IntArray, num_nodes: int, rows: dict[str, IntArray]
     wrapped = (src <= _WRAPPED) | (dst <= _WRAPPED)
     outside = (src < 0) | (dst < 0) | (src >= num_nodes) | (dst >= num_nodes)
     rows["edge_index_out_of_range"] = np.flatnonzero(outside & ~wrapped)
-    sound = np.flatnonzero(~outside)
-    keys, order = stable_sort(pair_keys(dst[sound], src[sound], num_nodes), 2 * id_bits(num_nodes))
-    rows["duplicate_edges"] = np.sort(sound[order[~run_starts(keys)]])  # stable, so the first of each is no duplicate
-    rows["self_loops"] = sound[src[sound] == dst[sound]]
+    sound = np.flatnonzero(~outside) if outside.any() else slice(None)
+    src, dst = src[sound], dst[sound]
+    rows_of = (lambda found: found) if isinstance(sound, slice) else sound.__getitem__
+    keys = pair_keys(dst, src, num_nodes)
+    if not run_starts(np.sort(keys)).all():
+        keys, order = stable_sort(keys, 2 * id_bits(num_nodes), overwrite=True)
+        rows["duplicate_edges"] = np.sort(rows_of(order[~run_starts(keys)]))  # stable: the first of each is none
+    rows["self_loops"] = rows_of(np.flatnonzero(src == dst))
     return np.flatnonzero(wrapped)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.partition._faces import pairs_across_faces
-from scidata.partition._ids import both_directions
+from scidata.partition._ids import both_directions, undirected_keys
 from scidata.partition._points import unit_sphere
 from scidata.types import IntArray
 
@@ -39,7 +39,7 @@ def edges_across_faces(
         Cell types whose faces are not known (polyhedra, strips).
     """
     one, other = pairs_across_faces(offsets, connectivity, cell_type, num_nodes)
-    return both_directions(one, other, len(cell_type))
+    return both_directions(undirected_keys(one, other, len(cell_type)), len(cell_type))
 
 
 def cell_centres(

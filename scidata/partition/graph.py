@@ -9,7 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.errors import ConfigError
-from scidata.partition._ids import NodeIds, both_directions, id_bits, low_ids, node_ids, pair_keys, ranges
+from scidata.partition._ids import (
+    NodeIds,
+    both_directions,
+    id_bits,
+    low_ids,
+    node_ids,
+    pair_keys,
+    ranges,
+    undirected_keys,
+)
 from scidata.partition._sort import blocks, run_starts, stable_sort
 from scidata.partition.cells import cell_owner, edges_of_cells
 from scidata.partition.neighbours import knn_edges, radius_edges
@@ -130,7 +139,7 @@ def symmetrise(src: npt.ArrayLike, dst: npt.ArrayLike, num_nodes: int) -> IntArr
         ``(2, num_edges)`` int64: sources, destinations.
     """
     source, target = node_ids(src, num_nodes, "sources"), node_ids(dst, num_nodes, "destinations")
-    return both_directions(source, target, num_nodes)
+    return both_directions(undirected_keys(source, target, num_nodes), num_nodes)
 
 
 def khop_ghosts(indptr: IntArray, src: NodeIds, start: int, stop: int, num_hops: int) -> IntArray:

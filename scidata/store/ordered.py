@@ -12,7 +12,7 @@ from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, ne
 from scidata.partition.cells import cell_owner, edges_of_cells
 from scidata.partition.checks import Repaired
 from scidata.partition.dual import cell_centres, edges_across_faces
-from scidata.partition.graph import CSR, csr_from_edges
+from scidata.partition.graph import CSR, NodeIds, csr_from_edges
 from scidata.partition.hilbert import order_hilbert
 from scidata.partition.mesh_edges import AlongMesh, along_mesh_edges
 from scidata.partition.neighbours import knn_edges, radius_edges
@@ -78,8 +78,9 @@ def order_sample(
         pos = _at_source_rows(sound.points, kept, raw.sizes["cell"])
     edge_index, made = _edges_of(sound)
     order, found = _order_of(sound, edge_index, options.order)
-    new_ids = np.empty(len(order), np.int64)
-    new_ids[order] = np.arange(len(order), dtype=np.int64)
+    fits = len(order) <= np.iinfo(np.int32).max
+    new_ids: NodeIds = np.empty(len(order), np.int32) if fits else np.empty(len(order), np.int64)
+    new_ids[order] = np.arange(len(order))
     edges = None if edge_index is None else _ordered_edges(edge_index, new_ids)
     along = _along_mesh(raw, edge_index, repaired)
     signs: tuple[FieldData, ...] = ()
@@ -208,7 +209,7 @@ def _order_of(raw: RawSample, edge_index: IntArray | None, order: str) -> tuple[
     return order_hilbert(_flat(raw), on_sphere=raw.on_sphere)
 
 
-def _ordered_edges(edge_index: IntArray, new_ids: IntArray) -> OrderedEdges:
+def _ordered_edges(edge_index: IntArray, new_ids: NodeIds) -> OrderedEdges:
     csr: CSR = csr_from_edges(new_ids[edge_index[0]], new_ids[edge_index[1]], len(new_ids))
     return OrderedEdges(indptr=csr.indptr, src=csr.src, edge_id=csr.edge_id)
 
@@ -237,7 +238,7 @@ def _orientation(signs: npt.NDArray[np.int8]) -> FieldData:
     return FieldData(info=info, shape=signs.shape, read=lambda box: signs[box], rows=rows)
 
 
-def _ordered_cells(cells: Cells, new_ids: IntArray) -> OrderedCells:
+def _ordered_cells(cells: Cells, new_ids: NodeIds) -> OrderedCells:
     """Number the nodes of the cells anew, and sort the cells by the lowest of them."""
     nodes = new_ids[cells.connectivity]
     owners = cell_owner(cells.offsets, nodes)

@@ -84,7 +84,7 @@ class OrderedCells:
     """Cells in the store's order: ``connectivity`` holds new node ids, ``original_id`` source rows."""
 
     offsets: IntArray
-    connectivity: IntArray
+    connectivity: npt.NDArray[np.integer[Any]]
     types: npt.NDArray[np.uint8]
     original_id: IntArray
     indptr: IntArray
@@ -328,10 +328,11 @@ class _SampleWriter:
     def _write_positions(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
         sample = self._sample
         order, pos = sample.order, sample.pos
-        weights = np.ones(len(order)) if sample.weights is None else sample.weights[order]
-        prefix = np.concatenate([[0.0], np.cumsum(weights)])
         marks = np.append(np.arange(0, len(order), BLOCK_ROWS), len(order))
-        self._put("blocks/weight_prefix", prefix[marks], ("block_edge",))
+        prefix = marks.astype(np.float64)
+        if sample.weights is not None:
+            prefix = np.concatenate([[0.0], np.cumsum(sample.weights[order])])[marks]
+        self._put("blocks/weight_prefix", prefix, ("block_edge",))
         if pos is None:
             return None
         self._arrays[f"{sample.entity}/pos"] = write_array(
@@ -346,8 +347,10 @@ class _SampleWriter:
         self._put("blocks/bbox", _block_boxes(pos, order, on_sphere=sample.on_sphere), ("block", "corner", "xyz"))
         if not len(order):
             return None
-        kept = pos[order]
-        low, high = kept.min(axis=0).astype(np.float64), kept.max(axis=0).astype(np.float64)
+        low, high = np.full(pos.shape[1], np.inf), np.full(pos.shape[1], -np.inf)
+        for first in range(0, len(order), BLOCK_ROWS * 1024):
+            kept = pos[order[first : first + BLOCK_ROWS * 1024]]
+            low, high = np.minimum(low, kept.min(axis=0)), np.maximum(high, kept.max(axis=0))
         return tuple(low.tolist()), tuple(high.tolist())
 
     def _write_cells(self) -> None:

@@ -14,19 +14,24 @@ MIB = 2**20
 SHAPE = (1, 32, 4096, 4096)  # float32: 2 GiB a sample, 256 MiB for one rank of eight
 CONSTANT = 64 * MIB  # scratch of the reading threads, file metadata, allocator slack
 
+# ru_maxrss would do, but for what it inherits: the peak of the process that began this one
+PEAK = """
+def peak():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+"""
 READ = """
-import json, resource, sys
+import json, sys
 import numpy as np
 from scidata.grid_reader import GridReader
 reader = GridReader(sys.argv[1], axis_sizes={"domain": 8}, shard={"latitude": "domain"}, fields=["u"])
 coordinate = reader.partition.coordinate(3)
 (spec,) = reader.buffer_specs(coordinate).values()
 reader.plan(0, 3)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
 out = np.empty(spec.shape, spec.dtype)
 stats = reader.read_into(0, {"u": out}, coordinate)
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(json.dumps({"grown": (peak - before) * 1024, "part": out.nbytes, "mean": float(out.mean(dtype="f8"))}))
+print(json.dumps({"grown": peak() - before, "part": out.nbytes, "mean": float(out.mean(dtype="f8"))}))
 """
 
 
@@ -81,9 +86,50 @@ def zarr_compressed(path):
 def test_peak_memory_is_the_part_and_a_constant(make, tmp_path):
     path = str(tmp_path / "large")
     mean = make(path)
-    run = subprocess.run([sys.executable, "-c", READ, path], capture_output=True, text=True, check=False, timeout=150)
+    run = subprocess.run(
+        [sys.executable, "-c", PEAK + READ, path], capture_output=True, text=True, check=False, timeout=150
+    )
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
     assert found["part"] == 256 * MIB
     assert found["mean"] == mean
     assert found["grown"] < found["part"] + CONSTANT
+
+
+PARTITION = """
+import json, sys
+import h5py, scipy.spatial, zarr
+import scidata.partition.graph
+from scidata.partitioning import partition
+before = peak()
+report = partition(sys.argv[1], sys.argv[2], keep="duplicate_edges")
+print(json.dumps({"grown": peak() - before, "edges": report.counts["edge"]}))
+"""
+
+
+def graph_of_four_million_edges(file):
+    num_nodes, num_edges = 1 << 17, 1 << 22
+    src = np.random.default_rng(0).integers(0, num_nodes, num_edges)
+    file["edge_index"], file["pos"] = np.stack([src, (src + 1 + src[::-1] % 999) % num_nodes]), np.zeros((num_nodes, 2))
+    file["pos"][:, 0] = np.arange(num_nodes)
+    return num_edges
+
+
+def mesh_of_half_a_million_quads(file):
+    nodes = np.arange(720 * 720).reshape(720, 720)
+    file["cells"] = np.stack([nodes[:-1, :-1], nodes[:-1, 1:], nodes[1:, 1:], nodes[1:, :-1]], -1).reshape(-1, 4)
+    file["points"] = np.stack(np.divmod(nodes.reshape(-1), 720), axis=1).astype("f8")
+    return 2 * 2 * 720 * 719
+
+
+# MiB; what is held at least: 64 of pairs and 64 of their order; 16 of cells, 8 of points, 32 of edges and 28 of theirs
+@pytest.mark.parametrize(("make", "most"), [(graph_of_four_million_edges, 200), (mesh_of_half_a_million_quads, 200)])
+def test_partition_holds_few_copies_of_cells_and_edges(make, most, tmp_path):
+    with h5py.File(tmp_path / "raw.h5", "w") as file:
+        num_edges = make(file)
+    command = [sys.executable, "-c", PEAK + PARTITION, str(tmp_path / "raw.h5"), str(tmp_path / "store")]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    assert found["edges"] == num_edges
+    assert found["grown"] < most * MIB

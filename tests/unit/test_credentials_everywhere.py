@@ -198,8 +198,8 @@ def test_chained_errors(remote, logs, name, path, how, monkeypatch, capfd):
         ("plan --domain 2", "store", 0),
         ("plan --domain 2", "grid.zarr", 0),
         ("verify", "store", 0),
-        ("bench", "store", 1),
-        ("bench --pipeline", "store", 1),
+        ("bench", "store", 2),
+        ("bench --pipeline", "store", 2),
     ],
 )
 def test_commands(served, command, file, code, flags, capfd, logs):

@@ -1,0 +1,206 @@
+"""Killed anywhere and resumed on other ranks: orders by weight, by size, mixed, joined and cut; worker processes."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import BatchSampler
+
+import scidata
+from scidata.loader import DataLoader
+from scidata.sampler import DistributedSampler
+from tests.unit.test_resume import Numbers, numbers, place, through_json
+
+EPOCH = 1
+
+
+class Readable(Numbers):
+    """As the data sets that can be combined."""
+
+    fields = ("x",)
+
+    def read_local(self, index: int) -> dict[str, torch.Tensor]:
+        return {"x": torch.tensor([index])}
+
+
+def make(kind: str, mesh: Any, *, drop_last: bool = False) -> tuple[Any, DistributedSampler]:
+    """Return a data set and a sampler of some kind; without a mesh they are the oracle's."""
+    options: dict[str, Any] = {"shuffle": True, "seed": 3, "check": False, "drop_last": drop_last}
+    parts = [Readable(count, mesh, fingerprint=str(count)) for count in (11, 7, 16)]
+    if kind == "weights":
+        return parts[2], DistributedSampler(parts[2], mesh, weights=np.arange(16) % 5, num_samples=29, **options)
+    if kind == "sizes":
+        return parts[2], DistributedSampler(parts[2], mesh, sizes=(np.arange(16) * 7) % 16, group=6, **options)
+    combined = {
+        "mix": lambda: scidata.mix(parts, [3, 1, 2]),
+        "long mix": lambda: scidata.mix(parts[:2], [1, 4], num_samples=31),
+        "concat": lambda: scidata.concat(*parts),
+        "subset": lambda: scidata.subset(scidata.concat(*parts), list(range(30, 3, -2))),
+        "in order": lambda: scidata.concat(*parts[:2]),
+    }[kind]()
+    if kind == "in order":
+        options["shuffle"] = False
+    return combined, DistributedSampler(combined, mesh, **options)
+
+
+def within(ds: Any, index: int) -> int:
+    """Return a sample's number in the data set that it is of in the end."""
+    while hasattr(ds, "locate"):
+        part, index = ds.locate(index)
+        ds = ds.datasets[part]
+    return index
+
+
+KINDS = ["weights", "sizes", "mix", "long mix", "concat", "subset", "in order"]
+
+
+def order_of(kind: str) -> list[int]:
+    _, sampler = make(kind, None)
+    sampler.set_epoch(EPOCH)
+    return sampler.order().tolist()
+
+
+def run(
+    kind: str,
+    state: Any,
+    batches: int | None,
+    *,
+    dp: int,
+    domain: int,
+    batch: int | None,
+    workers: int,
+    drop_last: bool,
+) -> tuple[Any, list[int]]:
+    """Let all ranks iterate for some batches; return their common state, and what all had, in the global order."""
+    states, had, lengths = [], {}, set()
+    for rank in range(dp * domain):
+        mesh = place(rank, dp, domain)
+        ds, sampler = make(kind, mesh, drop_last=drop_last)
+        loader = DataLoader(ds, batch, sampler=sampler, num_workers=workers, watch=False)
+        loader.set_epoch(EPOCH)
+        lengths.add(len(loader))
+        if state is not None:
+            loader.load_state_dict(state)
+        rows = []
+        for number, sample in enumerate(loader, 1):
+            index = sample.index if batch is not None else [sample.index]
+            assert [within(ds, i) for i in index] == numbers(sample)
+            rows.append(index)
+            if number == batches:
+                break
+        if state is None and batches is None:
+            assert len(rows) == len(loader)
+        states.append(through_json(loader.state_dict()))
+        had[tuple(mesh.get_coordinate())] = rows
+    assert len(lengths) == 1
+    assert all(s == states[0] for s in states)
+    for (dp_rank, _), rows in had.items():
+        assert rows == had[dp_rank, 0]
+    steps = zip(*(had[r, 0] for r in range(dp)), strict=True)
+    return states[0], [i for step in steps for row in zip(*step, strict=True) for i in row]
+
+
+RUN = st.fixed_dictionaries(
+    {
+        "dp": st.integers(1, 4),
+        "domain": st.integers(1, 2),
+        "batch": st.none() | st.integers(1, 4),
+        "workers": st.sampled_from([0, 0, 0, 0, 0, 0, 0, 2]),
+    }
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    kind=st.sampled_from(KINDS),
+    runs=st.lists(st.tuples(RUN, st.integers(1, 5)), min_size=1, max_size=3),
+    last=RUN,
+    drop_last=st.booleans(),
+)
+def test_killed_anywhere(kind: str, runs: list[Any], last: Any, drop_last: bool) -> None:
+    expected, state, seen = order_of(kind), None, []
+    widest = 1
+    for shape, batches in [*runs, (last, None)]:
+        widest = max(widest, shape["dp"])
+        state, more = run(kind, state, batches, **shape, drop_last=drop_last)
+        seen += more
+        if state["sampler"]["epoch"] > EPOCH:
+            break
+        assert state["sampler"]["consumed"] == len(seen)
+    whole = len(expected)
+    if drop_last:
+        assert seen == expected[: len(seen)]
+        assert whole - len(seen) < widest
+    else:
+        assert seen[:whole] == expected
+        assert seen[whole:] == expected[: len(seen) - whole]
+        assert len(seen) - whole < widest
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", ["plain", "drop_last", "batch_sampler", "no batch", "sampler drops"])
+def test_lengths_are_equal_on_all_ranks_and_true(kind: str, how: str) -> None:
+    for dp, domain in [(1, 1), (2, 2), (3, 1), (5, 1)]:
+        lengths = set()
+        for rank in range(dp * domain):
+            ds, sampler = make(kind, place(rank, dp, domain), drop_last=how == "sampler drops")
+            options: dict[str, Any] = {
+                "plain": {"batch_size": 3, "sampler": sampler},
+                "drop_last": {"batch_size": 3, "sampler": sampler, "drop_last": True},
+                "batch_sampler": {"batch_sampler": BatchSampler(sampler, 4, False)},
+                "no batch": {"batch_size": None, "sampler": sampler},
+                "sampler drops": {"batch_size": 2, "sampler": sampler},
+            }[how]
+            loader = DataLoader(ds, num_workers=0, watch=False, **options)
+            lengths.add(len(loader))
+            assert len(list(loader)) == len(loader)
+        assert len(lengths) == 1
+
+
+def test_worker_processes_resume(tmp_path: Path) -> None:
+    """Persistent ones, other numbers of them, left in the middle; nothing read ahead is lost."""
+    data = np.arange(24, dtype=np.float32)[:, None] * np.ones(3, np.float32)
+    zarr.open_group(str(tmp_path / "t.zarr"), mode="w").create_array(
+        "t", data=data, chunks=(1, 3), dimension_names=["time", "lat"], fill_value=-1
+    )
+    parts = [
+        scidata.open_dataset(str(tmp_path / "t.zarr"), isel={"time": rows}) for rows in (slice(0, 15), slice(15, 24))
+    ]
+    ds = scidata.mix(parts, [2, 1])
+
+    def loader(batch: int, **options: Any) -> DataLoader:
+        return DataLoader(ds, batch, sampler=DistributedSampler(ds, seed=4), **options)
+
+    def rows(batches: Any) -> list[int]:
+        return [int(value) for batch in batches for value in batch["t"][:, 0]]
+
+    processes = {"workers": "process", "persistent_workers": True, "prefetch_factor": 3}
+    whole = rows(loader(1, num_workers=0))
+    first = loader(2, num_workers=1, **processes)
+    iterator = iter(first)
+    seen = rows([next(iterator), next(iterator), next(iterator)])
+    state = through_json(first.state_dict())
+    iterator.close()
+    second = loader(4, num_workers=2, **processes)
+    second.load_state_dict(state)
+    iterator = iter(second)
+    seen += rows([next(iterator)])
+    state = through_json(second.state_dict())
+    iterator.close()
+    first.load_state_dict(state)  # in the processes that have lived on
+    seen += rows(first)
+    assert seen == whole
+    first.set_epoch(1)
+    plain = loader(2, num_workers=0)
+    plain.set_epoch(1)
+    assert rows(first) == rows(plain)
+    del first, second, iterator
+    gc.collect()

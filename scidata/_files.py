@@ -7,12 +7,13 @@ try again where a failure may pass by itself (:mod:`scidata._retry`).
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from scidata import _retry
@@ -120,6 +121,20 @@ class FileCache:
             return os.preadv(self._handle(path).fd, views, offset) == sum(map(len, views))
         except OSError:
             return False
+
+    def read_each(self, path: str, offsets: Sequence[int], views: Iterable[memoryview]) -> int:
+        """Do as :meth:`read_at_once` for several ranges of one file; return how many came before one that failed."""
+        if is_url(path):
+            return 0
+        done = 0
+        with contextlib.suppress(OSError):
+            handle, preadv = self._handle(path), os.preadv
+            fd = handle.fd
+            for offset, view in zip(offsets, views, strict=True):
+                if preadv(fd, (view,), offset) != len(view):
+                    break
+                done += 1
+        return done
 
     def read_into(self, path: str, offset: int, buffers: Sequence[Any]) -> None:
         """Fill writable C-contiguous byte buffers, one after the other, from ``offset`` on.

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.errors import ConfigError
-from scidata.types import IntArray, Segment
+from scidata.types import IntArray, Segment, Segments, SegmentTable, segment_table
 
 __all__ = [
     "chunk_bounds",
@@ -21,10 +21,14 @@ __all__ = [
     "even_bounds",
     "explicit_bounds",
     "halo_widths",
+    "num_rows_of",
+    "rows_of",
     "segments_of_slice",
     "weighted_bounds",
     "window",
 ]
+
+_MANY = 64  # segments: as many are kept as a table
 
 
 def _check_parts(num_global: int, num_parts: int, align: int) -> None:
@@ -175,7 +179,7 @@ def window(
     return tuple(segments)
 
 
-def segments_of_slice(selection: slice | int | Sequence[int], num_rows: int) -> tuple[Segment, ...]:
+def segments_of_slice(selection: slice | int | Sequence[int], num_rows: int) -> Segments:
     """Turn a crop, stride, index, list of indices or mask of one dimension into segments.
 
     Raises
@@ -191,23 +195,15 @@ def segments_of_slice(selection: slice | int | Sequence[int], num_rows: int) -> 
         except TypeError:
             raise ConfigError(f"{selection} does not run from integer to integer") from None
         return (Segment(start=rows.start, count=len(rows), step=rows.step),) if len(rows) else ()
-    segments: list[Segment] = []
-    for raw in _indices(selection, num_rows):
-        if not -num_rows <= raw < num_rows:
-            raise ConfigError(f"index {raw} is out of range for {num_rows} rows")
-        index = raw % num_rows
-        if segments:
-            last = segments[-1]
-            step = index - last.start if last.count == 1 else last.step
-            if step != 0 and index == last.start + last.count * step:
-                segments[-1] = Segment(start=last.start, count=last.count + 1, step=step, offset=last.offset)
-                continue
-        offset = segments[-1].offset + segments[-1].count if segments else 0
-        segments.append(Segment(start=index, count=1, offset=offset))
-    return tuple(segments)
+    array = _indices(selection, num_rows)
+    outside = np.flatnonzero((array < -num_rows) | (array >= num_rows))
+    if len(outside):
+        raise ConfigError(f"index {int(array[outside[0]])} is out of range for {num_rows} rows")
+    table = _runs(np.where(array < 0, array + num_rows, array))
+    return SegmentTable(table) if len(table) > _MANY else tuple(SegmentTable(table))
 
 
-def _indices(selection: object, num_rows: int) -> list[int]:
+def _indices(selection: object, num_rows: int) -> IntArray:
     array = np.asarray(selection)
     if array.dtype == np.bool_ and array.shape == (num_rows,):
         array = np.flatnonzero(array)
@@ -217,14 +213,53 @@ def _indices(selection: object, num_rows: int) -> list[int]:
             f"{what} selects nothing of {num_rows} rows: expected a slice, an index, a list of indices, or a mask with "
             "a value for each row"
         )
-    return [int(index) for index in array.reshape(-1)]
+    if array.dtype.kind == "u":
+        array = np.minimum(array, num_rows)  # out of range as before, and no int64 overflows
+    return array.reshape(-1).astype(np.int64)
 
 
-def compose(outer: tuple[Segment, ...], inner: tuple[Segment, ...]) -> tuple[Segment, ...]:
+def _runs(rows: IntArray) -> IntArray:
+    """Split rows into arithmetic runs: ``(num, 4)`` int64 as in a SegmentTable.
+
+    Two rows alone are a run only where one follows the other: of scattered rows, pairs would gain nothing.
+    """
+    if not len(rows):
+        return np.empty((0, 4), np.int64)
+    step = np.diff(rows)
+    begins = np.ones(len(step), np.bool_)  # of links between rows: where the step changes
+    begins[1:] = step[1:] != step[:-1]
+    length = np.diff(np.append(np.flatnonzero(begins), len(step)))
+    linked = (np.repeat(length, length) > 1) | (np.abs(step) == 1)
+    linked &= step != 0
+    linked[1:] &= ~(begins[1:] & linked[:-1])  # the row where two runs meet belongs to the first
+    first = np.flatnonzero(np.concatenate([[True], ~linked]))
+    count = np.diff(np.append(first, len(rows)))
+    by = np.where(count > 1, np.append(step, 1)[first], 1)
+    return np.stack([rows[first], count, by, first], axis=1)
+
+
+def rows_of(segments: Sequence[Segment]) -> IntArray:
+    """Return the rows of segments, one after the other, ``(num,)`` int64."""
+    start, count, step, _ = segment_table(segments).T
+    within = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
+    rows: IntArray = np.repeat(start, count) + within * np.repeat(step, count)
+    return rows
+
+
+def num_rows_of(segments: Sequence[Segment]) -> int:
+    """Return how many rows segments have."""
+    if isinstance(segments, SegmentTable):
+        return int(segments.table[:, 1].sum())
+    return sum(s.count for s in segments)
+
+
+def compose(outer: Segments, inner: Segments) -> Segments:
     """Apply ``inner`` to the rows that ``outer`` selected: segments of the source, offsets of ``inner``.
 
     ``outer`` is a global crop or stride, ``inner`` a rank's window in the selected rows.
     """
+    if isinstance(outer, SegmentTable) and all(part.step == 1 for part in inner):
+        return SegmentTable(np.concatenate([_composed(outer.table, part) for part in inner] or [outer.table[:0]]))
     segments = []
     for part, whole in itertools.product(inner, outer):
         # rows of `part` that fall into `whole`'s range of selected rows
@@ -245,3 +280,13 @@ def compose(outer: tuple[Segment, ...], inner: tuple[Segment, ...]) -> tuple[Seg
             )
         )
     return tuple(sorted(segments, key=lambda s: s.offset))
+
+
+def _composed(outer: IntArray, part: Segment) -> IntArray:
+    """Return what a range of the selected rows takes from each of many segments."""
+    start, count, step, offset = outer.T
+    lower = np.maximum(offset, part.start)
+    upper = np.minimum(offset + count, part.start + part.count)
+    table = np.stack([start + (lower - offset) * step, upper - lower, step, part.offset + lower - part.start], axis=1)
+    kept: IntArray = table[upper > lower]
+    return kept

@@ -17,12 +17,14 @@ from scidata.bounds import (
     even_bounds,
     explicit_bounds,
     halo_widths,
+    num_rows_of,
+    rows_of,
     segments_of_slice,
     weighted_bounds,
     window,
 )
 from scidata.errors import ConfigError, UnknownNameError, near_matches
-from scidata.types import IntArray, Segment
+from scidata.types import IntArray, Segments
 
 __all__ = ["GridPartition", "chunk_edges", "make_partition", "per_dim", "resolve_dim", "selected_rows"]
 
@@ -52,7 +54,7 @@ class GridPartition:
         Dimensions that wrap.
     """
 
-    selected: Mapping[str, tuple[Segment, ...]]
+    selected: Mapping[str, Segments]
     sizes: Mapping[str, int]
     axis_of_dim: Mapping[str, str]
     axis_sizes: Mapping[str, int]
@@ -90,7 +92,7 @@ class GridPartition:
         start, stop = self.owned_rows(dim, coordinate)
         return stop - start + sum(self.halo_rows(dim, coordinate))
 
-    def segments(self, dim: str, coordinate: Mapping[str, int]) -> tuple[Segment, ...]:
+    def segments(self, dim: str, coordinate: Mapping[str, int]) -> Segments:
         """Return the rank's rows with halo, as segments of the source's rows."""
         lo, hi = self.halo.get(dim, (0, 0))
         rows = window(self.bounds[dim], self._part(dim, coordinate), lo=lo, hi=hi, periodic=dim in self.periodic)
@@ -131,13 +133,12 @@ def _halo_pair(dim: str, width: Any) -> tuple[int, int]:
     return int(pair[0]), int(pair[1])
 
 
-def chunk_edges(selected: tuple[Segment, ...], chunk: int) -> IntArray:
+def chunk_edges(selected: Segments, chunk: int) -> IntArray:
     """Return the selected rows at which another chunk of the source begins."""
-    rows = np.concatenate([s.start + s.step * np.arange(s.count, dtype=np.int64) for s in selected])
-    return np.flatnonzero(np.diff(rows // chunk)).astype(np.int64) + 1
+    return np.flatnonzero(np.diff(rows_of(selected) // chunk)).astype(np.int64) + 1
 
 
-def selected_rows(crop: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, tuple[Segment, ...]]:
+def selected_rows(crop: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Segments]:
     """Return what a crop leaves of each dimension.
 
     Raises
@@ -196,7 +197,7 @@ def make_partition(
     known = list(sizes)
     crop = per_dim(isel or {}, known, known, "isel")
     selected = selected_rows(crop, sizes)
-    lengths = {dim: sum(s.count for s in selected[dim]) for dim in known}
+    lengths = {dim: num_rows_of(selected[dim]) for dim in known}
 
     shard = {resolve_dim(dim, known, "shard"): axis for dim, axis in shard.items()}
     if len(set(shard.values())) != len(shard):

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from scidata._checks import offsets
 from scidata._files import Url
 from scidata._remote import run_each
-from scidata.bounds import segments_of_slice
+from scidata.bounds import num_rows_of, rows_of, segments_of_slice
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
 from scidata.grid import GridPartition, make_partition, per_dim, resolve_dim, selected_rows
 from scidata.grid_choice import (
@@ -40,7 +40,7 @@ from scidata.read.threads import ReaderThreads
 from scidata.series import Series, array_of, expand_paths, read_array
 from scidata.sources import open_source
 from scidata.sources.cf import decoding_of
-from scidata.types import ArrayLayout, BufferSpec, Decoding, Segment, Selection, Source
+from scidata.types import ArrayLayout, BufferSpec, Decoding, Segment, Segments, Selection, Source
 
 __all__ = ["GridReader"]
 
@@ -62,7 +62,7 @@ class _Part:
     """One rank's part of a sample: rows with halo of every dimension, and how many they are."""
 
     position: tuple[int, ...]  # along the sharding axes
-    segments: Mapping[str, tuple[Segment, ...]]
+    segments: Mapping[str, Segments]
     sizes: Mapping[str, int]
     families: Mapping[str, PlanFamily]  # of each field
 
@@ -125,7 +125,7 @@ class GridReader:
         if shard is None:
             spatial = [d for d in sizes if d in reference.dims and d != self.sample_dim]
             rows = selected_rows(per_dim(isel or {}, list(sizes), list(sizes), "isel"), sizes)
-            lengths = {dim: sum(s.count for s in rows[dim]) for dim in spatial}
+            lengths = {dim: num_rows_of(rows[dim]) for dim in spatial}
             split_axes = default_shard(lengths, dim_roles(first, reference.dims), axes, self.sample_dim)
         else:
             split_axes = {resolve_dim(d, list(sizes), "shard"): axis for d, axis in shard.items()}
@@ -206,8 +206,7 @@ class GridReader:
         values = self._series.coordinate(dim)
         if values is None:
             return None
-        rows = [s.start + s.step * np.arange(s.count) for s in self.partition.selected[dim]]
-        return values[np.concatenate(rows)]
+        return values[rows_of(self.partition.selected[dim])]
 
     def fingerprint(self) -> str:
         """Return a digest of what decides the samples: fields, shapes, dtypes, crop, steps, and the sample coordinate.
@@ -282,8 +281,7 @@ class GridReader:
         cost: npt.NDArray[np.float64] = np.atleast_1d(np.nansum(values, axis=others, dtype=np.float64))
         known = list(layout.dims)
         crop = {d: c for d, c in isel.items() if d in known}
-        rows = segments_of_slice(crop.get(dim, slice(None)), len(cost))
-        return {dim: np.concatenate([cost[s.start + s.step * np.arange(s.count)] for s in rows])}
+        return {dim: cost[rows_of(segments_of_slice(crop.get(dim, slice(None)), len(cost)))]}
 
     # -- planning ------------------------------------------------------------------------------------------------
 

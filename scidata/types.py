@@ -6,10 +6,10 @@ Frozen dataclasses without behaviour beyond arithmetic on themselves. No I/O, no
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, overload, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +23,11 @@ __all__ = [
     "Empty",
     "IntArray",
     "Segment",
+    "SegmentTable",
+    "Segments",
     "Selection",
     "Source",
+    "segment_table",
 ]
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -47,9 +50,49 @@ class Segment:
     offset: int = 0
 
 
-#: One tuple of segments per dimension of the source array. Segments of a dimension do not overlap in the destination
-#: and together fill it without gaps; a periodic halo that wraps is simply a second segment.
-Selection: TypeAlias = tuple[tuple[Segment, ...], ...]
+class SegmentTable(Sequence[Segment]):
+    """Many segments, as one table: what a tuple of them is, where a list of indices makes thousands.
+
+    Attributes
+    ----------
+    table
+        ``(num, 4)`` int64: start, count, step, offset.
+    """
+
+    def __init__(self, table: IntArray) -> None:
+        self.table = table
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __iter__(self) -> Iterator[Segment]:
+        for start, count, step, offset in self.table.tolist():
+            yield Segment(start=start, count=count, step=step, offset=offset)
+
+    @overload
+    def __getitem__(self, at: int) -> Segment: ...
+    @overload
+    def __getitem__(self, at: slice) -> SegmentTable: ...
+    def __getitem__(self, at: int | slice) -> Segment | SegmentTable:
+        if isinstance(at, slice):
+            return SegmentTable(self.table[at])
+        start, count, step, offset = self.table[at].tolist()
+        return Segment(start=start, count=count, step=step, offset=offset)
+
+
+#: Segments of one dimension: they do not overlap in the destination and together fill it without gaps. A periodic halo
+#: that wraps is simply a second segment.
+Segments: TypeAlias = tuple[Segment, ...] | SegmentTable
+
+#: The segments of each dimension of the source array.
+Selection: TypeAlias = tuple[Segments, ...]
+
+
+def segment_table(segments: Sequence[Segment]) -> IntArray:
+    """Return segments as ``(num, 4)`` int64: start, count, step, offset."""
+    if isinstance(segments, SegmentTable):
+        return segments.table
+    return np.array([(s.start, s.count, s.step, s.offset) for s in segments], np.int64).reshape(-1, 4)
 
 
 @dataclass(frozen=True, kw_only=True)

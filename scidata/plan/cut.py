@@ -18,13 +18,14 @@ import numpy as np
 from scidata.errors import ConfigError
 from scidata.plan.pieces import Boxes, DimPieces, cut_dim, make_boxes, needed_chunks
 from scidata.plan.spans import chunk_shapes
-from scidata.types import ArrayLayout, IntArray, Segment, Selection
+from scidata.types import ArrayLayout, IntArray, Segment, Segments, Selection
 
 __all__ = ["MAX_KEPT_ROWS", "Cut", "Memo", "Origin", "find_cut"]
 
 #: Bounds of what is kept: cuts, rows of a table, segments of a dimension (more cost as much to compare as to cut).
 _MAX_CUTS = 64
 MAX_KEPT_ROWS = 1024
+_MAX_LATEST_ROWS = 1 << 16
 _MAX_SEGMENTS = 16
 
 _T = TypeVar("_T")
@@ -44,13 +45,12 @@ class Memo:
         """Return the value of ``key``, or None."""
         return self._values.get(key)
 
-    def get(self, key: Hashable, make: Callable[[], _T], *, keep: Callable[[_T], bool] = lambda _: True) -> _T:
-        """Return the value of ``key``, made where it is new; ``keep`` says whether it stays."""
+    def get(self, key: Hashable, make: Callable[[], _T]) -> _T:
+        """Return the value of ``key``, made where it is new."""
         value: _T | None = self._values.get(key)
         if value is None:
             value = make()
-            if keep(value):
-                self.put(key, value)
+            self.put(key, value)
         return value
 
     def put(self, key: Hashable, value: Any) -> None:
@@ -148,7 +148,7 @@ def find_cut(layout: ArrayLayout, selection: Selection) -> tuple[Cut, Origin]:
     if latest is not None and latest[0] is layout and latest[1] is selection:
         return latest[2]
     found = _find_cut(layout, selection)
-    if len(found[0].boxes.chunk_row) <= MAX_KEPT_ROWS:
+    if len(found[0].boxes.chunk_row) <= _MAX_LATEST_ROWS:
         _latest = (layout, selection, found)
     return found
 
@@ -194,7 +194,7 @@ def _extent(segments: Sequence[Segment], size: int) -> tuple[int, int] | None:
     return (low, high) if low >= 0 and high < size else None
 
 
-def _moved_down(segments: tuple[Segment, ...], shift: int) -> tuple[Segment, ...]:
+def _moved_down(segments: Segments, shift: int) -> tuple[Segment, ...]:
     if shift == 0:
         return tuple(segments)
     return tuple(Segment(start=s.start - shift, count=s.count, step=s.step, offset=s.offset) for s in segments)

@@ -15,6 +15,8 @@ __all__ = ["PlanFamily"]
 
 _MAX_MEMBERS = 64  # layouts (files of one series may differ in length), and rows inside a chunk
 
+_MAX_LARGE = 1 << 16  # boxes of a cut that is kept: some 20 MB with all its tables
+
 
 class PlanFamily:
     """Plans as :func:`~scidata.plan.plan_array` makes them, several times as fast from the second one on. Thread-safe.
@@ -75,6 +77,7 @@ class PlanFamily:
         if found is None:
             cut, origin = find()
             found = cut, origin, chunk, row
-            kept = self._cuts if len(cut.boxes.chunk_row) <= MAX_KEPT_ROWS else self._large
-            kept.put(key, found)
+            num = len(cut.boxes.chunk_row)
+            if num <= _MAX_LARGE:
+                (self._cuts if num <= MAX_KEPT_ROWS else self._large).put(key, found)
         return found

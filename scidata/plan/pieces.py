@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scidata.errors import ConfigError
-from scidata.types import IntArray, Segment
+from scidata.types import IntArray, Segment, segment_table
 
 __all__ = ["Boxes", "DimPieces", "cut_dim", "make_boxes", "needed_chunks"]
 
@@ -91,7 +91,7 @@ def cut_dim(segments: Sequence[Segment], size: int, chunk: int) -> DimPieces:
     ConfigError
         A segment reaches outside ``[0, size)`` or has step 0.
     """
-    table = np.array([(s.start, s.count, s.step, s.offset) for s in segments], np.int64).reshape(-1, 4)
+    table = segment_table(segments)
     table = table[table[:, 1] > 0]
     start, count, step, offset = table.T
     last = start + (count - 1) * step
@@ -101,26 +101,32 @@ def cut_dim(segments: Sequence[Segment], size: int, chunk: int) -> DimPieces:
         i = int(np.flatnonzero(bad)[0])
         raise ConfigError(f"segment {table[i].tolist()} (start, count, step, offset) does not fit {size} rows")
     sign, step = np.sign(step), np.abs(step)
-    sparse = step >= chunk  # then every row has its own chunk, and chunks in between have none
-    num = np.where(sparse, count, high // chunk - low // chunk + 1)
-    segment = np.repeat(np.arange(len(table)), num)
-    within = np.arange(int(num.sum())) - (np.cumsum(num) - num)[segment]
-    low, count, step, sign, offset = (a[segment] for a in (low, count, step, sign, offset))
-    sparse = sparse[segment]
-    coordinate = np.where(sparse, low + within * step, (low // chunk + within) * chunk) // chunk
-    first = np.where(sparse, within, np.maximum(0, -((low - coordinate * chunk) // step)))
-    stop = np.where(sparse, within + 1, np.minimum(count, -((low - (coordinate + 1) * chunk) // step)))
-    order = np.argsort(coordinate, kind="stable")
-    chunks, chunk_row = np.unique(coordinate, return_inverse=True)
-    return DimPieces(
-        start=(low + first * step - coordinate * chunk)[order],
-        count=(stop - first)[order],
-        step=step[order],
-        dest=np.where(sign > 0, offset + first, offset + count - 1 - first)[order],
-        sign=sign[order],
-        chunk_row=chunk_row.reshape(-1)[order].astype(np.int64),
-        chunks=chunks,
-    )
+    coordinate = low // chunk
+    if (coordinate == high // chunk).all():  # each segment in one chunk
+        first, stop = np.zeros_like(count), count
+    else:
+        sparse = step >= chunk  # then every row has its own chunk, and chunks in between have none
+        num = np.where(sparse, count, high // chunk - coordinate + 1)
+        segment = np.repeat(np.arange(len(table)), num)
+        within = np.arange(int(num.sum())) - (np.cumsum(num) - num)[segment]
+        low, count, step, sign, offset = (a[segment] for a in (low, count, step, sign, offset))
+        sparse = sparse[segment]
+        coordinate = np.where(sparse, low + within * step, (low // chunk + within) * chunk) // chunk
+        first = np.where(sparse, within, np.maximum(0, -((low - coordinate * chunk) // step)))
+        stop = np.where(sparse, within + 1, np.minimum(count, -((low - (coordinate + 1) * chunk) // step)))
+    pieces = {
+        "start": low + first * step - coordinate * chunk,
+        "count": stop - first,
+        "step": step,
+        "dest": np.where(sign > 0, offset + first, offset + count - 1 - first),
+        "sign": sign,
+    }
+    if not (coordinate[1:] >= coordinate[:-1]).all():
+        order = np.argsort(coordinate, kind="stable")
+        coordinate, pieces = coordinate[order], {name: column[order] for name, column in pieces.items()}
+    next_chunk = np.ones(len(coordinate), np.bool_)
+    next_chunk[1:] = coordinate[1:] != coordinate[:-1]
+    return DimPieces(**pieces, chunk_row=np.cumsum(next_chunk) - 1, chunks=coordinate[next_chunk])
 
 
 def needed_chunks(pieces: Sequence[DimPieces]) -> IntArray:
@@ -154,9 +160,10 @@ class Boxes:
     def gather(self, pieces: Sequence[DimPieces], name: str, rows: IntArray | slice = slice(None)) -> IntArray:
         """Return one attribute of the pieces as ``(num_boxes, ndim)``."""
         piece = self.piece[rows]
-        table = np.empty_like(piece)
+        table = np.empty(piece.shape, np.int64, order="F")  # it is worked on by columns
         for dim, p in enumerate(pieces):
-            table[:, dim] = getattr(p, name)[piece[:, dim]]
+            values = getattr(p, name)
+            table[:, dim] = values[0] if len(values) == 1 else values[piece[:, dim]]
         return table
 
 

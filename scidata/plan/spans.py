@@ -173,6 +173,13 @@ def make_spans(
         box, first, part = rows, np.zeros_like(count), count
         offset, nbytes, here = origin, extent, (dest * to).sum(axis=1)
         return Spans(box=box, first=first, count=part, offset=offset, nbytes=nbytes, direct=direct, dest=here)
+    if 2 * np.count_nonzero(active) > num:  # a few are split: not all need the tables that follow
+        parts = [
+            make_spans(layout, pieces, boxes, rows[k], shapes if len(shapes) == 1 else shapes[k], out_shape, max_gap)
+            for k in (active, ~active)
+        ]
+        columns = {n: np.concatenate([getattr(part, n) for part in parts]) for n in Spans.__dataclass_fields__}
+        return Spans(**columns).take(np.argsort(columns["box"], kind="stable"))
 
     per_axis = np.ones_like(count)  # how many spans each axis is enumerated into, slowest axis first
     for axis, dim in enumerate(layout.axis_order):
@@ -260,7 +267,7 @@ def group_reads(
     else:
         direct = direct[order]
         cut[1:] |= (direct[1:] != direct[:-1]) | ((gap < 0) & direct[1:])
-    if direct is not None and direct.all():
+    if direct is not None and direct.all() and int(nbytes.sum()) >= MIN_DIRECT * len(nbytes):
         max_read = max(max_read, min(int(nbytes.sum()) // MIN_PARTS, MAX_READ_DIRECT))
     parts = _parts(offset, end, cut, max_read)
     if decoded is not None and max_read == MAX_READ:  # a request to an object store costs more than an uneven load

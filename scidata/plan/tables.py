@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata._files import is_url
-from scidata.plan.cut import MAX_KEPT_ROWS, Cut, Memo
+from scidata.plan.cut import Cut, Memo
 from scidata.plan.pieces import DimPieces
 from scidata.plan.spans import (
     Reads,
@@ -101,11 +101,6 @@ class Tables:
     encoded: EncodedChunks | None
     patterns: Memo = field(default_factory=lambda: Memo(2))
 
-    @property
-    def num_rows(self) -> int:
-        """Number of spans or chunks."""
-        return len(self.spans.box) if self.spans is not None else len(self.cut.chunks)
-
     def known_raw(self, refs: ChunkRefs) -> Pattern | None:
         """Return the pattern of raw chunks that lie and are sized as some did before, or None."""
         pattern: Pattern | None = self.patterns.find(_places(refs))
@@ -162,7 +157,7 @@ def known_tables(layout: ArrayLayout, cut: Cut, out_shape: tuple[int, ...], path
 
 
 def find_tables(layout: ArrayLayout, cut: Cut, out_shape: tuple[int, ...], paths: Sequence[str]) -> Tables:
-    """Return the tables of a cut for one destination, kept with the cut where they are small."""
+    """Return the tables of a cut for one destination, kept with the cut."""
     raw, remote = not layout.codecs, any(map(is_url, paths))
 
     def make() -> Tables:
@@ -173,7 +168,7 @@ def find_tables(layout: ArrayLayout, cut: Cut, out_shape: tuple[int, ...], paths
             encoded=None if raw else encoded_table(layout, cut, np.arange(len(cut.chunks)), out_shape),
         )
 
-    return cut.memo.get((out_shape, raw, remote), make, keep=lambda tables: tables.num_rows <= MAX_KEPT_ROWS)
+    return cut.memo.get((out_shape, raw, remote), make)
 
 
 def spans_of(

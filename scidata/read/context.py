@@ -20,6 +20,7 @@ from scidata.plan.spans import Reads, chunk_shapes, dest_strides, element_stride
 from scidata.read.codecs import Scratch
 from scidata.read.convert import converter
 from scidata.read.copies import Copies
+from scidata.read.gathers import at_any_byte
 from scidata.types import ChunkRefs, Decoding, IntArray, Source
 
 __all__ = ["COPY", "DECODE", "READ", "Context", "ReadStats", "Tally", "thread_scratch"]
@@ -119,19 +120,24 @@ class Context:
         Bytes of one stored and of one destination value.
     kind
         All that tables of a plan's pattern depend on besides the plan.
+    is_remote
+        Whether the bytes lie behind URLs.
     tracer
         Of a :class:`Tally`; knows the field and the sample, that of the thread which made this.
     arrived
         Of URLs: what was fetched ahead for reads that are not run yet, or the error; by table of reads and row.
     """
 
-    def __init__(self, plan: ArrayPlan, out: npt.NDArray[Any], source: Source, decoding: Decoding | None) -> None:
+    def __init__(
+        self, plan: ArrayPlan, out: npt.NDArray[Any], source: Source, decoding: Decoding | None, *, is_remote: bool
+    ) -> None:
         self.plan, self.layout, self.source = plan, plan.layout, source
         self.convert = converter(plan.layout.dtype, decoding, out.dtype)
         self.out = out.reshape(-1)
         self.out_bytes: npt.NDArray[np.uint8] = self.out.view(np.uint8)
         self.out_view = self.out_bytes.data
         self.item, self.out_item = plan.layout.dtype.itemsize, out.dtype.itemsize
+        self.is_remote = is_remote
         self.kind = (self.out_item, self.convert.in_place)
         self.tracer = None if _trace.active is None else _tracer(_trace.active, plan.layout.name, _trace.get_sample())
         self.arrived: dict[tuple[int, int], bytes | Exception] = {}
@@ -209,6 +215,16 @@ class Context:
             raw: npt.NDArray[Any] = np.ndarray(shape, stored, buffer, copies.source[i], copies.source_strides[i])
             piece: npt.NDArray[Any] = np.ndarray(shape, dtype, out, copies.dest[i], copies.dest_strides[i])
             convert(piece, raw, scratch)
+        for gather in copies.gathers.get(read, ()):
+            if self.convert.trivial:
+                gather.run(buffer, out, stored)
+                continue
+            view, places = at_any_byte(buffer, stored, gather.shape, gather.source_strides, gather.source)
+            values = view[places]
+            converted = np.empty(values.shape, dtype)
+            convert(converted, values, scratch)
+            view, places = at_any_byte(out, dtype, gather.shape, gather.dest_strides, gather.dest)
+            view[places] = converted
 
     def finish(self, begin: int, end: int, scratch: Scratch) -> None:
         """Turn raw values that lie in bytes ``[begin, end)`` of the destination into final ones."""

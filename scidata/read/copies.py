@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from scidata.read.gathers import Gather
 from scidata.types import IntArray
 
 __all__ = ["Copies", "merge_copies"]
@@ -20,10 +21,11 @@ __all__ = ["Copies", "merge_copies"]
 class Copies:
     """Copies grouped by read, as Python values: indexing NumPy arrays one by one is slow.
 
-    Read ``i`` has copies ``[bounds[i], bounds[i + 1])``. Offsets and strides are in bytes, from the read's buffer and
-    from the destination's first byte.
+    Read ``i`` has copies ``[bounds[i], bounds[i + 1])``, and gathers. Offsets and strides are in bytes, from the read's
+    buffer and from the destination's first byte.
     """
 
+    gathers: dict[int, list[Gather]]
     bounds: list[int]
     shape: list[tuple[int, ...]]
     source: list[int]
@@ -32,9 +34,13 @@ class Copies:
     dest_strides: list[tuple[int, ...]]
 
 
+#: Copies of a read that are alike are one gather from here on: that costs as much as a few of them (measured).
+_MIN_GATHER = 8
+
 #: Rounds of joining: tiles to rows of tiles, rows to blocks; the sharding codec writes in Morton order, which takes a
 #: round for every doubling.
 _MAX_ROUNDS = 10
+_MAX_KINDS = 1 << 62
 
 
 def merge_copies(
@@ -80,7 +86,30 @@ def merge_copies(
             np.column_stack([lead, table[first]])
             for lead, table in ((count, shape), (by[:, 0], source_strides), (by[:, 1], dest_strides))
         )
+    gathers: dict[int, list[Gather]] = {}
+    if len(read) >= _MIN_GATHER * (1 + np.count_nonzero(read[1:] != read[:-1])):
+        kind = _kinds(np.concatenate([shape, source_strides, dest_strides], axis=1))
+        order = np.lexsort((kind, read))
+        first = np.flatnonzero(np.concatenate([[True], (np.diff(read[order]) != 0) | (np.diff(kind[order]) != 0)]))
+        kept = np.ones(len(read), np.bool_)
+        for a, b in zip(first.tolist(), np.append(first[1:], len(read)).tolist(), strict=True):
+            if b - a < _MIN_GATHER:
+                continue
+            rows, one = order[a:b], int(order[a])
+            kept[rows] = False
+            gathers.setdefault(int(read[one]), []).append(
+                Gather(
+                    shape=tuple(shape[one].tolist()),
+                    source_strides=tuple(source_strides[one].tolist()),
+                    dest_strides=tuple(dest_strides[one].tolist()),
+                    source=source[rows],
+                    dest=dest[rows],
+                )
+            )
+        read, source, dest = read[kept], source[kept], dest[kept]
+        shape, source_strides, dest_strides = shape[kept], source_strides[kept], dest_strides[kept]
     return Copies(
+        gathers=gathers,
         bounds=np.searchsorted(read, np.arange(num_reads + 1)).tolist(),
         shape=list(map(tuple, shape.tolist())),
         source=source.tolist(),
@@ -88,6 +117,20 @@ def merge_copies(
         dest=dest.tolist(),
         dest_strides=list(map(tuple, dest_strides.tolist())),
     )
+
+
+def _kinds(table: IntArray) -> IntArray:
+    """Number the rows of a table, ``(num,)`` int64: equal ones alike, others not."""
+    kind, num_kinds = np.zeros(len(table), np.int64), 1
+    for column in table.T:
+        low, high = int(column.min()), int(column.max())
+        if low == high:
+            continue
+        if num_kinds * (high - low + 1) > _MAX_KINDS:
+            return np.unique(table, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)  # much slower
+        kind = kind * (high - low + 1) + (column - low)
+        num_kinds *= high - low + 1
+    return kind
 
 
 def _is_commonest(step: IntArray, among: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:

@@ -31,12 +31,12 @@ class Execution:
     """One plan, one destination. Tasks may run on any threads, each task once."""
 
     def __init__(self, plan: ArrayPlan, out: npt.NDArray[Any], *, source: Source, decoding: Decoding | None) -> None:
-        self._plan, self._context = plan, Context(plan, out, source, decoding)
+        self.is_remote = plan.refs is not None and not plan.layout.fallback and any(map(is_url, plan.refs.paths))
+        self._plan, self._context = plan, Context(plan, out, source, decoding, is_remote=self.is_remote)
         self._raw: RawRun | None = None
         self._encoded: EncodedRun | None = None
         plain = not plan.layout.codecs and not plan.layout.fallback
         self.is_raw = plain and self._context.convert.trivial  # bytes are copied and no more
-        self.is_remote = plan.refs is not None and not plan.layout.fallback and any(map(is_url, plan.refs.paths))
 
     def prepare(self, *, allow_missing: bool) -> None:
         """Check what the places of the chunks say by themselves, before anything is read, and fill absent chunks.
@@ -90,7 +90,7 @@ class Execution:
 
     def tasks(self) -> tuple[list[Task], list[int]]:
         """Return the tasks, and the bytes that each moves or decodes."""
-        return self._plan.pattern.memo.get("tasks", self._make_tasks)
+        return self._plan.pattern.memo.get(("tasks", *self._context.kind), self._make_tasks)
 
     def _make_tasks(self) -> tuple[list[Task], list[int]]:
         plan = self._plan
@@ -98,14 +98,14 @@ class Execution:
             sizes = plan.boxes.gather(plan.pieces, "count").prod(axis=1) * plan.layout.dtype.itemsize
             return [("box", i) for i in range(len(sizes))], sizes.tolist()
         tasks: list[Task] = []
-        costs = [np.empty(0, np.int64)]
-        if plan.span_reads is not None:
-            tasks += [("raw", i) for i in range(len(plan.span_reads.nbytes))]
-            costs.append(plan.span_reads.nbytes)
+        costs: list[int] = []
+        if self._raw is not None:
+            tasks += [("raw", i) for i in range(len(self._raw.costs))]
+            costs += self._raw.costs
         if plan.encoded is not None and plan.encoded_reads is not None:
             tasks += [("encoded", i) for i in range(len(plan.encoded_reads.nbytes))]
-            costs.append(np.add.reduceat(plan.encoded.nbytes, plan.encoded_reads.bounds[:-1]))
-        return tasks, np.concatenate(costs).tolist()
+            costs += np.add.reduceat(plan.encoded.nbytes, plan.encoded_reads.bounds[:-1]).tolist()
+        return tasks, costs
 
     def range_of(self, task: Task) -> Range:
         """Return what a task fetches of a URL."""

@@ -9,15 +9,21 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from scidata._files import files
-from scidata.plan.spans import Reads, Spans
+from scidata.plan.spans import MAX_SPAN, MIN_DIRECT, Reads, Spans
 from scidata.read.codecs import Scratch
 from scidata.read.context import COPY, READ, Context, Tally, thread_scratch
 from scidata.read.copies import Copies, merge_copies
 from scidata.types import IntArray
 
 __all__ = ["RawRun"]
+
+#: Pieces of a read, or reads, that are many enough for NumPy's calls to pay.
+_MANY = 32
+#: Larger reads come alone: a copy of their own costs little beside them.
+_MAX_GROUPED = 256 << 10
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -35,8 +41,13 @@ class _Tables:
     bounds, skip, begin, end
         Direct spans, joined where they adjoin on disk and in memory: read ``i`` has ``[bounds[i], bounds[i + 1])``,
         with bytes to skip before each, and its bytes in ``out``.
+    groups, room
+        Small reads come together into one buffer: group ``i`` has reads ``[groups[i], groups[i + 1])`` and takes
+        ``room[i]`` bytes. Direct reads are alone.
+    place
+        The bytes of each read in its group's buffer.
     copies
-        For the other reads.
+        By group, of reads that are not direct.
     """
 
     path_index: list[int]
@@ -47,29 +58,40 @@ class _Tables:
     skip: list[int]
     begin: list[int]
     end: list[int]
+    groups: list[int]
+    room: list[int]
+    place: list[slice]
     copies: Copies | None
 
 
 class RawRun:
-    """The raw reads of one plan; :meth:`run` may be called from any thread, once for each read."""
+    """The raw reads of one plan; :meth:`run` may be called from any thread, once for each group of reads.
+
+    Attributes
+    ----------
+    costs
+        Bytes of each group.
+    """
 
     def __init__(self, context: Context, reads: Reads) -> None:
         self._context, self._reads = context, reads
         self._tables = context.plan.pattern.memo.get(("raw", *context.kind), self._make_tables)
         self._offset = reads.offset.tolist()
+        self.costs = self._tables.room
 
-    def run(self, rows: Sequence[int], tally: Tally) -> None:
-        """Do some reads."""
+    def run(self, groups: Sequence[int], tally: Tally) -> None:
+        """Do some groups of reads."""
         tables = self._tables
-        nbytes = sum(map(tables.nbytes.__getitem__, rows))
+        nbytes = sum(map(tables.room.__getitem__, groups))
         tally.fetched += nbytes
         tally.decoded += nbytes
-        tally.num_reads += len(rows)
+        rows = list(map(tables.groups.__getitem__, groups))  # the first of each
         if not all(map(tables.direct.__getitem__, rows)) or not self._context.convert.trivial:
-            for row in rows:  # other stages lie between
-                self._run_one(row, tally)
+            for group in groups:  # other stages lie between
+                self._run_one(group, tally)
             return
         began = time.perf_counter_ns()
+        tally.num_reads += len(rows)
         paths, path_index, out, single = (
             self._context.paths, tables.path_index, self._context.out_view, tables.single,
         )  # fmt: skip
@@ -81,23 +103,33 @@ class RawRun:
                 self._read_direct(row, thread_scratch())
         tally.mark(READ, began, nbytes)
 
-    def _run_one(self, row: int, tally: Tally) -> None:
-        context, scratch, nbytes = self._context, thread_scratch(), self._tables.nbytes[row]
+    def _run_one(self, group: int, tally: Tally) -> None:
+        context, tables, scratch = self._context, self._tables, thread_scratch()
+        row, nbytes = tables.groups[group], tables.room[group]
+        tally.num_reads += tables.groups[group + 1] - row
         now = time.perf_counter_ns()
-        if self._tables.direct[row]:
+        if tables.direct[row]:
             self._read_direct(row, scratch)
             now = tally.mark(READ, now, nbytes)
             if context.convert.trivial:
                 return
-            for i in range(self._tables.bounds[row], self._tables.bounds[row + 1]):
-                context.finish(self._tables.begin[i], self._tables.end[i], scratch)
+            for i in range(tables.bounds[row], tables.bounds[row + 1]):
+                context.finish(tables.begin[i], tables.end[i], scratch)
         else:
-            assert self._tables.copies is not None
+            assert tables.copies is not None
             buffer = scratch.get("read", nbytes)
-            context.fetch(self._reads, row, [buffer], self._chunk_of)
+            self._read_group(row, tables.groups[group + 1], buffer)
             now = tally.mark(READ, now, nbytes)
-            context.copy(self._tables.copies, row, buffer, scratch)
+            context.copy(tables.copies, group, buffer, scratch)
         tally.mark(COPY, now, nbytes)
+
+    def _read_group(self, first: int, stop: int, buffer: npt.NDArray[np.uint8]) -> None:
+        place, view = self._tables.place, buffer.data
+        if stop - first > 1:
+            path = self._context.paths[self._tables.path_index[first]]
+            first += files().read_each(path, self._offset[first:stop], map(view.__getitem__, place[first:stop]))
+        for row in range(first, stop):  # what did not work at once fails with the chunk's name, if it does
+            self._context.fetch(self._reads, row, [buffer[place[row]]], self._chunk_of)
 
     @cached_property
     def _spans(self) -> Spans:
@@ -112,7 +144,6 @@ class RawRun:
     def _make_tables(self) -> _Tables:
         spans, reads, context = self._spans, self._reads, self._context
         offset: IntArray = context.refs.offset[self._chunk] + spans.offset  # first byte of each span in its file
-        direct = (spans.direct[reads.bounds[:-1]] & context.convert.in_place).tolist()
         begin = spans.dest * context.out_item
         end = begin + spans.nbytes
         skip = np.zeros_like(offset)
@@ -123,35 +154,61 @@ class RawRun:
         starts[reads.bounds[:-1]] = True
         first = np.flatnonzero(starts)
         last = np.append(first[1:], len(offset)) - 1
-        bounds = np.searchsorted(first, reads.bounds).tolist()
+        bounds = np.searchsorted(first, reads.bounds)
+        direct = spans.direct[reads.bounds[:-1]] & context.convert.in_place
+        if not context.is_remote:  # small pieces, if they are many, are faster copied than read in place
+            num = np.diff(bounds)
+            wanted = np.add.reduceat(spans.nbytes, reads.bounds[:-1])
+            direct &= (wanted >= MIN_DIRECT * num) | ((num < _MANY) & (len(num) < _MANY))
+        groups, place = self._group(direct)
         begins, ends = begin[first].tolist(), end[last].tolist()
         return _Tables(
             path_index=reads.path_index.tolist(),
             nbytes=reads.nbytes.tolist(),
-            direct=direct,
+            direct=direct.tolist(),
             single=[
                 slice(begins[a], ends[a]) if is_direct and b == a + 1 else None
-                for is_direct, a, b in zip(direct, bounds[:-1], bounds[1:], strict=True)
+                for is_direct, a, b in zip(direct.tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
             ],
-            bounds=bounds,
+            bounds=bounds.tolist(),
             skip=skip[first].tolist(),
             begin=begins,
             end=ends,
-            copies=None if all(direct) else self._make_copies(offset),
+            groups=groups.tolist(),
+            room=np.add.reduceat(reads.nbytes, groups[:-1]).tolist(),
+            place=list(map(slice, place.tolist(), (place + reads.nbytes).tolist())),
+            copies=None if direct.all() else self._make_copies(offset, direct, groups, place),
         )
 
-    def _make_copies(self, offset: IntArray) -> Copies:
+    def _group(self, direct: npt.NDArray[np.bool_]) -> tuple[IntArray, IntArray]:
+        """Return the bounds of groups of reads, and the first byte of each read in its group's buffer."""
+        reads, num = self._reads, len(direct)
+        total = np.cumsum(reads.nbytes)
+        before = total - reads.nbytes
+        alone = direct | (reads.nbytes > _MAX_GROUPED) | self._context.is_remote
+        starts = np.ones(num, np.bool_)
+        starts[1:] = alone[1:] | alone[:-1] | (reads.path_index[1:] != reads.path_index[:-1])
+        starts[1:] |= before[1:] // MAX_SPAN != before[:-1] // MAX_SPAN
+        first = np.flatnonzero(starts)
+        groups = np.append(first, num)
+        return groups, before - np.repeat(before[first], np.diff(groups))
+
+    def _make_copies(
+        self, offset: IntArray, direct: npt.NDArray[np.bool_], groups: IntArray, place: IntArray
+    ) -> Copies:
         spans, reads = self._spans, self._reads
         source, dest = self._context.box_strides
         read = np.repeat(np.arange(len(reads.offset)), np.diff(reads.bounds))
+        rows = np.flatnonzero(~direct[read])
+        read, box = read[rows], spans.box[rows]
         return merge_copies(
-            read=read,
-            num_reads=len(reads.offset),
-            shape=spans.count,
-            source=offset - reads.offset[read],
-            source_strides=source[spans.box],
-            dest=spans.dest * self._context.out_item,
-            dest_strides=dest[spans.box],
+            read=np.searchsorted(groups, read, side="right") - 1,
+            num_reads=len(groups) - 1,
+            shape=spans.count[rows],
+            source=offset[rows] - reads.offset[read] + place[read],
+            source_strides=source[box],
+            dest=spans.dest[rows] * self._context.out_item,
+            dest_strides=dest[box],
         )
 
     def _read_direct(self, row: int, scratch: Scratch) -> None:

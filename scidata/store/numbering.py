@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata._checks import offsets as checked_offsets
-from scidata.bounds import segments_of_slice
+from scidata.bounds import num_rows_of, segments_of_slice
 from scidata.errors import ConfigError, FieldMismatchError, SciDataError, UnknownNameError, near_matches
 from scidata.sources.cf import names_time
 from scidata.store import Store
 from scidata.store.manifest import FieldInfo, RunningStatistics, Statistics
-from scidata.types import IntArray, Segment
+from scidata.types import IntArray, Selection
 
 __all__ = ["Numbering", "number_samples"]
 
@@ -90,10 +90,10 @@ class Numbering:
 
     def shape(self, info: FieldInfo, index: int) -> tuple[int, ...]:
         """Return the shape of a field in a sample."""
-        counts = [sum(s.count for s in segments) for segments in self.segments(info, index)]
+        counts = map(num_rows_of, self.segments(info, index))
         return tuple(n for i, n in enumerate(counts) if not self._dropped(info, i))
 
-    def segments(self, info: FieldInfo, index: int) -> tuple[tuple[Segment, ...], ...]:
+    def segments(self, info: FieldInfo, index: int) -> Selection:
         """Return what a sample has of each dim of the stored field: all rows of the entity's."""
         shape = self.store.sample(self.locate(index)[0]).arrays[info.path].shape
         return tuple(

@@ -11,11 +11,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from scidata.bounds import num_rows_of
 from scidata.partition._ids import ranges
 from scidata.plan import ArrayPlan, chunks_needed, plan_array
 from scidata.read import ReadStats, read_plan
 from scidata.store import Store
-from scidata.types import ArrayLayout, Empty, IntArray, Segment, Source
+from scidata.types import ArrayLayout, Empty, IntArray, Segment, Segments, SegmentTable, Selection, Source
 
 __all__ = ["MAX_GAP", "Gather", "RowAccess", "Runs", "merge_ranges"]
 
@@ -25,10 +26,11 @@ MAX_GAP = 64
 _MAX_GAP_BYTES = (
     8 << 10
 )  # between two scattered rows: a run costs 10-20 µs to plan and copy, as much as these (measured)
+_FEW = 16  # segments that are worth objects of their own
 _SCRATCH_BYTES = 16 << 20  # scattered rows are read with what lies between, in windows of this size
 
 #: Segments of every dim of an array, of which that of the rows is not looked at; None: all.
-Others: TypeAlias = Sequence[tuple[Segment, ...]] | None
+Others: TypeAlias = Sequence[Segments] | None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -129,15 +131,12 @@ class RowAccess:
         layout = self.layout(path)
         counts = stops - starts
         offsets = np.cumsum(counts) - counts
-        rows = tuple(
-            Segment(start=start, count=count, offset=offset)
-            for start, count, offset in zip(starts.tolist(), counts.tolist(), offsets.tolist(), strict=True)
-            if count
-        )
+        table = np.stack([starts, counts, np.ones_like(counts), offsets], axis=1)[counts > 0]
+        rows = SegmentTable(table) if len(table) > _FEW else tuple(SegmentTable(table))
         if others is None:
             others = [(Segment(start=0, count=n),) if n else () for n in layout.shape]
-        selection = tuple(rows if d == dim else kept for d, kept in enumerate(others))
-        shape = tuple(sum(segment.count for segment in kept) for kept in selection)
+        selection: Selection = tuple(rows if d == dim else kept for d, kept in enumerate(others))
+        shape = tuple(map(num_rows_of, selection))
         refs = None if layout.fallback else self.source.locate(layout, chunks_needed(layout, selection))
         plan = plan_array(layout, selection, refs, out_shape=shape)
         self.plans.setdefault(path, []).append(plan)

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scidata import bounds
 from scidata.bounds import (
     chunk_bounds,
     compose,
@@ -16,6 +17,7 @@ from scidata.bounds import (
     window,
 )
 from scidata.errors import ConfigError
+from scidata.types import Segment, SegmentTable
 
 
 def rows_of(segments):
@@ -151,3 +153,30 @@ def test_segments_refuse_what_is_out_of_range():
         segments_of_slice([3, 20], 20)
     with pytest.raises(ConfigError, match="stride of 0"):
         segments_of_slice(slice(0, 4, 0), 20)
+
+
+@given(
+    st.lists(st.integers(-50, 49) | st.integers(0, 3), max_size=30),
+    st.integers(0, 4),
+    st.integers(0, 200),
+    st.integers(0, 200),
+)
+def test_lists_of_indices_long_and_short(indices, repeats, start, count):
+    indices = (indices + list(range(10, 20)) + [40, 37, 34, 30, 30]) * repeats + indices
+    found = segments_of_slice(indices, 50)
+    assert isinstance(found, tuple if len(found) <= 64 else SegmentTable)
+    wanted = np.arange(50)[indices] if indices else np.empty(0, int)
+    assert bounds.rows_of(found).tolist() == rows_of(found).tolist() == wanted.tolist()
+    assert bounds.num_rows_of(found) == len(indices)
+    assert all(s.step != 0 and s.count > 0 for s in found)
+    rows = range(len(indices))[start : start + count]
+    inner = (Segment(start=rows.start, count=len(rows)),) if len(rows) else ()
+    assert rows_of(compose(found, inner)).tolist() == wanted[start : start + count].tolist()
+
+
+def test_a_long_list_composed_with_a_window_that_wraps():
+    rows = np.random.default_rng(0).permutation(500)
+    found = compose(segments_of_slice(rows.tolist(), 500), window([0, 100, 500], 0, lo=7, hi=3, periodic=True))
+    assert isinstance(found, SegmentTable)
+    assert rows_of(found).tolist() == np.concatenate([rows[-7:], rows[:103]]).tolist()
+    assert [found[1], *found[2:4]] == list(found)[1:4]

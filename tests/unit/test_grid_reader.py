@@ -237,3 +237,21 @@ def test_absent_paths(tmp_path):
         GridReader(str(tmp_path / "*.nc"))
     with pytest.raises(FileNotFoundError, match=r"absent\.nc"):
         GridReader(str(tmp_path / "absent.nc"))
+
+
+@pytest.mark.parametrize("fmt", GRID_FORMATS)
+def test_lists_of_indices_of_any_dim(fmt, tmp_path):
+    path = tmp_path / "grid"
+    make_grid(path, format=fmt, num_times=5, num_lat=150, num_lon=9)
+    rng = np.random.default_rng(0)
+    crop = {"latitude": rng.permutation(150)[:100].tolist(), "time": [3, 0, 4], "longitude": [8, 2, 3]}
+    reader = GridReader(
+        path, axis_sizes={"domain": 3}, shard={"latitude": "domain"}, isel=crop, halo={"latitude": 2}, fields=["u"]
+    )
+    wanted = GridReader(path, fields=["u"])
+    for index, row in enumerate(crop["time"]):
+        whole = read_part(wanted, row, 0)["u"]
+        dims = wanted.dims("u")
+        for dim in ("latitude", "longitude"):
+            whole = whole.take(crop[dim], axis=dims.index(dim))
+        assert_reassembles(reader, {"u": whole}, index)

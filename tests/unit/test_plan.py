@@ -1,5 +1,6 @@
 """Plans without any I/O: which chunks, which bytes, how many reads."""
 
+import itertools
 import json
 import math
 
@@ -273,6 +274,8 @@ def test_merged_copies_are_the_same_copies(tiles, order, seed):
     for i in range(copies.bounds[0], copies.bounds[-1]):
         source = np.ndarray(copies.shape[i], np.uint8, data, copies.source[i], copies.source_strides[i])
         np.ndarray(copies.shape[i], np.uint8, out, copies.dest[i], copies.dest_strides[i])[...] = source
+    for gather in itertools.chain(*copies.gathers.values()):
+        gather.run(data, out.reshape(-1), np.dtype(np.uint8))
     assert np.array_equal(out, want)
     if order == "rows" and num > 8:
         assert len(copies.shape) < num

@@ -1,5 +1,6 @@
 """read_plan against NumPy indexing, on real files of every layout; then against zarr-python and h5py."""
 
+import dataclasses
 import math
 import os
 import threading
@@ -16,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scidata import _files
+from scidata.bounds import segments_of_slice
 from scidata.errors import (
     ChecksumError,
     ConfigError,
@@ -137,6 +139,13 @@ class CountingCache(_files.FileCache):
         done = super().read_at_once(path, offset, *views)
         with self.guard:
             self.count += done * sum(v.nbytes for v in views)
+        return done
+
+    def read_each(self, path, offsets, views):
+        views = list(views)
+        done = super().read_each(path, offsets, views)
+        with self.guard:
+            self.count += sum(view.nbytes for view in views[:done])
         return done
 
     def read_into(self, path, offset, buffers):
@@ -634,3 +643,61 @@ def test_hdf5(tmp_path, options, dtype):
         out, _, _ = read(source, selection, layout=source.arrays["u"])
         np.testing.assert_array_equal(out, expected(data, selection))
     source.close()
+
+
+class UniformSource(FileSource):
+    """Says that no chunk skips a codec, as sources do."""
+
+    def locate(self, layout, chunks):
+        return dataclasses.replace(super().locate(layout, chunks), skipped_codecs=None)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 99),
+    num=st.sampled_from([40, 300]),
+    dtype=st.sampled_from(["<f4", ">f4", "u1", "<c16"]),
+    order=st.permutations((0, 1, 2)),
+    chunks=st.sampled_from([(2000, 3, 2), (37, 2, 1), (700, 3, 2)]),
+    codecs=st.sampled_from([(), (Codec(name="crc32c"),), (Codec(name="zlib"),)]),
+    one_file=st.booleans(),
+    backwards=st.booleans(),
+    decoding=st.sampled_from([None, Decoding(dtype=np.dtype("f8"), scale=0.5, offset=1.0)]),
+)
+def test_scattered_rows(tmp_path_factory, seed, num, dtype, order, chunks, codecs, one_file, backwards, decoding):
+    rng = np.random.default_rng(seed)
+    data = rng.integers(0, 200, (2000, 3, 2)).astype(dtype)
+    source = UniformSource(
+        tmp_path_factory.mktemp("rows"), data, chunks=chunks, axis_order=tuple(order), codecs=codecs, one_file=one_file
+    )
+    rows = rng.choice(2000, num, replace=False)
+    rows[: num // 2] = np.sort(rows[: num // 2])
+    columns = slice(None, None, -1) if backwards else slice(None)
+    selection = (segments_of_slice(rows.tolist(), 2000), segments_of_slice(columns, 3), segments_of_slice(columns, 2))
+    kind = None
+    if decoding is not None and dtype != "<c16":
+        kind = decoding.dtype
+    else:
+        decoding = None
+    for _ in range(2):  # the second time with what the first one kept
+        plan = plan_array(
+            source.layout, selection, source.locate(source.layout, chunks_needed(source.layout, selection)),
+            out_shape=(num, 3, 2),
+        )  # fmt: skip
+        out = np.full(plan.out_shape, 55, kind or source.layout.dtype.newbyteorder("="))
+        stats = read_plan(plan, out, source=source, decoding=decoding)
+        wanted = data[rows][:, columns, columns]
+        assert np.array_equal(out, wanted if decoding is None else wanted.astype("f8") * 0.5 + 1.0)
+        assert (stats.bytes_fetched, stats.num_reads) == (plan.bytes_fetched, plan.num_reads)
+
+
+def test_scattered_rows_of_a_short_file_name_their_chunk(tmp_path, counted):
+    data = np.arange(400_000, dtype="f4").reshape(100_000, 4)
+    source = UniformSource(tmp_path, data, chunks=(50_000, 4))
+    selection = (segments_of_slice([*range(0, 100_000, 997), 99_999], 100_000), (Segment(start=0, count=4),))
+    out, plan, _ = read(source, selection)
+    assert np.array_equal(out, expected(data, selection))
+    assert counted.count == plan.bytes_fetched
+    os.truncate(os.path.join(tmp_path, "1.0"), 400_000)
+    with pytest.raises(ShortReadError, match=r"chunk \(1, 0\)"):
+        read(source, selection)

@@ -23,6 +23,7 @@ from scidata.errors import CorruptDataError
 __all__ = [
     "Bytes",
     "ChunkHeader",
+    "Decoder",
     "add_neighbour",
     "block_ranges",
     "decode",
@@ -92,10 +93,17 @@ def read_header(data: Bytes, nbytes: int | None, *, encoded: int | None = None) 
     CorruptDataError
         The header contradicts ``nbytes`` or ``encoded``.
     """
-    if data.size < _HEADER.size:
-        raise CorruptDataError(f"{data.size} bytes are too few for a Blosc header of {_HEADER.size}")
-    size = data.size if encoded is None else encoded
-    version, _, flags, typesize, declared, blocksize, declared_size = _HEADER.unpack_from(data.data)
+    return ChunkHeader(*_checked(data.data, 0, data.size, nbytes, encoded))
+
+
+def _checked(
+    view: memoryview, begin: int, available: int, nbytes: int | None, encoded: int | None
+) -> tuple[int, int, bool]:
+    """Parse and check the header at ``begin``: decoded bytes, bytes of a block, and whether those are stored plain."""
+    if available < _HEADER.size:
+        raise CorruptDataError(f"{available} bytes are too few for a Blosc header of {_HEADER.size}")
+    size = available if encoded is None else encoded
+    version, _, flags, typesize, declared, blocksize, declared_size = _HEADER.unpack_from(view, begin)
     if version != 2 or typesize == 0:
         raise CorruptDataError(f"not a Blosc 1 chunk: format version {version}, type size {typesize}")
     if declared_size != size:
@@ -109,7 +117,35 @@ def read_header(data: Bytes, nbytes: int | None, *, encoded: int | None = None) 
         raise CorruptDataError(f"its Blosc header says {declared} stored bytes in {size}")
     if not stored and declared and _HEADER.size + 4 * -(-declared // blocksize) > size:
         raise CorruptDataError("its Blosc block table is longer than the chunk")
-    return ChunkHeader(declared, max(blocksize, 1), stored)
+    return declared, max(blocksize, 1), stored
+
+
+class Decoder:
+    """Decodes whole chunks out of one buffer into another, where they are small: nothing is made for each.
+
+    Both buffers must live as long as it does.
+    """
+
+    def __init__(self, data: Bytes, dest: Bytes) -> None:
+        self._data, self._dest, self._view = data, dest, data.data
+        self._from, self._to = data.ctypes.data, dest.ctypes.data
+
+    def decode(self, begin: int, end: int, to: int, nbytes: int) -> None:
+        """Decode the chunk in bytes ``[begin, end)`` to the ``nbytes`` bytes from ``to`` on.
+
+        Raises
+        ------
+        CorruptDataError
+        """
+        if not 0 <= begin <= end <= self._data.size or to < 0 or to + nbytes > self._dest.size:
+            raise CorruptDataError(f"bytes {begin} to {end} of {self._data.size} make no sense")
+        _checked(self._view, begin, end - begin, nbytes, None)
+        if _decompress_ctx is None:
+            _decompress(self._data[begin:end], self._dest[to : to + nbytes])
+            return
+        found = _decompress_ctx(self._from + begin, self._to + to, nbytes, 1) if nbytes else 0
+        if found != nbytes:
+            raise CorruptDataError(f"Blosc cannot decode it (error {found})")
 
 
 def _decompress(data: Bytes, dest: Bytes) -> None:

@@ -73,7 +73,9 @@ class EncodedRun:
     def __init__(self, context: Context, chunks: EncodedChunks, reads: Reads) -> None:
         self._context, self._chunks, self._reads = context, chunks, reads
         self._pipelines = self._make_pipelines()
-        self._in_place = all(p.is_crc32c for p in set(self._pipelines))  # decoding only checks: no decoded copy
+        kinds = set(self._pipelines)
+        self._in_place = all(p.is_crc32c for p in kinds)  # decoding only checks: no decoded copy
+        self._is_blosc = all(p.is_blosc for p in kinds)
         refs, rows = context.refs, chunks.chunk_row
         begin = refs.offset[rows] - np.repeat(reads.offset, np.diff(reads.bounds))
         self._begin, self._end = begin.tolist(), (begin + refs.nbytes[rows]).tolist()
@@ -126,17 +128,39 @@ class EncodedRun:
         context.fetch(reads, row, [buffer], self._chunk_of)
         now = tally.mark(READ, now, nbytes)
         values = buffer if self._in_place else scratch.get("values", tables.room[row])
+        if self._is_blosc and not any(tables.few[i] or tables.direct[i] for i in items):
+            decoded = self._decode_blosc(items, buffer, values)
+        else:
+            decoded = self._decode_each(items, buffer, values, scratch)
+        now = tally.mark(DECODE, now, decoded)
+        tally.decoded += decoded
+        if tables.copies is not None:
+            context.copy(tables.copies, row, values, scratch)
+            tally.mark(COPY, now, decoded)
+
+    def _decode_blosc(self, items: range, buffer: _Bytes, values: _Bytes) -> int:
+        """Decode whole chunks, in the fewest steps: they may be small."""
+        decoder, pipelines, begin, end, slot = (
+            blosc.Decoder(buffer, values), self._pipelines, self._begin, self._end, self._tables.slot,
+        )  # fmt: skip
+        decoded = 0
+        for i in items:
+            nbytes = pipelines[i].nbytes
+            try:
+                decoder.decode(begin[i], end[i], slot[i], nbytes)
+            except CorruptDataError as e:
+                raise self._named(i, e) from e
+            decoded += nbytes
+        return decoded
+
+    def _decode_each(self, items: range, buffer: _Bytes, values: _Bytes, scratch: Scratch) -> int:
         decoded = 0
         for i in items:
             try:
                 decoded += self._decode(i, buffer[self._begin[i] : self._end[i]], values, scratch)
             except CorruptDataError as e:
                 raise self._named(i, e) from e
-        now = tally.mark(DECODE, now, decoded)
-        tally.decoded += decoded
-        if tables.copies is not None:
-            context.copy(tables.copies, row, values, scratch)
-            tally.mark(COPY, now, decoded)
+        return decoded
 
     def _decode(self, i: int, data: _Bytes, values: _Bytes, scratch: Scratch) -> int:
         """Decode one chunk to its place; return the bytes decoded."""

@@ -12,6 +12,7 @@ from scidata.shard.ops import (  # noqa: F401
     joining,
     linalg,
     losses,
+    maxima,
     metadata,
     multihead,
     norm,

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import Shard
 
@@ -24,6 +25,16 @@ VOLUME = (1, 2, 4, ROWS, COLUMNS)
 def ties(x):
     """Values of which many are equal: of these the first has the gradient."""
     return x.mul(2).round()
+
+
+def there_and_back(pool, unpool, *how, **options):
+    """Pool, and put the maxima back, as the way up of a SegNet does."""
+
+    def run(x):
+        pooled, indices = pool(x, *how, return_indices=True)
+        return pooled, indices, unpool(pooled.sin(), indices, *how, **options)
+
+    return run
 
 
 CASES = {
@@ -57,6 +68,20 @@ CASES = {
     "adaptive max, ties": (lambda x: F.adaptive_max_pool2d(ties(x), (5, 4)), [IMAGE], 2),
     "adaptive max to one": (lambda x: F.adaptive_max_pool2d(ties(x), 1), [IMAGE], 2),
     "adaptive max 1d": (lambda x: F.adaptive_max_pool1d(x, 7), [(2, 3, ROWS)], 2),
+    "adaptive max, indices": (lambda x: F.adaptive_max_pool2d(ties(x), (5, 4), return_indices=True), [IMAGE], 2),
+    "adaptive max, one dim, indices": (lambda x: F.adaptive_max_pool2d(ties(x), (None, 2), True), [IMAGE], 2),
+    "adaptive max to one, indices": (lambda x: F.adaptive_max_pool2d(ties(x), 1, return_indices=True), [IMAGE], 2),
+    "adaptive max 1d, indices": (lambda x: torch.adaptive_max_pool1d(x, 7), [(2, 3, ROWS)], 2),
+    "adaptive max 3d, indices": (lambda x: F.adaptive_max_pool3d(ties(x), (3, 1, 4), True), [VOLUME], 3),
+    "unpool, padding": (there_and_back(F.max_pool2d, F.max_unpool2d, 3, 2, 1), [IMAGE], 2),
+    "unpool, size": (there_and_back(F.max_pool2d, F.max_unpool2d, 2, output_size=(ROWS, COLUMNS)), [IMAGE], 2),
+    "unpool, batch": (there_and_back(F.max_pool2d, F.max_unpool2d, 2, output_size=(4, 5)), [(ROWS, 2, 4, 5)], 0),
+    "unpool 1d": (there_and_back(F.max_pool1d, F.max_unpool1d, 2, output_size=(ROWS,)), [(2, 3, ROWS)], 2),
+    "unpool 3d": (
+        there_and_back(F.max_pool3d, F.max_unpool3d, 2, output_size=(4, ROWS, COLUMNS)),
+        [VOLUME],
+        3,
+    ),
     "adaptive max 3d": (lambda x: F.adaptive_max_pool3d(x, (3, 5, 4)), [VOLUME], 3),
 }
 
@@ -89,11 +114,13 @@ def test_no_round_where_windows_stay_inside():
 
 def check_refused(rank, num_ranks):
     x = shard_of(random(*IMAGE), ShardSpec.even(mesh_of(num_ranks), [Shard(2)], IMAGE))
-    with pytest.raises(UnsupportedShardOp, match="Remedy"):
-        F.adaptive_max_pool2d(x, 2, return_indices=True)
     pooled, indices = F.max_pool2d(x, 2, return_indices=True)
     with pytest.raises(UnsupportedShardOp, match="Remedy"):
-        F.max_unpool2d(pooled, indices, 2)
+        F.max_unpool2d(pooled, indices.full_tensor(), 2)
+    with pytest.raises(UnsupportedShardOp, match="split differently"):
+        F.max_unpool2d(pooled, indices.redistribute(placements=[Shard(3)]), 2)
+    with pytest.raises(RuntimeError, match="out of range"):
+        F.max_unpool2d(pooled, indices + 10**6, 2)
     with pytest.raises(RuntimeError, match="gives"):
         F.max_pool2d(x, (24, 1))
 

@@ -10,19 +10,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scidata.shard.ops.registry import register_op, unsupported
+from scidata.shard.ops.registry import register_op
 from scidata.shard.ops.sliding import Middle, Windows, bind, check_rows, per_dim, refuse_plain, row_values
 from scidata.shard.runs import Runs, window_runs
 from scidata.shard.tensor import ShardTensor
 
-__all__ = ["adaptive_average"]
+__all__ = ["adaptive_average", "adaptive_windows", "out_extents", "spatial", "spread_windows", "strides", "windows_of"]
 
 _POOLS = (torch.max_pool1d, torch.max_pool2d, torch.max_pool3d)
 _POOLS_BY_FLAG = (F.max_pool1d, F.max_pool2d, F.max_pool3d)
 _POOLS_WITH_INDICES = (F.max_pool1d_with_indices, F.max_pool2d_with_indices, F.max_pool3d_with_indices)
 
 
-def _spatial(func: Any) -> int:
+def spatial(func: Any) -> int:
     """Return the number of spatial dims from the function's name."""
     return next(n for n in (1, 2, 3) if f"{n}d" in func.__name__)
 
@@ -37,7 +37,8 @@ def _under(stride: int, padding: int, reach: int, extent: int) -> Callable[[int,
     return lambda start, stop: window_runs(start * stride - padding, (stop - 1) * stride - padding + reach, extent)
 
 
-def _strides(given: dict[str, Any], count: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+def strides(given: dict[str, Any], count: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Return kernel, stride and padding of each spatial dim."""
     kernel = per_dim(given["kernel_size"], count)
     stride = per_dim(given["stride"], count) if given["stride"] not in (None, (), []) else kernel
     return kernel, stride, per_dim(given["padding"], count)
@@ -52,10 +53,10 @@ def max_pool(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     names = "input kernel_size stride padding dilation ceil_mode return_indices"
     given = bind(names, args, kwargs, stride=None, padding=0, dilation=1, ceil_mode=False)
     with_indices = func in _POOLS_WITH_INDICES or given.get("return_indices", False)
-    x, count, ceil = given["input"], _spatial(func), bool(given["ceil_mode"])
+    x, count, ceil = given["input"], spatial(func), bool(given["ceil_mode"])
     refuse_plain(func, x)
     spec = x._spec
-    kernel, stride, padding = _strides(given, count)
+    kernel, stride, padding = strides(given, count)
     dilation = per_dim(given["dilation"], count)
     first, windows, left, starts = spec.ndim - count, Windows(x), list(padding), [0] * count
     windows.keep(range(first))
@@ -89,10 +90,10 @@ def avg_pool(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     """Mean of each window: sums of the rows in it, over torch's count of them."""
     names = "input kernel_size stride padding ceil_mode count_include_pad divisor_override"
     given = bind(names, args, kwargs, stride=None, padding=0, ceil_mode=False, count_include_pad=True)
-    x, count = given["input"], _spatial(func)
+    x, count = given["input"], spatial(func)
     refuse_plain(func, x)
     spec = x._spec
-    kernel, stride, padding = _strides(given, count)
+    kernel, stride, padding = strides(given, count)
     first, windows, divisors = spec.ndim - count, Windows(x), []
     windows.keep(range(first))
     for s in range(count):
@@ -131,33 +132,34 @@ def _window_sums(local: Tensor, kernel: Sequence[int], stride: Sequence[int]) ->
 # -- windows that divide a dim into so many ------------------------------------------------------------------------
 
 
-def _out_extents(x: ShardTensor, output_size: Any, count: int) -> list[int]:
+def out_extents(x: ShardTensor, output_size: Any, count: int) -> list[int]:
+    """Return the extents that adaptive pooling gives the spatial dims; None keeps one."""
     asked = [output_size] * count if output_size is None or isinstance(output_size, int) else list(output_size)
     asked = asked * count if len(asked) == 1 else asked
     shape = x._spec.global_shape[x._spec.ndim - count :]
     return [int(n) if n is not None else extent for n, extent in zip(asked, shape, strict=True)]
 
 
-def _windows_of(start: int, rows: int, extent: int, num_out: int) -> list[tuple[int, int]]:
+def windows_of(start: int, rows: int, extent: int, num_out: int) -> list[tuple[int, int]]:
     """Bounds of adaptive windows in the whole dim."""
     return [(o * extent // num_out, -(-(o + 1) * extent // num_out)) for o in range(start, start + rows)]
 
 
-def _adaptive_windows(x: ShardTensor, dim: int, num_out: int) -> tuple[Windows, list[tuple[int, int]]]:
+def adaptive_windows(x: ShardTensor, dim: int, num_out: int) -> tuple[Windows, list[tuple[int, int]]]:
     """Return what to fetch along a sharded dim, and where each own window lies in it."""
     extent = x._spec.global_shape[dim]
     windows = Windows(x)
 
     def rows(start: int, stop: int) -> Runs:
-        inside = _windows_of(start, stop - start, extent, num_out)
+        inside = windows_of(start, stop - start, extent, num_out)
         return ((inside[0][0], inside[-1][1] - inside[0][0]),)
 
     start, count = windows.slide(dim, num_out, Middle(2 * extent, extent, 2 * num_out), rows, 1)
-    bounds = _windows_of(start, count, extent, num_out) or [(0, 1)]
+    bounds = windows_of(start, count, extent, num_out) or [(0, 1)]
     return windows, [(first - bounds[0][0], last - bounds[0][0]) for first, last in bounds]
 
 
-def _spread(local: Tensor, dim: int, bounds: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor | None]:
+def spread_windows(local: Tensor, dim: int, bounds: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor | None]:
     """Lay windows of different lengths side by side along a new dim after ``dim``; a mask says what is no row of them.
 
     Rows that only fill a window up repeat its first.
@@ -176,19 +178,11 @@ def _spread(local: Tensor, dim: int, bounds: Sequence[tuple[int, int]]) -> tuple
 def _average_dim(x: ShardTensor, dim: int, num_out: int) -> Any:
     if num_out == 1:
         return x.mean(dim, keepdim=True)
-    windows, bounds = _adaptive_windows(x, dim, num_out)
+    windows, bounds = adaptive_windows(x, dim, num_out)
     local = windows.fetch()
-    spread, extra = _spread(local, dim, bounds)
+    spread, extra = spread_windows(local, dim, bounds)
     total = (spread if extra is None else spread.masked_fill(extra, 0)).sum(dim + 1)
     return windows.finish(total / row_values([stop - start for start, stop in bounds], dim, total))
-
-
-def _maximum_dim(x: ShardTensor, dim: int, num_out: int) -> Any:
-    if num_out == 1:
-        return x.max(dim, keepdim=True).values
-    windows, bounds = _adaptive_windows(x, dim, num_out)
-    spread, _ = _spread(windows.fetch(), dim, bounds)
-    return windows.finish(spread.max(dim + 1).values)  # of equal ones the first, so never a filled one
 
 
 def _unsharded(x: Any, function: Callable[..., Tensor], extents: Sequence[int], kept: Sequence[int]) -> Any:
@@ -224,42 +218,6 @@ def adaptive_average(func: Any, x: ShardTensor, extents: Sequence[int], pool: Ca
 def adaptive_avg_pool(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Mean of windows that divide each dim into so many."""
     given = bind("input output_size", args, kwargs)
-    x, count = given["input"], _spatial(func)
+    x, count = given["input"], spatial(func)
     refuse_plain(func, x)
-    return adaptive_average(func, x, _out_extents(x, given["output_size"], count), func)
-
-
-@register_op(
-    F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d, F.adaptive_max_pool1d_with_indices,
-    F.adaptive_max_pool2d_with_indices, F.adaptive_max_pool3d_with_indices, torch.adaptive_max_pool1d,
-)  # fmt: skip
-def adaptive_max_pool(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Maximum of windows that divide each dim into so many; of equal ones the first in memory has the gradient."""
-    given = bind("input output_size return_indices", args, kwargs, return_indices=False)
-    x, count = given["input"], _spatial(func)
-    refuse_plain(func, x)
-    spec = x._spec
-    if given["return_indices"] or "indices" in func.__name__:
-        raise unsupported(func, "return_indices=True", spec, remedy="use max_pool, whose indices are global")
-    extents, first = _out_extents(x, given["output_size"], count), spec.ndim - count
-    result: Any = x
-    for d in reversed(range(first, spec.ndim)):  # the last first: each step keeps the first of equal ones
-        if extents[d - first] == spec.global_shape[d]:
-            continue
-        if d in spec.sharded:
-            result = _maximum_dim(result, d, extents[d - first])
-        else:
-            result = _plain_maximum(result, d, extents[d - first])
-    return result  # type: ignore[no-any-return]
-
-
-def _plain_maximum(x: Any, dim: int, num_out: int) -> Any:
-    """Maximum of adaptive windows along a dim that is not sharded."""
-    local = x._local if isinstance(x, ShardTensor) else x
-    spread, _ = _spread(local, dim, _windows_of(0, num_out, local.shape[dim], num_out))
-    result = spread.max(dim + 1).values
-    if not isinstance(x, ShardTensor):
-        return result
-    windows = Windows(x)
-    windows.shape[dim] = num_out
-    return windows.finish(result)
+    return adaptive_average(func, x, out_extents(x, given["output_size"], count), func)

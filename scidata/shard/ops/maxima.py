@@ -1,0 +1,163 @@
+"""Adaptive maximum pooling and the way back from maximum pooling: both know places by their flat global number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from scidata.shard.collectives import all_gather_v, all_reduce_sum
+from scidata.shard.ops.align import specs_of
+from scidata.shard.ops.pooling import adaptive_windows, out_extents, spatial, spread_windows, strides, windows_of
+from scidata.shard.ops.registry import register_op, unsupported
+from scidata.shard.ops.sliding import Middle, Windows, bind, is_plain, output_sizes, refuse_plain
+from scidata.shard.tensor import ShardTensor
+
+__all__: list[str] = []
+
+_ADAPTIVE_WITH_INDICES = (
+    F.adaptive_max_pool1d_with_indices,
+    F.adaptive_max_pool2d_with_indices,
+    F.adaptive_max_pool3d_with_indices,
+    torch.adaptive_max_pool1d,  # always returns both
+)
+
+
+@register_op(F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d, *_ADAPTIVE_WITH_INDICES)
+def adaptive_max_pool(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Maximum of windows that divide each dim into so many; of equal ones the first in memory has the gradient."""
+    given = bind("input output_size return_indices", args, kwargs, return_indices=False)
+    x, count = given["input"], spatial(func)
+    refuse_plain(func, x)
+    spec = x._spec
+    extents, first = out_extents(x, given["output_size"], count), spec.ndim - count
+    with_indices = given["return_indices"] or func in _ADAPTIVE_WITH_INDICES
+    result, places = x, _places(x, first) if with_indices else None
+    for d in reversed(range(first, spec.ndim)):  # the last first: each step keeps the first of equal ones
+        if extents[d - first] != spec.global_shape[d]:
+            result, places = _maximum(result, places, d, extents[d - first])
+    return (result, places) if with_indices else result
+
+
+def _places(x: ShardTensor, first: int) -> ShardTensor:
+    """Number the elements of the spatial dims as torch does, in C order of the whole tensor."""
+    spec = x._spec
+    flat = torch.zeros(spec.local_shape, dtype=torch.int64, device=x.device)
+    for d in range(first, spec.ndim):
+        start, rows = spec.offsets[d], spec.local_shape[d]
+        index = torch.arange(start, start + rows, device=x.device).view([-1 if i == d else 1 for i in range(spec.ndim)])
+        flat = flat + index * math.prod(spec.global_shape[d + 1 :])
+    return ShardTensor(flat, spec)
+
+
+def _maximum(x: Any, places: Any, dim: int, num_out: int) -> tuple[Any, Any]:
+    """Take the maxima of adaptive windows along one dim, and the places of these."""
+    if not isinstance(x, ShardTensor) or dim not in x._spec.sharded:
+        return _plain_maximum(x, places, dim, num_out)
+    if num_out == 1:
+        result = x.max(dim, keepdim=True)
+        return result.values, None if places is None else _place_of_row(places, dim, result.indices)
+    windows, bounds = adaptive_windows(x, dim, num_out)
+    spread, _ = spread_windows(windows.fetch(), dim, bounds)
+    found = spread.max(dim + 1)  # of equal ones the first, so never a filled one
+    if places is not None:
+        beside, _ = adaptive_windows(places, dim, num_out)
+        spread, _ = spread_windows(beside.fetch(), dim, bounds)
+        places = beside.finish(spread.gather(dim + 1, found.indices.unsqueeze(dim + 1)).squeeze(dim + 1))
+    return windows.finish(found.values), places
+
+
+def _place_of_row(places: ShardTensor, dim: int, rows: Any) -> Any:
+    """Return the places in one row of a sharded dim for each other index; the rank that has it says so. Collective."""
+    spec = places._spec
+    axis, size = spec.sharded[dim], spec.local_shape[dim]
+    index = (rows._local if isinstance(rows, ShardTensor) else rows) - spec.offsets[dim]
+    mine = (index >= 0) & (index < size)
+    found = places._local.gather(dim, index.clamp(0, size - 1)) if size else torch.zeros_like(index)
+    found = all_reduce_sum(found.masked_fill(~mine, 0), spec.group(axis))
+    return ShardTensor(found, rows._spec) if isinstance(rows, ShardTensor) else found
+
+
+def _plain_maximum(x: Any, places: Any, dim: int, num_out: int) -> tuple[Any, Any]:
+    """Take the maxima of adaptive windows along a dim that is not sharded."""
+    local = x._local if isinstance(x, ShardTensor) else x
+    bounds = windows_of(0, num_out, local.shape[dim], num_out)
+    spread, _ = spread_windows(local, dim, bounds)
+    found = spread.max(dim + 1)
+    result = [found.values]
+    if places is not None:
+        held = places._local if isinstance(places, ShardTensor) else places
+        spread, _ = spread_windows(held, dim, bounds)
+        result.append(spread.gather(dim + 1, found.indices.unsqueeze(dim + 1)).squeeze(dim + 1))
+    wrapped = [_as_pooled(x, part, dim, num_out) for part in result]
+    return wrapped[0], wrapped[1] if places is not None else None
+
+
+def _as_pooled(x: Any, local: Tensor, dim: int, num_out: int) -> Any:
+    if not isinstance(x, ShardTensor):
+        return local
+    windows = Windows(x)
+    windows.shape[dim] = num_out
+    return windows.finish(local)
+
+
+# -- the way back --------------------------------------------------------------------------------------------------
+
+
+@register_op(F.max_unpool1d, F.max_unpool2d, F.max_unpool3d)
+def max_unpool(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Put values where their indices say, zeros elsewhere. Collective: values travel along the sharded spatial dims."""
+    names = "input indices kernel_size stride padding output_size"
+    given = bind(names, args, kwargs, stride=None, padding=0, output_size=None)
+    x, indices, count = given["input"], given["indices"], spatial(func)
+    refuse_plain(func, x, indices)
+    spec = x._spec
+    if is_plain(indices):
+        raise unsupported(func, "plain indices of a sharded input", spec, remedy="use the indices of max_pool")
+    if indices._spec != spec:
+        raise unsupported(func, "input and indices are split differently", *specs_of([x, indices]))
+    first = spec.ndim - count
+    kernel, stride, padding = strides(given, count)
+    shape = list(spec.global_shape)
+    shape[first:] = _unpooled(shape[first:], kernel, stride, padding, given["output_size"])
+    sizes, values, ids = list(spec.sizes), x._local, indices._local
+    for d, axis in spec.sharded.items():
+        if d >= first:
+            values = all_gather_v(values, spec.sizes_of(axis), d, spec.group(axis), grad="sum")
+            ids = all_gather_v(ids, spec.sizes_of(axis), d, spec.group(axis))
+            sizes[axis] = output_sizes(spec, d, shape[d], Middle(over=max(1, -(-shape[d] // spec.global_shape[d]))))
+    total = math.prod(shape[first:])
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < total:
+        raise RuntimeError(f"{func.__name__}: an index is out of range for output size {shape[first:]}")
+    new = spec.resize(shape, sizes)
+    return ShardTensor(_placed(values, ids, shape[first:], new.offsets[first:], new.local_shape), new)
+
+
+def _unpooled(
+    extents: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], asked: Any
+) -> list[int]:
+    default = [(n - 1) * s + k - 2 * p for n, k, s, p in zip(extents, kernel, stride, padding, strict=True)]
+    if asked is None:
+        return default
+    found = [int(n) for n in asked][-len(extents) :]
+    for n, own, step in zip(found, default, stride, strict=True):
+        if not own - step < n < own + step:
+            raise ValueError(f"invalid output_size {found}: each must be within one stride of {default}")
+    return found
+
+
+def _placed(values: Tensor, ids: Tensor, whole: Sequence[int], start: Sequence[int], shape: Sequence[int]) -> Tensor:
+    """Put values into this rank's part, whose first element is ``start``; one slot more takes those of other ranks."""
+    lead, own = values.shape[: values.ndim - len(whole)], shape[len(shape) - len(whole) :]
+    mine, flat = torch.ones_like(ids, dtype=torch.bool), torch.zeros_like(ids)
+    for place, first, size in zip(torch.unravel_index(ids, tuple(whole)), start, own, strict=True):
+        mine &= (place >= first) & (place < first + size)
+        flat = flat * size + place - first
+    slots = math.prod(own)
+    flat = torch.where(mine, flat, slots).flatten(len(lead))
+    result = values.new_zeros((*lead, slots + 1)).scatter(-1, flat, values.flatten(len(lead)))
+    return result[..., :slots].reshape(*lead, *own)

@@ -60,6 +60,12 @@ def attention(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
         raise unsupported(func, "the operands lie on different device meshes", *specs)
     if given.get("is_causal") and "attn_mask" in operands:
         raise unsupported(func, "is_causal beside an attn_mask", *specs, remedy="put the causal mask into attn_mask")
+    device = operands["query"].device.type
+    if torch.is_autocast_enabled(device):  # it does not reach the ring, nor the products of dropped weights
+        cast = {name: x.to(_autocast_dtype(x)) for name, x in operands.items()}
+        with torch.autocast(device, enabled=False):
+            result: Tensor = attention(func, types, (), {**given, **cast})
+            return result
     if given.get("dropout_p"):
         return _with_dropout(operands, given)
     groups = _head_groups(func, operands, given)
@@ -114,6 +120,11 @@ def _with_dropout(operands: dict[str, Tensor], given: dict[str, Any]) -> Tensor:
     weights = scores.masked_fill(nothing, 0).softmax(-1).masked_fill(nothing, 0)
     result: Tensor = F.dropout(weights, given["dropout_p"]) @ value.to(wide)
     return result.to(query.dtype)
+
+
+def _autocast_dtype(x: Tensor) -> torch.dtype:
+    casts = x.is_floating_point() and x.dtype != torch.float64
+    return torch.get_autocast_dtype(x.device.type) if casts else x.dtype
 
 
 def _whole(x: Any, dim: int) -> Any:

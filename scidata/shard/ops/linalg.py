@@ -161,7 +161,7 @@ def linear(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     if bias is not None and not summed:
         return finish(*contract(func, [*operands, bias], [*labels, ["out"]], [*rows, "out"], func))
     result = finish(*contract(func, operands, labels, [*rows, "out"], func))
-    return result if bias is None else _plus(func, result, bias)
+    return result if bias is None else _plus(func, result, bias.to(result.dtype))  # autocast casts both
 
 
 @register_op(torch.einsum, torch.functional.einsum)
@@ -179,7 +179,19 @@ def einsum(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     for names, x in zip(inputs, operands, strict=True):
         if len(names) != len(x.shape):
             raise RuntimeError(f"einsum: {names!r} names {len(names)} dims, but the operand has {len(x.shape)}")
-    return finish(*contract(func, operands, [*map(list, inputs)], list(out), lambda *x: func(equation, *x)))
+    extents = extents_of(func, operands, inputs)
+    is_product = any(letters.count(c) > 1 and extents[c] > 1 for c in set(letters) - set(out))
+
+    def compute(*parts: Tensor) -> Tensor:
+        device = parts[0].device.type
+        if not is_product or not torch.is_autocast_enabled(device):
+            return func(equation, *parts)  # type: ignore[no-any-return]
+        # where a rank has one row to sum over, torch multiplies, which autocast leaves in float32
+        dtype = torch.get_autocast_dtype(device)
+        with torch.autocast(device, enabled=False):
+            return func(equation, *[x if x.dtype == torch.float64 else x.to(dtype) for x in parts])  # type: ignore[no-any-return]
+
+    return finish(*contract(func, operands, [*map(list, inputs)], list(out), compute))
 
 
 def _spelled_out(equation: str, operands: Sequence[Tensor]) -> str:
@@ -216,6 +228,7 @@ def add_product(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, 
     shape = torch.broadcast_shapes(tuple(x.shape), tuple(product.shape))  # type: ignore[no-untyped-call]
     if shape != tuple(product.shape):
         raise RuntimeError(f"{func.__name__}: {tuple(x.shape)} cannot be expanded to {tuple(product.shape)}")
+    x = x.to(product.dtype)  # autocast casts both
     return product if beta == 0 else _plus(func, product, x if beta == 1 else x * beta)
 
 
@@ -230,7 +243,9 @@ def bilinear(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     labels: list[Sequence[Hashable]] = [[*rows, "i"], [*rows, "j"], ["out", "i", "j"]]
 
     def compute(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
-        return torch.einsum("...i,...j,oij->...o", x, y, w)
+        dtype = torch.promote_types(torch.promote_types(x.dtype, y.dtype), w.dtype)
+        with torch.autocast(x.device.type, enabled=False):
+            return torch.einsum("...i,...j,oij->...o", x.to(dtype), y.to(dtype), w.to(dtype))
 
     result = finish(*contract(func, [first, second, weight], labels, [*rows, "out"], compute))
     return result if bias is None else _plus(func, result, bias)

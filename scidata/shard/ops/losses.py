@@ -160,11 +160,17 @@ def _class_weight(weight: Tensor, local: Tensor, layout: Layout, spec: ShardSpec
     return weight.view([-1 if d == dim else 1 for d in range(local.ndim)])
 
 
+def _wide(x: Tensor) -> Tensor:
+    """Take 16-bit scores in float32 where autocast does."""
+    half = x.dtype in (torch.float16, torch.bfloat16)
+    return x.float() if half and torch.is_autocast_enabled(x.device.type) else x
+
+
 @register_op(F.nll_loss)
 def nll_loss(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Negative log-likelihood; rows, positions and classes may be sharded."""
     given = _bound(func, args, kwargs)
-    scores, target, weight = given["input"], given["target"], given["weight"]
+    scores, target, weight = _wide(given["input"]), given["target"], given["weight"]
     return _class_loss(func, scores, target, weight, given["ignore_index"], given["reduction"], 0.0)
 
 
@@ -173,6 +179,7 @@ def cross_entropy(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str
     """Cross entropy with class numbers or probabilities; rows, positions and classes may be sharded."""
     given = _bound(func, args, kwargs)
     x, target, weight, smoothing = given["input"], given["target"], given["weight"], given["label_smoothing"]
+    x, target = _wide(x), _wide(target)
     dim = 1 if len(x.shape) > 1 else 0
     scores = F.log_softmax(x, dim)
     if not target.is_floating_point():

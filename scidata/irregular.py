@@ -57,7 +57,7 @@ class IrregularDataset(Dataset[Sample]):
         dp_axis: str | None,
         domain_axis: str | None,
         dtype: torch.dtype | None,
-        transform: Callable[[Sample], Sample] | None,
+        transform: Callable[[Any], Any] | None,
         local_transform: LocalTransform | None = None,
     ) -> None:
         self.reader = reader
@@ -175,7 +175,7 @@ class IrregularDataset(Dataset[Sample]):
         """Return :meth:`read_local` of an epoch, default the present one, whatever is set later: for reading ahead."""
         return partial(self.read_local, epoch=self.epoch if epoch is None else epoch, empty=empty)
 
-    def __getitem__(self, index: int) -> Sample:
+    def __getitem__(self, index: int) -> IrregularSample:
         index = as_index(index)
         local = self.read_local(index)
         if self._detached or (self.mesh is not None and get_worker_info() is not None):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,6 @@ from scidata.grid_reader import GridReader
 from scidata.irregular import IrregularDataset
 from scidata.points_reader import PointsReader
 from scidata.raw_kind import kind_of_raw
-from scidata.sample import Sample
 from scidata.store import is_store
 from scidata.store_reader import CACHE_BYTES, StoreReader
 from scidata.subsample import make_subsample
@@ -33,8 +32,62 @@ _KINDS = ("grid", "points", "mesh", "graph")
 _READ_AS = {torch.float16: np.float16, torch.bfloat16: np.float32, torch.float32: np.float32, torch.float64: np.float64}
 
 
+Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+class _Options(TypedDict, total=False):
+    """The other arguments of :func:`open_dataset`, for its overloads."""
+
+    fields: Sequence[str] | str | None
+    sample_dim: str | int | None
+    steps: Sequence[int]
+    shard: Mapping[str | int, str] | None
+    isel: Mapping[str, Any] | None
+    bounds: Any
+    weights: npt.ArrayLike | Mapping[str, npt.ArrayLike] | str | None
+    align: int | Mapping[str, int]
+    halo: float | Mapping[str, int | tuple[int, int]]
+    ghosts: str | None
+    periodic: str | Sequence[str]
+    decode: bool
+    dtype: torch.dtype | None
+    transform: Callable[[Any], Any] | None
+    local_transform: LocalTransform | None
+    dp: str
+    allow_missing: bool
+    allow_external: bool
+    subsample: Mapping[str, int] | None
+    subsample_block: int | str
+    subsample_seed: int
+    num_threads: int
+    cache_bytes: int | None
+    storage_options: Mapping[str, Any] | None
+
+
+@overload
 def open_dataset(
-    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    path: Paths, mesh: DeviceMesh | None = None, *, kind: Literal["grid"], **options: Unpack[_Options]
+) -> ShardedDataset: ...
+
+
+@overload
+def open_dataset(
+    path: Paths,
+    mesh: DeviceMesh | None = None,
+    *,
+    kind: Literal["mesh", "points", "graph"],
+    **options: Unpack[_Options],
+) -> IrregularDataset: ...
+
+
+@overload
+def open_dataset(
+    path: Paths, mesh: DeviceMesh | None = None, *, kind: str | None = None, **options: Unpack[_Options]
+) -> ShardedDataset | IrregularDataset: ...
+
+
+def open_dataset(
+    path: Paths,
     mesh: DeviceMesh | None = None,
     *,
     fields: Sequence[str] | str | None = None,
@@ -51,7 +104,7 @@ def open_dataset(
     periodic: str | Sequence[str] = (),
     decode: bool = True,
     dtype: torch.dtype | None = None,
-    transform: Callable[[Sample], Sample] | None = None,
+    transform: Callable[[Any], Any] | None = None,
     local_transform: LocalTransform | None = None,
     dp: str = "dp",
     allow_missing: bool = False,

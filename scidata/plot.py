@@ -222,7 +222,9 @@ def colours_of(count: int) -> list[Any]:
     from matplotlib import colormaps
 
     if count > LEGEND_RANKS:
-        return [colormaps["viridis"](i / (count - 1)) for i in range(count)]
+        # every other one darker: rank i lies beside i + 1, which would look the same
+        steps = [colormaps["viridis"](i / (count - 1))[:3] for i in range(count)]
+        return [tuple((0.7 if i % 2 else 1.0) * tone for tone in rgb) for i, rgb in enumerate(steps)]
     # tab20 has pairs of a dark and a light tone: the dark ones first, so that few ranks differ most
     return [colormaps["tab20"](tone) for tone in (*range(0, 20, 2), *range(1, 20, 2))][:count]
 

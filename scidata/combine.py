@@ -209,6 +209,13 @@ def subset(dataset: Any, indices: Sequence[int] | npt.ArrayLike) -> CombinedData
 
     As ``torch.utils.data.Subset``, which :class:`scidata.DataLoader` takes too.
 
+    Parameters
+    ----------
+    dataset
+        Of :func:`scidata.open_dataset`, or made of such.
+    indices
+        ``(num,)`` integers; negative ones count from the end, repeats are legal.
+
     Raises
     ------
     ConfigError
@@ -238,6 +245,11 @@ def concat(*datasets: Any) -> CombinedDataset:
 
     Grids of the same shapes stack into batches; of others, and of several kinds, take samples one by one with
     ``DataLoader(batch_size=None)``.
+
+    Parameters
+    ----------
+    datasets
+        Of :func:`scidata.open_dataset`, or made of such, one by one.
 
     Raises
     ------

@@ -88,8 +88,21 @@ def partition(
         Files, globs or URLs; with ``mesh``, the file of the topology, all of them hold fields of one sample.
     out
         A new folder.
-    kind, points, entity, edges, fields, topology, allow_missing, allow_external
-        As in :func:`scidata.topology.read_samples`.
+    kind
+        ``"mesh"``, ``"points"`` or ``"graph"``; default detected.
+    mesh
+        File of the topology, where the inputs hold fields on it.
+    points
+        Names of the coordinates: one array ``(N, 2 or 3)``, or two or three ``(N,)``; default by name.
+    entity
+        ``"cell"``: rows of a mesh are its cells; default its nodes.
+    edges
+        ``"edge_index"`` of the file, ``"cells"`` (of a mesh), ``"faces"`` (between cells), ``"knn:8"`` or
+        ``"radius:0.1"``.
+    fields
+        Names; default all that have a row for each node, point, cell or edge.
+    topology
+        The mesh variable, where a UGRID file has several.
     order
         ``"hilbert"``, ``"rcb"``, ``"metis"`` (needs the extra ``metis``, smallest halos) or ``"rows"`` (as given).
     weights
@@ -112,6 +125,8 @@ def partition(
         must be the same in name and content (not in time or folder): they are read again, as the samples are.
     max_field_bytes
         Largest field that is held in memory; a larger one goes through a scratch file in ``out``.
+    allow_missing, allow_external
+        As in :func:`scidata.open_dataset`.
     tick
         Called with the share of a sample that was done, at most 1 for each of the samples of this run.
 

@@ -122,6 +122,11 @@ def collate(samples: Sequence[Sample]) -> Sample:
     A union has the rows of all samples, which may differ in number, and a field ``batch`` that says of which sample a
     row is.
 
+    Parameters
+    ----------
+    samples
+        Of one data set, or of data sets alike: at least one.
+
     Raises
     ------
     FieldMismatchError

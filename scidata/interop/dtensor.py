@@ -20,6 +20,11 @@ def to_dtensor(tensor: ShardTensor) -> DTensor:
     A DTensor does not say how large its parts are: they are those of ``torch.chunk``, ``ceil(n / ranks)`` rows each
     until none are left. 10 rows over 4 ranks are 3, 3, 3, 1 there, where ``bounds="even"`` gives 3, 3, 2, 2.
 
+    Parameters
+    ----------
+    tensor
+        Its halo, if any, is left behind.
+
     Raises
     ------
     ShardLayoutError
@@ -49,6 +54,11 @@ def to_dtensor(tensor: ShardTensor) -> DTensor:
 
 def from_dtensor(tensor: DTensor) -> ShardTensor:
     """Return a ``DTensor`` as a ShardTensor on the same memory. No communication; gradients flow back.
+
+    Parameters
+    ----------
+    tensor
+        With ``Shard(dim)`` and ``Replicate()`` placements.
 
     Raises
     ------

@@ -19,6 +19,11 @@ def to_physicsnemo(tensor: ShardTensor) -> Any:
     The sizes of all parts are passed on, so an uneven layout stays what it is. A halo is left behind. Gradients flow
     back. What PhysicsNeMo computes on uneven parts is its own matter.
 
+    Parameters
+    ----------
+    tensor
+        Of any layout.
+
     Raises
     ------
     MissingDependencyError
@@ -34,6 +39,11 @@ def from_physicsnemo(tensor: Any) -> ShardTensor:
 
     Without communication where their tensor knows the sizes of its parts, as it does unless an operation of theirs
     forgot them; then Collective.
+
+    Parameters
+    ----------
+    tensor
+        A ``physicsnemo.domain_parallel.ShardTensor``.
 
     Raises
     ------

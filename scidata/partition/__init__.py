@@ -1,7 +1,8 @@
 """Orders that keep neighbours together, ghosts, cuts and their quality: NumPy and SciPy only, no torch, no I/O.
 
 ``scidata.partition`` is also the name of the function that does the whole job. Importing this package binds that name
-to the package, in whatever order things are imported; so the package can be called, and calls the function.
+to the package, in whatever order things are imported; so the package can be called, and calls the function. Its
+arguments: ``help(scidata.partitioning.partition)``.
 """
 
 import importlib

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from google_crc32c import value as _crc32c  # comes with zarr
+from google_crc32c import value as _crc32c
 from numcodecs import lz4, zstd
 from numcodecs.fletcher32 import Fletcher32
 

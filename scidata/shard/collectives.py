@@ -230,6 +230,12 @@ def all_gather_v(
 
     Parameters
     ----------
+    x
+        This rank's part; the parts differ along ``dim`` only.
+    dim
+        Tensor dim of the parts.
+    group
+        Ranks that take part, all of which call it; None or a group of one communicates nothing.
     sizes
         Rows of each rank's part.
     grad
@@ -253,7 +259,24 @@ def all_gather_v(
 
 
 def reduce_scatter_v(x: Tensor, sizes: Sequence[int], dim: int, group: Group) -> Tensor:
-    """Add up each rank's whole tensor and keep the own part of the sum. Backward: ``all_gather_v``. Collective."""
+    """Add up each rank's whole tensor and keep the own part of the sum. Backward: ``all_gather_v``. Collective.
+
+    Parameters
+    ----------
+    x
+        The whole tensor, of the same shape on each rank.
+    sizes
+        Rows of each rank's part.
+    dim
+        Tensor dim of the parts.
+    group
+        Ranks that take part, all of which call it; None or a group of one communicates nothing.
+
+    Raises
+    ------
+    ShardLayoutError
+        Sizes that do not fit the group or the part.
+    """
     dim, checked = _normal_dim(x.shape, dim), _normal_sizes(sizes, group)
     _check_whole(x.shape, checked, dim)
     if x.dtype == torch.bool:
@@ -317,6 +340,24 @@ def gather_v(x: Tensor, sizes: Sequence[int], dim: int, dst: int, group: Group) 
 
     Backward hands each rank its part of ``dst``'s gradient: the other ranks must take part in it, with a loss that
     includes their empty result (its ``sum()`` is 0).
+
+    Parameters
+    ----------
+    x
+        This rank's part; the parts differ along ``dim`` only.
+    sizes
+        Rows of each rank's part.
+    dim
+        Tensor dim of the parts.
+    dst
+        Rank of the group that gets the whole.
+    group
+        Ranks that take part, all of which call it; None or a group of one communicates nothing.
+
+    Raises
+    ------
+    ShardLayoutError
+        Sizes that do not fit the group or the part.
     """
     dim, checked = _normal_dim(x.shape, dim), _normal_sizes(sizes, group)
     _check_part(x, checked, dim, group)
@@ -333,6 +374,14 @@ def scatter_v(
 
     Parameters
     ----------
+    sizes
+        Rows of each rank's part.
+    dim
+        Tensor dim to split.
+    src
+        Rank of the group that has the whole.
+    group
+        Ranks that take part, all of which call it; None or a group of one communicates nothing.
     x
         Used on ``src`` only; None elsewhere is fine. Shape, dtype and whether it requires grad are sent along. For a
         second derivative the others pass a tensor of that shape without rows along ``dim``, to differentiate by.
@@ -433,6 +482,8 @@ def indexed_all_to_all_v(x: Tensor, send_indices: Sequence[Tensor], recv_counts:
 
     Parameters
     ----------
+    group
+        Ranks that take part, all of which call it; None or a group of one communicates nothing.
     x
         ``(num_owned, ...)``.
     send_indices

@@ -200,6 +200,8 @@ def halo_exchange(x: Tensor, index_map: IndexMap, group: Group) -> Tensor:
 
     Parameters
     ----------
+    index_map
+        Of the rows, as ``sample.index_map("node")`` has it.
     x
         The owned part, ``(num_owned, ...)``, or a ShardTensor sharded along dim 0.
     group

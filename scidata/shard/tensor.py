@@ -511,6 +511,8 @@ def scatter_tensor(
 
     Parameters
     ----------
+    mesh, placements
+        The domain axes, and ``Shard(dim)`` or ``Replicate()`` for each.
     tensor
         The whole tensor on ``global_src``; ignored elsewhere.
     global_src

@@ -47,6 +47,14 @@ def register_op(*functions: Any, keeps_replicated: bool = False) -> Callable[[Ha
     Where all ShardTensors among the arguments are replicated on all axes, the function runs on plain tensors instead,
     unless ``keeps_replicated``.
 
+    Parameters
+    ----------
+    functions
+        As they arrive at ``__torch_function__``: ``torch.sin``, ``torch.Tensor.sin``, ….
+        The handler gets the function, the types of its ShardTensors, its args and kwargs.
+    keeps_replicated
+        Also call the handler where no axis shards.
+
     Raises
     ------
     ValueError

@@ -15,18 +15,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
 from scidata.errors import ConfigError, UnsupportedShardOp
 from scidata.index_map import IndexMap
-from scidata.shard._transport import reduce
 from scidata.shard.graph import node_tensor
 from scidata.shard.reach import check_reach
 from scidata.shard.spec import axes_of
+from scidata.shard.together import replicate_all
 
 __all__ = ["Parts", "call_on_parts"]
 
@@ -110,34 +108,12 @@ def _with_summed_gradients(
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if not groups or not parameters or not torch.is_grad_enabled():
         return module(*args, **kwargs)
-    token, *replicated = _ReplicateAll.apply(groups, parameters[0].new_zeros(()), *parameters)  # type: ignore[no-untyped-call]
+    token, *replicated = replicate_all([parameters[0].new_zeros(()).requires_grad_(), *parameters], groups)
     new = {id(parameter): tensor for parameter, tensor in zip(parameters, replicated, strict=True)}
     with _swapped(module, new):
         result = module(*args, **kwargs)
     # so that backward gets here on each rank, whatever its part made the module leave out
     return tree_map_only(Tensor, lambda x: x + token.to(x.dtype) if x.is_floating_point() else x, result)
-
-
-class _ReplicateAll(Function):
-    """Parameters that meet parts: their gradients are added up over ranks, all in one collective."""
-
-    @staticmethod
-    def forward(ctx: Any, groups: list[dist.ProcessGroup], token: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-        ctx.groups = groups
-        return token.clone(), *(parameter.view_as(parameter) for parameter in parameters)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, _: Tensor, *grads: Tensor) -> tuple[Any, ...]:
-        found: list[Any] = list(grads)
-        for dtype in dict.fromkeys(grad.dtype for grad in grads):
-            chosen = [i for i, grad in enumerate(grads) if grad.dtype == dtype]
-            flat = torch.cat([grads[i].reshape(-1) for i in chosen])
-            for group in ctx.groups:
-                flat = reduce(flat, dist.ReduceOp.SUM, group)
-            for i, part in zip(chosen, torch.split(flat, [grads[i].numel() for i in chosen]), strict=True):
-                found[i] = part.view(grads[i].shape)
-        return None, None, *found
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from scidata.shard.collectives import replicate_to_shards, slice_to_shard
 from scidata.shard.ops.registry import unsupported
 from scidata.shard.spec import ShardSpec, keep
 from scidata.shard.tensor import ShardTensor
+from scidata.shard.together import replicate_parameters
 
 __all__ = [
     "Layout",
@@ -231,13 +232,15 @@ def align_parameters(func: Any, x: ShardTensor, *parameters: Any) -> list[Any]:
 
     Replicated ShardTensors count as plain, None stays None.
     """
-    result = []
     for given in parameters:
         if isinstance(given, ShardTensor) and not given._spec.is_replicated:
             raise unsupported(func, "a parameter is sharded", given._spec)
-        parameter = local_of(given)
-        needs = parameter is not None and parameter.requires_grad
-        result.append(replicate_to_shards(parameter, x._spec.shard_groups) if needs else parameter)
+    result = [local_of(given) for given in parameters]
+    learned = [i for i, parameter in enumerate(result) if parameter is not None and parameter.requires_grad]
+    if learned:
+        shared = replicate_parameters([result[i] for i in learned], x._spec.shard_groups)
+        for i, parameter in zip(learned, shared, strict=True):
+            result[i] = parameter
     return result
 
 

@@ -250,12 +250,11 @@ def _align_axis(
         mask = None
     if mask is not None and mask != rows:
         raise unsupported(func, "attn_mask is split differently from the queries", *specs)
+    sharded = {name: own[1] for name in ("key", "value") if not goes_round and (own := entries[name]) is not None}
+    if sharded:
+        _gather_rows(parts, sharded, spec.group(axis), "own" if rows is None else "sum")
     for name in () if goes_round else ("key", "value"):
-        own = entries[name]
-        if own is not None:
-            how = "own" if rows is None else "sum"
-            parts[name] = all_gather_v(parts[name], own[1], -2, spec.group(axis), grad=how)  # type: ignore[arg-type]
-        elif rows is not None:
+        if entries[name] is None and rows is not None:
             parts[name] = to_axis(parts[name], labels[name], rows, spec, axis)
     if rows is not None and "attn_mask" in parts and mask is None:
         parts["attn_mask"] = to_axis(parts["attn_mask"], labels["attn_mask"], rows, spec, axis)
@@ -297,6 +296,19 @@ def _align_heads(
         if own is None:
             parts[name] = to_axis(parts[name], labels[name], (-3, tuple(n * each[name] for n in sizes)), specs[0], axis)
     return -3, tuple(n * groups for n in sizes)
+
+
+def _gather_rows(parts: dict[str, Tensor], sizes: dict[str, tuple[int, ...]], group: Any, how: Any) -> None:
+    """Gather keys, values or both, in one round where they fit together."""
+    names = list(sizes)
+    alike = {(x.shape[:-1], x.dtype, x.requires_grad, sizes[name]) for name in names for x in [parts[name]]}
+    if len(alike) == 1:
+        widths = [parts[name].shape[-1] for name in names]
+        whole = all_gather_v(torch.cat([parts[name] for name in names], -1), sizes[names[0]], -2, group, grad=how)
+        parts.update(zip(names, torch.split(whole, widths, -1), strict=True))
+        return
+    for name in names:
+        parts[name] = all_gather_v(parts[name], sizes[name], -2, group, grad=how)
 
 
 def _causal_mask(func: Any, operands: dict[str, Tensor], parts: dict[str, Tensor]) -> Tensor:

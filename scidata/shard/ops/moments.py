@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from scidata.shard._transport import Group
 from scidata.shard.collectives import all_gather_v, all_reduce_sum, replicate_to_shards
 from scidata.shard.spec import ShardSpec
 
-__all__ = ["mean_of_squares", "moments", "widened"]
+__all__ = ["deviations", "mean_of_squares", "moments", "widened"]
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -35,7 +36,17 @@ def _merged(parts: Tensor, counts: Sequence[int]) -> Tensor:
 
 
 def moments(local: Tensor, spec: ShardSpec, dims: Sequence[int], sharded: Mapping[int, int]) -> tuple[Tensor, Tensor]:
-    """Return mean and biased variance over ``dims``, these kept, as what each rank's part meets. Collective.
+    """Return mean and biased variance over ``dims``, these kept, as what each rank's part meets. Collective."""
+    pair, groups = deviations(local, spec, dims, sharded)
+    mean, squares = replicate_to_shards(pair, groups).unbind(0)
+    count = math.prod(sum(spec.sizes_of(sharded[d])) if d in sharded else local.shape[d] for d in dims)
+    return mean, squares / max(count, 1)
+
+
+def deviations(
+    local: Tensor, spec: ShardSpec, dims: Sequence[int], sharded: Mapping[int, int]
+) -> tuple[Tensor, list[Group]]:
+    """Return mean and sum of squared deviations over ``dims``, these kept, in one tensor, replicated. Collective.
 
     Parameters
     ----------
@@ -43,11 +54,16 @@ def moments(local: Tensor, spec: ShardSpec, dims: Sequence[int], sharded: Mappin
         The own part, in the dtype to compute in.
     sharded
         Mesh axis of each sharded dim of ``local``, which may be another view than that of ``spec``.
+
+    Returns
+    -------
+    pair, groups
+        ``(2, ...)``; the groups over which they were merged.
     """
     extents = {d: local.shape[d] for d in dims}
     mean = local.sum(tuple(dims), keepdim=True) / max(math.prod(extents.values()), 1)
     pair = torch.stack([mean, (local - mean).square().sum(tuple(dims), keepdim=True)])
-    groups = []
+    groups: list[Group] = []
     for dim, axis in sharded.items():
         if dim not in extents:
             continue
@@ -57,8 +73,7 @@ def moments(local: Tensor, spec: ShardSpec, dims: Sequence[int], sharded: Mappin
         pair = _merged(parts, [size * rest for size in sizes])
         extents[dim] = sum(sizes)
         groups.append(group)
-    mean, squares = replicate_to_shards(pair, groups).unbind(0)
-    return mean, squares / max(math.prod(extents.values()), 1)
+    return pair, groups
 
 
 def mean_of_squares(local: Tensor, spec: ShardSpec, dims: Sequence[int]) -> Tensor:

@@ -45,9 +45,10 @@ def layer_norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, A
     x = given["input"]
     refuse_plain(func, x, *given.values())
     shape, dims = _trailing(func, x, given["normalized_shape"])
-    weight, bias = (_parameter(func, x, given[name], dims) for name in ("weight", "bias"))
     if not any(d in x._spec.sharded for d in dims):
+        weight, bias = align_parameters(func, x, given["weight"], given["bias"])
         return finish(F.layer_norm(x._local, shape, weight, bias, given["eps"]), x._spec)
+    weight, bias = (_parameter(func, x, given[name], dims) for name in ("weight", "bias"))
     local = widened(x._local)
     mean, var = moments(local, x._spec, dims, x._spec.sharded)
     result = (local - mean) * torch.rsqrt(var + given["eps"])

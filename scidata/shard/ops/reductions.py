@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from scidata.shard._transport import call
-from scidata.shard.collectives import all_gather_v, all_reduce_sum, replicate_to_shards
+from scidata.shard.collectives import all_gather_v, all_reduce_sum
 from scidata.shard.ops.align import dims_of, finish, operands_of, refuse_out, specs_of
+from scidata.shard.ops.moments import deviations
 from scidata.shard.ops.registry import find, register_op, unsupported
 from scidata.shard.spec import ShardSpec, keep
 from scidata.shard.tensor import ShardTensor
@@ -146,17 +147,18 @@ def mean(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def _variance(x: ShardTensor, dims: Sequence[int], correction: float) -> tuple[Tensor, Tensor]:
-    """Variance and mean in two passes, reduced dims kept. The mean's gradient comes from all ranks."""
+    """Variance and mean, reduced dims kept."""
     if x._local.is_complex():
         raise unsupported(torch.var, "complex tensors", x._spec)
     local, _ = _wide(x._local, None, integers=False)
     count = _count(x._spec, dims)
-    centre = _sum_kept(x, local, dims) / count
-    groups = [x._spec.group(axis) for axis in _axes(x._spec, dims)]
+    if count > correction:
+        centre, squares = deviations(local, x._spec, dims, x._spec.sharded)[0].unbind(0)
+        return squares / (count - correction), centre
     # torch's gradient treats the mean as fixed, which only shows (inf, not NaN) where no degree of freedom is left
-    around = centre.detach() if count <= correction else replicate_to_shards(centre, groups)
-    squares = (local - around).square()
-    return _sum_kept(x, squares, dims) / torch.tensor(max(0.0, count - correction), dtype=local.dtype), centre
+    centre = _sum_kept(x, local, dims) / count
+    squares = _sum_kept(x, (local - centre.detach()).square(), dims)
+    return squares / torch.tensor(0.0, dtype=local.dtype), centre
 
 
 @register_op(*find("var std", namespaces=_BOTH), torch.var_mean, torch.std_mean)
@@ -172,6 +174,9 @@ def var(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     dims, keepdim = dims_of(func, options.get("dim"), x._spec), bool(options.get("keepdim"))
     given = options.get("correction")
     correction = given if given is not None else float(options.get("unbiased", True))
+    if not _axes(x._spec, dims):
+        found, new = func(x._local, **options), _reduced_spec(x._spec, dims, keepdim)
+        return tuple(finish(each, new) for each in found) if isinstance(found, tuple) else finish(found, new)
     result, centre = _variance(x, dims, correction)
     if "std" in func.__name__:
         zero = result == 0  # the gradient of sqrt at 0 is infinite; torch's std takes 0 there

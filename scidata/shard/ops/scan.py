@@ -12,9 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scidata.shard.collectives import all_gather_v, all_reduce_sum, replicate_to_shards
+from scidata.shard.collectives import all_gather_v
 from scidata.shard.ops.align import finish, refuse_out
-from scidata.shard.ops.reductions import extreme
 from scidata.shard.ops.registry import find, register_op, unsupported
 from scidata.shard.ops.shapes import argument, normal_dim
 from scidata.shard.tensor import ShardTensor
@@ -25,7 +24,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 @register_op(*find("softmax log_softmax"), F.softmin)
 def softmax(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Softmax over one dim. Collective where it is sharded: a maximum and a sum."""
+    """Softmax over one dim. Collective where it is sharded: one round of a number for each row and rank."""
     x: ShardTensor = argument(args, kwargs, 0, "input")
     dim, spec = argument(args, kwargs, 1, "dim"), x._spec
     refuse_out(func, kwargs, spec)
@@ -39,12 +38,12 @@ def softmax(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     axis = spec.axis_of_dim(dim)
     if axis is None:
         return finish((torch.log_softmax if log else torch.softmax)(local, dim), spec)
-    group, out = spec.group(axis), local.dtype
-    wide = local.float() if out in _HALF else local
-    shifted = wide - extreme(ShardTensor(wide.detach(), spec), wide.detach(), [dim], torch.amax)
-    powers = shifted.exp()
-    total = replicate_to_shards(all_reduce_sum(powers.sum(dim, keepdim=True), group), [group])
-    return ShardTensor((shifted - total.log() if log else powers / total).to(out), spec)
+    held, wide = tuple(int(size > 0) for size in spec.sizes_of(axis)), local.float() if local.dtype in _HALF else local
+    own = wide.logsumexp(dim, keepdim=True) if wide.shape[dim] else wide
+    # the ranks use the total each for their own part, hence grad="sum"
+    total = _log_add(all_gather_v(own, held, dim, spec.group(axis), grad="sum"), dim) if any(held) else wide
+    total = total + (total - total).detach()  # inf among the values gives NaN, as torch has it
+    return ShardTensor((wide - total if log else (wide - total).exp()).to(local.dtype), spec)
 
 
 def _add(total: Tensor, dim: int) -> Tensor:

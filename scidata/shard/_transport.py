@@ -16,7 +16,9 @@ from torch.autograd import Function
 from scidata.errors import ConfigError
 
 __all__ = [
+    "DTYPES",
     "Group",
+    "MAX_DIMS",
     "SUM_IN",
     "all_reduce_max",
     "all_reduce_min",
@@ -42,6 +44,13 @@ SUM_IN = {
     torch.int16: torch.int64,
     torch.uint8: torch.int64,
 }
+
+#: What can be described to a rank that does not know it: dtypes by their place here, shapes of so many dims.
+DTYPES = (
+    *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+)
+MAX_DIMS = 14
 
 # torch 2.13 renamed it, and warns about the old name
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

@@ -31,6 +31,8 @@ from torch.autograd import Function
 from scidata.errors import ConfigError, ShardLayoutError
 from scidata.shard._deferred import is_deferred, replicate_deferred
 from scidata.shard._transport import (
+    DTYPES,
+    MAX_DIMS,
     Group,
     all_reduce_max,
     all_reduce_min,
@@ -62,21 +64,6 @@ __all__ = [
 ]
 
 _NO_SOURCE = "rank {} is the source of scatter_v and must pass a tensor, not None"
-_MAX_DIMS = 14
-_DTYPES = (
-    torch.float32,
-    torch.float64,
-    torch.float16,
-    torch.bfloat16,
-    torch.complex64,
-    torch.complex128,
-    torch.int64,
-    torch.int32,
-    torch.int16,
-    torch.int8,
-    torch.uint8,
-    torch.bool,
-)
 
 
 # -- checks ------------------------------------------------------------------------------------------------------
@@ -421,14 +408,14 @@ def _broadcast_description(
     x: Tensor | None, src: int, group: dist.ProcessGroup, device: torch.device
 ) -> tuple[tuple[int, ...], torch.dtype, bool]:
     """Shape, dtype and requires_grad of the source's tensor, as integers: nothing is pickled."""
-    header = torch.zeros(3 + _MAX_DIMS, dtype=torch.int64)
+    header = torch.zeros(3 + MAX_DIMS, dtype=torch.int64)
     if group_rank(group) == src and x is None:
         header[0] = -2
     elif group_rank(group) == src and x is not None:
-        known = x.dtype in _DTYPES and x.ndim <= _MAX_DIMS
+        known = x.dtype in DTYPES and x.ndim <= MAX_DIMS
         header[0] = x.ndim if known else -1
         if known:
-            header[1], header[2] = _DTYPES.index(x.dtype), int(x.requires_grad and torch.is_grad_enabled())
+            header[1], header[2] = DTYPES.index(x.dtype), int(x.requires_grad and torch.is_grad_enabled())
             header[3 : 3 + x.ndim] = torch.tensor(x.shape, dtype=torch.int64)
     header = header.to(device)
     dist.broadcast(header, group=group, group_src=src)
@@ -436,8 +423,8 @@ def _broadcast_description(
     if num_dims == -2:
         raise ConfigError(_NO_SOURCE.format(src))
     if num_dims < 0:
-        raise ConfigError(f"scatter_v cannot send rank {src}'s dtype, or more than {_MAX_DIMS} dims")
-    return tuple(shape[:num_dims]), _DTYPES[dtype], bool(requires_grad)
+        raise ConfigError(f"scatter_v cannot send rank {src}'s dtype, or more than {MAX_DIMS} dims")
+    return tuple(shape[:num_dims]), DTYPES[dtype], bool(requires_grad)
 
 
 # -- rows by index -----------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from scidata.errors import ShardLayoutError
-from scidata.shard._transport import Group, call, exchange, group_rank, group_size, with_dim
+from scidata.shard._transport import DTYPES, MAX_DIMS, Group, call, exchange, group_rank, group_size, with_dim
 from scidata.shard.collectives import all_gather_v, scatter_v, slice_to_shard
 from scidata.shard.spec import MeshAxis, ShardSpec, axes_of, by_axis, kept_spec
 
@@ -23,12 +23,6 @@ __all__ = ["change_layout", "gather_full", "infer_spec", "scatter", "spec_of_sha
 
 SharedDim: TypeAlias = tuple[int, tuple[int, ...]]  # a dim and the sizes of its parts
 Place: TypeAlias = tuple[int | None, tuple[int, ...] | None]  # the same, or that a mesh axis replicates
-
-_MAX_DIMS = 14
-_DTYPES = (
-    *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),
-    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
-)
 
 
 def gather_full(local: Tensor, spec: ShardSpec) -> Tensor:
@@ -173,9 +167,11 @@ def _spec_of_shapes(
 
 def _describe(x: Tensor) -> Tensor:
     """Shape and dtype as ``(1, 2 + 14)`` int64."""
-    if x.ndim > _MAX_DIMS:
-        raise ShardLayoutError(f"at most {_MAX_DIMS} dims can be sharded, not {x.ndim}")
-    row = [x.ndim, _DTYPES.index(x.dtype), *x.shape] + [0] * (_MAX_DIMS - x.ndim)
+    if x.ndim > MAX_DIMS:
+        raise ShardLayoutError(f"at most {MAX_DIMS} dims can be sharded, not {x.ndim}")
+    if x.dtype not in DTYPES:
+        raise ShardLayoutError(f"{x.dtype} cannot be told to other ranks; give sharding_shapes, or convert it first")
+    row = [x.ndim, DTYPES.index(x.dtype), *x.shape] + [0] * (MAX_DIMS - x.ndim)
     return torch.tensor([row], dtype=torch.int64, device=x.device)
 
 
@@ -210,7 +206,7 @@ def infer_spec(local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement])
             sizes[i], shape[dim] = along.tolist(), along.sum()
     if not np.array_equal(held, expected):
         parts = {index: tuple(held[index][2 : 2 + held[index][0]].tolist()) for index in np.ndindex(held.shape[:-1])}
-        kinds = sorted({str(_DTYPES[i]) for i in held[..., 1].ravel()})
+        kinds = sorted({str(DTYPES[i]) for i in held[..., 1].ravel()})
         raise ShardLayoutError(
             f"the local parts do not form one tensor under {tuple(placements)}: shapes by mesh coordinate {parts}, "
             f"dtypes {kinds}; they may differ along the sharded dims only"
@@ -247,14 +243,14 @@ def scatter(
     on_cuda = mesh.device_type == "cuda"
     device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device(mesh.device_type)
     whole = _checked_source(tensor).to(device) if dist.get_rank() == global_src else None
-    header = torch.zeros(2 + _MAX_DIMS, dtype=torch.int64, device=device) if whole is None else _describe(whole)[0]
+    header = torch.zeros(2 + MAX_DIMS, dtype=torch.int64, device=device) if whole is None else _describe(whole)[0]
     for i, axis in enumerate(axes):
         if all(later.rank == at for later, at in zip(axes[i + 1 :], source[i + 1 :], strict=True)):
             header = _broadcast(header, source[i], axis)
     ndim, dtype, *extents = header.tolist()
     spec = ShardSpec.even(mesh, placements, extents[:ndim], sizes)
     if whole is None:
-        whole = torch.empty(0, dtype=_DTYPES[dtype], device=device)
+        whole = torch.empty(0, dtype=DTYPES[dtype], device=device)
     shape = list(spec.global_shape)
     for i, axis in enumerate(axes):
         dim, holds = spec.dims[i], axis.rank == source[i]

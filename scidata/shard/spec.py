@@ -70,9 +70,9 @@ class _OfMesh:
 
 
 def keep(kept: dict[Any, _T], key: Hashable, value: _T) -> _T:
-    """Put what was found in a dict of bounded size."""
+    """Put what was found in a dict of bounded size, which readers' threads may share."""
     if len(kept) >= _KEPT:
-        del kept[next(iter(kept))]
+        kept.clear()
     kept[key] = value
     return value
 

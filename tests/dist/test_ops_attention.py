@@ -1,6 +1,7 @@
 """Attention on shards against one process: sequence, heads and batch sharded, masks, causal."""
 
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -204,41 +205,52 @@ def check_choice(rank, num_ranks):
         assert set(spy.counts) == names
     with pytest.raises(ConfigError, match="did you mean"), scidata.attention("rings"):
         pass
-    grouped = [three[0], *(x[:, :1] for x in three[1:])]
     with scidata.attention("heads"), pytest.raises(UnsupportedShardOp, match="heads"):
-        ATTENTION(*grouped, enable_gqa=True)
+        ATTENTION(*(x[0, 0] for x in three))  # no heads
 
 
 def test_the_way_is_chosen_by_size_or_by_the_user():
     run_ranks(check_choice, 2)
 
 
-def check_ring_memory(rank, num_ranks):
-    """What a rank makes and sends in one call, forward and backward, is a matter of its block alone."""
+class Memory(TorchDispatchMode):
+    """The largest tensor that is made, and the most bytes of all that are alive at a time."""
+
+    def __init__(self):
+        super().__init__()
+        self.largest, self.peak, self.alive = 0, 0, []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        made = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
+        self.largest = max([self.largest, *(x.numel() for x in made)])
+        self.alive = [ref for ref in self.alive if ref() is not None] + [weakref.ref(x) for x in made]
+        storages = [x.untyped_storage() for ref in self.alive if (x := ref()) is not None]
+        self.peak = max(self.peak, sum({each.data_ptr(): each.nbytes() for each in storages}.values()))
+        return result
+
+
+def check_memory(rank, num_ranks, way):
+    """What a rank makes and holds in one call, forward and backward."""
     mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
     block, width = 16, 4
     shape = (1, 2, block * num_ranks, width)
     spec = ShardSpec.even(mesh, [Shard(2)], shape)
     three = [shard_of(normal(*shape), spec).requires_grad_() for _ in range(3)]
-    largest = [0]
-
-    class Sizes(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            result = func(*args, **(kwargs or {}))
-            for x in tree_leaves(result):
-                if isinstance(x, torch.Tensor):
-                    largest[0] = max(largest[0], x.numel())
-            return result
-
-    with scidata.attention("ring"), Sizes():
+    with scidata.attention(way), Memory() as memory:
         out = ATTENTION(*three)
         out.backward(out.detach())
-    return largest[0]
+    return memory.largest, memory.peak
 
 
 def test_ring_memory_grows_with_the_block_not_with_the_sequence():
-    largest = {n: max(run_ranks(check_ring_memory, n)) for n in (2, 4)}
-    assert largest[2] == largest[4] <= 2 * 2 * 16 * 16
+    """From 3 ranks on, a rank holds its own block, the current one and the one on its way."""
+    ring, gathered = ([run_ranks(check_memory, n, way) for n in (3, 6)] for way in ("ring", "gather"))
+    (largest, peak), (largest_of_six, peak_of_six) = (map(max, zip(*each, strict=True)) for each in ring)
+    assert largest == largest_of_six <= 2 * 2 * 16 * 16
+    assert peak_of_six <= 1.02 * peak
+    peak, peak_of_six = (max(most for _, most in each) for each in gathered)
+    assert peak_of_six > 1.5 * peak
 
 
 def check_no_second_derivative(rank, num_ranks):

@@ -1,10 +1,15 @@
 """ShardSpec: pure metadata, checked without communication at sizes no test machine has."""
 
+import gc
+import io
+import pickle
+import weakref
+
 import numpy as np
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from scidata.errors import ConfigError, ShardLayoutError
 from scidata.shard import HaloDim, ShardSpec, ShardTensor
@@ -141,3 +146,32 @@ def test_reshapes_are_cut_into_groups_of_equal_product(old, new, expected):
 
 def _ends(dims):
     return (dims[0], dims[-1] + 1) if dims else (0, 0)
+
+
+def test_what_is_kept_of_a_mesh_goes_with_it_and_is_not_saved():
+    with fake_group(2):
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("domain",))
+        x = ShardTensor(torch.ones(2, 4), ShardSpec.even(mesh, [Shard(0)], (4, 4)))
+        assert ShardSpec.even(mesh, [Shard(0)], (4, 4)) is x.spec
+        assert (x + 1)[:, 1:3].sum(1).spec is x[:, 0].spec
+        other = pickle.loads(pickle.dumps(mesh))
+        assert ShardSpec.even(other, [Shard(0)], (4, 4)) == x.spec
+        saved = io.BytesIO()
+        torch.save(DTensor.from_local(torch.ones(2), mesh, [Shard(0)]), saved)
+        saved.seek(0)
+        assert isinstance(torch.load(saved, weights_only=True), DTensor)
+        mesh = weakref.ref(mesh)
+        del x
+        gc.collect()
+        assert mesh() is None
+
+
+def test_a_layout_that_changes_extent_and_comes_back_is_the_same_object():
+    with fake_group(2):
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("domain",))
+        spec = ShardSpec.even(mesh, [Shard(0)], (4, 4))
+        halved = spec.resize((2, 4), [(1, 1)])
+        assert halved is spec.resize((2, 4), [(1, 1)])
+        assert halved.seen == {(0, 4): (2, 2)}
+        assert halved.derive((2, 8), (0,), [(1, 1)]).seen == halved.seen
+        assert not spec.derive((2, 8), (0,), [(1, 1)]).seen  # the same layout with another past

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -181,9 +182,9 @@ class _Batches:
 
     def work(self, wake: Callable[[], None] | None = None) -> ReadStats:
         tally, done = Tally(), 0
-        due = 0 if self._at_once else time.perf_counter_ns() + _WAKE_NS
+        pace = None if self._at_once else _Pace()
         while not self._failed:
-            if wake is not None and (due == 0 or time.perf_counter_ns() > due + done):
+            if wake is not None and (pace is None or pace.is_slow(done)):
                 wake()
                 wake = None
             with self._lock:
@@ -198,6 +199,23 @@ class _Batches:
                 raise
             done += cost
         return tally.stats()
+
+
+class _Pace:
+    """How fast this thread gets on since this was made, apart from waiting for a processor on a busy machine."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter_ns()
+        self._cpu = time.thread_time_ns()
+        self._waits = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+
+    def is_slow(self, nbytes: int) -> bool:
+        """Say whether ``nbytes`` took long, by waiting for them or by working on them."""
+        due = _WAKE_NS + nbytes
+        if time.perf_counter_ns() - self._began < due:
+            return False
+        waited = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw > self._waits
+        return waited or time.thread_time_ns() - self._cpu > due
 
 
 class _Fetched:

@@ -273,13 +273,15 @@ class Training:
         )
         writer = self.tensorboard()
         stop = self.reached()
+        losses: list[Tensor] = []  # since the last report: samples differ more than a model changes in one step
         while not stop:
             self.loader.set_epoch(progress.epoch)  # a resumed epoch has the samples that are left
             for batch in self.loader:
-                loss = self.step(batch)
+                losses.append(self.step(batch).detach())
                 bar.update()
                 if progress.step % args.log_every == 0:
-                    self.report(writer, bar, average(loss, self.mesh))
+                    self.report(writer, bar, average(torch.stack(losses).mean(), self.mesh))
+                    losses.clear()
                 stop = self.reached()
                 if stop or progress.samples == 0 or (args.save_every and progress.step % args.save_every == 0):
                     save(Path(args.out), self.model, self.optimizer, progress, self.loader, self.stats)
@@ -325,7 +327,7 @@ class Training:
         return SummaryWriter(self.args.out)
 
     def report(self, writer: Any, bar: Any, loss: float) -> None:
-        """Show loss and learning rate on rank 0: as scalars, and in the progress bar or as a line."""
+        """Show mean loss and learning rate on rank 0: as scalars, and in the progress bar or as a line."""
         if writer is None:
             return
         step, rate = self.progress.step, self.optimizer.param_groups[0]["lr"]
@@ -389,7 +391,7 @@ def parse(argv: list[str] | None) -> tuple[argparse.ArgumentParser, argparse.Nam
     parser.add_argument("--batch-size", default=1, help="samples per dp rank", **number)
     parser.add_argument("--epochs", default=1, **number)
     parser.add_argument("--max-steps", help="stop early; the schedule still spans --epochs", **number)
-    parser.add_argument("--log-every", default=10, help="steps", **number)
+    parser.add_argument("--log-every", default=10, help="steps, whose mean loss is shown", **number)
     parser.add_argument("--save-every", help="steps; a checkpoint is also written at the end of an epoch", **number)
     parser.add_argument("--lr", type=float, default=1e-3, help="peak learning rate at a global batch of --lr-batch")
     parser.add_argument("--lr-batch", default=4, help="scaled by the square root of global batch / this", **number)

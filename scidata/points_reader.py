@@ -70,7 +70,7 @@ class _FileAccess(RowAccess):
     def __init__(
         self, cloud: _Cloud, executor: Executor | None, *, decode: bool, allow_missing: bool, empty: Empty = np.empty
     ) -> None:
-        self.plans, self.stats, self._empty = {}, ReadStats(), empty
+        self.plans, self.stats, self.empty = {}, ReadStats(), empty
         self._cloud, self._executor, self._decode, self._allow_missing = cloud, executor, decode, allow_missing
 
     @property
@@ -84,7 +84,7 @@ class _FileAccess(RowAccess):
         decode = self._decode or any(plan.layout is layout for layout in self._cloud.coordinates)
         decoding = decoding_of(plan.layout, None if dtype is None else np.dtype(dtype)) if decode else None
         kind = decoding.dtype if decoding is not None else plan.layout.dtype.newbyteorder("=")
-        out = self._empty(plan.out_shape, kind)
+        out = self.empty(plan.out_shape, kind)
         self.stats += read_plan(
             plan,
             out,

@@ -33,7 +33,7 @@ from scidata.store.drawn import DrawnPart, drawn_part
 from scidata.store.kept import Kept
 from scidata.store.manifest import FieldInfo, SampleInfo, Statistics
 from scidata.store.numbering import number_samples
-from scidata.store.rows import Gather, RowAccess, merge_ranges
+from scidata.store.rows import FieldPlan, Gather, RowAccess, merge_ranges
 from scidata.store.topology import LocalTopology, read_topology
 from scidata.subsample import Subsample
 from scidata.types import Empty, IntArray
@@ -43,6 +43,7 @@ __all__ = ["CACHE_BYTES", "StoreReader"]
 _THREADS = 4
 #: Of the edges, cells and index maps that are kept between reads.
 CACHE_BYTES = 512 << 20
+_PLAN_BYTES = 32 << 20  # of plans of fields that are kept for the next epoch: of samples of 1 MB, several thousand
 _KEPT_PARTITIONS = 1024  # samples whose bounds are kept: a few hundred bytes each, and reads of a few chunks saved
 
 
@@ -134,6 +135,7 @@ class StoreReader:
         self._partitions: OrderedDict[int, tuple[SamplePart, dict[str, list[ArrayPlan]]]] = OrderedDict()
         self._lock = threading.Lock()
         self.topologies: Kept[LocalTopology] = Kept(whole("cache_bytes", cache_bytes, least=0))
+        self._plans: Kept[FieldPlan] = Kept(min(self.topologies.max_bytes, _PLAN_BYTES))
         self._token = uuid.uuid4().hex  # of this data set, also where it was pickled: ranks have their own
 
     # -- what there is -------------------------------------------------------------------------------------------
@@ -447,11 +449,21 @@ class StoreReader:
         others = self.numbering.segments(info, index)
         return access.plan(info.path, starts, stops, dim=info.entity_dim, others=others), runs.pick
 
+    def _planned(self, access: RowAccess, name: str, index: int, topology: LocalTopology) -> FieldPlan:
+        """Plan a field, or find its plan of an earlier epoch."""
+        info = self._infos[name]
+        key = index % self.num_samples, topology.index_maps[info.entity].part, name
+
+        def make() -> FieldPlan:
+            return FieldPlan(*self._plan_field(access, name, index, topology), self.numbering.shape(info, index))
+
+        return self._plans.get(key, make, FieldPlan.num_bytes)
+
     def _read_fields(self, access: RowAccess, index: int, topology: LocalTopology) -> dict[str, npt.NDArray[Any]]:
         """Read all fields: behind a URL side by side, so that they wait for round trips together."""
         if not isinstance(self.store.path, Url):
             return {name: self._read_field(access, name, index, topology) for name in self.fields}
-        own = [self._opened(index)[1] for _ in self.fields]
+        own = [self._opened(index, access.empty)[1] for _ in self.fields]
         calls = [
             functools.partial(self._read_field, each, name, index, topology)
             for each, name in zip(own, self.fields, strict=True)
@@ -462,16 +474,14 @@ class StoreReader:
 
     def _read_field(self, access: RowAccess, name: str, index: int, topology: LocalTopology) -> npt.NDArray[Any]:
         info, dim, dtype = self._infos[name], self.entity_dim(name), self.dtype(name)
-        pick = None
         if topology.rows is not None:
             gather = self._gather(access, name, index, topology.rows)
             values = access.run_gather(gather, dtype, dim=info.entity_dim)
+            pick, shape = None, self.numbering.shape(info, index)
         else:
-            plan, pick = self._plan_field(access, name, index, topology)
+            plan, pick, shape = self._planned(access, name, index, topology)
             values = access.run(plan, dtype)
-        shape = list(self.numbering.shape(info, index))
-        shape[dim] = values.shape[info.entity_dim]
-        values = values.reshape(shape)
+        values = values.reshape(*shape[:dim], values.shape[info.entity_dim], *shape[dim + 1 :])
         if pick is None:
             return values
         num_owned = topology.index_maps[info.entity].num_owned
@@ -484,6 +494,7 @@ class StoreReader:
         """End the threads and close the files; the next read starts them again."""
         self._threads.close()
         self.store.close()
+        self._plans = Kept(self._plans.max_bytes)
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()

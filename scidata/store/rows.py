@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from scidata.read import ReadStats, read_plan
 from scidata.store import Store
 from scidata.types import ArrayLayout, Empty, IntArray, Segment, Segments, SegmentTable, Selection, Source
 
-__all__ = ["MAX_GAP", "Gather", "RowAccess", "Runs", "merge_ranges"]
+__all__ = ["MAX_GAP", "FieldPlan", "Gather", "RowAccess", "Runs", "merge_ranges"]
 
 #: Rows between two wanted ones that are read along: finer runs cost more than these rows.
 MAX_GAP = 64
@@ -90,6 +90,18 @@ class Gather:
     steps: tuple[tuple[ArrayPlan, IntArray | None], ...]
 
 
+class FieldPlan(NamedTuple):
+    """How a part's rows of a field are read: a plan, where ghosts lie among what it brings, the sample's shape."""
+
+    plan: ArrayPlan
+    pick: IntArray | None
+    shape: tuple[int, ...]
+
+    def num_bytes(self) -> int:
+        """Return about what it takes: some objects, and tables with a row for each chunk."""
+        return (8 << 10) + 256 * self.plan.num_chunks + (0 if self.pick is None else self.pick.nbytes)
+
+
 class RowAccess:
     """What one part of one sample reads, into arrays that ``empty`` makes.
 
@@ -102,7 +114,7 @@ class RowAccess:
     """
 
     def __init__(self, store: Store, index: int, executor: Executor | None = None, empty: Empty = np.empty) -> None:
-        self._store, self._index, self._executor, self._empty = store, index, executor, empty
+        self._store, self._index, self._executor, self.empty = store, index, executor, empty
         self.plans: dict[str, list[ArrayPlan]] = {}
         self.stats = ReadStats()
 
@@ -145,7 +157,7 @@ class RowAccess:
     def run(self, plan: ArrayPlan, dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
         """Read what a plan of this object says, in native byte order or as ``dtype``."""
         kind = plan.layout.dtype.newbyteorder("=") if dtype is None else np.dtype(dtype)
-        out = self._empty(plan.out_shape, kind)
+        out = self.empty(plan.out_shape, kind)
         self.stats += read_plan(plan, out, source=self.source, executor=self._executor)
         return out
 

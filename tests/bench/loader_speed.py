@@ -3,11 +3,12 @@
     PYTHONPATH=. python tests/bench/loader_speed.py --into tests/bench/README.md
 
 Samples are handed out one by one (``batch_size=None``), from the page cache, at 0, 1 and 2 workers (threads here,
-forked-server processes of torch's that stay alive). Ways take turns; medians of the rounds; CPU time of a way with
-worker processes includes theirs. The preadv loop reads the byte ranges that scidata reads, into one buffer; the
-decompressor works on chunks that are in memory, into another. On ranks (gloo, on this machine) every rank reads its
-part; or every rank reads whole samples and slices; or rank 0 reads and ``scatter_tensor`` sends; CPU time is of all
-ranks.
+forked-server processes of torch's that stay alive; of 100 MB not 1). Ways take turns; medians of the rounds; CPU time
+of a way with worker processes includes theirs. The preadv loop reads the byte ranges that scidata reads, into one
+buffer; the decompressor works on chunks that are in memory, into another. On ranks (gloo, on this machine) every rank
+reads its part; or every rank reads whole samples and slices; or rank 0 reads and ``scatter_tensor`` sends; CPU time is
+of all ranks. Where PhysicsNeMo's datapipes import, they take their turns too, and on ranks with its ``scatter_tensor``
+(physicsnemo 2.2.2 needs omegaconf, timm, and a torchvision built for the torch that is there).
 """
 
 from __future__ import annotations
@@ -37,11 +38,19 @@ import scidata
 from scidata.pipeline_bench import decompressors, plans_of, preadv_loop
 from scidata.testing.ranks import run_ranks
 
+try:
+    import physicsnemo
+    import physicsnemo.datapipes as nemo
+    from physicsnemo.distributed import DistributedManager
+    from physicsnemo.domain_parallel import scatter_tensor as nemo_scatter
+except ImportError:
+    nemo = None
+
 WORKERS = (0, 1, 2)
 NUM_SAMPLES = {1: 16, 10: 6, 100: 3}
 PRELOAD = [
     "torch.distributed.tensor", "xarray", "zarr", "h5py", "scipy.spatial", "scidata.pipeline_bench", "scidata.shard",
-    "scidata.testing.ranks",
+    "scidata.testing.ranks", "physicsnemo.datapipes", "physicsnemo.domain_parallel",
 ]  # fmt: skip
 BEGIN, END = "<!-- loader_speed: begin -->", "<!-- loader_speed: end -->"
 
@@ -133,6 +142,20 @@ def stock(library, path, name, num_samples, num_workers):
     return torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=num_workers, **options)
 
 
+def datapipes(library, path, name, num_workers):
+    """Return PhysicsNeMo's loader of the same samples; without workers nothing is read ahead."""
+    if library == "zarr":
+        reader = nemo.ZarrReader(path, fields=[name])
+    elif isinstance(path, list):
+        reader = nemo.HDF5Reader(Path(path[0]).parent, fields=[name], file_pattern="cloud_*.h5")
+    else:
+        reader = nemo.HDF5Reader(path, fields=[name], index_key=name)
+    dataset = nemo.Dataset(reader, num_workers=max(1, num_workers))
+    return nemo.DataLoader(
+        dataset, prefetch_factor=num_workers, use_streams=False, collate_fn=lambda batch: batch[0][0]
+    )
+
+
 # -- one process -----------------------------------------------------------------------------------------------------
 
 
@@ -178,8 +201,10 @@ def measure(ds, others, num_samples, repeats):
     ours = {n: scidata.DataLoader(ds, None, num_workers=n) for n in WORKERS}
     ways = {("scidata", n): loader for n, loader in ours.items()}
     for library, path, name in others:
-        for n in WORKERS:
+        for n in WORKERS if num_samples > 3 else (0, 2):  # of 100 MB: seconds a round
             ways[library, n] = stock(library, path, name, num_samples, n)
+    for n in () if nemo is None else (0, 2):
+        ways["physicsnemo", n] = datapipes(*others[-1], n)
     plans = plans_of(ds, range(num_samples))
     read, nbytes = preadv_loop(plans)
     decode, decoded = decompressors(plans)
@@ -204,6 +229,7 @@ def row_of(case, megabytes, found):
     (library, m), (stock_cpu, stock_wall) = best({"xarray", "zarr", "h5py"})
     raw_cpu, raw_wall = times["preadv", 0]
     decode = times.get(("decode", 0))
+    (_, k), (nemo_cpu, nemo_wall) = best({"physicsnemo"}) if nemo is not None else ((0, 0), (0, 0))
     return [
         f"{case}, {megabytes} MB",
         f"{1e3 * wall:.1f} ({n})",
@@ -213,6 +239,7 @@ def row_of(case, megabytes, found):
         "-" if decode is None else f"{1e3 * decode[1]:.1f}, {1e3 * decode[0]:.1f}",
         f"{1e3 * stock_wall:.1f} ({library}, {m})",
         f"**{stock_wall / wall:.1f}x**, {stock_cpu / cpu:.1f}x",
+        "-" if nemo is None else f"{1e3 * nemo_wall:.1f}, {1e3 * nemo_cpu:.1f} ({k})",
         f"{found['wait']:.1f} %",
     ]
 
@@ -226,6 +253,7 @@ COLUMNS = [
     "decompressor",
     "best of torch's (library, workers)",
     "gain, wall, CPU",
+    "PhysicsNeMo's datapipes, wall, CPU (threads)",
     "wait of a step of two reads",
 ]
 
@@ -275,9 +303,23 @@ def on_rank(rank, num_ranks, path, library, raw, name, repeats):
             values = whole[i] if rank == 0 else None
             scidata.scatter_tensor(values, 0, mesh["domain"], [Shard(dim)])
 
-    found = {"parts": [], "whole": [], "scatter": []}
+    pipe = datapipes(library, raw, name, 2) if nemo is not None and rank == 0 else None
+    if nemo is not None:  # its manager would read the environment and make a process group of its own
+        DistributedManager._shared_state["_is_initialized"] = True
+        DistributedManager()._rank, DistributedManager()._world_size = rank, num_ranks
+
+    def pipes():
+        samples = iter(pipe or [])
+        for _ in range(len(ds)):
+            values = next(samples)[name] if rank == 0 else None
+            if num_ranks > 1:
+                nemo_scatter(values, 0, mesh["domain"], (Shard(dim),))
+
+    ways = [("parts", lambda: run(loader)), ("whole", slices), ("scatter", scatters)]
+    ways += [] if nemo is None else [("pipes", pipes)]
+    found = {way: [] for way, _ in ways}
     for number in range(repeats + 1):
-        for way, do in (("parts", lambda: run(loader)), ("whole", slices), ("scatter", scatters)):
+        for way, do in ways:
             dist.barrier()
             cpu, wall = time.process_time(), time.perf_counter()
             do()
@@ -301,7 +343,7 @@ def rank_rows(case, megabytes, arguments, ranks, repeats):
         yield [
             f"{case}, {megabytes} MB, P = {num_ranks}",
             *(f"{1e3 * w:.1f}, {1e3 * c:.1f}" for w, c in times.values()),
-            *(f"{times[way][0] / wall:.1f}x, {times[way][1] / cpu:.1f}x" for way in ("whole", "scatter")),
+            *(f"{w / wall:.1f}x, {c / cpu:.1f}x" for way, (w, c) in times.items() if way != "parts"),
         ]
 
 
@@ -310,8 +352,10 @@ RANK_COLUMNS = [
     "each its part",
     "each all, sliced",
     "rank 0, scatter_tensor",
+    *([] if nemo is None else ["rank 0, PhysicsNeMo's datapipes and scatter_tensor"]),
     "gain on sliced",
     "gain on scatter",
+    *([] if nemo is None else ["gain on PhysicsNeMo"]),
 ]
 
 
@@ -324,7 +368,8 @@ def markdown(columns, rows):
 
 
 def report(args, rows, ranked, loads):
-    versions = ", ".join(f"{m.__name__} {m.__version__.partition('+')[0]}" for m in (torch, zarr, h5py, xarray))
+    modules = (torch, zarr, h5py, xarray, *(() if nemo is None else (physicsnemo,)))
+    versions = ", ".join(f"{m.__name__} {m.__version__.partition('+')[0]}" for m in modules)
     text = (
         f"Medians of {args.repeats} rounds in which the ways take turns; {os.cpu_count()} cores, load {min(loads):.0f} "
         f"to {max(loads):.0f}; {versions}.\n\n{markdown(COLUMNS, rows)}"

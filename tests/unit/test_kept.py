@@ -13,6 +13,7 @@ import scidata
 from scidata.errors import ConfigError
 from scidata.partitioning import partition
 from scidata.store.kept import Kept
+from scidata.store.rows import RowAccess
 from scidata.store_reader import StoreReader
 
 INDEX_ARRAYS = ("csr/indptr", "csr/src", "cell/offsets", "cell/connectivity", "cell/type")
@@ -51,6 +52,27 @@ def test_a_topology_is_read_once_for_all_its_times(store):
     assert len(again.topologies) == 0
     assert np.array_equal(again.read(1, 1).edge_index, second.edge_index)
     assert again.read(1, 1).index_maps["node"].key == second.index_maps["node"].key
+
+
+def test_fields_are_planned_once(store, monkeypatch):
+    planned, plan = [], RowAccess.plan
+    monkeypatch.setattr(
+        RowAccess, "plan", lambda self, path, *a, **o: planned.append(path) or plan(self, path, *a, **o)
+    )
+    options = {"num_parts": 2, "halo": 1, "ghosts": "disk", "fields": ["u"]}
+    reader, anew = StoreReader(store, **options), StoreReader(store, **options, cache_bytes=0)
+    parts = [(index, part) for index in (0, 1, -1, 4) for part in (0, 1)]
+    first = [reader.read(*which).fields["u"] for which in parts]
+    assert planned.count("node/u") == len(parts)
+    again = [reader.read(index % reader.num_samples, part).fields["u"] for index, part in parts]
+    assert planned.count("node/u") == len(parts)
+    for which, one, two in zip(parts, first, again, strict=True):
+        assert np.array_equal(one, two)
+        assert np.array_equal(one, anew.read(*which).fields["u"])
+    assert planned.count("node/u") == 2 * len(parts)
+    reader.close()
+    reader.read(0, 0)
+    assert planned.count("node/u") == 2 * len(parts) + 1
 
 
 def test_no_more_than_the_bound_is_kept(store):

@@ -13,7 +13,9 @@ Draw = random.Random
 
 
 def plain(draw: Draw, *shape: int) -> torch.Tensor:
-    return torch.rand(*shape, generator=torch.Generator().manual_seed(draw.randrange(1 << 30)), dtype=torch.float64) - 0.5
+    return (
+        torch.rand(*shape, generator=torch.Generator().manual_seed(draw.randrange(1 << 30)), dtype=torch.float64) - 0.5
+    )
 
 
 def dim_of(x: Any, draw: Draw) -> int:
@@ -138,7 +140,11 @@ def scattered(x: Any, draw: Draw) -> Any:
 def pooled(x: Any, draw: Draw) -> Any:
     if len(x.shape) != 4 or min(x.shape) < 1 or min(x.shape[2:]) < 2:
         return x.sin()
-    pools = [lambda: F.max_pool2d(x, 2), lambda: F.avg_pool2d(x, 2, 1), lambda: F.adaptive_max_pool2d(x, (2, 1), True)[0]]
+    pools = [
+        lambda: F.max_pool2d(x, 2),
+        lambda: F.avg_pool2d(x, 2, 1),
+        lambda: F.adaptive_max_pool2d(x, (2, 1), True)[0],
+    ]
     return draw.choice([*pools, lambda: F.interpolate(x, scale_factor=2, mode="bilinear")])()
 
 

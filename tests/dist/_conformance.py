@@ -202,14 +202,25 @@ def _reductions() -> Iterator[tuple[str, Callable[[Any], Any]]]:
     yield "correction", lambda x: [x.var(1, correction=0), torch.std(x, 0, unbiased=False), torch.var_mean(x, 1)]
     yield "std_mean", lambda x: torch.std_mean(x, (0, 1), correction=2, keepdim=True)
     for order in (2, 1, 3, 0, float("inf"), -float("inf")):
-        yield f"norm_{order}", lambda x, p=order: [torch.linalg.vector_norm(x, p, 1), x.norm(p, (0, 2)), torch.norm(x, p)]
+        yield (
+            f"norm_{order}",
+            lambda x, p=order: [torch.linalg.vector_norm(x, p, 1), x.norm(p, (0, 2)), torch.norm(x, p)],
+        )
     yield "count_nonzero", lambda x: [torch.count_nonzero(x, 1), (x > 0).count_nonzero()]
     yield "special_logsumexp", lambda x: torch.special.logsumexp(x, 1)
 
 
 def _losses() -> Iterator[Case]:
     both = ((0, 0), (1, 1), (2, None), (None, 1))
-    names = ["mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "kl_div", "poisson_nll_loss"]
+    names = [
+        "mse_loss",
+        "l1_loss",
+        "smooth_l1_loss",
+        "huber_loss",
+        "binary_cross_entropy",
+        "kl_div",
+        "poisson_nll_loss",
+    ]
     for name in [*names, "binary_cross_entropy_with_logits", "soft_margin_loss"]:
         for how in ("mean", "sum", "none"):
             yield Case(
@@ -242,22 +253,60 @@ def _losses() -> Iterator[Case]:
                 F.nll_loss(a, target, weight, **o),
             ],
         )
-    yield Case(name="cross_entropy_rows", function=lambda a: F.cross_entropy(a, target[0]), shapes=((7, 7),), dims=((0,), (1,)))
-    yield Case(name="cross_entropy_one", function=lambda a: F.cross_entropy(a, target[0, 0]), shapes=((7,),), dims=((0,),))
+    yield Case(
+        name="cross_entropy_rows", function=lambda a: F.cross_entropy(a, target[0]), shapes=((7, 7),), dims=((0,), (1,))
+    )
+    yield Case(
+        name="cross_entropy_one", function=lambda a: F.cross_entropy(a, target[0, 0]), shapes=((7,),), dims=((0,),)
+    )
 
 
 def _products() -> Iterator[Case]:
     square, vector, cube = (7, 7), (7,), (7, 7, 7)
     same = ((0, None), (1, None), (None, 1), (1, 0))
     for name in ("matmul", "mm"):
-        yield Case(name=name, function=lambda a, b, n=name: [getattr(torch, n)(a, b), getattr(a, n)(b)], shapes=(square, square), dims=same)
-    yield Case(name="@", function=lambda a, b: [a @ b, a.__matmul__(b), b.__rmatmul__(a)], shapes=(square, square), dims=same)
-    yield Case(name="bmm", function=lambda a, b: [torch.bmm(a, b), a.bmm(b)], shapes=(cube, cube), dims=((0, 0), (0, None), (1, None), (2, 1), (None, 2)))
-    yield Case(name="mv", function=lambda a, b: [torch.mv(a, b), a.mv(b)], shapes=(square, vector), dims=((0, None), (1, 0), (1, None)))
-    yield Case(name="dot", function=lambda a, b: [torch.dot(a, b), a.dot(b)], shapes=(vector, vector), dims=((0, 0), (0, None)))
-    yield Case(name="outer", function=lambda a, b: [torch.outer(a, b), a.outer(b), torch.ger(a, b), a.ger(b)], shapes=(vector, vector), dims=((0, None), (None, 0)))
-    yield Case(name="linear", function=F.linear, shapes=(cube, square, vector), dims=((0, None, None), (1, None, None), (2, None, None), (2, 1, None), (None, 0, 0)))
-    yield Case(name="bilinear", function=lambda a, b, w: [F.bilinear(a, b, w, torch.ones(7, dtype=a.dtype)), torch.bilinear(a, b, w, None)], shapes=(square, square, cube), dims=((0, 0, None), (0, None, None), (1, None, None), (1, None, 1), (None, None, 0)))
+        yield Case(
+            name=name,
+            function=lambda a, b, n=name: [getattr(torch, n)(a, b), getattr(a, n)(b)],
+            shapes=(square, square),
+            dims=same,
+        )
+    yield Case(
+        name="@", function=lambda a, b: [a @ b, a.__matmul__(b), b.__rmatmul__(a)], shapes=(square, square), dims=same
+    )
+    yield Case(
+        name="bmm",
+        function=lambda a, b: [torch.bmm(a, b), a.bmm(b)],
+        shapes=(cube, cube),
+        dims=((0, 0), (0, None), (1, None), (2, 1), (None, 2)),
+    )
+    yield Case(
+        name="mv",
+        function=lambda a, b: [torch.mv(a, b), a.mv(b)],
+        shapes=(square, vector),
+        dims=((0, None), (1, 0), (1, None)),
+    )
+    yield Case(
+        name="dot", function=lambda a, b: [torch.dot(a, b), a.dot(b)], shapes=(vector, vector), dims=((0, 0), (0, None))
+    )
+    yield Case(
+        name="outer",
+        function=lambda a, b: [torch.outer(a, b), a.outer(b), torch.ger(a, b), a.ger(b)],
+        shapes=(vector, vector),
+        dims=((0, None), (None, 0)),
+    )
+    yield Case(
+        name="linear",
+        function=F.linear,
+        shapes=(cube, square, vector),
+        dims=((0, None, None), (1, None, None), (2, None, None), (2, 1, None), (None, 0, 0)),
+    )
+    yield Case(
+        name="bilinear",
+        function=lambda a, b, w: [F.bilinear(a, b, w, torch.ones(7, dtype=a.dtype)), torch.bilinear(a, b, w, None)],
+        shapes=(square, square, cube),
+        dims=((0, 0, None), (0, None, None), (1, None, None), (1, None, 1), (None, None, 0)),
+    )
     for name, shapes, dims in [
         ("addmm", (square, square, square), ((0, 0, None), (None, 0, None), (None, 1, 0), (1, None, 1), (None, 1, None))),
         ("addmv", (vector, square, vector), ((0, 0, None), (None, 1, 0))),
@@ -265,7 +314,12 @@ def _products() -> Iterator[Case]:
         ("baddbmm", (cube, cube, cube), ((0, 0, 0), (None, 1, None), (None, 2, 1))),
         ("addbmm", (square, cube, cube), ((None, 0, 0), (0, 1, None))),
     ]:  # fmt: skip
-        yield Case(name=name, shapes=shapes, dims=dims, function=lambda c, a, b, n=name: [getattr(torch, n)(c, a, b), getattr(c, n)(a, b, beta=0.5, alpha=2)])
+        yield Case(
+            name=name,
+            shapes=shapes,
+            dims=dims,
+            function=lambda c, a, b, n=name: [getattr(torch, n)(c, a, b), getattr(c, n)(a, b, beta=0.5, alpha=2)],
+        )
     for equation, shapes, dims in [
         ("bnc,dc->bnd", (cube, square), ((0, None), (1, None), (2, None), (2, 1), (None, 0))),
         ("bnc,bnd->bcd", (cube, cube), ((1, 1), (1, None), (0, 0))),

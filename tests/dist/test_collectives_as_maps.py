@@ -2,6 +2,7 @@
 first and second derivative, against the same map in one process.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -49,10 +50,7 @@ def indexed(x, sizes, group):
 
 def windows(xs, sizes):
     full, starts = torch.cat(xs), np.cumsum([0, *sizes])
-    return [
-        full[max(0, a - 2) if b > a else a : b + 1 if b > a else b]
-        for a, b in zip(starts[:-1], starts[1:], strict=True)
-    ]
+    return [full[max(0, a - 2) if b > a else a : b + 1 if b > a else b] for a, b in itertools.pairwise(starts)]
 
 
 def added(xs, sizes):
@@ -61,7 +59,7 @@ def added(xs, sizes):
     total = torch.zeros(sum(sizes), *xs[0].shape[1:], dtype=xs[0].dtype)
     for x, place in zip(xs, places, strict=True):
         total = total.index_add(0, place, x)
-    return [total[a:b] for a, b in zip(starts[:-1], starts[1:], strict=True)]
+    return [total[a:b] for a, b in itertools.pairwise(starts)]
 
 
 ROOT = 0

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -21,14 +22,27 @@ from _conformance import EXTENT, LAYOUTS, cases
 from test_ops_pointwise import INTEGER, NO_DERIVATIVE, one_and_two_operands
 
 #: Modules of the table whose entries have tests of their own.
-ELSEWHERE = ("graph", "scatter", "attention", "layers", "norm", "conv", "pool", "interpolate", "embedding", "metadata", "fft", "multihead")
+ELSEWHERE = (
+    "graph",
+    "scatter",
+    "attention",
+    "layers",
+    "norm",
+    "conv",
+    "pool",
+    "interpolate",
+    "embedding",
+    "metadata",
+    "fft",
+    "multihead",
+)
 POINTWISE_ELSEWHERE = ("addcdiv", "addcmul", "lerp", "masked_fill", "where", "sigmoid", "tanh")
 
 
 class Recorder(dict):
     """The op table, remembering what was looked up."""
 
-    used: set = set()
+    used: ClassVar[set] = set()
 
     def get(self, key, default=None):
         self.used.add(key)
@@ -108,7 +122,9 @@ def test_every_entry_has_a_case(used):
         pytest.skip("needs the cases of this file to have run")
     used |= run_ranks(check_pointwise, 4, timeout=200)[0]
     mine = {op_name(f) for f, handler in HANDLERS.items() if not any(m in handler.__module__ for m in ELSEWHERE)}
-    in_place = {name for name in mine if name.endswith("_") and "__" not in name or "__i" in name}  # test_ops_pointwise
+    in_place = {
+        name for name in mine if (name.endswith("_") and "__" not in name) or "__i" in name
+    }  # test_ops_pointwise
     # three operands and reflected operators: test_ops_pointwise too
     ternary = {name for name in mine if name.rsplit(".", 1)[-1] in POINTWISE_ELSEWHERE or name.endswith("__")}
     missing = mine - used - in_place - ternary

@@ -17,8 +17,8 @@ from scidata.index_map import IndexMap
 from scidata.shard import ShardTensor
 from scidata.shard.graph import ghost_exchange, halo_exchange, node_tensor, start_halo_exchange
 from scidata.shard.moves import gather_full
-from scidata.shard.routed import RoutedIndex, edge_tensor, route_edges
 from scidata.shard.parts import call_on_parts
+from scidata.shard.routed import RoutedIndex, edge_tensor, route_edges
 from scidata.testing import run_ranks
 
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode has no path of the tests

@@ -35,9 +35,7 @@ def check_dtensor(rank, num_ranks, shape):
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("h", "w")[: len(shape)])
     layouts = [([Shard(0), Shard(1)][: len(shape)]), [Replicate()] * len(shape), [Shard(1), Replicate()][: len(shape)]]
     for placements in layouts:
-        sizes = {
-            i: chunk_sizes((7, 5, 2)[p.dim], shape[i]) for i, p in enumerate(placements) if isinstance(p, Shard)
-        }
+        sizes = {i: chunk_sizes((7, 5, 2)[p.dim], shape[i]) for i, p in enumerate(placements) if isinstance(p, Shard)}
         x, leaf, full = pair_of(mesh, placements, sizes)
         made = to_dtensor(x)
         assert made.shape == full.shape

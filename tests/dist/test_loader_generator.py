@@ -81,9 +81,7 @@ def alone(stores: tuple[str, str]) -> dict[Any, torch.Tensor]:
 
 
 @pytest.mark.parametrize(("num_ranks", "dp"), [(2, 1), (3, 1), (2, 2)])
-def test_one_process_result(
-    stores: tuple[str, str], alone: dict[Any, torch.Tensor], num_ranks: int, dp: int
-) -> None:
+def test_one_process_result(stores: tuple[str, str], alone: dict[Any, torch.Tensor], num_ranks: int, dp: int) -> None:
     for found in run_ranks(augmented, num_ranks, stores, dp):
         assert len(found) >= 2 * 2 * (STEPS + 3) // dp
         for key, field in found.items():

@@ -132,7 +132,13 @@ def check_broadcasting(rank, num_ranks):
         assert_like_one_process(lambda a, b: torch.clamp(a, min=b), [x, uniform(3)], [spec, None])
         assert_like_one_process(lambda a, b: torch.lerp(a, b, 0.25), [x, uniform(7, 3)], [spec, lower])
         single = ShardSpec.even(mesh, [Shard(1)], (2, 1, 3), {0: [0] * (num_ranks - 1) + [1]})
-        for other, shape in [(spec, (2, 7, 3)), (None, (7, 3)), (lower, (7, 3)), (None, (4, 2, 1, 1)), (single, (2, 1, 3))]:
+        for other, shape in [
+            (spec, (2, 7, 3)),
+            (None, (7, 3)),
+            (lower, (7, 3)),
+            (None, (4, 2, 1, 1)),
+            (single, (2, 1, 3)),
+        ]:
             assert_like_one_process(torch.mul, [uniform(2, 1, 3), uniform(*shape)], [single, other])
             assert_like_one_process(torch.where, [uniform(*shape) > 0.5, uniform(2, 1, 3), x], [other, single, spec])
         mask = torch.rand(2, 7, 3) > 0.5

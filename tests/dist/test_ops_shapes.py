@@ -125,6 +125,8 @@ REFUSED = [
     lambda x: torch.kron(x, x),
     lambda x: torch.block_diag(x[0]),
 ]
+
+
 def mesh_of(num_ranks):
     return init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
 
@@ -181,7 +183,7 @@ def check_two_axes(rank, num_ranks):
             lambda x: x.flatten(2).transpose(1, 2),
             lambda x: x.reshape(2, 3, 4, 6).reshape(-1),
             lambda x: x.permute(0, 2, 3, 1).reshape(48, 3).unflatten(0, (2, 6, 4)),
-            lambda x: x[:, :, image],
+            lambda x, image=image: x[:, :, image],
             lambda x: x[:, :, torch.tensor([5, 0, 5]), torch.tensor([1, 3, 0])],
             lambda x: x[:, :, :1].reshape(2, 3, 4),
         ):

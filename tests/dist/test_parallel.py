@@ -120,7 +120,7 @@ def refuses(rank, num_ranks):
         parallelize(nn.Linear(2, 2), mesh, units=(nn.Linear,))
     for strategy in ("ddp", "fsdp"):
         model = parallelize(nn.Linear(2, 2), mesh, strategy=strategy)
-        with pytest.raises(ConfigError, match="call parallelize once|takes plain parameters"):
+        with pytest.raises(ConfigError, match=r"call parallelize once|takes plain parameters"):
             parallelize(model, mesh)
     scalar = nn.Module()
     scalar.gain = nn.Parameter(torch.tensor(1.0))

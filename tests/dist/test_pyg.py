@@ -225,8 +225,12 @@ def check_too_narrow(rank, num_ranks):
     mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
     edges, sizes = whole_edges(), CHOSEN[num_ranks][-1]
     refused = {
-        "more than 1 hops away": [(layer.double(), names, 1) for n, (layer, names) in _layers().items() if n in DEGREES],
-        "mixes the rows": [(Two(between).double(), "x e", 2) for between in (g.GraphNorm(4), g.PairNorm(), g.LayerNorm(4))],
+        "more than 1 hops away": [
+            (layer.double(), names, 1) for n, (layer, names) in _layers().items() if n in DEGREES
+        ],
+        "mixes the rows": [
+            (Two(between).double(), "x e", 2) for between in (g.GraphNorm(4), g.PairNorm(), g.LayerNorm(4))
+        ],
         "random numbers": [(Two(nn.Dropout(0.5)).double(), "x e", 2)],
     }
     refused["more than 1 hops away"].append((Two(nn.Identity()).double(), "x e", 1))

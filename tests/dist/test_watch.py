@@ -183,7 +183,9 @@ def test_skipping_is_the_same_on_all_ranks(workers: int) -> None:
 def test_an_empty_step_is_left_out_by_all(batch_size: int | None) -> None:
     results = run_ranks(skips, 3, 3, batch_size, {1: {7, 13}}, 2)
     for rank, (rows, skipped) in enumerate(results):
-        expected = [i for i in [*range(rank, N, 3), *([] if rank == 0 else [rank - 1])] if i // 3 not in (2, 4) or i < 3]
+        expected = [
+            i for i in [*range(rank, N, 3), *([] if rank == 0 else [rank - 1])] if i // 3 not in (2, 4) or i < 3
+        ]
         assert [row if batch_size is None else row[0] for row in rows] == expected
         assert skipped == 2
 
@@ -261,7 +263,9 @@ def test_a_slow_rank_is_named_then_timed_out() -> None:
 
 def dies(rank: int, num_ranks: int, victim: int) -> None:
     mesh = scidata.init_mesh(domain=num_ranks)
-    with pytest.raises(RankFailedError, match=rf"rank {victim} \(process \d+ on .*\) has died, without a word") as caught:
+    with pytest.raises(
+        RankFailedError, match=rf"rank {victim} \(process \d+ on .*\) has died, without a word"
+    ) as caught:
         for step, _ in enumerate(scidata.DataLoader(Numbers(mesh), 1)):
             time.sleep(0.2)
             if rank == victim and step == 4:
@@ -311,9 +315,7 @@ def test_scripts_hear_of_each_other(tmp_path: Path, how: str, victim: int, in_a_
     for rank in range(2):
         environ = os.environ | {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "PYTHONPATH": root}
         environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-        ranks.append(
-            subprocess.Popen([sys.executable, str(script)], env=environ, stderr=subprocess.PIPE, text=True)
-        )
+        ranks.append(subprocess.Popen([sys.executable, str(script)], env=environ, stderr=subprocess.PIPE, text=True))
     try:
         outputs = [process.communicate(timeout=120)[1] for process in ranks]
     finally:

@@ -116,7 +116,7 @@ def one_fails(rank: int, num_ranks: int, dp: int, how: str, model: Any, folder: 
     loader = scidata.DataLoader(Rows(mesh, how, folder), 1, **options)
     store, bad_step = dist.distributed_c10d._get_default_store(), BAD // dp
     had: list[int] = []
-    with pytest.raises((RuntimeError, CorruptDataError)) as caught, logged() as lines:  # noqa: PT012
+    with pytest.raises((RuntimeError, CorruptDataError)) as caught, logged() as lines:
         for batch in loader:
             had.append(batch.index[0])
             if len(had) == bad_step + 1:

@@ -1,6 +1,8 @@
 """The op table as a whole: nothing outside of it computes on a sharded tensor, and entries are added once."""
 
 import contextlib
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -76,6 +78,27 @@ def test_no_operator_of_the_dispatcher_gives_a_result():
                         continue
                     pytest.fail(f"{function} gave {type(result)}")
     assert refused > 1500
+
+
+AFTER_PYG = """
+import torch_geometric.data, torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard
+from scidata.shard import ShardSpec, ShardTensor, shard_ops
+from scidata.testing import fake_group
+
+with fake_group(2):
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("domain",))
+    x = ShardTensor(torch.rand(2, 4), ShardSpec.even(mesh, [Shard(0)], (4, 4)))
+    assert torch.select(x, 1, 0).shape == (4,)
+    assert torch.index_select(x, 1, torch.tensor([0, 2])).shape == (4, 2)
+assert {"torch.select", "torch.index_select"} <= set(shard_ops())
+"""
+
+
+def test_functions_that_pyg_has_put_its_own_in_place_of():
+    pytest.importorskip("torch_geometric")
+    subprocess.run([sys.executable, "-c", AFTER_PYG], check=True)
 
 
 def test_entries_are_added_once_and_found_by_name():

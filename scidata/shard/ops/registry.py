@@ -87,11 +87,22 @@ def find(names: str | Iterable[str], *, namespaces: tuple[Any, ...] = _NAMESPACE
     found: dict[Any, None] = {}
     for name in names.split() if isinstance(names, str) else names:
         spaces = (torch.Tensor,) if name.startswith("__") else namespaces
-        here = [getattr(space, name) for space in spaces if callable(getattr(space, name, None))]
+        here = [_original(space, name) for space in spaces if callable(getattr(space, name, None))]
         if not here:
             raise LookupError(f"torch has no function {name!r}")
         found.update(dict.fromkeys(here))
     return list(found)
+
+
+def _original(namespace: Any, name: str) -> Any:
+    """Return torch's own function, under which calls arrive, where PyTorch Geometric was imported first.
+
+    It puts functions of its own, which call torch's, in the place of ``torch.select`` and ``torch.index_select``.
+    """
+    function = getattr(namespace, name)
+    if namespace is torch and (getattr(function, "__module__", None) or "torch").split(".")[0] != "torch":
+        return getattr(torch._C._VariableFunctions, name)  # type: ignore[attr-defined]
+    return function
 
 
 def getters(names: str) -> list[Any]:
@@ -101,8 +112,8 @@ def getters(names: str) -> list[Any]:
 
 def op_name(func: Any) -> str:
     """Return the public name of a torch function, e.g. ``torch.Tensor.add``."""
-    name = resolve_name(func)
-    return str(name or getattr(func, "__qualname__", None) or func)
+    name = resolve_name(func) or getattr(func, "__qualname__", None) or str(func)
+    return name.replace("_VariableFunctionsClass.", "torch.")
 
 
 def shard_ops() -> tuple[str, ...]:

@@ -101,7 +101,7 @@ def _original(namespace: Any, name: str) -> Any:
     """
     function = getattr(namespace, name)
     if namespace is torch and (getattr(function, "__module__", None) or "torch").split(".")[0] != "torch":
-        return getattr(torch._C._VariableFunctions, name)  # type: ignore[attr-defined]
+        return getattr(torch._C._VariableFunctions, name)
     return function
 
 

@@ -61,7 +61,8 @@ class BlockPool:
     @property
     def free_bytes(self) -> int:
         """Bytes that lie free."""
-        return sum(block.nbytes for block in self._free.copy())  # no collection, which may bring blocks back, amid copy()
+        # copy(), for amid it no collection of garbage brings blocks back
+        return sum(block.nbytes for block in self._free.copy())
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
         """Return an uninitialised array. Its memory is used again once no view of it is left, tensors included."""

@@ -363,7 +363,6 @@ TORCHS: list[dict[str, Any]] = [
     {"batch_sampler": [[1]], "drop_last": True},
     {"batch_size": None, "drop_last": True},
     {"batch_size": 0},
-    {"batch_size": "4"},
     {"num_workers": 0, "multiprocessing_context": "spawn"},
     {"num_workers": 1, "multiprocessing_context": "nonsense"},
 ]

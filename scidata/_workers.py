@@ -26,6 +26,7 @@ import torch.multiprocessing
 from torch.utils.data._utils import worker as torch_worker
 
 from scidata import _retry
+from scidata._interrupts import ignore_interrupts, interrupts_held
 from scidata._slots import Slot
 from scidata.errors import WorkerDiedError
 from scidata.types import BufferSpec
@@ -57,7 +58,8 @@ class WorkerPool:
                 here, there = context.Pipe()
                 arguments = (there, dataset, number, num_workers, seed + number, init_fn, _retry.RETRY)
                 process = context.Process(target=_main, args=arguments, name=f"scidata-worker-{number}", daemon=True)
-                process.start()
+                with interrupts_held():
+                    process.start()
                 there.close()  # so that its end is the pipe's
                 self._processes.append(process)
                 self._idle.put(_Worker(here, process))
@@ -189,7 +191,7 @@ def _main(
     retry: _retry.Retry,
 ) -> None:
     _retry.set_retry(**vars(retry))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends this
+    ignore_interrupts()
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     torch.set_num_threads(1)
     random.seed(seed)

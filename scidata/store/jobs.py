@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeAlias
 
+from scidata._interrupts import ignore_interrupts, interrupts_held
 from scidata.errors import SciDataError
 
 __all__ = ["Job", "run_jobs"]
@@ -45,7 +46,8 @@ class _Workers:
         for _ in range(num):
             ours, theirs = context.Pipe()
             process = context.Process(target=_work, args=(theirs, job), daemon=True)
-            process.start()
+            with interrupts_held():
+                process.start()
             theirs.close()
             self._processes[ours] = process
 
@@ -95,6 +97,7 @@ class _Workers:
 
 def _work(connection: Connection, job: Job) -> None:
     """Process the samples that the parent names, until it closes the connection."""
+    ignore_interrupts()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
         try:

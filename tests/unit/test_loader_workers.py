@@ -21,6 +21,7 @@ import zarr
 
 import scidata
 from scidata.errors import ConfigError, UnknownNameError, WorkerDiedError
+from tests.unit._children import wait_for_spawned
 
 STEPS, LAT, LON = 6, 5, 4
 
@@ -145,12 +146,20 @@ if __name__ == "__main__":
         for batch in loader:
             if "first" not in vars():
                 first = batch
-                print("running", *[child.pid for child in __import__("multiprocessing").active_children()], flush=True)
+                print("running", flush=True)
 """
 
 
-@pytest.mark.parametrize("workers", ["thread", "process"])
-def test_ctrl_c(store: str, tmp_path: Path, workers: str) -> None:
+@pytest.mark.parametrize(
+    ("workers", "when"),
+    [
+        ("thread", "running"),
+        ("process", "running"),
+        ("process", "importing"),
+        ("process", "begun"),
+    ],
+)
+def test_ctrl_c(store: str, tmp_path: Path, workers: str, when: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     command = [sys.executable, str(script), store, workers]
@@ -161,15 +170,17 @@ def test_ctrl_c(store: str, tmp_path: Path, workers: str) -> None:
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, **group
     ) as process:
         assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line.startswith("running"), process.communicate()[1]
+        if when == "running":
+            line = process.stdout.readline()
+            assert line.startswith("running"), process.communicate()[1]
+        children = wait_for_spawned(
+            process.pid, 2 if workers == "process" else 0, importing="numpy" if when == "importing" else ""
+        )
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGINT
     assert errors.count("Traceback") == 1  # the loop's, and nobody else's
     assert "KeyboardInterrupt" in errors
-    children = [int(pid) for pid in line.split()[1:]]
-    assert len(children) == (2 if workers == "process" else 0)
     assert not any(Path(f"/proc/{pid}").exists() for pid in children)
     assert {name for name in os.listdir("/dev/shm") if name.startswith("torch_")} <= before
 

@@ -1,0 +1,40 @@
+"""Ctrl-C, which a terminal sends to all processes of a program, left to the one that began the others."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
+
+__all__ = ["ignore_interrupts", "interrupts_held"]
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Hold SIGINT back until the end, and from each process begun here until it calls :func:`ignore_interrupts`.
+
+    A process takes seconds to import what it runs, and an interrupt would print a traceback meanwhile; so would the end
+    of its beginner before it has sent what is to be run.
+    """
+    resource_tracker.ensure_running()  # begun later, by the first process, it would let SIGINT through again
+    handler = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
+    came: list[int] = []
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        if callable(handler):  # another thread takes the signal, and Python then runs the handler in this one
+            signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+        yield
+    finally:
+        if callable(handler):
+            signal.signal(signal.SIGINT, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if came:
+            signal.raise_signal(signal.SIGINT)
+
+
+def ignore_interrupts() -> None:
+    """Ignore SIGINT in this process, from its beginning on: what began it ends it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # for the programs that this one runs

@@ -1,6 +1,7 @@
 """Selections × chunks → byte ranges. Pure arithmetic on metadata: no I/O, no torch."""
 
-from scidata.plan.array import ArrayPlan, PlanSummary, ReadPlan, chunks_needed, plan_array, summarize
+from scidata.plan.array import ArrayPlan, chunks_needed, plan_array
 from scidata.plan.family import PlanFamily
+from scidata.plan.totals import PlanSummary, ReadPlan, summarize
 
 __all__ = ["ArrayPlan", "PlanFamily", "PlanSummary", "ReadPlan", "chunks_needed", "plan_array", "summarize"]

@@ -18,8 +18,9 @@ from scidata._files import Url, files, is_url, url_of
 from scidata.errors import ConfigError, CorruptDataError, SciDataError, UnsupportedFormatError
 from scidata.sources.zarr import ZarrSource
 from scidata.store.checking import Fault, FaultFound, check_sample, read_rows
+from scidata.store.durable import write_text
 from scidata.store.manifest import Manifest, SampleInfo, dump_json, load_manifest, load_sample, make_manifest, sealed
-from scidata.store.write import ATTRIBUTE, BLOCK_ROWS, folder_of, write_text
+from scidata.store.write import ATTRIBUTE, BLOCK_ROWS, folder_of
 from scidata.types import ArrayLayout
 
 __all__ = [

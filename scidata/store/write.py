@@ -20,7 +20,6 @@ import errno
 import itertools
 import math
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +30,7 @@ import numpy.typing as npt
 from scidata.errors import ConfigError
 from scidata.partition._points import unit_sphere
 from scidata.store.arrays import CHUNK_ROWS, Reordered, write_array
+from scidata.store.durable import remove, sync, sync_folder
 from scidata.store.manifest import ArrayInfo, FieldInfo, InputInfo, RunningStatistics, SampleInfo, Statistics, sealed
 from scidata.types import IntArray
 
@@ -44,9 +44,7 @@ __all__ = [
     "OrderedSample",
     "folder_of",
     "search_space",
-    "sync_folder",
     "write_sample",
-    "write_text",
 ]
 
 BLOCK_ROWS = 512
@@ -205,15 +203,15 @@ def write_sample(
     final = os.path.join(store, folder_of(sample.index))
     temporary = os.path.join(store, f".tmp-{folder_of(sample.index)}")
     scratch = os.path.join(store, f".tmp-{folder_of(sample.index)}.scratch")
-    _remove(temporary, scratch)
+    remove(temporary, scratch)
     try:
         info = _SampleWriter(temporary, scratch, sample, max_field_bytes, tick).write()
-        _remove(scratch)
+        remove(scratch)
         sync_folder(temporary)
         os.rename(temporary, final)
-        _sync(store)
+        sync(store)
     except OSError as e:
-        _remove(temporary, scratch)
+        remove(temporary, scratch)
         if e.errno in (errno.ENOSPC, errno.EDQUOT):
             raise OSError(
                 e.errno,
@@ -223,7 +221,7 @@ def write_sample(
             ) from e
         raise
     except BaseException:
-        _remove(temporary, scratch)
+        remove(temporary, scratch)
         raise
     return info
 
@@ -401,7 +399,7 @@ class _SampleWriter:
         )
         if statistics is not None:
             self._statistics[info.path] = statistics.result()
-        _remove(self._scratch)
+        remove(self._scratch)
 
 
 def _narrow(ids: npt.NDArray[np.integer[Any]], num_rows: int) -> npt.NDArray[np.integer[Any]]:
@@ -422,42 +420,3 @@ def _block_boxes(pos: npt.NDArray[Any], order: IntArray, *, on_sphere: bool) -> 
         boxes[first : first + step, 0] = np.minimum.reduceat(points, starts, axis=0)
         boxes[first : first + step, 1] = np.maximum.reduceat(points, starts, axis=0)
     return boxes
-
-
-def write_text(path: str, text: str) -> None:
-    """Write a small file whole or not at all, and durably."""
-    temporary = os.path.join(os.path.dirname(path), f".tmp-{os.path.basename(path)}")
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(temporary, path)
-    except BaseException:
-        _remove(temporary)
-        raise
-    _sync(os.path.dirname(path))
-
-
-def sync_folder(folder: str) -> None:
-    """Force everything below a folder to disk, files before the folders that name them."""
-    for root, _, names in os.walk(folder, topdown=False):
-        for name in names:
-            _sync(os.path.join(root, name))
-        _sync(root)
-
-
-def _sync(path: str) -> None:
-    descriptor = os.open(path or ".", os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _remove(*paths: str) -> None:
-    for path in paths:
-        if os.path.isdir(path) and not os.path.islink(path):
-            shutil.rmtree(path)
-        elif os.path.lexists(path):
-            os.unlink(path)

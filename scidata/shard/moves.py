@@ -16,7 +16,8 @@ from torch.distributed.tensor.placement_types import Placement
 
 from scidata.errors import ShardLayoutError
 from scidata.shard._transport import DTYPES, MAX_DIMS, Group, call, exchange, group_rank, group_size, with_dim
-from scidata.shard.collectives import all_gather_v, scatter_v, slice_to_shard
+from scidata.shard.collectives import all_gather_v, slice_to_shard
+from scidata.shard.rooted import scatter_v
 from scidata.shard.spec import MeshAxis, ShardSpec, axes_of, by_axis, kept_spec
 
 __all__ = ["change_layout", "gather_full", "infer_spec", "scatter", "spec_of_shapes", "target_spec"]

@@ -10,13 +10,12 @@ from scidata.shard.collectives import (
     all_reduce_max,
     all_reduce_min,
     all_reduce_sum,
-    gather_v,
     indexed_all_to_all_v,
     reduce_scatter_v,
     replicate_to_shards,
-    scatter_v,
     slice_to_shard,
 )
+from scidata.shard.rooted import gather_v, scatter_v
 from scidata.testing import run_ranks
 
 SIZES = {1: [(4,)], 2: [(4, 1), (0, 3), (2, 2)], 3: [(1, 4, 2), (3, 0, 0), (0, 0, 2), (2, 2, 2)]}

@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from scidata.shard import shard_ops as shard_ops
     from scidata.shard.attention_ways import attention as attention
     from scidata.shard.collectives import all_gather_v as all_gather_v
-    from scidata.shard.collectives import gather_v as gather_v
     from scidata.shard.collectives import indexed_all_to_all_v as indexed_all_to_all_v
     from scidata.shard.collectives import reduce_scatter_v as reduce_scatter_v
-    from scidata.shard.collectives import scatter_v as scatter_v
     from scidata.shard.graph import halo_exchange as halo_exchange
     from scidata.shard.ops.graph import start_exchange as start_exchange
     from scidata.shard.parallel import no_sync as no_sync
     from scidata.shard.parallel import parallelize as parallelize
+    from scidata.shard.rooted import gather_v as gather_v
+    from scidata.shard.rooted import scatter_v as scatter_v
 
 __version__ = "0.1.0"
 
@@ -65,7 +65,7 @@ _HOME = {
     "concat": "scidata.combine",
     "from_dtensor": "scidata.interop.dtensor",
     "from_physicsnemo": "scidata.interop.physicsnemo",
-    "gather_v": "scidata.shard.collectives",
+    "gather_v": "scidata.shard.rooted",
     "halo_exchange": "scidata.shard.graph",
     "indexed_all_to_all_v": "scidata.shard.collectives",
     "init_mesh": "scidata.device_mesh",
@@ -78,7 +78,7 @@ _HOME = {
     "reduce_scatter_v": "scidata.shard.collectives",
     "register_op": "scidata.shard",
     "scatter_tensor": "scidata.shard",
-    "scatter_v": "scidata.shard.collectives",
+    "scatter_v": "scidata.shard.rooted",
     "set_retry": "scidata._retry",
     "shard_ops": "scidata.shard",
     "subset": "scidata.combine",

@@ -26,7 +26,8 @@ from scidata.shard.ops import (  # noqa: F401
     shapes,
 )
 from scidata.shard.ops.registry import register_op, shard_ops
+from scidata.shard.scattering import scatter_tensor
 from scidata.shard.spec import HaloDim, ShardSpec
-from scidata.shard.tensor import ShardTensor, scatter_tensor
+from scidata.shard.tensor import ShardTensor
 
 __all__ = ["HaloDim", "ShardSpec", "ShardTensor", "register_op", "scatter_tensor", "shard_ops"]

@@ -25,8 +25,9 @@ from scidata.errors import ShardLayoutError
 from scidata.index_map import IndexMap
 from scidata.shard._transport import Group, call, exchange, gather, group_rank, group_size
 from scidata.shard.collectives import _ReturnRows, indexed_all_to_all_v
+from scidata.shard.copies import version_of
 from scidata.shard.spec import ShardSpec, axes_of
-from scidata.shard.tensor import ShardTensor, _version
+from scidata.shard.tensor import ShardTensor
 
 __all__ = [
     "GhostExchange",
@@ -340,4 +341,4 @@ def keep_ghosts(x: ShardTensor, held: Tensor, exchange: GhostExchange) -> None:
 def ghosts_key(x: ShardTensor, dim: int, exchange: GhostExchange) -> tuple[int, ...]:
     """Return what must be the same for ghosts that were fetched to be still good."""
     local = x._local
-    return id(exchange), dim, id(local), _version(local), int(torch.is_grad_enabled() and local.requires_grad)
+    return id(exchange), dim, id(local), version_of(local), int(torch.is_grad_enabled() and local.requires_grad)

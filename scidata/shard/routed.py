@@ -18,11 +18,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from scidata.errors import ShardLayoutError, UnsupportedShardOp
 from scidata.index_map import IndexMap
 from scidata.shard._transport import gather
+from scidata.shard.copies import version_of
 from scidata.shard.graph import GhostExchange, _device_of, ghost_exchange
 from scidata.shard.ops.metadata import of_the_whole
 from scidata.shard.ops.registry import HANDLERS, find
 from scidata.shard.spec import ShardSpec, axes_of
-from scidata.shard.tensor import ShardTensor, _version
+from scidata.shard.tensor import ShardTensor
 
 __all__ = ["FilledTensor", "MovedTensor", "RoutedIndex", "edge_tensor", "node_spec", "route_edges"]
 
@@ -61,7 +62,7 @@ class RoutedIndex(ShardTensor):
         """Wrap global ids and the same ids in local numbering; no checks."""
         self = ShardTensor.__new__(cls, local, spec)
         assert isinstance(self, RoutedIndex)
-        self.exchange, self._ids, self._owned, self._ids_version = exchange, ids, tuple(owned), _version(local)
+        self.exchange, self._ids, self._owned, self._ids_version = exchange, ids, tuple(owned), version_of(local)
         return self
 
     @property
@@ -73,7 +74,7 @@ class RoutedIndex(ShardTensor):
         UnsupportedShardOp
             The ids were written to.
         """
-        if _version(self._local) != self._ids_version:
+        if version_of(self._local) != self._ids_version:
             raise UnsupportedShardOp(
                 f"an edge index was written to after its routes were made ({self._spec}); make a new one instead"
             )

@@ -16,32 +16,29 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.placement_types import Placement
-from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from scidata.bounds import halo_widths
 from scidata.errors import ShardLayoutError, UnsupportedShardOp
 from scidata.shard import moves
 from scidata.shard._compile import keep_out_of_graphs
 from scidata.shard._functions import watch_functions
+from scidata.shard.copies import call_on_copies, version_of
 from scidata.shard.halo import halo_exchange_dim
 from scidata.shard.ops.registry import HANDLERS, KEEPS_REPLICATED, Handler, op_name, unsupported
 from scidata.shard.spec import HaloDim, ShardSpec
 
-__all__ = ["ShardTensor", "scatter_tensor"]
+__all__ = ["ShardTensor"]
 
 
 _no_memory = torch._C._set_throw_on_mutable_data_ptr  # what takes a tensor's address (DLPack) raises
 
 
-def _version(x: Tensor) -> int:
-    return -1 if x.is_inference() else x._version
-
-
 class ShardTensor(Tensor):
     """A tensor whose parts lie on the ranks of a device mesh.
 
-    Make one with :meth:`from_local`, :meth:`from_padded` or :func:`scatter_tensor`. Every supported operation gives
-    what one process would give on the whole tensor, forward and backward; every other one raises
+    Make one with :meth:`from_local`, :meth:`from_padded` or :func:`scidata.scatter_tensor`. Every supported operation
+    gives what one process would give on the whole tensor, forward and backward; every other one raises
     :class:`~scidata.errors.UnsupportedShardOp`. Values that come out replicated on all axes (a loss) are plain
     tensors, the same on each rank.
 
@@ -84,7 +81,7 @@ class ShardTensor(Tensor):
         self._local = local
         self._spec = spec
         self._padded = padded
-        self._padded_version = 0 if padded is None else _version(padded)
+        self._padded_version = 0 if padded is None else version_of(padded)
         self._halo = halo or {}
         self._narrowed = narrowed or padded is not None
         self._copied = copied
@@ -234,7 +231,7 @@ class ShardTensor(Tensor):
     def _held_halo(self) -> Tensor | None:
         """Return the padded part while its ghosts are good: not after a write to the owned part alone."""
         padded = self._padded
-        if padded is None or self._local.requires_grad or _version(padded) != self._padded_version:
+        if padded is None or self._local.requires_grad or version_of(padded) != self._padded_version:
             return None
         return padded
 
@@ -458,80 +455,7 @@ def _unusual(handler: Handler | None, func: Any, types: Any, args: tuple[Any, ..
         plain_args, plain_kwargs = tree_unflatten(flat, tree)
         if not copies:
             return func(*plain_args, **plain_kwargs)
-        result = _on_copies(func, copies, plain_args, plain_kwargs)
-        return tree_map_only(Tensor, lambda x: _as_copy(x, copies), result)
+        return call_on_copies(func, copies, plain_args, plain_kwargs, ShardTensor)
     if handler is None:
         raise unsupported(func, f"{op_name(func)} has no rule for sharded tensors", *specs)
     return handler(func, types, args, kwargs)
-
-
-def _as_copy(result: Tensor, copies: Sequence[ShardTensor]) -> Tensor:
-    """Wrap what shares memory with a copy of what would have been a view in torch."""
-    for x in copies:
-        if result.untyped_storage()._cdata == x._local.untyped_storage()._cdata:
-            nothing = [None] * len(x._spec.axes)
-            return ShardTensor(result, x._spec.derive(result.shape, nothing, nothing), copied=x._copied)
-    return result
-
-
-def _on_copies(func: Any, copies: Sequence[ShardTensor], args: Any, kwargs: Any) -> Any:
-    """Call a function on copies of what would have been views in torch, and put back those that it writes to."""
-    name = func.__name__
-    by_name = (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__set__")
-    before = [_version(x._local) for x in copies]
-    if by_name:
-        _refuse_copies(func, copies)
-    result = func(*args, **kwargs)
-    changed = [x for x, old in zip(copies, before, strict=True) if _version(x._local) != old or (by_name and old < 0)]
-    _refuse_copies(func, changed)
-    for x in changed:
-        x._copied()  # type: ignore[operator]
-    return result
-
-
-def _refuse_copies(func: Any, operands: Sequence[ShardTensor]) -> None:
-    for x in operands:
-        if not callable(x._copied):
-            remedy = "clone() it, or write to the original by an index: x[i] = ..."
-            raise unsupported(func, "this tensor is a copy where torch has a view", x._spec, remedy=remedy)
-
-
-def scatter_tensor(
-    tensor: Tensor | None,
-    global_src: int,
-    mesh: DeviceMesh,
-    placements: Sequence[Placement],
-    global_shape: Sequence[int] | None = None,
-    dtype: torch.dtype | None = None,
-    requires_grad: bool = False,
-    *,
-    sizes: Mapping[int | str, Sequence[int]] | None = None,
-) -> ShardTensor:
-    """Split the tensor of one rank over a mesh. Collective; no gradient flows back to the source.
-
-    Parameters
-    ----------
-    mesh, placements
-        The domain axes, and ``Shard(dim)`` or ``Replicate()`` for each.
-    tensor
-        The whole tensor on ``global_src``; ignored elsewhere.
-    global_src
-        Global rank of the source, part of ``mesh``.
-    global_shape, dtype
-        Checked against what the source sends, where given.
-    requires_grad
-        Whether the result is a leaf that requires grad.
-    sizes
-        ``{mesh axis: sizes}``; even by default.
-
-    Raises
-    ------
-    ShardLayoutError
-        The source is not in the mesh, or shape, dtype or sizes do not fit.
-    """
-    local, spec = moves.scatter(tensor, global_src, mesh, placements, sizes)
-    if global_shape is not None and tuple(global_shape) != spec.global_shape:
-        raise ShardLayoutError(f"rank {global_src} sent shape {spec.global_shape}, not {tuple(global_shape)}")
-    if dtype is not None and dtype != local.dtype:
-        raise ShardLayoutError(f"rank {global_src} sent dtype {local.dtype}, not {dtype}")
-    return ShardTensor(local.requires_grad_(requires_grad), spec)

@@ -16,12 +16,13 @@ from torch import Tensor
 from torch.distributed.tensor import Replicate, Shard
 
 from scidata.shard._transport import gather
+from scidata.shard.copies import version_of
 from scidata.shard.ops.align import local_of, specs_of
 from scidata.shard.ops.registry import unsupported
 from scidata.shard.ops.shapes import derived
 from scidata.shard.rows import even_sizes, fetch_rows, move_rows, plan_listed
 from scidata.shard.spec import ShardSpec
-from scidata.shard.tensor import ShardTensor, _version
+from scidata.shard.tensor import ShardTensor
 
 __all__ = ["count_true", "replicated", "take_advanced", "whole_index"]
 
@@ -133,12 +134,12 @@ def _take_sharded(x: ShardTensor, dim: int, index: ShardTensor) -> Tensor:
 def count_true(mask: ShardTensor) -> tuple[int, ...]:
     """Return how many are true on each rank of the one axis that shards; kept. Collective at the first use."""
     held: tuple[int, tuple[int, ...]] | None = mask.__dict__.get("_true_counts")
-    if held is None or held[0] != _version(mask._local):
+    if held is None or held[0] != version_of(mask._local):
         (axis,) = mask._spec.sharded.values()
         mine = mask._local.sum().view(1)
         sizes = mask._spec.sizes_of(axis)
         counts = gather(mine, (1,) * len(sizes), 0, mask._spec.group(axis)) if len(sizes) > 1 else mine
-        held = mask.__dict__["_true_counts"] = _version(mask._local), tuple(counts.tolist())
+        held = mask.__dict__["_true_counts"] = version_of(mask._local), tuple(counts.tolist())
     return held[1]
 
 

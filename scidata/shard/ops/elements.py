@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import Replicate
 
+from scidata.shard.copies import refuse_write_to_copy, written
 from scidata.shard.ops import scatter  # noqa: F401 - its entries are extended here
 from scidata.shard.ops.align import align, finish, local_of, refuse_out, specs_of
 from scidata.shard.ops.graph import extend_op, is_sharded
-from scidata.shard.ops.pointwise import refuse_write_to_copy, written
 from scidata.shard.ops.registry import find, register_op, unsupported
 from scidata.shard.ops.shapes import argument, normal_dim
 from scidata.shard.routed import RoutedIndex

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from scidata.bounds import window
 from scidata.shard.collectives import replicate_to_shards
+from scidata.shard.copies import refuse_write_to_copy, written
 from scidata.shard.ops.align import Layout, align, finish, local_of, operands_of, refuse_out, specs_of
 from scidata.shard.ops.registry import find, register_op, unsupported
 from scidata.shard.spec import HaloDim, ShardSpec
 from scidata.shard.tensor import ShardTensor
 
-__all__ = ["elementwise", "refuse_write_to_copy", "written"]
+__all__ = ["elementwise"]
 
 _UNARY = """
     abs absolute neg negative positive exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan arcsin
@@ -150,24 +151,6 @@ def elementwise_in_place(func: Any, types: Any, args: tuple[Any, ...], kwargs: d
     func(*new_args, **new_kwargs)
     written(target)
     return target
-
-
-def written(target: ShardTensor) -> None:
-    """Say that the own part was written to: ghosts are old now; a copy of single rows goes back to the original."""
-    target._padded = None
-    if callable(target._copied):
-        target._copied()
-
-
-def refuse_write_to_copy(func: Any, x: Any) -> None:
-    """Raise where ``x`` is a copy that would have been a view in torch, but for one that can be put back."""
-    if isinstance(x, ShardTensor) and x._copied and not callable(x._copied):
-        raise unsupported(
-            func,
-            "this tensor is a copy where torch would have made a view, so writing to it would not reach the original",
-            x._spec,
-            remedy="clone() it, or write it as an expression",
-        )
 
 
 def _broadcast(func: Any, operands: Sequence[Tensor]) -> tuple[list[Tensor], Layout, tuple[int, ...]]:

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from scidata.shard.copies import refuse_write_to_copy, written
 from scidata.shard.ops.align import finish, specs_of
-from scidata.shard.ops.pointwise import refuse_write_to_copy, written
 from scidata.shard.ops.registry import find, register_op, unsupported
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor

@@ -16,9 +16,9 @@ from torch.autograd import Function
 
 from scidata.shard._transport import call, group_size
 from scidata.shard.collectives import all_reduce_max, all_reduce_min, all_reduce_sum, slice_to_shard
+from scidata.shard.copies import refuse_write_to_copy, written
 from scidata.shard.ops.align import local_of, specs_of
 from scidata.shard.ops.graph import REMEDY, check_nodes, extend_op, getitem, is_sharded
-from scidata.shard.ops.pointwise import refuse_write_to_copy, written
 from scidata.shard.ops.registry import find, op_name, register_op, unsupported
 from scidata.shard.ops.shapes import argument, normal_dim
 from scidata.shard.routed import ACCEPT_FILLED, FilledTensor, MovedTensor, RoutedIndex, node_spec
@@ -108,9 +108,9 @@ def _write(func: Any, target: Tensor, result: Tensor, spec: ShardSpec) -> Tensor
         target.decide(result, spec)
         return target
     if isinstance(target, ShardTensor) and not target._spec.is_replicated:
-        if target._copied:
-            raise unsupported(func, "this tensor is a copy where torch would have made a view", spec)
+        refuse_write_to_copy(func, target)
         target._local.copy_(result)
+        written(target)
         return target
     if isinstance(target, ShardTensor):
         raise unsupported(func, "a replicated ShardTensor cannot take messages of nodes in place", target._spec)

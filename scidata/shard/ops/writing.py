@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import Replicate, Shard
 
+from scidata.shard.copies import refuse_write_to_copy, written
 from scidata.shard.ops.advanced import whole_index
 from scidata.shard.ops.align import align, specs_of
-from scidata.shard.ops.pointwise import refuse_write_to_copy, written
 from scidata.shard.ops.registry import unsupported
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor

@@ -10,9 +10,7 @@ import functools
 import hashlib
 import json
 import os
-import threading
 import uuid
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,6 +27,7 @@ from scidata.read.threads import ReaderThreads
 from scidata.store import open_store
 from scidata.store.arrays import CHUNK_ROWS
 from scidata.store.bounds import Weights, bounds_of_rows, checked_weights
+from scidata.store.choices import checked_halo, checked_subsample, named_fields
 from scidata.store.drawn import DrawnPart, drawn_part
 from scidata.store.kept import Kept
 from scidata.store.manifest import FieldInfo, SampleInfo, Statistics
@@ -44,7 +43,8 @@ _THREADS = 4
 #: Of the edges, cells and index maps that are kept between reads.
 CACHE_BYTES = 512 << 20
 _PLAN_BYTES = 32 << 20  # of plans of fields that are kept for the next epoch: of samples of 1 MB, several thousand
-_KEPT_PARTITIONS = 1024  # samples whose bounds are kept: a few hundred bytes each, and reads of a few chunks saved
+_PARTITION_BYTES = 4 << 20  # of bounds that are kept: each saves the reads of a few chunks
+_PLANS_BYTES = 2048  # of those reads' plans, about
 
 
 class StoreReader:
@@ -110,17 +110,20 @@ class StoreReader:
         self.num_parts = num_parts
         if num_parts < 1:
             raise ConfigError(f"number of parts must be at least 1, not {num_parts}")
-        self._has_edges = "edge" in manifest.entities
-        self._has_positions = all(sample.block_space is not None for sample in manifest.samples)
-        self.halo = self._checked_halo(halo)
+        self.halo = checked_halo(self.store, halo)
         if ghosts not in ("disk", "exchange"):
             hint = near_matches(str(ghosts), ("disk", "exchange"), listed=False)
             raise ConfigError(f"ghosts must be 'disk' or 'exchange', not {ghosts!r}{hint}")
         if ghosts == "disk" and not halo:
             raise ConfigError("ghosts='disk' reads the rows of a halo: say how wide, with halo=1 say")
         self.ghosts = ghosts
-        self.subsample = self._checked_subsample(subsample)
-        self._infos = self._named_fields()
+        self.subsample = checked_subsample(self.store, subsample)
+        if subsample is not None and (self.halo or ghosts == "disk"):
+            raise ConfigError(
+                f"{self.path}: halo={self.halo} means nothing with subsample: most neighbours of a row are not drawn; "
+                "leave out one of them"
+            )
+        self._infos = named_fields(self.store)
         self.fields = self._chosen(fields)
         chosen = [self._infos[name] for name in self.fields]
         self.numbering = number_samples(self.store, chosen, sample_dim=sample_dim, steps=steps, isel=isel)
@@ -132,8 +135,7 @@ class StoreReader:
         if isinstance(bounds, str) and bounds != "even":
             raise ConfigError(f"bounds={bounds!r}: irregular data is cut 'even', by weights, or by explicit bounds")
         self._threads = ReaderThreads(num_threads)
-        self._partitions: OrderedDict[int, tuple[SamplePart, dict[str, list[ArrayPlan]]]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._partitions: Kept[tuple[SamplePart, dict[str, list[ArrayPlan]]]] = Kept(_PARTITION_BYTES)
         self.topologies: Kept[LocalTopology] = Kept(whole("cache_bytes", cache_bytes, least=0))
         self._plans: Kept[FieldPlan] = Kept(min(self.topologies.max_bytes, _PLAN_BYTES))
         self._token = uuid.uuid4().hex  # of this data set, also where it was pickled: ranks have their own
@@ -170,7 +172,7 @@ class StoreReader:
     @property
     def num_hops(self) -> int:
         """Hops along edges that ghosts are away; edges need at least one, for their sources."""
-        if not self._has_edges:
+        if "edge" not in self.entities:
             return 0
         return 1 if self.kind == "points" else max(1, int(self.halo))
 
@@ -226,51 +228,6 @@ class StoreReader:
             content["subsample"] = self.subsample.recipe
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
-    def _checked_halo(self, halo: float) -> float:
-        number = isinstance(halo, int | float | np.integer | np.floating) and not isinstance(halo, bool)
-        if not number or not np.isfinite(halo) or halo < 0:
-            what = "a radius" if self.kind == "points" else "a number of hops"
-            raise ConfigError(f"halo={halo!r}: a halo of {self.kind} is {what}, at least 0")
-        if self.kind != "points":
-            if halo != int(halo):
-                raise ConfigError(f"halo={halo}: the halo of a {self.kind} is a whole number of hops along its edges")
-            if halo and not self._has_edges:
-                raise ConfigError(
-                    f"{self.path}: halo={halo} needs edges, and the store has none; write it again with --edges"
-                )
-            return int(halo)
-        if halo and not self._has_positions:
-            raise ConfigError(f"{self.path}: halo={halo} is a radius, and the store has no positions")
-        return float(halo)
-
-    def _checked_subsample(self, subsample: Subsample | None) -> Subsample | None:
-        if subsample is None:
-            return None
-        drawable = [entity for entity in self.entities if entity in (self.entity, "cell")]
-        if subsample.entity not in drawable:
-            follow = "; edges follow the nodes that are drawn" if subsample.entity == "edge" else ""
-            raise UnknownNameError(
-                f"{self.path}: subsample draws rows of {' or '.join(drawable)}, not of {subsample.entity!r}"
-                f"{follow or near_matches(subsample.entity, drawable)}"
-            )
-        if self.halo or self.ghosts == "disk":
-            raise ConfigError(
-                f"{self.path}: halo={self.halo} means nothing with subsample: most neighbours of a row are not drawn; "
-                "leave out one of them"
-            )
-        return subsample
-
-    def _named_fields(self) -> dict[str, FieldInfo]:
-        """Return the fields by the names that users type."""
-        manifest = self.store.manifest
-        infos = list(manifest.fields.values())
-        if self._has_positions and manifest.samples:
-            array = manifest.samples[0].arrays[f"{self.entity}/pos"]
-            pos = FieldInfo(name="pos", entity=self.entity, dtype=array.dtype, dims=(self.entity, "xyz"), entity_dim=0)
-            infos.insert(0, pos)
-        names = [info.name for info in infos]
-        return {info.name if names.count(info.name) == 1 else info.path: info for info in infos}
-
     def _chosen(self, fields: Sequence[str] | str | None) -> tuple[str, ...]:
         if fields is None:
             return tuple(self._infos)
@@ -295,10 +252,10 @@ class StoreReader:
         return self._partition(self.numbering.locate(index)[0])[0]
 
     def _partition(self, index: int) -> tuple[SamplePart, dict[str, list[ArrayPlan]]]:
-        with self._lock:
-            if index in self._partitions:
-                self._partitions.move_to_end(index)
-                return self._partitions[index]
+        size = lambda made: _PLANS_BYTES + sum(bounds.nbytes for bounds in made[0].bounds.values())  # noqa: E731
+        return self._partitions.get(index, lambda: self._cut(index), size)
+
+    def _cut(self, index: int) -> tuple[SamplePart, dict[str, list[ArrayPlan]]]:
         access = RowAccess(self.store, index, self._threads.executor())
         rows = self._bounds.get(index) if isinstance(self._bounds, Mapping) else self._bounds
         if rows is None:
@@ -312,12 +269,7 @@ class StoreReader:
             every["cell"] = access.take("cell/indptr", cuts)[back]
         if "edge" in info.counts:
             every["edge"] = access.take("csr/indptr", cuts)[back]
-        made = SamplePart(index=index, entity=self.entity, bounds=every), access.plans
-        with self._lock:
-            self._partitions[index] = made
-            while len(self._partitions) > _KEPT_PARTITIONS:
-                self._partitions.popitem(last=False)
-        return made
+        return SamplePart(index=index, entity=self.entity, bounds=every), access.plans
 
     def _topology(self, access: RowAccess, cut: SamplePart, part: int) -> LocalTopology:
         """Read this part's edges and cells, and find its ghosts."""
@@ -495,13 +447,3 @@ class StoreReader:
         self._threads.close()
         self.store.close()
         self._plans = Kept(self._plans.max_bytes)
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        state["_partitions"] = OrderedDict()
-        del state["_lock"]
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._lock = threading.Lock()

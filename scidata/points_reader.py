@@ -10,8 +10,6 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,75 +23,20 @@ from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, ne
 from scidata.index_map import IndexMap
 from scidata.local_part import LocalPart, SamplePart
 from scidata.partition.cuts import cut_bounds, prefix_of
-from scidata.plan import ArrayPlan, ReadPlan
-from scidata.read import ReadStats, read_plan
+from scidata.plan import ReadPlan
+from scidata.points_file import PointsFile, described_file
+from scidata.read import ReadStats
 from scidata.read.threads import ReaderThreads
-from scidata.sources.cf import decoding_of
 from scidata.store.manifest import FieldInfo, Statistics
 from scidata.store.rows import Gather, RowAccess
 from scidata.subsample import Draw, Subsample
-from scidata.topologies._arrays import in_degrees
-from scidata.topologies.base import ArrayReader, without_default_fill
-from scidata.topologies.points import PointsTopology
-from scidata.topology import SampleHeader, read_samples
-from scidata.types import ArrayLayout, Empty, IntArray, Source
+from scidata.topology import read_samples
+from scidata.types import Empty, IntArray
 
 __all__ = ["PointsReader"]
 
 _KEPT_SAMPLES = 1024
 _RUN_ROWS = 1024  # drawn together as a "chunk" of files that have none
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Cloud:
-    """One file: its coordinates, in the order x, y, z or as one array, and its fields; not read yet."""
-
-    source: Source
-    num_rows: int
-    on_sphere: bool
-    period: tuple[float, ...] | None
-    coordinates: tuple[ArrayLayout, ...]
-    layouts: Mapping[str, ArrayLayout]  # of fields and coordinates, by name; coordinates as "pos/<i>"
-    infos: Mapping[str, FieldInfo]
-
-    @property
-    def chunk_rows(self) -> int:
-        """Rows of a chunk of the largest array; 0 where it is not cut along the points."""
-        name = max(self.layouts, key=lambda n: self.layouts[n].nbytes)
-        rows = self.layouts[name].chunks[self.infos[name].entity_dim if name in self.infos else 0]
-        return rows if rows < self.num_rows else 0
-
-
-class _FileAccess(RowAccess):
-    """Rows of the arrays of one file, decoded."""
-
-    def __init__(
-        self, cloud: _Cloud, executor: Executor | None, *, decode: bool, allow_missing: bool, empty: Empty = np.empty
-    ) -> None:
-        self.plans, self.stats, self.empty = {}, ReadStats(), empty
-        self._cloud, self._executor, self._decode, self._allow_missing = cloud, executor, decode, allow_missing
-
-    @property
-    def source(self) -> Source:
-        return self._cloud.source
-
-    def layout(self, path: str) -> ArrayLayout:
-        return self._cloud.layouts[path]
-
-    def run(self, plan: ArrayPlan, dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
-        decode = self._decode or any(plan.layout is layout for layout in self._cloud.coordinates)
-        decoding = decoding_of(plan.layout, None if dtype is None else np.dtype(dtype)) if decode else None
-        kind = decoding.dtype if decoding is not None else plan.layout.dtype.newbyteorder("=")
-        out = self.empty(plan.out_shape, kind)
-        self.stats += read_plan(
-            plan,
-            out,
-            source=self.source,
-            decoding=decoding,
-            allow_missing=self._allow_missing,
-            executor=self._executor,
-        )
-        return out
 
 
 class PointsReader:
@@ -157,7 +100,7 @@ class PointsReader:
         self._decode, self._dtype = decode, None if dtype is None else np.dtype(dtype)
         self._allow_missing = allow_missing
         self._threads = ReaderThreads(num_threads)
-        self._clouds: dict[int, _Cloud] = {}
+        self._clouds: dict[int, PointsFile] = {}
         self._cuts: dict[int, SamplePart] = {}
         first = self._cloud(0)
         self.path = first.source.path
@@ -211,7 +154,7 @@ class PointsReader:
     def global_shape(self, name: str, index: int, *, epoch: int = 0) -> tuple[int, ...]:
         """Return the shape of a field of one whole sample, or of what ``epoch`` draws from it."""
         cloud, dim = self._cloud(self._checked_index(index)), self.entity_dim(name)
-        shape = self._shape(cloud, name)
+        shape = cloud.shape(self._known(name))
         draw = self._draw(cloud, index % self.num_samples, epoch)
         if draw is None:
             return shape
@@ -246,11 +189,11 @@ class PointsReader:
             raise ConfigError(f"rank {part} does not exist: the domain has {self.num_parts} ranks")
         return part
 
-    def _cloud(self, index: int) -> _Cloud:
+    def _cloud(self, index: int) -> PointsFile:
         """Describe a file, which must have the first one's fields."""
         cloud = self._clouds.get(index)
         if cloud is None:
-            cloud = self._described(self._samples.header(index))
+            cloud = described_file(self._samples.header(index), dtype=self._dtype, decode=self._decode)
             if index and cloud.infos != self._infos:
                 self._refuse(cloud)
             if len(self._clouds) >= _KEPT_SAMPLES:
@@ -258,34 +201,7 @@ class PointsReader:
             self._clouds[index] = cloud
         return cloud
 
-    def _described(self, header: SampleHeader) -> _Cloud:
-        topology = header.topology
-        assert isinstance(topology, PointsTopology)
-        source = topology.source
-        coordinates = tuple(without_default_fill(source, source.arrays[name]) for name in topology.coordinates)
-        dtype = self._dtype if self._dtype is not None else np.dtype(np.float64)
-        first = coordinates[0]
-        pos = FieldInfo(name="pos", entity="point", dtype=dtype.str, dims=(first.dims[0], "xyz"), entity_dim=0)
-        infos, layouts = {"pos": pos}, {f"pos/{i}": layout for i, layout in enumerate(coordinates)}
-        for name, field in header.fields.items():
-            assert isinstance(field.reader, ArrayReader)
-            layouts[name] = layout = field.reader.layout
-            decoding = decoding_of(layout, self._dtype) if self._decode else None
-            read_as = decoding.dtype if decoding is not None else layout.dtype.newbyteorder("=")
-            infos[name] = FieldInfo(
-                name=name, entity="point", dtype=read_as.str, dims=field.dims, entity_dim=field.entity_dim
-            )
-        return _Cloud(
-            source=source,
-            num_rows=topology.sizes["point"],
-            on_sphere=topology.on_sphere,
-            period=topology.period,
-            coordinates=coordinates,
-            layouts=layouts,
-            infos=infos,
-        )
-
-    def _refuse(self, cloud: _Cloud) -> None:
+    def _refuse(self, cloud: PointsFile) -> None:
         for name in {**self._infos, **cloud.infos}:
             here, first = cloud.infos.get(name), self._infos.get(name)
             if here != first:
@@ -294,12 +210,6 @@ class PointsReader:
                     f"{cloud.source.path}: field {name!r}: {shown[0]}, but {self.path} has {shown[1]}; all files of a "
                     "data set have the same fields: choose those that agree with fields="
                 )
-
-    def _shape(self, cloud: _Cloud, name: str) -> tuple[int, ...]:
-        if name != "pos":
-            return cloud.layouts[self._known(name)].shape
-        first = cloud.coordinates[0]
-        return first.shape if len(first.shape) == 2 else (cloud.num_rows, len(cloud.coordinates))
 
     # -- cutting -------------------------------------------------------------------------------------------------
 
@@ -331,7 +241,7 @@ class PointsReader:
             return chunk_bounds(num_rows, num_parts, edges=np.arange(0, num_rows, cloud.chunk_rows))
         return even_bounds(num_rows, num_parts)
 
-    def _costs(self, cloud: _Cloud) -> npt.NDArray[np.float64]:
+    def _costs(self, cloud: PointsFile) -> npt.NDArray[np.float64]:
         if isinstance(self._weights, str):
             self._known(self._weights)
             values = self._access(cloud).rows(self._weights, 0, cloud.num_rows)
@@ -344,7 +254,7 @@ class PointsReader:
             )
         return values.astype(np.float64)
 
-    def _draw(self, cloud: _Cloud, index: int, epoch: int) -> Draw | None:
+    def _draw(self, cloud: PointsFile, index: int, epoch: int) -> Draw | None:
         if self.subsample is None:
             return None
         chunk = cloud.chunk_rows or _RUN_ROWS
@@ -366,7 +276,7 @@ class PointsReader:
         start, stop, _, rows = self._rows(cloud, index, part, epoch)
         fields = {}
         for name in self.fields:
-            gathers = [self._gather(access, path, start, stop, rows) for path in self._paths(cloud, name)]
+            gathers = [self._gather(access, path, start, stop, rows) for path in cloud.paths(name)]
             fields[name] = tuple(plan for gather in gathers for plan, _ in gather.steps)
         return ReadPlan(index=index, rank=rank, fields=fields)
 
@@ -385,7 +295,7 @@ class PointsReader:
         index, part = self._checked_index(index), self._checked_part(part)
         cloud = self._cloud(index)
         start, stop, bounds, rows = self._rows(cloud, index, part, epoch)
-        arrays = [(name, path) for name in self.fields for path in self._paths(cloud, name)]
+        arrays = [(name, path) for name in self.fields for path in cloud.paths(name)]
         own = [self._access(cloud, empty) for _ in arrays]
 
         def read(access: RowAccess, name: str, path: str) -> npt.NDArray[Any]:
@@ -398,7 +308,7 @@ class PointsReader:
         fields = {}
         for name in self.fields:
             parts = [values for (owner, _), values in zip(arrays, found, strict=True) if owner == name]
-            fields[name] = self._positions(cloud, parts) if name == "pos" else parts[0]
+            fields[name] = cloud.positions(parts, self.dtype("pos")) if name == "pos" else parts[0]
         return LocalPart(
             index=index,
             part=self.partition_of(index),
@@ -420,11 +330,11 @@ class PointsReader:
         start, stop = self.partition_of(index).owned(entity, self._checked_part(part))
         return np.arange(start, stop, dtype=np.int64)
 
-    def _access(self, cloud: _Cloud, empty: Empty = np.empty) -> _FileAccess:
+    def _access(self, cloud: PointsFile, empty: Empty = np.empty) -> RowAccess:
         executor = self._threads.executor()
-        return _FileAccess(cloud, executor, decode=self._decode, allow_missing=self._allow_missing, empty=empty)
+        return cloud.access(executor, decode=self._decode, allow_missing=self._allow_missing, empty=empty)
 
-    def _rows(self, cloud: _Cloud, index: int, part: int, epoch: int) -> tuple[int, int, IntArray, IntArray | None]:
+    def _rows(self, cloud: PointsFile, index: int, part: int, epoch: int) -> tuple[int, int, IntArray, IntArray | None]:
         """Return the range of rows that a part owns, the bounds of its sample, and the rows where they are drawn."""
         bounds = self.partition_of(index).bounds["point"]
         start, stop = int(bounds[part]), int(bounds[part + 1])
@@ -433,21 +343,12 @@ class PointsReader:
             return start, stop, bounds, None
         return start, stop, draw.count_before(bounds), draw.rows(start, stop)
 
-    def _paths(self, cloud: _Cloud, name: str) -> list[str]:
-        return [f"pos/{i}" for i in range(len(cloud.coordinates))] if name == "pos" else [name]
-
     def _gather(self, access: RowAccess, path: str, start: int, stop: int, rows: IntArray | None) -> Gather:
         dim = self._infos[path].entity_dim if path in self._infos else 0
         if rows is not None:
             return access.plan_gather(path, rows, dim=dim)
         plan = access.plan(path, np.array([start]), np.array([stop]), dim=dim)
         return Gather(num_rows=stop - start, steps=((plan, None),))
-
-    def _positions(self, cloud: _Cloud, parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-        points = parts[0] if parts[0].ndim == 2 else np.stack(parts, axis=1)
-        if cloud.on_sphere:
-            points = in_degrees(points, cloud.coordinates)
-        return np.ascontiguousarray(points, self.dtype("pos"))
 
     def close(self) -> None:
         """End the threads and close the files; the next read starts them again."""

@@ -146,6 +146,7 @@ def plan(
     scidata plan train.store --domain 64 --halo 2 --plot parts.png
     """
     from scidata._cli import arguments as parse
+    from scidata._cli.plan_output import PlanOutput
     from scidata._cli.stores import names_store
 
     axis_sizes = parse.parse_domain(domain)
@@ -157,21 +158,14 @@ def plan(
         "steps": parse.parse_steps("0" if steps is None else steps),
         "isel": parse.parse_isel(isel or ()),
     }
-    printed: dict[str, Any] = {
-        "sample": sample,
-        "dp": dp,
-        "plot": plot,
-        "overwrite": overwrite,
-        "every_rank": every_rank,
-        "as_json": as_json,
-    }
+    output = PlanOutput(sample=sample, dp=dp, plot=plot, overwrite=overwrite, every_rank=every_rank, as_json=as_json)
     if names_store(path):
         from scidata._cli.stores import run_plan as plan_store
 
         own = {"halo": halo or (), "ghosts": ghosts, "bounds": bounds or (), "kind": kind}
         refused = {"--shard": bool(shard), "--align": bool(align), "--periodic": bool(periodic)}
         dim = False if sample_dim == "none" else sample_dim
-        plan_store(path, axis_sizes, common | own | {"sample_dim": dim}, refused, **printed)
+        plan_store(path, axis_sizes, common | own | {"sample_dim": dim}, refused, output)
         return
     if kind in ("mesh", "graph"):
         raise parse.usage_error("--kind", f"a raw {kind} is not planned; write it as a store, and plan that.")
@@ -193,7 +187,7 @@ def plan(
         "num_threads": 1,
     }
     only_grids = (shard, align, periodic, isel, steps, sample_dim)
-    plan_grid(path, options, kind=kind, like_grid=any(given is not None for given in only_grids), **printed)
+    plan_grid(path, options, output, kind=kind, like_grid=any(given is not None for given in only_grids))
 
 
 @app.command()

@@ -8,6 +8,7 @@ from typing import Any
 
 from scidata._cli.arguments import check_choice, parse_rows, parse_width, usage_error
 from scidata._cli.output import console, human_bytes, make_table, print_json, progress, ratio
+from scidata._cli.plan_output import PlanOutput
 from scidata._cli.store_planning import StorePlan, describe_store, plan_store
 from scidata._cli.tables import MANY_RANKS, byte_cells, print_bullets, shape_text, telling_ranks
 from scidata.store import is_store
@@ -138,13 +139,7 @@ def run_plan(
     domain: Mapping[str, int],
     options: Mapping[str, Any],
     refused: Mapping[str, bool],
-    *,
-    sample: int,
-    dp: int | None,
-    plot: str | None,
-    overwrite: bool,
-    every_rank: bool,
-    as_json: bool,
+    output: PlanOutput,
 ) -> None:
     """Plan a sample of a store for every rank of a domain and print it.
 
@@ -178,43 +173,24 @@ def run_plan(
     }
     if common["weights"] is not None and common["bounds"] != "even":
         raise usage_error("--weights", "weights decide the bounds; leave out --bounds.")
-    draw = _prepared_plot(plot, overwrite)
+    output.check_picture()
     check_choice("--ghosts", options["ghosts"], ("disk", "exchange"))
     ghosts = options["ghosts"] or ("disk" if common["halo"] else "exchange")  # as open_dataset chooses
     chosen = {name: options[name] for name in ("fields", "dtype", "sample_dim", "steps", "isel")}
     reader = StoreReader(path, **common, **chosen, ghosts=ghosts)
     if options["kind"] not in (None, reader.kind):
         raise usage_error("--kind", f"{options['kind']}: {path} is a store of kind {reader.kind}; leave it out.")
-    if not 0 <= sample < reader.num_samples:
-        raise usage_error("--sample", f"{sample} is out of range: there are {reader.num_samples} samples.")
+    output.check_sample(reader.num_samples)
     topology = StoreReader(path, **common, fields=(), sample_dim=False)
     with progress("planning", reader.num_parts) as tick:
-        plan = plan_store(reader, topology, sample, tick=tick)
-    about = describe_store(plan, weights=common["weights"], dp=dp)
-    if draw is not None:
-        about |= {"plot": plot, "plot_notes": draw(plan)}
-    if as_json:
-        print_json(about | {"totals": plan.totals(), "ranks": [plan.rank(r) for r in range(plan.num_ranks)]})
-        return
-    _print_plan(plan, about, every_rank=every_rank)
-    if plot is not None:
-        console().print(f"picture: {plot}", soft_wrap=True)
-        print_bullets("note", about["plot_notes"], "yellow")
+        plan = plan_store(reader, topology, output.sample, tick=tick)
+    about = describe_store(plan, weights=common["weights"], dp=output.dp)
+    notes: list[str] = []
+    if output.plot is not None:
+        from scidata.plot_store import draw_sample
 
-
-def _prepared_plot(plot: str | None, overwrite: bool) -> Any:
-    """Check the picture before the work is done; return what draws it."""
-    if plot is None:
-        return None
-    from scidata.plot import check_picture
-    from scidata.plot_store import draw_sample
-
-    check_picture(plot, overwrite=overwrite)
-
-    def draw(plan: StorePlan) -> list[str]:
-        return draw_sample(plan.reader.store, plan.cut, plan.ghosts, plot)
-
-    return draw
+        notes = draw_sample(plan.reader.store, plan.cut, plan.ghosts, output.plot)
+    output.show(plan, about, _print_plan, notes)
 
 
 def _print_plan(plan: StorePlan, about: Mapping[str, Any], *, every_rank: bool) -> None:

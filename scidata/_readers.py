@@ -23,6 +23,7 @@ __all__ = ["Copier", "Fill", "Readers", "Work", "copier_for", "shut_down"]
 Fill: TypeAlias = Callable[[int, Any], Any]
 
 _JOIN_SECONDS = 5.0  # a read that hangs (a dead file system) must not hang the exit too
+_BEGIN_SECONDS = 1.0  # for the first step of a thread
 TicketT = TypeVar("TicketT")
 
 
@@ -216,6 +217,15 @@ class Readers(Generic[TicketT]):
             self.fill.stop()
 
 
+def _join(thread: threading.Thread, deadline: float) -> None:
+    """Wait for the end of a thread, which an interrupt in its ``start()`` may have left without a first step."""
+    begin = min(deadline, time.monotonic() + _BEGIN_SECONDS)
+    while thread.ident is None and time.monotonic() < begin:
+        time.sleep(0.001)
+    if thread.ident is not None:
+        thread.join(max(0.0, deadline - time.monotonic()))
+
+
 def shut_down(
     readers: Readers[Any], threads: list[threading.Thread], pending: deque[Work], on_close: Callable[[], None]
 ) -> None:
@@ -224,10 +234,10 @@ def shut_down(
     if threading.current_thread() not in threads:  # a collection may run on one of them, which holds a turn then
         deadline = time.monotonic() + readers.join_seconds
         for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            _join(thread, deadline)
     if hasattr(readers.fill, "end"):
         readers.fill.end()
-    if any(thread.is_alive() for thread in threads):
+    if any(thread.ident is None or thread.is_alive() for thread in threads):
         return  # it may still write: its buffers, and the ring, are not used again
     while pending:
         readers.release(pending.popleft())

@@ -30,6 +30,7 @@ ELSEWHERE = (
     "norm",
     "conv",
     "pool",
+    "maxima",
     "interpolate",
     "embedding",
     "metadata",

@@ -6,8 +6,6 @@ import gc
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +19,7 @@ import zarr
 
 import scidata
 from scidata.errors import ConfigError, UnknownNameError, WorkerDiedError
-from tests.unit._children import wait_for_spawned
+from tests.unit._children import interrupted
 
 STEPS, LAT, LON = 6, 5, 4
 
@@ -152,34 +150,20 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(
     ("workers", "when"),
-    [
-        ("thread", "running"),
-        ("process", "running"),
-        ("process", "importing"),
-        ("process", "begun"),
-    ],
+    [("thread", "running"), ("process", "running"), ("process", "importing"), ("process", "begun")],
 )
 def test_ctrl_c(store: str, tmp_path: Path, workers: str, when: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, str(script), store, workers]
     before = set(os.listdir("/dev/shm"))
-    group = {"start_new_session": True}  # a terminal signals the children, too
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, **group
-    ) as process:
-        assert process.stdout is not None
-        if when == "running":
-            line = process.stdout.readline()
-            assert line.startswith("running"), process.communicate()[1]
-        children = wait_for_spawned(
-            process.pid, 2 if workers == "process" else 0, importing="numpy" if when == "importing" else ""
-        )
-        os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGINT
-    assert errors.count("Traceback") == 1  # the loop's, and nobody else's
+    code, errors, children = interrupted(
+        [script, store, workers],
+        2 if workers == "process" else 0,
+        importing="numpy" if when == "importing" else "",
+        line="running" if when == "running" else "",
+    )
+    assert code == -signal.SIGINT, errors
+    assert errors.count("Traceback") == 1, errors  # the loop's, and nobody else's
     assert "KeyboardInterrupt" in errors
     assert not any(Path(f"/proc/{pid}").exists() for pid in children)
     assert {name for name in os.listdir("/dev/shm") if name.startswith("torch_")} <= before

@@ -26,7 +26,7 @@ from scidata.partitioning import finalize, partition
 from scidata.store import MANIFEST, Store, is_store, open_store, verify
 from scidata.store.jobs import run_jobs
 from scidata.store.output import Part, claim_output, finished_samples
-from tests.unit._children import wait_for_spawned
+from tests.unit._children import interrupted
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"
@@ -222,15 +222,10 @@ class TestParts:
     @pytest.mark.parametrize("importing", ["", "numpy"])
     def test_interrupted_jobs(self, files: list[Path], tmp_path: Path, importing: str) -> None:
         code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); sys.argv[0] = 'scidata'"
-        code += "; from scidata.cli import app; app()"  # a shell's background jobs ignore the signal, and so would this
-        command = [sys.executable, "-c", code, "partition", *files, tmp_path / "s", "--jobs", "2"]
-        with subprocess.Popen(
-            list(map(str, command)), stderr=subprocess.PIPE, text=True, start_new_session=True
-        ) as process:
-            spawned = wait_for_spawned(process.pid, 2, importing=importing)
-            os.killpg(process.pid, signal.SIGINT)
-            _, errors = process.communicate(timeout=60)
-        assert process.returncode == 130
+        code += "; from scidata.cli import app; app()"
+        command = ["-c", code, "partition", *files, tmp_path / "s", "--jobs", "2"]
+        exit_code, errors, spawned = interrupted(command, 2, importing=importing)
+        assert exit_code == 130, errors
         assert "Traceback" not in errors
         assert not any(Path(f"/proc/{pid}").exists() for pid in spawned)
         assert not is_store(tmp_path / "s")

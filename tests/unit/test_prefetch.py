@@ -479,6 +479,26 @@ def test_ctrl_c_while_waiting_for_a_read() -> None:
     assert list(prefetcher) == []
 
 
+@pytest.mark.parametrize("runs", [False, True])
+def test_ctrl_c_while_a_thread_begins(monkeypatch: pytest.MonkeyPatch, runs: bool) -> None:
+    class Interrupted(threading.Thread):
+        def start(self) -> None:
+            if runs:
+                monkeypatch.setattr(self._started, "wait", interrupt)
+                super().start()
+            interrupt()
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    prefetcher = make([[0], [1]], fill)
+    monkeypatch.setattr(threading, "Thread", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(prefetcher)
+    assert readers() == []
+    assert list(prefetcher) == []
+
+
 def test_a_set_lost_in_a_hand_over_is_not_met_again() -> None:
     class Interrupting(HostCopier):
         def finish(self, ticket: object) -> dict[str, torch.Tensor]:

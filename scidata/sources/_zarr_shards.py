@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import struct
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, cast
 
 import numpy as np
+from crc32c import crc32c
 
 from scidata._files import files
 from scidata.errors import ChecksumError, ShortReadError
@@ -34,18 +33,6 @@ class ShardIndex:
     def nbytes(self) -> int:
         """Encoded size."""
         return 16 * self.num_chunks + 4 * self.checksum
-
-
-@functools.cache
-def _crc32c() -> Callable[[Any], int]:
-    try:  # what zarr-python uses from 3.1 on; before, it brought numcodecs' own
-        import google_crc32c
-
-        return cast("Callable[[Any], int]", google_crc32c.value)
-    except ImportError:
-        from numcodecs.checksum32 import CRC32C
-
-        return cast("Callable[[Any], int]", CRC32C.checksum)
 
 
 def read_index(path: str, size: int, index: ShardIndex) -> IntArray:
@@ -76,7 +63,7 @@ def read_index(path: str, size: int, index: ShardIndex) -> IntArray:
     raw = files().read(path, size - index.nbytes if index.at_end else 0, index.nbytes)
     if index.checksum:
         (expected,) = struct.unpack("<I", raw[-4:])
-        found = _crc32c()(bytes(raw[:-4]))
+        found = crc32c(raw[:-4])
         if found != expected:
             raise ChecksumError(
                 f"{path}: shard index has crc32c {found:#010x}, but {expected:#010x} is stored with it; "

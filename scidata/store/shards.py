@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from google_crc32c import value as crc32c  # comes with zarr
+from crc32c import crc32c
 
 __all__ = ["write_shard"]
 
@@ -53,7 +53,7 @@ def write_shard(
 
 
 def _checksum(data: Any) -> bytes:
-    return int(crc32c(data)).to_bytes(4, "little")
+    return crc32c(data).to_bytes(4, "little")
 
 
 def _chunks(

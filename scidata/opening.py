@@ -196,7 +196,8 @@ def open_dataset(
         Threads that fetch and decode chunks side by side, in each process.
     cache_bytes
         Stores: edges, cells and index maps that were read are kept for further times of the same stored sample, at most
-        so many bytes of them; default 512 MiB. A sample that does not fit is read anew each time.
+        so many bytes of them; default 512 MiB. So are fields without times, up to 128 MiB besides. What does not fit is
+        read anew each time.
 
     storage_options
         URLs: what fsspec's file system is made with, such as ``{"endpoint_url": …, "key": …, "secret": …}`` or

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 import os
 import uuid
 from collections.abc import Mapping, Sequence
@@ -43,6 +44,7 @@ _THREADS = 4
 #: Of the edges, cells and index maps that are kept between reads.
 CACHE_BYTES = 512 << 20
 _PLAN_BYTES = 32 << 20  # of plans of fields that are kept for the next epoch: of samples of 1 MB, several thousand
+_SHARED_BYTES = 128 << 20  # of fields without times, whose values are kept for the other times
 _PARTITION_BYTES = 4 << 20  # of bounds that are kept: each saves the reads of a few chunks
 _PLANS_BYTES = 2048  # of those reads' plans, about
 
@@ -78,7 +80,8 @@ class StoreReader:
         Threads that fetch and check chunks side by side.
     cache_bytes
         Index maps, edges and cells of parts that were read are kept for the next read of the same stored sample, of
-        another time of it say: at most so many bytes, the least recently used let go first. Pickling leaves them out.
+        another time of it say: at most so many bytes, the least recently used let go first. So are fields without
+        times, of up to 128 MiB besides. Pickling leaves them out.
 
     Raises
     ------
@@ -137,6 +140,7 @@ class StoreReader:
         self._threads = ReaderThreads(num_threads)
         self._partitions: Kept[tuple[SamplePart, dict[str, list[ArrayPlan]]]] = Kept(_PARTITION_BYTES)
         self.topologies: Kept[LocalTopology] = Kept(whole("cache_bytes", cache_bytes, least=0))
+        self._shared: Kept[npt.NDArray[Any]] = Kept(min(self.topologies.max_bytes, _SHARED_BYTES))
         self._plans: Kept[FieldPlan] = Kept(min(self.topologies.max_bytes, _PLAN_BYTES))
         self._token = uuid.uuid4().hex  # of this data set, also where it was pickled: ranks have their own
 
@@ -425,6 +429,29 @@ class StoreReader:
         return found
 
     def _read_field(self, access: RowAccess, name: str, index: int, topology: LocalTopology) -> npt.NDArray[Any]:
+        if not self._keeps_values(access, name, index, topology):
+            return self._read_values(access, name, index, topology)
+
+        def make() -> npt.NDArray[Any]:
+            own = self._opened(index)[1]
+            values = self._read_values(own, name, index, topology)
+            access.stats += own.stats
+            return values
+
+        slot = self.numbering.locate(index)[0], topology.index_maps[self._infos[name].entity].part, name
+        kept = self._shared.get(slot, make, lambda values: values.nbytes)
+        values = access.empty(kept.shape, kept.dtype)
+        np.copyto(values, kept)
+        return values
+
+    def _keeps_values(self, access: RowAccess, name: str, index: int, topology: LocalTopology) -> bool:
+        """Whether other times have the same values, and they are few enough to be kept for those."""
+        if topology.rows is not None or not self.numbering.is_shared(self._infos[name], index):
+            return False
+        shape = self._planned(access, name, index, topology).plan.out_shape
+        return math.prod(shape) * self.dtype(name).itemsize <= self._shared.max_bytes
+
+    def _read_values(self, access: RowAccess, name: str, index: int, topology: LocalTopology) -> npt.NDArray[Any]:
         info, dim, dtype = self._infos[name], self.entity_dim(name), self.dtype(name)
         if topology.rows is not None:
             gather = self._gather(access, name, index, topology.rows)
@@ -446,4 +473,4 @@ class StoreReader:
         """End the threads and close the files; the next read starts them again."""
         self._threads.close()
         self.store.close()
-        self._plans = Kept(self._plans.max_bytes)
+        self._plans, self._shared = Kept(self._plans.max_bytes), Kept(self._shared.max_bytes)

@@ -88,6 +88,11 @@ class Numbering:
         """Return which of them is the entity's."""
         return sum(not self._dropped(info, i) for i in range(info.entity_dim))
 
+    def is_shared(self, info: FieldInfo, index: int) -> bool:
+        """Whether other samples of the same stored one have the same values: a field without times."""
+        stored, _ = self.locate(index)
+        return self.sample_dim not in info.dims and int(self.firsts[stored + 1] - self.firsts[stored]) > 1
+
     def shape(self, info: FieldInfo, index: int) -> tuple[int, ...]:
         """Return the shape of a field in a sample."""
         counts = map(num_rows_of, self.segments(info, index))

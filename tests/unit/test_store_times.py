@@ -109,7 +109,7 @@ def test_samples_are_what_numpy_cuts_out(several, store, data):
 def test_only_the_time_asked_for_is_read(tmp_path):
     raw = write_raw(tmp_path / "raw.h5", 4, num_nodes=1030)  # whole chunks are longer than gaps that are read along
     partition(raw, tmp_path / "store", fields=["u", "w"])
-    options = {"num_parts": 2, "bounds": [0, 1024, 1030], "fields": ["u", "w"]}
+    options = {"num_parts": 2, "bounds": [0, 1024, 1030], "fields": ["u", "w"], "cache_bytes": 0}
     one, all_ = StoreReader(tmp_path / "store", **options), StoreReader(tmp_path / "store", sample_dim=False, **options)
     for index in range(4):
         fetched = [sum(p.bytes_fetched for p in plan.fields["u"]) for plan in (one.plan(index), all_.plan(0))]

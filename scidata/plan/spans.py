@@ -31,9 +31,9 @@ MAX_SPAN = 1 << 20
 MAX_READ = 2 << 20
 MAX_READ_URL = 16 << 20
 
-#: Chunks that carry a checksum and no more are read in place and checked while they are in the L2 cache: four times as
-#: fast as out of it (measured).
-MAX_CHECKED = 256 << 10
+#: Chunks that carry a checksum and no more are read in place and checked while they are in the L2 cache: half again as
+#: fast as out of it. Reads of 512 KiB took a tenth less than reads of 256 KiB, and as much as longer ones (measured).
+MAX_CHECKED = 512 << 10
 
 #: Reads straight into the destination need no scratch: they may be longer, where that leaves enough for threads.
 MAX_READ_DIRECT = 16 << 20

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from scidata import _trace
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 
 __all__ = ["LocalTransform", "apply_locally"]
@@ -28,7 +29,8 @@ def apply_locally(transform: LocalTransform | None, arrays: Mapping[str, npt.NDA
     if transform is None:
         return
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    result = transform(dict(tensors))
+    with _trace.span("local transform", sample=_trace.get_sample()):
+        result = transform(dict(tensors))
     if not isinstance(result, Mapping):
         raise ConfigError(f"local_transform returned {type(result).__name__}; return the fields, by name")
     for name, changed in result.items():

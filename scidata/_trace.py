@@ -9,19 +9,34 @@ from __future__ import annotations
 
 import gzip
 import json
+import multiprocessing
 import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from scidata.errors import ConfigError
 
-__all__ = ["Recorder", "active", "get_sample", "merge_traces", "set_sample", "span", "trace"]
+__all__ = [
+    "Packed",
+    "Recorder",
+    "active",
+    "get_sample",
+    "merge_traces",
+    "recorded_apart",
+    "set_sample",
+    "span",
+    "trace",
+]
 
 _MAX_EVENTS = 2_000_000  # some 500 MB of JSON, which no viewer likes
+
+_Thread: TypeAlias = tuple[int, int]  # process, thread
+#: Names of processes and of threads, and events.
+Packed: TypeAlias = tuple[dict[int, str], dict[_Thread, str], list[tuple[str, _Thread, int, int, dict[str, Any]]]]
 
 #: What is recorded into now. Read it once for a piece of work, and keep what it was.
 active: Recorder | None = None
@@ -31,11 +46,12 @@ _here = threading.local()
 
 
 class Recorder:
-    """Events of all threads; adding one takes no lock."""
+    """Events of all threads, and of worker processes; adding one takes no lock."""
 
     def __init__(self) -> None:
-        self._events: list[tuple[str, int, int, int, dict[str, Any]]] = []
-        self._names: dict[int, str] = {}
+        self._events: list[tuple[str, _Thread, int, int, dict[str, Any]]] = []
+        self._names: dict[_Thread, str] = {}
+        self._processes: dict[int, str] = {}
         self._began = _clocks()
         self.dropped = 0
 
@@ -45,20 +61,36 @@ class Recorder:
             self.dropped += 1
             return
         thread = threading.current_thread()
-        tid = thread.native_id or 0
-        self._names[tid] = thread.name
-        self._events.append((name, tid, begin, end, {k: v for k, v in about.items() if v is not None}))
+        place = os.getpid(), thread.native_id or 0
+        self._names[place] = thread.name
+        self._events.append((name, place, begin, end, {k: v for k, v in about.items() if v is not None}))
+
+    def packed(self) -> Packed:
+        """Return what can be sent to another process of this machine, whose clock is the same."""
+        return {os.getpid(): multiprocessing.current_process().name}, self._names, self._events
+
+    def add_packed(self, found: Packed) -> None:
+        """Add what another process has recorded."""
+        processes, names, events = found
+        kept = events[: max(0, _MAX_EVENTS - len(self._events))]
+        self.dropped += len(events) - len(kept)
+        self._processes |= processes
+        self._names |= names
+        self._events += kept
 
     def to_json(self) -> dict[str, Any]:
         """Return the trace in Chrome's format: ``ts`` and ``dur`` in µs."""
         (unix, perf), (unix_end, perf_end) = self._began, _clocks()
         rate = (unix_end - unix) / max(1, perf_end - perf)  # the system's clock may be adjusted meanwhile
-        pid = os.getpid()
         events: list[dict[str, Any]] = [
-            {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
-            for tid, name in self._names.items()
+            {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
+            for pid, name in self._processes.items()
         ]
-        for name, tid, begin, end, about in list(self._events):
+        events += [
+            {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
+            for (pid, tid), name in self._names.items()
+        ]
+        for name, (pid, tid), begin, end, about in list(self._events):
             events.append(
                 {
                     "ph": "X",
@@ -103,6 +135,23 @@ def _recorded(recorder: Recorder, name: str, about: dict[str, Any]) -> Iterator[
         recorder.add(name, begin, time.perf_counter_ns(), **about)
 
 
+@contextmanager
+def recorded_apart(index: int, *, wanted: bool) -> Iterator[Recorder | None]:
+    """Record the reading of a sample by itself, for the process that asked for it; nothing where it records nothing."""
+    global active  # noqa: PLW0603
+    if not wanted:
+        yield None
+        return
+    active = recorder = Recorder()
+    set_sample(index)
+    try:
+        with span("sample", sample=index):
+            yield recorder
+    finally:
+        active = None
+        set_sample(None)
+
+
 def set_sample(index: int | None) -> None:
     """Say which sample the calling thread reads from now on."""
     _here.sample = index
@@ -117,9 +166,9 @@ def get_sample() -> int | None:
 def trace(path: str | os.PathLike[str], *, torch_trace: str | os.PathLike[str] | None = None) -> Iterator[Recorder]:
     """Record what the readers and loops of this process do, and write it for Perfetto (https://ui.perfetto.dev).
 
-    Events are ``sample`` (one sample in a reader thread), in it ``read``, ``decode`` and ``copy`` with field and
-    bytes; ``begin copy`` to the device; and in the loop's thread ``wait`` and ``transform``. Each costs microseconds.
-    Worker processes are not recorded.
+    Events are ``sample`` (one sample in a reader thread, and again in the worker process that it waits for), in it
+    ``read``, ``decode`` and ``copy`` with field and bytes, and ``local transform``; ``begin copy`` to the device; and
+    in the loop's thread ``wait`` and ``transform``. Each costs microseconds.
 
     Parameters
     ----------

@@ -25,7 +25,7 @@ import torch
 import torch.multiprocessing
 from torch.utils.data._utils import worker as torch_worker
 
-from scidata import _retry
+from scidata import _retry, _trace
 from scidata._interrupts import ignore_interrupts, interrupts_held
 from scidata._slots import Slot
 from scidata.errors import WorkerDiedError
@@ -155,12 +155,13 @@ class _Worker:
     def read(self, index: int, epoch: Any, over: Callable[[], bool]) -> tuple[Any, Any]:
         self._number += 1
         try:
-            self._connection.send((self._number, index, epoch))
+            recorder = _trace.active
+            self._connection.send((self._number, index, epoch, recorder is not None))
             while True:
                 while not self._connection.poll(_POLL):
                     if over():
                         raise _OverError
-                number, error, answer = self._connection.recv()
+                number, error, answer, events = self._connection.recv()
                 if number == self._number:  # and not what an epoch that was left has asked for
                     break
         except (EOFError, OSError) as e:
@@ -172,6 +173,8 @@ class _Worker:
                 f"{self._process.exitcode} while it read sample {index}; see what it printed. Where it never began: a "
                 "script that uses workers='process' needs its main part below if __name__ == '__main__'"
             ) from e
+        if recorder is not None and events is not None:
+            recorder.add_packed(events)
         if error is not None:
             raise error
         part, stats = answer
@@ -201,14 +204,15 @@ def _main(
     failed = _failure_of(init_fn, number)
     try:
         while True:
-            task, index, epoch = connection.recv()
+            task, index, epoch, traced = connection.recv()
             answer, error = None, failed
-            if error is None:
-                try:
-                    answer = _read(dataset, index, epoch)
-                except Exception as e:
-                    error = _portable(e, number)
-            connection.send((task, error, answer))
+            with _trace.recorded_apart(index, wanted=traced) as recorder:
+                if error is None:
+                    try:
+                        answer = _read(dataset, index, epoch)
+                    except Exception as e:
+                        error = _portable(e, number)
+            connection.send((task, error, answer, None if recorder is None else recorder.packed()))
             del answer
     except (EOFError, OSError):  # the parent has gone
         pass

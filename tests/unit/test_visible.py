@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import time
 import warnings
 
@@ -169,6 +170,35 @@ def test_events_of_a_thread_nest(store, tmp_path):
             (whole,) = [s for s in samples if s["args"]["sample"] == e["args"]["sample"]]
             assert whole["ts"] - 0.002 <= e["ts"]
             assert e["ts"] + e["dur"] <= whole["ts"] + whole["dur"] + 0.002
+
+
+def halved(fields):
+    return {"u": fields["u"] / 2}
+
+
+def test_worker_processes_are_in_the_trace(store, tmp_path):
+    ds = scidata.open_dataset(store, fields=["u"], num_threads=1, local_transform=halved)
+    loader = scidata.DataLoader(ds, 2, num_workers=2, workers="process", persistent_workers=True)
+    loop(loader)  # nothing is recorded
+    with scidata.trace(tmp_path / "t.json"):
+        loop(loader)
+    loop(loader)
+    ours, found = traced(tmp_path / "t.json")
+    named = {e["pid"]: e["args"]["name"] for e in found["traceEvents"] if e["name"] == "process_name"}
+    assert sorted(named.values()) == ["scidata-worker-0", "scidata-worker-1"]
+    assert os.getpid() not in named
+    inside = [e for e in ours if e["pid"] in named]
+    waited = {e["args"]["sample"]: e for e in ours if e["name"] == "sample" and e["pid"] == os.getpid()}
+    assert sorted(e["args"]["sample"] for e in inside if e["name"] == "sample") == sorted(waited) == list(range(40))
+    for name in ("read", "decode", "local transform"):
+        assert {e["args"]["sample"] for e in inside if e["name"] == name} == set(range(40))
+        assert not any(e["name"] == name for e in ours if e["pid"] == os.getpid())
+    for e in inside:  # on the same clock
+        whole = waited[e["args"]["sample"]]
+        assert whole["ts"] - 0.002 <= e["ts"]
+        assert e["ts"] + e["dur"] <= whole["ts"] + whole["dur"] + 0.002
+    read = sum(e["args"]["bytes"] for e in inside if e["name"] == "read")
+    assert read == loader.stats()["bytes_fetched"] // 3
 
 
 def test_traces_of_several_ranks_merge(store, tmp_path):

@@ -21,6 +21,7 @@ from scidata.partition.checks import REMEDIES, Finding, Repaired, check_sample, 
 from scidata.store.inputs import describe_input
 from scidata.store.manifest import SCHEMA_VERSION
 from scidata.store.ordered import ORDERS, OrderOptions, order_sample
+from scidata.store.treatments import TREATMENTS
 from scidata.store.write import OrderedSample, write_sample
 from scidata.topology import RawSample, RawSamples, SampleHeader, parse_edges, read_samples
 
@@ -107,9 +108,13 @@ class Task:
 
     @functools.cached_property
     def recipe(self) -> str:
-        """Digest of options and names of inputs: what resumed and partial runs must agree in."""
+        """Digest of options and names of inputs: what resumed and partial runs must agree in.
+
+        What is done about faults is left out: samples that are there have none but those that were dealt with.
+        """
         names = [os.path.basename(p.rstrip("/")) for p in (*self.inputs, *([self.mesh] if self.mesh else []))]
-        data = [SCHEMA_VERSION, self.settings, self.allow_missing, names]
+        settings = {name: value for name, value in self.settings.items() if name not in TREATMENTS}
+        data = [SCHEMA_VERSION, settings, self.allow_missing, names]
         return hashlib.blake2b(json.dumps(data).encode(), digest_size=8).hexdigest()
 
 

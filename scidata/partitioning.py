@@ -19,6 +19,7 @@ from scidata.store.jobs import run_jobs
 from scidata.store.manifest import Manifest, SampleInfo
 from scidata.store.ordered import OrderOptions
 from scidata.store.output import Part
+from scidata.store.treatments import TREATMENTS, treat_alike
 from scidata.store.write import MAX_FIELD_BYTES
 
 __all__ = ["KEEPABLE", "PartitionReport", "PlannedSample", "finalize", "partition"]
@@ -122,7 +123,8 @@ def partition(
         Remove the store that is there.
     resume
         Keep its samples that are whole, by their digests, and write the others. The inputs of those that are kept
-        must be the same in name and content (not in time or folder): they are read again, as the samples are.
+        must be the same in name and content (not in time or folder): they are read again, as the samples are. All
+        options must be, too, but that ``repair`` and ``keep`` may allow more.
     max_field_bytes
         Largest field that is held in memory; a larger one goes through a scratch file in ``out``.
     allow_missing, allow_external
@@ -257,7 +259,8 @@ def _whole_samples(task: Task, out: str, there: Iterable[int]) -> list[int]:
 def _check_origin(task: Task, out: str, info: SampleInfo) -> None:
     """Refuse a sample that this run would not have made: cheap comparisons first, then what is in the inputs."""
     where = f"{out}: sample {info.index} ({info.name})"
-    if info.recipe != task.recipe or info.num_samples != len(task.samples):
+    same = info.recipe == task.recipe and treat_alike(info.settings, task.settings)
+    if not same or info.num_samples != len(task.samples):
         raise OutputError(
             f"{where} was made from other inputs or with other options ({_difference(info, task)}); resume with the "
             "same ones, or --overwrite"
@@ -272,8 +275,9 @@ def _check_origin(task: Task, out: str, info: SampleInfo) -> None:
 
 def _difference(info: SampleInfo, task: Task) -> str:
     now = json.loads(json.dumps(task.settings))
+    alike = treat_alike(info.settings, now)
     for name, value in info.settings.items():
-        if now.get(name) != value:
+        if now.get(name) != value and not (alike and name in TREATMENTS):
             return f"{name} was {value!r}, now {now.get(name)!r}"
     if info.num_samples != len(task.samples):
         return f"there were {info.num_samples} samples, now {len(task.samples)}"

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.errors import CorruptDataError, FieldMismatchError
+from scidata.store.treatments import either_treats, treat_alike
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -359,9 +360,15 @@ def make_manifest(samples: Sequence[SampleInfo], store: str) -> Manifest:
     FieldMismatchError
         A sample has other fields, or fields of another dtype or other dims, than the first.
     """
-    first = samples[0]
+    first, settings = samples[0], samples[0].settings
     for sample in samples[1:]:
         _check_alike(first, sample, store)
+        if not treat_alike(settings, sample.settings):
+            raise FieldMismatchError(
+                f"{store}: sample {sample.index} ({sample.name}) keeps faults that others repair, or repairs what they "
+                "keep; write all samples with the same --repair and --keep"
+            )
+        settings = either_treats(settings, sample.settings)
     corners = [np.array(s.bbox) for s in samples if s.bbox is not None]
     bbox = None
     if corners:
@@ -375,7 +382,7 @@ def make_manifest(samples: Sequence[SampleInfo], store: str) -> Manifest:
         on_sphere=first.on_sphere,
         period=first.period,
         recipe=first.recipe,
-        settings=first.settings,
+        settings=settings,
         entities=tuple(sorted(first.counts)),  # files keep no order of keys
         counts={entity: sum(s.counts[entity] for s in samples) for entity in first.counts},
         bbox=bbox,

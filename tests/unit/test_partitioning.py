@@ -21,7 +21,14 @@ import pytest
 from scipy.spatial import Delaunay
 
 import scidata
-from scidata.errors import ConfigError, CorruptDataError, FieldMismatchError, SciDataError, UnknownNameError
+from scidata.errors import (
+    ConfigError,
+    CorruptDataError,
+    FieldMismatchError,
+    OutputError,
+    SciDataError,
+    UnknownNameError,
+)
 from scidata.partitioning import finalize, partition
 from scidata.store import MANIFEST, Store, is_store, open_store, verify
 from scidata.store.jobs import run_jobs
@@ -462,6 +469,33 @@ class TestFaultyInput:
         write(source, arrays)
         with pytest.raises(ConfigError, match="are to be kept"):
             partition(source, tmp_path / "s", keep="self_loops,duplicate_edges", repair="nan_points", overwrite=True)
+
+    def test_a_repair_is_allowed_when_the_run_is_resumed(self, tmp_path: Path) -> None:
+        good, bad, last = (graph_arrays(seed=seed) for seed in range(3))
+        good["edge_index"][:, 9] = good["edge_index"][:, 8]
+        bad["edge_index"][:, 5] = 3
+        sources = [write(tmp_path / f"{i}.h5", arrays) for i, arrays in enumerate((good, bad, last))]
+        out, keep = tmp_path / "s", "duplicate_edges"
+        with pytest.raises(CorruptDataError, match="--repair self_loops"):
+            partition(sources, out, keep=keep)
+        with pytest.raises(OutputError, match=r"repair was \[\], now \['all'\]"):
+            partition(sources, out, repair="all", resume=True)
+        with pytest.raises(OutputError, match="order was 'hilbert', now 'rows'"):
+            partition(sources, out, keep=keep, repair="self_loops", order="rows", resume=True)
+        report = partition(sources, out, keep=keep, repair="self_loops", resume=True)
+        assert (report.kept, report.written) == ((0,), (1, 2))
+        store = open_store(out)
+        assert [store.manifest.settings[name] for name in ("repair", "keep")] == [["self_loops"], [keep]]
+        counts = [sample.counts["edge"] for sample in store.manifest.samples]
+        assert counts == [a["edge_index"].shape[1] - lost for a, lost in ((good, 0), (bad, 1), (last, 0))]
+        assert verify(out) is None
+
+    def test_parts_that_treat_faults_otherwise_do_not_mix(self, tmp_path: Path) -> None:
+        sources = [write(tmp_path / f"{i}.h5", graph_arrays(seed=i)) for i in range(2)]
+        partition(sources, tmp_path / "s", part=(0, 2), keep="self_loops")
+        partition(sources, tmp_path / "s", part=(1, 2), repair="self_loops")
+        with pytest.raises(FieldMismatchError, match="keeps faults that others repair"):
+            finalize(tmp_path / "s")
 
 
 def start(*args: object) -> subprocess.Popen[str]:

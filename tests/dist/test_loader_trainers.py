@@ -6,27 +6,23 @@ import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-import zarr
 
 import scidata
 from scidata.testing import run_ranks
+from tests._stores import normal_values, write_grid
 
 STEPS, LAT, LON = 7, 5, 4
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = str(tmp_path_factory.mktemp("trainers") / "t.zarr")
-    group = zarr.open_group(path, mode="w", zarr_format=3)
-    group.create_array("t", data=values().numpy(), chunks=(1, 2, 4), dimension_names=["time", "lat", "lon"])
-    return path
+    return write_grid(tmp_path_factory.mktemp("trainers") / "t.zarr", values(), name="t", chunk=(2, 4))
 
 
 def values() -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(0).standard_normal((STEPS, LAT, LON)))
+    return normal_values(STEPS, LAT, LON)
 
 
 def full(x: torch.Tensor) -> torch.Tensor:

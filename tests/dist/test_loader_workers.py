@@ -4,33 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-import h5py
-import numpy as np
 import pytest
 import torch
-import zarr
 
 import scidata
 from scidata.testing import run_ranks
+from tests._stores import normal_values, write_clouds, write_grid
 
 STEPS, LAT, LON = 4, 5, 6
 SIZES = (40, 25)
 
 
 def values() -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(0).standard_normal((STEPS, LAT, LON)))
+    return normal_values(STEPS, LAT, LON)
 
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     folder = tmp_path_factory.mktemp("workers")
-    group = zarr.open_group(str(folder / "u.zarr"), mode="w", zarr_format=3)
-    group.create_array("u", data=values().numpy(), chunks=(1, 3, 4), dimension_names=["time", "lat", "lon"])
-    for index, size in enumerate(SIZES):
-        with h5py.File(folder / f"{index}.h5", "w") as file:
-            file["pos"] = np.random.default_rng(index).random((size, 3))
-    scidata.partition([str(folder / f"{i}.h5") for i in range(len(SIZES))], str(folder / "clouds"), kind="points")
-    return str(folder / "u.zarr"), str(folder / "clouds")
+    return write_grid(folder / "u.zarr", values(), chunk=(3, 4)), write_clouds(folder, SIZES)
 
 
 def full(x: Any) -> torch.Tensor:

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data
-import zarr
 
 import scidata
 from scidata.errors import ConfigError, UnknownNameError, WorkerDiedError
+from tests._stores import write_grid
 from tests.unit._children import interrupted
 
 STEPS, LAT, LON = 6, 5, 4
@@ -30,10 +30,7 @@ def values() -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = str(tmp_path_factory.mktemp("workers") / "u.zarr")
-    group = zarr.open_group(path, mode="w", zarr_format=3)
-    group.create_array("u", data=values().numpy(), chunks=(1, 2, 4), dimension_names=["time", "lat", "lon"])
-    return path
+    return write_grid(tmp_path_factory.mktemp("workers") / "u.zarr", values(), chunk=(2, 4))
 
 
 @pytest.fixture(autouse=True)

@@ -77,6 +77,42 @@ def place(rank: int, dp: int, domain: int) -> Any:
         return init_mesh(dp=dp, domain=domain)
 
 
+def run_all(
+    loader_of: Callable[[Any], DataLoader],
+    state: dict[str, Any] | None,
+    batches: int | None,
+    *,
+    dp: int,
+    domain: int,
+    epoch: int,
+    rows_of: Callable[[DataLoader, Any], list[int]],
+) -> tuple[dict[str, Any], list[int]]:
+    """Let all ranks iterate for some batches (None: to the end); return their state, and what they had in its order."""
+    states, had, lengths = [], {}, set()
+    for rank in range(dp * domain):
+        mesh = place(rank, dp, domain)
+        loader = loader_of(mesh)
+        loader.set_epoch(epoch)
+        lengths.add(len(loader))
+        if state is not None:
+            loader.load_state_dict(state)
+        rows = []
+        for number, sample in enumerate(loader, 1):
+            rows.append(rows_of(loader, sample))
+            if number == batches:
+                break
+        if state is None and batches is None:
+            assert len(rows) == len(loader)
+        states.append(through_json(loader.state_dict()))
+        had[tuple(mesh.get_coordinate())] = rows
+    assert len(lengths) == 1
+    assert all(s == states[0] for s in states)
+    for dp_rank, domain_rank in had:
+        assert had[dp_rank, domain_rank] == had[dp_rank, 0]
+    steps = zip(*(had[r, 0] for r in range(dp)), strict=True)
+    return states[0], [x for step in steps for row in zip(*step, strict=True) for x in row]
+
+
 def run_for(
     state: dict[str, Any] | None,
     batches: int | None,
@@ -87,31 +123,24 @@ def run_for(
     workers: int,
     **order: Any,
 ) -> tuple[dict[str, Any], list[int]]:
-    """Let all ranks iterate for some batches (None: to the end); return their state, and what they had in its order."""
-    states, had = [], {}
-    for rank in range(dp * domain):
-        mesh = place(rank, dp, domain)
+    """Run numbers in some order."""
+
+    def loader_of(mesh: Any) -> DataLoader:
         ds = Numbers(order["count"], mesh)
-        sampler = DistributedSampler(
-            ds, mesh, check=False, shuffle=order["shuffle"], seed=7, drop_last=order["drop_last"]
-        )
+        options = {"shuffle": order["shuffle"], "seed": 7, "drop_last": order["drop_last"]}
+        sampler = DistributedSampler(ds, mesh, check=False, **options)
         drop_last = order["drop_last"] and batch is not None
-        loader = DataLoader(ds, batch, sampler=sampler, num_workers=workers, drop_last=drop_last, watch=False)
-        loader.set_epoch(order["epoch"])
-        if state is not None:
-            loader.load_state_dict(state)
-        rows = []
-        for number, sample in enumerate(loader, 1):
-            rows.append(numbers(sample))
-            if number == batches:
-                break
-        states.append(through_json(loader.state_dict()))
-        had[tuple(mesh.get_coordinate())] = rows
-    assert all(s == states[0] for s in states)
-    for dp_rank, domain_rank in had:
-        assert had[dp_rank, domain_rank] == had[dp_rank, 0]
-    steps = zip(*(had[r, 0] for r in range(dp)), strict=True)
-    return states[0], [x for step in steps for row in zip(*step, strict=True) for x in row]
+        return DataLoader(ds, batch, sampler=sampler, num_workers=workers, drop_last=drop_last, watch=False)
+
+    return run_all(
+        loader_of,
+        state,
+        batches,
+        dp=dp,
+        domain=domain,
+        epoch=order["epoch"],
+        rows_of=lambda _, sample: numbers(sample),
+    )
 
 
 RUN = st.fixed_dictionaries(

@@ -17,7 +17,7 @@ from torch.utils.data import BatchSampler
 import scidata
 from scidata.loader import DataLoader
 from scidata.sampler import DistributedSampler
-from tests.unit.test_resume import Numbers, numbers, place, through_json
+from tests.unit.test_resume import Numbers, numbers, place, run_all, through_json
 
 EPOCH = 1
 
@@ -79,33 +79,18 @@ def run(
     workers: int,
     drop_last: bool,
 ) -> tuple[Any, list[int]]:
-    """Let all ranks iterate for some batches; return their common state, and what all had, in the global order."""
-    states, had, lengths = [], {}, set()
-    for rank in range(dp * domain):
-        mesh = place(rank, dp, domain)
+    """Run a data set of some kind; see :func:`run_all`."""
+
+    def loader_of(mesh: Any) -> DataLoader:
         ds, sampler = make(kind, mesh, drop_last=drop_last)
-        loader = DataLoader(ds, batch, sampler=sampler, num_workers=workers, watch=False)
-        loader.set_epoch(EPOCH)
-        lengths.add(len(loader))
-        if state is not None:
-            loader.load_state_dict(state)
-        rows = []
-        for number, sample in enumerate(loader, 1):
-            index = sample.index if batch is not None else [sample.index]
-            assert [within(ds, i) for i in index] == numbers(sample)
-            rows.append(index)
-            if number == batches:
-                break
-        if state is None and batches is None:
-            assert len(rows) == len(loader)
-        states.append(through_json(loader.state_dict()))
-        had[tuple(mesh.get_coordinate())] = rows
-    assert len(lengths) == 1
-    assert all(s == states[0] for s in states)
-    for (dp_rank, _), rows in had.items():
-        assert rows == had[dp_rank, 0]
-    steps = zip(*(had[r, 0] for r in range(dp)), strict=True)
-    return states[0], [i for step in steps for row in zip(*step, strict=True) for i in row]
+        return DataLoader(ds, batch, sampler=sampler, num_workers=workers, watch=False)
+
+    def rows_of(loader: DataLoader, sample: Any) -> list[int]:
+        index = sample.index if batch is not None else [sample.index]
+        assert [within(loader.dataset, i) for i in index] == numbers(sample)
+        return index
+
+    return run_all(loader_of, state, batches, dp=dp, domain=domain, epoch=EPOCH, rows_of=rows_of)
 
 
 RUN = st.fixed_dictionaries(

@@ -68,11 +68,12 @@ class _Lease:
 class BufferSet:
     """Memory for up to ``max_rows`` samples: one array ``(max_rows, *shape)`` a field, ``rows`` of them in use."""
 
-    __slots__ = ("_arrays", "_pinned", "event", "max_rows", "rows")
+    __slots__ = ("_arrays", "_pinned", "_row_nbytes", "event", "max_rows", "rows")
 
     def __init__(self, specs: Mapping[str, BufferSpec], rows: int, *, pin: bool) -> None:
         self.rows = self.max_rows = rows
         self.event: Any = None  # of the copy that last read from here
+        self._row_nbytes = sum(spec.nbytes for spec in specs.values())
         self._arrays: dict[str, Array] = {}
         self._pinned: dict[str, torch.Tensor] = {}
         for name, spec in specs.items():
@@ -88,7 +89,7 @@ class BufferSet:
     @property
     def nbytes(self) -> int:
         """Bytes of the rows in use."""
-        return sum(a[: self.rows].nbytes for a in self._arrays.values())
+        return self.rows * self._row_nbytes
 
     @property
     def pinned(self) -> bool:

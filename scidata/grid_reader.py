@@ -171,7 +171,7 @@ class GridReader:
         known = list(self.partition.sizes)
         return per_dim(self._isel, known, known, "isel")
 
-    @property
+    @functools.cached_property
     def num_samples(self) -> int:
         """Number of samples for which every step exists."""
         if self.sample_dim is None:

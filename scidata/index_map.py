@@ -104,6 +104,11 @@ class IndexMap:
         return int(self.bounds[-1])
 
     @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Rows of each part."""
+        return tuple(np.diff(self.bounds).tolist())
+
+    @cached_property
     def owners(self) -> IntArray:
         """``(num_ghost,)`` int64: the part that owns each ghost."""
         # the last of equal bounds: an empty part owns nothing

@@ -85,13 +85,8 @@ def shard_rows(local: Tensor, rows: IndexMap, dim: int, device_mesh: DeviceMesh 
     """Wrap the owned rows along ``dim`` as a ShardTensor; plain where there is no mesh. No communication."""
     if device_mesh is None:
         return local
-    spec = ShardSpec(
-        device_mesh=device_mesh,
-        placements=(Shard(dim),),
-        global_shape=(*local.shape[:dim], rows.num_global, *local.shape[dim + 1 :]),
-        sizes=(tuple(np.diff(rows.bounds).tolist()),),
-    )
-    return ShardTensor(local, spec)
+    global_shape = (*local.shape[:dim], rows.num_global, *local.shape[dim + 1 :])
+    return ShardTensor(local, ShardSpec.on(device_mesh, (Shard(dim),), global_shape, (rows.sizes,)))
 
 
 def _local(x: Tensor) -> Tensor:

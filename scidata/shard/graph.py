@@ -70,7 +70,7 @@ class GhostExchange:
     @property
     def node_sizes(self) -> tuple[int, ...]:
         """Rows that each rank owns."""
-        return tuple(np.diff(self.index_map.bounds).tolist())
+        return self.index_map.sizes
 
     def on(self, device: torch.device) -> tuple[tuple[Tensor, ...], Tensor]:
         """Return the send indices, and the global id of each local row, on a device; kept there."""
@@ -319,14 +319,8 @@ def node_tensor(owned: Tensor, index_map: IndexMap, device_mesh: DeviceMesh) -> 
             f"a graph is sharded over one mesh axis, not over {[axis.name for axis in axes]}; pass e.g. mesh['domain']"
         )
     local = _owned_part(owned, index_map)
-    spec = ShardSpec(
-        device_mesh=device_mesh,
-        placements=(Shard(0),),
-        global_shape=(int(index_map.bounds[-1]), *local.shape[1:]),
-        sizes=(tuple(np.diff(index_map.bounds).tolist()),),
-        axes=axes,
-    )
-    return ShardTensor(local, spec)
+    global_shape = (index_map.num_global, *local.shape[1:])
+    return ShardTensor(local, ShardSpec.on(device_mesh, (Shard(0),), global_shape, (index_map.sizes,)))
 
 
 def keep_ghosts(x: ShardTensor, held: Tensor, exchange: GhostExchange) -> None:

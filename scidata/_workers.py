@@ -154,8 +154,8 @@ class _Worker:
 
     def read(self, index: int, epoch: Any, over: Callable[[], bool]) -> tuple[Any, Any]:
         self._number += 1
+        recorder, failed = _trace.active, None
         try:
-            recorder = _trace.active
             self._connection.send((self._number, index, epoch, recorder is not None))
             while True:
                 while not self._connection.poll(_POLL):
@@ -165,14 +165,17 @@ class _Worker:
                 if number == self._number:  # and not what an epoch that was left has asked for
                     break
         except (EOFError, OSError) as e:
+            # its frames hold a memoryview, which must not end up in a cycle: collected there, CPython complains
+            failed = e.with_traceback(None)
+        if failed is not None:
             if over():
-                raise _OverError from e
+                raise _OverError
             self._process.join(_END_SECONDS)
             raise WorkerDiedError(
                 f"worker process {self._process.name} (pid {self._process.pid}) ended with code "
                 f"{self._process.exitcode} while it read sample {index}; see what it printed. Where it never began: a "
                 "script that uses workers='process' needs its main part below if __name__ == '__main__'"
-            ) from e
+            ) from failed
         if recorder is not None and events is not None:
             recorder.add_packed(events)
         if error is not None:

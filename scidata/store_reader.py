@@ -6,10 +6,8 @@ points, so any process can plan, or read, what any rank of any number of ranks w
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
-import math
 import os
 import uuid
 from collections.abc import Mapping, Sequence
@@ -19,8 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata._checks import names_of, whole
-from scidata._remote import run_each
-from scidata._urls import Url
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.local_part import LocalPart, SamplePart
 from scidata.plan import ArrayPlan, ReadPlan
@@ -30,10 +26,11 @@ from scidata.store.arrays import CHUNK_ROWS
 from scidata.store.bounds import Weights, bounds_of_rows, checked_weights
 from scidata.store.choices import checked_halo, checked_subsample, named_fields
 from scidata.store.drawn import DrawnPart, drawn_part
+from scidata.store.field_reads import FieldReads
 from scidata.store.kept import Kept
 from scidata.store.manifest import FieldInfo, SampleInfo, Statistics
 from scidata.store.numbering import number_samples
-from scidata.store.rows import FieldPlan, Gather, RowAccess, merge_ranges
+from scidata.store.rows import RowAccess
 from scidata.store.topology import LocalTopology, read_topology
 from scidata.subsample import Subsample
 from scidata.types import Empty, IntArray
@@ -43,8 +40,6 @@ __all__ = ["CACHE_BYTES", "StoreReader"]
 _THREADS = 4
 #: Of the edges, cells and index maps that are kept between reads.
 CACHE_BYTES = 512 << 20
-_PLAN_BYTES = 32 << 20  # of plans of fields that are kept for the next epoch: of samples of 1 MB, several thousand
-_SHARED_BYTES = 128 << 20  # of fields without times, whose values are kept for the other times
 _PARTITION_BYTES = 4 << 20  # of bounds that are kept: each saves the reads of a few chunks
 _PLANS_BYTES = 2048  # of those reads' plans, about
 
@@ -140,8 +135,10 @@ class StoreReader:
         self._threads = ReaderThreads(num_threads)
         self._partitions: Kept[tuple[SamplePart, dict[str, list[ArrayPlan]]]] = Kept(_PARTITION_BYTES)
         self.topologies: Kept[LocalTopology] = Kept(whole("cache_bytes", cache_bytes, least=0))
-        self._shared: Kept[npt.NDArray[Any]] = Kept(min(self.topologies.max_bytes, _SHARED_BYTES))
-        self._plans: Kept[FieldPlan] = Kept(min(self.topologies.max_bytes, _PLAN_BYTES))
+        dtypes = {name: self.dtype(name) for name in self.fields}
+        self._reads = FieldReads(
+            self.numbering, self._infos, dtypes, with_ghosts=ghosts == "disk", max_bytes=self.topologies.max_bytes
+        )
         self._token = uuid.uuid4().hex  # of this data set, also where it was pickled: ranks have their own
 
     # -- what there is -------------------------------------------------------------------------------------------
@@ -329,7 +326,7 @@ class StoreReader:
         for path, found in access.plans.items():
             plans[path] = (*plans.get(path, ()), *found)
         for name in self.fields:
-            plans[name] = (*plans.get(name, ()), *self._plans_of(access, name, index, topology))
+            plans[name] = (*plans.get(name, ()), *self._reads.plans(access, name, index, topology))
         return ReadPlan(index=index % self.num_samples, rank=rank, fields=plans)
 
     def read(self, index: int, part: int, *, epoch: int = 0, empty: Empty = np.empty) -> LocalPart:
@@ -351,7 +348,7 @@ class StoreReader:
             topology = self.topologies.get(slot, lambda: self._topology(access, cut, part), LocalTopology.num_bytes)
         else:
             topology = self._found(access, cut, index, part, epoch)
-        fields = self._read_fields(access, index, topology)
+        fields = self._reads.read(access, self.fields, index, topology)
         return LocalPart(
             index=index % self.num_samples,
             part=cut,
@@ -381,96 +378,8 @@ class StoreReader:
         cut = self._partition(stored)[0]
         return cut, RowAccess(self.store, stored, self._threads.executor(), empty)
 
-    def _gather(self, access: RowAccess, name: str, index: int, rows: Mapping[str, IntArray]) -> Gather:
-        """Plan the drawn rows of a field."""
-        info = self._infos[name]
-        others = self.numbering.segments(info, index)
-        return access.plan_gather(info.path, rows[info.entity], dim=info.entity_dim, others=others)
-
-    def _plans_of(self, access: RowAccess, name: str, index: int, topology: LocalTopology) -> list[ArrayPlan]:
-        if topology.rows is None:
-            return [self._plan_field(access, name, index, topology)[0]]
-        return [plan for plan, _ in self._gather(access, name, index, topology.rows).steps]
-
-    def _plan_field(
-        self, access: RowAccess, name: str, index: int, topology: LocalTopology
-    ) -> tuple[ArrayPlan, IntArray | None]:
-        """Plan owned rows and ghosts in one; with it where the ghosts lie among the rows after the owned ones."""
-        info = self._infos[name]
-        rows = topology.index_maps[info.entity]
-        start, stop = rows.owned
-        ghosts = rows.ghosts if self.ghosts == "disk" else rows.ghosts[:0]
-        runs = merge_ranges(ghosts, ghosts + 1)
-        starts, stops = np.append(start, runs.starts), np.append(stop, runs.stops)
-        others = self.numbering.segments(info, index)
-        return access.plan(info.path, starts, stops, dim=info.entity_dim, others=others), runs.pick
-
-    def _planned(self, access: RowAccess, name: str, index: int, topology: LocalTopology) -> FieldPlan:
-        """Plan a field, or find its plan of an earlier epoch."""
-        info = self._infos[name]
-        key = index % self.num_samples, topology.index_maps[info.entity].part, name
-
-        def make() -> FieldPlan:
-            return FieldPlan(*self._plan_field(access, name, index, topology), self.numbering.shape(info, index))
-
-        return self._plans.get(key, make, FieldPlan.num_bytes)
-
-    def _read_fields(self, access: RowAccess, index: int, topology: LocalTopology) -> dict[str, npt.NDArray[Any]]:
-        """Read all fields: behind a URL side by side, so that they wait for round trips together."""
-        if not isinstance(self.store.path, Url):
-            return {name: self._read_field(access, name, index, topology) for name in self.fields}
-        own = [self._opened(index, access.empty)[1] for _ in self.fields]
-        calls = [
-            functools.partial(self._read_field, each, name, index, topology)
-            for each, name in zip(own, self.fields, strict=True)
-        ]
-        found = dict(zip(self.fields, run_each(calls), strict=True))
-        access.stats = sum((each.stats for each in own), access.stats)
-        return found
-
-    def _read_field(self, access: RowAccess, name: str, index: int, topology: LocalTopology) -> npt.NDArray[Any]:
-        if not self._keeps_values(access, name, index, topology):
-            return self._read_values(access, name, index, topology)
-
-        def make() -> npt.NDArray[Any]:
-            own = self._opened(index)[1]
-            values = self._read_values(own, name, index, topology)
-            access.stats += own.stats
-            return values
-
-        slot = self.numbering.locate(index)[0], topology.index_maps[self._infos[name].entity].part, name
-        kept = self._shared.get(slot, make, lambda values: values.nbytes)
-        values = access.empty(kept.shape, kept.dtype)
-        np.copyto(values, kept)
-        return values
-
-    def _keeps_values(self, access: RowAccess, name: str, index: int, topology: LocalTopology) -> bool:
-        """Whether other times have the same values, and they are few enough to be kept for those."""
-        if topology.rows is not None or not self.numbering.is_shared(self._infos[name], index):
-            return False
-        shape = self._planned(access, name, index, topology).plan.out_shape
-        return math.prod(shape) * self.dtype(name).itemsize <= self._shared.max_bytes
-
-    def _read_values(self, access: RowAccess, name: str, index: int, topology: LocalTopology) -> npt.NDArray[Any]:
-        info, dim, dtype = self._infos[name], self.entity_dim(name), self.dtype(name)
-        if topology.rows is not None:
-            gather = self._gather(access, name, index, topology.rows)
-            values = access.run_gather(gather, dtype, dim=info.entity_dim)
-            pick, shape = None, self.numbering.shape(info, index)
-        else:
-            plan, pick, shape = self._planned(access, name, index, topology)
-            values = access.run(plan, dtype)
-        values = values.reshape(*shape[:dim], values.shape[info.entity_dim], *shape[dim + 1 :])
-        if pick is None:
-            return values
-        num_owned = topology.index_maps[info.entity].num_owned
-        lead: tuple[Any, ...] = (slice(None),) * dim
-        # ghosts move up in place; the rows between them are left behind at the end of the buffer
-        values[(*lead, slice(num_owned, num_owned + len(pick)))] = values[(*lead, num_owned + pick)]
-        return np.ascontiguousarray(values[(*lead, slice(0, num_owned + len(pick)))])
-
     def close(self) -> None:
         """End the threads and close the files; the next read starts them again."""
         self._threads.close()
         self.store.close()
-        self._plans, self._shared = Kept(self._plans.max_bytes), Kept(self._shared.max_bytes)
+        self._reads.forget()

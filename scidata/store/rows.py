@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -117,6 +118,12 @@ class RowAccess:
         self._store, self._index, self._executor, self.empty = store, index, executor, empty
         self.plans: dict[str, list[ArrayPlan]] = {}
         self.stats = ReadStats()
+
+    def anew(self, empty: Empty) -> Self:
+        """Return access to the same rows that has planned and read nothing yet."""
+        other = copy.copy(self)
+        other.plans, other.stats, other.empty = {}, ReadStats(), empty
+        return other
 
     @property
     def source(self) -> Source:

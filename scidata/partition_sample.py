@@ -18,12 +18,13 @@ from typing import Any
 
 from scidata.errors import ConfigError, CorruptDataError, near_matches
 from scidata.partition.checks import REMEDIES, Finding, Repaired, check_sample, repair
+from scidata.raw_sample import RawSample, SampleHeader, parse_edges
 from scidata.store.inputs import describe_input
 from scidata.store.manifest import SCHEMA_VERSION
 from scidata.store.ordered import ORDERS, OrderOptions, order_sample
 from scidata.store.treatments import TREATMENTS
 from scidata.store.write import OrderedSample, write_sample
-from scidata.topology import RawSample, RawSamples, SampleHeader, parse_edges, read_samples
+from scidata.topology import RawSamples, read_samples
 
 __all__ = ["KEEPABLE", "PlannedSample", "Task", "plan_sample", "process_sample"]
 

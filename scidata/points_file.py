@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.plan import ArrayPlan
+from scidata.raw_sample import SampleHeader
 from scidata.read import ReadStats, read_plan
 from scidata.sources.cf import decoding_of
 from scidata.store.manifest import FieldInfo
@@ -18,7 +19,6 @@ from scidata.store.rows import RowAccess
 from scidata.topologies._arrays import in_degrees
 from scidata.topologies.base import ArrayReader, without_default_fill
 from scidata.topologies.points import PointsTopology
-from scidata.topology import SampleHeader
 from scidata.types import ArrayLayout, Empty, Source
 
 __all__ = ["PointsFile", "described_file"]

@@ -17,10 +17,11 @@ from scidata.partition.hilbert import order_hilbert
 from scidata.partition.mesh_edges import AlongMesh, along_mesh_edges
 from scidata.partition.neighbours import knn_edges, radius_edges
 from scidata.partition.rcb import order_rcb
+from scidata.raw_sample import RawSample, parse_edges
 from scidata.store.arrays import stored_dtype
 from scidata.store.manifest import FieldInfo, InputInfo
 from scidata.store.write import FieldData, OrderedCells, OrderedEdges, OrderedSample
-from scidata.topology import Cells, RawField, RawSample, parse_edges
+from scidata.topologies.base import Cells, RawField
 from scidata.types import IntArray
 
 __all__ = ["ORDERS", "OrderOptions", "order_sample"]

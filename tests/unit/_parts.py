@@ -6,9 +6,10 @@ from scidata.partition.cells import edges_of_cells
 from scidata.partition.dual import cell_centres, edges_across_faces
 from scidata.partition.graph import khop_ghosts
 from scidata.partition.neighbours import knn_edges, radius_edges
+from scidata.raw_sample import parse_edges
 from scidata.store import open_store
 from scidata.store_reader import StoreReader
-from scidata.topology import parse_edges, read_samples
+from scidata.topology import read_samples
 
 
 def random_bounds(num_rows, num_parts, rng):

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 import scidata.topologies.base
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, UnsupportedFormatError
+from scidata.raw_sample import RawSample, parse_edges
 from scidata.topologies.base import Cells, Joined
-from scidata.topology import RawSample, parse_edges, read_samples
+from scidata.topology import read_samples
 
 POINTS = np.random.default_rng(0).random((6, 2))
 CELLS = [[0, 1, 2], [2, 3, 4], [3, 4, 5]]

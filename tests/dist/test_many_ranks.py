@@ -4,28 +4,15 @@ import h5py
 import numpy as np
 import pytest
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import scidata
 from scidata.partitioning import partition
 from scidata.plan.spans import MAX_GAP
 from scidata.store import open_store
 from scidata.testing import fake_group
+from tests._collectives import Collectives
 
 SIDE = 320  # nodes along each edge of a square: 100 chunks
-
-
-class Collectives(TorchDispatchMode):
-    """Counts what goes to any process group."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.namespace in ("c10d", "_c10d_functional"):
-            self.names.append(func.__name__)
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.fixture(scope="module")

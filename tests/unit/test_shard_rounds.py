@@ -5,24 +5,11 @@ import torch
 import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from scidata.shard import HaloDim, ShardSpec, ShardTensor
 from scidata.testing import fake_group
-
-
-class Collectives(TorchDispatchMode):
-    """Every collective passes the dispatcher, whatever function of torch.distributed started it."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.namespace in ("c10d", "_c10d_functional"):
-            self.names.append(func.name())
-        return func(*args, **(kwargs or {}))
+from tests._collectives import Collectives
 
 
 def learned(*shape):

@@ -201,20 +201,24 @@ class _Batches:
         return tally.stats()
 
 
+# only Linux counts by thread; elsewhere what other threads wait for counts, too, and more are woken than need be
+_WHO = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
+
+
 class _Pace:
     """How fast this thread gets on since this was made, apart from waiting for a processor on a busy machine."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter_ns()
         self._cpu = time.thread_time_ns()
-        self._waits = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+        self._waits = resource.getrusage(_WHO).ru_nvcsw
 
     def is_slow(self, nbytes: int) -> bool:
         """Say whether ``nbytes`` took long, by waiting for them or by working on them."""
         due = _WAKE_NS + nbytes
         if time.perf_counter_ns() - self._began < due:
             return False
-        waited = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw > self._waits
+        waited = resource.getrusage(_WHO).ru_nvcsw > self._waits
         return waited or time.thread_time_ns() - self._cpu > due
 
 

@@ -18,14 +18,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.placement_types import Placement
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from scidata.bounds import halo_widths
 from scidata.errors import ShardLayoutError, UnsupportedShardOp
 from scidata.shard import moves
 from scidata.shard._compile import keep_out_of_graphs
 from scidata.shard._functions import watch_functions
 from scidata.shard.copies import call_on_copies, version_of
-from scidata.shard.halo import halo_exchange_dim
 from scidata.shard.ops.registry import HANDLERS, KEEPS_REPLICATED, Handler, op_name, unsupported
+from scidata.shard.padded import exchange_halo, halo_dims, owned_of
 from scidata.shard.spec import HaloDim, ShardSpec
 
 __all__ = ["ShardTensor"]
@@ -147,19 +146,7 @@ class ShardTensor(Tensor):
         """
         keep_out_of_graphs()
         wanted = {dim % spec.ndim: widths for dim, widths in halo.items()}
-        shape, owned = list(spec.local_shape), padded
-        below = {}
-        for dim, widths in wanted.items():
-            below[dim], above = halo_widths(*spec.dim_bounds(dim), **vars(widths))
-            shape[dim] += below[dim] + above
-        if tuple(padded.shape) != tuple(shape):
-            raise ShardLayoutError(
-                f"the padded part has shape {tuple(padded.shape)}, but owned {spec.local_shape} and halo {wanted} make "
-                f"{tuple(shape)} ({spec})"
-            )
-        for dim, start in below.items():
-            owned = owned.narrow(dim, start, spec.local_shape[dim])
-        return cls(owned, spec, padded=padded, halo=wanted)
+        return cls(owned_of(padded, spec, wanted), spec, padded=padded, halo=wanted)
 
     # -- layout -------------------------------------------------------------------------------------------------
 
@@ -255,27 +242,14 @@ class ShardTensor(Tensor):
         ShardLayoutError
             There is no halo and no widths were given.
         """
-        spec = self._spec
-        if halo is None:
-            held = self._held_halo()
-            if held is not None:
-                return held
-            if not self._halo:
-                raise ShardLayoutError(f"this tensor has no halo ({spec}); pass widths, e.g. halo={{0: 1}}")
-            wanted = dict(self._halo)
-        else:
-            wraps = {dim % spec.ndim for dim in periodic}
-            wanted = {}
-            for dim, width in halo.items():
-                lo, hi = (width, width) if isinstance(width, int) else width
-                wanted[dim % spec.ndim] = HaloDim(lo=lo, hi=hi, periodic=dim % spec.ndim in wraps)
-        padded = self._local
-        for dim, widths in wanted.items():
-            axis = spec.axis_of_dim(dim)
-            sizes = (spec.global_shape[dim],) if axis is None else spec.sizes_of(axis)
-            group = None if axis is None else spec.group(axis)
-            padded = halo_exchange_dim(padded, sizes, dim, widths.lo, widths.hi, widths.periodic, group)
-        return padded
+        if halo is not None:
+            return exchange_halo(self._local, self._spec, halo_dims(halo, periodic, self._spec))
+        held = self._held_halo()
+        if held is not None:
+            return held
+        if not self._halo:
+            raise ShardLayoutError(f"this tensor has no halo ({self._spec}); pass widths, e.g. halo={{0: 1}}")
+        return exchange_halo(self._local, self._spec, self._halo)
 
     def full_tensor(self) -> Tensor:
         """Return the whole tensor on each rank, plain. Collective. Its gradient is taken as replicated."""

@@ -131,11 +131,11 @@ def explicit_bounds(bounds: Sequence[int] | npt.ArrayLike, num_global: int, num_
         Wrong length, not from 0 to ``num_global``, unsorted, or not integers.
     """
     array = np.asarray(bounds)
-    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+    if array.ndim != 1 or array.dtype.kind not in "iu":
         raise ConfigError(f"bounds must be a list of integers, not {bounds!r}")
     if len(array) != num_parts + 1:
         raise ConfigError(f"{num_parts} ranks need {num_parts + 1} bounds, not {len(array)}: {array.tolist()}")
-    if np.any(np.diff(array) < 0):
+    if (array[1:] < array[:-1]).any():  # a difference of unsigned ones would not be negative
         raise ConfigError(f"bounds must not decrease: {array.tolist()}")
     if array[0] != 0 or array[-1] != num_global:
         raise ConfigError(f"bounds must run from 0 to {num_global}, not from {array[0]} to {array[-1]}")

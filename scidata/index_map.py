@@ -197,6 +197,8 @@ class IndexMap:
 
 def _checked_ghosts(ghosts: npt.ArrayLike, start: int, stop: int, num_global: int) -> IntArray:
     ids = _integers(ghosts, "ghosts")
+    if ids.shape == (0,):
+        return ids
     if ids.ndim != 1 or np.any(ids[1:] <= ids[:-1]):
         raise ConfigError("ghosts must be one dimension of sorted global ids, each once")
     bad = (ids < 0) | (ids >= num_global) | ((ids >= start) & (ids < stop))

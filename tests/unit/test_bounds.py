@@ -56,6 +56,7 @@ def test_even_bounds_refuse(num_global, num_parts, align, words):
     [
         ([0, 5], "3 ranks need 4 bounds, not 2"),
         ([0, 6, 5, 10], "must not decrease"),
+        (np.array([0, 6, 5, 10], "u8"), "must not decrease"),  # where 5 - 6 is a large number
         ([1, 3, 5, 10], "from 0 to 10, not from 1"),
         ([0, 3, 5, 9], "not from 0 to 9"),
         ([0, 3.5, 5, 10], "list of integers"),

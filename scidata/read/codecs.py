@@ -12,7 +12,7 @@ import lzma
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from crc32c import crc32c
@@ -20,13 +20,16 @@ from numcodecs import lz4, zstd
 from numcodecs.fletcher32 import Fletcher32
 
 from scidata.errors import ChecksumError, CorruptDataError, UnsupportedFormatError
+from scidata.plan.cut import Memo
 from scidata.read import blosc
 from scidata.read.blosc import Bytes
-from scidata.types import Codec
+from scidata.types import Codec, IntArray
 
-__all__ = ["Pipeline", "Scratch", "is_supported", "largest_encoded"]
+__all__ = ["Pipeline", "Scratch", "is_supported", "largest_encoded", "pipeline_of"]
 
 _CHECKSUM_NBYTES = 4
+
+_Nbytes = TypeVar("_Nbytes", int, IntArray)
 
 
 class Scratch:
@@ -50,8 +53,8 @@ class Scratch:
         return buffer[:nbytes]
 
 
-def largest_encoded(nbytes: int) -> int:
-    """Return the most bytes that a chunk of ``nbytes`` can honestly take when encoded."""
+def largest_encoded(nbytes: _Nbytes) -> _Nbytes:
+    """Return the most bytes that a chunk of ``nbytes``, or chunks of each, can honestly take when encoded."""
     return 2 * nbytes + (64 << 10)
 
 
@@ -244,7 +247,7 @@ class _CRC32C(_Checksum):
             stored, body = data[:_CHECKSUM_NBYTES], data[_CHECKSUM_NBYTES:]
         else:
             stored, body = data[-_CHECKSUM_NBYTES:], data[:-_CHECKSUM_NBYTES]
-        check_crc32c(body, int.from_bytes(stored.tobytes(), "little"))
+        check_crc32c(body.data, int.from_bytes(stored.tobytes(), "little"))
         return body
 
 
@@ -258,9 +261,9 @@ class _Fletcher32(_Checksum):
         return data[:-_CHECKSUM_NBYTES]
 
 
-def check_crc32c(body: Bytes, stored: int) -> None:
+def check_crc32c(body: memoryview, stored: int) -> None:
     """Raise ChecksumError where the CRC-32C of ``body`` is not ``stored``."""
-    found = crc32c(body.data)  # lets other threads run meanwhile
+    found = crc32c(body)  # lets other threads run meanwhile
     if found != stored:
         raise ChecksumError(f"its crc32c checksum is {found:#010x}, but {stored:#010x} was stored")
 
@@ -282,6 +285,23 @@ _STEPS: dict[str, type[_Step]] = {
 def is_supported(codecs: Sequence[Codec]) -> bool:
     """Say whether every one of ``codecs`` can be undone here; if not, the array needs its format's own library."""
     return all(codec.name in _STEPS for codec in codecs)
+
+
+_made = Memo(256)
+
+
+def pipeline_of(codecs: tuple[Codec, ...], skipped: int, nbytes: int) -> Pipeline:
+    """Return the pipeline for these arguments, the same one while ``codecs`` is the same object.
+
+    ``skipped`` has a bit for each codec that was not applied.
+    """
+    key = id(codecs), skipped, nbytes
+    found: tuple[Pipeline, tuple[Codec, ...]] | None = _made.find(key)
+    if found is None or found[1] is not codecs:
+        applied = [codec for i, codec in enumerate(codecs) if not skipped >> i & 1]
+        found = Pipeline(applied, nbytes), codecs
+        _made.put(key, found)
+    return found[0]
 
 
 class Pipeline:

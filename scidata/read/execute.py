@@ -82,7 +82,9 @@ class Execution:
 
     def _check_encoded(self, rows: IntArray, decoded: IntArray) -> None:
         found = self._context.refs.nbytes[rows]
-        for i in np.flatnonzero(found > 2 * decoded + largest_encoded(0))[:1].tolist():
+        bad = found > largest_encoded(decoded)
+        if bad.any():
+            i = int(bad.argmax())
             raise CorruptDataError(
                 f"{self._context.where(int(rows[i]))}: {found[i]} encoded bytes for {decoded[i]} decoded ones make no "
                 "sense; the store's index is damaged: copy or write it again"

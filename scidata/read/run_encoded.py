@@ -14,7 +14,7 @@ from scidata.errors import CorruptDataError
 from scidata.plan.spans import Reads, dest_strides
 from scidata.plan.tables import EncodedChunks
 from scidata.read import blosc
-from scidata.read.codecs import Pipeline, Scratch, check_crc32c
+from scidata.read.codecs import Pipeline, Scratch, check_crc32c, pipeline_of
 from scidata.read.context import COPY, DECODE, READ, Context, Tally, thread_scratch
 from scidata.read.copies import Copies, merge_copies
 from scidata.types import IntArray
@@ -76,8 +76,9 @@ class EncodedRun:
         kinds = set(self._pipelines)
         self._in_place = all(p.is_crc32c for p in kinds)  # decoding only checks: no decoded copy
         self._is_blosc = all(p.is_blosc for p in kinds)
-        refs, rows = context.refs, chunks.chunk_row
-        begin = refs.offset[rows] - np.repeat(reads.offset, np.diff(reads.bounds))
+        refs, rows, bounds = context.refs, chunks.chunk_row, reads.bounds
+        self._bounds, self._offset, self._nbytes = bounds.tolist(), reads.offset.tolist(), reads.nbytes.tolist()
+        begin = refs.offset[rows] - reads.offset.repeat(bounds[1:] - bounds[:-1])
         self._begin, self._end = begin.tolist(), (begin + refs.nbytes[rows]).tolist()
         place = begin if self._in_place else None  # of each chunk in the bytes read, where it is copied from there
         key = ("encoded", *context.kind, None if place is None else place.tobytes())
@@ -103,33 +104,35 @@ class EncodedRun:
 
     def _make_pipelines(self) -> list[Pipeline]:
         chunks, skipped = self._chunks, self._context.refs.skipped_codecs
-        made: dict[tuple[int, int], Pipeline] = {}
         masks = [0] * len(chunks.nbytes) if skipped is None else skipped[chunks.chunk_row].tolist()
-        keys = list(zip(masks, chunks.nbytes.tolist(), strict=True))
-        for mask, nbytes in set(keys):
-            codecs = tuple(c for i, c in enumerate(self._context.layout.codecs) if not mask >> i & 1)
-            made[mask, nbytes] = Pipeline(codecs, nbytes)
+        keys, codecs = list(zip(masks, chunks.nbytes.tolist(), strict=True)), self._context.layout.codecs
+        made = {key: pipeline_of(codecs, *key) for key in set(keys)}
         return [made[key] for key in keys]
 
     def run(self, row: int, tally: Tally) -> None:
         """Do one read."""
-        context, reads, tables, scratch = self._context, self._reads, self._tables, thread_scratch()
-        nbytes, items = int(reads.nbytes[row]), range(int(reads.bounds[row]), int(reads.bounds[row + 1]))
-        if all(map(self._reads_blocks, items)) and not is_url(context.refs.paths[reads.path_index[row]]):
+        context, tables, scratch = self._context, self._tables, thread_scratch()
+        first, stop, nbytes = self._bounds[row], self._bounds[row + 1], self._nbytes[row]
+        items, few, direct = range(first, stop), tables.few[first:stop], tables.direct[first:stop]
+        path = context.paths[self._reads.path_index[row]]
+        if all(few) and all(map(self._reads_blocks, items)) and not is_url(path):
             self._run_blocks(row, items, scratch, tally)
             return
         tally.fetched += nbytes
         tally.num_reads += 1
-        if self._in_place and all(tables.direct[i] for i in items):
+        if self._in_place:
             self._read_checked(row, items, scratch, tally)
             return
         now = time.perf_counter_ns()
         buffer = scratch.get("read", nbytes)
-        context.fetch(reads, row, [buffer], self._chunk_of)
+        if context.arrived or not files().read_at_once(path, self._offset[row], buffer.data):
+            context.fetch(self._reads, row, [buffer], self._chunk_of)
         now = tally.mark(READ, now, nbytes)
-        values = buffer if self._in_place else scratch.get("values", tables.room[row])
-        if self._is_blosc and not any(tables.few[i] or tables.direct[i] for i in items):
-            decoded = self._decode_blosc(items, buffer, values)
+        values = scratch.get("values", tables.room[row])
+        if self._is_blosc and not any(few) and not any(direct):
+            decoded = self._decode_blosc(items, buffer, values, tables.slot)
+        elif self._is_blosc and all(direct) and context.convert.trivial:
+            decoded = self._decode_blosc(items, buffer, context.out_bytes, tables.dest)
         else:
             decoded = self._decode_each(items, buffer, values, scratch)
         now = tally.mark(DECODE, now, decoded)
@@ -138,16 +141,14 @@ class EncodedRun:
             context.copy(tables.copies, row, values, scratch)
             tally.mark(COPY, now, decoded)
 
-    def _decode_blosc(self, items: range, buffer: _Bytes, values: _Bytes) -> int:
+    def _decode_blosc(self, items: range, buffer: _Bytes, into: _Bytes, place: list[int]) -> int:
         """Decode whole chunks, in the fewest steps: they may be small."""
-        decoder, pipelines, begin, end, slot = (
-            blosc.Decoder(buffer, values), self._pipelines, self._begin, self._end, self._tables.slot,
-        )  # fmt: skip
+        decoder, pipelines, begin, end = blosc.Decoder(buffer, into), self._pipelines, self._begin, self._end
         decoded = 0
         for i in items:
             nbytes = pipelines[i].nbytes
             try:
-                decoder.decode(begin[i], end[i], slot[i], nbytes)
+                decoder.decode(begin[i], end[i], place[i], nbytes)
             except CorruptDataError as e:
                 raise self._named(i, e) from e
             decoded += nbytes
@@ -170,8 +171,6 @@ class EncodedRun:
             end = begin + pipeline.nbytes
             pipeline.decode(data, context.out_bytes[begin:end], scratch)
             context.finish(begin, end, scratch)
-        elif self._in_place:
-            pipeline.decode(data, None, scratch)
         else:
             dest = values[tables.slot[i] : tables.slot[i] + pipeline.nbytes]
             if tables.few[i] and pipeline.is_blosc:
@@ -181,38 +180,43 @@ class EncodedRun:
         return pipeline.nbytes
 
     def _read_checked(self, row: int, items: range, scratch: Scratch, tally: Tally) -> None:
-        """Read chunks that only carry a checksum straight into place, and the checksums beside."""
-        context, begin, end, dest = self._context, self._begin, self._end, self._tables.dest
+        """Read chunks that only carry a checksum, whole ones straight into place, and the checksums beside."""
+        context, tables, begins, ends = self._context, self._tables, self._begin, self._end
         now = time.perf_counter_ns()
-        sums, out = scratch.get("sums", 4 * len(items)), context.out_view
-        places = sums.data
+        sums, values = scratch.get("sums", 4 * len(items)), scratch.get("read", self._nbytes[row])
+        out, aside, places = context.out_view, values.data, sums.data
         buffers: list[Any] = []
+        bodies: list[memoryview] = []
         at = 0
         for k, i in enumerate(items):
-            if begin[i] > at:
-                buffers.append(scratch.get("gap", begin[i] - at))
-            at = end[i]
-            size = self._pipelines[i].nbytes
-            if at - begin[i] != size + 4:
-                found = f"it has {at - begin[i]} bytes, but {size + 4} were expected"
-                raise self._named(i, CorruptDataError(found))
-            buffers += (out[dest[i] : dest[i] + size], places[4 * k : 4 * k + 4])
+            begin, size = begins[i], self._pipelines[i].nbytes
+            if begin > at:
+                buffers.append(scratch.get("gap", begin - at))
+            at = ends[i]
+            if at - begin != size + 4:
+                raise self._named(i, CorruptDataError(f"it has {at - begin} bytes, but {size + 4} were expected"))
+            start = tables.dest[i] if tables.direct[i] else begin
+            body = (out if tables.direct[i] else aside)[start : start + size]
+            bodies.append(body)
+            buffers += (body, places[4 * k : 4 * k + 4])
         path = context.paths[self._reads.path_index[row]]
-        if context.arrived or not files().read_at_once(path, int(self._reads.offset[row]), *buffers):
+        if context.arrived or not files().read_at_once(path, self._offset[row], *buffers):
             context.fetch(self._reads, row, buffers, self._chunk_of)
         now = tally.mark(READ, now, at)
-        decoded, done = 0, context.convert.trivial
-        for i, stored in zip(items, sums.view("<u4").tolist(), strict=True):
-            start, stop = dest[i], dest[i] + self._pipelines[i].nbytes
+        decoded = 0
+        for i, body, stored in zip(items, bodies, sums.view("<u4").tolist(), strict=True):
             try:
-                check_crc32c(context.out_bytes[start:stop], stored)
+                check_crc32c(body, stored)
             except CorruptDataError as e:
                 raise self._named(i, e) from e
-            if not done:
-                context.finish(start, stop, scratch)
-            decoded += stop - start
-        tally.mark(DECODE, now, decoded)
+            decoded += len(body)
+            if tables.direct[i]:
+                context.finish(tables.dest[i], tables.dest[i] + len(body), scratch)
+        now = tally.mark(DECODE, now, decoded)
         tally.decoded += decoded
+        if tables.copies is not None:
+            context.copy(tables.copies, row, values, scratch)
+            tally.mark(COPY, now, decoded)
 
     def _make_box_source(self) -> IntArray:
         plan, (strides, _) = self._context.plan, self._context.box_strides

@@ -5,8 +5,10 @@ A stored sample is one topology. Where its fields have a time, each of its times
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -49,10 +51,15 @@ class Numbering:
     firsts: IntArray
     _sizes: tuple[int, ...] = field(repr=False)  # rows along sample_dim of each stored sample
 
-    @property
+    @cached_property
     def num_samples(self) -> int:
         """Number of samples."""
-        return int(self.firsts[-1])
+        return self._starts[-1]
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        starts: list[int] = self.firsts.tolist()
+        return starts
 
     def locate(self, index: int) -> tuple[int, int]:
         """Return the stored sample of a sample, and which of its samples it is.
@@ -62,14 +69,13 @@ class Numbering:
         IndexError
             There is no such sample.
         """
-        if not -self.num_samples <= index < self.num_samples:
+        num = self.num_samples
+        if not -num <= index < num:
             along = "" if self.sample_dim is None else f" along {self.sample_dim!r} with steps {self.steps}"
-            raise IndexError(
-                f"{self.store.path}: sample {index} is out of range: there are {self.num_samples} samples{along}"
-            )
-        index %= self.num_samples
-        stored = int(np.searchsorted(self.firsts, index, side="right")) - 1
-        return stored, index - int(self.firsts[stored])
+            raise IndexError(f"{self.store.path}: sample {index} is out of range: there are {num} samples{along}")
+        index %= num
+        stored = bisect.bisect_right(self._starts, index) - 1
+        return stored, index - self._starts[stored]
 
     def rows(self, index: int) -> list[int]:
         """Return the rows along ``sample_dim`` of a sample, one per step; ``[]`` where there is no such dim."""
@@ -91,7 +97,7 @@ class Numbering:
     def is_shared(self, info: FieldInfo, index: int) -> bool:
         """Whether other samples of the same stored one have the same values: a field without times."""
         stored, _ = self.locate(index)
-        return self.sample_dim not in info.dims and int(self.firsts[stored + 1] - self.firsts[stored]) > 1
+        return self.sample_dim not in info.dims and self._starts[stored + 1] - self._starts[stored] > 1
 
     def shape(self, info: FieldInfo, index: int) -> tuple[int, ...]:
         """Return the shape of a field in a sample."""

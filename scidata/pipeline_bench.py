@@ -1,7 +1,8 @@
 """Measure a loader on the user's own data: its speed, its CPU time and the wait of a loop, by reader threads.
 
-Beside it the two floors: ``preadv`` of the same byte ranges into a reused buffer, and the decompressors alone on bytes
-that are in memory. Methods take turns, so that a busy machine slows all of them; figures are medians.
+Beside it the two floors: ``preadv`` of the same byte ranges, and the decompressors alone on bytes that are in memory;
+both into two buffers in turn, as a loop needs which keeps one sample while the next is read. Methods take turns, so
+that a busy machine slows all of them; figures are medians.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from scidata.errors import ConfigError
 from scidata.loader import DataLoader
 from scidata.opening import open_dataset
 from scidata.plan import ArrayPlan
-from scidata.read.codecs import Pipeline, Scratch
+from scidata.read.codecs import Pipeline, Scratch, pipeline_of
 
 __all__ = ["PipelineRow", "bench_pipeline", "decompressors", "preadv_loop"]
 
@@ -180,7 +181,7 @@ def plans_of(ds: Any, indices: Sequence[int]) -> list[list[ArrayPlan]]:
 
 
 def preadv_loop(plans: Sequence[Sequence[ArrayPlan]]) -> tuple[Callable[[int], None], int]:
-    """Return a loop over samples that reads their byte ranges into one buffer, and the mean bytes of a sample."""
+    """Return a loop over samples that reads their byte ranges into buffers, and the mean bytes of a sample."""
     samples = []
     for sample in plans:
         ranges = []
@@ -189,12 +190,12 @@ def preadv_loop(plans: Sequence[Sequence[ArrayPlan]]) -> tuple[Callable[[int], N
             ranges += [(paths[p], offset, nbytes) for p, offset, nbytes in rows.tolist()]
         samples.append(ranges)
     sizes = [sum(nbytes for _, _, nbytes in ranges) for ranges in samples]
-    buffer = np.zeros(max(sizes, default=0), np.uint8).data
+    buffers = [np.zeros(max(sizes, default=0), np.uint8).data for _ in range(2)]
 
     def run(num_samples: int) -> None:
         cache = files()
         for i in range(num_samples):
-            at = 0
+            at, buffer = 0, buffers[i % 2]
             for path, offset, nbytes in samples[i % len(samples)]:
                 if not cache.read_at_once(path, offset, buffer[at : at + nbytes]):
                     cache.read_into(path, offset, [buffer[at : at + nbytes]])
@@ -204,17 +205,17 @@ def preadv_loop(plans: Sequence[Sequence[ArrayPlan]]) -> tuple[Callable[[int], N
 
 
 def decompressors(plans: Sequence[Sequence[ArrayPlan]]) -> tuple[Callable[[int], None], int]:
-    """Return a loop over samples that decodes their chunks, from memory, into one buffer; and the mean bytes decoded.
+    """Return a loop over samples that decodes their chunks, from memory, into buffers; and the mean bytes decoded.
 
     0 where there is nothing to decode.
     """
     samples = [[chunk for plan in sample for chunk in _chunks(plan)] for sample in plans]
     sizes = [sum(pipeline.nbytes for pipeline, _ in chunks) for chunks in samples]
-    buffer, scratch = np.zeros(max(sizes, default=0), np.uint8), Scratch()
+    buffers, scratch = [np.zeros(max(sizes, default=0), np.uint8) for _ in range(2)], Scratch()
 
     def run(num_samples: int) -> None:
         for i in range(num_samples):
-            at = 0
+            at, buffer = 0, buffers[i % 2]
             for pipeline, data in samples[i % len(samples)]:
                 pipeline.decode(data, buffer[at : at + pipeline.nbytes], scratch)
                 at += pipeline.nbytes
@@ -229,8 +230,7 @@ def _chunks(plan: ArrayPlan) -> list[tuple[Pipeline, np.ndarray[Any, np.dtype[np
     refs, found = plan.refs, []
     for row, nbytes in zip(plan.encoded.chunk_row.tolist(), plan.encoded.nbytes.tolist(), strict=True):
         skipped = 0 if refs.skipped_codecs is None else int(refs.skipped_codecs[row])
-        codecs = tuple(c for i, c in enumerate(plan.layout.codecs) if not skipped >> i & 1)
         path = refs.paths[int(refs.path_index[row])]
         data = files().read(path, int(refs.offset[row]), int(refs.nbytes[row]))
-        found.append((Pipeline(codecs, nbytes), np.frombuffer(data, np.uint8)))
+        found.append((pipeline_of(plan.layout.codecs, skipped, nbytes), np.frombuffer(data, np.uint8)))
     return found

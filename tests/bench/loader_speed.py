@@ -4,11 +4,12 @@
 
 Samples are handed out one by one (``batch_size=None``), from the page cache, at 0, 1 and 2 workers (threads here,
 forked-server processes of torch's that stay alive; of 100 MB not 1). Ways take turns; medians of the rounds; CPU time
-of a way with worker processes includes theirs. The preadv loop reads the byte ranges that scidata reads, into one
-buffer; the decompressor works on chunks that are in memory, into another. On ranks (gloo, on this machine) every rank
-reads its part; or every rank reads whole samples and slices; or rank 0 reads and ``scatter_tensor`` sends; CPU time is
-of all ranks. Where PhysicsNeMo's datapipes import, they take their turns too, and on ranks with its ``scatter_tensor``
-(physicsnemo 2.2.2 needs omegaconf, timm, and a torchvision built for the torch that is there).
+of a way with worker processes includes theirs. The preadv loop reads the byte ranges that scidata reads, into two
+buffers in turn, as a loop needs which keeps one sample while the next is read; so does the decompressor, of chunks that
+are in memory. On ranks (gloo, on this machine) every rank reads its part; or every rank reads whole samples and slices;
+or rank 0 reads and ``scatter_tensor`` sends; CPU time is of all ranks. Where PhysicsNeMo's datapipes import, they take
+their turns too, and on ranks with its ``scatter_tensor`` (physicsnemo 2.2.2 needs omegaconf, timm, and a torchvision
+built for the torch that is there).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ except ImportError:
 
 WORKERS = (0, 1, 2)
 LIBRARIES = ("xarray", "zarr", "h5py")
-NUM_SAMPLES = {1: 16, 10: 6, 100: 3}
+NUM_SAMPLES = {1: 64, 10: 24, 100: 6}
 PRELOAD = [
     "torch.distributed.tensor", "xarray", "zarr", "h5py", "scipy.spatial", "scidata.pipeline_bench", "scidata.shard",
     "scidata.testing.ranks", "physicsnemo.datapipes", "physicsnemo.domain_parallel",
@@ -202,7 +203,7 @@ def measure(ds, others, num_samples, repeats):
     ours = {n: scidata.DataLoader(ds, None, num_workers=n) for n in WORKERS}
     ways = {("scidata", n): loader for n, loader in ours.items()}
     for library, path, name in others:
-        for n in WORKERS if num_samples > 3 else (0, 2):  # of 100 MB: seconds a round
+        for n in WORKERS if num_samples > NUM_SAMPLES[100] else (0, 2):  # of 100 MB: seconds a round
             ways[library, n] = stock(library, path, name, num_samples, n)
     for n in () if nemo is None else (0, 2):
         ways["physicsnemo", n] = datapipes(*others[-1], n)

@@ -183,20 +183,21 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
                 self._readers.queue.put(work)
 
     def _pull(self) -> Work | None:
-        work = Work(self._num_items, [])
+        number = self._num_items
         self._num_items += 1
         try:
             item = list(next(self._items))
             if not item:
-                raise ConfigError(f"batch {work.number} has no samples: the batch sampler gave an empty list")
+                raise ConfigError(f"batch {number} has no samples: the batch sampler gave an empty list")
         except StopIteration:
             self._exhausted = True
             return None
         except Exception as e:  # the sampler's: raised when it is this item's turn
             self._exhausted = True
+            work = Work(number, [])
             work.error, work.arrived = e, True
             return work
-        return Work(work.number, item)
+        return Work(number, item)
 
     def _start_threads(self) -> None:
         while len(self._threads) < self._num_workers:

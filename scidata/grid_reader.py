@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,7 @@ from scidata.grid_choice import (
     largest_chunks,
     sizes_of,
 )
-from scidata.plan import ArrayPlan, PlanFamily, ReadPlan
+from scidata.plan import ArrayPlan, KeptPlans, PlanFamily, ReadPlan
 from scidata.read import Job, ReadStats, read_plans
 from scidata.read.threads import ReaderThreads
 from scidata.series import Series, array_of, expand_paths, read_array
@@ -45,6 +45,10 @@ from scidata.types import ArrayLayout, BufferSpec, Decoding, Segment, Segments, 
 __all__ = ["GridReader"]
 
 _THREADS = 4  # decoding threads a process by default: several ranks usually share a machine
+
+
+#: By field, and of each field by file: the file's position, and what is read of it.
+_Plans: TypeAlias = dict[str, list[tuple[int, ArrayPlan]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +69,7 @@ class _Part:
     segments: Mapping[str, Segments]
     sizes: Mapping[str, int]
     families: Mapping[str, PlanFamily]  # of each field
+    plans: KeptPlans[_Plans]  # of samples that were read
 
 
 class GridReader:
@@ -297,6 +302,7 @@ class GridReader:
                 segments={d: self.partition.segments(d, coordinate) for d in dims},
                 sizes=sizes,
                 families={name: self._family(field, sizes) for name, field in self._fields.items()},
+                plans=KeptPlans(),
             )
         return part
 
@@ -356,9 +362,18 @@ class GridReader:
             for i, rows in files
         ]
 
-    def _plan_fields(self, index: int, coordinate: Mapping[str, int]) -> dict[str, list[tuple[int, ArrayPlan]]]:
+    def _plan_fields(self, index: int, coordinate: Mapping[str, int]) -> _Plans:
+        """Plan all fields, or find their plans of an earlier epoch."""
+        part = self._part(coordinate)
+        plans = part.plans.get(index)
+        if plans is None:
+            plans = self._new_plans(index, part)
+            part.plans.keep(index, plans, sum(p.num_bytes for each in plans.values() for _, p in each))
+        return plans
+
+    def _new_plans(self, index: int, part: _Part) -> _Plans:
         """Plan all fields: where they lie behind URLs side by side, because finding their chunks takes round trips."""
-        part, places, sources = self._part(coordinate), self._files_of(index), self._series.sources
+        places, sources = self._files_of(index), self._series.sources
 
         def plan(name: str) -> list[tuple[int, ArrayPlan]]:
             family = part.families[name]
@@ -390,7 +405,8 @@ class GridReader:
         jobs = []
         for name, plans in self._plan_fields(index, coordinate).items():
             field = self._fields[name]
-            lead = out[name].reshape(self._source_shape(field, out[name].shape))
+            values = out[name]
+            lead = values if values.ndim == len(field.source_dims) else self._with_dropped(field, values)
             jobs += [
                 Job(
                     plan=plan,
@@ -403,10 +419,10 @@ class GridReader:
             ]
         return read_plans(jobs, executor=self._threads.executor())
 
-    def _source_shape(self, field: _Field, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def _with_dropped(self, field: _Field, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Put back the dimensions that the sample dropped, with one row each."""
-        kept = iter(shape)
-        return tuple(next(kept) if d in field.dims else 1 for d in field.source_dims)
+        kept = iter(values.shape)
+        return values.reshape([next(kept) if d in field.dims else 1 for d in field.source_dims])
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_last_part": None}
@@ -415,6 +431,7 @@ class GridReader:
         """End the threads and close the files; the next read starts them again."""
         self._threads.close()
         self._series.close()
+        self._last_part = None
 
 
 def _checked_steps(steps: Sequence[int], sample_dim: str | None) -> tuple[int, ...]:

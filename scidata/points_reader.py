@@ -23,7 +23,7 @@ from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, ne
 from scidata.index_map import IndexMap
 from scidata.local_part import LocalPart, SamplePart
 from scidata.partition.cuts import cut_bounds, prefix_of
-from scidata.plan import ReadPlan
+from scidata.plan import ArrayPlan, KeptPlans, ReadPlan
 from scidata.points_file import PointsFile, described_file
 from scidata.read import ReadStats
 from scidata.read.threads import ReaderThreads
@@ -102,6 +102,7 @@ class PointsReader:
         self._threads = ReaderThreads(num_threads)
         self._clouds: dict[int, PointsFile] = {}
         self._cuts: dict[int, SamplePart] = {}
+        self._plans: KeptPlans[ArrayPlan] = KeptPlans()
         first = self._cloud(0)
         self.path = first.source.path
         self._infos = first.infos
@@ -276,7 +277,7 @@ class PointsReader:
         start, stop, _, rows = self._rows(cloud, index, part, epoch)
         fields = {}
         for name in self.fields:
-            gathers = [self._gather(access, path, start, stop, rows) for path in cloud.paths(name)]
+            gathers = [self._gather(access, index, path, start, stop, rows) for path in cloud.paths(name)]
             fields[name] = tuple(plan for gather in gathers for plan, _ in gather.steps)
         return ReadPlan(index=index, rank=rank, fields=fields)
 
@@ -299,7 +300,7 @@ class PointsReader:
         own = [self._access(cloud, empty) for _ in arrays]
 
         def read(access: RowAccess, name: str, path: str) -> npt.NDArray[Any]:
-            gather = self._gather(access, path, start, stop, rows)
+            gather = self._gather(access, index, path, start, stop, rows)
             return access.run_gather(gather, None if name == "pos" else self._dtype, dim=self.entity_dim(name))
 
         calls = [functools.partial(read, each, name, path) for each, (name, path) in zip(own, arrays, strict=True)]
@@ -343,15 +344,20 @@ class PointsReader:
             return start, stop, bounds, None
         return start, stop, draw.count_before(bounds), draw.rows(start, stop)
 
-    def _gather(self, access: RowAccess, path: str, start: int, stop: int, rows: IntArray | None) -> Gather:
+    def _gather(self, access: RowAccess, index: int, path: str, start: int, stop: int, rows: IntArray | None) -> Gather:
         dim = self._infos[path].entity_dim if path in self._infos else 0
         if rows is not None:
             return access.plan_gather(path, rows, dim=dim)
-        plan = access.plan(path, np.array([start]), np.array([stop]), dim=dim)
+        key = index, path, start, stop
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = access.plan(path, np.array([start]), np.array([stop]), dim=dim)
+            self._plans.keep(key, plan, plan.num_bytes)
         return Gather(num_rows=stop - start, steps=((plan, None),))
 
     def close(self) -> None:
         """End the threads and close the files; the next read starts them again."""
         self._threads.close()
+        self._plans = KeptPlans()
         for cloud in list(self._clouds.values()):
             cloud.source.close()

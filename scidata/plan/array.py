@@ -125,6 +125,11 @@ class ArrayPlan:
         return len(self.cut.chunks)
 
     @property
+    def num_bytes(self) -> int:
+        """About the memory that a plan takes: some objects, and tables with a row for each chunk."""
+        return (4 << 10) + 512 * self.num_chunks
+
+    @property
     def num_reads(self) -> int:
         """Number of ranged reads; 0 where places are unknown."""
         return sum(len(r.offset) for r in (self.span_reads, self.encoded_reads) if r is not None)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from scidata._remote import run_each
 from scidata._urls import Url
-from scidata.plan import ArrayPlan
+from scidata.plan import ArrayPlan, KeptPlans
 from scidata.store.kept import Kept
 from scidata.store.manifest import FieldInfo
 from scidata.store.numbering import Numbering
@@ -22,7 +22,6 @@ from scidata.types import IntArray
 
 __all__ = ["FieldReads"]
 
-_PLAN_BYTES = 32 << 20  # of plans that are kept for the next epoch: of samples of 1 MB, several thousand
 _SHARED_BYTES = 128 << 20  # of fields without times, whose values are kept for the other times
 
 
@@ -49,12 +48,12 @@ class FieldReads:
         max_bytes: int,
     ) -> None:
         self._numbering, self._infos, self._dtypes, self._with_ghosts = numbering, infos, dtypes, with_ghosts
-        self._plans: Kept[FieldPlan] = Kept(min(max_bytes, _PLAN_BYTES))
+        self._plans: KeptPlans[FieldPlan] = KeptPlans(max_bytes)
         self._shared: Kept[npt.NDArray[Any]] = Kept(min(max_bytes, _SHARED_BYTES))
 
     def forget(self) -> None:
         """Let go of what is kept."""
-        self._plans, self._shared = Kept(self._plans.max_bytes), Kept(self._shared.max_bytes)
+        self._plans, self._shared = KeptPlans(self._plans.max_bytes), Kept(self._shared.max_bytes)
 
     def plans(self, access: RowAccess, name: str, index: int, topology: LocalTopology) -> list[ArrayPlan]:
         """Plan the rows of a field that a part has of a sample, as for a first read."""
@@ -114,12 +113,12 @@ class FieldReads:
         """Read owned rows and ghosts."""
         info = self._infos[name]
         rows = topology.index_maps[info.entity]
-
-        def make() -> FieldPlan:
-            return FieldPlan(*self._plan(access, name, index, topology), self._numbering.shape(info, index))
-
         key = index % self._numbering.num_samples, rows.part, name
-        plan, pick, shape = self._plans.get(key, make, FieldPlan.num_bytes)
+        found = self._plans.get(key)
+        if found is None:
+            found = FieldPlan(*self._plan(access, name, index, topology), self._numbering.shape(info, index))
+            self._plans.keep(key, found, found.num_bytes())
+        plan, pick, shape = found
         values = self._shaped(access.run(plan, self._dtypes[name]), name, shape)
         if pick is None:
             return values

@@ -99,8 +99,8 @@ class FieldPlan(NamedTuple):
     shape: tuple[int, ...]
 
     def num_bytes(self) -> int:
-        """Return about what it takes: some objects, and tables with a row for each chunk."""
-        return (8 << 10) + 256 * self.plan.num_chunks + (0 if self.pick is None else self.pick.nbytes)
+        """Return about what it takes."""
+        return self.plan.num_bytes + (0 if self.pick is None else self.pick.nbytes)
 
 
 class RowAccess:

@@ -1,13 +1,15 @@
 """Every rank's part of a grid against xarray's decoded read: all formats, cuts and halos, without starting a rank."""
 
 import itertools
+import os
+import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
 import xarray as xr
 
-from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError
+from scidata.errors import ConfigError, FieldMismatchError, ShortReadError, UnknownNameError
 from scidata.grid_reader import GridReader
 from scidata.testing import GRID_FORMATS, make_grid
 
@@ -230,6 +232,38 @@ def test_samples_out_of_range(store):
             reader.plan(index)
     with pytest.raises(ConfigError, match="rank 1 is out of range"):
         reader.plan(0, rank=1)
+
+
+@pytest.mark.parametrize("fmt", ["zarr3", "zarr3_sharded", "netcdf4", "netcdf3"])
+def test_samples_are_planned_once(fmt, tmp_path, monkeypatch):
+    path = tmp_path / "store"
+    make_grid(path, format=fmt, num_times=4, num_lat=13, num_lon=24)
+    options = {"axis_sizes": {"domain": 2}, "shard": {"latitude": "domain"}, "halo": {"latitude": 1}}
+    wanted = [read_part(GridReader(path, **options), i, 1) for i in range(3)]
+    planned, new_plans = [], GridReader._new_plans
+    monkeypatch.setattr(GridReader, "_new_plans", lambda self, i, part: planned.append(i) or new_plans(self, i, part))
+    reader = GridReader(path, **options)
+    for _ in range(3):
+        for i in (2, 0, 1):
+            found = read_part(reader, i, 1)
+            assert all(found[name].tobytes() == wanted[i][name].tobytes() for name in reader.fields)
+    assert planned == [2, 0, 1]
+    pickle.loads(pickle.dumps(reader)).plan(0, 1)
+    assert planned == [2, 0, 1, 0]
+    reader.close()  # the files may be others when it is used again
+    reader.plan(0, 1)
+    reader.plan(0, 0)
+    assert planned == [2, 0, 1, 0, 0, 0]
+
+
+def test_a_kept_plan_of_a_file_that_was_cut_off_names_it(tmp_path):
+    path = tmp_path / "grid.nc"
+    make_grid(path, format="netcdf3", num_times=2)
+    reader = GridReader(path)
+    read_part(reader, 1, 0)
+    os.truncate(path, path.stat().st_size // 4)
+    with pytest.raises(ShortReadError, match=r"grid\.nc: field .*ends at byte"):
+        read_part(reader, 1, 0)
 
 
 def test_absent_paths(tmp_path):

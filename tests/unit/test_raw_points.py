@@ -14,6 +14,7 @@ from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, Un
 from scidata.loader import DataLoader
 from scidata.partitioning import partition
 from scidata.points_reader import PointsReader
+from scidata.store.rows import RowAccess
 from scidata.subsample import make_subsample
 
 COUNT = 5003
@@ -88,6 +89,23 @@ def test_owned_rows_put_together_are_the_file(cloud, num_parts):
             assert plan.bytes_fetched == part.stats.bytes_fetched
         whole = PointsReader(cloud).plan(0).bytes_fetched
         assert sum(part.stats.bytes_fetched for part in parts) <= whole * (1 + 2.1 * (num_parts - 1) * 100 / COUNT)
+
+
+def test_files_are_planned_once(cloud, monkeypatch):
+    planned, plan = [], RowAccess.plan
+    monkeypatch.setattr(
+        RowAccess, "plan", lambda self, path, *a, **o: planned.append(path) or plan(self, path, *a, **o)
+    )
+    reader = PointsReader([cloud, cloud], num_parts=2)
+    first = [reader.read(i, p).fields for i in (0, 1) for p in (0, 1)]
+    assert planned.count("u") == 4
+    again = [reader.read(i, p).fields for i in (0, 1) for p in (0, 1)]
+    assert planned.count("u") == 4
+    for one, two in zip(first, again, strict=True):
+        assert all(np.array_equal(one[name], two[name]) for name in reader.fields)
+    reader.close()
+    reader.read(0, 0)
+    assert planned.count("u") == 5
 
 
 def test_chunk_bounds_fall_on_chunks(tmp_path):

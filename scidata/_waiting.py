@@ -106,4 +106,7 @@ class WaitWatch:
             return f"{ahead}; else write the data with a faster codec (blosc-lz4) or in smaller chunks"
         if stage == "copy":
             return f"write the data in chunks that fit the split, in the dtype that is used; {ahead}"
-        return f"rows and ghosts are worked out for every sample; {ahead}, and a larger cache_bytes keeps them"
+        return (
+            "rows, ghosts and byte ranges are worked out for samples that are not kept from an earlier epoch; "
+            f"{ahead}, and a larger cache_bytes keeps more of a store"
+        )

@@ -179,5 +179,6 @@ def test_the_first_script_prints_what_the_readme_shows(tmp_path):
     assert run.returncode == 0, run.stderr
     shown = re.findall(r"^\d \(2, 3, 241, 480\).*$", text, re.M)
     assert len(shown) == 3
-    printed = [log.read_text().strip() for log in (tmp_path / "logs").rglob("stdout.log")]
+    logs = (log.read_text().splitlines() for log in (tmp_path / "logs").rglob("stdout.log"))
+    printed = [line for lines in logs for line in lines if not line.startswith("[Gloo]")]  # of torch 2.10
     assert sorted(printed) == sorted(shown)

@@ -1,6 +1,7 @@
 """Launcher variables, axis sizes and axis names: all that needs one process."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -254,7 +255,9 @@ def test_under_torchrun(tmp_path):
     environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.split()) == ["0", "1", "joined", "joined"]
+    assert sorted(re.findall(r"joined (\d)", done.stdout)) == ["0", "1"], (
+        done.stdout
+    )  # among what Gloo says, in torch 2.10
 
 
 # -- axes ------------------------------------------------------------------------------------------------------

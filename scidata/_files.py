@@ -8,24 +8,46 @@ try again where a failure may pass by itself (:mod:`scidata._retry`).
 from __future__ import annotations
 
 import contextlib
+import datetime
 import errno
 import os
 import resource
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from scidata import _retry
 from scidata._remote import fetch, request
 from scidata._retry import is_transient
 from scidata._urls import Url, is_url, public_text, url_of
-from scidata.errors import ShortReadError
+from scidata.errors import ShortReadError, SourceChangedError
 
-__all__ = ["FileCache", "Url", "files", "is_url", "most_open", "public_text", "retried", "scatter", "url_of"]
+__all__ = [
+    "FileCache",
+    "Url",
+    "Versions",
+    "files",
+    "is_url",
+    "most_open",
+    "public_text",
+    "retried",
+    "scatter",
+    "url_of",
+]
 
 _MAX_OPEN = 256  # a thousand-file store must not run into the usual limit of 1,024 descriptors
 _IOV_MAX = 1024  # Linux's limit on buffers in one preadv
+_WAITS_FOR_DESCRIPTOR = (0, 0.001, 0.01, 0.1)  # seconds; a read of a chunk takes less
+_MAX_VERSIONS = 1 << 16  # files of a data set of which versions are kept: some 15 MB
+
+#: Bytes of a file, and when it was last changed, in ns. No inode: FUSE file systems number files anew.
+Version: TypeAlias = tuple[int, int]
+
+
+def _version_of(status: os.stat_result) -> Version:
+    return status.st_size, status.st_mtime_ns
 
 
 def _url(path: str) -> Url:
@@ -46,16 +68,28 @@ def retried(path: str, call: Any) -> Any:
 
 
 class _Handle:
-    """An open descriptor that closes when the last user lets go, so eviction never closes under a reader."""
+    """An open descriptor that closes when the last user lets go, so eviction never closes under a reader.
 
-    __slots__ = ("fd",)
+    Its number never leaves it. Whoever had only the number could read after another thread has let the handle go: the
+    kernel gives the number to the next file that is opened, and the bytes would be that file's, without an error.
+    """
+
+    __slots__ = ("_descriptor",)
 
     def __init__(self, path: str) -> None:
-        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self, views: Sequence[Any], offset: int) -> int:
+        """Fill views by one call; return how many bytes came."""
+        return os.preadv(self._descriptor, views, offset)  # this frame's self keeps it open
+
+    def version(self) -> Version:
+        """Return the version of the file as it is now."""
+        return _version_of(os.fstat(self._descriptor))
 
     def __del__(self) -> None:
-        if hasattr(self, "fd"):  # not where opening failed
-            os.close(self.fd)
+        if hasattr(self, "_descriptor"):  # not where opening failed
+            os.close(self._descriptor)
 
 
 class FileCache:
@@ -73,20 +107,31 @@ class FileCache:
             if handle is not None:
                 self._handles.move_to_end(path)
                 return handle
-        try:
-            handle = _Handle(path)
-        except OSError as e:
-            if e.errno not in (errno.EMFILE, errno.ENFILE):
-                raise
-            with self._lock:  # others have taken the rest: keep fewer from now on
-                self._max_open = max(1, len(self._handles) // 2)
-                self._handles.clear()
-            handle = _Handle(path)
+        handle = self._open(path)
         with self._lock:
             self._handles[path] = handle
             while len(self._handles) > self._max_open:
                 self._handles.popitem(last=False)
         return handle
+
+    def _open(self, path: str) -> _Handle:
+        """Open a file; where the process has no descriptor left, keep fewer from now on and wait for readers' ones."""
+        for wait in _WAITS_FOR_DESCRIPTOR:
+            try:
+                return _Handle(path)
+            except OSError as e:
+                if e.errno not in (errno.EMFILE, errno.ENFILE):
+                    raise
+            with self._lock:
+                self._max_open = max(1, min(self._max_open, len(self._handles)) // 2)
+                self._handles.clear()
+            time.sleep(wait)
+        return _Handle(path)
+
+    def version(self, path: str) -> Version:
+        """Return the version of a local file: of what reads get, if it is open, not of what has its name since."""
+        handle = self._handles.get(path)
+        return _version_of(os.stat(path)) if handle is None else handle.version()
 
     def size(self, path: str) -> int:
         """Return the size in bytes; raises FileNotFoundError."""
@@ -118,7 +163,7 @@ class FileCache:
         if is_url(path):
             return False
         try:
-            return os.preadv(self._handle(path).fd, views, offset) == sum(map(len, views))
+            return self._handle(path).read(views, offset) == sum(map(len, views))
         except OSError:
             return False
 
@@ -128,10 +173,9 @@ class FileCache:
             return 0
         done = 0
         with contextlib.suppress(OSError):
-            handle, preadv = self._handle(path), os.preadv
-            fd = handle.fd
+            read = self._handle(path).read
             for offset, view in zip(offsets, views, strict=True):
-                if preadv(fd, (view,), offset) != len(view):
+                if read((view,), offset) != len(view):
                     break
                 done += 1
         return done
@@ -168,7 +212,7 @@ class FileCache:
         handle = self._handle(path)
         done = 0
         while views:
-            count = os.preadv(handle.fd, views[:_IOV_MAX], offset + done)
+            count = handle.read(views[:_IOV_MAX], offset + done)
             if count == 0:
                 raise ShortReadError(
                     f"{path}: ends at byte {offset + done}, but {wanted} bytes from {offset} on were expected; "
@@ -193,6 +237,47 @@ class FileCache:
         """Forget every open descriptor; readers in progress keep theirs until they end."""
         with self._lock:
             self._handles.clear()
+
+
+class Versions:
+    """The versions of the files that a source reads, as first seen; a file that has another one later was replaced.
+
+    Offsets that were found in one version mean nothing in another, and samples of two versions do not mix. Of URLs
+    nothing is known here. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, Version] = {}
+
+    def check(self, paths: Iterable[str]) -> None:
+        """Look at local files, after they were read: so what was read is of the version that is known.
+
+        Raises
+        ------
+        SourceChangedError
+            One has another size, or was changed at another time, than when it was first seen.
+        FileNotFoundError
+            One is gone.
+        """
+        for path in paths:
+            if is_url(path):
+                continue
+            found = files().version(path)
+            known = self._seen.get(path)
+            if known is None:
+                if len(self._seen) < _MAX_VERSIONS:
+                    self._seen[path] = found
+            elif known != found:
+                raise SourceChangedError(
+                    f"{path}: it was replaced or changed while it was read: {_shown(known)} when it was opened, "
+                    f"{_shown(found)} now; open the data set again, in all processes, once it changes no more"
+                )
+
+
+def _shown(version: Version) -> str:
+    size, changed = version
+    when = datetime.datetime.fromtimestamp(changed / 1e9, datetime.UTC)
+    return f"{size} bytes of {when:%Y-%m-%d %H:%M:%S.%f} UTC"
 
 
 def scatter(data: bytes, buffers: Sequence[Any]) -> None:

@@ -25,6 +25,7 @@ __all__ = [
     "SciDataError",
     "ShardLayoutError",
     "ShortReadError",
+    "SourceChangedError",
     "UnknownNameError",
     "UnsupportedFormatError",
     "UnsupportedShardOp",
@@ -66,6 +67,10 @@ class CorruptDataError(SciDataError, OSError):
 
 class ShortReadError(CorruptDataError):
     """A file ends before the range that its metadata promises."""
+
+
+class SourceChangedError(SciDataError, OSError):
+    """A file or object was replaced while it was read."""
 
 
 class ChecksumError(CorruptDataError):

@@ -1,0 +1,73 @@
+"""Descriptors that are shared, evicted and used again, and files that are replaced while they are read."""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from scidata import _files
+from scidata._files import FileCache
+from tests.faults.descriptors import data_sets, run_apart
+
+
+def test_a_descriptor_stays_open_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between look-up and read another thread evicts the handle, and opens a file that may get its number."""
+    for name in "ab":
+        (tmp_path / name).write_bytes(name.encode() * 8)
+    cache, reached, evicted = FileCache(max_open=1), threading.Event(), threading.Event()
+    preadv = os.preadv
+
+    def late(descriptor: int, views: list[memoryview], offset: int) -> int:
+        if threading.current_thread() is not threading.main_thread():
+            reached.set()
+            evicted.wait(10)
+        return preadv(descriptor, views, offset)
+
+    def read(method: str) -> bytes:
+        buffer, path = bytearray(8), str(tmp_path / "a")
+        if method == "read_at_once":
+            assert cache.read_at_once(path, 0, memoryview(buffer))
+        elif method == "read_each":
+            assert cache.read_each(path, [0], [memoryview(buffer)]) == 1
+        else:
+            cache.read_into(path, 0, [buffer])
+        return bytes(buffer)
+
+    monkeypatch.setattr(_files.os, "preadv", late)
+    with ThreadPoolExecutor(1) as pool:
+        for method in ("read_at_once", "read_each", "read_into"):
+            reached.clear()
+            evicted.clear()
+            reading = pool.submit(read, method)
+            assert reached.wait(10)
+            assert bytes(cache.read(str(tmp_path / "b"), 0, 8)) == b"b" * 8
+            evicted.set()
+            assert reading.result() == b"a" * 8, method
+            cache.close()
+
+
+@pytest.mark.parametrize("layouts", [("raw", "crc32c", "zstd_crc32c", "blosc", "gzip", "zstd"), ("sharded", "hdf5")])
+def test_every_value_under_a_low_limit_of_open_files(layouts: tuple[str, ...]) -> None:
+    with data_sets(layouts) as folder:
+        code, said = run_apart(folder, limit=64, num_readers=8, seconds=4, layouts=layouts)
+    assert code == 0, said
+
+
+def test_readers_wait_for_a_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All descriptors are in use for a moment."""
+    (tmp_path / "a").write_bytes(b"a")
+    tries, opened = [], os.open
+
+    def scarce(path: str, *args: int) -> int:
+        tries.append(path)
+        if len(tries) < 4:
+            raise OSError(24, "Too many open files", path)
+        return opened(path, *args)
+
+    monkeypatch.setattr(_files.os, "open", scarce)
+    assert bytes(FileCache().read(str(tmp_path / "a"), 0, 1)) == b"a"
+    assert len(tries) == 4

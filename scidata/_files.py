@@ -27,6 +27,7 @@ from scidata.errors import ShortReadError, SourceChangedError
 __all__ = [
     "FileCache",
     "Url",
+    "Version",
     "Versions",
     "files",
     "is_url",
@@ -35,6 +36,7 @@ __all__ = [
     "retried",
     "scatter",
     "url_of",
+    "version_at",
 ]
 
 _MAX_OPEN = 256  # a thousand-file store must not run into the usual limit of 1,024 descriptors
@@ -48,6 +50,11 @@ Version: TypeAlias = tuple[int, int]
 
 def _version_of(status: os.stat_result) -> Version:
     return status.st_size, status.st_mtime_ns
+
+
+def version_at(path: str) -> Version:
+    """Return the version of the local file that has this name now."""
+    return _version_of(os.stat(path))
 
 
 def _url(path: str) -> Url:
@@ -131,7 +138,7 @@ class FileCache:
     def version(self, path: str) -> Version:
         """Return the version of a local file: of what reads get, if it is open, not of what has its name since."""
         handle = self._handles.get(path)
-        return _version_of(os.stat(path)) if handle is None else handle.version()
+        return version_at(path) if handle is None else handle.version()
 
     def size(self, path: str) -> int:
         """Return the size in bytes; raises FileNotFoundError."""
@@ -240,38 +247,43 @@ class FileCache:
 
 
 class Versions:
-    """The versions of the files that a source reads, as first seen; a file that has another one later was replaced.
+    """The versions of the local files that a source reads, as first seen: a file that has another one was replaced.
 
-    Offsets that were found in one version mean nothing in another, and samples of two versions do not mix. Of URLs
-    nothing is known here. Thread-safe.
+    Offsets that were found in one version mean nothing in another, and samples of two versions do not mix. Thread-safe;
+    pickles.
     """
 
     def __init__(self) -> None:
         self._seen: dict[str, Version] = {}
 
-    def check(self, paths: Iterable[str]) -> None:
-        """Look at local files, after they were read: so what was read is of the version that is known.
+    def note(self, path: str, found: Version) -> None:
+        """Take in the version of a file that is about to be read.
 
         Raises
         ------
         SourceChangedError
-            One has another size, or was changed at another time, than when it was first seen.
-        FileNotFoundError
-            One is gone.
+            It has another size, or was changed at another time, than when it was first seen.
         """
+        known = self._seen.get(path)
+        if known is None:
+            if len(self._seen) < _MAX_VERSIONS:
+                self._seen[path] = found
+        elif known != found:
+            raise SourceChangedError(
+                f"{path}: it was replaced or changed while it was in use: {_shown(known)} when it was first read, "
+                f"{_shown(found)} now; open the data set again, in all processes, once it changes no more"
+            )
+
+    def check(self, paths: Iterable[str]) -> None:
+        """Look at files that were just read, as they are open: what came is of the known version, or this raises.
+
+        Of URLs nothing is known here; a file that is gone says so when it is opened again.
+        """
+        version = files().version
         for path in paths:
-            if is_url(path):
-                continue
-            found = files().version(path)
-            known = self._seen.get(path)
-            if known is None:
-                if len(self._seen) < _MAX_VERSIONS:
-                    self._seen[path] = found
-            elif known != found:
-                raise SourceChangedError(
-                    f"{path}: it was replaced or changed while it was read: {_shown(known)} when it was opened, "
-                    f"{_shown(found)} now; open the data set again, in all processes, once it changes no more"
-                )
+            if not is_url(path):
+                with contextlib.suppress(FileNotFoundError):
+                    self.note(path, version(path))
 
 
 def _shown(version: Version) -> str:

@@ -236,7 +236,8 @@ class BufferSpec:
 class Source(Protocol):
     """One opened store of one format: finds out what is there and where its bytes lie, and reads nothing else.
 
-    Opening is lazy and once per process; a source pickles as its path and options.
+    Opening is lazy and once per process; a source pickles as its path and options, and the versions of the files that
+    describe it, so that no other process reads others.
     """
 
     path: str
@@ -262,6 +263,10 @@ class Source(Protocol):
 
     def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
         """Read a box (positive steps) with the format's own library into ``out``: the fallback, and an oracle."""
+        ...
+
+    def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
+        """Raise SourceChangedError where files that were just read, or what describes them, are not those opened."""
         ...
 
     def close(self) -> None:

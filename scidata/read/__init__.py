@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy.typing as npt
 
 from scidata._remote import Fetches
-from scidata.errors import ConfigError
+from scidata.errors import ConfigError, CorruptDataError
 from scidata.plan import ArrayPlan, plan_array
 from scidata.read.context import ReadStats, Tally
 from scidata.read.execute import Execution, Task
@@ -98,12 +98,31 @@ def read_plans(jobs: Sequence[Job], *, executor: Executor | None = None) -> Read
 
     Raises the errors of :func:`read_plan`.
     """
+    executions = [execution for job in jobs if (execution := _prepared(job)) is not None]
+    try:
+        stats = _run(executions, executor)
+    except CorruptDataError:
+        _check_unchanged(executions)  # then this is the reason, and copying the file again would not help
+        raise
+    _check_unchanged(executions)
+    return stats
+
+
+def _check_unchanged(executions: Sequence[Execution]) -> None:
+    """Raise SourceChangedError where files that were read are not those that were opened."""
+    checked = set()
+    for execution in executions:
+        source, paths, layout = execution.source, execution.paths, execution.layout
+        key = id(source), paths or layout.name
+        if not execution.is_remote and key not in checked:  # fields of one file look at it once
+            checked.add(key)
+            source.check_unchanged(layout, paths)
+
+
+def _run(executions: Sequence[Execution], executor: Executor | None) -> ReadStats:
     local: list[_Part] = []
     remote: list[tuple[Execution, Task]] = []
-    for job in jobs:
-        execution = _prepared(job)
-        if execution is None:
-            continue
+    for execution in executions:
         tasks, costs = execution.tasks()
         if execution.is_remote:
             remote += [(execution, task) for task in tasks]

@@ -33,6 +33,7 @@ class Execution:
     def __init__(self, plan: ArrayPlan, out: npt.NDArray[Any], *, source: Source, decoding: Decoding | None) -> None:
         self.is_remote = plan.refs is not None and not plan.layout.fallback and any(map(is_url, plan.refs.paths))
         self._plan, self._context = plan, Context(plan, out, source, decoding, is_remote=self.is_remote)
+        self.source, self.layout = source, plan.layout
         self._raw: RawRun | None = None
         self._encoded: EncodedRun | None = None
         plain = not plan.layout.codecs and not plan.layout.fallback
@@ -89,6 +90,11 @@ class Execution:
                 f"{self._context.where(int(rows[i]))}: {found[i]} encoded bytes for {decoded[i]} decoded ones make no "
                 "sense; the store's index is damaged: copy or write it again"
             )
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The files that it reads; none of an array that only its own library reads."""
+        return () if self._plan.refs is None else self._plan.refs.paths
 
     def tasks(self) -> tuple[list[Task], list[int]]:
         """Return the tasks, and the bytes that each moves or decodes."""

@@ -11,7 +11,7 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from scidata._files import files, is_url, most_open, retried, url_of
+from scidata._files import Version, Versions, files, is_url, most_open, retried, url_of, version_at
 from scidata._retry import is_transient
 from scidata.errors import (
     ConfigError,
@@ -48,6 +48,7 @@ __all__ = ["HDF5Base"]
 _T = TypeVar("_T")
 
 _MANY_CHUNKS = 1_000_000  # beyond this an index costs seconds
+_LONGEST_CALL = 10.0  # seconds that another thread may be inside HDF5
 _FEW = 12  # lookups that together cost less than building the index
 
 
@@ -55,8 +56,10 @@ _FEW = 12  # lookups that together cost less than building the index
 class _Session:
     """What belongs to one process: its lock, and its file once opened."""
 
+    path: str
     lock: threading.RLock = field(default_factory=threading.RLock)
     h5: Any = None
+    version: Version | None = None  # of the file that is open
 
     def close(self) -> None:
         """Close the file; the lock is held."""
@@ -83,12 +86,27 @@ class _OpenSessions:
             excess = len(self._sessions) - most_open() // 4
             old = [self._sessions.popitem(last=False)[1]() for _ in range(excess)]
         for other in old:
-            if other is None or not other.lock.acquire(blocking=False):  # one that is being used closes another time
-                continue
-            try:
-                other.close()
-            finally:
-                other.lock.release()
+            if other is not None:
+                _close(other, wait=0)  # one that is being used closes another time
+
+    def close_older(self, path: str, version: Version) -> None:
+        """Close what other sessions have open of earlier versions of a file that is about to be opened.
+
+        Where a file was written again in place, HDF5 would take it for the one that is open, and keep its old metadata.
+        """
+        with self._lock:
+            sessions = [found for ref in self._sessions.values() if (found := ref()) is not None]
+        for other in sessions:
+            if other.h5 is not None and other.path == path and other.version != version:
+                _close(other, wait=_LONGEST_CALL)
+
+
+def _close(session: _Session, *, wait: float) -> None:
+    if session.lock.acquire(timeout=wait):
+        try:
+            session.close()
+        finally:
+            session.lock.release()
 
 
 _open_sessions = _OpenSessions()
@@ -112,6 +130,7 @@ class HDF5Base:
     def __init__(self, path: str | os.PathLike[str], *, allow_external: bool = False) -> None:
         self.path = url_of(os.fspath(path))
         self.allow_external = allow_external
+        self._versions = Versions()
         self._reset()
 
     def _reset(self) -> None:
@@ -123,7 +142,7 @@ class HDF5Base:
         self._contiguous: dict[str, ChunkRefs] = {}  # of arrays in one piece: asked for at each sample
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "allow_external": self.allow_external}
+        return {"path": self.path, "allow_external": self.allow_external, "_versions": self._versions}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -146,6 +165,10 @@ class HDF5Base:
     def skipped(self) -> Mapping[str, str]:
         """Why some datasets are not among the arrays, by name."""
         return self._read().skipped
+
+    def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
+        """Raise SourceChangedError where the file that was just read is not the one whose metadata was."""
+        self._versions.check([self.path])
 
     def close(self) -> None:
         """Close the file; the next use opens it again."""
@@ -227,10 +250,14 @@ class HDF5Base:
             self._retried(session, call, what)
 
     def _session(self) -> _Session:
-        return self._sessions.setdefault(os.getpid(), _Session())  # atomic, so threads agree on one
+        return self._sessions.setdefault(os.getpid(), _Session(str(self.path)))  # atomic, so threads agree on one
 
     def _open(self, session: _Session) -> Any:
         if session.h5 is None:
+            if not is_url(self.path):
+                session.version = version = version_at(self.path)
+                self._versions.note(self.path, version)
+                _open_sessions.close_older(self.path, version)
             session.h5 = open_h5(self.path)
         _open_sessions.use(session)
         return session.h5

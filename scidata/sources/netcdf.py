@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from scidata._files import files, is_url, url_of
+from scidata._files import Versions, files, is_url, url_of
 from scidata.errors import ConfigError, ShortReadError, UnknownNameError, near_matches
 from scidata.sources._hdf5 import HDF5Base
 from scidata.sources._hdf5_walk import Naming, is_scale, scale_paths, walk
@@ -127,10 +127,11 @@ class NetCDF3Source:
     def __init__(self, path: str | os.PathLike[str], *, allow_external: bool = False) -> None:
         self.path = url_of(os.fspath(path))
         self.allow_external = allow_external
+        self._versions = Versions()
         self._parsed: tuple[Header, dict[str, ArrayLayout], dict[str, Variable]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "allow_external": self.allow_external, "_parsed": None}
+        return self.__dict__ | {"_parsed": None}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.path!r})"
@@ -156,6 +157,10 @@ class NetCDF3Source:
         """Why some variables are not among the arrays, by name."""
         header, arrays, _ = self._read()
         return {v.name: "text is not read" for v in header.variables if v.name not in arrays}
+
+    def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
+        """Raise SourceChangedError where the file that was just read is not the one whose header was."""
+        self._versions.check([self.path])
 
     def close(self) -> None:
         """Forget the header; the next use reads it again."""
@@ -209,6 +214,7 @@ class NetCDF3Source:
         parsed = self._parsed
         if parsed is None:  # two threads may both read it: they get the same
             header = read_header(self.path)
+            self._versions.check([self.path])
             numeric = {v.name: v for v in header.variables if v.dtype.kind != "S"}
             parsed = header, {name: self._layout(header, v) for name, v in numeric.items()}, numeric
             self._parsed = parsed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import json
@@ -15,7 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from scidata._files import Url, retried, url_of
+from scidata._files import Url, Versions, retried, url_of, version_at
 from scidata._remote import run_each
 from scidata.errors import (
     ConfigError,
@@ -122,7 +123,8 @@ class ZarrSource:
 
     Opening is lazy and reads metadata only; zarr-python itself is imported only for arrays that need it. Safe to use
     from several threads, after a fork, and pickled (as path and options). Sizes and shard indexes are remembered in
-    bounded caches until :meth:`close`: a store that is rewritten while open is not noticed.
+    bounded caches until :meth:`close`. Of local files, an array whose metadata are written again while it is open and a
+    chunk's file that is another one when it is read again are noticed (:meth:`check_unchanged`).
 
     Parameters
     ----------
@@ -132,7 +134,8 @@ class ZarrSource:
         Follow symbolic links that lead out of ``path``. Refused otherwise: at opening for groups and arrays, at
         first use for folders and files of chunks. Not checked behind URLs other than ``file://``.
     names
-        Paths of the arrays, where ``path`` is a v3 group of which they are known: no folder is listed then.
+        Paths of the arrays, where ``path`` is a v3 group of which they are known: no folder is listed then. So it is in
+        scidata's own stores, whose checksums say more than the times of files, which then are not looked at.
     """
 
     def __init__(
@@ -141,6 +144,7 @@ class ZarrSource:
         self.path = url_of(os.fspath(path))
         self.allow_external = allow_external
         self._names = names
+        self._metadata, self._chunks = Versions(), Versions()  # of files
         self._state: _State | None = None
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -149,10 +153,13 @@ class ZarrSource:
         return f"ZarrSource({self.path!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "allow_external": self.allow_external, "names": self._names}
+        return {
+            "path": self.path, "allow_external": self.allow_external, "names": self._names, "metadata": self._metadata,
+        }  # fmt: skip
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         ZarrSource.__init__(self, state["path"], allow_external=state["allow_external"], names=state["names"])
+        self._metadata = state["metadata"]
 
     def _open(self) -> _State:
         if self._pid != os.getpid():  # forked, perhaps while another thread held the lock
@@ -162,8 +169,18 @@ class ZarrSource:
             with self._lock:
                 state = self._state
                 if state is None:
-                    state = self._state = _State(self.path, allow_external=self.allow_external, names=self._names)
+                    state = _State(self.path, allow_external=self.allow_external, names=self._names)
+                    for record in state.contents.records.values():
+                        self._note_metadata(state, record)
+                    self._state = state
         return state
+
+    def _note_metadata(self, state: _State, record: ArrayRecord) -> None:
+        if self._names is None and not isinstance(self.path, Url):
+            name = "zarr.json" if state.contents.format == "zarr3" else ".zarray"
+            where = state.tree.location(f"{record.prefix}/{name}" if record.prefix else name)
+            with contextlib.suppress(FileNotFoundError):  # where all metadata are consolidated
+                self._metadata.note(where, version_at(where))
 
     @property
     def format(self) -> str:
@@ -187,6 +204,13 @@ class ZarrSource:
     def skipped(self) -> Mapping[str, str]:
         """Arrays that were left out (strings, objects, records, unknown codecs), and why."""
         return {name: str(error) for name, error in self._open().contents.errors.items()}
+
+    def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
+        """Raise SourceChangedError where an array was written again since opening, or a chunk since its first read."""
+        if self._names is None:
+            state = self._open()
+            self._note_metadata(state, self._record(state, layout.name))
+            self._chunks.check(paths)
 
     def close(self) -> None:
         """Drop metadata and caches; the next use opens the store again."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,6 +103,9 @@ class MeshioSource:
     def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
         """Copy a box into ``out``."""
         out[...] = self._values()[layout.name][box]
+
+    def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
+        """Nothing to check: the file is read whole, once."""
 
     def close(self) -> None:
         """Forget what was read; the next use reads it again."""

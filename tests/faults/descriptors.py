@@ -170,6 +170,7 @@ def run_apart(folder: Path, limit: int, num_readers: int, seconds: float, layout
     limits = limit, resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     done = subprocess.run(
         command,
+        check=False,
         capture_output=True,
         text=True,
         timeout=seconds + 120,

@@ -15,7 +15,7 @@ import resource
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from scidata import _retry
@@ -137,7 +137,7 @@ class FileCache:
 
     def version(self, path: str) -> Version:
         """Return the version of a local file: of what reads get, if it is open, not of what has its name since."""
-        handle = self._handles.get(path)
+        handle = self._handles.get(path)  # one step, which needs no lock
         return version_at(path) if handle is None else handle.version()
 
     def size(self, path: str) -> int:
@@ -274,16 +274,23 @@ class Versions:
                 f"{_shown(found)} now; open the data set again, in all processes, once it changes no more"
             )
 
-    def check(self, paths: Iterable[str]) -> None:
+    def check(self, paths: Iterable[str], before_new: Callable[[], None] = lambda: None) -> None:
         """Look at files that were just read, as they are open: what came is of the known version, or this raises.
 
-        Of URLs nothing is known here; a file that is gone says so when it is opened again.
+        Of URLs nothing is known here; a file that is gone says so when it is opened again. ``before_new`` is called
+        before one that was not known is taken in.
         """
-        version = files().version
+        version, seen = files().version, self._seen
         for path in paths:
-            if not is_url(path):
-                with contextlib.suppress(FileNotFoundError):
-                    self.note(path, version(path))
+            try:
+                found = version(path)
+            except FileNotFoundError:
+                continue
+            known = seen.get(path)
+            if known != found:
+                if known is None:
+                    before_new()
+                self.note(path, found)
 
 
 def _shown(version: Version) -> str:

@@ -168,7 +168,8 @@ class HDF5Base:
 
     def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
         """Raise SourceChangedError where the file that was just read is not the one whose metadata was."""
-        self._versions.check([self.path])
+        if not is_url(self.path):
+            self._versions.check((self.path,))
 
     def close(self) -> None:
         """Close the file; the next use opens it again."""

@@ -160,7 +160,8 @@ class NetCDF3Source:
 
     def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
         """Raise SourceChangedError where the file that was just read is not the one whose header was."""
-        self._versions.check([self.path])
+        if not is_url(self.path):
+            self._versions.check((self.path,))
 
     def close(self) -> None:
         """Forget the header; the next use reads it again."""
@@ -214,7 +215,8 @@ class NetCDF3Source:
         parsed = self._parsed
         if parsed is None:  # two threads may both read it: they get the same
             header = read_header(self.path)
-            self._versions.check([self.path])
+            if not is_url(self.path):
+                self._versions.check((self.path,))
             numeric = {v.name: v for v in header.variables if v.dtype.kind != "S"}
             parsed = header, {name: self._layout(header, v) for name, v in numeric.items()}, numeric
             self._parsed = parsed

@@ -170,17 +170,17 @@ class ZarrSource:
                 state = self._state
                 if state is None:
                     state = _State(self.path, allow_external=self.allow_external, names=self._names)
-                    for record in state.contents.records.values():
-                        self._note_metadata(state, record)
+                    if self._names is None and not isinstance(self.path, Url):
+                        for record in state.contents.records.values():
+                            self._note_metadata(state, record)
                     self._state = state
         return state
 
     def _note_metadata(self, state: _State, record: ArrayRecord) -> None:
-        if self._names is None and not isinstance(self.path, Url):
-            name = "zarr.json" if state.contents.format == "zarr3" else ".zarray"
-            where = state.tree.location(f"{record.prefix}/{name}" if record.prefix else name)
-            with contextlib.suppress(FileNotFoundError):  # where all metadata are consolidated
-                self._metadata.note(where, version_at(where))
+        name = "zarr.json" if state.contents.format == "zarr3" else ".zarray"
+        where = state.tree.location(f"{record.prefix}/{name}" if record.prefix else name)
+        with contextlib.suppress(FileNotFoundError):  # where all metadata are consolidated
+            self._metadata.note(where, version_at(where))
 
     @property
     def format(self) -> str:
@@ -207,10 +207,14 @@ class ZarrSource:
 
     def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
         """Raise SourceChangedError where an array was written again since opening, or a chunk since its first read."""
-        if self._names is None:
+        if self._names is not None or isinstance(self.path, Url):
+            return
+
+        def check_metadata() -> None:  # chunks that were read before show by themselves that the store is the same
             state = self._open()
             self._note_metadata(state, self._record(state, layout.name))
-            self._chunks.check(paths)
+
+        self._chunks.check(paths, check_metadata)
 
     def close(self) -> None:
         """Drop metadata and caches; the next use opens the store again."""

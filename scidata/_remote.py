@@ -269,14 +269,14 @@ def _noted(url: Url, method: str, found: Any) -> Any:
     return found
 
 
-def _version_of(info: Any) -> Version:
+def _version_of(info: Any, size: int | None = None) -> Version:
     """Return what an answer of fsspec's file systems tells objects' contents apart by."""
 
     def first(*names: str) -> str | None:
         return next((str(info[name]) for name in names if info.get(name) not in (None, "")), None)
 
     return Version(
-        size=info.get("size"),
+        size=info.get("size") if size is None else size,
         etag=_without_weakness(first("ETag", "etag")),
         version=first("VersionId", "generation", "version_id"),
         modified=first("LastModified", "Last-Modified", "last_modified", "updated", "mtime", "created"),
@@ -331,9 +331,8 @@ async def _get_s3(url: Url, fs: Any, path: str, span: str | None) -> tuple[bytes
             raise
         body = answer["Body"]
         try:
-            info = {name: answer.get(name) for name in ("ETag", "VersionId", "LastModified")}
             size = _total(answer.get("ContentRange")) if span is not None else answer.get("ContentLength")
-            version = _version_of(info | {"size": size})
+            version = _version_of(answer, size)
             if known is not None and "VersionId" not in options and _is_pinned(url, known, version):
                 options["VersionId"] = known.version
                 continue
@@ -356,7 +355,7 @@ async def _get_http(url: Url, fs: Any, path: str, span: str | None) -> tuple[byt
         encoded = answer.headers.get("Content-Encoding") not in (None, "", "identity")
         length = answer.headers.get("Content-Length") if answer.status == 200 and not encoded else None
         size = _total(answer.headers.get("Content-Range")) if answer.status == 206 else int(length) if length else None
-        _check_version(url, _version_of({**answer.headers, "size": size}))
+        _check_version(url, _version_of(answer.headers, size))
         return await answer.read(), size
 
 

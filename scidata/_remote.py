@@ -173,8 +173,8 @@ def _is_beyond_end(error: BaseException) -> bool:
 class _Outcome:
     """Decides after each failure of one request: wait so long, or give up with this error."""
 
-    def __init__(self, url: Url, options: dict[str, Any]) -> None:
-        known = url.seen.get(str(url))
+    def __init__(self, url: Url, method: str, options: dict[str, Any]) -> None:
+        known = url.seen.get(str(url)) if method == "cat_file" else None
         own = options.get("nbytes") or (known.size if known is not None else None) or 0
         more = max(own, _current().load.nbytes) - _SMALL  # what is in flight shares the line
         limit = max(1.0, _retry.RETRY.total_wait) + max(0, more) / _SLOWEST
@@ -223,7 +223,7 @@ def _checked(data: Any, url: Url, offset: int, nbytes: int, size: int | None) ->
 
 
 async def _request_async(url: Url, method: str, options: dict[str, Any], fs: Any, path: str) -> Any:
-    outcome = _Outcome(url, options)
+    outcome = _Outcome(url, method, options)
     while True:
         try:
             async with asyncio.timeout(outcome.time_left()) as limit:
@@ -375,7 +375,7 @@ def _whole(data: Any, url: Url, size: int | None) -> bytes:
 
 
 def _request_here(url: Url, method: str, options: dict[str, Any], fs: Any, path: str) -> Any:
-    outcome = _Outcome(url, options)
+    outcome = _Outcome(url, method, options)
     while True:
         try:
             return _in_time(outcome, lambda: _once_here(url, method, options, fs, path))

@@ -6,6 +6,7 @@ import http.server
 import pickle
 import threading
 from email.utils import formatdate
+from typing import ClassVar
 from urllib.parse import urlsplit
 
 import h5py
@@ -63,9 +64,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
     """Objects in memory, with ranges; with an ETag, or a time, or neither."""
 
     protocol_version = "HTTP/1.1"
-    objects: dict[str, tuple[bytes, int]] = {}
+    objects: ClassVar[dict[str, tuple[bytes, int]]] = {}
     tells = "etag"
-    asked: list[tuple[str, str]] = []
+    asked: ClassVar[list[tuple[str, str]]] = []
 
     def do_GET(self):
         self.answer(body=True)
@@ -193,7 +194,7 @@ def test_a_replaced_object_is_an_error_and_never_a_mixture(tmp_path, place, kind
     sent = pickle.dumps(ds)  # as a worker gets it
     place.put(tmp_path / "new", name, 1)
     for index in (2, 0):
-        with pytest.raises(SourceChangedError, match="was replaced while it was read.*open the data set again"):
+        with pytest.raises(SourceChangedError, match=r"was replaced while it was read.*open the data set again"):
             ds[index]
     assert len(place.asked()) <= 2 * len(before)  # not tried again
     with pytest.raises(SourceChangedError, match="was replaced"):

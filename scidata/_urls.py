@@ -189,7 +189,7 @@ class Url(str):
             _, userinfo, rest = _parted(part)
             found |= {*re.split("[:@/?#]", userinfo), *userinfo.split(":", 1), userinfo}
             after = rest[len(_before_query(part, rest)) :]
-            found |= {after, after[1:], *re.split("[?#&=]", after)}
+            found |= {after, after[1:], *re.split("[?#&=]|::", after)}
         return sorted((s for s in found if len(s) >= _MIN_SECRET), key=len, reverse=True)
 
 

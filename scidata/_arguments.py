@@ -12,6 +12,7 @@ from torch.utils.data import IterableDataset
 from scidata._checks import check_function, whole
 from scidata.device_mesh import axis_rank, axis_size
 from scidata.errors import ConfigError, near_matches
+from scidata.order import MAX_DRAWN
 from scidata.sampler import DistributedSampler
 
 __all__ = [
@@ -70,9 +71,10 @@ def as_device(device: Any) -> torch.device:
 def needs_agreement(dataset: Any) -> bool:
     """Whether ranks would go different ways, or all the same way over dp, with torch's own samplers; or no mix.
 
-    On a mesh always: what rebuilds loaders (Lightning) replaces samplers that deal nothing to ranks.
+    On a mesh always: what rebuilds loaders (Lightning) replaces samplers that deal nothing to ranks. And of more
+    samples than torch's ``RandomSampler`` could list in memory.
     """
-    return dataset.mesh is not None or getattr(dataset, "mixture", None) is not None
+    return dataset.mesh is not None or getattr(dataset, "mixture", None) is not None or len(dataset) > MAX_DRAWN
 
 
 def default_sampler(

@@ -9,14 +9,14 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, TypeAlias
 
 from scidata import _retry
 from scidata._retry import Attempts, causes, is_transient, status_of
-from scidata._urls import Url
-from scidata.errors import MissingDependencyError, ShortReadError
+from scidata._urls import Url, Version
+from scidata.errors import MissingDependencyError, SciDataError, ShortReadError, SourceChangedError
 
 __all__ = ["Fetches", "Range", "clean_error", "each", "fetch", "request", "run_each"]
 
@@ -26,6 +26,8 @@ MAX_REQUESTS = 64
 MAX_BYTES = 64 << 20
 _THREADS = 32  # for file systems of fsspec that are not asynchronous
 _MAX_FILESYSTEMS = 64
+#: Bytes a second that a server gives at the least; and bytes in flight that need no time of their own.
+_SLOWEST, _SMALL = 128 << 10, 1 << 20
 
 #: A URL, the first byte and the number of bytes.
 Range = tuple[Url, int, int]
@@ -48,6 +50,11 @@ class _Load:
             self._requests += 1
             self._nbytes += nbytes
             return True
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in flight, or not used yet."""
+        return self._nbytes
 
     def remove(self, *, requests: int = 0, nbytes: int = 0) -> None:
         """Count what has arrived, or is used."""
@@ -77,6 +84,7 @@ class _FileSystems:
             from fsspec.core import _un_chain as un_chain
         except ImportError as e:
             raise MissingDependencyError(f"{url}: URLs need fsspec; pip install 'scidata[cloud]'") from e
+        url.check()
         options = copy.deepcopy(dict(url.options))  # fsspec changes nested ones
         if "::" in url.target:
             fs, path = fsspec.core.url_to_fs(url.target, **options)
@@ -108,7 +116,8 @@ def _make_filesystem(fsspec: Any, protocol: str, kwargs: dict[str, Any]) -> Any:
         config = dict(kwargs.get("config_kwargs") or {})
         config.setdefault("max_pool_connections", MAX_REQUESTS)
         config.setdefault("retries", {"total_max_attempts": 1, "mode": "standard"})
-        kwargs = kwargs | {"config_kwargs": config}
+        # listings are asked for once; a kept one would show an object's old size after it was replaced
+        kwargs = {"use_listings_cache": False} | kwargs | {"config_kwargs": config}
     fs = fsspec.filesystem(protocol, skip_instance_cache=True, **kwargs)
     if hasattr(fs, "retries"):
         fs.retries = 1
@@ -135,9 +144,9 @@ def clean_error(url: Url, error: BaseException) -> Exception:
     text = url.public(str(error)) or type(error).__name__
     status, kinds = status_of(error), list(causes(error))
     numbers = {e.errno for e in kinds if isinstance(e, OSError)}
-    if isinstance(error, MissingDependencyError | ShortReadError):
+    if isinstance(error, SciDataError):
         return type(error)(text)
-    if status == 416 or (errno.EINVAL in numbers and "range" in text.lower()):
+    if _is_beyond_end(error):
         return ShortReadError(f"{url}: ends before the bytes that were expected; it is truncated: upload it again")
     if status in (401, 403, 407) or any(isinstance(e, PermissionError) for e in kinds):
         return PermissionError(
@@ -156,12 +165,33 @@ def clean_error(url: Url, error: BaseException) -> Exception:
     return OSError(said) if number is None else OSError(number, said)
 
 
+def _is_beyond_end(error: BaseException) -> bool:
+    invalid = any(isinstance(e, OSError) and e.errno == errno.EINVAL for e in causes(error))
+    return status_of(error) == 416 or (invalid and "range" in str(error).lower())
+
+
 class _Outcome:
     """Decides after each failure of one request: wait so long, or give up with this error."""
 
-    def __init__(self, url: Url) -> None:
+    def __init__(self, url: Url, method: str, options: dict[str, Any]) -> None:
+        known = url.seen.get(str(url)) if method == "cat_file" else None
+        own = options.get("nbytes") or (known.size if known is not None else None) or 0
+        more = max(own, _current().load.nbytes) - _SMALL  # what is in flight shares the line
+        limit = max(1.0, _retry.RETRY.total_wait) + max(0, more) / _SLOWEST
         self._url = url
-        self._attempts = Attempts(_retry.RETRY, str(url))
+        self._attempts = Attempts(_retry.RETRY, str(url), limit=limit)
+        self.seconds = 0.0
+
+    def time_left(self) -> float:
+        """Return how long the attempt that begins now may take."""
+        self.seconds = self._attempts.time_left()
+        return self.seconds
+
+    def late(self) -> TimeoutError:
+        """Return the error of an attempt that took longer."""
+        return TimeoutError(
+            errno.ETIMEDOUT, f"no whole answer within {self.seconds:.1f} s; scidata.set_retry(total_wait=) gives more"
+        )
 
     def after(self, error: Exception) -> tuple[float, Exception | None]:
         clean = clean_error(self._url, error)
@@ -193,41 +223,194 @@ def _checked(data: Any, url: Url, offset: int, nbytes: int, size: int | None) ->
 
 
 async def _request_async(url: Url, method: str, options: dict[str, Any], fs: Any, path: str) -> Any:
-    outcome = _Outcome(url)
+    outcome = _Outcome(url, method, options)
     while True:
         try:
-            return await _once_async(url, method, options, fs, path)
+            async with asyncio.timeout(outcome.time_left()) as limit:
+                return await _once_async(url, method, options, fs, path)
         except Exception as e:
-            wait, error = outcome.after(e)
+            pause, error = outcome.after(outcome.late() if limit.expired() else e)
         if error is not None:
             raise error
-        await asyncio.sleep(wait)
+        await asyncio.sleep(pause)
 
 
 async def _once_async(url: Url, method: str, options: dict[str, Any], fs: Any, path: str) -> Any:
-    if method != "range":
-        return await getattr(fs, f"_{method}")(path, **options)
-    offset, nbytes = options["offset"], options["nbytes"]
-    data = await fs._cat_file(path, start=offset, end=offset + nbytes)
-    size = (await fs._info(path)).get("size") if len(data) != nbytes else None
-    return _checked(data, url, offset, nbytes, size)
+    get = _getter(fs)
+    if method == "range":
+        offset, nbytes = options["offset"], options["nbytes"]
+        try:
+            if get is None:
+                data = await fs._cat_file(path, start=offset, end=offset + nbytes)
+                size = (await fs._info(path)).get("size") if len(data) != nbytes else None
+            else:
+                data, size = await get(url, fs, path, f"bytes={offset}-{offset + nbytes - 1}")
+        except Exception as e:
+            if not _is_beyond_end(e):
+                raise
+            _check_version(url, _version_of(await fs._info(path)))  # shorter since it was replaced, or truncated
+            raise
+        return _checked(data, url, offset, nbytes, size)
+    if method == "cat_file" and not options:
+        data, size = (await fs._cat_file(path), None) if get is None else await get(url, fs, path, None)
+        return _whole(data, url, size)
+    return _noted(url, method, await getattr(fs, f"_{method}")(path, **options))
+
+
+def _noted(url: Url, method: str, found: Any) -> Any:
+    """Compare what ``info`` says with what was seen before."""
+    if method != "info" or found.get("type") == "directory":
+        return found
+    version = _version_of(found)
+    known = url.seen.get(str(url))
+    if known is not None and _is_pinned(url, known, version):
+        return found | {"size": known.size}  # of the version that is read
+    _check_version(url, version)
+    return found
+
+
+def _version_of(info: Any, size: int | None = None) -> Version:
+    """Return what an answer of fsspec's file systems tells objects' contents apart by."""
+
+    def first(*names: str) -> str | None:
+        return next((str(info[name]) for name in names if info.get(name) not in (None, "")), None)
+
+    return Version(
+        size=info.get("size") if size is None else size,
+        etag=_without_weakness(first("ETag", "etag")),
+        version=first("VersionId", "generation", "version_id"),
+        modified=first("LastModified", "Last-Modified", "last_modified", "updated", "mtime", "created"),
+    )
+
+
+def _without_weakness(etag: str | None) -> str | None:
+    return None if etag is None else etag.removeprefix("W/")
+
+
+def _check_version(url: Url, version: Version) -> None:
+    difference = url.seen.changed(str(url), version)
+    if difference:
+        raise SourceChangedError(
+            f"{url}: was replaced while it was read ({difference}); open the data set again, once writing has ended"
+        )
+
+
+def _is_pinned(url: Url, known: Version, found: Version) -> bool:
+    """Whether an object was replaced in a bucket that keeps the version that was seen first: go on with that."""
+    if known.version is None or found.version is None or not known.differs(found):
+        return False
+    url.seen.pinned.add(str(url))
+    return True
+
+
+_Getter: TypeAlias = Callable[[Url, Any, str, str | None], Awaitable[tuple[bytes, int | None]]]
+
+
+def _getter(fs: Any) -> _Getter | None:
+    """Return what reads an object and the headers of the answer, of file systems that keep these to themselves."""
+    own = getattr(type(fs)._cat_file, "__qualname__", "")
+    return {"S3FileSystem._cat_file": _get_s3, "HTTPFileSystem._cat_file": _get_http}.get(own)
+
+
+async def _get_s3(url: Url, fs: Any, path: str, span: str | None) -> tuple[bytes, int | None]:
+    """Read an object of S3; of a versioned bucket the version that was first seen, where that was replaced."""
+    bucket, key, asked = fs.split_path(path)
+    known = url.seen.get(str(url))
+    options = {"Bucket": bucket, "Key": key} | ({} if span is None else {"Range": span})
+    if asked or (known is not None and str(url) in url.seen.pinned):
+        options["VersionId"] = asked or known.version  # type: ignore[union-attr]
+    while True:
+        try:
+            answer = await fs._call_s3("get_object", **options)
+        except Exception as e:
+            if "VersionId" in options and not asked and not is_transient(e):
+                raise SourceChangedError(
+                    f"{url}: was replaced while it was read, and version {options['VersionId']}, which was seen first, "
+                    f"cannot be read ({url.public(str(e))}); open the data set again"
+                ) from None
+            raise
+        body = answer["Body"]
+        try:
+            size = _total(answer.get("ContentRange")) if span is not None else answer.get("ContentLength")
+            version = _version_of(answer, size)
+            if known is not None and "VersionId" not in options and _is_pinned(url, known, version):
+                options["VersionId"] = known.version
+                continue
+            _check_version(url, version)
+            return await body.read(), size
+        finally:
+            body.close()
+
+
+async def _get_http(url: Url, fs: Any, path: str, span: str | None) -> tuple[bytes, int | None]:
+    """Read from a web server."""
+    session = await fs.set_session()
+    options = dict(fs.kwargs)
+    # as fsspec asks for the size: a compressed answer would be another representation, with another ETag
+    headers = dict(options.pop("headers", None) or {}) | {"Accept-Encoding": "identity"}
+    headers |= {} if span is None else {"Range": span}
+    async with session.get(fs.encode_url(path), headers=headers, **options) as answer:
+        if answer.status >= 400:
+            fs._raise_not_found_for_status(answer, path)
+        encoded = answer.headers.get("Content-Encoding") not in (None, "", "identity")
+        length = answer.headers.get("Content-Length") if answer.status == 200 and not encoded else None
+        size = _total(answer.headers.get("Content-Range")) if answer.status == 206 else int(length) if length else None
+        _check_version(url, _version_of(answer.headers, size))
+        return await answer.read(), size
+
+
+def _total(content_range: str | None) -> int | None:
+    """Return the size of the object in ``bytes 0-9/1234``."""
+    total = (content_range or "").rpartition("/")[2]
+    return int(total) if total.isdecimal() else None
+
+
+def _whole(data: Any, url: Url, size: int | None) -> bytes:
+    """Check that all of an object came, as far as its size is known."""
+    known = url.seen.get(str(url))
+    size = known.size if size is None and known is not None else size
+    if size is not None and len(data) < size:
+        raise _CutShortError(errno.ECONNRESET, f"{url}: the body ended after {len(data)} of {size} bytes")
+    return data if isinstance(data, bytes) else bytes(data)
 
 
 def _request_here(url: Url, method: str, options: dict[str, Any], fs: Any, path: str) -> Any:
-    outcome = _Outcome(url)
+    outcome = _Outcome(url, method, options)
     while True:
         try:
-            if method != "range":
-                return getattr(fs, method)(path, **options)
-            offset, nbytes = options["offset"], options["nbytes"]
-            data = fs.cat_file(path, start=offset, end=offset + nbytes)
-            size = fs.info(path).get("size") if len(data) != nbytes else None
-            return _checked(data, url, offset, nbytes, size)
+            return _in_time(outcome, lambda: _once_here(url, method, options, fs, path))
         except Exception as e:
-            wait, error = outcome.after(e)
+            pause, error = outcome.after(e)
         if error is not None:
             raise error
-        time.sleep(wait)
+        time.sleep(pause)
+
+
+def _in_time(outcome: _Outcome, call: Callable[[], Any]) -> Any:
+    """Wait for a call in a thread of its own: one that hangs is left behind, since nothing else ends it."""
+    done: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(call())
+        except BaseException as e:
+            done.set_exception(e)
+
+    threading.Thread(target=run, daemon=True, name="scidata-request").start()
+    wait([done], timeout=outcome.time_left())
+    if not done.done():
+        raise outcome.late()
+    return done.result()
+
+
+def _once_here(url: Url, method: str, options: dict[str, Any], fs: Any, path: str) -> Any:
+    if method == "range":
+        offset, nbytes = options["offset"], options["nbytes"]
+        data = fs.cat_file(path, start=offset, end=offset + nbytes)
+        size = fs.info(path).get("size") if len(data) != nbytes else None
+        return _checked(data, url, offset, nbytes, size)
+    found = getattr(fs, method)(path, **options)
+    return _whole(found, url, None) if method == "cat_file" and not options else _noted(url, method, found)
 
 
 def _find(url: Url) -> tuple[Any, str, bool]:

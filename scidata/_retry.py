@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import random
 import re
@@ -99,8 +100,10 @@ class Retry:
     ----------
     attempts
         At most so many in all.
-    first_wait, max_wait, total_wait
-        Seconds before the second attempt, before any one, and of all waits of one read.
+    first_wait, max_wait
+        Seconds before the second attempt, and before any one.
+    total_wait
+        Seconds of all waits of one read. Of a URL: of its attempts, too.
     """
 
     attempts: int = 6
@@ -138,9 +141,19 @@ class Retry:
 class Attempts:
     """The attempts of one read: counted, and warned of once."""
 
-    def __init__(self, retry: Retry, name: str) -> None:
-        self._retry, self._name = retry, name
-        self.number, self._waited = 0, 0.0
+    def __init__(self, retry: Retry, name: str, *, limit: float | None = None) -> None:
+        self._retry, self._name, self._limit = retry, name, limit
+        self.number, self._waited, self._began = 0, 0.0, time.monotonic()
+
+    def time_left(self) -> float:
+        """Return the seconds that the next attempt may take: half of all, so that a lost connection leaves another."""
+        if self._limit is None:
+            return math.inf
+        share = self._limit / 2 if self._retry.attempts > 1 else self._limit
+        return max(0.01, min(share, self._limit - self._elapsed()))
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._began
 
     def wait_after(self, error: BaseException, text: str) -> float | None:
         """Return how long to wait before the next attempt; None where there is none. ``text`` is the error's."""
@@ -150,6 +163,8 @@ class Attempts:
             return None  # tried: by a read inside this one
         wait = min(retry.max_wait, retry.first_wait * 2.0 ** (self.number - 1)) * random.uniform(0.5, 1.0)
         if self._waited + wait > retry.total_wait:
+            return None
+        if self._limit is not None and self._elapsed() + wait >= self._limit:
             return None
         if self.number == 1:
             _log.warning(
@@ -163,7 +178,7 @@ class Attempts:
 
     def exhausted(self, error: BaseException, text: str) -> OSError:
         """Return what is raised after the last attempt: an error of the same errno."""
-        said = f"{text} (tried {self.number} times in {self._waited:.1f} s)"
+        said = f"{text} (tried {self.number} times in {self._elapsed():.1f} s)"
         number = next((e.errno for e in causes(error) if isinstance(e, OSError) and e.errno), errno.EIO)
         found = OSError(number, said if self._name in text else f"{os.strerror(number)}: {self._name}: {said}")
         found.tried = self.number  # type: ignore[attr-defined]
@@ -184,9 +199,11 @@ def set_retry(*, attempts: int = 6, first_wait: float = 0.1, max_wait: float = 5
     ----------
     attempts
         At most so many in all; 1 tries nothing again.
-    first_wait, max_wait, total_wait
-        Seconds before the second attempt, twice as long each time, less a random part; before any one; and of all
-        waits of one read.
+    first_wait, max_wait
+        Seconds before the second attempt, twice as long each time, less a random part; and before any one.
+    total_wait
+        Seconds of all waits of one read. Of a URL it is the time for all of it, attempts included, at least one second,
+        and more for reads of more than a MiB: a server that accepts and does not answer, or hardly, is given up then.
 
     Raises
     ------

@@ -13,7 +13,8 @@ import typer
 import typer.core
 
 from scidata._cli import options as opt
-from scidata.errors import ConfigError, OutputError, SciDataError, UnknownNameError, near_matches
+from scidata._urls import public_text
+from scidata.errors import ConfigError, OutputError, SciDataError, UnknownNameError, near_matches, visible
 
 __all__ = ["app", "main"]
 
@@ -35,6 +36,10 @@ class _Group(typer.core.TyperGroup):
 
             print_error(_message(e))
             raise typer.Exit(_exit_code(e)) from None
+        except Exception as e:
+            if isinstance(getattr(e, "message", None), str):  # wrong usage, which repeats what was typed
+                e.message = visible(public_text(e.message))  # type: ignore[attr-defined]
+            raise
         except KeyboardInterrupt:
             typer.echo("interrupted", err=True)
             raise typer.Exit(_EXIT_INTERRUPTED) from None

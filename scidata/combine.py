@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import bisect
 import hashlib
+import itertools
 import json
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +16,42 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from scidata.errors import ConfigError, UnknownNameError, near_matches
-from scidata.order import Mixture
+from scidata.order import MAX_DRAWN, MAX_LISTED, Mixture
 from scidata.sample import Sample, collate
 from scidata.types import BufferSpec, Empty, IntArray
 
 __all__ = ["CombinedDataset", "adopted", "concat", "mix", "subset"]
+
+
+class _InTurn:
+    """One data set after another, as a sequence that is not listed: 2^40 samples take no memory.
+
+    As the two arrays would be: ``part[i]`` or, with ``own``, the number in that part.
+    """
+
+    def __init__(self, lengths: Sequence[int], *, own: bool) -> None:
+        self._starts, self._own = [0, *itertools.accumulate(lengths)], own
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def __getitem__(self, index: int) -> int:
+        index += len(self) if index < 0 else 0
+        part = bisect.bisect_right(self._starts, index) - 1
+        return index - self._starts[part] if self._own else part
+
+    def digest(self) -> str:
+        """Return what tells this numbering from others."""
+        return f"in turn: {self._starts}"
+
+
+_Numbers: TypeAlias = IntArray | _InTurn
+
+
+def _digest(numbers: _Numbers) -> str:
+    if isinstance(numbers, _InTurn):
+        return numbers.digest()
+    return hashlib.sha256(numbers.astype("<i8").tobytes()).hexdigest()
 
 
 class CombinedDataset(Dataset[Sample]):
@@ -37,7 +70,7 @@ class CombinedDataset(Dataset[Sample]):
     """
 
     def __init__(
-        self, datasets: Sequence[Any], parts: IntArray, indices: IntArray, *, mixture: Mixture | None = None
+        self, datasets: Sequence[Any], parts: _Numbers, indices: _Numbers, *, mixture: Mixture | None = None
     ) -> None:
         self.datasets = tuple(datasets)
         self.mesh: DeviceMesh | None = self.datasets[0].mesh
@@ -83,7 +116,7 @@ class CombinedDataset(Dataset[Sample]):
         """Digest of what decides the samples: the data sets', and which samples of them, in which numbering."""
         content = {
             "datasets": [str(getattr(dataset, "fingerprint", "")) for dataset in self.datasets],
-            "numbering": [hashlib.sha256(x.astype("<i8").tobytes()).hexdigest() for x in (self._parts, self._indices)],
+            "numbering": [_digest(self._parts), _digest(self._indices)],
             "mixture": None if self.mixture is None else [self.mixture.lengths, self.mixture.takes],
         }
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
@@ -102,6 +135,8 @@ class CombinedDataset(Dataset[Sample]):
 
     def counts(self, entity: str | None = None) -> npt.NDArray[np.int64]:
         """Return how many rows of an entity each sample has, ``(len(self),)``: of stores only."""
+        if isinstance(self._parts, _InTurn) or isinstance(self._indices, _InTurn):
+            raise ConfigError(f"counts: of {len(self)} samples, too many to list; ask each data set for its own")
         counts = [dataset.counts(entity) for dataset in self.datasets]
         starts = np.cumsum([0, *map(len, counts)])
         rows: npt.NDArray[np.int64] = np.concatenate(counts)[starts[self._parts] + self._indices]
@@ -192,7 +227,7 @@ def _renumbered(sample: Any, index: int | list[int]) -> Sample:
     return renumbered
 
 
-def _combined(datasets: Sequence[Any], parts: IntArray, indices: IntArray, **options: Any) -> CombinedDataset:
+def _combined(datasets: Sequence[Any], parts: _Numbers, indices: _Numbers, **options: Any) -> CombinedDataset:
     for dataset in datasets:
         if not (hasattr(dataset, "read_local") and hasattr(dataset, "assemble") and hasattr(dataset, "mesh")):
             raise ConfigError(
@@ -228,6 +263,11 @@ def subset(dataset: Any, indices: Sequence[int] | npt.ArrayLike) -> CombinedData
         held_out = scidata.subset(ds, range(0, len(ds), 10))
     """
     _check_datasets("subset", [dataset])
+    if isinstance(indices, Sized) and len(indices) > MAX_DRAWN:
+        raise ConfigError(
+            f"subset: {len(indices)} indices, which are listed whole, of at most {MAX_DRAWN}; crop or stride the data "
+            "set where it is opened, with isel="
+        )
     chosen = np.asarray(indices)
     if chosen.size == 0:
         chosen = chosen.astype(np.int64)
@@ -321,6 +361,8 @@ def _check_datasets(where: str, datasets: Iterable[Any]) -> None:
 def _joined(datasets: Sequence[Any], **options: Any) -> CombinedDataset:
     _check_datasets("mix" if options else "concat", datasets)
     lengths = [len(dataset) for dataset in datasets]
+    if sum(lengths) > MAX_LISTED:
+        return _combined(datasets, _InTurn(lengths, own=False), _InTurn(lengths, own=True), **options)
     parts = np.repeat(np.arange(len(lengths)), lengths)
     indices = np.concatenate([np.arange(length) for length in lengths])
     return _combined(datasets, parts.astype(np.int64), indices.astype(np.int64), **options)

@@ -31,11 +31,25 @@ __all__ = [
     "UnsupportedShardOp",
     "near_matches",
     "WorkerDiedError",
+    "visible",
 ]
 
 
+def visible(text: str, *, keep: str = "") -> str:
+    """Return a text with control characters, bidirectional marks and the like as escapes; those in ``keep`` stay.
+
+    Names come from data, and could otherwise move a terminal's cursor, rename its window or feign another text.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
+
+
 class SciDataError(Exception):
-    """Base of every error scidata raises on purpose."""
+    """Base of every error scidata raises on purpose. Its text has no control characters but line ends and tabs."""
+
+    def __str__(self) -> str:
+        return visible(super().__str__(), keep="\n\t")
 
 
 class ConfigError(SciDataError, ValueError):
@@ -50,7 +64,7 @@ class UnknownNameError(SciDataError, KeyError):
     """A field, dimension, axis or codec that is not there. The message names the near matches."""
 
     def __str__(self) -> str:  # KeyError shows repr() of its argument, which doubles the quotes
-        return str(self.args[0]) if self.args else ""
+        return visible(str(self.args[0]), keep="\n\t") if self.args else ""
 
 
 class UnsupportedFormatError(SciDataError, ValueError):
@@ -75,6 +89,10 @@ class SourceChangedError(SciDataError, OSError):
 
 class ChecksumError(CorruptDataError):
     """A chunk whose checksum does not match its bytes."""
+
+
+class SourceChangedError(SciDataError, OSError):
+    """A file or object was replaced while it was read."""
 
 
 class MissingChunkError(CorruptDataError, FileNotFoundError):

@@ -14,7 +14,7 @@ from torch.utils.data import DistributedSampler as _DistributedSampler
 from scidata._checks import whole
 from scidata.device_mesh import axes_of, axis_rank, axis_size
 from scidata.errors import ConfigError
-from scidata.order import Mixture, Order
+from scidata.order import MAX_DRAWN, Mixture, Order
 from scidata.shard.agreement import check_agreement
 from scidata.types import IntArray
 
@@ -129,17 +129,22 @@ class DistributedSampler(_DistributedSampler[Any]):
         super().set_epoch(int(epoch))
 
     def order(self) -> IntArray:
-        """Return this epoch's order over all dp ranks, ``(total_size,)`` int64: rank r takes each ``dp``-th from r."""
+        """Return this epoch's order over all dp ranks, ``(total_size,)`` int64: rank r takes each ``dp``-th from r.
+
+        Raises
+        ------
+        ConfigError
+            More than 2^24 samples, whose order is computed while it is iterated and never whole.
+        """
         return np.resize(self._order.entries(self.epoch), self.total_size)  # repeats from the start, or cuts
 
     def __iter__(self) -> Iterator[int]:
         self.check_agreement()
         self._dealt, self._start = self._start, 0
-        entries = self._order.entries(self.epoch)
-        steps = self._dealt + self.num_replicas * np.arange(self._share(self._dealt))
-        return self._deal(entries[(steps + self.rank) % len(entries)].tolist())
+        first, count = self._dealt + self.rank, self._share(self._dealt)
+        return self._deal(self._order.dealt(self.epoch, first, self.num_replicas, count))
 
-    def _deal(self, own: list[int]) -> Iterator[int]:
+    def _deal(self, own: Iterator[int]) -> Iterator[int]:
         for index in own:
             self._dealt += self.num_replicas
             yield index
@@ -293,6 +298,11 @@ def _order(
         raise ConfigError("weights: the data set is a mix, whose ratios decide how often samples come; leave it out")
     draws = None if draws is None else whole("num_samples", draws)
     group = None if group is None else whole("group", group)
+    if max(count, draws or 0) > MAX_DRAWN and (weights is not None or sizes is not None):
+        raise ConfigError(
+            f"weights, sizes: {count} samples and num_samples={draws}: such an order is listed whole, of at most "
+            f"{MAX_DRAWN} samples; leave weights and sizes out, or take part of the data set with scidata.subset"
+        )
     if draws is not None and (weights is None or draws < 1):
         raise ConfigError(f"num_samples={draws}: the number of draws by weights, from 1; leave it out without weights")
     if (sizes is None) != (group is None) or (group is not None and group < 1):

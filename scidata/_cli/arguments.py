@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import typer
 
-from scidata.errors import near_matches
+from scidata.errors import near_matches, visible
 
 __all__ = [
     "KINDS",
@@ -40,7 +40,7 @@ KINDS = ("grid", "points", "mesh", "graph")
 
 def usage_error(option: str, message: str) -> typer.BadParameter:
     """Return the error that ends the program with exit code 2 and names the option."""
-    return typer.BadParameter(message, param_hint=f"'{option}'")
+    return typer.BadParameter(visible(message), param_hint=f"'{option}'")
 
 
 def check_choice(option: str, text: str | None, choices: Sequence[str]) -> None:

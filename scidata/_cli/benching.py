@@ -73,8 +73,9 @@ def run_pipeline(
     out.print(path, style="bold", soft_wrap=True)
     out.print(
         f"medians of {repeats} rounds, page cache warm, one thread a sample; wait of a loop whose step takes "
-        f"{1e3 * step:.1f} ms\n"
+        f"{1e3 * step:.1f} ms"
     )
+    out.print()
     columns = ("method", "bytes/sample", "MB/s", "CPU/sample", "wall/sample", "wait/step", "of the loop")
     table = make_table(columns, left=("method",))
     for row in rows:

@@ -50,7 +50,8 @@ def run_demo(*, ranks: int, steps: int, keep: str | None, as_json: bool) -> bool
         if not as_json:
             console().print(f"wrote synthetic weather: {human_bytes(_size(path))} in {path}", soft_wrap=True)
             print_plan(plan, about, every_rank=True)
-            console().print(f"\ntraining a ViT in float64 on {ranks} ranks (torchrun, gloo)", style="bold")
+            console().print()
+            console().print(f"training a ViT in float64 on {ranks} ranks (torchrun, gloo)", style="bold")
         results = _launch(path, folder, ranks, steps, echo=not as_json)
     report = _report(plan, about, results, seconds=time.monotonic() - began)
     if as_json:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from scidata._urls import public_text
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
+    from scidata._cli.escaped import EscapedConsole, EscapedTable
 
 __all__ = ["console", "human_bytes", "is_terminal", "make_table", "print_error", "print_json", "progress", "ratio"]
 
@@ -25,24 +24,19 @@ def is_terminal(stream: Any) -> bool:
     return bool(getattr(stream, "isatty", lambda: False)())
 
 
-def console(*, stderr: bool = False) -> Console:
+def console(*, stderr: bool = False) -> EscapedConsole:
     """Return a console on the current stdout (or stderr); text is printed as it is, without markup."""
-    from rich.console import Console
+    from scidata._cli.escaped import EscapedConsole
 
     stream = sys.stderr if stderr else sys.stdout
-    return Console(
-        file=stream, width=None if is_terminal(stream) else _PIPED_WIDTH, markup=False, highlight=False, emoji=False
-    )
+    return EscapedConsole(file=stream, width=None if is_terminal(stream) else _PIPED_WIDTH)
 
 
-def make_table(columns: Sequence[str], *, left: Sequence[str] = (), title: str | None = None) -> Table:
+def make_table(columns: Sequence[str], *, left: Sequence[str] = ()) -> EscapedTable:
     """Return an empty table; columns are aligned to the right, as numbers are, except those in ``left``."""
-    from rich import box
-    from rich.table import Table
+    from scidata._cli.escaped import EscapedTable
 
-    table = Table(
-        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False
-    )
+    table = EscapedTable()
     for name in columns:
         table.add_column(name, justify="left" if name in left else "right", overflow="fold")
     return table
@@ -50,7 +44,11 @@ def make_table(columns: Sequence[str], *, left: Sequence[str] = (), title: str |
 
 def print_json(data: Any) -> None:
     """Print one JSON document to stdout; what JSON has no number for becomes null, and URLs show no secret."""
-    print(public_text(json.dumps(_finite(data), indent=2, allow_nan=False, ensure_ascii=False)))
+    text = public_text(json.dumps(_finite(data), indent=2, allow_nan=False, ensure_ascii=False))
+    if not text.replace("\n", "").isprintable():
+        # JSON itself escapes what is below U+0020 only: not C1 controls, bidirectional marks, lone surrogates
+        text = "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
+    print(text)
 
 
 def _finite(value: Any) -> Any:
@@ -63,11 +61,7 @@ def _finite(value: Any) -> Any:
 
 def print_error(message: str) -> None:
     """Print one ``error:`` line to stderr, red on a terminal; URLs in it show no secret."""
-    from rich.text import Text
-
-    text = Text("error: ", style="bold red")
-    text.append(public_text(" ".join(message.split())), style="red")
-    console(stderr=True).print(text, soft_wrap=True)
+    console(stderr=True).print_parts(("error: ", "bold red"), (" ".join(message.split()), "red"))
 
 
 def human_bytes(num_bytes: float | None) -> str:

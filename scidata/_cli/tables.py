@@ -9,6 +9,7 @@ import numpy as np
 
 from scidata._cli.output import console, human_bytes, make_table, ratio
 from scidata._cli.planning import DomainPlan
+from scidata.errors import visible
 from scidata.inspect import StoreReport
 
 if TYPE_CHECKING:
@@ -31,13 +32,9 @@ MANY_RANKS = 32  # beyond it only the summary and a few ranks are shown
 
 def print_bullets(heading: str, lines: Sequence[str], style: str) -> None:
     """Print a list under a heading; nothing where it is empty."""
-    from rich.text import Text
-
     out = console()
     for line in lines:
-        text = Text(f"{heading}: ", style=style)
-        text.append(line, style="default")
-        out.print(text, soft_wrap=True)
+        out.print_parts((f"{heading}: ", style), (line, "default"))
 
 
 def print_report(report: StoreReport) -> None:
@@ -82,7 +79,7 @@ def print_plan(plan: DomainPlan, about: Mapping[str, Any], *, every_rank: bool) 
     split = ", ".join(f"{dim} over {about['domain'][axis]} ranks" for dim, axis in about["shard"].items()) or "nothing"
     out.print(f"split: {split}; sample {plan.sample} of {about['num_samples']}{_along(about)}", soft_wrap=True)
     out.print()
-    dims = list(plan.rank(0)["owned"])
+    dims = [visible(dim) for dim in plan.rank(0)["owned"]]  # headers may have line ends, names not
     columns = ["rank", *dims, "local shape", "wanted", "fetched", "decoded", "fetched\n/wanted", "decoded\n/wanted"]
     table = make_table([*columns, "chunks"], left=dims)
     shown = list(range(plan.num_ranks))
@@ -149,7 +146,8 @@ def print_bench(path: str, rows: Sequence[BenchRow], repeats: int) -> None:
     """Print what ``scidata bench`` measured."""
     out = console()
     out.print(path, style="bold", soft_wrap=True)
-    out.print(f"medians of {repeats} rounds, page cache warm; ratios to preadv of the wanted bytes, higher is better\n")
+    out.print(f"medians of {repeats} rounds, page cache warm; ratios to preadv of the wanted bytes, higher is better")
+    out.print()
     table = make_table(
         ("field", "case", "method", "bytes", "CPU", "wall", "CPU ratio", "wall ratio"), left=("field", "case", "method")
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import errno
 import logging
 import os
@@ -18,7 +19,7 @@ import zarr
 import scidata
 from scidata import _remote, _retry
 from scidata._files import files, url_of
-from scidata.errors import ChecksumError, MissingChunkError, ShortReadError
+from scidata.errors import ChecksumError, CorruptDataError, MissingChunkError, ShortReadError, SourceChangedError
 from scidata.plan import chunks_needed, plan_array, spans
 from scidata.read import read_plan
 from scidata.sources import open_source
@@ -233,9 +234,13 @@ def test_what_is_wrong_is_not_tried_again(tmp_path, s3, wire):
 
     client.put_object(Bucket=BUCKET, Key=key, Body=body[:50])
     wire.forget()
-    with pytest.raises(ShortReadError, match=r"field 'u', chunk \(0, 0, 0\).*truncated"):
+    with pytest.raises(SourceChangedError, match=r"u/c/0/0/0: was replaced"):
         ds[0]
     assert len(wire.gets) == len(set(wire.gets))  # each range asked for once
+    wire.forget()
+    with pytest.raises(CorruptDataError, match=r"u/c/0/0/0: shard has 50 bytes.*truncated"):
+        scidata.open_dataset(url, storage_options=s3.options)[0]
+    assert max(collections.Counter(path for path, _ in wire.gets if "/c/" in path).values()) == 1
 
     client.delete_object(Bucket=BUCKET, Key=key)
     with pytest.raises(MissingChunkError, match=r"field 'u', chunk \(0, 0, 0\)"):

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+from unittest import mock
+
 import numpy as np
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from scidata import combine
+from scidata import order as order_module
+from scidata.device_mesh import init_mesh
 from scidata.errors import ConfigError
+from scidata.loader import DataLoader
 from scidata.order import Mixture, Order
+from scidata.sample import Sample
+from scidata.sampler import DistributedSampler
+from scidata.testing import fake_group
+from scidata.types import BufferSpec
 
 
 def order(count: int = 100, **options) -> Order:
@@ -92,3 +107,172 @@ def test_groups_have_similar_sizes_and_lose_nothing() -> None:
 def test_mixtures_that_make_no_sense(lengths, ratios, count, message) -> None:
     with pytest.raises(ConfigError, match=message):
         Mixture.of(lengths, ratios, count)
+
+
+# -- orders that are not listed ------------------------------------------------------------------------------------
+
+HUGE = 2**40
+
+
+class Many:
+    """A data set of so many samples that nothing may list them; a sample is its number."""
+
+    mesh = dp_axis = transform = None
+
+    def __init__(self, count: int = HUGE) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def buffer_specs(self):
+        return {"number": BufferSpec(shape=(), dtype=np.dtype("i8"))}
+
+    def read_into(self, index, out) -> int:
+        out["number"][...] = index
+        return 8
+
+    def read_local(self, index):
+        return {"number": torch.tensor(index)}
+
+    def assemble(self, local, *, index, batched=False):
+        return Sample(local, dims={"number": ()}, index=index)
+
+
+@settings(max_examples=60, deadline=None)
+@given(count=st.integers(1, 5000), seed=st.integers(0, 2**32), epoch=st.integers(0, 1000))
+def test_an_order_that_is_not_listed_is_a_permutation(count: int, seed: int, epoch: int) -> None:
+    with mock.patch.object(order_module, "MAX_LISTED", 0):
+        entries = Order(num_samples=count, shuffle=True, seed=seed)
+        assert not entries.listed
+        dealt = list(entries.dealt(epoch, 0, 1, count))
+        assert sorted(dealt) == list(range(count))
+        assert list(entries.dealt(epoch, count // 2, 3, count)) == [
+            dealt[(count // 2 + 3 * i) % count] for i in range(count)
+        ]
+        plain = Order(num_samples=count, shuffle=False, seed=seed)
+        assert list(plain.dealt(epoch, 0, 1, count)) == list(range(count))
+
+
+def test_an_order_that_is_not_listed_is_a_shuffle(monkeypatch) -> None:
+    """Entries, displacements and neighbours' distances are spread as those of a uniform permutation are."""
+    monkeypatch.setattr(order_module, "MAX_LISTED", 0)
+    count, bins = 100_003, 64
+    epochs = [np.array(list(order(count).dealt(epoch, 0, 1, count))) for epoch in range(3)]
+    for entries in epochs:
+        position = np.arange(count)
+        rows = np.histogram2d(position, entries, bins=(8, 8), range=((0, count), (0, count)))[0]
+        shifts = np.bincount((entries - position) % count * bins // count, minlength=bins)
+        steps = np.bincount(np.diff(entries) % count * bins // count, minlength=bins)
+        low_bits = np.bincount((entries[:-1] & 7) * 8 + (entries[1:] & 7), minlength=64)
+        for observed in (rows.ravel(), shifts, steps, low_bits):
+            expected = observed.sum() / len(observed)
+            chi_square = float(((observed - expected) ** 2 / expected).sum())
+            assert 20 < chi_square < 130  # 63 degrees of freedom: beyond 130 once in 10^6
+    assert abs(np.corrcoef(epochs[0], epochs[1])[0, 1]) < 0.02
+    # a cycle's mean length and fixed points, of which a permutation has one on average
+    assert sum(int((entries == np.arange(count)).sum()) for entries in epochs) < 12
+
+
+def test_orders_up_to_the_limit_are_what_they_were() -> None:
+    assert order_module.MAX_LISTED == 1 << 24  # saved places were made with it
+    drawn = list(order(1000).dealt(4, 0, 1, 1000))
+    assert drawn == np.random.default_rng(np.random.SeedSequence([3, 4])).permutation(1000).tolist()
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_huge_sampler_deals_and_resumes(drop_last: bool) -> None:
+    sampler = DistributedSampler(Many(), seed=5, drop_last=drop_last)
+    assert len(sampler) == HUGE
+    first = list(itertools.islice(sampler, 1000))
+    assert len(set(first)) == 1000
+    assert 0 <= min(first) < HUGE // 20
+    assert HUGE - HUGE // 20 < max(first) < HUGE
+    begun = iter(sampler)
+    for _ in range(400):
+        next(begun)
+    state = json.loads(json.dumps(sampler.state_dict()))
+    assert state["consumed"] == 400
+    resumed = DistributedSampler(Many(), seed=5, drop_last=drop_last)
+    resumed.load_state_dict(state)
+    assert list(itertools.islice(resumed, 600)) == first[400:]
+    other = DistributedSampler(Many(HUGE - 1), seed=5, drop_last=drop_last)
+    with pytest.raises(ConfigError, match="another data set"):
+        other.load_state_dict(state)
+    resumed.set_epoch(1)
+    assert not set(itertools.islice(resumed, 1000)) & set(first)
+    with pytest.raises(ConfigError, match="iterate"):
+        sampler.order()
+
+
+def test_a_huge_sampler_in_order_wraps_at_the_end() -> None:
+    """The last step is filled with the first entries, or dropped, as in a short order."""
+    sizes = {}
+    for drop_last in (False, True):
+        for rank in (1, 2):
+            with fake_group(3, rank=rank):
+                sampler = DistributedSampler(
+                    Many(), init_mesh(domain=1), shuffle=False, drop_last=drop_last, check=False
+                )
+                sampler.load_state_dict(sampler.state_dict(consumed=HUGE - HUGE % 3 - 3))
+                sizes[drop_last, rank] = list(iter(sampler))  # list() alone would make room for len()
+    assert HUGE % 3 == 1
+    assert sizes[True, 1] == [HUGE - 3]
+    assert sizes[False, 1] == [HUGE - 3, 0]
+    assert sizes[False, 2] == [HUGE - 2, 1]
+
+
+def test_dp_ranks_share_a_huge_order() -> None:
+    alone = list(itertools.islice(DistributedSampler(Many(), seed=1), 30))
+    for rank in range(3):
+        with fake_group(3, rank=rank):
+            sampler = DistributedSampler(Many(), init_mesh(domain=1), seed=1, check=False)
+            assert len(sampler) == -(-HUGE // 3)
+            assert list(itertools.islice(sampler, 10)) == alone[rank::3]
+
+
+def test_a_loader_of_a_huge_data_set() -> None:
+    loader = DataLoader(Many(), batch_size=4, shuffle=True, num_workers=1)
+    batches = iter(loader)
+    got = [next(batches)["number"].tolist() for _ in range(5)]
+    state = loader.state_dict()
+    rest = [next(batches)["number"].tolist() for _ in range(5)]
+    again = DataLoader(Many(), batch_size=4, shuffle=True, num_workers=1)
+    again.load_state_dict(json.loads(json.dumps(state)))
+    assert [b["number"].tolist() for b in itertools.islice(again, 5)] == rest
+    assert len({i for batch in got + rest for i in batch}) == 40
+
+
+def test_huge_weights_sizes_and_subsets_are_refused_before_anything_is_allocated() -> None:
+    weights = np.broadcast_to(1.0, (HUGE,))
+    with pytest.raises(ConfigError, match="leave weights and sizes out"):
+        DistributedSampler(Many(), weights=weights)
+    with pytest.raises(ConfigError, match="leave weights and sizes out"):
+        DistributedSampler(Many(), sizes=weights, group=4)
+    with pytest.raises(ConfigError, match=f"num_samples={HUGE}"):
+        DistributedSampler(Many(10), weights=np.ones(10), num_samples=HUGE)
+    with pytest.raises(ConfigError, match="isel="):
+        combine.subset(Many(), range(0, HUGE, 2))
+    with pytest.raises(ConfigError, match="num_samples="):
+        combine.mix([Many(), Many()], [1, 1])
+    assert combine.subset(Many(), range(0, HUGE, HUGE // 4)).locate(3) == (0, 3 * HUGE // 4)
+
+
+def test_huge_data_sets_one_after_another_and_mixed() -> None:
+    both = combine.concat(Many(), Many(10), Many(0), Many())
+    assert len(both) == 2 * HUGE + 10
+    assert both.locate(HUGE - 1) == (0, HUGE - 1)
+    assert both.locate(HUGE + 9) == (1, 9)
+    assert both.locate(HUGE + 10) == (3, 0)
+    assert both.locate(-1) == (3, HUGE - 1)
+    assert both.fingerprint != combine.concat(Many(), Many(11), Many(0), Many()).fingerprint
+    mixed = combine.mix([Many(), Many(10)], [3, 1], num_samples=40)
+    sampler = DistributedSampler(mixed)
+    epochs = []
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        entries = np.array(list(sampler))
+        assert len(set(entries[entries < HUGE])) == 30
+        assert sorted(entries[entries >= HUGE] - HUGE) == list(range(10))
+        epochs.append(set(entries[entries < HUGE].tolist()))
+    assert not epochs[0] & epochs[1]

@@ -282,7 +282,7 @@ def test_patience_is_the_users(server, monkeypatch):
     remote = scidata.open_dataset(server.url("mesh"), storage_options=server.options)
     fail(server, "503", 99, "/node/v/")
     scidata.set_retry(attempts=2, first_wait=0)
-    with pytest.raises(OSError, match=r"tried 2 times in 0\.0 s"):
+    with pytest.raises(OSError, match=r"tried 2 times in \d\.\d s"):
         remote[0]
     scidata.set_retry(attempts=1)
     with pytest.raises(OSError, match=r"/node/v/(?!.*tried)"):

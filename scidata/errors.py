@@ -83,10 +83,6 @@ class ShortReadError(CorruptDataError):
     """A file ends before the range that its metadata promises."""
 
 
-class SourceChangedError(SciDataError, OSError):
-    """A file or object was replaced while it was read."""
-
-
 class ChecksumError(CorruptDataError):
     """A chunk whose checksum does not match its bytes."""
 

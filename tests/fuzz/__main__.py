@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import os
-
-for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ[_name] = "1"  # before NumPy starts threads, which do not live through a fork
-
 import argparse
 import collections
+import os
 import sys
 import time
 from collections.abc import Sequence
 
-from tests.fuzz.mutations import MUTATIONS
-from tests.fuzz.run import Case, Limits, Outcome, prepare, run_cases, scratch
-from tests.fuzz.seeds import FORMATS
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_name] = "1"  # before NumPy starts threads, which do not live through a fork
+
+from tests.fuzz.mutations import MUTATIONS  # noqa: E402
+from tests.fuzz.planted import run_planted  # noqa: E402
+from tests.fuzz.run import Case, Limits, Outcome, prepare, run_cases, scratch  # noqa: E402
+from tests.fuzz.seeds import FORMATS  # noqa: E402
 
 _OUTCOMES = ("right", "error", "different", "failure")
 
@@ -30,6 +30,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--case", nargs="+", metavar="FORMAT:N", help="only these, with their tracebacks")
     parser.add_argument("--keep", metavar="DIR", help="copy the damaged files of each case to this folder")
     parser.add_argument("--seconds", type=float, default=Limits().seconds, help="that a case may take")
+    parser.add_argument("--planted", action="store_true", help="put faults into scidata, and see that they are noticed")
     return parser
 
 
@@ -69,6 +70,9 @@ def report(outcomes: Sequence[Outcome], seed: int) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run cases; return 1 if any failed."""
     args = _parser().parse_args(arguments)
+    if args.planted:
+        run_planted()
+        return 0
     cases = _cases(args)
     formats = tuple(f for f in FORMATS if f in {case.format for case in cases})
     outcomes: list[Outcome] = []

@@ -83,7 +83,7 @@ def _judge_error(name: str, step: Step) -> Verdict | None:
     if not step.error.strip():
         return _failure("empty message", name, step)
     if step.kind != "SystemExit" and (found := _CONTROL.search(step.error)):
-        return _failure("control characters", name, step, f"{found.group()!r} in: {ascii(step.error)}")
+        return _failure("control characters", name, step, f"{found.group()!r} in: {step.error!a}")
     return None
 
 
@@ -109,13 +109,13 @@ def judge(
         if "Traceback (most recent call last)" in step.output + errors:
             return _failure("traceback", name, step, (step.output + errors)[-600:])
         if found := _CONTROL.search(step.output):
-            return _failure("control characters", name, step, f"{found.group()!r} in: {ascii(step.output)}")
+            return _failure("control characters", name, step, f"{found.group()!r} in: {step.output!a}")
         wrong = [key for key, value in step.values.items() if sound[name].values.get(key) != value]
         if step.error is None:
             wrong += [key for key in sound[name].values if key not in step.values]
         if wrong and checked:
             was = {key: sound[name].values.get(key) for key in wrong[:2]}
-            text = f"{len(wrong)} wrong, such as {ascii({k: step.values.get(k) for k in was})}, was {ascii(was)}"
+            text = f"{len(wrong)} wrong, such as { {k: step.values.get(k) for k in was}!a}, was {was!a}"
             return _failure("wrong value", name, step, text)
         if name == "verify" and step.error is None and changed and not damage.forged:
             return _failure("verify passed", name, step, step.output)

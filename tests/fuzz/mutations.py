@@ -26,8 +26,38 @@ Rng = np.random.Generator
 
 _METADATA = ("zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata", "manifest.json")
 _HDF5 = b"\x89HDF\r\n\x1a\n"
-_HDF5_PARTS = (b"GCOL", b"OHDR", b"OCHK", b"TREE", b"SNOD", b"HEAP", b"FRHP", b"FHDB", b"FHIB", b"BTHD", b"BTLF", b"BTIN")
-_INTEGERS = (0, 1, 2, 3, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**64 - 1)
+_HDF5_PARTS = (
+    b"GCOL",
+    b"OHDR",
+    b"OCHK",
+    b"TREE",
+    b"SNOD",
+    b"HEAP",
+    b"FRHP",
+    b"FHDB",
+    b"FHIB",
+    b"BTHD",
+    b"BTLF",
+    b"BTIN",
+)
+_INTEGERS = (
+    0,
+    1,
+    2,
+    3,
+    0x7F,
+    0x80,
+    0xFF,
+    0x7FFF,
+    0xFFFF,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**40,
+    2**62,
+    2**63 - 1,
+    2**64 - 1,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +218,7 @@ def insert(tree: Tree, rng: Rng) -> Damage:
 
 
 def exchange(tree: Tree, rng: Rng) -> Damage:
-    """Two files change places, of the same name if there are: chunks, shards, metadata of two arrays, or two samples."""
+    """Two files change places, of one name if there are: chunks, shards, metadata of two arrays, or two samples."""
     first = tree.some_file(rng)
     folders = sorted(p.name for p in tree.root.glob("*/sample-*"))
     if len(folders) > 1 and rng.random() < 0.25:
@@ -239,18 +269,18 @@ def duplicate(tree: Tree, rng: Rng) -> Damage:
 # -- metadata ----------------------------------------------------------------------------------------------------------
 
 _TEXTS = (
-    "", "\0", "a\0b", "\ud800", "x" * 1_000_000, "..", "../../../../etc/passwd", "/etc/passwd", "/", "\x1b[31mred\x1b[0m",
-    "\x1b]0;title\x07", "u\r\nerror: made up", "\u202eabc", "NaN", "Infinity", "<f8", ">i2", "|O", "|V999999999999",
-    "float64", "int128", "complex128", "r64", "<U1000000000", "<M8[ns]", "zstd", "lat", "time", "node", "C", "F", "file:///",
-    "http://127.0.0.1:1/x", "%s%n{0}", "[bold]", "\u00e9\u4e2d",
+    "", "\0", "a\0b", "\ud800", "x" * 1_000_000, "..", "../../../../etc/passwd", "/etc/passwd", "/",
+    "\x1b[31mred\x1b[0m", "\x1b]0;title\x07", "u\r\nerror: made up", "\u202eabc", "NaN", "Infinity", "<f8",
+    ">i2", "|O", "|V999999999999", "float64", "int128", "complex128", "r64", "<U1000000000", "<M8[ns]", "zstd", "lat", "time", "node", "C", "F",
+    "file:///", "http://127.0.0.1:1/x", "%s%n{0}", "[bold]", "\u00e9\u4e2d",
 )  # fmt: skip
 _NUMBERS = (0, -1, 1, 2, 7, 1.5, -0.0, 1e308, 2**31, 2**32, 2**53, 2**62, 2**63 - 1, 2**63, 2**64, -(2**63), 10**400)
 _SPECIAL = (float("nan"), float("inf"), -float("inf"))
 #: Attributes that readers act upon.
 _ATTRIBUTES = (
-    "scale_factor", "add_offset", "_FillValue", "missing_value", "valid_range", "valid_min", "valid_max", "units", "axis",
-    "standard_name", "calendar", "coordinates", "_Unsigned", "_ARRAY_DIMENSIONS", "long_name", "period", "start_index",
-    "num_nodes", "rows", "Conventions", "bounds", "location", "mesh", "on_a_sphere", "cf_role", "mesh_topology",
+    "scale_factor", "add_offset", "_FillValue", "missing_value", "valid_range", "valid_min", "valid_max", "units",
+    "axis", "standard_name", "calendar", "coordinates", "_Unsigned", "_ARRAY_DIMENSIONS", "long_name", "period",
+    "start_index", "num_nodes", "rows", "Conventions", "bounds", "location", "mesh", "on_a_sphere", "cf_role", "mesh_topology",
 )  # fmt: skip
 _DEEP = "@@nested 10,000 deep@@"
 
@@ -289,7 +319,9 @@ def _near(value: Any, rng: Rng) -> Any:
     if isinstance(value, bool) or value is None:
         return not value
     if isinstance(value, int | float):
-        return [value + 1, value - 1, value * 2, -value, value * 1000 + 1, float(value), str(value)][int(rng.integers(7))]
+        return [value + 1, value - 1, value * 2, -value, value * 1000 + 1, float(value), str(value)][
+            int(rng.integers(7))
+        ]
     if isinstance(value, str):
         at = int(rng.integers(len(value) + 1))
         return value[:at] + _text(rng)[:9] + value[at + 1 :]
@@ -369,6 +401,9 @@ def metadata(tree: Tree, rng: Rng) -> Damage:
     return Damage(text=f"{name}: {'; '.join(texts)}{' (sealed anew)' if seals else ''}", forged=bool(seals))
 
 
+_WORDS = (b"", b"-1", b"0", b"99999999999", b"9223372036854775808", b"nan", b"1e400", b"\x1b[31m", b"\xff")
+
+
 def _tokens(tree: Tree, rng: Rng) -> Damage:
     """A word or number of a text file."""
     name = tree.pick(rng, tree.data)
@@ -378,13 +413,15 @@ def _tokens(tree: Tree, rng: Rng) -> Damage:
     for _ in range(int(rng.integers(1, 3))):
         word = words[int(rng.integers(len(words)))]
         old = word.group()
-        new = rng.choice([b"", b"-1", b"0", b"99999999999", b"9223372036854775808", b"nan", b"1e400", b"\x1b[31m", b"\xff"])
+        new = rng.choice(
+            [b"", b"-1", b"0", b"99999999999", b"9223372036854775808", b"nan", b"1e400", b"\x1b[31m", b"\xff"]
+        )
         if re.fullmatch(rb"\d+", old) and rng.random() < 0.5:
             new = str(int(old) + int(rng.choice([-1, 1, 1000]))).encode()
         if rng.random() < 0.1:
             new = b"A" * 100_000
-        data = data[: word.start()] + bytes(new) + data[word.start() + len(old) :]
-        texts.append(f"{old[:20]!r} is {bytes(new)[:20]!r}")
+        data = data[: word.start()] + new + data[word.start() + len(old) :]
+        texts.append(f"{old[:20]!r} is {new[:20]!r}")
         words = list(re.finditer(rb"[A-Za-z0-9_.+-]+", data[:20_000])) or words
     tree.write(name, data)
     return Damage(text=f"{name}: {'; '.join(texts)}")
@@ -397,7 +434,9 @@ def link(tree: Tree, rng: Rng) -> Damage:
     """Something that is no file in a file's place: links out, loops, devices, pipes, folders."""
     name = tree.some_file(rng)
     path = tree.root / name
-    kind = str(rng.choice(["out", "folder out", "loop", "two", "zero", "pipe", "folder", "dangling", "passwd", "up", "root"]))
+    kind = str(
+        rng.choice(["out", "folder out", "loop", "two", "zero", "pipe", "folder", "dangling", "passwd", "up", "root"])
+    )
     strict = False
     tree.outside.mkdir()
     if kind == "folder out" and path.parent == tree.root:
@@ -564,13 +603,35 @@ def _virtual(file: Any, name: str, shape: Any, dtype: Any, rng: Rng) -> None:
 
 
 def _odd_type(file: Any, name: str, shape: Any, dtype: Any, rng: Rng) -> None:
-    odd = [h5py.string_dtype(), h5py.ref_dtype, h5py.vlen_dtype("f4"), np.dtype("V7"), np.dtype([("a", "f4")]), np.dtype("S9")]
-    odd += [h5py.opaque_dtype(np.dtype("M8[s]")), h5py.enum_dtype({"a": 1}), np.dtype(("f4", (3,))), np.dtype("c16"), np.dtype("?")]
+    odd = [
+        h5py.string_dtype(),
+        h5py.ref_dtype,
+        h5py.vlen_dtype("f4"),
+        np.dtype("V7"),
+        np.dtype([("a", "f4")]),
+        np.dtype("S9"),
+    ]
+    odd += [
+        h5py.opaque_dtype(np.dtype("M8[s]")),
+        h5py.enum_dtype({"a": 1}),
+        np.dtype(("f4", (3,))),
+        np.dtype("c16"),
+        np.dtype("?"),
+    ]
     file.create_dataset(name, shape=shape, dtype=odd[int(rng.integers(len(odd)))])
 
 
 def _odd_shape(file: Any, name: str, shape: Any, dtype: Any, rng: Rng) -> None:
-    odd: list[Any] = [(), (0,), (0, *shape), (*shape, 0), (*shape, 1), shape[:-1], (1,) * 32, tuple(n + 1 for n in shape)]
+    odd: list[Any] = [
+        (),
+        (0,),
+        (0, *shape),
+        (*shape, 0),
+        (*shape, 1),
+        shape[:-1],
+        (1,) * 32,
+        tuple(n + 1 for n in shape),
+    ]
     file.create_dataset(name, shape=odd[int(rng.integers(len(odd)))], dtype=dtype)
 
 
@@ -595,7 +656,9 @@ def _deep_groups(file: Any, name: str, shape: Any, dtype: Any, rng: Rng) -> None
 
 def _attribute(file: Any, name: str, shape: Any, dtype: Any, rng: Rng) -> None:
     item = [file, file[name]][int(rng.integers(2))]
-    key = str(rng.choice([*_ATTRIBUTES, "DIMENSION_LIST", "CLASS", "NAME", "_Netcdf4Dimid", "_nc3_strict", "Type", "NSteps"]))
+    key = str(
+        rng.choice([*_ATTRIBUTES, "DIMENSION_LIST", "CLASS", "NAME", "_Netcdf4Dimid", "_nc3_strict", "Type", "NSteps"])
+    )
     value = [
         "\x1b[31m", "x" * 60_000, "", h5py.Empty("f4"), np.array([], "f4"), float("nan"), -1, 2**63 - 1, b"\xff\xfe",
         np.array(["a", "b"], h5py.string_dtype()), np.zeros((3, 3)), np.void(b"abc"), True, 0.0, "../../x", "lat lon",
@@ -652,7 +715,9 @@ def _netcdf3_bomb(tree: Tree, rng: Rng) -> Damage:
     end = min(len(data) - 8, 1200)
     at = int(rng.choice([4, 8, 12, int(rng.integers(1, end // 4)) * 4]))
     width = int(rng.choice([4, 8]))
-    data[at : at + width] = (int(rng.choice([2**31 - 1, 2**31, 2**32 - 2, 2**28, 2**63 - 8])) % 256**width).to_bytes(width, "big")
+    data[at : at + width] = (int(rng.choice([2**31 - 1, 2**31, 2**32 - 2, 2**28, 2**63 - 8])) % 256**width).to_bytes(
+        width, "big"
+    )
     tree.write(name, bytes(data))
     return Damage(text=f"{name}: a huge number at {at}")
 
@@ -669,16 +734,22 @@ def _xml_bomb(tree: Tree, rng: Rng) -> Damage:
         )
         rest = f"<!DOCTYPE z [{entities}]>" + re.sub(r">([^<>]*\d[^<>]*)</", ">&a9;</", rest, count=1)
     elif kind == "external":
-        rest = '<!DOCTYPE z [<!ENTITY x SYSTEM "file:///etc/passwd">]>' + re.sub(r">([^<>]*\d[^<>]*)</", ">&x;</", rest, count=1)
+        rest = '<!DOCTYPE z [<!ENTITY x SYSTEM "file:///etc/passwd">]>' + re.sub(
+            r">([^<>]*\d[^<>]*)</", ">&x;</", rest, count=1
+        )
     elif kind == "deep":
         rest = re.sub(r"(</\w+>\s*)$", "<a>" * 20_000 + "</a>" * 20_000 + r"\1", rest)
     elif kind == "wide":
         rest = re.sub(r"(</\w+>\s*)$", lambda m: "<Grid/>" * 50_000 + m.group(1), rest)
     elif kind == "path":
-        where = str(rng.choice(["/etc/passwd", "../outside/x", "/dev/zero", "nowhere.h5:/data0", "m.h5:/../..", "m.h5:/gone"]))
+        where = str(
+            rng.choice(["/etc/passwd", "../outside/x", "/dev/zero", "nowhere.h5:/data0", "m.h5:/../..", "m.h5:/gone"])
+        )
         rest = re.sub(r"m\.h5:/?\w+", where, rest, count=1) if "m.h5" in rest else rest.replace("XML", "HDF", 1)
     else:
-        rest = re.sub(r'="(\d+)', lambda m: f'="{int(rng.choice([2**31, 2**40, 10**18, 0]))}', rest, count=int(rng.integers(1, 3)))
+        rest = re.sub(
+            r'="(\d+)', lambda m: f'="{int(rng.choice([2**31, 2**40, 10**18, 0]))}', rest, count=int(rng.integers(1, 3))
+        )
     tree.write(name, (f"{head}?>{rest}" if head else rest).encode())
     return Damage(text=f"{name}: XML, {kind}")
 

@@ -152,6 +152,8 @@ def _partition(path: Any, seed: Seed, step: Step, threads: int) -> None:
 def _command(*words: str) -> Callable[[Any, Seed, Step, int], None]:
     def run(path: Any, seed: Seed, step: Step, threads: int) -> None:
         paths = [path] if isinstance(path, str) else path
+        if words[0] == "plan" and len(paths) > 1:  # which takes a glob
+            paths = [os.path.join(os.path.dirname(paths[0]), f"g[0-9]{os.path.splitext(paths[0])[1]}")]
         out, before = io.StringIO(), sys.argv
         try:
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):

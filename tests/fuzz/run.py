@@ -34,7 +34,7 @@ from tests.fuzz.mutations import Damage, choose, damage
 from tests.fuzz.probe import STEPS, Step, run_step, threads_left
 from tests.fuzz.seeds import Seed, make_seeds
 
-__all__ = ["Case", "Limits", "Outcome", "run_cases", "scratch"]
+__all__ = ["Case", "Limits", "Outcome", "Runner", "prepare", "run_cases", "scratch"]
 
 _BATCH = 12  # cases of one child: a fork of a process that has torch costs as much as several cases
 
@@ -97,7 +97,7 @@ def scratch() -> Iterator[str]:
 
 
 def _copy(folder: str, to: str) -> None:
-    for here, folders, names in os.walk(folder):
+    for here, _, names in os.walk(folder):
         there = os.path.join(to, os.path.relpath(here, folder))
         os.makedirs(there, exist_ok=True)
         for name in names:
@@ -116,11 +116,13 @@ def _limit(limits: Limits) -> None:
 
 def _run_steps(root: str, seed: Seed, threads: int, rng: np.random.Generator | None = None) -> dict[str, Step]:
     """Use the files in every way, or in some where there are random numbers."""
-    names = [n for n, (kinds, share, _) in STEPS.items() if seed.kind in kinds and (rng is None or rng.random() < share)]
+    names = [
+        n for n, (kinds, share, _) in STEPS.items() if seed.kind in kinds and (rng is None or rng.random() < share)
+    ]
     return {name: run_step(name, root, seed, threads=threads) for name in names}
 
 
-class _Runner:
+class Runner:
     """What the parent knows before it forks, and what a child does with it."""
 
     def __init__(self, folder: str, seeds: Sequence[Seed], seed: int, limits: Limits, keep: str | None) -> None:
@@ -149,10 +151,14 @@ class _Runner:
         try:
             done = damage(root, seed, mutation, rng)
             if self.keep is not None:
-                shutil.copytree(home, os.path.join(self.keep, f"{case.format}-{case.number}"), symlinks=True, dirs_exist_ok=True)
+                shutil.copytree(
+                    home, os.path.join(self.keep, f"{case.format}-{case.number}"), symlinks=True, dirs_exist_ok=True
+                )
             before = os.fstat(2).st_size
             steps = _run_steps(root, seed, threads, rng)
-            verdict = judge(seed, done, steps, self.sound[seed.name], changed=differs(root, seed), errors=_errors(before))
+            verdict = judge(
+                seed, done, steps, self.sound[seed.name], changed=differs(root, seed), errors=_errors(before)
+            )
             if verdict.outcome != "failure" and (left := threads_left()):
                 verdict = Verdict(outcome="failure", fault="hang", step="close", message=f"threads are left: {left}")
         finally:
@@ -364,13 +370,14 @@ def _verdict(answer: dict[str, Any], limits: Limits) -> Verdict:
 
 def _in_child(work: Callable[[], Any], folder: str) -> Any:
     """Return what a function gives in a child of its own, which may start threads."""
-    for _, answer in _parallel(lambda _: {"value": work()}, [0], folder, Limits(seconds=300, memory=8 << 30), 1):
-        if "value" not in answer:
-            raise RuntimeError(f"the seeds could not be made: {answer}")
-        return answer["value"]
+    limits = Limits(seconds=300, memory=8 << 30)
+    (answer,) = (found for _, found in _parallel(lambda _: {"value": work()}, [0], folder, limits, 1))
+    if "value" not in answer:
+        raise RuntimeError(f"the seeds could not be made: {answer}")
+    return answer["value"]
 
 
-def prepare(folder: str, formats: tuple[str, ...], seed: int, limits: Limits, jobs: int, keep: str | None) -> _Runner:
+def prepare(folder: str, formats: tuple[str, ...], seed: int, limits: Limits, jobs: int, keep: str | None) -> Runner:
     """Make the sound files, and see what they give.
 
     Raises
@@ -380,11 +387,13 @@ def prepare(folder: str, formats: tuple[str, ...], seed: int, limits: Limits, jo
     """
     torch.set_num_threads(1)
     os.mkdir(os.path.join(folder, "seeds"))
-    made = _in_child(lambda: [dataclasses.asdict(s) for s in make_seeds(os.path.join(folder, "seeds"), formats)], folder)
+    made = _in_child(
+        lambda: [dataclasses.asdict(s) for s in make_seeds(os.path.join(folder, "seeds"), formats)], folder
+    )
     seeds = [
         Seed(**{**s, "targets": tuple(s["targets"]), "checked": tuple(tuple(x) for x in s["checked"])}) for s in made
     ]
-    runner = _Runner(folder, seeds, seed, limits, keep)
+    runner = Runner(folder, seeds, seed, limits, keep)
     modules: dict[str, None] = {}
     for number, answer in _parallel(
         lambda i: runner.run_sound(seeds[i]), range(len(seeds)), folder, Limits(seconds=120), jobs, batch=len(seeds)
@@ -401,7 +410,7 @@ def prepare(folder: str, formats: tuple[str, ...], seed: int, limits: Limits, jo
     return runner
 
 
-def run_cases(runner: _Runner, cases: Sequence[Case], jobs: int) -> Iterator[Outcome]:
+def run_cases(runner: Runner, cases: Sequence[Case], jobs: int) -> Iterator[Outcome]:
     """Run cases, in any order."""
     for case, answer in _parallel(runner.run, cases, runner.folder, runner.limits, jobs):
         seed, mutation, _ = runner.choose(case)

@@ -262,7 +262,9 @@ def _write_arrays(path: Path, arrays: Mapping[str, Any]) -> str:
     for name, values in arrays.items():
         chunks = tuple(max(1, (n + 1) // 2) for n in np.shape(values))
         options = {"fill_value": None} if path.suffix == ".zarr2" else {}
-        array = group.create_array(name, shape=np.shape(values), dtype=np.asarray(values).dtype, chunks=chunks, **options)
+        array = group.create_array(
+            name, shape=np.shape(values), dtype=np.asarray(values).dtype, chunks=chunks, **options
+        )
         array[...] = np.asarray(values) + 0
     return path.name
 
@@ -447,8 +449,8 @@ for _name, _args, _options in (
     ("vtu/binary", ("m.vtu", "vtu"), {"binary": True}),
     ("vtk/ascii", ("m.vtk", "vtk"), {"binary": False}),
     ("vtk/binary", ("m.vtk", "vtk"), {"binary": True}),
-    ("gmsh/ascii", ("m.msh", "gmsh"), {"binary": False}),
-    ("gmsh/binary", ("m.msh", "gmsh"), {"binary": True}),
+    ("gmsh/old", ("m.msh", "gmsh22"), {"binary": True}),
+    ("gmsh/new", ("m.msh", "gmsh"), {"binary": True}),
     ("xdmf/xml", ("m.xdmf", "xdmf"), {"data_format": "XML"}),
     ("xdmf/hdf", ("m.xdmf", "xdmf"), {"data_format": "HDF"}),
 ):

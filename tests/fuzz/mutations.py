@@ -270,9 +270,9 @@ def duplicate(tree: Tree, rng: Rng) -> Damage:
 
 _TEXTS = (
     "", "\0", "a\0b", "\ud800", "x" * 1_000_000, "..", "../../../../etc/passwd", "/etc/passwd", "/",
-    "\x1b[31mred\x1b[0m", "\x1b]0;title\x07", "u\r\nerror: made up", "\u202eabc", "NaN", "Infinity", "<f8",
-    ">i2", "|O", "|V999999999999", "float64", "int128", "complex128", "r64", "<U1000000000", "<M8[ns]", "zstd", "lat", "time", "node", "C", "F",
-    "file:///", "http://127.0.0.1:1/x", "%s%n{0}", "[bold]", "\u00e9\u4e2d",
+    "\x1b[31mred\x1b[0m", "\x1b]0;title\x07", "u\r\nerror: made up", "\u202eabc", "NaN", "Infinity", "<f8", ">i2",
+    "|O", "|V999999999999", "float64", "int128", "complex128", "r64", "<U1000000000", "<M8[ns]", "zstd", "lat", "time",
+    "node", "C", "F", "file:///", "http://127.0.0.1:1/x", "%s%n{0}", "[bold]", "\u00e9\u4e2d",
 )  # fmt: skip
 _NUMBERS = (0, -1, 1, 2, 7, 1.5, -0.0, 1e308, 2**31, 2**32, 2**53, 2**62, 2**63 - 1, 2**63, 2**64, -(2**63), 10**400)
 _SPECIAL = (float("nan"), float("inf"), -float("inf"))
@@ -280,7 +280,8 @@ _SPECIAL = (float("nan"), float("inf"), -float("inf"))
 _ATTRIBUTES = (
     "scale_factor", "add_offset", "_FillValue", "missing_value", "valid_range", "valid_min", "valid_max", "units",
     "axis", "standard_name", "calendar", "coordinates", "_Unsigned", "_ARRAY_DIMENSIONS", "long_name", "period",
-    "start_index", "num_nodes", "rows", "Conventions", "bounds", "location", "mesh", "on_a_sphere", "cf_role", "mesh_topology",
+    "start_index", "num_nodes", "rows", "Conventions", "bounds", "location", "mesh", "on_a_sphere", "cf_role",
+    "mesh_topology",
 )  # fmt: skip
 _DEEP = "@@nested 10,000 deep@@"
 

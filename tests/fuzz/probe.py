@@ -7,7 +7,6 @@ import errno
 import hashlib
 import io
 import os
-import sys
 import threading
 import time
 import traceback
@@ -17,9 +16,11 @@ from typing import Any
 
 import numpy as np
 import torch
+import typer.main
 
 import scidata
 import scidata.cli
+from scidata.dataset import ShardedDataset
 from scidata.errors import SciDataError
 from scidata.grid_reader import GridReader
 from scidata.points_reader import PointsReader
@@ -85,7 +86,7 @@ def _open(path: Any, seed: Seed, step: Step, threads: int, *, kind: str | None =
         values = step.values
         _note(values, "length", len(dataset))
         for index in sorted({0, len(dataset) - 1}):
-            if seed.kind == "grid" or kind == "grid":
+            if isinstance(dataset, ShardedDataset):  # what has lost its points may be one
                 for name, tensor in dataset[index].items():
                     _note(values, f"{index}/{name}", tensor)
                     _note_text(values, f"{index}/{name} dims", dataset.dims(name))
@@ -149,23 +150,25 @@ def _partition(path: Any, seed: Seed, step: Step, threads: int) -> None:
         store.close()
 
 
+#: As ``scidata.cli.main`` makes it, but once: that takes longer than most commands.
+_SCIDATA = typer.main.get_command(scidata.cli.app)
+
+
 def _command(*words: str) -> Callable[[Any, Seed, Step, int], None]:
     def run(path: Any, seed: Seed, step: Step, threads: int) -> None:
         paths = [path] if isinstance(path, str) else path
         if words[0] == "plan" and len(paths) > 1:  # which takes a glob
             paths = [os.path.join(os.path.dirname(paths[0]), f"g[0-9]{os.path.splitext(paths[0])[1]}")]
-        out, before = io.StringIO(), sys.argv
+        out = io.StringIO()
         try:
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-                sys.argv = ["scidata", words[0], *paths, *words[1:]]
-                scidata.cli.main()
+                _SCIDATA.main([words[0], *paths, *words[1:]], prog_name="scidata")
         except SystemExit as e:
-            code = e.code
-            if code not in (0, None):
-                step.error, step.kind = f"exit code {code}: {out.getvalue()}", "SystemExit"
-                step.named = code in (1, 2)
+            if e.code not in (0, None):
+                step.error, step.kind = f"exit code {e.code}: {out.getvalue()}", "SystemExit"
+                step.named = e.code in (1, 2)
         finally:
-            sys.argv, step.output = before, out.getvalue()
+            step.output = out.getvalue()
 
     return run
 
@@ -179,7 +182,7 @@ STEPS: Mapping[str, tuple[tuple[str, ...], float, Use]] = {
     "as grid": (("mesh",), 0.5, _as_grid),
     "inspect": (("grid", "points", "mesh", "store"), 0.4, _command("inspect")),
     "plan": (("grid", "store"), 0.15, _command("plan", "--domain", "3")),
-    "partition": (("points", "mesh"), 1.0, _partition),
+    "partition": (("points", "mesh"), 0.7, _partition),
     "verify": (("store",), 1.0, _command("verify")),
 }
 

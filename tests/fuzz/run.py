@@ -36,7 +36,8 @@ from tests.fuzz.seeds import Seed, make_seeds
 
 __all__ = ["Case", "Limits", "Outcome", "Runner", "prepare", "run_cases", "scratch"]
 
-_BATCH = 12  # cases of one child: a fork of a process that has torch costs as much as several cases
+_DONE = "damage: "  # before what was done, in a child's log
+_BATCH = 16  # cases of one child: a fork of a process that has torch costs as much as several cases
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +155,7 @@ class Runner:
                 shutil.copytree(
                     home, os.path.join(self.keep, f"{case.format}-{case.number}"), symlinks=True, dirs_exist_ok=True
                 )
+            print(f"{_DONE}{f'{seed.name}, {mutation}: {done.text}'!a}", file=sys.stderr, flush=True)
             before = os.fstat(2).st_size
             steps = _run_steps(root, seed, threads, rng)
             verdict = judge(
@@ -351,6 +353,11 @@ def _finished(
             yield item, answer
 
 
+def _last_damage(log: str) -> str:
+    found = re.findall(f"^{_DONE}(.*)$", log, re.M)
+    return found[-1] if found else ""
+
+
 def _verdict(answer: dict[str, Any], limits: Limits) -> Verdict:
     if "verdict" in answer:
         return Verdict(**answer["verdict"])
@@ -422,7 +429,7 @@ def run_cases(runner: Runner, cases: Sequence[Case], jobs: int) -> Iterator[Outc
             case=case,
             seed_name=seed.name,
             mutation=mutation,
-            text=answer.get("text", f"{seed.name}, {mutation}"),
+            text=answer.get("text") or _last_damage(answer["died"]["log"]) or f"{seed.name}, {mutation}",
             verdict=verdict,
             seconds=answer.get("seconds", runner.limits.seconds),
         )

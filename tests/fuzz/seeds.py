@@ -469,9 +469,9 @@ def _store(folder: Path, arrays: Callable[[int], Mapping[str, Any]], num: int, *
     return "s.store"
 
 
-_makes("store/mesh", "store")(lambda folder: _store(folder, _plain, 3))
+_makes("store/mesh", "store")(lambda folder: _store(folder, _plain, 2))
 _makes("store/times", "store")(lambda folder: _store(folder, _times, 2))
-_makes("store/points", "store")(lambda folder: _store(folder, _cloud, 3, kind="points"))
+_makes("store/points", "store")(lambda folder: _store(folder, _cloud, 2, kind="points"))
 _makes("store/graph", "store")(lambda folder: _store(folder, _graph, 2, kind="graph"))
 
 

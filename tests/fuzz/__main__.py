@@ -81,6 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         runner = prepare(folder, formats, args.seed, Limits(seconds=args.seconds), args.jobs, args.keep)
         for outcome in run_cases(runner, cases, args.jobs):
             outcomes.append(outcome)
+            if outcome.verdict.outcome == "failure":
+                verdict = outcome.verdict
+                print(f"{outcome.case}: {verdict.fault} in {verdict.frame or '?'}: {outcome.text}", file=sys.stderr)
             if args.case:
                 print(f"{outcome.case}: {outcome.text}: {outcome.verdict.outcome}\n{outcome.verdict.trace}")
             if time.monotonic() - shown > 5:

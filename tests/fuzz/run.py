@@ -15,6 +15,7 @@ import resource
 import select
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -117,9 +118,8 @@ def _limit(limits: Limits) -> None:
 
 def _run_steps(root: str, seed: Seed, threads: int, rng: np.random.Generator | None = None) -> dict[str, Step]:
     """Use the files in every way, or in some where there are random numbers."""
-    names = [
-        n for n, (kinds, share, _) in STEPS.items() if seed.kind in kinds and (rng is None or rng.random() < share)
-    ]
+    mine = {name: share for name, (kinds, share, _) in STEPS.items() if seed.kind in kinds}
+    names = [name for name, share in mine.items() if rng is None or rng.random() < share]
     return {name: run_step(name, root, seed, threads=threads) for name in names}
 
 
@@ -152,15 +152,13 @@ class Runner:
         try:
             done = damage(root, seed, mutation, rng)
             if self.keep is not None:
-                shutil.copytree(
-                    home, os.path.join(self.keep, f"{case.format}-{case.number}"), symlinks=True, dirs_exist_ok=True
-                )
+                kept = os.path.join(self.keep, f"{case.format}-{case.number}")
+                subprocess.run(["cp", "-aT", home, kept], check=True)  # pipes and links as they are
             print(f"{_DONE}{f'{seed.name}, {mutation}: {done.text}'!a}", file=sys.stderr, flush=True)
             before = os.fstat(2).st_size
             steps = _run_steps(root, seed, threads, rng)
-            verdict = judge(
-                seed, done, steps, self.sound[seed.name], changed=differs(root, seed), errors=_errors(before)
-            )
+            changed, errors = differs(root, seed), _errors(before)
+            verdict = judge(seed, done, steps, self.sound[seed.name], changed=changed, errors=errors)
             if verdict.outcome != "failure" and (left := threads_left()):
                 verdict = Verdict(outcome="failure", fault="hang", step="close", message=f"threads are left: {left}")
         finally:

@@ -57,7 +57,8 @@ def report(outcomes: Sequence[Outcome], seed: int) -> str:
     groups: dict[tuple[str, ...], list[Outcome]] = {}
     for outcome in (o for o in outcomes if o.verdict.outcome == "failure"):
         verdict = outcome.verdict
-        groups.setdefault((verdict.fault, verdict.message.partition(":")[0][:40], verdict.frame), []).append(outcome)
+        kind = verdict.message.partition(":")[0] if verdict.fault in ("bare exception", "blow-up") else ""
+        groups.setdefault((verdict.fault, kind, verdict.frame), []).append(outcome)
     for (fault, _, frame), found in sorted(groups.items()):
         cases = sorted({o.case: o for o in found}.values(), key=lambda o: o.case)
         steps = ", ".join(sorted({o.verdict.step for o in found} - {""}))

@@ -187,7 +187,8 @@ STEPS: Mapping[str, tuple[tuple[str, ...], float, Use]] = {
 }
 
 _ABOUT_FILES = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
-_NUMBERS = {errno.ENXIO, errno.ENODEV, errno.ENAMETOOLONG, errno.ELOOP}
+# a disk that is too small is found before anything is written; the limit on files gives EFBIG
+_NUMBERS = {errno.ENXIO, errno.ENODEV, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOSPC}
 
 
 def _frame(error: BaseException) -> str:

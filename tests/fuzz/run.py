@@ -275,11 +275,12 @@ def _end(child: _Child) -> int:
 def _where(log: str) -> tuple[str, str]:
     """Return the innermost frame of scidata that a dump of the stack shows, and the end of the log."""
     with open(log, encoding="utf-8", errors="replace") as file:
-        text = file.read()[-20_000:]
+        text = file.read()
+    done = re.findall(f"^{_DONE}.*$", text, re.M)[-1:]
     stack = text[text.rfind("most recent call first") :]
     frames = re.findall(r'File "([^"]+)", line \d+ in (\S+)', stack)
     ours = next((f"{f[f.rfind('scidata/') :]}:{name}" for f, name in frames if "/scidata/" in f), "")
-    return ours, text[-3000:]
+    return ours, "\n".join([*done, text[-3000:]])
 
 
 def _parallel(

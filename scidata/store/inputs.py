@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from scidata._files import is_url
+from scidata.errors import RefusedError
 from scidata.store.manifest import InputInfo
 
 __all__ = ["describe_input", "difference"]
@@ -22,6 +24,11 @@ def describe_input(path: str) -> InputInfo:
     """Read a file, or all files below a folder, and describe what is in it.
 
     It costs one read in sequence, and 2 s of CPU for each GB. Of a URL only the name is described.
+
+    Raises
+    ------
+    RefusedError
+        A pipe, a socket or a device.
     """
     if is_url(path):
         return InputInfo(name=_name(path), size=None, digest=None)
@@ -53,11 +60,18 @@ def _size(path: str) -> int:
 def _files_of(path: str) -> Iterator[tuple[str, str]]:
     """Yield the path below the folder, and the whole one, of each file, in one and the same order everywhere."""
     if not os.path.isdir(path):
-        yield "", path
+        yield "", _regular(path)
         return
     found: Iterable[str] = (os.path.join(root, name) for root, _, names in os.walk(path) for name in names)
     for file in sorted(found):
-        yield os.path.relpath(file, path), file
+        yield os.path.relpath(file, path), _regular(file)
+
+
+def _regular(path: str) -> str:
+    """Refuse what may have no end, or block whoever opens it."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise RefusedError(f"{path}: not a regular file (a pipe, socket or device); remove it from the inputs")
+    return path
 
 
 def _add_content(digest: Any, path: str) -> None:

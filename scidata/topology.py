@@ -162,7 +162,7 @@ class _Reading:
         except UnsupportedFormatError:
             if not by_meshio or os.path.isdir(path):
                 raise
-            return meshio.open_topology(path, self.options)
+            return meshio.open_topology(path, self.options, allow_external=self.allow_external)
         for module in self._modules():
             if module.detect(source):
                 if self.options.points is not None and module in _OWN_COORDINATES:
@@ -173,7 +173,7 @@ class _Reading:
                 topology: Topology = module.open_topology(source, self.options)
                 return replace(topology, kind="graph") if self.kind == "graph" else topology
         if by_meshio:
-            return meshio.open_topology(path, self.options)
+            return meshio.open_topology(path, self.options, allow_external=self.allow_external)
         # none detects it: the last adapter's own message says what it looks for
         if self.kind in ("points", "graph") or self.options.points is not None:
             named: Topology = self._modules()[-1].open_topology(source, self.options)

@@ -5,6 +5,7 @@ All of it pickles (sources by path), so that samples can be handed to worker pro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.bounds import segments_of_slice
-from scidata.errors import ConfigError
+from scidata.errors import ConfigError, UnsupportedFormatError
 from scidata.plan import plan_array
 from scidata.read import read_plan
 from scidata.sources.cf import decoding_of
@@ -47,6 +48,7 @@ GROUPS: Mapping[str, str] = {
     **dict.fromkeys(("edge", "edges"), "edge"),
 }
 Box = tuple[slice, ...]
+_MAX_CHUNKS = 2**22  # of one array that is read whole: finding each takes some 200 bytes
 
 
 def base_name(name: str) -> str:
@@ -212,13 +214,23 @@ class ArrayReader:
         """Return the values of a box."""
         layout = self.layout
         selection = tuple(segments_of_slice(s, n) for s, n in zip(box, layout.shape, strict=True))
-        out = np.empty(tuple(sum(s.count for s in dim) for dim in selection), self.dtype)
+        out = _empty(tuple(sum(s.count for s in dim) for dim in selection), self.dtype, layout)
         if out.size == 0:
             return out
         plan = plan_array(layout, selection, None, out_shape=out.shape)
         decoding = decoding_of(layout) if self.decode else None
         read_plan(plan, out, source=self.source, decoding=decoding, allow_missing=self.allow_missing)
         return out
+
+
+def _empty(shape: tuple[int, ...], dtype: np.dtype[Any], layout: ArrayLayout) -> Array:
+    try:
+        return np.empty(shape, dtype)
+    except (MemoryError, ValueError) as e:  # ValueError: more bytes than there are addresses
+        raise UnsupportedFormatError(
+            f"{layout.store}: field {layout.name!r} of shape {layout.shape} claims more than there is memory for "
+            f"({shape} of {dtype} at once); its metadata are damaged, or read it on a larger machine"
+        ) from e
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -375,6 +387,11 @@ def without_default_fill(source: Source, layout: ArrayLayout) -> ArrayLayout:
 def read_values(source: Source, name: str, options: Options, *, decode: bool = True) -> Array:
     """Read a whole array of the topology, which must be there."""
     layout = source.arrays[name]
+    if math.prod(layout.num_chunks) > _MAX_CHUNKS:
+        raise UnsupportedFormatError(
+            f"{layout.store}: field {name!r} of shape {layout.shape} has {math.prod(layout.num_chunks)} chunks, but of "
+            f"a topology at most {_MAX_CHUNKS} are read; its metadata are damaged, or write it with larger chunks"
+        )
     if decode:
         layout = without_default_fill(source, layout)
     reader = ArrayReader(source=source, layout=layout, decode=decode, allow_missing=options.allow_missing)

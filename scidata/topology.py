@@ -20,7 +20,7 @@ from scidata.sources import open_source
 from scidata.topologies import exodus, graph, meshio, mpas, plain, points, ugrid, vtkhdf
 from scidata.topologies._fields import find_fields
 from scidata.topologies._joined import combine_fields, short_names
-from scidata.topologies.base import Options, RawField, Topology
+from scidata.topologies.base import Options, RawField, Topology, damage_named
 from scidata.types import Source
 
 __all__ = ["RawSamples", "read_samples"]
@@ -74,7 +74,8 @@ class RawSamples(Sequence[RawSample]):
         FileNotFoundError, UnsupportedFormatError, UnknownNameError, FieldMismatchError, ConfigError
             The file, what was expected of it and what was found are named.
         """
-        return self._reading.header(self.names[index], self._paths[index])
+        with damage_named(", ".join(self.inputs(index))):
+            return self._reading.header(self.names[index], self._paths[index])
 
 
 @dataclass(frozen=True, kw_only=True)

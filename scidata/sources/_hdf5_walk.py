@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import posixpath
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +14,8 @@ import numpy as np
 
 from scidata._files import files, is_url, retried
 from scidata._retry import is_transient
-from scidata._url_file import UrlFile
 from scidata.errors import CorruptDataError, SciDataError, ShortReadError
+from scidata.sources._hdf5_heaps import GuardedFile
 from scidata.types import ArrayLayout
 
 __all__ = [
@@ -35,8 +36,14 @@ _MAX_ATTRIBUTE_BYTES = 2**26
 _SCALE_ATTRIBUTES = frozenset({"CLASS", "NAME"})
 
 
-def open_h5(path: str) -> Any:
+def open_h5(path: str, *, guarded: bool = False) -> Any:
     """Open a file or URL for reading.
+
+    Parameters
+    ----------
+    guarded
+        For reading attributes: one whose heap would hold HDF5 for ever fails. URLs always are. What lies in other
+        files cannot be read through it.
 
     Raises
     ------
@@ -47,8 +54,8 @@ def open_h5(path: str) -> Any:
     """
     files().size(path)  # a clear FileNotFoundError, where HDF5's own names a function
     try:
-        if is_url(path):
-            return h5py.File(UrlFile(path), "r")
+        if is_url(path) or guarded:
+            return h5py.File(GuardedFile(path), "r")
         # best-effort: file systems without locks can be read, a file that somebody is writing is refused
         return retried(path, lambda: h5py.File(path, "r", locking="best-effort"))
     except BlockingIOError as e:
@@ -111,13 +118,12 @@ def clean_attributes(obj: Any, hidden: frozenset[str], where: str) -> dict[str, 
     return values
 
 
-def is_text(name: str) -> bool:
-    """Say whether a name is one: h5py gives those that are not UTF-8 with halves of characters in them."""
+def is_text(name: object) -> bool:
+    """Say whether a name is one: those that are not UTF-8 h5py gives as bytes, or with halves of characters in them."""
     try:
-        name.encode()
+        return isinstance(name, str) and b"\0" not in name.encode()
     except UnicodeEncodeError:
         return False
-    return True
 
 
 def attribute_of(obj: Any, name: str, where: str = "") -> Any:
@@ -130,7 +136,7 @@ def attribute_of(obj: Any, name: str, where: str = "") -> Any:
     """
     found = h5py.h5a.open(obj.id, obj.attrs._e(name))
     nbytes = math.prod(map(int, found.shape or ())) * found.get_type().get_size()
-    if max(nbytes, found.get_storage_size()) > _MAX_ATTRIBUTE_BYTES:
+    if nbytes > _MAX_ATTRIBUTE_BYTES:
         raise CorruptDataError(
             f"{where or obj.file.filename}: attribute {name!r} claims {nbytes} bytes, but at most "
             f"{_MAX_ATTRIBUTE_BYTES} are read; the file is damaged, or write it as an array"
@@ -237,10 +243,10 @@ def walk(h5: Any, *, allow_external: bool, skipped: dict[str, str]) -> Iterator[
             continue
         children = []
         for name in node:
-            child_path = f"{path}/{name}" if path else name
-            if not is_text(name) or "\0" in name:
-                skipped[ascii(child_path)] = "its name is not UTF-8"
+            if not is_text(name):
+                skipped[ascii(posixpath.join(path, os.fsdecode(name)))] = "its name is not UTF-8"
                 continue
+            child_path = f"{path}/{name}" if path else name
             link = node.get(name, getlink=True)
             outside = isinstance(link, h5py.ExternalLink)
             if isinstance(link, h5py.SoftLink):

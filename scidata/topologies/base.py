@@ -6,7 +6,8 @@ All of it pickles (sources by path), so that samples can be handed to worker pro
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -14,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.bounds import segments_of_slice
-from scidata.errors import ConfigError, UnsupportedFormatError
+from scidata.errors import ConfigError, CorruptDataError, SciDataError, UnsupportedFormatError
 from scidata.plan import plan_array
 from scidata.read import read_plan
-from scidata.sources.cf import decoding_of
+from scidata.sources.cf import array_of, decoding_of
 from scidata.types import ArrayLayout, IntArray, Source
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Reader",
     "Topology",
     "base_name",
+    "damage_named",
     "field_of",
     "fill_values",
     "read_values",
@@ -49,6 +51,27 @@ GROUPS: Mapping[str, str] = {
 }
 Box = tuple[slice, ...]
 _MAX_CHUNKS = 2**22  # of one array that is read whole: finding each takes some 200 bytes
+
+
+@contextmanager
+def damage_named(path: str) -> Iterator[None]:
+    """Turn what damaged metadata make of the adapters' arithmetic into CorruptDataError.
+
+    They take arrays and attributes as their formats have them; any that has another shape or type ends here.
+    """
+    try:
+        yield
+    except SciDataError:
+        raise
+    except MemoryError as e:
+        raise CorruptDataError(
+            f"{path}: claims more than there is memory for ({e}); it is damaged, or needs a larger machine"
+        ) from e
+    except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as e:
+        raise CorruptDataError(
+            f"{path}: its arrays or attributes are not what its format has ({type(e).__name__}: {e}); it is damaged: "
+            "copy or write it again, or say kind= if it is of another kind"
+        ) from e
 
 
 def base_name(name: str) -> str:
@@ -371,7 +394,7 @@ def fill_values(source: Source, layout: ArrayLayout) -> list[int | float]:
     coordinate there, not for a gap.
     """
     values = [layout.attributes[key] for key in ("_FillValue", "missing_value") if key in layout.attributes]
-    numbers = [item for value in values for item in np.ravel(np.asarray(value)).tolist()]
+    numbers = [item for value in values for item in np.ravel(array_of(value)).tolist()]
     numbers = [item for item in numbers if isinstance(item, int | float) and item == item]
     return [item for item in numbers if item != 0 or source.format != "zarr2"]
 

@@ -162,7 +162,7 @@ def open_topology(source: Source, options: Options) -> VTKHDFTopology:
 
 def _check_type(source: Source) -> None:
     """Read the group's attributes, which sources do not give."""
-    with open_h5(source.path) as h5, damage_as_corrupt_data(f"{source.path}: attributes of {_ROOT}"):
+    with open_h5(source.path, guarded=True) as h5, damage_as_corrupt_data(f"{source.path}: attributes of {_ROOT}"):
         root = h5[_ROOT]
         name = plain_value(attribute_of(root, "Type")) if "Type" in root.attrs else ""
         version = np.asarray(attribute_of(root, "Version") if "Version" in root.attrs else ()).tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import dataclasses
 import itertools
 import math
 import os
@@ -663,3 +664,52 @@ def test_the_format_is_found_by_content_not_by_name(tmp_path):
     with h5py.File(tmp_path / "written.bin", "w") as f:
         f.attrs["_NCProperties"] = b"version=2"
     assert open_source(tmp_path / "written.bin").format == "netcdf4"
+
+
+def test_attributes_are_looked_at_before_they_are_read(tmp_path, monkeypatch):
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as f:
+        f.create_dataset("u", data=np.arange(4.0)).attrs["notes"] = np.zeros(1000)
+    assert HDF5Source(path).arrays["u"].attributes["notes"].shape == (1000,)
+    # a dataspace of 2**60 values, as a flipped bit leaves it
+    data = path.read_bytes()
+    at = data.index(struct.pack("<Q", 1000))
+    path.write_bytes(data[:at] + struct.pack("<Q", 1000 + 2**50) + data[at + 8 :])
+    with pytest.raises(CorruptDataError, match=r"a\.h5"):
+        HDF5Source(path).arrays  # noqa: B018
+    path.write_bytes(data)
+    monkeypatch.setattr("scidata.sources._hdf5_walk._MAX_ATTRIBUTE_BYTES", 7999)
+    with pytest.raises(CorruptDataError, match=r"'u': attribute 'notes' claims 8000 bytes, but at most 7999 are read"):
+        HDF5Source(path).arrays  # noqa: B018
+
+
+def test_a_huge_attribute_is_refused(tmp_path):
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w", libver="latest") as f:  # in a heap of its own, where it may have gigabytes
+        f.create_dataset("u", data=np.arange(4.0)).attrs["notes"] = np.zeros(2**26 + 8, np.uint8)
+    with pytest.raises(CorruptDataError, match=r"'u': attribute 'notes' claims 67108872 bytes, but at most 67108864"):
+        HDF5Source(path).arrays  # noqa: B018
+
+
+def test_names_and_text_that_are_not_utf8(tmp_path):
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as f:
+        f["good"] = np.arange(4.0)
+        f["good"].attrs["units"] = "metres"
+        f["good"].attrs["tail_name"] = 1
+        f["good"].attrs["fixed"] = np.bytes_(b"caf_")
+        f["left_out"] = np.arange(4.0)
+        f["folder_x/v"] = np.arange(4.0)
+    data = path.read_bytes()
+    for old, new in [(b"metres", b"m\xfftres"), (b"tail_name", b"tail\xffname"), (b"caf_", b"caf\xe9")]:
+        assert data.count(old) == 1
+        data = data.replace(old, new)
+    data = data.replace(b"left_out", b"left\xffout").replace(b"folder_x", b"folder\xffx")
+    path.write_bytes(data)
+    source = HDF5Source(path)
+    assert list(source.arrays) == ["good"]
+    assert dict(source.arrays["good"].attributes) == {"units": "m\ufffdtres", "fixed": "caf\ufffd"}
+    assert source.skipped == dict.fromkeys([r"'left\udcffout'", r"'folder\udcffx'"], "its name is not UTF-8")
+    with pytest.raises(UnknownNameError) as raised:
+        source.read_box(dataclasses.replace(source.arrays["good"], name="left_out"), (), np.empty(4))
+    str(raised.value).encode()

@@ -713,3 +713,44 @@ def test_names_and_text_that_are_not_utf8(tmp_path):
     with pytest.raises(UnknownNameError) as raised:
         source.read_box(dataclasses.replace(source.arrays["good"], name="left_out"), (), np.empty(4))
     str(raised.value).encode()
+
+
+def heaps(data):
+    """Yield the place of the size of each object in each global heap: index, references, reserved, size, bytes."""
+    at = data.find(b"GCOL")
+    while at >= 0:
+        place, end = at + 16, at + int.from_bytes(data[at + 8 : at + 16], "little")
+        while place + 16 <= end:
+            index, nbytes = struct.unpack("<H6xQ", data[place : place + 16])
+            yield index, place + 8
+            place += 16 + -(-nbytes // 8) * 8 if index else nbytes
+        at = data.find(b"GCOL", at + 1)
+
+
+_OPEN = "import sys; from scidata.sources import open_source; print(open_source(sys.argv[1]).arrays)"
+
+
+@pytest.mark.parametrize("damage", ["nothing is free", "wraps to itself", "wraps back"])
+def test_a_damaged_global_heap_does_not_hold_hdf5_for_ever(tmp_path, damage):
+    """h5py never comes back from the first two (HDF5 2.0 does not move on there), so scidata opens them in a child."""
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as f:
+        for i in range(3):
+            f.create_dataset(f"u{i}", data=np.arange(4.0)).attrs["long"] = f"text {i} " * 40
+    assert HDF5Source(path).arrays["u2"].attributes["long"] == "text 2 " * 40
+    data = bytearray(path.read_bytes())
+    objects = list(heaps(data))
+    assert len(objects) == 4  # three texts, and what is free
+    free, (_, first) = next(place for index, place in objects if index == 0), objects[0]
+    place, nbytes = {
+        "nothing is free": (free, 0),
+        "wraps to itself": (first, 2**64 - 16),
+        "wraps back": (objects[1][1], 2**64 - 16 - (objects[1][1] - first)),
+    }[damage]
+    data[place : place + 8] = struct.pack("<Q", nbytes)
+    path.write_bytes(data)
+    command = [sys.executable, "-c", _OPEN, str(path)]
+    child = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert child.returncode == 1
+    assert f"CorruptDataError: {path}: the global heap at byte" in child.stderr
+    assert f"an object of {nbytes} bytes" in child.stderr

@@ -671,7 +671,9 @@ def test_metadata_documents_that_are_too_large(tmp_path, url, name):
         fsspec = pytest.importorskip("fsspec", reason="reads URLs")
         fsspec.filesystem("memory").put(str(tmp_path), f"/{tmp_path.name}_large", recursive=True)
     path = f"memory://{tmp_path.name}_large" if url else str(tmp_path)
-    with pytest.raises(UnsupportedFormatError, match=rf"{name}: has 67108865 bytes, but at most 67108864 of one metadata"):
+    with pytest.raises(
+        UnsupportedFormatError, match=rf"{name}: has 67108865 bytes, but at most 67108864 of one metadata"
+    ):
         ZarrSource(path).arrays  # noqa: B018
 
 
@@ -741,7 +743,9 @@ def test_hostile_shard_index(tmp_path):
         (2**13, ShortReadError, "index of 16777216 chunks alone takes 268435456"),
         (2**15, UnsupportedFormatError, "a shard of 268435456 chunks, but at most 16777216 are read"),
     ]:
-        edit(meta, {"shape": [side] * 2, "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [side] * 2}}})
+        edit(
+            meta, {"shape": [side] * 2, "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [side] * 2}}}
+        )
         source = ZarrSource(str(tmp_path / "u"))
         if side > 2**13:
             os.truncate(shard, 2**33)

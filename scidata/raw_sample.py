@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.errors import ConfigError, near_matches
-from scidata.topologies.base import Cells, RawField, Topology
+from scidata.topologies.base import Cells, RawField, Topology, damage_named
 from scidata.types import IntArray
 
 __all__ = ["KINDS", "RawSample", "SampleHeader", "parse_edges", "row_entity"]
@@ -132,8 +132,10 @@ class SampleHeader:
         CorruptDataError, FieldMismatchError, UnsupportedFormatError
             Arrays of the topology do not fit together, or have what is not read.
         """
-        geometry = self.topology.load()
         on_mesh_edges = self.edges == "cells" and any(f.entity == "edge" for f in self.fields.values())
+        with damage_named(self.topology.source.path):
+            geometry = self.topology.load()
+            mesh_edges = self.topology.load_mesh_edges() if on_mesh_edges else None
         return RawSample(
             name=self.name,
             kind=self.kind,
@@ -144,7 +146,7 @@ class SampleHeader:
             entity=self.entity,
             edges=self.edges,
             fields=self.fields,
-            mesh_edges=self.topology.load_mesh_edges() if on_mesh_edges else None,
+            mesh_edges=mesh_edges,
             num_nodes=self.topology.sizes[row_entity(self.kind)],
             period=self.topology.period,
             left_out=self.left_out,

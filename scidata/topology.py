@@ -20,7 +20,7 @@ from scidata.sources import open_source
 from scidata.topologies import exodus, graph, meshio, mpas, plain, points, ugrid, vtkhdf
 from scidata.topologies._fields import find_fields
 from scidata.topologies._joined import combine_fields, short_names
-from scidata.topologies.base import Options, RawField, Topology
+from scidata.topologies.base import Options, RawField, Topology, damage_named
 from scidata.types import Source
 
 __all__ = ["RawSamples", "read_samples"]
@@ -74,7 +74,8 @@ class RawSamples(Sequence[RawSample]):
         FileNotFoundError, UnsupportedFormatError, UnknownNameError, FieldMismatchError, ConfigError
             The file, what was expected of it and what was found are named.
         """
-        return self._reading.header(self.names[index], self._paths[index])
+        with damage_named(", ".join(self.inputs(index))):
+            return self._reading.header(self.names[index], self._paths[index])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +163,7 @@ class _Reading:
         except UnsupportedFormatError:
             if not by_meshio or os.path.isdir(path):
                 raise
-            return meshio.open_topology(path, self.options)
+            return meshio.open_topology(path, self.options, allow_external=self.allow_external)
         for module in self._modules():
             if module.detect(source):
                 if self.options.points is not None and module in _OWN_COORDINATES:
@@ -173,7 +174,7 @@ class _Reading:
                 topology: Topology = module.open_topology(source, self.options)
                 return replace(topology, kind="graph") if self.kind == "graph" else topology
         if by_meshio:
-            return meshio.open_topology(path, self.options)
+            return meshio.open_topology(path, self.options, allow_external=self.allow_external)
         # none detects it: the last adapter's own message says what it looks for
         if self.kind in ("points", "graph") or self.options.points is not None:
             named: Topology = self._modules()[-1].open_topology(source, self.options)

@@ -268,7 +268,8 @@ class HDF5Base:
             session = self._session()
             with session.lock:
                 if self._contents is None:
-                    self._contents = self._retried(session, self._parse, f"{self.path}: metadata")
+                    parse = self._parse if self.allow_external or is_url(self.path) else self._parse_guarded
+                    self._contents = self._retried(session, parse, f"{self.path}: metadata")
         return self._contents
 
     def _retried(self, session: _Session, call: Callable[[Any], _T], what: str) -> _T:
@@ -293,6 +294,11 @@ class HDF5Base:
         if layout.name in contents.skipped:
             raise RefusedError(f"{self.path}: {layout.name!r} is not read: {contents.skipped[layout.name]}")
         raise UnknownNameError(f"{self.path}: no field {layout.name!r}{near_matches(layout.name, contents.arrays)}")
+
+    def _parse_guarded(self, _: Any) -> _Contents:
+        """Parse through a second opening of the file, which looks at what is read; values come through the first."""
+        with open_h5(self.path, guarded=True) as h5:
+            return self._parse(h5)
 
     def _parse(self, h5: Any) -> _Contents:
         naming = self.naming(h5)

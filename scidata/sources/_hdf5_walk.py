@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import posixpath
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,27 +14,36 @@ import numpy as np
 
 from scidata._files import files, is_url, retried
 from scidata._retry import is_transient
-from scidata._url_file import UrlFile
 from scidata.errors import CorruptDataError, SciDataError, ShortReadError
+from scidata.sources._hdf5_heaps import GuardedFile
 from scidata.types import ArrayLayout
 
 __all__ = [
     "Naming",
+    "attribute_of",
     "clean_attributes",
     "damage_as_corrupt_data",
     "has_netcdf_marks",
     "is_scale",
+    "plain_value",
     "open_h5",
     "scale_paths",
     "walk",
 ]
 
 _HDF5_ATTRIBUTES = frozenset({"DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LABELS"})
+_MAX_ATTRIBUTE_BYTES = 2**26
 _SCALE_ATTRIBUTES = frozenset({"CLASS", "NAME"})
 
 
-def open_h5(path: str) -> Any:
+def open_h5(path: str, *, guarded: bool = False) -> Any:
     """Open a file or URL for reading.
+
+    Parameters
+    ----------
+    guarded
+        For reading attributes: one whose heap would hold HDF5 for ever fails. URLs always are. What lies in other
+        files cannot be read through it.
 
     Raises
     ------
@@ -43,8 +54,8 @@ def open_h5(path: str) -> Any:
     """
     files().size(path)  # a clear FileNotFoundError, where HDF5's own names a function
     try:
-        if is_url(path):
-            return h5py.File(UrlFile(path), "r")
+        if is_url(path) or guarded:
+            return h5py.File(GuardedFile(path), "r")
         # best-effort: file systems without locks can be read, a file that somebody is writing is refused
         return retried(path, lambda: h5py.File(path, "r", locking="best-effort"))
     except BlockingIOError as e:
@@ -68,7 +79,7 @@ def damage_as_corrupt_data(what: str) -> Iterator[None]:
         yield
     except SciDataError:
         raise
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError) as e:
+    except (OSError, RuntimeError, LookupError, ValueError, TypeError, ArithmeticError) as e:
         if is_transient(e):
             raise
         raise CorruptDataError(f"{what} cannot be read by HDF5: {e}; copy or write the file again") from e
@@ -92,29 +103,60 @@ def clean_attributes(obj: Any, hidden: frozenset[str], where: str) -> dict[str, 
     scale = is_scale(obj)
     values = {}
     for name in obj.attrs:
-        if name in hidden or (scale and name in _SCALE_ATTRIBUTES):
+        if name in hidden or (scale and name in _SCALE_ATTRIBUTES) or not is_text(name):
             continue
         try:
-            value = _plain(obj.attrs[name])
+            value = plain_value(attribute_of(obj, name, where))
         except TypeError:  # a type without NumPy equivalent: cannot be a number that CF needs
             continue
-        except (OSError, RuntimeError, KeyError) as e:
+        except (OSError, RuntimeError, LookupError, ValueError, ArithmeticError, MemoryError) as e:
+            if isinstance(e, SciDataError):
+                raise
             raise CorruptDataError(f"{where}: attribute {name!r} cannot be read: {e}") from e
         if value is not None:
             values[name] = value
     return values
 
 
-def _plain(value: Any) -> Any:
+def is_text(name: object) -> bool:
+    """Say whether a name is one: those that are not UTF-8 h5py gives as bytes, or with halves of characters in them."""
+    try:
+        return isinstance(name, str) and b"\0" not in name.encode()
+    except UnicodeEncodeError:
+        return False
+
+
+def attribute_of(obj: Any, name: str, where: str = "") -> Any:
+    """Read one attribute, after looking at its size.
+
+    Raises
+    ------
+    CorruptDataError
+        It claims more bytes than any attribute has.
+    """
+    found = h5py.h5a.open(obj.id, obj.attrs._e(name))
+    nbytes = math.prod(map(int, found.shape or ())) * found.get_type().get_size()
+    if nbytes > _MAX_ATTRIBUTE_BYTES:
+        raise CorruptDataError(
+            f"{where or obj.file.filename}: attribute {name!r} claims {nbytes} bytes, but at most "
+            f"{_MAX_ATTRIBUTE_BYTES} are read; the file is damaged, or write it as an array"
+        )
+    return obj.attrs[name]
+
+
+def plain_value(value: Any) -> Any:
+    """Return an attribute as a Python or NumPy value; None where it is neither number nor text."""
     if isinstance(value, bytes | np.bytes_):
         return value.decode("utf-8", "replace")
-    if isinstance(value, str | bool | int | float | np.number | np.bool_):
+    if isinstance(value, str):  # of variable length: h5py keeps bytes that are not UTF-8 as halves of characters
+        return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    if isinstance(value, bool | int | float | np.number | np.bool_):
         return value
     if isinstance(value, h5py.Empty):
         return "" if value.dtype.kind in "OSU" else None
     if isinstance(value, np.ndarray):
         if value.dtype.kind in "OSU":
-            texts = [_plain(v) for v in value.ravel().tolist()]
+            texts = [plain_value(v) for v in value.ravel().tolist()]
             if not all(isinstance(t, str) for t in texts):
                 return None
             return texts[0] if len(texts) == 1 else texts
@@ -160,7 +202,7 @@ def is_scale(obj: Any) -> bool:
 
     Scales and labels are read from their attributes: HDF5's own H5DS functions free twice on some damaged files.
     """
-    return "CLASS" in obj.attrs and _plain(obj.attrs["CLASS"]) == "DIMENSION_SCALE"
+    return "CLASS" in obj.attrs and plain_value(attribute_of(obj, "CLASS")) == "DIMENSION_SCALE"
 
 
 def scale_paths(dset: Any, path: str) -> tuple[str | None, ...]:
@@ -168,7 +210,7 @@ def scale_paths(dset: Any, path: str) -> tuple[str | None, ...]:
     ndim = len(dset.shape)
     if ndim == 1 and is_scale(dset):
         return (path,)
-    attached = dset.attrs.get("DIMENSION_LIST", ())
+    attached = attribute_of(dset, "DIMENSION_LIST") if "DIMENSION_LIST" in dset.attrs else ()
     if len(attached) != ndim:
         return (None,) * ndim
     return tuple(_target(dset, references) for references in attached)
@@ -184,7 +226,7 @@ def _target(dset: Any, references: Any) -> str | None:
 
 
 def _labels(dset: Any) -> tuple[str, ...]:
-    values = _plain(dset.attrs["DIMENSION_LABELS"]) if "DIMENSION_LABELS" in dset.attrs else None
+    values = plain_value(attribute_of(dset, "DIMENSION_LABELS")) if "DIMENSION_LABELS" in dset.attrs else None
     labels = [values] if isinstance(values, str) else values or ()
     return tuple(labels) if len(labels) == len(dset.shape) else ("",) * len(dset.shape)
 
@@ -201,6 +243,9 @@ def walk(h5: Any, *, allow_external: bool, skipped: dict[str, str]) -> Iterator[
             continue
         children = []
         for name in node:
+            if not is_text(name):
+                skipped[ascii(posixpath.join(path, os.fsdecode(name)))] = "its name is not UTF-8"
+                continue
             child_path = f"{path}/{name}" if path else name
             link = node.get(name, getlink=True)
             outside = isinstance(link, h5py.ExternalLink)

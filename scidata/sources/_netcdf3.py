@@ -33,7 +33,9 @@ _TYPES = {
     11: np.dtype(">u8"),
 }
 _CHAR = 2
+_SHOWN = 64  # bytes of a name that is no name
 _CDF5_FIRST = 7  # types from here on exist in CDF-5 only
+_MOST_NBYTES = {1: 2**31 - 4, 2: 2**32 - 4, 5: 2**63 - 4}  # of a variable (or one record of it) that others follow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +114,15 @@ class _Cursor:
         """Return a padded UTF-8 name."""
         length = self.count(f"{what} name length")
         raw = self.take(_padded(length), f"{what} name")[:length]
-        return raw.decode("utf-8", "replace")
+        try:
+            name = raw.decode("utf-8")
+        except UnicodeDecodeError as e:
+            raise CorruptDataError(
+                f"{self.path}: the header's {what} name {raw[:_SHOWN]!r} is not UTF-8; the file is damaged"
+            ) from e
+        if "\0" in name:
+            raise CorruptDataError(f"{self.path}: the header's {what} name {raw[:_SHOWN]!r} holds a NUL; it is damaged")
+        return name
 
     def list_length(self, tag: int, what: str, item_nbytes: int) -> int:
         """Return the number of items of a list; none where it is absent."""
@@ -183,6 +193,7 @@ def read_header(path: str) -> Header:
     dims = [(cursor.name("dimension"), cursor.count("dimension length")) for _ in _each(cursor, _DIMENSION)]
     attributes = cursor.attributes("file")
     raw = [_variable(cursor, dims, version) for _ in _each(cursor, _VARIABLE)]
+    _check_order(path, version, cursor.position, raw)
     record_nbytes = _record_nbytes([v for v in raw if v.is_record])
     if num_records == (1 << 8 * width) - 1:  # streaming: the writer did not go back to fill the number in
         num_records = _streamed_records(raw, record_nbytes, cursor.file_size)
@@ -198,6 +209,7 @@ def read_header(path: str) -> Header:
     )
     for variable in header.variables:
         _check_end(path, header, variable)
+    _check_records(path, header)
     return header
 
 
@@ -230,6 +242,44 @@ def _variable(cursor: _Cursor, dims: list[tuple[str, int]], version: int) -> Var
         is_record=bool(lengths) and lengths[0] == 0,  # length 0 marks the record dimension
         attributes=attributes,
     )
+
+
+def _check_order(path: str, version: int, header_nbytes: int, variables: list[Variable]) -> None:
+    """Check that variables follow the header and each other as they are listed, those with records last.
+
+    netCDF's C library refuses other files (``NC_check_voffs``, ``NC_check_vlens``), so no writer leaves any. Sizes
+    are computed from the shapes: what the header says of them is wrong for large variables.
+    """
+    groups = [v for v in variables if not v.is_record], [v for v in variables if v.is_record]
+    end, before = header_nbytes, "the header"
+    for variable in (*groups[0], *groups[1]):
+        if variable.begin < end:
+            raise CorruptDataError(
+                f"{path}: variable {variable.name!r} begins at byte {variable.begin}, but {before} ends at {end}; the "
+                "header is damaged: copy or write the file again"
+            )
+        end, before = variable.begin + _padded(variable.row_nbytes), f"variable {variable.name!r} before it"
+    followed = (*groups[0][: None if groups[1] else -1], *groups[1][:-1])
+    for variable in variables if version == 5 else followed:
+        if _padded(variable.row_nbytes) > _MOST_NBYTES[version]:
+            raise CorruptDataError(
+                f"{path}: variable {variable.name!r} of shape {variable.shape} needs {variable.row_nbytes} bytes, more "
+                f"than the {_MOST_NBYTES[version]} that this variant of NetCDF-3 allows; the header is damaged"
+            )
+
+
+def _check_records(path: str, header: Header) -> None:
+    """Check that a record ends before the next one begins; the C library leaves that out, and reads them mixed."""
+    records = [v for v in header.variables if v.is_record]
+    if header.num_records < 2 or len(records) < 2:
+        return
+    end = records[-1].begin + _padded(records[-1].row_nbytes)
+    if end > records[0].begin + header.record_nbytes:
+        raise CorruptDataError(
+            f"{path}: the first record of variable {records[-1].name!r} ends at byte {end}, but the next one of "
+            f"{records[0].name!r} begins at {records[0].begin + header.record_nbytes}; the header is damaged: copy or "
+            "write the file again"
+        )
 
 
 def _record_nbytes(records: list[Variable]) -> int:

@@ -23,6 +23,8 @@ from scidata.types import ArrayLayout, Codec, IntArray
 __all__ = ["ArrayRecord", "parse_v2", "parse_v3"]
 
 _MAX_BYTES = 2**63 - 1  # offsets and counts are int64
+_MAX_INDEX_CHUNKS = 2**24  # of one shard: 16 bytes each are read and held
+_MAX_DEPTH = 64  # of lists and objects in each other; so deep is neither an attribute nor a codec
 _MAX_CHUNK_BYTES = 2**40  # decoded at once, so a larger claim is a mistake or an attack
 _BYTE_CODECS: Mapping[str, tuple[str, ...]] = {  # and numcodecs' arguments, which are all that is passed on
     "blosc": ("cname", "clevel", "shuffle", "blocksize"),
@@ -144,6 +146,17 @@ def _check_chunk(chunks: tuple[int, ...], dtype: np.dtype[Any], where: str) -> N
         )
 
 
+def _check_depth(meta: object, where: str) -> None:
+    """Refuse metadata that nest without end: whoever copies, compares or prints them would run out of stack."""
+    level = [meta]
+    for _ in range(_MAX_DEPTH):
+        inner = [v for node in level for v in (node.values() if isinstance(node, dict) else node)]  # type: ignore[attr-defined]
+        level = [v for v in inner if isinstance(v, dict | list)]
+        if not level:
+            return
+    raise UnsupportedFormatError(f"{where}: its metadata nest more than {_MAX_DEPTH} deep; write them flatter")
+
+
 def _refuse_pickle(codecs: object, where: str) -> None:
     """Refuse pickle however deep it hides: zarr-python would run it."""
     pending = [codecs]
@@ -180,7 +193,7 @@ def _attributes(raw: object, where: str) -> dict[str, Any]:
 
 
 def _dims(names: object, ndim: int) -> tuple[str, ...] | None:
-    if not isinstance(names, list) or len(names) != ndim:
+    if not isinstance(names, list) or len(names) != ndim or any(isinstance(n, str) and "\0" in n for n in names):
         return None
     return tuple(n if isinstance(n, str) and n else f"dim_{i}" for i, n in enumerate(names))
 
@@ -236,6 +249,7 @@ def parse_v2(meta: Mapping[str, Any], attributes: object, *, store: str, name: s
     where = f"{store}: array {name!r}"
     if meta.get("zarr_format") != 2:
         raise UnsupportedFormatError(f"{where}: .zarray says zarr_format {meta.get('zarr_format')!r}, not 2")
+    _check_depth([meta, attributes], where)
     _refuse_pickle([meta.get("filters"), meta.get("compressor")], where)
     dtype = dtype_v2(meta.get("dtype"), where)
     shape = _sizes(meta.get("shape"), "shape", where, least=0)
@@ -329,6 +343,11 @@ def _shard_index(config: Mapping[str, Any], per_shard: tuple[int, ...], where: s
     names = [c.name for c in chain.codecs]
     if chain.odd or names not in ([], ["crc32c"]) or chain.axis_order != tuple(range(len(per_shard) + 1)):
         return None
+    if math.prod(per_shard) > _MAX_INDEX_CHUNKS:
+        raise UnsupportedFormatError(
+            f"{where}: a shard of {math.prod(per_shard)} chunks, but at most {_MAX_INDEX_CHUNKS} are read; the "
+            "metadata is damaged, or write the array again with smaller shards or larger chunks"
+        )
     return ShardIndex(
         num_chunks=math.prod(per_shard), at_end=location == "end", endian=chain.endian, checksum=bool(names)
     )
@@ -377,6 +396,7 @@ def parse_v3(meta: Mapping[str, Any], *, store: str, name: str, prefix: str) -> 
     where = f"{store}: array {name!r}"
     if meta.get("zarr_format") != 3:
         raise UnsupportedFormatError(f"{where}: zarr.json says zarr_format {meta.get('zarr_format')!r}, not 3")
+    _check_depth([meta], where)
     _check_extensions(meta, where)
     _refuse_pickle(meta.get("codecs"), where)
     dtype = dtype_v3(meta.get("data_type"), where)
@@ -399,7 +419,7 @@ def parse_v3(meta: Mapping[str, Any], *, store: str, name: str, prefix: str) -> 
     dtype = np.dtype(chain.endian + dtype.str[1:] if dtype.itemsize > 1 else dtype)
     separator, key_start = _key_encoding(meta, where)
     dims = meta.get("dimension_names")
-    if dims is not None and _dims(dims, len(shape)) is None:
+    if dims is not None and (_dims(dims, len(shape)) is None or not all(n is None or isinstance(n, str) for n in dims)):
         raise UnsupportedFormatError(f"{where}: dimension_names {dims!r} do not name {len(shape)} dimensions")
     attributes = _attributes(meta.get("attributes"), where)
     if "_FillValue" in attributes:

@@ -21,7 +21,7 @@ from scidata.types import IntArray
 
 __all__ = ["LocalTree", "Tree", "UrlTree", "open_tree"]
 
-_MAX_METADATA_BYTES = 2**30
+_MAX_METADATA_BYTES = 2**26  # of one document; as objects it is up to twenty times as large
 _MAX_CHECKED_FOLDERS = 100_000
 _GONE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _NOT_THERE = (*_GONE, KeyError)
@@ -123,8 +123,7 @@ class LocalTree:
             status = self._stat(key)
             if status is None:
                 continue
-            if status.st_size > _MAX_METADATA_BYTES:
-                raise UnsupportedFormatError(f"{self.location(key)}: {status.st_size} bytes is too much for metadata")
+            _check_size(self.location(key), status.st_size)
             found[key] = retried(self.location(key), lambda key=key: self._read(key))
         return found
 
@@ -140,6 +139,7 @@ class LocalTree:
             for entry in entries:
                 if not entry.is_dir():
                     continue
+                _check_name(self.location(key), entry.name)
                 child = f"{key}/{entry.name}" if key else entry.name
                 if entry.is_symlink():
                     self._check_link(entry.path)
@@ -185,7 +185,12 @@ class UrlTree:
 
     def get(self, keys: Sequence[str]) -> dict[str, bytes]:
         """Return the contents of those small files that exist."""
-        contents = zip(keys, self._each(keys, "cat_file"), strict=True)
+        there = []
+        for key, info in zip(keys, self._each(keys, "info"), strict=True):
+            if not isinstance(info, Exception):
+                _check_size(self.location(key), info.get("size") or 0)
+                there.append(key)
+        contents = zip(there, self._each(there, "cat_file"), strict=True)
         return {key: bytes(content) for key, content in contents if not isinstance(content, Exception)}
 
     def folders(self, key: str) -> list[str]:
@@ -205,6 +210,22 @@ class UrlTree:
         """Return the size of each object, -1 where there is none."""
         found = self._each(keys, "info")
         return np.fromiter(map(_size_of, found), np.int64, len(keys))
+
+
+def _check_size(where: str, nbytes: int) -> None:
+    if nbytes > _MAX_METADATA_BYTES:
+        raise UnsupportedFormatError(
+            f"{where}: has {nbytes} bytes, but at most {_MAX_METADATA_BYTES} of one metadata document are read; open "
+            "the groups below it one by one, or write smaller attributes"
+        )
+
+
+def _check_name(where: str, name: str) -> None:
+    """Refuse the name of a folder that is no text: no message could show it."""
+    try:
+        name.encode()
+    except UnicodeEncodeError as e:
+        raise UnsupportedFormatError(f"{where}: has a folder {name!a} whose name is not UTF-8; rename it") from e
 
 
 def _size_of(info: Any) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from scidata.sources._zarr_tree import Tree
 
 __all__ = ["Contents", "find_arrays"]
 
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # half of a character, as JSON spells it
 _MAX_NODES = 200_000  # links can make a small folder look like an endless one
 
 
@@ -35,10 +37,13 @@ class Contents:
 
 def _json(raw: bytes, where: str) -> dict[str, Any]:
     try:
-        value = json.loads(raw)
+        text = raw.decode("utf-8-sig")
+        value = json.loads(text)
+        if _SURROGATE.search(text):  # a pair is one character; a half is none, and cannot be written anywhere
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as e:  # ValueError: bad JSON and bad UTF-8
         raise UnsupportedFormatError(
-            f"{where}: not valid JSON ({type(e).__name__}, {len(raw)} bytes); "
+            f"{where}: not valid JSON in UTF-8 ({type(e).__name__}, {len(raw)} bytes); "
             "the file is truncated or damaged: copy or write it again"
         ) from e
     if not isinstance(value, dict):

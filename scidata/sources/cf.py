@@ -15,7 +15,7 @@ import numpy as np
 from scidata.errors import UnsupportedFormatError
 from scidata.types import ArrayLayout, Decoding
 
-__all__ = ["decoding_of", "is_coordinate", "names_time", "role_of"]
+__all__ = ["array_of", "decoding_of", "is_coordinate", "names_time", "role_of"]
 
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
@@ -48,6 +48,14 @@ _TIMES = frozenset(("time_step", "timestep", "time_counter", "nt", "ntime", "nti
 _NORTH = re.compile(r"degrees?_?(north|n)$", re.IGNORECASE)
 _EAST = re.compile(r"degrees?_?(east|e)$", re.IGNORECASE)
 _SINCE = re.compile(r"\s*(\w+)\s+since\s+\S", re.IGNORECASE)  # "days since 1900-01-01"; "days accumulated" is no axis
+
+
+def array_of(value: object) -> np.ndarray[Any, np.dtype[Any]]:
+    """Return an attribute as an array; the empty text where it is none, such as lists of lists of other lengths."""
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError, OverflowError):
+        return np.asarray("")
 
 
 def decoding_of(layout: ArrayLayout, dtype: np.dtype[Any] | None = None) -> Decoding | None:
@@ -104,6 +112,8 @@ def decoding_of(layout: ArrayLayout, dtype: np.dtype[Any] | None = None) -> Deco
 
 def _unsigned_view(raw: np.dtype[Any], attributes: Mapping[str, Any]) -> np.dtype[Any] | None:
     flag = attributes.get("_Unsigned")
+    if not isinstance(flag, str):
+        return None
     if raw.kind == "i" and flag == "true":
         return np.dtype(f"u{raw.itemsize}")
     if raw.kind == "u" and flag == "false":
@@ -121,7 +131,7 @@ def _number(layout: ArrayLayout, name: str) -> np.generic | None:
     value = layout.attributes.get(name)
     if value is None:
         return None
-    array = np.asarray(value)
+    array = array_of(value)
     if array.dtype.kind in "US" and array.size == 1:
         try:
             array = np.asarray(float(array.item()))
@@ -156,7 +166,7 @@ def _fill_values(
         value = layout.attributes.get(name)
         if value is None:
             continue
-        given = np.ravel(np.asarray(value))
+        given = np.ravel(array_of(value))
         if given.dtype.kind not in "biuf":
             given = _parsed(given)
         given = given[~np.isnan(given)] if given.dtype.kind == "f" else given

@@ -18,14 +18,14 @@ import numpy.typing as npt
 from scidata._files import Versions, files, is_url, url_of
 from scidata.errors import ConfigError, ShortReadError, UnknownNameError, near_matches
 from scidata.sources._hdf5 import HDF5Base
-from scidata.sources._hdf5_walk import Naming, is_scale, scale_paths, walk
+from scidata.sources._hdf5_walk import Naming, attribute_of, is_scale, plain_value, scale_paths, walk
 from scidata.sources._netcdf3 import Header, Variable, read_header
 from scidata.types import ArrayLayout, ChunkRefs, IntArray
 
 __all__ = ["NetCDF3Source", "NetCDF4Source"]
 
 _RENAMED = "_nc4_non_coord_"  # a variable named like a dimension that it does not lie on
-_NO_VARIABLE = b"This is a netCDF dimension but not a netCDF variable"
+_NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable"
 
 
 class _NetCDF4Naming(Naming):
@@ -48,7 +48,9 @@ class _NetCDF4Naming(Naming):
         return posixpath.join(group, base.removeprefix(_RENAMED))
 
     def is_hidden(self, dset: Any) -> bool:
-        return is_scale(dset) and "NAME" in dset.attrs and bytes(dset.attrs["NAME"]).startswith(_NO_VARIABLE)
+        if not is_scale(dset) or "NAME" not in dset.attrs:
+            return False
+        return str(plain_value(attribute_of(dset, "NAME"))).startswith(_NO_VARIABLE)
 
     def dims(self, dset: Any, path: str) -> tuple[str, ...]:
         if not dset.shape:
@@ -58,7 +60,7 @@ class _NetCDF4Naming(Naming):
             self._unlimited[self.array_name(path)] = tuple(
                 scale if most is None else None for scale, most in zip(scales, dset.maxshape, strict=True)
             )
-        ids = dset.attrs.get("_Netcdf4Coordinates")
+        ids = attribute_of(dset, "_Netcdf4Coordinates") if "_Netcdf4Coordinates" in dset.attrs else None
         if len(scales) > 1 and not any(scales) and ids is not None and len(ids) == len(scales):
             # a coordinate variable of several dimensions is a scale itself, so it can have none attached
             names = self._names_by_id()
@@ -85,7 +87,7 @@ class _NetCDF4Naming(Naming):
             self._dim_names = {}
             for path, node, _ in walk(self.h5, allow_external=False, skipped={}):
                 if isinstance(node, h5py.Dataset) and "_Netcdf4Dimid" in node.attrs and is_scale(node):
-                    self._dim_names[int(node.attrs["_Netcdf4Dimid"])] = posixpath.basename(path)
+                    self._dim_names[int(attribute_of(node, "_Netcdf4Dimid"))] = posixpath.basename(path)
         return self._dim_names
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.errors import CorruptDataError, FieldMismatchError
-from scidata.sources.cf import role_of
+from scidata.sources.cf import array_of, role_of
 from scidata.topologies.base import Cells, Options, fill_values, read_values
 from scidata.types import ArrayLayout, IntArray, Source
 
@@ -60,10 +60,10 @@ def start_of(layout: ArrayLayout) -> int:
     CorruptDataError
         It is no integer.
     """
-    said = np.ravel(np.asarray(layout.attributes.get("start_index", 0))).tolist()
+    said = np.ravel(array_of(layout.attributes.get("start_index", 0))).tolist()
     try:
         start = float(said[0])
-        if start == int(start):
+        if start == int(start) and abs(start) < 2**53:
             return int(start)
     except (ValueError, IndexError, OverflowError, TypeError):
         pass
@@ -237,7 +237,7 @@ def period_of(layouts: list[ArrayLayout], *, on_sphere: bool) -> tuple[float, ..
     if not any("period" in layout.attributes for layout in layouts):
         return None
     columns = layouts[0].shape[1] if len(layouts[0].shape) > 1 else len(layouts)
-    said = [np.ravel(layout.attributes.get("period", 0.0)).tolist() for layout in layouts]
+    said = [np.ravel(array_of(layout.attributes.get("period", 0.0))).tolist() for layout in layouts]
     period = [width for widths in said for width in widths]
     numbers = all(isinstance(width, int | float) and 0 <= width < np.inf for width in period)
     if not numbers or len(period) != columns or on_sphere:

@@ -29,7 +29,10 @@ def text_attributes(source: Source) -> dict[str, Mapping[str, Any]]:
     if source.format not in ("netcdf4", "hdf5"):
         return {}
     found: dict[str, Mapping[str, Any]] = {}
-    with open_h5(source.path) as h5, damage_as_corrupt_data(f"{source.path}: attributes of text variables"):
+    with (
+        open_h5(source.path, guarded=True) as h5,
+        damage_as_corrupt_data(f"{source.path}: attributes of text variables"),
+    ):
         for name in skipped:
             if _is_local(h5, name):
                 found[name] = clean_attributes(h5[name], Naming.hidden_attributes, f"{source.path}: {name!r}")
@@ -42,6 +45,11 @@ def read_names(source: Source, name: str) -> list[str]:
         variable = _variables(source).get(name)
         if variable is None or len(variable.shape) != 2:
             return []
+        if variable.row_nbytes > _MOST_TEXT:
+            raise CorruptDataError(
+                f"{source.path}: field {name!r} has shape {variable.shape}, which is too much for names; the header is "
+                "damaged"
+            )
         raw = files().read(source.path, variable.begin, variable.row_nbytes)
         text = np.frombuffer(raw, "S1").reshape(variable.shape)
     else:

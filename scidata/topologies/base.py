@@ -5,7 +5,9 @@ All of it pickles (sources by path), so that samples can be handed to worker pro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -13,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.bounds import segments_of_slice
-from scidata.errors import ConfigError
+from scidata.errors import ConfigError, CorruptDataError, SciDataError, UnsupportedFormatError
 from scidata.plan import plan_array
 from scidata.read import read_plan
-from scidata.sources.cf import decoding_of
+from scidata.sources.cf import array_of, decoding_of
 from scidata.types import ArrayLayout, IntArray, Source
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "Reader",
     "Topology",
     "base_name",
+    "damage_named",
     "field_of",
     "fill_values",
     "read_values",
@@ -47,6 +50,28 @@ GROUPS: Mapping[str, str] = {
     **dict.fromkeys(("edge", "edges"), "edge"),
 }
 Box = tuple[slice, ...]
+_MAX_CHUNKS = 2**22  # of one array that is read whole: finding each takes some 200 bytes
+
+
+@contextmanager
+def damage_named(path: str) -> Iterator[None]:
+    """Turn what damaged metadata make of the adapters' arithmetic into CorruptDataError.
+
+    They take arrays and attributes as their formats have them; any that has another shape or type ends here.
+    """
+    try:
+        yield
+    except SciDataError:
+        raise
+    except MemoryError as e:
+        raise CorruptDataError(
+            f"{path}: claims more than there is memory for ({e}); it is damaged, or needs a larger machine"
+        ) from e
+    except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as e:
+        raise CorruptDataError(
+            f"{path}: its arrays or attributes are not what its format has ({type(e).__name__}: {e}); it is damaged: "
+            "copy or write it again, or say kind= if it is of another kind"
+        ) from e
 
 
 def base_name(name: str) -> str:
@@ -212,13 +237,23 @@ class ArrayReader:
         """Return the values of a box."""
         layout = self.layout
         selection = tuple(segments_of_slice(s, n) for s, n in zip(box, layout.shape, strict=True))
-        out = np.empty(tuple(sum(s.count for s in dim) for dim in selection), self.dtype)
+        out = _empty(tuple(sum(s.count for s in dim) for dim in selection), self.dtype, layout)
         if out.size == 0:
             return out
         plan = plan_array(layout, selection, None, out_shape=out.shape)
         decoding = decoding_of(layout) if self.decode else None
         read_plan(plan, out, source=self.source, decoding=decoding, allow_missing=self.allow_missing)
         return out
+
+
+def _empty(shape: tuple[int, ...], dtype: np.dtype[Any], layout: ArrayLayout) -> Array:
+    try:
+        return np.empty(shape, dtype)
+    except (MemoryError, ValueError) as e:  # ValueError: more bytes than there are addresses
+        raise UnsupportedFormatError(
+            f"{layout.store}: field {layout.name!r} of shape {layout.shape} claims more than there is memory for "
+            f"({shape} of {dtype} at once); its metadata are damaged, or read it on a larger machine"
+        ) from e
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -359,7 +394,7 @@ def fill_values(source: Source, layout: ArrayLayout) -> list[int | float]:
     coordinate there, not for a gap.
     """
     values = [layout.attributes[key] for key in ("_FillValue", "missing_value") if key in layout.attributes]
-    numbers = [item for value in values for item in np.ravel(np.asarray(value)).tolist()]
+    numbers = [item for value in values for item in np.ravel(array_of(value)).tolist()]
     numbers = [item for item in numbers if isinstance(item, int | float) and item == item]
     return [item for item in numbers if item != 0 or source.format != "zarr2"]
 
@@ -375,6 +410,11 @@ def without_default_fill(source: Source, layout: ArrayLayout) -> ArrayLayout:
 def read_values(source: Source, name: str, options: Options, *, decode: bool = True) -> Array:
     """Read a whole array of the topology, which must be there."""
     layout = source.arrays[name]
+    if math.prod(layout.num_chunks) > _MAX_CHUNKS:
+        raise UnsupportedFormatError(
+            f"{layout.store}: field {name!r} of shape {layout.shape} has {math.prod(layout.num_chunks)} chunks, but of "
+            f"a topology at most {_MAX_CHUNKS} are read; its metadata are damaged, or write it with larger chunks"
+        )
     if decode:
         layout = without_default_fill(source, layout)
     reader = ArrayReader(source=source, layout=layout, decode=decode, allow_missing=options.allow_missing)

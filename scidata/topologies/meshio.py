@@ -24,6 +24,7 @@ from scidata.errors import (
     near_matches,
 )
 from scidata.topologies._arrays import polygon_types
+from scidata.topologies._outside import check_outside
 from scidata.topologies.base import Cells, Geometry, Options, Topology, field_of
 from scidata.types import ArrayLayout, ChunkRefs, IntArray, Source
 
@@ -58,17 +59,20 @@ class MeshioSource:
     Parameters
     ----------
     path
-        A local file. Read at the first use, once per process; a pickle holds the path alone.
+        A local file. Read at the first use, once per process; a pickle holds the path and options alone.
+    allow_external
+        Also read what lies outside the folder of the file (XDMF's data items, external links, included files).
     """
 
     format = "meshio"
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, allow_external: bool = False) -> None:
         self.path = path
+        self.allow_external = allow_external
         self._mesh: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "_mesh": None}
+        return {"path": self.path, "allow_external": self.allow_external, "_mesh": None}
 
     @property
     def mesh(self) -> Any:
@@ -80,9 +84,11 @@ class MeshioSource:
             meshio is not installed.
         UnsupportedFormatError
             It cannot read the file.
+        RefusedError
+            The file leads out of its folder, or declares XML entities.
         """
         if self._mesh is None:
-            self._mesh = _read(self.path)
+            self._mesh = _read(self.path, allow_external=self.allow_external)
         return self._mesh
 
     @property
@@ -173,13 +179,14 @@ def _block(path: str, kind: str, data: Any) -> tuple[IntArray, IntArray, npt.NDA
     return np.full(num_cells, size, np.int64), rows2d.reshape(-1), np.full(num_cells, _CODES[kind], np.uint8)
 
 
-def _read(path: str) -> Any:
+def _read(path: str, *, allow_external: bool) -> Any:
     try:
         meshio: Any = importlib.import_module("meshio")
     except ImportError as e:
         raise MissingDependencyError(
             f"{path}: is no Zarr, HDF5 or NetCDF; other mesh formats need meshio: pip install 'scidata[meshio]'"
         ) from e
+    check_outside(path, allow_external=allow_external)
     if path.lower().endswith(".cgns"):
         _check_cgns(path)
     try:
@@ -225,7 +232,7 @@ def _label(item: Any) -> bytes:
     return label.encode() if isinstance(label, str) else bytes(label)
 
 
-def open_topology(path: str, options: Options) -> MeshioTopology:
+def open_topology(path: str, options: Options, *, allow_external: bool = False) -> MeshioTopology:
     """Describe the mesh of a file; reads all of it.
 
     Raises
@@ -234,12 +241,14 @@ def open_topology(path: str, options: Options) -> MeshioTopology:
         It is not there.
     MissingDependencyError, UnsupportedFormatError
         meshio is not installed, or cannot read the file.
+    RefusedError
+        The file leads out of its folder, and ``allow_external`` is not set; or it declares XML entities.
     """
     if not os.path.exists(path):
         parent = os.path.dirname(path) or "."
         hint = near_matches(os.path.basename(path), os.listdir(parent)) if os.path.isdir(parent) else ""
         raise FileNotFoundError(f"{path}: there is no such file{hint}")
-    source: Source = MeshioSource(path)
+    source: Source = MeshioSource(path, allow_external=allow_external)
     assert isinstance(source, MeshioSource)
     if options.points is not None:
         raise ConfigError(f"{path}: points= names arrays of Zarr, HDF5 and NetCDF; meshio gives the points itself")

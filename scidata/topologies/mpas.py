@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scidata.errors import FieldMismatchError, UnknownNameError
+from scidata.sources.cf import array_of
 from scidata.topologies._arrays import as_indices, cells_of_rows
 from scidata.topologies.base import Geometry, Options, Topology, read_values
 from scidata.types import IntArray, Source
@@ -111,5 +112,15 @@ def _period(source: Source, *, on_sphere: bool) -> tuple[float, ...] | None:
     """Return the periods of a planar mesh that wraps."""
     if on_sphere or not str(source.attributes.get("is_periodic", "NO")).strip().upper().startswith("Y"):
         return None
-    period = tuple(float(np.asarray(source.attributes.get(f"{axis}_period", 0.0)).reshape(-1)[0]) for axis in "xy")
+    period = tuple(_width(source, f"{axis}_period") for axis in "xy")
     return period if any(period) else None
+
+
+def _width(source: Source, name: str) -> float:
+    said = array_of(source.attributes.get(name, 0.0)).reshape(-1)
+    try:
+        return float(said[0])
+    except (IndexError, ValueError, TypeError, OverflowError) as e:
+        raise FieldMismatchError(
+            f"{source.path}: attribute {name} is {source.attributes[name]!r}, but a width was expected"
+        ) from e

@@ -136,7 +136,7 @@ class PlainTopology(Topology):
                 f"volumes; write VTK's codes as cells/types, or give {holder!r} the attribute cell_type, such as "
                 "'tetra'"
             )
-        if said not in _TYPES:
+        if not isinstance(said, str) or said not in _TYPES:
             raise UnknownNameError(
                 f"{where}: field {holder!r} has cell_type {said!r}, which is unknown{near_matches(str(said), _TYPES)}"
             )

@@ -23,7 +23,7 @@ from scidata.errors import (
     UnsupportedFormatError,
     near_matches,
 )
-from scidata.sources.cf import role_of
+from scidata.sources.cf import array_of, role_of
 from scidata.topologies._arrays import (
     as_indices,
     cells_of_rows,
@@ -156,12 +156,13 @@ class UGridTopology(Topology):
 
 def _shape_table(layout: ArrayLayout) -> dict[int, tuple[int, int]]:
     """Return VTK's code and size by flag value, from ``flag_values`` and ``flag_meanings``."""
-    values = np.ravel(np.asarray(layout.attributes.get("flag_values", ())))
+    values = np.ravel(array_of(layout.attributes.get("flag_values", ())))
     if "flag_values" not in layout.attributes and "flag_range" in layout.attributes:
-        low, high = np.ravel(np.asarray(layout.attributes["flag_range"])).tolist()
-        values = np.arange(low, high + 1)
+        ends = np.ravel(array_of(layout.attributes["flag_range"])).tolist()
+        if len(ends) == 2 and all(isinstance(end, int) for end in ends) and ends[1] - ends[0] < 256:
+            values = np.arange(ends[0], ends[1] + 1)
     meanings = str(layout.attributes.get("flag_meanings", "")).lower().split()
-    if len(values) != len(meanings) or not len(values):
+    if len(values) != len(meanings) or not len(values) or values.dtype.kind not in "iu":
         raise FieldMismatchError(
             f"{layout.store}: field {layout.name!r} has {len(values)} flag_values and {len(meanings)} flag_meanings; "
             "as many were expected, such as 'tetrahedron pyramid wedge hexahedron'"
@@ -209,8 +210,9 @@ def _choose(source: Source, meshes: Mapping[str, Mapping[str, Any]], wanted: str
 def _dimension(attributes: Mapping[str, Any]) -> int:
     """Return the topological dimension: as said, else the highest that there is a connectivity for."""
     said = attributes.get("topology_dimension")
-    if said is not None and str(np.asarray(said).reshape(-1)[0]) in ("1", "2", "3"):
-        return int(np.asarray(said).reshape(-1)[0])
+    first = "".join(map(str, array_of(said).reshape(-1)[:1].tolist()))
+    if first in ("1", "2", "3"):
+        return int(first)
     return max((d for d, what in _CELLS.items() if f"{what}_node_connectivity" in attributes), default=2)
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from scidata.errors import CorruptDataError, UnknownNameError, UnsupportedFormatError, near_matches
 from scidata.partition.cells import FOR_POLYHEDRA
-from scidata.sources._hdf5_walk import damage_as_corrupt_data, open_h5
+from scidata.sources._hdf5_walk import attribute_of, damage_as_corrupt_data, open_h5, plain_value
 from scidata.topologies._arrays import as_indices
 from scidata.topologies.base import (
     ArrayReader,
@@ -131,7 +131,13 @@ def open_topology(source: Source, options: Options) -> VTKHDFTopology:
         raise CorruptDataError(f"{source.path}: the three NumberOf… arrays have {[len(c) for c in counts]} pieces")
     steps, pieces = _steps(source, options, counts)
     points, cells, ids = (tuple(c[pieces].tolist()) for c in counts)
-    for what, total, name in (("points", sum(points), "Points"), ("cells", sum(cells), "Types")):
+    num_offsets = sum(cells) + len(cells)  # each piece has one more than cells
+    for what, total, name in (
+        ("points", sum(points), "Points"),
+        ("cells", sum(cells), "Types"),
+        ("connectivity ids", sum(ids), "Connectivity"),
+        ("offsets", num_offsets, "Offsets"),
+    ):
         if arrays[f"{_ROOT}/{name}"].shape[0] < total:
             raise CorruptDataError(
                 f"{source.path}: field '{_ROOT}/{name}' has {arrays[f'{_ROOT}/{name}'].shape[0]} rows, but the pieces "
@@ -156,10 +162,10 @@ def open_topology(source: Source, options: Options) -> VTKHDFTopology:
 
 def _check_type(source: Source) -> None:
     """Read the group's attributes, which sources do not give."""
-    with open_h5(source.path) as h5, damage_as_corrupt_data(f"{source.path}: attributes of {_ROOT}"):
-        kind = h5[_ROOT].attrs.get("Type", b"")
-        version = np.asarray(h5[_ROOT].attrs.get("Version", ())).tolist()
-    name = kind.decode() if isinstance(kind, bytes) else str(kind)
+    with open_h5(source.path, guarded=True) as h5, damage_as_corrupt_data(f"{source.path}: attributes of {_ROOT}"):
+        root = h5[_ROOT]
+        name = plain_value(attribute_of(root, "Type")) if "Type" in root.attrs else ""
+        version = np.asarray(attribute_of(root, "Version") if "Version" in root.attrs else ()).tolist()
     if name != "UnstructuredGrid" or not version:
         raise UnsupportedFormatError(
             f"{source.path}: VTKHDF of type {name!r} and version {version}; only UnstructuredGrid is read: convert it "

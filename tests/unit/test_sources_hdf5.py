@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import dataclasses
 import itertools
 import math
 import os
@@ -663,3 +664,93 @@ def test_the_format_is_found_by_content_not_by_name(tmp_path):
     with h5py.File(tmp_path / "written.bin", "w") as f:
         f.attrs["_NCProperties"] = b"version=2"
     assert open_source(tmp_path / "written.bin").format == "netcdf4"
+
+
+def test_attributes_are_looked_at_before_they_are_read(tmp_path, monkeypatch):
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as f:
+        f.create_dataset("u", data=np.arange(4.0)).attrs["notes"] = np.zeros(1000)
+    assert HDF5Source(path).arrays["u"].attributes["notes"].shape == (1000,)
+    # a dataspace of 2**60 values, as a flipped bit leaves it
+    data = path.read_bytes()
+    at = data.index(struct.pack("<Q", 1000))
+    path.write_bytes(data[:at] + struct.pack("<Q", 1000 + 2**50) + data[at + 8 :])
+    with pytest.raises(CorruptDataError, match=r"a\.h5"):
+        HDF5Source(path).arrays  # noqa: B018
+    path.write_bytes(data)
+    monkeypatch.setattr("scidata.sources._hdf5_walk._MAX_ATTRIBUTE_BYTES", 7999)
+    with pytest.raises(CorruptDataError, match=r"'u': attribute 'notes' claims 8000 bytes, but at most 7999 are read"):
+        HDF5Source(path).arrays  # noqa: B018
+
+
+def test_a_huge_attribute_is_refused(tmp_path):
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w", libver="latest") as f:  # in a heap of its own, where it may have gigabytes
+        f.create_dataset("u", data=np.arange(4.0)).attrs["notes"] = np.zeros(2**26 + 8, np.uint8)
+    with pytest.raises(CorruptDataError, match=r"'u': attribute 'notes' claims 67108872 bytes, but at most 67108864"):
+        HDF5Source(path).arrays  # noqa: B018
+
+
+def test_names_and_text_that_are_not_utf8(tmp_path):
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as f:
+        f["good"] = np.arange(4.0)
+        f["good"].attrs["units"] = "metres"
+        f["good"].attrs["tail_name"] = 1
+        f["good"].attrs["fixed"] = np.bytes_(b"caf_")
+        f["left_out"] = np.arange(4.0)
+        f["folder_x/v"] = np.arange(4.0)
+    data = path.read_bytes()
+    for old, new in [(b"metres", b"m\xfftres"), (b"tail_name", b"tail\xffname"), (b"caf_", b"caf\xe9")]:
+        assert data.count(old) == 1
+        data = data.replace(old, new)
+    data = data.replace(b"left_out", b"left\xffout").replace(b"folder_x", b"folder\xffx")
+    path.write_bytes(data)
+    source = HDF5Source(path)
+    assert list(source.arrays) == ["good"]
+    assert dict(source.arrays["good"].attributes) == {"units": "m\ufffdtres", "fixed": "caf\ufffd"}
+    assert source.skipped == dict.fromkeys([r"'left\udcffout'", r"'folder\udcffx'"], "its name is not UTF-8")
+    with pytest.raises(UnknownNameError) as raised:
+        source.read_box(dataclasses.replace(source.arrays["good"], name="left_out"), (), np.empty(4))
+    str(raised.value).encode()
+
+
+def heaps(data):
+    """Yield the place of the size of each object in each global heap: index, references, reserved, size, bytes."""
+    at = data.find(b"GCOL")
+    while at >= 0:
+        place, end = at + 16, at + int.from_bytes(data[at + 8 : at + 16], "little")
+        while place + 16 <= end:
+            index, nbytes = struct.unpack("<H6xQ", data[place : place + 16])
+            yield index, place + 8
+            place += 16 + -(-nbytes // 8) * 8 if index else nbytes
+        at = data.find(b"GCOL", at + 1)
+
+
+_OPEN = "import sys; from scidata.sources import open_source; print(open_source(sys.argv[1]).arrays)"
+
+
+@pytest.mark.parametrize("damage", ["nothing is free", "wraps to itself", "wraps back"])
+def test_a_damaged_global_heap_does_not_hold_hdf5_for_ever(tmp_path, damage):
+    """h5py never comes back from the first two (HDF5 2.0 does not move on there), so scidata opens them in a child."""
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as f:
+        for i in range(3):
+            f.create_dataset(f"u{i}", data=np.arange(4.0)).attrs["long"] = f"text {i} " * 40
+    assert HDF5Source(path).arrays["u2"].attributes["long"] == "text 2 " * 40
+    data = bytearray(path.read_bytes())
+    objects = list(heaps(data))
+    assert len(objects) == 4  # three texts, and what is free
+    free, (_, first) = next(place for index, place in objects if index == 0), objects[0]
+    place, nbytes = {
+        "nothing is free": (free, 0),
+        "wraps to itself": (first, 2**64 - 16),
+        "wraps back": (objects[1][1], 2**64 - 16 - (objects[1][1] - first)),
+    }[damage]
+    data[place : place + 8] = struct.pack("<Q", nbytes)
+    path.write_bytes(data)
+    command = [sys.executable, "-c", _OPEN, str(path)]
+    child = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert child.returncode == 1
+    assert f"CorruptDataError: {path}: the global heap at byte" in child.stderr
+    assert f"an object of {nbytes} bytes" in child.stderr

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import pickle
 import struct
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -419,14 +422,15 @@ def test_counts_are_checked_before_anything_is_made(tmp_path):
 
 @pytest.mark.parametrize("version", [2, 5])
 def test_large_offsets_are_64_bit(tmp_path, version):
-    """A sparse file of more than 4 GiB, made by moving the last variable there."""
+    """A sparse file of more than 4 GiB, made by moving the variables there."""
     path = tmp_path / "a.nc"
     write_classic(path, version, only_record="f4", num_records=0)
-    begin = next(v.begin for v in read_header(str(path)).variables if v.name == "fixed")
+    begins = {v.name: v.begin for v in read_header(str(path)).variables}
     raw = bytearray(path.read_bytes())
-    where = raw.rindex(struct.pack(">q", begin))
     far = (5 << 30) + 8
-    raw[where : where + 8] = struct.pack(">q", far)
+    for name, begin in (("fixed", far), ("v", far + 8)):
+        where = raw.rindex(struct.pack(">q", begins[name]))
+        raw[where : where + 8] = struct.pack(">q", begin)
     path.write_bytes(raw)
     with path.open("r+b") as f:
         f.seek(far)
@@ -437,6 +441,117 @@ def test_large_offsets_are_64_bit(tmp_path, version):
     os.truncate(path, far + 4)
     with pytest.raises(ShortReadError, match=f"'fixed' ends at byte {far + 5}, but the file has {far + 4}"):
         open_source(path).arrays  # noqa: B018
+
+
+def write_few(path, version, *, records):
+    """Write a file whose header is small, with attributes, text, and so many record variables."""
+    with netCDF4.Dataset(path, "w", format=CLASSIC[version]) as f:
+        f.n = np.array([1, 2], "i2")
+        f.createDimension("t", None)
+        f.createDimension("x", 3)
+        f.createVariable("s", "S1", ("x",))[:] = np.array(list("abc"), "S1")
+        f.createVariable("a", "i2", ("x",))[:] = [1, 2, 3]
+        f.createVariable("b", "f8", ("x", "x"))[:] = np.arange(9.0).reshape(3, 3) / 7
+        for i in range(records):
+            f.createVariable(f"r{i}", "i2", ("t", "x"))[:] = 100 * i + np.arange(12).reshape(4, 3)
+
+
+_FLIPS_READ_BY_C = """
+import json, resource, signal, sys
+import netCDF4
+path, scratch, first, end = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+good = open(path, "rb").read()
+for bit in range(first, end):
+    signal.alarm(5)
+    bad = bytearray(good)
+    bad[bit // 8] ^= 1 << bit % 8
+    open(scratch, "wb").write(bad)
+    found = None
+    try:
+        with netCDF4.Dataset(scratch) as f:
+            f.set_auto_maskandscale(False)
+            numbers = {n: v for n, v in f.variables.items() if v.dtype.kind != "S"}
+            fits = all(v.size * v.dtype.itemsize <= len(good) for v in numbers.values())  # else zeros, by the gigabyte
+            found = {n: [list(v.shape), v.dtype.newbyteorder("=").str, v[...].tobytes().hex() if fits else ""]
+                     for n, v in numbers.items()}
+            f.ncattrs()
+    except Exception:
+        found = None
+    print(json.dumps(found), flush=True)
+"""
+
+
+def flips_read_by_c(path, scratch, num_bits):
+    """Return what netCDF4 gives for each flipped bit: None where it refuses the file, or ends its process over it."""
+    found = []
+    while len(found) < num_bits:
+        arguments = [str(path), str(scratch), str(len(found)), str(num_bits)]
+        child = subprocess.run(  # noqa: PLW1510 - it may crash, which is an answer too
+            [sys.executable, "-c", _FLIPS_READ_BY_C, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        found += [json.loads(line) for line in child.stdout.splitlines()]
+        if child.returncode:
+            found.append(None)
+    return found
+
+
+def read_as_c(path):
+    source = open_source(path)
+    values = {name: assemble(source, name) for name in source.arrays}
+    return {n: [list(v.shape), v.dtype.newbyteorder("=").str, v.astype(v.dtype.newbyteorder("=")).tobytes().hex()]
+            for n, v in values.items()}  # fmt: skip
+
+
+@pytest.mark.parametrize(("version", "records"), [(1, 0), (1, 1), (1, 2), (2, 2), (5, 2)])
+def test_a_flipped_bit_of_the_header_is_refused_where_c_refuses_it(tmp_path, version, records):
+    """Each bit in turn: what netCDF's C library refuses is refused, or read as the whole file is; else both agree."""
+    path, scratch = tmp_path / "a.nc", tmp_path / "s.nc"
+    write_few(path, version, records=records)
+    good, whole = path.read_bytes(), read_as_c(path)
+    num_bits = 8 * min(v.begin for v in read_header(str(path)).variables)
+    wrong, refused = [], 0
+    for bit, of_c in enumerate(flips_read_by_c(path, tmp_path / "c.nc", num_bits)):
+        bad = bytearray(good)
+        bad[bit // 8] ^= 1 << bit % 8
+        scratch.write_bytes(bad)
+        try:
+            found = read_as_c(scratch)
+        except (CorruptDataError, UnsupportedFormatError):
+            refused += 1
+            continue
+        if found != (whole if of_c is None else of_c):
+            wrong.append((bit // 8, bit % 8, of_c is None))
+    assert wrong == []
+    assert refused > num_bits / 4
+
+
+def test_variables_out_of_their_order_are_refused(tmp_path):
+    path = tmp_path / "a.nc"
+    write_few(path, 2, records=2)
+    good = path.read_bytes()
+    begins = {v.name: v.begin for v in read_header(str(path)).variables}
+    for name, begin, message in [
+        ("s", 8, r"'s' begins at byte 8, but the header ends at"),
+        ("b", begins["b"] - 4, r"'b' begins at byte \d+, but variable 'a' before it ends at"),
+        ("r0", begins["b"] + 8, r"'r0' begins at byte \d+, but variable 'b' before it"),
+        ("r1", begins["r1"] + 4, r"the first record of variable 'r1' ends at byte \d+, but the next one of 'r0'"),
+    ]:
+        moved = good.replace(struct.pack(">q", begins[name]), struct.pack(">q", begin))
+        path.write_bytes(moved + bytes(8))  # so that nothing ends beyond the file
+        with pytest.raises(CorruptDataError, match=rf"a\.nc: .*{message}"):
+            read_header(str(path))
+
+
+@pytest.mark.parametrize(("name", "message"), [(b"\xffb", "is not UTF-8"), (b"b\0", "holds a NUL")])
+def test_names_that_are_none_are_refused(tmp_path, name, message):
+    path = tmp_path / "a.nc"
+    write_few(path, 1, records=0)
+    good = path.read_bytes()
+    length = struct.pack(">i", 1)
+    path.write_bytes(good.replace(length + b"b\0\0\0", struct.pack(">i", 2) + name + b"\0\0"))
+    with pytest.raises(CorruptDataError, match=rf"a\.nc: the header's variable name .* {message}"):
+        read_header(str(path))
 
 
 def test_netcdf3_pickles_closes_and_names_mistakes(tmp_path):

@@ -529,6 +529,11 @@ def test_v2_arrays_that_are_left_out(tmp_path):
         {"chunk_key_encoding": {"name": "default", "configuration": {"separator": "../"}}},
         {"chunk_key_encoding": {"name": "hashed"}},
         {"dimension_names": ["x"]},
+        {"dimension_names": ["x", 3]},
+        {"dimension_names": ["x", ["y"]]},
+        {"dimension_names": ["x", "a\0b"]},
+        {"attributes": {"a": functools.reduce(lambda inner, _: [inner], range(100), [1])}},
+        {"codecs": [functools.reduce(lambda inner, _: {"name": "x", "configuration": inner}, range(300), {})]},
         {"data_type": ["f4"]},
         {"fill_value": "x"},
         {"attributes": []},
@@ -631,6 +636,47 @@ def test_truncated_metadata_names_the_file(tmp_path):
         ZarrSource(str(tmp_path)).arrays  # noqa: B018
 
 
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("where", ["value", "name"])
+def test_half_characters_are_refused(tmp_path, version, where):
+    zarr.open_group(tmp_path, mode="w", zarr_format=version).create_array("u", shape=(7, 10), dtype="f4")
+    file = tmp_path / ("u/zarr.json" if version == 3 else "u/.zattrs")
+    whole = {"long_name": "\U0001f30d"}  # which JSON spells with two halves
+    wrong = {"long_name": "\ud83c"} if where == "value" else {"\udf0d": "globe"}
+    for attributes in (whole, wrong):
+        file.write_text("{}") if version == 2 else None
+        edit(file, {"attributes": attributes} if version == 3 else attributes)
+        if attributes is whole:
+            assert ZarrSource(str(tmp_path)).arrays["u"].attributes["long_name"] == "\U0001f30d"
+    with pytest.raises(UnsupportedFormatError, match=f"{file}: not valid JSON in UTF-8"):
+        ZarrSource(str(tmp_path)).arrays  # noqa: B018
+    file.write_bytes(b'{"a": "\xff"}')
+    with pytest.raises(UnsupportedFormatError, match=f"{file}: not valid JSON in UTF-8"):
+        ZarrSource(str(tmp_path)).arrays  # noqa: B018
+
+
+def test_folders_whose_names_are_not_utf8(tmp_path):
+    zarr.open_group(tmp_path, mode="w").create_array("u", shape=(7, 10), dtype="f4")
+    os.mkdir(os.fsencode(tmp_path) + b"/\xff")
+    with pytest.raises(UnsupportedFormatError, match=r"has a folder '\\udcff' whose name is not UTF-8"):
+        ZarrSource(str(tmp_path)).arrays  # noqa: B018
+
+
+@pytest.mark.parametrize("url", [False, True])
+@pytest.mark.parametrize("name", ["zarr.json", "u/zarr.json"])
+def test_metadata_documents_that_are_too_large(tmp_path, url, name):
+    zarr.open_group(tmp_path, mode="w").create_array("u", shape=(7, 10), dtype="f4")
+    os.truncate(tmp_path / name, 2**26 + 1)  # sparse
+    if url:
+        fsspec = pytest.importorskip("fsspec", reason="reads URLs")
+        fsspec.filesystem("memory").put(str(tmp_path), f"/{tmp_path.name}_large", recursive=True)
+    path = f"memory://{tmp_path.name}_large" if url else str(tmp_path)
+    with pytest.raises(
+        UnsupportedFormatError, match=rf"{name}: has 67108865 bytes, but at most 67108864 of one metadata"
+    ):
+        ZarrSource(path).arrays  # noqa: B018
+
+
 def test_no_store(tmp_path):
     with pytest.raises(FileNotFoundError, match="no such store"):
         ZarrSource(str(tmp_path / "absent")).arrays  # noqa: B018
@@ -692,13 +738,19 @@ def test_hostile_shard_index(tmp_path):
         with pytest.raises(ShortReadError, match="chunk 0 of the shard"):
             locate_all(tmp_path / "u")
     meta = tmp_path / "u/zarr.json"
-    edit(
-        meta,
-        {"shape": [2**28, 2**28], "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2**28] * 2}}},
-    )
-    source = ZarrSource(str(tmp_path / "u"))
-    with pytest.raises(ShortReadError, match="alone takes"):  # 288 PB are not allocated first
-        source.locate(source.arrays["u"], np.array([[0, 0]]))
+    # the index is not allocated first: 268 MB of it, and 4 GiB in a (sparse) file that is long enough
+    for side, error, message in [
+        (2**13, ShortReadError, "index of 16777216 chunks alone takes 268435456"),
+        (2**15, UnsupportedFormatError, "a shard of 268435456 chunks, but at most 16777216 are read"),
+    ]:
+        edit(
+            meta, {"shape": [side] * 2, "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [side] * 2}}}
+        )
+        source = ZarrSource(str(tmp_path / "u"))
+        if side > 2**13:
+            os.truncate(shard, 2**33)
+        with pytest.raises(error, match=message):
+            source.locate(source.arrays["u"], np.array([[0, 0]]))
 
 
 def test_chunks_of_impossible_size(tmp_path):

@@ -7,7 +7,14 @@ import h5py
 import numpy as np
 import pytest
 
-from scidata.errors import ConfigError, MissingDependencyError, UnknownNameError, UnsupportedFormatError
+from scidata.errors import (
+    ConfigError,
+    CorruptDataError,
+    MissingDependencyError,
+    RefusedError,
+    UnknownNameError,
+    UnsupportedFormatError,
+)
 from scidata.topology import read_samples
 
 POINTS = np.random.default_rng(0).random((6, 3))
@@ -127,3 +134,166 @@ def test_cgns_that_meshio_would_read_wrongly(tmp_path, meshio, change, message):
         change(file["Base"])
     with pytest.raises(UnsupportedFormatError, match=message):
         read_samples(path)[0]
+
+
+# ------------------------------------------------------------------------------------ what a file leads to, or hides
+
+
+@pytest.fixture
+def xdmf(tmp_path, meshio):
+    """A mesh in XDMF with its arrays in HDF5 beside it, as meshio and FEniCS write them."""
+    folder = tmp_path / "mesh"
+    folder.mkdir()
+    path = folder / "m.xdmf"
+    meshio.Mesh(POINTS, [("tetra", [[0, 1, 2, 3], [2, 3, 4, 5]])], point_data={"u": POINTS[:, 0]}).write(path)
+    return path
+
+
+def edit_text(path, old, new):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_xdmf_with_hdf5_beside_it(xdmf):
+    assert "m.h5:" in xdmf.read_text()
+    sample = pickle.loads(pickle.dumps(read_samples(str(xdmf))))[0]
+    assert np.array_equal(sample.points, POINTS)
+    assert np.array_equal(sample.fields["u"].read(), POINTS[:, 0])
+    (xdmf.parent / "data").mkdir()
+    (xdmf.parent / "m.h5").rename(xdmf.parent / "data" / "m.h5")
+    edit_text(xdmf, "m.h5:", "data/m.h5:")
+    assert np.array_equal(read_samples(str(xdmf))[0].points, POINTS)
+
+
+@pytest.mark.parametrize("way", ["absolute", "..", "link"])
+def test_xdmf_that_leads_out_of_its_folder(xdmf, way):
+    outside = xdmf.parent.parent / "secret.h5"
+    (xdmf.parent / "m.h5").rename(outside)
+    if way == "link":
+        (xdmf.parent / "m.h5").symlink_to(outside)
+    else:
+        edit_text(xdmf, "m.h5:", f"{outside}:" if way == "absolute" else "../secret.h5:")
+    with pytest.raises(RefusedError, match=r"m\.xdmf: names the file .*secret\.h5.*allow_external=True"):
+        read_samples(str(xdmf))[0]
+    assert np.array_equal(read_samples(str(xdmf), allow_external=True)[0].points, POINTS)
+
+
+def test_xdmf_whose_numbers_lie_in_a_binary_file(tmp_path, meshio, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # meshio writes and finds them in the current folder
+    mesh = meshio.Mesh(POINTS, [("tetra", [[0, 1, 2, 3]])])
+    meshio.xdmf.write("m.xdmf", mesh, data_format="Binary")
+    assert np.array_equal(read_samples(str(tmp_path / "m.xdmf"))[0].points, POINTS)
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "m.xdmf").rename(tmp_path / "deep" / "m.xdmf")
+    with pytest.raises(RefusedError, match="out of the folder of the mesh"):
+        read_samples(str(tmp_path / "deep" / "m.xdmf"))[0]
+
+
+@pytest.mark.parametrize("kind", ["link", "virtual", "storage"])
+def test_hdf5_of_xdmf_that_leads_elsewhere(xdmf, kind):
+    inner, outside = xdmf.parent / "m.h5", xdmf.parent.parent / "secret.h5"
+    outside.write_bytes(inner.read_bytes())
+    with h5py.File(inner, "a") as f:
+        name = next(name for name in f if f[name].shape == POINTS.shape)
+        del f[name]
+        if kind == "link":
+            f[name] = h5py.ExternalLink(str(outside), name)
+        elif kind == "virtual":
+            layout = h5py.VirtualLayout(POINTS.shape, "f8")
+            layout[...] = h5py.VirtualSource(str(outside), name, POINTS.shape)
+            f.create_virtual_dataset(name, layout)
+        else:
+            raw = xdmf.parent.parent / "raw"
+            raw.write_bytes(POINTS.tobytes())
+            f.create_dataset(name, POINTS.shape, "f8", external=[(str(raw), 0, POINTS.nbytes)])
+    with pytest.raises(RefusedError, match=r"m\.h5: .*lies in another file .*allow_external=True"):
+        read_samples(str(xdmf))[0]
+    assert np.array_equal(read_samples(str(xdmf), allow_external=True)[0].points, POINTS)
+
+
+def test_med_with_an_external_link(tmp_path, meshio):
+    path, outside = tmp_path / "m.med", tmp_path / "secret.h5"
+    meshio.Mesh(POINTS, [("tetra", [[0, 1, 2, 3]])]).write(path)
+    assert read_samples(str(path))[0].sizes["cell"] == 1
+    outside.write_bytes(path.read_bytes())
+    with h5py.File(path, "a") as f:
+        del f["ENS_MAA"]
+        f["ENS_MAA"] = h5py.ExternalLink(str(outside), "ENS_MAA")
+    with pytest.raises(RefusedError, match=r"m\.med: 'ENS_MAA' lies in another file"):
+        read_samples(str(path))[0]
+    assert read_samples(str(path), allow_external=True)[0].sizes["cell"] == 1
+
+
+def test_hdf5_of_xdmf_that_claims_what_it_does_not_hold(xdmf):
+    with h5py.File(xdmf.parent / "m.h5", "a") as f:
+        name = next(name for name in f if f[name].shape == POINTS.shape)
+        del f[name]
+        f.create_dataset(name, (2**40, 3), "f8", chunks=(1024, 3))
+    with pytest.raises(UnsupportedFormatError, match=r"m\.h5: .*claims 26388279066624 bytes, but 0 are stored"):
+        read_samples(str(xdmf))[0]
+
+
+LAUGHS = '<!DOCTYPE x [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;&a;">]>\n'
+FOREIGN = '<!DOCTYPE x [<!ENTITY a SYSTEM "/etc/hostname">]>\n'
+
+
+@pytest.mark.parametrize("suffix", ["xdmf", "vtu", "xml"])
+@pytest.mark.parametrize("declared", [LAUGHS, FOREIGN])
+def test_xml_entities_are_refused(tmp_path, meshio, suffix, declared):
+    path = tmp_path / f"m.{suffix}"
+    meshio.Mesh(POINTS, [("tetra", [[0, 1, 2, 3]])]).write(path)
+    assert read_samples(str(path))[0].sizes["cell"] == 1
+    head, _, rest = path.read_text().partition("?>\n") if path.read_text().startswith("<?xml") else ("", "", "")
+    path.write_text(f"{head}?>\n{declared}{rest}" if head else declared + path.read_text())
+    with pytest.raises(RefusedError, match=rf"m\.{suffix}: declares the XML entity 'a'"):
+        read_samples(str(path))[0]
+
+
+def test_the_document_type_that_xdmf_writers_name(xdmf):
+    xdmf.write_text('<?xml version="1.0"?>\n<!DOCTYPE Xdmf SYSTEM "Xdmf.dtd" []>\n' + xdmf.read_text())
+    assert np.array_equal(read_samples(str(xdmf))[0].points, POINTS)
+
+
+def test_xml_that_is_too_large(xdmf, monkeypatch):
+    monkeypatch.setattr("scidata.topologies._outside._MAX_XML_BYTES", 100)
+    with pytest.raises(UnsupportedFormatError, match=r"m\.xdmf: has \d+ bytes, but at most 100 of XML"):
+        read_samples(str(xdmf))[0]
+
+
+def test_xml_that_is_cut(xdmf):
+    xdmf.write_bytes(xdmf.read_bytes()[:-20])
+    with pytest.raises(CorruptDataError, match=r"m\.xdmf: is not well-formed XML"):
+        read_samples(str(xdmf))[0]
+
+
+ABAQUS = "*NODE\n1, 0.,0.,0.\n2, 1.,0.,0.\n3, 0.,1.,0.\n4, 0.,0.,1.\n*ELEMENT, TYPE=C3D4\n1, 1,2,3,4\n"
+
+
+def test_abaqus_includes(tmp_path, meshio):
+    folder = tmp_path / "mesh"
+    folder.mkdir()
+    path = folder / "m.inp"
+    (folder / "part.inp").write_text(ABAQUS)
+    path.write_text("*INCLUDE, INPUT=part.inp\n")
+    assert read_samples(str(path))[0].sizes["cell"] == 1
+    (folder / "part.inp").rename(tmp_path / "part.inp")
+    for name in ("../part.inp", str(tmp_path / "part.inp")):
+        path.write_text(f"*include, input={name}\n")
+        with pytest.raises(RefusedError, match=r"m\.inp: names the file .*part\.inp"):
+            read_samples(str(path))[0]
+        assert read_samples(str(path), allow_external=True)[0].sizes["cell"] == 1
+    path.write_text("*INCLUDE, INPUT=m.inp\n")
+    with pytest.raises(RefusedError, match=r"includes 'm\.inp' twice, or in a circle"):
+        read_samples(str(path))[0]
+
+
+def test_tetgen_whose_other_file_is_a_link_out(tmp_path, meshio):
+    folder = tmp_path / "mesh"
+    folder.mkdir()
+    meshio.Mesh(POINTS, [("tetra", [[0, 1, 2, 3]])]).write(folder / "m.node")
+    assert read_samples(str(folder / "m.node"))[0].sizes["cell"] == 1
+    (folder / "m.ele").rename(tmp_path / "m.ele")
+    (folder / "m.ele").symlink_to(tmp_path / "m.ele")
+    with pytest.raises(RefusedError, match=r"m\.node: names the file 'm\.ele'"):
+        read_samples(str(folder / "m.node"))[0]

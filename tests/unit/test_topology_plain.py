@@ -11,6 +11,7 @@ from scidata.errors import (
     ConfigError,
     CorruptDataError,
     FieldMismatchError,
+    SciDataError,
     UnknownNameError,
     UnsupportedFormatError,
 )
@@ -370,3 +371,44 @@ def test_a_mesh_with_edges_of_its_own(tmp_path):
     assert np.array_equal(sample.edge_index, PAIRS)
     assert sample.fields["w"].entity == "edge"
     assert read_samples(path, kind="graph")[0].kind == "graph"
+
+
+@pytest.mark.parametrize(
+    ("array", "attribute", "value"),
+    [
+        ("cells", "cell_type", [[]]),
+        ("cells", "cell_type", {"a": 1}),
+        ("cells", "start_index", [[1], [2, 3]]),
+        ("cells", "start_index", 2**63),
+        ("cells", "start_index", 2**70),
+        ("points", "period", [[1.0], [2.0, 3.0]]),
+        ("u", "scale_factor", [[1], [2, 3]]),
+    ],
+    ids=str,
+)
+def test_odd_attributes_are_named(tmp_path, array, attribute, value):
+    group = zarr.open_group(tmp_path / "m.zarr", mode="w")
+    arrays = {
+        "points": np.random.default_rng(0).random((4, 3)),
+        "cells": np.array([[0, 1, 2], [1, 2, 3]]),
+        "u": POINT_U,
+    }
+    for name, values in arrays.items():
+        made = group.create_array(name, shape=values.shape, dtype=values.dtype, config={"write_empty_chunks": True})
+        made[...] = values
+    assert np.array_equal(read_samples(str(tmp_path / "m.zarr"))[0].fields["u"].read(), POINT_U)
+    group[array].attrs[attribute] = value
+    with pytest.raises(SciDataError, match=r"m\.zarr"):
+        read_samples(str(tmp_path / "m.zarr"))[0]
+
+
+POINT_U = np.array([1.0, 2.0, 3.0, 4.0])
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (2**60, 3), (2**45, 3)], ids=str)
+def test_arrays_of_another_shape_than_the_layouts(tmp_path, shape):
+    group = zarr.open_group(tmp_path / "m.zarr", mode="w")
+    group.create_array("points", shape=shape, dtype="f8", chunks=tuple(min(n, 2**20) for n in shape))
+    group.create_array("cells", shape=(2, 3), dtype="i8")[...] = [[0, 1, 2], [1, 2, 3]]
+    with pytest.raises(SciDataError, match=r"m\.zarr"):
+        read_samples(str(tmp_path / "m.zarr"), points="points")[0]

@@ -158,3 +158,30 @@ def test_what_is_wrong_is_named(tmp_path, options, error, message):
     path, _ = write(tmp_path / "m.vtkhdf", **options)
     with pytest.raises(error, match=r"m\.vtkhdf.*" + message):
         read_samples(path)[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("NumberOfPoints", "Points"),
+        ("NumberOfCells", "Types"),
+        ("NumberOfConnectivityIds", "Connectivity"),
+    ],
+)
+def test_counts_are_checked_before_anything_is_made(tmp_path, name, what):
+    def claim(root):
+        root[name][1] = 2**50
+
+    path, _ = write(tmp_path / "a.vtkhdf", change=claim)
+    with pytest.raises(CorruptDataError, match=rf"field 'VTKHDF/{what}' has \d+ rows, but the pieces have 11258999"):
+        read_samples(path).header(0)
+
+
+def test_a_type_that_is_no_text(tmp_path):
+    def bad(root):
+        root.attrs["Type"] = np.bytes_(b"Unstructured\xffGrid")
+
+    path, _ = write(tmp_path / "a.vtkhdf", change=bad)
+    with pytest.raises(UnsupportedFormatError, match="VTKHDF of type 'Unstructured\ufffdGrid'") as raised:
+        read_samples(path).header(0)
+    str(raised.value).encode()

@@ -399,6 +399,15 @@ def _manifest(data: dict[str, Any], where: str) -> Manifest:
     return manifest
 
 
+def _check_beside(first: SampleInfo, sample: SampleInfo, where: str) -> None:
+    """Check that figures and corners of two samples can be summed up."""
+    entry = Entry({"statistics": sample.statistics, "bbox": sample.bbox}, where, "", optional=None)
+    if sample.statistics.keys() != first.statistics.keys():
+        entry.wrong("statistics", "figures of the same fields as of the first sample")
+    if first.bbox is not None and sample.bbox is not None and len(sample.bbox[0]) != len(first.bbox[0]):
+        entry.wrong("bbox", "corners of as many coordinates as those of the first sample")
+
+
 def _check_sums(entry: Entry, manifest: Manifest) -> None:
     """Check what is cheap to check of the sums over samples; :func:`scidata.store.verify` makes them again."""
     first = manifest.samples[0]
@@ -416,13 +425,7 @@ def _check_sums(entry: Entry, manifest: Manifest) -> None:
             )
         seen.add(sample.index)
         check_alike(first, sample, entry.where)
-        one = Entry(
-            {"statistics": sample.statistics, "bbox": sample.bbox}, f"{entry.where}: sample {number}", "", optional=None
-        )
-        if sample.statistics.keys() != first.statistics.keys():
-            one.wrong("statistics", "figures of the same fields as of the sample before")
-        if None not in (sample.bbox, first.bbox) and len(sample.bbox[0]) != len(first.bbox[0]):
-            one.wrong("bbox", "corners of as many coordinates as those of the first sample")
+        _check_beside(first, sample, f"{entry.where}: sample {number}")
     if manifest.fields != first.fields:
         entry.wrong("fields", "those of the samples")
     if manifest.statistics.keys() != first.statistics.keys():

@@ -49,7 +49,7 @@ def write_shard(
         for i, (number, piece) in enumerate(_chunks(values, chunk, grid)):
             data = piece.reshape(-1).view(np.uint8)
             index[number] = at, data.size + 4
-            sums[i] = crc32c(data)
+            sums[i] = crc32c(data.data)
             at += file.write(data.data) + file.write(int(sums[i]).to_bytes(4, "little"))
         table = index.tobytes()
         file.write(table + crc32c(table).to_bytes(4, "little"))

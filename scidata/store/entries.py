@@ -8,12 +8,17 @@ from typing import Any, NoReturn, TypeVar
 
 from scidata.errors import CorruptDataError
 
-__all__ = ["MOST", "Entry", "is_count", "is_number", "shown"]
+__all__ = ["MOST", "Entry", "damaged", "is_count", "is_number", "shown"]
 
 MOST = 2**63 - 1  # rows, offsets and sizes are int64
 _DEEPEST = 32  # of attributes and settings inside each other
 
 T = TypeVar("T")
+
+
+def damaged(where: str, problem: str) -> CorruptDataError:
+    """Return the error that says what is wrong where."""
+    return CorruptDataError(f"{where}: {problem}; it is damaged: copy the store again, or write it again")
 
 
 class Entry:
@@ -53,16 +58,10 @@ class Entry:
     def fail(self, key: str, problem: str) -> NoReturn:
         """Say what is wrong with a key."""
         path = f"{self.key}[{ascii(key)[:80]}]" if self.key else ascii(key)[:80]
-        raise CorruptDataError(
-            f"{self.where}: {path} {problem}; it is damaged: copy the store again, or write it again"
-        )
+        raise damaged(self.where, f"{path} {problem}")
 
     def _fail_whole(self, expected: str, found: Any) -> NoReturn:
-        path = self.key or "it"
-        raise CorruptDataError(
-            f"{self.where}: {path} is {shown(found)}, but {expected} was expected; it is damaged: copy the store "
-            "again, or write it again"
-        )
+        raise damaged(self.where, f"{self.key or 'it'} is {shown(found)}, but {expected} was expected")
 
     def wrong(self, key: str, expected: str) -> NoReturn:
         """Say that a key has another value than was expected."""
@@ -135,7 +134,7 @@ class Entry:
         value = self.data[key]
         if not isinstance(value, dict):
             self.wrong(key, "a JSON object")
-        return {name: read(item, self.where, f"{key}[{ascii(name)[:80]}]") for name, item in value.items()}
+        return {name: read(item, self.where, f"{key!r}[{ascii(name)[:80]}]") for name, item in value.items()}
 
 
 def shown(value: Any) -> str:

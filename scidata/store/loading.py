@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from scidata.errors import CorruptDataError, RefusedError
-from scidata.store.entries import MOST, Entry, is_count, is_number, shown
+from scidata.store.entries import MOST, Entry, damaged, is_count, is_number, shown
 from scidata.store.manifest import (
     CHECKSUMS,
     SCHEMA_VERSION,
@@ -122,7 +122,7 @@ def _period(entry: Entry) -> tuple[float, ...] | None:
 
 def _count(value: Any, where: str, key: str) -> int:
     if not is_count(value):
-        Entry({"": value}, where, key, optional=None).fail("", f"is {shown(value)}, but a number of rows was expected")
+        raise damaged(where, f"{key} is {shown(value)}, but a number of rows was expected")
     return int(value)
 
 
@@ -419,10 +419,7 @@ def _check_sums(entry: Entry, manifest: Manifest) -> None:
     seen: set[int] = set()
     for number, sample in enumerate(manifest.samples):
         if sample.index in seen:
-            raise CorruptDataError(
-                f"{entry.where}: sample {number}: 'index' is {sample.index}, as of a sample before; it is damaged: "
-                "copy the store again, or write it again"
-            )
+            raise damaged(f"{entry.where}: sample {number}", f"'index' is {sample.index}, as of a sample before")
         seen.add(sample.index)
         check_alike(first, sample, entry.where)
         _check_beside(first, sample, f"{entry.where}: sample {number}")

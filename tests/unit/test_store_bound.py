@@ -125,7 +125,7 @@ def test_is_found_when_it_is_read(store: Path, what: str) -> None:
     "options",
     [
         {"subsample": {"node": 500}},
-        {"subsample": {"node": 500}, "subsample_block": "chunk"},
+        {"subsample": {"node": 2500}, "subsample_block": "chunk"},
         {"weights": "u"},
         {"dtype": torch.float64},
         {"fields": ["u", "history"], "steps": (0, 1)},

@@ -16,7 +16,7 @@ from scidata.series import expand_paths
 from scidata.store import MANIFEST, output, read_sample_info, verify_sample, write_manifest
 from scidata.store.inputs import difference
 from scidata.store.jobs import run_jobs
-from scidata.store.manifest import Manifest, SampleInfo
+from scidata.store.manifest import SCHEMA_VERSION, Manifest, SampleInfo
 from scidata.store.ordered import OrderOptions
 from scidata.store.output import Part
 from scidata.store.treatments import TREATMENTS, treat_alike
@@ -276,9 +276,12 @@ def _check_origin(task: Task, out: str, info: SampleInfo) -> None:
 def _difference(info: SampleInfo, task: Task) -> str:
     now = json.loads(json.dumps(task.settings))
     alike = treat_alike(info.settings, now)
-    for name, value in info.settings.items():
-        if now.get(name) != value and not (alike and name in TREATMENTS):
-            return f"{name} was {value!r}, now {now.get(name)!r}"
+    if info.version != SCHEMA_VERSION:
+        return f"it is of the store's schema version {info.version}, now {SCHEMA_VERSION}"
+    for name, value in now.items():
+        before = info.settings.get(name)
+        if before != value and not (alike and name in TREATMENTS):
+            return f"{name} was {before!r}, now {value!r}"
     if info.num_samples != len(task.samples):
         return f"there were {info.num_samples} samples, now {len(task.samples)}"
     before = [found.name for found in info.inputs]

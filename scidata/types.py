@@ -187,6 +187,9 @@ class ChunkRefs:
     skipped_codecs
         ``(num,)`` uint32 bit mask: bit ``i`` set means ``layout.codecs[i]`` was not applied to this chunk (HDF5's
         filter mask). None where no chunk skips any.
+    checksums
+        ``(num,)`` uint32: the crc32c that was recorded of each chunk apart from the file that holds it, so that a
+        chunk in another's place is found. Only of chunks whose one codec is a crc32c at their end; None: not known.
     """
 
     paths: tuple[str, ...]
@@ -194,6 +197,7 @@ class ChunkRefs:
     offset: IntArray
     nbytes: IntArray
     skipped_codecs: npt.NDArray[np.uint32] | None = None
+    checksums: npt.NDArray[np.uint32] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -77,13 +77,14 @@ def inputs_to_json(
     """Return what :func:`scidata.plan.plan_array` was given. The layout's attributes decide nothing: left out."""
     places = None
     if refs is not None:
-        skipped = refs.skipped_codecs
+        skipped, sums = refs.skipped_codecs, refs.checksums
         places = {
             "paths": list(refs.paths),
             "path_index": refs.path_index.tolist(),
             "offset": refs.offset.tolist(),
             "nbytes": refs.nbytes.tolist(),
             "skipped_codecs": None if skipped is None else skipped.tolist(),
+            "checksums": None if sums is None else sums.tolist(),
         }
     return {
         "layout": _layout_to_json(layout),
@@ -104,12 +105,13 @@ def inputs_from_json(
     places = value["refs"]
     refs = None
     if places is not None:
-        skipped = places["skipped_codecs"]
+        skipped, sums = places["skipped_codecs"], places.get("checksums")
         refs = ChunkRefs(
             paths=tuple(places["paths"]),
             path_index=np.array(places["path_index"], np.int64),
             offset=np.array(places["offset"], np.int64),
             nbytes=np.array(places["nbytes"], np.int64),
             skipped_codecs=None if skipped is None else np.array(skipped, np.uint32),
+            checksums=None if sums is None else np.array(sums, np.uint32),
         )
     return _layout_from_json(value["layout"]), selection, refs, tuple(value["out_shape"])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from scidata._files import files, is_url
-from scidata.errors import CorruptDataError
+from scidata.errors import ChecksumError, CorruptDataError
 from scidata.plan.spans import Reads, dest_strides
 from scidata.plan.tables import EncodedChunks
 from scidata.read import blosc
@@ -80,6 +80,7 @@ class EncodedRun:
         self._bounds, self._offset, self._nbytes = bounds.tolist(), reads.offset.tolist(), reads.nbytes.tolist()
         begin = refs.offset[rows] - reads.offset.repeat(bounds[1:] - bounds[:-1])
         self._begin, self._end = begin.tolist(), (begin + refs.nbytes[rows]).tolist()
+        self._sums: list[int] | None = None if refs.checksums is None else refs.checksums[rows].tolist()
         place = begin if self._in_place else None  # of each chunk in the bytes read, where it is copied from there
         key = ("encoded", *context.kind, None if place is None else place.tobytes())
         self._tables = context.plan.pattern.memo.get(key, lambda: self._make_tables(place))
@@ -204,7 +205,8 @@ class EncodedRun:
             context.fetch(self._reads, row, buffers, self._chunk_of)
         now = tally.mark(READ, now, at)
         decoded = 0
-        for i, body, stored in zip(items, bodies, sums.view("<u4").tolist(), strict=True):
+        found = sums.view("<u4").tolist()
+        for i, body, stored in zip(items, bodies, found, strict=True):
             try:
                 check_crc32c(body, stored)
             except CorruptDataError as e:
@@ -212,11 +214,24 @@ class EncodedRun:
             decoded += len(body)
             if tables.direct[i]:
                 context.finish(tables.dest[i], tables.dest[i] + len(body), scratch)
+        if self._sums is not None and found != self._sums[items.start : items.stop]:  # sound, but not these chunks
+            self._raise_exchanged(items, found)
         now = tally.mark(DECODE, now, decoded)
         tally.decoded += decoded
         if tables.copies is not None:
             context.copy(tables.copies, row, values, scratch)
             tally.mark(COPY, now, decoded)
+
+    def _raise_exchanged(self, items: range, found: list[int]) -> NoReturn:
+        assert self._sums is not None
+        i, stored = next((i, stored) for i, stored in zip(items, found, strict=True) if stored != self._sums[i])
+        raise self._named(
+            i,
+            ChecksumError(
+                f"carries the crc32c checksum {stored:#010x}, but {self._sums[i]:#010x} was recorded for it: the bytes "
+                "of another chunk, array or sample lie in its place"
+            ),
+        )
 
     def _make_box_source(self) -> IntArray:
         plan, (strides, _) = self._context.plan, self._context.box_strides

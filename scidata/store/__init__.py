@@ -15,17 +15,30 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata._files import Url, files, is_url, url_of
-from scidata.errors import ConfigError, CorruptDataError, SciDataError, UnsupportedFormatError
+from scidata.errors import (
+    ConfigError,
+    CorruptDataError,
+    FieldMismatchError,
+    RefusedError,
+    SciDataError,
+    UnsupportedFormatError,
+)
 from scidata.sources.zarr import ZarrSource
 from scidata.store.checking import Fault, FaultFound, check_sample, read_rows
+from scidata.store.checksums import KEPT_BYTES, Checksums, SampleSource
+from scidata.store.documents import ATTRIBUTE, check_files
 from scidata.store.durable import write_text
-from scidata.store.manifest import Manifest, SampleInfo, dump_json, load_manifest, load_sample, make_manifest, sealed
-from scidata.store.write import ATTRIBUTE, BLOCK_ROWS, folder_of
+from scidata.store.kept import Kept
+from scidata.store.loading import load_manifest, load_sample
+from scidata.store.manifest import Manifest, SampleInfo, dump_json, make_manifest, sealed
+from scidata.store.places import check_documents, check_inside, folder_of, join
+from scidata.store.write import BLOCK_ROWS
 from scidata.types import ArrayLayout
 
 __all__ = [
     "BLOCK_ROWS",
     "MANIFEST",
+    "MAX_MANIFEST_BYTES",
     "Fault",
     "Store",
     "is_store",
@@ -37,17 +50,15 @@ __all__ = [
 ]
 
 MANIFEST = "manifest.json"
-
-
-def _join(store: str, name: str) -> str:
-    path = url_of(store)
-    return path.at(name) if isinstance(path, Url) else os.path.join(os.path.expanduser(path), name)
+#: Of the manifest; a sample takes some KB in it, so that this is room for a hundred thousand. Python takes about ten
+#: times as much memory to read it.
+MAX_MANIFEST_BYTES = 512 << 20
 
 
 def is_store(path: str | os.PathLike[str]) -> bool:
     """Say whether ``path`` is a finished scidata store: a folder or URL with a manifest."""
     try:
-        return files().size(_join(os.fspath(path), MANIFEST)) > 0
+        return files().size(join(os.fspath(path), MANIFEST)) > 0
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return False
     except OSError as e:
@@ -70,7 +81,8 @@ class Store:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = url_of(os.path.expanduser(os.fspath(path)))
         self.manifest = _read_manifest(self.path)
-        self._sources: dict[int, ZarrSource] = {}
+        self._sources: dict[int, SampleSource] = {}
+        self._checksums: Kept[Checksums] = Kept(KEPT_BYTES)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path}
@@ -97,12 +109,18 @@ class Store:
         return self.manifest.samples[index]
 
     def source(self, index: int) -> ZarrSource:
-        """Return the Zarr source of a sample, the same one at each call."""
+        """Return the Zarr source of a sample, the same one at each call.
+
+        Raises
+        ------
+        RefusedError
+            Its folder is a link out of the store.
+        """
         info = self.sample(index)
         source = self._sources.get(index)
         if source is None:
-            names = list(info.arrays) if isinstance(self.path, Url) else None  # listing folders takes round trips
-            source = self._sources.setdefault(index, ZarrSource(_join(self.path, info.folder), names=names))
+            names = list(info.arrays)  # listing folders takes time, and round trips
+            source = self._sources.setdefault(index, _sample_source(self.path, info, self._checksums, names))
         return source
 
     def array(self, index: int, path: str) -> ArrayLayout:
@@ -132,6 +150,13 @@ class Store:
     def close(self) -> None:
         """Close the samples' sources; the next use opens them again."""
         self._sources.clear()
+        self._checksums = Kept(KEPT_BYTES)
+
+
+def _sample_source(store: str, info: SampleInfo, kept: Kept[Checksums], names: list[str] | None) -> SampleSource:
+    folder = join(store, info.folder)
+    check_inside(store, folder)
+    return SampleSource(folder, store=store, info=info, kept=kept, names=names)
 
 
 def open_store(path: str | os.PathLike[str]) -> Store:
@@ -143,10 +168,13 @@ def open_store(path: str | os.PathLike[str]) -> Store:
         The folder has no manifest: it is no store, or its writing was interrupted.
     CorruptDataError
         The manifest does not match its own digest, or a sample's folder is not there.
+    RefusedError
+        The manifest is larger than ``MAX_MANIFEST_BYTES``, or it or a link leads out of the store.
     """
     store = Store(path)
     if not is_url(store.path):
         for info in store.manifest.samples:
+            check_inside(store.path, os.path.join(store.path, info.folder))
             if not os.path.isfile(os.path.join(store.path, info.folder, "zarr.json")):
                 raise CorruptDataError(
                     f"{store.path}: sample {info.index} ({info.name}) is in the manifest, but {info.folder} is not "
@@ -156,7 +184,7 @@ def open_store(path: str | os.PathLike[str]) -> Store:
 
 
 def _read_manifest(path: str) -> Manifest:
-    where = _join(path, MANIFEST)
+    where = join(path, MANIFEST)
     if not is_store(path):
         begun = not is_url(path) and os.path.isdir(path) and any(map(_is_part, os.listdir(path)))
         if begun:
@@ -167,15 +195,21 @@ def _read_manifest(path: str) -> Manifest:
         if not is_url(path) and not os.path.exists(path):
             raise FileNotFoundError(errno.ENOENT, "there is no such store", path)
         raise UnsupportedFormatError(f"{path}: is no scidata store: it has no {MANIFEST}; make one: scidata partition")
+    return load_manifest(_manifest_bytes(path), where)
+
+
+def _manifest_bytes(path: str) -> bytes:
+    where = join(path, MANIFEST)
+    check_inside(path, where)
+    if (size := files().size(where)) > MAX_MANIFEST_BYTES:
+        raise RefusedError(
+            f"{where}: takes {size} bytes, and no more than {MAX_MANIFEST_BYTES} are read (scidata.store."
+            "MAX_MANIFEST_BYTES); it is damaged, or made to fill the memory: copy the store again, or split it"
+        )
     if is_url(path):
-        text = bytes(files().read(where, 0, files().size(where)))
-    else:  # not through the cache of open files: it may hold the manifest of a store that was here before
-        with open(where, "rb") as file:
-            text = file.read()
-    try:
-        return load_manifest(text.decode(), where)
-    except UnicodeDecodeError as e:
-        raise CorruptDataError(f"{where}: is not UTF-8; it is damaged: write the store again") from e
+        return bytes(files().read(where, 0, size))
+    with open(where, "rb") as file:  # not through the cache of open files: it may hold that of a store before
+        return file.read(MAX_MANIFEST_BYTES)
 
 
 def _is_part(name: str) -> bool:
@@ -190,7 +224,10 @@ def read_sample_info(store: str, index: int) -> SampleInfo:
     CorruptDataError
         It is damaged, or another store's.
     """
-    folder = _join(store, folder_of(index))
+    folder = join(store, folder_of(index))
+    check_inside(store, folder)
+    if not isinstance(folder, Url):
+        check_documents(folder, ())
     try:
         attributes = ZarrSource(folder, names=() if isinstance(folder, Url) else None).attributes  # lists no folder
     except SciDataError as e:
@@ -219,10 +256,25 @@ def verify_sample(store: str, index: int) -> SampleInfo:
     files().close()  # read what is there now
     info = read_sample_info(store, index)
     try:
-        check_sample(ZarrSource(_join(store, info.folder)), info, store)
+        _check_sample(store, info)
     except FaultFound as e:
         raise CorruptDataError(str(e.fault)) from e
     return info
+
+
+def _check_sample(store: str, info: SampleInfo) -> None:
+    """Check a sample's values, and what else there is in its files.
+
+    Raises
+    ------
+    FaultFound, SciDataError, OSError
+        The first fault.
+    """
+    names = list(info.arrays) if is_url(store) else None  # else all that there are
+    source = _sample_source(store, info, Kept(KEPT_BYTES), names)
+    check_sample(source, info, store)
+    if info.version > 1 and not is_url(store):
+        check_files(source, info, os.path.join(store, info.folder))
 
 
 def verify(path: str | os.PathLike[str], *, tick: Callable[[], None] | None = None) -> Fault | None:
@@ -230,7 +282,8 @@ def verify(path: str | os.PathLike[str], *, tick: Callable[[], None] | None = No
 
     Checked: checksums and digests of all arrays; ``original_id`` is a permutation; edges are grouped by destination,
     sorted, in range; cells have their nodes, in range, and lie with their owners; blocks hold their points; prefix
-    sums do not decrease; samples say what the manifest says.
+    sums do not decrease; samples say what the manifest says. Of local stores (of schema version 2 on) also that no
+    byte of any file is another than was written, and that there is no other file.
 
     Parameters
     ----------
@@ -247,18 +300,17 @@ def verify(path: str | os.PathLike[str], *, tick: Callable[[], None] | None = No
     try:
         store = open_store(name)
         _check_sums(store)
-    except CorruptDataError as e:
+    except (CorruptDataError, FieldMismatchError, RefusedError) as e:
         return Fault(store=name, sample=None, array=MANIFEST, row=None, message=str(e))
     for info in store.manifest.samples:
         try:
             if sealed(read_sample_info(name, info.index)) != sealed(info):
                 raise CorruptDataError("the sample's own description is not the manifest's; two stores were mixed")
-            check_sample(store.source(info.index), info, name)
+            _check_sample(name, info)
         except FaultFound as e:
             return e.fault
         except (SciDataError, OSError) as e:
             return Fault(store=name, sample=info.index, array=None, row=None, message=str(e))
-        store.close()
         if tick is not None:
             tick()
     return None
@@ -266,5 +318,23 @@ def verify(path: str | os.PathLike[str], *, tick: Callable[[], None] | None = No
 
 def _check_sums(store: Store) -> None:
     made = dump_json(sealed(make_manifest(store.manifest.samples, store.path)))
+    if store.manifest.version > 1 and made.encode() == _manifest_bytes(store.path):
+        _check_top(store)
+        return
     if made != dump_json(sealed(store.manifest)):
         raise CorruptDataError(f"{store.path}: the manifest's sums are not those of its samples; write the store again")
+    if store.manifest.version > 1:
+        raise CorruptDataError(
+            f"{join(store.path, MANIFEST)}: says what it should, but not in the bytes that scidata wrote; it was edited"
+        )
+
+
+def _check_top(store: Store) -> None:
+    """Check that a local store's folder holds its samples and its manifest alone; empty locks are no bytes of it."""
+    if is_url(store.path):
+        return
+    known = {MANIFEST, *(info.folder for info in store.manifest.samples)}
+    for name in sorted(os.listdir(store.path)):
+        path = os.path.join(store.path, name)
+        if name not in known and not (name.startswith(".lock") and os.path.isfile(path) and not os.path.getsize(path)):
+            raise CorruptDataError(f"{path}: is no part of the store: remove it")

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.store.manifest import ArrayInfo, RunningStatistics
-from scidata.store.shards import write_shard
+from scidata.store.shards import chunks_held, write_shard
 from scidata.types import IntArray
 
 __all__ = ["CHUNK_ROWS", "ArrayDigest", "Reordered", "blocks_of", "stored_dtype", "write_array"]
@@ -94,6 +94,7 @@ def write_array(
     chunk_rows: int = CHUNK_ROWS,
     statistics: RunningStatistics | None = None,
     tick: Callable[[int], None] | None = None,
+    checksums: dict[str, npt.NDArray[np.uint32]] | None = None,
 ) -> ArrayInfo:
     """Write one array of a sample, shard by shard.
 
@@ -107,6 +108,8 @@ def write_array(
         Takes in every block.
     tick
         Called after every shard with its size.
+    checksums
+        Gets, by ``path``, the crc32c of each chunk by its place in the grid of chunks.
     """
     from zarr.codecs import Crc32cCodec
 
@@ -126,16 +129,20 @@ def write_array(
     )
     digest = ArrayDigest(shape, kind)
     folder = os.path.join(array.store.root, array.path)
+    sums = np.zeros(chunks_held(shape, chunk), np.uint32)
     for box in blocks_of(shape, shard):
         values = np.ascontiguousarray(read(box), kind)
         digest.update(values)
         if statistics is not None:
             statistics.add(values)
         key = array.metadata.encode_chunk_key(tuple(s.start // n for s, n in zip(box, shard, strict=True)))
-        write_shard(os.path.join(folder, key), values, chunk=chunk, shard=shard)
+        place = tuple(slice(s.start // n, -(-s.stop // n)) for s, n in zip(box, chunk, strict=True))
+        sums[place] = write_shard(os.path.join(folder, key), values, chunk=chunk, shard=shard)
         if tick is not None:
             tick(values.nbytes)
-    return ArrayInfo(shape=tuple(shape), dtype=kind.str, digest=digest.hexdigest())
+    if checksums is not None:
+        checksums[path] = sums
+    return ArrayInfo(shape=tuple(shape), dtype=kind.str, digest=digest.hexdigest(), chunks=chunk)
 
 
 class Reordered:

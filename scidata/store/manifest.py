@@ -12,10 +12,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from scidata.errors import CorruptDataError, FieldMismatchError
+from scidata.errors import FieldMismatchError
 from scidata.store.treatments import either_treats, treat_alike
 
 __all__ = [
+    "CHECKSUMS",
     "SCHEMA_VERSION",
     "ArrayInfo",
     "FieldInfo",
@@ -25,15 +26,19 @@ __all__ = [
     "RunningStatistics",
     "SampleInfo",
     "Statistics",
+    "check_alike",
+    "digest_of",
     "dump_json",
-    "load_manifest",
-    "load_sample",
     "make_manifest",
     "sealed",
 ]
 
-#: Raised whenever an older reader would misread a newer store.
-SCHEMA_VERSION = 1
+#: Raised whenever an older reader would misread a newer store. 2 binds chunks to their places, see ``checksums.py``,
+#: and has every byte of a store checked; stores of version 1 are read as they were.
+SCHEMA_VERSION = 2
+
+#: Path of the array of all chunks' checksums inside a sample; see ``checksums.py``.
+CHECKSUMS = "checksums"
 
 #: A plain number, or one per component of a field of several.
 Number: TypeAlias = float | tuple[float, ...]
@@ -77,11 +82,12 @@ class FieldInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayInfo:
-    """Shape, dtype and digest of one stored array; see :func:`scidata.store.write.array_digest`."""
+    """Shape, dtype and digest of one stored array, and the shape of its chunks; that is None in schema version 1."""
 
     shape: tuple[int, ...]
     dtype: str
     digest: str
+    chunks: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +131,8 @@ class SampleInfo:
         By path, and by the field's path.
     notes
         What whoever made it should know: fallbacks of the order, repairs.
+    documents
+        Digest of the ``zarr.json`` of its groups and arrays, but for its own; None in schema version 1.
     """
 
     index: int
@@ -146,6 +154,12 @@ class SampleInfo:
     statistics: Mapping[str, Statistics]
     inputs: tuple[InputInfo, ...] = ()
     notes: tuple[str, ...] = ()
+    documents: str | None = None
+
+    @property
+    def version(self) -> int:
+        """The schema version that it was written by."""
+        return 1 if self.documents is None else 2
 
     @property
     def nbytes(self) -> int:
@@ -240,116 +254,46 @@ def dump_json(data: Mapping[str, Any]) -> str:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {_text(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, np.ndarray | np.generic):
         return _plain(value.tolist())
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    return value if isinstance(value, str | int | bool | None) else str(value)
+    if isinstance(value, int | bool | None):
+        return value
+    return _text(value)
+
+
+def _text(value: Any) -> str:
+    """Return text that has bytes: lone surrogates, of attributes that are no UTF-8, are written out."""
+    text = str(value)
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def sealed(description: SampleInfo | Manifest) -> dict[str, Any]:
     """Return the description as plain data with a digest of itself."""
     data = _plain(asdict(description))
-    return {**data, "digest": _digest(data)}
+    for sample in data.get("samples", [data]):
+        _leave_out_new(sample)
+    return {**data, "digest": digest_of(dump_json(data).encode())}
 
 
-def _digest(data: Mapping[str, Any]) -> str:
-    return hashlib.blake2b(dump_json(data).encode(), digest_size=16).hexdigest()
+def _leave_out_new(sample: dict[str, Any]) -> None:
+    """Leave out what schema version 1 does not have, so that its samples stay what they are."""
+    if sample["documents"] is None:
+        del sample["documents"]
+        for array in sample["arrays"].values():
+            del array["chunks"]
 
 
-def _unsealed(data: Any, where: str) -> dict[str, Any]:
-    if not isinstance(data, dict) or "digest" not in data:
-        raise CorruptDataError(f"{where}: holds no description of a scidata store; write the store again")
-    rest = {key: value for key, value in data.items() if key != "digest"}
-    if _digest(rest) != data["digest"]:
-        raise CorruptDataError(f"{where}: does not match its own digest: it is damaged or was edited; write it again")
-    return rest
-
-
-def _number(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(_number(item) for item in value)
-    return math.nan if value is None else value
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
-
-
-def _statistics(data: Mapping[str, Any]) -> dict[str, Statistics]:
-    return {
-        path: Statistics(**{key: _number(value) for key, value in figures.items()}) for path, figures in data.items()
-    }
-
-
-def _fields(data: Mapping[str, Any]) -> dict[str, FieldInfo]:
-    return {path: FieldInfo(**{**info, "dims": tuple(info["dims"])}) for path, info in data.items()}
-
-
-def load_sample(data: Any, where: str) -> SampleInfo:
-    """Rebuild a sample's description from the plain data of :func:`sealed`.
-
-    Raises
-    ------
-    CorruptDataError
-        It does not match its digest, or lacks something.
-    """
-    return _sample(_unsealed(data, where), where)
-
-
-def _sample(data: Mapping[str, Any], where: str) -> SampleInfo:
-    try:
-        arrays = {
-            path: ArrayInfo(shape=tuple(a["shape"]), dtype=a["dtype"], digest=a["digest"])
-            for path, a in data["arrays"].items()
-        }
-        changed = {
-            "arrays": arrays,
-            "fields": _fields(data["fields"]),
-            "statistics": _statistics(data["statistics"]),
-            "bbox": _tuples(data["bbox"]),
-            "period": _tuples(data["period"]),
-            "inputs": tuple(InputInfo(**found) for found in data.get("inputs", ())),
-            "notes": tuple(data["notes"]),
-        }
-        return SampleInfo(**{**data, **changed})
-    except (KeyError, TypeError, AttributeError) as e:
-        raise CorruptDataError(f"{where}: a sample's description is incomplete ({e}); write the store again") from e
-
-
-def load_manifest(text: str, where: str) -> Manifest:
-    """Rebuild a manifest from its JSON.
-
-    Raises
-    ------
-    CorruptDataError
-        No JSON, no manifest, another schema version, or one that does not match its digest.
-    """
-    try:
-        raw = json.loads(text)
-    except ValueError as e:
-        raise CorruptDataError(f"{where}: is not JSON ({e}); it is damaged: write the store again") from e
-    if isinstance(raw, dict) and raw.get("version") != SCHEMA_VERSION:
-        raise CorruptDataError(
-            f"{where}: has schema version {raw.get('version')!r}, this scidata reads {SCHEMA_VERSION}; "
-            "write the store again, or use the scidata that wrote it"
-        )
-    data = _unsealed(raw, where)
-    try:
-        changed = {
-            "entities": tuple(data["entities"]),
-            "bbox": _tuples(data["bbox"]),
-            "period": _tuples(data["period"]),
-            "fields": _fields(data["fields"]),
-            "statistics": _statistics(data["statistics"]),
-            "samples": tuple(_sample(sample, where) for sample in data["samples"]),
-        }
-        return Manifest(**{**data, **changed})
-    except (KeyError, TypeError, AttributeError) as e:
-        raise CorruptDataError(f"{where}: is incomplete ({e}); write the store again") from e
+def digest_of(*parts: bytes | memoryview) -> str:
+    """Return the digest of some bytes, one after the other."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def make_manifest(samples: Sequence[SampleInfo], store: str) -> Manifest:
@@ -362,7 +306,7 @@ def make_manifest(samples: Sequence[SampleInfo], store: str) -> Manifest:
     """
     first, settings = samples[0], samples[0].settings
     for sample in samples[1:]:
-        _check_alike(first, sample, store)
+        check_alike(first, sample, store)
         if not treat_alike(settings, sample.settings):
             raise FieldMismatchError(
                 f"{store}: sample {sample.index} ({sample.name}) keeps faults that others repair, or repairs what they "
@@ -375,7 +319,7 @@ def make_manifest(samples: Sequence[SampleInfo], store: str) -> Manifest:
         low, high = np.min([c[0] for c in corners], axis=0), np.max([c[1] for c in corners], axis=0)
         bbox = (tuple(low.tolist()), tuple(high.tolist()))
     return Manifest(
-        version=SCHEMA_VERSION,
+        version=first.version,
         kind=first.kind,
         entity=first.entity,
         order=str(first.settings.get("order", "rows")),
@@ -401,14 +345,21 @@ def _merged(path: str, samples: Iterable[SampleInfo]) -> Statistics:
     return total.result() if len(parts) > 1 else parts[0]
 
 
-def _check_alike(first: SampleInfo, other: SampleInfo, store: str) -> None:
+def check_alike(first: SampleInfo, other: SampleInfo, store: str) -> None:
+    """Check that two samples may lie in one store.
+
+    Raises
+    ------
+    FieldMismatchError
+    """
+
     def differ(what: str, expected: Any, found: Any) -> FieldMismatchError:
         return FieldMismatchError(
             f"{store}: sample {other.index} ({other.name}) has {what} {found}, but sample {first.index} "
             f"({first.name}) has {expected}; choose the fields that all samples share, or write two stores"
         )
 
-    for what in ("kind", "entity", "on_sphere", "period", "recipe"):
+    for what in ("version", "kind", "entity", "on_sphere", "period", "recipe"):
         if getattr(first, what) != getattr(other, what):
             raise differ(what, getattr(first, what), getattr(other, what))
     if first.counts.keys() != other.counts.keys():
@@ -417,7 +368,7 @@ def _check_alike(first: SampleInfo, other: SampleInfo, store: str) -> None:
         raise differ("fields", sorted(first.fields), sorted(other.fields))
     for path, info in first.fields.items():
         found = other.fields[path]
-        if replace(info, attributes={}) != replace(found, attributes={}):
+        if info is not found and replace(info, attributes={}) != replace(found, attributes={}):
             raise differ(f"field {path!r} as", f"{info.dtype} {info.dims}", f"{found.dtype} {found.dims}")
         shapes = [_components(sample, path) for sample in (first, other)]
         if shapes[0] != shapes[1]:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-__all__ = ["write_shard"]
+__all__ = ["chunks_held", "shard_index", "write_shard"]
 
 _ABSENT = 2**64 - 1
 
@@ -26,8 +26,8 @@ def write_shard(
     *,
     chunk: Sequence[int],
     shard: Sequence[int],
-) -> None:
-    """Write the file of one shard.
+) -> npt.NDArray[np.uint32]:
+    """Write the file of one shard; return the crc32c of each chunk that has values, by its place in the shard.
 
     Parameters
     ----------
@@ -41,27 +41,43 @@ def write_shard(
     """
     grid = tuple(s // c for s, c in zip(shard, chunk, strict=True))
     index = np.full((math.prod(grid), 2), _ABSENT, "<u8")
+    held = chunks_held(values.shape, chunk)
+    sums = np.empty(math.prod(held), np.uint32)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "wb") as file:
         at = 0
-        for number, piece in _chunks(values, chunk, grid):
+        for i, (number, piece) in enumerate(_chunks(values, chunk, grid)):
             data = piece.reshape(-1).view(np.uint8)
             index[number] = at, data.size + 4
-            at += file.write(data.data) + file.write(_checksum(data))
+            sums[i] = crc32c(data.data)
+            at += file.write(data.data) + file.write(int(sums[i]).to_bytes(4, "little"))
         table = index.tobytes()
-        file.write(table + _checksum(table))
+        file.write(table + crc32c(table).to_bytes(4, "little"))
+    return sums.reshape(held)
 
 
-def _checksum(data: Any) -> bytes:
-    return crc32c(data).to_bytes(4, "little")
+def chunks_held(shape: Sequence[int], chunk: Sequence[int]) -> tuple[int, ...]:
+    """Return how many chunks hold values of ``shape``, along each dim."""
+    return tuple(-(-n // c) for n, c in zip(shape, chunk, strict=True))
+
+
+def shard_index(shape: Sequence[int], itemsize: int, *, chunk: Sequence[int], shard: Sequence[int]) -> bytes:
+    """Return the index that :func:`write_shard` writes at the end of a shard that holds values of ``shape``."""
+    grid = chunks_held(shard, chunk)
+    index = np.full((math.prod(grid), 2), _ABSENT, "<u8")
+    corners = np.indices(chunks_held(shape, chunk)).reshape(len(grid), -1)
+    nbytes = math.prod(chunk) * itemsize + 4
+    index[np.ravel_multi_index(tuple(corners), grid), 0] = np.arange(corners.shape[1]) * nbytes
+    index[np.ravel_multi_index(tuple(corners), grid), 1] = nbytes
+    table = index.tobytes()
+    return table + crc32c(table).to_bytes(4, "little")
 
 
 def _chunks(
     values: npt.NDArray[Any], chunk: Sequence[int], grid: Sequence[int]
 ) -> Iterator[tuple[int, npt.NDArray[Any]]]:
     """Yield the number in the shard of each chunk that has values, and these, C-contiguous and filled up."""
-    held = tuple(-(-n // c) for n, c in zip(values.shape, chunk, strict=True))
-    for corner in np.ndindex(*held):
+    for corner in np.ndindex(*chunks_held(values.shape, chunk)):
         box = tuple(slice(i * c, (i + 1) * c) for i, c in zip(corner, chunk, strict=True))
         piece = np.ascontiguousarray(values[box])
         if piece.shape != tuple(chunk):

@@ -7,6 +7,7 @@ and there are no lists of cells)::
     cell/offsets (C + 1,), cell/connectivity, cell/type (C,), cell/original_id (C,), cell/indptr (N + 1,), cell/<field>
     csr/indptr (N + 1,), csr/src (E,), csr/edge_id (E,), edge/<field>
     blocks/bbox (B, 2, ndim), blocks/weight_prefix (B + 1,)
+    checksums (chunks,)  # the crc32c of every chunk of the others, see checksums.py
 
 Rows are in the store's order and ids in its numbering; ``original_id`` and ``edge_id`` are the source's rows: those of
 mesh edges, twice each, where fields on them came along (``edge/orientation`` is then the way of each). Cells
@@ -20,6 +21,7 @@ import errno
 import itertools
 import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,8 +32,19 @@ import numpy.typing as npt
 from scidata.errors import ConfigError
 from scidata.partition._points import unit_sphere
 from scidata.store.arrays import CHUNK_ROWS, Reordered, write_array
+from scidata.store.checksums import Checksums, write_checksums
+from scidata.store.documents import ATTRIBUTE, digest_documents, sample_document
 from scidata.store.durable import remove, sync, sync_folder
-from scidata.store.manifest import ArrayInfo, FieldInfo, InputInfo, RunningStatistics, SampleInfo, Statistics, sealed
+from scidata.store.manifest import (
+    CHECKSUMS,
+    ArrayInfo,
+    FieldInfo,
+    InputInfo,
+    RunningStatistics,
+    SampleInfo,
+    Statistics,
+)
+from scidata.store.places import folder_of
 from scidata.types import IntArray
 
 __all__ = [
@@ -48,10 +61,15 @@ __all__ = [
 ]
 
 BLOCK_ROWS = 512
-ATTRIBUTE = "scidata"  # of the sample's group: its description
 _LIST_CHUNK_ROWS = 8192  # of arrays with several entries per entity: about 1024 entities' worth
 MAX_FIELD_BYTES = 256 << 20
+_NO_ROOM = {  # what errors of writing say, and what to do
+    errno.ENOSPC: ("no space left", "free some space"),
+    errno.EDQUOT: ("no space left", "free some space"),
+    errno.EFBIG: ("a file became too large for its file system, or for `ulimit -f`,", "raise the limit"),
+}
 _NO_NAMES = {"", ".", "..", "zarr.json"}
+_NO_CHARACTERS = re.compile("[\\\\\0\ud800-\udfff]")  # Zarr takes a backslash for a slash
 _LONGEST_NAME = 255  # bytes, on any file system in use
 _OF_ROWS = {"original_id", "pos"}
 _OF_CELLS = {"offsets", "connectivity", "type", "original_id", "indptr"}
@@ -164,11 +182,6 @@ class OrderedSample:
         raise ConfigError(f"sample {self.name}: a field lives on {entity!r}, but there are {', '.join(self.counts)}")
 
 
-def folder_of(index: int) -> str:
-    """Return the folder of a sample inside its store."""
-    return f"sample-{index:06d}.zarr"
-
-
 def search_space(pos: npt.NDArray[Any], *, on_sphere: bool) -> npt.NDArray[np.float64]:
     """Return positions in which distances are Euclidean: longitude, latitude (, height) in degrees go to the unit
     sphere, without the height."""
@@ -212,11 +225,12 @@ def write_sample(
         sync(store)
     except OSError as e:
         remove(temporary, scratch)
-        if e.errno in (errno.ENOSPC, errno.EDQUOT):
+        if e.errno in _NO_ROOM:
+            what, remedy = _NO_ROOM[e.errno]
             raise OSError(
                 e.errno,
-                f"no space left while writing sample {sample.index} ({sample.name}); the samples before it are whole: "
-                "free some space and run again with --resume, or write to another disk",
+                f"{what} while writing sample {sample.index} ({sample.name}); the samples before it are whole: "
+                f"{remedy} and run again with --resume, or write to another disk",
                 store,
             ) from e
         raise
@@ -242,13 +256,15 @@ def _check_names(sample: OrderedSample) -> None:
             why = "comes with the name of one of the store's own arrays"
         elif above is not None:
             why = f"lies inside another one, {above!r}"
-        elif any(part in _NO_NAMES or len(os.fsencode(part)) > _LONGEST_NAME for part in parts):
+        elif any(part in _NO_NAMES or len(part.encode("utf-8", "replace")) > _LONGEST_NAME for part in parts):
             why = "has a name that cannot be that of a folder"
+        elif _NO_CHARACTERS.search(info.name):
+            why = "has a name that Zarr cannot hold, with a backslash, a NUL or what is no UTF-8"
         else:
             seen.add(info.path)
             continue
         raise ConfigError(
-            f"sample {sample.name}: field {info.name[:200]!r} on {info.entity} {why}; leave it out, or rename it in "
+            f"sample {sample.name}: field {info.name[:200]!a} on {info.entity} {why}; leave it out, or rename it in "
             "the source"
         )
 
@@ -266,6 +282,7 @@ class _SampleWriter:
         self._tick, self._total, self._done = tick, sample.nbytes, 0.0
         self._arrays: dict[str, ArrayInfo] = {}
         self._statistics: dict[str, Statistics] = {}
+        self._checksums: dict[str, Checksums] = {}
 
     def write(self) -> SampleInfo:
         import zarr
@@ -278,6 +295,7 @@ class _SampleWriter:
         self._write_edges()
         for data in sample.fields:
             self._write_field(data)
+        self._arrays[CHECKSUMS] = write_checksums(self._group, self._checksums)
         info = SampleInfo(
             index=sample.index,
             num_samples=sample.num_samples,
@@ -298,8 +316,10 @@ class _SampleWriter:
             fields={data.info.path: data.info for data in sample.fields},
             statistics=self._statistics,
             notes=sample.notes,
+            documents=digest_documents(self._folder, self._arrays),
         )
-        self._group.attrs.update({ATTRIBUTE: sealed(info)})
+        with open(os.path.join(self._folder, "zarr.json"), "w", encoding="utf-8") as file:
+            file.write(sample_document(info))
         if self._tick is not None:
             self._tick(1.0 - self._done)
         return info
@@ -321,6 +341,7 @@ class _SampleWriter:
             dims=dims,
             chunk_rows=_LIST_CHUNK_ROWS if lists else CHUNK_ROWS,
             tick=self._wrote,
+            checksums=self._checksums,
         )
 
     def _write_positions(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
@@ -341,6 +362,7 @@ class _SampleWriter:
             dtype=pos.dtype,
             dims=(sample.entity, "xyz"),
             tick=self._wrote,
+            checksums=self._checksums,
         )
         self._put("blocks/bbox", _block_boxes(pos, order, on_sphere=sample.on_sphere), ("block", "corner", "xyz"))
         if not len(order):
@@ -396,6 +418,7 @@ class _SampleWriter:
             entity_dim=dim,
             statistics=statistics,
             tick=self._wrote,
+            checksums=self._checksums,
         )
         if statistics is not None:
             self._statistics[info.path] = statistics.result()

@@ -1,0 +1,161 @@
+"""Reads JSON objects that may say anything: each value is checked as it is taken, and what is wrong is named. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+from scidata.errors import CorruptDataError
+
+__all__ = ["MOST", "Entry", "damaged", "is_count", "is_number", "shown"]
+
+MOST = 2**63 - 1  # rows, offsets and sizes are int64
+_DEEPEST = 32  # of attributes and settings inside each other
+
+T = TypeVar("T")
+
+
+def damaged(where: str, problem: str) -> CorruptDataError:
+    """Return the error that says what is wrong where."""
+    return CorruptDataError(f"{where}: {problem}; it is damaged: copy the store again, or write it again")
+
+
+class Entry:
+    """A JSON object that is being read; each method takes the value of a key, if it is what the method says.
+
+    Parameters
+    ----------
+    where, key
+        The file and the sample, and the way to the object in it, for messages.
+    needed, optional
+        Keys; None takes any others, too.
+
+    Raises
+    ------
+    CorruptDataError
+        A key that is missing or not known, or a value of another kind.
+    """
+
+    __slots__ = ("data", "key", "where")
+
+    def __init__(
+        self,
+        data: Any,
+        where: str,
+        key: str,
+        needed: frozenset[str] = frozenset(),
+        optional: frozenset[str] | None = frozenset(),
+    ) -> None:
+        self.data, self.where, self.key = data, where, key
+        if not isinstance(data, dict):
+            self._fail_whole("a JSON object", data)
+        if not data.keys() >= needed:
+            self.fail(min(needed - data.keys()), "is missing")
+        if optional is not None and len(data) > len(needed) and (unknown := data.keys() - needed - optional):
+            self.fail(min(unknown), "is no key that this scidata knows here")
+
+    def fail(self, key: str, problem: str) -> NoReturn:
+        """Say what is wrong with a key."""
+        path = f"{self.key}[{ascii(key)[:80]}]" if self.key else ascii(key)[:80]
+        raise damaged(self.where, f"{path} {problem}")
+
+    def _fail_whole(self, expected: str, found: Any) -> NoReturn:
+        raise damaged(self.where, f"{self.key or 'it'} is {shown(found)}, but {expected} was expected")
+
+    def wrong(self, key: str, expected: str) -> NoReturn:
+        """Say that a key has another value than was expected."""
+        self.fail(key, f"is {shown(self.data[key])}, but {expected} was expected")
+
+    def text(self, key: str) -> str:
+        """Return text, which may name things."""
+        value = self.data[key]
+        if not isinstance(value, str) or "\0" in value:
+            self.wrong(key, "text")
+        return value
+
+    def optional_text(self, key: str) -> str | None:
+        """Return text or None."""
+        return None if self.data[key] is None else self.text(key)
+
+    def flag(self, key: str) -> bool:
+        """Return True or False."""
+        value = self.data[key]
+        if not isinstance(value, bool):
+            self.wrong(key, "true or false")
+        return value
+
+    def count(self, key: str) -> int:
+        """Return a number of things: no less than none, no more than files can hold."""
+        value = self.data[key]
+        if not is_count(value):
+            self.wrong(key, "a number of things")
+        return int(value)
+
+    def one_of(self, key: str, known: tuple[Any, ...]) -> Any:
+        """Return one of some values."""
+        value = self.data[key]
+        if isinstance(value, list | dict) or value not in known:
+            self.wrong(key, " or ".join(map(repr, known)))
+        return value
+
+    def counts(self, key: str) -> tuple[int, ...]:
+        """Return a shape, or other list of numbers of things."""
+        value = self.data[key]
+        if not isinstance(value, list) or not all(map(is_count, value)):
+            self.wrong(key, "a list of numbers of things")
+        return tuple(value)
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """Return a list of texts."""
+        value = self.data[key]
+        if not isinstance(value, list) or not all(isinstance(v, str) and "\0" not in v for v in value):
+            self.wrong(key, "a list of texts")
+        return tuple(value)
+
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """Return a list of finite numbers."""
+        value = self.data[key]
+        if not isinstance(value, list) or not all(map(is_number, value)):
+            self.wrong(key, "a list of numbers")
+        return tuple(value)
+
+    def free(self, key: str) -> dict[str, Any]:
+        """Return an object that users filled: attributes, settings."""
+        value = self.data[key]
+        if not isinstance(value, dict):
+            self.wrong(key, "a JSON object")
+        if not _is_shallow(value, _DEEPEST):
+            self.fail(key, f"is nested more than {_DEEPEST} deep")
+        return value
+
+    def each(self, key: str, read: Callable[[Any, str, str], T]) -> dict[str, T]:
+        """Return an object's entries, read by ``read(entry, where, key)``; its keys name arrays or entities."""
+        value = self.data[key]
+        if not isinstance(value, dict):
+            self.wrong(key, "a JSON object")
+        return {name: read(item, self.where, f"{key!r}[{ascii(name)[:80]}]") for name, item in value.items()}
+
+
+def shown(value: Any) -> str:
+    """Show what was found, without what could be harmful to show."""
+    if isinstance(value, dict | list):
+        return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
+    if isinstance(value, int) and abs(value) > MOST:
+        return f"an integer of {value.bit_length()} bits"
+    return ascii(value[:40] if isinstance(value, str) else value)
+
+
+def is_count(value: Any) -> bool:
+    """Whether it is a number of things."""
+    return type(value) is int and 0 <= value <= MOST
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a finite number."""
+    return (type(value) is float and math.isfinite(value)) or (type(value) is int and abs(value) <= MOST)
+
+
+def _is_shallow(value: Any, depth: int) -> bool:
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return all(depth > 0 and _is_shallow(item, depth - 1) for item in items)

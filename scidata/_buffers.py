@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from scidata._checks import allocate
 from scidata.errors import ConfigError
 from scidata.types import BufferSpec
 
@@ -83,7 +84,10 @@ class BufferSet:
                 self._pinned[name] = typed
                 self._arrays[name] = typed.numpy()
             else:
-                memory_view = host_memory(rows * spec.nbytes)
+                size = (rows * spec.nbytes,)
+                memory_view = allocate(
+                    f"a batch of {rows}: field {name!r}", size, np.uint8, lambda n, _: host_memory(n[0])
+                )
                 self._arrays[name] = memory_view.view(spec.dtype).reshape(rows, *spec.shape)
 
     @property

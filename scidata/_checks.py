@@ -5,15 +5,17 @@ Python's own duck typing lets many through: a string is a sequence of names, ``T
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from scidata.errors import ConfigError
+from scidata.errors import ConfigError, TooLargeError
 
-__all__ = ["as_index", "check_function", "check_mapping", "is_whole", "names_of", "offsets", "whole"]
+__all__ = ["allocate", "as_index", "check_function", "check_mapping", "is_whole", "names_of", "offsets", "whole"]
 
 
 def as_index(index: Any) -> int:
@@ -75,3 +77,26 @@ def check_function(name: str, value: Any) -> None:
     """Refuse what cannot be called; None is the default."""
     if value is not None and not callable(value):
         raise ConfigError(f"{name}={value!r}: expected a function, not {type(value).__name__}")
+
+
+def allocate(
+    what: str,
+    shape: tuple[int, ...],
+    dtype: npt.DTypeLike,
+    empty: Callable[[tuple[int, ...], Any], npt.NDArray[Any]] = np.empty,
+) -> npt.NDArray[Any]:
+    """Return an uninitialised array; ``what`` is read into it.
+
+    Raises
+    ------
+    TooLargeError
+        It takes more than there is memory for.
+    """
+    try:
+        return empty(shape, dtype)
+    except (MemoryError, ValueError, OverflowError, OSError) as e:  # more than there are addresses, or than mmap gives
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        raise TooLargeError(
+            f"{what}: {shape} of {np.dtype(dtype)} take {nbytes} bytes, more than can be allocated; its metadata are "
+            "damaged, or read less of it at once: more ranks, fewer fields, isel="
+        ) from e

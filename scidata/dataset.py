@@ -13,7 +13,7 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 from torch.utils.data import Dataset, get_worker_info
 
-from scidata._checks import as_index
+from scidata._checks import allocate, as_index
 from scidata._local_transform import LocalTransform, apply_locally
 from scidata.device_mesh import domain_mesh
 from scidata.errors import ConfigError, UnknownNameError, near_matches
@@ -125,7 +125,10 @@ class ShardedDataset(Dataset[Sample]):
 
     def read_local(self, index: int) -> dict[str, torch.Tensor]:
         """Read this rank's part, halo included, as plain tensors."""
-        buffers = {name: np.empty(spec.shape, spec.dtype) for name, spec in self.buffer_specs().items()}
+        buffers = {
+            name: allocate(f"{self.reader.paths[0]}: field {name!r}", spec.shape, spec.dtype)
+            for name, spec in self.buffer_specs().items()
+        }
         self.read_into(index, buffers)
         return {name: torch.from_numpy(buffer) for name, buffer in buffers.items()}
 

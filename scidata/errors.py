@@ -26,6 +26,7 @@ __all__ = [
     "ShardLayoutError",
     "ShortReadError",
     "SourceChangedError",
+    "TooLargeError",
     "UnknownNameError",
     "UnsupportedFormatError",
     "UnsupportedShardOp",
@@ -89,6 +90,10 @@ class ChecksumError(CorruptDataError):
 
 class SourceChangedError(SciDataError, OSError):
     """A file or object was replaced while it was read."""
+
+
+class TooLargeError(SciDataError, MemoryError):
+    """More bytes than can be allocated: a part that is too large for this machine, or metadata that claim too much."""
 
 
 class MissingChunkError(CorruptDataError, FileNotFoundError):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scidata._checks import allocate
 from scidata.plan import ArrayPlan
 from scidata.raw_sample import SampleHeader
 from scidata.read import ReadStats, read_plan
@@ -94,7 +95,7 @@ class _FileAccess(RowAccess):
         decode = self._decode or any(plan.layout is layout for layout in self._file.coordinates)
         decoding = decoding_of(plan.layout, None if dtype is None else np.dtype(dtype)) if decode else None
         kind = decoding.dtype if decoding is not None else plan.layout.dtype.newbyteorder("=")
-        out = self.empty(plan.out_shape, kind)
+        out = allocate(f"{plan.layout.store}: field {plan.layout.name!r}", plan.out_shape, kind, self.empty)
         self.stats += read_plan(
             plan,
             out,

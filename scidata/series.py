@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scidata._checks import allocate
 from scidata._files import Url, is_url, url_of
 from scidata.bounds import segments_of_slice
 from scidata.errors import (
@@ -80,7 +81,8 @@ def read_array(source: Source, layout: ArrayLayout, **options: Any) -> npt.NDArr
     refs = source.locate(layout, chunks_needed(layout, selection))
     plan = plan_array(layout, selection, refs, out_shape=layout.shape)
     decoding = options.get("decoding")
-    out = np.empty(layout.shape, decoding.dtype if decoding is not None else layout.dtype.newbyteorder("="))
+    dtype = decoding.dtype if decoding is not None else layout.dtype.newbyteorder("=")
+    out = allocate(f"{layout.store}: field {layout.name!r}", layout.shape, dtype)
     read_plan(plan, out, source=source, **options)
     return out
 

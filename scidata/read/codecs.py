@@ -19,6 +19,7 @@ from crc32c import crc32c
 from numcodecs import lz4, zstd
 from numcodecs.fletcher32 import Fletcher32
 
+from scidata._checks import allocate
 from scidata.errors import ChecksumError, CorruptDataError, UnsupportedFormatError
 from scidata.plan.cut import Memo
 from scidata.read import blosc
@@ -45,7 +46,7 @@ class Scratch:
         """Return ``nbytes`` bytes of what was last written under ``name``, or of nothing in particular."""
         buffer = self._buffers.get(name)
         if buffer is None or buffer.size < nbytes:
-            buffer = np.empty(max(nbytes, 4096), np.uint8)
+            buffer = allocate("chunks and what is read beside them", (max(nbytes, 4096),), np.uint8)
             if buffer.size <= self.max_kept:
                 self._buffers[name] = buffer
             else:

@@ -305,7 +305,8 @@ class HDF5Base:
         arrays: dict[str, ArrayLayout] = {}
         storage: dict[str, Storage] = {}
         skipped: dict[str, str] = {}
-        for path, dset, foreign in walk(h5, allow_external=self.allow_external, skipped=skipped):
+        # all of the walk before anything else: it ends at what HDF5 would take minutes for
+        for path, dset, foreign in list(walk(h5, allow_external=self.allow_external, skipped=skipped)):
             if not isinstance(dset, h5py.Dataset) or naming.is_hidden(dset):
                 continue
             name = naming.array_name(path)

@@ -14,7 +14,7 @@ import numpy as np
 
 from scidata._files import files, is_url, retried
 from scidata._retry import is_transient
-from scidata.errors import CorruptDataError, SciDataError, ShortReadError
+from scidata.errors import CorruptDataError, SciDataError, ShortReadError, UnsupportedFormatError
 from scidata.sources._hdf5_heaps import GuardedFile
 from scidata.types import ArrayLayout
 
@@ -33,6 +33,7 @@ __all__ = [
 
 _HDF5_ATTRIBUTES = frozenset({"DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LABELS"})
 _MAX_ATTRIBUTE_BYTES = 2**26
+_MAX_DEPTH = 64  # of groups in groups; HDF5 takes minutes to find its way in a file of a thousand
 _SCALE_ATTRIBUTES = frozenset({"CLASS", "NAME"})
 
 
@@ -268,6 +269,11 @@ def walk(h5: Any, *, allow_external: bool, skipped: dict[str, str]) -> Iterator[
                 if _identity(child) in seen:
                     continue  # a hard link back to a group that was walked: cycles end here
                 seen.add(_identity(child))
+                if child_path.count("/") >= _MAX_DEPTH:
+                    raise UnsupportedFormatError(
+                        f"{node.file.filename}: has groups inside each other more than {_MAX_DEPTH} deep; it is "
+                        "damaged, or made to do harm"
+                    )
             children.append((child_path, child, foreign or outside))
         stack.extend(reversed(children))
 

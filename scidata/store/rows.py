@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from scidata._checks import allocate
 from scidata.bounds import num_rows_of
 from scidata.partition._ids import ranges
 from scidata.plan import ArrayPlan, chunks_needed, plan_array
@@ -164,7 +165,7 @@ class RowAccess:
     def run(self, plan: ArrayPlan, dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
         """Read what a plan of this object says, in native byte order or as ``dtype``."""
         kind = plan.layout.dtype.newbyteorder("=") if dtype is None else np.dtype(dtype)
-        out = self.empty(plan.out_shape, kind)
+        out = allocate(f"{plan.layout.store}: field {plan.layout.name!r}", plan.out_shape, kind, self.empty)
         self.stats += read_plan(plan, out, source=self.source, executor=self._executor)
         return out
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from scidata._checks import allocate
 from scidata.bounds import segments_of_slice
 from scidata.errors import ConfigError, CorruptDataError, SciDataError, UnsupportedFormatError
 from scidata.plan import plan_array
@@ -237,23 +238,14 @@ class ArrayReader:
         """Return the values of a box."""
         layout = self.layout
         selection = tuple(segments_of_slice(s, n) for s, n in zip(box, layout.shape, strict=True))
-        out = _empty(tuple(sum(s.count for s in dim) for dim in selection), self.dtype, layout)
+        shape = tuple(sum(s.count for s in dim) for dim in selection)
+        out = allocate(f"{layout.store}: field {layout.name!r}", shape, self.dtype)
         if out.size == 0:
             return out
         plan = plan_array(layout, selection, None, out_shape=out.shape)
         decoding = decoding_of(layout) if self.decode else None
         read_plan(plan, out, source=self.source, decoding=decoding, allow_missing=self.allow_missing)
         return out
-
-
-def _empty(shape: tuple[int, ...], dtype: np.dtype[Any], layout: ArrayLayout) -> Array:
-    try:
-        return np.empty(shape, dtype)
-    except (MemoryError, ValueError) as e:  # ValueError: more bytes than there are addresses
-        raise UnsupportedFormatError(
-            f"{layout.store}: field {layout.name!r} of shape {layout.shape} claims more than there is memory for "
-            f"({shape} of {dtype} at once); its metadata are damaged, or read it on a larger machine"
-        ) from e
 
 
 @dataclass(frozen=True, kw_only=True)

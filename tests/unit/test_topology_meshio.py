@@ -15,6 +15,7 @@ from scidata.errors import (
     UnknownNameError,
     UnsupportedFormatError,
 )
+from scidata.topologies.meshio import MeshioSource
 from scidata.topology import read_samples
 
 POINTS = np.random.default_rng(0).random((6, 3))
@@ -297,3 +298,32 @@ def test_tetgen_whose_other_file_is_a_link_out(tmp_path, meshio):
     (folder / "m.ele").symlink_to(tmp_path / "m.ele")
     with pytest.raises(RefusedError, match=r"m\.node: names the file 'm\.ele'"):
         read_samples(str(folder / "m.node"))[0]
+
+
+@pytest.mark.parametrize("suffix", [".msh", ".vtu", ".su2", ".ply"])
+def test_a_process_of_its_own_gives_the_same(meshio, tmp_path, suffix):
+    """Formats that are read apart give what meshio gives here."""
+    points = np.random.default_rng(0).random((5, 2 if suffix == ".su2" else 3))
+    cells = [("triangle", np.array([[0, 1, 2], [1, 2, 3]])), ("quad", np.array([[0, 1, 3, 4]]))]
+    data = {} if suffix in (".su2", ".ply") else {"t": np.arange(5.0)}
+    path = str(tmp_path / f"mesh{suffix}")
+    meshio.write(path, meshio.Mesh(points, cells, point_data=data))
+    found, wanted = MeshioSource(path).mesh, meshio.read(path)
+    assert np.array_equal(found.points, wanted.points)
+    assert [(c.type, np.asarray(c.data).tolist()) for c in found.cells] == [
+        (c.type, np.asarray(c.data).tolist()) for c in wanted.cells
+    ]
+    assert found.point_data.keys() == wanted.point_data.keys()
+    assert all(np.array_equal(found.point_data[name], wanted.point_data[name]) for name in wanted.point_data)
+
+
+def test_a_count_without_end(meshio, tmp_path):
+    """A reader that loops as often as the file says ends with the processor time that its size explains."""
+    path = tmp_path / "mesh.msh"
+    cells = [("triangle", np.array([[0, 1, 2]]))]
+    meshio.write(path, meshio.Mesh(np.eye(3), cells, cell_data={"t": [np.ones(1)]}), file_format="gmsh")
+    raw = path.read_bytes()
+    assert raw.count(b"$ElementData\n1\n") == 1
+    path.write_bytes(raw.replace(b"$ElementData\n1\n", b"$ElementData\n1099511627776\n"))
+    with pytest.raises(UnsupportedFormatError, match=r"mesh\.msh: .*not through after 6 s of processor time"):
+        _ = MeshioSource(str(path)).mesh

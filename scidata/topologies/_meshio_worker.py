@@ -1,0 +1,57 @@
+"""Reads a mesh by meshio in a process of its own: ``python _meshio_worker.py PATH FOLDER SECONDS``.
+
+Imports nothing of scidata. The folder gets an array a file, and ``mesh.json``, which says what they are; or ``error``.
+"""
+
+import json
+import os
+import resource
+import sys
+from typing import Any
+
+import meshio
+import numpy as np
+
+
+class _Writer:
+    def __init__(self, folder: str) -> None:
+        self._folder, self._number = folder, 0
+
+    def put(self, values: Any) -> dict[str, str]:
+        """Write an array, or rows of their own lengths as two, and return their files."""
+        if isinstance(values, np.ndarray) and values.dtype != object:
+            return {"array": self._save(values)}
+        rows = [np.asarray(row) for row in values]
+        lengths = np.array([len(row) for row in rows], np.int64)
+        return {"rows": self._save(np.concatenate([np.empty(0, np.int64), *rows])), "lengths": self._save(lengths)}
+
+    def _save(self, values: Any) -> str:
+        name = f"{self._number}.npy"
+        self._number += 1
+        np.save(os.path.join(self._folder, name), values, allow_pickle=False)
+        return name
+
+
+def main(path: str, folder: str, seconds: int) -> None:
+    """Read one file, within so many seconds of processor time."""
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    writer = _Writer(folder)
+    try:
+        mesh = meshio.read(path)
+        made = {
+            "points": writer.put(np.asarray(mesh.points)),
+            "cells": [{"type": block.type, "data": writer.put(block.data)} for block in mesh.cells],
+            "point_data": {name: writer.put(np.asarray(data)) for name, data in mesh.point_data.items()},
+            "cell_data": {
+                name: [writer.put(np.asarray(data)) for data in blocks] for name, blocks in mesh.cell_data.items()
+            },
+        }
+        text, name = json.dumps(made), "mesh.json"
+    except (Exception, SystemExit) as e:  # readers raise nearly anything, and some end the program
+        text, name = str(e) or type(e).__name__, "error"
+    with open(os.path.join(folder, name), "w", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(text)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

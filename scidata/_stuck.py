@@ -5,10 +5,10 @@ a receive on it runs out of time, and whoever waits on them gets an error; so a 
 thread, ends what waits. NCCL's communicators are aborted, which is made for it.
 
 And the end of a process that has groups. A thread of gloo's keeps the tensors of a collective until a moment after that
-has ended. Where it lets go of one that Python has let go of before, it takes the GIL; while the interpreter ends, that
-ends the thread, and C++ then the process, with SIGABRT (torch 2.10 to 2.13; pytorch/pytorch#190489, and
-``tests/faults/torch_alone.py`` shows it without scidata). So nothing may be under way in those threads when the
-interpreter begins to end: :func:`end_well` sees to that, just before.
+has ended. Where it lets go of one that Python has let go of before, it waits for the GIL; if the interpreter begins to
+end meanwhile, that ends the thread, and C++ then the process, with SIGABRT (seen with torch 2.13;
+``tests/faults/torch_alone.py`` shows it without scidata; pytorch/pytorch#190489). So nothing may be under way in those
+threads when the interpreter begins to end: :func:`end_well` sees to that, just before.
 """
 
 from __future__ import annotations
@@ -253,15 +253,17 @@ def uncaught() -> BaseException | None:
 
 
 def _end(process: int) -> None:
-    if os.getpid() != process or not dist.is_initialized():  # a fork has none of the threads
+    if os.getpid() != process:  # a fork has none of the threads
         return
-    if uncaught() is not None:
+    if uncaught() is not None and dist.is_initialized():
         break_groups()
     deadline = time.monotonic() + _BREAK_SECONDS
     for thread in threading.enumerate():
         if thread.name == "scidata-break":
             thread.join(max(0.0, deadline - time.monotonic()))
-    _settle()
+    _settle()  # also where the script has destroyed its groups: a mesh may hold them
+    if not dist.is_initialized():
+        return
     configs = [str(dist.get_backend_config(group)) for group in dist.distributed_c10d._world.pg_map]
     own = _process.own_world is not None and _process.own_world() is dist.group.WORLD
     if own and all(part.endswith(":gloo") for config in configs for part in config.split(",")):

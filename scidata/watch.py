@@ -102,6 +102,7 @@ class Watch:
         self.place = (-1, "done")  # the last step of the latest iteration that is over, and how it has ended
         self.is_told = False  # the others, of an error that has ended the latest iteration
         self.is_lost = False  # the store
+        self.is_alone = False  # the process that keeps it has ended, with a word
         _watches.add(self)
 
     @classmethod
@@ -147,22 +148,30 @@ class Watch:
     def reason(self) -> Exception | None:
         """Return what to raise in place of a collective's error; None where nothing has become of another rank."""
         deadline = time.monotonic() + _REASON_SECONDS
-        find = lambda: self.others.cause(self._base, self.iteration, self.failed_in, deadline)  # noqa: E731
-        event = None if self.is_lost else within(_REASON_SECONDS + _TOGETHER, find)
-        host = self.others.host()
-        if event is None and (self.is_lost or (host is not None and host.runs() is False)):
+        known = (event for event in self._events if event.iteration > self.failed_in and event.kind != "ahead")
+        event = next(known, None)
+        if event is None and self._is_answered:
+            find = lambda: self.others.cause(self._base, self.iteration, self.failed_in, deadline)  # noqa: E731
+            event = within(_REASON_SECONDS + _TOGETHER, find)
+        if event is None and not self._is_answered:
             event = self.others.lost(self.iteration, "since a collective failed")
         if event is None:
             return None
         self.is_told = True
         return event.error()
 
+    @property
+    def _is_answered(self) -> bool:
+        """Whether the store may still answer; torch prints a backtrace of its own where it is asked and does not."""
+        host = self.others.host()
+        return not self.is_lost and not self.is_alone and (host is None or host.runs() is not False)
+
     def leave(self, error: BaseException | None) -> None:
         """Say why this process ends, and give the others the time to hear of it."""
         session = None if self.session is None else self.session()
         if session is not None:
             session.end()
-        if self.iteration == 0 or self.is_lost:
+        if self.iteration == 0:
             return
         step, how = self.place
         is_news = error is not None and not self.is_told and not isinstance(error, RankFailedError)
@@ -172,7 +181,10 @@ class Watch:
         waits = _HOST_GOODBYE_SECONDS if self.rank == 0 else 0.0
         if error is not None and not isinstance(error, RankFailedError):
             waits = _GOODBYE_SECONDS
-        within(waits + _TOGETHER, lambda: self._say_goodbye(event, waits))
+        if self._is_answered:
+            within(waits + _TOGETHER, lambda: self._say_goodbye(event, waits))
+        if how == "left":  # what is under way would wait for ranks that will not come
+            _stuck.break_groups()
 
     def _say_goodbye(self, event: Event | None, waits: float) -> None:
         deadline = time.monotonic() + waits
@@ -267,7 +279,7 @@ class Session:
         self._loop = threading.get_ident()
         self._standing = _stuck.Standing()
         self._armed = 0.0
-        self._is_due = self._is_broken = self._disagreed = self._is_alone = False
+        self._is_due = self._is_broken = self._disagreed = False
         self._leaders: Mapping[str, Any] | None = None
         self._neighbours: tuple[int, float] = (-1, time.monotonic())
         # SimpleQueue: end() may be called by a collection, in the middle of anything
@@ -390,7 +402,7 @@ class Session:
             self._asked = 0.0
 
     def _say_last(self, process: Mapping[str, Any]) -> None:
-        if not self._is_alone:
+        if not self._watch.is_alone:
             self._publish(self._last_word, process)
             if self._heard:
                 self._watch.knows(self._watch.store, self._watch.rank)
@@ -430,7 +442,7 @@ class Session:
     def _tick(self, process: Mapping[str, Any]) -> None:
         watch = self._watch
         self._beat += 1
-        if not self._is_alone:
+        if not self._watch.is_alone:
             self._talk(process)
         if any(event.iteration > watch.failed_in for event in watch._events):
             self._sound()
@@ -450,7 +462,7 @@ class Session:
         if watch.rank != 0 and watch.others.host() is None and (found := self._record(0)) is not None:
             watch.others.keep(0, found)
         if host_ends:  # with a word, which is among the events; the store may end with it
-            self._is_alone = True
+            watch.is_alone = True
             watch.knows(watch.store, watch.rank)
 
     def _publish(self, state: str, process: Mapping[str, Any]) -> None:
@@ -494,11 +506,11 @@ class Session:
         _log.error("%s: its process groups are of no more use", said)
         if how == "call":
             _stuck.raise_in(self._loop, replace(event, text=said).error())
-        if not self._watch.is_lost and not self._is_alone:
+        if not self._watch.is_lost and not self._watch.is_alone:
             self._watch.knows(self._watch.store, self._watch.rank)
 
     def _all_know(self, event: Event) -> bool:
-        if self._watch.is_lost or self._is_alone:
+        if self._watch.is_lost or self._watch.is_alone:
             return False
         return self._watch.all_know(self._watch.store, event.rank)
 

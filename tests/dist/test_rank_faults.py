@@ -15,7 +15,8 @@ FAULTS = Path(__file__).parents[1] / "faults"
 
 def load(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, FAULTS / f"{name}.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # its dataclasses look for it
     spec.loader.exec_module(module)

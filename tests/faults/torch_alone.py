@@ -4,9 +4,9 @@
 
 Two ranks begin an all-reduce in the background, of a tensor that they do not keep, and raise, as a training step does
 that fails between its gradients. The thread of gloo's lets go of the last reference to the tensor when the collective
-has ended. That has a Python object, so the thread waits for the GIL (``ConcretePyInterpreterVTable::decref``). Where the
-interpreter begins to end before the thread has got it, Python answers with ``pthread_exit``, whose unwinding meets a
-destructor that may not throw: "terminate called without an active exception". The backtrace of a core (torch 2.13.0,
+has ended. That has a Python object, so the thread waits for the GIL (``ConcretePyInterpreterVTable::decref``). Where
+the interpreter begins to end before the thread has got it, Python answers with ``pthread_exit``, whose unwinding meets
+a destructor that may not throw: "terminate called without an active exception". The backtrace of a core (torch 2.13.0,
 Python 3.11)::
 
     std::terminate() < __gxx_personality_v0 < _Unwind_ForcedUnwind < pthread_exit < PyThread_exit_thread < take_gil

@@ -126,10 +126,11 @@ def break_groups() -> None:
 
 
 def _break_gloo(group: Any) -> None:
-    other = (group.rank() + 1) % group.size()
+    others = [rank for rank in range(group.size()) if rank != group.rank()]
     for tag in _TAGS:
-        with contextlib.suppress(RuntimeError):  # that it took too long, or is broken already
-            group.recv([torch.empty(1)], other, tag).wait(_MOMENT)
+        for other in others:  # one that has ended fails at once, and breaks nothing; once broken, all do
+            with contextlib.suppress(RuntimeError):
+                group.recv([torch.empty(1)], other, tag).wait(_MOMENT)
 
 
 def _abort_nccl(backends: list[Any]) -> None:

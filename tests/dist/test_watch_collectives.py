@@ -170,8 +170,9 @@ def waits_for_one_of_two(rank: int, num_ranks: int, folder: str) -> None:
     Path(folder, "back").write_text(str(time.monotonic() - began))
 
 
-def test_groups_are_broken_though_one_rank_has_ended(tmp_path: Path) -> None:
+def test_groups_are_broken_though_one_rank_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A receive from that rank fails at once, and gloo leaves the connections to the others as they are."""
+    monkeypatch.setattr("scidata.testing.ranks._GRACE", 12.0)  # s until the parent ends rank 1, which ends the receive
     with pytest.raises(RankError, match="rank 0 of 3: ended with exit code 0"):
         run_ranks(waits_for_one_of_two, 3, str(tmp_path), timeout=40)
-    assert float((tmp_path / "back").read_text()) < 10
+    assert float((tmp_path / "back").read_text()) < 8

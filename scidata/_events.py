@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
-import sys
+import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch.distributed as dist
 
-from scidata._processes import ProcessId
-from scidata.errors import ConfigError, RankFailedError, SciDataError
+from scidata._processes import ProcessId, StepSeen
+from scidata.errors import ConfigError, RankFailedError
 
-__all__ = ["Event", "Store", "at_exit", "common_store", "died", "failure", "post"]
+__all__ = [
+    "Event",
+    "Others",
+    "Store",
+    "common_store",
+    "died",
+    "ended_key",
+    "events_of",
+    "failure",
+    "has_left",
+    "post",
+    "within",
+]
 
-_log = logging.getLogger("scidata")
+_T = TypeVar("_T")
 
-_VERDICT_SECONDS = 2.0  # for another rank's end to be seen, after a collective with it has failed
+_ANOTHER_SAYS_IT = 0.4  # s that a rank may take to tell in which step the one that it watches has died
 
 Store: TypeAlias = Any
 
@@ -68,61 +79,130 @@ def post(store: Store, event: Event) -> None:
 def failure(kind: str, rank: int, iteration: int, step: int, error: BaseException) -> Event:
     """Return the event of an error."""
     lines = traceback.format_exception_only(error)
-    text = f"rank {rank} failed in step {step}: {' '.join(line.strip() for line in lines)}"
+    where = f"in step {step}" if step >= 0 else "outside of its loop"
+    text = f"rank {rank} failed {where}: {' '.join(line.strip() for line in lines)}"
     return Event(kind=kind, rank=rank, iteration=iteration, step=step, text=text)
 
 
-def died(rank: int, record: Mapping[str, Any], how: str) -> str:
-    """Say that a rank has ended, or is silent; ``record`` is what it has last said of itself."""
+def died(rank: int, record: Mapping[str, Any], how: str, step: int | None = None) -> str:
+    """Say that a rank has ended, or is silent, in a step; ``record`` is what it has last said of itself."""
     process = record["process"]
+    # a loop takes many steps between two records; only a process of the same machine can see the last of them
+    where = f"in step {record['at']} or soon after it" if step is None else f"in step {max(0, step)}"
     return (
-        f"rank {rank} (process {process['pid']} on {process['host']}) {how}, in step {record['at']}; see its own "
+        f"rank {rank} (process {process['pid']} on {process['host']}) {how}, {where}; see its own "
         "output, and the kernel's log: was it killed for memory?"
     )
 
 
-def at_exit(prefix: str, ranks: Sequence[int], rank: int, iteration: int, step: int) -> None:
-    """Tell the others why a process ends that has left its loop in the middle: what the script has not caught.
+def has_left(rank: int, iteration: int, step: int, finished: bool) -> Event:
+    """Return the event of a process that ends without an error: whoever goes on will wait for it in vain."""
+    if finished:
+        text = f"rank {rank} has left: its script has ended after iteration {iteration} of the loader"
+        return Event(kind="failed", rank=rank, iteration=iteration + 1, step=-1, text=text)
+    text = f"rank {rank} has left: its script has ended, without an error, in step {step} of the loop"
+    return Event(kind="failed", rank=rank, iteration=iteration, step=step + 1, text=text)
 
-    Where that is torch's word for "the other rank has gone", it says here, too, which one that was.
+
+def ended_key(rank: int) -> str:
+    """Return where, below a loader's name, the store has why a process has ended."""
+    return f"ended/{rank}"
+
+
+def events_of(store: Store, first: int = 0) -> Iterator[Event]:
+    """Yield the events that were posted, from a number on."""
+    while store.check([f"event/{first}"]):
+        yield Event(**json.loads(store.get(f"event/{first}")))
+        first += 1
+
+
+def within(seconds: float, ask: Callable[[], _T]) -> _T | None:
+    """Return what a conversation with the common store gives; None where nobody answers in time.
+
+    The client waits for ever for a server that is stopped, and holds the connection meanwhile.
     """
-    uncaught = getattr(sys, "last_value", None)
-    if uncaught is None:
-        return
-    with contextlib.suppress(Exception):  # the group may be gone, too
-        own = failure("failed", rank, iteration, step, uncaught)
-        cause = _cause(prefix, ranks, rank, iteration) if _is_of_a_collective(uncaught) else None
-        if cause is not None:
-            _log.error("%s; rank %d was in a collective with it", cause.text, rank)
-        post(dist.PrefixStore(prefix, common_store()), own if cause is None else cause)  # type: ignore[attr-defined]
+    answers: list[_T] = []
+
+    def run() -> None:
+        with contextlib.suppress(dist.DistError, RuntimeError):
+            answers.append(ask())
+
+    thread = threading.Thread(target=run, name="scidata-ask", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return answers[0] if answers else None
 
 
-def _is_of_a_collective(error: BaseException) -> bool:
-    words = str(error).lower()
-    of_torch = isinstance(error, RuntimeError) and not isinstance(error, SciDataError)
-    return of_torch and any(word in words for word in ("gloo", "nccl", "peer", "pair closure"))
+class Others:
+    """What can be found out about the other ranks of a loader, below whose name ``store`` is."""
 
+    def __init__(self, rank: int, ranks: Sequence[int]) -> None:
+        self.rank, self.ranks = rank, ranks
+        self._records: dict[int, Mapping[str, Any]] = {}
+        self._seen: dict[int, StepSeen] = {}
 
-def _cause(prefix: str, ranks: Sequence[int], rank: int, iteration: int) -> Event | None:
-    """Return what has happened to another rank; it may take a moment until that can be seen."""
-    deadline = time.monotonic() + _VERDICT_SECONDS
-    try:
-        store = dist.PrefixStore(prefix, common_store())  # type: ignore[attr-defined]
-        while time.monotonic() < deadline:
-            for number in range(store.add("events", 0)):
-                event = Event(**json.loads(store.get(f"event/{number}"))) if store.check([f"event/{number}"]) else None
-                if event is not None and event.kind in ("failed", "disagree") and event.iteration == iteration:
-                    return event
-            for other in ranks:
-                if other == rank or not store.check([f"rank/{other}"]):
-                    continue
-                record = json.loads(store.get(f"rank/{other}"))
-                # one that says it has left may end for the same reason as this one
-                if record["state"] == "reading" and ProcessId(**record["process"]).has_ended():
-                    text = died(other, record, "has died, without a word")
-                    return Event(kind="failed", rank=other, iteration=iteration, step=-1, text=text)
-            time.sleep(0.1)
-    except (dist.DistError, RuntimeError):
-        text = "the ranks' common store does not answer: rank 0, or torchrun's agent, which keeps it, has died"
+    def keep(self, rank: int, record: Mapping[str, Any]) -> None:
+        """Remember what a rank has said, and have a look at its step as long as it lives, and after."""
+        self._records[rank] = record
+        if rank not in self._seen:
+            self._seen[rank] = StepSeen(ProcessId(**record["process"]), record["shown"])
+
+    def died(self, rank: int, record: Mapping[str, Any], how: str) -> str:
+        """Say that a rank has ended, or is silent."""
+        return died(rank, record, how, self._seen[rank].step() if rank in self._seen else None)
+
+    def host(self) -> ProcessId | None:
+        """Return the process of rank 0, which keeps the store where no launcher does; None where it is not known."""
+        return ProcessId(**self._records[0]["process"]) if 0 in self._records else None
+
+    def lost(self, iteration: int, detail: str) -> Event:
+        """Return the event of a store that does not answer."""
+        host = self.host()
+        if host is not None and self.rank != 0 and host.has_ended():
+            text = self.died(0, self._records[0], "has died, without a word")
+        elif host is not None and self.rank != 0 and host.runs() is False:
+            text = self.died(0, self._records[0], f"has given no sign of life {detail}: its process is stopped")
+        else:
+            text = (
+                "the ranks' common store does not answer: the process that keeps it, rank 0 or torchrun's agent, has "
+                f"probably died ({detail})"
+            )
         return Event(kind="failed", rank=0, iteration=iteration, step=-1, text=text)
-    return None
+
+    def cause(self, store: Store, iteration: int, over: int, deadline: float) -> Event | None:
+        """Return why a collective has failed: what another rank has said, or that its process has ended.
+
+        ``over`` is the last iteration whose failures are the past. It may take a moment until anything can be seen.
+        """
+        suspected = 0.0
+        try:
+            while time.monotonic() < deadline:
+                said = self._said(store, over)
+                if said is not None:
+                    return said
+                found = self._dead(store, iteration)
+                if found is not None:
+                    suspected = suspected or time.monotonic()
+                    if found.rank in self._seen or time.monotonic() - suspected > _ANOTHER_SAYS_IT:
+                        post(store, found)
+                        return found
+                time.sleep(0.05)
+        except (dist.DistError, RuntimeError) as e:
+            return self.lost(iteration, type(e).__name__)
+        return None
+
+    def _said(self, store: Store, over: int) -> Event | None:
+        for event in events_of(store):
+            if event.kind in ("failed", "disagree") and event.rank != self.rank and event.iteration > over:
+                return event
+        return None
+
+    def _dead(self, store: Store, iteration: int) -> Event | None:
+        for rank in self.ranks:
+            if rank == self.rank or not store.check([f"rank/{rank}"]) or store.check([ended_key(rank)]):
+                continue
+            record = json.loads(store.get(f"rank/{rank}"))
+            if ProcessId(**record["process"]).has_ended():
+                text = self.died(rank, record, "has died, without a word")
+                return Event(kind="failed", rank=rank, iteration=iteration, step=-1, text=text)
+        return None

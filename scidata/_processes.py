@@ -1,13 +1,14 @@
-"""Whether a process of this machine still runs."""
+"""Whether a process of this machine still runs, and the step that it was in when it ended."""
 
 from __future__ import annotations
 
+import mmap
 import os
 import socket
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["ProcessId"]
+__all__ = ["ProcessId", "StepSeen", "StepShown"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,54 @@ class ProcessId:
             return False
         state, started = _status(self.pid)
         return state in ("", "Z", "X") or started != self.started  # a zombie waits for its parent only
+
+    def runs(self) -> bool | None:
+        """Whether it is there, and not stopped (SIGSTOP, a debugger); None where that cannot be seen from here."""
+        if self.machine != _machine() or not self.started:
+            return None
+        state, started = _status(self.pid)
+        return started == self.started and state not in ("", "Z", "X", "T", "t")
+
+
+class StepShown:
+    """A number that other processes of the machine can read, also of a process that was killed meanwhile.
+
+    It lies in memory without a name, which ends with the last process that has it: no kill leaves a file behind.
+    """
+
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("scidata-step") if hasattr(os, "memfd_create") else -1
+        self._memory: mmap.mmap | None = None
+        if self.fd >= 0:
+            os.ftruncate(self.fd, mmap.PAGESIZE)
+            self._memory = mmap.mmap(self.fd, mmap.PAGESIZE)
+
+    def show(self, step: int) -> None:
+        """Leave the number; costs no call of the system."""
+        if self._memory is not None:
+            self._memory[:8] = step.to_bytes(8, "little", signed=True)
+
+    def __del__(self) -> None:
+        if self._memory is not None:
+            self._memory.close()
+            os.close(self.fd)
+
+
+class StepSeen:
+    """Another process's :class:`StepShown`, opened while that lives."""
+
+    def __init__(self, process: ProcessId, fd: int) -> None:
+        self._memory: mmap.mmap | None = None
+        if fd >= 0 and process.runs() is not None:
+            try:
+                with open(f"/proc/{process.pid}/fd/{fd}", "rb") as file:
+                    self._memory = mmap.mmap(file.fileno(), 8, prot=mmap.PROT_READ)
+            except (OSError, ValueError):  # it has ended, or is another user's
+                pass
+
+    def step(self) -> int | None:
+        """Return what it has left last; None where that cannot be seen."""
+        return None if self._memory is None else int.from_bytes(self._memory[:8], "little", signed=True)
 
 
 def _machine() -> str:

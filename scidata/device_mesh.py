@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from scidata import _stuck
 from scidata._checks import is_whole
 from scidata.errors import ConfigError, LauncherError, UnknownNameError, near_matches
 
@@ -229,6 +230,7 @@ def init_mesh(
         kind = _device_of_group() if device is None else _checked_device(device)
         num_ranks, launcher = dist.get_world_size(), "the process group"
         shape = _resolve(sizes, num_ranks, launcher)
+        _stuck.end_well()
     else:
         kind = _checked_device(device)
         launch = read_launcher(os.environ)
@@ -307,10 +309,12 @@ def _start(launch: Launch, kind: str, backend: str | None, timeout: float | date
     if launch.num_ranks == 1:
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group(name, store=store, rank=0, world_size=1, timeout=limit)  # no ports
+        _stuck.own_groups()
         return
     # torchrun's agent may keep the store itself, which env:// knows about
     method = "env://" if launch.launcher == "torchrun" else f"tcp://{launch.address}:{launch.port}"
     dist.init_process_group(name, method, rank=launch.rank, world_size=launch.num_ranks, timeout=limit)
+    _stuck.own_groups()
 
 
 def _cuda_index(launch: Launch, num_devices: int) -> int:

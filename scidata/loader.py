@@ -277,7 +277,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if self._watch is None or self._watch.is_over:
             self._watch = Watch.of(self._source.mesh, self._source.dp_axis)
         source = self._source
-        return None if self._watch is None else self._watch.begin(lambda: (fingerprint_of(source), repr(source)))
+        if self._watch is None:
+            return None
+        return self._watch.begin(lambda: (fingerprint_of(source), repr(source)), self.timeout)
 
     def _ballot(self, session: Session | None) -> CommonBallot | OwnBallot | None:
         if self.on_error == "raise":

@@ -21,6 +21,7 @@ from torch.autograd import Function
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 
+from scidata._stuck import explaining
 from scidata.errors import ShardLayoutError
 from scidata.index_map import IndexMap
 from scidata.shard._transport import Group, call, exchange, gather, group_rank, group_size
@@ -242,7 +243,8 @@ class _Flight:
         """Wait, and return what was received; None where nothing is under way."""
         if self.work is None or self.rows is None:
             return None
-        self.work.wait()
+        with explaining():
+            self.work.wait()
         received = self.rows[1]
         self.work = self.rows = None
         return received

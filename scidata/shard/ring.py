@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
+from scidata._stuck import explaining
 from scidata.errors import UnsupportedShardOp
 from scidata.shard._transport import Group, group_rank
 from scidata.shard.blocks import Partial, block_backward, block_forward, merge
@@ -54,11 +55,13 @@ def _pass_on(buffer: Tensor, num_received: int, group: Group) -> Callable[[], Te
         operations.append(dist.P2POp(dist.isend, buffer, group=group, group_peer=(rank + 1) % num_ranks))
     if num_received:
         operations.append(dist.P2POp(dist.irecv, received, group=group, group_peer=(rank - 1) % num_ranks))
-    works = dist.batch_isend_irecv(operations) if operations else []
+    with explaining():
+        works = dist.batch_isend_irecv(operations) if operations else []
 
     def wait(sent: Tensor = buffer) -> Tensor:  # which is kept until then
-        for work in works:
-            work.wait()
+        with explaining():
+            for work in works:
+                work.wait()
         return received
 
     return wait

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,9 +19,10 @@ import torch.distributed as dist
 from torch.distributed.tensor import Shard
 
 import scidata
+from scidata import _stuck
 from scidata.errors import CorruptDataError, RankFailedError, ReadTimeoutError, WorkerDiedError
 from scidata.sample import Sample
-from scidata.testing import run_ranks
+from scidata.testing import RankError, run_ranks
 from scidata.types import BufferSpec
 
 N, BAD = 12, 5  # which is the last dp rank's, of 1, 2 or 3
@@ -153,3 +155,24 @@ def test_a_read_that_fails(tmp_path: Path, model: Any) -> None:
 @pytest.mark.parametrize(("num_ranks", "dp", "how"), [(3, 1, "kill"), (3, 3, "hang"), (4, 2, "error")])
 def test_reads_timeouts_and_workers(tmp_path: Path, num_ranks: int, dp: int, how: str) -> None:
     run_ranks(one_fails, num_ranks, dp, how, ddp if num_ranks == 4 else all_reduce, str(tmp_path))
+
+
+def waits_for_one_of_two(rank: int, num_ranks: int, folder: str) -> None:
+    if rank == 0:
+        os._exit(0)
+    if rank == 1:
+        time.sleep(20)  # and is ended by the parent
+    time.sleep(0.5)
+    threading.Timer(0.2, _stuck.break_groups).start()
+    began = time.monotonic()
+    with pytest.raises(RuntimeError):
+        dist.recv(torch.zeros(1), src=1)
+    Path(folder, "back").write_text(str(time.monotonic() - began))
+
+
+def test_groups_are_broken_though_one_rank_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A receive from that rank fails at once, and gloo leaves the connections to the others as they are."""
+    monkeypatch.setattr("scidata.testing.ranks._GRACE", 12.0)  # s until the parent ends rank 1, which ends the receive
+    with pytest.raises(RankError, match="rank 0 of 3: ended with exit code 0"):
+        run_ranks(waits_for_one_of_two, 3, str(tmp_path), timeout=40)
+    assert float((tmp_path / "back").read_text()) < 8

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Variable
 
+from scidata._stuck import explaining
 from scidata.errors import ConfigError
 from scidata.shard._transport import SUM_IN, broadcast
 
@@ -155,7 +156,8 @@ class GradientBuckets:
         while self._num_sent < len(self._buckets):
             self._send()
         for bucket in self._buckets:
-            bucket.work.wait()
+            with explaining():
+                bucket.work.wait()
             self._unpack(bucket)
         self._used.clear()
         if self._is_ordered:

@@ -195,7 +195,7 @@ class NetCDF3Source:
         )
 
     def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
-        """Read a box (positive steps) into ``out`` through a memory map; a URL's box by its span of bytes."""
+        """Read a box (positive steps) into ``out``, by the span of bytes that it lies in."""
         header, _, _ = self._read()
         variable = self._variable(layout)
         if 0 in out.shape:
@@ -205,12 +205,8 @@ class NetCDF3Source:
         step = header.record_nbytes if variable.is_record else row.itemsize
         first = variable.begin + rows[0] * step
         nbytes = (rows[-1] - rows[0]) * step + row.itemsize
-        raw: npt.NDArray[np.uint8]
-        if is_url(self.path):
-            raw = np.frombuffer(files().read(self.path, first, nbytes), np.uint8)
-        else:
-            raw = np.memmap(self.path, np.uint8, mode="r", offset=first, shape=(nbytes,))
-        span: npt.NDArray[Any] = np.ndarray((rows[-1] - rows[0] + 1,), row, buffer=raw.data, strides=(step,))
+        raw = files().read(self.path, first, nbytes)  # a memory map ends the process where the file is cut off
+        span: npt.NDArray[Any] = np.ndarray((rows[-1] - rows[0] + 1,), row, buffer=raw, strides=(step,))
         out[...] = span[(slice(None, None, rows.step), *box[1:])] if box else span[0]
 
     def _read(self) -> tuple[Header, dict[str, ArrayLayout], dict[str, Variable]]:

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import math
 import os
-import threading
-import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import h5py
 import numpy as np
 import numpy.typing as npt
 
-from scidata._files import Version, Versions, files, is_url, most_open, retried, url_of, version_at
+from scidata._files import Versions, files, is_url, retried, url_of, version_at
 from scidata._retry import is_transient
 from scidata.errors import (
     ConfigError,
@@ -40,6 +37,7 @@ from scidata.sources._hdf5_layout import (
     describe,
     locate_few,
 )
+from scidata.sources._hdf5_sessions import Session, open_sessions
 from scidata.sources._hdf5_walk import Naming, clean_attributes, damage_as_corrupt_data, open_h5, walk
 from scidata.types import ArrayLayout, ChunkRefs, IntArray
 
@@ -48,68 +46,7 @@ __all__ = ["HDF5Base"]
 _T = TypeVar("_T")
 
 _MANY_CHUNKS = 1_000_000  # beyond this an index costs seconds
-_LONGEST_CALL = 10.0  # seconds that another thread may be inside HDF5
 _FEW = 12  # lookups that together cost less than building the index
-
-
-@dataclass(eq=False)
-class _Session:
-    """What belongs to one process: its lock, and its file once opened."""
-
-    path: str
-    lock: threading.RLock = field(default_factory=threading.RLock)
-    h5: Any = None
-    version: Version | None = None  # of the file that is open
-
-    def close(self) -> None:
-        """Close the file; the lock is held."""
-        if self.h5 is not None:
-            self.h5.close()
-            self.h5 = None
-
-
-class _OpenSessions:
-    """The sessions of this process whose files are open, least recently used first: a bounded number."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._sessions: OrderedDict[int, weakref.ref[_Session]] = OrderedDict()
-        self._pid = os.getpid()
-
-    def use(self, session: _Session) -> None:
-        """Count a session as used just now, and close others where there are too many."""
-        if self._pid != os.getpid():
-            self.__init__()  # type: ignore[misc]
-        with self._lock:
-            self._sessions[id(session)] = weakref.ref(session)
-            self._sessions.move_to_end(id(session))
-            excess = len(self._sessions) - most_open() // 4
-            old = [self._sessions.popitem(last=False)[1]() for _ in range(excess)]
-        for other in old:
-            if other is not None:
-                _close(other, wait=0)  # one that is being used closes another time
-
-    def close_older(self, path: str, version: Version) -> None:
-        """Close what other sessions have open of earlier versions of a file that is about to be opened.
-
-        Where a file was written again in place, HDF5 would take it for the one that is open, and keep its old metadata.
-        """
-        with self._lock:
-            sessions = [found for ref in self._sessions.values() if (found := ref()) is not None]
-        for other in sessions:
-            if other.h5 is not None and other.path == path and other.version != version:
-                _close(other, wait=_LONGEST_CALL)
-
-
-def _close(session: _Session, *, wait: float) -> None:
-    if session.lock.acquire(timeout=wait):
-        try:
-            session.close()
-        finally:
-            session.lock.release()
-
-
-_open_sessions = _OpenSessions()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +73,7 @@ class HDF5Base:
     def _reset(self) -> None:
         # keyed by process: after a fork the child finds no session of its own, so neither a lock that some thread
         # of the parent held nor the parent's file is used; what was parsed is plain data and stays
-        self._sessions: dict[int, _Session] = {}
+        self._sessions: dict[int, Session] = {}
         self._contents: _Contents | None = None
         self._indices: dict[str, ChunkIndex] = {}
         self._contiguous: dict[str, ChunkRefs] = {}  # of arrays in one piece: asked for at each sample
@@ -250,17 +187,16 @@ class HDF5Base:
         with session.lock:
             self._retried(session, call, what)
 
-    def _session(self) -> _Session:
-        return self._sessions.setdefault(os.getpid(), _Session(str(self.path)))  # atomic, so threads agree on one
+    def _session(self) -> Session:
+        return self._sessions.setdefault(os.getpid(), Session(str(self.path)))  # atomic, so threads agree on one
 
-    def _open(self, session: _Session) -> Any:
+    def _open(self, session: Session) -> Any:
         if session.h5 is None:
             if not is_url(self.path):
                 session.version = version = version_at(self.path)
                 self._versions.note(self.path, version)
-                _open_sessions.close_older(self.path, version)
             session.h5 = open_h5(self.path)
-        _open_sessions.use(session)
+        open_sessions.use(session)
         return session.h5
 
     def _read(self) -> _Contents:
@@ -272,7 +208,7 @@ class HDF5Base:
                     self._contents = self._retried(session, parse, f"{self.path}: metadata")
         return self._contents
 
-    def _retried(self, session: _Session, call: Callable[[Any], _T], what: str) -> _T:
+    def _retried(self, session: Session, call: Callable[[Any], _T], what: str) -> _T:
         """Call with the open file; where that fails for a passing reason, again with the file opened anew."""
 
         def attempt() -> _T:

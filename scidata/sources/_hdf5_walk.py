@@ -12,10 +12,11 @@ from typing import Any
 import h5py
 import numpy as np
 
-from scidata._files import files, is_url, retried
+from scidata._files import files, is_url, retried, version_at
 from scidata._retry import is_transient
 from scidata.errors import CorruptDataError, SciDataError, ShortReadError, UnsupportedFormatError
 from scidata.sources._hdf5_heaps import GuardedFile
+from scidata.sources._hdf5_sessions import open_sessions
 from scidata.types import ArrayLayout
 
 __all__ = [
@@ -54,6 +55,8 @@ def open_h5(path: str, *, guarded: bool = False) -> Any:
         HDF5 cannot open it; ShortReadError where it ends too early.
     """
     files().size(path)  # a clear FileNotFoundError, where HDF5's own names a function
+    if not is_url(path):
+        open_sessions.close_older(path, version_at(path))
     try:
         if is_url(path) or guarded:
             return h5py.File(GuardedFile(path), "r")

@@ -22,6 +22,7 @@ from scidata.types import IntArray
 __all__ = ["LocalTree", "Tree", "UrlTree", "open_tree"]
 
 _MAX_METADATA_BYTES = 2**26  # of one document; as objects it is up to twenty times as large
+_MANY = 1 << 16  # files that are looked for one by one sooner than a folder is listed, however many it has
 _MAX_CHECKED_FOLDERS = 100_000
 _GONE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _NOT_THERE = (*_GONE, KeyError)
@@ -155,8 +156,24 @@ class LocalTree:
 
     def sizes(self, keys: Sequence[str]) -> IntArray:
         """Return the size of each file, -1 where there is none."""
-        statuses = map(self._stat, keys)
+        known = self._listed(keys) if len(keys) > _MANY else keys
+        statuses = (None if key is None else self._stat(key) for key in known)
         return np.fromiter((-1 if s is None else s.st_size for s in statuses), np.int64, len(keys))
+
+    def _listed(self, keys: Sequence[str]) -> list[str | None]:
+        """Return None in place of keys that are in no listing of their folders: of most of so many there is no file."""
+        names: dict[str, set[str]] = {}
+        found: list[str | None] = []
+        for key in keys:
+            folder, _, name = key.rpartition("/")
+            if folder not in names:
+                self._check_folder(folder)
+                try:
+                    names[folder] = set(os.listdir(self.location(folder)))
+                except _GONE:
+                    names[folder] = set()
+            found.append(key if name in names[folder] else None)
+        return found
 
 
 class UrlTree:

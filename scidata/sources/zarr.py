@@ -23,6 +23,7 @@ from scidata.errors import (
     CorruptDataError,
     RefusedError,
     ShortReadError,
+    TooLargeError,
     UnknownNameError,
     UnsupportedFormatError,
     near_matches,
@@ -40,6 +41,7 @@ _FEW = 32  # chunks that are found one by one in less time than NumPy's calls ta
 _UNKNOWN = -2
 _MAX_SIZE_BYTES = 2**24
 _MAX_INDEX_BYTES = 2**26
+_MAX_FILES = 2**22  # of one array that are looked for at once: some seconds, and more on a network
 
 
 class _Arrays(dict[str, ArrayLayout]):
@@ -341,6 +343,12 @@ def _file_sizes(state: _State, record: ArrayRecord, coordinates: IntArray) -> In
     missing = np.flatnonzero(sizes == _UNKNOWN)
     if len(missing) == 0:
         return sizes
+    if len(missing) > _MAX_FILES:
+        raise TooLargeError(
+            f"{record.layout.store}: array {record.layout.name!r} of shape {record.layout.shape} has its chunks in "
+            f"files of shape {record.file_shape}: {len(missing)} at once are too many to be looked for (at most "
+            f"{_MAX_FILES}); its metadata are damaged, or write it with larger chunks or shards, or read less at once"
+        )
     sizes[missing] = state.tree.sizes(record.keys(coordinates[missing]))
     for block, rows in _groups(linear[missing] // _SIZES_PER_BLOCK):
         known = state.sizes.get((record.prefix, block))

@@ -34,6 +34,7 @@ from scidata.errors import (
     CorruptDataError,
     RefusedError,
     ShortReadError,
+    TooLargeError,
     UnknownNameError,
     UnsupportedFormatError,
 )
@@ -1053,3 +1054,21 @@ def test_codec_arguments_are_numcodecs(tmp_path):
     g.create_array("u", shape=(4,), dtype="f4", compressors=blosc)
     (codec,) = ZarrSource(str(tmp_path)).arrays["u"].codecs
     assert codec == Codec(name="blosc", config={"cname": "zstd", "clevel": 2, "shuffle": 2, "blocksize": 0})
+
+
+@pytest.mark.parametrize("separator", [".", "/"])
+def test_very_many_files_are_found_by_listing(tmp_path, separator):
+    """Absent ones cost no call of the system each; too many to be looked for at all are refused."""
+    group = zarr.open_group(tmp_path, mode="w", zarr_format=2)
+    encoding = {"name": "v2", "separator": separator}
+    array = group.create_array("u", shape=(40_000, 2), chunks=(1, 1), dtype="u1", chunk_key_encoding=encoding)
+    array[30_000:30_003, 1] = [7, 8, 9]
+    source = ZarrSource(str(tmp_path))
+    layout = source.arrays["u"]
+    chunks = np.stack([np.repeat(np.arange(40_000), 2), np.tile([0, 1], 40_000)], axis=1)
+    refs = source.locate(layout, chunks)
+    assert np.flatnonzero(refs.path_index >= 0).tolist() == [60_001, 60_003, 60_005]
+    huge = group.create_array("v", shape=(2**22 + 1,), chunks=(1,), dtype="u1")
+    layout = ZarrSource(str(tmp_path)).arrays["v"]
+    with pytest.raises(TooLargeError, match=r"'v'.*too many to be looked for"):
+        ZarrSource(str(tmp_path)).locate(layout, np.arange(huge.shape[0])[:, None])

@@ -135,8 +135,8 @@ def process_sample(task: Task, out: str, index: int, tick: Callable[[float], Non
 
 def _ordered(task: Task, index: int) -> OrderedSample:
     """Read, check and order one sample; its cells and edges as they were read are let go before it is written."""
+    raw = task.samples[index]  # opened first: what is no sample is refused, before all below a folder is read
     inputs = tuple(map(describe_input, task.samples.inputs(index)))
-    raw = task.samples[index]
     repaired, notes = _sound(raw, task)
     return order_sample(
         raw,

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from scidata.errors import ConfigError, CorruptDataError
 from scidata.plan import as_json
-from scidata.plan.cut import Cut, Origin, find_cut
+from scidata.plan.cut import Cut, Origin, find_cut, within_memory
 from scidata.plan.pieces import Boxes, DimPieces
 from scidata.plan.spans import Reads, Spans, decoded_limit, group_reads
 from scidata.plan.tables import EncodedChunks, Pattern, Tables, encoded_table, find_tables, known_tables, spans_of
@@ -189,6 +189,7 @@ def plan_array(
     return plan_cut(layout, selection, cut, origin, refs, tuple(out_shape))
 
 
+@within_memory
 def plan_cut(
     layout: ArrayLayout,
     selection: Selection,

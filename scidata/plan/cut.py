@@ -7,20 +7,21 @@ cache; a plan only adds where the cut begins and where the chunks lie.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from scidata.errors import ConfigError
+from scidata.errors import ConfigError, SciDataError, TooLargeError
 from scidata.plan.pieces import Boxes, DimPieces, cut_dim, make_boxes, needed_chunks
 from scidata.plan.spans import chunk_shapes
 from scidata.types import ArrayLayout, IntArray, Segment, Segments, Selection
 
-__all__ = ["MAX_KEPT_ROWS", "Cut", "Memo", "Origin", "find_cut"]
+__all__ = ["MAX_KEPT_ROWS", "Cut", "Memo", "Origin", "find_cut", "within_memory"]
 
 #: Bounds of what is kept: cuts, rows of a table, segments of a dimension (more cost as much to compare as to cut).
 _MAX_CUTS = 64
@@ -29,6 +30,7 @@ _MAX_LATEST_ROWS = 1 << 16
 _MAX_SEGMENTS = 16
 
 _T = TypeVar("_T")
+_P = ParamSpec("_P")
 
 
 class Memo:
@@ -135,6 +137,27 @@ class Origin:
 _latest: tuple[ArrayLayout, Selection, tuple[Cut, Origin]] | None = None
 
 
+def within_memory(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Name the array, the first argument, for whose plan there is not enough memory: it has too many chunks or runs."""
+
+    @functools.wraps(function)
+    def wrapped(*args: _P.args, **options: _P.kwargs) -> _T:
+        try:
+            return function(*args, **options)
+        except (MemoryError, ValueError) as e:
+            too_big = isinstance(e, MemoryError) or "Maximum allowed" in str(e) or "is too big" in str(e)  # NumPy's
+            if isinstance(e, SciDataError) or not too_big:
+                raise
+            layout: Any = args[0]
+            raise TooLargeError(
+                f"{layout.store}: field {layout.name!r} of shape {layout.shape} in chunks of {layout.chunks}: planning "
+                "what is selected takes more than there is memory for; its metadata are damaged, or read less at once"
+            ) from e
+
+    return wrapped
+
+
+@within_memory
 def find_cut(layout: ArrayLayout, selection: Selection) -> tuple[Cut, Origin]:
     """Cut ``selection``, or find the same cut from another origin.
 

@@ -16,9 +16,15 @@ from typing import Any, TypeAlias
 from scidata import _retry
 from scidata._retry import Attempts, causes, is_transient, status_of
 from scidata._urls import Url, Version
-from scidata.errors import MissingDependencyError, SciDataError, ShortReadError, SourceChangedError
+from scidata.errors import (
+    MissingDependencyError,
+    SciDataError,
+    ShortReadError,
+    SourceChangedError,
+    UnsupportedFormatError,
+)
 
-__all__ = ["Fetches", "Range", "clean_error", "each", "fetch", "request", "run_each"]
+__all__ = ["Fetches", "Range", "check_document", "clean_error", "each", "fetch", "request", "run_each"]
 
 #: Requests in flight at once, and bytes that they and what has arrived but is not used yet may take, of all reads of
 #: this process together; but one request of each read is always let through.
@@ -28,6 +34,7 @@ _THREADS = 32  # for file systems of fsspec that are not asynchronous
 _MAX_FILESYSTEMS = 64
 #: Bytes a second that a server gives at the least; and bytes in flight that need no time of their own.
 _SLOWEST, _SMALL = 128 << 10, 1 << 20
+_PIECE = 256 << 10
 
 #: A URL, the first byte and the number of bytes.
 Range = tuple[Url, int, int]
@@ -174,7 +181,7 @@ class _Outcome:
     """Decides after each failure of one request: wait so long, or give up with this error."""
 
     def __init__(self, url: Url, method: str, options: dict[str, Any]) -> None:
-        known = url.seen.get(str(url)) if method == "cat_file" else None
+        known = url.seen.get(str(url)) if method == "document" else None
         own = options.get("nbytes") or (known.size if known is not None else None) or 0
         more = max(own, _current().load.nbytes) - _SMALL  # what is in flight shares the line
         limit = max(1.0, _retry.RETRY.total_wait) + max(0, more) / _SLOWEST
@@ -251,9 +258,12 @@ async def _once_async(url: Url, method: str, options: dict[str, Any], fs: Any, p
             _check_version(url, _version_of(await fs._info(path)))  # shorter since it was replaced, or truncated
             raise
         return _checked(data, url, offset, nbytes, size)
-    if method == "cat_file" and not options:
-        data, size = (await fs._cat_file(path), None) if get is None else await get(url, fs, path, None)
-        return _whole(data, url, size)
+    if method == "document":
+        most = options["most"]
+        if get is not None:
+            return _whole(*await get(url, fs, path, None, most), url)
+        check_document(url, (await fs._info(path)).get("size"), most)
+        return _whole(await fs._cat_file(path), None, url)
     return _noted(url, method, await getattr(fs, f"_{method}")(path, **options))
 
 
@@ -303,7 +313,21 @@ def _is_pinned(url: Url, known: Version, found: Version) -> bool:
     return True
 
 
-_Getter: TypeAlias = Callable[[Url, Any, str, str | None], Awaitable[tuple[bytes, int | None]]]
+def check_document(where: str, nbytes: int | None, most: int) -> None:
+    """Refuse a document that is larger than ``most`` bytes, before it is read.
+
+    Raises
+    ------
+    UnsupportedFormatError
+    """
+    if nbytes is not None and nbytes > most:
+        raise UnsupportedFormatError(
+            f"{where}: has {nbytes} bytes, but at most {most} of one metadata document are read; open the groups below "
+            "it one by one, or write smaller attributes"
+        )
+
+
+_Getter: TypeAlias = Callable[..., Awaitable[tuple[bytes, int | None]]]
 
 
 def _getter(fs: Any) -> _Getter | None:
@@ -312,7 +336,7 @@ def _getter(fs: Any) -> _Getter | None:
     return {"S3FileSystem._cat_file": _get_s3, "HTTPFileSystem._cat_file": _get_http}.get(own)
 
 
-async def _get_s3(url: Url, fs: Any, path: str, span: str | None) -> tuple[bytes, int | None]:
+async def _get_s3(url: Url, fs: Any, path: str, span: str | None, most: int | None = None) -> tuple[bytes, int | None]:
     """Read an object of S3; of a versioned bucket the version that was first seen, where that was replaced."""
     bucket, key, asked = fs.split_path(path)
     known = url.seen.get(str(url))
@@ -337,12 +361,16 @@ async def _get_s3(url: Url, fs: Any, path: str, span: str | None) -> tuple[bytes
                 options["VersionId"] = known.version
                 continue
             _check_version(url, version)
+            if most is not None:
+                check_document(url, size, most)
             return await body.read(), size
         finally:
             body.close()
 
 
-async def _get_http(url: Url, fs: Any, path: str, span: str | None) -> tuple[bytes, int | None]:
+async def _get_http(
+    url: Url, fs: Any, path: str, span: str | None, most: int | None = None
+) -> tuple[bytes, int | None]:
     """Read from a web server."""
     session = await fs.set_session()
     options = dict(fs.kwargs)
@@ -356,7 +384,14 @@ async def _get_http(url: Url, fs: Any, path: str, span: str | None) -> tuple[byt
         length = answer.headers.get("Content-Length") if answer.status == 200 and not encoded else None
         size = _total(answer.headers.get("Content-Range")) if answer.status == 206 else int(length) if length else None
         _check_version(url, _version_of(answer.headers, size))
-        return await answer.read(), size
+        if most is None:
+            return await answer.read(), size
+        data = bytearray()
+        check_document(url, size, most)
+        async for piece in answer.content.iter_chunked(_PIECE):  # not every server says how much comes
+            data += piece
+            check_document(url, len(data), most)
+        return bytes(data), size
 
 
 def _total(content_range: str | None) -> int | None:
@@ -365,7 +400,7 @@ def _total(content_range: str | None) -> int | None:
     return int(total) if total.isdecimal() else None
 
 
-def _whole(data: Any, url: Url, size: int | None) -> bytes:
+def _whole(data: Any, size: int | None, url: Url) -> bytes:
     """Check that all of an object came, as far as its size is known."""
     known = url.seen.get(str(url))
     size = known.size if size is None and known is not None else size
@@ -409,8 +444,10 @@ def _once_here(url: Url, method: str, options: dict[str, Any], fs: Any, path: st
         data = fs.cat_file(path, start=offset, end=offset + nbytes)
         size = fs.info(path).get("size") if len(data) != nbytes else None
         return _checked(data, url, offset, nbytes, size)
-    found = getattr(fs, method)(path, **options)
-    return _whole(found, url, None) if method == "cat_file" and not options else _noted(url, method, found)
+    if method == "document":
+        check_document(url, fs.info(path).get("size"), options["most"])
+        return _whole(fs.cat_file(path), None, url)
+    return _noted(url, method, getattr(fs, method)(path, **options))
 
 
 def _find(url: Url) -> tuple[Any, str, bool]:
@@ -430,7 +467,7 @@ def _start(url: Url, method: str, options: dict[str, Any]) -> Future[Any]:
 
 
 def request(url: Url, method: str, **options: Any) -> Any:
-    """Call one of fsspec's methods (``info``, ``ls``, ``cat_file``), again where it fails for a passing reason.
+    """Ask for ``info`` or ``ls``, or read a ``document`` whole; again where it fails for a passing reason.
 
     Raises
     ------

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from scidata._files import Url, is_url, retried, url_of
-from scidata._remote import each, request
+from scidata._remote import check_document, each, request
 from scidata.errors import RefusedError, UnsupportedFormatError
 from scidata.types import IntArray
 
@@ -124,7 +124,7 @@ class LocalTree:
             status = self._stat(key)
             if status is None:
                 continue
-            _check_size(self.location(key), status.st_size)
+            check_document(self.location(key), status.st_size, _MAX_METADATA_BYTES)
             found[key] = retried(self.location(key), lambda key=key: self._read(key))
         return found
 
@@ -192,9 +192,9 @@ class UrlTree:
         """Return the URL of a key."""
         return self._url.at(key)
 
-    def _each(self, keys: Sequence[str], method: str) -> list[Any]:
+    def _each(self, keys: Sequence[str], method: str, **options: Any) -> list[Any]:
         """Ask for each key; errors other than "not there" must not look like absence."""
-        found = each([self._url.at(key) for key in keys], method)
+        found = each([self._url.at(key) for key in keys], method, **options)
         for item in found:
             if isinstance(item, Exception) and not isinstance(item, _NOT_THERE):
                 raise item
@@ -202,12 +202,7 @@ class UrlTree:
 
     def get(self, keys: Sequence[str]) -> dict[str, bytes]:
         """Return the contents of those small files that exist."""
-        there = []
-        for key, info in zip(keys, self._each(keys, "info"), strict=True):
-            if not isinstance(info, Exception):
-                _check_size(self.location(key), info.get("size") or 0)
-                there.append(key)
-        contents = zip(there, self._each(there, "cat_file"), strict=True)
+        contents = zip(keys, self._each(keys, "document", most=_MAX_METADATA_BYTES), strict=True)
         return {key: bytes(content) for key, content in contents if not isinstance(content, Exception)}
 
     def folders(self, key: str) -> list[str]:
@@ -227,14 +222,6 @@ class UrlTree:
         """Return the size of each object, -1 where there is none."""
         found = self._each(keys, "info")
         return np.fromiter(map(_size_of, found), np.int64, len(keys))
-
-
-def _check_size(where: str, nbytes: int) -> None:
-    if nbytes > _MAX_METADATA_BYTES:
-        raise UnsupportedFormatError(
-            f"{where}: has {nbytes} bytes, but at most {_MAX_METADATA_BYTES} of one metadata document are read; open "
-            "the groups below it one by one, or write smaller attributes"
-        )
 
 
 def _check_name(where: str, name: str) -> None:

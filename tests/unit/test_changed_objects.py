@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import pickle
 import threading
@@ -19,7 +20,7 @@ from scidata import _retry
 from scidata._files import files
 from scidata._remote import request
 from scidata._urls import Seen, Version, url_of
-from scidata.errors import SourceChangedError
+from scidata.errors import SourceChangedError, UnsupportedFormatError
 from tests.unit._s3 import BUCKET, serve
 
 SHAPE = (6, 64, 96)
@@ -305,8 +306,34 @@ def test_a_whole_body_cut_short_is_asked_for_again(web, monkeypatch):
         self.wfile.write(b"{         ")
 
     monkeypatch.setattr(Handler, "answer", cutting)
-    assert request(url, "cat_file") == Handler.objects["/cut.json"][0]
+    assert request(url, "document", most=1000) == Handler.objects["/cut.json"][0]
     assert len(cut) == 2
+
+
+@pytest.mark.parametrize("says_length", [True, False])
+def test_a_document_that_is_too_large_is_not_read(web, monkeypatch, says_length):
+    """As its header says before its body comes, or as soon as more than the limit has come; by one request."""
+    Handler.objects["/large.json"] = b" " * 3_000_000, 0
+    url = url_of(f"http://127.0.0.1:{web}/large.json")
+    answered = []
+
+    def endless(self, *, body):
+        answered.append(self.command)
+        self.send_response(200)
+        if says_length:
+            self.send_header("Content-Length", str(1 << 40))
+        self.send_header("Connection", "close")
+        self.end_headers()
+        with contextlib.suppress(OSError):  # the reader has gone
+            for _ in range(1000):
+                self.wfile.write(b" " * 100_000)
+
+    monkeypatch.setattr(Handler, "answer", endless)
+    with pytest.raises(
+        UnsupportedFormatError, match=r"large\.json: has \d+ bytes, but at most 1000000 of one metadata"
+    ):
+        request(url, "document", most=1_000_000)
+    assert answered == ["GET"]
 
 
 def test_versions():

@@ -754,3 +754,13 @@ def test_a_damaged_global_heap_does_not_hold_hdf5_for_ever(tmp_path, damage):
     assert child.returncode == 1
     assert f"CorruptDataError: {path}: the global heap at byte" in child.stderr
     assert f"an object of {nbytes} bytes" in child.stderr
+
+
+@pytest.mark.skipif(np.dtype("g").itemsize <= 8, reason="long doubles are doubles here")
+def test_numbers_that_torch_does_not_have_are_left_out(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as h5:
+        h5["long"] = np.ones((2, 3), "g")
+        h5["u"] = np.ones((2, 3), "f8")
+    source = open_source(tmp_path / "a.h5")
+    assert list(source.arrays) == ["u"]
+    assert "torch has no such" in source.skipped["long"]

@@ -6,7 +6,6 @@ A manifest may be damaged, or made to do harm: what is wrong is said with the sa
 from __future__ import annotations
 
 import functools
-import json
 import math
 import re
 from typing import Any, NoReturn
@@ -29,6 +28,7 @@ from scidata.store.manifest import (
     dump_json,
 )
 from scidata.store.places import folder_of
+from scidata.store.streamed import Items, parse_object
 from scidata.store.treatments import TREATMENTS
 
 __all__ = ["load_manifest", "load_sample"]
@@ -328,11 +328,8 @@ def _load(raw: bytes, where: str) -> Manifest:
 
 
 def _parsed(raw: bytes, where: str) -> Any:
-    def refuse(constant: str) -> NoReturn:
-        raise ValueError(f"{constant} is no JSON")
-
     try:
-        return json.loads(raw.decode(), parse_constant=refuse)
+        return parse_object(raw.decode(), "samples")
     except UnicodeDecodeError as e:
         raise CorruptDataError(f"{where}: is not UTF-8; it is damaged: write the store again") from e
     except ValueError as e:
@@ -353,9 +350,13 @@ def _unsealed(data: Any, where: str, raw: bytes = b"") -> dict[str, Any]:
     if (seal := _SEAL.search(raw)) is not None:  # as it was written: its bytes, without making them again
         view = memoryview(raw)
         found = digest_of(view[: seal.start() + 1], view[seal.end() :])
-    if found != data["digest"] and digest_of(dump_json(rest).encode()) != data["digest"]:
+    if found != data["digest"] and digest_of(dump_json(_plain(rest)).encode()) != data["digest"]:
         raise CorruptDataError(f"{where}: does not match its own digest: it is damaged or was edited; write it again")
     return rest
+
+
+def _plain(data: dict[str, Any]) -> dict[str, Any]:
+    return {key: list(value) if isinstance(value, Items) else value for key, value in data.items()}
 
 
 def _check_text(value: Any, where: str, key: str = "") -> None:
@@ -367,7 +368,7 @@ def _check_text(value: Any, where: str, key: str = "") -> None:
             inner = f"{key}[{ascii(name)[:80]}]"
             _check_text(name, where, inner)
             _check_text(item, where, inner)
-    elif isinstance(value, list):
+    elif isinstance(value, list | Items):
         for i, item in enumerate(value):
             _check_text(item, where, f"{key}[{i}]")
 
@@ -375,7 +376,7 @@ def _check_text(value: Any, where: str, key: str = "") -> None:
 def _manifest(data: dict[str, Any], where: str) -> Manifest:
     entry = Entry(data, where, "", _MANIFEST_KEYS)
     found = data["samples"]
-    if not isinstance(found, list) or not found:
+    if not isinstance(found, Items) or not found:
         entry.wrong("samples", "a list of samples")
     fields = _Fields()
     samples = tuple(_sample(sample, f"{where}: sample {i}", fields) for i, sample in enumerate(found))

@@ -102,7 +102,7 @@ def stored_dtype(dset: Any) -> tuple[np.dtype[Any], bool]:
     if dtype.kind not in "biufc" or dtype.subdtype is not None:
         raise Unreadable(f"values of type {dtype} (compound, array or opaque) are not read")
     if dtype.itemsize > (16 if dtype.kind == "c" else 8):
-        raise Unreadable(f"values of type {dtype} are not read, since torch has no such; write them as float64")
+        raise Unreadable(f"values of type {dtype} are no real number of at most 64 bits; write them as float64")
     if tid.get_class() == h5py.h5t.ENUM:
         base = np.dtype(np.int8) if dtype.kind == "b" else np.dtype(dtype.str)  # drops the enum's metadata
         return (dtype if dtype.kind == "b" else base), tid.get_super() == h5py.h5t.py_create(base)

@@ -70,8 +70,12 @@ def _traceback_of_thread() -> None:
     thread.join()
 
 
+class _RawError(CorruptDataError):
+    __str__ = Exception.__str__  # without what escapes the text of scidata's errors
+
+
 def _escape() -> NoReturn:
-    raise CorruptDataError("field '\x1b[31mred' is damaged")
+    raise _RawError("field '\x1b[31mred' is damaged")
 
 
 def _say_nothing() -> NoReturn:

@@ -119,7 +119,7 @@ class Watch:
 
     def connect(self) -> Store:
         """Return one more connection to the store, for another thread."""
-        return self._base.clone()  # type: ignore[attr-defined]  # torch's stubs lag behind
+        return self._base.clone()  # type: ignore[attr-defined, unused-ignore]  # torch's stubs lag behind
 
     @property
     def neighbour(self) -> int:

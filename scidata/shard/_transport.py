@@ -79,7 +79,7 @@ def group_rank(group: Group) -> int:
 
 def call(function: type[Function], *args: Any) -> Tensor:
     """Apply an autograd function of one result (torch does not type ``apply``)."""
-    result: Tensor = function.apply(*args)  # type: ignore[no-untyped-call]
+    result: Tensor = function.apply(*args)  # type: ignore[no-untyped-call, unused-ignore]
     return result
 
 

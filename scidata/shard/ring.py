@@ -198,4 +198,4 @@ def ring_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | Non
     mask
         bool (True attends) or added to the scores; broadcasts over this rank's queries and the whole sequence.
     """
-    return _Ring.apply(query.contiguous(), key, value, mask, layout)  # type: ignore[no-any-return, no-untyped-call]
+    return _Ring.apply(query.contiguous(), key, value, mask, layout)  # type: ignore[no-any-return, no-untyped-call, unused-ignore]

@@ -33,7 +33,7 @@ class _SumTogether(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        return None, *_ReplicateTogether.apply(ctx.groups, *grads)  # type: ignore[no-untyped-call]
+        return None, *_ReplicateTogether.apply(ctx.groups, *grads)  # type: ignore[no-untyped-call, unused-ignore]
 
 
 class _ReplicateTogether(Function):
@@ -44,14 +44,14 @@ class _ReplicateTogether(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        return None, *_SumTogether.apply(ctx.groups, *grads)  # type: ignore[no-untyped-call]
+        return None, *_SumTogether.apply(ctx.groups, *grads)  # type: ignore[no-untyped-call, unused-ignore]
 
 
 def replicate_all(values: Sequence[Tensor], groups: Sequence[Group]) -> list[Tensor]:
     """Say that replicated values meet shards: their gradients are summed over the groups together, in one collective
     for each group and dtype, once all are there.
     """
-    return list(_ReplicateTogether.apply(groups, *values))  # type: ignore[no-untyped-call]
+    return list(_ReplicateTogether.apply(groups, *values))  # type: ignore[no-untyped-call, unused-ignore]
 
 
 def replicate_parameters(values: Sequence[Tensor], groups: Sequence[Group]) -> list[Tensor]:

@@ -202,10 +202,10 @@ def _print(report: dict[str, Any], keep: str | None) -> None:
         )
     out.print(table)
     difference = report["relative_difference"]
-    out.print(
-        f"\nagainst one process that reads whole samples, after {steps} steps, relative difference of the\n"
-        f"  loss      {difference['loss']:.1e}\n  gradient  {difference['gradient']:.1e}"
-    )
+    out.print()
+    out.print(f"against one process that reads whole samples, after {steps} steps, relative difference of the")
+    out.print(f"  loss      {difference['loss']:.1e}")
+    out.print(f"  gradient  {difference['gradient']:.1e}")
     if report["agrees"]:
         out.print(f"the same computation: both are below {TOLERANCE:.0e}", style="green")
     else:

@@ -197,12 +197,27 @@ class Others:
                 return event
         return None
 
+    def stopped(self, store: Store, iteration: int, when: str) -> Event | None:
+        """Tell all ranks of one whose process is seen to be stopped now, and return that."""
+        how = f"has given no sign of life {when}: its process is stopped"
+        is_stopped = lambda process: process.runs() is False and not process.has_ended()  # noqa: E731
+        found = self._first(store, iteration, is_stopped, how)
+        if found is not None:
+            post(store, found)
+        return found
+
     def _dead(self, store: Store, iteration: int) -> Event | None:
+        return self._first(store, iteration, ProcessId.has_ended, "has died, without a word")
+
+    def _first(self, store: Store, iteration: int, is_so: Callable[[ProcessId], bool], how: str) -> Event | None:
         for rank in self.ranks:
             if rank == self.rank or not store.check([f"rank/{rank}"]) or store.check([ended_key(rank)]):
                 continue
             record = json.loads(store.get(f"rank/{rank}"))
-            if ProcessId(**record["process"]).has_ended():
-                text = self.died(rank, record, "has died, without a word")
+            process = ProcessId(**record["process"])
+            if is_so(process):
+                if not process.has_ended():
+                    self.keep(rank, record)
+                text = self.died(rank, record, how)
                 return Event(kind="failed", rank=rank, iteration=iteration, step=-1, text=text)
         return None

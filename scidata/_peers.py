@@ -19,6 +19,10 @@ class Peers(Protocol):
         """Tell them that this item has failed, or will when it is its turn; any thread."""
         ...
 
+    def timed_out(self, step: int, error: Exception) -> Exception:
+        """Tell them that this item did not come in time; return what to raise: theirs, where they are the reason."""
+        ...
+
     def slow(self, step: int, text: str) -> None:
         """Warn that this item takes long."""
         ...

@@ -230,9 +230,9 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
             text = f"has waited {limit:g} s for sample {head.item} (step {head.number}), which is still being read"
             if warned:
                 self._readers.join_seconds = 0.0  # whoever hangs there does not hang this, too
-                error = ReadTimeoutError(f"the loader {text}: timeout={self._timeout:g}")
+                error: Exception = ReadTimeoutError(f"the loader {text}: timeout={self._timeout:g}")
                 if self._peers is not None:
-                    self._peers.failed(head.number, error)
+                    error = self._peers.timed_out(head.number, error)
                 raise error from None
             if self._peers is not None:
                 self._peers.slow(head.number, text)

@@ -160,6 +160,17 @@ class Watch:
         self.is_told = True
         return event.error()
 
+    def stopped(self, when: str) -> Exception | None:
+        """Return the error of a rank whose process is seen to be stopped; None where all run."""
+        if self._is_answered:
+            event = within(_REASON_SECONDS, lambda: self.others.stopped(self._base, self.iteration, when))
+        elif self.is_alone:
+            return None
+        else:
+            self.is_lost = True
+            event = self.others.lost(self.iteration, when)
+        return None if event is None else event.error()
+
     @property
     def _is_answered(self) -> bool:
         """Whether the store may still answer; torch prints a backtrace of its own where it is asked and does not."""
@@ -337,6 +348,17 @@ class Session:
         self._reported.add(key)
         self._watch.is_told |= not ahead
         self._inbox.put(failure(kind, self._watch.rank, self._iteration, step, error))
+
+    def timed_out(self, step: int, error: Exception) -> Exception:
+        """Return what to raise where the loop has waited too long, and tell all ranks.
+
+        A rank that was stopped meanwhile comes first: :meth:`_look_after` finds it after the same time, and those who
+        began to wait before it was stopped would be a moment faster.
+        """
+        stopped = self._watch.stopped(f"when rank {self._watch.rank} had waited {self._timeout:g} s for its data")
+        self._heard |= stopped is not None
+        self.failed(step, error)
+        return stopped or error
 
     def slow(self, step: int, text: str) -> None:
         """Tell the first rank that this one waits for its data."""

@@ -28,7 +28,7 @@ def run(*args: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_ranks_train_as_one_process_does(tmp_path: Path) -> None:
+def test_ranks_train_as_one_process_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = tmp_path / "kept"
     result = run("--ranks", 2, "--steps", 2, "--keep", kept, "--json")
     assert result.returncode == 0, result.stderr
@@ -43,6 +43,11 @@ def test_ranks_train_as_one_process_does(tmp_path: Path) -> None:
     assert sum(rank["bytes_read"] for rank in found["ranks"]) == found["bytes_whole"]
     assert all(rank["samples_read"] == 2 for rank in found["ranks"])
     assert zarr.open_group(str(kept / "weather.zarr"), mode="r")["u"].shape == (16, 3, 121, 240)
+
+    demo._print(found, str(kept))
+    shown = capsys.readouterr().out
+    assert "\\" not in shown  # a line end inside a text is shown as an escape
+    assert {"loss", "gradient"} <= {line.split()[0] for line in shown.splitlines() if line}
 
     again = run("--keep", kept)
     assert again.returncode == 1

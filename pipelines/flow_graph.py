@@ -257,7 +257,7 @@ def flow(rng: np.random.Generator, num_nodes: int) -> dict[str, Array]:
 
 
 def make(out: str, *, num_samples: int = 8, num_nodes: int = 2000, seed: int = 0) -> None:
-    """Write one HDF5 file a sample, in the layout of :mod:`scidata.topologies.graph`, each with its own mesh.
+    """Write one HDF5 file a sample, in the layout of :mod:`scidata.meshes.formats.graph`, each with its own mesh.
 
     Raises
     ------

@@ -10,79 +10,79 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from scidata import errors as errors
-    from scidata._retry import set_retry as set_retry
-    from scidata._trace import merge_traces as merge_traces
-    from scidata._trace import trace as trace
-    from scidata.combine import CombinedDataset as CombinedDataset
-    from scidata.combine import concat as concat
-    from scidata.combine import mix as mix
-    from scidata.combine import subset as subset
-    from scidata.dataset import ShardedDataset as ShardedDataset
+    from scidata.core.index_map import IndexMap as IndexMap
+    from scidata.core.trace import merge_traces as merge_traces
+    from scidata.core.trace import trace as trace
+    from scidata.data.collate import collate as collate
+    from scidata.data.combine import CombinedDataset as CombinedDataset
+    from scidata.data.combine import concat as concat
+    from scidata.data.combine import mix as mix
+    from scidata.data.combine import subset as subset
+    from scidata.data.grid_dataset import ShardedDataset as ShardedDataset
+    from scidata.data.irregular_dataset import IrregularDataset as IrregularDataset
+    from scidata.data.irregular_sample import IrregularSample as IrregularSample
+    from scidata.data.open_dataset import open_dataset as open_dataset
+    from scidata.data.sample import Sample as Sample
     from scidata.device_mesh import init_mesh as init_mesh
-    from scidata.index_map import IndexMap as IndexMap
     from scidata.interop.dtensor import from_dtensor as from_dtensor
     from scidata.interop.dtensor import to_dtensor as to_dtensor
     from scidata.interop.physicsnemo import from_physicsnemo as from_physicsnemo
     from scidata.interop.physicsnemo import to_physicsnemo as to_physicsnemo
-    from scidata.irregular import IrregularDataset as IrregularDataset
-    from scidata.irregular_sample import IrregularSample as IrregularSample
-    from scidata.loader import DataLoader as DataLoader
-    from scidata.opening import open_dataset as open_dataset
-    from scidata.partitioning import partition as partition
-    from scidata.sample import Sample as Sample
-    from scidata.sample import collate as collate
-    from scidata.sampler import DistributedSampler as DistributedSampler
+    from scidata.loader.data_loader import DataLoader as DataLoader
+    from scidata.loader.sampler import DistributedSampler as DistributedSampler
     from scidata.shard import ShardTensor as ShardTensor
     from scidata.shard import register_op as register_op
     from scidata.shard import scatter_tensor as scatter_tensor
     from scidata.shard import shard_ops as shard_ops
-    from scidata.shard.attention_ways import attention as attention
-    from scidata.shard.collectives import all_gather_v as all_gather_v
-    from scidata.shard.collectives import indexed_all_to_all_v as indexed_all_to_all_v
-    from scidata.shard.collectives import reduce_scatter_v as reduce_scatter_v
-    from scidata.shard.graph import halo_exchange as halo_exchange
+    from scidata.shard.attention.ways import attention as attention
+    from scidata.shard.comm.collectives import all_gather_v as all_gather_v
+    from scidata.shard.comm.collectives import indexed_all_to_all_v as indexed_all_to_all_v
+    from scidata.shard.comm.collectives import reduce_scatter_v as reduce_scatter_v
+    from scidata.shard.comm.rooted import gather_v as gather_v
+    from scidata.shard.comm.rooted import scatter_v as scatter_v
+    from scidata.shard.graphs.ghosts import halo_exchange as halo_exchange
     from scidata.shard.ops.graph import start_exchange as start_exchange
     from scidata.shard.parallel import no_sync as no_sync
     from scidata.shard.parallel import parallelize as parallelize
-    from scidata.shard.rooted import gather_v as gather_v
-    from scidata.shard.rooted import scatter_v as scatter_v
+    from scidata.sources.bytes.retry import set_retry as set_retry
+    from scidata.store.build.partition import partition as partition
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "CombinedDataset": "scidata.combine",
-    "DataLoader": "scidata.loader",
-    "DistributedSampler": "scidata.sampler",
-    "IndexMap": "scidata.index_map",
-    "IrregularDataset": "scidata.irregular",
-    "IrregularSample": "scidata.irregular_sample",
-    "Sample": "scidata.sample",
+    "CombinedDataset": "scidata.data.combine",
+    "DataLoader": "scidata.loader.data_loader",
+    "DistributedSampler": "scidata.loader.sampler",
+    "IndexMap": "scidata.core.index_map",
+    "IrregularDataset": "scidata.data.irregular_dataset",
+    "IrregularSample": "scidata.data.irregular_sample",
+    "Sample": "scidata.data.sample",
     "ShardTensor": "scidata.shard",
-    "ShardedDataset": "scidata.dataset",
-    "all_gather_v": "scidata.shard.collectives",
-    "attention": "scidata.shard.attention_ways",
-    "collate": "scidata.sample",
-    "concat": "scidata.combine",
+    "ShardedDataset": "scidata.data.grid_dataset",
+    "all_gather_v": "scidata.shard.comm.collectives",
+    "attention": "scidata.shard.attention.ways",
+    "collate": "scidata.data.sample",
+    "concat": "scidata.data.combine",
     "from_dtensor": "scidata.interop.dtensor",
     "from_physicsnemo": "scidata.interop.physicsnemo",
-    "gather_v": "scidata.shard.rooted",
-    "halo_exchange": "scidata.shard.graph",
-    "indexed_all_to_all_v": "scidata.shard.collectives",
+    "gather_v": "scidata.shard.comm.rooted",
+    "halo_exchange": "scidata.shard.graphs.ghosts",
+    "indexed_all_to_all_v": "scidata.shard.comm.collectives",
     "init_mesh": "scidata.device_mesh",
-    "merge_traces": "scidata._trace",
-    "mix": "scidata.combine",
+    "merge_traces": "scidata.core.trace",
+    "mix": "scidata.data.combine",
     "no_sync": "scidata.shard.parallel",
-    "open_dataset": "scidata.opening",
+    "open_dataset": "scidata.data.open_dataset",
     "parallelize": "scidata.shard.parallel",
-    "partition": "scidata.partitioning",
-    "reduce_scatter_v": "scidata.shard.collectives",
+    "partition": "scidata.store.build.partition",
+    "reduce_scatter_v": "scidata.shard.comm.collectives",
     "register_op": "scidata.shard",
     "scatter_tensor": "scidata.shard",
-    "scatter_v": "scidata.shard.rooted",
-    "set_retry": "scidata._retry",
+    "scatter_v": "scidata.shard.comm.rooted",
+    "set_retry": "scidata.sources.bytes.retry",
     "shard_ops": "scidata.shard",
-    "subset": "scidata.combine",
-    "trace": "scidata._trace",
+    "subset": "scidata.data.combine",
+    "trace": "scidata.core.trace",
     "to_dtensor": "scidata.interop.dtensor",
     "to_physicsnemo": "scidata.interop.physicsnemo",
     "start_exchange": "scidata.shard.ops.graph",

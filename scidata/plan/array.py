@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scidata.core.types import ArrayLayout, ChunkRefs, IntArray, Selection
 from scidata.errors import ConfigError, CorruptDataError
 from scidata.plan import as_json
 from scidata.plan.cut import Cut, Origin, find_cut, within_memory
 from scidata.plan.pieces import Boxes, DimPieces
 from scidata.plan.spans import Reads, Spans, decoded_limit, group_reads
 from scidata.plan.tables import EncodedChunks, Pattern, Tables, encoded_table, find_tables, known_tables, spans_of
-from scidata.types import ArrayLayout, ChunkRefs, IntArray, Selection
 
 __all__ = [
     "ArrayPlan",

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from scidata.types import ArrayLayout, ChunkRefs, Codec, Segment, Selection
+from scidata.core.types import ArrayLayout, ChunkRefs, Codec, Segment, Selection
 
 __all__ = ["inputs_from_json", "inputs_to_json"]
 

@@ -16,10 +16,10 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
+from scidata.core.types import ArrayLayout, IntArray, Segment, Segments, Selection
 from scidata.errors import ConfigError, SciDataError, TooLargeError
 from scidata.plan.pieces import Boxes, DimPieces, cut_dim, make_boxes, needed_chunks
 from scidata.plan.spans import chunk_shapes
-from scidata.types import ArrayLayout, IntArray, Segment, Segments, Selection
 
 __all__ = ["MAX_KEPT_ROWS", "Cut", "Memo", "Origin", "find_cut", "within_memory"]
 

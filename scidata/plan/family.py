@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
+from scidata.core.types import ArrayLayout, ChunkRefs, IntArray, Selection
 from scidata.plan.array import ArrayPlan, plan_array, plan_cut
 from scidata.plan.cut import MAX_KEPT_ROWS, Cut, Memo, Origin, find_cut
-from scidata.types import ArrayLayout, ChunkRefs, IntArray, Selection
 
 __all__ = ["PlanFamily"]
 

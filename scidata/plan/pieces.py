@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from scidata.core.types import IntArray, Segment, segment_table
 from scidata.errors import ConfigError
-from scidata.types import IntArray, Segment, segment_table
 
 __all__ = ["Boxes", "DimPieces", "cut_dim", "make_boxes", "needed_chunks"]
 

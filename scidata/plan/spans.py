@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from scidata._files import is_url
+from scidata.core.types import ArrayLayout, IntArray
 from scidata.plan.pieces import Boxes, DimPieces
-from scidata.types import ArrayLayout, IntArray
+from scidata.sources.bytes.files import is_url
 
 __all__ = ["Reads", "Spans", "chunk_shapes", "decoded_limit", "gap_limits", "group_reads", "make_spans"]
 

@@ -9,19 +9,11 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from scidata._files import is_url
+from scidata.core.types import ArrayLayout, ChunkRefs, IntArray
 from scidata.plan.cut import Cut, Memo
 from scidata.plan.pieces import DimPieces
-from scidata.plan.spans import (
-    Reads,
-    Spans,
-    dest_strides,
-    element_strides,
-    gap_limits,
-    group_reads,
-    make_spans,
-)
-from scidata.types import ArrayLayout, ChunkRefs, IntArray
+from scidata.plan.spans import Reads, Spans, dest_strides, element_strides, gap_limits, group_reads, make_spans
+from scidata.sources.bytes.files import is_url
 
 __all__ = ["EncodedChunks", "Pattern", "Tables", "encoded_table", "find_tables", "known_tables", "spans_of"]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from scidata.core.types import ArrayLayout, ChunkRefs, IntArray, Selection
 from scidata.plan.array import ArrayPlan, chunks_needed, plan_array
-from scidata.types import ArrayLayout, ChunkRefs, IntArray, Selection
 
 __all__ = ["PlanSummary", "ReadPlan", "summarize"]
 

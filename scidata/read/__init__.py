@@ -13,12 +13,12 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy.typing as npt
 
-from scidata._remote import Fetches
+from scidata.core.types import Decoding, Source
 from scidata.errors import ConfigError, CorruptDataError
 from scidata.plan import ArrayPlan, plan_array
 from scidata.read.context import ReadStats, Tally
 from scidata.read.execute import Execution, Task
-from scidata.types import Decoding, Source
+from scidata.sources.bytes.remote import Fetches
 
 __all__ = ["Job", "ReadStats", "read_plan", "read_plans"]
 

@@ -19,12 +19,12 @@ from crc32c import crc32c
 from numcodecs import lz4, zstd
 from numcodecs.fletcher32 import Fletcher32
 
-from scidata._checks import allocate
+from scidata.core.checks import allocate
+from scidata.core.types import Codec, IntArray
 from scidata.errors import ChecksumError, CorruptDataError, UnsupportedFormatError
 from scidata.plan.cut import Memo
 from scidata.read import blosc
 from scidata.read.blosc import Bytes
-from scidata.types import Codec, IntArray
 
 __all__ = ["Pipeline", "Scratch", "is_supported", "largest_encoded", "pipeline_of"]
 

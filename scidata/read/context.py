@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scidata import _trace
-from scidata._files import Url, files, scatter, url_of
+from scidata.core import trace
+from scidata.core.types import ChunkRefs, Decoding, IntArray, Source
 from scidata.errors import MissingChunkError, ShortReadError
 from scidata.plan import ArrayPlan
 from scidata.plan.spans import Reads, chunk_shapes, dest_strides, element_strides
@@ -21,7 +21,7 @@ from scidata.read.codecs import Scratch
 from scidata.read.convert import converter
 from scidata.read.copies import Copies
 from scidata.read.gathers import at_any_byte
-from scidata.types import ChunkRefs, Decoding, IntArray, Source
+from scidata.sources.bytes.files import Url, files, scatter, url_of
 
 __all__ = ["COPY", "DECODE", "READ", "Context", "ReadStats", "Tally", "thread_scratch"]
 
@@ -102,7 +102,7 @@ class Tally:
         )
 
 
-def _tracer(recorder: _trace.Recorder, name: str, sample: int | None) -> Callable[[str, int, int, int], None]:
+def _tracer(recorder: trace.Recorder, name: str, sample: int | None) -> Callable[[str, int, int, int], None]:
     def add(stage: str, begin: int, end: int, nbytes: int) -> None:
         recorder.add(stage, begin, end, field=name, sample=sample, bytes=nbytes)
 
@@ -139,7 +139,7 @@ class Context:
         self.item, self.out_item = plan.layout.dtype.itemsize, out.dtype.itemsize
         self.is_remote = is_remote
         self.kind = (self.out_item, self.convert.in_place)
-        self.tracer = None if _trace.active is None else _tracer(_trace.active, plan.layout.name, _trace.get_sample())
+        self.tracer = None if trace.active is None else _tracer(trace.active, plan.layout.name, trace.get_sample())
         self.arrived: dict[tuple[int, int], bytes | Exception] = {}
 
     @property

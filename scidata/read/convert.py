@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scidata.core.types import Decoding
 from scidata.plan.cut import Memo
 from scidata.read.codecs import Scratch
-from scidata.types import Decoding
 
 __all__ = ["Converter", "converter"]
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from scidata.core.types import IntArray
 from scidata.read.gathers import Gather
-from scidata.types import IntArray
 
 __all__ = ["Copies", "merge_copies"]
 

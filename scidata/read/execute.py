@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scidata._files import Url, is_url
-from scidata._remote import Range
+from scidata.core.types import Decoding, IntArray, Source
 from scidata.errors import CorruptDataError, MissingChunkError, ShortReadError
 from scidata.plan import ArrayPlan
 from scidata.plan.pieces import slice_of
@@ -19,7 +18,8 @@ from scidata.read.codecs import largest_encoded
 from scidata.read.context import COPY, READ, Context, Tally, thread_scratch
 from scidata.read.run_encoded import EncodedRun
 from scidata.read.run_raw import RawRun
-from scidata.types import Decoding, IntArray, Source
+from scidata.sources.bytes.files import Url, is_url
+from scidata.sources.bytes.remote import Range
 
 __all__ = ["Execution", "Task"]
 

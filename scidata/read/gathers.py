@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scidata.types import IntArray
+from scidata.core.types import IntArray
 
 __all__ = ["Gather", "at_any_byte"]
 

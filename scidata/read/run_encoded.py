@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from scidata._files import files, is_url
+from scidata.core.types import IntArray
 from scidata.errors import ChecksumError, CorruptDataError
 from scidata.plan.spans import Reads, dest_strides
 from scidata.plan.tables import EncodedChunks
@@ -17,7 +17,7 @@ from scidata.read import blosc
 from scidata.read.codecs import Pipeline, Scratch, check_crc32c, pipeline_of
 from scidata.read.context import COPY, DECODE, READ, Context, Tally, thread_scratch
 from scidata.read.copies import Copies, merge_copies
-from scidata.types import IntArray
+from scidata.sources.bytes.files import files, is_url
 
 __all__ = ["EncodedRun"]
 

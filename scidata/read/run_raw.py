@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scidata._files import files
+from scidata.core.types import IntArray
 from scidata.plan.spans import MAX_SPAN, MIN_DIRECT, Reads, Spans
 from scidata.read.codecs import Scratch
 from scidata.read.context import COPY, READ, Context, Tally, thread_scratch
 from scidata.read.copies import Copies, merge_copies
-from scidata.types import IntArray
+from scidata.sources.bytes.files import files
 
 __all__ = ["RawRun"]
 

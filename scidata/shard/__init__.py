@@ -1,6 +1,7 @@
 """ShardTensor: one tensor over the ranks of a domain, its op table, and the collectives and halo exchange below it."""
 
 # each of these adds its entries to the table when it is imported
+from scidata.shard.op_table import register_op, shard_ops
 from scidata.shard.ops import (  # noqa: F401
     attention,
     conv,
@@ -25,8 +26,7 @@ from scidata.shard.ops import (  # noqa: F401
     scatter,
     shapes,
 )
-from scidata.shard.ops.registry import register_op, shard_ops
-from scidata.shard.scattering import scatter_tensor
+from scidata.shard.scatter_tensor import scatter_tensor
 from scidata.shard.spec import HaloDim, ShardSpec
 from scidata.shard.tensor import ShardTensor
 

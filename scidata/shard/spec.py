@@ -19,9 +19,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from scidata import bounds as _bounds
+from scidata.core import bounds as _bounds
+from scidata.core.types import IntArray
 from scidata.errors import ConfigError, ShardLayoutError
-from scidata.types import IntArray
 
 __all__ = ["HaloDim", "MeshAxis", "ShardSpec", "axes_of", "by_axis", "keep", "kept_spec"]
 

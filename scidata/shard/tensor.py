@@ -19,13 +19,13 @@ from torch.distributed.tensor.placement_types import Placement
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from scidata.errors import ShardLayoutError, UnsupportedShardOp
-from scidata.shard import moves
-from scidata.shard._compile import keep_out_of_graphs
-from scidata.shard._functions import watch_functions
-from scidata.shard.copies import call_on_copies, version_of
-from scidata.shard.ops.registry import HANDLERS, KEEPS_REPLICATED, Handler, op_name, unsupported
-from scidata.shard.padded import exchange_halo, halo_dims, owned_of
+from scidata.shard import layouts
+from scidata.shard.compile import keep_out_of_graphs
+from scidata.shard.op_table import HANDLERS, KEEPS_REPLICATED, Handler, op_name, unsupported
+from scidata.shard.rows.padded import exchange_halo, halo_dims, owned_of
 from scidata.shard.spec import HaloDim, ShardSpec
+from scidata.shard.torch_internals import watch_functions
+from scidata.shard.views import call_on_copies, version_of
 
 __all__ = ["ShardTensor"]
 
@@ -122,9 +122,9 @@ class ShardTensor(Tensor):
         if isinstance(sharding_shapes, str):
             if sharding_shapes != "infer":
                 raise ShardLayoutError(f'sharding_shapes must be "infer" or a dict of shapes, not {sharding_shapes!r}')
-            spec = moves.infer_spec(local, device_mesh, placements)
+            spec = layouts.infer_spec(local, device_mesh, placements)
         else:
-            spec = moves.spec_of_shapes(local, device_mesh, placements, sharding_shapes)
+            spec = layouts.spec_of_shapes(local, device_mesh, placements, sharding_shapes)
         return cls(local, spec)
 
     @classmethod
@@ -135,7 +135,7 @@ class ShardTensor(Tensor):
         ----------
         padded
             Owned rows and halo in one tensor. The halo's real widths are those of
-            :func:`scidata.bounds.halo_widths`.
+            :func:`scidata.core.bounds.halo_widths`.
         halo
             What was asked for along each tensor dim; a dim that is not sharded counts as one part.
 
@@ -253,7 +253,7 @@ class ShardTensor(Tensor):
 
     def full_tensor(self) -> Tensor:
         """Return the whole tensor on each rank, plain. Collective. Its gradient is taken as replicated."""
-        return moves.gather_full(self._local, self._spec)
+        return layouts.gather_full(self._local, self._spec)
 
     def redistribute(
         self,
@@ -283,10 +283,10 @@ class ShardTensor(Tensor):
                 f"cannot redistribute from {self._spec.device_mesh} to another mesh {device_mesh}; "
                 "use full_tensor() and scatter_tensor()"
             )
-        target = moves.target_spec(self._spec, self.placements if placements is None else placements, sizes)
+        target = layouts.target_spec(self._spec, self.placements if placements is None else placements, sizes)
         if target == self._spec:
             return self
-        return ShardTensor(moves.change_layout(self._local, self._spec, target), target)
+        return ShardTensor(layouts.change_layout(self._local, self._spec, target), target)
 
     # -- autograd: all of it lives on the local part --------------------------------------------------------------
 

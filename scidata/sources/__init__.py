@@ -10,17 +10,17 @@ import posixpath
 from collections.abc import Mapping
 from typing import Any
 
-from scidata._files import Url, files, is_url, url_of
-from scidata._remote import each
+from scidata.core.types import Source
 from scidata.errors import UnsupportedFormatError, near_matches
-from scidata.types import Source
+from scidata.sources.bytes.files import Url, files, is_url, url_of
+from scidata.sources.bytes.remote import each
 
 __all__ = ["open_source"]
 
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _CLASSIC_MAGICS = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
 _ZARR_NAMES = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")
-_STORE_MARK = "manifest.json"  # as scidata.store calls it
+_STORE_MARK = "manifest.json"  # as scidata.store.format.store calls it
 _NETCDF_SUFFIXES = (".nc", ".nc4", ".cdf")
 _GONE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _FORMATS = "Zarr v2 and v3 folders, HDF5, NetCDF-4 and NetCDF-3 (classic, 64-bit offset, 64-bit data) files"
@@ -53,7 +53,7 @@ def open_source(
     name = url_of(os.fspath(path), storage_options)
     files().forget(name)  # a store written again at this path has other files behind the old names
     if _is_zarr(name):
-        from scidata.sources.zarr import ZarrSource
+        from scidata.sources.zarr.source import ZarrSource
 
         return ZarrSource(name, allow_external=allow_external)
     if not is_url(name):
@@ -71,7 +71,7 @@ def _open_file(path: str, *, allow_external: bool) -> Source:
         return NetCDF3Source(path, allow_external=allow_external)
     if _has_hdf5_signature(path, size):
         # the suffix settles the plain cases without opening the file a second time
-        from scidata.sources._hdf5_walk import has_netcdf_marks
+        from scidata.sources.hdf5.walk import has_netcdf_marks
 
         if path.lower().endswith(_NETCDF_SUFFIXES) or has_netcdf_marks(path):
             from scidata.sources.netcdf import NetCDF4Source

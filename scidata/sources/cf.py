@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from scidata.core.types import ArrayLayout, Decoding
 from scidata.errors import UnsupportedFormatError
-from scidata.types import ArrayLayout, Decoding
 
 __all__ = ["array_of", "decoding_of", "is_coordinate", "names_time", "role_of"]
 

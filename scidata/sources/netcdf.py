@@ -15,12 +15,12 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from scidata._files import Versions, files, is_url, url_of
+from scidata.core.types import ArrayLayout, ChunkRefs, IntArray
 from scidata.errors import ConfigError, ShortReadError, UnknownNameError, near_matches
-from scidata.sources._hdf5 import HDF5Base
-from scidata.sources._hdf5_walk import Naming, attribute_of, is_scale, plain_value, scale_paths, walk
-from scidata.sources._netcdf3 import Header, Variable, read_header
-from scidata.types import ArrayLayout, ChunkRefs, IntArray
+from scidata.sources.bytes.files import Versions, files, is_url, url_of
+from scidata.sources.hdf5.source import HDF5Base
+from scidata.sources.hdf5.walk import Naming, attribute_of, is_scale, plain_value, scale_paths, walk
+from scidata.sources.netcdf3 import Header, Variable, read_header
 
 __all__ = ["NetCDF3Source", "NetCDF4Source"]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from scidata.shard.moves import gather_full
+from scidata.shard.layouts import gather_full
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 

@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 import zarr
 
-from scidata.bounds import segments_of_slice
+from scidata.core.bounds import segments_of_slice
 from scidata.plan import chunks_needed, plan_array
 from scidata.read import read_plan
 from scidata.sources import open_source

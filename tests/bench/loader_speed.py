@@ -36,7 +36,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
 
 import scidata
-from scidata.pipeline_bench import decompressors, plans_of, preadv_loop
+from scidata.cli.commands.pipeline_bench import decompressors, plans_of, preadv_loop
 from scidata.testing.ranks import run_ranks
 
 try:
@@ -51,7 +51,8 @@ WORKERS = (0, 1, 2)
 LIBRARIES = ("xarray", "zarr", "h5py")
 NUM_SAMPLES = {1: 64, 10: 24, 100: 6}
 PRELOAD = [
-    "torch.distributed.tensor", "xarray", "zarr", "h5py", "scipy.spatial", "scidata.pipeline_bench", "scidata.shard",
+    "torch.distributed.tensor", "xarray", "zarr", "h5py", "scipy.spatial", "scidata.cli.commands.pipeline_bench",
+    "scidata.shard",
     "scidata.testing.ranks", "physicsnemo.datapipes", "physicsnemo.domain_parallel",
 ]  # fmt: skip
 BEGIN, END = "<!-- loader_speed: begin -->", "<!-- loader_speed: end -->"

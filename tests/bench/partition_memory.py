@@ -59,8 +59,8 @@ def make(kind: str, path: Path, scale: float) -> int:
 
 RUN = """
 import json, sys, time
-from scidata.partitioning import partition
-import h5py, zarr, scipy.spatial, scidata.partition.graph
+from scidata.store.build.partition import partition
+import h5py, zarr, scipy.spatial, scidata.meshes.order.csr
 def peak():  # not ru_maxrss, which begins at the peak of the process that began this one
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))

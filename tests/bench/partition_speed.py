@@ -22,14 +22,14 @@ from typing import Any, TypeVar
 import numpy as np
 from scipy.spatial import Delaunay
 
-from scidata.partition.cells import cell_owner, edges_of_cells
-from scidata.partition.cuts import cut_bounds
-from scidata.partition.graph import CSR, csr_from_edges, khop_ghosts, symmetrise
-from scidata.partition.hilbert import hilbert_keys, order_hilbert
-from scidata.partition.metis import order_metis
-from scidata.partition.neighbours import knn_edges
-from scidata.partition.quality import quality_of_parts
-from scidata.partition.rcb import order_rcb
+from scidata.meshes.order.cells import cell_owner, edges_of_cells
+from scidata.meshes.order.csr import CSR, csr_from_edges, khop_ghosts, symmetrise
+from scidata.meshes.order.cuts import cut_bounds
+from scidata.meshes.order.hilbert import hilbert_keys, order_hilbert
+from scidata.meshes.order.metis import order_metis
+from scidata.meshes.order.neighbours import knn_edges
+from scidata.meshes.order.quality import quality_of_parts
+from scidata.meshes.order.rcb import order_rcb
 
 T = TypeVar("T")
 

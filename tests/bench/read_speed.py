@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 import zarr
 
-from scidata.bench import bench_path
+from scidata.cli.commands.bench import bench_path
 
 COLUMNS = ("slicing", "library", "scidata", "scidata threads")
 

@@ -27,7 +27,7 @@ import zarr
 from scipy.spatial import Delaunay
 
 import scidata
-from scidata.store_reader import StoreReader
+from scidata.store.reading.reader import StoreReader
 
 FIELDS = {"velocity": 3, "pressure": 1, "history": 8}
 

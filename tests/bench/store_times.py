@@ -17,7 +17,7 @@ import h5py
 import numpy as np
 
 import scidata
-from scidata.store_reader import StoreReader
+from scidata.store.reading.reader import StoreReader
 
 
 def write_raw(path: str, num_nodes: int, num_times: int) -> None:

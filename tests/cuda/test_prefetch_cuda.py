@@ -13,10 +13,10 @@ import torch
 import torch.utils.data
 
 import scidata
-from scidata.loader import DataLoader
-from scidata.prefetch import BufferRing, DeviceCopier, Prefetcher, SideStream, Staging
-from scidata.sample import Sample
-from scidata.types import BufferSpec
+from scidata.core.types import BufferSpec
+from scidata.data.sample import Sample
+from scidata.loader.data_loader import DataLoader
+from scidata.loader.prefetch.prefetcher import BufferRing, DeviceCopier, Prefetcher, SideStream, Staging
 
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
@@ -187,10 +187,10 @@ def test_making_things_does_not_start_cuda() -> None:
     code = """
 import numpy as np, torch
 import scidata
-from scidata.loader import DataLoader
-from scidata.prefetch import BufferRing, DeviceCopier, Prefetcher, SideStream, Staging
-from scidata.sample import Sample
-from scidata.types import BufferSpec
+from scidata.loader.data_loader import DataLoader
+from scidata.loader.prefetch.prefetcher import BufferRing, DeviceCopier, Prefetcher, SideStream, Staging
+from scidata.data.sample import Sample
+from scidata.core.types import BufferSpec
 ring = BufferRing({"u": BufferSpec(shape=(4,), dtype=np.dtype("f4"))}, capacity=3, pin_memory=True)
 p = Prefetcher([[0]], lambda i, out: None, ring, copier=DeviceCopier(ring, torch.device("cuda", 0)))
 assert not torch.cuda.is_initialized()

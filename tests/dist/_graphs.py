@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from scidata.index_map import IndexMap
-from scidata.shard.parts import Parts
+from scidata.core.index_map import IndexMap
+from scidata.shard.graphs.parts import Parts
 
 #: Sizes of the parts of the 11 nodes: even, one node, empty.
 LAYOUTS = {1: [(11,)], 2: [(6, 5), (10, 1), (0, 11)], 3: [(4, 4, 3), (5, 1, 5), (6, 0, 5)], 4: [(3, 0, 1, 7)]}

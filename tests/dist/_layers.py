@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
 
-import scidata.shard._transport as transport
+import scidata.shard.comm.transport as transport
 from scidata.shard import ShardSpec
 from scidata.testing.oracle import assert_like_one_process
 

@@ -5,17 +5,17 @@ import torch
 import torch.distributed as dist
 
 from scidata.errors import ConfigError, ShardLayoutError
-from scidata.shard.collectives import (
+from scidata.shard.comm.collectives import (
     all_gather_v,
     all_reduce_max,
     all_reduce_min,
-    all_reduce_sum,
     indexed_all_to_all_v,
     reduce_scatter_v,
     replicate_to_shards,
     slice_to_shard,
 )
-from scidata.shard.rooted import gather_v, scatter_v
+from scidata.shard.comm.rooted import gather_v, scatter_v
+from scidata.shard.comm.sums import all_reduce_sum
 from scidata.testing import run_ranks
 
 SIZES = {1: [(4,)], 2: [(4, 1), (0, 3), (2, 2)], 3: [(1, 4, 2), (3, 0, 0), (0, 0, 2), (2, 2, 2)]}

@@ -15,8 +15,9 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import scidata
 from scidata.errors import ConfigError
-from scidata.shard.collectives import all_reduce_sum, group_rank, group_size, slice_to_shard
-from scidata.shard.halo import halo_exchange_dim, halo_reduce_dim
+from scidata.shard.comm.collectives import group_rank, group_size, slice_to_shard
+from scidata.shard.comm.sums import all_reduce_sum
+from scidata.shard.rows.halo import halo_exchange_dim, halo_reduce_dim
 from scidata.testing import run_ranks
 
 SIZES = {1: [(4,)], 2: [(4, 1), (0, 3)], 3: [(1, 4, 2), (0, 0, 2)], 4: [(3, 0, 1, 2), (0, 1, 4, 0)]}

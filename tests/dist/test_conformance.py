@@ -13,7 +13,7 @@ from torch.distributed.tensor import Replicate, Shard
 
 import scidata.shard.tensor as shard_tensor
 from scidata.shard import ShardSpec
-from scidata.shard.ops.registry import HANDLERS, op_name
+from scidata.shard.op_table import HANDLERS, op_name
 from scidata.testing import run_ranks
 from scidata.testing.oracle import assert_like_one_process
 

@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from scidata.device_mesh import axis_rank, domain_mesh, init_mesh
 from scidata.errors import ConfigError
-from scidata.sampler import DistributedSampler
-from scidata.shard.agreement import check_agreement
+from scidata.loader.sampler import DistributedSampler
+from scidata.shard.comm.agreement import check_agreement
 from scidata.testing import run_ranks
 
 RANKS = pytest.mark.parametrize("num_ranks", [1, 2, 3])

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from scidata.interop.pyg import to_pyg
-from scidata.shard.graph import _Flight
-from scidata.shard.parts import call_on_parts
+from scidata.shard.graphs.ghosts import _Flight
+from scidata.shard.graphs.parts import call_on_parts
 from scidata.testing import run_ranks
 
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode has no path of the tests

@@ -12,13 +12,13 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
+from scidata.core.index_map import IndexMap
 from scidata.errors import ShardLayoutError, UnsupportedShardOp
-from scidata.index_map import IndexMap
 from scidata.shard import ShardTensor
-from scidata.shard.graph import ghost_exchange, halo_exchange, node_tensor, start_halo_exchange
-from scidata.shard.moves import gather_full
-from scidata.shard.parts import call_on_parts
-from scidata.shard.routed import RoutedIndex, edge_tensor, route_edges
+from scidata.shard.graphs.ghosts import ghost_exchange, halo_exchange, node_tensor, start_halo_exchange
+from scidata.shard.graphs.parts import call_on_parts
+from scidata.shard.graphs.routed import RoutedIndex, edge_tensor, route_edges
+from scidata.shard.layouts import gather_full
 from scidata.testing import run_ranks
 
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode has no path of the tests
@@ -31,7 +31,7 @@ class Spy:
     NAMES = ("all_to_all_single", "all_gather_into_tensor", "all_gather_single", "all_reduce", "broadcast")
 
     def __enter__(self):
-        import scidata.shard._transport as transport
+        import scidata.shard.comm.transport as transport
 
         self.counts, self.kept = {}, []
         for module, name in [*((dist, name) for name in self.NAMES), (transport, "_all_gather")]:

@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from scidata.bounds import window
+from scidata.core.bounds import window
 from scidata.errors import ConfigError, ShardLayoutError
-from scidata.shard.collectives import all_reduce_sum
-from scidata.shard.halo import halo_exchange_dim, halo_reduce_dim
+from scidata.shard.comm.sums import all_reduce_sum
+from scidata.shard.rows.halo import halo_exchange_dim, halo_reduce_dim
 from scidata.testing import fake_group, run_ranks
 
 SIZES = {1: [(4,)], 2: [(4, 1), (0, 3), (2, 2)], 3: [(1, 4, 2), (3, 0, 1), (0, 0, 2), (1, 1, 1), (0, 0, 0)]}

@@ -13,7 +13,7 @@ from scipy.spatial import Delaunay
 
 import scidata
 from scidata.errors import ConfigError, UnknownNameError, UnsupportedFormatError
-from scidata.partitioning import partition
+from scidata.store.build.partition import partition
 from scidata.testing import run_ranks
 
 SIZES = (130, 47)

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from scipy.spatial import Delaunay
 
 import scidata
-from scidata.partitioning import partition
-from scidata.shard.graph import ghost_exchange
+from scidata.shard.graphs.ghosts import ghost_exchange
+from scidata.store.build.partition import partition
 from scidata.testing import run_ranks
 
 
@@ -59,7 +59,7 @@ def once_per_topology(rank, num_ranks, path):
     assert cost[1] == 1 < cost[0] == cost[2]
     exchanges = [ghost_exchange(s.index_map("node"), group) for s in (kept[0], kept[2])]
     assert exchanges[0] is ghost_exchange(kept[1].index_map("node"), group)
-    graph = importlib.import_module("scidata.shard.graph")  # scidata.shard.ops has a module of that name, too
+    graph = importlib.import_module("scidata.shard.graphs.ghosts")  # scidata.shard.ops has a module of that name, too
     graph.MAX_KEPT_BYTES = exchanges[0].nbytes + exchanges[1].nbytes
     fresh = scidata.open_dataset(path, mesh, halo=1, ghosts="exchange", cache_bytes=0 if rank == 1 else None)
     for index in (0, 1, 3, 0, 4, 1, 3):  # ranks evict alike, or one would hang here

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import scidata
 from scidata.errors import ConfigError, UnsupportedShardOp
-from scidata.partitioning import partition
+from scidata.store.build.partition import partition
 from scidata.testing import run_ranks
 
 gnn = pytest.importorskip("torch_geometric.nn", reason="its layers are what is tested")

@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from scidata import open_dataset
 from scidata.device_mesh import init_mesh
 from scidata.errors import ConfigError
-from scidata.loader import DataLoader
-from scidata.sampler import DistributedSampler
+from scidata.loader.data_loader import DataLoader
+from scidata.loader.sampler import DistributedSampler
 from scidata.shard import ShardTensor
 from scidata.testing import run_ranks
 

@@ -6,9 +6,9 @@ import pytest
 import torch.distributed as dist
 
 import scidata
-from scidata.partitioning import partition
 from scidata.plan.spans import MAX_GAP
-from scidata.store import open_store
+from scidata.store.build.partition import partition
+from scidata.store.format.store import open_store
 from scidata.testing import fake_group
 from tests._collectives import Collectives
 

@@ -16,8 +16,9 @@ from torch.utils._pytree import tree_leaves
 
 import scidata
 from scidata.errors import ConfigError, UnsupportedShardOp
-from scidata.shard import ShardSpec, blocks
-from scidata.shard.attention_ways import chosen_way
+from scidata.shard import ShardSpec
+from scidata.shard.attention import blocks
+from scidata.shard.attention.ways import chosen_way
 from scidata.testing import run_ranks
 from scidata.testing.oracle import assert_like_one_process, shard_of
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import Shard
 
-from scidata.bounds import window
+from scidata.core.bounds import window
 from scidata.errors import UnsupportedShardOp
 from scidata.shard import HaloDim, ShardSpec, ShardTensor
 from scidata.testing import run_ranks

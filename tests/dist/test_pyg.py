@@ -13,9 +13,9 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from scidata.errors import ConfigError, MissingDependencyError, ShardLayoutError, UnsupportedShardOp
 from scidata.shard import ShardTensor
-from scidata.shard.graph import halo_exchange
-from scidata.shard.moves import gather_full
-from scidata.shard.parts import call_on_parts
+from scidata.shard.graphs.ghosts import halo_exchange
+from scidata.shard.graphs.parts import call_on_parts
+from scidata.shard.layouts import gather_full
 from scidata.testing import run_ranks
 
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode has no path of the tests

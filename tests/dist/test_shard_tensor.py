@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 
-from scidata.bounds import window
+from scidata.core.bounds import window
 from scidata.errors import ShardLayoutError, UnsupportedShardOp
 from scidata.shard import HaloDim, ShardSpec, ShardTensor, scatter_tensor, shard_ops
 from scidata.testing import run_ranks

@@ -15,7 +15,7 @@ from torch.distributed.tensor import Shard
 import scidata
 from scidata.errors import UnsupportedShardOp
 from scidata.interop.pyg import to_pyg
-from scidata.shard.moves import gather_full
+from scidata.shard.layouts import gather_full
 from scidata.testing import run_ranks
 
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode has no path of the tests

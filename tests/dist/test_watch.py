@@ -21,10 +21,10 @@ import torch
 import torch.distributed as dist
 
 import scidata
+from scidata.core.types import BufferSpec
+from scidata.data.sample import Sample
 from scidata.errors import ConfigError, CorruptDataError, RankFailedError, ReadTimeoutError
-from scidata.sample import Sample
 from scidata.testing import RankError, run_ranks
-from scidata.types import BufferSpec
 
 N = 40
 

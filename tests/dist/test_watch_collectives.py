@@ -19,11 +19,11 @@ import torch.distributed as dist
 from torch.distributed.tensor import Shard
 
 import scidata
-from scidata import _stuck
+from scidata.core.types import BufferSpec
+from scidata.data.sample import Sample
+from scidata.device_mesh import groups
 from scidata.errors import CorruptDataError, RankFailedError, ReadTimeoutError, WorkerDiedError
-from scidata.sample import Sample
 from scidata.testing import RankError, run_ranks
-from scidata.types import BufferSpec
 
 N, BAD = 12, 5  # which is the last dp rank's, of 1, 2 or 3
 
@@ -163,7 +163,7 @@ def waits_for_one_of_two(rank: int, num_ranks: int, folder: str) -> None:
     if rank == 1:
         time.sleep(20)  # and is ended by the parent
     time.sleep(0.5)
-    threading.Timer(0.2, _stuck.break_groups).start()
+    threading.Timer(0.2, groups.break_groups).start()
     began = time.monotonic()
     with pytest.raises(RuntimeError):
         dist.recv(torch.zeros(1), src=1)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import zarr
 
-from scidata._cli import demo
+from scidata.cli import demo
 from scidata.errors import LauncherError
 
 ROOT = Path(__file__).parents[2]

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 import scidata
 from pipelines import era5_grid, flow_graph, surface_points, ugrid_mesh
-from scidata.cli import app
+from scidata.cli.app import app
 from scidata.testing import make_grid
 
 ROOT = Path(__file__).parents[2]

@@ -275,7 +275,7 @@ def main() -> int:
     with contextlib.suppress(ImportError):
         import torch.distributed.tensor  # noqa: F401  # before the ranks are forked
 
-        import scidata.loader  # noqa: F401
+        import scidata.loader.data_loader  # noqa: F401
     outcomes: dict[tuple[str, str, int], list[Outcome]] = {}
     began = time.time()
     with removed_at_the_end() as folder:

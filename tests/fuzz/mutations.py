@@ -17,7 +17,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from scidata.store.manifest import dump_json
+from scidata.store.format.manifest import dump_json
 from tests.fuzz.seeds import Seed, Span
 
 __all__ = ["MUTATIONS", "Damage", "damage"]

@@ -15,11 +15,11 @@ from unittest import mock
 import numpy as np
 
 import scidata
-import scidata._cli.partitioning
+import scidata.cli.partitioning
 import scidata.read.codecs
 import scidata.read.run_encoded
 from scidata.errors import CorruptDataError
-from scidata.store_reader import StoreReader
+from scidata.store.reading.reader import StoreReader
 from tests.fuzz.run import Case, Limits, Runner, prepare, run_cases, scratch
 
 __all__ = ["run_planted"]
@@ -120,7 +120,7 @@ def _other_values() -> Iterator[None]:
 @contextlib.contextmanager
 def _unverified() -> Iterator[None]:
     """``scidata verify`` finds everything sound."""
-    with mock.patch.object(scidata._cli.partitioning, "verify", return_value=None):
+    with mock.patch.object(scidata.cli.partitioning, "verify", return_value=None):
         yield
 
 

@@ -19,12 +19,12 @@ import torch
 import typer.main
 
 import scidata
-import scidata.cli
-from scidata.dataset import ShardedDataset
+import scidata.cli.app
+from scidata.data.grid_dataset import ShardedDataset
 from scidata.errors import SciDataError
-from scidata.grid_reader import GridReader
-from scidata.points_reader import PointsReader
-from scidata.store_reader import StoreReader
+from scidata.grids.reader import GridReader
+from scidata.store.raw_points.reader import PointsReader
+from scidata.store.reading.reader import StoreReader
 from tests.fuzz.seeds import Seed
 
 __all__ = ["STEPS", "Step", "run_step", "threads_left"]
@@ -150,8 +150,8 @@ def _partition(path: Any, seed: Seed, step: Step, threads: int) -> None:
         store.close()
 
 
-#: As ``scidata.cli.main`` makes it, but once: that takes longer than most commands.
-_SCIDATA = typer.main.get_command(scidata.cli.app)
+#: As ``scidata.cli.app.main`` makes it, but once: that takes longer than most commands.
+_SCIDATA = typer.main.get_command(scidata.cli.app.app)
 
 
 def _command(*words: str) -> Callable[[Any, Seed, Step, int], None]:

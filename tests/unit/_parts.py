@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from scidata.partition.cells import edges_of_cells
-from scidata.partition.dual import cell_centres, edges_across_faces
-from scidata.partition.graph import khop_ghosts
-from scidata.partition.neighbours import knn_edges, radius_edges
-from scidata.raw_sample import parse_edges
-from scidata.store import open_store
-from scidata.store_reader import StoreReader
-from scidata.topology import read_samples
+from scidata.meshes.order.cells import edges_of_cells
+from scidata.meshes.order.csr import khop_ghosts
+from scidata.meshes.order.dual import cell_centres, edges_across_faces
+from scidata.meshes.order.neighbours import knn_edges, radius_edges
+from scidata.meshes.sample import parse_edges
+from scidata.meshes.samples import read_samples
+from scidata.store.format.store import open_store
+from scidata.store.reading.reader import StoreReader
 
 
 def random_bounds(num_rows, num_parts, rng):

@@ -8,9 +8,9 @@ import pytest
 import zarr
 
 import scidata
-from scidata.bench import bench_path
+from scidata.cli.commands.bench import bench_path
+from scidata.cli.commands.pipeline_bench import bench_pipeline, decompressors, plans_of, preadv_loop
 from scidata.errors import ConfigError, UnknownNameError
-from scidata.pipeline_bench import bench_pipeline, decompressors, plans_of, preadv_loop
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scidata import bounds
-from scidata.bounds import (
+from scidata.core import bounds
+from scidata.core.bounds import (
     chunk_bounds,
     compose,
     even_bounds,
@@ -16,8 +16,8 @@ from scidata.bounds import (
     weighted_bounds,
     window,
 )
+from scidata.core.types import Segment, SegmentTable
 from scidata.errors import ConfigError
-from scidata.types import Segment, SegmentTable
 
 
 def rows_of(segments):

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from scidata.core.types import ArrayLayout
 from scidata.errors import UnsupportedFormatError
 from scidata.sources import open_source
 from scidata.sources.cf import decoding_of, is_coordinate, role_of
-from scidata.types import ArrayLayout
 
 xr = pytest.importorskip("xarray", reason="the oracle of CF decoding")
 

@@ -16,11 +16,11 @@ import pytest
 import zarr
 
 import scidata
-from scidata import _retry
-from scidata._files import files
-from scidata._remote import request
-from scidata._urls import Seen, Version, url_of
+from scidata.core.urls import Seen, Version, url_of
 from scidata.errors import SourceChangedError, UnsupportedFormatError
+from scidata.sources.bytes import retry
+from scidata.sources.bytes.files import files
+from scidata.sources.bytes.remote import request
 from tests.unit._s3 import BUCKET, serve
 
 SHAPE = (6, 64, 96)
@@ -167,7 +167,7 @@ def web():
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch):
-    monkeypatch.setattr(_retry, "RETRY", _retry.Retry(attempts=3, first_wait=0.001))
+    monkeypatch.setattr(retry, "RETRY", retry.Retry(attempts=3, first_wait=0.001))
 
 
 @pytest.fixture(params=["s3", "etag", "time"])

@@ -20,11 +20,11 @@ import zarr
 from typer.testing import CliRunner
 
 from scidata import __version__
-from scidata.cli import app
-from scidata.grid import make_partition
-from scidata.grid_reader import GridReader
-from scidata.inspect import inspect_store
-from scidata.plot import PlotAxis, _halo_boxes, plane_of
+from scidata.cli.app import app
+from scidata.cli.commands.inspect import inspect_store
+from scidata.cli.commands.plot_grid import PlotAxis, _halo_boxes, plane_of
+from scidata.grids.partition import make_partition
+from scidata.grids.reader import GridReader
 from scidata.testing import make_grid
 
 ROOT = Path(__file__).parents[2]
@@ -84,7 +84,7 @@ def write_metadata_only(path: Path, shape: tuple[int, ...], chunks: tuple[int, .
 def test_help_imports_nothing_heavy() -> None:
     heavy = ("torch", "zarr", "h5py", "numcodecs", "matplotlib", "numpy", "scipy")
     code = (
-        "import sys\nfrom typer.testing import CliRunner\nfrom scidata.cli import app\n"
+        "import sys\nfrom typer.testing import CliRunner\nfrom scidata.cli.app import app\n"
         "r = CliRunner().invoke(app, ['--help'])\nassert r.exit_code == 0 and 'inspect' in r.stdout\n"
         f"print([m for m in {heavy} if m in sys.modules])"
     )

@@ -16,8 +16,8 @@ import pytest
 from scipy.spatial import Delaunay
 from typer.testing import CliRunner
 
-from scidata.cli import app
-from scidata.store import is_store, open_store
+from scidata.cli.app import app
+from scidata.store.format.store import is_store, open_store
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,14 +14,14 @@ import pytest
 from scipy.spatial import Delaunay, cKDTree
 from typer.testing import CliRunner
 
-from scidata import plot_store
-from scidata.cli import app
+from scidata.cli.app import app
+from scidata.cli.commands import plot_store
+from scidata.cli.commands.inspect import inspect_store
 from scidata.errors import UnsupportedFormatError
-from scidata.inspect import inspect_store
-from scidata.partition.graph import khop_ghosts
-from scidata.partitioning import partition
-from scidata.store import open_store
-from scidata.store_reader import StoreReader
+from scidata.meshes.order.csr import khop_ghosts
+from scidata.store.build.partition import partition
+from scidata.store.format.store import open_store
+from scidata.store.reading.reader import StoreReader
 from scidata.testing import make_grid
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
@@ -354,7 +354,7 @@ def colours_in(path: Path, num_ranks: int) -> list[float]:
     """Return the share of the map that has each rank's colour."""
     from matplotlib.image import imread
 
-    from scidata.plot import colours_of
+    from scidata.cli.commands.plot_grid import colours_of
 
     image = imread(path)[:, : int(0.84 * imread(path).shape[1]), :3]  # without the legend
     pale = plot_store._pale(np.array([colour[:3] for colour in colours_of(num_ranks)]))

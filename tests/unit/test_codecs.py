@@ -13,10 +13,10 @@ from google_crc32c import value as crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scidata.core.types import Codec
 from scidata.errors import ChecksumError, CorruptDataError, UnsupportedFormatError
 from scidata.read import blosc
 from scidata.read.codecs import Pipeline, Scratch, is_supported
-from scidata.types import Codec
 
 
 def noise(size, seed=0):

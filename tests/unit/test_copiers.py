@@ -16,9 +16,9 @@ import pytest
 import torch
 
 import scidata
-from scidata.loader import DataLoader
-from scidata.prefetch import PartCopier, Prefetcher, SlotRing, Staging
-from scidata.store_reader import StoreReader
+from scidata.loader.data_loader import DataLoader
+from scidata.loader.prefetch.prefetcher import PartCopier, Prefetcher, SlotRing, Staging
+from scidata.store.reading.reader import StoreReader
 
 NUM_ROWS = [5, 0, 70, 71, 3, 200, 200, 1, 90, 12]
 

@@ -18,11 +18,11 @@ import zarr
 from typer.testing import CliRunner
 
 import scidata
-from scidata import _retry
-from scidata._retry import causes
-from scidata._urls import Url, public_text, url_of
-from scidata.cli import app
+from scidata.cli.app import app
+from scidata.core.urls import Url, public_text, url_of
 from scidata.errors import ConfigError
+from scidata.sources.bytes import retry
+from scidata.sources.bytes.retry import causes
 from tests.unit._s3 import SECRET, serve
 
 CANARY = "canary-7f3e9b21c4"
@@ -31,7 +31,7 @@ VALUES = np.arange(4 * 8 * 8, dtype="f4").reshape(4, 8, 8)
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch):
-    monkeypatch.setattr(_retry, "RETRY", _retry.Retry(attempts=3, first_wait=0.001))
+    monkeypatch.setattr(retry, "RETRY", retry.Retry(attempts=3, first_wait=0.001))
 
 
 class _Guarded(http.server.SimpleHTTPRequestHandler):

@@ -23,9 +23,9 @@ import zarr
 from typer.testing import CliRunner
 
 import scidata
-from scidata import _retry
-from scidata.cli import app
+from scidata.cli.app import app
 from scidata.sources import open_source
+from scidata.sources.bytes import retry
 
 CANARY = "canary-51d09be2aa"
 N = 300
@@ -33,7 +33,7 @@ N = 300
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch):
-    monkeypatch.setattr(_retry, "RETRY", _retry.Retry(attempts=3, first_wait=0.001))
+    monkeypatch.setattr(retry, "RETRY", retry.Retry(attempts=3, first_wait=0.001))
 
 
 class Guarded(http.server.SimpleHTTPRequestHandler):

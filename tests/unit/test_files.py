@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from scidata import _files
-from scidata._files import FileCache
+from scidata.sources.bytes import files
+from scidata.sources.bytes.files import FileCache
 from tests.faults.descriptors import data_sets, run_apart
 
 
@@ -37,7 +37,7 @@ def test_a_descriptor_stays_open_while_it_is_read(tmp_path: Path, monkeypatch: p
             cache.read_into(path, 0, [buffer])
         return bytes(buffer)
 
-    monkeypatch.setattr(_files.os, "preadv", late)
+    monkeypatch.setattr(files.os, "preadv", late)
     with ThreadPoolExecutor(1) as pool:
         for method in ("read_at_once", "read_each", "read_into"):
             reached.clear()
@@ -68,6 +68,6 @@ def test_readers_wait_for_a_descriptor(tmp_path: Path, monkeypatch: pytest.Monke
             raise OSError(24, "Too many open files", path)
         return opened(path, *args)
 
-    monkeypatch.setattr(_files.os, "open", scarce)
+    monkeypatch.setattr(files.os, "open", scarce)
     assert bytes(FileCache().read(str(tmp_path / "a"), 0, 1)) == b"a"
     assert len(tries) == 4

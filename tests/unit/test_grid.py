@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from scidata.errors import ConfigError, UnknownNameError
-from scidata.grid import make_partition
+from scidata.grids.partition import make_partition
 
 SIZES = {"time": 4, "level": 3, "latitude": 241, "longitude": 480}
 

@@ -10,7 +10,7 @@ import pytest
 import xarray as xr
 
 from scidata.errors import ConfigError, FieldMismatchError, SourceChangedError, UnknownNameError
-from scidata.grid_reader import GridReader
+from scidata.grids.reader import GridReader
 from scidata.testing import GRID_FORMATS, make_grid
 
 REAL = Path(__file__).parents[2].parent / "shared" / "data" / "eraint_uvz.nc"

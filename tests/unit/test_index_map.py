@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scidata.core.index_map import IndexMap
 from scidata.errors import ConfigError
-from scidata.index_map import IndexMap
 
 
 @st.composite

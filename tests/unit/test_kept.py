@@ -11,10 +11,10 @@ from scipy.spatial import Delaunay
 
 import scidata
 from scidata.errors import ConfigError
-from scidata.partitioning import partition
-from scidata.store.kept import Kept
-from scidata.store.rows import RowAccess
-from scidata.store_reader import StoreReader
+from scidata.store.build.partition import partition
+from scidata.store.format.kept import Kept
+from scidata.store.reading.reader import StoreReader
+from scidata.store.reading.rows import RowAccess
 
 INDEX_ARRAYS = ("csr/indptr", "csr/src", "cell/offsets", "cell/connectivity", "cell/type")
 

@@ -18,10 +18,11 @@ import torch
 import torch.utils.data
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
+from scidata.core.types import BufferSpec
+from scidata.data.collate import collate
+from scidata.data.sample import Sample
 from scidata.errors import ConfigError, ReadTimeoutError
-from scidata.loader import DataLoader
-from scidata.sample import Sample, collate
-from scidata.types import BufferSpec
+from scidata.loader.data_loader import DataLoader
 
 N, SHAPE = 11, (3, 4)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from scidata._depth import Depth
+from scidata.loader.prefetch.depth import Depth
 
 MIB = 2**20
 
@@ -56,9 +56,9 @@ def test_a_loader_reads_as_far_ahead_as_it_needs(tmp_path: Any) -> None:
     import numpy as np
     import torch
 
-    from scidata.loader import DataLoader
-    from scidata.sample import Sample
-    from scidata.types import BufferSpec
+    from scidata.core.types import BufferSpec
+    from scidata.data.sample import Sample
+    from scidata.loader.data_loader import DataLoader
 
     ahead: list[int] = []
     taken = threading.Event()

@@ -17,9 +17,9 @@ import pytest
 import torch
 import torch.utils.data
 
+from scidata.data.sample import Sample
 from scidata.errors import ConfigError
-from scidata.loader import DataLoader
-from scidata.sample import Sample
+from scidata.loader.data_loader import DataLoader
 
 N = 11
 

@@ -23,7 +23,7 @@ def peak():
 READ = """
 import json, sys
 import numpy as np
-from scidata.grid_reader import GridReader
+from scidata.grids.reader import GridReader
 reader = GridReader(sys.argv[1], axis_sizes={"domain": 8}, shard={"latitude": "domain"}, fields=["u"])
 coordinate = reader.partition.coordinate(3)
 (spec,) = reader.buffer_specs(coordinate).values()
@@ -99,8 +99,8 @@ def test_peak_memory_is_the_part_and_a_constant(make, tmp_path):
 PARTITION = """
 import json, sys
 import h5py, scipy.spatial, zarr
-import scidata.partition.graph
-from scidata.partitioning import partition
+import scidata.meshes.order.csr
+from scidata.store.build.partition import partition
 before = peak()
 report = partition(sys.argv[1], sys.argv[2], keep="duplicate_edges")
 print(json.dumps({"grown": peak() - before, "edges": report.counts["edge"]}))

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from scipy.spatial import Delaunay
 
 from scidata.errors import FieldMismatchError
-from scidata.partition.cells import edges_of_cells
-from scidata.partition.mesh_edges import along_mesh_edges
-from scidata.partitioning import partition
-from scidata.store import open_store, verify
-from scidata.store_reader import StoreReader
+from scidata.meshes.order.cells import edges_of_cells
+from scidata.meshes.order.mesh_edges import along_mesh_edges
+from scidata.store.build.partition import partition
+from scidata.store.format.store import open_store, verify
+from scidata.store.reading.reader import StoreReader
 
 netCDF4 = pytest.importorskip("netCDF4", reason="writes the files")  # noqa: N816
 

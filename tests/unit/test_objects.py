@@ -17,13 +17,14 @@ import pytest
 import zarr
 
 import scidata
-from scidata import _remote, _retry
-from scidata._files import files, url_of
+from scidata.core.types import Segment
 from scidata.errors import ChecksumError, CorruptDataError, MissingChunkError, ShortReadError, SourceChangedError
 from scidata.plan import chunks_needed, plan_array, spans
 from scidata.read import read_plan
 from scidata.sources import open_source
-from scidata.types import Segment
+from scidata.sources.bytes import remote as _remote
+from scidata.sources.bytes import retry as _retry
+from scidata.sources.bytes.files import files, url_of
 from tests.unit._s3 import BUCKET, serve
 
 VALUES = np.random.default_rng(0).normal(size=(4, 16, 24)).astype("f4")
@@ -347,8 +348,9 @@ _MANY = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
 import h5py, numpy as np, os, zarr
-from scidata._files import files
-from scidata.series import Series, read_array
+from scidata.sources.bytes.files import files
+from scidata.grids.series import Series
+from scidata.read.whole import read_array
 from scidata.sources import open_source
 source = open_source(sys.argv[1] + "/z")
 values = read_array(source, source.arrays["u"])

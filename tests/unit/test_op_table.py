@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import scidata.shard  # noqa: F401 - fills the table
-from scidata.shard.ops.registry import op_table
+from scidata.shard.op_table import op_table
 
 README = Path(__file__).parents[2] / "scidata/shard/README.md"
 START, END = "<!-- op table: generated -->\n", "<!-- end of op table -->"

@@ -12,16 +12,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scidata import combine
-from scidata import order as order_module
+from scidata.core.types import BufferSpec
+from scidata.data import combine
+from scidata.data import order as order_module
+from scidata.data.order import Mixture, Order
+from scidata.data.sample import Sample
 from scidata.device_mesh import init_mesh
 from scidata.errors import ConfigError
-from scidata.loader import DataLoader
-from scidata.order import Mixture, Order
-from scidata.sample import Sample
-from scidata.sampler import DistributedSampler
+from scidata.loader.data_loader import DataLoader
+from scidata.loader.sampler import DistributedSampler
 from scidata.testing import fake_group
-from scidata.types import BufferSpec
 
 
 def order(count: int = 100, **options) -> Order:

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from scipy.spatial import ConvexHull
 
 from scidata.errors import ConfigError
-from scidata.partition._faces import crowded_faces
-from scidata.partition.cells import edges_of_cells
-from scidata.partition.checks import REMEDIES, check_sample, repair
+from scidata.meshes.order.cells import edges_of_cells
+from scidata.meshes.order.faces import crowded_faces
+from scidata.meshes.order.faults import REMEDIES, check_sample, repair
 
 
 @dataclass

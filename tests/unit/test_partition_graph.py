@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial import Delaunay
 
+from scidata.core.index_map import IndexMap
 from scidata.errors import ConfigError, UnsupportedFormatError
-from scidata.index_map import IndexMap
-from scidata.partition._ids import low_ids, pair_keys
-from scidata.partition.cells import cell_owner, edges_of_cells
-from scidata.partition.cuts import cut_bounds, prefix_of
-from scidata.partition.graph import csr_from_edges, grow_ghosts, khop_ghosts, symmetrise
-from scidata.partition.hilbert import order_hilbert
-from scidata.partition.neighbours import knn_edges, radius_edges
-from scidata.partition.quality import measure_quality, quality_of_parts
+from scidata.meshes.order.cells import cell_owner, edges_of_cells
+from scidata.meshes.order.csr import csr_from_edges, grow_ghosts, khop_ghosts, symmetrise
+from scidata.meshes.order.cuts import cut_bounds, prefix_of
+from scidata.meshes.order.hilbert import order_hilbert
+from scidata.meshes.order.ids import low_ids, pair_keys
+from scidata.meshes.order.neighbours import knn_edges, radius_edges
+from scidata.meshes.order.quality import measure_quality, quality_of_parts
 
 
 @st.composite

@@ -21,9 +21,9 @@ import numpy as np
 import pytest
 from scipy.spatial import Delaunay
 
-from scidata.partitioning import finalize, partition
-from scidata.store import is_store
-from scidata.store.output import finished_samples
+from scidata.store.build.output import finished_samples
+from scidata.store.build.partition import finalize, partition
+from scidata.store.format.store import is_store
 
 ROOT = Path(__file__).parents[2]
 NUM_SAMPLES = 3
@@ -41,7 +41,7 @@ def count(event, args):
 
 sys.addaudithook(count)
 if __name__ == "__main__":
-    from scidata.cli import app
+    from scidata.cli.app import app
     app(sys.argv[1:], standalone_mode=False)
     print(seen)
 """

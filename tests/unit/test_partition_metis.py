@@ -8,11 +8,11 @@ import pytest
 from scipy.spatial import Delaunay
 
 from scidata.errors import ConfigError, MissingDependencyError, SciDataError
-from scidata.partition.cells import edges_of_cells
-from scidata.partition.graph import csr_from_edges
-from scidata.partition.hilbert import order_hilbert
-from scidata.partition.metis import order_metis
-from scidata.partition.quality import measure_quality
+from scidata.meshes.order.cells import edges_of_cells
+from scidata.meshes.order.csr import csr_from_edges
+from scidata.meshes.order.hilbert import order_hilbert
+from scidata.meshes.order.metis import order_metis
+from scidata.meshes.order.quality import measure_quality
 
 
 def triangles(num_points):

@@ -14,7 +14,7 @@ except TypeError as error:
 else:
     raise AssertionError("called without arguments")
 """
-PACKAGE = "from scidata.partition.hilbert import order_hilbert\nimport scidata.partition.rcb\n"
+PACKAGE = "from scidata.meshes.order.hilbert import order_hilbert\nimport scidata.meshes.order.rcb\n"
 
 
 @pytest.mark.parametrize(

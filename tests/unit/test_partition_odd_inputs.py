@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from scidata.errors import ConfigError, CorruptDataError, SciDataError, UnsupportedFormatError
-from scidata.partitioning import partition
-from scidata.store import open_store, verify
-from scidata.topology import read_samples
+from scidata.meshes.samples import read_samples
+from scidata.store.build.partition import partition
+from scidata.store.format.store import open_store, verify
 
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode has no path of the tests
 from _parts import check_round_trip, random_bounds

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from scidata.errors import ConfigError
-from scidata.partition._curve import keys_of_cells
-from scidata.partition._sort import stable_sort
-from scidata.partition.hilbert import hilbert_keys, order_hilbert
-from scidata.partition.rcb import order_rcb
+from scidata.meshes.order.curve import keys_of_cells
+from scidata.meshes.order.hilbert import hilbert_keys, order_hilbert
+from scidata.meshes.order.rcb import order_rcb
+from scidata.meshes.order.sort import stable_sort
 
 coordinates = st.floats(-1e3, 1e3, width=32)
 clouds = st.sampled_from([2, 3]).flatmap(

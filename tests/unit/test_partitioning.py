@@ -29,10 +29,10 @@ from scidata.errors import (
     SciDataError,
     UnknownNameError,
 )
-from scidata.partitioning import finalize, partition
-from scidata.store import MANIFEST, Store, is_store, open_store, verify
-from scidata.store.jobs import run_jobs
-from scidata.store.output import Part, claim_output, finished_samples
+from scidata.store.build.jobs import run_jobs
+from scidata.store.build.output import Part, claim_output, finished_samples
+from scidata.store.build.partition import finalize, partition
+from scidata.store.format.store import MANIFEST, Store, is_store, open_store, verify
 from tests.unit._children import interrupted
 
 ROOT = Path(__file__).parents[2]
@@ -229,7 +229,7 @@ class TestParts:
     @pytest.mark.parametrize("importing", ["", "numpy"])
     def test_interrupted_jobs(self, files: list[Path], tmp_path: Path, importing: str) -> None:
         code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); sys.argv[0] = 'scidata'"
-        code += "; from scidata.cli import app; app()"
+        code += "; from scidata.cli.app import app; app()"
         command = ["-c", code, "partition", *files, tmp_path / "s", "--jobs", "2"]
         exit_code, errors, spawned = interrupted(command, 2, importing=importing)
         assert exit_code == 130, errors
@@ -594,5 +594,5 @@ def test_root_exports_it(files: list[Path], whole: Path, tmp_path: Path) -> None
 
 
 def test_imports_no_torch() -> None:
-    code = "import scidata.partitioning, sys; assert 'torch' not in sys.modules"
+    code = "import scidata.store.build.partition, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scidata.core.types import ArrayLayout, ChunkRefs, Codec, Segment
 from scidata.errors import ConfigError, CorruptDataError
 from scidata.plan import ArrayPlan, KeptPlans, PlanFamily, ReadPlan, chunks_needed, cut, plan_array, summarize
 from scidata.read.copies import merge_copies
-from scidata.types import ArrayLayout, ChunkRefs, Codec, Segment
 
 
 def layout_of(shape, chunks, dtype="f4", **options):

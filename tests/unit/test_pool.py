@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import scidata
-from scidata._pool import BlockPool
+from scidata.loader.prefetch.pool import BlockPool
 
 MIB = 1 << 20
 

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
+from scidata.core.types import BufferSpec
 from scidata.errors import ConfigError
-from scidata.prefetch import BufferRing, HostCopier, Prefetcher
-from scidata.types import BufferSpec
+from scidata.loader.prefetch.prefetcher import BufferRing, HostCopier, Prefetcher
 
 SPECS = {
     "u": BufferSpec(shape=(3, 5), dtype=np.dtype(np.float32)),
@@ -514,7 +514,7 @@ def test_a_set_lost_in_a_hand_over_is_not_met_again() -> None:
 
 
 def test_a_read_that_hangs_does_not_hang_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scidata._readers._JOIN_SECONDS", 0.05)
+    monkeypatch.setattr("scidata.loader.prefetch.readers._JOIN_SECONDS", 0.05)
     begun, over, closed = threading.Event(), threading.Event(), []
 
     def stuck(index: int, out: dict[str, np.ndarray]) -> None:
@@ -536,8 +536,8 @@ def test_a_read_that_hangs_does_not_hang_the_end(monkeypatch: pytest.MonkeyPatch
 def test_leaving_the_interpreter_in_mid_epoch() -> None:
     code = """
 import numpy as np
-from scidata.prefetch import BufferRing, Prefetcher
-from scidata.types import BufferSpec
+from scidata.loader.prefetch.prefetcher import BufferRing, Prefetcher
+from scidata.core.types import BufferSpec
 ring = BufferRing({"u": BufferSpec(shape=(4,), dtype=np.dtype("f4"))}, capacity=3)
 prefetcher = Prefetcher([[i] for i in range(99)], lambda i, out: out["u"].fill(i), ring)
 kept = [next(prefetcher) for _ in range(4)]

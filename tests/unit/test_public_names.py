@@ -7,13 +7,13 @@ from importlib import resources
 import pytest
 
 import scidata
-from scidata import partitioning
+from scidata.store.build import partition
 
 NAMES = [name for name in scidata.__all__ if name not in ("__version__", "errors")]
 
 
 def public(name):
-    return partitioning.partition if name == "partition" else getattr(scidata, name)  # also a package, which is called
+    return partition.partition if name == "partition" else getattr(scidata, name)  # also a package, which is called
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -11,11 +11,11 @@ import zarr
 
 import scidata
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, UnsupportedFormatError
-from scidata.loader import DataLoader
-from scidata.partitioning import partition
-from scidata.points_reader import PointsReader
-from scidata.store.rows import RowAccess
-from scidata.subsample import make_subsample
+from scidata.loader.data_loader import DataLoader
+from scidata.store.build.partition import partition
+from scidata.store.raw_points.reader import PointsReader
+from scidata.store.reading.rows import RowAccess
+from scidata.store.reading.subsample import make_subsample
 
 COUNT = 5003
 

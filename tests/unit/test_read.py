@@ -16,8 +16,8 @@ from google_crc32c import value as crc32c
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scidata import _files
-from scidata.bounds import segments_of_slice
+from scidata.core.bounds import segments_of_slice
+from scidata.core.types import ArrayLayout, ChunkRefs, Codec, Decoding, Segment
 from scidata.errors import (
     ChecksumError,
     ConfigError,
@@ -29,7 +29,7 @@ from scidata.errors import (
 from scidata.plan import chunks_needed, plan_array
 from scidata.read import ReadStats, blosc, read_plan
 from scidata.sources import open_source
-from scidata.types import ArrayLayout, ChunkRefs, Codec, Decoding, Segment
+from scidata.sources.bytes import files
 
 ENCODERS = {
     "blosc": lambda b, c: numcodecs.Blosc(**c).encode(b),
@@ -131,7 +131,7 @@ class FileSource:
         pass
 
 
-class CountingCache(_files.FileCache):
+class CountingCache(files.FileCache):
     """Counts the bytes that really come from files."""
 
     def __init__(self):
@@ -160,7 +160,7 @@ class CountingCache(_files.FileCache):
 @pytest.fixture
 def counted(monkeypatch):
     cache = CountingCache()
-    monkeypatch.setattr(_files, "_cache", cache)
+    monkeypatch.setattr(files, "_cache", cache)
     return cache
 
 
@@ -436,7 +436,7 @@ def test_short_and_missing_files_are_named(tmp_path, codecs):
     with pytest.raises(ShortReadError, match=r"chunk \(1, 0\).*ends at byte"):
         read(source, everything((8, 6)))
     (tmp_path / "1.0").unlink()
-    _files.files().close()
+    files.files().close()
     with pytest.raises(MissingChunkError, match=r"chunk \(1, 0\).*is not there"):
         read(source, everything((8, 6)))
 

@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler
 
+from scidata.core.types import BufferSpec
+from scidata.data.sample import Sample
 from scidata.device_mesh import init_mesh
 from scidata.errors import ConfigError
-from scidata.loader import DataLoader
-from scidata.sample import Sample
-from scidata.sampler import DistributedSampler
+from scidata.loader.data_loader import DataLoader
+from scidata.loader.sampler import DistributedSampler
 from scidata.testing import fake_group
-from scidata.types import BufferSpec
 
 
 class Numbers(torch.utils.data.Dataset):

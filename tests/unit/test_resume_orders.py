@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler
 
 import scidata
-from scidata.loader import DataLoader
-from scidata.sampler import DistributedSampler
+from scidata.loader.data_loader import DataLoader
+from scidata.loader.sampler import DistributedSampler
 from tests.unit.test_resume import Numbers, numbers, place, run_all, through_json
 
 EPOCH = 1

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from scipy.spatial import Delaunay
 
 from scidata.errors import FieldMismatchError
-from scidata.partitioning import partition
-from scidata.store import open_store, verify
-from scidata.topology import read_samples
+from scidata.meshes.samples import read_samples
+from scidata.store.build.partition import partition
+from scidata.store.format.store import open_store, verify
 
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode has no path of the tests
 from _parts import check_round_trip, random_bounds

@@ -7,7 +7,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from scidata.device_mesh import init_mesh
 from scidata.errors import ConfigError
-from scidata.sampler import DistributedSampler
+from scidata.loader.sampler import DistributedSampler
 from scidata.testing import fake_group
 
 

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode, get_overridable_functions
 
 from scidata.errors import UnsupportedShardOp
 from scidata.shard import ShardSpec, ShardTensor, register_op, shard_ops
-from scidata.shard.ops.registry import HANDLERS, find, op_name
+from scidata.shard.op_table import HANDLERS, find, op_name
 from scidata.testing import fake_group
 
 

@@ -19,7 +19,7 @@ import numcodecs
 import numpy as np
 import pytest
 
-from scidata._files import files
+from scidata.core.types import Source
 from scidata.errors import (
     ConfigError,
     CorruptDataError,
@@ -31,8 +31,8 @@ from scidata.errors import (
 )
 from scidata.read.codecs import is_supported
 from scidata.sources import open_source
+from scidata.sources.bytes.files import files
 from scidata.sources.hdf5 import HDF5Source
-from scidata.types import Source
 
 
 def unshuffle(raw, size):
@@ -276,7 +276,7 @@ def test_user_block(tmp_path, block):
 
 def test_offsets_are_shifted_for_releases_that_leave_the_user_block_out(tmp_path, monkeypatch):
     """This HDF5 counts from the start of the file; what is added for one that does not is exactly the user block."""
-    from scidata.sources import _hdf5_layout
+    from scidata.sources.hdf5 import layout as _hdf5_layout
 
     assert _hdf5_layout._offsets_include_user_block()
     with h5py.File(tmp_path / "a.h5", "w", userblock_size=1024) as f:
@@ -678,7 +678,7 @@ def test_attributes_are_looked_at_before_they_are_read(tmp_path, monkeypatch):
     with pytest.raises(CorruptDataError, match=r"a\.h5"):
         HDF5Source(path).arrays  # noqa: B018
     path.write_bytes(data)
-    monkeypatch.setattr("scidata.sources._hdf5_walk._MAX_ATTRIBUTE_BYTES", 7999)
+    monkeypatch.setattr("scidata.sources.hdf5.walk._MAX_ATTRIBUTE_BYTES", 7999)
     with pytest.raises(CorruptDataError, match=r"'u': attribute 'notes' claims 8000 bytes, but at most 7999 are read"):
         HDF5Source(path).arrays  # noqa: B018
 

@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 from scipy.io import netcdf_file
 
-from scidata._files import files
+from scidata.core.types import Source
 from scidata.errors import ConfigError, CorruptDataError, ShortReadError, UnknownNameError, UnsupportedFormatError
 from scidata.sources import open_source
-from scidata.sources._netcdf3 import read_header
+from scidata.sources.bytes.files import files
 from scidata.sources.netcdf import NetCDF3Source, NetCDF4Source
-from scidata.types import Source
+from scidata.sources.netcdf3 import read_header
 
 netCDF4 = pytest.importorskip("netCDF4", reason="writes the files and is the oracle")  # noqa: N816
 

@@ -27,7 +27,7 @@ import pytest
 import xarray as xr
 import zarr
 
-from scidata._files import files
+from scidata.core.types import ArrayLayout, Codec, Source
 from scidata.errors import (
     ChecksumError,
     ConfigError,
@@ -38,12 +38,12 @@ from scidata.errors import (
     UnknownNameError,
     UnsupportedFormatError,
 )
-from scidata.sources import _zarr_tree
-from scidata.sources._zarr_metadata import parse_v2, parse_v3
-from scidata.sources._zarr_shards import ArrayCache
-from scidata.sources._zarr_values import cf_fill_value, fill_value_of
-from scidata.sources.zarr import ZarrSource
-from scidata.types import ArrayLayout, Codec, Source
+from scidata.sources.bytes.files import files
+from scidata.sources.zarr import tree as _zarr_tree
+from scidata.sources.zarr.metadata import parse_v2, parse_v3
+from scidata.sources.zarr.shards import ArrayCache
+from scidata.sources.zarr.source import ZarrSource
+from scidata.sources.zarr.values import cf_fill_value, fill_value_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
@@ -1037,7 +1037,7 @@ def test_opening_imports_no_heavy_package(tmp_path):
     g = zarr.open_group(tmp_path, mode="w")
     g.create_array("u", shape=(8, 8), chunks=(2, 2), shards=(4, 4), dtype="f4")[:] = 1
     code = (
-        "import sys, numpy as np; from scidata.sources.zarr import ZarrSource; s = ZarrSource(sys.argv[1]); "
+        "import sys, numpy as np; from scidata.sources.zarr.source import ZarrSource; s = ZarrSource(sys.argv[1]); "
         "s.locate(s.arrays['u'], np.zeros((1, 2), int)); "
         "print(sorted({'torch', 'dask', 'xarray', 'zarr', 'fsspec', 'netCDF4'} & set(sys.modules)))"
     )

@@ -14,19 +14,19 @@ import numpy as np
 import pytest
 
 import scidata
-import scidata.opening  # whose time is not the server's
-import scidata.store_reader
-from scidata import _remote, _retry
-from scidata._files import files
-from scidata._remote import request
-from scidata._urls import url_of
+import scidata.data.open_dataset  # whose time is not the server's
+import scidata.store.reading.reader
+from scidata.core.urls import url_of
+from scidata.sources.bytes import remote, retry
+from scidata.sources.bytes.files import files
+from scidata.sources.bytes.remote import request
 
 TOTAL = 2.0
 
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
-    monkeypatch.setattr(_retry, "RETRY", _retry.Retry(attempts=4, first_wait=0.05, total_wait=TOTAL))
+    monkeypatch.setattr(retry, "RETRY", retry.Retry(attempts=4, first_wait=0.05, total_wait=TOTAL))
 
 
 class Stalling:
@@ -110,7 +110,7 @@ def test_opening(how, where):
             config = {"endpoint_url": f"http://127.0.0.1:{server.port}", "key": "k" * 8, "secret": "s" * 8}
             options = config | {"client_kwargs": {"region_name": "us-east-1"}}
         url = where.format(port=server.port)
-        _remote._find(url_of(url, options))  # imports what it needs
+        remote._find(url_of(url, options))  # imports what it needs
         seconds, said = took(lambda: scidata.open_dataset(url, storage_options=options))
         assert seconds < TOTAL + 1.5
         said_seconds = float(re.search(r"tried \d+ times in (\d+\.\d) s", said)[1])
@@ -151,7 +151,7 @@ def test_a_listing():
     with stalling() as server:
         options = {"endpoint_url": f"http://127.0.0.1:{server.port}", "key": "k" * 8, "secret": "s" * 8}
         url = url_of("s3://bucket/folder", options)
-        _remote._find(url)  # imports what it needs
+        remote._find(url)  # imports what it needs
         seconds, _ = took(lambda: request(url, "ls", detail=True))
         assert seconds < TOTAL + 1
 
@@ -172,17 +172,17 @@ def test_file_systems_that_are_not_asynchronous(monkeypatch):
 
 def test_large_reads_have_time_in_proportion(monkeypatch):
     url = url_of("https://host/a")
-    small = _remote._Outcome(url, "range", {"nbytes": 1000})
-    large = _remote._Outcome(url, "range", {"nbytes": 64 << 20})
+    small = remote._Outcome(url, "range", {"nbytes": 1000})
+    large = remote._Outcome(url, "range", {"nbytes": 64 << 20})
     assert small.time_left() == pytest.approx(TOTAL / 2, abs=0.1)
     assert large.time_left() > 200
-    monkeypatch.setattr(_remote._current().load, "_nbytes", 64 << 20)  # others share the line
-    assert _remote._Outcome(url, "range", {"nbytes": 1000}).time_left() > 200
+    monkeypatch.setattr(remote._current().load, "_nbytes", 64 << 20)  # others share the line
+    assert remote._Outcome(url, "range", {"nbytes": 1000}).time_left() > 200
 
 
 def test_no_wait_leaves_time_for_an_attempt(monkeypatch):
-    monkeypatch.setattr(_retry, "RETRY", _retry.Retry(total_wait=0))
-    assert _remote._Outcome(url_of("https://host/a"), "info", {}).time_left() >= 0.5
+    monkeypatch.setattr(retry, "RETRY", retry.Retry(total_wait=0))
+    assert remote._Outcome(url_of("https://host/a"), "info", {}).time_left() >= 0.5
 
 
 def test_the_time_that_is_said_was_spent(tmp_path):
@@ -191,4 +191,4 @@ def test_the_time_that_is_said_was_spent(tmp_path):
         raise TimeoutError("slow")
 
     with pytest.raises(OSError, match=r"tried 3 times in (0\.9|1\.\d) s"):
-        _retry.Retry(attempts=3, first_wait=0.001).run("x", failing)
+        retry.Retry(attempts=3, first_wait=0.001).run("x", failing)

@@ -24,10 +24,14 @@ from hypothesis import strategies as st
 from scipy.spatial import Delaunay
 
 from scidata.errors import ConfigError, CorruptDataError, FieldMismatchError, UnknownNameError, UnsupportedFormatError
-from scidata.store import (
+from scidata.store.format import arrays
+from scidata.store.format.arrays import ArrayDigest, Reordered, blocks_of
+from scidata.store.format.documents import digest_documents, sample_document
+from scidata.store.format.loading import load_sample
+from scidata.store.format.manifest import CHECKSUMS, FieldInfo, RunningStatistics, SampleInfo, dump_json, sealed
+from scidata.store.format.store import (
     MANIFEST,
     Store,
-    arrays,
     is_store,
     open_store,
     read_sample_info,
@@ -35,11 +39,7 @@ from scidata.store import (
     verify_sample,
     write_manifest,
 )
-from scidata.store.arrays import ArrayDigest, Reordered, blocks_of
-from scidata.store.documents import digest_documents, sample_document
-from scidata.store.loading import load_sample
-from scidata.store.manifest import CHECKSUMS, FieldInfo, RunningStatistics, SampleInfo, dump_json, sealed
-from scidata.store.write import FieldData, OrderedCells, OrderedEdges, OrderedSample, folder_of, write_sample
+from scidata.store.format.write import FieldData, OrderedCells, OrderedEdges, OrderedSample, folder_of, write_sample
 
 ROOT = Path(__file__).parents[2]
 
@@ -523,7 +523,7 @@ class TestVerify:
         assert "renamed or mixed" in str(verify(copy))
 
     def test_small_blocks_find_the_same(self, copy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("scidata.store.checking._BLOCK_BYTES", 4096)
+        monkeypatch.setattr("scidata.store.format.verify._BLOCK_BYTES", 4096)
         assert verify(copy) is None
         edit(copy, "csr/src", put(4000, -5))
         fault = verify(copy)
@@ -589,8 +589,8 @@ class TestFullDisk:
 _MEASURE = """
 import dataclasses, resource, sys
 import numpy as np
-from scidata.store.manifest import FieldInfo
-from scidata.store.write import FieldData, OrderedSample, write_sample
+from scidata.store.format.manifest import FieldInfo
+from scidata.store.format.write import FieldData, OrderedSample, write_sample
 num_rows, path, shape, dim = 200_000, sys.argv[1], eval(sys.argv[2]), int(sys.argv[3])
 info = FieldInfo(name="x", entity="point", dtype="<f8", dims=("a", "b"), entity_dim=dim)
 def read(box):

@@ -22,10 +22,11 @@ import scidata
 from scidata.errors import ChecksumError, CorruptDataError, FieldMismatchError
 from scidata.plan import ArrayPlan
 from scidata.read import read_plan
-from scidata.store import MANIFEST, arrays, open_store, read_sample_info, verify, write_manifest
-from scidata.store.checksums import KEPT_BYTES
-from scidata.store.manifest import CHECKSUMS, SCHEMA_VERSION, dump_json, sealed
-from scidata.store_reader import StoreReader
+from scidata.store.format import arrays
+from scidata.store.format.checksums import KEPT_BYTES
+from scidata.store.format.manifest import CHECKSUMS, SCHEMA_VERSION, dump_json, sealed
+from scidata.store.format.store import MANIFEST, open_store, read_sample_info, verify, write_manifest
+from scidata.store.reading.reader import StoreReader
 
 NUM_NODES, NUM_SAMPLES = 3000, 4
 

@@ -21,12 +21,12 @@ import torch
 from scipy.spatial import Delaunay
 
 import scidata
-from scidata import store as store_module
 from scidata.errors import ConfigError, CorruptDataError, FieldMismatchError, RefusedError, SciDataError
-from scidata.store import MANIFEST, open_store, read_sample_info, verify, verify_sample
-from scidata.store import places as places_module
-from scidata.store.manifest import digest_of, dump_json
-from scidata.store.report import inspect_partitioned
+from scidata.store.format import places as places_module
+from scidata.store.format import store as store_module
+from scidata.store.format.manifest import digest_of, dump_json
+from scidata.store.format.store import MANIFEST, open_store, read_sample_info, verify, verify_sample
+from scidata.store.reading.report import inspect_partitioned
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = "sample-000000.zarr"
@@ -424,7 +424,7 @@ def test_files_that_may_not_grow(tmp_path: Path) -> None:
     raw = write_raw(tmp_path / "raw.h5")
     code = f"""
 import resource, sys
-from scidata.cli import main
+from scidata.cli.app import main
 resource.setrlimit(resource.RLIMIT_FSIZE, (400, {resource.getrlimit(resource.RLIMIT_FSIZE)[1]}))
 sys.argv = ["scidata", "partition", {str(raw)!r}, {str(tmp_path / "s")!r}]
 main()

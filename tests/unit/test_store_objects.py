@@ -18,9 +18,10 @@ import pytest
 from scipy.spatial import Delaunay
 
 import scidata
-from scidata import _remote, _retry
 from scidata.errors import ChecksumError, ConfigError
-from scidata.store_reader import StoreReader
+from scidata.sources.bytes import remote as _remote
+from scidata.sources.bytes import retry
+from scidata.store.reading.reader import StoreReader
 from tests.unit._s3 import serve
 
 KINDS = ("mesh", "graph", "points")
@@ -151,7 +152,7 @@ def web_server(stores):
 
 @pytest.fixture(params=["s3", "web"])
 def server(request, monkeypatch):
-    monkeypatch.setattr(_retry, "RETRY", _retry.Retry(attempts=6, first_wait=0.001))
+    monkeypatch.setattr(retry, "RETRY", retry.Retry(attempts=6, first_wait=0.001))
     found = request.getfixturevalue(f"{request.param}_server")
     yield found
     found.wire.latency, found.wire.most = 0.0, 0
@@ -293,7 +294,7 @@ def test_patience_is_the_users(server, monkeypatch):
     "wrong", [{"attempts": 0}, {"attempts": 1.5}, {"attempts": True}, {"total_wait": -1}, {"max_wait": float("inf")}]
 )
 def test_wrong_patience(wrong):
-    before = _retry.RETRY
+    before = retry.RETRY
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         scidata.set_retry(**wrong)
-    assert _retry.RETRY is before
+    assert retry.RETRY is before

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from scipy.spatial import Delaunay, cKDTree
 
 from scidata.errors import ConfigError, UnknownNameError
-from scidata.partition._points import unit_sphere
-from scidata.partitioning import partition
-from scidata.store_reader import StoreReader
-from scidata.topology import read_samples
+from scidata.meshes.order.positions import unit_sphere
+from scidata.meshes.samples import read_samples
+from scidata.store.build.partition import partition
+from scidata.store.reading.reader import StoreReader
 
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode has no path of the tests
 from _parts import check_round_trip, random_bounds

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scidata.store import streamed
-from scidata.store.streamed import Items, parse_object
+from scidata.store.format import streamed
+from scidata.store.format.streamed import Items, parse_object
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -68,7 +68,7 @@ def test_a_document_made_to_do_harm(tmp_path, body):
     script = """
 import resource, sys
 import scidata
-from scidata.store import open_store
+from scidata.store.format.store import open_store
 used = int(open("/proc/self/statm").read().split()[5]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_DATA, (used + (600 << 20), used + (600 << 20)))
 try:

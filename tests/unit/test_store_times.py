@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from scipy.spatial import Delaunay
 
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError
-from scidata.partitioning import partition
-from scidata.store_reader import StoreReader
+from scidata.store.build.partition import partition
+from scidata.store.reading.reader import StoreReader
 
 TIMES = (5, 3)
 NAMES = {"u": ("time", "lev", "node"), "v": ("node", "time"), "w": ("node", "lev"), "fixed": ("node",)}
@@ -163,7 +163,7 @@ def test_the_digest_knows_what_is_chosen(several):
 
 @pytest.mark.parametrize("steps", [(0,), (0, 1)])
 def test_figures_are_those_of_the_components_that_samples_have(store, steps):
-    from scidata.irregular import IrregularDataset
+    from scidata.data.irregular_dataset import IrregularDataset
 
     reader = StoreReader(store, steps=steps, isel={"lev": [3, 1]})
     ds = IrregularDataset(reader, None, dp_axis=None, domain_axis=None, dtype=None, transform=None)

@@ -12,12 +12,12 @@ from scipy.spatial import Delaunay
 
 import scidata
 from scidata.errors import ConfigError, UnknownNameError
-from scidata.loader import DataLoader
-from scidata.partitioning import partition
-from scidata.store_reader import StoreReader
-from scidata.subsample import Draw, make_subsample
+from scidata.loader.data_loader import DataLoader
+from scidata.meshes.samples import read_samples
+from scidata.store.build.partition import partition
+from scidata.store.reading.reader import StoreReader
+from scidata.store.reading.subsample import Draw, make_subsample
 from scidata.testing import make_grid
-from scidata.topology import read_samples
 
 POINTS = 9000
 

@@ -18,7 +18,7 @@ import zarr
 from typer.testing import CliRunner
 
 import scidata
-from scidata.cli import app
+from scidata.cli.app import app
 from scidata.errors import ConfigError, CorruptDataError, UnknownNameError, visible
 
 ROOT = Path(__file__).parents[2]

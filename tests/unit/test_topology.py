@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import scidata.topologies.base
+import scidata.meshes.formats.base
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, UnsupportedFormatError
-from scidata.raw_sample import RawSample, parse_edges
-from scidata.topologies.base import Cells, Joined
-from scidata.topology import read_samples
+from scidata.meshes.formats.base import Cells, Joined
+from scidata.meshes.sample import RawSample, parse_edges
+from scidata.meshes.samples import read_samples
 
 POINTS = np.random.default_rng(0).random((6, 2))
 CELLS = [[0, 1, 2], [2, 3, 4], [3, 4, 5]]
@@ -57,9 +57,9 @@ def test_names_are_told_apart_by_folders(tmp_path):
 def test_metadata_come_first(tmp_path, monkeypatch):
     path = write_mesh(tmp_path / "m.h5", p=np.arange(6.0))
     reads = []
-    read_plan = scidata.topologies.base.read_plan
+    read_plan = scidata.meshes.formats.base.read_plan
     monkeypatch.setattr(
-        scidata.topologies.base,
+        scidata.meshes.formats.base,
         "read_plan",
         lambda plan, *a, **k: reads.append(plan.layout.name) or read_plan(plan, *a, **k),
     )

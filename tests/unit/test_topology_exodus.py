@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from scidata.errors import CorruptDataError, FieldMismatchError, UnknownNameError, UnsupportedFormatError
-from scidata.topology import read_samples
+from scidata.meshes.samples import read_samples
 
 netCDF4 = pytest.importorskip("netCDF4", reason="writes the files")  # noqa: N816
 

@@ -15,8 +15,8 @@ from scidata.errors import (
     UnknownNameError,
     UnsupportedFormatError,
 )
-from scidata.topologies.meshio import MeshioSource
-from scidata.topology import read_samples
+from scidata.meshes.formats.meshio import MeshioSource
+from scidata.meshes.samples import read_samples
 
 POINTS = np.random.default_rng(0).random((6, 3))
 SU2 = """NDIME= 2
@@ -257,7 +257,7 @@ def test_the_document_type_that_xdmf_writers_name(xdmf):
 
 
 def test_xml_that_is_too_large(xdmf, monkeypatch):
-    monkeypatch.setattr("scidata.topologies._outside._MAX_XML_BYTES", 100)
+    monkeypatch.setattr("scidata.meshes.formats.outside._MAX_XML_BYTES", 100)
     with pytest.raises(UnsupportedFormatError, match=r"m\.xdmf: has \d+ bytes, but at most 100 of XML"):
         read_samples(str(xdmf))[0]
 

@@ -15,7 +15,7 @@ from scidata.errors import (
     UnknownNameError,
     UnsupportedFormatError,
 )
-from scidata.topology import read_samples
+from scidata.meshes.samples import read_samples
 
 FORMATS = ["zarr2", "zarr3", "hdf5", "netcdf4", "netcdf3"]
 POINTS = np.random.default_rng(0).random((7, 2))

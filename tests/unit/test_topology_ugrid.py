@@ -16,8 +16,8 @@ from scidata.errors import (
     UnknownNameError,
     UnsupportedFormatError,
 )
-from scidata.topologies._arrays import ragged_of_padded
-from scidata.topology import read_samples
+from scidata.meshes.formats.arrays import ragged_of_padded
+from scidata.meshes.samples import read_samples
 
 netCDF4 = pytest.importorskip("netCDF4", reason="writes the files")  # noqa: N816
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from scidata.errors import CorruptDataError, UnknownNameError, UnsupportedFormatError
-from scidata.topology import read_samples
+from scidata.meshes.samples import read_samples
 
 #: two pieces: a tetrahedron and a wedge; a hexahedron
 PIECES = [([[0, 1, 2, 3], [1, 2, 3, 4, 5, 0]], [10, 13], 6), ([[7, 6, 5, 4, 3, 2, 1, 0]], [12], 8)]

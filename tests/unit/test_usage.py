@@ -11,7 +11,7 @@ from torch.distributed.tensor import Replicate, Shard
 from typer.testing import CliRunner
 
 import scidata
-from scidata.cli import app
+from scidata.cli.app import app
 from scidata.errors import ConfigError, UnknownNameError
 from scidata.testing import make_grid
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import scidata
-from scidata import _trace
-from scidata._stats import PrefetchStats
-from scidata._waiting import WaitWatch
+from scidata.core import trace
 from scidata.errors import ConfigError
+from scidata.loader.stats import PrefetchStats
+from scidata.loader.waiting import WaitWatch
 from scidata.testing import make_grid
 
 
@@ -117,7 +117,7 @@ def test_a_trace_lies_beside_the_profilers_on_one_clock(store, tmp_path):
                     time.sleep(1e-3)
                     steps[f"step {number}"] = began, time.time_ns()
         profiler.export_chrome_trace(str(tmp_path / "torch.json"))
-    assert _trace.active is None
+    assert trace.active is None
     ours, merged = traced(tmp_path / "all.json")
     theirs = [e for e in merged["traceEvents"] if str(e.get("name", "")).startswith("step ") and e["ph"] == "X"]
     assert len(theirs) == len(steps) == 20
@@ -236,7 +236,7 @@ def test_a_trace_is_written_where_the_loop_fails(store, tmp_path):
     batches = iter(scidata.DataLoader(scidata.open_dataset(store)))
     with pytest.raises(KeyError, match="mine"), scidata.trace(tmp_path / "t.json"):
         raise KeyError(f"mine {next(batches)}")
-    assert _trace.active is None
+    assert trace.active is None
     assert traced(tmp_path / "t.json")[0]
 
 

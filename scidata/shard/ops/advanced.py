@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import Replicate, Shard
 
-from scidata.shard._transport import gather
-from scidata.shard.copies import version_of
+from scidata.shard.comm.transport import gather
+from scidata.shard.op_table import unsupported
 from scidata.shard.ops.align import local_of, specs_of
-from scidata.shard.ops.registry import unsupported
 from scidata.shard.ops.shapes import derived
-from scidata.shard.rows import even_sizes, fetch_rows, move_rows, plan_listed
+from scidata.shard.rows.moves import even_sizes, fetch_rows, move_rows, plan_listed
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
+from scidata.shard.views import version_of
 
 __all__ = ["count_true", "replicated", "take_advanced", "whole_index"]
 

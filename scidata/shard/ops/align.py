@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from scidata.shard.collectives import replicate_to_shards, slice_to_shard
-from scidata.shard.ops.registry import unsupported
+from scidata.shard.comm.collectives import replicate_to_shards, slice_to_shard
+from scidata.shard.comm.together import replicate_parameters
+from scidata.shard.op_table import unsupported
 from scidata.shard.spec import ShardSpec, keep
 from scidata.shard.tensor import ShardTensor
-from scidata.shard.together import replicate_parameters
 
 __all__ = [
     "Layout",

@@ -17,12 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import Replicate, Shard
 
-from scidata.bounds import even_bounds
-from scidata.shard.attention_ways import chosen_way
-from scidata.shard.collectives import all_gather_v
+from scidata.core.bounds import even_bounds
+from scidata.shard.attention.ring import RingLayout, ring_attention
+from scidata.shard.attention.ways import chosen_way
+from scidata.shard.comm.collectives import all_gather_v
+from scidata.shard.op_table import register_op, unsupported
 from scidata.shard.ops.align import finish, local_of, specs_of, to_axis
-from scidata.shard.ops.registry import register_op, unsupported
-from scidata.shard.ring import RingLayout, ring_attention
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 

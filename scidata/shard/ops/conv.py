@@ -12,10 +12,10 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
+from scidata.shard.op_table import register_op, unsupported
 from scidata.shard.ops.align import align_parameters
-from scidata.shard.ops.registry import register_op, unsupported
 from scidata.shard.ops.sliding import Middle, Windows, bind, check_rows, per_dim, refuse_plain
-from scidata.shard.runs import FILLED, Runs, window_runs
+from scidata.shard.rows.runs import FILLED, Runs, window_runs
 from scidata.shard.tensor import ShardTensor
 
 __all__: list[str] = []

@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import Replicate
 
-from scidata.shard.copies import refuse_write_to_copy, written
+from scidata.shard.graphs.routed import RoutedIndex
+from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops import scatter  # noqa: F401 - its entries are extended here
 from scidata.shard.ops.align import align, finish, local_of, refuse_out, specs_of
 from scidata.shard.ops.graph import extend_op, is_sharded
-from scidata.shard.ops.registry import find, register_op, unsupported
 from scidata.shard.ops.shapes import argument, normal_dim
-from scidata.shard.routed import RoutedIndex
-from scidata.shard.rows import even_sizes
+from scidata.shard.rows.moves import even_sizes
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
+from scidata.shard.views import refuse_write_to_copy, written
 
 __all__: list[str] = []
 

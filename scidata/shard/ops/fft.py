@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from scidata.shard.op_table import register_op, unsupported
 from scidata.shard.ops.align import refuse_out
-from scidata.shard.ops.registry import register_op, unsupported
 from scidata.shard.ops.shapes import argument, keep_dims, normal_dim
 from scidata.shard.ops.sliding import refuse_plain
 from scidata.shard.tensor import ShardTensor

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scidata.shard.collectives import replicate_to_shards, slice_to_shard
-from scidata.shard.graph import GhostExchange, PendingHalo, ghosts_key
+from scidata.shard.comm.collectives import replicate_to_shards, slice_to_shard
+from scidata.shard.graphs.ghosts import GhostExchange, PendingHalo, ghosts_key
+from scidata.shard.graphs.routed import ACCEPT_FILLED, FilledTensor, RoutedIndex
+from scidata.shard.op_table import HANDLERS, KEEPS_REPLICATED, Handler, find, register_op, unsupported
 from scidata.shard.ops import indexing, joining  # noqa: F401 - their entries are extended here
 from scidata.shard.ops.advanced import count_true, take_advanced
 from scidata.shard.ops.align import local_of, refuse_out, specs_of
-from scidata.shard.ops.registry import HANDLERS, KEEPS_REPLICATED, Handler, find, register_op, unsupported
 from scidata.shard.ops.shapes import argument, many, normal_dim
-from scidata.shard.routed import ACCEPT_FILLED, FilledTensor, RoutedIndex
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 

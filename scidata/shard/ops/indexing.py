@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scidata.shard.collectives import all_gather_v
+from scidata.shard.comm.collectives import all_gather_v
+from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops.advanced import take_advanced
 from scidata.shard.ops.align import local_of, operands_of, refuse_out, specs_of
-from scidata.shard.ops.registry import find, register_op, unsupported
 from scidata.shard.ops.shapes import argument, derived, keep_dims, normal_dim
 from scidata.shard.ops.writing import fill_where, overwrite, put, without_ones
 from scidata.shard.spec import ShardSpec, keep

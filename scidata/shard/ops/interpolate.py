@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from scidata.shard.op_table import register_op, unsupported
 from scidata.shard.ops.pooling import adaptive_average
-from scidata.shard.ops.registry import register_op, unsupported
 from scidata.shard.ops.sliding import Middle, Windows, bind, refuse_plain
-from scidata.shard.runs import Runs
+from scidata.shard.rows.runs import Runs
 from scidata.shard.tensor import ShardTensor
 
 __all__: list[str] = []

@@ -17,13 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import Shard
 
+from scidata.core.types import IntArray
+from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops.align import align, finish, operands_of, refuse_out, specs_of
-from scidata.shard.ops.registry import find, register_op, unsupported
 from scidata.shard.ops.shapes import argument, many, normal_dim
-from scidata.shard.rows import RowPlan, even_sizes, move_rows, plan_listed, plan_rows
+from scidata.shard.rows.moves import RowPlan, even_sizes, move_rows, plan_listed, plan_rows
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
-from scidata.types import IntArray
 
 __all__: list[str] = []
 

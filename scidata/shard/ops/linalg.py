@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scidata.shard.collectives import all_reduce_sum
+from scidata.shard.comm.sums import all_reduce_sum
+from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops.align import (
     Layout,
     align,
@@ -26,7 +27,6 @@ from scidata.shard.ops.align import (
     refuse_out,
     specs_of,
 )
-from scidata.shard.ops.registry import find, register_op, unsupported
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 

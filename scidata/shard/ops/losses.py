@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scidata.shard.collectives import all_reduce_sum
+from scidata.shard.comm.sums import all_reduce_sum
+from scidata.shard.op_table import register_op, unsupported
 from scidata.shard.ops.align import Layout, align, finish, specs_of
 from scidata.shard.ops.pointwise import elementwise
-from scidata.shard.ops.registry import register_op, unsupported
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 

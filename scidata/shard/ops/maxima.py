@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scidata.shard.collectives import all_gather_v, all_reduce_sum
+from scidata.shard.comm.collectives import all_gather_v
+from scidata.shard.comm.sums import all_reduce_sum
+from scidata.shard.op_table import register_op, unsupported
 from scidata.shard.ops.align import specs_of
 from scidata.shard.ops.pooling import adaptive_windows, out_extents, spatial, spread_windows, strides, windows_of
-from scidata.shard.ops.registry import register_op, unsupported
 from scidata.shard.ops.sliding import Middle, Windows, bind, is_plain, output_sizes, refuse_plain
 from scidata.shard.tensor import ShardTensor
 

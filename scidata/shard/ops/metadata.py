@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch._C import DisableTorchFunctionSubclass
 
+from scidata.shard.op_table import OF_THE_WHOLE, find, getters, register_op, unsupported
 from scidata.shard.ops.align import local_of, map_local, operands_of, specs_of
-from scidata.shard.ops.registry import find, getters, register_op, unsupported
 from scidata.shard.tensor import ShardTensor
 
 _GLOBAL = (
@@ -33,6 +33,9 @@ def of_the_whole(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str,
     """Answer for the tensor as a whole: the wrapper has the global shape, the dtype and the device."""
     with DisableTorchFunctionSubclass():
         return func(*args, **kwargs)
+
+
+OF_THE_WHOLE.add(of_the_whole)
 
 
 @register_op(Tensor.is_contiguous, Tensor.is_pinned, Tensor.record_stream, torch.result_type, keeps_replicated=True)

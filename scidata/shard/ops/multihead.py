@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import Replicate
 
+from scidata.shard.op_table import register_op, unsupported
 from scidata.shard.ops.align import specs_of
-from scidata.shard.ops.registry import register_op, unsupported
 from scidata.shard.ops.sliding import bind, is_plain
 from scidata.shard.tensor import ShardTensor
 

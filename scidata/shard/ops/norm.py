@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scidata.shard.collectives import all_reduce_sum
+from scidata.shard.comm.sums import all_reduce_sum
+from scidata.shard.op_table import register_op, unsupported
 from scidata.shard.ops.align import align_parameters, finish, refuse_out
 from scidata.shard.ops.moments import moments, widened
-from scidata.shard.ops.registry import register_op, unsupported
 from scidata.shard.ops.shapes import argument, normal_dim
 from scidata.shard.ops.sliding import bind, refuse_plain
 from scidata.shard.spec import ShardSpec

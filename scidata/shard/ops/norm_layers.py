@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from scidata.shard.op_table import register_op, unsupported
 from scidata.shard.ops.align import align_parameters, finish, local_of, specs_of, to_axis
 from scidata.shard.ops.moments import mean_of_squares, moments, widened
-from scidata.shard.ops.registry import register_op, unsupported
 from scidata.shard.ops.sliding import bind, refuse_plain
 from scidata.shard.tensor import ShardTensor
 

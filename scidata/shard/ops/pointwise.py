@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scidata.bounds import window
-from scidata.shard.collectives import replicate_to_shards
-from scidata.shard.copies import refuse_write_to_copy, written
+from scidata.core.bounds import window
+from scidata.shard.comm.collectives import replicate_to_shards
+from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops.align import Layout, align, finish, local_of, operands_of, refuse_out, specs_of
-from scidata.shard.ops.registry import find, register_op, unsupported
 from scidata.shard.spec import HaloDim, ShardSpec
 from scidata.shard.tensor import ShardTensor
+from scidata.shard.views import refuse_write_to_copy, written
 
 __all__ = ["elementwise"]
 

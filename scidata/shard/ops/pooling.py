@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scidata.shard.ops.registry import register_op
+from scidata.shard.op_table import register_op
 from scidata.shard.ops.sliding import Middle, Windows, bind, check_rows, per_dim, refuse_plain, row_values
-from scidata.shard.runs import Runs, window_runs
+from scidata.shard.rows.runs import Runs, window_runs
 from scidata.shard.tensor import ShardTensor
 
 __all__ = ["adaptive_average", "adaptive_windows", "out_extents", "spatial", "spread_windows", "strides", "windows_of"]

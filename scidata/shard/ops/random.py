@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scidata.shard.copies import refuse_write_to_copy, written
+from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops.align import finish, specs_of
-from scidata.shard.ops.registry import find, register_op, unsupported
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
+from scidata.shard.views import refuse_write_to_copy, written
 
 __all__: list[str] = []
 

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from scidata.shard._transport import call
-from scidata.shard.collectives import all_gather_v, all_reduce_sum
+from scidata.shard.comm.collectives import all_gather_v
+from scidata.shard.comm.sums import all_reduce_sum
+from scidata.shard.comm.transport import call
+from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops.align import dims_of, finish, operands_of, refuse_out, specs_of
 from scidata.shard.ops.moments import deviations
-from scidata.shard.ops.registry import find, register_op, unsupported
 from scidata.shard.spec import ShardSpec, keep
 from scidata.shard.tensor import ShardTensor
 

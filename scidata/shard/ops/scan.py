@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scidata.shard.collectives import all_gather_v
+from scidata.shard.comm.collectives import all_gather_v
+from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops.align import finish, refuse_out
-from scidata.shard.ops.registry import find, register_op, unsupported
 from scidata.shard.ops.shapes import argument, normal_dim
 from scidata.shard.tensor import ShardTensor
 

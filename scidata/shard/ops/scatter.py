@@ -14,16 +14,17 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
-from scidata.shard._transport import call, group_size
-from scidata.shard.collectives import all_reduce_max, all_reduce_min, all_reduce_sum, slice_to_shard
-from scidata.shard.copies import refuse_write_to_copy, written
+from scidata.shard.comm.collectives import all_reduce_max, all_reduce_min, slice_to_shard
+from scidata.shard.comm.sums import all_reduce_sum
+from scidata.shard.comm.transport import call, group_size
+from scidata.shard.graphs.routed import ACCEPT_FILLED, FilledTensor, MovedTensor, RoutedIndex, node_spec
+from scidata.shard.op_table import find, op_name, register_op, unsupported
 from scidata.shard.ops.align import local_of, specs_of
 from scidata.shard.ops.graph import REMEDY, check_nodes, extend_op, getitem, is_sharded
-from scidata.shard.ops.registry import find, op_name, register_op, unsupported
 from scidata.shard.ops.shapes import argument, normal_dim
-from scidata.shard.routed import ACCEPT_FILLED, FilledTensor, MovedTensor, RoutedIndex, node_spec
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
+from scidata.shard.views import refuse_write_to_copy, written
 
 __all__: list[str] = []
 

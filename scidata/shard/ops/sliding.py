@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scidata.shard.halo import halo_runs
+from scidata.shard.op_table import unsupported
 from scidata.shard.ops.align import finish, specs_of
-from scidata.shard.ops.registry import unsupported
-from scidata.shard.runs import FILLED, Runs, fetch_runs, runs_move, runs_of
+from scidata.shard.rows.halo import halo_runs
+from scidata.shard.rows.runs import FILLED, Runs, fetch_runs, runs_move, runs_of
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 

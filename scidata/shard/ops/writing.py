@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import Replicate, Shard
 
-from scidata.shard.copies import refuse_write_to_copy, written
+from scidata.shard.op_table import unsupported
 from scidata.shard.ops.advanced import whole_index
 from scidata.shard.ops.align import align, specs_of
-from scidata.shard.ops.registry import unsupported
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
+from scidata.shard.views import refuse_write_to_copy, written
 
 __all__ = ["fill_where", "overwrite", "put", "without_ones"]
 

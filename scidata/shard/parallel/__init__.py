@@ -1,7 +1,7 @@
 """``parallelize``: one model on a dp × domain mesh, its weights equal on all ranks and its gradients exact.
 
 The gradient of one process is the sum over the domain of what its shards give, averaged over dp. Both are done at once,
-by one mean over all ranks of both: see ``scidata/shard/_deferred.py``.
+by one mean over all ranks of both: see ``scidata/shard/comm/deferred.py``.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from torch.nn.parameter import is_lazy
 
 from scidata.device_mesh import axes_of, axis_size
 from scidata.errors import ConfigError, near_matches
-from scidata.shard._compile import keep_out_of_graphs
-from scidata.shard._deferred import defer
-from scidata.shard._transport import broadcast
-from scidata.shard.agreement import check_agreement
+from scidata.shard.comm.agreement import check_agreement
+from scidata.shard.comm.deferred import defer
+from scidata.shard.comm.transport import broadcast
+from scidata.shard.compile import keep_out_of_graphs
 from scidata.shard.parallel.buckets import GradientBuckets
 from scidata.shard.parallel.buffers import ChangingBuffers
 

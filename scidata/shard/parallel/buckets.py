@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Variable
 
-from scidata._stuck import explaining
+from scidata.device_mesh.groups import explaining
 from scidata.errors import ConfigError
-from scidata.shard._transport import SUM_IN, broadcast
+from scidata.shard.comm.transport import SUM_IN, broadcast
 
 __all__ = ["GradientBuckets"]
 

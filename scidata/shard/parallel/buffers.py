@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from scidata.shard._transport import Group, as_bytes, broadcast
+from scidata.shard.comm.transport import Group, as_bytes, broadcast
 
 __all__ = ["ChangingBuffers"]
 

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from scidata.errors import ConfigError
-from scidata.shard._deferred import defer
+from scidata.shard.comm.deferred import defer
 from scidata.shard.parallel.buffers import ChangingBuffers
 from scidata.shard.tensor import ShardTensor
 

@@ -1,1 +1,0 @@
-"""The command line's own parts: arguments, tables, and what the commands compute. Not for import by users."""

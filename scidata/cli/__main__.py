@@ -1,0 +1,6 @@
+"""``python -m scidata.cli``."""
+
+from scidata.cli.app import main
+
+if __name__ == "__main__":
+    main()

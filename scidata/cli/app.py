@@ -1,0 +1,333 @@
+"""The ``scidata`` command: arguments in, calls, tables or JSON out.
+
+Everything heavy (NumPy, torch, the formats) is imported by the command that needs it, so that ``scidata --help``
+answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import typer
+import typer.core
+
+from scidata.cli import options as opt
+from scidata.core.urls import public_text
+from scidata.errors import ConfigError, OutputError, SciDataError, UnknownNameError, near_matches, visible
+
+__all__ = ["app", "main"]
+
+_EXIT_FAILED, _EXIT_USAGE, _EXIT_INTERRUPTED = 1, 2, 130
+
+
+class _Group(typer.core.TyperGroup):
+    """Turns expected errors into one line and the exit code, unless ``--debug`` is given."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise  # `scidata plan … | head`: the framework ends quietly
+        except (SciDataError, OSError) as e:
+            if ctx.meta.get("scidata.debug"):
+                raise
+            from scidata.cli.output import print_error
+
+            print_error(_message(e))
+            raise typer.Exit(_exit_code(e)) from None
+        except Exception as e:
+            if isinstance(getattr(e, "message", None), str):  # wrong usage, which repeats what was typed
+                e.message = visible(public_text(e.message))  # type: ignore[attr-defined]
+            raise
+        except KeyboardInterrupt:
+            typer.echo("interrupted", err=True)
+            raise typer.Exit(_EXIT_INTERRUPTED) from None
+
+
+def _exit_code(error: BaseException) -> int:
+    """Arguments that cannot be honoured, and names that are not there, are the command's; the rest has failed."""
+    usage = isinstance(error, ConfigError | UnknownNameError) and not isinstance(error, OutputError)
+    return _EXIT_USAGE if usage else _EXIT_FAILED
+
+
+def _near(error: OSError) -> str:
+    """Return names like that of a file that is not there, for the end of the message."""
+    folder, name = os.path.split(str(error.filename))
+    if not isinstance(error, FileNotFoundError) or not os.path.isdir(folder or "."):
+        return ""
+    return near_matches(name, os.listdir(folder or "."), listed=False)
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, OSError) and not isinstance(error, SciDataError) and error.strerror:
+        return f"{error.filename}: {error.strerror.lower()}{_near(error)}" if error.filename else error.strerror
+    return str(error) or type(error).__name__
+
+
+app = typer.Typer(
+    cls=_Group,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Each rank of a group reads only its own part of a sample: see what files hold and what each rank would read, "
+    "prepare meshes, point clouds and graphs, and time it all.",
+    epilog="A first look: scidata inspect FILE, then scidata plan FILE --domain 8. Exit codes: 0 done, 1 failed, "
+    "2 wrong arguments, 130 interrupted.",
+)
+
+
+@app.callback()
+def _root(debug: opt.RootDebug = False, version: opt.Version = False) -> None:
+    pass
+
+
+@app.command()
+def inspect(
+    paths: opt.InspectPaths,
+    sample: opt.InspectSample = None,
+    as_json: opt.Json = False,
+    debug: opt.Debug = False,
+) -> None:
+    """Show what a file or store holds: arrays, chunks, kind, default split, and what will read badly.
+
+    \b
+    scidata inspect era5.zarr
+    scidata inspect 'era5_*.nc' --json
+    """
+    from scidata.cli.arguments import usage_error
+    from scidata.cli.stores import names_store, run_inspect
+
+    found = [path for path in paths if names_store(path)]
+    if found and len(paths) > 1:
+        raise usage_error("PATH...", f"{found[0]} is a partitioned store; inspect one of them at a time.")
+    if found:
+        run_inspect(found[0], sample=sample or 0, as_json=as_json)
+        return
+    if sample is not None:
+        raise usage_error("--sample", "is for stores that `scidata partition` wrote; leave it out.")
+    from scidata.cli.commands.inspect import inspect_store
+    from scidata.cli.output import print_json
+    from scidata.cli.tables import print_report
+
+    report = inspect_store(paths if len(paths) > 1 else paths[0])
+    if as_json:
+        print_json(report.to_dict())
+    else:
+        print_report(report)
+
+
+@app.command()
+def plan(
+    path: opt.PlanPath,
+    domain: opt.Domain,
+    dp: opt.Dp = None,
+    shard: opt.Shard = None,
+    halo: opt.Halo = None,
+    periodic: opt.Periodic = None,
+    bounds: opt.Bounds = None,
+    align: opt.Align = None,
+    weights: opt.Weights = None,
+    fields: opt.Fields = None,
+    isel: opt.Isel = None,
+    sample_dim: opt.SampleDim = None,
+    steps: opt.Steps = None,
+    sample: opt.Sample = 0,
+    dtype: opt.Dtype = None,
+    kind: opt.PlanKind = None,
+    ghosts: opt.Ghosts = None,
+    plot: opt.Plot = None,
+    overwrite: opt.OverwritePicture = False,
+    every_rank: opt.EveryRank = False,
+    as_json: opt.Json = False,
+    debug: opt.Debug = False,
+) -> None:
+    """Show what each rank of a domain would read of a sample, without starting any.
+
+    \b
+    scidata plan era5.zarr --domain 8 --halo latitude=2
+    scidata plan era5.zarr --domain 2x4 --shard latitude --shard longitude --bounds chunk
+    scidata plan train.store --domain 64 --halo 2 --plot parts.png
+    """
+    from scidata.cli import arguments as parse
+    from scidata.cli.plan_output import PlanOutput
+    from scidata.cli.stores import names_store
+
+    axis_sizes = parse.parse_domain(domain)
+    parse.check_choice("--kind", kind, parse.KINDS)
+    common: dict[str, Any] = {
+        "weights": weights,
+        "fields": parse.parse_names(fields or ()) or None,
+        "dtype": parse.parse_dtype(dtype),
+        "steps": parse.parse_steps("0" if steps is None else steps),
+        "isel": parse.parse_isel(isel or ()),
+    }
+    output = PlanOutput(sample=sample, dp=dp, plot=plot, overwrite=overwrite, every_rank=every_rank, as_json=as_json)
+    if names_store(path):
+        from scidata.cli.stores import run_plan as plan_store
+
+        own = {"halo": halo or (), "ghosts": ghosts, "bounds": bounds or (), "kind": kind}
+        refused = {"--shard": bool(shard), "--align": bool(align), "--periodic": bool(periodic)}
+        dim = False if sample_dim == "none" else sample_dim
+        plan_store(path, axis_sizes, common | own | {"sample_dim": dim}, refused, output)
+        return
+    if kind in ("mesh", "graph"):
+        raise parse.usage_error("--kind", f"a raw {kind} is not planned; write it as a store, and plan that.")
+    if ghosts is not None:
+        raise parse.usage_error("--ghosts", "the halo of a grid is always read from disk; leave it out.")
+    limits = parse.parse_bounds(bounds or ())
+    if weights is not None and limits != "even":
+        raise parse.usage_error("--weights", "weights decide the bounds; leave out --bounds.")
+    from scidata.cli.grids import run_plan as plan_grid
+
+    options = common | {
+        "axis_sizes": axis_sizes,
+        "shard": parse.parse_shard(shard or (), axis_sizes),
+        "halo": parse.parse_halo(halo or ()),
+        "bounds": limits,
+        "align": parse.parse_align(align or ()),
+        "periodic": parse.parse_names(periodic or ()),
+        "sample_dim": sample_dim,
+        "num_threads": 1,
+    }
+    only_grids = (shard, align, periodic, isel, steps, sample_dim)
+    plan_grid(path, options, output, kind=kind, like_grid=any(given is not None for given in only_grids))
+
+
+@app.command()
+def partition(
+    paths: opt.PartitionPaths,
+    kind: opt.PartitionKind = None,
+    mesh: opt.Mesh = None,
+    topology: opt.Topology = None,
+    points: opt.Points = None,
+    fields: opt.Fields = None,
+    entity: opt.Entity = None,
+    edges: opt.Edges = None,
+    order: opt.Order = "hilbert",
+    weights: opt.PartitionWeights = None,
+    repair: opt.Repair = None,
+    keep: opt.Keep = None,
+    jobs: opt.Jobs = 1,
+    part: opt.Part = None,
+    finalize: opt.Finalize = False,
+    dry_run: opt.DryRun = False,
+    overwrite: opt.OverwriteStore = False,
+    resume: opt.Resume = False,
+    as_json: opt.Json = False,
+    debug: opt.Debug = False,
+) -> None:
+    """Write meshes, point clouds or graphs as a store that any number of ranks reads.
+
+    \b
+    scidata partition 'mesh_*.nc' train.store --jobs 4
+    scidata partition fields.nc waves.store --mesh grid.nc
+    scidata partition 'car_*.h5' cars.store --kind points --points xyz
+    scidata partition 'case_*.vtu' flow.store --entity cell
+    scidata partition 'mesh_*.nc' train.store --part $SLURM_ARRAY_TASK_ID/8    # array 0-7
+    scidata partition --finalize train.store                                  # after it
+    """
+    from scidata.cli.arguments import parse_names, usage_error
+    from scidata.cli.partitioning import run_finalize, run_partition
+
+    if finalize:
+        if part is not None or dry_run or overwrite or resume:
+            raise usage_error("--finalize", "takes no --part, --dry-run, --overwrite or --resume.")
+        run_finalize(paths, as_json=as_json)
+        return
+    if overwrite and resume:
+        raise usage_error("--resume", "excludes --overwrite: one keeps what the other removes.")
+    options: dict[str, Any] = {
+        "kind": kind,
+        "mesh": mesh,
+        "points": points,
+        "entity": entity,
+        "edges": edges,
+        "fields": parse_names(fields or ()) or None,
+        "topology": topology,
+        "order": order,
+        "weights": weights,
+        "repair": parse_names(repair or ()),
+        "keep": parse_names(keep or ()),
+        "jobs": jobs,
+        "part": part,
+        "dry_run": dry_run,
+        "overwrite": overwrite,
+        "resume": resume,
+    }
+    run_partition(paths, options, as_json=as_json)
+
+
+@app.command()
+def verify(path: opt.Store, as_json: opt.Json = False, debug: opt.Debug = False) -> None:
+    """Reread every byte of a partitioned store and check what must hold of it; name the first fault.
+
+    \b
+    scidata verify train.store && sbatch train.slurm
+    """
+    from scidata.cli.partitioning import run_verify
+
+    if not run_verify(path, as_json=as_json):
+        raise typer.Exit(_EXIT_FAILED)
+
+
+@app.command()
+def bench(
+    path: opt.BenchPath,
+    fields: opt.Fields = None,
+    kind: opt.BenchKind = None,
+    repeats: opt.Repeats = 5,
+    pipeline: opt.Pipeline = False,
+    workers: opt.Workers = None,
+    samples: opt.Samples = None,
+    step_ms: opt.StepMs = None,
+    as_json: opt.Json = False,
+    debug: opt.Debug = False,
+) -> None:
+    """Time reading: plain slicing, the format's own library, scidata, and preadv, which nothing beats; or a loader.
+
+    \b
+    scidata bench era5.zarr --fields u
+    scidata bench train.store --pipeline --workers 0,2
+    """
+    from scidata.cli.benching import run_bench, run_pipeline
+
+    if pipeline:
+        run_pipeline(
+            path,
+            fields=fields,
+            kind=kind,
+            workers=workers,
+            samples=samples,
+            step_ms=step_ms,
+            repeats=repeats,
+            as_json=as_json,
+        )
+        return
+    only_pipeline = {"--workers": workers, "--samples": samples, "--step-ms": step_ms}
+    run_bench(path, only_pipeline, fields=fields, kind=kind, repeats=repeats, as_json=as_json)
+
+
+@app.command()
+def demo(
+    ranks: opt.DemoRanks = 2,
+    steps: opt.DemoSteps = 5,
+    keep: opt.KeepDir = None,
+    as_json: opt.Json = False,
+    debug: opt.Debug = False,
+) -> None:
+    """Train a small ViT on made-up data over several ranks of this machine, and compare with one process.
+
+    \b
+    scidata demo --ranks 3 --keep demo
+    """
+    from scidata.cli.demo import run_demo
+
+    if not run_demo(ranks=ranks, steps=steps, keep=keep, as_json=as_json):
+        raise typer.Exit(_EXIT_FAILED)
+
+
+def main() -> None:
+    """Run the command line; the entry point of the ``scidata`` script."""
+    app(prog_name="scidata")

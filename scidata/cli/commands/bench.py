@@ -1,0 +1,254 @@
+"""Measure reading of the user's own file: plain slicing, the format's library at its best, scidata, and the ceiling.
+
+The ceiling is ``preadv`` of as many bytes as are wanted, from the page cache into a reused buffer: what any reader
+must at least do. Methods take turns, so that a busy machine slows all of them; figures are medians.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.types import ArrayLayout, Segment, Selection, Source
+from scidata.data.raw_kind import kind_of_raw
+from scidata.errors import ConfigError, UnknownNameError, near_matches
+from scidata.plan import chunks_needed, plan_array
+from scidata.read import read_plan
+from scidata.sources import open_source
+from scidata.sources.bytes.files import files, is_url, url_of
+
+__all__ = ["BenchRow", "bench_path"]
+
+_MAX_FIELDS = 3
+_SLAB = 8  # a slab is one part in eight, as of one rank of eight
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchRow:
+    """One method on one field and case.
+
+    Attributes
+    ----------
+    case
+        ``"full"`` (leading rows of the whole field) or ``"slab"`` (an eighth of them along one dimension).
+    method
+        ``"slicing"``, ``"library"`` (into a reused buffer), ``"scidata"``, ``"scidata threads"`` or ``"preadv"``.
+    nbytes
+        Bytes wanted, decoded.
+    cpu, wall
+        Seconds, medians.
+    cpu_ratio, wall_ratio
+        Time of the ``preadv`` ceiling over this method's: higher is better.
+    """
+
+    field: str
+    case: str
+    method: str
+    nbytes: int
+    cpu: float
+    wall: float
+    cpu_ratio: float
+    wall_ratio: float
+
+
+def bench_path(
+    path: str,
+    *,
+    fields: Sequence[str] | None = None,
+    kind: str | None = None,
+    repeats: int = 5,
+    max_bytes: int = 256 << 20,
+    num_threads: int | None = None,
+) -> list[BenchRow]:
+    """Measure some fields of a local file.
+
+    Parameters
+    ----------
+    path
+        Zarr, HDF5 or NetCDF.
+    fields
+        Names; default the largest three.
+    kind
+        ``"grid"`` or ``"points"`` times the arrays of any file as they lie; None only those of what is read so: not of
+        meshes and graphs, which are read from a store.
+    repeats
+        Timed rounds, after one that warms the page cache.
+    max_bytes
+        Rows of the first dimension are taken up to this size.
+    num_threads
+        Threads of ``"scidata threads"``; default the number of CPUs.
+
+    Raises
+    ------
+    ConfigError
+        ``path`` is a URL: its network would be measured.
+    UnknownNameError
+        A field that is not there.
+    UnsupportedFormatError
+        A mesh or a graph; the message says what to do first.
+    """
+    if is_url(path):
+        raise ConfigError(f"{url_of(path)}: bench measures local files; copy the store first")
+    if repeats < 1:
+        raise ConfigError(f"repeats must be at least 1, not {repeats}")
+    kind_of_raw(path, kind, False, like_grid=False)
+    source = open_source(path)
+    try:
+        rows: list[BenchRow] = []
+        threads = num_threads or os.cpu_count() or 1
+        with ThreadPoolExecutor(threads, thread_name_prefix="scidata-bench") as executor:
+            for layout in _chosen(source, fields):
+                for case, selection in _cases(layout, max_bytes).items():
+                    rows += _bench_case(source, layout, case, selection, repeats, executor)
+        return rows
+    finally:
+        source.close()
+
+
+def _chosen(source: Source, fields: Sequence[str] | None) -> list[ArrayLayout]:
+    arrays = source.arrays
+    if fields is None:
+        return sorted((a for a in arrays.values() if a.nbytes), key=lambda a: -a.nbytes)[:_MAX_FIELDS]
+    for name in fields:
+        if name not in arrays:
+            raise UnknownNameError(f"{source.path}: no field {name!r}{near_matches(name, arrays)}")
+    return [arrays[name] for name in fields]
+
+
+def _cases(layout: ArrayLayout, max_bytes: int) -> dict[str, Selection]:
+    """Return leading rows of everything, and of them a middle eighth along one dimension."""
+    shape = list(layout.shape)
+    if shape and layout.nbytes > max_bytes:
+        shape[0] = max(1, shape[0] * max_bytes // layout.nbytes)
+    full = tuple((Segment(start=0, count=n),) for n in shape)
+    splittable = [d for d, n in enumerate(shape) if n >= _SLAB]
+    if not splittable:
+        return {"full": full}
+    # Along the first dimension a slab is a shorter full read; the next one is what ranks split.
+    dim = splittable[1] if len(splittable) > 1 and splittable[0] == 0 else splittable[0]
+    part = shape[dim] // _SLAB
+    slab = tuple((Segment(start=3 * part, count=part),) if d == dim else s for d, s in enumerate(full))
+    return {"full": full, "slab": slab}
+
+
+def _bench_case(
+    source: Source, layout: ArrayLayout, case: str, selection: Selection, repeats: int, executor: ThreadPoolExecutor
+) -> list[BenchRow]:
+    shape = tuple(sum(s.count for s in dim) for dim in selection)
+    out = np.zeros(shape, layout.dtype.newbyteorder("="))
+    box = tuple(slice(dim[0].start, dim[0].start + dim[0].count) for dim in selection)
+
+    def own(threads: ThreadPoolExecutor | None) -> Callable[[], object]:
+        def run() -> object:
+            refs = None if layout.fallback else source.locate(layout, chunks_needed(layout, selection))
+            plan = plan_array(layout, selection, refs, out_shape=shape)
+            return read_plan(plan, out, source=source, executor=threads, allow_missing=True)
+
+        return run
+
+    methods: dict[str, Callable[[], object]] = {
+        **_library(source, layout, box, out),
+        "scidata": own(None),
+        "scidata threads": own(executor),
+        "preadv": _ceiling(source, layout, selection, out),
+    }
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in methods}
+    for round_ in range(repeats + 1):
+        for name, method in methods.items():
+            wall, cpu = time.perf_counter(), time.process_time()
+            method()
+            taken = time.process_time() - cpu, time.perf_counter() - wall
+            if round_:
+                times[name].append(taken)
+    medians = {
+        name: (statistics.median(t[0] for t in taken), statistics.median(t[1] for t in taken))
+        for name, taken in times.items()
+    }
+    floor_cpu, floor_wall = medians["preadv"]
+    rows = []
+    for name, (cpu, wall) in medians.items():
+        ratios = {"cpu_ratio": floor_cpu / max(cpu, 1e-9), "wall_ratio": floor_wall / max(wall, 1e-9)}
+        rows.append(
+            BenchRow(field=layout.name, case=case, method=name, nbytes=out.nbytes, cpu=cpu, wall=wall, **ratios)
+        )
+    return rows
+
+
+def _ceiling(source: Source, layout: ArrayLayout, selection: Selection, out: npt.NDArray[Any]) -> Callable[[], object]:
+    """Return a read of ``out.nbytes`` bytes of the files concerned, over and over where they hold fewer."""
+    if layout.fallback:
+        paths = [source.path] if os.path.isfile(source.path) else []
+    else:
+        refs = source.locate(layout, chunks_needed(layout, selection))
+        paths = [refs.paths[i] for i in np.unique(refs.path_index[refs.path_index >= 0]).tolist()]
+    sizes = {p: os.path.getsize(p) for p in paths}
+    buffer = out.reshape(-1).view(np.uint8)
+
+    def run() -> object:
+        done = 0
+        while done < buffer.size and any(sizes.values()):
+            for path, size in sizes.items():
+                count = min(size, buffer.size - done)
+                if count:
+                    files().read_into(path, 0, [buffer[done : done + count]])
+                    done += count
+        return done
+
+    return run
+
+
+def _library(
+    source: Source, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[Any]
+) -> dict[str, Callable[[], object]]:
+    """Return plain slicing and the best call of the format's own library."""
+    if source.format.startswith("zarr"):
+        return _zarr(source, layout, box, out)
+    if source.format in ("hdf5", "netcdf4"):
+        return _h5py(source, layout, box, out)
+    try:
+        import netCDF4
+    except ImportError:
+        return {}
+    variable = netCDF4.Dataset(source.path).variables[layout.name]
+    variable.set_auto_maskandscale(False)
+    return {"slicing": lambda: variable[box]}
+
+
+def _zarr(
+    source: Source, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[Any]
+) -> dict[str, Callable[[], object]]:
+    import zarr
+    from zarr.core.buffer import default_buffer_prototype
+
+    array: Any = zarr.open(source.path, mode="r")
+    if layout.name and not isinstance(array, zarr.Array):
+        array = array[layout.name]
+    into = default_buffer_prototype().nd_buffer.from_numpy_array(out)
+    return {
+        "slicing": lambda: array[box],
+        "library": lambda: array.get_basic_selection(box, out=into),
+    }
+
+
+def _h5py(
+    source: Source, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[Any]
+) -> dict[str, Callable[[], object]]:
+    import contextlib
+
+    import h5py
+
+    with contextlib.suppress(ImportError):
+        import hdf5plugin  # noqa: F401 - registers filters
+    dataset = h5py.File(source.path, "r")[layout.name]
+    return {
+        "slicing": lambda: dataset[box],
+        "library": lambda: dataset.read_direct(out, box),
+    }

@@ -1,0 +1,279 @@
+"""What is in a store, from its metadata alone: arrays, guessed kind, default split, and what will read badly."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from scidata.core.types import ArrayLayout, Source
+from scidata.errors import SciDataError, UnsupportedFormatError
+from scidata.grids.choices import data_fields, dim_roles
+from scidata.grids.reader import GridReader
+from scidata.sources import open_source
+from scidata.sources.cf import role_of
+from scidata.sources.paths import expand_paths
+from scidata.store.format.store import is_store
+
+__all__ = ["ArrayReport", "StoreReport", "codec_text", "guess_kind", "inspect_store"]
+
+_SMALL_CHUNK = 64 * 1024
+_HUGE_CHUNK = 256 * 1024**2
+_POINT_NAMES = re.compile(r"(^|[/_])(pos|coords?|coordinates?|points?|positions?|xyz|centroids?|vertices)$", re.I)
+_MESH_DIMS = re.compile(r"^(ncol|ncells?|n?_?cells?|nfaces?|n_face|nnodes?|n_node|nvertices|nedges|.*mesh.*)$", re.I)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayReport:
+    """One array: ``role`` is its CF axis (``T Z Y X``), ``is_data`` tells fields from coordinates."""
+
+    name: str
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    chunks: tuple[int, ...]
+    shards: tuple[int, ...] | None
+    codecs: tuple[str, ...]
+    role: str | None
+    units: str | None
+    nbytes: int
+    is_data: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreReport:
+    """What :func:`inspect_store` finds.
+
+    Attributes
+    ----------
+    paths, format
+        The files of the series, and the format of the first.
+    kind, kind_reason
+        ``grid``, ``points``, ``mesh`` or ``graph``, and what it was recognised by.
+    sample_dim, num_samples, shard_dim, fields
+        What :func:`scidata.open_dataset` would do by default on a 1-D domain; None where it could not open it.
+    arrays
+        Every array of the first file.
+    skipped
+        ``{array: reason}`` of what cannot be read.
+    warnings
+        What will read slowly, or not as expected; each with what to do.
+    """
+
+    paths: tuple[str, ...]
+    format: str
+    kind: str
+    kind_reason: str
+    sample_dim: str | None
+    num_samples: int | None
+    shard_dim: str | None
+    fields: tuple[str, ...]
+    arrays: tuple[ArrayReport, ...]
+    skipped: Mapping[str, str]
+    warnings: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain Python values for JSON."""
+        return asdict(self)
+
+
+def inspect_store(path: str | Sequence[str]) -> StoreReport:
+    """Describe a store, or the files of a series, from metadata (and coordinates, where there are several files).
+
+    Raises
+    ------
+    FileNotFoundError, UnsupportedFormatError
+        Nothing is there, or it is of no format that scidata reads, or a partitioned store.
+    """
+    paths = expand_paths(path)
+    if is_store(paths[0]):
+        raise UnsupportedFormatError(
+            f"{paths[0]}: is a partitioned store; scidata.store.reading.report.inspect_partitioned describes it"
+        )
+    source = open_source(paths[0])
+    try:
+        fields = set(data_fields(source))
+        kind, reason = guess_kind(source)
+        warnings = [] if kind == "grid" else [_advice(paths, kind)]
+        reader = None
+        if kind == "grid":
+            reader, complaint = _default_reader(paths)
+            warnings += [complaint] if complaint else []
+        sample_dim = reader.sample_dim if reader else None
+        shard_dim = next(iter(reader.partition.axis_of_dim), None) if reader else None
+        kept = reader.fields if reader else ()
+        warnings += _layout_warnings(source, sorted(fields), sample_dim, shard_dim)
+        if reader and len(kept) < len(fields):
+            left = ", ".join(sorted(fields - set(kept)))
+            warnings.append(f"{left}: not on the grid of the largest field, left out unless named with fields")
+        return StoreReport(
+            paths=paths,
+            format=source.format,
+            kind=kind,
+            kind_reason=reason,
+            sample_dim=sample_dim,
+            num_samples=reader.num_samples if reader else None,
+            shard_dim=shard_dim,
+            fields=tuple(kept),
+            arrays=tuple(_array_report(layout, name in fields) for name, layout in source.arrays.items()),
+            skipped=dict(getattr(source, "skipped", {})),
+            warnings=tuple(warnings),
+        )
+    finally:
+        source.close()
+
+
+def _advice(paths: Sequence[str], kind: str) -> str:
+    shown = paths[0] if len(paths) == 1 else "SOURCE..."
+    return (
+        f"kind {kind}: ranks read their parts of it from a store; write it once: scidata partition {shown} OUT "
+        f"--kind {kind}"
+    )
+
+
+def codec_text(layout: ArrayLayout) -> str:
+    """Return the codecs as ``"shuffle zstd(5)"``, or ``"raw"``."""
+    return " ".join(_codec_texts(layout)) or "raw"
+
+
+def _codec_texts(layout: ArrayLayout) -> tuple[str, ...]:
+    texts = []
+    for codec in layout.codecs:
+        level = codec.config.get("clevel", codec.config.get("level"))
+        inner = f"{codec.config['cname']}" if "cname" in codec.config else ""
+        detail = ",".join(str(part) for part in (inner, level) if part not in ("", None))
+        texts.append(f"{codec.name}({detail})" if detail else codec.name)
+    return tuple(texts)
+
+
+def _array_report(layout: ArrayLayout, is_data: bool) -> ArrayReport:
+    units = layout.attributes.get("units")
+    return ArrayReport(
+        name=layout.name,
+        dims=layout.dims,
+        shape=layout.shape,
+        dtype=str(layout.dtype),
+        chunks=layout.chunks,
+        shards=layout.shards,
+        codecs=_codec_texts(layout),
+        role=None if is_data else role_of(layout),
+        units=str(units) if units not in (None, "") else None,
+        nbytes=layout.nbytes,
+        is_data=is_data,
+    )
+
+
+def _default_reader(paths: Sequence[str]) -> tuple[GridReader | None, str | None]:
+    """Open the store as ``open_dataset`` would on two ranks; or say why that fails."""
+    try:
+        return GridReader(paths, axis_sizes={"domain": 2}, num_threads=1), None
+    except (SciDataError, OSError) as e:
+        what = "cannot be opened as one data set" if len(paths) == 1 else "the files are not one data set"
+        return None, f"{what}: {e}"
+
+
+def guess_kind(source: Source) -> tuple[str, str]:
+    """Return ``grid``, ``points``, ``mesh`` or ``graph``, and the reason in words."""
+    arrays = source.arrays
+    for guess in (_mesh_reason, _graph_reason):
+        reason = guess(arrays)
+        if reason:
+            return ("mesh" if guess is _mesh_reason else "graph"), reason
+    fields = [arrays[name] for name in data_fields(source)]
+    largest = max(fields, key=lambda layout: layout.nbytes, default=None)
+    if largest is None:
+        return "grid", "no data fields, only coordinates"
+    roles = dim_roles(source, largest.dims)
+    space = [dim for dim in largest.dims if roles.get(dim) in ("Y", "X")]
+    if len(space) >= 2:
+        return "grid", f"{largest.name} lies on {' x '.join(space)}"
+    reason = _points_reason(arrays)
+    if reason:
+        return "points", reason
+    entity = next((dim for dim in largest.dims if _MESH_DIMS.match(dim)), None)
+    if entity is not None or "mesh" in largest.attributes:
+        where = f"dimension {entity}" if entity is not None else f"attribute mesh={largest.attributes['mesh']!r}"
+        return "mesh", f"{largest.name} has {where}; the topology is in another file"
+    if len([dim for dim in largest.dims if roles.get(dim) != "T"]) < 2:
+        return "points", f"{largest.name} has one dimension besides time: {', '.join(largest.dims)}"
+    return "grid", f"{largest.name} has dimensions {', '.join(largest.dims)}"
+
+
+def _mesh_reason(arrays: Mapping[str, ArrayLayout]) -> str | None:
+    for name, layout in arrays.items():
+        role = str(layout.attributes.get("cf_role", ""))
+        if role == "mesh_topology" or role.endswith("_connectivity"):
+            return f"UGRID: {name} has cf_role {role}"
+    for name in ("cellsOnCell", "verticesOnCell"):
+        if name in arrays:
+            return f"MPAS: {name} with dimensions {', '.join(arrays[name].dims)}"
+    for name, what in (("connect1", "Exodus"), ("elementConn", "ESMF"), ("grid_corner_lat", "SCRIP")):
+        if name in arrays:
+            return f"{what}: {name}"
+    for name, layout in arrays.items():
+        if (
+            name.rsplit("/", 1)[-1].lower() in ("connectivity", "faces", "cells", "elements")
+            and layout.dtype.kind in "iu"
+        ):
+            return f"{name} holds integers {layout.shape}: a connectivity"
+    return None
+
+
+def _graph_reason(arrays: Mapping[str, ArrayLayout]) -> str | None:
+    last = {name.rsplit("/", 1)[-1].lower(): name for name in arrays}
+    if "edge_index" in last:
+        layout = arrays[last["edge_index"]]
+        return f"{layout.name} {layout.shape} holds edges"
+    for pair in (("senders", "receivers"), ("indptr", "src"), ("indptr", "indices")):
+        if all(name in last for name in pair):
+            return f"{last[pair[0]]} and {last[pair[1]]} hold edges"
+    for end in ("edges", "edge_list"):
+        if end in last and 2 in arrays[last[end]].shape and len(arrays[last[end]].shape) == 2:
+            return f"{last[end]} {arrays[last[end]].shape} holds edges"
+    return None
+
+
+def _points_reason(arrays: Mapping[str, ArrayLayout]) -> str | None:
+    for name, layout in arrays.items():
+        if _POINT_NAMES.search(name) and len(layout.shape) == 2 and layout.shape[1] in (2, 3):
+            return f"{name} {layout.shape} holds coordinates"
+    return None
+
+
+def _layout_warnings(
+    source: Source, names: Sequence[str], sample_dim: str | None, shard_dim: str | None
+) -> Iterator[str]:
+    for name in names:
+        layout = source.arrays[name]
+        sizes = dict(zip(layout.dims, layout.shape, strict=True))
+        chunk = dict(zip(layout.dims, layout.chunks, strict=True))
+        num_chunks = math.prod(layout.num_chunks)
+        if layout.fallback:
+            yield (
+                f"{name}: codecs {codec_text(layout)} are decoded by the format's own library, one chunk at a time; "
+                "rewrite with zstd or blosc to read in parallel"
+            )
+        if layout.codecs and sample_dim in chunk and chunk[sample_dim] > 1:
+            yield (
+                f"{name}: a chunk holds {chunk[sample_dim]} rows of {sample_dim}, so one sample decodes up to "
+                f"{chunk[sample_dim]} times what it needs; rechunk with {sample_dim}=1"
+            )
+        if layout.codecs and shard_dim in chunk and chunk[shard_dim] >= sizes[shard_dim] > 1:
+            yield (
+                f"{name}: one chunk spans all {sizes[shard_dim]} rows of {shard_dim}, so every rank decodes the whole "
+                f"of it; rechunk {shard_dim}, or shard another dimension"
+            )
+        if layout.codecs and layout.chunk_nbytes > _HUGE_CHUNK:
+            yield f"{name}: chunks of {layout.chunk_nbytes / 1024**2:.0f} MiB are decoded whole; rechunk to 1 to 16 MiB"
+        if layout.chunk_nbytes < _SMALL_CHUNK and num_chunks > 64:
+            yield (
+                f"{name}: {num_chunks} chunks of {layout.chunk_nbytes / 1024:.1f} KiB; many small reads are slow: "
+                "rechunk to 1 to 16 MiB"
+            )
+        if layout.dims and all(re.fullmatch(r"dim_\d+", dim) for dim in layout.dims):
+            yield f"{name}: no dimension names; shard, halo and isel take dim_0, dim_1, … or positions"
+        for attribute in ("scale_factor", "add_offset"):
+            if attribute in layout.attributes and layout.dtype.kind == "f":
+                yield f"{name}: is {layout.dtype} and yet has {attribute}, which is applied when decoding"

@@ -1,0 +1,236 @@
+"""Measure a loader on the user's own data: its speed, its CPU time and the wait of a loop, by reader threads.
+
+Beside it the two floors: ``preadv`` of the same byte ranges, and the decompressors alone on bytes that are in memory;
+both into two buffers in turn, as a loop needs which keeps one sample while the next is read. Methods take turns, so
+that a busy machine slows all of them; figures are medians.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from scidata.data.open_dataset import open_dataset
+from scidata.errors import ConfigError
+from scidata.loader.data_loader import DataLoader
+from scidata.plan import ArrayPlan
+from scidata.read.codecs import Pipeline, Scratch, pipeline_of
+from scidata.sources.bytes.files import files, is_url, url_of
+
+__all__ = ["PipelineRow", "bench_pipeline", "decompressors", "preadv_loop"]
+
+_MAX_PLANNED = 8  # samples of which the floors know the byte ranges; they go round
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineRow:
+    """One method; times are of one sample.
+
+    Attributes
+    ----------
+    method
+        ``"loader"``, ``"preadv"`` or ``"decompress"``.
+    num_workers
+        Reader threads of the loader, else None.
+    nbytes
+        Bytes wanted of a sample; of the floors what they read, and what they decode.
+    cpu, wall
+        Seconds; None where there is nothing to do.
+    wait, wait_share
+        Seconds that a loop waits in a step, and as a part of it, where the loop computes for ``step`` seconds.
+    """
+
+    method: str
+    num_workers: int | None = None
+    nbytes: int
+    cpu: float
+    wall: float
+    wait: float | None = None
+    wait_share: float | None = None
+
+
+def bench_pipeline(
+    path: str | Sequence[str],
+    *,
+    fields: Sequence[str] | None = None,
+    kind: str | None = None,
+    num_samples: int = 20,
+    workers: Sequence[int] = (0, 1, 2, 4),
+    step: float | None = None,
+    repeats: int = 3,
+    num_threads: int = 1,
+) -> tuple[list[PipelineRow], float]:
+    """Run a loader of ``path`` with each number of reader threads.
+
+    Parameters
+    ----------
+    path
+        Anything that :func:`scidata.open_dataset` opens from local files; read whole, as by one rank.
+    fields, kind
+        As in ``open_dataset``.
+    num_samples
+        Of a round of each method; the data set's, over and over where it has fewer.
+    workers
+        Numbers of reader threads.
+    step
+        Seconds that a step of the loop takes (asleep, as where a GPU computes); default twice the time of reading a
+        sample without reader threads.
+    num_threads
+        That read a sample together, as in ``open_dataset``.
+
+    Returns
+    -------
+    rows, step
+
+    Raises
+    ------
+    ConfigError
+        A URL, no samples, or numbers that make no sense.
+    """
+    paths = [path] if isinstance(path, str) else list(path)
+    if any(map(is_url, paths)):
+        raise ConfigError(f"{url_of(paths[0])}: bench measures local files; copy the store first")
+    if repeats < 1 or num_samples < 1 or not workers or min(workers) < 0 or (step is not None and step < 0):
+        raise ConfigError("samples and repeats must be at least 1, workers and the step not negative")
+    ds = open_dataset(paths if len(paths) > 1 else paths[0], fields=fields, kind=kind, num_threads=num_threads)
+    try:
+        if not len(ds):
+            raise ConfigError(f"{paths[0]}: there are no samples")
+        return _measure(ds, num_samples, workers, step, repeats)
+    finally:
+        ds.close()
+
+
+def _measure(
+    ds: Any, num_samples: int, workers: Sequence[int], step: float | None, repeats: int
+) -> tuple[list[PipelineRow], float]:
+    order = [i % len(ds) for i in range(num_samples)]
+    loaders = {n: DataLoader(ds, None, sampler=order, num_workers=n) for n in workers}
+    plans = plans_of(ds, range(min(len(ds), _MAX_PLANNED)))
+    read, read_bytes = preadv_loop(plans)
+    decode, decoded_bytes = decompressors(plans)
+    methods: dict[Any, Callable[[], object]] = {n: partial(_run, loader) for n, loader in loaders.items()}
+    methods["preadv"] = partial(read, num_samples)
+    if decoded_bytes:
+        methods["decompress"] = partial(decode, num_samples)
+    times = interleaved(methods, repeats)
+    if step is None:
+        step = 2 * times[min(workers)][1] / num_samples
+    rows = []
+    for n, loader in loaders.items():
+        wait = statistics.median(_wait(loader, step) for _ in range(repeats))
+        nbytes = round(loader.stats()["bytes"] / loader.stats()["samples"])
+        cpu, wall = (t / num_samples for t in times[n])
+        share = wait / (step + wait) if step + wait else 0.0
+        rows.append(
+            PipelineRow(method="loader", num_workers=n, nbytes=nbytes, cpu=cpu, wall=wall, wait=wait, wait_share=share)
+        )
+    for name, nbytes in (("preadv", read_bytes), ("decompress", decoded_bytes)):
+        if name in times:
+            cpu, wall = (t / num_samples for t in times[name])
+            rows.append(PipelineRow(method=name, nbytes=nbytes, cpu=cpu, wall=wall))
+    return rows, step
+
+
+def interleaved(methods: dict[Any, Callable[[], object]], repeats: int) -> dict[Any, tuple[float, float]]:
+    """Let methods take turns after a rehearsal; return CPU and wall seconds of each, medians."""
+    taken: dict[Any, list[tuple[float, float]]] = {name: [] for name in methods}
+    for number in range(repeats + 1):
+        for name, method in methods.items():
+            wall, cpu = time.perf_counter(), time.process_time()
+            method()
+            if number:
+                taken[name].append((time.process_time() - cpu, time.perf_counter() - wall))
+    return {
+        name: (statistics.median(t[0] for t in found), statistics.median(t[1] for t in found))
+        for name, found in taken.items()
+    }
+
+
+def _run(loader: DataLoader) -> None:
+    for _ in loader:
+        pass
+
+
+def _wait(loader: DataLoader, step: float) -> float:
+    """Return the wait of a step, from the second on: the first has nothing read ahead, whatever the loader does."""
+    waited, num_steps = 0.0, 0
+    began = time.perf_counter()
+    for _ in loader:
+        if num_steps:
+            waited += time.perf_counter() - began
+        num_steps += 1
+        time.sleep(step)
+        began = time.perf_counter()
+    return waited / max(1, num_steps - 1)
+
+
+# -- the floors ----------------------------------------------------------------------------------------------------
+
+
+def plans_of(ds: Any, indices: Sequence[int]) -> list[list[ArrayPlan]]:
+    """Return what is read of the fields of some samples; index arrays of a store are read once, and not counted."""
+    found = [ds.plan(i).fields for i in indices]
+    return [[plan for name in ds.fields for plan in fields[name]] for fields in found]
+
+
+def preadv_loop(plans: Sequence[Sequence[ArrayPlan]]) -> tuple[Callable[[int], None], int]:
+    """Return a loop over samples that reads their byte ranges into buffers, and the mean bytes of a sample."""
+    samples = []
+    for sample in plans:
+        ranges = []
+        for plan in sample:
+            paths, rows = plan.ranges()
+            ranges += [(paths[p], offset, nbytes) for p, offset, nbytes in rows.tolist()]
+        samples.append(ranges)
+    sizes = [sum(nbytes for _, _, nbytes in ranges) for ranges in samples]
+    buffers = [np.zeros(max(sizes, default=0), np.uint8).data for _ in range(2)]
+
+    def run(num_samples: int) -> None:
+        cache = files()
+        for i in range(num_samples):
+            at, buffer = 0, buffers[i % 2]
+            for path, offset, nbytes in samples[i % len(samples)]:
+                if not cache.read_at_once(path, offset, buffer[at : at + nbytes]):
+                    cache.read_into(path, offset, [buffer[at : at + nbytes]])
+                at += nbytes
+
+    return run, round(statistics.mean(sizes))
+
+
+def decompressors(plans: Sequence[Sequence[ArrayPlan]]) -> tuple[Callable[[int], None], int]:
+    """Return a loop over samples that decodes their chunks, from memory, into buffers; and the mean bytes decoded.
+
+    0 where there is nothing to decode.
+    """
+    samples = [[chunk for plan in sample for chunk in _chunks(plan)] for sample in plans]
+    sizes = [sum(pipeline.nbytes for pipeline, _ in chunks) for chunks in samples]
+    buffers, scratch = [np.zeros(max(sizes, default=0), np.uint8) for _ in range(2)], Scratch()
+
+    def run(num_samples: int) -> None:
+        for i in range(num_samples):
+            at, buffer = 0, buffers[i % 2]
+            for pipeline, data in samples[i % len(samples)]:
+                pipeline.decode(data, buffer[at : at + pipeline.nbytes], scratch)
+                at += pipeline.nbytes
+
+    return run, round(statistics.mean(sizes))
+
+
+def _chunks(plan: ArrayPlan) -> list[tuple[Pipeline, np.ndarray[Any, np.dtype[np.uint8]]]]:
+    """Read the encoded chunks of a plan, each with what decodes it."""
+    if plan.encoded is None or plan.refs is None:
+        return []
+    refs, found = plan.refs, []
+    for row, nbytes in zip(plan.encoded.chunk_row.tolist(), plan.encoded.nbytes.tolist(), strict=True):
+        skipped = 0 if refs.skipped_codecs is None else int(refs.skipped_codecs[row])
+        path = refs.paths[int(refs.path_index[row])]
+        data = files().read(path, int(refs.offset[row]), int(refs.nbytes[row]))
+        found.append((pipeline_of(plan.layout.codecs, skipped, nbytes), np.frombuffer(data, np.uint8)))
+    return found

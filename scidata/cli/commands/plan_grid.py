@@ -1,0 +1,330 @@
+"""What ``scidata plan`` computes: the reads of every rank of a domain, summed, and what would make them cheaper.
+
+Plans ranks in turn, without starting any; memory does not grow with their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from scidata.core.types import ArrayLayout, ChunkRefs, IntArray, Segment, Selection
+from scidata.core.urls import public_text
+from scidata.errors import SciDataError
+from scidata.grids.reader import GridReader
+from scidata.plan import chunks_needed, summarize
+
+__all__ = ["DomainPlan", "describe", "plan_domain", "suggestions"]
+
+_BAD = 1.5  # amplification from which something better is looked for
+_TRIED_RANKS = 64
+_WORTHWHILE = 0.9  # a suggestion lowers it at least to this fraction
+
+Tick = Callable[[], None]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DomainPlan:
+    """The reads of every rank of a domain for one sample.
+
+    Attributes
+    ----------
+    reader, sample
+        What was planned.
+    bytes_wanted, bytes_fetched, bytes_decoded, bytes_memory, num_chunks
+        ``(num_ranks,)`` int64, summed over fields; memory is that of the decoded part, halo included.
+    num_owned
+        ``(num_ranks,)`` int64, owned cells of the grid.
+    shared_chunks
+        Chunks that more than one rank reads.
+    exact
+        False where sizes are estimated from decoded sizes.
+    notes
+        Why they are, and chunks that are absent.
+    """
+
+    reader: GridReader
+    sample: int
+    bytes_wanted: IntArray
+    bytes_fetched: IntArray
+    bytes_decoded: IntArray
+    bytes_memory: IntArray
+    num_chunks: IntArray
+    num_owned: IntArray
+    shared_chunks: int
+    exact: bool
+    notes: tuple[str, ...]
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the domain."""
+        return len(self.bytes_wanted)
+
+    @property
+    def balance(self) -> float:
+        """Cells of the fullest rank over the mean."""
+        mean = float(self.num_owned.mean())
+        return float(self.num_owned.max()) / mean if mean else 1.0
+
+    @property
+    def amplification(self) -> float | None:
+        """Bytes that all ranks fetch over the bytes that they want; None where nothing is wanted."""
+        return _over(self.bytes_fetched.sum(), self.bytes_wanted.sum())
+
+    @property
+    def decode_amplification(self) -> float | None:
+        """Bytes that all ranks decode over the bytes that they want."""
+        return _over(self.bytes_decoded.sum(), self.bytes_wanted.sum())
+
+    @property
+    def cost(self) -> float:
+        """The larger of the two amplifications."""
+        return max(self.amplification or 1.0, self.decode_amplification or 1.0)
+
+    def rank(self, rank: int) -> dict[str, Any]:
+        """Describe one rank in plain values."""
+        partition, reader = self.reader.partition, self.reader
+        at = partition.coordinate(rank)
+        dims = [dim for dim in partition.sizes if dim in partition.axis_of_dim or dim in partition.halo]
+        wanted, fetched, decoded = (int(a[rank]) for a in (self.bytes_wanted, self.bytes_fetched, self.bytes_decoded))
+        return {
+            "rank": rank,
+            "coordinate": at,
+            "owned": {dim: list(partition.owned_rows(dim, at)) for dim in dims},
+            "halo": {dim: list(partition.halo_rows(dim, at)) for dim in partition.halo},
+            "local_shape": {name: list(spec.shape) for name, spec in reader.buffer_specs(at).items()},
+            "bytes_memory": int(self.bytes_memory[rank]),
+            "bytes_wanted": wanted,
+            "bytes_fetched": fetched,
+            "bytes_decoded": decoded,
+            "num_chunks": int(self.num_chunks[rank]),
+            "amplification": _over(fetched, wanted),
+            "decode_amplification": _over(decoded, wanted),
+        }
+
+    def totals(self) -> dict[str, Any]:
+        """Describe all ranks together in plain values."""
+        return {
+            "bytes_memory": int(self.bytes_memory.sum()),
+            "bytes_wanted": int(self.bytes_wanted.sum()),
+            "bytes_fetched": int(self.bytes_fetched.sum()),
+            "bytes_decoded": int(self.bytes_decoded.sum()),
+            "num_chunks": int(self.num_chunks.sum()),
+            "shared_chunks": self.shared_chunks,
+            "amplification": self.amplification,
+            "decode_amplification": self.decode_amplification,
+            "balance": self.balance,
+        }
+
+
+def describe(plan: DomainPlan, *, path: str, dp: int | None) -> dict[str, Any]:
+    """Describe what was planned in plain values: the data, the cut, and how samples spread over ``dp`` groups."""
+    reader, partition = plan.reader, plan.reader.partition
+    return {
+        "path": public_text(path),
+        "files": len(reader.paths),
+        "fields": list(reader.fields),
+        "global_shape": {name: list(reader.global_shape(name)) for name in reader.fields},
+        "sample_dim": reader.sample_dim,
+        "num_samples": reader.num_samples,
+        "steps": list(reader.steps),
+        "sample": plan.sample,
+        "domain": dict(partition.axis_sizes),
+        "shard": dict(partition.axis_of_dim),
+        "bounds": {dim: partition.bounds[dim].tolist() for dim in partition.axis_of_dim},
+        "halo": {dim: list(pair) for dim, pair in partition.halo.items()},
+        "periodic": sorted(partition.periodic),
+        "dp": dp,
+        "world_size": plan.num_ranks * (dp or 1),
+        "samples_per_dp_rank": -(-reader.num_samples // (dp or 1)),
+        "exact": plan.exact,
+        "notes": list(plan.notes),
+    }
+
+
+def _over(part: Any, whole: Any) -> float | None:
+    return float(part) / float(whole) if whole else None
+
+
+def plan_domain(
+    reader: GridReader, sample: int = 0, *, ranks: Sequence[int] | None = None, tick: Tick | None = None
+) -> DomainPlan:
+    """Plan one sample for every rank of the reader's domain.
+
+    Parameters
+    ----------
+    ranks
+        Only these: the sums then have a row for each of them, and say what to expect of the rest.
+    tick
+        Called when a rank's plan of one field begins.
+
+    Raises
+    ------
+    IndexError
+        There is no such sample.
+    """
+    partition = reader.partition
+    places_of = [partition.coordinate(rank) for rank in (range(partition.num_parts) if ranks is None else ranks)]
+    sums = np.zeros((4, len(places_of)), np.int64)
+    shared, exact, notes = 0, True, {}
+    for name in reader.fields:
+        for k, (i, layout, first) in enumerate(reader.selections(name, sample, places_of[0])):
+            source = reader.sources[i]
+            shifted, shift = _only_this_sample(reader, layout, first)
+
+            def selection_of_rank(rank: int, name: str = name, k: int = k, shift: IntArray = shift) -> Selection:
+                if tick is not None:
+                    tick()
+                selection = reader.selections(name, sample, places_of[rank])[k][2]
+                return _shifted(selection, shift)
+
+            def locate(
+                chunks: IntArray, source: Any = source, layout: ArrayLayout = layout, shift: IntArray = shift
+            ) -> ChunkRefs:
+                refs: ChunkRefs = source.locate(layout, chunks + shift // np.array(layout.chunks, np.int64))
+                return refs
+
+            places = None if layout.fallback else locate
+            if places is not None and _all_absent(places(chunks_needed(shifted, _shifted(first, shift)))):
+                places = None
+                notes["absent"] = f"the store holds no chunk of sample {sample}: bytes are estimated from decoded sizes"
+            elif layout.fallback:
+                notes["fallback"] = "some arrays are decoded by the format's own library: their bytes are estimated"
+            summary = summarize(shifted, selection_of_rank, len(places_of), places)
+            sums += np.stack([summary.bytes_wanted, summary.bytes_fetched, summary.bytes_decoded, summary.num_chunks])
+            shared += summary.shared_chunks
+            exact &= summary.exact
+    return DomainPlan(
+        reader=reader,
+        sample=sample,
+        bytes_wanted=sums[0],
+        bytes_fetched=sums[1],
+        bytes_decoded=sums[2],
+        bytes_memory=_memory(reader, places_of),
+        num_chunks=sums[3],
+        num_owned=_num_owned(reader, places_of),
+        shared_chunks=shared,
+        exact=exact,
+        notes=tuple(notes.values()),
+    )
+
+
+def _only_this_sample(reader: GridReader, layout: ArrayLayout, selection: Selection) -> tuple[ArrayLayout, IntArray]:
+    """Cut the layout to the chunks that any rank could need.
+
+    ``summarize`` keeps a byte for each chunk of the array, but of 40 years of samples one is planned. All ranks read
+    the same rows of a dimension that is not sharded. Returns the smaller layout and the first source row of each
+    dimension, a multiple of its chunk.
+    """
+    shift = np.zeros(len(layout.shape), np.int64)
+    shape = list(layout.shape)
+    for axis, segments in enumerate(selection):
+        if layout.dims[axis] in reader.partition.axis_of_dim or not segments:
+            continue
+        chunk = layout.chunks[axis]
+        ends = [row for s in segments for row in (s.start, s.start + (s.count - 1) * s.step)]
+        first = min(ends) // chunk * chunk
+        last = min((max(ends) // chunk + 1) * chunk, layout.shape[axis])
+        shift[axis], shape[axis] = first, last - first
+    return replace(layout, shape=tuple(shape)), shift
+
+
+def _shifted(selection: Selection, shift: IntArray) -> Selection:
+    return tuple(
+        tuple(Segment(start=s.start - int(by), count=s.count, step=s.step, offset=s.offset) for s in segments)
+        for segments, by in zip(selection, shift, strict=True)
+    )
+
+
+def _all_absent(refs: ChunkRefs) -> bool:
+    return len(refs.path_index) > 0 and bool(np.all(refs.path_index < 0))
+
+
+def _num_owned(reader: GridReader, places_of: Sequence[Mapping[str, int]]) -> IntArray:
+    partition = reader.partition
+    cells = np.ones(len(places_of), np.int64)
+    for dim, size in partition.sizes.items():
+        if dim in partition.axis_of_dim:
+            axis = partition.axis_of_dim[dim]
+            cells *= np.diff(partition.bounds[dim])[[place[axis] for place in places_of]]
+        elif dim != reader.sample_dim:
+            cells *= size
+    return cells
+
+
+def _memory(reader: GridReader, places_of: Sequence[Mapping[str, int]]) -> IntArray:
+    sums = [sum(spec.nbytes for spec in reader.buffer_specs(place).values()) for place in places_of]
+    return np.array(sums, np.int64)
+
+
+def suggestions(plan: DomainPlan, remake: Callable[..., GridReader], options: Mapping[str, Any]) -> list[str]:
+    """Say what would lower the amplification, with the figure that each gives; empty where it is low already.
+
+    Parameters
+    ----------
+    remake
+        Opens the data set again with other ``bounds`` or ``shard``.
+    options
+        The ``bounds`` and ``shard`` that were asked for.
+    """
+    if plan.cost <= _BAD:
+        return []
+    found = []
+    for text, changed in _alternatives(plan, options):
+        other = _try(plan, remake, changed)
+        if other is not None and other.cost <= _WORTHWHILE * plan.cost:
+            found.append(
+                (other.cost, f"{text} gives {other.cost:.2f} instead of {plan.cost:.2f}{_balance_note(other)}")
+            )
+    return [text for _, text in sorted(found)] + _rechunking(plan)
+
+
+def _balance_note(plan: DomainPlan) -> str:
+    return f" (balance {plan.balance:.2f})" if plan.balance > 1.05 else ""
+
+
+def _alternatives(plan: DomainPlan, options: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    partition = plan.reader.partition
+    choices: list[tuple[str, dict[str, Any]]] = []
+    if options.get("bounds") == "even" and options.get("weights") is None:
+        choices.append(("--bounds chunk", {"bounds": "chunk"}))
+    if len(partition.axis_of_dim) > 1 and isinstance(options.get("bounds"), str):
+        first = next(iter(partition.axis_of_dim))  # the slowest varying: its rows lie together in a file
+        whole = {"axis_sizes": {"domain": plan.num_ranks}, "shard": {first: "domain"}, "weights": None}
+        choices.append((f"--domain {plan.num_ranks} --shard {first}", whole))
+    if len(partition.axis_of_dim) == 1 and isinstance(options.get("bounds"), str):
+        ((sharded, axis),) = partition.axis_of_dim.items()
+        for dim, size in partition.sizes.items():
+            if dim not in (sharded, plan.reader.sample_dim) and size >= plan.num_ranks:
+                choices.append((f"--shard {dim}", {"shard": {dim: axis}, "weights": None, "align": 1}))
+    return choices
+
+
+def _try(plan: DomainPlan, remake: Callable[..., GridReader], changed: Mapping[str, Any]) -> DomainPlan | None:
+    try:
+        reader = remake(**changed)
+    except SciDataError:  # this alternative does not fit the data; it was only an idea
+        return None
+    try:
+        # of a large domain a few ranks tell
+        ranks = np.linspace(0, plan.num_ranks - 1, min(plan.num_ranks, _TRIED_RANKS)).astype(np.int64).tolist()
+        return plan_domain(reader, plan.sample, ranks=ranks)
+    finally:
+        reader.close()
+
+
+def _rechunking(plan: DomainPlan) -> list[str]:
+    """Name the dimensions whose chunks are larger than a rank's part."""
+    reader, texts = plan.reader, []
+    layout = max((reader.layout(name) for name in reader.fields), key=lambda x: x.nbytes)
+    for dim, chunk in zip(layout.dims, layout.chunks, strict=True):
+        if dim in reader.partition.axis_of_dim:
+            rows = int(np.diff(reader.partition.bounds[dim]).max())
+            if chunk > rows:
+                texts.append(f"rechunk {layout.name}: {dim} in chunks of at most {rows} rows, not {chunk}")
+        elif dim == reader.sample_dim and layout.codecs and chunk > len(reader.steps):
+            texts.append(f"rechunk {layout.name}: {dim} in chunks of {len(reader.steps)}, not {chunk}")
+    return texts

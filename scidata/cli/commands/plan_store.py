@@ -1,0 +1,179 @@
+"""What ``scidata plan`` computes for a partitioned store: the rows, ghosts, edges and bytes of every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scidata.core.types import IntArray
+from scidata.store.reading.part import SamplePart
+from scidata.store.reading.reader import StoreReader
+
+__all__ = ["StorePlan", "describe_store", "plan_store"]
+
+Tick = Callable[[], None]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StorePlan:
+    """The reads of every rank of a domain for one sample of a store.
+
+    Attributes
+    ----------
+    reader, sample, cut
+        What was planned, and where its parts begin.
+    ghosts
+        For each rank the sorted global ids that it needs of others.
+    num_cut_edges
+        ``(num_ranks,)`` int64: edges from a row of another rank to one of this rank's; None without edges.
+    num_neighbours
+        ``(num_ranks,)`` int64: ranks that it has ghosts from.
+    bytes_wanted, bytes_fetched, bytes_decoded, num_chunks
+        ``(num_ranks,)`` int64, of fields and of the index arrays that say which rows, edges and cells are read.
+    exact
+        False where sizes are estimated.
+    """
+
+    reader: StoreReader
+    sample: int
+    cut: SamplePart
+    ghosts: tuple[IntArray, ...]
+    num_cut_edges: IntArray | None
+    num_neighbours: IntArray
+    bytes_wanted: IntArray
+    bytes_fetched: IntArray
+    bytes_decoded: IntArray
+    num_chunks: IntArray
+    exact: bool
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the domain."""
+        return self.cut.num_parts
+
+    def num_owned(self, entity: str) -> IntArray:
+        """Return the rows of an entity that each rank owns, ``(num_ranks,)`` int64."""
+        owned: IntArray = np.diff(self.cut.bounds[entity])
+        return owned
+
+    def balance(self, entity: str) -> float:
+        """Return the rows of the fullest rank over the mean."""
+        owned = self.num_owned(entity)
+        mean = float(owned.mean())
+        return float(owned.max()) / mean if mean else 1.0
+
+    def rank(self, rank: int) -> dict[str, Any]:
+        """Describe one rank in plain values."""
+        wanted, fetched, decoded = (int(a[rank]) for a in (self.bytes_wanted, self.bytes_fetched, self.bytes_decoded))
+        return {
+            "rank": rank,
+            "owned": {entity: list(self.cut.owned(entity, rank)) for entity in self.cut.bounds},
+            "num_owned": {entity: int(self.num_owned(entity)[rank]) for entity in self.cut.bounds},
+            "num_ghosts": len(self.ghosts[rank]),
+            "num_neighbours": int(self.num_neighbours[rank]),
+            "num_cut_edges": None if self.num_cut_edges is None else int(self.num_cut_edges[rank]),
+            "bytes_wanted": wanted,
+            "bytes_fetched": fetched,
+            "bytes_decoded": decoded,
+            "num_chunks": int(self.num_chunks[rank]),
+            "amplification": _over(fetched, wanted),
+            "decode_amplification": _over(decoded, wanted),
+        }
+
+    def totals(self) -> dict[str, Any]:
+        """Describe all ranks together in plain values."""
+        wanted, fetched, decoded = (int(a.sum()) for a in (self.bytes_wanted, self.bytes_fetched, self.bytes_decoded))
+        return {
+            "num_owned": {entity: int(bounds[-1]) for entity, bounds in self.cut.bounds.items()},
+            "num_ghosts": sum(map(len, self.ghosts)),
+            "num_cut_edges": None if self.num_cut_edges is None else int(self.num_cut_edges.sum()),
+            "bytes_wanted": wanted,
+            "bytes_fetched": fetched,
+            "bytes_decoded": decoded,
+            "num_chunks": int(self.num_chunks.sum()),
+            "amplification": _over(fetched, wanted),
+            "decode_amplification": _over(decoded, wanted),
+            "balance": {entity: self.balance(entity) for entity in self.cut.bounds},
+        }
+
+
+def _over(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def plan_store(reader: StoreReader, topology: StoreReader, sample: int = 0, *, tick: Tick | None = None) -> StorePlan:
+    """Plan one sample for every rank of the reader's domain, one after the other.
+
+    Which ghosts a rank has follows from the edges and positions that it reads, so these are read.
+
+    Parameters
+    ----------
+    topology
+        The same store, cut the same, without fields, whose samples are the stored ones.
+    tick
+        Called when a rank is done.
+    """
+    num_ranks = reader.num_parts
+    sums = np.zeros((4, num_ranks), np.int64)
+    neighbours, cut_edges = np.zeros(num_ranks, np.int64), np.zeros(num_ranks, np.int64)
+    ghosts, exact, cut = [], True, reader.partition_of(sample)
+    for rank in range(num_ranks):
+        plan = reader.plan(sample, rank)
+        sums[:, rank] = plan.bytes_wanted, plan.bytes_fetched, plan.bytes_decoded, plan.num_chunks
+        exact &= plan.exact
+        local = topology.read(cut.index, rank)
+        rows = local.index_maps[reader.entity]
+        ghosts.append(rows.ghosts)
+        neighbours[rank] = np.count_nonzero(rows.recv_counts)
+        if local.edge_index is not None:
+            cut_edges[rank] = np.count_nonzero(local.edge_index[0] >= rows.num_owned)
+        if tick is not None:
+            tick()
+    return StorePlan(
+        reader=reader,
+        sample=sample,
+        cut=cut,
+        ghosts=tuple(ghosts),
+        num_cut_edges=cut_edges if "edge" in reader.entities else None,
+        num_neighbours=neighbours,
+        bytes_wanted=sums[0],
+        bytes_fetched=sums[1],
+        bytes_decoded=sums[2],
+        num_chunks=sums[3],
+        exact=exact,
+    )
+
+
+def describe_store(plan: StorePlan, *, weights: str | None, dp: int | None) -> dict[str, Any]:
+    """Describe what was planned in plain values: the data, the cut, and how samples spread over ``dp`` groups."""
+    reader, index = plan.reader, plan.sample
+    info = reader.sample_info(index)
+    return {
+        "path": reader.path,
+        "kind": reader.kind,
+        "fields": list(reader.fields),
+        "global_shape": {name: list(reader.global_shape(name, index)) for name in reader.fields},
+        "num_samples": reader.num_samples,
+        "sample": index,
+        "sample_dim": reader.numbering.sample_dim,
+        "rows": reader.numbering.rows(index),
+        "name": info.name,
+        "counts": dict(info.counts),
+        "domain": plan.num_ranks,
+        "bounds": _lists(plan.cut.bounds),
+        "weights": weights,
+        "halo": reader.halo,
+        "num_hops": reader.num_hops,
+        "ghosts": reader.ghosts,
+        "dp": dp,
+        "world_size": plan.num_ranks * (dp or 1),
+        "samples_per_dp_rank": -(-reader.num_samples // (dp or 1)),
+        "exact": plan.exact,
+    }
+
+
+def _lists(bounds: Mapping[str, IntArray]) -> dict[str, list[int]]:
+    return {entity: rows.tolist() for entity, rows in bounds.items()}

@@ -1,0 +1,45 @@
+"""``scidata plan`` for grids: options in, a table, JSON or a picture out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from scidata.cli.commands.plan_grid import describe, plan_domain, suggestions
+from scidata.cli.output import progress
+from scidata.cli.plan_output import PlanOutput
+from scidata.cli.tables import print_plan
+from scidata.data.raw_kind import kind_of_raw
+from scidata.grids.reader import GridReader
+
+__all__ = ["run_plan"]
+
+
+def run_plan(path: str, options: Mapping[str, Any], output: PlanOutput, *, kind: str | None, like_grid: bool) -> None:
+    """Plan a sample of a grid for every rank of a domain and print it.
+
+    Parameters
+    ----------
+    options
+        As :class:`~scidata.grids.reader.GridReader` takes them.
+    kind
+        ``"grid"`` or ``"points"`` takes the arrays of any file as a grid; None looks at the file.
+    like_grid
+        Whether options that only grids have are given: what could be a cloud then is a grid.
+    """
+    kind_of_raw(path, kind, False, like_grid=like_grid)
+    output.check_picture()
+
+    def remake(**changed: Any) -> GridReader:
+        return GridReader(path, **(dict(options) | changed))
+
+    reader = remake()
+    output.check_sample(reader.num_samples)
+    with progress("planning", reader.partition.num_parts * len(reader.fields)) as tick:
+        found = plan_domain(reader, output.sample, tick=tick)
+        about = describe(found, path=path, dp=output.dp) | {"suggestions": suggestions(found, remake, options)}
+    if output.plot is not None:
+        from scidata.cli.commands.plot_grid import draw_reader
+
+        draw_reader(reader, output.plot)
+    output.show(found, about, print_plan, [])

@@ -1,0 +1,135 @@
+"""``scidata partition`` and ``scidata verify``: progress on stderr, the report on stdout."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+from scidata.cli.arguments import check_choice, usage_error
+from scidata.cli.output import console, human_bytes, is_terminal, make_table, print_json, progress
+from scidata.cli.tables import print_bullets
+from scidata.core.urls import public_text
+from scidata.errors import ConfigError
+from scidata.meshes.samples import read_samples
+from scidata.store.build.ordered import ORDERS
+from scidata.store.build.output import Part
+from scidata.store.build.partition import PartitionReport, finalize, partition
+from scidata.store.format.store import Fault, open_store, verify
+
+__all__ = ["run_finalize", "run_partition", "run_verify"]
+
+_MANY_SAMPLES = 32  # beyond it a dry run shows the first ones
+
+
+def run_partition(paths: Sequence[str], options: dict[str, Any], *, as_json: bool) -> None:
+    """Partition ``paths[:-1]`` into ``paths[-1]`` and print what was done."""
+    if len(paths) < 2:
+        raise usage_error("SOURCE... OUT", "give the inputs, then the output folder.")
+    *inputs, out = paths
+    check_choice("--order", options["order"], ORDERS)
+    if options["part"] is not None:
+        try:
+            Part.parse(options["part"])
+        except ConfigError as e:
+            raise usage_error("--part", f"{e}.") from None
+    if options["dry_run"]:
+        report = partition(inputs, out, **options)
+    else:
+        with _bar(_num_samples(inputs, options)) as tick:
+            report = partition(inputs, out, **options, tick=tick)
+    _print(report, as_json=as_json)
+
+
+def run_finalize(paths: Sequence[str], *, as_json: bool) -> None:
+    """Write the manifest of the store ``paths[0]`` and print what it holds."""
+    if len(paths) != 1:
+        raise usage_error("--finalize", "give the output folder alone.")
+    _print(finalize(paths[0]), as_json=as_json)
+
+
+def run_verify(path: str, *, as_json: bool) -> bool:
+    """Verify a store and print the first fault; say whether it is sound."""
+    with progress("verifying", len(open_store(path))) as tick:
+        fault = verify(path, tick=tick)
+    store = None if fault is not None else open_store(path)
+    if as_json:
+        counts = {} if store is None else dict(store.manifest.counts)
+        print_json({"path": public_text(path), "ok": fault is None, "fault": _fault(fault), "counts": counts})
+        return fault is None
+    if store is None:
+        console().print(f"fault: {fault}", style="red", soft_wrap=True)
+    else:
+        rows = ", ".join(f"{num} {entity}s" for entity, num in store.manifest.counts.items())
+        console().print(f"{store.path}: sound: {len(store)} samples, {rows}", soft_wrap=True)
+    return fault is None
+
+
+def _fault(fault: Fault | None) -> dict[str, Any] | None:
+    return None if fault is None else asdict(fault)
+
+
+def _num_samples(inputs: Sequence[str], options: dict[str, Any]) -> int:
+    """Return how many samples this run will do, from names alone."""
+    num = len(read_samples(list(inputs), mesh=options["mesh"]))
+    if options["part"] is None:
+        return num
+    part = Part.parse(options["part"])
+    return len(range(part.index, num, part.num_parts))
+
+
+@contextmanager
+def _bar(num_samples: int) -> Iterator[Callable[[float], None]]:
+    """Draw samples done, rate and time left on stderr, if that is a terminal."""
+    if not is_terminal(sys.stderr):
+        yield lambda share: None
+        return
+    from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.text import Text
+
+    class Rate(ProgressColumn):
+        def render(self, task: Any) -> Text:
+            return Text("" if not task.speed else f"{task.speed:.3g} samples/s")
+
+    columns = (TextColumn("partitioning"), BarColumn(), TextColumn("{task.completed:.1f}/{task.total:.0f} samples"))
+    with Progress(*columns, Rate(), TimeRemainingColumn(), console=console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=num_samples)
+        yield lambda share: bar.advance(task, share)
+
+
+def _print(report: PartitionReport, *, as_json: bool) -> None:
+    if as_json:
+        print_json(asdict(report))
+        return
+    out = console()
+    if report.planned:
+        _print_planned(report)
+        return
+    rows = ", ".join(f"{num} {entity}s" for entity, num in report.counts.items())
+    kept = f", {len(report.kept)} kept" if report.kept and report.written else ""
+    done = f"{len(report.written)} written{kept}" if report.written else f"{len(report.kept)} there already"
+    out.print(f"{report.out}: {done} of {report.num_samples} samples", style="bold", soft_wrap=True)
+    out.print(f"{rows}; {human_bytes(report.nbytes)}", soft_wrap=True)
+    if not report.finished:
+        out.print(f"when all parts are done: scidata partition --finalize {report.out}", soft_wrap=True)
+    notes = [f"{name}: {note}" for name, found in report.notes.items() for note in found]
+    more = [f"{len(notes) - _MANY_SAMPLES} more; --json lists all"] if len(notes) > _MANY_SAMPLES else []
+    print_bullets("note", [*notes[:_MANY_SAMPLES], *more], "yellow")
+
+
+def _print_planned(report: PartitionReport) -> None:
+    out = console()
+    first = report.planned[0]
+    out.print(f"would write {len(report.planned)} of {report.num_samples} samples to {report.out}", style="bold")
+    table = make_table(["sample", "kind", *first.counts, "size"], left=("sample", "kind"))
+    for sample in report.planned[:_MANY_SAMPLES]:
+        numbers = ["?" if num is None else str(num) for num in sample.counts.values()]
+        table.add_row(sample.name, sample.kind, *numbers, f"≥ {human_bytes(sample.nbytes)}")
+    out.print(table)
+    if len(report.planned) > _MANY_SAMPLES:
+        out.print(f"{len(report.planned) - _MANY_SAMPLES} more; --json lists all")
+    out.print(f"in all at least {human_bytes(report.nbytes)}")
+    print_bullets("field", [f"{name}: {about}" for name, about in first.fields.items()], "green")
+    print_bullets("left out", [f"{name}: {reason}" for name, reason in first.left_out.items()], "yellow")

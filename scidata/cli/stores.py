@@ -1,0 +1,263 @@
+"""``scidata inspect`` and ``scidata plan`` for partitioned stores: options in, tables or JSON out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scidata.cli.arguments import check_choice, parse_rows, parse_width, usage_error
+from scidata.cli.commands.plan_store import StorePlan, describe_store, plan_store
+from scidata.cli.output import console, human_bytes, make_table, print_json, progress, ratio
+from scidata.cli.plan_output import PlanOutput
+from scidata.cli.tables import MANY_RANKS, byte_cells, print_bullets, shape_text, telling_ranks
+from scidata.store.format.manifest import Number
+from scidata.store.format.store import is_store
+from scidata.store.format.write import folder_of
+from scidata.store.reading.reader import StoreReader
+from scidata.store.reading.report import FieldReport, PartitionedReport, inspect_partitioned
+
+__all__ = ["names_store", "run_inspect", "run_plan"]
+
+_MANY_SAMPLES = 16
+_MANY_COMPONENTS = 3
+
+
+def names_store(path: str) -> bool:
+    """Say whether a path is a partitioned store, also one whose writing was interrupted."""
+    if is_store(path):
+        return True
+    if not os.path.isdir(path):
+        return False
+    stem, suffix = os.path.splitext(folder_of(0))
+    prefix = stem.rstrip("0")
+    return any(name.startswith((prefix, f".tmp-{prefix}")) and suffix in name for name in os.listdir(path))
+
+
+# -- inspect -----------------------------------------------------------------------------------------------------------
+
+
+def run_inspect(path: str, *, sample: int, as_json: bool) -> None:
+    """Print what a store holds and how well one of its samples can be cut."""
+    report = inspect_partitioned(path, sample=sample)
+    if as_json:
+        print_json(report.to_dict())
+    else:
+        _print_report(report)
+
+
+def _print_report(report: PartitionedReport) -> None:
+    out = console()
+    out.print(f"{report.path}  (scidata store)", style="bold", soft_wrap=True)
+    sphere = ", on the sphere" if report.on_sphere else ""
+    wraps = f", periodic by {' x '.join(f'{width:g}' for width in report.period)}" if report.period else ""
+    out.print(f"kind: {report.kind}{sphere}{wraps}; order {report.order}{_edges_text(report)}", soft_wrap=True)
+    out.print()
+    _print_samples(report)
+    out.print()
+    _print_fields(report)
+    if report.quality is not None:
+        out.print()
+        _print_quality(report)
+    notes = [f"{sample.name}: {note}" for sample in report.samples for note in sample.notes]
+    more = [f"{len(notes) - _MANY_SAMPLES} more; --json lists all"] if len(notes) > _MANY_SAMPLES else []
+    print_bullets("note", [*notes[:_MANY_SAMPLES], *more, *report.notes], "yellow")
+
+
+def _edges_text(report: PartitionedReport) -> str:
+    parts = [f"{name} {value}" for name in ("edges", "weights") if (value := report.settings.get(name)) is not None]
+    return "".join(f", {part}" for part in parts)
+
+
+def _print_samples(report: PartitionedReport) -> None:
+    entities = list(report.counts)
+    table = make_table(["sample", "name", *(f"{entity}s" for entity in entities), "size"], left=("name",))
+    for sample in report.samples[:_MANY_SAMPLES]:
+        counts = []
+        for entity in entities:
+            left_out = sample.source_counts.get(entity, 0) - sample.counts[entity]
+            counts.append(f"{sample.counts[entity]}" + (f" (-{left_out})" if left_out > 0 else ""))
+        table.add_row(str(sample.index), sample.name, *counts, human_bytes(sample.nbytes))
+    if len(report.samples) > 1:
+        label = f"{len(report.samples)} samples"
+        table.add_row("all", label, *(str(report.counts[e]) for e in entities), human_bytes(report.nbytes))
+    console().print(table)
+    if len(report.samples) > _MANY_SAMPLES:
+        console().print(f"{len(report.samples) - _MANY_SAMPLES} more samples; --json lists all")
+    if report.sample_dim is not None:
+        each = f"each {report.sample_dim} of each" if len(report.samples) > 1 else f"each {report.sample_dim}"
+        console().print(f"opens as {report.num_read} samples: {each}", soft_wrap=True)
+
+
+def _print_fields(report: PartitionedReport) -> None:
+    columns = ("field", "entity", "dims", "shape", "dtype", "units", "mean", "std", "min", "max")
+    table = make_table(columns, left=columns[:6])
+    for field in report.fields:
+        units, stats = field.units or "", field.statistics
+        figures = [""] * 4 if stats is None else [_figure(x) for x in (stats.mean, stats.std, stats.min, stats.max)]
+        row = (field.name, field.entity, ", ".join(field.dims), _field_shape(field, report), field.dtype)
+        table.add_row(*row, units, *figures)
+    console().print(table)
+    if not report.fields:
+        console().print("no fields: positions and topology alone")
+
+
+def _field_shape(field: FieldReport, report: PartitionedReport) -> str:
+    """Return the shape, with the entity's size as ``N`` where samples differ in it."""
+    sizes = {sample.counts[field.entity] for sample in report.samples}
+    if len(sizes) == 1:
+        return shape_text(field.shape)
+    return "x".join("N" if dim == field.entity_dim else str(size) for dim, size in enumerate(field.shape))
+
+
+def _figure(value: Number) -> str:
+    """Return a statistic, of each component where there are a few."""
+    if isinstance(value, tuple):
+        more = ", …" if len(value) > _MANY_COMPONENTS else ""
+        return ", ".join(f"{item:.4g}" for item in value[:_MANY_COMPONENTS]) + more
+    return f"{value:.4g}"
+
+
+def _print_quality(report: PartitionedReport) -> None:
+    quality, out = report.quality, console()
+    assert quality is not None
+    out.print(f"sample {report.quality_sample} cut evenly; edges counted: {report.quality_edges}", soft_wrap=True)
+    columns = ("parts", "balance", "edge\nbalance", "edges\ncut", "ghosts\n/rows", "most\nghosts/rows")
+    table = make_table([*columns, "neighbours\nmean", "neighbours\nmost"])
+    for part in quality.parts:
+        ratios = [ratio(part.balance), ratio(part.edge_balance), f"{100 * part.edge_cut:.2f} %"]
+        halo = [f"{part.halo:.3f}", f"{part.max_halo:.3f}"]
+        table.add_row(str(part.num_parts), *ratios, *halo, f"{part.mean_neighbours:.1f}", str(part.max_neighbours))
+    out.print(table)
+
+
+# -- plan --------------------------------------------------------------------------------------------------------------
+
+
+def run_plan(
+    path: str,
+    domain: Mapping[str, int],
+    options: Mapping[str, Any],
+    refused: Mapping[str, bool],
+    output: PlanOutput,
+) -> None:
+    """Plan a sample of a store for every rank of a domain and print it.
+
+    Parameters
+    ----------
+    options
+        ``halo``, ``bounds``, ``weights``, ``ghosts`` and ``kind`` as typed; ``fields``, ``dtype``, ``sample_dim``,
+        ``steps`` and ``isel`` as :class:`~scidata.store.reading.reader.StoreReader` takes them.
+    refused
+        Options that mean nothing for stores, and whether each was given.
+    """
+    for option, given in refused.items():
+        if given:
+            raise usage_error(option, f"means nothing for {path}, a partitioned store; leave it out.")
+    if len(domain) > 1:
+        split = "x".join(map(str, domain.values()))
+        total = 1
+        for size in domain.values():
+            total *= size
+        raise usage_error(
+            "--domain",
+            f"{split} splits two dimensions of a grid; the rows of a store are in one sequence, along a curve through "
+            f"space, and are cut in one: --domain {total}.",
+        )
+    common = {
+        "num_parts": next(iter(domain.values())),
+        "halo": parse_width(options["halo"]),
+        "bounds": parse_rows(options["bounds"]),
+        "weights": options["weights"],
+        "num_threads": 1,
+    }
+    if common["weights"] is not None and common["bounds"] != "even":
+        raise usage_error("--weights", "weights decide the bounds; leave out --bounds.")
+    output.check_picture()
+    check_choice("--ghosts", options["ghosts"], ("disk", "exchange"))
+    ghosts = options["ghosts"] or ("disk" if common["halo"] else "exchange")  # as open_dataset chooses
+    chosen = {name: options[name] for name in ("fields", "dtype", "sample_dim", "steps", "isel")}
+    reader = StoreReader(path, **common, **chosen, ghosts=ghosts)
+    if options["kind"] not in (None, reader.kind):
+        raise usage_error("--kind", f"{options['kind']}: {path} is a store of kind {reader.kind}; leave it out.")
+    output.check_sample(reader.num_samples)
+    topology = StoreReader(path, **common, fields=(), sample_dim=False)
+    with progress("planning", reader.num_parts) as tick:
+        plan = plan_store(reader, topology, output.sample, tick=tick)
+    about = describe_store(plan, weights=common["weights"], dp=output.dp)
+    notes: list[str] = []
+    if output.plot is not None:
+        from scidata.cli.commands.plot_store import draw_sample
+
+        notes = draw_sample(plan.reader.store, plan.cut, plan.ghosts, output.plot)
+    output.show(plan, about, _print_plan, notes)
+
+
+def _print_plan(plan: StorePlan, about: Mapping[str, Any], *, every_rank: bool) -> None:
+    out, entity = console(), plan.cut.entity
+    out.print(f"{about['path']}: {', '.join(about['fields']) or 'no fields'}", style="bold", soft_wrap=True)
+    by = f" by {about['weights']}" if about["weights"] else ""
+    out.print(
+        f"split: {entity}s over {plan.num_ranks} ranks{by}; sample {plan.sample} ({_sample_text(about)}) of "
+        f"{about['num_samples']}",
+        soft_wrap=True,
+    )
+    out.print()
+    others = [e for e in plan.cut.bounds if e != entity]
+    columns = ["rank", "rows", f"{entity}s", *(f"{e}s" for e in others), "ghosts", "ghosts\n/rows", "neigh-\nbours"]
+    columns += ["edges\ncut"] if plan.num_cut_edges is not None else []
+    byte_columns = ("wanted", "fetched", "decoded", "fetched\n/wanted", "decoded\n/wanted", "chunks")
+    table = make_table([*columns, *byte_columns])
+    labels = {rank: str(rank) for rank in range(plan.num_ranks)}
+    if plan.num_ranks > MANY_RANKS and not every_rank:
+        labels = telling_ranks(plan)
+    for rank, label in labels.items():
+        found = plan.rank(rank)
+        rows = "{}:{}".format(*found["owned"][entity])
+        table.add_row(label, rows, *_row_cells(found, [entity, *others]), *byte_cells(found))
+    totals = plan.totals() | {"num_neighbours": None}
+    table.add_row("all", "", *_row_cells(totals, [entity, *others]), *byte_cells(totals))
+    out.print(table)
+    if len(labels) < plan.num_ranks:
+        out.print(f"{plan.num_ranks} ranks, of which the best, the median and the worst; --all or --json lists all")
+    out.print(_halo_text(about, entity), soft_wrap=True)
+    out.print("bytes are those of fields and of the index arrays that say which rows, edges and cells these are")
+    balance = ", ".join(f"{e}s {plan.balance(e):.3f}" for e in [entity, *others])
+    out.print(f"balance (most / mean of a rank): {balance}")
+    if about["dp"] is not None:
+        out.print(
+            f"dp {about['dp']} x domain {plan.num_ranks} = world size {about['world_size']}; "
+            f"{about['samples_per_dp_rank']} samples for each dp rank"
+        )
+    if not plan.exact:
+        print_bullets("note", ["some sizes are estimated from decoded sizes"], "yellow")
+
+
+def _sample_text(about: Mapping[str, Any]) -> str:
+    """Name a sample: by its stored sample, and its rows along the dimension that numbers samples."""
+    if about["sample_dim"] is None:
+        return str(about["name"])
+    return f"{about['name']}, {about['sample_dim']} {','.join(map(str, about['rows']))}"
+
+
+def _row_cells(found: Mapping[str, Any], entities: Sequence[str]) -> list[str]:
+    owned = found["num_owned"][entities[0]]
+    cells = [str(found["num_owned"][entity]) for entity in entities]
+    cells += [str(found["num_ghosts"]), f"{found['num_ghosts'] / owned:.3f}" if owned else "-"]
+    cells.append("" if found["num_neighbours"] is None else str(found["num_neighbours"]))
+    return cells if found["num_cut_edges"] is None else [*cells, str(found["num_cut_edges"])]
+
+
+def _halo_text(about: Mapping[str, Any], entity: str) -> str:
+    """Say whose rows the ghosts are, and how they come."""
+    reasons = (
+        [f"{about['num_hops']} hop{'s' if about['num_hops'] > 1 else ''} along edges"] if about["num_hops"] else []
+    )
+    if about["kind"] == "points" and about["halo"]:
+        reasons.append(f"a radius of {about['halo']:g}")
+    if "cell" in about["counts"] and entity != "cell":
+        reasons.append("its own cells' corners")
+    if not reasons:
+        return "ghosts: none, as there are neither edges nor cells; --halo R adds those within a radius"
+    how = "read from disk" if about["ghosts"] == "disk" else "sent by their owners, not read"
+    return f"ghosts: {entity}s of other ranks within {', and '.join(reasons)}; their fields are {how}"

@@ -1,0 +1,158 @@
+"""Reports and plans as tables for people. JSON comes from the reports themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scidata.cli.commands.inspect import StoreReport
+from scidata.cli.commands.plan_grid import DomainPlan
+from scidata.cli.output import console, human_bytes, make_table, ratio
+from scidata.errors import visible
+
+if TYPE_CHECKING:
+    from scidata.cli.commands.bench import BenchRow
+    from scidata.cli.commands.plan_store import StorePlan
+
+__all__ = [
+    "MANY_RANKS",
+    "byte_cells",
+    "print_bench",
+    "print_bullets",
+    "print_plan",
+    "print_report",
+    "shape_text",
+    "telling_ranks",
+]
+
+MANY_RANKS = 32  # beyond it only the summary and a few ranks are shown
+
+
+def print_bullets(heading: str, lines: Sequence[str], style: str) -> None:
+    """Print a list under a heading; nothing where it is empty."""
+    out = console()
+    for line in lines:
+        out.print_parts((f"{heading}: ", style), (line, "default"))
+
+
+def print_report(report: StoreReport) -> None:
+    """Print what ``scidata inspect`` found."""
+    out = console()
+    files = f" and {len(report.paths) - 1} more files" if len(report.paths) > 1 else ""
+    out.print(f"{report.paths[0]}{files}  ({report.format})", style="bold", soft_wrap=True)
+    out.print(f"kind: {report.kind} ({report.kind_reason})", soft_wrap=True)
+    if report.fields:
+        samples = f"{report.sample_dim} ({report.num_samples} samples)" if report.sample_dim else "none (one sample)"
+        out.print(f"by default: sample dimension {samples}, shard dimension {report.shard_dim}", soft_wrap=True)
+    out.print()
+    columns = ("array", "dims", "shape", "dtype", "chunks", "codecs", "role", "units", "size")
+    table = make_table(columns, left=("array", "dims", "dtype", "codecs", "role", "units"))
+    for array in report.arrays:
+        shards = f" in {shape_text(array.shards)}" if array.shards else ""
+        table.add_row(
+            array.name,
+            ", ".join(array.dims),
+            shape_text(array.shape),
+            array.dtype,
+            shape_text(array.chunks) + shards,
+            " ".join(array.codecs) or "raw",
+            "field" if array.is_data else (array.role or ""),
+            array.units or "",
+            human_bytes(array.nbytes),
+        )
+    out.print(table)
+    print_bullets("skipped", [f"{name}: {reason}" for name, reason in report.skipped.items()], "yellow")
+    print_bullets("warning", report.warnings, "yellow")
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """Return a shape as ``"241x480"``."""
+    return "x".join(map(str, shape)) if shape else "scalar"
+
+
+def print_plan(plan: DomainPlan, about: Mapping[str, Any], *, every_rank: bool) -> None:
+    """Print what ``scidata plan`` found; ``about`` is the description that JSON begins with."""
+    out = console()
+    out.print(f"{about['path']}: {', '.join(about['fields'])}", style="bold", soft_wrap=True)
+    split = ", ".join(f"{dim} over {about['domain'][axis]} ranks" for dim, axis in about["shard"].items()) or "nothing"
+    out.print(f"split: {split}; sample {plan.sample} of {about['num_samples']}{_along(about)}", soft_wrap=True)
+    out.print()
+    dims = [visible(dim) for dim in plan.rank(0)["owned"]]  # headers may have line ends, names not
+    columns = ["rank", *dims, "local shape", "wanted", "fetched", "decoded", "fetched\n/wanted", "decoded\n/wanted"]
+    table = make_table([*columns, "chunks"], left=dims)
+    shown = list(range(plan.num_ranks))
+    labels = {rank: str(rank) for rank in shown}
+    if plan.num_ranks > MANY_RANKS and not every_rank:
+        labels = telling_ranks(plan)
+        shown = list(labels)
+    for rank in shown:
+        table.add_row(*_rank_row(labels[rank], plan.rank(rank)))
+    table.add_row("all", *("" for _ in dims), "", *byte_cells(plan.totals()))
+    out.print(table)
+    if len(shown) < plan.num_ranks:
+        out.print(f"{plan.num_ranks} ranks, of which the best, the median and the worst; --all or --json lists all")
+    if about["halo"]:
+        out.print("rows are the owned ones, with the halo's rows below+above them in brackets")
+    if len(about["fields"]) > 1:
+        out.print(f"local shape is that of {about['fields'][0]}; bytes are of all fields")
+    out.print(f"memory of a rank: at most {human_bytes(int(plan.bytes_memory.max()))}, halo included")
+    out.print(f"balance (most / mean owned cells): {plan.balance:.3f}")
+    out.print(f"chunks read by more than one rank: {plan.shared_chunks}")
+    if about["dp"] is not None:
+        out.print(
+            f"dp {about['dp']} x domain {plan.num_ranks} = world size {about['world_size']}; "
+            f"{about['samples_per_dp_rank']} samples for each dp rank"
+        )
+    print_bullets("note", plan.notes, "yellow")
+    print_bullets("try", about["suggestions"], "green")
+
+
+def _along(about: Mapping[str, Any]) -> str:
+    steps = f", steps {','.join(map(str, about['steps']))}" if list(about["steps"]) != [0] else ""
+    return f" along {about['sample_dim']}{steps}" if about["sample_dim"] else ""
+
+
+def telling_ranks(plan: DomainPlan | StorePlan) -> dict[int, str]:
+    """Return the cheapest, the median and the dearest rank by bytes decoded and fetched, with a label."""
+    wanted = np.maximum(plan.bytes_wanted, 1)
+    order = np.argsort(np.maximum(plan.bytes_fetched, plan.bytes_decoded) / wanted, kind="stable")
+    picks = {int(order[0]): "best", int(order[len(order) // 2]): "median", int(order[-1]): "worst"}
+    return {rank: f"{label} {rank}" for rank, label in picks.items()}
+
+
+def _rank_row(label: str, rank: Mapping[str, Any]) -> list[str]:
+    rows = []
+    for dim, (start, stop) in rank["owned"].items():
+        halo = "({}+{})".format(*rank["halo"][dim]) if dim in rank["halo"] else ""
+        rows.append(f"{start}:{stop} {halo}".rstrip())
+    return [label, *rows, shape_text(next(iter(rank["local_shape"].values()))), *byte_cells(rank)]
+
+
+def byte_cells(sums: Mapping[str, Any]) -> list[str]:
+    """Return the cells of bytes, amplifications and chunks that a row of a plan ends with."""
+    return [
+        human_bytes(sums["bytes_wanted"]),
+        human_bytes(sums["bytes_fetched"]),
+        human_bytes(sums["bytes_decoded"]),
+        ratio(sums["amplification"]),
+        ratio(sums["decode_amplification"]),
+        str(sums["num_chunks"]),
+    ]
+
+
+def print_bench(path: str, rows: Sequence[BenchRow], repeats: int) -> None:
+    """Print what ``scidata bench`` measured."""
+    out = console()
+    out.print(path, style="bold", soft_wrap=True)
+    out.print(f"medians of {repeats} rounds, page cache warm; ratios to preadv of the wanted bytes, higher is better")
+    out.print()
+    table = make_table(
+        ("field", "case", "method", "bytes", "CPU", "wall", "CPU ratio", "wall ratio"), left=("field", "case", "method")
+    )
+    for row in rows:
+        times = [f"{1e3 * seconds:.2f} ms" for seconds in (row.cpu, row.wall)]
+        ratios = [ratio(row.cpu_ratio), ratio(row.wall_ratio)]
+        table.add_row(row.field, row.case, row.method, human_bytes(row.nbytes), *times, *ratios)
+    out.print(table)

@@ -1,0 +1,292 @@
+"""Uneven bounds and halo windows: the one place that knows how a dimension is split.
+
+``bounds`` is ``(num_parts + 1,)`` int64, non-decreasing, from 0 to ``num_global``; part ``p`` owns
+``[bounds[p], bounds[p + 1])``. Reader, shards, sampler, CLI and tests all call these functions. Pure arithmetic.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.types import IntArray, Segment, Segments, SegmentTable, segment_table
+from scidata.errors import ConfigError
+
+__all__ = [
+    "chunk_bounds",
+    "compose",
+    "even_bounds",
+    "explicit_bounds",
+    "halo_widths",
+    "num_rows_of",
+    "rows_of",
+    "segments_of_slice",
+    "weighted_bounds",
+    "window",
+]
+
+_MANY = 64  # segments: as many are kept as a table
+
+
+def _check_parts(num_global: int, num_parts: int, align: int) -> None:
+    if num_parts < 1:
+        raise ConfigError(f"number of parts must be at least 1, not {num_parts}")
+    if align < 1:
+        raise ConfigError(f"align must be at least 1, not {align}")
+    if num_global % align:
+        raise ConfigError(
+            f"align={align} does not divide the {num_global} rows: bounds would leave a part that is not a multiple; "
+            f"crop to {num_global - num_global % align} rows with isel, or choose another align"
+        )
+    if num_parts > num_global // align:
+        unit = "rows" if align == 1 else f"groups of {align} rows"
+        raise ConfigError(
+            f"{num_parts} parts of {num_global // align} {unit}: some ranks would be empty; use at most "
+            f"{num_global // align} ranks on this axis, shard a longer dimension, or give explicit bounds"
+        )
+
+
+def even_bounds(num_global: int, num_parts: int, *, align: int = 1) -> IntArray:
+    """Split as evenly as ``align`` allows; the remainder goes to the first parts.
+
+    Raises
+    ------
+    ConfigError
+        More parts than (groups of ``align``) rows, or ``align`` does not divide ``num_global``.
+    """
+    _check_parts(num_global, num_parts, align)
+    size, extra = divmod(num_global // align, num_parts)
+    parts = np.arange(num_parts + 1, dtype=np.int64)
+    bounds: IntArray = align * (parts * size + np.minimum(parts, extra))
+    return bounds
+
+
+def weighted_bounds(weights: npt.ArrayLike, num_parts: int, *, align: int = 1) -> IntArray:
+    """Cut where the prefix sum of ``weights`` (one cost per row, ``>= 0``) passes each part's share.
+
+    Every part gets at least one (group of ``align``) rows.
+    """
+    try:
+        cost = np.asarray(weights, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ConfigError("weights must be numbers, one per row") from None
+    if cost.ndim != 1:
+        raise ConfigError(f"weights must have one value per row, not shape {cost.shape}")
+    if not np.all(np.isfinite(cost)) or np.any(cost < 0):
+        raise ConfigError("weights must be finite and not negative")
+    _check_parts(len(cost), num_parts, align)
+    prefix = np.concatenate([[0.0], np.cumsum(cost.reshape(-1, align).sum(axis=1))])
+    if prefix[-1] == 0:
+        return even_bounds(len(cost), num_parts, align=align)
+    targets = prefix[-1] * np.arange(1, num_parts) / num_parts
+    upper = np.clip(np.searchsorted(prefix, targets), 1, len(prefix) - 1)
+    nearer_below = targets - prefix[upper - 1] < prefix[upper] - targets
+    cuts = upper - nearer_below
+    parts = np.arange(1, num_parts)
+    cuts = np.maximum.accumulate(np.maximum(cuts, parts) - parts) + parts  # at least one group each, from the left
+    cuts = np.minimum(cuts, len(prefix) - 1 - (num_parts - parts))  # and from the right
+    return np.concatenate([[0], cuts, [len(prefix) - 1]]).astype(np.int64) * align
+
+
+def chunk_bounds(
+    num_global: int, num_parts: int, *, edges: npt.ArrayLike, align: int = 1, max_imbalance: float = 1.25
+) -> IntArray:
+    """Move even bounds to the nearest chunk edge, unless that unbalances the parts.
+
+    Parameters
+    ----------
+    edges
+        Rows at which a chunk begins, ``(num,)``; only multiples of ``align`` are used.
+    max_imbalance
+        The largest part over the mean part that is accepted; beyond it the even bounds come back.
+    """
+    even = even_bounds(num_global, num_parts, align=align)
+    usable = np.unique(np.asarray(edges, dtype=np.int64))
+    usable = usable[(usable > 0) & (usable < num_global) & (usable % align == 0)]
+    if num_parts == 1 or len(usable) < num_parts - 1:
+        return even
+    cuts = np.empty(num_parts - 1, np.int64)
+    first = 0
+    for part in range(num_parts - 1):
+        last = len(usable) - (num_parts - 2 - part)  # leave an edge for each cut still to come
+        choices = usable[first:last]
+        best = int(np.argmin(np.abs(choices - even[part + 1])))
+        cuts[part] = choices[best]
+        first += best + 1
+    bounds = np.concatenate([[0], cuts, [num_global]]).astype(np.int64)
+    imbalance = np.diff(bounds).max() * num_parts / num_global
+    even_imbalance = np.diff(even).max() * num_parts / num_global
+    return bounds if imbalance <= max(max_imbalance, even_imbalance) else even
+
+
+def explicit_bounds(bounds: Sequence[int] | npt.ArrayLike, num_global: int, num_parts: int) -> IntArray:
+    """Check bounds that the user gave. Empty parts are legal.
+
+    Raises
+    ------
+    ConfigError
+        Wrong length, not from 0 to ``num_global``, unsorted, or not integers.
+    """
+    array = np.asarray(bounds)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ConfigError(f"bounds must be a list of integers, not {bounds!r}")
+    if len(array) != num_parts + 1:
+        raise ConfigError(f"{num_parts} ranks need {num_parts + 1} bounds, not {len(array)}: {array.tolist()}")
+    if (array[1:] < array[:-1]).any():  # a difference of unsigned ones would not be negative
+        raise ConfigError(f"bounds must not decrease: {array.tolist()}")
+    if array[0] != 0 or array[-1] != num_global:
+        raise ConfigError(f"bounds must run from 0 to {num_global}, not from {array[0]} to {array[-1]}")
+    return array.astype(np.int64)
+
+
+def halo_widths(bounds: npt.ArrayLike, part: int, *, lo: int, hi: int, periodic: bool) -> tuple[int, int]:
+    """Return the rows below and above that ``part`` really has: clipped at a non-periodic edge.
+
+    An empty part has no halo: there is nothing that it could be the halo of.
+    """
+    if lo < 0 or hi < 0:
+        raise ConfigError(f"halo widths must not be negative: ({lo}, {hi})")
+    array = np.asarray(bounds)
+    start, stop, num_global = int(array[part]), int(array[part + 1]), int(array[-1])
+    if start == stop:
+        return 0, 0
+    if periodic:
+        return lo, hi
+    return min(lo, start), min(hi, num_global - stop)
+
+
+def window(
+    bounds: npt.ArrayLike, part: int, *, lo: int = 0, hi: int = 0, periodic: bool = False
+) -> tuple[Segment, ...]:
+    """Return the rows of ``part`` with its halo as segments of ``[0, num_global)``.
+
+    A periodic halo wraps, also several times where it is wider than the whole dimension.
+    """
+    array = np.asarray(bounds)
+    num_global = int(array[-1])
+    below, above = halo_widths(array, part, lo=lo, hi=hi, periodic=periodic)
+    position, remaining, offset = int(array[part]) - below, 0, 0
+    remaining = int(array[part + 1]) + above - position
+    segments = []
+    while remaining > 0:
+        start = position % num_global
+        count = min(remaining, num_global - start)
+        segments.append(Segment(start=start, count=count, offset=offset))
+        position, remaining, offset = position + count, remaining - count, offset + count
+    return tuple(segments)
+
+
+def segments_of_slice(selection: slice | int | Sequence[int], num_rows: int) -> Segments:
+    """Turn a crop, stride, index, list of indices or mask of one dimension into segments.
+
+    Raises
+    ------
+    ConfigError
+        An index out of range, a step of 0, a mask of another length, or nothing of this kind.
+    """
+    if isinstance(selection, slice):
+        if selection.step == 0:
+            raise ConfigError("a stride of 0 selects nothing; use a positive or negative step")
+        try:
+            rows = range(*selection.indices(num_rows))
+        except TypeError:
+            raise ConfigError(f"{selection} does not run from integer to integer") from None
+        return (Segment(start=rows.start, count=len(rows), step=rows.step),) if len(rows) else ()
+    array = _indices(selection, num_rows)
+    outside = np.flatnonzero((array < -num_rows) | (array >= num_rows))
+    if len(outside):
+        raise ConfigError(f"index {int(array[outside[0]])} is out of range for {num_rows} rows")
+    table = _runs(np.where(array < 0, array + num_rows, array))
+    return SegmentTable(table) if len(table) > _MANY else tuple(SegmentTable(table))
+
+
+def _indices(selection: object, num_rows: int) -> IntArray:
+    array = np.asarray(selection)
+    if array.dtype == np.bool_ and array.shape == (num_rows,):
+        array = np.flatnonzero(array)
+    if array.ndim > 1 or (array.size and array.dtype.kind not in "iu") or isinstance(selection, str | bytes):
+        what = f"a mask of shape {array.shape}" if array.dtype == np.bool_ else repr(selection)
+        raise ConfigError(
+            f"{what} selects nothing of {num_rows} rows: expected a slice, an index, a list of indices, or a mask with "
+            "a value for each row"
+        )
+    if array.dtype.kind == "u":
+        array = np.minimum(array, num_rows)  # out of range as before, and no int64 overflows
+    return array.reshape(-1).astype(np.int64)
+
+
+def _runs(rows: IntArray) -> IntArray:
+    """Split rows into arithmetic runs: ``(num, 4)`` int64 as in a SegmentTable.
+
+    Two rows alone are a run only where one follows the other: of scattered rows, pairs would gain nothing.
+    """
+    if not len(rows):
+        return np.empty((0, 4), np.int64)
+    step = np.diff(rows)
+    begins = np.ones(len(step), np.bool_)  # of links between rows: where the step changes
+    begins[1:] = step[1:] != step[:-1]
+    length = np.diff(np.append(np.flatnonzero(begins), len(step)))
+    linked = (np.repeat(length, length) > 1) | (np.abs(step) == 1)
+    linked &= step != 0
+    linked[1:] &= ~(begins[1:] & linked[:-1])  # the row where two runs meet belongs to the first
+    first = np.flatnonzero(np.concatenate([[True], ~linked]))
+    count = np.diff(np.append(first, len(rows)))
+    by = np.where(count > 1, np.append(step, 1)[first], 1)
+    return np.stack([rows[first], count, by, first], axis=1)
+
+
+def rows_of(segments: Sequence[Segment]) -> IntArray:
+    """Return the rows of segments, one after the other, ``(num,)`` int64."""
+    start, count, step, _ = segment_table(segments).T
+    within = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
+    rows: IntArray = np.repeat(start, count) + within * np.repeat(step, count)
+    return rows
+
+
+def num_rows_of(segments: Sequence[Segment]) -> int:
+    """Return how many rows segments have."""
+    if isinstance(segments, SegmentTable):
+        return int(segments.table[:, 1].sum())
+    return sum(s.count for s in segments)
+
+
+def compose(outer: Segments, inner: Segments) -> Segments:
+    """Apply ``inner`` to the rows that ``outer`` selected: segments of the source, offsets of ``inner``.
+
+    ``outer`` is a global crop or stride, ``inner`` a rank's window in the selected rows.
+    """
+    if isinstance(outer, SegmentTable) and all(part.step == 1 for part in inner):
+        return SegmentTable(np.concatenate([_composed(outer.table, part) for part in inner] or [outer.table[:0]]))
+    segments = []
+    for part, whole in itertools.product(inner, outer):
+        # rows of `part` that fall into `whole`'s range of selected rows
+        rows = range(part.start, part.start + part.count * part.step, part.step)
+        ascending = rows if part.step > 0 else rows[::-1]
+        lower, upper = whole.offset, whole.offset + whole.count
+        first = max(0, -(-(lower - ascending.start) // ascending.step)) if ascending else 0
+        last = min(len(ascending), -(-(upper - ascending.start) // ascending.step)) if ascending else 0
+        if first >= last:
+            continue
+        begin = first if part.step > 0 else len(rows) - last
+        segments.append(
+            Segment(
+                start=whole.start + (rows[begin] - whole.offset) * whole.step,
+                count=last - first,
+                step=part.step * whole.step,
+                offset=part.offset + begin,
+            )
+        )
+    return tuple(sorted(segments, key=lambda s: s.offset))
+
+
+def _composed(outer: IntArray, part: Segment) -> IntArray:
+    """Return what a range of the selected rows takes from each of many segments."""
+    start, count, step, offset = outer.T
+    lower = np.maximum(offset, part.start)
+    upper = np.minimum(offset + count, part.start + part.count)
+    table = np.stack([start + (lower - offset) * step, upper - lower, step, part.offset + lower - part.start], axis=1)
+    kept: IntArray = table[upper > lower]
+    return kept

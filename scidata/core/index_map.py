@@ -1,0 +1,216 @@
+"""Who owns which row of irregular data, and which rows of others a part holds too.
+
+The idea and the name are DOLFINx's. Pure arithmetic: what moves the data is elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.bounds import explicit_bounds
+from scidata.core.types import IntArray
+from scidata.errors import ConfigError
+
+__all__ = ["IndexMap", "SendPlan"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SendPlan:
+    """Which owned rows a part sends to each part, so that each gets its ghosts in its own order.
+
+    Attributes
+    ----------
+    send_indices
+        For each part, ``(num,)`` int64 local rows of the sender, all owned.
+    """
+
+    send_indices: tuple[IntArray, ...]
+
+    @cached_property
+    def send_counts(self) -> IntArray:
+        """``(num_parts,)`` int64: rows sent to each part."""
+        return np.array([len(rows) for rows in self.send_indices], np.int64)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class IndexMap:
+    """The rows of one part: those it owns, then its ghosts, in local numbering.
+
+    Attributes
+    ----------
+    bounds
+        ``(num_parts + 1,)`` int64: part ``p`` owns ``[bounds[p], bounds[p + 1])``. Empty parts are legal.
+    part
+        Whose rows these are.
+    ghosts
+        ``(num_ghost,)`` int64 global ids that others own, sorted, hence grouped by owner.
+    key
+        What all maps of one topology have in common, where there are several objects: who sends what is found once
+        for a key. On all ranks the maps that are used in the same place have a key, equal at the same places, or none.
+
+    Raises
+    ------
+    ConfigError
+        Bounds that are none, a part that is not there, ghosts that are unsorted, repeated, owned or out of range.
+    """
+
+    bounds: IntArray
+    part: int
+    ghosts: IntArray
+    key: Hashable = None
+
+    def __post_init__(self) -> None:
+        bounds = np.asarray(self.bounds)
+        last = int(bounds[-1]) if bounds.ndim == 1 and len(bounds) > 1 else 0
+        object.__setattr__(self, "bounds", explicit_bounds(bounds, last, max(bounds.size - 1, 1)))
+        if not 0 <= self.part < self.num_parts:
+            raise ConfigError(f"part {self.part} does not exist: there are {self.num_parts}")
+        object.__setattr__(self, "ghosts", _checked_ghosts(self.ghosts, *self.owned, self.num_global))
+
+    @property
+    def num_parts(self) -> int:
+        """Number of parts."""
+        return len(self.bounds) - 1
+
+    @property
+    def owned(self) -> tuple[int, int]:
+        """First owned global id, and the one after the last."""
+        return int(self.bounds[self.part]), int(self.bounds[self.part + 1])
+
+    @property
+    def num_owned(self) -> int:
+        """Rows that the part owns."""
+        start, stop = self.owned
+        return stop - start
+
+    @property
+    def num_ghost(self) -> int:
+        """Rows of others that it holds."""
+        return len(self.ghosts)
+
+    @property
+    def num_local(self) -> int:
+        """Owned rows and ghosts."""
+        return self.num_owned + self.num_ghost
+
+    @property
+    def num_global(self) -> int:
+        """Rows of all parts."""
+        return int(self.bounds[-1])
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Rows of each part."""
+        return tuple(np.diff(self.bounds).tolist())
+
+    @cached_property
+    def owners(self) -> IntArray:
+        """``(num_ghost,)`` int64: the part that owns each ghost."""
+        # the last of equal bounds: an empty part owns nothing
+        return np.searchsorted(self.bounds, self.ghosts, side="right").astype(np.int64) - 1
+
+    @cached_property
+    def recv_counts(self) -> IntArray:
+        """``(num_parts,)`` int64: ghosts that each part owns."""
+        return np.bincount(self.owners, minlength=self.num_parts).astype(np.int64)
+
+    def to_local(self, global_ids: npt.ArrayLike) -> IntArray:
+        """Turn global ids into local ones: owned rows from 0, then ghosts.
+
+        Raises
+        ------
+        ConfigError
+            An id that the part neither owns nor has as a ghost.
+        """
+        ids = _integers(global_ids, "global ids")
+        start, stop = self.owned
+        local = ids.copy()
+        local -= start  # in place, so that a single id stays an array
+        elsewhere = (ids < start) | (ids >= stop)
+        wanted = ids[elsewhere]
+        if len(wanted):
+            at = np.searchsorted(self.ghosts, wanted)
+            found = at < self.num_ghost
+            found[found] = self.ghosts[at[found]] == wanted[found]
+            if not found.all():
+                raise ConfigError(
+                    f"global id {int(wanted[~found][0])} is not local to part {self.part}, which owns "
+                    f"[{start}, {stop}) of {self.num_global} rows and has {self.num_ghost} ghosts "
+                    f"({int((~found).sum())} of {ids.size} ids are not local); a wider halo may bring them"
+                )
+            local[elsewhere] = self.num_owned + at
+        return local
+
+    def to_global(self, local_ids: npt.ArrayLike) -> IntArray:
+        """Turn local ids into global ones.
+
+        Raises
+        ------
+        ConfigError
+            An id outside ``[0, num_local)``.
+        """
+        ids = _integers(local_ids, "local ids")
+        bad = (ids < 0) | (ids >= self.num_local)
+        if bad.any():
+            raise ConfigError(
+                f"local id {int(ids[bad][0])} is out of range: part {self.part} has {self.num_owned} owned rows and "
+                f"{self.num_ghost} ghosts"
+            )
+        is_ghost = ids >= self.num_owned
+        result = ids.copy()
+        result += self.owned[0]
+        result[is_ghost] = self.ghosts[ids[is_ghost] - self.num_owned]
+        return result
+
+    def send_plan(self, ghosts_of_parts: Sequence[IntArray | IndexMap]) -> SendPlan:
+        """Find what this part sends, from the ghosts of every part.
+
+        Parameters
+        ----------
+        ghosts_of_parts
+            One entry per part: its sorted ghosts, or its index map.
+
+        Raises
+        ------
+        ConfigError
+            Not one entry per part, or an index map with other bounds.
+        """
+        if len(ghosts_of_parts) != self.num_parts:
+            raise ConfigError(f"ghosts of {len(ghosts_of_parts)} parts are given, but there are {self.num_parts}")
+        start, stop = self.owned
+        rows = []
+        for part, entry in enumerate(ghosts_of_parts):
+            if isinstance(entry, IndexMap) and not (entry.part == part and np.array_equal(entry.bounds, self.bounds)):
+                raise ConfigError(
+                    f"index map {part} is that of part {entry.part}, or has other bounds than part {self.part}"
+                )
+            ghosts = entry.ghosts if isinstance(entry, IndexMap) else np.asarray(entry, np.int64)
+            first, last = np.searchsorted(ghosts, (start, stop))
+            rows.append(ghosts[first:last] - start)
+        return SendPlan(send_indices=tuple(rows))
+
+
+def _checked_ghosts(ghosts: npt.ArrayLike, start: int, stop: int, num_global: int) -> IntArray:
+    ids = _integers(ghosts, "ghosts")
+    if ids.shape == (0,):
+        return ids
+    if ids.ndim != 1 or np.any(ids[1:] <= ids[:-1]):
+        raise ConfigError("ghosts must be one dimension of sorted global ids, each once")
+    bad = (ids < 0) | (ids >= num_global) | ((ids >= start) & (ids < stop))
+    if bad.any():
+        raise ConfigError(
+            f"ghost {int(ids[bad][0])} is owned by the part itself ([{start}, {stop})) or is none of {num_global} rows"
+        )
+    return ids
+
+
+def _integers(ids: npt.ArrayLike, what: str) -> IntArray:
+    array = np.asarray(ids)
+    if array.dtype.kind not in "iu" and array.size:
+        raise ConfigError(f"{what} must be integers, not {array.dtype}")
+    return array.astype(np.int64)

@@ -1,0 +1,264 @@
+"""URLs without their credentials.
+
+Userinfo, the query (signatures of presigned URLs), the fragment and ``storage_options`` are secrets. A :class:`Url` is
+a string that shows none of them, so that it may go into any message, plan or manifest; what is opened goes along
+unseen. Plans and layouts keep the text alone: whoever reads binds it to the source's own URL again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scidata.errors import ConfigError
+
+__all__ = ["Seen", "Url", "Version", "is_url", "public_text", "url_of"]
+
+_IN_TEXT = re.compile(r"\w[\w+.-]*://[^\s'\"<>]*")
+_CHAIN = re.compile(r"::(?=\w[\w+.-]*(?:::\w[\w+.-]*)*://)")
+#: ``host:port``; what has no dot may be ``user:12`` of ``user:12/34@host``.
+_HOST_AND_PORT = re.compile(r"(localhost|[\w-]+(\.[\w-]+)+\.?|\[[0-9a-fA-F:.]+\])?:\d*")
+#: Protocols whose paths may have a ``#``; elsewhere a fragment begins there.
+_KEYED = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "memory", "file", "local", "hdfs")
+_HIDDEN = "..."
+#: Options whose values say where a server is and how it is spoken to, and help in a message.
+_PUBLIC_OPTIONS = frozenset(
+    {"endpoint_url", "region_name", "region", "protocol", "signature_version", "addressing_style"}
+)
+_MIN_SECRET = 4  # shorter values would tear messages apart
+
+
+def is_url(path: str) -> bool:
+    """Say whether ``path`` is read through fsspec."""
+    return "://" in path
+
+
+def public_text(text: str) -> str:
+    """Return a text without userinfo, queries and fragments of the URLs in it."""
+    return _IN_TEXT.sub(lambda found: _hidden(found[0]), text) if "://" in text else text
+
+
+def url_of(path: str, options: Mapping[str, Any] | None = None) -> str:
+    """Return a :class:`Url`, or a local path as it is.
+
+    Parameters
+    ----------
+    options
+        What fsspec's file system is made with; None keeps those that ``path`` has.
+
+    Raises
+    ------
+    ConfigError
+        Options for a local path.
+    """
+    if not is_url(path):
+        if options:
+            raise ConfigError(f"storage_options: means nothing for {path}, which is no URL; leave it out")
+        return path
+    if isinstance(path, Url):
+        return path if options is None else Url(path.target, options)
+    return Url(path, options or {})
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """What tells one content of an object from another written under the same name; None what a server does not say."""
+
+    size: int | None = None
+    etag: str | None = None
+    version: str | None = None
+    modified: str | None = None
+
+    def differs(self, other: Version) -> str:
+        """Say in what another content differs; nothing where it may be the same."""
+        for name in ("etag", "version", "size", "modified"):
+            mine, found = getattr(self, name), getattr(other, name)
+            if mine is not None and found is not None:
+                if mine != found:
+                    return f"{name} was {mine} and is {found}"
+                if name in ("etag", "version"):
+                    return ""  # the same, whatever else a cache on the way says
+        return ""
+
+    def with_more(self, other: Version) -> Version:
+        """Return what is known of the same content from two answers."""
+        mine = (self.size, self.etag, self.version, self.modified)
+        more = (other.size, other.etag, other.version, other.modified)
+        return Version(*(b if a is None else a for a, b in zip(mine, more, strict=True)))  # type: ignore[arg-type]
+
+
+class Seen:
+    """The versions of objects that were first seen by one source, the latest ones. Goes along in pickles in part."""
+
+    MAX, MAX_SENT = 1 << 15, 1 << 8
+
+    def __init__(self, versions: Iterable[tuple[str, Version]] = ()) -> None:
+        self._versions = dict(versions)
+        self.pinned: set[str] = set()  # objects of which S3 is asked for the version that was first seen
+
+    def changed(self, name: str, version: Version) -> str:
+        """Say in what an object differs from what was first seen of it; nothing where it does not, or is the first."""
+        known = self._versions.setdefault(name, version)
+        if len(self._versions) > self.MAX:
+            with contextlib.suppress(StopIteration, RuntimeError, KeyError):  # another thread does so, too
+                del self._versions[next(iter(self._versions))]
+        difference = known.differs(version)
+        if not difference and known.etag is None and version.etag is not None:
+            self._versions[name] = known.with_more(version)
+        return difference
+
+    def get(self, name: str) -> Version | None:
+        """Return what was first seen of an object."""
+        return self._versions.get(name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Seen, (list(itertools.islice(self._versions.copy().items(), self.MAX_SENT)),)
+
+
+class Url(str):
+    """The text of a URL that may be shown; compares and hashes as that text. Pickles with all that opens it.
+
+    Attributes
+    ----------
+    target
+        The URL itself, for fsspec alone.
+    options
+        What fsspec's file system is made with.
+    seen
+        What was first seen of each object here and below: shared by all URLs that were made from one.
+    """
+
+    target: str
+    options: Mapping[str, Any]
+    seen: Seen
+
+    def __new__(
+        cls, target: str, options: Mapping[str, Any], *, text: str | None = None, seen: Seen | None = None
+    ) -> Url:
+        """Make the text that is shown of an address, with the address in it."""
+        target = target if target.endswith("://") else target.rstrip("/")
+        self = super().__new__(cls, _hidden(target) if text is None else text)
+        self.target, self.options, self.seen = target, dict(options), Seen() if seen is None else seen
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (self.target, self.options, str(self), self.seen)
+
+    def at(self, key: str) -> Url:
+        """Return the URL of what lies below: in a chain (``cache::s3://...``) the first part with a path takes it."""
+        if not key:
+            return self
+        return Url(_joined(self.target, key), self.options, text=_joined(str(self), key), seen=self.seen)
+
+    def bound(self, text: str) -> str:
+        """Return the URL that a text made by :meth:`at` stands for."""
+        before, after = _split(self)
+        if not (text.startswith(before) and text.endswith(after)):
+            return url_of(text)
+        return self.at(text[len(before) : len(text) - len(after)].lstrip("/"))
+
+    def public(self, text: str) -> str:
+        """Return what somebody else says about this URL, without its secrets."""
+        text = text.replace(self.target, str(self))
+        for secret in self._secrets():
+            text = text.replace(secret, _HIDDEN)
+        return public_text(text)
+
+    def check(self) -> None:
+        """Refuse a user or password that a client would take for a port, and repeat.
+
+        Raises
+        ------
+        ConfigError
+            It has characters that must be escaped.
+        """
+        for part in _chained(self.target):
+            _, userinfo, _ = _parted(part)
+            port = re.split("[/?#]", userinfo, maxsplit=1)[0].rpartition(":")[2]
+            if userinfo and "@" not in port and not port.isdecimal():
+                raise ConfigError(
+                    f"{self}: the user or password before it has a '/', '?' or '#'; write these as %2F, %3F and %23"
+                )
+
+    def _secrets(self) -> list[str]:
+        found = set(_leaves(self.options))
+        for part in _chained(self.target):
+            _, userinfo, rest = _parted(part)
+            found |= {*re.split("[:@/?#]", userinfo), *userinfo.split(":", 1), userinfo}
+            after = rest[len(_before_query(part, rest)) :]
+            found |= {after, after[1:], *re.split("[?#&=]|::", after)}
+        return sorted((s for s in found if len(s) >= _MIN_SECRET), key=len, reverse=True)
+
+
+def _unpickled(target: str, options: Mapping[str, Any], text: str, seen: Seen) -> Url:
+    return Url(target, options, text=text, seen=seen)
+
+
+def _hidden(target: str) -> str:
+    """Return a whole URL's public text; unlike in a message, spaces and quotes do not end it."""
+    return "::".join(map(_hidden_part, _chained(target)))
+
+
+def _hidden_part(part: str) -> str:
+    scheme, _, rest = _parted(part)
+    kept = _before_query(part, rest)
+    return f"{scheme}{kept}{rest[len(kept)]}{_HIDDEN}" if len(kept) < len(rest) else scheme + rest
+
+
+def _chained(target: str) -> list[str]:
+    """Return the parts of a chain. An address or a query may have ``::``, too: what follows it is no protocol."""
+    return _CHAIN.split(target)
+
+
+def _parted(part: str) -> tuple[str, str, str]:
+    """Return the scheme with ``://``, the userinfo with its ``@``, and the rest, of a URL that may be malformed.
+
+    A password with an unescaped ``/``, ``?``, ``#`` or ``@`` cannot be told from a path. Where there are signs of one,
+    all up to the last ``@`` is taken for it: rather a path that shows too little than half a password.
+    """
+    scheme, mark, rest = part.partition("://")
+    authority = re.split("[/?#]", rest, maxsplit=1)[0]
+    secret = "@" in authority or (":" in authority and not _HOST_AND_PORT.fullmatch(authority))
+    end = rest.rfind("@") + 1 if secret else 0
+    return scheme + mark, rest[:end], rest[end:]
+
+
+def _before_query(part: str, rest: str) -> str:
+    marks = "[?]" if part.startswith(tuple(f"{name}:" for name in _KEYED)) else "[?#]"
+    return re.split(marks, rest, maxsplit=1)[0] if "://" in part else rest
+
+
+def _split(url: str) -> tuple[str, str]:
+    """Return what comes before the key of something below a URL, and what after it."""
+    parts = _chained(str(url))
+    at = next(i for i, part in enumerate(parts) if "://" in part)
+    path = parts[at]
+    if path.startswith(("http://", "https://")):
+        scheme, userinfo, after = _parted(path)
+        path = scheme + userinfo + _before_query(path, after)
+    rest = [parts[at][len(path) :], *parts[at + 1 :]]
+    return "::".join([*parts[:at], path]), "::".join(rest)
+
+
+def _joined(url: str, key: str) -> str:
+    before, after = _split(url)
+    return f"{before}{key}{after}" if before.endswith("://") else f"{before.rstrip('/')}/{key}{after}"
+
+
+def _leaves(options: Any) -> Iterator[str]:
+    """Every text in nested options that may be a secret."""
+    if isinstance(options, Mapping):
+        for name, value in options.items():
+            if name not in _PUBLIC_OPTIONS:
+                yield from _leaves(value)
+    elif isinstance(options, str):
+        yield options
+    elif isinstance(options, bytes):
+        yield options.decode("latin-1")
+    elif isinstance(options, Sequence | set | frozenset):
+        for value in options:
+            yield from _leaves(value)

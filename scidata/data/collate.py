@@ -1,0 +1,61 @@
+"""Batches of samples: grids are stacked, meshes, clouds and graphs united."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from scidata.data.irregular_sample import IrregularSample
+from scidata.data.irregular_union import unite
+from scidata.data.sample import Sample
+from scidata.errors import FieldMismatchError
+
+__all__ = ["collate"]
+
+
+def collate(samples: Sequence[Sample]) -> Sample:
+    """Stack the fields of several grid samples on a new dim 0; unite meshes, clouds and graphs disjointly.
+
+    A union has the rows of all samples, which may differ in number, and a field ``batch`` that says of which sample a
+    row is.
+
+    Parameters
+    ----------
+    samples
+        Of one data set, or of data sets alike: at least one.
+
+    Raises
+    ------
+    FieldMismatchError
+        The samples differ in fields or shapes, or are none.
+    """
+    if not samples or not all(isinstance(sample, Sample) for sample in samples):
+        found = ", ".join(sorted({type(sample).__name__ for sample in samples})) or "none"
+        raise FieldMismatchError(f"collate makes a batch of one or more samples of a data set, not of {found}")
+    irregular = [sample for sample in samples if isinstance(sample, IrregularSample)]
+    if not irregular:
+        return _stacked(samples)
+    if len(irregular) < len(samples):
+        raise FieldMismatchError("a batch holds samples of one data set; these are of several kinds")
+    return unite(irregular)
+
+
+def _stacked(samples: Sequence[Sample]) -> Sample:
+    first = samples[0]
+    for sample in samples[1:]:
+        if list(sample) != list(first):
+            raise FieldMismatchError(
+                f"sample {sample.index} has fields {list(sample)}, but sample {first.index} has {list(first)}"
+            )
+        for name in first:
+            if sample[name].shape != first[name].shape:
+                raise FieldMismatchError(
+                    f"field {name!r} has shape {tuple(sample[name].shape)} in sample {sample.index} and "
+                    f"{tuple(first[name].shape)} in sample {first.index}; a batch needs one shape: use batch_size=None"
+                )
+    return Sample(
+        {name: torch.stack([sample[name] for sample in samples]) for name in first},
+        dims={name: ("batch", *dims) for name, dims in first.dims.items()},
+        index=[sample.index for sample in samples if isinstance(sample.index, int)],
+    )

@@ -1,0 +1,380 @@
+"""``subset``, ``concat`` and ``mix``: several data sets, or part of one, as one data set."""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import itertools
+import json
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.data import ConcatDataset, Dataset, Subset
+
+from scidata.core.types import BufferSpec, Empty, IntArray
+from scidata.data.collate import collate
+from scidata.data.order import MAX_DRAWN, MAX_LISTED, Mixture
+from scidata.data.sample import Sample
+from scidata.errors import ConfigError, UnknownNameError, near_matches
+
+__all__ = ["CombinedDataset", "adopted", "concat", "mix", "subset"]
+
+
+class _InTurn:
+    """One data set after another, as a sequence that is not listed: 2^40 samples take no memory.
+
+    As the two arrays would be: ``part[i]`` or, with ``own``, the number in that part.
+    """
+
+    def __init__(self, lengths: Sequence[int], *, own: bool) -> None:
+        self._starts, self._own = [0, *itertools.accumulate(lengths)], own
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def __getitem__(self, index: int) -> int:
+        index += len(self) if index < 0 else 0
+        part = bisect.bisect_right(self._starts, index) - 1
+        return index - self._starts[part] if self._own else part
+
+    def digest(self) -> str:
+        """Return what tells this numbering from others."""
+        return f"in turn: {self._starts}"
+
+
+_Numbers: TypeAlias = IntArray | _InTurn
+
+
+def _digest(numbers: _Numbers) -> str:
+    if isinstance(numbers, _InTurn):
+        return numbers.digest()
+    return hashlib.sha256(numbers.astype("<i8").tobytes()).hexdigest()
+
+
+class CombinedDataset(Dataset[Sample]):
+    """Samples of other data sets in a numbering of its own. Made by :func:`subset`, :func:`concat`, :func:`mix`.
+
+    Reads what its data sets read, and applies each one's own transform. ``sample.index`` is the number here.
+
+    Attributes
+    ----------
+    datasets : tuple
+        Where the samples come from.
+    mesh, dp_axis
+        Theirs, which must be the same.
+    mixture : Mixture or None
+        What :class:`scidata.DistributedSampler` makes of the ratios of :func:`mix`.
+    """
+
+    def __init__(
+        self, datasets: Sequence[Any], parts: _Numbers, indices: _Numbers, *, mixture: Mixture | None = None
+    ) -> None:
+        self.datasets = tuple(datasets)
+        self.mesh: DeviceMesh | None = self.datasets[0].mesh
+        self.dp_axis: str | None = self.datasets[0].dp_axis
+        self.mixture = mixture
+        self._parts = parts
+        self._indices = indices
+        for number, dataset in enumerate(self.datasets):
+            if dataset.mesh != self.mesh or dataset.dp_axis != self.dp_axis:
+                raise ConfigError(
+                    f"data sets 0 and {number} were opened with other meshes, or dp axes; open them with the same mesh"
+                )
+
+    # -- what there is -------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} samples of {', '.join(map(repr, self.datasets))})"
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """Return which data set a sample comes from, and its number there.
+
+        Raises
+        ------
+        IndexError
+            There is no such sample.
+        """
+        index = operator.index(index)
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"sample {index} is out of range: there are {len(self)} samples")
+        return int(self._parts[index]), int(self._indices[index])
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of the fields that all data sets have."""
+        first, *others = (dataset.fields for dataset in self.datasets)
+        return tuple(name for name in first if all(name in other for other in others))
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of what decides the samples: the data sets', and which samples of them, in which numbering."""
+        content = {
+            "datasets": [str(getattr(dataset, "fingerprint", "")) for dataset in self.datasets],
+            "numbering": [_digest(self._parts), _digest(self._indices)],
+            "mixture": None if self.mixture is None else [self.mixture.lengths, self.mixture.takes],
+        }
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+    @property
+    def transform(self) -> Callable[[Sample], Sample] | None:
+        """The data sets' own transforms; None where none has one."""
+        return None if all(dataset.transform is None for dataset in self.datasets) else self._transform
+
+    def _transform(self, sample: Sample) -> Sample:
+        number = sample.index
+        assert isinstance(number, int)
+        part, sample.index = self.locate(number)  # a data set's own transform knows its own numbering
+        own = self.datasets[part].transform
+        return _renumbered(sample if own is None else own(sample), number)
+
+    def counts(self, entity: str | None = None) -> npt.NDArray[np.int64]:
+        """Return how many rows of an entity each sample has, ``(len(self),)``: of stores only."""
+        if isinstance(self._parts, _InTurn) or isinstance(self._indices, _InTurn):
+            raise ConfigError(f"counts: of {len(self)} samples, too many to list; ask each data set for its own")
+        counts = [dataset.counts(entity) for dataset in self.datasets]
+        starts = np.cumsum([0, *map(len, counts)])
+        rows: npt.NDArray[np.int64] = np.concatenate(counts)[starts[self._parts] + self._indices]
+        return rows
+
+    def plan(self, index: int, rank: int | None = None) -> Any:
+        """Plan what a rank of the domain reads of a sample."""
+        part, own = self.locate(index)
+        return self.datasets[part].plan(own, rank)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the data sets that want to know."""
+        for dataset in self.datasets:
+            if hasattr(dataset, "set_epoch"):
+                dataset.set_epoch(epoch)
+
+    def close(self) -> None:
+        """Close the data sets' files; the next read opens them again."""
+        for dataset in self.datasets:
+            dataset.close()
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def read_local(self, index: int) -> Any:
+        """Read this rank's part of one sample. Thread-safe, no collectives."""
+        part, own = self.locate(index)
+        return self.datasets[part].read_local(own)
+
+    @property
+    def epoch(self) -> tuple[Any, ...]:
+        """The data sets' epochs; None for one that has none."""
+        return tuple(getattr(dataset, "epoch", None) for dataset in self.datasets)
+
+    def epoch_reader(self, epoch: tuple[Any, ...] | None = None, *, empty: Empty = np.empty) -> Callable[[int], Any]:
+        """Return :meth:`read_local` of the present epoch, whatever is set later: for reading ahead.
+
+        ``empty`` makes the arrays that are read into, of data sets whose samples differ in size.
+        """
+        epochs = self.epoch if epoch is None else epoch
+        reads = [
+            d.epoch_reader(e, empty=empty) if hasattr(d, "epoch_reader") else d.read_local
+            for d, e in zip(self.datasets, epochs, strict=True)
+        ]
+
+        def read(index: int) -> Any:
+            part, own = self.locate(index)
+            return reads[part](own)
+
+        return read
+
+    def assemble(self, local: Any, *, index: int | list[int], batched: bool = False) -> Sample:
+        """Wrap local parts as their data set does: of one sample, or of a batch of them."""
+        if isinstance(index, int):
+            part, own = self.locate(index)
+            return _renumbered(self.datasets[part].assemble(local, index=own), index)
+        places = [self.locate(i) for i in index]
+        if len({part for part, _ in places}) == 1:
+            dataset = self.datasets[places[0][0]]
+            return _renumbered(dataset.assemble(local, index=[own for _, own in places], batched=True), index)
+        rows = [{name: values[row] for name, values in local.items()} for row in range(len(index))]
+        return collate([self.assemble(row, index=i) for row, i in zip(rows, index, strict=True)])
+
+    def __getitem__(self, index: int) -> Sample:
+        part, own = self.locate(index)
+        return _renumbered(self.datasets[part][own], index % len(self))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"mesh": None}
+
+
+class BufferedCombined(CombinedDataset):
+    """Of grids whose local parts have the same shapes, so that they are read into the same buffers."""
+
+    def buffer_specs(self) -> dict[str, BufferSpec]:
+        """Return shape and dtype of this rank's part of each field."""
+        return dict(self.datasets[0].buffer_specs())
+
+    def read_into(self, index: int, out: Mapping[str, npt.NDArray[Any]]) -> Any:
+        """Read this rank's part into buffers shaped as :meth:`buffer_specs`. Thread-safe, no collectives."""
+        part, own = self.locate(index)
+        return self.datasets[part].read_into(own, out)
+
+
+def _renumbered(sample: Any, index: int | list[int]) -> Sample:
+    renumbered: Sample = sample
+    if isinstance(sample, Sample):  # a worker process has no more than parts, and a transform returns what it likes
+        renumbered.index = index
+    return renumbered
+
+
+def _combined(datasets: Sequence[Any], parts: _Numbers, indices: _Numbers, **options: Any) -> CombinedDataset:
+    for dataset in datasets:
+        if not (hasattr(dataset, "read_local") and hasattr(dataset, "assemble") and hasattr(dataset, "mesh")):
+            raise ConfigError(
+                f"{type(dataset).__name__} is no data set of scidata.open_dataset; torch's Subset and ConcatDataset "
+                "take any"
+            )
+    specs = [dict(d.buffer_specs()) if hasattr(d, "buffer_specs") else None for d in datasets]
+    same = specs[0] is not None and all(spec == specs[0] for spec in specs)
+    return (BufferedCombined if same else CombinedDataset)(datasets, parts, indices, **options)
+
+
+def subset(dataset: Any, indices: Sequence[int] | npt.ArrayLike) -> CombinedDataset:
+    """Return the samples ``indices`` of a data set, in this order.
+
+    As ``torch.utils.data.Subset``, which :class:`scidata.DataLoader` takes too.
+
+    Parameters
+    ----------
+    dataset
+        Of :func:`scidata.open_dataset`, or made of such.
+    indices
+        ``(num,)`` integers; negative ones count from the end, repeats are legal.
+
+    Raises
+    ------
+    ConfigError
+        Indices that are not in the data set.
+
+    Examples
+    --------
+    Every tenth sample for validation::
+
+        held_out = scidata.subset(ds, range(0, len(ds), 10))
+    """
+    _check_datasets("subset", [dataset])
+    if isinstance(indices, Sized) and len(indices) > MAX_DRAWN:
+        raise ConfigError(
+            f"subset: {len(indices)} indices, which are listed whole, of at most {MAX_DRAWN}; crop or stride the data "
+            "set where it is opened, with isel="
+        )
+    chosen = np.asarray(indices)
+    if chosen.size == 0:
+        chosen = chosen.astype(np.int64)
+    if chosen.ndim != 1 or chosen.dtype.kind not in "iu":
+        raise ConfigError(f"subset: indices are integers in one dimension, not {chosen.dtype} of shape {chosen.shape}")
+    count = len(dataset)
+    if chosen.size and not -count <= chosen.min() <= chosen.max() < count:
+        raise ConfigError(f"subset: indices from {chosen.min()} to {chosen.max()}, but there are {count} samples")
+    chosen = chosen.astype(np.int64) % max(1, count)
+    return _combined([dataset], np.zeros(len(chosen), np.int64), chosen)
+
+
+def concat(*datasets: Any) -> CombinedDataset:
+    """Return the samples of several data sets, one after another.
+
+    Grids of the same shapes stack into batches; of others, and of several kinds, take samples one by one with
+    ``DataLoader(batch_size=None)``.
+
+    Parameters
+    ----------
+    datasets
+        Of :func:`scidata.open_dataset`, or made of such, one by one.
+
+    Raises
+    ------
+    ConfigError
+        None, or opened with other meshes.
+    """
+    if not datasets:
+        raise ConfigError("concat: there is no data set")
+    return _joined(datasets)
+
+
+def mix(
+    datasets: Sequence[Any] | Mapping[str, Any],
+    ratios: Sequence[float] | Mapping[str, float],
+    *,
+    num_samples: int | None = None,
+) -> CombinedDataset:
+    """Return the samples of several data sets, to be taken in the given ratios.
+
+    The numbering is that of :func:`concat`. The ratios are for :class:`scidata.DistributedSampler`, which
+    :class:`scidata.DataLoader` makes by itself: every stretch of its order has the ratios, as nearly as whole samples
+    can, and each data set goes through all of its samples before it repeats one, over as many epochs as that takes.
+
+    Parameters
+    ----------
+    datasets, ratios
+        By name, or in the same order.
+    num_samples
+        Samples of an epoch; default as many as there are until a data set has to repeat one.
+
+    Raises
+    ------
+    ConfigError
+        A ratio that is not positive, an empty data set.
+    UnknownNameError
+        Ratios of other names.
+
+    Examples
+    --------
+    Three samples of the one for each of the other::
+
+        both = scidata.mix({"era5": era5, "cmip": cmip}, {"era5": 3, "cmip": 1})
+    """
+    if isinstance(datasets, Mapping) != isinstance(ratios, Mapping):
+        raise ConfigError("mix: give both data sets and ratios by name, or both in order")
+    if isinstance(datasets, Mapping) and isinstance(ratios, Mapping):
+        for name in [*(name for name in ratios if name not in datasets), *(n for n in datasets if n not in ratios)]:
+            lacks, near = ("data set", datasets) if name in ratios else ("ratio", ratios)
+            raise UnknownNameError(f"mix: {name!r} has no {lacks}{near_matches(name, near)}")
+        ratios = [ratios[name] for name in datasets]
+        datasets = list(datasets.values())
+    _check_datasets("mix", datasets)
+    try:
+        numbers = tuple(float(ratio) for ratio in ratios)
+    except (TypeError, ValueError):
+        raise ConfigError(f"mix: ratios must be positive numbers, not {list(ratios)}") from None
+    mixture = Mixture.of(tuple(len(d) for d in datasets), numbers, num_samples)
+    return _joined(list(datasets), mixture=mixture)
+
+
+def _check_datasets(where: str, datasets: Iterable[Any]) -> None:
+    for dataset in datasets:
+        if isinstance(dataset, list | tuple):
+            raise ConfigError(f"{where}: give the data sets one by one, {where}(a, b) or {where}(*datasets)")
+        if not isinstance(dataset, Sized):
+            raise ConfigError(f"{where}: expected data sets of scidata.open_dataset, not {type(dataset).__name__}")
+
+
+def _joined(datasets: Sequence[Any], **options: Any) -> CombinedDataset:
+    _check_datasets("mix" if options else "concat", datasets)
+    lengths = [len(dataset) for dataset in datasets]
+    if sum(lengths) > MAX_LISTED:
+        return _combined(datasets, _InTurn(lengths, own=False), _InTurn(lengths, own=True), **options)
+    parts = np.repeat(np.arange(len(lengths)), lengths)
+    indices = np.concatenate([np.arange(length) for length in lengths])
+    return _combined(datasets, parts.astype(np.int64), indices.astype(np.int64), **options)
+
+
+def adopted(dataset: Any) -> Any:
+    """Return torch's ``Subset`` or ``ConcatDataset`` of such data sets as one of them, and others as they are."""
+    if type(dataset) is Subset and hasattr(inner := adopted(dataset.dataset), "read_local"):
+        return subset(inner, dataset.indices)
+    if type(dataset) is ConcatDataset:
+        inners = [adopted(each) for each in dataset.datasets]
+        if all(hasattr(each, "read_local") for each in inners):
+            return concat(*inners)
+    return dataset

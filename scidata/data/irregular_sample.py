@@ -1,0 +1,337 @@
+"""A sample of a mesh, a point cloud or a graph: fields of its entities, who owns which rows, edges and cells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from scidata.core.index_map import IndexMap
+from scidata.data.sample import Sample
+from scidata.data.topology import Cells, Place, Topology, shard_rows
+from scidata.errors import ConfigError, UnknownNameError, near_matches
+from scidata.interop.pyg import data_of
+from scidata.shard import ShardTensor
+from scidata.shard.graphs.ghosts import halo_exchange
+from scidata.shard.graphs.parts import Parts, call_on_parts
+
+__all__ = ["IrregularSample"]
+
+
+def _local(x: Tensor) -> Tensor:
+    return x.to_local() if isinstance(x, ShardTensor) else x
+
+
+class IrregularSample(Sample):
+    """Fields by name, sharded along their entity's dim, with edges and cells in local numbering.
+
+    Local ids count owned rows first, then ghosts. In a batch, a disjoint union, ``sample["batch"]`` says which sample
+    a row is of, and each rank's rows of the first sample come before its rows of the second.
+
+    Parameters
+    ----------
+    places
+        Entity and dim of each field.
+    held
+        Fields whose ghosts were read from disk: local tensors, owned rows, then ghosts.
+    ghosts
+        ``"disk"`` or ``"exchange"``: what :meth:`with_ghosts` does.
+    """
+
+    def __init__(
+        self,
+        fields: Mapping[str, Tensor],
+        *,
+        dims: Mapping[str, tuple[str, ...]],
+        index: int | list[int] | None,
+        places: Mapping[str, Place],
+        topology: Topology,
+        held: Mapping[str, Tensor] | None = None,
+        ghosts: str = "exchange",
+    ) -> None:
+        super().__init__(fields, dims=dims, index=index)
+        self.ghosts = ghosts
+        self._places, self._topology, self._held = dict(places), topology, dict(held or {})
+
+    # -- what there is -------------------------------------------------------------------------------------------
+
+    @property
+    def entities(self) -> tuple[str, ...]:
+        """The entities that it has: ``node`` or ``point``, ``cell``, ``edge``."""
+        return tuple(self._topology.index_maps)
+
+    @property
+    def entity(self) -> str:
+        """``"node"``, ``"point"`` for clouds, ``"cell"`` where cells are the rows: what edges and cells refer to."""
+        return self._topology.entity
+
+    @property
+    def device_mesh(self) -> DeviceMesh | None:
+        """The domain's axis; None where samples are plain."""
+        return self._topology.device_mesh
+
+    @property
+    def topology(self) -> Topology:
+        """Edges, cells and index maps together."""
+        return self._topology
+
+    @property
+    def period(self) -> tuple[float, ...] | None:
+        """Width of the domain along each coordinate where it wraps, 0 where it does not; None where it does in none.
+
+        Positions are as the source has them: of two rows across the border, the difference to the nearest image counts.
+        """
+        return self._topology.period
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes, or points, of the whole sample."""
+        return self._topology.index_maps[self._topology.entity].num_global
+
+    @property
+    def edge_index(self) -> Tensor | None:
+        """``(2, num_local_edges)`` int64, local numbering: source, owned or a ghost; destination, owned.
+
+        By destination. None where there are no edges. Over all ranks each directed edge is there once. Samples of one
+        topology share it: clone it before writing to it.
+        """
+        return self._topology.edge_index
+
+    @property
+    def edge_index_with_ghosts(self) -> Tensor | None:
+        """The same, followed by the edges that end at ghosts less than ``halo`` hops away.
+
+        What ``halo`` layers need to give the right result on owned nodes without any exchange; see
+        :meth:`call_on_parts`. The rows of ``with_ghosts(name)`` of a field of edges.
+        """
+        own, far = self._topology.edge_index, self._topology.far_edge_index
+        return own if own is None or far is None else torch.cat([own, far], dim=1)
+
+    @property
+    def cells(self) -> Cells | None:
+        """The cells that this rank owns, None where there are none; all their nodes are owned or ghosts."""
+        return self._topology.cells
+
+    @property
+    def places(self) -> Mapping[str, Place]:
+        """Entity and dim of each field that has one."""
+        return self._places
+
+    @property
+    def held(self) -> Mapping[str, Tensor]:
+        """Local rows with ghosts of the fields that are as they were read with ``ghosts="disk"``."""
+        return self._held
+
+    def entity_of(self, name: str) -> str:
+        """Return what a field has one row of."""
+        return self._place(name).entity
+
+    def index_map(self, entity: str) -> IndexMap:
+        """Return bounds, owned range and ghosts of an entity.
+
+        Raises
+        ------
+        UnknownNameError
+            The sample has no such entity.
+        """
+        maps = self._topology.index_maps
+        if entity not in maps:
+            raise UnknownNameError(f"the sample has no entity {entity!r}{near_matches(entity, maps)}")
+        return maps[entity]
+
+    def original_id(self, entity: str) -> Tensor:
+        """Read the source's row of each owned row, a ShardTensor of ``(num_global,)`` int64, from the store."""
+        rows = self.index_map(entity)
+        ids = torch.from_numpy(np.ascontiguousarray(self._topology.read_ids(entity), np.int64))
+        return shard_rows(ids, rows, 0, self._topology.device_mesh)
+
+    def with_ghosts(self, name: str) -> Tensor:
+        """Return this rank's owned rows of a field, then its ghosts' rows, along the entity's dim: a plain tensor.
+
+        With ``ghosts="disk"`` they are as read; else they are fetched by one exchange, differentiably. Collective,
+        then.
+
+        Raises
+        ------
+        ConfigError
+            ``ghosts="disk"``, and the field is not as it was read.
+        """
+        x, place = self[name], self._place(name)
+        if name in self._held:
+            return self._held[name]
+        rows, mesh = self.index_map(place.entity), self._topology.device_mesh
+        if self.ghosts == "disk":
+            raise ConfigError(
+                f"field {name!r} was made after reading, so that its ghosts are not known; open the data set with "
+                "ghosts='exchange', or compute it from with_ghosts() of what was read"
+            )
+        if mesh is None:
+            return x
+        return halo_exchange(_local(x).movedim(place.dim, 0), rows, mesh.get_group()).movedim(0, place.dim)
+
+    def _place(self, name: str) -> Place:
+        _ = self[name]  # names what is near where there is no such field
+        if name not in self._places:
+            raise ConfigError(f"field {name!r} lives on no entity: {self.dims[name]} {tuple(self[name].shape)}")
+        return self._places[name]
+
+    # -- changed -------------------------------------------------------------------------------------------------
+
+    def _changed(self, **changes: Any) -> IrregularSample:
+        now: dict[str, Any] = {
+            "fields": self._fields,
+            "dims": self.dims,
+            "index": self.index,
+            "places": self._places,
+            "topology": self._topology,
+            "held": self._held,
+            "ghosts": self.ghosts,
+        } | changes
+        made = IrregularSample(now.pop("fields"), **now)
+        made._go_on_with(self)
+        return made
+
+    def to(self, *args: Any, **kwargs: Any) -> IrregularSample:
+        """Return a sample whose fields went through ``Tensor.to``; edges and cells follow to the device."""
+        device = torch.empty(0).to(*args, **kwargs).device
+        if not self._names_device(args, kwargs):
+            device = next((x.device for x in self.values()), torch.device("cpu"))
+        lazily = bool(kwargs.get("non_blocking", False))
+
+        def moved(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x.to(device, non_blocking=lazily)
+
+        topology = replace(
+            self._topology,
+            edge_index=moved(self._topology.edge_index),
+            far_edge_index=moved(self._topology.far_edge_index),
+            cells=None if self.cells is None else self.cells.to(device, lazily),
+        )
+        held = {name: x.to(*args, **kwargs) for name, x in self._held.items()}
+        fields = {
+            # the owned rows of what is held stay a view of it
+            name: self._wrap(held[name], name) if name in held else x.to(*args, **kwargs)
+            for name, x in self.items()
+        }
+        return self._changed(fields=fields, topology=topology, held=held)
+
+    @staticmethod
+    def _names_device(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        given = (*args, *kwargs.values())
+        return any(isinstance(a, str | torch.device | Tensor) or type(a) is int for a in given)
+
+    def _wrap(self, held: Tensor, name: str) -> Tensor:
+        place = self._places[name]
+        rows = self.index_map(place.entity)
+        return shard_rows(held.narrow(place.dim, 0, rows.num_owned), rows, place.dim, self._topology.device_mesh)
+
+    def replace(self, fields: Mapping[str, Tensor]) -> IrregularSample:
+        """Return a sample with these fields besides, or instead of, the ones it has.
+
+        A new field lives where an old one of the same shape does, else on the entity that has as many rows as its
+        dim 0.
+        """
+        plain = super().replace(fields)
+        places = dict(self._places)
+        by_shape = {tuple(x.shape): self._places[name] for name, x in self.items() if name in self._places}
+        for name, x in fields.items():
+            shape = tuple(x.shape)
+            if name in self._places and self[name].shape == x.shape:
+                continue
+            sized = [e for e in self.entities if shape and self.index_map(e).num_global == shape[0]]
+            places.pop(name, None)
+            if shape in by_shape:
+                places[name] = by_shape[shape]
+            elif sized:
+                places[name] = Place(sized[0], 0)
+        held = {name: x for name, x in self._held.items() if name not in fields or fields[name] is self[name]}
+        return self._changed(fields=dict(plain), dims=plain.dims, places=places, held=held)
+
+    # -- other libraries -----------------------------------------------------------------------------------------
+
+    def to_pyg(
+        self,
+        *,
+        x: str | Sequence[str] | None = None,
+        y: str | Sequence[str] | None = None,
+        edge_attr: str | Sequence[str] | None = None,
+        khop: bool = False,
+    ) -> Any:
+        """Return a ``torch_geometric.data.Data`` of ShardTensors, on which stock layers run unmodified. Collective.
+
+        It has ``edge_index``, ``num_nodes`` and all fields of nodes (points) and edges by their names, entity first.
+
+        Parameters
+        ----------
+        x, y, edge_attr
+            Fields that are put side by side, one column for each component, under these names instead.
+        khop
+            For models that run without exchange, by :meth:`call_on_parts`: plain tensors instead, of this rank's rows,
+            owned ones, then ghosts, and of all edges among them. ``y`` and ``batch``, which losses and pooling take,
+            are ShardTensors all the same. With ``ghosts="disk"`` nothing is sent.
+
+        Raises
+        ------
+        MissingDependencyError
+            torch_geometric is not installed.
+        UnknownNameError, ConfigError
+            No such field, or one of another entity; ``khop`` of a sample without edges.
+        """
+        return data_of(self, x=_names(x), y=_names(y), edge_attr=_names(edge_attr), khop=khop)
+
+    def call_on_parts(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Run a module on tensors of ``to_pyg(khop=True)``; return the owned rows of its result as a ShardTensor.
+
+        The module needs a halo of as many hops as it has layers, and one more where a layer uses the degrees of its
+        sources. Its first call finds out whether that is so, and raises on every rank where it is not; see
+        :func:`scidata.shard.graphs.parts.call_on_parts`. Nothing is sent forward after that; backward is collective.
+
+        Raises
+        ------
+        UnsupportedShardOp
+            The module looks further than the ghosts go, or mixes rows of all nodes.
+        ConfigError
+            The sample has no edges.
+        """
+        parts = self.parts
+        return module(*args, **kwargs) if parts is None else call_on_parts(module, parts, *args, **kwargs)
+
+    @property
+    def parts(self) -> Parts | None:
+        """What :meth:`call_on_parts` runs on; None where samples are plain.
+
+        Raises
+        ------
+        ConfigError
+            The sample has no edges.
+        """
+        edges, mesh = self.edge_index_with_ghosts, self._topology.device_mesh
+        if edges is None:
+            raise ConfigError("the sample has no edges, along which ghosts would be hops away; use to_pyg() as it is")
+        if mesh is None:
+            return None
+        rows, num_hops = self.index_map(self.entity), self._topology.num_hops
+        return Parts(index_map=rows, edge_index=edges, num_hops=num_hops, device_mesh=mesh)
+
+    def rows_first(self, name: str, *, entity: str | None = None) -> tuple[Tensor, bool]:
+        """Return the local rows of a field along dim 0, and whether ghosts follow the owned ones; no communication.
+
+        Raises
+        ------
+        ConfigError
+            The field does not live on ``entity``.
+        """
+        place = self._place(name)
+        if entity is not None and place.entity != entity:
+            raise ConfigError(f"field {name!r} lives on {place.entity}, not on {entity}")
+        has_ghosts = name in self._held
+        return (self._held[name] if has_ghosts else _local(self[name])).movedim(place.dim, 0), has_ghosts
+
+
+def _names(names: str | Sequence[str] | None) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names or ())

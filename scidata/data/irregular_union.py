@@ -1,0 +1,170 @@
+"""Disjoint unions of irregular samples: one sample without edges between its parts, and ``batch`` to tell them apart.
+
+A rank's rows of the union are its rows of each sample, one after the other; so the union's global ids run rank by
+rank, and ghosts, sorted by them, come by owner, then by sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scidata.core.index_map import IndexMap
+from scidata.core.types import IntArray
+from scidata.data.irregular_sample import IrregularSample
+from scidata.data.topology import Cells, Place, Topology, shard_rows
+from scidata.errors import ConfigError, FieldMismatchError
+from scidata.shard import ShardTensor
+
+__all__ = ["unite"]
+
+
+class _Rows:
+    """The rows of one entity in a union."""
+
+    def __init__(self, maps: Sequence[IndexMap]) -> None:
+        self.maps = maps
+        sizes = np.stack([np.diff(m.bounds) for m in maps])  # (num_samples, num_parts)
+        before = np.cumsum(sizes, axis=0) - sizes
+        bounds = np.sum([m.bounds for m in maps], axis=0)
+        part = maps[0].part
+        ghosts = [m.ghosts - m.bounds[m.owners] + bounds[m.owners] + before[i, m.owners] for i, m in enumerate(maps)]
+        every = np.concatenate(ghosts)
+        self.order = np.argsort(every, kind="stable")
+        keys = tuple(m.key for m in maps)
+        self.index_map = IndexMap(
+            bounds=bounds, part=part, ghosts=every[self.order], key=None if None in keys else ("union", *keys)
+        )
+        self.first = before[:, part]  # local id of each sample's first owned row
+        place = np.empty(len(every), np.int64)
+        place[self.order] = np.arange(len(every))
+        self.ghost_places = np.split(place, np.cumsum([len(g) for g in ghosts])[:-1])
+
+    def new_ids(self, sample: int, ids: Tensor) -> Tensor:
+        """Turn local ids of a sample into the union's."""
+        table = np.concatenate([
+            self.first[sample] + np.arange(self.maps[sample].num_owned),
+            self.index_map.num_owned + self.ghost_places[sample],
+        ])  # fmt: skip
+        return torch.from_numpy(table.astype(np.int64)).to(ids.device)[ids]
+
+    def join(self, values: Sequence[Tensor], dim: int) -> Tensor:
+        """Join local tensors of owned rows and ghosts to one of the union's."""
+        pairs = list(zip(values, self.maps, strict=True))
+        owned = [v.narrow(dim, 0, m.num_owned) for v, m in pairs]
+        ghosts = torch.cat([v.narrow(dim, m.num_owned, m.num_ghost) for v, m in pairs], dim)
+        order = torch.from_numpy(self.order).to(ghosts.device)
+        return torch.cat([*owned, ghosts.index_select(dim, order)], dim)
+
+
+def unite(samples: Sequence[IrregularSample]) -> IrregularSample:
+    """Unite samples. No communication.
+
+    Raises
+    ------
+    FieldMismatchError
+        The samples differ in fields, in entities, or in dims other than their entities'.
+    ConfigError
+        One of them is a union, or holds a field ``batch``.
+    """
+    first = samples[0]
+    _check(samples)
+    rows = {e: _Rows([s.index_map(e) for s in samples]) for e in first.entities}
+    fields: dict[str, Tensor] = {}
+    held: dict[str, Tensor] = {}
+    for name in first:
+        place = first.places[name]
+        space = rows[place.entity]
+        if all(name in s.held for s in samples):
+            held[name] = space.join([s.held[name] for s in samples], place.dim)
+            local = held[name].narrow(place.dim, 0, space.index_map.num_owned)
+        else:
+            tensors = [s[name] for s in samples]
+            local = torch.cat([t.to_local() if isinstance(t, ShardTensor) else t for t in tensors], place.dim)
+        fields[name] = shard_rows(local, space.index_map, place.dim, first.device_mesh)
+    nodes = rows[first.entity]
+    device = next((x.device for x in fields.values()), torch.device("cpu"))
+    numbers = [torch.full((m.num_local,), i, device=device) for i, m in enumerate(nodes.maps)]
+    batch = nodes.join(numbers, 0)
+    if first.ghosts == "disk":
+        held["batch"] = batch
+    fields["batch"] = shard_rows(batch[: nodes.index_map.num_owned], nodes.index_map, 0, first.device_mesh)
+    return IrregularSample(
+        fields,
+        dims={**first.dims, "batch": (first.entity,)},
+        index=[s.index for s in samples if isinstance(s.index, int)],
+        places={**first.places, "batch": Place(first.entity, 0)},
+        topology=_topology(samples, rows),
+        held=held,
+        ghosts=first.ghosts,
+    )
+
+
+def _check(samples: Sequence[IrregularSample]) -> None:
+    first = samples[0]
+    for s in samples:
+        if "batch" in s:
+            raise ConfigError(f"sample {s.index} has a field 'batch' already; unite single samples, once")
+        if list(s) != list(first) or s.entities != first.entities or s.ghosts != first.ghosts:
+            raise FieldMismatchError(
+                f"sample {s.index} has fields {list(s)} on {s.entities}, but sample {first.index} has {list(first)} "
+                f"on {first.entities}"
+            )
+        for name in s:
+            if s.places.get(name) is None or s.places[name] != first.places[name]:
+                raise FieldMismatchError(
+                    f"field {name!r} of sample {s.index} does not live on the same entity as in sample {first.index}; "
+                    "a batch unites fields of nodes, points, cells and edges only"
+                )
+            dim = s.places[name].dim
+            shapes = [(*x.shape[:dim], *x.shape[dim + 1 :], x.dtype) for x in (s[name], first[name])]
+            if shapes[0] != shapes[1]:
+                raise FieldMismatchError(
+                    f"field {name!r} has shape {tuple(s[name].shape)} in sample {s.index} and "
+                    f"{tuple(first[name].shape)} in sample {first.index}, unlike in more than rows"
+                )
+
+
+def _topology(samples: Sequence[IrregularSample], rows: dict[str, _Rows]) -> Topology:
+    first, nodes = samples[0].topology, rows[samples[0].entity]
+    own = far = cells = None
+    if first.edge_index is not None and first.far_edge_index is not None:
+        both = [_split(s, nodes, i) for i, s in enumerate(samples)]
+        own = torch.cat([a for a, _ in both], 1)
+        far = torch.cat([b for _, b in both], 1)[:, torch.from_numpy(rows["edge"].order).to(own.device)]
+    if first.cells is not None:
+        cells = _cells([s.topology.cells for s in samples], nodes)
+
+    def read_ids(entity: str) -> IntArray:
+        return np.concatenate([s.topology.read_ids(entity) for s in samples])
+
+    return Topology(
+        entity=first.entity,
+        index_maps={entity: space.index_map for entity, space in rows.items()},
+        edge_index=own,
+        far_edge_index=far,
+        cells=cells,
+        device_mesh=first.device_mesh,
+        read_ids=read_ids,
+        num_hops=first.num_hops,
+        period=first.period,
+    )
+
+
+def _split(sample: IrregularSample, nodes: _Rows, number: int) -> tuple[Tensor, Tensor]:
+    own, far = sample.topology.edge_index, sample.topology.far_edge_index
+    assert own is not None and far is not None  # noqa: PT018
+    return nodes.new_ids(number, own), nodes.new_ids(number, far)
+
+
+def _cells(cells: Sequence[Any], nodes: _Rows) -> Cells:
+    sizes = torch.cat([torch.diff(c.offsets) for c in cells])
+    return Cells(
+        offsets=torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]),
+        connectivity=torch.cat([nodes.new_ids(i, c.connectivity) for i, c in enumerate(cells)]),
+        types=torch.cat([c.types for c in cells]),
+    )

@@ -1,0 +1,341 @@
+"""``open_dataset``: finds out what a path is, and which reader and data set serve it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack, overload
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from scidata.core.checks import check_function, check_mapping, offsets, whole
+from scidata.data.grid_dataset import ShardedDataset
+from scidata.data.irregular_dataset import IrregularDataset
+from scidata.data.local_transform import LocalTransform
+from scidata.data.raw_kind import kind_of_raw
+from scidata.device_mesh import axes_of
+from scidata.errors import ConfigError, UnknownNameError, near_matches
+from scidata.grids.reader import GridReader
+from scidata.sources.bytes.files import url_of
+from scidata.store.format.store import is_store
+from scidata.store.raw_points.reader import PointsReader
+from scidata.store.reading.reader import CACHE_BYTES, StoreReader
+from scidata.store.reading.subsample import make_subsample
+
+__all__ = ["open_dataset"]
+
+_KINDS = ("grid", "points", "mesh", "graph")
+# NumPy has no bfloat16: such fields are read as float32 and cast once, when they become tensors
+_READ_AS = {torch.float16: np.float16, torch.bfloat16: np.float32, torch.float32: np.float32, torch.float64: np.float64}
+
+
+Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+class _Options(TypedDict, total=False):
+    """The other arguments of :func:`open_dataset`, for its overloads."""
+
+    fields: Sequence[str] | str | None
+    sample_dim: str | int | None
+    steps: Sequence[int]
+    shard: Mapping[str | int, str] | None
+    isel: Mapping[str, Any] | None
+    bounds: Any
+    weights: npt.ArrayLike | Mapping[str, npt.ArrayLike] | str | None
+    align: int | Mapping[str, int]
+    halo: float | Mapping[str, int | tuple[int, int]]
+    ghosts: str | None
+    periodic: str | Sequence[str]
+    decode: bool
+    dtype: torch.dtype | None
+    transform: Callable[[Any], Any] | None
+    local_transform: LocalTransform | None
+    dp: str
+    allow_missing: bool
+    allow_external: bool
+    subsample: Mapping[str, int] | None
+    subsample_block: int | str
+    subsample_seed: int
+    num_threads: int
+    cache_bytes: int | None
+    storage_options: Mapping[str, Any] | None
+
+
+@overload
+def open_dataset(
+    path: Paths, mesh: DeviceMesh | None = None, *, kind: Literal["grid"], **options: Unpack[_Options]
+) -> ShardedDataset: ...
+
+
+@overload
+def open_dataset(
+    path: Paths,
+    mesh: DeviceMesh | None = None,
+    *,
+    kind: Literal["mesh", "points", "graph"],
+    **options: Unpack[_Options],
+) -> IrregularDataset: ...
+
+
+@overload
+def open_dataset(
+    path: Paths, mesh: DeviceMesh | None = None, *, kind: str | None = None, **options: Unpack[_Options]
+) -> ShardedDataset | IrregularDataset: ...
+
+
+def open_dataset(
+    path: Paths,
+    mesh: DeviceMesh | None = None,
+    *,
+    fields: Sequence[str] | str | None = None,
+    kind: str | None = None,
+    sample_dim: str | int | None = None,
+    steps: Sequence[int] = (0,),
+    shard: Mapping[str | int, str] | None = None,
+    isel: Mapping[str, Any] | None = None,
+    bounds: Any = "even",
+    weights: npt.ArrayLike | Mapping[str, npt.ArrayLike] | str | None = None,
+    align: int | Mapping[str, int] = 1,
+    halo: float | Mapping[str, int | tuple[int, int]] = 0,
+    ghosts: str | None = None,
+    periodic: str | Sequence[str] = (),
+    decode: bool = True,
+    dtype: torch.dtype | None = None,
+    transform: Callable[[Any], Any] | None = None,
+    local_transform: LocalTransform | None = None,
+    dp: str = "dp",
+    allow_missing: bool = False,
+    allow_external: bool = False,
+    subsample: Mapping[str, int] | None = None,
+    subsample_block: int | str = 1,
+    subsample_seed: int = 0,
+    num_threads: int = 4,
+    cache_bytes: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> ShardedDataset | IrregularDataset:
+    """Open a gridded data set, or a store of meshes, clouds or graphs: each rank reads only its part of a sample.
+
+    Every rank of the domain calls it with the same arguments; it reads metadata and never communicates.
+
+    Parameters
+    ----------
+    path
+        A Zarr store, HDF5 or NetCDF file, URL, or a list or glob of files that follow each other along ``sample_dim``;
+        or a store written by ``scidata partition``, which gives an :class:`~scidata.IrregularDataset`.
+    mesh
+        From :func:`scidata.init_mesh` or ``init_device_mesh``. None reads whole samples as plain tensors.
+    fields
+        Names of arrays; default all that lie on the grid of the largest one. A field without a sharded dimension is
+        replicated.
+    kind
+        ``"grid"``, ``"mesh"``, ``"points"`` or ``"graph"``; default detected. Meshes and graphs need a store. Raw
+        points are read in the order of their files, each of which is a sample; ghosts need a store.
+    sample_dim
+        Dimension that numbers the samples; default the first that is not sharded. Stores: default the one whose name
+        says time (or ``"sample"``, of fields from several files), where fields that are read have one: then every
+        time of every stored sample is a sample, and fields without time are in each. False: stored samples whole.
+    steps
+        Offsets along ``sample_dim``. One step drops that dimension; several keep it, one row per step. Steps stay
+        inside one stored sample.
+    shard
+        ``{dim: mesh axis}``, such as ``{"latitude": "domain"}`` or ``{"lat": "h", "lon": "w"}``. Default: latitude,
+        then longitude, by CF metadata or name, if they have enough rows.
+    isel
+        Global crop, stride, index or list of indices of any dimension, before the split; stores: of any but those of
+        nodes, points, cells and edges.
+    bounds
+        ``"even"``, ``"chunk"`` (chunk edges, unless that unbalances the ranks by more than a quarter) or explicit
+        ``[0, …, N]``, one more than ranks; ``{dim: …}`` on a 2-D domain.
+    weights
+        Cost of each selected row, or the name of a field that is summed over the other dimensions: bounds then balance
+        the sum. Stores: ``"edges"``, a field of nodes (points), or one cost of each in the source's order.
+    align
+        Bounds fall on multiples of it, such as a ViT's patch size.
+    halo
+        Grids: ``{dim: width}`` or ``{dim: (below, above)}``; a number means every sharded dimension. Meshes and graphs:
+        hops along edges. Points: a radius, to the nearest images where the domain wraps. Stores only
+        have one number.
+    ghosts
+        Stores: ``"disk"`` reads the halo's rows of all fields too, the default where there is a halo; ``"exchange"``
+        leaves them to an exchange between the ranks.
+    periodic
+        Dimensions whose halo wraps.
+    decode
+        Apply CF ``scale_factor``, ``add_offset`` and fill values (to NaN).
+    dtype
+        Of floating fields; default what CF metadata says. bfloat16 is read as float32 and cast.
+    transform
+        Called with each :class:`Sample`, returns one; in the thread that uses it, on the device of
+        ``DataLoader(device=)``. Random numbers: ``sample.generator``.
+    local_transform
+        Called with the tensors of this rank's part by name, halo and ghosts included, where they are read: in a
+        reader thread, or a worker process (then it must pickle). Returns, by name, those that it changes; shapes and
+        dtypes stay. No rank sees the others' rows.
+    dp
+        Name of the mesh's data-parallel axis.
+    allow_missing
+        Read absent chunks as the fill value; for stores that leave out empty chunks on purpose.
+    allow_external
+        Also read HDF5 external storage, external links and virtual datasets.
+    subsample
+        Meshes, clouds and graphs: ``{"point": 100_000}`` draws that many rows of each sample anew in each epoch
+        (``DataLoader.set_epoch``), without replacement, every row equally likely; all of a sample that has no more.
+        The ranks of a domain draw the same, and each reads its own. Of a mesh, ``"cell"`` draws cells, with their nodes
+        and the edges between these; ``"node"`` draws nodes, with the cells and edges that lie between drawn ones.
+    subsample_block
+        Rows that are drawn together. 1 draws single rows, which costs about as much as reading all where a chunk holds
+        a drawn row each; ``"chunk"`` draws whole chunks (of a store 1024 rows, neighbours in space unless it was
+        written with ``order="rows"`` from shuffled rows) and reads no more than it draws; numbers between trade one
+        for the other, see ``plan``. The number of rows is rounded up to whole blocks.
+    subsample_seed
+        Of the draws, which are a function of seed, epoch and index of the sample.
+    num_threads
+        Threads that fetch and decode chunks side by side, in each process.
+    cache_bytes
+        Stores: edges, cells and index maps that were read are kept for further times of the same stored sample, at most
+        so many bytes of them; default 512 MiB. So are fields without times, up to 128 MiB besides. What does not fit is
+        read anew each time.
+
+    storage_options
+        URLs: what fsspec's file system is made with, such as ``{"endpoint_url": …, "key": …, "secret": …}`` or
+        ``{"anon": True}`` of s3fs. No message, plan or state shows it, nor the user, password and query of a URL; a
+        pickle of the data set holds it, since worker processes open the files anew. How patiently reads are tried
+        again: :func:`scidata.set_retry`.
+
+    Raises
+    ------
+    FileNotFoundError, UnsupportedFormatError, UnknownNameError, FieldMismatchError, ConfigError
+        What metadata alone shows to be wrong, the same on every rank.
+
+    Examples
+    --------
+    On each rank of two, under torchrun::
+
+        mesh = scidata.init_mesh(domain=2)
+        ds = scidata.open_dataset("era5.zarr", mesh, shard={"latitude": "domain"}, halo={"latitude": 2})
+        ds[0]["u"].shape       # (level, 241, 480): the whole field
+        ds[0]["u"].to_local()  # this rank's rows of it, all that was read but for the halo
+    """
+    path = _located(path, storage_options)
+    check_mapping("shard", shard, "{'latitude': 'domain'}")
+    check_mapping("isel", isel, "{'level': 3}")
+    for name, function in {"transform": transform, "local_transform": local_transform}.items():
+        check_function(name, function)
+    for name, flag in {"decode": decode, "allow_missing": allow_missing, "allow_external": allow_external}.items():
+        if not isinstance(flag, bool | np.bool_):
+            raise ConfigError(f"{name}={flag!r}: expected True or False")
+    steps, num_threads = offsets(steps), whole("num_threads", num_threads, least=0)
+    drawn = make_subsample(subsample, block=subsample_block, seed=subsample_seed)
+    if kind is not None and kind not in _KINDS:
+        raise ConfigError(f"kind must be one of {', '.join(_KINDS)}, not {kind!r}{near_matches(kind, _KINDS)}")
+    if dtype is not None and dtype not in _READ_AS:
+        raise ConfigError(
+            f"dtype must be a floating torch dtype, such as torch.float32, not {dtype!r}; integer fields keep their own"
+        )
+    if mesh is None and (halo or shard):
+        what = f"halo={halo}" if halo else f"shard={shard}"
+        raise ConfigError(f"{what} needs a mesh: pass scidata.init_mesh(), which also works in a single process")
+    common: dict[str, Any] = {
+        "fields": fields, "bounds": bounds, "weights": weights, "num_threads": num_threads,
+        "dtype": None if dtype is None else _READ_AS[dtype],
+    }  # fmt: skip
+    trust: dict[str, Any] = {"allow_missing": allow_missing, "allow_external": allow_external}
+    samples: dict[str, Any] = {"sample_dim": sample_dim, "steps": steps, "isel": isel}
+    only_grids = {"shard": shard is not None, "align": align != 1, "periodic": bool(periodic)}
+    chosen_samples = {"sample_dim": sample_dim is not None, "steps": steps != (0,), "isel": isel is not None}
+    shown = os.fspath(path) if isinstance(path, str | os.PathLike) else "SOURCE..."
+
+    reader: StoreReader | PointsReader
+    wrapping: Any = {"dtype": dtype, "transform": transform, "local_transform": local_transform}
+    if isinstance(path, str | os.PathLike) and is_store(path):
+        raw = {"decode": not decode, "allow_missing": allow_missing, "allow_external": allow_external}
+        _refuse(only_grids | raw, f"means nothing for {shown}, a partitioned store")
+        dp_axis, axis, num_parts = _one_axis(mesh, dp, shown)
+        reader = StoreReader(
+            path, num_parts=num_parts, **common, **samples, subsample=drawn,
+            halo=halo, ghosts=ghosts or ("disk" if halo else "exchange"),  # type: ignore[arg-type]  # it checks halo
+            cache_bytes=CACHE_BYTES if cache_bytes is None else cache_bytes,
+        )  # fmt: skip
+        if kind not in (None, reader.kind):
+            raise ConfigError(f"kind={kind!r}: {shown} is a store of kind {reader.kind!r}")
+        return IrregularDataset(reader, mesh, dp_axis=dp_axis, domain_axis=axis, **wrapping)
+    _refuse(
+        {"cache_bytes": cache_bytes is not None},
+        "means nothing for grids and raw points, which have no edges or cells to keep",
+    )
+    given = only_grids | chosen_samples
+    if kind_of_raw(path, kind, allow_external, like_grid=any(given.values())) == "points":
+        _refuse(given, "means nothing for points, of which each file is a sample")
+        if halo or ghosts is not None:
+            what = f"halo={halo}" if halo else f"ghosts={ghosts!r}"
+            raise ConfigError(
+                f"{what}: raw points are read in the order of their file, in which neighbours lie anywhere; put them "
+                f"in order once: scidata partition {shown} OUT --kind points, then open OUT"
+            )
+        dp_axis, axis, num_parts = _one_axis(mesh, dp, shown)
+        reader = PointsReader(path, num_parts=num_parts, **common, **trust, decode=decode, subsample=drawn)
+        return IrregularDataset(reader, mesh, dp_axis=dp_axis, domain_axis=axis, **wrapping)
+    if ghosts is not None:
+        raise ConfigError(f"ghosts={ghosts!r}: the halo of a grid is always read from disk; leave ghosts out")
+    if drawn is not None:
+        raise ConfigError(f"subsample={subsample}: grids are not drawn from; crop or stride them with isel")
+    dp_axis, domain = _axes(mesh, dp, shard)
+    grid = GridReader(
+        path, **common, **samples, **trust, align=align, halo=halo, periodic=periodic, decode=decode,
+        shard=shard if mesh is not None else {},
+        axis_sizes={axis: mesh.size(_names(mesh).index(axis)) for axis in domain} if mesh is not None else None,
+    )  # fmt: skip
+    return ShardedDataset(grid, mesh, dp_axis=dp_axis, **wrapping)
+
+
+def _located(
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], options: Mapping[str, Any] | None
+) -> str | tuple[str, ...]:
+    """Return the path, or paths, with what opens them."""
+    if isinstance(path, str | os.PathLike):
+        return url_of(os.path.expanduser(os.fspath(path)), options)
+    if isinstance(path, bytes) or not hasattr(path, "__iter__"):
+        raise ConfigError(f"path={path!r}: expected a path or URL, or a list of them, not {type(path).__name__}")
+    return tuple(url_of(os.path.expanduser(os.fspath(item)), options) for item in path)
+
+
+def _refuse(given: Mapping[str, bool], why: str) -> None:
+    for name, present in given.items():
+        if present:
+            raise ConfigError(f"{name}: {why}; leave it out")
+
+
+def _one_axis(mesh: DeviceMesh | None, dp: str, shown: str) -> tuple[str | None, str | None, int]:
+    """Return the dp axis, the domain's one axis and its ranks: None, None and 1 without."""
+    dp_axis, domain = _axes(mesh, dp, None)
+    if len(domain) > 1:
+        raise ConfigError(
+            f"{shown}: meshes, points and graphs are cut along one domain axis, and the mesh has {', '.join(domain)}; "
+            "make it with init_mesh(domain=N)"
+        )
+    if mesh is None or not domain:
+        return dp_axis, None, 1
+    return dp_axis, domain[0], mesh.size(_names(mesh).index(domain[0]))
+
+
+def _names(mesh: DeviceMesh) -> tuple[str, ...]:
+    return tuple(mesh.mesh_dim_names or ())
+
+
+def _axes(
+    mesh: DeviceMesh | None, dp: str, shard: Mapping[str | int, str] | None
+) -> tuple[str | None, tuple[str, ...]]:
+    """Return the dp axis, if the mesh has it, and the domain axes in mesh order."""
+    if mesh is None:
+        return None, ()
+    if shard is None:
+        return axes_of(mesh, dp=dp)
+    for axis in shard.values():
+        if axis not in _names(mesh):
+            raise UnknownNameError(f"shard: the mesh has no axis {axis!r}{near_matches(axis, _names(mesh))}")
+        if axis == dp:
+            raise ConfigError(f"shard splits a dimension over {dp!r}, the data-parallel axis; use a domain axis")
+    return axes_of(mesh, dp=dp, domain=tuple(a for a in _names(mesh) if a in shard.values()))

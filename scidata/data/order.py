@@ -1,0 +1,253 @@
+"""The order of an epoch over all ranks, as a pure function of (seed, epoch). NumPy only.
+
+Nothing here knows of ranks: who takes which entry is dealt by :class:`scidata.DistributedSampler`, so that any number
+of ranks goes through the same order, and a resumed run through the rest of it.
+
+An order of up to :data:`MAX_LISTED` entries is NumPy's permutation, whole in memory. A longer one is never listed: it
+is a keyed bijection of ``[0, num_samples)``, of which any stretch is computed by itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.types import IntArray
+from scidata.errors import ConfigError
+
+__all__ = ["MAX_DRAWN", "MAX_LISTED", "Mixture", "Order"]
+
+#: Entries of an order that is listed whole. Another number gives other orders: saved places would not fit them.
+MAX_LISTED = 1 << 24
+#: Entries of an order that can only be listed (drawn by weights, of a mixture, grouped): 2 GiB of int64.
+MAX_DRAWN = 1 << 28
+_BLOCK = 1 << 14  # entries that are computed at once: their arrays stay in cache
+_ROUNDS = 10
+_DIGESTED = 1 << 12
+
+# Streams besides the plain permutation's, which has no spawn key
+_WEIGHTS, _PARTS, _GROUPS = 1, 2, 3
+_GROUPS_SORTED_TOGETHER = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixture:
+    """Data sets that follow each other in one numbering, and how much of each an epoch has.
+
+    Attributes
+    ----------
+    lengths
+        Samples of each data set.
+    takes
+        Entries that one epoch has of each.
+    """
+
+    lengths: tuple[int, ...]
+    takes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, lengths: tuple[int, ...], ratios: tuple[float, ...], num_samples: int | None) -> Mixture:
+        """Divide an epoch by ratios: of ``num_samples`` entries, or of as many as no data set must repeat for.
+
+        Raises
+        ------
+        ConfigError
+            An empty data set, a ratio that is not positive, or an epoch too short to hold a sample.
+        """
+        if not lengths or len(lengths) != len(ratios):
+            raise ConfigError(f"mix: {len(lengths)} data sets need as many ratios, not {len(ratios)}")
+        if min(lengths) == 0:
+            raise ConfigError(f"mix: data set {lengths.index(0)} is empty; leave it out")
+        if not all(np.isfinite(r) and r > 0 for r in ratios):
+            raise ConfigError(f"mix: ratios must be positive numbers, not {list(ratios)}; leave out what has none")
+        shares = np.asarray(ratios, np.float64) / sum(ratios)
+        if num_samples is None:
+            # rounded first: 7 / 0.7 is a little less than 10
+            num_samples = int(np.floor(np.round(np.asarray(lengths) / shares, 6)).min())
+        takes = np.floor(np.round(shares * num_samples, 6)).astype(np.int64)
+        missing = num_samples - int(takes.sum())
+        takes[np.argsort(takes - shares * num_samples, kind="stable")[:missing]] += 1  # largest remainders
+        if num_samples < 1:
+            raise ConfigError(f"mix: an epoch of {num_samples} samples; give num_samples=")
+        if num_samples > MAX_DRAWN:
+            raise ConfigError(
+                f"mix: an epoch of {num_samples} samples, which is listed whole, of at most {MAX_DRAWN}; give a "
+                "smaller num_samples=: each data set goes on in the next epoch where this one left it"
+            )
+        return cls(lengths=lengths, takes=tuple(takes.tolist()))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Order:
+    """What decides the order of every epoch.
+
+    Attributes
+    ----------
+    num_samples
+        Samples of the data set.
+    shuffle, seed
+        A new order in each epoch, or always ``0, 1, 2, …``.
+    weights
+        ``(num_samples,)`` float64: how often each sample comes, on average, relative to the others; drawn with
+        replacement.
+    draws
+        Entries of an epoch that is drawn by weights.
+    mixture
+        Several data sets, interleaved so that every stretch of the order has them in their ratio. Each goes through
+        all its samples before it repeats one, over several epochs where one epoch does not take them all.
+    sizes
+        ``(num_samples,)`` float64, cost of each sample: entries then come in groups of similar cost.
+    group
+        Entries of such a group.
+    """
+
+    num_samples: int
+    shuffle: bool
+    seed: int
+    weights: npt.NDArray[np.float64] | None = None
+    draws: int | None = None
+    mixture: Mixture | None = None
+    sizes: npt.NDArray[np.float64] | None = None
+    group: int | None = None
+
+    def __len__(self) -> int:
+        """Entries of an epoch."""
+        if self.mixture is not None:
+            return sum(self.mixture.takes)
+        return self.num_samples if self.draws is None else self.draws
+
+    @property
+    def listed(self) -> bool:
+        """Whether the order is kept whole: a plain one of many entries is computed in stretches instead."""
+        plain = self.mixture is None and self.weights is None and self.sizes is None
+        return not plain or len(self) <= MAX_LISTED
+
+    def entries(self, epoch: int) -> IntArray:
+        """Return the epoch's sample numbers, ``(len(self),)`` int64.
+
+        Raises
+        ------
+        ConfigError
+            More than are listed.
+        """
+        if not self.listed:
+            raise ConfigError(
+                f"an order of {len(self)} samples is never held whole; iterate over the sampler, which computes it in "
+                "stretches"
+            )
+        if self.mixture is not None:
+            entries = self._mixed(self.mixture, epoch)
+        elif self.weights is not None:
+            entries = self._drawn(self.weights, epoch)
+        else:
+            entries = self._permutation(self.num_samples, epoch)
+        return entries if self.sizes is None or self.group is None else self._grouped(entries, self.sizes, epoch)
+
+    def dealt(self, epoch: int, first: int, step: int, count: int) -> Iterator[int]:
+        """Yield ``count`` entries: the ``first``, and each ``step``-th after it; the end is followed by the start."""
+        if self.listed:
+            entries = self.entries(epoch)
+            yield from entries[(first + step * np.arange(count)) % len(entries)].tolist()
+            return
+        for begin in range(0, count, _BLOCK):
+            rows = step * np.arange(min(_BLOCK, count - begin)) + (first + step * begin) % len(self)
+            yield from self._permuted(rows % len(self), len(self), epoch).tolist()
+
+    def digest(self, epoch: int) -> str:
+        """Return a digest of the epoch's entries: that no change of anything goes unnoticed by a resumed run."""
+        if not self.listed:  # its first entries, which depend on all that decides the others
+            some = self._permuted(np.arange(_DIGESTED), len(self), epoch)
+            return hashlib.sha256(f"{len(self)} ".encode() + some.astype("<i8").tobytes()).hexdigest()[:16]
+        return hashlib.sha256(self.entries(epoch).astype("<i8").tobytes()).hexdigest()[:16]
+
+    def _stream(self, epoch: int, *key: int) -> np.random.Generator:
+        # Not seed + epoch: epoch 1 of seed 0 would be epoch 0 of seed 1.
+        return np.random.default_rng(np.random.SeedSequence([self.seed, epoch], spawn_key=key))
+
+    def _permutation(self, count: int, epoch: int, *key: int) -> IntArray:
+        if not self.shuffle:
+            return np.arange(count, dtype=np.int64)
+        return self._stream(epoch, *key).permutation(count).astype(np.int64, copy=False)
+
+    def _stretch(self, count: int, start: int, stop: int, epoch: int, *key: int) -> IntArray:
+        """Return entries ``[start, stop)`` of a permutation of ``count``."""
+        if count <= MAX_LISTED:
+            return self._permutation(count, epoch, *key)[start:stop]
+        return self._permuted(np.arange(start, stop), count, epoch, *key)
+
+    def _permuted(self, rows: IntArray, count: int, epoch: int, *key: int) -> IntArray:
+        """Return the entries at ``rows`` of a permutation of ``count`` that is not listed."""
+        if not self.shuffle:
+            return rows.astype(np.int64, copy=False)
+        seeds = np.random.SeedSequence([self.seed, epoch], spawn_key=key)
+        return _shuffled(rows, count, seeds.generate_state(_ROUNDS, np.uint64).astype(np.uint64, copy=False))
+
+    def _drawn(self, weights: npt.NDArray[np.float64], epoch: int) -> IntArray:
+        edges = np.cumsum(weights)
+        points = self._stream(epoch, _WEIGHTS).random(len(self)) * edges[-1]
+        last = np.flatnonzero(weights)[-1]  # where rounding brings a point to the very end
+        drawn: IntArray = np.minimum(np.searchsorted(edges, points, side="right"), last).astype(np.int64)
+        return drawn
+
+    def _mixed(self, mixture: Mixture, epoch: int) -> IntArray:
+        starts = np.cumsum([0, *mixture.lengths])
+        parts, times = [], []
+        for number, (length, take) in enumerate(zip(mixture.lengths, mixture.takes, strict=True)):
+            first = epoch * take  # in the endless row of this data set's passes
+            passes = range(first // length, -(-(first + take) // length))
+            rows = [np.empty(0, np.int64)]
+            for number_of_pass in passes:
+                begin = number_of_pass * length
+                own = max(first - begin, 0), min(first + take - begin, length)
+                rows.append(self._stretch(length, *own, number_of_pass, _PARTS, number))
+            parts.append(starts[number] + np.concatenate(rows))
+            times.append((np.arange(take) + 0.5) / max(1, take))
+        interleaved: IntArray = np.concatenate(parts)[np.argsort(np.concatenate(times), kind="stable")]
+        return interleaved.astype(np.int64, copy=False)
+
+    def _grouped(self, entries: IntArray, sizes: npt.NDArray[np.float64], epoch: int) -> IntArray:
+        """Sort by size inside windows of several groups, then put the groups in a random order."""
+        assert self.group is not None
+        window = self.group * _GROUPS_SORTED_TOGETHER
+        windows = np.arange(len(entries)) // window
+        by_size = entries[np.lexsort((sizes[entries], windows))]
+        whole = len(entries) // self.group * self.group
+        groups = by_size[:whole].reshape(-1, self.group)
+        groups = groups[self._stream(epoch, _GROUPS).permutation(len(groups))]
+        return np.concatenate([groups.reshape(-1), by_size[whole:]])  # the incomplete one last, or none would align
+
+
+def _shuffled(rows: IntArray, count: int, keys: npt.NDArray[np.uint64]) -> IntArray:
+    """Return where a keyed bijection of ``[0, count)`` sends ``rows``.
+
+    A Feistel network on the next power of two (Luby and Rackoff 1988), which is walked again from whatever lands
+    beyond ``count`` until it lands below (Black and Rogaway 2002): fewer than two walks on average.
+    """
+    bits = max(1, (count - 1).bit_length())
+    found = _feistel(rows.astype(np.uint64), bits, keys)
+    while len(outside := np.flatnonzero(found >= np.uint64(count))):
+        found[outside] = _feistel(found[outside], bits, keys)
+    return found.astype(np.int64)
+
+
+def _feistel(values: npt.NDArray[np.uint64], bits: int, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Mix each half of the bits with a hash of the other, in turn; halves of odd numbers of bits differ by one."""
+    low = np.uint64(bits // 2)
+    masks = np.uint64((1 << (bits // 2)) - 1), np.uint64((1 << (bits - bits // 2)) - 1)
+    halves = [values & masks[0], values >> low]
+    for number, key in enumerate(keys):
+        one, other = number % 2, 1 - number % 2
+        halves[one] = halves[one] ^ (_hashed(halves[other], key) & masks[one])
+    return halves[1] << low | halves[0]
+
+
+def _hashed(values: npt.NDArray[np.uint64], key: np.uint64) -> npt.NDArray[np.uint64]:
+    """SplitMix64's finaliser (Steele, Lea and Flood 2014) of values and a key."""
+    mixed = (values ^ key) * np.uint64(0x9E3779B97F4A7C15) + key
+    mixed = (mixed ^ mixed >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ mixed >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ mixed >> np.uint64(31)

@@ -1,0 +1,65 @@
+"""What raw data is, and what to do first with meshes and graphs. No torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from scidata.errors import UnsupportedFormatError
+from scidata.meshes.formats import exodus, graph, mpas, plain, points, ugrid, vtkhdf
+from scidata.sources import open_source
+from scidata.sources.paths import expand_paths
+from scidata.store.format.store import is_store
+
+__all__ = ["kind_of_raw"]
+
+
+def kind_of_raw(
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    kind: str | None,
+    allow_external: bool,
+    *,
+    like_grid: bool,
+) -> str:
+    """Return ``"grid"`` or ``"points"``; say which command to run where raw data is neither.
+
+    Parameters
+    ----------
+    path
+        File, folder, URL, glob or list of them; the first one decides.
+    kind
+        As the user says; None looks at the data.
+    like_grid
+        Whether arguments that only grids have are given: what could be a cloud then is a grid.
+
+    Raises
+    ------
+    FileNotFoundError
+        Nothing is there.
+    UnsupportedFormatError
+        A mesh or a graph, which is read from a store; or no format that is known.
+    """
+    if kind in ("grid", "points"):
+        return kind
+    found = kind
+    if kind is None:
+        source = open_source(expand_paths(path)[0], allow_external=allow_external)
+        if any(module.detect(source) for module in (vtkhdf, ugrid, mpas, exodus)):
+            found = "mesh"
+        elif graph.detect(source):
+            found = "graph"
+        elif not like_grid and plain.detect(source) and points.detect(source):
+            found = "mesh"
+        elif not like_grid and points.is_cloud(source):
+            return "points"
+    if found is not None:
+        shown = os.fspath(path) if isinstance(path, str | os.PathLike) else "SOURCE..."
+        folder = os.path.dirname(shown.rstrip("/"))
+        if is_store(folder):
+            raise UnsupportedFormatError(f"{shown}: one sample of the store {folder}; open the store instead")
+        raise UnsupportedFormatError(
+            f"{shown}: kind {found!r} is read from a store, which serves any number of ranks; write it once: "
+            f"scidata partition {shown} OUT --kind {found}, then open OUT"
+            + ("; or say kind='grid' (--kind grid), to take its arrays as they lie" if kind is None else "")
+        )
+    return "grid"

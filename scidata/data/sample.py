@@ -1,0 +1,111 @@
+"""What a data set hands out: the named fields of one sample, or of a batch of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from scidata.core.checks import check_mapping
+from scidata.errors import ConfigError, UnknownNameError, near_matches
+
+__all__ = ["Sample"]
+
+
+class Sample(Mapping[str, torch.Tensor]):
+    """Fields by name, with the dimensions they have.
+
+    Parameters
+    ----------
+    fields
+        A ShardTensor for each field (a plain tensor where the data set has no mesh).
+    dims
+        Names of each field's dimensions; a batch has ``"batch"`` first.
+    index
+        The sample's number in the data set; a list of them for a batch.
+    """
+
+    def __init__(
+        self, fields: Mapping[str, torch.Tensor], *, dims: Mapping[str, tuple[str, ...]], index: int | list[int] | None
+    ) -> None:
+        self._fields = dict(fields)
+        self.dims = dict(dims)
+        self.index = index
+        self._draws = (0, 0)
+        self._generator: torch.Generator | None = None
+
+    @property
+    def generator(self) -> torch.Generator:
+        """Random numbers for a transform: on the CPU, a function of seed, epoch and index of the sample alone.
+
+        So ranks that share a sample draw the same, if they draw what does not depend on their part: an angle, an
+        offset, a flip. Seed and epoch are those of the loader's sampler (:meth:`scidata.DataLoader.set_epoch`), 0
+        outside of a loader. A sample made from it, by :meth:`replace` or :meth:`to`, goes on with it.
+        """
+        if self._generator is None:
+            index = self.index if isinstance(self.index, int) else 0
+            words = [word for number in (*self._draws, index) for word in (number % 2**32, number // 2**32 % 2**32)]
+            state = np.random.SeedSequence(words).generate_state(1, np.uint64)
+            self._generator = torch.Generator().manual_seed(int(state[0] >> np.uint64(1)))
+        return self._generator
+
+    def seed_generator(self, seed: int, epoch: int) -> None:
+        """Say what :attr:`generator` is made from; for loaders."""
+        self._draws, self._generator = (seed, epoch), None
+
+    def _go_on_with(self, other: Sample) -> None:
+        if isinstance(other.index, int):
+            self._draws, self._generator = other._draws, other.generator
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        try:
+            return self._fields[name]
+        except KeyError:
+            raise UnknownNameError(f"the sample has no field {name!r}{near_matches(name, self._fields)}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def to(self, *args: Any, **kwargs: Any) -> Sample:
+        """Return a sample whose fields went through ``Tensor.to`` with these arguments."""
+        return self.replace({name: tensor.to(*args, **kwargs) for name, tensor in self.items()})
+
+    def replace(self, fields: Mapping[str, torch.Tensor]) -> Sample:
+        """Return a sample with these fields besides, or instead of, the ones it has.
+
+        For transforms: ``lambda s: s.replace({"speed": (s["u"] ** 2 + s["v"] ** 2).sqrt()})``. A new field is taken to
+        have the dimensions of an old field of the same shape.
+
+        Raises
+        ------
+        ConfigError
+            A field that is no tensor.
+        """
+        check_mapping("fields", fields, "{'speed': tensor}")
+        for name, tensor in fields.items():
+            if not isinstance(tensor, torch.Tensor):
+                raise ConfigError(f"replace: field {name!r} is a {type(tensor).__name__}, and must be a tensor")
+        merged = self._fields | dict(fields)
+        by_shape = {tuple(tensor.shape): self.dims[name] for name, tensor in self._fields.items()}
+        dims = {
+            name: self.dims[name]
+            if name in self.dims and tensor.ndim == len(self.dims[name])
+            else by_shape.get(tuple(tensor.shape), tuple(f"dim_{i}" for i in range(tensor.ndim)))
+            for name, tensor in merged.items()
+        }
+        made = Sample(merged, dims=dims, index=self.index)
+        made._go_on_with(self)
+        return made
+
+    def __repr__(self) -> str:
+        fields = ", ".join(
+            f"{name} ({', '.join(f'{d}: {n}' for d, n in zip(self.dims[name], tensor.shape, strict=True))}) "
+            f"{str(tensor.dtype).removeprefix('torch.')}"
+            for name, tensor in self.items()
+        )
+        return f"{type(self).__name__}(index={self.index}, {fields})"

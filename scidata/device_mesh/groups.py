@@ -1,0 +1,220 @@
+"""Process groups when something fails: why a collective has, how to end one that waits in vain, and the process's end.
+
+torch cannot call a gloo collective off: ``abort()`` does nothing there. But gloo breaks all connections of a group when
+a receive on it runs out of time, and whoever waits on them gets an error; so a receive of one millisecond, from another
+thread, ends what waits. NCCL's communicators are aborted, which is made for it.
+
+And the end of a process that has groups. A thread of gloo's keeps the tensors of a collective until a moment after that
+has ended. Where it lets go of one that Python has let go of before, it waits for the GIL; if the interpreter begins to
+end meanwhile, that ends the thread, and C++ then the process, with SIGABRT (seen with torch 2.13;
+``tests/faults/torch_alone.py`` shows it without scidata; pytorch/pytorch#190489). So nothing may be under way in those
+threads when the interpreter begins to end: :func:`end_well` sees to that, just before.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import datetime
+import logging
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from scidata.errors import SciDataError
+
+__all__ = ["break_groups", "end_well", "explained", "explaining", "own_groups", "set_explainer", "uncaught"]
+
+_TAGS = range(0x5C1DA7A, 0x5C1DA7A + 8)  # gloo has a context for each network interface, and takes them by the tag
+_MOMENT = datetime.timedelta(milliseconds=1)
+_BREAK_SECONDS = 1.0  # for the threads that break groups, when the process ends; they take milliseconds
+_SETTLE_SECONDS = 1.0  # for the threads of gloo to come to rest, when the process ends
+_LOOKS, _LOOK = 3, 0.002  # in a row at which they must rest, and s between two
+
+
+def break_groups() -> None:
+    """End all collectives of this process with an error, now and later: its process groups are of no more use.
+
+    Does not wait for that. Other ranks' collectives with this one end, too.
+    """
+    groups = [group for group in dist.distributed_c10d._world.pg_map if group.size() > 1]
+    for group in groups:
+        backends = dist.get_backend_config(group)
+        if "gloo" in backends:
+            threading.Thread(target=_break_gloo, args=(group,), name="scidata-break", daemon=True).start()
+    nccl = [group._get_backend(torch.device("cuda")) for group in groups if "nccl" in dist.get_backend_config(group)]
+    if nccl:
+        threading.Thread(target=_abort_nccl, args=(nccl,), name="scidata-break", daemon=True).start()
+
+
+def _break_gloo(group: Any) -> None:
+    others = [rank for rank in range(group.size()) if rank != group.rank()]
+    for tag in _TAGS:
+        for other in others:  # one that has ended fails at once, and breaks nothing; once broken, all do
+            with contextlib.suppress(RuntimeError):
+                group.recv([torch.empty(1)], other, tag).wait(_MOMENT)
+
+
+def _abort_nccl(backends: list[Any]) -> None:
+    """Abort them together: one after the other they may wait for each other (pytorch/pytorch#119797)."""
+    backends[0]._group_start()
+    for backend in backends:
+        backend.abort()
+    backends[0]._group_end()
+
+
+# -- in place of torch's word ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Process:
+    """What is true of this process, and asked for where torch, or the interpreter, calls."""
+
+    explain: Callable[[], Exception | None] | None = None
+    own_world: weakref.ref[Any] | None = None
+    registered: int = 0  # its number: a fork inherits all of this, and none of the threads
+
+
+_process = _Process()
+
+
+class _InPlace(logging.Filter):
+    """Raises the reason in place of a collective's error.
+
+    torch tells a logger of its own of each such error, inside its handler, in the thread that called.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = sys.exc_info()[1]
+        try:
+            reason = None if error is None else explained(error)
+        except SciDataError as e:  # by raise_in(), meanwhile
+            reason = e
+        if reason is not None:
+            raise reason from None
+        return True
+
+
+_in_place = _InPlace()
+
+
+def set_explainer(explain: Callable[[], Exception | None]) -> None:
+    """From now on, have the functions of ``torch.distributed`` raise what this returns, when they fail for a peer.
+
+    It is called when one has failed, and returns None where it knows of no reason. What torch does without its Python
+    functions (``Work.wait``, the end of DDP's backward) keeps torch's error; where nobody catches that, the traceback
+    that is printed is the reason's.
+    """
+    _process.explain = explain
+    logger = getattr(dist.c10d_logger, "_c10d_logger", None)
+    if logger is not None:
+        logger.addFilter(_in_place)  # once: a logger has a filter only once
+    if not isinstance(sys.excepthook, _Excepthook):
+        sys.excepthook = _Excepthook(sys.excepthook)
+
+
+class _Excepthook:
+    """Prints the traceback of the reason, where a collective has failed for one."""
+
+    def __init__(self, previous: Callable[..., object]) -> None:
+        self._previous = previous
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        reason = explained(error)
+        if reason is not None:
+            sys.last_value = error = reason.with_traceback(trace)
+            kind, error.__suppress_context__ = type(error), True
+        self._previous(kind, error, trace)
+
+
+def explained(error: BaseException) -> Exception | None:
+    """Return what to raise in place of a collective's error, if a peer is its reason."""
+    return None if _process.explain is None or not _is_of_a_collective(error) else _process.explain()
+
+
+@contextlib.contextmanager
+def explaining() -> Iterator[None]:
+    """Raise the reason in place of a collective's error, where torch's own functions do not see to that."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = explained(error)
+        if reason is None:
+            raise
+        raise reason from None
+
+
+def _is_of_a_collective(error: BaseException) -> bool:
+    words = str(error).lower()
+    of_torch = isinstance(error, RuntimeError) and not isinstance(error, SciDataError)
+    return of_torch and any(word in words for word in ("gloo", "nccl", "peer", "pair closure"))
+
+
+# -- the end of the process ------------------------------------------------------------------------------------------
+
+
+def own_groups() -> None:
+    """Say that the process group was begun here: it is destroyed when the process ends."""
+    _process.own_world = weakref.ref(dist.group.WORLD)
+    end_well()
+
+
+def end_well() -> None:
+    """Have nothing under way in the threads of process groups when the interpreter ends.
+
+    Acts after what the script has registered with ``atexit`` since. After an error that nobody has caught, collectives
+    under way are ended with an error of their own. Groups are destroyed only where scidata has begun them.
+    """
+    if _process.registered != os.getpid():
+        _process.registered = os.getpid()
+        atexit.register(_end, _process.registered)
+
+
+def uncaught() -> BaseException | None:
+    """Return the error that ends the process, once the interpreter has printed it."""
+    return getattr(sys, "last_value", None)
+
+
+def _end(process: int) -> None:
+    if os.getpid() != process:  # a fork has none of the threads
+        return
+    if uncaught() is not None and dist.is_initialized():
+        break_groups()
+    deadline = time.monotonic() + _BREAK_SECONDS
+    for thread in threading.enumerate():
+        if thread.name == "scidata-break":
+            thread.join(max(0.0, deadline - time.monotonic()))
+    _settle()  # also where the script has destroyed its groups: a mesh may hold them
+    if not dist.is_initialized():
+        return
+    configs = [str(dist.get_backend_config(group)) for group in dist.distributed_c10d._world.pg_map]
+    own = _process.own_world is not None and _process.own_world() is dist.group.WORLD
+    if own and all(part.endswith(":gloo") for config in configs for part in config.split(",")):
+        dist.destroy_process_group()  # waits for the threads; NCCL's may wait for other ranks, and torch ends it
+
+
+def _settle() -> None:
+    """Sleep, so that the threads of gloo get the GIL, until none of them has anything to do."""
+    deadline, rested = time.monotonic() + _SETTLE_SECONDS, 0
+    while rested < _LOOKS and time.monotonic() < deadline:
+        rested = 0 if _gloo_runs() else rested + 1
+        time.sleep(_LOOK)
+
+
+def _gloo_runs() -> bool:
+    """Whether a thread of gloo is at work, or would be if there were a core for it. False where that cannot be seen."""
+    with contextlib.suppress(OSError):
+        for task in os.listdir("/proc/self/task"):
+            with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/stat", encoding="utf-8") as file:
+                head, _, rest = file.read().rpartition(")")
+                if "gloo" in head and rest.split()[0] != "S":
+                    return True
+    return False

@@ -1,0 +1,166 @@
+"""What a launcher says about this process; the only reader of launcher variables in the package."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from scidata.errors import LauncherError
+
+__all__ = ["Launch", "read_launcher"]
+
+
+_FIRST_PORT, _NUM_PORTS = 10_000, 20_000  # below the ports that Linux hands out by itself (from 32768)
+_FIRST_RESERVED_STEP = 0xFFFFFFF0  # SLURM's batch, interactive and extern steps are numbered from the top
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What the launcher says about this process.
+
+    Attributes
+    ----------
+    launcher
+        ``"torchrun"``, ``"SLURM"``, ``"Open MPI"`` or ``"none"``.
+    rank, num_ranks
+        This process among all.
+    local_rank
+        Among the processes of this node, hence the index of its GPU; None where the launcher does not say.
+    address, port
+        Where rank 0 listens; None for a single process.
+    """
+
+    launcher: str
+    rank: int = 0
+    num_ranks: int = 1
+    local_rank: int | None = 0
+    address: str | None = None
+    port: int | None = None
+
+
+def read_launcher(environ: Mapping[str, str]) -> Launch:
+    """Find out from environment variables who started this process.
+
+    torchrun's variables come first, then Open MPI's, then SLURM's: inside a SLURM job, ``mpirun`` leaves the variables
+    of its own daemons visible to the ranks.
+
+    Raises
+    ------
+    LauncherError
+        A launcher's variables are there in part, or make no sense. Nothing falls back to a single process.
+    """
+    if any(name in environ for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")):
+        return _torchrun(environ)
+    if any(name.startswith("OMPI_COMM_WORLD_") for name in environ):
+        return _open_mpi(environ)
+    if any(name in environ for name in ("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_PROCID")):
+        return _slurm(environ)
+    return Launch(launcher="none")
+
+
+def _integer(environ: Mapping[str, str], name: str, launcher: str) -> int:
+    text = environ.get(name)
+    if text is None:
+        raise LauncherError(
+            f"{launcher} is half set up: {name} is missing; start the script with the launcher, or unset its variables "
+            "to run a single process"
+        )
+    try:
+        return int(text)
+    except ValueError:
+        raise LauncherError(f"{launcher}: {name}={text!r} is not an integer") from None
+
+
+def _checked(launch: Launch) -> Launch:
+    if launch.num_ranks < 1 or not 0 <= launch.rank < launch.num_ranks or (launch.local_rank or 0) < 0:
+        raise LauncherError(
+            f"{launch.launcher}: rank {launch.rank} (local {launch.local_rank}) of {launch.num_ranks} is not possible"
+        )
+    return launch
+
+
+def _rendezvous(environ: Mapping[str, str], launcher: str, num_ranks: int) -> tuple[str | None, int | None]:
+    if num_ranks == 1:
+        return None, None
+    if "MASTER_ADDR" not in environ:
+        raise LauncherError(
+            f"{launcher} started {num_ranks} ranks, but MASTER_ADDR is missing: set it to the host of rank 0, and "
+            "MASTER_PORT to a free port there"
+            + (" (mpirun -x MASTER_ADDR=... -x MASTER_PORT=...)" if launcher == "Open MPI" else "")
+        )
+    return environ["MASTER_ADDR"], _integer(environ, "MASTER_PORT", launcher)
+
+
+def _torchrun(environ: Mapping[str, str]) -> Launch:
+    num_ranks, rank = _integer(environ, "WORLD_SIZE", "torchrun"), _integer(environ, "RANK", "torchrun")
+    local_rank = _integer(environ, "LOCAL_RANK", "torchrun") if "LOCAL_RANK" in environ else None
+    address, port = _rendezvous(environ, "torchrun", num_ranks)
+    return _checked(
+        Launch(launcher="torchrun", rank=rank, num_ranks=num_ranks, local_rank=local_rank, address=address, port=port)
+    )
+
+
+def _open_mpi(environ: Mapping[str, str]) -> Launch:
+    rank, num_ranks, local_rank = (
+        _integer(environ, f"OMPI_COMM_WORLD_{name}", "Open MPI") for name in ("RANK", "SIZE", "LOCAL_RANK")
+    )
+    address, port = _rendezvous(environ, "Open MPI", num_ranks)
+    return _checked(
+        Launch(launcher="Open MPI", rank=rank, num_ranks=num_ranks, local_rank=local_rank, address=address, port=port)
+    )
+
+
+def _slurm(environ: Mapping[str, str]) -> Launch:
+    if not _started_by_srun(environ):
+        # A shell of salloc or the script of sbatch: fine for one task, a forgotten srun for several.
+        num_tasks = _integer(environ, "SLURM_NTASKS", "SLURM") if "SLURM_NTASKS" in environ else 1
+        if num_tasks == 1:
+            return Launch(launcher="none")
+        raise LauncherError(
+            f"the SLURM job has {num_tasks} tasks, but this process was not started by srun, and would be alone; "
+            "start it with srun python ..., or with torchrun; for a single process use srun -n 1"
+        )
+    sizes = [name for name in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if name in environ]
+    rank = _integer(environ, "SLURM_PROCID", "SLURM")
+    num_ranks = _integer(environ, sizes[0] if sizes else "SLURM_NTASKS", "SLURM")
+    own_gpus = "SLURM_GPUS_PER_TASK" in environ  # each task then sees its own only, numbered from 0
+    local_rank = 0 if own_gpus else _integer(environ, "SLURM_LOCALID", "SLURM")
+    address, port = _slurm_rendezvous(environ) if num_ranks > 1 else (None, None)
+    return _checked(
+        Launch(launcher="SLURM", rank=rank, num_ranks=num_ranks, local_rank=local_rank, address=address, port=port)
+    )
+
+
+def _started_by_srun(environ: Mapping[str, str]) -> bool:
+    if "SLURM_PROCID" not in environ:
+        return False
+    step = environ.get("SLURM_STEP_ID", environ.get("SLURM_STEPID"))
+    if step is None:
+        return environ.get("ENVIRONMENT") != "BATCH"  # a batch script is "task 0" too, but of no step
+    return int(step) < _FIRST_RESERVED_STEP if step.isdigit() else True
+
+
+def _slurm_rendezvous(environ: Mapping[str, str]) -> tuple[str, int]:
+    address = environ.get("MASTER_ADDR")
+    if address is None:
+        lists = ("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST")
+        nodes = next((environ[name] for name in lists if environ.get(name)), None)
+        if nodes is None:
+            raise LauncherError("SLURM is half set up: SLURM_STEP_NODELIST is missing; set MASTER_ADDR, or use srun")
+        address = _first_host(nodes)
+    if "MASTER_PORT" in environ:
+        return address, _integer(environ, "MASTER_PORT", "SLURM")
+    job_name = "SLURM_JOBID" if "SLURM_JOBID" in environ else "SLURM_JOB_ID"
+    job = _integer(environ, job_name, "SLURM")
+    step = environ.get("SLURM_STEP_ID", "")
+    # steps of one job may run side by side, and so may jobs with neighbouring numbers
+    return address, _FIRST_PORT + (job + 7919 * (int(step) if step.isdigit() else 0)) % _NUM_PORTS
+
+
+def _first_host(nodes: str) -> str:
+    """Return the first of SLURM's compressed host list: ``node[01-04,7],gpu1`` gives ``node01``."""
+    first = re.match(r"(?:[^,\[\]]|\[[^\[\]]*\])+", nodes.strip())
+    if first is None:
+        raise LauncherError(f"SLURM: {nodes!r} is not a list of hosts; set MASTER_ADDR")
+    return re.sub(r"\[([^\[\]]*)\]", lambda ranges: re.split("[-,]", ranges[1])[0], first[0])

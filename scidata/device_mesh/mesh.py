@@ -1,0 +1,165 @@
+"""``init_mesh``: from launcher to ``DeviceMesh``."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import os
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from scidata.core.checks import is_whole
+from scidata.device_mesh import groups
+from scidata.device_mesh.launch import Launch, read_launcher
+from scidata.errors import ConfigError, LauncherError
+
+__all__ = ["init_mesh"]
+
+
+def init_mesh(
+    *,
+    domain: int | Sequence[int] = 1,
+    dp: int = -1,
+    names: Sequence[str] | None = None,
+    extra: Mapping[str, int] | None = None,
+    device: str | None = None,
+    timeout: float | datetime.timedelta | None = None,
+    backend: str | None = None,
+) -> DeviceMesh:
+    """Start the process group, if there is none yet, and return a mesh of all ranks. Collective.
+
+    Ranks come from torchrun, Open MPI or SLURM; without a launcher this is a mesh of one rank, so one script runs
+    both ways. Ranks of one domain are neighbours: consecutive numbers, hence usually on one node.
+
+    Parameters
+    ----------
+    domain
+        Ranks that share one sample; a tuple for a domain of several axes. One of all sizes may be -1: inferred.
+    dp
+        Number of domains, each working on other samples.
+    names
+        Names of the dp axis and the domain axes; default ``("dp", "domain")``, for a 2-D domain ``("dp", "h", "w")``.
+    extra
+        Further axes by name, such as ``{"tp": 2}``; ranks along them hold the same part of a sample.
+    device
+        ``"cuda"`` or ``"cpu"``; default CUDA where there is a GPU.
+    timeout
+        Seconds until a collective gives up.
+    backend
+        Default nccl on CUDA, gloo on CPU.
+
+    Raises
+    ------
+    ConfigError
+        Sizes or names that make no sense.
+    LauncherError
+        The launcher's variables are incomplete, or the number of ranks does not fit the sizes.
+    """
+    sizes = _axis_sizes(domain, dp, names, extra or {})
+    if dist.is_initialized():
+        kind = _device_of_group() if device is None else _checked_device(device)
+        num_ranks, launcher = dist.get_world_size(), "the process group"
+        shape = _resolve(sizes, num_ranks, launcher)
+        groups.end_well()
+    else:
+        kind = _checked_device(device)
+        launch = read_launcher(os.environ)
+        shape = _resolve(sizes, launch.num_ranks, launch.launcher)
+        _start(launch, kind, backend, timeout)
+    return init_device_mesh(kind, shape, mesh_dim_names=tuple(sizes))
+
+
+def _axis_sizes(
+    domain: int | Sequence[int], dp: int, names: Sequence[str] | None, extra: Mapping[str, int]
+) -> dict[str, int]:
+    """Name the axes in mesh order; -1 is still in there."""
+    parts = tuple(domain) if isinstance(domain, Sequence) else (domain,)
+    if names is None:
+        if len(parts) not in (1, 2):
+            raise ConfigError(f"a domain of {len(parts)} axes needs names, e.g. names=('dp', 'd', 'h', 'w')")
+        names = ("dp", "domain") if len(parts) == 1 else ("dp", "h", "w")
+    if isinstance(names, str) or len(names) != 1 + len(parts):
+        raise ConfigError(
+            f"names={names!r}: dp and a domain of {len(parts)} axes need {1 + len(parts)} names, the dp axis first"
+        )
+    axes = [*zip(names, (dp, *parts), strict=True), *extra.items()]
+    if len({name for name, _ in axes}) < len(axes):
+        raise ConfigError(f"two axes have the same name: {', '.join(name for name, _ in axes)}")
+    for name, size in axes:
+        if not is_whole(size) or size == 0 or size < -1:
+            raise ConfigError(f"axis {name!r} has size {size!r}; sizes are integers from 1, or -1 for one inferred")
+    inferred = [name for name, size in axes if size == -1]
+    if len(inferred) > 1:
+        raise ConfigError(
+            f"only one axis can be inferred, not {' and '.join(inferred)}; give the size of {inferred[0]!r}, which is "
+            "-1 by default for dp"
+        )
+    return {name: int(size) for name, size in axes}
+
+
+def _resolve(sizes: Mapping[str, int], num_ranks: int, launcher: str) -> tuple[int, ...]:
+    known = math.prod(size for size in sizes.values() if size != -1)
+    shown = ", ".join(f"{name}={'?' if size == -1 else size}" for name, size in sizes.items())
+    source = "there is no launcher, so this is one rank" if launcher == "none" else f"{launcher} has {num_ranks} ranks"
+    if -1 in sizes.values():
+        if num_ranks % known:
+            raise LauncherError(
+                f"{source}, which is no multiple of {known} (mesh {shown}); start a multiple of {known} ranks "
+                f"(torchrun --nproc-per-node {known} ...), or choose sizes that divide {num_ranks}"
+            )
+        return tuple(num_ranks // known if size == -1 else size for size in sizes.values())
+    if num_ranks != known:
+        raise LauncherError(
+            f"{source}, but the mesh {shown} has {known}; start {known} ranks (torchrun --nproc-per-node {known} ...), "
+            "or leave one size to be inferred with -1"
+        )
+    return tuple(sizes.values())
+
+
+def _checked_device(device: str | None) -> str:
+    if device is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device not in ("cuda", "cpu"):
+        raise ConfigError(f"device must be 'cuda' or 'cpu', not {device!r}; the launcher decides which GPU a rank has")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device='cuda', but torch finds no GPU here; use device='cpu'")
+    return device
+
+
+def _device_of_group() -> str:
+    """Return where the group that is already there can communicate."""
+    return "cuda" if "nccl" in dist.get_backend_config() and torch.cuda.is_available() else "cpu"
+
+
+def _start(launch: Launch, kind: str, backend: str | None, timeout: float | datetime.timedelta | None) -> None:
+    limit = datetime.timedelta(seconds=timeout) if isinstance(timeout, int | float) else timeout
+    if kind == "cuda":
+        torch.cuda.set_device(_cuda_index(launch, torch.cuda.device_count()))
+    name = backend or ("nccl" if kind == "cuda" else "gloo")
+    if launch.num_ranks == 1:
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(name, store=store, rank=0, world_size=1, timeout=limit)  # no ports
+        groups.own_groups()
+        return
+    # torchrun's agent may keep the store itself, which env:// knows about
+    method = "env://" if launch.launcher == "torchrun" else f"tcp://{launch.address}:{launch.port}"
+    dist.init_process_group(name, method, rank=launch.rank, world_size=launch.num_ranks, timeout=limit)
+    groups.own_groups()
+
+
+def _cuda_index(launch: Launch, num_devices: int) -> int:
+    if launch.local_rank is None and num_devices > 1:
+        raise LauncherError(
+            f"{launch.launcher} is half set up: LOCAL_RANK is missing, so which of the {num_devices} GPUs is this "
+            "rank's cannot be known; set it, or show each rank one GPU with CUDA_VISIBLE_DEVICES"
+        )
+    index = launch.local_rank or 0
+    if index >= num_devices:
+        raise LauncherError(
+            f"rank {launch.rank} is process {index} of its node, but sees {num_devices} GPUs; start at most "
+            f"{num_devices} processes a node, or use device='cpu'"
+        )
+    return index

@@ -1,0 +1,268 @@
+"""How a grid is cut: crop, split and halo of every dimension. Pure arithmetic, for any rank of any world size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.bounds import (
+    chunk_bounds,
+    compose,
+    even_bounds,
+    explicit_bounds,
+    halo_widths,
+    num_rows_of,
+    rows_of,
+    segments_of_slice,
+    weighted_bounds,
+    window,
+)
+from scidata.core.checks import names_of, whole
+from scidata.core.types import IntArray, Segments
+from scidata.errors import ConfigError, UnknownNameError, near_matches
+
+__all__ = ["GridPartition", "chunk_edges", "make_partition", "per_dim", "resolve_dim", "selected_rows"]
+
+T = TypeVar("T")
+HaloWidth = int | tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridPartition:
+    """The cut of a grid: global, the same on every rank.
+
+    Attributes
+    ----------
+    selected
+        For each dimension, the rows that crop and stride leave, as segments of the source's rows.
+    sizes
+        Number of selected rows of each dimension.
+    axis_of_dim
+        Mesh axis over which each sharded dimension is split.
+    axis_sizes
+        Number of ranks along each mesh axis that shards a dimension.
+    bounds
+        ``(parts + 1,)`` int64 of each dimension, in selected rows; ``[0, size]`` where it is not sharded.
+    halo
+        ``(below, above)`` widths asked for, of each dimension that has a halo.
+    periodic
+        Dimensions that wrap.
+    """
+
+    selected: Mapping[str, Segments]
+    sizes: Mapping[str, int]
+    axis_of_dim: Mapping[str, str]
+    axis_sizes: Mapping[str, int]
+    bounds: Mapping[str, IntArray]
+    halo: Mapping[str, tuple[int, int]]
+    periodic: frozenset[str]
+
+    @property
+    def num_parts(self) -> int:
+        """Number of ranks that share one sample."""
+        return math.prod(self.axis_sizes.values())
+
+    def coordinate(self, part: int) -> dict[str, int]:
+        """Return the position along each sharding axis of the ``part``-th rank, the last axis varying fastest."""
+        if not 0 <= part < self.num_parts:
+            raise ConfigError(f"rank {part} is out of range: the domain has {self.num_parts} ranks")
+        index = np.unravel_index(part, tuple(self.axis_sizes.values()))
+        return {axis: int(i) for axis, i in zip(self.axis_sizes, index, strict=True)}
+
+    def _part(self, dim: str, coordinate: Mapping[str, int]) -> int:
+        return coordinate[self.axis_of_dim[dim]] if dim in self.axis_of_dim else 0
+
+    def owned_rows(self, dim: str, coordinate: Mapping[str, int]) -> tuple[int, int]:
+        """Return ``(start, stop)`` of the owned rows, in selected rows."""
+        part = self._part(dim, coordinate)
+        return int(self.bounds[dim][part]), int(self.bounds[dim][part + 1])
+
+    def halo_rows(self, dim: str, coordinate: Mapping[str, int]) -> tuple[int, int]:
+        """Return the rows below and above that the rank really holds: clipped at a non-periodic edge."""
+        lo, hi = self.halo.get(dim, (0, 0))
+        return halo_widths(self.bounds[dim], self._part(dim, coordinate), lo=lo, hi=hi, periodic=dim in self.periodic)
+
+    def local_size(self, dim: str, coordinate: Mapping[str, int]) -> int:
+        """Return the number of rows with halo."""
+        start, stop = self.owned_rows(dim, coordinate)
+        return stop - start + sum(self.halo_rows(dim, coordinate))
+
+    def segments(self, dim: str, coordinate: Mapping[str, int]) -> Segments:
+        """Return the rank's rows with halo, as segments of the source's rows."""
+        lo, hi = self.halo.get(dim, (0, 0))
+        rows = window(self.bounds[dim], self._part(dim, coordinate), lo=lo, hi=hi, periodic=dim in self.periodic)
+        return compose(self.selected[dim], rows)
+
+
+def per_dim(value: Any, dims: Sequence[str], known: Sequence[str], what: str) -> dict[str, Any]:
+    """Spread an argument that is either one value for ``dims`` or a mapping by dimension.
+
+    Raises
+    ------
+    UnknownNameError
+        The mapping names a dimension that is not in ``known``.
+    """
+    if not isinstance(value, Mapping):
+        return dict.fromkeys(dims, value)
+    spread = {}
+    for name, item in value.items():
+        spread[resolve_dim(name, known, what)] = item
+    return spread
+
+
+def resolve_dim(name: str | int, known: Sequence[str], what: str) -> str:
+    """Return the dimension that a name or an integer position means."""
+    if isinstance(name, int | np.integer) and not isinstance(name, bool) and -len(known) <= name < len(known):
+        return known[name]
+    if name not in known:
+        raise UnknownNameError(f"{what} names dimension {name!r}, which no field has{near_matches(str(name), known)}")
+    return str(name)
+
+
+def _halo_pair(dim: str, width: Any) -> tuple[int, int]:
+    pair = tuple(width) if isinstance(width, tuple | list) else (width, width)
+    if len(pair) != 2 or not all(isinstance(w, int | np.integer) for w in pair):
+        raise ConfigError(f"halo of {dim!r} must be a width or (below, above), not {width!r}")
+    if min(pair) < 0:
+        raise ConfigError(f"halo of {dim!r} must not be negative: {pair}")
+    return int(pair[0]), int(pair[1])
+
+
+def chunk_edges(selected: Segments, chunk: int) -> IntArray:
+    """Return the selected rows at which another chunk of the source begins."""
+    return np.flatnonzero(np.diff(rows_of(selected) // chunk)).astype(np.int64) + 1
+
+
+def selected_rows(crop: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Segments]:
+    """Return what a crop leaves of each dimension.
+
+    Raises
+    ------
+    ConfigError
+        It is no crop, or leaves no rows of a dimension.
+    """
+    selected = {}
+    for dim, size in sizes.items():
+        rows = crop.get(dim, slice(None))
+        selected[dim] = _named(f"isel of {dim!r}", lambda: segments_of_slice(rows, size))  # noqa: B023 - called at once
+        if dim in crop and not selected[dim]:
+            raise ConfigError(f"isel leaves no rows of {dim!r}, which has {size}")
+    return selected
+
+
+def make_partition(
+    sizes: Mapping[str, int],
+    *,
+    axis_sizes: Mapping[str, int],
+    shard: Mapping[str, str],
+    isel: Mapping[str, Any] | None = None,
+    bounds: Any = "even",
+    weights: npt.ArrayLike | Mapping[str, npt.ArrayLike] | None = None,
+    align: int | Mapping[str, int] = 1,
+    halo: int | Mapping[str, HaloWidth] = 0,
+    periodic: str | Sequence[str] = (),
+    chunks: Mapping[str, int] | None = None,
+) -> GridPartition:
+    """Cut a grid.
+
+    Parameters
+    ----------
+    sizes
+        Rows of each dimension of the source, before any crop.
+    axis_sizes
+        Ranks along each mesh axis that ``shard`` names.
+    shard
+        ``{dim: mesh axis}``; each axis once.
+    isel
+        Global crop, stride, index or list of indices of a dimension; applied before the split.
+    bounds
+        ``"even"``, ``"chunk"`` or explicit bounds; or ``{dim: one of these}``.
+    weights
+        Cost of each selected row of the sharded dimension (or ``{dim: costs}``); replaces ``bounds="even"``.
+    align, halo, periodic
+        As in :func:`scidata.open_dataset`.
+    chunks
+        Largest chunk of the fields along each dimension, for ``bounds="chunk"``.
+
+    Raises
+    ------
+    ConfigError, UnknownNameError
+        An argument does not fit the grid. Needs no I/O, so it is the same on every rank.
+    """
+    known = list(sizes)
+    crop = per_dim(isel or {}, known, known, "isel")
+    selected = selected_rows(crop, sizes)
+    lengths = {dim: num_rows_of(selected[dim]) for dim in known}
+
+    shard = {resolve_dim(dim, known, "shard"): axis for dim, axis in shard.items()}
+    if len(set(shard.values())) != len(shard):
+        raise ConfigError(f"shard splits two dimensions over one mesh axis: {dict(shard)}; give each its own axis")
+    for dim in shard:
+        if isinstance(crop.get(dim), int | np.integer):
+            raise ConfigError(f"isel takes a single row of {dim!r}, so it cannot be sharded")
+
+    sharded = list(shard)
+    kinds = per_dim(bounds, sharded, known, "bounds")
+    aligns = per_dim(align, sharded, known, "align")
+    costs = per_dim(weights, sharded, known, "weights") if weights is not None else {}
+    if weights is not None and not isinstance(weights, Mapping) and len(sharded) > 1:
+        raise ConfigError("weights need a mapping {dim: costs} on a 2-D domain")
+    for what, given in (("bounds", kinds), ("weights", costs)):
+        stray = [dim for dim in given if dim not in shard]
+        if stray:
+            raise ConfigError(f"{what} names {stray[0]!r}, which is not sharded: shard is {dict(shard)}")
+
+    cuts: dict[str, IntArray] = {dim: np.array([0, lengths[dim]], np.int64) for dim in known}
+    for dim, axis in shard.items():
+        num_parts, rows, unit = axis_sizes[axis], lengths[dim], whole("align", aligns.get(dim, 1), least=1)
+        kind, where = kinds.get(dim, "even"), f"dimension {dim!r}"
+        if costs.get(dim) is not None:
+            if len(np.asarray(costs[dim])) != rows:
+                raise ConfigError(
+                    f"weights of {dim!r} have {len(np.asarray(costs[dim]))} values for {rows} selected rows"
+                )
+            cut = weighted_bounds(costs[dim], num_parts, align=unit)
+        elif isinstance(kind, str) and kind == "even":
+            cut = _named(where, lambda: even_bounds(rows, num_parts, align=unit))  # noqa: B023 - called at once
+        elif isinstance(kind, str) and kind == "chunk":
+            edges = chunk_edges(selected[dim], (chunks or {}).get(dim, 1))
+            cut = _named(where, lambda: chunk_bounds(rows, num_parts, edges=edges, align=unit))  # noqa: B023
+        elif isinstance(kind, str):
+            raise ConfigError(f"bounds must be 'even', 'chunk' or a list, not {kind!r}{near_matches(kind, _KINDS)}")
+        else:
+            cut = _named(where, lambda: explicit_bounds(kind, rows, num_parts))  # noqa: B023
+        cuts[dim] = cut
+
+    widths = per_dim(halo, sharded, known, "halo")
+    pairs = {dim: _halo_pair(dim, width) for dim, width in widths.items()}
+    names = names_of("periodic", periodic)
+    return GridPartition(
+        selected=selected,
+        sizes=lengths,
+        axis_of_dim=shard,
+        axis_sizes={axis: int(axis_sizes[axis]) for axis in _in_mesh_order(axis_sizes, shard)},
+        bounds=cuts,
+        halo={dim: pair for dim, pair in pairs.items() if pair != (0, 0)},
+        periodic=frozenset(resolve_dim(name, known, "periodic") for name in names),
+    )
+
+
+_KINDS = ("even", "chunk")
+
+
+def _in_mesh_order(axis_sizes: Mapping[str, int], shard: Mapping[str, str]) -> list[str]:
+    used = set(shard.values())
+    return [axis for axis in axis_sizes if axis in used]
+
+
+def _named(where: str, function: Callable[[], T]) -> T:
+    """Call it, and put what it is about before its complaint."""
+    try:
+        return function()
+    except ConfigError as e:
+        raise ConfigError(f"{where}: {e}") from None

@@ -1,0 +1,455 @@
+"""Reads any rank's part of any sample of a gridded data set: sources, cut and plans put together.
+
+No torch and no communication. A rank is named by its position along the mesh axes, so one process can plan, or read,
+what any rank of any world size would.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.bounds import num_rows_of, rows_of, segments_of_slice
+from scidata.core.checks import offsets
+from scidata.core.types import ArrayLayout, BufferSpec, Decoding, Segment, Segments, Selection, Source
+from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
+from scidata.grids.choices import (
+    agreeing_fields,
+    all_dims_of,
+    choose_sample_dim,
+    chosen_fields,
+    default_shard,
+    dim_roles,
+    largest_chunks,
+    sizes_of,
+)
+from scidata.grids.partition import GridPartition, make_partition, per_dim, resolve_dim, selected_rows
+from scidata.grids.series import Series
+from scidata.plan import ArrayPlan, KeptPlans, PlanFamily, ReadPlan
+from scidata.read import Job, ReadStats, read_plans
+from scidata.read.threads import ReaderThreads
+from scidata.read.whole import array_of, read_array
+from scidata.sources import open_source
+from scidata.sources.bytes.files import Url
+from scidata.sources.bytes.remote import run_each
+from scidata.sources.cf import decoding_of
+from scidata.sources.paths import expand_paths
+
+__all__ = ["GridReader"]
+
+_THREADS = 4  # decoding threads a process by default: several ranks usually share a machine
+
+
+#: By field, and of each field by file: the file's position, and what is read of it.
+_Plans: TypeAlias = dict[str, list[tuple[int, ArrayPlan]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Field:
+    """What reading one field needs beyond its layout."""
+
+    dims: tuple[str, ...]  # of one sample, as the user sees them
+    source_dims: tuple[str, ...]
+    dtype: np.dtype[Any]
+    decodings: tuple[Decoding | None, ...]  # one per file: packing differs from file to file
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """One rank's part of a sample: rows with halo of every dimension, and how many they are."""
+
+    position: tuple[int, ...]  # along the sharding axes
+    segments: Mapping[str, Segments]
+    sizes: Mapping[str, int]
+    families: Mapping[str, PlanFamily]  # of each field
+    plans: KeptPlans[_Plans]  # of samples that were read
+
+
+class GridReader:
+    """A gridded data set, cut for a domain.
+
+    Parameters
+    ----------
+    path, fields, sample_dim, steps, shard, isel, bounds, weights, align, halo, periodic, decode, allow_missing
+        As in :func:`scidata.open_dataset`.
+    axis_sizes
+        Ranks along each domain axis, in mesh order: ``{"domain": 4}``, ``{"h": 2, "w": 2}``, or ``{}`` for one rank.
+    dtype
+        NumPy dtype of decoded floating fields; None keeps what CF says.
+    num_threads
+        Threads that fetch and decode chunks side by side.
+
+    Raises
+    ------
+    SciDataError
+        Whatever metadata alone shows to be wrong; the same on every rank.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        axis_sizes: Mapping[str, int] | None = None,
+        fields: Sequence[str] | str | None = None,
+        sample_dim: str | int | None = None,
+        steps: Sequence[int] = (0,),
+        shard: Mapping[str | int, str] | None = None,
+        isel: Mapping[str, Any] | None = None,
+        bounds: Any = "even",
+        weights: Any = None,
+        align: Any = 1,
+        halo: Any = 0,
+        periodic: str | Sequence[str] = (),
+        decode: bool = True,
+        dtype: npt.DTypeLike | None = None,
+        allow_missing: bool = False,
+        allow_external: bool = False,
+        num_threads: int = _THREADS,
+    ) -> None:
+        self.paths = expand_paths(path)
+        first = open_source(self.paths[0], allow_external=allow_external)
+        axes = dict(axis_sizes or {})
+        names = chosen_fields(first, fields)
+        reference = max((array_of(first, name) for name in names), key=lambda layout: layout.nbytes)
+        all_dims = all_dims_of(first, names, reference)
+        split = [resolve_dim(d, all_dims, "shard") for d in shard] if shard is not None else None
+        self.sample_dim = choose_sample_dim(reference, split, sample_dim, all_dims, dim_roles(first, reference.dims))
+        if fields is None:
+            names = agreeing_fields(first, names, reference)
+        self.fields = tuple(names)
+        self._series = Series(self.paths, self.fields, self.sample_dim, first=first, allow_external=allow_external)
+        layouts = {name: self._series.combined(name) for name in self.fields}
+        sizes = sizes_of(layouts.values())
+        if shard is None:
+            spatial = [d for d in sizes if d in reference.dims and d != self.sample_dim]
+            rows = selected_rows(per_dim(isel or {}, list(sizes), list(sizes), "isel"), sizes)
+            lengths = {dim: num_rows_of(rows[dim]) for dim in spatial}
+            split_axes = default_shard(lengths, dim_roles(first, reference.dims), axes, self.sample_dim)
+        else:
+            split_axes = {resolve_dim(d, list(sizes), "shard"): axis for d, axis in shard.items()}
+            for dim, axis in split_axes.items():
+                if axis not in axes:
+                    raise UnknownNameError(f"shard splits {dim!r} over mesh axis {axis!r}{near_matches(axis, axes)}")
+        if self.sample_dim in split_axes:
+            raise ConfigError(f"{self.sample_dim!r} is the sample dimension and cannot be sharded as well")
+        self._decode, self._dtype = decode, None if dtype is None else np.dtype(dtype)
+        self._allow_missing = allow_missing
+        self._threads = ReaderThreads(num_threads)
+        self._sources = {source.path: source for source in self._series.sources}
+        self.steps = _checked_steps(steps, self.sample_dim)
+        self._isel = dict(isel or {})
+        if isinstance(weights, str):
+            weights = self._row_weights(weights, split_axes, self._isel)
+        self.partition: GridPartition = make_partition(
+            sizes,
+            axis_sizes=axes,
+            shard=split_axes,
+            isel=self._isel,
+            bounds=bounds,
+            weights=weights,
+            align=align,
+            halo=halo,
+            periodic=periodic,
+            chunks=largest_chunks(layouts.values()),
+        )
+        if self.sample_dim in self.partition.halo:
+            raise ConfigError(f"{self.sample_dim!r} is the sample dimension and cannot have a halo; use steps")
+        if not self.num_samples:
+            raise ConfigError(
+                f"{self.paths[0]}: steps {','.join(map(str, self.steps))} reach over more rows than the "
+                f"{self.partition.sizes[str(self.sample_dim)]} of {self.sample_dim!r}: there would be no sample"
+            )
+        self._last_part: _Part | None = None
+        self._dropped = {d for d, crop in self._crop().items() if isinstance(crop, int | np.integer)}
+        self._fields = {name: self._field(name) for name in self.fields}
+
+    # -- what there is -------------------------------------------------------------------------------------------
+
+    def _crop(self) -> dict[str, Any]:
+        known = list(self.partition.sizes)
+        return per_dim(self._isel, known, known, "isel")
+
+    @functools.cached_property
+    def num_samples(self) -> int:
+        """Number of samples for which every step exists."""
+        if self.sample_dim is None:
+            return 1
+        return max(0, self.partition.sizes[self.sample_dim] - self._first_sample - max(0, *self.steps))
+
+    @property
+    def _first_sample(self) -> int:
+        """Selected row of sample 0: a negative step needs rows before it."""
+        return -min(0, *self.steps)
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The opened stores, in order."""
+        return self._series.sources
+
+    def layout(self, name: str) -> ArrayLayout:
+        """Return a field's layout in the first file."""
+        return self._series.layout(self._known(name))
+
+    def dims(self, name: str) -> tuple[str, ...]:
+        """Return the dimensions of a field of one sample; several steps keep the sample dimension."""
+        return self._fields[self._known(name)].dims
+
+    def global_shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a field of one whole sample."""
+        return tuple(self._num_rows(dim) for dim in self.dims(name))
+
+    def coordinate(self, dim: str) -> npt.NDArray[Any] | None:
+        """Return the selected values along a dimension, or None where it has no coordinate variable."""
+        dim = resolve_dim(dim, list(self.partition.sizes), "coordinate")
+        values = self._series.coordinate(dim)
+        if values is None:
+            return None
+        return values[rows_of(self.partition.selected[dim])]
+
+    def fingerprint(self) -> str:
+        """Return a digest of what decides the samples: fields, shapes, dtypes, crop, steps, and the sample coordinate.
+
+        Not where they lie, so that data may move; nor their values, which would have to be read.
+        """
+        values = None if self.sample_dim is None else self.coordinate(self.sample_dim)
+        content = {
+            "fields": {n: [self.global_shape(n), str(self._fields[n].dtype)] for n in self.fields},
+            "samples": self.num_samples,
+            "steps": self.steps,
+            "coordinate": None if values is None else hashlib.sha256(str(values.tolist()).encode()).hexdigest(),
+            "selected": {
+                d: [(s.start, s.count, s.step) for s in segments] for d, segments in self.partition.selected.items()
+            },
+        }
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+    def buffer_specs(self, coordinate: Mapping[str, int]) -> dict[str, BufferSpec]:
+        """Return shape and dtype of each field's local part with halo, for the rank at ``coordinate``."""
+        return {
+            name: BufferSpec(
+                shape=tuple(
+                    self._num_rows(d) if d == self.sample_dim else self.partition.local_size(d, coordinate)
+                    for d in field.dims
+                ),
+                dtype=field.dtype,
+            )
+            for name, field in self._fields.items()
+        }
+
+    def _num_rows(self, dim: str) -> int:
+        return len(self.steps) if dim == self.sample_dim else self.partition.sizes[dim]
+
+    def _known(self, name: str) -> str:
+        if name not in self._fields and name not in self.fields:
+            raise UnknownNameError(f"{self.paths[0]}: no field {name!r}{near_matches(name, self.fields)}")
+        return name
+
+    def _field(self, name: str) -> _Field:
+        layout = self._series.combined(name)
+        decodings = tuple(
+            decoding_of(here, self._dtype) if self._decode else None
+            for here in (self._series.layout(name, int(row)) for row in self._first_rows())
+        )
+        dtypes = {d.dtype if d is not None else layout.dtype.newbyteorder("=") for d in decodings}
+        if len(dtypes) > 1:
+            raise FieldMismatchError(
+                f"{self.paths[0]}: field {name!r} decodes to {sorted(map(str, dtypes))} in different files; "
+                "ask for one with dtype"
+            )
+        several = len(self.steps) > 1
+        dims = tuple(d for d in layout.dims if d not in self._dropped and (several or d != self.sample_dim))
+        return _Field(dims=dims, source_dims=layout.dims, dtype=dtypes.pop(), decodings=decodings)
+
+    def _first_rows(self) -> npt.NDArray[np.int64]:
+        return self._series.row_bounds[:-1]
+
+    def _row_weights(
+        self, name: str, split: Mapping[str, str], isel: Mapping[str, Any]
+    ) -> dict[str, npt.NDArray[np.float64]]:
+        """Sum a field over every dimension but the sharded one: the cost of each row."""
+        source = self._series.sources[0]
+        layout = array_of(source, name)
+        if len(split) != 1:
+            raise ConfigError("weights named by a field need a 1-D domain; give {dim: costs} instead")
+        (dim,) = split
+        if dim not in layout.dims:
+            raise ConfigError(f"weights: field {name!r} has dims {layout.dims}, not {dim!r}")
+        values = read_array(source, layout, decoding=decoding_of(layout, np.dtype("f8")))
+        others = tuple(i for i, d in enumerate(layout.dims) if d != dim)
+        cost: npt.NDArray[np.float64] = np.atleast_1d(np.nansum(values, axis=others, dtype=np.float64))
+        known = list(layout.dims)
+        crop = {d: c for d, c in isel.items() if d in known}
+        return {dim: cost[rows_of(segments_of_slice(crop.get(dim, slice(None)), len(cost)))]}
+
+    # -- planning ------------------------------------------------------------------------------------------------
+
+    def _part(self, coordinate: Mapping[str, int]) -> _Part:
+        """Return the part of the rank at ``coordinate``; the last one asked for is kept, since a rank has one."""
+        position = tuple(coordinate[axis] for axis in self.partition.axis_sizes)
+        part = self._last_part
+        if part is None or part.position != position:
+            dims = [d for d in self.partition.sizes if d != self.sample_dim]
+            sizes = {d: self.partition.local_size(d, coordinate) for d in dims}
+            part = self._last_part = _Part(
+                position=position,
+                segments={d: self.partition.segments(d, coordinate) for d in dims},
+                sizes=sizes,
+                families={name: self._family(field, sizes) for name, field in self._fields.items()},
+                plans=KeptPlans(),
+            )
+        return part
+
+    def _family(self, field: _Field, sizes: Mapping[str, int]) -> PlanFamily:
+        dims = field.source_dims
+        shape = tuple(len(self.steps) if d == self.sample_dim else sizes[d] for d in dims)
+        return PlanFamily(dims.index(self.sample_dim) if self.sample_dim in dims else None, shape)
+
+    def _rows_of(self, index: int) -> list[int]:
+        """Return the source rows along the sample dimension of one sample, a row per step."""
+        if not -self.num_samples <= index < self.num_samples:
+            raise IndexError(
+                f"{self.paths[0]}: sample {index} is out of range: there are {self.num_samples} samples"
+                + (f" with steps {self.steps}" if self.steps != (0,) else "")
+            )
+        if self.sample_dim is None:
+            return [0]
+        first = index % self.num_samples + self._first_sample
+        selected = self.partition.selected[self.sample_dim]
+        rows = []
+        for step in self.steps:
+            row = first + step
+            segment = selected[bisect.bisect_right(selected, row, key=lambda s: s.offset) - 1]
+            rows.append(segment.start + segment.step * (row - segment.offset))
+        return rows
+
+    def selections(
+        self, name: str, index: int, coordinate: Mapping[str, int]
+    ) -> list[tuple[int, ArrayLayout, Selection]]:
+        """Return what is read of a field: for each file involved its position, layout and selection."""
+        return self._selections(self._fields[name], name, self._files_of(index), self._part(coordinate))
+
+    def _files_of(self, index: int) -> list[tuple[int, tuple[Segment, ...]]]:
+        """Return the files that a sample lies in, and its rows in each along the sample dimension."""
+        rows = self._rows_of(index)
+        if len(rows) == 1:
+            i, first = self._series.place_of(rows[0])
+            return [(i, (Segment(start=rows[0] - first, count=1),))]
+        by_file: dict[int, list[Segment]] = {}
+        for offset, row in enumerate(rows):
+            i, first = self._series.place_of(row)
+            by_file.setdefault(i, []).append(Segment(start=row - first, count=1, offset=offset))
+        return [(i, _joined(segments)) for i, segments in by_file.items()]
+
+    def _selections(
+        self, field: _Field, name: str, files: Sequence[tuple[int, tuple[Segment, ...]]], part: _Part
+    ) -> list[tuple[int, ArrayLayout, Selection]]:
+        space, dim = part.segments, self.sample_dim
+        if dim not in field.source_dims:
+            return [(0, self._series.layout_in(0, name), tuple([space[d] for d in field.source_dims]))]
+        return [
+            (
+                i,
+                self._series.layout_in(i, name),
+                tuple([rows if d == dim else space[d] for d in field.source_dims]),
+            )
+            for i, rows in files
+        ]
+
+    def _plan_fields(self, index: int, coordinate: Mapping[str, int]) -> _Plans:
+        """Plan all fields, or find their plans of an earlier epoch."""
+        part = self._part(coordinate)
+        plans = part.plans.get(index)
+        if plans is None:
+            plans = self._new_plans(index, part)
+            part.plans.keep(index, plans, sum(p.num_bytes for each in plans.values() for _, p in each))
+        return plans
+
+    def _new_plans(self, index: int, part: _Part) -> _Plans:
+        """Plan all fields: where they lie behind URLs side by side, because finding their chunks takes round trips."""
+        places, sources = self._files_of(index), self._series.sources
+
+        def plan(name: str) -> list[tuple[int, ArrayPlan]]:
+            family = part.families[name]
+            return [
+                (i, family.plan(layout, selection, sources[i].locate))
+                for i, layout, selection in self._selections(self._fields[name], name, places, part)
+            ]
+
+        if isinstance(self.paths[0], Url):
+            return dict(zip(self.fields, run_each([functools.partial(plan, n) for n in self.fields]), strict=True))
+        return {name: plan(name) for name in self.fields}
+
+    def plan(self, index: int, rank: int = 0) -> ReadPlan:
+        """Plan one sample for the ``rank``-th rank of the domain (see :meth:`GridPartition.coordinate`).
+
+        Raises
+        ------
+        IndexError, ConfigError
+            Sample or rank out of range.
+        """
+        planned = self._plan_fields(index, self.partition.coordinate(rank))
+        fields = {name: tuple(plan for _, plan in plans) for name, plans in planned.items()}
+        return ReadPlan(index=index, rank=rank, fields=fields)
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def read_into(self, index: int, out: Mapping[str, npt.NDArray[Any]], coordinate: Mapping[str, int]) -> ReadStats:
+        """Read one rank's part of a sample into buffers shaped as :meth:`buffer_specs` says. Thread-safe."""
+        jobs = []
+        for name, plans in self._plan_fields(index, coordinate).items():
+            field = self._fields[name]
+            values = out[name]
+            lead = values if values.ndim == len(field.source_dims) else self._with_dropped(field, values)
+            jobs += [
+                Job(
+                    plan=plan,
+                    out=lead,
+                    source=self._series.sources[i],
+                    decoding=field.decodings[i],
+                    allow_missing=self._allow_missing,
+                )
+                for i, plan in plans
+            ]
+        return read_plans(jobs, executor=self._threads.executor())
+
+    def _with_dropped(self, field: _Field, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Put back the dimensions that the sample dropped, with one row each."""
+        kept = iter(values.shape)
+        return values.reshape([next(kept) if d in field.dims else 1 for d in field.source_dims])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_last_part": None}
+
+    def close(self) -> None:
+        """End the threads and close the files; the next read starts them again."""
+        self._threads.close()
+        self._series.close()
+        self._last_part = None
+
+
+def _checked_steps(steps: Sequence[int], sample_dim: str | None) -> tuple[int, ...]:
+    checked = offsets(steps)
+    if sample_dim is None and checked != (0,):
+        raise ConfigError(f"steps={checked} need a sample dimension; name it with sample_dim")
+    return checked
+
+
+def _joined(segments: Sequence[Segment]) -> tuple[Segment, ...]:
+    """Merge single rows that follow each other in the source and in the destination."""
+    joined: list[Segment] = []
+    for segment in segments:
+        last = joined[-1] if joined else None
+        if last and segment.start == last.start + last.count and segment.offset == last.offset + last.count:
+            joined[-1] = Segment(start=last.start, count=last.count + 1, offset=last.offset)
+        else:
+            joined.append(segment)
+    return tuple(joined)

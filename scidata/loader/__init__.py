@@ -1,0 +1,1 @@
+"""``DataLoader``: sampling, reading ahead, worker processes, and the other ranks under watch."""

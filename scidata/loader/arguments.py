@@ -1,0 +1,147 @@
+"""What a :class:`scidata.DataLoader` accepts: checks of its arguments, and the sampler it makes by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.utils.data
+from torch.utils.data import IterableDataset
+
+from scidata.core.checks import check_function, whole
+from scidata.data.order import MAX_DRAWN
+from scidata.device_mesh import axis_rank, axis_size
+from scidata.errors import ConfigError, near_matches
+from scidata.loader.sampler import DistributedSampler
+
+__all__ = [
+    "as_device",
+    "check_dataset",
+    "check_given",
+    "check_sampler",
+    "default_sampler",
+    "has_buffers",
+    "needs_agreement",
+    "optional",
+    "refuse",
+]
+
+
+def has_buffers(dataset: Any) -> bool:
+    """Whether all samples have the same sizes, known beforehand."""
+    return hasattr(dataset, "buffer_specs")
+
+
+def check_dataset(dataset: Any) -> None:
+    """Refuse what has no parts to read."""
+    methods = ("read_into",) if has_buffers(dataset) else ("read_local",)
+    missing = [name for name in (*methods, "assemble", "__len__") if not hasattr(dataset, name)]
+    if missing or isinstance(dataset, IterableDataset):
+        raise ConfigError(
+            f"scidata.DataLoader reads parts of samples, which {type(dataset).__name__} cannot do (it has no "
+            f"{', '.join(missing) or 'length'}); make it with scidata.open_dataset, or use torch.utils.data.DataLoader"
+        )
+
+
+def optional(name: str, value: Any) -> int | None:
+    """Return an integer, or None where none is given."""
+    return None if value is None else whole(name, value)
+
+
+def check_given(sampler: Any, batch_sampler: Any, timeout: Any, functions: Mapping[str, Any]) -> None:
+    """Refuse arguments of types that torch would fail on later, in another place."""
+    for name, given in {"sampler": sampler, "batch_sampler": batch_sampler}.items():
+        if given is not None and not hasattr(given, "__iter__"):
+            raise ConfigError(f"{name}={given!r}: expected something to iterate over, which gives indices of samples")
+    if not isinstance(timeout, int | float) or isinstance(timeout, bool):
+        raise ConfigError(f"timeout={timeout!r}: expected seconds, 0 for ever")
+    for name, function in functions.items():
+        check_function(name, function)
+
+
+def as_device(device: Any) -> torch.device:
+    """Return a device; torch's own error lists twenty that no loader copies to."""
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as e:
+        raise ConfigError(f"device={device!r}: the loader copies to 'cuda' or 'cuda:1', or leaves data on 'cpu'") from e
+
+
+def needs_agreement(dataset: Any) -> bool:
+    """Whether ranks would go different ways, or all the same way over dp, with torch's own samplers; or no mix.
+
+    On a mesh always: what rebuilds loaders (Lightning) replaces samplers that deal nothing to ranks. And of more
+    samples than torch's ``RandomSampler`` could list in memory.
+    """
+    return dataset.mesh is not None or getattr(dataset, "mixture", None) is not None or len(dataset) > MAX_DRAWN
+
+
+def default_sampler(
+    dataset: Any, *, shuffle: bool, drop_last: bool, generator: torch.Generator | None
+) -> DistributedSampler:
+    """Return the sampler of a loader that was given none, where ranks must agree.
+
+    It drops what does not fill a step of all ranks, with ``drop_last``, so that every rank has as many batches.
+    """
+    if generator is not None and (shuffle or getattr(dataset, "mixture", None) is not None):
+        raise ConfigError(
+            "generator: ranks must agree on the order, which a generator of each rank's own does not ensure; "
+            "pass sampler=DistributedSampler(dataset, mesh, seed=...)"
+        )
+    check = shuffle or axis_size(dataset.mesh, dataset.dp_axis) > 1
+    return DistributedSampler(
+        dataset, dataset.mesh, dp=dataset.dp_axis, shuffle=shuffle, drop_last=drop_last, check=check
+    )
+
+
+def check_sampler(sampler: Any, dataset: Any) -> None:
+    """Refuse torch's own ``DistributedSampler`` where it deals to other ranks than the mesh has along dp."""
+    if dataset.mesh is None or not isinstance(sampler, torch.utils.data.DistributedSampler):
+        return
+    own = axis_rank(dataset.mesh, dataset.dp_axis), axis_size(dataset.mesh, dataset.dp_axis)
+    if (sampler.rank, sampler.num_replicas) != own:
+        raise ConfigError(
+            f"{type(sampler).__name__} deals samples to rank {sampler.rank} of {sampler.num_replicas}, but this is dp "
+            f"rank {own[0]} of {own[1]}, and the ranks of a domain share their samples; leave sampler out, or pass "
+            "scidata.DistributedSampler(dataset, mesh) (in Lightning: Trainer(use_distributed_sampler=False))"
+        )
+
+
+def refuse(loader: Any, dataset: Any) -> None:
+    """Refuse arguments that cannot be honoured."""
+    if loader.workers not in ("thread", "process"):
+        hint = near_matches(str(loader.workers), ("thread", "process"), listed=False)
+        raise ConfigError(f"workers must be 'thread' or 'process', not {loader.workers!r}{hint}")
+    threads, context = loader.workers == "thread", loader.multiprocessing_context
+    remedy = "there are no worker processes; leave it out, or pass workers='process'"
+    refused = {
+        "worker_init_fn": (threads and loader.worker_init_fn is not None, remedy),
+        "multiprocessing_context": (threads and context is not None, remedy),
+        "persistent_workers": (threads and loader.persistent_workers, remedy),
+        "timeout": (loader.timeout > 0 and not loader.num_workers, "num_workers=0 has none; leave it out"),
+        "in_order": (not loader.in_order, "ranks of a domain would disagree on the sample; leave it out"),
+        "pin_memory_device": (loader.pin_memory_device != "", "pass device= instead"),
+        "pin_memory": (
+            loader.pin_memory and not has_buffers(dataset) and str(loader.device) in ("None", "cpu"),
+            "samples differ in size, and are pinned only on their way to device='cuda'; pass it, or leave it out",
+        ),
+    }
+    for name, (given, remedy) in refused.items():
+        if given:
+            raise ConfigError(f"{name}: reading is done by threads of this process: {remedy}")
+    if context is not None and context.get_start_method() == "fork":
+        raise ConfigError(
+            "multiprocessing_context: a fork copies locks that threads hold; pass 'spawn' or 'forkserver'"
+        )
+    if loader.max_prefetch_bytes is not None and (loader.max_prefetch_bytes <= 0 or not loader.num_workers):
+        raise ConfigError(
+            f"max_prefetch_bytes={loader.max_prefetch_bytes}: must be positive, and needs num_workers > 0"
+        )
+    if loader.transform_stream and (loader.device is None or loader.device.type != "cuda"):
+        raise ConfigError("transform_stream: there are streams on device='cuda' only; pass that, or leave it out")
+    if loader.device is not None and loader.device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device={str(loader.device)!r}: the loader copies to 'cuda', or leaves data on 'cpu'")
+    if loader.on_error not in ("raise", "skip"):
+        hint = near_matches(str(loader.on_error), ("raise", "skip"), listed=False)
+        raise ConfigError(f"on_error must be 'raise' or 'skip', not {loader.on_error!r}{hint}")

@@ -1,0 +1,416 @@
+"""``DataLoader``: torch's, with reader threads and reused buffers in place of worker processes.
+
+Decides the order (sampler), the batches, the depth; :mod:`scidata.loader.prefetch` does the reading ahead, the data
+set knows how to read a sample and how to wrap it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.utils.data
+from torch.utils.data import Sampler
+
+from scidata.core.checks import whole
+from scidata.data.collate import collate
+from scidata.data.combine import adopted
+from scidata.errors import ConfigError
+from scidata.loader.arguments import (
+    as_device,
+    check_dataset,
+    check_given,
+    check_sampler,
+    default_sampler,
+    has_buffers,
+    needs_agreement,
+    optional,
+    refuse,
+)
+from scidata.loader.batches import Batches, BufferedDataset, PartDataset, filler, items_of, noted, part_reader
+from scidata.loader.peers.ballot import CommonBallot, OwnBallot
+from scidata.loader.peers.watch import Session, Watch
+from scidata.loader.position import Progress, progress_of
+from scidata.loader.prefetch.copiers import DeviceCopier, HostCopier, PartCopier, SideStream, Staging
+from scidata.loader.prefetch.depth import Depth
+from scidata.loader.prefetch.pool import BlockPool
+from scidata.loader.prefetch.prefetcher import BufferRing, Prefetcher, PrefetchStats, SlotRing
+from scidata.loader.sampler import check_state, fingerprint_of
+from scidata.loader.stats import LoaderStats
+from scidata.loader.transform_stream import TransformStream
+from scidata.loader.waiting import WaitWatch
+from scidata.loader.workers import WorkerPool, WorkerReader
+
+__all__ = ["BufferedDataset", "DataLoader", "PartDataset"]
+
+_VERSION = 1  # of the state
+
+
+class DataLoader(torch.utils.data.DataLoader[Any]):
+    """Batches of a data set of :func:`scidata.open_dataset`, read ahead by threads, of grids into reused buffers.
+
+    Samples of grids are stacked; meshes, clouds and graphs, whose sizes differ, become a disjoint union with a
+    ``batch`` vector.
+
+    Takes all of ``torch.utils.data.DataLoader``'s arguments and raises its errors; those that mean something else
+    here, and those that are refused, are listed below. No process is started and no collective is called: that all
+    ranks of a domain iterate alike is the sampler's work. On a mesh of several ranks a thread watches the others
+    through the process group's key-value store: what one rank cannot read ends all of them at the same step, within a
+    second, with its message; so do ranks of a domain that read different samples, and a rank that dies. See
+    :mod:`scidata.loader.peers.watch` for what that can and cannot do.
+
+    A batch stays valid for as long as it, or any tensor on its memory, is kept. Memory is bounded by
+    ``prefetch_factor + 1`` batches (2 with ``num_workers=0``), and one more for each batch kept beyond the current one.
+    The buffers of ended epochs are kept for the next, until the loader is dropped. Samples that differ in size are read
+    into blocks that are used again where they fit.
+
+    Parameters
+    ----------
+    dataset : ShardedDataset or IrregularDataset
+        Or several, or a part: :func:`scidata.concat`, :func:`scidata.mix`, :func:`scidata.subset`, torch's ``Subset``
+        and ``ConcatDataset``. With a mesh whose ``dp`` axis has several ranks, each reads its own samples: see
+        ``sampler``.
+    batch_size : int or None
+        Samples per dp rank. None hands out samples without a batch dimension.
+    shuffle : bool
+        With a mesh: a :class:`scidata.DistributedSampler` with seed 0, so that all ranks agree; call :meth:`set_epoch`
+        or every epoch has the same order. Without one: torch's random order.
+    sampler, batch_sampler
+        Used as they are. Default with a mesh: a :class:`scidata.DistributedSampler`, which pads to the same number of
+        steps, or drops with ``drop_last``.
+    num_workers : int
+        Reader threads. 0 reads in the calling thread, without reading ahead.
+    workers : {"thread", "process"}
+        ``"process"``: each thread has a process, spawned, in which reading, and the data set's ``local_transform``,
+        run; the rest is as with threads. For Python-heavy work only: parts come through shared memory, and are copied
+        once more. ``worker_init_fn``, ``multiprocessing_context`` (``"spawn"``, ``"forkserver"``),
+        ``persistent_workers``, ``generator`` (of the processes' seeds) and ``prefetch_factor`` then mean what they mean
+        to torch.
+    collate_fn
+        Called with the list of a batch's samples. Default: a batch is read where it lies in the end; where the data
+        set has a transform, :func:`scidata.collate` stacks the transformed samples.
+    pin_memory : bool
+        Read into page-locked memory, where CUDA is available. Without ``device`` the batches themselves are pinned,
+        and torch's pinned allocator, not the loader, recycles their memory. Samples that differ in size pass through
+        page-locked blocks, which are used again, on their way to ``device="cuda"``.
+    device : torch.device or str, optional
+        Where the tensors are handed out; on CUDA they are copied on a stream of their own, one batch ahead of use.
+        Default: on the host.
+    prefetch_factor : int, optional
+        Batches in flight in all, default 2; with ``workers="process"`` for each process, as in torch.
+    max_prefetch_bytes : int, optional
+        The number of batches in flight adapts, beginning with ``prefetch_factor``: it grows where the loop waits, and
+        shrinks where it never needs the last, within this many bytes of batches besides the current one.
+    transform_stream : bool
+        Run the data set's transform on a CUDA stream of its own, beside kernels that work on earlier batches. It gets
+        samples that are on ``device`` in any case. ``sample.generator`` is the same on every rank that shares it.
+    timeout : float
+        Seconds that the loop waits for a batch, 0 for ever; after half of them, or 30, a warning names the rank.
+    on_error : {"raise", "skip"}
+        ``"skip"`` leaves out samples that cannot be read, on all ranks that share them, and counts them in
+        :meth:`stats`; a step of which a dp rank has nothing left is left out on all. All ranks then wait in each step
+        until the others have read it.
+    watch : bool
+        False where ranks do not iterate alike: one that validates alone, say.
+
+    Raises
+    ------
+    ConfigError
+        A data set that cannot be read into buffers (use torch's DataLoader for it); ``worker_init_fn``,
+        ``multiprocessing_context``, ``persistent_workers`` without processes; forks; ``timeout`` without
+        threads, ``in_order=False`` (ranks would disagree), ``pin_memory_device`` (use ``device``); ``generator`` where
+        the order must be the same on several ranks; ``pin_memory`` where samples differ in size and ``device`` is not
+        CUDA.
+    ValueError
+        As torch does, for arguments that contradict each other.
+    """
+
+    def __init__(
+        self,
+        dataset: BufferedDataset | PartDataset,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Sampler[int] | Iterable[int] | None = None,
+        batch_sampler: Sampler[list[int]] | Iterable[Sequence[int]] | None = None,
+        num_workers: int = 2,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        device: torch.device | str | int | None = None,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        on_error: str = "raise",
+        watch: bool = True,
+        workers: str = "thread",
+        max_prefetch_bytes: int | None = None,
+        transform_stream: bool = False,
+    ) -> None:
+        source = adopted(dataset)
+        check_dataset(source)
+        batch_size, prefetch_factor = optional("batch_size", batch_size), optional("prefetch_factor", prefetch_factor)
+        num_workers = whole("num_workers", num_workers)
+        max_prefetch_bytes = optional("max_prefetch_bytes", max_prefetch_bytes)
+        check_given(sampler, batch_sampler, timeout, {"collate_fn": collate_fn, "worker_init_fn": worker_init_fn})
+        if sampler is None and batch_sampler is None and needs_agreement(source):
+            sampler = default_sampler(source, shuffle=bool(shuffle), drop_last=drop_last, generator=generator)
+            shuffle = None
+        if collate_fn is None and (batch_size is not None or batch_sampler is not None):
+            collate_fn = collate
+        super().__init__(
+            dataset,  # type: ignore[arg-type]
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,  # type: ignore[arg-type]
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+        )
+        self._source = source  # where samples come from: the data set, which may be hidden in torch's Subset
+        # to Accelerate: on a mesh, samples are dealt to the ranks already; its save_state() then saves state_dict()
+        self._is_accelerate_prepared = self.use_stateful_dataloader = source.mesh is not None
+        for given in (self.sampler, self.batch_sampler, getattr(self.batch_sampler, "sampler", None)):
+            check_sampler(given, source)
+        self.device = None if device is None else as_device(device)
+        self.on_error = on_error
+        self.watch = watch
+        self.workers = workers
+        self.max_prefetch_bytes = max_prefetch_bytes
+        self.transform_stream = transform_stream
+        self._watch: Watch | None = None
+        refuse(self, source)
+        self._stats = PrefetchStats()
+        self._idle_rings: deque[BufferRing] = deque(maxlen=1)
+        self._progress: Progress | None = None  # of the latest iteration, or of the next one where a state was loaded
+        self._staging: Staging | None = None
+        self._memory = BlockPool()
+        self._pool: WorkerPool | None = None
+        self._epoch = 0
+
+    def check_worker_number_rationality(self) -> None:
+        """Do nothing: torch warns of more worker processes than cores, but threads that wait for a disk need none."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the buffers, which are made again when needed, and the iteration, which stays with its owner."""
+        fresh: dict[str, Any] = {"_idle_rings": deque(maxlen=1), "_progress": None, "_staging": None, "_watch": None}
+        fresh["_pool"] = None
+        return self.__dict__ | fresh
+
+    # -- iterating ---------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Any:
+        """Begin an epoch: an iterator of its own, whose threads end with it."""
+        device, dataset = self._cuda_device(), self._source
+        progress = self._progress = self._unbegun()
+        items = items_of(progress.items(), self._auto_collation)
+        session = self._begin_session()
+        make = self._into_buffers if has_buffers(dataset) else self._into_slots
+        try:
+            prefetcher = make(noted(items, session), device, session)
+        except BaseException:
+            if session is not None:
+                session.end()
+            raise
+        batched = self._auto_collation
+        waiting = WaitWatch(self.num_workers, self.prefetch_factor or 0)
+        return Batches(
+            prefetcher,
+            progress,
+            session,
+            dataset,
+            self.collate_fn,
+            batched=batched,
+            device=device,
+            waiting=waiting,
+            draws=self._draws(),
+            stream=TransformStream(device) if self.transform_stream and device is not None else None,
+        )
+
+    def _draws(self) -> tuple[int, int]:
+        """Return the seed and the epoch that samples' generators are made from: the sampler's, where it has them."""
+        sampler: Any = getattr(self.batch_sampler, "sampler", self.sampler)
+        if isinstance(sampler, torch.utils.data.DistributedSampler):
+            return int(sampler.seed), int(sampler.epoch)
+        return 0 if self.generator is None else self.generator.initial_seed(), self._epoch
+
+    def _worker_reader(self) -> WorkerReader | None:
+        if self.workers == "thread" or not self.num_workers:
+            return None
+        pool = self._pool
+        if pool is None or pool.closed:
+            seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
+            context = self.multiprocessing_context
+            pool = WorkerPool(self._source, self.num_workers, context, self.worker_init_fn, seed)
+            if self.persistent_workers:
+                self._pool = pool
+                weakref.finalize(self, pool.end)
+        return WorkerReader(pool, getattr(self._source, "epoch", None), keep=self.persistent_workers)
+
+    @property
+    def _prefetch(self) -> int:
+        """Batches in flight, to begin with: torch counts them per process."""
+        return (self.prefetch_factor or 0) * (self.num_workers if self.workers == "process" else 1)
+
+    def _begin_session(self) -> Session | None:
+        if not self.watch:
+            return None
+        if self._watch is None or self._watch.is_over:
+            self._watch = Watch.of(self._source.mesh, self._source.dp_axis)
+        source = self._source
+        if self._watch is None:
+            return None
+        return self._watch.begin(lambda: (fingerprint_of(source), repr(source)), self.timeout)
+
+    def _ballot(self, session: Session | None) -> CommonBallot | OwnBallot | None:
+        if self.on_error == "raise":
+            return None
+        return OwnBallot() if session is None or self._watch is None else CommonBallot(self._watch, session)
+
+    def _into_buffers(
+        self, items: Iterator[list[int]], device: torch.device | None, session: Session | None
+    ) -> Prefetcher:
+        ring, idle = self._take_ring(), self._idle_rings
+        copier = HostCopier(ring) if device is None else DeviceCopier(ring, device)
+        options = {"copier": copier, "on_close": lambda: idle.append(ring)}
+        fill = self._worker_reader() or filler(self._source)
+        nbytes = (self.batch_size or 1) * sum(spec.nbytes for spec in ring.specs.values())
+        return self._prefetcher(items, ring, fill, session, nbytes, **options)
+
+    def _into_slots(
+        self, items: Iterator[list[int]], device: torch.device | None, session: Session | None
+    ) -> Prefetcher:
+        ring, options = SlotRing(max(1, self._prefetch)), dict[str, Any]()
+        if device is not None:
+            if self.pin_memory and self._staging is None:
+                self._staging = Staging()
+            options = {"copier": PartCopier(ring, SideStream(device), self._staging)}
+        fill = self._worker_reader() or part_reader(self._source, self._memory, ring)
+        return self._prefetcher(items, ring, fill, session, **options)
+
+    def _prefetcher(
+        self,
+        items: Iterator[list[int]],
+        ring: BufferRing | SlotRing,
+        fill: Callable[[int, Any], Any],
+        session: Session | None,
+        nbytes: int = 0,
+        **options: Any,
+    ) -> Prefetcher:
+        return Prefetcher(
+            items,
+            fill,
+            ring,
+            num_workers=self.num_workers,
+            prefetch=Depth(self._prefetch, self.max_prefetch_bytes, nbytes),
+            stats=self._stats,
+            timeout=self.timeout,
+            peers=session,
+            ballot=self._ballot(session),
+            **options,
+        )
+
+    def _cuda_device(self) -> torch.device | None:
+        """Return the CUDA device with its index, which reader threads would not know; None for the host."""
+        if self.device is None or self.device.type == "cpu":
+            return None
+        if not torch.cuda.is_available():
+            raise ConfigError(
+                f"device={str(self.device)!r}: no CUDA device is available; leave device out, or use 'cpu'"
+            )
+        return self.device if self.device.index is not None else torch.device("cuda", torch.cuda.current_device())
+
+    def _take_ring(self) -> BufferRing:
+        specs = dict(self._source.buffer_specs())
+        capacity = max(1, self._prefetch) + 1
+        pin = self.pin_memory and torch.cuda.is_available()
+        try:
+            ring = self._idle_rings.pop()
+        except IndexError:
+            ring = None
+        if ring is not None and (ring.specs, ring.pin_memory) == (specs, pin):
+            return ring
+        return BufferRing(specs, capacity=capacity, pin_memory=pin)
+
+    # -- state -------------------------------------------------------------------------------------------------------
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the sampler, and the data set, which epoch comes next, where they want to know."""
+        self._epoch = epoch
+        if hasattr(self._source, "set_epoch"):
+            self._source.set_epoch(epoch)
+        for owner in (self.batch_sampler, getattr(self.batch_sampler, "sampler", None), self.sampler):
+            set_epoch = getattr(owner, "set_epoch", None)
+            if set_epoch is not None:
+                set_epoch(epoch)
+                return
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the loop is, as plain values for JSON: counts what it has received, not what was read ahead.
+
+        With a :class:`scidata.DistributedSampler`, the default on a mesh, it is the same on every rank, and an epoch
+        can go on with other numbers of dp and domain ranks, workers, and samples in a batch. With any other sampler it
+        is this rank's own. Of several iterators at once, it is the place of the one begun last. No communication.
+
+        Once an epoch has ended, it is the beginning of the next one: ``state["sampler"]["epoch"]`` is where a loop over
+        epochs goes on.
+        """
+        progress = self._progress or self._unbegun()
+        return {"version": _VERSION, "fingerprint": self._fingerprint, "sampler": progress.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state`` was saved: the next iteration has exactly the samples that its loop had not received.
+
+        The order stays that of the whole epoch; what its samples do not fill is padded or dropped as at the end of a
+        whole one. The iteration after it is whole, and so is one after ``set_epoch`` of another epoch. ``len`` is
+        the number of batches of a whole epoch throughout, as in torchdata.
+
+        Raises
+        ------
+        ConfigError
+            The state is of another data set, sampler, seed, order or ``drop_last``, or of a newer version.
+        """
+        check_state("the loader's state", state, {"version", "fingerprint", "sampler"}, _VERSION)
+        if state["fingerprint"] != self._fingerprint:
+            raise ConfigError(
+                f"the loader's state is of another data set: its fingerprint was {state['fingerprint']!r} and is "
+                f"{self._fingerprint!r}; open the same data set, or start an epoch afresh"
+            )
+        self._progress = progress_of(self.sampler, self._index_sampler)
+        self._progress.load_state_dict(state["sampler"])
+        self._epoch = state["sampler"]["epoch"]
+        if hasattr(self._source, "set_epoch"):
+            self._source.set_epoch(state["sampler"]["epoch"])
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return fingerprint_of(self._source)
+
+    def _unbegun(self) -> Progress:
+        """Return the place of the next iteration."""
+        if self._progress is None or self._progress.begun:
+            return progress_of(self.sampler, self._index_sampler)
+        return self._progress
+
+    def stats(self) -> LoaderStats:
+        """Return counts and times of what was handed out so far, over all iterators: a dict that prints as a table."""
+        return LoaderStats(self._stats, queue_capacity=self.prefetch_factor or 0)

@@ -1,0 +1,79 @@
+"""A thread that waits in a collective for a rank that will not come: seeing that it does, and bringing it back.
+
+torch cannot call a gloo collective off; what ends it is :func:`scidata.device_mesh.groups.break_groups`. Here is when
+that is due, and how the thread comes to raise the reason.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+from typing import Any
+
+import torch
+
+import scidata.errors
+
+__all__ = ["Standing", "raise_in"]
+
+_STUCK = 0.3  # s at one place in a collective, without work
+_ANYWHERE = 3.0  # s at one place in somebody else's code; it may wait for a handle of a collective, or for the device
+_IDLE = 0.2  # share of the time that may be work
+
+_TORCH = os.path.dirname(torch.__file__)
+_COLLECTIVES = (os.path.join(_TORCH, "distributed", ""), os.path.join(_TORCH, "_ops.py"))
+#: Where Python code runs before an error reaches the user's frames, so that another error can take its place.
+_HANDLING = (
+    os.path.join(_TORCH, "distributed", "distributed_c10d.py"),
+    os.path.join(_TORCH, "distributed", "c10d_logger.py"),
+    os.path.join(_TORCH, "autograd", "graph.py"),
+    os.path.join(os.path.dirname(scidata.errors.__file__), "shard", ""),
+)
+
+
+class Standing:
+    """Looks at where a thread is, several times a second."""
+
+    def __init__(self) -> None:
+        self._place: tuple[int, int, int] | None = None
+        self._since = self._worked = 0.0
+
+    def look(self, thread: int) -> str | None:
+        """Return ``"call"`` or ``"somewhere"`` where the thread waits in vain; only a call can be told why."""
+        frame = sys._current_frames().get(thread)
+        if frame is None:
+            return None
+        file, place = frame.f_code.co_filename, (thread, id(frame), frame.f_lasti)
+        del frame
+        now, worked = time.monotonic(), _seconds_of_work(thread)
+        if place != self._place:
+            self._place, self._since, self._worked = place, now, worked
+            return None
+        stood = now - self._since
+        idle = worked - self._worked < _IDLE * stood
+        if idle and stood > _STUCK and file.startswith(_HANDLING):
+            return "call"
+        if idle and stood > _STUCK and file.startswith(_COLLECTIVES):
+            return "somewhere"
+        spins = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # the host may work while it waits for the device
+        return "somewhere" if (idle or spins) and stood > _ANYWHERE else None
+
+
+def _seconds_of_work(thread: int) -> float:
+    try:
+        return time.clock_gettime(time.pthread_getcpuclockid(thread))
+    except (AttributeError, OSError):  # not there on this system, or ended
+        return 0.0
+
+
+def raise_in(thread: int, error: BaseException) -> None:
+    """Raise an error in a thread, as soon as it runs Python code."""
+
+    class Raised(type(error)):  # type: ignore[misc]  # only a class can be given, which is then called
+        def __new__(cls, *_: Any) -> Any:
+            return error
+
+    error.__suppress_context__ = True  # of torch's error, which it may come in the middle of
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Raised))

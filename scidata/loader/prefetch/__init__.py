@@ -1,0 +1,1 @@
+"""Reading ahead: buffers, reader threads, and copies to the device."""

@@ -1,0 +1,111 @@
+"""Memory for arrays of any size, used again when the last view of an array is gone.
+
+What a ``BufferRing`` is to samples of one size. Blocks come back from destructors, which run anywhere, so nothing on
+that path takes a lock; see :mod:`scidata.loader.prefetch.buffers`.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import weakref
+from collections import deque
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.loader.prefetch.buffers import host_memory
+
+__all__ = ["BlockPool"]
+
+_SMALL = 256 << 10  # smaller ones come from the C library's heap, which uses its memory again by itself
+
+
+class _Holder:
+    """What an array of a block is made from: every view of it keeps this alive, and so the block out of the pool.
+
+    Not an array, nor a subclass: NumPy makes views of views refer to the first array that owns memory.
+    """
+
+    __slots__ = ("__array_interface__", "_block", "_pool")
+
+    def __init__(self, pool: BlockPool, block: npt.NDArray[np.uint8], nbytes: int) -> None:
+        self._pool, self._block = weakref.ref(pool), block
+        self.__array_interface__ = block[:nbytes].__array_interface__
+
+    def __del__(self) -> None:
+        pool = self._pool()
+        if pool is not None:
+            pool._came_back(self._block)
+
+
+class BlockPool:
+    """Makes arrays like ``numpy.empty``, on blocks that were let go before. Thread-safe; pickles without its blocks.
+
+    Attributes
+    ----------
+    max_free
+        Bytes that may lie free at once; more is let go.
+    num_allocated
+        Blocks made, ever.
+    """
+
+    def __init__(self, max_free: int = 0) -> None:
+        self.max_free = max_free
+        self.num_allocated = 0
+        self._largest = 0
+        self._free: deque[npt.NDArray[np.uint8]] = deque()
+        self._lock = threading.Lock()
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that lie free."""
+        # copy(), for amid it no collection of garbage brings blocks back
+        return sum(block.nbytes for block in self._free.copy())
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
+        """Return an uninitialised array. Its memory is used again once no view of it is left, tensors included."""
+        kind = np.dtype(dtype)
+        nbytes = math.prod(shape) * kind.itemsize
+        if nbytes < _SMALL:
+            return np.empty(shape, kind)
+        with self._lock:
+            block = self._take(nbytes)
+            size = self._size_of_new(nbytes) if block is None else 0
+        if block is None:
+            block = host_memory(size)
+        array: npt.NDArray[Any] = np.asarray(_Holder(self, block, nbytes)).view(kind).reshape(shape)
+        return array
+
+    def _take(self, nbytes: int) -> npt.NDArray[np.uint8] | None:
+        """Return a free block that is large enough, and not much too large; where there is none, make room for one."""
+        passed = []
+        found = None
+        while found is None and self._free:
+            try:
+                block = self._free.popleft()
+            except IndexError:
+                break
+            if nbytes <= block.nbytes <= 2 * nbytes:
+                found = block
+            else:
+                passed.append(block)
+        if found is None:  # the one that is made now will want its place here
+            while passed and sum(block.nbytes for block in passed) + nbytes > self.max_free:
+                passed.pop(0)
+        self._free.extend(passed)
+        return found
+
+    def _size_of_new(self, nbytes: int) -> int:
+        """Return how large a block to make, for the largest array of about this size: untouched, it costs nothing."""
+        self.num_allocated += 1
+        self._largest = max(self._largest, nbytes)
+        return self._largest if self._largest <= 2 * nbytes else nbytes + nbytes // 16
+
+    def _came_back(self, block: npt.NDArray[np.uint8]) -> None:
+        if self.free_bytes + block.nbytes <= self.max_free:
+            self._free.append(block)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BlockPool, (self.max_free,)

@@ -1,0 +1,292 @@
+"""Read ahead in threads into reused buffers, and copy to the GPU beside the computation. Knows no format.
+
+The parts, from the inside out: a :class:`BufferRing` owns the memory, a copier (:class:`HostCopier`,
+:class:`DeviceCopier`; :class:`PartCopier` for samples that differ in size) turns a filled buffer set into tensors, a
+:class:`Prefetcher` keeps reader threads filling sets ahead of the one that asks. They meet at four promises:
+
+* what the user keeps stays valid for ever: its memory leaves the ring and comes back when the last view of it dies;
+* memory follows what is kept: ``prefetch + 1`` sets, plus one for each batch kept beyond the current one;
+* a pinned buffer is written again only after its copy's event;
+* leaving early, by whatever way, ends the threads.
+
+The threads are ended by a finalizer, which may run in the middle of a collection on a thread that holds a lock. So
+that path takes none: it sets a flag and wakes sleepers through ``SimpleQueue.put``, which is reentrant by promise.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from scidata.core import trace
+from scidata.errors import ConfigError, ReadTimeoutError
+from scidata.loader.prefetch.buffers import BufferRing, BufferSet
+from scidata.loader.prefetch.copiers import DeviceCopier, HostCopier, PartCopier, SideStream, Staging
+from scidata.loader.prefetch.depth import Depth
+from scidata.loader.prefetch.peers import Ballot, Peers
+from scidata.loader.prefetch.readers import Copier, Fill, Readers, Work, copier_for, shut_down
+from scidata.loader.prefetch.slots import SlotCopier, SlotRing
+from scidata.loader.stats import PrefetchStats
+
+__all__ = [
+    "Ballot",
+    "BufferRing",
+    "BufferSet",
+    "Copier",
+    "DeviceCopier",
+    "HostCopier",
+    "PartCopier",
+    "Peers",
+    "PrefetchStats",
+    "Prefetcher",
+    "SideStream",
+    "SlotCopier",
+    "SlotRing",
+    "Staging",
+]
+
+_SLOW_SECONDS = 30.0  # after which a wait is warned of, where there is no timeout
+
+_log = logging.getLogger("scidata")
+
+
+class Prefetcher(Iterator[tuple[list[int], Any]]):
+    """Iterate over items (lists of sample indices), reading ahead in threads; gives ``(item, tensors)`` in order.
+
+    ``tensors`` hold the samples of an item side by side: ``(len(item), *shape)`` a field; with a :class:`SlotRing` they
+    are the list of what ``fill`` put into the slots. At most ``prefetch`` items are being read or lie ready while the
+    consumer works on another. The items' iterator runs in the consumer's thread.
+
+    Parameters
+    ----------
+    items
+        Non-empty sequences of sample indices.
+    fill
+        Reads one sample; called from several threads at once. An error it raises comes out of ``next()`` when it is
+        that item's turn, with its own traceback and a note that names the sample; the items before it come first.
+    ring
+        Whose capacity is ``prefetch + 1`` for the memory bound; used by one Prefetcher at a time.
+    num_workers
+        Reader threads; 0 reads in the calling thread, when asked.
+    prefetch
+        Items in flight; taken as 1 at least where there are threads. A :class:`Depth` adapts.
+    copier
+        Default: the tensors stay on the host.
+    stats
+        Counts are added to it.
+    on_close
+        Called once, when the threads have ended and the ring is free for another use.
+    timeout
+        Seconds that an item may be waited for, 0 for ever; half of them, or 30, are warned of.
+    peers
+        Told of a read that fails, at once; asked before each item whether another rank has failed.
+    ballot
+        Samples that cannot be read are left out as it decides; default: they end the iteration.
+
+    Attributes
+    ----------
+    taken : list of int
+        The indices that the last ``next()`` has used up, with those that were left out.
+    """
+
+    def __init__(
+        self,
+        items: Iterable[Sequence[int]],
+        fill: Fill,
+        ring: BufferRing | SlotRing,
+        *,
+        num_workers: int = 2,
+        prefetch: int | Depth = 2,
+        copier: Copier[Any] | None = None,
+        stats: PrefetchStats | None = None,
+        on_close: Callable[[], None] = lambda: None,
+        timeout: float = 0.0,
+        peers: Peers | None = None,
+        ballot: Ballot | None = None,
+    ) -> None:
+        self.taken: list[int] = []
+        self._timeout = timeout
+        self._peers = peers
+        self._ballot = ballot
+        self.stats = PrefetchStats() if stats is None else stats
+        self._items = iter(items)
+        self._exhausted = False
+        self._num_items = 0
+        self._num_workers = num_workers
+        depth = prefetch if isinstance(prefetch, Depth) else Depth(max(1, prefetch))
+        self._depth = depth if num_workers else Depth(0)
+        self._ring = ring
+        self._readers: Readers[Any] = Readers(fill, ring, copier_for(ring) if copier is None else copier, peers, ballot)
+        self._pending: deque[Work] = deque()
+        self._threads: list[threading.Thread] = []
+        self._finalizer = weakref.finalize(self, shut_down, self._readers, self._threads, self._pending, on_close)
+
+    def __next__(self) -> tuple[list[int], Any]:
+        """Return the next item's indices and tensors."""
+        if not self._finalizer.alive:
+            raise StopIteration
+        try:
+            return self._next()
+        except BaseException:  # the end, an error, an interrupt
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the threads and return the buffers; the iteration is over. Also happens when this is let go."""
+        self._finalizer()
+
+    def waker(self) -> Callable[[], None]:
+        """Return what makes a ``next()`` that waits ask its peers, from any thread; does not keep this alive."""
+        results = self._readers.results
+        return lambda: results.put(None)
+
+    def _next(self) -> tuple[list[int], Any]:
+        self.taken = []
+        while True:
+            item, tensors = self._one()
+            if item:
+                return item, tensors
+            del tensors  # all of it was left out
+
+    def _one(self) -> tuple[list[int], Any]:
+        if self._pending:
+            read = [work.filled for work in self._pending]
+            self._depth.step(waiting=not read[0], spare=all(read))
+        self._ring.fit(max(1, self._depth.now))
+        self._ring.make_room()
+        self._submit()
+        if not self._pending:
+            raise StopIteration
+        head = self._pending[0]
+        self.stats.num_ready += sum(work.filled for work in self._pending)
+        self._readers.allow_copies(head.number + 1)
+        for work in list(self._pending)[:2]:
+            self._readers.start_copy(work)
+        self._await(head)
+        return self._hand_over(head)
+
+    def _submit(self) -> None:
+        """Queue items until ``prefetch`` of them are in flight besides the one asked for."""
+        while not self._exhausted and len(self._pending) <= self._depth.now:
+            work = self._pull()
+            if work is None:
+                return
+            self._pending.append(work)
+            if work.error is None and self._num_workers:
+                self._start_threads()
+                self._readers.queue.put(work)
+
+    def _pull(self) -> Work | None:
+        number = self._num_items
+        self._num_items += 1
+        try:
+            item = list(next(self._items))
+            if not item:
+                raise ConfigError(f"batch {number} has no samples: the batch sampler gave an empty list")
+        except StopIteration:
+            self._exhausted = True
+            return None
+        except Exception as e:  # the sampler's: raised when it is this item's turn
+            self._exhausted = True
+            work = Work(number, [])
+            work.error, work.arrived = e, True
+            return work
+        return Work(number, item)
+
+    def _start_threads(self) -> None:
+        while len(self._threads) < self._num_workers:
+            name = f"scidata-reader-{len(self._threads)}"
+            thread = threading.Thread(target=self._readers.run, name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _await(self, head: Work) -> None:
+        began = time.perf_counter()
+        with trace.span("wait", batch=head.number):
+            self._await_since(began, head)
+        self.stats.wait_seconds += time.perf_counter() - began
+
+    def _await_since(self, began: float, head: Work) -> None:
+        if not self._num_workers and not head.arrived:
+            self._readers.read_now(head)
+        warned = False
+        while not head.arrived:
+            warned = self._receive(head, time.perf_counter() - began, warned)
+        self._readers.start_copy(head)  # filled before it was allowed
+
+    def _receive(self, head: Work, waited: float, warned: bool) -> bool:
+        """Wait for something to arrive; return whether the user was told that it takes long."""
+        first = self._timeout / 2 or _SLOW_SECONDS
+        limit = self._timeout if warned else first
+        try:
+            work = self._readers.results.get(timeout=max(0.0, limit - waited) if limit else None)
+        except queue.Empty:
+            text = f"has waited {limit:g} s for sample {head.item} (step {head.number}), which is still being read"
+            if warned:
+                self._readers.join_seconds = 0.0  # whoever hangs there does not hang this, too
+                error: Exception = ReadTimeoutError(f"the loader {text}: timeout={self._timeout:g}")
+                if self._peers is not None:
+                    error = self._peers.timed_out(head.number, error)
+                raise error from None
+            if self._peers is not None:
+                self._peers.slow(head.number, text)
+            else:
+                _log.warning("the loader %s", text)
+            return True
+        if work is not None:
+            work.arrived = True
+        elif self._readers.closed:  # by another thread
+            raise StopIteration
+        else:
+            self._check_peers(head.number)
+        return warned
+
+    def _check_peers(self, number: int) -> None:
+        if self._peers is not None:
+            try:
+                self._peers.check(number)
+            except BaseException:
+                self._readers.join_seconds = 0.5
+                raise
+
+    def _hand_over(self, head: Work) -> tuple[list[int], Any]:
+        if head.error is not None:
+            error, head.error = head.error, None  # no cycle through its traceback, which would keep the buffers
+            if self._peers is not None:
+                self._peers.failed(head.number, error)
+            try:
+                if isinstance(error, StopIteration):  # would end the epoch without a word
+                    raise RuntimeError("reading raised StopIteration") from error
+                raise error
+            finally:
+                del error
+        self._check_peers(head.number)
+        size = len(head.item)
+        dropped = self._ballot.dropped(head.number, size) if self._ballot is not None else frozenset()
+        kept = [row for row in range(size) if row not in dropped]
+        assert head.buffers is not None
+        self._depth.seen(head.buffers.nbytes)
+        self.taken += head.item
+        self.stats.skipped += len(dropped)
+        self.stats.batches += bool(kept)
+        self.stats.samples += len(kept)
+        self.stats.bytes += head.buffers.nbytes
+        self.stats.copy_seconds += head.copy_seconds
+        for found, seconds in head.reads:
+            self.stats.count_read(found, seconds)
+        self._pending.popleft()
+        ticket, head.ticket, head.buffers = head.ticket, None, None
+        tensors = self._readers.copier.finish(ticket)
+        return (head.item, tensors) if not dropped else ([head.item[row] for row in kept], _rows(tensors, kept))
+
+
+def _rows(tensors: Any, kept: list[int]) -> Any:
+    if isinstance(tensors, Mapping):
+        return {name: tensor[kept] for name, tensor in tensors.items()}
+    return [tensors[row] for row in kept]

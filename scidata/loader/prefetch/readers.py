@@ -1,0 +1,246 @@
+"""The threads that read ahead, and what they share with the consumer: the inside of ``prefetcher``."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+
+from scidata.core import trace
+from scidata.loader.prefetch.buffers import BufferRing
+from scidata.loader.prefetch.copiers import HostCopier
+from scidata.loader.prefetch.peers import Ballot, Peers
+from scidata.loader.prefetch.slots import SlotCopier, SlotRing
+
+__all__ = ["Copier", "Fill", "Readers", "Work", "copier_for", "shut_down"]
+
+#: Reads one sample, by its index, into the given arrays (or slot); returns a ReadStats, or the bytes it fetched, where
+#: it knows them.
+Fill: TypeAlias = Callable[[int, Any], Any]
+
+_JOIN_SECONDS = 5.0  # a read that hangs (a dead file system) must not hang the exit too
+_BEGIN_SECONDS = 1.0  # for the first step of a thread
+TicketT = TypeVar("TicketT")
+
+
+class Copier(Protocol[TicketT]):
+    """Turns a filled set into tensors, in two halves, so that the first can run ahead of the use."""
+
+    def start(self, buffers: Any) -> TicketT:
+        """Begin; any thread."""
+        ...
+
+    def finish(self, ticket: TicketT) -> Any:
+        """Return tensors that are safe to use from here on; on the thread that uses them."""
+        ...
+
+    def abandon(self, ticket: TicketT) -> None:
+        """Return the set to the ring unused."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """One item on its way through: queued, filled slot by slot, copied, handed over."""
+
+    number: int
+    item: list[int]
+    remaining: int = field(init=False)
+    buffers: Any = None  # a BufferSet or a SlotSet
+    ticket: Any = None
+    filled: bool = False
+    started: bool = False  # the copy; whoever sets it does it
+    arrived: bool = False  # the consumer knows
+    error: BaseException | None = None
+    error_slot: int = -1
+    reads: list[tuple[Any, float]] = field(default_factory=list)  # what each fill returned, and its seconds
+    copy_seconds: float = 0.0
+    bad: dict[int, BaseException] = field(default_factory=dict)  # places that may be left out
+
+    def __post_init__(self) -> None:
+        self.remaining = len(self.item)
+
+
+def copier_for(ring: BufferRing | SlotRing) -> Copier[Any]:
+    """Return what hands out the places of a ring without a device."""
+    return SlotCopier(ring) if isinstance(ring, SlotRing) else HostCopier(ring)
+
+
+class Readers(Generic[TicketT]):
+    """What the consumer and the reader threads share.
+
+    Holds no reference to the :class:`Prefetcher`, so that one which is dropped is collected and ends its threads.
+    """
+
+    def __init__(
+        self,
+        fill: Fill,
+        ring: BufferRing | SlotRing,
+        copier: Copier[TicketT],
+        peers: Peers | None,
+        ballot: Ballot | None,
+    ) -> None:
+        self.join_seconds = _JOIN_SECONDS
+        self.peers = peers
+        self.ballot = ballot
+        self.fill = fill
+        self.ring = ring
+        self.copier = copier
+        self.queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self.results: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self.closed = False
+        self._copy_up_to = 0
+        self._lock = threading.Lock()
+        self._turn = threading.Lock()  # buffers go to items in their order, or the first one could starve
+        self._work: Work | None = None
+        self._slot = 0
+
+    def run(self) -> None:
+        """Fill slots until closed: the body of a reader thread."""
+        while (task := self._next_slot()) is not None:
+            self._fill_slot(*task)
+            del task  # or it would keep a device batch alive while this thread waits
+
+    def read_now(self, work: Work) -> None:
+        """Fill a whole item in the calling thread."""
+        work.buffers = self.ring.acquire(len(work.item))
+        for slot in range(len(work.item)):
+            self._fill_slot(work, slot)
+
+    def _next_slot(self) -> tuple[Work, int] | None:
+        with self._turn:
+            while self._work is None and not self.closed:
+                self._work = self._next_work()
+                self._slot = 0
+            if self._work is None or self.closed:
+                return None
+            task = self._work, self._slot
+            self._slot += 1
+            if self._slot == len(self._work.item):
+                self._work = None
+            return task
+
+    def _next_work(self) -> Work | None:
+        work = self.queue.get()
+        if work is None:
+            return None
+        try:
+            work.buffers = self.ring.acquire(len(work.item), lambda: self.closed)
+        except BaseException as e:  # no memory, say: the consumer raises it
+            work.error = e
+            self.results.put(work)
+            return None
+        return work if work.buffers is not None else None
+
+    def _fill_slot(self, work: Work, slot: int) -> None:
+        assert work.buffers is not None
+        began = time.perf_counter_ns()
+        error, found = None, None
+        if work.error is None:
+            try:
+                found = self._traced_fill(work, slot) if trace.active else self._fill(work, slot)
+            except BaseException as e:  # raised by the consumer, at this item's turn
+                e.add_note(f"while reading sample {work.item[slot]} (number {slot} of batch {work.number})")
+                error = e
+        skip = self.ballot is not None and isinstance(error, Exception) and not isinstance(error, MemoryError)
+        if error is not None and not skip and self.peers is not None and not self.closed:
+            self.peers.failed(work.number, error, ahead=True)
+        with self._lock:
+            work.reads.append((found, (time.perf_counter_ns() - began) / 1e9))
+            if error is not None and skip:
+                work.bad[slot] = error
+            elif error is not None and (work.error is None or slot < work.error_slot):
+                work.error, work.error_slot = error, slot
+            work.remaining -= 1
+            work.filled = last = work.remaining == 0
+        if last:
+            self._vote(work)
+            self.start_copy(work)
+            self.results.put(work)
+
+    def _fill(self, work: Work, slot: int) -> Any:
+        return self.fill(work.item[slot], work.buffers.slot(slot))
+
+    def _traced_fill(self, work: Work, slot: int) -> Any:
+        index = work.item[slot]
+        trace.set_sample(index)
+        try:
+            with trace.span("sample", sample=index, batch=work.number):
+                return self._fill(work, slot)
+        finally:
+            trace.set_sample(None)
+
+    def _vote(self, work: Work) -> None:
+        if self.ballot is not None and work.error is None:
+            try:
+                self.ballot.vote(work.number, len(work.item), work.bad)
+            except Exception as e:
+                work.error = e
+
+    def allow_copies(self, up_to: int) -> None:
+        """Let the copies of items up to this number begin as soon as they are filled."""
+        with self._lock:
+            self._copy_up_to = up_to
+
+    def start_copy(self, work: Work) -> None:
+        """Begin the copy of a filled item that may be copied, once."""
+        with self._lock:
+            mine = work.filled and not work.started and work.error is None and work.number <= self._copy_up_to
+            work.started = work.started or mine
+        if mine:
+            began = time.perf_counter_ns()
+            try:
+                with trace.span("begin copy", batch=work.number, bytes=work.buffers.nbytes):
+                    work.ticket = self.copier.start(work.buffers)
+            except BaseException as e:
+                work.error = e
+            work.copy_seconds = (time.perf_counter_ns() - began) / 1e9
+
+    def release(self, work: Work) -> None:
+        """Return the buffers of an item that nobody will get."""
+        if work.ticket is not None:
+            self.copier.abandon(work.ticket)
+        elif work.buffers is not None:
+            self.ring.give_back(work.buffers)
+        work.ticket = work.buffers = None
+
+    def stop(self) -> None:
+        """Tell everyone to end, without a lock."""
+        self.closed = True
+        self.queue.put(None)
+        self.ring.wake()
+        self.results.put(None)
+        if hasattr(self.fill, "stop"):  # a reader that waits for a process
+            self.fill.stop()
+
+
+def _join(thread: threading.Thread, deadline: float) -> None:
+    """Wait for the end of a thread, which an interrupt in its ``start()`` may have left without a first step."""
+    begin = min(deadline, time.monotonic() + _BEGIN_SECONDS)
+    while thread.ident is None and time.monotonic() < begin:
+        time.sleep(0.001)
+    if thread.ident is not None:
+        thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def shut_down(
+    readers: Readers[Any], threads: list[threading.Thread], pending: deque[Work], on_close: Callable[[], None]
+) -> None:
+    """End the threads, then return the buffers that are still on their way. Lock-free: see the module's docstring."""
+    readers.stop()
+    if threading.current_thread() not in threads:  # a collection may run on one of them, which holds a turn then
+        deadline = time.monotonic() + readers.join_seconds
+        for thread in threads:
+            _join(thread, deadline)
+    if hasattr(readers.fill, "end"):
+        readers.fill.end()
+    if any(thread.ident is None or thread.is_alive() for thread in threads):
+        return  # it may still write: its buffers, and the ring, are not used again
+    while pending:
+        readers.release(pending.popleft())
+    if not readers.ring.busy:  # an interrupt between two steps of a hand-over may leave a set behind
+        on_close()

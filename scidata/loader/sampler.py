@@ -1,0 +1,340 @@
+"""``DistributedSampler``: which samples each domain works on, the same on all ranks of a domain."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sized
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.data import DistributedSampler as _DistributedSampler
+
+from scidata.core.checks import whole
+from scidata.core.types import IntArray
+from scidata.data.order import MAX_DRAWN, Mixture, Order
+from scidata.device_mesh import axes_of, axis_rank, axis_size
+from scidata.errors import ConfigError
+from scidata.shard.comm.agreement import check_agreement
+
+__all__ = ["DistributedSampler", "check_state", "fingerprint_of"]
+
+_VERSION = 1
+
+
+class DistributedSampler(_DistributedSampler[Any]):
+    """Deals an order of sample indices to the ranks of the dp axis.
+
+    The order is a function of seed and epoch alone. Ranks of one domain get the same indices, all dp ranks the same
+    number of them: rank r takes each ``dp``-th entry from r. With batches of b samples a rank, step s therefore works
+    on entries ``[s * dp * b, (s + 1) * dp * b)`` of the order: a global batch holds the same samples for any dp.
+
+    It is a ``torch.utils.data.DistributedSampler`` to whatever asks, and saves its place: see :meth:`state_dict`.
+
+    Parameters
+    ----------
+    dataset
+        Anything with a length. One of :func:`scidata.mix` brings its ratios along.
+    mesh
+        None: one replica, all samples.
+    dp
+        The mesh's data-parallel axis; None where it has none.
+    shuffle, seed
+        A new order in each epoch (``set_epoch``), or always ``0, 1, 2, …``.
+    drop_last
+        What happens to the last samples when the dp axis does not divide their number: dropped, or the first ones
+        of the order repeated to fill up.
+    check
+        Whether ranks find out, when they first iterate, that they were given different arguments. That first time
+        is collective over the mesh.
+    weights
+        ``(len(dataset),)``: samples are drawn with replacement, each in proportion to its weight.
+    num_samples
+        Entries of an epoch that is drawn by ``weights``; default as many as there are samples.
+    sizes
+        ``(len(dataset),)``: cost of each sample, such as ``ds.counts("node")``. Each ``group`` entries in a row then
+        have similar sizes, so that the ranks that work side by side finish together.
+    group
+        Entries that are of similar size: the global batch (``dp * batch_size``), or a multiple of it.
+
+    Raises
+    ------
+    ConfigError
+        An empty dataset, fewer samples than dp ranks with ``drop_last``, a negative seed, weights or sizes that do not
+        fit. When first iterated: ranks that disagree, on all ranks alike.
+    """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        mesh: DeviceMesh | None = None,
+        *,
+        dp: str | None = "dp",
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        check: bool = True,
+        weights: npt.ArrayLike | None = None,
+        num_samples: int | None = None,
+        sizes: npt.ArrayLike | None = None,
+        group: int | None = None,
+    ) -> None:
+        dp_axis = None if mesh is None else axes_of(mesh, dp=dp)[0]
+        num_replicas = axis_size(mesh, dp_axis)
+        if not isinstance(dataset, Sized):
+            raise ConfigError(f"dataset: expected one with a length, not {type(dataset).__name__}")
+        if len(dataset) == 0:
+            raise ConfigError("the dataset is empty: there is nothing to sample")
+        seed = whole("seed", seed, least=0)
+        super().__init__(
+            dataset,  # type: ignore[arg-type]  # any sized thing will do
+            num_replicas=num_replicas,
+            rank=axis_rank(mesh, dp_axis),
+            shuffle=shuffle,
+            seed=int(seed),
+            drop_last=drop_last,
+        )
+        self._order = _order(dataset, shuffle, int(seed), weights, num_samples, sizes, group)
+        count = len(self._order)
+        if drop_last and count < num_replicas:
+            raise ConfigError(
+                f"{count} samples for {num_replicas} dp ranks: drop_last=True would drop them all; use "
+                "drop_last=False, or fewer dp ranks"
+            )
+        self.num_samples = self._share(0)
+        self.total_size = self.num_samples * num_replicas
+        self.mesh = mesh
+        self._fingerprint: str | None = None
+        self._digest = (-1, "")
+        self._start = 0  # entries that the next iteration leaves out: a resumed epoch has had them
+        self._dealt = 0  # entries that the present one has dealt, to all dp ranks together
+        self._unchecked = check and mesh is not None
+
+    # -- the order ---------------------------------------------------------------------------------------------------
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of the next iteration; call it with the same epoch on every rank.
+
+        A loaded state's place is kept where it belongs to this epoch, and forgotten otherwise.
+
+        Raises
+        ------
+        ConfigError
+            A negative epoch.
+        """
+        epoch = whole("epoch", epoch, least=0)
+        if epoch != self.epoch:
+            self._start = self._dealt = 0
+        super().set_epoch(int(epoch))
+
+    def order(self) -> IntArray:
+        """Return this epoch's order over all dp ranks, ``(total_size,)`` int64: rank r takes each ``dp``-th from r.
+
+        Raises
+        ------
+        ConfigError
+            More than 2^24 samples, whose order is computed while it is iterated and never whole.
+        """
+        return np.resize(self._order.entries(self.epoch), self.total_size)  # repeats from the start, or cuts
+
+    def __iter__(self) -> Iterator[int]:
+        self.check_agreement()
+        self._dealt, self._start = self._start, 0
+        first, count = self._dealt + self.rank, self._share(self._dealt)
+        return self._deal(self._order.dealt(self.epoch, first, self.num_replicas, count))
+
+    def _deal(self, own: Iterator[int]) -> Iterator[int]:
+        for index in own:
+            self._dealt += self.num_replicas
+            yield index
+
+    def _share(self, start: int) -> int:
+        """Return how many of the entries from ``start`` each dp rank takes."""
+        left = max(0, len(self._order) - start)
+        return left // self.num_replicas if self.drop_last else -(-left // self.num_replicas)
+
+    # -- its place ---------------------------------------------------------------------------------------------------
+
+    @property
+    def start(self) -> int:
+        """Entries of the order that the next iteration leaves out, over all dp ranks: 0 unless a state was loaded."""
+        return self._start
+
+    def state_dict(self, *, epoch: int | None = None, consumed: int | None = None) -> dict[str, Any]:
+        """Return the place in the order, as plain values for JSON; the same on every rank. No communication.
+
+        Counts what was dealt. A loader reads ahead of its loop, so save :meth:`scidata.DataLoader.state_dict` there.
+
+        Parameters
+        ----------
+        epoch, consumed
+            Another place: entries of that epoch's order, over all dp ranks, that were used.
+        """
+        epoch = self.epoch if epoch is None else epoch
+        return {
+            "version": _VERSION,
+            **self._identity(),
+            "epoch": epoch,
+            "consumed": max(self._start, self._dealt) if consumed is None else consumed,
+            "order": self._digest_of(epoch),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state`` was saved, on any number of ranks: the next iteration has the rest of its epoch.
+
+        The iteration after that one is whole again. ``len`` stays that of a whole epoch, as in torchdata.
+
+        Raises
+        ------
+        ConfigError
+            The state is of another data set, seed, order or ``drop_last``, or of a newer version.
+        """
+        check_state(
+            "the sampler's state", state, {"version", "epoch", "consumed", "order", *self._identity()}, _VERSION
+        )
+        for name, mine in self._identity().items():
+            if state[name] != mine:
+                what = "data set" if name in ("fingerprint", "samples") else name
+                raise ConfigError(
+                    f"the state is of another {what}: {name} was {state[name]!r} and is {mine!r}; resume with the "
+                    f"same {what}, or start an epoch afresh"
+                )
+        epoch, consumed = state["epoch"], state["consumed"]
+        if self._digest_of(epoch) != state["order"]:
+            raise ConfigError(
+                f"the state is of another order of epoch {epoch}, although seed and data set are the same: weights, "
+                "sizes, group or ratios differ, or NumPy's random numbers; resume with what it was saved with"
+            )
+        self.epoch, self._start, self._dealt = epoch, consumed, 0
+
+    def _digest_of(self, epoch: int) -> str:
+        if self._digest[0] != epoch:  # a loop that saves its place in each step shall not pay for all samples each time
+            self._digest = epoch, self._order.digest(epoch)
+        return self._digest[1]
+
+    def _identity(self) -> dict[str, Any]:
+        """What must be the same for a place to mean the same."""
+        if self._fingerprint is None:
+            self._fingerprint = fingerprint_of(self.dataset)
+        return {
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "drop_last": self.drop_last,
+            "samples": self._order.num_samples,
+            "fingerprint": self._fingerprint,
+        }
+
+    # -- agreement ---------------------------------------------------------------------------------------------------
+
+    def check_agreement(self) -> None:
+        """Find out once whether all ranks of the mesh were given the same arguments. Collective the first time.
+
+        Raises
+        ------
+        ConfigError
+            Which ranks hold what, on all ranks.
+        """
+        if not self._unchecked or self.mesh is None:
+            return
+        order = self._order
+        values = {
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "drop_last": self.drop_last,
+            "the number of samples": order.num_samples,
+            "epoch": self.epoch,
+            "the place in the epoch": self._start,
+            "weights": _digest(order.weights),
+            "sizes": _digest(order.sizes),
+            "group": order.group,
+            "the length of an epoch": len(order),
+        }
+        check_agreement("the sampler", values, self.mesh, tuple(self.mesh.mesh_dim_names or ()))
+        self._unchecked = False
+
+
+def check_state(what: str, state: Mapping[str, Any], names: set[str], version: int) -> None:
+    """Raise unless ``state`` is of a version that is known here, with the values that it has.
+
+    Raises
+    ------
+    ConfigError
+        No state, a state of something else, or of a newer version.
+    """
+    found = state.get("version") if isinstance(state, Mapping) else None
+    if isinstance(found, int) and found > version:
+        raise ConfigError(f"{what} is of version {found}, and this scidata knows up to {version}; use a newer scidata")
+    if found != version or not names <= state.keys():
+        missing = sorted(names - state.keys()) if isinstance(state, Mapping) else sorted(names)
+        raise ConfigError(f"{what} is not one that state_dict() has made: it has no {', '.join(missing) or 'version'}")
+    for name in ("epoch", "consumed"):
+        value = state.get(name, 0)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ConfigError(f"{what}: {name} must be an integer from 0, not {value!r}")
+
+
+def fingerprint_of(dataset: Any) -> str:
+    """Return the data set's own fingerprint, or ``""`` where it has none."""
+    return str(getattr(dataset, "fingerprint", ""))
+
+
+def _order(
+    dataset: Sized,
+    shuffle: bool,
+    seed: int,
+    weights: npt.ArrayLike | None,
+    draws: int | None,
+    sizes: npt.ArrayLike | None,
+    group: int | None,
+) -> Order:
+    count = len(dataset)
+    mixture: Mixture | None = getattr(dataset, "mixture", None)
+    chosen = {"weights": weights is not None, "sizes": sizes is not None}
+    for name, given in chosen.items():
+        if given and not shuffle:
+            raise ConfigError(f"{name} decides the order, which shuffle=False fixes; leave out one of them")
+    if weights is not None and mixture is not None:
+        raise ConfigError("weights: the data set is a mix, whose ratios decide how often samples come; leave it out")
+    draws = None if draws is None else whole("num_samples", draws)
+    group = None if group is None else whole("group", group)
+    if max(count, draws or 0) > MAX_DRAWN and (weights is not None or sizes is not None):
+        raise ConfigError(
+            f"weights, sizes: {count} samples and num_samples={draws}: such an order is listed whole, of at most "
+            f"{MAX_DRAWN} samples; leave weights and sizes out, or take part of the data set with scidata.subset"
+        )
+    if draws is not None and (weights is None or draws < 1):
+        raise ConfigError(f"num_samples={draws}: the number of draws by weights, from 1; leave it out without weights")
+    if (sizes is None) != (group is None) or (group is not None and group < 1):
+        raise ConfigError(
+            f"sizes and group={group} belong together: group is the global batch, or a multiple of it, from 1"
+        )
+    return Order(
+        num_samples=count,
+        shuffle=shuffle,
+        seed=seed,
+        weights=_of_samples("weights", weights, count),
+        draws=draws,
+        mixture=mixture,
+        sizes=_of_samples("sizes", sizes, count),
+        group=group,
+    )
+
+
+def _of_samples(name: str, values: npt.ArrayLike | None, count: int) -> npt.NDArray[np.float64] | None:
+    if values is None:
+        return None
+    try:
+        array = np.asarray(values, np.float64)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{name}: {count} numbers are needed, one a sample, not {values!r}") from None
+    if array.shape != (count,) or not np.isfinite(array).all() or array.min() < 0 or array.sum() <= 0:
+        raise ConfigError(
+            f"{name}: {count} finite numbers from 0, one a sample and not all 0, are needed, not an array of shape "
+            f"{array.shape}" + (f" from {array.min()} to {array.max()}" if array.size else "")
+        )
+    return array
+
+
+def _digest(values: npt.NDArray[np.float64] | None) -> str:
+    return "none" if values is None else hashlib.sha256(values.tobytes()).hexdigest()[:12]

@@ -1,0 +1,112 @@
+"""One warning, once, when a loop waits for its data: which stage is slow, and what to change."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from statistics import median
+
+from scidata.loader.stats import PrefetchStats
+
+__all__ = ["WaitWatch"]
+
+_WARM_UP = 5  # steps of an epoch that are not looked at: nothing was read ahead, kernels are being compiled
+_WINDOW = 20  # steps that are judged together
+_SHARE = 0.1  # of the time, from which on waiting is worth a warning
+_MIN_WAIT = 1_000_000  # ns a step; less is not worth anybody's time
+_MIN_WORK = 200_000  # ns a step; a loop that does less with its batches is there to try the loader
+
+
+class WaitWatch:
+    """Looks at the steps of one epoch, and warns of the first window in which waiting takes the time.
+
+    What is judged is the wait for a batch and its transform, against all of the time, over 20 steps after the fifth,
+    less the step that waited longest: a pause is no pattern.
+    """
+
+    def __init__(self, num_workers: int, prefetch: int) -> None:
+        self._num_workers, self._prefetch = num_workers, prefetch
+        self._num_steps = 0
+        self._returned = 0
+        self._forget(None)
+
+    def _forget(self, stats: PrefetchStats | None) -> None:
+        self._before = stats
+        self._waits: list[int] = []
+        self._work: list[int] = []
+
+    def step(self, stats: PrefetchStats, called: int, arrived: int, returned: int) -> None:
+        """Count one step: when ``next`` was called, when its data was there, and when it returned (ns)."""
+        stats.transform_seconds += (returned - arrived) / 1e9
+        stats.loop_seconds += (returned - (self._returned or called)) / 1e9
+        if not stats.warned and self._num_steps >= _WARM_UP:
+            self._waits.append(returned - called)
+            self._work.append(called - self._returned)
+            if len(self._waits) == _WINDOW:
+                self._judge(stats)
+        elif self._num_steps == _WARM_UP - 1:
+            self._forget(replace(stats))
+        self._num_steps += 1
+        self._returned = returned
+
+    def _judge(self, stats: PrefetchStats) -> None:
+        longest = max(range(_WINDOW), key=self._waits.__getitem__)
+        waited = sum(self._waits) - self._waits[longest]
+        total = waited + sum(self._work) - self._work[longest]
+        if (
+            waited > _SHARE * total
+            and waited > _MIN_WAIT * (_WINDOW - 1)
+            and median(self._work) > _MIN_WORK
+            and self._before is not None
+        ):
+            stats.warned = True
+            text = self._message(waited / total, waited / (_WINDOW - 1), self._before, stats)
+            warnings.warn(text, RuntimeWarning, stacklevel=4)  # the line of the loop
+        self._forget(replace(stats))
+
+    def _message(self, share: float, wait: float, before: PrefetchStats, now: PrefetchStats) -> str:
+        def grown(name: str) -> float:
+            return float(getattr(now, name) - getattr(before, name))
+
+        times = {stage: grown(f"{stage}_seconds") for stage in ("read", "decode", "copy")}
+        # finding rows and ghosts, planning: what is left, where the stages do not run side by side
+        times["preparation"] = max(0.0, grown("fill_seconds") - sum(times.values()))
+        stage = max(times, key=times.__getitem__)
+        if grown("transform_seconds") > grown("wait_seconds"):
+            stage, times["transform"] = "transform", grown("transform_seconds")
+        speed = ""
+        if stage == "read" and times[stage] > 0:
+            speed = f", {grown('bytes_fetched') / times[stage] / 1e6:.0f} MB/s"
+        each = 1e3 * times[stage] / max(1.0, grown("samples"))
+        advice = self._advice(stage, grown("bytes_fetched") / max(1.0, grown("bytes")))
+        return (
+            f"scidata.DataLoader: data is what the loop waits for: {100 * share:.0f} % of the time "
+            f"({wait / 1e6:.1f} ms a step) over {_WINDOW} steps. The slowest stage is {stage} ({each:.1f} ms a "
+            f"sample{speed}): {advice}. print(loader.stats()) shows all stages; this is said once"
+        )
+
+    def _advice(self, stage: str, amplification: float) -> str:
+        if stage == "transform":
+            return "it runs in the loop's own thread; make it cheaper, or do it once, when the store is written"
+        if not self._num_workers:
+            return "nothing is read ahead with num_workers=0; pass num_workers=2 or more"
+        ahead = (
+            f"more reader threads (num_workers={self._num_workers} now) and more batches ahead "
+            f"(prefetch_factor={self._prefetch} now) hide it where cores and memory are free"
+        )
+        if stage == "read":
+            if amplification > 1.5:
+                return (
+                    f"{amplification:.1f} bytes are fetched for each that is wanted; choose chunks that fit the split "
+                    "(scidata plan PATH shows it, bounds='chunk' moves the split to them), or write a store of meshes, "
+                    "clouds and graphs with scidata partition"
+                )
+            return f"{ahead}; else the storage is the limit: put the data on a faster one, or compress it"
+        if stage == "decode":
+            return f"{ahead}; else write the data with a faster codec (blosc-lz4) or in smaller chunks"
+        if stage == "copy":
+            return f"write the data in chunks that fit the split, in the dtype that is used; {ahead}"
+        return (
+            "rows, ghosts and byte ranges are worked out for samples that are not kept from an earlier epoch; "
+            f"{ahead}, and a larger cache_bytes keeps more of a store"
+        )

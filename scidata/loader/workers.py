@@ -1,0 +1,265 @@
+"""Processes that read, and transform what they have read, for the reader threads of a :class:`scidata.DataLoader`.
+
+Each thread hands a sample's index to a process that has nothing to do, and waits for this rank's part, which comes in
+shared memory. So order, buffers, copies and errors are the threads', as without processes.
+
+Processes are spawned, never forked: a fork copies the locks of threads that hold them. One that is told to end does so
+between two of Python's steps, when no piece of shared memory is between its making and its unlinking; one that finds
+its parent gone ends too.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import random
+import signal
+import traceback
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import torch
+import torch.multiprocessing
+from torch.utils.data._utils import worker as torch_worker
+
+from scidata.core import trace
+from scidata.core.interrupts import ignore_interrupts, interrupts_held
+from scidata.core.types import BufferSpec
+from scidata.errors import WorkerDiedError
+from scidata.loader.prefetch.slots import Slot
+from scidata.sources.bytes import retry as _retry
+
+__all__ = ["WorkerPool", "WorkerReader"]
+
+_POLL = 0.05  # s between two looks at whether the epoch is over
+_END_SECONDS = 2.0  # for a process that is told to end; then it is killed
+
+
+class WorkerPool:
+    """Processes that each hold a copy of the data set. Begins them; does not wait for them to be ready.
+
+    Parameters
+    ----------
+    init_fn, seed
+        As torch's loader: ``init_fn(worker_id)`` is called in each process, whose seeds are ``seed + worker_id``.
+    """
+
+    def __init__(
+        self, dataset: Any, num_workers: int, context: Any, init_fn: Callable[[int], None] | None, seed: int
+    ) -> None:
+        context = torch.multiprocessing.get_context("spawn") if context is None else context
+        self.closed = False
+        self._processes: list[Any] = []
+        self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        try:
+            for number in range(num_workers):
+                here, there = context.Pipe()
+                arguments = (there, dataset, number, num_workers, seed + number, init_fn, _retry.RETRY)
+                process = context.Process(target=_main, args=arguments, name=f"scidata-worker-{number}", daemon=True)
+                with interrupts_held():
+                    process.start()
+                there.close()  # so that its end is the pipe's
+                self._processes.append(process)
+                self._idle.put(_Worker(here, process))
+        except BaseException:
+            self.end()
+            raise
+
+    def read(self, index: int, epoch: Any, over: Callable[[], bool]) -> tuple[Any, Any]:
+        """Return this rank's part of a sample, and the read's statistics. From as many threads as there are processes.
+
+        Raises
+        ------
+        WorkerDiedError
+            The process has ended. Errors of reading are raised as they are, with the process's traceback as a note.
+        """
+        done = lambda: over() or self.closed  # noqa: E731
+        worker = self._take(done)
+        try:
+            return worker.read(index, epoch, done)
+        except WorkerDiedError:
+            self.stop()
+            raise
+        finally:
+            self._idle.put(worker)
+
+    def _take(self, over: Callable[[], bool]) -> _Worker:
+        while True:
+            try:
+                return self._idle.get(timeout=_POLL)
+            except queue.Empty:
+                if over():
+                    raise _OverError from None
+
+    def stop(self) -> None:
+        """Tell the processes to end; takes no lock."""
+        self.closed = True
+        for process in self._processes:
+            if process.is_alive():
+                process.terminate()
+
+    def end(self) -> None:
+        """End the processes, and wait for that."""
+        self.stop()
+        for process in self._processes:
+            process.join(_END_SECONDS)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+class WorkerReader:
+    """Reads samples through a pool, in one epoch; its calls fill a slot, or buffers."""
+
+    def __init__(self, pool: WorkerPool, epoch: Any, *, keep: bool) -> None:
+        self._pool, self._epoch, self._keep = pool, epoch, keep
+        self._over = False
+
+    def __call__(self, index: int, out: Any) -> Any:
+        """Fill what is given; return the statistics of the read."""
+        part, stats = self._pool.read(index, self._epoch, lambda: self._over)
+        if isinstance(out, Slot):
+            out.part = part
+            fields = part if isinstance(part, Mapping) else part.fields
+            out.nbytes = sum(values.nbytes for values in fields.values())
+        else:
+            for name, array in out.items():
+                np.copyto(array, part[name].numpy())
+        return stats
+
+    def stop(self) -> None:
+        """Let waiting threads go, and the processes end if they are not kept; takes no lock."""
+        self._over = True
+        if not self._keep:
+            self._pool.stop()
+
+    def end(self) -> None:
+        """Wait for the processes that were stopped."""
+        if not self._keep:
+            self._pool.end()
+
+
+class _OverError(Exception):
+    """The epoch is over; nobody wants the sample."""
+
+
+class _Worker:
+    """One process, of the thread that has it."""
+
+    def __init__(self, connection: Connection, process: Any) -> None:
+        self._connection, self._process = connection, process
+        self._number = 0
+
+    def read(self, index: int, epoch: Any, over: Callable[[], bool]) -> tuple[Any, Any]:
+        self._number += 1
+        recorder, failed = trace.active, None
+        try:
+            self._connection.send((self._number, index, epoch, recorder is not None))
+            while True:
+                while not self._connection.poll(_POLL):
+                    if over():
+                        raise _OverError
+                number, error, answer, events = self._connection.recv()
+                if number == self._number:  # and not what an epoch that was left has asked for
+                    break
+        except (EOFError, OSError) as e:
+            # its frames hold a memoryview, which must not end up in a cycle: collected there, CPython complains
+            failed = e.with_traceback(None)
+        if failed is not None:
+            if over():
+                raise _OverError
+            self._process.join(_END_SECONDS)
+            raise WorkerDiedError(
+                f"worker process {self._process.name} (pid {self._process.pid}) ended with code "
+                f"{self._process.exitcode} while it read sample {index}; see what it printed. Where it never began: a "
+                "script that uses workers='process' needs its main part below if __name__ == '__main__'"
+            ) from failed
+        if recorder is not None and events is not None:
+            recorder.add_packed(events)
+        if error is not None:
+            raise error
+        part, stats = answer
+        return (part.with_arrays(part.arrays()) if _has_arrays(part) else part), stats  # arrays() are NumPy's
+
+
+# -- in the process --------------------------------------------------------------------------------------------------
+
+
+def _main(
+    connection: Connection,
+    dataset: Any,
+    number: int,
+    num_workers: int,
+    seed: int,
+    init_fn: Callable[[int], None] | None,
+    retry: _retry.Retry,
+) -> None:
+    _retry.set_retry(**vars(retry))
+    ignore_interrupts()
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    torch.set_num_threads(1)
+    random.seed(seed)
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002  # as torch's workers do, for those who use it
+    torch_worker._worker_info = torch_worker.WorkerInfo(id=number, num_workers=num_workers, seed=seed, dataset=dataset)
+    failed = _failure_of(init_fn, number)
+    try:
+        while True:
+            task, index, epoch, traced = connection.recv()
+            answer, error = None, failed
+            with trace.recorded_apart(index, wanted=traced) as recorder:
+                if error is None:
+                    try:
+                        answer = _read(dataset, index, epoch)
+                    except Exception as e:
+                        error = _portable(e, number)
+            connection.send((task, error, answer, None if recorder is None else recorder.packed()))
+            del answer
+    except (EOFError, OSError):  # the parent has gone
+        pass
+
+
+def _failure_of(init_fn: Callable[[int], None] | None, number: int) -> BaseException | None:
+    try:
+        if init_fn is not None:
+            init_fn(number)
+    except Exception as e:
+        return _portable(e, number)
+    return None
+
+
+def _read(dataset: Any, index: int, epoch: Any) -> tuple[Any, Any]:
+    if hasattr(dataset, "buffer_specs"):
+        part = {name: _shared(spec) for name, spec in dataset.buffer_specs().items()}
+        stats = dataset.read_into(index, {name: tensor.numpy() for name, tensor in part.items()})
+        return part, stats
+    part = dataset.read_local(index) if epoch is None else dataset.epoch_reader(epoch)(index)
+    stats = getattr(part, "stats", None)
+    if _has_arrays(part):
+        part = part.with_arrays({name: torch.from_numpy(array) for name, array in part.arrays().items()})
+    return part, stats
+
+
+def _has_arrays(part: Any) -> bool:
+    return hasattr(part, "with_arrays")
+
+
+def _shared(spec: BufferSpec) -> torch.Tensor:
+    """Return a tensor in shared memory, so that it need not be copied there."""
+    dtype = torch.from_numpy(np.empty(0, spec.dtype)).dtype
+    storage = torch.UntypedStorage._new_shared(max(1, spec.nbytes), device="cpu")  # type: ignore[no-untyped-call]
+    return torch.empty(0, dtype=dtype).set_(storage)[: spec.nbytes // dtype.itemsize].view(spec.shape)
+
+
+def _portable(error: BaseException, number: int) -> BaseException:
+    """Return an error that can be sent, with its traceback as a note."""
+    note = f"in worker process {number}:\n{''.join(traceback.format_exception(error))}"
+    try:
+        sent: BaseException = pickle.loads(pickle.dumps(error))
+    except Exception:
+        sent = RuntimeError(f"{type(error).__name__}: {error}")
+    sent.add_note(note)
+    return sent

@@ -1,0 +1,269 @@
+"""Arithmetic that the adapters share: padded connectivity to offsets, coordinates to degrees, VTK's cell codes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.types import ArrayLayout, IntArray, Source
+from scidata.errors import CorruptDataError, FieldMismatchError
+from scidata.meshes.formats.base import Cells, Options, fill_values, read_values
+from scidata.sources.cf import array_of, role_of
+
+__all__ = [
+    "PAIRS",
+    "as_indices",
+    "cells_of_rows",
+    "check_start",
+    "constant_cells",
+    "coordinate_columns",
+    "find_padding",
+    "in_degrees",
+    "is_angle",
+    "num_pairs",
+    "polygon_types",
+    "read_columns",
+    "ragged_of_padded",
+    "read_pairs",
+    "start_of",
+]
+
+TRIANGLE, POLYGON, QUAD = 5, 7, 9  # VTK's codes
+_NETCDF_FILL = 9.969209968386869e36  # of floats and doubles, the same number
+PAIRS = ("edge_index", "edges", "edge/index")
+
+
+def as_indices(values: npt.NDArray[Any], what: str) -> IntArray:
+    """Return integers as int64; floats are taken where they are whole numbers, NaN becoming the smallest int64."""
+    if values.dtype.kind == "f":
+        missing = np.isnan(values)
+        whole = np.where(missing, 0, values)
+        if (whole != np.rint(whole)).any() or (np.abs(whole) > 2**53).any():
+            raise CorruptDataError(f"{what}: holds values that are no integers; rows of nodes were expected")
+        return np.where(missing, np.iinfo(np.int64).min, whole.astype(np.int64))
+    if values.dtype.kind not in "iu":
+        raise CorruptDataError(f"{what}: has dtype {values.dtype}, but integers were expected")
+    if values.dtype == np.uint64 and (values > np.iinfo(np.int64).max).any():
+        # a padding value such as 2**64 - 1 has no int64; any other value as large is out of range in any case
+        values = np.where(values > np.iinfo(np.int64).max, np.iinfo(np.int64).max, values)
+    return values.astype(np.int64)
+
+
+def start_of(layout: ArrayLayout) -> int:
+    """Return the attribute ``start_index`` of an array of node indices: 0 where it has none.
+
+    Raises
+    ------
+    CorruptDataError
+        It is no integer.
+    """
+    said = np.ravel(array_of(layout.attributes.get("start_index", 0))).tolist()
+    try:
+        start = float(said[0])
+        if start == int(start) and abs(start) < 2**53:
+            return int(start)
+    except (ValueError, IndexError, OverflowError, TypeError):
+        pass
+    raise CorruptDataError(
+        f"{layout.store}: field {layout.name!r}: attribute start_index is {layout.attributes['start_index']!r}, but an "
+        "integer was expected"
+    )
+
+
+def check_start(layout: ArrayLayout, nodes: IntArray, num_nodes: int) -> None:
+    """Refuse indices that count from 1 without saying so: read as they are, every node would be the next one's."""
+    if "start_index" in layout.attributes or not nodes.size:
+        return
+    if int(nodes.min()) >= 1 and int(nodes.max()) == num_nodes:
+        raise CorruptDataError(
+            f"{layout.store}: field {layout.name!r} has no start_index, which means 0, but its indices run from "
+            f"{int(nodes.min())} to {num_nodes}, the number of nodes; give it the attribute start_index = 1 (0, if "
+            "that is meant)"
+        )
+
+
+def find_padding(
+    source: Source,
+    layout: ArrayLayout,
+    raw: npt.NDArray[Any],
+    rows: IntArray,
+    *,
+    start_index: int,
+    num_nodes: int,
+) -> npt.NDArray[np.bool_]:
+    """Find what is no node in padded rows: fill values, or anything below the first index where there are none.
+
+    Raises
+    ------
+    CorruptDataError
+        A fill value is the index of a node as well; or nothing says whether the number below the first index pads
+        rows, or is the first node of indices that begin lower than said.
+    """
+    padding = np.isnan(raw) if raw.dtype.kind == "f" else np.zeros(raw.shape, bool)
+    fills = fill_values(source, layout)
+    for fill in fills:
+        if start_index <= fill < start_index + num_nodes and (raw == fill).any():
+            raise CorruptDataError(
+                f"{layout.store}: field {layout.name!r} has the fill value {fill}, which is also the index of a node "
+                f"(they run from {start_index} to {start_index + num_nodes - 1}); pad with another value, such as -1"
+            )
+        padding |= raw == fill
+    if fills:
+        return padding
+    last = start_index + num_nodes - 1
+    if start_index > 0 and int(rows.max(initial=0)) == last - 1 and bool((rows == start_index - 1).any()):
+        raise CorruptDataError(
+            f"{layout.store}: field {layout.name!r} has start_index {start_index}, but its indices run from "
+            f"{start_index - 1} to {last - 1}, where {start_index} to {last} were expected; give it the right "
+            f"start_index or, where {start_index - 1} pads the rows, the attribute _FillValue = {start_index - 1}"
+        )
+    return padding | (rows < start_index)
+
+
+def ragged_of_padded(rows: IntArray, *, padding: npt.NDArray[np.bool_], start_index: int) -> tuple[IntArray, IntArray]:
+    """Turn ``(num_cells, most)`` padded rows into offsets and 0-based connectivity.
+
+    ``padding`` after a row's last node is dropped; before it, it is a hole, which becomes -1.
+    """
+    num_cells, most = rows.shape
+    places = np.arange(1, most + 1)
+    sizes = np.where(padding, 0, places).max(axis=1, initial=0)
+    offsets = np.zeros(num_cells + 1, np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    kept = places <= sizes[:, None]
+    connectivity = rows[kept] - start_index
+    connectivity[padding[kept]] = -1
+    return offsets, connectivity
+
+
+def polygon_types(offsets: IntArray) -> npt.NDArray[np.uint8]:
+    """Return VTK's code of each face by its number of nodes."""
+    sizes = np.diff(offsets)
+    types = np.full(len(sizes), POLYGON, np.uint8)
+    types[sizes == 3] = TRIANGLE
+    types[sizes == 4] = QUAD
+    return types
+
+
+def cells_of_rows(rows: IntArray, *, padding: npt.NDArray[np.bool_], start_index: int) -> Cells:
+    """Return padded rows as polygons."""
+    offsets, connectivity = ragged_of_padded(rows, padding=padding, start_index=start_index)
+    return Cells(offsets=offsets, connectivity=connectivity, cell_type=polygon_types(offsets))
+
+
+def constant_cells(rows: IntArray, cell_type: int) -> Cells:
+    """Return ``(num_cells, k)`` rows as cells of one type."""
+    return Cells(
+        offsets=np.arange(len(rows) + 1, dtype=np.int64) * rows.shape[1],
+        connectivity=np.ascontiguousarray(rows, np.int64).reshape(-1),
+        cell_type=np.full(len(rows), cell_type, np.uint8),
+    )
+
+
+def _units(layout: ArrayLayout) -> str:
+    return str(layout.attributes.get("units", "")).strip().lower()
+
+
+def is_angle(layout: ArrayLayout) -> bool:
+    """Say whether a coordinate is a longitude or latitude: by units or standard name."""
+    standard = str(layout.attributes.get("standard_name", "")).lower()
+    return _units(layout).startswith(("degree", "rad")) or standard in ("longitude", "latitude")
+
+
+def coordinate_columns(layouts: list[ArrayLayout]) -> tuple[list[ArrayLayout], bool]:
+    """Put coordinates into the order x (longitude), y (latitude), z; say whether they lie on the sphere.
+
+    Coordinates whose roles are not all known and different keep the order given.
+    """
+    roles = [role_of(layout) for layout in layouts]
+    if len(set(roles)) == len(roles) and set(roles) <= {"X", "Y", "Z"}:
+        layouts = [layout for _, layout in sorted(zip(roles, layouts, strict=True), key=lambda pair: str(pair[0]))]
+    return layouts, len(layouts) > 1 and all(map(is_angle, layouts[:2]))
+
+
+def read_columns(
+    source: Source, layouts: list[ArrayLayout], options: Options, *, on_sphere: bool
+) -> npt.NDArray[np.float64]:
+    """Read coordinates as ``(N, 2 or 3)`` float64 columns; angles in degrees.
+
+    A single ``(N, 2 or 3)`` array is its columns. Longitudes stay in the range that the file has.
+    """
+    if len(layouts) == 1:
+        points = _read_coordinate(source, layouts[0], options)
+        return in_degrees(points, layouts) if on_sphere else points
+    columns = []
+    for layout in layouts:
+        column = _read_coordinate(source, layout, options)
+        if column.shape != (layouts[0].shape[0],):
+            raise FieldMismatchError(
+                f"{source.path}: coordinate {layout.name!r} has shape {column.shape}, but {layouts[0].name!r} "
+                f"has {layouts[0].shape}; one value per node was expected"
+            )
+        columns.append(column)
+    points = np.stack(columns, axis=1)
+    return in_degrees(points, layouts) if on_sphere else points
+
+
+def _read_coordinate(source: Source, layout: ArrayLayout, options: Options) -> npt.NDArray[np.float64]:
+    """Read a coordinate; NaN where nothing was ever written, by NetCDF's default fill value too."""
+    values = read_values(source, layout.name, options).astype(np.float64)
+    if source.format.startswith("netcdf") and layout.dtype.kind == "f" and "_FillValue" not in layout.attributes:
+        values[values == _NETCDF_FILL] = np.nan
+    return values
+
+
+def in_degrees(points: npt.NDArray[Any], layouts: Sequence[ArrayLayout]) -> npt.NDArray[Any]:
+    """Turn columns of coordinates on a sphere that are in radians into degrees; one array's are its first two."""
+    given = [_units(layout).startswith("rad") for layout in layouts]
+    angles = np.flatnonzero(given * 2 if len(given) == 1 else given)
+    if not len(angles):
+        return points
+    points = points.astype(np.float64)
+    points[:, angles] = np.degrees(points[:, angles])
+    return points
+
+
+def period_of(layouts: list[ArrayLayout], *, on_sphere: bool) -> tuple[float, ...] | None:
+    """Return the attribute ``period`` of the coordinates: a number for each of them, 0 where the domain does not wrap.
+
+    Raises
+    ------
+    FieldMismatchError
+        It is none, or the coordinates are longitude and latitude, which wrap without being told.
+    """
+    if not any("period" in layout.attributes for layout in layouts):
+        return None
+    columns = layouts[0].shape[1] if len(layouts[0].shape) > 1 else len(layouts)
+    said = [np.ravel(array_of(layout.attributes.get("period", 0.0))).tolist() for layout in layouts]
+    period = [width for widths in said for width in widths]
+    numbers = all(isinstance(width, int | float) and 0 <= width < np.inf for width in period)
+    if not numbers or len(period) != columns or on_sphere:
+        names = ", ".join(layout.name for layout in layouts)
+        raise FieldMismatchError(
+            f"{layouts[0].store}: attribute period of {names} is {period}, but {columns} widths of a flat domain were "
+            "expected, 0 where it does not wrap"
+        )
+    return tuple(map(float, period)) if any(period) else None
+
+
+def read_pairs(source: Source, name: str, options: Options, num_nodes: int | None = None) -> IntArray:
+    """Read ``edge_index``, 0-based; ``num_nodes``, where it is known, tells indices from 1 that do not say so."""
+    pairs = as_indices(read_values(source, name, options, decode=False), f"{source.path}: field {name!r}")
+    if num_nodes is not None:
+        check_start(source.arrays[name], pairs, num_nodes)
+    start = start_of(source.arrays[name])
+    return pairs - start if start else pairs
+
+
+def num_pairs(layout: ArrayLayout) -> int:
+    """Return the number of edges, after checking the shape of ``edge_index``."""
+    if len(layout.shape) != 2 or layout.shape[0] != 2:
+        remedy = "; transpose it" if len(layout.shape) == 2 and layout.shape[1] == 2 else ""
+        raise FieldMismatchError(
+            f"{layout.store}: field {layout.name!r} has shape {layout.shape}, but (2, num_edges) was expected: sources "
+            f"and destinations{remedy}"
+        )
+    return layout.shape[1]

@@ -1,0 +1,430 @@
+"""What every adapter gives: how a mesh, cloud or graph is described, and its fields, not yet read.
+
+All of it pickles (sources by path), so that samples can be handed to worker processes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.bounds import segments_of_slice
+from scidata.core.checks import allocate
+from scidata.core.types import ArrayLayout, IntArray, Source
+from scidata.errors import ConfigError, CorruptDataError, SciDataError, UnsupportedFormatError
+from scidata.plan import plan_array
+from scidata.read import read_plan
+from scidata.sources.cf import array_of, decoding_of
+
+__all__ = [
+    "GROUPS",
+    "ArrayReader",
+    "Box",
+    "Cells",
+    "Geometry",
+    "Joined",
+    "NewDim",
+    "Options",
+    "RawField",
+    "Reader",
+    "Topology",
+    "base_name",
+    "damage_named",
+    "field_of",
+    "fill_values",
+    "read_values",
+    "without_default_fill",
+]
+
+Array = npt.NDArray[Any]
+#: Entity of the arrays in a group of this name; points of a cloud and nodes are told apart by the topology.
+GROUPS: Mapping[str, str] = {
+    **dict.fromkeys(("node", "nodes"), "node"),
+    **dict.fromkeys(("point", "points"), "point"),
+    **dict.fromkeys(("cell", "cells", "face", "faces"), "cell"),
+    **dict.fromkeys(("edge", "edges"), "edge"),
+}
+Box = tuple[slice, ...]
+_MAX_CHUNKS = 2**22  # of one array that is read whole: finding each takes some 200 bytes
+
+
+@contextmanager
+def damage_named(path: str) -> Iterator[None]:
+    """Turn what damaged metadata make of the adapters' arithmetic into CorruptDataError.
+
+    They take arrays and attributes as their formats have them; any that has another shape or type ends here.
+    """
+    try:
+        yield
+    except SciDataError:
+        raise
+    except MemoryError as e:
+        raise CorruptDataError(
+            f"{path}: claims more than there is memory for ({e}); it is damaged, or needs a larger machine"
+        ) from e
+    except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as e:
+        raise CorruptDataError(
+            f"{path}: its arrays or attributes are not what its format has ({type(e).__name__}: {e}); it is damaged: "
+            "copy or write it again, or say kind= if it is of another kind"
+        ) from e
+
+
+def base_name(name: str) -> str:
+    """Return an array's name without a group that says the entity."""
+    group, _, rest = name.partition("/")
+    return rest if rest and group.lower() in GROUPS else name
+
+
+class Reader(Protocol):
+    """Reads a box of an array: one slice with a positive step per dimension."""
+
+    def __call__(self, box: Box) -> Array:
+        """Return the values, in native byte order."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Cells:
+    """Cells as lists of nodes, of any size each: VTK's shape.
+
+    Attributes
+    ----------
+    offsets
+        ``(num_cells + 1,)`` int64: the nodes of cell ``i`` are ``connectivity[offsets[i]:offsets[i + 1]]``.
+    connectivity
+        ``(sum of sizes,)`` int64, 0-based rows of the nodes, in VTK's order. Not checked here: an index that the
+        file has wrong (a hole in a cell becomes -1) is left for the checks of a sample to name.
+    cell_type
+        ``(num_cells,)`` uint8: VTK's codes.
+    """
+
+    offsets: IntArray
+    connectivity: IntArray
+    cell_type: npt.NDArray[np.uint8]
+
+    def __post_init__(self) -> None:
+        offsets = self.offsets
+        if len(offsets) != len(self.cell_type) + 1 or offsets[0] != 0 or offsets[-1] != len(self.connectivity):
+            raise ConfigError(
+                f"cells need offsets from 0 to {len(self.connectivity)} (the length of connectivity), one more than "
+                f"the {len(self.cell_type)} types; there are {len(offsets)}, ending at {offsets[-1:].tolist()}"
+            )
+        if (np.diff(offsets) < 0).any():
+            row = int(np.flatnonzero(np.diff(offsets) < 0)[0])
+            raise ConfigError(f"offsets of cells must not decrease, but do after cell {row}")
+
+    @property
+    def num_cells(self) -> int:
+        """Number of cells."""
+        return len(self.cell_type)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Geometry:
+    """A topology's arrays, read.
+
+    Attributes
+    ----------
+    points
+        ``(num_nodes, 2 or 3)`` float64, or None for a graph without positions.
+    cells
+        None for points and graphs.
+    edge_index
+        ``(2, num_edges)`` int64: source and destination; None where edges are still to be made.
+    """
+
+    points: npt.NDArray[np.float64] | None
+    cells: Cells | None = None
+    edge_index: IntArray | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RawField:
+    """A field that is not read yet.
+
+    Attributes
+    ----------
+    name, units, attributes
+        As in the file; ``units`` is empty where it names none.
+    entity
+        ``"node"``, ``"point"``, ``"cell"`` or ``"edge"``.
+    dims, shape
+        In the source's order.
+    entity_dim
+        Position of the dimension with one row per entity.
+    dtype
+        Of the values as :meth:`read` gives them: decoded, native byte order.
+    reader
+        Reads a box; pickles.
+    """
+
+    name: str
+    entity: str
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    entity_dim: int
+    dtype: np.dtype[Any]
+    reader: Reader
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def units(self) -> str:
+        """The unit, empty where the file gives none."""
+        return str(self.attributes.get("units", ""))
+
+    @property
+    def base(self) -> str:
+        """The name without a group that says the entity."""
+        return base_name(self.name)
+
+    @property
+    def path(self) -> str:
+        """``entity/base``: unlike that of any other field of the sample."""
+        return f"{self.entity}/{self.base}"
+
+    @property
+    def num_rows(self) -> int:
+        """Rows along the entity's dimension."""
+        return self.shape[self.entity_dim]
+
+    def read(self, rows: slice | None = None) -> Array:
+        """Read some rows of the entity's dimension, all of the other dimensions.
+
+        Parameters
+        ----------
+        rows
+            A slice with a positive step; None for all.
+
+        Returns
+        -------
+        ndarray
+            ``shape`` with the selected rows along ``entity_dim``, C-contiguous, of dtype ``dtype``.
+        """
+        box = [slice(None)] * len(self.shape)
+        box[self.entity_dim] = slice(None) if rows is None else rows
+        return self.read_box(tuple(box))
+
+    def read_box(self, box: Box) -> Array:
+        """Read one slice with a positive step of each dimension: for fields too large to read all levels at once."""
+        if len(box) != len(self.shape) or any(s.step is not None and s.step < 1 for s in box):
+            raise ConfigError(
+                f"field {self.name!r}: {box} is not one slice with a positive step for each of {self.dims}"
+            )
+        return np.ascontiguousarray(self.reader(box), self.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayReader:
+    """Reads boxes of one array of a source, through plan and read, decoded by CF."""
+
+    source: Source
+    layout: ArrayLayout
+    decode: bool = True
+    allow_missing: bool = False
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of the values read."""
+        decoding = decoding_of(self.layout) if self.decode else None
+        return decoding.dtype if decoding is not None else self.layout.dtype.newbyteorder("=")
+
+    def __call__(self, box: Box) -> Array:
+        """Return the values of a box."""
+        layout = self.layout
+        selection = tuple(segments_of_slice(s, n) for s, n in zip(box, layout.shape, strict=True))
+        shape = tuple(sum(s.count for s in dim) for dim in selection)
+        out = allocate(f"{layout.store}: field {layout.name!r}", shape, self.dtype)
+        if out.size == 0:
+            return out
+        plan = plan_array(layout, selection, None, out_shape=out.shape)
+        decoding = decoding_of(layout) if self.decode else None
+        read_plan(plan, out, source=self.source, decoding=decoding, allow_missing=self.allow_missing)
+        return out
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewDim:
+    """Puts a dimension of length 1 before a reader's."""
+
+    part: Reader
+
+    def __call__(self, box: Box) -> Array:
+        """Return the values of a box."""
+        values = self.part(box[1:])
+        return np.broadcast_to(values, (len(range(*box[0].indices(1))), *values.shape))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joined:
+    """Parts that follow each other along one dimension, read as one array.
+
+    Attributes
+    ----------
+    parts
+        None for a part that the file does not have: its values are NaN.
+    dim
+        The dimension along which they follow each other.
+    bounds
+        First row of each part, and the end of the last.
+    dtype
+        Of the values.
+    """
+
+    parts: tuple[Reader | None, ...]
+    dim: int
+    bounds: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def __call__(self, box: Box) -> Array:
+        """Return the values of a box."""
+        ranges = [range(*s.indices(n)) for s, n in zip(box, self.shape, strict=True)]
+        out = np.empty(tuple(map(len, ranges)), self.dtype)
+        wanted = ranges[self.dim]
+        for part, start, stop in zip(self.parts, self.bounds[:-1], self.bounds[1:], strict=True):
+            first = max(0, -(-(start - wanted.start) // wanted.step))
+            rows = wanted[first : max(first, -(-(stop - wanted.start) // wanted.step))]
+            if not len(rows):
+                continue
+            target = (*[slice(None)] * self.dim, slice(first, first + len(rows)))
+            local = (*box[: self.dim], slice(rows[0] - start, rows[-1] - start + 1, rows.step), *box[self.dim + 1 :])
+            out[target] = np.nan if part is None else part(local)
+        return out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the user said about where things are.
+
+    Attributes
+    ----------
+    points
+        Names of the coordinates: one ``(N, 2 or 3)`` array, or two or three of length N.
+    edges
+        Where edges come from: ``"edge_index"``, ``"cells"``, ``"knn:8"``, ``"radius:0.1"``; None: as the file has them.
+    topology
+        Name of the mesh variable, where a file has several.
+    allow_missing
+        Read fill values where chunks are absent.
+    """
+
+    points: tuple[str, ...] | None = None
+    edges: str | None = None
+    topology: str | None = None
+    allow_missing: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """One mesh, cloud or graph as its metadata describe it; :meth:`load` reads it. Adapters subclass it.
+
+    Attributes
+    ----------
+    source
+        The file that holds the topology.
+    kind
+        ``"mesh"``, ``"points"`` or ``"graph"``.
+    on_sphere
+        True where the points are longitude and latitude.
+    sizes
+        Number of rows of each entity that fields may live on.
+    entity_of_dim
+        Entity of each dimension that is named; entities not in ``sizes`` have fields that are left out.
+    entity_of_location
+        Entity of each value of a field's attribute ``location`` (UGRID).
+    entity_of_name
+        Entity of arrays whose name says it.
+    not_fields
+        Arrays of the file that describe the topology: no fields unless asked for by name.
+    period
+        Width of the domain along each coordinate where it wraps, 0 where it does not.
+    fields
+        Fields that only the adapter can find; None: by their dimensions.
+    leading_only
+        A field's rows are its first dimension, unless its dimensions are named.
+    left_out
+        What the adapter passes over, and why.
+    mesh_edges
+        True where ``sizes["edge"]`` counts the undirected edges of a mesh, which :meth:`load_mesh_edges` reads: fields
+        on them follow to the directed edges that are made of the cells.
+    """
+
+    source: Source
+    kind: str
+    on_sphere: bool
+    sizes: Mapping[str, int]
+    entity_of_dim: Mapping[str, str] = field(default_factory=dict)
+    entity_of_location: Mapping[str, str] = field(default_factory=dict)
+    entity_of_name: Mapping[str, str] = field(default_factory=dict)
+    not_fields: frozenset[str] = frozenset()
+    period: tuple[float, ...] | None = None
+    fields: Mapping[str, RawField] | None = None
+    leading_only: bool = False
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    mesh_edges: bool = False
+    options: Options = field(default_factory=Options)
+
+    def load(self) -> Geometry:
+        """Read points, cells and edges."""
+        raise NotImplementedError
+
+    def load_mesh_edges(self) -> IntArray:
+        """Read the undirected edges of a mesh: ``(2, num_mesh_edges)`` int64, 0-based; -1 where a node is missing."""
+        raise NotImplementedError
+
+
+def fill_values(source: Source, layout: ArrayLayout) -> list[int | float]:
+    """Return the values that mark what is missing in an array of a topology.
+
+    Zarr v2 fills with 0 where nobody said otherwise, and its fill values are CF's: 0 is taken for a node or a
+    coordinate there, not for a gap.
+    """
+    values = [layout.attributes[key] for key in ("_FillValue", "missing_value") if key in layout.attributes]
+    numbers = [item for value in values for item in np.ravel(array_of(value)).tolist()]
+    numbers = [item for item in numbers if isinstance(item, int | float) and item == item]
+    return [item for item in numbers if item != 0 or source.format != "zarr2"]
+
+
+def without_default_fill(source: Source, layout: ArrayLayout) -> ArrayLayout:
+    """Return a layout that takes Zarr v2's filling with 0, where nobody asked for it, for values."""
+    if source.format != "zarr2" or fill_values(source, layout):
+        return layout
+    kept = {k: v for k, v in layout.attributes.items() if k not in ("_FillValue", "missing_value")}
+    return replace(layout, attributes=kept)
+
+
+def read_values(source: Source, name: str, options: Options, *, decode: bool = True) -> Array:
+    """Read a whole array of the topology, which must be there."""
+    layout = source.arrays[name]
+    if math.prod(layout.num_chunks) > _MAX_CHUNKS:
+        raise UnsupportedFormatError(
+            f"{layout.store}: field {name!r} of shape {layout.shape} has {math.prod(layout.num_chunks)} chunks, but of "
+            f"a topology at most {_MAX_CHUNKS} are read; its metadata are damaged, or write it with larger chunks"
+        )
+    if decode:
+        layout = without_default_fill(source, layout)
+    reader = ArrayReader(source=source, layout=layout, decode=decode, allow_missing=options.allow_missing)
+    return reader((slice(None),) * len(layout.shape))
+
+
+def field_of(
+    source: Source, layout: ArrayLayout, entity: str, entity_dim: int, options: Options, *, name: str | None = None
+) -> RawField:
+    """Describe an array of a source as a field."""
+    reader = ArrayReader(source=source, layout=layout, allow_missing=options.allow_missing)
+    return RawField(
+        name=name or layout.name,
+        entity=entity,
+        dims=layout.dims,
+        shape=layout.shape,
+        entity_dim=entity_dim,
+        dtype=reader.dtype,
+        reader=reader,
+        attributes=layout.attributes,
+    )

@@ -1,0 +1,248 @@
+"""Exodus II: element blocks of one type each, in NetCDF-3 or NetCDF-4. All blocks are joined, in their order.
+
+The format: SAND92-2137, and the names in the header ``exodusII_int.h``. Variables of nodes and of elements become
+fields over time; a block that a variable does not exist on gets NaN. Nodes of quadratic cells are put into VTK's order.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.types import IntArray, Source
+from scidata.errors import FieldMismatchError, UnknownNameError, UnsupportedFormatError, near_matches
+from scidata.meshes.formats.arrays import as_indices, polygon_types
+from scidata.meshes.formats.base import (
+    ArrayReader,
+    Box,
+    Cells,
+    Geometry,
+    Joined,
+    Options,
+    RawField,
+    Reader,
+    Topology,
+    read_values,
+)
+from scidata.meshes.formats.text import read_names
+
+__all__ = ["ExodusTopology", "detect", "open_topology"]
+
+_CONNECT = re.compile(r"connect(\d+)")
+#: VTK's code by the first letters of the type and the number of nodes of an element
+_TYPES: tuple[tuple[tuple[str, ...], dict[int, int]], ...] = (
+    (("SPH", "CIR"), {1: 1}),
+    (("BAR", "BEA", "TRU", "ROD", "EDG"), {2: 3, 3: 21}),
+    (("TRI",), {3: 5, 6: 22, 7: 34}),
+    (("QUA", "SHE"), {3: 5, 4: 9, 8: 23, 9: 28}),
+    (("TET",), {4: 10, 10: 24}),
+    (("PYR",), {5: 14, 13: 27}),
+    (("WED",), {6: 13, 15: 26}),
+    (("HEX",), {8: 12, 20: 25, 27: 29}),
+)
+#: Exodus' position of each of VTK's nodes: edges in the middle come before those on top, face nodes in another order
+_ORDERS: dict[int, tuple[int, ...]] = {
+    25: (*range(12), *range(16, 20), *range(12, 16)),
+    29: (*range(12), *range(16, 20), *range(12, 16), 23, 24, 25, 26, 21, 22, 20),
+    26: (*range(9), *range(12, 15), *range(9, 12)),
+}
+
+
+def detect(source: Source) -> bool:
+    """Say whether a file is Exodus II."""
+    arrays = source.arrays
+    return any(map(_CONNECT.fullmatch, arrays)) and ("coordx" in arrays or "coord" in arrays)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExodusTopology(Topology):
+    """An Exodus mesh; ``blocks`` are the numbers of its element blocks in order."""
+
+    blocks: tuple[int, ...]
+    num_dims: int
+
+    def load(self) -> Geometry:
+        """Read points and cells."""
+        arrays = self.source.arrays
+        if "coord" in arrays and "coordx" not in arrays:
+            points = np.ascontiguousarray(read_values(self.source, "coord", self.options).T.astype(np.float64))
+        else:
+            columns = [read_values(self.source, f"coord{c}", self.options) for c in "xyz"[: self.num_dims]]
+            points = np.stack(columns, axis=1).astype(np.float64)
+        parts = [self._block(block) for block in self.blocks]
+        sizes = np.concatenate([[0], *(sizes for sizes, _, _ in parts)])
+        return Geometry(
+            points=points,
+            cells=Cells(
+                offsets=np.cumsum(sizes, dtype=np.int64),
+                connectivity=np.concatenate([nodes for _, nodes, _ in parts]),
+                cell_type=np.concatenate([types for _, _, types in parts]),
+            ),
+        )
+
+    def _block(self, block: int) -> tuple[IntArray, IntArray, npt.NDArray[np.uint8]]:
+        """Return sizes, 0-based nodes and types of the cells of a block."""
+        name = f"connect{block}"
+        layout = self.source.arrays[name]
+        nodes = as_indices(
+            read_values(self.source, name, self.options, decode=False), f"{self.source.path}: field {name!r}"
+        )
+        nodes -= 1
+        kind = str(layout.attributes.get("elem_type", "")).strip("\x00 ").upper()
+        if kind.startswith("NSI"):
+            counts = as_indices(
+                read_values(self.source, f"ebepecnt{block}", self.options, decode=False),
+                f"{self.source.path}: field 'ebepecnt{block}'",
+            )
+            if counts.sum() != nodes.size:
+                raise FieldMismatchError(
+                    f"{self.source.path}: field {name!r} has {nodes.size} nodes, but 'ebepecnt{block}' counts "
+                    f"{int(counts.sum())}"
+                )
+            return counts, nodes.reshape(-1), polygon_types(np.concatenate([[0], np.cumsum(counts)]))
+        code = _code(kind, layout.shape[1] if len(layout.shape) == 2 else 0)
+        if code is None:
+            raise UnsupportedFormatError(
+                f"{self.source.path}: field {name!r} of shape {layout.shape} has elem_type {kind!r}, which is not "
+                "read; read are SPHERE, BAR, TRI, QUAD, SHELL, TETRA, PYRAMID, WEDGE, HEX and NSIDED of the usual sizes"
+            )
+        if code in _ORDERS:
+            nodes = nodes[:, _ORDERS[code]]
+        num_cells, size = nodes.shape
+        return np.full(num_cells, size, np.int64), nodes.reshape(-1), np.full(num_cells, code, np.uint8)
+
+
+def _code(kind: str, size: int) -> int | None:
+    return next((codes.get(size) for letters, codes in _TYPES if kind.startswith(letters)), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picked:
+    """One index of a reader's dimension 1: a variable among those that old files keep in one array."""
+
+    part: Reader
+    index: int
+    shape: tuple[int, ...] = field(default=())
+
+    def __call__(self, box: Box) -> npt.NDArray[Any]:
+        """Return the values of a box."""
+        return self.part((box[0], slice(self.index, self.index + 1), *box[1:]))[:, 0]
+
+
+def open_topology(source: Source, options: Options) -> ExodusTopology:
+    """Describe the mesh of a file.
+
+    Raises
+    ------
+    UnknownNameError
+        Coordinates or the sizes of polygons are not there.
+    """
+    arrays = source.arrays
+    blocks = tuple(sorted(int(m[1]) for m in map(_CONNECT.fullmatch, arrays) if m))
+    if "coordx" in arrays:
+        num_dims = next((i for i, c in enumerate("xyz") if f"coord{c}" not in arrays), 3)
+        num_nodes = arrays["coordx"].shape[0]
+    else:
+        num_dims, num_nodes = arrays["coord"].shape
+    if num_dims < 2:
+        raise UnknownNameError(f"{source.path}: has 'coordx' but no 'coordy'{near_matches('coordy', arrays)}")
+    for block in blocks:
+        kind = str(arrays[f"connect{block}"].attributes.get("elem_type", "")).upper()
+        if kind.startswith("NSI") and f"ebepecnt{block}" not in arrays:
+            raise UnknownNameError(f"{source.path}: block {block} has polygons but no 'ebepecnt{block}', their sizes")
+    counts = [arrays[f"ebepecnt{b}" if f"ebepecnt{b}" in arrays else f"connect{b}"].shape[0] for b in blocks]
+    fields, left_out = _fields(source, options, num_nodes, blocks, counts)
+    return ExodusTopology(
+        source=source,
+        options=options,
+        kind="mesh",
+        on_sphere=False,
+        sizes={"node": num_nodes, "cell": sum(counts)},
+        not_fields=frozenset(arrays),
+        fields=fields,
+        left_out=left_out,
+        blocks=blocks,
+        num_dims=num_dims,
+    )
+
+
+def _fields(
+    source: Source, options: Options, num_nodes: int, blocks: tuple[int, ...], counts: list[int]
+) -> tuple[dict[str, RawField], dict[str, str]]:
+    nodal = {name: _nodal(source, options, k, num_nodes) for k, name in _variables(source, "nod", r"vals_nod_var(\d+)")}
+    element = {
+        name: _element(source, options, k, blocks, counts)
+        for k, name in _variables(source, "elem", r"vals_elem_var(\d+)eb\d+")
+    }
+    fields: dict[str, RawField] = {}
+    for entity, group in (("node", nodal), ("cell", element)):
+        for name, (reader, shape, dtype) in group.items():
+            full = f"{entity}/{name}" if name in nodal and name in element else name
+            fields[full] = RawField(
+                name=full,
+                entity=entity,
+                dims=("time_step", entity),
+                shape=shape,
+                entity_dim=1,
+                dtype=dtype,
+                reader=reader,
+            )
+    others = [n for n in source.arrays if re.match(r"vals_(glo|edge|face|nset|sset)_var", n)]
+    return fields, dict.fromkeys(others, "lives on neither nodes nor elements")
+
+
+def _variables(source: Source, what: str, pattern: str) -> list[tuple[int, str]]:
+    """Return number and name of each variable that has values; unnamed ones get Exodus' own."""
+    numbers = {int(m[1]) for m in (re.fullmatch(pattern, name) for name in source.arrays) if m}
+    if what == "nod" and "vals_nod_var" in source.arrays:
+        numbers |= set(range(1, source.arrays["vals_nod_var"].shape[1] + 1))
+    if not numbers:
+        return []
+    names = read_names(source, f"name_{what}_var")
+    return [(k, names[k - 1] if k <= len(names) and names[k - 1] else f"{what}_var{k}") for k in sorted(numbers)]
+
+
+def _nodal(
+    source: Source, options: Options, number: int, num_nodes: int
+) -> tuple[Reader, tuple[int, ...], np.dtype[Any]]:
+    name = f"vals_nod_var{number}"
+    joint = name not in source.arrays
+    layout = source.arrays["vals_nod_var" if joint else name]
+    if layout.shape[-1] != num_nodes or len(layout.shape) != (3 if joint else 2):
+        raise FieldMismatchError(
+            f"{source.path}: field {layout.name!r} has shape {layout.shape}, but (time steps, {num_nodes} nodes) "
+            "was expected"
+        )
+    array = ArrayReader(source=source, layout=layout, allow_missing=options.allow_missing)
+    reader: Reader = Picked(part=array, index=number - 1) if joint else array
+    return reader, (layout.shape[0], num_nodes), array.dtype
+
+
+def _element(
+    source: Source, options: Options, number: int, blocks: tuple[int, ...], counts: list[int]
+) -> tuple[Reader, tuple[int, ...], np.dtype[Any]]:
+    parts: list[ArrayReader | None] = []
+    for block, count in zip(blocks, counts, strict=True):
+        layout = source.arrays.get(f"vals_elem_var{number}eb{block}")
+        if layout is not None and (len(layout.shape) != 2 or layout.shape[1] != count):
+            raise FieldMismatchError(
+                f"{source.path}: field {layout.name!r} has shape {layout.shape}, but (time steps, {count} elements) "
+                "was expected"
+            )
+        parts.append(
+            None if layout is None else ArrayReader(source=source, layout=layout, allow_missing=options.allow_missing)
+        )
+    present = [part for part in parts if part is not None]
+    if not present:
+        raise FieldMismatchError(
+            f"{source.path}: element variable {number} has values only on blocks without a connectivity; "
+            f"blocks are {blocks}"
+        )
+    dtype = np.result_type(*(part.dtype for part in present))
+    shape = (max(part.layout.shape[0] for part in present), sum(counts))
+    bounds = tuple(np.cumsum([0, *counts]).tolist())
+    return Joined(parts=tuple(parts), dim=1, bounds=bounds, shape=shape, dtype=dtype), shape, dtype

@@ -1,0 +1,161 @@
+"""Which arrays of a file are fields of a mesh, cloud or graph, and which of their dimensions counts its rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from scidata.core.types import ArrayLayout, Source
+from scidata.errors import FieldMismatchError
+from scidata.meshes.formats.base import GROUPS, RawField, Topology, field_of
+from scidata.sources.cf import is_coordinate, names_time, role_of
+
+__all__ = ["find_fields", "is_time"]
+
+_UNNAMED = re.compile(r"dim_\d+$|phony_dim_\d+$")
+
+
+def find_fields(
+    topology: Topology, source: Source, wanted: Sequence[str] | None
+) -> tuple[dict[str, RawField], dict[str, str]]:
+    """Find the fields that a file has on a topology, which may lie in another file.
+
+    Asked in turn: the group an array lies in (``node/…``), UGRID's ``location``, the names of its dimensions, and,
+    where those say nothing (another file, or dimensions without names), their lengths.
+
+    Parameters
+    ----------
+    wanted
+        Names to look for, which the file need not have; None for every field there is.
+
+    Returns
+    -------
+    fields, left_out
+        By name; of what is left out, the reason.
+
+    Raises
+    ------
+    FieldMismatchError
+        A field's length fits two entities, or a wanted field none.
+    """
+    own = source.path == topology.source.path
+    fields: dict[str, RawField] = {}
+    left_out: dict[str, str] = dict(getattr(source, "skipped", {}))
+    for name, layout in source.arrays.items():
+        if wanted is not None and name not in wanted and name.rpartition("/")[2] not in wanted:
+            continue
+        if wanted is None and _is_structure(topology, source, layout, own=own):
+            continue
+        place = _place(topology, source, layout, own=own)
+        if isinstance(place, str):
+            if wanted is not None:
+                raise FieldMismatchError(f"{source.path}: field {name!r} {place}")
+            left_out[name] = place
+        elif layout.dtype.kind not in "iufb" or layout.dtype.itemsize > 8:
+            left_out[name] = f"has dtype {layout.dtype}, which is no real number of at most 64 bits"
+        else:
+            fields[name] = field_of(source, layout, place[0], place[1], topology.options)
+    return fields, left_out
+
+
+def _is_structure(topology: Topology, source: Source, layout: ArrayLayout, *, own: bool) -> bool:
+    """Say whether an array describes the topology or a coordinate instead of being a field."""
+    if own and layout.name in topology.not_fields:
+        return True
+    if not layout.dims or "cf_role" in layout.attributes:
+        return True
+    if layout.dims == (layout.name.rpartition("/")[2],):  # of another dimension, such as time
+        return True
+    return not own and is_coordinate(layout, source.arrays) and layout.name in topology.not_fields
+
+
+def _place(topology: Topology, source: Source, layout: ArrayLayout, *, own: bool) -> tuple[str, int] | str:
+    """Return entity and position of its dimension, or why there is none."""
+    entity = _said_entity(topology, layout)
+    if entity is not None:
+        if entity not in topology.sizes:
+            return _absent(entity)
+        return _place_of_entity(topology, layout, entity)
+    for position, dim in enumerate(layout.dims):
+        named = _named_entity(topology, dim)
+        if named is not None:
+            return (named, position) if named in topology.sizes else _absent(named)
+    return _place_by_length(topology, source, layout, own=own)
+
+
+def _named_entity(topology: Topology, dim: str) -> str | None:
+    """Return the entity of a dimension by its name, None for names that a source made up."""
+    return None if _UNNAMED.match(dim) else topology.entity_of_dim.get(dim)
+
+
+def _absent(entity: str) -> str:
+    if entity == "edge":
+        return (
+            "lives on edges, but those of the store are made of the cells, and the file does not say which is which; "
+            "edges='edge_index' takes the file's own, where it has them"
+        )
+    return f"lives on {entity}s, which the topology has none of"
+
+
+def _said_entity(topology: Topology, layout: ArrayLayout) -> str | None:
+    """Return the entity that the array itself names, by its group or by UGRID's ``location``."""
+    location = layout.attributes.get("location")
+    if isinstance(location, str) and location in topology.entity_of_location:
+        return topology.entity_of_location[location]
+    if layout.name in topology.entity_of_name:
+        return topology.entity_of_name[layout.name]
+    entity = GROUPS.get(layout.name.split("/")[0].lower()) if "/" in layout.name else None
+    if entity in ("node", "point"):  # one and the same: a cloud has points, all else has nodes
+        return "point" if "point" in topology.sizes else "node"
+    return entity
+
+
+def _place_of_entity(topology: Topology, layout: ArrayLayout, entity: str) -> tuple[str, int] | str:
+    named = [i for i, dim in enumerate(layout.dims) if _named_entity(topology, dim) == entity]
+    fitting = [i for i, n in enumerate(layout.shape) if n == topology.sizes[entity]]
+    if len(named) == 1:
+        return entity, named[0]
+    if not fitting:
+        raise FieldMismatchError(
+            f"{layout.store}: field {layout.name!r} lives on {entity}s, of which {topology.source.path} has "
+            f"{topology.sizes[entity]}, but no dimension of its shape {_shown(layout)} is as long; "
+            "the field belongs to another mesh, or its location is wrong"
+        )
+    if len(fitting) > 1 and fitting[0] != 0:
+        return f"has two dimensions as long as there are {entity}s: {_shown(layout)}; name its dimensions"
+    return entity, fitting[0]
+
+
+def _place_by_length(topology: Topology, source: Source, layout: ArrayLayout, *, own: bool) -> tuple[str, int] | str:
+    candidates = [
+        (entity, position)
+        for position, (dim, n) in enumerate(zip(layout.dims, layout.shape, strict=True))
+        for entity, size in topology.sizes.items()
+        if n == size and (_UNNAMED.match(dim) or (not own and not is_time(source, dim)))
+    ]
+    first = [place for place in candidates if place[1] == 0]
+    one_entity = len({entity for entity, _ in candidates}) == 1
+    if topology.leading_only and own:
+        candidates = first
+    elif first and (one_entity or (topology.leading_only and _UNNAMED.match(layout.dims[0]))):
+        candidates = first  # a square array, or a layout without names: rows first
+    if len(candidates) > 1:
+        entities = " and ".join(f"{entity}s" for entity in dict.fromkeys(entity for entity, _ in candidates))
+        raise FieldMismatchError(
+            f"{layout.store}: field {layout.name!r} of shape {_shown(layout)} fits {entities} alike; say which by a "
+            f"group ('node/{layout.name}', 'cell/{layout.name}', …), by named dimensions, or leave it out with fields="
+        )
+    if not candidates:
+        have = ", ".join(f"{size} {entity}s" for entity, size in topology.sizes.items())
+        return f"has shape {_shown(layout)}, but the topology in {topology.source.path} has {have}"
+    return candidates[0]
+
+
+def is_time(source: Source, dim: str) -> bool:
+    """Say whether a dimension is time, by its name or its coordinate."""
+    coordinate = source.arrays.get(dim)
+    return names_time(dim) or (coordinate is not None and role_of(coordinate) == "T")
+
+
+def _shown(layout: ArrayLayout) -> str:
+    return "(" + ", ".join(f"{d}: {n}" for d, n in zip(layout.dims, layout.shape, strict=True)) + ")"

@@ -1,0 +1,169 @@
+"""Graphs: ``edge_index`` or CSR, positions and fields of nodes and edges, in Zarr, HDF5 or NetCDF.
+
+========================= ==================== ================================================================
+array                     shape                what
+========================= ==================== ================================================================
+``edge_index``            (2, E) integer       source and destination of each edge, 0-based (``start_index``: an
+                                               attribute, for others)
+``indptr``, ``indices``   (N + 1,), (E,)       instead of it: the sources of the edges that end in node i are
+                                               ``indices[indptr[i]:indptr[i + 1]]``. With the attribute ``rows =
+                                               "source"`` on ``indptr``, the destinations of those that start there.
+                                               ``csr/indptr``, ``csr/src`` are read too
+``pos`` or ``points``     (N, 2 or 3)          optional; or the names given as ``points``. Attribute ``period``: width
+                                               of the domain along each coordinate where it wraps, else 0
+``node/<name>``           (N, …)               fields of nodes; also without the group
+``edge/<name>``           (E, …)               fields of edges; also without the group, or ``edge_<name>``
+========================= ==================== ================================================================
+
+The number of nodes is that of the positions, of ``indptr``, of the store's attribute ``num_nodes``, or of the arrays
+in ``node/``; only where there are none of these is it the largest index + 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from scidata.core.types import ArrayLayout, IntArray, Source
+from scidata.errors import CorruptDataError, FieldMismatchError
+from scidata.meshes.formats.arrays import PAIRS, as_indices, num_pairs, period_of, read_columns, read_pairs
+from scidata.meshes.formats.base import Geometry, Options, Topology, read_values
+from scidata.meshes.formats.names import as_coordinates, common_points, find_array, named_points
+
+__all__ = ["GraphTopology", "detect", "open_topology"]
+
+_POINTERS = (("indptr", "indices"), ("csr/indptr", "csr/src"), ("csr/indptr", "csr/indices"))
+
+
+def detect(source: Source) -> bool:
+    """Say whether a file holds a graph."""
+    name = find_array(source, PAIRS)
+    return (name is not None and len(source.arrays[name].shape) == 2) or _pointers(source) is not None
+
+
+def _pointers(source: Source) -> tuple[str, str] | None:
+    return next((pair for pair in _POINTERS if set(pair) <= set(source.arrays)), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphTopology(Topology):
+    """A graph; ``pairs`` or ``pointers`` name its edges."""
+
+    coordinates: tuple[str, ...] = ()
+    pairs: str | None = None
+    pointers: tuple[str, str] | None = None
+
+    def load(self) -> Geometry:
+        """Read positions and edges."""
+        layouts = [self.source.arrays[name] for name in self.coordinates]
+        points = read_columns(self.source, layouts, self.options, on_sphere=self.on_sphere) if layouts else None
+        if self.pairs is None:
+            return Geometry(points=points, edge_index=self._from_pointers())
+        pairs = read_pairs(self.source, self.pairs, self.options, self.sizes["node"])
+        return Geometry(points=points, edge_index=pairs)
+
+    def _indices(self, name: str) -> IntArray:
+        values = read_values(self.source, name, self.options, decode=False)
+        return as_indices(values, f"{self.source.path}: field {name!r}")
+
+    def _from_pointers(self) -> IntArray:
+        assert self.pointers is not None
+        pointer_name, index_name = self.pointers
+        indptr, indices = self._indices(pointer_name), self._indices(index_name)
+        counts = np.diff(indptr)
+        if indptr[0] != 0 or indptr[-1] != len(indices) or (counts < 0).any():
+            raise CorruptDataError(
+                f"{self.source.path}: field {pointer_name!r} must rise from 0 to {len(indices)}, the length of "
+                f"{index_name!r}; it runs from {int(indptr[0])} to {int(indptr[-1])}"
+                + (f" and falls after row {int(np.flatnonzero(counts < 0)[0])}" if (counts < 0).any() else "")
+            )
+        rows = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
+        said = str(self.source.arrays[pointer_name].attributes.get("rows", "destination"))
+        return np.stack([rows, indices] if said == "source" else [indices, rows])
+
+
+def open_topology(source: Source, options: Options) -> GraphTopology:
+    """Describe the graph of a file.
+
+    Raises
+    ------
+    FieldMismatchError
+        The edges have not the shape that was expected.
+    """
+    pairs, pointers = find_array(source, PAIRS), _pointers(source)
+    if pairs is None and pointers is None:
+        raise FieldMismatchError(
+            f"{source.path}: has no edges: neither edge_index (2, E) nor indptr and indices; "
+            "make them from the points with edges='knn:8' or edges='radius:0.1'"
+        )
+    if pairs is not None:
+        num_edges = num_pairs(source.arrays[pairs])
+        structure = {pairs}
+    else:
+        assert pointers is not None
+        _check_pointers(source, pointers)
+        num_edges = source.arrays[pointers[1]].shape[0]
+        structure = {*pointers, "csr/edge_id"}
+    layouts, on_sphere = _positions(source, options)
+    num_nodes = _num_nodes(source, layouts, None if pairs is not None else pointers)
+    if num_nodes is None:
+        assert pairs is not None
+        num_nodes = int(read_pairs(source, pairs, options).max(initial=-1)) + 1
+    named = {name: "edge" for name in source.arrays if name.startswith("edge_")}
+    entity_of_dim = {layout.dims[0]: "node" for layout in layouts}
+    if pairs is not None:
+        entity_of_dim[source.arrays[pairs].dims[1]] = "edge"
+    return GraphTopology(
+        source=source,
+        options=options,
+        kind="graph",
+        on_sphere=on_sphere,
+        sizes={"node": num_nodes, "edge": num_edges},
+        entity_of_dim=entity_of_dim,
+        entity_of_name=named,
+        not_fields=frozenset(structure | {layout.name for layout in layouts}),
+        period=period_of(layouts, on_sphere=on_sphere) if layouts else None,
+        leading_only=True,
+        coordinates=tuple(layout.name for layout in layouts),
+        pairs=pairs,
+        pointers=None if pairs is not None else pointers,
+    )
+
+
+def _check_pointers(source: Source, pointers: tuple[str, str]) -> None:
+    for name in pointers:
+        if len(source.arrays[name].shape) != 1 or (name == pointers[0] and source.arrays[name].shape[0] < 1):
+            raise FieldMismatchError(
+                f"{source.path}: field {name!r} has shape {source.arrays[name].shape}, but one dimension was expected: "
+                "(num_nodes + 1,) pointers and (num_edges,) indices"
+            )
+
+
+def _positions(source: Source, options: Options) -> tuple[list[ArrayLayout], bool]:
+    if options.points is not None:
+        return named_points(source, options.points)
+    found = common_points(source)
+    # features named x and y (PyG's) are no coordinates: only one array of positions is taken without being named
+    if found is None or (len(found) > 1 and not all(map(_is_position, found))):
+        return [], False
+    return as_coordinates(source, found)
+
+
+def _is_position(layout: ArrayLayout) -> bool:
+    return bool({"units", "standard_name", "axis"} & set(layout.attributes))
+
+
+def _num_nodes(source: Source, layouts: list[ArrayLayout], pointers: tuple[str, str] | None) -> int | None:
+    """Return the number of nodes as far as metadata say it, checking that they agree."""
+    said: dict[str, int] = {layout.name: layout.shape[0] for layout in layouts}
+    if pointers is not None:
+        said[pointers[0]] = source.arrays[pointers[0]].shape[0] - 1
+    if "num_nodes" in source.attributes:
+        said["attribute num_nodes"] = int(np.asarray(source.attributes["num_nodes"]).reshape(-1)[0])
+    in_group = {name: a.shape[0] for name, a in source.arrays.items() if name.startswith("node/") and a.shape}
+    if not said and len(set(in_group.values())) == 1:
+        said = in_group
+    if len(set(said.values())) > 1:
+        raise FieldMismatchError(f"{source.path}: disagrees on the number of nodes: {said}")
+    return next(iter(said.values()), None)

@@ -1,0 +1,326 @@
+"""Other mesh formats (Gmsh, SU2, CGNS, VTU, Abaqus, …) through the package meshio, an extra.
+
+meshio reads a file whole; fields are then views of what it read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.types import ArrayLayout, ChunkRefs, IntArray, Source
+from scidata.errors import ConfigError, CorruptDataError, MissingDependencyError, UnsupportedFormatError, near_matches
+from scidata.meshes.formats.arrays import polygon_types
+from scidata.meshes.formats.base import Cells, Geometry, Options, Topology, field_of
+from scidata.meshes.formats.outside import check_outside
+
+__all__ = ["MeshioSource", "MeshioTopology", "open_topology"]
+
+_CODES = {
+    "vertex": 1,
+    "line": 3,
+    "triangle": 5,
+    "quad": 9,
+    "tetra": 10,
+    "hexahedron": 12,
+    "wedge": 13,
+    "pyramid": 14,
+    "line3": 21,
+    "triangle6": 22,
+    "quad8": 23,
+    "tetra10": 24,
+    "hexahedron20": 25,
+    "wedge15": 26,
+    "pyramid13": 27,
+    "quad9": 28,
+    "hexahedron27": 29,
+    "quad6": 30,
+    "triangle7": 34,
+}
+
+#: Formats whose readers loop as often as the file says; a process costs a second, which the others need not pay.
+_COUNTED = (
+    ".msh",
+    ".mesh",
+    ".meshb",
+    ".ply",
+    ".su2",
+    ".vol",
+    ".avs",
+    ".ugrid",
+    ".f3grid",
+    ".ele",
+    ".node",
+    ".post",
+    ".dato",
+)
+_LEAST_SECONDS, _BYTES_A_SECOND = 6, 100_000  # of processor time: the imports, and a tenth of meshio's slowest reader
+
+
+class MeshioSource:
+    """A file that meshio reads, as a source: its arrays are ``point/<name>`` and ``cell/<name>``.
+
+    Parameters
+    ----------
+    path
+        A local file. Read at the first use, once per process; a pickle holds the path and options alone.
+    allow_external
+        Also read what lies outside the folder of the file (XDMF's data items, external links, included files).
+    """
+
+    format = "meshio"
+
+    def __init__(self, path: str, *, allow_external: bool = False) -> None:
+        self.path = path
+        self.allow_external = allow_external
+        self._mesh: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path, "allow_external": self.allow_external, "_mesh": None}
+
+    @property
+    def mesh(self) -> Any:
+        """What meshio read.
+
+        Raises
+        ------
+        MissingDependencyError
+            meshio is not installed.
+        UnsupportedFormatError
+            It cannot read the file.
+        RefusedError
+            The file leads out of its folder, or declares XML entities.
+        """
+        if self._mesh is None:
+            self._mesh = _read(self.path, allow_external=self.allow_external)
+        return self._mesh
+
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        """None: meshio gives no attributes of a file."""
+        return {}
+
+    @property
+    def arrays(self) -> Mapping[str, ArrayLayout]:
+        """Fields of points and cells, by name."""
+        return {name: self._layout(name, values) for name, values in self._values().items()}
+
+    def locate(self, layout: ArrayLayout, chunks: IntArray) -> ChunkRefs:
+        """Say that every chunk is there; which bytes of the file it came from is not known."""
+        nowhere = np.zeros(len(chunks), np.int64)
+        return ChunkRefs(paths=(self.path,), path_index=nowhere, offset=nowhere, nbytes=nowhere)
+
+    def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
+        """Copy a box into ``out``."""
+        out[...] = self._values()[layout.name][box]
+
+    def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
+        """Nothing to check: the file is read whole, once."""
+
+    def close(self) -> None:
+        """Forget what was read; the next use reads it again."""
+        self._mesh = None
+
+    def _values(self) -> dict[str, npt.NDArray[Any]]:
+        values = {f"point/{name}": np.asarray(data) for name, data in self.mesh.point_data.items()}
+        for name, blocks in self.mesh.cell_data.items():
+            values[f"cell/{name}"] = np.concatenate([np.asarray(b) for b in blocks]) if blocks else np.empty(0)
+        return values
+
+    def _layout(self, name: str, values: npt.NDArray[Any]) -> ArrayLayout:
+        return ArrayLayout(
+            store=self.path,
+            name=name,
+            shape=values.shape,
+            dims=(name.split("/")[0], *(f"dim_{i}" for i in range(1, values.ndim))),
+            dtype=values.dtype,
+            chunks=values.shape,
+            axis_order=tuple(range(values.ndim)),
+            fallback=True,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshioTopology(Topology):
+    """A mesh that meshio read."""
+
+    def load(self) -> Geometry:
+        """Return points and cells."""
+        assert isinstance(self.source, MeshioSource)
+        mesh = self.source.mesh
+        sizes: list[IntArray] = []
+        nodes: list[IntArray] = []
+        types: list[npt.NDArray[np.uint8]] = []
+        for block in mesh.cells:
+            here, ids, codes = _block(self.source.path, block.type, block.data)
+            sizes.append(here)
+            nodes.append(ids)
+            types.append(codes)
+        empty = np.empty(0, np.int64)
+        return Geometry(
+            points=np.asarray(mesh.points, np.float64),
+            cells=Cells(
+                offsets=np.concatenate([[0], np.cumsum(np.concatenate([empty, *sizes]))]).astype(np.int64),
+                connectivity=np.concatenate([empty, *nodes]),
+                cell_type=np.concatenate([np.empty(0, np.uint8), *types]),
+            ),
+        )
+
+
+def _block(path: str, kind: str, data: Any) -> tuple[IntArray, IntArray, npt.NDArray[np.uint8]]:
+    """Return sizes, nodes and types of the cells of a block; polygons may be lists of their own lengths."""
+    if kind.startswith("polygon"):
+        rows = [np.asarray(row, np.int64) for row in data]
+        sizes = np.array([len(row) for row in rows], np.int64)
+        offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        return sizes, np.concatenate([np.empty(0, np.int64), *rows]), polygon_types(offsets)
+    if kind not in _CODES:
+        raise UnsupportedFormatError(
+            f"{path}: has cells of type {kind!r}, which are not read; read are polygons and {', '.join(_CODES)}"
+        )
+    rows2d = np.asarray(data, np.int64)
+    num_cells, size = rows2d.shape
+    return np.full(num_cells, size, np.int64), rows2d.reshape(-1), np.full(num_cells, _CODES[kind], np.uint8)
+
+
+def _read(path: str, *, allow_external: bool) -> Any:
+    try:
+        meshio: Any = importlib.import_module("meshio")
+    except ImportError as e:
+        raise MissingDependencyError(
+            f"{path}: is no Zarr, HDF5 or NetCDF; other mesh formats need meshio: pip install 'scidata[meshio]'"
+        ) from e
+    check_outside(path, allow_external=allow_external)
+    if path.lower().endswith(".cgns"):
+        _check_cgns(path)
+    apart = os.path.splitext(path)[1].lower() in _COUNTED
+    try:
+        mesh = _read_apart(path) if apart else meshio.read(path)
+    except (Exception, SystemExit) as e:  # readers raise nearly anything, and some end the program
+        only = f" ({_OF_CGNS})" if path.lower().endswith(".cgns") else ""
+        raise UnsupportedFormatError(
+            f"{path}: meshio cannot read it: {e}{only}; convert it, or write the plain layout"
+        ) from e
+    points = np.asarray(mesh.points)
+    if points.ndim != 2 or points.shape[1] not in (2, 3):
+        raise CorruptDataError(f"{path}: has points of shape {points.shape}, but (N, 2) or (N, 3) was expected")
+    return mesh
+
+
+def _read_apart(path: str) -> Any:
+    """Read a file in a process of its own, which a damaged count cannot hold for longer than its size explains."""
+    seconds = _LEAST_SECONDS + os.path.getsize(path) // _BYTES_A_SECOND
+    with tempfile.TemporaryDirectory(prefix="scidata-meshio-") as folder:
+        worker = os.path.join(os.path.dirname(__file__), "meshio_worker.py")
+        # -P: the worker's folder, which has a meshio.py too, is not searched for modules
+        command = [sys.executable, "-P", worker, os.path.abspath(path), folder, str(seconds)]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        if os.path.exists(error := os.path.join(folder, "error")):
+            with open(error, encoding="utf-8") as file:
+                raise ValueError(file.read())
+        if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+            raise TimeoutError(f"it was not through after {seconds} s of processor time: a count in it is damaged")
+        if done.returncode:
+            raise ChildProcessError((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
+        return _load(folder)
+
+
+def _load(folder: str) -> Any:
+    """Return what the process has written, with the attributes of meshio's mesh that are used here."""
+
+    def get(files: Mapping[str, str]) -> Any:
+        arrays = {key: np.load(os.path.join(folder, name)) for key, name in files.items()}
+        if "array" in arrays:
+            return arrays["array"]
+        return np.split(arrays["rows"], np.cumsum(arrays["lengths"])[:-1]) if len(arrays["lengths"]) else []
+
+    with open(os.path.join(folder, "mesh.json"), encoding="utf-8") as file:
+        made = json.load(file)
+    return SimpleNamespace(
+        points=get(made["points"]),
+        cells=[SimpleNamespace(type=block["type"], data=get(block["data"])) for block in made["cells"]],
+        point_data={name: get(files) for name, files in made["point_data"].items()},
+        cell_data={name: list(map(get, blocks)) for name, blocks in made["cell_data"].items()},
+    )
+
+
+_OF_CGNS = "of CGNS it reads tetrahedra in the section GridElements of the only zone, Zone1, of Base"
+_CGNS_TETRA = 10
+
+
+def _check_cgns(path: str) -> None:
+    """Refuse what meshio would read wrongly: it leaves out further zones, and takes any four nodes for a tetrahedron.
+
+    Raises
+    ------
+    UnsupportedFormatError
+        Several zones, or elements of another type.
+    """
+    with contextlib.suppress(OSError, KeyError, AttributeError), h5py.File(path, "r") as file:
+        base = file["Base"]
+        zones = [name for name in base if name == "Zone1" or _label(base[name]) == b"Zone_t"]
+        kind = base["Zone1/GridElements"].get(" data")
+        code = _CGNS_TETRA if kind is None else int(np.ravel(kind[()])[0])
+        if len(zones) > 1 or code != _CGNS_TETRA:
+            found = f"{len(zones)} zones" if len(zones) > 1 else f"elements of CGNS type {code}"
+            raise UnsupportedFormatError(
+                f"{path}: has {found}, which meshio does not read ({_OF_CGNS}); convert it to VTU (ParaView), or write "
+                "the plain layout"
+            )
+
+
+def _label(item: Any) -> bytes:
+    label = item.attrs.get("label", b"")
+    return label.encode() if isinstance(label, str) else bytes(label)
+
+
+def open_topology(path: str, options: Options, *, allow_external: bool = False) -> MeshioTopology:
+    """Describe the mesh of a file; reads all of it.
+
+    Raises
+    ------
+    FileNotFoundError
+        It is not there.
+    MissingDependencyError, UnsupportedFormatError
+        meshio is not installed, or cannot read the file.
+    RefusedError
+        The file leads out of its folder, and ``allow_external`` is not set; or it declares XML entities.
+    """
+    if not os.path.exists(path):
+        parent = os.path.dirname(path) or "."
+        hint = near_matches(os.path.basename(path), os.listdir(parent)) if os.path.isdir(parent) else ""
+        raise FileNotFoundError(f"{path}: there is no such file{hint}")
+    source: Source = MeshioSource(path, allow_external=allow_external)
+    assert isinstance(source, MeshioSource)
+    if options.points is not None:
+        raise ConfigError(f"{path}: points= names arrays of Zarr, HDF5 and NetCDF; meshio gives the points itself")
+    names = {name.partition("/")[2] for name in source.arrays}
+    twice = {n for n in names if {f"point/{n}", f"cell/{n}"} <= set(source.arrays)}
+    fields = {}
+    for full, layout in source.arrays.items():
+        group, _, base = full.partition("/")
+        entity = "node" if group == "point" else "cell"
+        name = f"{entity}/{base}" if base in twice else base
+        fields[name] = field_of(source, layout, entity, 0, options, name=name)
+    return MeshioTopology(
+        source=source,
+        options=options,
+        kind="mesh",
+        on_sphere=False,
+        sizes={"node": len(source.mesh.points), "cell": sum(len(block.data) for block in source.mesh.cells)},
+        fields=fields,
+    )

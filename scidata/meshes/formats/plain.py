@@ -1,0 +1,224 @@
+"""The plain layout: points and cells as arrays of a Zarr, HDF5 or NetCDF store. The one to write when in doubt.
+
+======================== ==================== ================================================================
+array                    shape                what
+======================== ==================== ================================================================
+``points``               (N, 2 or 3) float    positions of the nodes. Attribute ``units`` "degrees" or "radians":
+                                              longitude and latitude on a sphere. Attribute ``period``: width of
+                                              the domain along each coordinate where it wraps, else 0
+``cells``                (C, k) integer       the nodes of each cell, 0-based (attribute ``start_index`` for others);
+                                              rows may be padded with ``_FillValue``; where there is none, with
+                                              numbers below the first index
+*or* ``cells/offsets``   (C + 1,) integer     the nodes of cell i are ``connectivity[offsets[i]:offsets[i + 1]]``
+``cells/connectivity``   (sum of sizes,)
+``cells/types``          (C,) integer         VTK's codes (5 triangle, 7 polygon, 9 quad, 10 tetrahedron, 12
+                                              hexahedron, 13 wedge, 14 pyramid, …). Optional where all cells are
+                                              faces of a 2-D mesh, or where ``cells`` has the attribute
+                                              ``cell_type`` ("triangle", "quad", "polygon", "tetra", "hexahedron",
+                                              "wedge", "pyramid")
+``<name>``               (N, …) or (C, …)     a field of nodes or of cells, by its first dimension
+``edge_index``           (2, E) integer       optional, read where ``edges="edge_index"`` asks for it
+``node/<name>``,         any                  the same, said by the group: needed where N = C. Other dimensions may
+``cell/<name>``                               come first here, such as (time, N)
+======================== ==================== ================================================================
+
+Where a store has no groups (NetCDF-3), ``cells_offsets``, ``cells_connectivity`` and ``cells_types`` are read as well.
+Named dimensions are believed before lengths. Zarr leaves out chunks of zeros unless told otherwise, and chunks that are
+not there are an error: write with ``config={"write_empty_chunks": True}``, or read with ``allow_missing=True``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.types import ArrayLayout, IntArray, Source
+from scidata.errors import ConfigError, CorruptDataError, FieldMismatchError, UnknownNameError, near_matches
+from scidata.meshes.formats.arrays import (
+    PAIRS,
+    as_indices,
+    check_start,
+    find_padding,
+    num_pairs,
+    period_of,
+    polygon_types,
+    ragged_of_padded,
+    read_columns,
+    read_pairs,
+    start_of,
+)
+from scidata.meshes.formats.base import Cells, Geometry, Options, Topology, read_values
+from scidata.meshes.formats.names import as_coordinates, common_points, find_array, named_points
+
+__all__ = ["PlainTopology", "detect", "open_topology"]
+
+_ROWS = ("cells", "cell", "faces", "elements", "cells/nodes")
+_OFFSETS = ("cells/offsets", "cells_offsets", "cell/offsets")
+_PARTS = ("connectivity", "types", "type")
+_TYPES = {"line": 3, "triangle": 5, "polygon": 7, "quad": 9, "tetra": 10, "hexahedron": 12, "wedge": 13, "pyramid": 14}
+_NODES = {3: 2, 5: 3, 9: 4, 10: 4, 12: 8, 13: 6, 14: 5}
+
+
+def detect(source: Source) -> bool:
+    """Say whether a file has points and cells by these names."""
+    rows = find_array(source, _ROWS)
+    return find_array(source, _OFFSETS) is not None or (rows is not None and len(source.arrays[rows].shape) == 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainTopology(Topology):
+    """Points and cells. ``rows`` names padded cells; else ``offsets`` and ``connectivity``."""
+
+    coordinates: tuple[str, ...]
+    rows: str | None = None
+    offsets: str | None = None
+    connectivity: str | None = None
+    types: str | None = None
+    pairs: str | None = None
+
+    def load(self) -> Geometry:
+        """Read points and cells."""
+        layouts = [self.source.arrays[name] for name in self.coordinates]
+        points = read_columns(self.source, layouts, self.options, on_sphere=self.on_sphere)
+        offsets, connectivity = self._padded(self.rows) if self.rows is not None else self._ragged()
+        types = self._types(offsets, flat=points.shape[1] == 2)
+        cells = Cells(offsets=offsets, connectivity=connectivity, cell_type=types)
+        edges = None if self.pairs is None else read_pairs(self.source, self.pairs, self.options, self.sizes["node"])
+        return Geometry(points=points, cells=cells, edge_index=edges)
+
+    def _indices(self, name: str) -> IntArray:
+        values = read_values(self.source, name, self.options, decode=False)
+        return as_indices(values, f"{self.source.path}: field {name!r}")
+
+    def _padded(self, name: str) -> tuple[IntArray, IntArray]:
+        raw, layout = read_values(self.source, name, self.options, decode=False), self.source.arrays[name]
+        rows, start = as_indices(raw, f"{self.source.path}: field {name!r}"), start_of(layout)
+        num_nodes = self.sizes["node"]
+        padding = find_padding(self.source, layout, raw, rows, start_index=start, num_nodes=num_nodes)
+        check_start(layout, rows[~padding], num_nodes)
+        return ragged_of_padded(rows, padding=padding, start_index=start)
+
+    def _ragged(self) -> tuple[IntArray, IntArray]:
+        assert self.offsets is not None
+        assert self.connectivity is not None
+        offsets = self._indices(self.offsets)
+        connectivity, layout = self._indices(self.connectivity), self.source.arrays[self.connectivity]
+        check_start(layout, connectivity, self.sizes["node"])
+        connectivity -= start_of(layout)
+        falls = np.flatnonzero(np.diff(offsets) < 0)
+        if offsets[0] != 0 or offsets[-1] != len(connectivity) or len(falls):
+            raise CorruptDataError(
+                f"{self.source.path}: field {self.offsets!r} must rise from 0 to {len(connectivity)}, the length of "
+                f"{self.connectivity!r}; it runs from {int(offsets[0])} to {int(offsets[-1])}"
+                + (f" and falls after cell {int(falls[0])}" if len(falls) else "")
+            )
+        return offsets, connectivity
+
+    def _types(self, offsets: IntArray, *, flat: bool) -> npt.NDArray[np.uint8]:
+        where, sizes = self.source.path, np.diff(offsets)
+        if self.types is not None:
+            codes = self._indices(self.types)
+            if codes.shape != sizes.shape or (codes.size and (codes.min() < 0 or codes.max() > 255)):
+                raise FieldMismatchError(
+                    f"{where}: field {self.types!r} of shape {codes.shape} must hold VTK's code (0 to 255) of each of "
+                    f"{len(sizes)} cells"
+                )
+            return codes.astype(np.uint8)
+        holder = self.rows or self.connectivity or ""
+        said = self.source.arrays[holder].attributes.get("cell_type")
+        if said is None:
+            if flat or set(np.unique(sizes).tolist()) <= {3}:
+                return polygon_types(offsets)
+            raise ConfigError(
+                f"{where}: cells of {sorted(set(sizes.tolist()))[:6]} nodes in three dimensions may be faces or "
+                f"volumes; write VTK's codes as cells/types, or give {holder!r} the attribute cell_type, such as "
+                "'tetra'"
+            )
+        if not isinstance(said, str) or said not in _TYPES:
+            raise UnknownNameError(
+                f"{where}: field {holder!r} has cell_type {said!r}, which is unknown{near_matches(str(said), _TYPES)}"
+            )
+        code = _TYPES[str(said)]
+        wrong = np.flatnonzero(sizes != _NODES[code]) if code in _NODES else np.empty(0)
+        if len(wrong):
+            raise FieldMismatchError(
+                f"{where}: field {holder!r}: cell {int(wrong[0])} has {int(sizes[int(wrong[0])])} nodes, but a {said} "
+                f"has {_NODES[code]}"
+            )
+        return polygon_types(offsets) if said == "polygon" else np.full(len(sizes), code, np.uint8)
+
+
+def open_topology(source: Source, options: Options) -> PlainTopology:
+    """Describe the mesh of a store.
+
+    Raises
+    ------
+    UnknownNameError, FieldMismatchError
+        Arrays of the layout are not there, or have not the shapes that were expected.
+    """
+    layouts, on_sphere = _points(source, options)
+    offsets, rows = find_array(source, _OFFSETS), find_array(source, _ROWS)
+    connectivity: str | None = None
+    arrays = source.arrays
+    if offsets is not None:
+        stem = offsets.removesuffix("offsets")
+        connectivity = find_array(source, [f"{stem}connectivity"])
+        types = find_array(source, [f"{stem}{part}" for part in _PARTS[1:]])
+        if connectivity is None:
+            raise UnknownNameError(
+                f"{source.path}: has {offsets!r} but no {stem + 'connectivity'!r}"
+                f"{near_matches(stem + 'connectivity', arrays)}"
+            )
+        for name in (offsets, connectivity):
+            if len(arrays[name].shape) != 1 or arrays[offsets].shape[0] < 1:
+                raise FieldMismatchError(
+                    f"{source.path}: field {name!r} has shape {arrays[name].shape}, but one dimension (and at least "
+                    "one offset) was expected"
+                )
+        num_cells, rows = arrays[offsets].shape[0] - 1, None
+    else:
+        if rows is None or len(arrays[rows].shape) != 2:
+            raise UnknownNameError(f"{source.path}: no cells: neither 'cells' (C, k) nor 'cells/offsets'")
+        types = find_array(source, ["cells_types", "cells/types", "cell_types"])
+        num_cells = arrays[rows].shape[0]
+    sizes = {"node": layouts[0].shape[0], "cell": num_cells}
+    pairs = find_array(source, PAIRS)
+    own_edges = pairs if options.edges == "edge_index" else None
+    if own_edges is not None:
+        sizes["edge"] = num_pairs(arrays[own_edges])
+    structure = {n for n in (rows, offsets, connectivity, types, pairs) if n} | {layout.name for layout in layouts}
+    entity_of_dim = {layouts[0].dims[0]: "node"}
+    for per_cell in (rows, types):
+        if per_cell is not None:
+            entity_of_dim[arrays[per_cell].dims[0]] = "cell"
+    return PlainTopology(
+        source=source,
+        options=options,
+        kind="mesh",
+        on_sphere=on_sphere,
+        sizes=sizes,
+        entity_of_dim=entity_of_dim,
+        not_fields=frozenset(structure),
+        period=period_of(layouts, on_sphere=on_sphere),
+        leading_only=True,
+        coordinates=tuple(layout.name for layout in layouts),
+        rows=rows,
+        offsets=offsets,
+        connectivity=connectivity,
+        types=types,
+        pairs=own_edges,
+    )
+
+
+def _points(source: Source, options: Options) -> tuple[list[ArrayLayout], bool]:
+    if options.points is not None:
+        return named_points(source, options.points)
+    found = common_points(source)
+    if found is None:
+        raise UnknownNameError(
+            f"{source.path}: has cells but no 'points' (N, 2 or 3){near_matches('points', source.arrays)}; "
+            "name the coordinates with points="
+        )
+    return as_coordinates(source, found)

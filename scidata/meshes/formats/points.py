@@ -1,0 +1,83 @@
+"""Point clouds: coordinates and fields by name, in Zarr, HDF5 or NetCDF.
+
+Coordinates are one ``(N, 2 or 3)`` array (``points``, ``pos``, ``positions``, ``coordinates``, ``xyz``) or two or three
+``(N,)`` ones, found by CF's attributes or the usual names (``x``, ``y``, ``z``, ``lon``, ``lat``). Fields have one row
+per point: along the same dimension, or, where dimensions have no names, along their first. An attribute ``period`` of
+the coordinates is the width of the domain where it wraps, 0 where it does not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scidata.core.types import Source
+from scidata.errors import FieldMismatchError
+from scidata.meshes.formats.arrays import period_of, read_columns
+from scidata.meshes.formats.base import Geometry, Options, Topology
+from scidata.meshes.formats.names import as_coordinates, common_points, named_points
+
+__all__ = ["PointsTopology", "detect", "is_cloud", "open_topology"]
+
+
+def detect(source: Source) -> bool:
+    """Say whether a file has coordinates of points."""
+    return common_points(source) is not None
+
+
+def is_cloud(source: Source) -> bool:
+    """Say whether a file is a cloud and nothing else: its arrays have the points as their first dimension, no time."""
+    found = common_points(source)
+    if found is None:
+        return False
+    rows = found[0].dims[0]
+    return len(found[0].shape) == 2 or all(a.dims[0] == rows for a in source.arrays.values() if rows in a.dims)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointsTopology(Topology):
+    """A point cloud."""
+
+    coordinates: tuple[str, ...]
+
+    def load(self) -> Geometry:
+        """Read the points."""
+        layouts = [self.source.arrays[name] for name in self.coordinates]
+        return Geometry(points=read_columns(self.source, layouts, self.options, on_sphere=self.on_sphere))
+
+
+def open_topology(source: Source, options: Options) -> PointsTopology:
+    """Describe the cloud of a file.
+
+    Raises
+    ------
+    UnknownNameError, FieldMismatchError
+        The coordinates are not there, or are none.
+    """
+    if options.points is not None:
+        layouts, on_sphere = named_points(source, options.points)
+    elif (found := common_points(source)) is not None:
+        layouts, on_sphere = as_coordinates(source, found)
+    else:
+        shown = ", ".join(f"{name} {layout.shape}" for name, layout in list(source.arrays.items())[:12])
+        raise FieldMismatchError(
+            f"{source.path}: no coordinates of points were found among {shown or 'no arrays'}; "
+            "name them with points=, such as points=['x', 'y', 'z'] or points=['pos']"
+        )
+    entity = "node" if made_into_graph(options) else "point"
+    return PointsTopology(
+        source=source,
+        options=options,
+        kind="graph" if entity == "node" else "points",
+        on_sphere=on_sphere,
+        sizes={entity: layouts[0].shape[0]},
+        entity_of_dim={layouts[0].dims[0]: entity},
+        not_fields=frozenset(layout.name for layout in layouts),
+        period=period_of(layouts, on_sphere=on_sphere),
+        leading_only=True,
+        coordinates=tuple(layout.name for layout in layouts),
+    )
+
+
+def made_into_graph(options: Options) -> bool:
+    """Say whether edges are to be made from the points."""
+    return options.edges is not None and options.edges.startswith(("knn:", "radius:"))

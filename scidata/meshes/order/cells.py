@@ -1,0 +1,183 @@
+"""Edges of cells and who owns a cell. Cell types are VTK's numbers, node orders VTK's too."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.types import IntArray
+from scidata.errors import ConfigError, UnsupportedFormatError
+from scidata.meshes.order.ids import NodeIds, both_directions, ranges, undirected_keys
+from scidata.meshes.order.sort import Keys
+
+__all__ = ["CELL_NAMES", "FOR_POLYHEDRA", "NUM_NODES", "POLYGON", "cell_owner", "edges_of_cells", "rings"]
+
+CELL_NAMES = {
+    1: "vertex", 2: "poly-vertex", 3: "line", 4: "poly-line", 5: "triangle", 6: "triangle strip", 7: "polygon",
+    8: "pixel", 9: "quad", 10: "tetra", 11: "voxel", 12: "hexahedron", 13: "wedge", 14: "pyramid",
+    21: "quadratic edge", 22: "quadratic triangle", 23: "quadratic quad", 24: "quadratic tetra",
+    25: "quadratic hexahedron", 26: "quadratic wedge", 27: "quadratic pyramid", 42: "polyhedron",
+}  # fmt: skip
+
+POLYGON = 7
+
+#: What to do about polyhedra.
+FOR_POLYHEDRA = (
+    "split them into tetrahedra (ParaView: filter Tetrahedralize), or, for finite volumes, write the cells as nodes of "
+    "a graph: pos, their centres, and edge_index, the pairs that share a face (OpenFOAM: owner and neighbour)"
+)
+
+#: Nodes of the cell types that have a fixed number of them.
+NUM_NODES = {1: 1, 3: 2, 5: 3, 8: 4, 9: 4, 10: 4, 11: 8, 12: 8, 13: 6, 14: 5,
+             21: 3, 22: 6, 23: 8, 24: 10, 25: 20, 26: 15, 27: 13}  # fmt: skip
+
+_TETRA = ((0, 1), (1, 2), (2, 0), (0, 3), (1, 3), (2, 3))
+_HEXAHEDRON = ((0, 1), (1, 2), (2, 3), (3, 0), (4, 5), (5, 6), (6, 7), (7, 4), (0, 4), (1, 5), (2, 6), (3, 7))
+_WEDGE = ((0, 1), (1, 2), (2, 0), (3, 4), (4, 5), (5, 3), (0, 3), (1, 4), (2, 5))
+_PYRAMID = ((0, 1), (1, 2), (2, 3), (3, 0), (0, 4), (1, 4), (2, 4), (3, 4))
+
+_EDGES: dict[int, tuple[tuple[int, int], ...]] = {
+    1: (),
+    3: ((0, 1),),
+    5: ((0, 1), (1, 2), (2, 0)),
+    8: ((0, 1), (1, 3), (3, 2), (2, 0)),
+    9: ((0, 1), (1, 2), (2, 3), (3, 0)),
+    10: _TETRA,
+    11: ((0, 1), (1, 3), (3, 2), (2, 0), (4, 5), (5, 7), (7, 6), (6, 4), (0, 4), (1, 5), (2, 6), (3, 7)),
+    12: _HEXAHEDRON,
+    13: _WEDGE,
+    14: _PYRAMID,
+}
+
+# Quadratic cells: each edge of the linear cell runs over a node of its own, in the order of VTK's edges (a wedge's
+# come in that order too). Linear type, number of its nodes.
+_LINEAR = {21: (3, 2), 22: (5, 3), 23: (9, 4), 24: (10, 4), 25: (12, 8), 26: (13, 6), 27: (14, 5)}
+
+
+def edges_of_cells(
+    offsets: npt.ArrayLike, connectivity: npt.ArrayLike, cell_type: npt.ArrayLike, num_nodes: int | None = None
+) -> IntArray:
+    """Return the edges of the cells, both directions, each once, by (destination, source).
+
+    Parameters
+    ----------
+    offsets
+        ``(num_cells + 1,)`` int64.
+    connectivity
+        ``(offsets[-1],)`` 0-based nodes.
+    cell_type
+        ``(num_cells,)`` VTK cell types. A polygon's edges join nodes that follow each other, the last and the first
+        too; a quadratic cell's edges run over their middle nodes.
+    num_nodes
+        Default: one more than the largest node.
+
+    Returns
+    -------
+    edge_index
+        ``(2, num_edges)`` int64: sources, destinations.
+
+    Raises
+    ------
+    ConfigError
+        A node out of range, or a cell whose number of nodes is not that of its type.
+    UnsupportedFormatError
+        Cell types without a known set of edges (polyhedra, Lagrange cells).
+    """
+    starts, nodes = np.asarray(offsets, np.int64), np.asarray(connectivity)
+    types = np.asarray(cell_type)
+    largest = int(nodes.max()) if len(nodes) else -1
+    num_nodes = largest + 1 if num_nodes is None else num_nodes
+    if len(nodes) and (int(nodes.min()) < 0 or largest >= num_nodes):
+        bad = np.flatnonzero((nodes < 0) | (nodes >= num_nodes))
+        cells = np.searchsorted(starts, bad[:5], side="right") - 1
+        raise ConfigError(
+            f"{len(bad)} entries of the connectivity are outside the {num_nodes} nodes (first cells: {cells.tolist()}, "
+            f"values: {nodes[bad[:5]].tolist()})"
+        )
+    if len(nodes) == 0:
+        return np.empty((2, 0), np.int64)
+    ids = nodes if nodes.dtype in (np.int32, np.int64) else nodes.astype(np.int64)
+    return both_directions(_keys_of_edges(starts, ids, types, num_nodes), num_nodes)
+
+
+def _keys_of_edges(offsets: IntArray, nodes: NodeIds, types: npt.NDArray[np.generic], num_nodes: int) -> Keys:
+    """Return the edges of all cells as words, each cell's own, so that shared edges come more than once."""
+    pairs = [pair for kind in np.unique(types) for pair in _edges_of_type(int(kind), offsets, nodes, types)]
+    keys = np.empty(sum(len(one) for one, _ in pairs), np.uint64)
+    done = 0
+    for one, other in pairs:
+        undirected_keys(one, other, num_nodes, out=keys[done : done + len(one)])
+        done += len(one)
+    return keys
+
+
+def cell_owner(offsets: npt.ArrayLike, connectivity: npt.ArrayLike) -> IntArray:
+    """Return the lowest-numbered node of each cell, whose owner owns the cell; -1 for a cell without nodes."""
+    starts, nodes = np.asarray(offsets, np.int64), np.asarray(connectivity)
+    lowest = np.full(len(starts) - 1, -1, np.int64)
+    filled = np.flatnonzero(starts[1:] > starts[:-1])
+    if len(filled):  # empty cells take no entries, so the next filled cell begins where the last one ended
+        lowest[filled] = np.minimum.reduceat(nodes, starts[filled])
+    return lowest
+
+
+def _edges_of_type(
+    kind: int, offsets: IntArray, nodes: NodeIds, types: npt.NDArray[np.generic]
+) -> list[tuple[NodeIds, NodeIds]]:
+    """Return both ends of the edges of all cells of one type, edge by edge of the type; views where they can be."""
+    if kind == POLYGON or kind == 4:
+        return [_edges_of_rings(kind, offsets, nodes, types)]
+    if kind == 2:
+        return []
+    if kind not in NUM_NODES:
+        raise UnsupportedFormatError(
+            f"{int((types == kind).sum())} cells are of VTK type {kind} ({CELL_NAMES.get(kind, 'unknown')}), whose "
+            f"edges scidata does not know; {FOR_POLYHEDRA if kind == 42 else 'convert them to linear cells'}"
+        )
+    corners = _corners(kind, offsets, nodes, types)
+    columns = _edges_of_quadratic(kind) if kind in _LINEAR else _EDGES[kind]
+    return [(corners[:, a], corners[:, b]) for a, b in columns]
+
+
+def _edges_of_quadratic(kind: int) -> list[tuple[int, int]]:
+    linear, first_middle = _LINEAR[kind]
+    edges = []
+    for i, (a, b) in enumerate(_EDGES[linear]):
+        edges += [(a, first_middle + i), (first_middle + i, b)]
+    return edges
+
+
+def _corners(kind: int, offsets: IntArray, nodes: NodeIds, types: npt.NDArray[np.generic]) -> NodeIds:
+    """Return ``(num, nodes of the type)``: the nodes of all cells of a type of fixed size."""
+    size = NUM_NODES[kind]
+    cells = np.flatnonzero(types == kind)
+    bad = cells[np.diff(offsets)[cells] != size]
+    if len(bad):
+        raise ConfigError(
+            f"{len(bad)} cells of type {CELL_NAMES[kind]} do not have {size} nodes (first cells: {bad[:5].tolist()})"
+        )
+    if len(cells) == len(types):  # one type only: no gather
+        return nodes[offsets[0] : offsets[-1]].reshape(-1, size)
+    corners: NodeIds = nodes[offsets[cells][:, None] + np.arange(size)]
+    return corners
+
+
+def _edges_of_rings(
+    kind: int, offsets: IntArray, nodes: NodeIds, types: npt.NDArray[np.generic]
+) -> tuple[NodeIds, NodeIds]:
+    """Return the edges of polygons and poly-lines: each node and the next; the last and the first of a polygon."""
+    cells = np.flatnonzero(types == kind)
+    entries, following = rings(offsets[cells], offsets[cells + 1])
+    if kind != POLYGON:
+        inner = following > entries
+        entries, following = entries[inner], following[inner]
+    return nodes[entries], nodes[following]
+
+
+def rings(starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray]:
+    """Return every entry of the ranges ``[starts[i], stops[i])``, and the one that follows it round its range."""
+    entries = ranges(starts, stops)
+    following = entries + 1
+    filled = stops > starts
+    following[np.cumsum(stops - starts)[filled] - 1] = starts[filled]
+    return entries, following

@@ -1,0 +1,202 @@
+"""Edges by destination, and the ghosts that they bring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.types import IntArray
+from scidata.errors import ConfigError
+from scidata.meshes.order.cells import cell_owner, edges_of_cells
+from scidata.meshes.order.ids import (
+    NodeIds,
+    both_directions,
+    id_bits,
+    low_ids,
+    node_ids,
+    pair_keys,
+    ranges,
+    undirected_keys,
+)
+from scidata.meshes.order.neighbours import knn_edges, radius_edges
+from scidata.meshes.order.sort import blocks, run_starts, stable_sort
+
+__all__ = [
+    "CSR",
+    "NodeIds",
+    "cell_owner",
+    "csr_from_edges",
+    "edges_of_cells",
+    "grow_ghosts",
+    "khop_ghosts",
+    "knn_edges",
+    "radius_edges",
+    "symmetrise",
+]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CSR:
+    """The directed edges of a graph, by destination, then by source, then as they were given.
+
+    Attributes
+    ----------
+    indptr
+        ``(num_nodes + 1,)`` int64: the edges to node ``i`` are ``[indptr[i], indptr[i + 1])``.
+    src
+        ``(num_edges,)`` source of each edge: int32 where ``num_nodes`` fits, else int64.
+    edge_id
+        ``(num_edges,)`` int64: which of the given edges it is.
+    """
+
+    indptr: IntArray
+    src: NodeIds
+    edge_id: IntArray
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes, isolated ones included."""
+        return len(self.indptr) - 1
+
+    @property
+    def num_edges(self) -> int:
+        """Number of directed edges."""
+        return len(self.src)
+
+    def dst(self) -> NodeIds:
+        """Return the destination of each edge, in the dtype of ``src``."""
+        nodes = np.arange(self.num_nodes, dtype=np.int64).repeat(np.diff(self.indptr))
+        return nodes.astype(np.int32) if self.src.dtype == np.int32 else nodes
+
+
+def csr_from_edges(src: npt.ArrayLike, dst: npt.ArrayLike, num_nodes: int) -> CSR:
+    """Sort directed edges by (destination, source); parallel edges and self-loops are kept, in their given order.
+
+    Raises
+    ------
+    ConfigError
+        ``src`` and ``dst`` differ in length, are not integers, or name a node out of range.
+    """
+    source, target = node_ids(src, num_nodes, "sources"), node_ids(dst, num_nodes, "destinations")
+    if len(source) != len(target):
+        raise ConfigError(f"{len(source)} edge sources but {len(target)} destinations: one of each is needed per edge")
+    if 2 * id_bits(num_nodes) + max(len(source) - 1, 0).bit_length() <= 64:
+        return _csr_of_words(source, target, num_nodes)
+    keys = pair_keys(target, source, num_nodes)
+    if bool((keys[1:] >= keys[:-1]).all()):
+        edge_id = np.arange(len(keys), dtype=np.int64)
+    else:
+        keys, edge_id = stable_sort(keys, 2 * id_bits(num_nodes), overwrite=True)
+    indptr = np.zeros(num_nodes + 1, np.int64)
+    np.cumsum(np.bincount(target, minlength=num_nodes), out=indptr[1:])
+    return CSR(indptr=indptr, src=low_ids(keys, num_nodes), edge_id=edge_id)
+
+
+def _csr_of_words(source: NodeIds, target: NodeIds, num_nodes: int) -> CSR:
+    """Sort edges of which destination, source and row go into one word together.
+
+    What :func:`stable_sort` does, in fewer passes over memory: the words' own memory becomes ``edge_id``.
+    """
+    num_bits, row_bits = np.uint64(id_bits(num_nodes)), np.uint64(max(len(source) - 1, 0).bit_length())
+    words = np.empty(len(source), np.uint64)
+    in_order, before = True, np.uint64(0)
+    for rows in blocks(len(words)):
+        word = words[rows]
+        word[:] = target[rows]
+        word <<= num_bits
+        word |= source[rows].astype(np.uint64)
+        word <<= row_bits
+        word |= np.arange(rows.start, rows.stop, dtype=np.uint64)
+        in_order = in_order and bool(word[0] >= before) and bool((word[1:] > word[:-1]).all())
+        before = word[-1]
+    if not in_order:
+        words.sort()
+    indptr = np.zeros(num_nodes + 1, np.int64)
+    fits = num_nodes <= np.iinfo(np.int32).max
+    src: NodeIds = np.empty(len(words), np.int32) if fits else np.empty(len(words), np.int64)
+    for rows in blocks(len(words)):
+        word = words[rows]
+        pair = word >> row_bits
+        src[rows] = pair & ((np.uint64(1) << num_bits) - np.uint64(1))
+        pair >>= num_bits
+        first = int(pair[0])
+        here = np.bincount((pair - pair[0]).view(np.int64))
+        indptr[first + 1 : first + 1 + len(here)] += here
+        word &= (np.uint64(1) << row_bits) - np.uint64(1)
+    np.cumsum(indptr, out=indptr)
+    return CSR(indptr=indptr, src=src, edge_id=words.view(np.int64))
+
+
+def symmetrise(src: npt.ArrayLike, dst: npt.ArrayLike, num_nodes: int) -> IntArray:
+    """Return both directions of every edge, each once and without self-loops, by (destination, source).
+
+    Returns
+    -------
+    edge_index
+        ``(2, num_edges)`` int64: sources, destinations.
+    """
+    source, target = node_ids(src, num_nodes, "sources"), node_ids(dst, num_nodes, "destinations")
+    return both_directions(undirected_keys(source, target, num_nodes), num_nodes)
+
+
+def khop_ghosts(indptr: IntArray, src: NodeIds, start: int, stop: int, num_hops: int) -> IntArray:
+    """Return the nodes that ``[start, stop)`` does not own and that reach it along at most ``num_hops`` edges.
+
+    Parameters
+    ----------
+    indptr, src
+        The whole graph, as in :class:`CSR`.
+
+    Returns
+    -------
+    ghosts
+        ``(num_ghost,)`` int64, sorted.
+    """
+    whole = slice(int(indptr[start]), int(indptr[stop]))
+
+    def sources_of(nodes: IntArray) -> NodeIds:
+        return src[ranges(indptr[nodes], indptr[nodes + 1])]
+
+    return grow_ghosts(src[whole], sources_of, start, stop, num_hops)
+
+
+def grow_ghosts(
+    own_sources: NodeIds, sources_of: Callable[[IntArray], NodeIds], start: int, stop: int, num_hops: int
+) -> IntArray:
+    """Return the k-hop ghosts of ``[start, stop)`` where only some rows of the CSR are at hand.
+
+    Parameters
+    ----------
+    own_sources
+        Sources of the edges to ``[start, stop)``.
+    sources_of
+        Called with sorted nodes, once per further hop; returns the sources of all edges to them, in any order.
+    """
+    ghosts = np.empty(0, np.int64)
+    if num_hops < 1:
+        return ghosts
+    new = _distinct(own_sources[(own_sources < start) | (own_sources >= stop)])
+    for _ in range(num_hops - 1):
+        ghosts = _distinct(np.concatenate([ghosts, new]))
+        reached = sources_of(new)
+        reached = _distinct(reached[(reached < start) | (reached >= stop)])
+        new = reached[~_contains(ghosts, reached)]
+        if not len(new):
+            return ghosts
+    return _distinct(np.concatenate([ghosts, new]))
+
+
+def _distinct(ids: NodeIds) -> IntArray:
+    values = np.sort(ids).astype(np.int64)
+    return values[run_starts(values)]
+
+
+def _contains(sorted_ids: IntArray, ids: IntArray) -> npt.NDArray[np.bool_]:
+    if not len(sorted_ids):
+        return np.zeros(len(ids), np.bool_)
+    at = np.minimum(np.searchsorted(sorted_ids, ids), len(sorted_ids) - 1)
+    found: npt.NDArray[np.bool_] = sorted_ids[at] == ids
+    return found

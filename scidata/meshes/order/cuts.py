@@ -1,0 +1,79 @@
+"""Bounds of irregular data: cuts of a prefix sum of costs, for any number of parts."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.bounds import even_bounds, weighted_bounds
+from scidata.core.types import IntArray
+from scidata.errors import ConfigError
+
+__all__ = ["cut_bounds", "prefix_of"]
+
+
+def prefix_of(weights: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Return ``(num + 1,)`` float64: the sum of the weights before each row, and of all.
+
+    Raises
+    ------
+    ConfigError
+        Not one weight per row, or one that is negative, NaN or infinite.
+    """
+    cost = np.asarray(weights, np.float64)
+    if cost.ndim != 1:
+        raise ConfigError(f"weights must have one value per row, not shape {cost.shape}")
+    if not np.all(np.isfinite(cost)) or np.any(cost < 0):
+        bad = np.flatnonzero(~np.isfinite(cost) | (cost < 0))
+        raise ConfigError(
+            f"{len(bad)} weights are negative, NaN or infinite (first rows: {bad[:5].tolist()}); a cost is 0 or more"
+        )
+    return np.concatenate([[0.0], np.cumsum(cost)])
+
+
+def cut_bounds(prefix: npt.ArrayLike, num_parts: int, *, rows: npt.ArrayLike | None = None) -> IntArray:
+    """Cut rows into parts of about equal cost.
+
+    Every part gets at least one row where there are enough; beyond that the last parts are empty, which is legal for
+    irregular data.
+
+    Parameters
+    ----------
+    prefix
+        Sum of the costs before row ``rows[i]``, non-decreasing, first 0. ``csr.indptr`` balances edges.
+    rows
+        The row of each entry, from 0 to the number of rows; default ``0, 1, 2, …``. Between entries that lie further
+        apart (a store keeps one per block) the cost counts as even.
+
+    Returns
+    -------
+    bounds
+        ``(num_parts + 1,)`` int64.
+
+    Raises
+    ------
+    ConfigError
+        Fewer than one part, or a prefix that decreases, is not finite or does not fit ``rows``.
+    """
+    sums = np.asarray(prefix, np.float64)
+    places = np.arange(len(sums), dtype=np.int64) if rows is None else np.asarray(rows, np.int64)
+    if num_parts < 1:
+        raise ConfigError(f"number of parts must be at least 1, not {num_parts}")
+    if sums.ndim != 1 or len(sums) < 1 or places.shape != sums.shape:
+        raise ConfigError(f"a prefix sum has one entry per row and one more, not shape {sums.shape} for {places.shape}")
+    costs = np.diff(sums)
+    if not np.all(np.isfinite(sums)) or np.any(costs < 0) or places[0] != 0 or np.any(np.diff(places) < 0):
+        raise ConfigError("a prefix sum of costs must be finite, start at row 0 and never decrease")
+    num_global = int(places[-1])
+    if num_parts >= num_global:
+        return np.minimum(np.arange(num_parts + 1, dtype=np.int64), num_global)
+    if rows is None:
+        return weighted_bounds(costs, num_parts)
+    if sums[-1] == sums[0]:
+        return even_bounds(num_global, num_parts)
+    parts = np.arange(1, num_parts)
+    targets = sums[0] + (sums[-1] - sums[0]) * parts / num_parts
+    cuts = np.rint(np.interp(targets, sums, places)).astype(np.int64)
+    cuts = np.maximum.accumulate(np.maximum(cuts, parts) - parts) + parts  # at least one row each, from the left
+    cuts = np.minimum(cuts, num_global - (num_parts - parts))  # and from the right
+    return np.concatenate([[0], cuts, [num_global]]).astype(np.int64)

@@ -1,0 +1,139 @@
+"""Faces of cells, and which cells lie on each: edges of flat cells, triangles and quads of solid ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.types import IntArray
+from scidata.errors import UnsupportedFormatError
+from scidata.meshes.order.cells import CELL_NAMES, rings
+from scidata.meshes.order.ids import id_bits, pair_keys, ranges, undirected_keys
+from scidata.meshes.order.sort import Keys, run_starts, stable_sort
+
+__all__ = ["crowded_faces", "pairs_across_faces"]
+
+_FLAT = (5, 7, 8, 9)
+# Quadratic flat cells: their corners come first. Number of these.
+_FLAT_CORNERS = {22: 3, 23: 4}
+# Cells without an area have no faces, so no neighbours across one.
+_THIN = (1, 2, 3, 4, 21)
+
+# Faces of the linear solids, VTK's node order; a quadratic solid has the corners of its linear one.
+_TETRA = ((0, 1, 3), (1, 2, 3), (2, 0, 3), (0, 2, 1))
+_HEXAHEDRON = ((0, 4, 7, 3), (1, 2, 6, 5), (0, 1, 5, 4), (3, 7, 6, 2), (0, 3, 2, 1), (4, 5, 6, 7))
+_WEDGE = ((0, 1, 2), (3, 5, 4), (0, 3, 4, 1), (1, 4, 5, 2), (2, 5, 3, 0))
+_PYRAMID = ((0, 3, 2, 1), (0, 1, 4), (1, 2, 4), (2, 3, 4), (3, 0, 4))
+_VOXEL = ((0, 2, 6, 4), (1, 3, 7, 5), (0, 1, 5, 4), (2, 3, 7, 6), (0, 1, 3, 2), (4, 5, 7, 6))
+_FACES = {
+    10: _TETRA,
+    11: _VOXEL,
+    12: _HEXAHEDRON,
+    13: _WEDGE,
+    14: _PYRAMID,
+    24: _TETRA,
+    25: _HEXAHEDRON,
+    26: _WEDGE,
+    27: _PYRAMID,
+}
+
+
+def crowded_faces(
+    offsets: IntArray, connectivity: IntArray, cell_type: npt.NDArray[np.generic], num_nodes: int
+) -> tuple[int, IntArray]:
+    """Return the number of faces with more than two cells, and those cells, sorted.
+
+    All nodes must be in range, and cells have the nodes of their type. Cells of other types are left out.
+    """
+    found, cells = 0, [np.empty(0, np.int64)]
+    for faces_of in (_edges_of_flat, _faces_of_solid):
+        keys, owners_of = faces_of(offsets, connectivity, cell_type, num_nodes)
+        in_order = np.sort(keys)
+        if (in_order[2:] == in_order[:-2]).any():  # as a rule there are none, and whose they are need not be asked
+            del in_order
+            owners, counts = _by_face(keys, owners_of())
+            found += int((counts > 2).sum())
+            cells.append(owners[np.repeat(counts > 2, counts)])
+    return found, np.unique(np.concatenate(cells))
+
+
+def pairs_across_faces(
+    offsets: IntArray, connectivity: IntArray, cell_type: npt.NDArray[np.generic], num_nodes: int
+) -> tuple[IntArray, IntArray]:
+    """Return both cells of every pair that shares a face, in one direction; a pair that shares several comes often.
+
+    Raises
+    ------
+    UnsupportedFormatError
+        Cell types whose faces are not known.
+    """
+    known = (*_FLAT, *_FLAT_CORNERS, *_THIN, *_FACES)
+    other = np.unique(cell_type[~np.isin(cell_type, known)])
+    if len(other):
+        names = ", ".join(CELL_NAMES.get(int(kind), f"VTK type {int(kind)}") for kind in other)
+        raise UnsupportedFormatError(
+            f"cells with faces that scidata does not know ({names}): give the pairs of neighbouring cells as the "
+            "edge_index of a graph whose nodes are the cells"
+        )
+    ones, others = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for faces_of in (_edges_of_flat, _faces_of_solid):
+        keys, owners_of = faces_of(offsets, connectivity, cell_type, num_nodes)
+        owners, counts = _by_face(keys, owners_of())
+        last = np.cumsum(counts)
+        for step in range(1, int(counts.max(initial=0))):  # once, where no face has more than two cells
+            first = ranges(last - counts, np.maximum(last - step, last - counts))
+            ones.append(owners[first])
+            others.append(owners[first + step])
+    return np.concatenate(ones), np.concatenate(others)
+
+
+def _by_face(keys: Keys, owners: IntArray) -> tuple[IntArray, IntArray]:
+    """Return the cells on each face, face by face, and how many they are."""
+    in_order, order = stable_sort(keys, 64)
+    begins = np.flatnonzero(run_starts(in_order))
+    return owners[order], np.diff(np.append(begins, len(in_order)))
+
+
+def _edges_of_flat(
+    offsets: IntArray, nodes: IntArray, cell_type: npt.NDArray[np.generic], num_nodes: int
+) -> tuple[Keys, Callable[[], IntArray]]:
+    """Return a word for each edge of the flat cells, and what gives the cell of each."""
+    pixels = offsets[np.flatnonzero(cell_type == 8)]
+    if len(pixels):  # their nodes run in rows, not round
+        nodes = nodes.copy()
+        last = pixels[:, None] + np.array([2, 3])
+        nodes[last] = nodes[last[:, ::-1]]
+    cells = np.flatnonzero(np.isin(cell_type, (*_FLAT, *_FLAT_CORNERS)))
+    sizes = np.diff(offsets)[cells]
+    for kind, corners in _FLAT_CORNERS.items():
+        sizes[cell_type[cells] == kind] = corners
+    one, other = rings(offsets[cells], offsets[cells] + sizes)
+    return undirected_keys(nodes[one], nodes[other], num_nodes), lambda: np.repeat(cells, sizes)
+
+
+def _faces_of_solid(
+    offsets: IntArray, nodes: IntArray, cell_type: npt.NDArray[np.generic], num_nodes: int
+) -> tuple[Keys, Callable[[], IntArray]]:
+    """Return a word for each face of the solid cells, and what gives the cell of each."""
+    triples, owners = [np.empty((3, 0), np.int64)], [np.empty(0, np.int64)]
+    for kind, faces in _FACES.items():
+        cells = np.flatnonzero(cell_type == kind)
+        for face in faces if len(cells) else ():
+            corners = np.sort(nodes[offsets[cells] + np.array(face)[:, None]], axis=0)
+            triples.append(corners[:3])  # two faces of one mesh do not share three corners
+            owners.append(cells)
+    return _words(np.concatenate(triples, axis=1), num_nodes), lambda: np.concatenate(owners)
+
+
+def _words(corners: IntArray, num_nodes: int) -> Keys:
+    """Pack the three corners of faces, sorted, into one word each, the same for the same corners only."""
+    bits = id_bits(num_nodes)
+    words = pair_keys(corners[0], corners[1], num_nodes)
+    if 3 * bits > 64:  # number the pairs there are instead
+        in_order, order = stable_sort(words, 2 * bits)
+        words[order] = np.cumsum(run_starts(in_order)).view(np.uint64)
+    words <<= np.uint64(bits)
+    words |= corners[2].view(np.uint64)
+    return words

@@ -1,0 +1,333 @@
+"""What can be wrong with a raw mesh, cloud or graph: found all at once, named with the first rows, and repaired.
+
+Repairs never guess: they leave out what cannot be used, and return which rows were kept so that fields can follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.types import IntArray
+from scidata.errors import ConfigError, near_matches
+from scidata.meshes.order.cells import NUM_NODES, POLYGON
+from scidata.meshes.order.faces import crowded_faces
+from scidata.meshes.order.ids import id_bits, pair_keys, ranges
+from scidata.meshes.order.sort import run_starts, stable_sort
+
+__all__ = ["REMEDIES", "CellArrays", "Finding", "RawArrays", "Repaired", "check_sample", "repair"]
+
+#: What a repair does about each kind of finding; None where nothing can be done.
+REMEDIES: dict[str, str | None] = {
+    "nan_points": "drop these points, and the cells and edges on them",
+    "missing_nodes": "drop these cells",
+    "cell_index_out_of_range": "drop these cells",
+    "small_faces": "drop these cells",
+    "crowded_faces": "keep them as they are: nothing that scidata does needs two cells at most",
+    "edge_index_out_of_range": "drop these edges",
+    "duplicate_edges": "keep the first of each and drop the others",
+    "self_loops": "drop these edges",
+    "int32_overflow": None,
+}
+
+# Ids below this are no markers of a missing node but ids above 2**31 that were stored in 32 bits.
+_WRAPPED = -(1 << 30)
+
+
+class CellArrays(Protocol):
+    """Cells as lists of nodes, VTK's shape."""
+
+    @property
+    def offsets(self) -> IntArray:
+        """``(num_cells + 1,)`` int64."""
+        ...
+
+    @property
+    def connectivity(self) -> IntArray:
+        """``(offsets[-1],)`` 0-based nodes; negative where one is missing."""
+        ...
+
+    @property
+    def cell_type(self) -> npt.NDArray[np.uint8]:
+        """``(num_cells,)`` VTK cell types."""
+        ...
+
+
+class RawArrays(Protocol):
+    """The arrays of one raw sample."""
+
+    @property
+    def points(self) -> npt.NDArray[Any] | None:
+        """``(num_nodes, dims)`` coordinates."""
+        ...
+
+    @property
+    def cells(self) -> CellArrays | None:
+        """The cells of a mesh."""
+        ...
+
+    @property
+    def edge_index(self) -> IntArray | None:
+        """``(2, num_edges)``: sources, destinations."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One kind of fault.
+
+    Attributes
+    ----------
+    kind
+        A key of :data:`REMEDIES`.
+    count
+        How many rows, cells, faces or edges it concerns.
+    first_rows
+        At most five: rows of points, cells or edges.
+    message
+        A sentence for the user.
+    repairable
+        Whether :func:`repair` can do something about it.
+    """
+
+    kind: str
+    count: int
+    first_rows: tuple[int, ...]
+    message: str
+    repairable: bool
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Repaired:
+    """The arrays of a sample after repair, and the rows of the raw sample that were kept (None: all of them)."""
+
+    points: npt.NDArray[Any] | None
+    offsets: IntArray | None
+    connectivity: IntArray | None
+    cell_type: npt.NDArray[np.uint8] | None
+    edge_index: IntArray | None
+    kept_nodes: IntArray | None
+    kept_cells: IntArray | None
+    kept_edges: IntArray | None
+
+
+_SENTENCES = {
+    "nan_points": "{count} of {nodes} points have a NaN or infinite coordinate",
+    "missing_nodes": "{count} of {cells} cells lack a node, or have another number of nodes than their type",
+    "cell_index_out_of_range": "{count} of {cells} cells name a node that is not among the {nodes}",
+    "small_faces": "{count} of {cells} cells are polygons of fewer than three nodes",
+    "crowded_faces": "{count} faces lie between more than two cells",
+    "edge_index_out_of_range": "{count} of {edges} edges name a node that is not among the {nodes}",
+    "duplicate_edges": "{count} of {edges} edges repeat an earlier one",
+    "self_loops": "{count} of {edges} edges lead from a node to itself",
+    "int32_overflow": "{count} cells or edges name a node above 2**31 that was stored in 32 bits",
+}
+
+
+def check_sample(raw: RawArrays, *, num_nodes: int | None = None) -> list[Finding]:
+    """Look for everything that is wrong with a raw sample.
+
+    Parameters
+    ----------
+    raw
+        Its arrays.
+    num_nodes
+        Needed where it has no points.
+
+    Returns
+    -------
+    findings
+        One entry per kind of fault, in the order of :data:`REMEDIES`; empty for a sound sample.
+    """
+    nodes = _num_nodes(raw, num_nodes)
+    cells = 0 if raw.cells is None else len(raw.cells.cell_type)
+    edges = 0 if raw.edge_index is None else raw.edge_index.shape[1]
+    found = []
+    faults = _faults(raw, nodes)
+    for kind, remedy in REMEDIES.items():
+        count, rows = faults.get(kind, (0, _NONE))
+        if count:
+            sentence = _SENTENCES[kind].format(count=count, nodes=nodes, cells=cells, edges=edges)
+            todo = f"{remedy} (--repair {kind})" if remedy else "write the ids again in 64 bits"
+            message = f"{sentence} (first rows: {rows[:5].tolist()}); {todo}"
+            first = tuple(rows[:5].tolist())
+            found.append(
+                Finding(kind=kind, count=count, first_rows=first, message=message, repairable=remedy is not None)
+            )
+    return found
+
+
+def repair(
+    raw: RawArrays, findings: Collection[Finding], kinds: Collection[str], *, num_nodes: int | None = None
+) -> Repaired:
+    """Leave out what cannot be used, as far as the user allowed it.
+
+    Parameters
+    ----------
+    raw, num_nodes
+        As given to :func:`check_sample`.
+    findings
+        What it returned.
+    kinds
+        The kinds of finding that may be repaired, or ``("all",)``.
+
+    Raises
+    ------
+    ConfigError
+        An unknown kind, or findings that are not among ``kinds`` or that no repair helps: all are named.
+    """
+    unknown = [kind for kind in kinds if kind not in REMEDIES and kind != "all"]
+    if unknown:
+        raise ConfigError(f"{unknown[0]!r} is no repair{near_matches(unknown[0], [*REMEDIES, 'all'])}")
+    refused = [f for f in findings if not f.repairable or not (f.kind in kinds or "all" in kinds)]
+    if refused:
+        raise ConfigError("; ".join(f.message for f in refused))
+    nodes = _num_nodes(raw, num_nodes)
+    faults = _faults(raw, nodes)
+    keep_nodes = np.ones(nodes, np.bool_)
+    keep_nodes[faults["nan_points"][1]] = False
+    new_row = np.cumsum(keep_nodes) - 1
+    cells = _repair_cells(raw.cells, faults, keep_nodes, new_row)
+    edges, kept_edges = _repair_edges(raw.edge_index, faults, keep_nodes, new_row)
+    offsets, connectivity, cell_type, kept_cells = cells
+    return Repaired(
+        points=None if raw.points is None else raw.points[keep_nodes],
+        offsets=offsets,
+        connectivity=connectivity,
+        cell_type=cell_type,
+        edge_index=edges,
+        kept_nodes=None if keep_nodes.all() else np.flatnonzero(keep_nodes),
+        kept_cells=kept_cells,
+        kept_edges=kept_edges,
+    )
+
+
+_Fault: TypeAlias = tuple[int, IntArray]
+_NONE = np.empty(0, np.int64)
+
+
+def _num_nodes(raw: RawArrays, num_nodes: int | None) -> int:
+    if raw.points is not None:
+        return len(raw.points)
+    if num_nodes is None:
+        raise ConfigError("a sample without points needs its number of nodes to be checked")
+    return num_nodes
+
+
+def _faults(raw: RawArrays, num_nodes: int) -> dict[str, _Fault]:
+    """Return the number of faults of every kind, and their rows, sorted."""
+    rows = dict.fromkeys(REMEDIES, _NONE)
+    if raw.points is not None:
+        rows["nan_points"] = np.flatnonzero(~np.isfinite(raw.points).all(axis=1))
+    overflows = [_NONE]
+    num_crowded = 0
+    if raw.cells is not None:
+        overflows.append(_check_cells(raw.cells, num_nodes, rows))
+        sound = np.ones(len(raw.cells.cell_type), np.bool_)
+        for kind in ("missing_nodes", "cell_index_out_of_range", "small_faces"):
+            sound[rows[kind]] = False
+        num_crowded, rows["crowded_faces"] = _crowded(raw.cells, sound, num_nodes)
+    if raw.edge_index is not None:
+        overflows.append(_check_edges(raw.edge_index, num_nodes, rows))
+    rows["int32_overflow"] = np.concatenate(overflows)
+    return {kind: (num_crowded if kind == "crowded_faces" else len(found), found) for kind, found in rows.items()}
+
+
+def _check_cells(cells: CellArrays, num_nodes: int, rows: dict[str, IntArray]) -> IntArray:
+    """Fill in the faulty cells; return those whose ids overflowed."""
+    sizes = np.diff(cells.offsets)
+    expected = np.zeros(256, np.int64)
+    expected[list(NUM_NODES)] = list(NUM_NODES.values())
+    wanted = expected[cells.cell_type]
+    ids = cells.connectivity
+
+    def cells_with(entries: npt.NDArray[np.bool_]) -> IntArray:
+        at = np.flatnonzero(entries)
+        return np.unique(np.searchsorted(cells.offsets, at, side="right") - 1).astype(np.int64)
+
+    missing = np.zeros(len(sizes), np.bool_)
+    missing[cells_with((ids < 0) & (ids > _WRAPPED))] = True
+    missing |= (wanted > 0) & (sizes != wanted)
+    rows["missing_nodes"] = np.flatnonzero(missing)
+    rows["cell_index_out_of_range"] = cells_with(ids >= num_nodes)
+    rows["small_faces"] = np.flatnonzero((cells.cell_type == POLYGON) & (sizes < 3))
+    return cells_with(ids <= _WRAPPED)
+
+
+def _crowded(cells: CellArrays, sound: npt.NDArray[np.bool_], num_nodes: int) -> _Fault:
+    """Look for crowded faces among the sound cells."""
+    wrapped = cells.connectivity <= _WRAPPED
+    if wrapped.any():
+        sound = sound.copy()
+        sound[np.searchsorted(cells.offsets, np.flatnonzero(wrapped), side="right") - 1] = False
+    if sound.all():  # no copy
+        return crowded_faces(cells.offsets, cells.connectivity, cells.cell_type, num_nodes)
+    kept = np.flatnonzero(sound)
+    offsets, connectivity = _select(cells, kept)
+    count, crowded = crowded_faces(offsets, connectivity, cells.cell_type[kept], num_nodes)
+    return count, kept[crowded]
+
+
+def _check_edges(edge_index: IntArray, num_nodes: int, rows: dict[str, IntArray]) -> IntArray:
+    """Fill in the faulty edges; return those whose ids overflowed."""
+    src, dst = edge_index
+    wrapped = (src <= _WRAPPED) | (dst <= _WRAPPED)
+    outside = (src < 0) | (dst < 0) | (src >= num_nodes) | (dst >= num_nodes)
+    rows["edge_index_out_of_range"] = np.flatnonzero(outside & ~wrapped)
+    sound = np.flatnonzero(~outside) if outside.any() else slice(None)
+    src, dst = src[sound], dst[sound]
+    rows_of = (lambda found: found) if isinstance(sound, slice) else sound.__getitem__
+    keys = pair_keys(dst, src, num_nodes)
+    if not run_starts(np.sort(keys)).all():
+        keys, order = stable_sort(keys, 2 * id_bits(num_nodes), overwrite=True)
+        rows["duplicate_edges"] = np.sort(rows_of(order[~run_starts(keys)]))  # stable: the first of each is none
+    rows["self_loops"] = rows_of(np.flatnonzero(src == dst))
+    return np.flatnonzero(wrapped)
+
+
+def _repair_cells(
+    cells: CellArrays | None, faults: dict[str, _Fault], keep_nodes: npt.NDArray[np.bool_], new_row: IntArray
+) -> tuple[IntArray | None, IntArray | None, npt.NDArray[np.uint8] | None, IntArray | None]:
+    """Return offsets, connectivity, types and the cells that were kept."""
+    if cells is None:
+        return None, None, None, None
+    keep = np.ones(len(cells.cell_type), np.bool_)
+    for kind in ("missing_nodes", "cell_index_out_of_range", "small_faces"):
+        keep[faults[kind][1]] = False
+    if not keep_nodes.all():
+        in_range = np.clip(cells.connectivity, 0, len(keep_nodes) - 1)
+        on_dropped = np.flatnonzero(~keep_nodes[in_range])
+        keep[np.searchsorted(cells.offsets, on_dropped, side="right") - 1] = False
+    if keep.all():
+        connectivity = cells.connectivity if keep_nodes.all() else new_row[cells.connectivity]
+        return cells.offsets, connectivity, cells.cell_type, None
+    kept = np.flatnonzero(keep)
+    offsets, connectivity = _select(cells, kept)
+    return offsets, new_row[connectivity], cells.cell_type[kept], kept
+
+
+def _select(cells: CellArrays, kept: IntArray) -> tuple[IntArray, IntArray]:
+    """Return offsets and connectivity of some cells."""
+    starts, stops = cells.offsets[kept], cells.offsets[kept + 1]
+    offsets = np.concatenate([[0], np.cumsum(stops - starts)]).astype(np.int64)
+    return offsets, cells.connectivity[ranges(starts, stops)]
+
+
+def _repair_edges(
+    edge_index: IntArray | None, faults: dict[str, _Fault], keep_nodes: npt.NDArray[np.bool_], new_row: IntArray
+) -> tuple[IntArray | None, IntArray | None]:
+    """Return the edges, and those that were kept."""
+    if edge_index is None:
+        return None, None
+    keep = np.ones(edge_index.shape[1], np.bool_)
+    for kind in ("edge_index_out_of_range", "duplicate_edges", "self_loops"):
+        keep[faults[kind][1]] = False
+    kept = np.flatnonzero(keep)
+    kept = kept[keep_nodes[edge_index[:, kept]].all(axis=0)]
+    if len(kept) == len(keep):
+        return edge_index if keep_nodes.all() else new_row[edge_index], None
+    return new_row[edge_index[:, kept]], kept

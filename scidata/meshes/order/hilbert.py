@@ -1,0 +1,95 @@
+"""Order along a Hilbert curve, which notices when the coordinates leave it too few different keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.types import IntArray
+from scidata.meshes.order.curve import BITS, hilbert_keys
+from scidata.meshes.order.positions import Box, finite_points, robust_box, unit_sphere
+from scidata.meshes.order.rcb import order_rcb
+from scidata.meshes.order.sort import run_starts, stable_sort
+
+__all__ = ["hilbert_keys", "order_hilbert"]
+
+# Share of the distinct points that may share a key with another before the order counts as collapsed.
+_MAX_COLLAPSED = 0.01
+
+
+def order_hilbert(points: npt.ArrayLike, *, on_sphere: bool = False) -> tuple[IntArray, list[str]]:
+    """Return the order of the points along a Hilbert curve, and what there is to say about it.
+
+    Where an outlier stretches the bounding box so far that many different points fall into one cell of the curve, the
+    curve's order would be arbitrary among them. Then the curve fills the box of the other points, outliers moved to its
+    border; and where that does not help either (clusters far apart), the order is that of :func:`order_rcb`. A note
+    says so.
+
+    Parameters
+    ----------
+    points
+        ``(num, 2)`` or ``(num, 3)``, finite; ``on_sphere``: longitude and latitude in degrees.
+
+    Returns
+    -------
+    order
+        ``(num,)`` int64: the old row at each new row. Points with equal keys stay in the order of their rows.
+    notes
+        Sentences for the user; empty where nothing is unusual.
+
+    Raises
+    ------
+    ConfigError
+        Another shape, or a coordinate that is NaN or infinite.
+    """
+    array = unit_sphere(points) if on_sphere else finite_points(points)
+    order, num_lost, num_distinct = _along_curve(array, None)
+    notes = []
+    num_repeated = len(array) - num_distinct
+    if num_repeated > _MAX_COLLAPSED * len(array):
+        notes.append(
+            f"{num_repeated} of {len(array)} points repeat the coordinates of another; if they should differ, the "
+            f"coordinates were rounded (float32 with a large offset, for one): subtract the offset before storing"
+        )
+    if num_lost > _MAX_COLLAPSED * num_distinct:
+        box = robust_box(array)
+        order, still_lost, _ = _along_curve(array, box)
+        instead = "ordered along the curve through the box of the others instead"
+        if still_lost > _MAX_COLLAPSED * num_distinct:
+            order = order_rcb(array)
+            instead = "ordered by recursive coordinate bisection instead"
+        notes.append(
+            f"{num_lost} of {num_distinct} distinct points share the Hilbert key of another, because some points lie "
+            f"far from the rest ({_stretched(array, box)}): {instead}"
+        )
+    return order, notes
+
+
+def _along_curve(points: npt.NDArray[Any], box: Box | None) -> tuple[IntArray, int, int]:
+    """Return the order, the number of distinct points that share the key of another, and of distinct points."""
+    keys, order = stable_sort(hilbert_keys(points, box=box), points.shape[1] * BITS[points.shape[1]])
+    starts = run_starts(keys)
+    shared = np.flatnonzero(~starts | ~np.append(starts[1:], True))  # rows in runs of equal keys
+    num_distinct = _num_distinct(points[order[shared]])
+    num_repeated = len(shared) - num_distinct
+    return order, num_distinct - int(starts[shared].sum()), len(points) - num_repeated
+
+
+def _num_distinct(points: npt.NDArray[Any]) -> int:
+    """Count the distinct rows."""
+    by_value = points[np.lexsort(tuple(points.T))]
+    return int(np.any(by_value[1:] != by_value[:-1], axis=1).sum()) + min(len(by_value), 1)
+
+
+def _stretched(points: npt.NDArray[Any], box: Box) -> str:
+    """Describe the axis that is stretched most."""
+    low, high = points.min(axis=0).astype(np.float64), points.max(axis=0).astype(np.float64)
+    first, last = box
+    with np.errstate(over="ignore"):
+        axis = int(np.argmax((first - low) + (high - last)))
+    return (
+        f"axis {axis} runs from {low[axis]:.6g} to {high[axis]:.6g}, nearly all points lie between {first[axis]:.6g} "
+        f"and {last[axis]:.6g}"
+    )

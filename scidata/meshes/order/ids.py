@@ -1,0 +1,107 @@
+"""Node ids and pairs of them: checked, packed into one word to be sorted, and unpacked."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.types import IntArray
+from scidata.errors import ConfigError
+from scidata.meshes.order.sort import Keys, blocks, run_starts
+
+__all__ = ["NodeIds", "both_directions", "id_bits", "low_ids", "node_ids", "pair_keys", "ranges", "undirected_keys"]
+
+#: Global node ids as stored: int32 where they fit, which halves the largest array of a store.
+NodeIds: TypeAlias = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+
+
+def node_ids(ids: npt.ArrayLike, num_nodes: int, what: str) -> NodeIds:
+    """Check node ids and return them as an integer array of one dimension."""
+    array = np.asarray(ids)
+    if array.ndim != 1 or (array.dtype.kind not in "iu" and len(array)):
+        raise ConfigError(f"edge {what} must be one dimension of integers, not {array.dtype} of shape {array.shape}")
+    if num_nodes > 1 << 32:
+        raise ConfigError(f"a graph of {num_nodes} nodes: at most 2**32 are supported; split the sample")
+    # seen as unsigned, a negative id is a large one: one pass finds both
+    if len(array) and int(array.view(array.dtype.str.replace("i", "u")).max()) >= num_nodes:
+        bad = np.flatnonzero((array < 0) | (array >= num_nodes))
+        raise ConfigError(
+            f"{len(bad)} edge {what} are outside the {num_nodes} nodes (first edges: {bad[:5].tolist()}, "
+            f"values: {array[bad[:5]].tolist()})"
+        )
+    return array if array.dtype in (np.int32, np.int64) else array.astype(np.int64)
+
+
+def id_bits(num_nodes: int) -> int:
+    """Return how many bits the largest id takes."""
+    return max(num_nodes - 1, 0).bit_length()
+
+
+def pair_keys(high: NodeIds, low: NodeIds, num_nodes: int) -> Keys:
+    """Pack two ids below 2**32 into one word."""
+    keys = np.empty(len(high), np.uint64)
+    for rows in blocks(len(keys)):
+        key = keys[rows]
+        key[:] = high[rows]
+        key <<= np.uint64(id_bits(num_nodes))
+        key |= low[rows].astype(np.uint64)
+    return keys
+
+
+def low_ids(keys: Keys, num_nodes: int) -> NodeIds:
+    """Unpack the low id of :func:`pair_keys`, as small as it gets."""
+    fits = num_nodes <= np.iinfo(np.int32).max
+    low: NodeIds = np.empty(len(keys), np.int32) if fits else np.empty(len(keys), np.int64)
+    for rows in blocks(len(keys)):
+        low[rows] = keys[rows] & np.uint64((1 << id_bits(num_nodes)) - 1)
+    return low
+
+
+def undirected_keys(one: NodeIds, other: NodeIds, num_nodes: int, out: Keys | None = None) -> Keys:
+    """Pack the two ends of each edge into one word, the same for both directions: the lower id is the high one."""
+    keys = np.empty(len(one), np.uint64) if out is None else out
+    for rows in blocks(len(keys)):
+        key = keys[rows]
+        key[:] = np.minimum(one[rows], other[rows])
+        key <<= np.uint64(id_bits(num_nodes))
+        key |= np.maximum(one[rows], other[rows]).astype(np.uint64)
+    return keys
+
+
+def both_directions(keys: Keys, num_nodes: int) -> IntArray:
+    """Return both directions of every edge, each once and without self-loops, by (destination, source).
+
+    Parameters
+    ----------
+    keys
+        Those of :func:`undirected_keys`; their memory is used up.
+    """
+    num_bits, mask = np.uint64(id_bits(num_nodes)), np.uint64((1 << id_bits(num_nodes)) - 1)
+    keys.sort()
+    kept = run_starts(keys)  # each undirected edge once: half as many to sort again
+    for rows in blocks(len(keys)):
+        kept[rows] &= (keys[rows] >> num_bits) != (keys[rows] & mask)
+    keys = keys[kept]
+    both = np.concatenate([keys, keys])
+    for rows in blocks(len(keys)):
+        swapped = both[rows]
+        swapped &= mask
+        swapped <<= num_bits
+        swapped |= keys[rows] >> num_bits
+    del keys
+    both.sort()
+    edge_index = np.empty((2, len(both)), np.int64)
+    np.bitwise_and(both, mask, out=edge_index[0].view(np.uint64))
+    np.right_shift(both, num_bits, out=edge_index[1].view(np.uint64))
+    return edge_index
+
+
+def ranges(starts: IntArray, stops: IntArray) -> IntArray:
+    """Concatenate the ranges ``[starts[i], stops[i])`` as indices."""
+    counts = stops - starts
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    rows: IntArray = np.arange(total, dtype=np.int64) + np.repeat(starts - (ends - counts), counts)
+    return rows

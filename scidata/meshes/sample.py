@@ -1,0 +1,182 @@
+"""One raw mesh, cloud or graph: by its metadata, and with its topology in memory. Made by ``samples``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.types import IntArray
+from scidata.errors import ConfigError, near_matches
+from scidata.meshes.formats.base import Cells, RawField, Topology, damage_named
+
+__all__ = ["KINDS", "RawSample", "SampleHeader", "parse_edges", "row_entity"]
+
+KINDS = ("mesh", "points", "graph")
+_EDGE_RULES = ("edge_index", "cells", "faces", "knn", "radius")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RawSample:
+    """One mesh, cloud or graph: topology in memory, fields not read yet.
+
+    Attributes
+    ----------
+    name
+        Unlike that of any other sample.
+    kind
+        ``"mesh"``, ``"points"`` or ``"graph"``.
+    points
+        ``(N, 2 or 3)`` float64, the nodes (or points); None for a graph without positions. On a sphere: longitude
+        and latitude in degrees (and height, where there is a third).
+    on_sphere
+        True where ``points`` are longitude and latitude.
+    cells
+        Cells of a mesh, or None.
+    edge_index
+        ``(2, E)`` int64, source and destination of the edges that the file has; None where there are none or where
+        ``edges`` says how they are made. Fields of edges are in this order.
+    entity
+        What a sample's rows are: ``"node"`` (``"point"`` of a cloud), or ``"cell"``: then it has fields of cells alone.
+    edges
+        ``"edge_index"``, ``"cells"``, ``"faces"``, ``"knn:8"``, ``"radius:0.1"`` or None (a cloud): where edges come
+        from.
+    fields
+        By name. A name that two entities have is ``node/<name>`` and ``cell/<name>``.
+    mesh_edges
+        ``(2, num_mesh_edges)`` int64: nodes of the file's undirected edges, where ``edges`` are made of the cells and
+        fields live on the file's; else None.
+    num_nodes
+        Nodes or points; needs saying only where ``points`` is None.
+    period
+        Width of the domain along each coordinate in which it wraps, 0 where it does not; None where it does in none.
+    left_out
+        Arrays that are no field of this sample, and why.
+    """
+
+    name: str
+    kind: str
+    points: npt.NDArray[np.float64] | None = None
+    on_sphere: bool = False
+    cells: Cells | None = None
+    edge_index: IntArray | None = None
+    entity: str = ""
+    edges: str | None = None
+    fields: Mapping[str, RawField] = field(default_factory=dict)
+    mesh_edges: IntArray | None = None
+    num_nodes: int = -1
+    period: tuple[float, ...] | None = None
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigError(f"sample {self.name!r}: kind must be one of {KINDS}, not {self.kind!r}")
+        if not self.entity:
+            object.__setattr__(self, "entity", row_entity(self.kind))
+        if self.points is not None and self.num_nodes in (-1, len(self.points)):
+            object.__setattr__(self, "num_nodes", len(self.points))
+        elif self.points is not None or self.num_nodes < 0:
+            found = "no points" if self.points is None else f"{len(self.points)} points"
+            raise ConfigError(
+                f"sample {self.name!r}: has {found} and num_nodes {self.num_nodes}; say the number of nodes"
+            )
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Rows of each entity that is known yet."""
+        sizes = {row_entity(self.kind): self.num_nodes} if self.entity != "cell" else {}
+        if self.cells is not None:
+            sizes["cell"] = self.cells.num_cells
+        own = self.edge_index if self.edge_index is not None else self.mesh_edges
+        if own is not None:
+            sizes["edge"] = own.shape[1]
+        return sizes
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SampleHeader:
+    """One sample by its metadata; :meth:`read` reads its topology. Pickles.
+
+    Attributes
+    ----------
+    name
+        Unlike that of any other sample.
+    topology
+        Where points, cells and edges are found, and how many there are: ``topology.sizes``.
+    entity, edges, fields, left_out
+        As in :class:`RawSample`.
+    paths
+        The files it is read from.
+    """
+
+    name: str
+    topology: Topology
+    entity: str
+    edges: str | None
+    fields: Mapping[str, RawField]
+    left_out: Mapping[str, str]
+    paths: tuple[str, ...]
+
+    @property
+    def kind(self) -> str:
+        """``"mesh"``, ``"points"`` or ``"graph"``."""
+        return self.topology.kind
+
+    def read(self) -> RawSample:
+        """Read points, cells and edges.
+
+        Raises
+        ------
+        CorruptDataError, FieldMismatchError, UnsupportedFormatError
+            Arrays of the topology do not fit together, or have what is not read.
+        """
+        on_mesh_edges = self.edges == "cells" and any(f.entity == "edge" for f in self.fields.values())
+        with damage_named(self.topology.source.path):
+            geometry = self.topology.load()
+            mesh_edges = self.topology.load_mesh_edges() if on_mesh_edges else None
+        return RawSample(
+            name=self.name,
+            kind=self.kind,
+            points=geometry.points,
+            on_sphere=self.topology.on_sphere,
+            cells=geometry.cells,
+            edge_index=geometry.edge_index if self.edges == "edge_index" else None,
+            entity=self.entity,
+            edges=self.edges,
+            fields=self.fields,
+            mesh_edges=mesh_edges,
+            num_nodes=self.topology.sizes[row_entity(self.kind)],
+            period=self.topology.period,
+            left_out=self.left_out,
+        )
+
+
+def row_entity(kind: str) -> str:
+    """Return what the rows of a sample of some kind are, where they are not its cells."""
+    return "point" if kind == "points" else "node"
+
+
+def parse_edges(edges: str) -> tuple[str, float]:
+    """Take ``"knn:8"`` apart into ``("knn", 8)``; rules without a number give 0.
+
+    Raises
+    ------
+    ConfigError
+        It is no rule.
+    """
+    rule, _, number = str(edges).partition(":")
+    if rule in _EDGE_RULES[:3] and not number:
+        return rule, 0.0
+    try:
+        value = float(number)
+    except ValueError:
+        value = 0.0
+    if rule not in ("knn", "radius") or not np.isfinite(value) or value <= 0 or (rule == "knn" and value != int(value)):
+        hint = "" if rule in _EDGE_RULES else near_matches(rule, _EDGE_RULES, listed=False)
+        raise ConfigError(
+            f"edges={edges!r}: expected 'edge_index', 'cells', 'faces', 'knn:8' (neighbours) or 'radius:0.1' (in the "
+            f"unit of the points){hint}"
+        )
+    return rule, value

@@ -1,0 +1,307 @@
+"""Raw meshes, point clouds and graphs, of any format, as samples: what ``scidata partition`` starts from.
+
+:func:`read_samples` looks at metadata alone; ``samples[i]`` reads the points, cells and edges of one; its fields are
+read by ranges of rows when asked for. What the formats are: the modules of ``scidata.meshes.formats``. The layout to
+write where none is given: ``scidata.meshes.formats.plain``, ``points`` and ``graph``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import overload
+
+from scidata.core.types import Source
+from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, UnsupportedFormatError, near_matches
+from scidata.meshes.formats import exodus, graph, meshio, mpas, plain, points, ugrid, vtkhdf
+from scidata.meshes.formats.base import Options, RawField, Topology, damage_named
+from scidata.meshes.formats.fields import find_fields
+from scidata.meshes.formats.joined import combine_fields, short_names
+from scidata.meshes.sample import KINDS, RawSample, SampleHeader, parse_edges, row_entity
+from scidata.sources import open_source
+from scidata.sources.paths import expand_paths
+
+__all__ = ["RawSamples", "read_samples"]
+
+_MESHES: tuple[ModuleType, ...] = (vtkhdf, ugrid, mpas, exodus, plain)
+_OWN_COORDINATES = (vtkhdf, mpas, exodus)
+_MESHIO = frozenset(
+    f".{suffix}"
+    for suffix in (
+        *("msh", "su2", "cgns", "vtk", "vtu", "inp", "med", "xdmf", "xmf", "obj", "off", "stl", "ply", "mesh", "meshb"),
+        *("bdf", "nas", "fem", "post", "tec", "dat", "ugrid", "avs", "mdpa", "ele", "node", "f3grid", "xml", "h5m"),
+    )
+)
+
+
+class RawSamples(Sequence[RawSample]):
+    """Samples whose topology is read at ``samples[i]``, each time anew; it pickles.
+
+    :meth:`header` reads metadata alone.
+    """
+
+    def __init__(self, names: Sequence[str], paths: Sequence[tuple[str, ...]], reading: _Reading) -> None:
+        self.names = tuple(names)
+        self._paths = tuple(paths)
+        self._reading = reading
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @overload
+    def __getitem__(self, index: int) -> RawSample: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[RawSample]: ...
+
+    def __getitem__(self, index: int | slice) -> RawSample | Sequence[RawSample]:
+        if isinstance(index, slice):
+            return RawSamples(self.names[index], self._paths[index], self._reading)
+        return self.header(index).read()
+
+    def inputs(self, index: int) -> tuple[str, ...]:
+        """Return the files that a sample is read from; nothing is opened."""
+        mesh, paths = self._reading.mesh, self._paths[index]
+        return paths if mesh is None or mesh in paths else (mesh, *paths)
+
+    def header(self, index: int) -> SampleHeader:
+        """Describe a sample: sizes, fields, dtypes, without reading values.
+
+        Raises
+        ------
+        FileNotFoundError, UnsupportedFormatError, UnknownNameError, FieldMismatchError, ConfigError
+            The file, what was expected of it and what was found are named.
+        """
+        with damage_named(", ".join(self.inputs(index))):
+            return self._reading.header(self.names[index], self._paths[index])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Reading:
+    """The arguments of :func:`read_samples`, checked."""
+
+    kind: str | None
+    mesh: str | None
+    entity: str | None
+    fields: tuple[str, ...] | None
+    options: Options
+    allow_external: bool
+
+    def header(self, name: str, paths: tuple[str, ...]) -> SampleHeader:
+        """Describe the sample that some files hold together."""
+        topology = self._topology(self.mesh if self.mesh is not None else paths[0])
+        if self.options.topology is not None and not isinstance(topology, ugrid.UGridTopology):
+            raise ConfigError(
+                f"{topology.source.path}: topology={self.options.topology!r} names one of several meshes of a UGRID "
+                "file, which this is not; leave it out"
+            )
+        found: list[tuple[Source, dict[str, RawField]]] = []
+        left_out: dict[str, str] = dict(topology.left_out)
+        sources = [topology.source]
+        sources += [self._open(path) for path in paths if path != topology.source.path]
+        for source in sources:
+            if source is topology.source and topology.fields is not None:
+                fields = {n: f for n, f in topology.fields.items() if self._wants(n)}
+            else:
+                fields, reasons = find_fields(topology, source, self.fields)
+                left_out.update(reasons)
+            if not fields and self.fields is None and source is not topology.source:
+                reasons = {n: reason for n, reason in left_out.items() if n in source.arrays}
+                shown = "; ".join(f"{n} {reason}" for n, reason in list(reasons.items())[:3]) or "it has no arrays"
+                raise FieldMismatchError(
+                    f"{source.path}: has no field of the topology in {topology.source.path}: {shown}"
+                )
+            found.append((source, fields))
+        # files beside the topology's own continue each other; what they have replaces what the topology's file has
+        every = {name for source in sources[1:] for name in source.arrays}
+        every |= set(topology.source.arrays if topology.fields is None else topology.fields)
+        combined = short_names({**found[0][1], **combine_fields(found[1:])}, every)
+        edges = self._edges(topology)
+        reasons = {}
+        if edges not in (None, "edge_index") and not (edges == "cells" and topology.mesh_edges):
+            reasons["edge"] = f"lives on the file's edges, but edges are made ({edges})"
+        if self.entity == "cell":
+            reasons["node"] = "lives on the nodes, but rows are cells (entity='cell')"
+        left_out |= {n: reasons[f.entity] for n, f in combined.items() if f.entity in reasons}
+        combined = {n: f for n, f in combined.items() if f.entity not in reasons}
+        self._check_names(combined, left_out, sources, every)
+        return SampleHeader(
+            name=name,
+            topology=topology,
+            entity=self.entity or row_entity(topology.kind),
+            edges=edges,
+            fields=combined,
+            left_out={n: reason for n, reason in left_out.items() if n not in combined},
+            paths=tuple(source.path for source in sources),
+        )
+
+    def _open(self, path: str) -> Source:
+        return open_source(path, allow_external=self.allow_external)
+
+    def _wants(self, name: str) -> bool:
+        return self.fields is None or name in self.fields or name.rpartition("/")[2] in self.fields
+
+    def _check_names(
+        self, found: Mapping[str, RawField], left_out: Mapping[str, str], sources: list[Source], every: set[str]
+    ) -> None:
+        known = {name for full in found for name in (full, full.rpartition("/")[2], found[full].path)}
+        for name in self.fields or ():
+            if name in known:
+                continue
+            where = ", ".join(source.path for source in sources)
+            if name in left_out:
+                raise UnsupportedFormatError(f"{where}: field {name!r} is not read: {left_out[name]}")
+            raise UnknownNameError(f"{where}: no field {name!r}{near_matches(name, every)}")
+
+    def _topology(self, path: str) -> Topology:
+        suffix = os.path.splitext(path)[1].lower()
+        by_meshio = suffix in _MESHIO and self.kind in (None, "mesh")
+        try:
+            source = self._open(path)
+        except UnsupportedFormatError:
+            if not by_meshio or os.path.isdir(path):
+                raise
+            return meshio.open_topology(path, self.options, allow_external=self.allow_external)
+        for module in self._modules():
+            if module.detect(source):
+                if self.options.points is not None and module in _OWN_COORDINATES:
+                    raise ConfigError(
+                        f"{path}: its format says where the nodes are, so points= has no meaning; leave it out, or use "
+                        "kind='points' for a cloud"
+                    )
+                topology: Topology = module.open_topology(source, self.options)
+                return replace(topology, kind="graph") if self.kind == "graph" else topology
+        if by_meshio:
+            return meshio.open_topology(path, self.options, allow_external=self.allow_external)
+        # none detects it: the last adapter's own message says what it looks for
+        if self.kind in ("points", "graph") or self.options.points is not None:
+            named: Topology = self._modules()[-1].open_topology(source, self.options)
+            return named
+        shown = ", ".join(f"{n} {a.shape}" for n, a in list(source.arrays.items())[:8]) or "no arrays"
+        raise UnsupportedFormatError(
+            f"{path}: no mesh, points or graph was found among {shown}; expected a UGRID, MPAS, Exodus or VTKHDF mesh, "
+            "'points' with 'cells', coordinates (name them with points=) or 'edge_index'. Where the file has only "
+            "fields, name the topology's file with mesh="
+        )
+
+    def _modules(self) -> tuple[ModuleType, ...]:
+        edges = self.options.edges
+        if self.kind == "points":
+            return (points,)
+        if self.kind == "mesh" or self.entity == "cell" or edges == "cells":
+            return _MESHES
+        if self.kind == "graph":
+            made = points.made_into_graph(self.options)
+            return (*_MESHES, points) if made else (*_MESHES, graph)
+        return (*_MESHES, graph, points)
+
+    def _edges(self, topology: Topology) -> str | None:
+        """Return where the sample's edges come from."""
+        asked = self.options.edges
+        if self.entity == "cell":
+            return asked or "faces"
+        given = ("edge" in topology.sizes and not topology.mesh_edges) or isinstance(topology, graph.GraphTopology)
+        if asked == "edge_index" and not given:
+            raise UnknownNameError(f"{topology.source.path}: edges='edge_index', but the file has no edges of its own")
+        if asked is not None and asked != "edge_index":
+            return asked
+        if given:
+            return "edge_index"
+        return "cells" if "cell" in topology.sizes else None
+
+
+def read_samples(
+    inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    kind: str | None = None,
+    mesh: str | os.PathLike[str] | None = None,
+    points: str | Sequence[str] | None = None,
+    entity: str | None = None,
+    edges: str | None = None,
+    fields: str | Sequence[str] | None = None,
+    topology: str | None = None,
+    allow_missing: bool = False,
+    allow_external: bool = False,
+) -> RawSamples:
+    """Find the samples in some files; nothing is opened yet.
+
+    Parameters
+    ----------
+    inputs
+        A path, a glob or a list. Each file is one sample; or, with ``mesh``, all of them hold fields of one: what
+        several have is put together in their order, along time where they have it, else along a new dimension
+        ``sample``.
+    kind
+        ``"mesh"``, ``"points"`` or ``"graph"``; None: what the file looks like, in this order.
+    mesh
+        File of the topology, where the fields are in others.
+    points
+        Names of the coordinates: one array ``(N, 2 or 3)``, or two or three ``(N,)``.
+    entity
+        ``"cell"``: the rows of a mesh are its cells, at the mean of their nodes (for finite volumes: fields of nodes
+        are left out). None: its nodes.
+    edges
+        ``"edge_index"``: those in the file; ``"cells"``: those of the cells; ``"faces"``: between cells that share a
+        face, where these are the rows; ``"knn:8"``, ``"radius:0.1"``: made from the points. None: the file's for a
+        graph, those of the cells for a mesh or across its faces, none for a cloud.
+    fields
+        Names; None for all that have one row per entity. What is left out is in ``left_out`` with the reason.
+    topology
+        Name of the mesh variable, where a UGRID file has several.
+    allow_missing, allow_external
+        As in :func:`scidata.open_dataset`.
+
+    Raises
+    ------
+    FileNotFoundError
+        A glob matches nothing.
+    ConfigError
+        An argument is not one of those above.
+    """
+    if kind is not None and kind not in KINDS:
+        raise ConfigError(f"kind must be 'mesh', 'points' or 'graph', not {kind!r}{near_matches(kind, KINDS)}")
+    if entity not in (None, "cell"):
+        raise ConfigError(f"entity must be 'cell' or left out, not {entity!r}{near_matches(str(entity), ['cell'])}")
+    if entity == "cell" and kind not in (None, "mesh"):
+        raise ConfigError(f"entity='cell': only a mesh has cells, not kind={kind!r}")
+    if edges is not None:
+        rule, _ = parse_edges(edges)
+        if (entity == "cell") != (rule == "faces") and rule not in ("knn", "radius"):
+            raise ConfigError(
+                f"edges={edges!r} and entity={entity!r} do not go together: 'faces' lie between cells as rows "
+                "(entity='cell'); 'cells' and 'edge_index' have edges between nodes"
+            )
+        if entity != "cell" and (kind == "points" or (kind == "mesh" and rule in ("knn", "radius"))):
+            remedy = "kind='graph'" if kind == "points" else "kind='graph' with points="
+            raise ConfigError(f"edges={edges!r} and kind={kind!r} do not go together; use {remedy}")
+    paths = expand_paths(inputs)
+    names = _sample_names(paths)
+    reading = _Reading(
+        kind=kind,
+        mesh=None if mesh is None else os.path.expanduser(os.fspath(mesh)),
+        entity=entity,
+        fields=_as_names(fields),
+        options=Options(points=_as_names(points), edges=edges, topology=topology, allow_missing=allow_missing),
+        allow_external=allow_external,
+    )
+    if mesh is not None:
+        return RawSamples(names[:1], [paths], reading)
+    return RawSamples(names, [(path,) for path in paths], reading)
+
+
+def _as_names(names: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    if names is None:
+        return None
+    return tuple(name.strip() for name in names.split(",")) if isinstance(names, str) else tuple(names)
+
+
+def _sample_names(paths: Sequence[str]) -> list[str]:
+    """Name samples by their files, with as much of the folders as tells them apart."""
+    stems = [path.rstrip("/").removesuffix(os.path.splitext(path.rstrip("/"))[1]).split("/") for path in paths]
+    for depth in range(1, max(map(len, stems)) + 1):
+        names = ["_".join(part for part in stem[-depth:] if part) for stem in stems]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{i:06d}_{stem[-1]}" for i, stem in enumerate(stems)]

@@ -1,0 +1,1 @@
+"""Attention over sharded tokens: ring, all-to-all and gathered."""

@@ -1,0 +1,201 @@
+"""Ring attention: blocks of keys and values go round the ranks while each computes with the one that it holds.
+
+After Liu, Zaharia and Abbeel (2023). Nothing larger than a block is held: keys and values of the own block, of the
+current one and of the one on its way. In backward the blocks go round once more, their gradients behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Function
+
+from scidata.device_mesh.groups import explaining
+from scidata.errors import UnsupportedShardOp
+from scidata.shard.attention.blocks import Partial, block_backward, block_forward, merge
+from scidata.shard.comm.transport import Group, group_rank
+
+__all__ = ["RingLayout", "ring_attention"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RingLayout:
+    """Whose rows are where.
+
+    Attributes
+    ----------
+    sizes
+        Keys of each rank.
+    first_query
+        Global row of this rank's first query.
+    """
+
+    sizes: tuple[int, ...]
+    first_query: int
+    causal: bool
+    scale: float
+    group: Group
+
+    def start(self, owner: int) -> int:
+        """Return the global row of an owner's first key."""
+        return sum(self.sizes[:owner])
+
+
+def _pass_on(buffer: Tensor, num_received: int, group: Group) -> Callable[[], Tensor]:
+    """Send a flat buffer to the next rank and receive one from the previous; call the result to wait for it."""
+    rank, num_ranks = group_rank(group), dist.get_world_size(group)
+    received = buffer.new_empty(num_received)
+    operations = []
+    if buffer.numel():
+        operations.append(dist.P2POp(dist.isend, buffer, group=group, group_peer=(rank + 1) % num_ranks))
+    if num_received:
+        operations.append(dist.P2POp(dist.irecv, received, group=group, group_peer=(rank - 1) % num_ranks))
+    with explaining():
+        works = dist.batch_isend_irecv(operations) if operations else []
+
+    def wait(sent: Tensor = buffer) -> Tensor:  # which is kept until then
+        with explaining():
+            for work in works:
+                work.wait()
+        return received
+
+    return wait
+
+
+def _packed(key: Tensor, value: Tensor) -> Tensor:
+    return torch.cat([key.reshape(-1), value.reshape(-1)])
+
+
+def _unpacked(buffer: Tensor, key: Tensor, value: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    """Cut a block of so many rows, otherwise of the shapes of ``key`` and ``value``, out of a buffer."""
+    shapes = [(*x.shape[:-2], num_rows, x.shape[-1]) for x in (key, value)]
+    split = torch.Size(shapes[0]).numel()
+    return buffer[:split].view(shapes[0]), buffer[split:].view(shapes[1])
+
+
+def _block_size(key: Tensor, value: Tensor, num_rows: int) -> int:
+    return num_rows * sum(x.shape[:-2].numel() * x.shape[-1] for x in (key, value))
+
+
+def _heads(x: Tensor, query: Tensor) -> Tensor:
+    """Repeat heads that several query heads share."""
+    shared = query.shape[-3] // max(x.shape[-3], 1) if query.ndim > 2 else 1
+    return x if shared == 1 else x.repeat_interleave(shared, -3)
+
+
+def _of_heads(grad: Tensor, like: Tensor) -> Tensor:
+    if grad.shape[:-2] == like.shape[:-2]:
+        return grad
+    shape = (*like.shape[:-2], grad.shape[-3] // like.shape[-3], *grad.shape[-2:])
+    return grad.view(shape).sum(-3)
+
+
+def _bias(mask: Tensor | None, query: Tensor, layout: RingLayout, owner: int) -> tuple[Tensor | None, bool, bool]:
+    """Return what is added to the scores of a block, whether the kernel masks it causally, and whether to skip it."""
+    start, count = layout.start(owner), layout.sizes[owner]
+    bias = None if mask is None else mask.narrow(-1, start, count) if mask.shape[-1] != 1 else mask
+    if bias is not None and bias.dtype == torch.bool:
+        bias = torch.zeros_like(bias, dtype=query.dtype).masked_fill_(~bias, float("-inf"))
+    if not layout.causal:
+        return bias, False, count == 0
+    first, last = layout.first_query, layout.first_query + query.shape[-2] - 1
+    if count == 0 or start > last:
+        return None, False, True
+    if start + count - 1 <= first:
+        return bias, False, False
+    if start == first and count == query.shape[-2]:
+        return bias, True, False
+    rows = torch.arange(first, last + 1, device=query.device)[:, None]
+    above = rows < torch.arange(start, start + count, device=query.device)
+    triangle = torch.zeros(above.shape, dtype=query.dtype, device=query.device).masked_fill_(above, float("-inf"))
+    return triangle if bias is None else bias + triangle, False, False
+
+
+class _Ring(Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, layout: RingLayout) -> Tensor:
+        rank, num_ranks = group_rank(layout.group), len(layout.sizes)
+        whole: Partial | None = None
+        block = _packed(key, value) if num_ranks > 1 else None
+        for step in range(num_ranks):
+            owner = (rank - step) % num_ranks
+            arrives = None
+            if block is not None and step + 1 < num_ranks:
+                coming = layout.sizes[(owner - 1) % num_ranks]
+                arrives = _pass_on(block, _block_size(key, value, coming), layout.group)
+            keys, values = (key, value) if block is None else _unpacked(block, key, value, layout.sizes[owner])
+            bias, causal, skip = _bias(mask, query, layout, owner)
+            if not skip:
+                held = _heads(keys, query), _heads(values, query)
+                whole = merge(whole, block_forward(query, *held, bias, causal, layout.scale))
+            if arrives is not None:
+                block = arrives()
+        if whole is None:  # this rank's queries see no key
+            wide = torch.promote_types(query.dtype, torch.float32)
+            rows = query.new_full(query.shape[:-1], float("-inf"), dtype=wide)
+            whole = Partial(rows.new_zeros((*query.shape[:-1], value.shape[-1])), rows)
+        ctx.save_for_backward(query, key, value, mask, whole.out, whole.lse)
+        ctx.layout = layout
+        return whole.out.to(query.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():  # create_graph
+            raise UnsupportedShardOp(
+                "ring attention has no second derivative (create_graph=True). Remedy: compute that step in "
+                'scidata.attention("gather")'
+            )
+        query, key, value, mask, out, lse = ctx.saved_tensors
+        layout: RingLayout = ctx.layout
+        rank, num_ranks = group_rank(layout.group), len(layout.sizes)
+        grad, d_query = grad.contiguous(), out.new_zeros(query.shape)
+        d_mask = torch.zeros_like(mask) if mask is not None and ctx.needs_input_grad[3] else None
+        block = _packed(key, value)
+        returns = None
+        for step in range(num_ranks):
+            owner = (rank - step) % num_ranks
+            coming = _block_size(key, value, layout.sizes[(owner - 1) % num_ranks])
+            arrives = _pass_on(block, coming, layout.group) if step + 1 < num_ranks else None
+            keys, values = _unpacked(block, key, value, layout.sizes[owner])
+            bias, causal, skip = _bias(mask, query, layout, owner)
+            d_key, d_value = torch.zeros_like(keys, dtype=out.dtype), torch.zeros_like(values, dtype=out.dtype)
+            if not skip:
+                operands = query, _heads(keys, query), _heads(values, query)
+                found = block_backward(grad, operands, bias, Partial(out, lse), causal, layout.scale)
+                d_query += found[0]
+                d_key += _of_heads(found[1], keys)
+                d_value += _of_heads(found[2], values)
+                if d_mask is not None and found[3] is not None:
+                    start, count = layout.start(owner), layout.sizes[owner]
+                    place = d_mask if d_mask.shape[-1] == 1 else d_mask.narrow(-1, start, count)
+                    place += found[3].sum_to_size(place.shape)
+            sent = _packed(d_key, d_value)
+            if returns is not None:
+                sent += returns()
+            if num_ranks > 1:
+                returns = _pass_on(sent, coming, layout.group)
+            if arrives is not None:
+                block = arrives()
+        if returns is not None:
+            sent = returns()
+        d_key, d_value = _unpacked(sent, key, value, layout.sizes[rank])
+        return d_query.to(query.dtype), d_key.to(key.dtype), d_value.to(value.dtype), d_mask, None
+
+
+def ring_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, layout: RingLayout) -> Tensor:
+    """Attend from this rank's queries to the keys of all ranks. Collective; a second derivative raises.
+
+    Parameters
+    ----------
+    query, key, value
+        ``(..., rows, width)``, the own part of the sequence; other ranks may have other numbers of rows, or none.
+        Fewer heads of keys and values are shared by groups of query heads.
+    mask
+        bool (True attends) or added to the scores; broadcasts over this rank's queries and the whole sequence.
+    """
+    return _Ring.apply(query.contiguous(), key, value, mask, layout)  # type: ignore[no-any-return, no-untyped-call, unused-ignore]

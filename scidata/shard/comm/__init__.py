@@ -1,0 +1,1 @@
+"""Collectives with uneven parts, and what they stand on."""

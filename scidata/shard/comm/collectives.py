@@ -1,0 +1,265 @@
+"""Differentiable collectives on parts of uneven size.
+
+A tensor is *sharded* along a dim (each rank of a group holds ``sizes[rank]`` rows of it, possibly none) or
+*replicated* (each rank holds all of it). One rule makes every backward follow: **the gradient of a replicated value
+is replicated**, each rank holds the full gradient. So these are pairs, each the backward of the other, and a second
+derivative works as well:
+
+=============================  =================================
+``all_reduce_sum``             ``replicate_to_shards``
+``all_gather_v(grad="own")``   ``slice_to_shard``
+``all_gather_v(grad="sum")``   ``reduce_scatter_v``
+``indexed_all_to_all_v``       itself, backwards, adding up
+=============================  =================================
+
+The pair with a root rank is in :mod:`scidata.shard.comm.rooted`.
+
+All are collective over ``group``, in forward and in backward: ranks must agree on ``sizes``, dtype, the other dims and
+on whether ``x`` requires grad. ``group=None`` and a group of one are the identity and never communicate. Ranks are
+ranks inside the group. Values that are only moved travel as bytes, so every dtype works on every backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from scidata.errors import ConfigError, ShardLayoutError
+from scidata.shard.comm.checks import check_part, check_whole, normal_dim, normal_sizes
+from scidata.shard.comm.deferred import is_deferred, replicate_deferred
+from scidata.shard.comm.sums import _ReplicateToShards
+from scidata.shard.comm.transport import (
+    Group,
+    all_reduce_max,
+    all_reduce_min,
+    call,
+    exchange,
+    gather,
+    group_rank,
+    group_size,
+    reduce_scatter,
+)
+
+__all__ = [
+    "all_gather_v",
+    "all_reduce_max",
+    "all_reduce_min",
+    "exchange",
+    "group_rank",
+    "group_size",
+    "indexed_all_to_all_v",
+    "reduce_scatter_v",
+    "replicate_to_shards",
+    "slice_to_shard",
+]
+
+
+# -- replicated <-> sharded --------------------------------------------------------------------------------------
+
+
+def replicate_to_shards(x: Tensor, groups: Sequence[Group]) -> Tensor:
+    """Say that a replicated value meets shards: forward the identity, backward a sum over each group.
+
+    This is what makes the ``.grad`` of a plain parameter the full gradient on each rank. Collective in backward,
+    except for parameters of a parallelized model, whose sums are those of ``parallelize``.
+    """
+    if is_deferred(x):
+        return replicate_deferred(x, groups)
+    for group in groups:
+        if group_size(group) > 1 and (x.is_floating_point() or x.is_complex()):
+            x = call(_ReplicateToShards, x, group)
+    return x
+
+
+class _GatherOwn(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sizes: tuple[int, ...], dim: int, group: Group) -> Tensor:
+        ctx.layout = sizes, dim, group
+        return gather(x, sizes, dim, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return call(_Slice, grad, *ctx.layout), None, None, None
+
+
+class _Slice(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sizes: tuple[int, ...], dim: int, group: Group) -> Tensor:
+        ctx.layout = sizes, dim, group
+        rank = group_rank(group)
+        return x.narrow(dim, sum(sizes[:rank]), sizes[rank]).clone()  # a view could not be changed in place
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return call(_GatherOwn, grad, *ctx.layout), None, None, None
+
+
+class _GatherSum(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sizes: tuple[int, ...], dim: int, group: Group) -> Tensor:
+        ctx.layout = sizes, dim, group
+        return gather(x, sizes, dim, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return call(_ReduceScatter, grad, *ctx.layout), None, None, None
+
+
+class _ReduceScatter(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sizes: tuple[int, ...], dim: int, group: Group) -> Tensor:
+        ctx.layout = sizes, dim, group
+        return reduce_scatter(x, sizes, dim, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return call(_GatherSum, grad, *ctx.layout), None, None, None
+
+
+def all_gather_v(
+    x: Tensor, sizes: Sequence[int], dim: int, group: Group, *, grad: Literal["own", "sum"] = "own"
+) -> Tensor:
+    """Join the parts of all ranks along ``dim``; each rank gets the whole. Collective.
+
+    Parameters
+    ----------
+    x
+        This rank's part; the parts differ along ``dim`` only.
+    dim
+        Tensor dim of the parts.
+    group
+        Ranks that take part, all of which call it; None or a group of one communicates nothing.
+    sizes
+        Rows of each rank's part.
+    grad
+        ``"own"``: each rank computes the same with the result, so its gradient is replicated and backward keeps the
+        own slice. ``"sum"``: each rank uses the result for its own shard (keys and values of attention), so the
+        ranks' gradients differ and backward adds them up (a reduce-scatter).
+
+    Raises
+    ------
+    ShardLayoutError
+        Sizes that do not fit the group or the part.
+    """
+    dim, checked = normal_dim(x.shape, dim), normal_sizes(sizes, group)
+    check_part(x, checked, dim, group)
+    if grad not in ("own", "sum"):
+        raise ConfigError(f"grad must be 'own' or 'sum', not {grad!r}")
+    if group_size(group) == 1:
+        return x
+    function = _GatherOwn if grad == "own" else _GatherSum
+    return call(function, x, checked, dim, group)
+
+
+def reduce_scatter_v(x: Tensor, sizes: Sequence[int], dim: int, group: Group) -> Tensor:
+    """Add up each rank's whole tensor and keep the own part of the sum. Backward: ``all_gather_v``. Collective.
+
+    Parameters
+    ----------
+    x
+        The whole tensor, of the same shape on each rank.
+    sizes
+        Rows of each rank's part.
+    dim
+        Tensor dim of the parts.
+    group
+        Ranks that take part, all of which call it; None or a group of one communicates nothing.
+
+    Raises
+    ------
+    ShardLayoutError
+        Sizes that do not fit the group or the part.
+    """
+    dim, checked = normal_dim(x.shape, dim), normal_sizes(sizes, group)
+    check_whole(x.shape, checked, dim)
+    if x.dtype == torch.bool:
+        raise ConfigError("a sum of bools over ranks is ambiguous; convert to an integer dtype first")
+    if group_size(group) == 1:
+        return x
+    return call(_ReduceScatter, x, checked, dim, group)
+
+
+def slice_to_shard(x: Tensor, sizes: Sequence[int], dim: int, group: Group) -> Tensor:
+    """Keep the own part of a replicated tensor. Backward: gather, the full gradient on each rank; collective there."""
+    dim, checked = normal_dim(x.shape, dim), normal_sizes(sizes, group)
+    check_whole(x.shape, checked, dim)
+    if group_size(group) == 1:
+        return x
+    if is_deferred(x):
+        rank = group_rank(group)
+        return replicate_deferred(x, [group]).narrow(dim, sum(checked[:rank]), checked[rank]).clone()
+    return call(_Slice, x, checked, dim, group)
+
+
+# -- rows by index -----------------------------------------------------------------------------------------------
+
+
+class _SendRows(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, indices: tuple[Tensor, ...], counts: tuple[int, ...], group: Group) -> Tensor:
+        ctx.layout = indices, counts, group
+        ctx.num_rows = x.shape[0]
+        rows = [x.detach().index_select(0, index) for index in indices]
+        return torch.cat(exchange(rows, [(count, *x.shape[1:]) for count in counts], group))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return call(_ReturnRows, grad, ctx.num_rows, *ctx.layout), None, None, None
+
+
+class _ReturnRows(Function):
+    """The other way round: rows go back to where they came from and are added there."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, y: Tensor, num_rows: int, indices: tuple[Tensor, ...], counts: tuple[int, ...], group: Group
+    ) -> Tensor:
+        ctx.layout = indices, counts, group
+        shapes = [(len(index), *y.shape[1:]) for index in indices]
+        returned = exchange(torch.split(y.detach(), list(counts)), shapes, group)
+        sums = y.new_zeros((num_rows, *y.shape[1:]))
+        return sums.index_add_(0, torch.cat(indices), torch.cat(returned))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return call(_SendRows, grad, *ctx.layout), None, None, None, None
+
+
+def indexed_all_to_all_v(x: Tensor, send_indices: Sequence[Tensor], recv_counts: Sequence[int], group: Group) -> Tensor:
+    """Send ``x[send_indices[p]]`` to each rank p; return the rows received, in rank order. Collective.
+
+    What fills ghosts of irregular data: one exchange for all neighbours. Backward sends the rows' gradients back and
+    adds them where they came from.
+
+    Parameters
+    ----------
+    group
+        Ranks that take part, all of which call it; None or a group of one communicates nothing.
+    x
+        ``(num_owned, ...)``.
+    send_indices
+        One ``(num,)`` int64 tensor of local rows for each rank of the group, own rank included; repeats are legal.
+    recv_counts
+        Rows that each rank sends here: the lengths of their ``send_indices`` for this rank.
+
+    Raises
+    ------
+    ShardLayoutError
+        Not one entry for each rank.
+    """
+    counts = normal_sizes(recv_counts, group)
+    indices = tuple(index.to(device=x.device, dtype=torch.int64) for index in send_indices)
+    if len(indices) != len(counts):
+        raise ShardLayoutError(f"{len(indices)} index tensors were given for a group of {len(counts)} ranks")
+    rank = group_rank(group)
+    if counts[rank] != len(indices[rank]):
+        raise ShardLayoutError(
+            f"rank {rank} sends {len(indices[rank])} rows to itself, but expects {counts[rank]} from itself"
+        )
+    if len(counts) == 1:
+        return x.index_select(0, indices[0])
+    return call(_SendRows, x, indices, counts, group)

@@ -1,0 +1,161 @@
+"""Differentiable collectives between one rank of a group and all: a pair, each the backward of the other.
+
+See :mod:`scidata.shard.comm.collectives` for what holds for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Function
+
+from scidata.errors import ConfigError
+from scidata.shard.comm.checks import check_member, check_part, check_whole, normal_dim, normal_sizes
+from scidata.shard.comm.transport import DTYPES, MAX_DIMS, Group, call, exchange, group_rank, group_size, with_dim
+
+__all__ = ["gather_v", "scatter_v"]
+
+_NO_SOURCE = "rank {} is the source of scatter_v and must pass a tensor, not None"
+
+
+class _GatherTo(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sizes: tuple[int, ...], dim: int, root: int, group: Group) -> Tensor:
+        ctx.layout = sizes, dim, root, group
+        nothing = with_dim(x.shape, dim, 0)
+        empty = x.new_empty(nothing)
+        parts = [x if rank == root else empty for rank in range(len(sizes))]
+        is_root = group_rank(group) == root
+        shapes = [with_dim(x.shape, dim, size) if is_root else nothing for size in sizes]
+        return torch.cat(exchange(parts, shapes, group), dim)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return call(_ScatterFrom, grad, *ctx.layout), None, None, None, None
+
+
+class _ScatterFrom(Function):
+    """On ranks other than the root, ``x`` has the right shape but no rows along ``dim``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sizes: tuple[int, ...], dim: int, root: int, group: Group) -> Tensor:
+        ctx.layout = sizes, dim, root, group
+        rank = group_rank(group)
+        nothing = with_dim(x.shape, dim, 0)
+        parts = list(torch.split(x, list(sizes), dim)) if rank == root else [x] * len(sizes)
+        own = with_dim(x.shape, dim, sizes[rank])
+        received = exchange(parts, [own if p == root else nothing for p in range(len(sizes))], group)
+        return received[root].clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return call(_GatherTo, grad, *ctx.layout), None, None, None, None
+
+
+def gather_v(x: Tensor, sizes: Sequence[int], dim: int, dst: int, group: Group) -> Tensor:
+    """Join the parts on rank ``dst``; the others get a tensor without rows along ``dim``. Collective.
+
+    Backward hands each rank its part of ``dst``'s gradient: the other ranks must take part in it, with a loss that
+    includes their empty result (its ``sum()`` is 0).
+
+    Parameters
+    ----------
+    x
+        This rank's part; the parts differ along ``dim`` only.
+    sizes
+        Rows of each rank's part.
+    dim
+        Tensor dim of the parts.
+    dst
+        Rank of the group that gets the whole.
+    group
+        Ranks that take part, all of which call it; None or a group of one communicates nothing.
+
+    Raises
+    ------
+    ShardLayoutError
+        Sizes that do not fit the group or the part.
+    """
+    dim, checked = normal_dim(x.shape, dim), normal_sizes(sizes, group)
+    check_part(x, checked, dim, group)
+    check_member(dst, group, "dst")
+    if group_size(group) == 1:
+        return x
+    return call(_GatherTo, x, checked, dim, dst, group)
+
+
+def scatter_v(
+    x: Tensor | None, sizes: Sequence[int], dim: int, src: int, group: Group, *, device: torch.device | None = None
+) -> Tensor:
+    """Split rank ``src``'s tensor along ``dim``; each rank gets its part. Collective.
+
+    Parameters
+    ----------
+    sizes
+        Rows of each rank's part.
+    dim
+        Tensor dim to split.
+    src
+        Rank of the group that has the whole.
+    group
+        Ranks that take part, all of which call it; None or a group of one communicates nothing.
+    x
+        Used on ``src`` only; None elsewhere is fine. Shape, dtype and whether it requires grad are sent along. For a
+        second derivative the others pass a tensor of that shape without rows along ``dim``, to differentiate by.
+    device
+        Where ranks without ``x`` put their part; default the device that the group communicates on.
+
+    Raises
+    ------
+    ShardLayoutError
+        On every rank, when ``src``'s tensor does not split into ``sizes``.
+    ConfigError
+        On every rank, when ``src`` passes None.
+    """
+    checked = normal_sizes(sizes, group)
+    check_member(src, group, "src")
+    if group is None or group_size(group) == 1:
+        if x is None:
+            raise ConfigError(_NO_SOURCE.format(src))
+        check_whole(x.shape, checked, normal_dim(x.shape, dim))
+        return x
+    if device is None:
+        nccl = "nccl" in dist.get_backend(group)
+        fallback = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+        device = x.device if x is not None else fallback
+    shape, dtype, requires_grad = _broadcast_description(x, src, group, device)
+    dim = normal_dim(shape, dim)
+    check_whole(shape, checked, dim)
+    if group_rank(group) != src:
+        nothing = with_dim(shape, dim, 0)
+        if x is None or (tuple(x.shape), x.dtype, x.requires_grad) != (nothing, dtype, requires_grad):
+            x = torch.empty(nothing, dtype=dtype, device=device, requires_grad=requires_grad)
+    assert x is not None
+    return call(_ScatterFrom, x, checked, dim, src, group)
+
+
+def _broadcast_description(
+    x: Tensor | None, src: int, group: dist.ProcessGroup, device: torch.device
+) -> tuple[tuple[int, ...], torch.dtype, bool]:
+    """Shape, dtype and requires_grad of the source's tensor, as integers: nothing is pickled."""
+    header = torch.zeros(3 + MAX_DIMS, dtype=torch.int64)
+    if group_rank(group) == src and x is None:
+        header[0] = -2
+    elif group_rank(group) == src and x is not None:
+        known = x.dtype in DTYPES and x.ndim <= MAX_DIMS
+        header[0] = x.ndim if known else -1
+        if known:
+            header[1], header[2] = DTYPES.index(x.dtype), int(x.requires_grad and torch.is_grad_enabled())
+            header[3 : 3 + x.ndim] = torch.tensor(x.shape, dtype=torch.int64)
+    header = header.to(device)
+    dist.broadcast(header, group=group, group_src=src)
+    num_dims, dtype, requires_grad, *shape = header.tolist()
+    if num_dims == -2:
+        raise ConfigError(_NO_SOURCE.format(src))
+    if num_dims < 0:
+        raise ConfigError(f"scatter_v cannot send rank {src}'s dtype, or more than {MAX_DIMS} dims")
+    return tuple(shape[:num_dims]), DTYPES[dtype], bool(requires_grad)

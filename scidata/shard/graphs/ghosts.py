@@ -1,0 +1,340 @@
+"""Ghosts of irregular data: rows of other ranks, fetched by one exchange in each direction, differentiably.
+
+An ``IndexMap`` says which global ids are ghosts here; who has to send what is found once for each map, by one exchange
+of ids, and kept. Local rows are the owned ones, then the ghosts in the map's order, which is the order of their owners.
+"""
+
+from __future__ import annotations
+
+import weakref
+import zlib
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Function
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard
+
+from scidata.core.index_map import IndexMap
+from scidata.device_mesh.groups import explaining
+from scidata.errors import ShardLayoutError
+from scidata.shard.comm.collectives import _ReturnRows, indexed_all_to_all_v
+from scidata.shard.comm.transport import Group, call, exchange, gather, group_rank, group_size
+from scidata.shard.spec import ShardSpec, axes_of
+from scidata.shard.tensor import ShardTensor
+from scidata.shard.views import version_of
+
+__all__ = [
+    "GhostExchange",
+    "PendingHalo",
+    "ghost_exchange",
+    "ghosts_key",
+    "halo_exchange",
+    "keep_ghosts",
+    "node_tensor",
+    "start_halo_exchange",
+]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GhostExchange:
+    """What moves between ranks to fill the ghosts of one index map.
+
+    Attributes
+    ----------
+    index_map
+        This rank's owned range and ghosts.
+    send_indices
+        For each rank, ``(num,)`` int64 owned rows that are its ghosts.
+    recv_counts
+        Ghosts that each rank sends here.
+    num_ghosts
+        Ghosts of all ranks together: where it is 0 nothing is ever exchanged.
+    nbytes
+        Memory of the largest rank, roughly; the same on all ranks.
+    """
+
+    index_map: IndexMap
+    group: Group
+    send_indices: tuple[Tensor, ...]
+    recv_counts: tuple[int, ...]
+    num_ghosts: int
+    nbytes: int
+    _on_device: dict[torch.device, tuple[tuple[Tensor, ...], Tensor]] = field(default_factory=dict, repr=False)
+
+    @property
+    def node_sizes(self) -> tuple[int, ...]:
+        """Rows that each rank owns."""
+        return self.index_map.sizes
+
+    def on(self, device: torch.device) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Return the send indices, and the global id of each local row, on a device; kept there."""
+        if device not in self._on_device:
+            start, stop = self.index_map.owned
+            ghosts = torch.from_numpy(np.asarray(self.index_map.ghosts, dtype=np.int64))
+            to_global = torch.cat([torch.arange(start, stop), ghosts]).to(device)
+            self._on_device[device] = tuple(index.to(device) for index in self.send_indices), to_global
+        return self._on_device[device]
+
+    def ghosts_of(self, x: Tensor) -> Tensor:
+        """Fetch the ghosts' rows, ``(num_ghost, ...)``, from their owners. Collective; backward adds them up there."""
+        if self.num_ghosts == 0:
+            return x.narrow(0, 0, 0)
+        return indexed_all_to_all_v(x, self.on(x.device)[0], self.recv_counts, self.group)
+
+    def add_ghosts(self, owned: Tensor, ghosts: Tensor) -> Tensor:
+        """Add the ghosts' rows to their owners' ones: the transpose of :meth:`ghosts_of`. Collective."""
+        if self.num_ghosts == 0:
+            return owned
+        returned = call(_ReturnRows, ghosts, len(owned), self.on(owned.device)[0], self.recv_counts, self.group)
+        return owned + returned
+
+
+#: Exchanges by index map and group, as long as the map lives.
+_EXCHANGES: dict[tuple[int, int], tuple[Any, GhostExchange]] = {}
+
+#: Exchanges of maps with a key, by key and group. What is let go must be the same on all ranks, or one would wait for
+#: the others: so the oldest goes first, however often it was used, and sizes are those of the largest rank.
+_BY_KEY: OrderedDict[tuple[Hashable, int], GhostExchange] = OrderedDict()
+
+#: Bytes of these together; the newest is kept whatever its size.
+MAX_KEPT_BYTES = 256 << 20
+
+
+def ghost_exchange(index_map: IndexMap, group: Group) -> GhostExchange:
+    """Return the exchange of an index map: made at its first use, then kept as long as the map lives.
+
+    Maps with a key share the exchange of their key, which is kept until 256 MiB of newer ones have been made.
+    Collective where it is made. All ranks must use their maps in the same order.
+
+    Raises
+    ------
+    ShardLayoutError
+        On every rank, where the maps of the ranks do not belong together.
+    """
+    if index_map.key is not None:
+        return _exchange_of_key(index_map, group)
+    key = id(index_map), id(group)
+    if key in _EXCHANGES:
+        return _EXCHANGES[key][1]
+    made = _make_exchange(index_map, group)
+    reference = weakref.ref(index_map, lambda _: _EXCHANGES.pop(key, None))
+    _EXCHANGES[key] = reference, made
+    return made
+
+
+def _exchange_of_key(index_map: IndexMap, group: Group) -> GhostExchange:
+    slot = index_map.key, id(group)  # the exchange holds the group, so that no other gets its id
+    if slot not in _BY_KEY:
+        made = _make_exchange(index_map, group)
+        while _BY_KEY and made.nbytes + sum(kept.nbytes for kept in _BY_KEY.values()) > MAX_KEPT_BYTES:
+            _BY_KEY.popitem(last=False)
+        _BY_KEY[slot] = made
+    return _BY_KEY[slot]
+
+
+def _make_exchange(index_map: IndexMap, group: Group) -> GhostExchange:
+    num_ranks, rank = group_size(group), group_rank(group)
+    bounds = np.ascontiguousarray(index_map.bounds, dtype=np.int64)
+    counts = np.asarray(index_map.recv_counts, dtype=np.int64)
+    header = np.zeros(num_ranks + 3, dtype=np.int64)
+    header[:3] = len(bounds) - 1, index_map.part, zlib.crc32(bounds.tobytes())
+    fits = len(counts) == num_ranks
+    if fits:
+        header[3:] = counts
+    device = _device_of(group)
+    rows = torch.from_numpy(header)[None].to(device)
+    table = gather(rows, (1,) * num_ranks, 0, group).cpu().numpy() if num_ranks > 1 else rows.cpu().numpy()
+    if (table[:, 0] != num_ranks).any() or (table[:, 1] != np.arange(num_ranks)).any():
+        raise ShardLayoutError(
+            f"the ranks of a group of {num_ranks} hold parts {table[:, 1].tolist()} of index maps of "
+            f"{table[:, 0].tolist()} parts; rank r must hold part r of a map of {num_ranks} parts"
+        )
+    if len(set(table[:, 2].tolist())) > 1 or counts[rank]:
+        raise ShardLayoutError("the ranks' index maps have different bounds; make them from one set of bounds")
+    # on the CPU and a device: what is sent, and the id of each local row; the map itself
+    received, sent = table[:, 3:].sum(axis=1), table[:, 3:].sum(axis=0)
+    rows_held = int((2 * np.diff(bounds) + 2 * sent + 4 * received).max()) + 2 * len(bounds)
+    ghosts = torch.from_numpy(np.asarray(index_map.ghosts, dtype=np.int64)).to(device)
+    shapes = [(int(table[other, 3 + rank]),) for other in range(num_ranks)]
+    wanted = exchange(torch.split(ghosts, counts.tolist()), shapes, group) if num_ranks > 1 else [ghosts]
+    return GhostExchange(
+        index_map=index_map,
+        group=group,
+        send_indices=tuple((ids - int(index_map.owned[0])).cpu() for ids in wanted),
+        recv_counts=tuple(counts.tolist()),
+        num_ghosts=int(table[:, 3:].sum()),
+        nbytes=8 * rows_held,
+    )
+
+
+def _device_of(group: Group) -> torch.device:
+    nccl = group is not None and "nccl" in dist.get_backend(group)
+    return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+
+
+def _owned_part(x: Tensor, index_map: IndexMap) -> Tensor:
+    if not isinstance(x, Tensor) or not isinstance(index_map, IndexMap):
+        raise ShardLayoutError(
+            f"expected a tensor and an IndexMap, not {type(x).__name__} and {type(index_map).__name__}; "
+            "sample.index_map('node') has one"
+        )
+    local = x.to_local() if isinstance(x, ShardTensor) else x
+    if local.ndim == 0 or len(local) != index_map.num_owned:
+        raise ShardLayoutError(
+            f"part {index_map.part} owns {index_map.num_owned} rows, but the tensor's part has shape "
+            f"{tuple(local.shape)}; shard it along dim 0 by the index map's bounds"
+        )
+    return local
+
+
+def halo_exchange(x: Tensor, index_map: IndexMap, group: Group) -> Tensor:
+    """Return this rank's owned rows followed by its ghosts, ``(num_local, ...)``. Collective.
+
+    One all-to-all forward; one backward, that adds the ghosts' gradients up where the rows are owned. Who sends what
+    is found at the first use of an index map, by one more exchange.
+
+    Parameters
+    ----------
+    index_map
+        Of the rows, as ``sample.index_map("node")`` has it.
+    x
+        The owned part, ``(num_owned, ...)``, or a ShardTensor sharded along dim 0.
+    group
+        The domain group; None or a group of one communicates nothing.
+
+    Raises
+    ------
+    ShardLayoutError
+        Rows that do not fit the map, or maps that do not fit each other (on every rank).
+    """
+    local = _owned_part(x, index_map)
+    return torch.cat([local, ghost_exchange(index_map, group).ghosts_of(local)])
+
+
+# -- the same in two steps, so that work on owned rows can run meanwhile ------------------------------------------
+
+
+class _Flight:
+    """Rows on their way, forward and back. Holds no tensor of the graph, so that it makes no cycle with it."""
+
+    def __init__(self, plan: GhostExchange) -> None:
+        self.plan = plan
+        self.work: Any = None
+        self.rows: tuple[Tensor, Tensor] | None = None  # sent ones must live until they are sent, received
+
+    def send(self, rows: Tensor, *, back: bool) -> Tensor:
+        """Start an all-to-all and return the tensor that it fills."""
+        sent = [len(index) for index in self.plan.send_indices]
+        held = list(self.plan.recv_counts)
+        outgoing, incoming = (held, sent) if back else (sent, held)
+        received = rows.new_empty((sum(incoming), *rows.shape[1:]))
+        self.rows = rows, received
+        self.work = dist.all_to_all_single(received, rows, incoming, outgoing, group=self.plan.group, async_op=True)
+        return received
+
+    def land(self) -> Tensor | None:
+        """Wait, and return what was received; None where nothing is under way."""
+        if self.work is None or self.rows is None:
+            return None
+        with explaining():
+            self.work.wait()
+        received = self.rows[1]
+        self.work = self.rows = None
+        return received
+
+
+class PendingHalo:
+    """An exchange under way; :meth:`wait` returns what :func:`halo_exchange` does."""
+
+    def __init__(self, local: Tensor, plan: GhostExchange) -> None:
+        self._local, self._flight = local, _Flight(plan)
+        self._ghosts = call(_Start, local, self._flight) if plan.num_ghosts else local.narrow(0, 0, 0)
+
+    def wait(self) -> Tensor:
+        """Return owned rows and ghosts, ``(num_local, ...)``, once the ghosts are there."""
+        ghosts = self._ghosts
+        if self._flight.plan.num_ghosts:
+            ghosts = call(_Finish, ghosts, self._flight)
+        return torch.cat([self._local, ghosts])
+
+
+class _Start(Function):
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, flight: _Flight) -> Tensor:
+        ctx.flight, ctx.num_owned = flight, len(local)
+        rows = local.detach().index_select(0, torch.cat(flight.plan.on(local.device)[0]))
+        return flight.send(rows, back=False)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        returned = ctx.flight.land()
+        assert returned is not None
+        indices = torch.cat(ctx.flight.plan.on(returned.device)[0])
+        sums = returned.new_zeros((ctx.num_owned, *returned.shape[1:]))
+        return sums.index_add_(0, indices, returned), None
+
+
+class _Finish(Function):
+    @staticmethod
+    def forward(ctx: Any, ghosts: Tensor, flight: _Flight) -> Tensor:
+        ctx.flight = flight
+        flight.land()
+        return ghosts.view_as(ghosts)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        ctx.flight.send(grad.contiguous(), back=True)
+        return grad.new_zeros(()).expand(grad.shape), None  # _Start takes what comes back instead
+
+
+def start_halo_exchange(x: Tensor, index_map: IndexMap, group: Group) -> PendingHalo:
+    """Start :func:`halo_exchange` and return at once; call ``wait()`` where the ghosts are needed. Collective.
+
+    Backward is under way in the same stretch: from where ``wait()`` was called to where the exchange was started. Its
+    own derivative is not available; use :func:`halo_exchange` for second derivatives.
+    """
+    local = _owned_part(x, index_map)
+    return PendingHalo(local, ghost_exchange(index_map, group))
+
+
+# -- tensors of nodes ----------------------------------------------------------------------------------------------
+
+
+def node_tensor(owned: Tensor, index_map: IndexMap, device_mesh: DeviceMesh) -> ShardTensor:
+    """Wrap the owned rows, ``(num_owned, ...)``, of a tensor sharded along dim 0 by the index map. No communication.
+
+    Raises
+    ------
+    ShardLayoutError
+        A device mesh of more than one axis, or rows that do not fit.
+    """
+    axes = axes_of(device_mesh)
+    if len(axes) != 1:
+        raise ShardLayoutError(
+            f"a graph is sharded over one mesh axis, not over {[axis.name for axis in axes]}; pass e.g. mesh['domain']"
+        )
+    local = _owned_part(owned, index_map)
+    global_shape = (index_map.num_global, *local.shape[1:])
+    return ShardTensor(local, ShardSpec.on(device_mesh, (Shard(0),), global_shape, (index_map.sizes,)))
+
+
+def keep_ghosts(x: ShardTensor, held: Tensor, exchange: GhostExchange) -> None:
+    """Let gathers from ``x`` use ghosts that are here already: ``held`` is its owned rows, then its ghosts.
+
+    On all ranks or on none. Once ``x`` is written to, or requires grad, ghosts are exchanged.
+    """
+    local = x._local
+    x.__dict__["_with_ghosts"] = ghosts_key(x, 0, exchange), held, exchange, local
+
+
+def ghosts_key(x: ShardTensor, dim: int, exchange: GhostExchange) -> tuple[int, ...]:
+    """Return what must be the same for ghosts that were fetched to be still good."""
+    local = x._local
+    return id(exchange), dim, id(local), version_of(local), int(torch.is_grad_enabled() and local.requires_grad)

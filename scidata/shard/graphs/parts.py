@@ -1,0 +1,142 @@
+"""Models on a rank's plain rows, ghosts included: message passing without exchange.
+
+With ghosts as many hops deep as a model has layers, and the edges that end at all but the last of them, what a rank
+computes for its owned rows is what one process computes. The ghosts are computed again by each rank that holds them;
+in return nothing is sent in forward, and backward sends the parameters' gradients only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_map_only
+
+from scidata.core.index_map import IndexMap
+from scidata.errors import ConfigError, UnsupportedShardOp
+from scidata.shard.comm.together import replicate_all
+from scidata.shard.graphs.ghosts import node_tensor
+from scidata.shard.graphs.reach import check_reach
+from scidata.shard.spec import axes_of
+
+__all__ = ["Parts", "call_on_parts"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Parts:
+    """What a rank holds of a graph to compute its rows without exchange.
+
+    Attributes
+    ----------
+    index_map
+        Owned rows and ghosts, ``num_hops`` hops deep.
+    edge_index
+        ``(2, num_edges)`` int64 in local numbering: every edge that ends at an owned row, or at a ghost less than
+        ``num_hops`` hops away.
+    num_hops
+        At least 1.
+    device_mesh
+        One axis, the domain.
+    """
+
+    index_map: IndexMap
+    edge_index: Tensor
+    num_hops: int
+    device_mesh: DeviceMesh
+
+
+def call_on_parts(module: nn.Module, parts: Parts, *args: Any, **kwargs: Any) -> Any:
+    """Run a module on this rank's plain rows; return the owned rows of its result as a ShardTensor.
+
+    Its parameters get the gradient of all ranks: backward is collective. Forward communicates nothing, but for the
+    first call of a module, which finds out whether it looks further than the ghosts go: two more passes, of a copy,
+    and one reduction of a number. That takes ``parts.edge_index`` among the arguments.
+
+    Parameters
+    ----------
+    args, kwargs
+        Plain tensors: of nodes ``(num_local, ...)``, of edges in the order of ``parts.edge_index``, and what is the
+        same on every rank.
+
+    Raises
+    ------
+    UnsupportedShardOp
+        On every rank: owned rows that depend on what is not here, since the halo is too narrow, or rows are mixed
+        (pooling, normalisation over nodes), edges followed the other way or random numbers drawn (dropout); batch
+        normalisation in training. A result that is not rows of nodes. A module of ``strategy="fsdp"``.
+    """
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"call_on_parts takes a torch.nn.Module first, not {type(module).__name__}")
+    for name, child in module.named_modules():
+        if isinstance(child, nn.modules.batchnorm._BatchNorm) and (child.training or child.running_mean is None):
+            raise UnsupportedShardOp(
+                f"{name or type(child).__name__}: batch statistics of a part would count its ghosts. "
+                "Use ShardTensors with an exchange, or eval()"
+            )
+    if any(isinstance(parameter, DTensor) for parameter in module.parameters()):
+        raise UnsupportedShardOp(
+            f"{type(module).__name__}: without exchange, a module needs whole parameters, not DTensors. "
+            "Use parallelize(..., strategy='ddp'), or ShardTensors with an exchange"
+        )
+    groups = [axis.group for axis in axes_of(parts.device_mesh) if axis.size > 1]
+    for group in groups:
+        check_reach(module, parts.index_map, parts.edge_index, parts.num_hops, group, args, kwargs)
+    result = _with_summed_gradients(module, groups, args, kwargs)
+    return tree_map_only(Tensor, lambda x: _owned(x, parts), result)
+
+
+def _owned(x: Tensor, parts: Parts) -> Tensor:
+    rows = parts.index_map
+    if x.ndim == 0 or len(x) != rows.num_local:
+        raise UnsupportedShardOp(
+            f"without exchange a module returns a row for each of the {rows.num_local} local nodes, but it returned "
+            f"shape {tuple(x.shape)}; pool, or reduce, the ShardTensor that call_on_parts makes of the rows"
+        )
+    return node_tensor(x[: rows.num_owned], rows, parts.device_mesh)
+
+
+def _with_summed_gradients(
+    module: nn.Module, groups: list[dist.ProcessGroup], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if not groups or not parameters or not torch.is_grad_enabled():
+        return module(*args, **kwargs)
+    token, *replicated = replicate_all([parameters[0].new_zeros(()).requires_grad_(), *parameters], groups)
+    new = {id(parameter): tensor for parameter, tensor in zip(parameters, replicated, strict=True)}
+    with _swapped(module, new):
+        result = module(*args, **kwargs)
+    # so that backward gets here on each rank, whatever its part made the module leave out
+    return tree_map_only(Tensor, lambda x: x + token.to(x.dtype) if x.is_floating_point() else x, result)
+
+
+@contextlib.contextmanager
+def _swapped(module: nn.Module, new: Mapping[int, Tensor]) -> Iterator[None]:
+    """Put tensors in the place of a module's parameters, by their ids.
+
+    ``torch.func.functional_call`` leaves its tensors behind in a module that is registered under two names, as the
+    aggregations of PyG are.
+    """
+    held: list[tuple[nn.Module, dict[str, Any]]] = []
+    try:
+        for child in module.modules():
+            held.append((child, dict(child._parameters)))
+            for name, parameter in held[-1][1].items():
+                child._parameters[name] = new.get(id(parameter), parameter)
+            _refresh(child)
+        yield
+    finally:
+        for child, parameters in held:
+            child._parameters.update(parameters)
+            _refresh(child)
+
+
+def _refresh(module: nn.Module) -> None:
+    if isinstance(module, nn.RNNBase):  # holds its parameters in a list, too
+        module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]

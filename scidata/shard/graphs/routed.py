@@ -1,0 +1,318 @@
+"""Tensors of a graph that is split over ranks: indices that know where their rows lie, and targets not yet laid out.
+
+A ``RoutedIndex`` holds **global** node ids, so whatever is computed from its values is right; beside them it holds the
+same ids in local numbering (owned nodes, then ghosts), so that gathers and scatters along it need no search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from scidata.core.index_map import IndexMap
+from scidata.errors import ShardLayoutError, UnsupportedShardOp
+from scidata.shard.comm.transport import gather
+from scidata.shard.graphs.ghosts import GhostExchange, _device_of, ghost_exchange
+from scidata.shard.op_table import HANDLERS, OF_THE_WHOLE, find
+from scidata.shard.spec import ShardSpec, axes_of
+from scidata.shard.tensor import ShardTensor
+from scidata.shard.views import version_of
+
+__all__ = ["FilledTensor", "MovedTensor", "RoutedIndex", "edge_tensor", "node_spec", "route_edges"]
+
+# What only rearranges or copies: done to the ids in local numbering too.
+_KEEPS_ROWS = set(
+    find(
+        "clone detach contiguous to cuda cpu pin_memory",
+        namespaces=(torch.Tensor,),
+    )
+) | {torch.clone, torch.detach}
+_REARRANGES = set(
+    find("view reshape expand expand_as unsqueeze squeeze flatten select unbind flip", namespaces=(torch, torch.Tensor))
+) | {Tensor.__getitem__}
+
+
+class RoutedIndex(ShardTensor):
+    """Node ids sharded by edges, with the way to each id's row.
+
+    Attributes
+    ----------
+    exchange
+        The ghosts of this rank and how they are filled.
+    """
+
+    __slots__ = ("_ids", "_ids_version", "_owned", "exchange")
+
+    exchange: GhostExchange
+    _ids: Tensor  # in local numbering, of the shape of the local part
+    _owned: tuple[bool, ...]  # of each row of an edge_index, or of all: every id is owned by the rank that holds it
+    _ids_version: int
+
+    @staticmethod
+    def __new__(
+        cls, local: Tensor, spec: ShardSpec, *, exchange: GhostExchange, ids: Tensor, owned: Sequence[bool]
+    ) -> RoutedIndex:
+        """Wrap global ids and the same ids in local numbering; no checks."""
+        self = ShardTensor.__new__(cls, local, spec)
+        assert isinstance(self, RoutedIndex)
+        self.exchange, self._ids, self._owned, self._ids_version = exchange, ids, tuple(owned), version_of(local)
+        return self
+
+    @property
+    def local_ids(self) -> Tensor:
+        """The ids in local numbering: owned nodes, then ghosts. Shape of the local part.
+
+        Raises
+        ------
+        UnsupportedShardOp
+            The ids were written to.
+        """
+        if version_of(self._local) != self._ids_version:
+            raise UnsupportedShardOp(
+                f"an edge index was written to after its routes were made ({self._spec}); make a new one instead"
+            )
+        return self._ids
+
+    @property
+    def all_owned(self) -> bool:
+        """Whether every id is owned by the rank that holds it, on every rank."""
+        return all(self._owned)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = super().__torch_function__(func, types, args, kwargs)
+        x = args[0] if args else None
+        if func is torch.stack and isinstance(x, list | tuple) and all(isinstance(r, RoutedIndex) for r in x):
+            rows = [ShardTensor(r.local_ids, r._spec) for r in x]
+            twin = super().__torch_function__(func, types, (rows, *args[1:]), kwargs)
+            return _rewrap(x[0], result, twin, [r.all_owned for r in x] if result._spec.dims == (1,) else (False,))
+        if func is Tensor.record_stream and isinstance(x, RoutedIndex):
+            x._ids.record_stream(*args[1:])
+        if not isinstance(x, RoutedIndex) or (func not in _REARRANGES and func not in _KEEPS_ROWS):
+            return result
+        if result is x or isinstance(result, RoutedIndex):
+            return result
+        twin = super().__torch_function__(func, types, (ShardTensor(x.local_ids, x._spec), *args[1:]), kwargs)
+        if isinstance(result, tuple):
+            owned = x._owned if len(x._owned) == len(result) else (x.all_owned,) * len(result)
+            return tuple(_rewrap(x, r, t, (o,)) for r, t, o in zip(result, twin, owned, strict=True))
+        return _rewrap(x, result, twin, _owned_after(func, x, args, result))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RoutedIndex:
+        result = RoutedIndex(
+            self._local.clone(), self._spec, exchange=self.exchange, ids=self.local_ids.clone(), owned=self._owned
+        )
+        memo[id(self)] = result
+        return result
+
+
+def _rewrap(x: RoutedIndex, result: Any, twin: Any, owned: Sequence[bool]) -> Any:
+    if not isinstance(result, ShardTensor) or result.dtype != torch.int64:
+        return result
+    return RoutedIndex(result._local, result._spec, exchange=x.exchange, ids=twin._local, owned=owned)
+
+
+def _owned_after(func: Any, x: RoutedIndex, args: tuple[Any, ...], result: Any) -> tuple[bool, ...]:
+    if len(x._owned) == 1 or func in _KEEPS_ROWS:
+        return x._owned
+    index = args[1] if len(args) > 1 else None
+    if func is Tensor.__getitem__:
+        first = index[0] if isinstance(index, tuple) else index
+        if isinstance(first, int):
+            return (x._owned[first],)
+        if isinstance(first, slice) and first == slice(None):
+            return x._owned
+    if func in (Tensor.flip, torch.flip) and x._spec.dims == (1,):
+        return tuple(reversed(x._owned))
+    return (x.all_owned,)
+
+
+# -- targets -------------------------------------------------------------------------------------------------------
+
+
+class FilledTensor(ShardTensor):
+    """A constant of global shape that takes no memory until it is used.
+
+    What ``messages.new_zeros(shape)`` gives: whether it is to be sharded by nodes or whole on each rank shows only
+    when something is scattered into it. In everything else it is a plain tensor.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        handler = HANDLERS.get(func)
+        if handler in OF_THE_WHOLE or (handler in ACCEPT_FILLED and _meets_shards(args, kwargs)):
+            return super().__torch_function__(func, types, args, kwargs)
+        new_args, new_kwargs = tree_map_only(FilledTensor, FilledTensor.settled, (args, kwargs or {}))
+        return func(*new_args, **new_kwargs)
+
+    def requires_grad_(self, requires_grad: bool = True) -> FilledTensor:
+        """Set whether gradients are kept, in place."""
+        self.settled()
+        super().requires_grad_(requires_grad)
+        return self
+
+    def settled(self) -> Tensor:
+        """Return the tensor that this one is by now: a ShardTensor of nodes, or a plain one in memory."""
+        if not self._spec.is_replicated:
+            return ShardTensor(self._local, self._spec)
+        self._local = self._local.contiguous()
+        return self._local
+
+    def decide(self, local: Tensor, spec: ShardSpec) -> None:
+        """Be sharded from now on.
+
+        Raises
+        ------
+        UnsupportedShardOp
+            It was made to require grad, which the sharded tensor would not carry on.
+        """
+        if self._local.requires_grad:
+            raise UnsupportedShardOp("a leaf that requires grad cannot take messages of a sharded graph in place")
+        self._local, self._spec = local, spec
+
+
+def _meets_shards(args: Any, kwargs: Any) -> bool:
+    return any(isinstance(x, ShardTensor) and not x._spec.is_replicated for x in tree_leaves((args, kwargs)))
+
+
+#: Handlers that take a FilledTensor as it is, where it meets shards.
+ACCEPT_FILLED: set[Any] = set()
+
+
+class MovedTensor(Tensor):
+    """What becomes of a plain tensor that messages were scattered into in place: it stands for the sharded result."""
+
+    _result: Tensor
+
+    @classmethod
+    def become(cls, target: Tensor, result: Tensor) -> None:
+        """Turn ``target`` into a stand-in for ``result``.
+
+        Raises
+        ------
+        UnsupportedShardOp
+            ``target`` is a parameter, a leaf that requires grad or a tensor of another class.
+        """
+        if type(target) is not Tensor or target.requires_grad:
+            raise UnsupportedShardOp(
+                "a parameter or a tensor that requires grad cannot take messages of a sharded graph in place; "
+                "use the form without underscore"
+            )
+        target.__class__ = cls
+        assert isinstance(target, MovedTensor)
+        target._result = result
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        new_args, new_kwargs = tree_map_only(MovedTensor, lambda x: x.__dict__["_result"], (args, kwargs or {}))
+        return func(*new_args, **new_kwargs)
+
+
+# -- making them ---------------------------------------------------------------------------------------------------
+
+
+def node_spec(like: ShardSpec, exchange: GhostExchange, shape: Sequence[int], dim: int) -> ShardSpec:
+    """Return the layout of a tensor whose dim ``dim`` is the nodes of a graph."""
+    return ShardSpec(
+        device_mesh=like.device_mesh,
+        placements=(Shard(dim),),
+        global_shape=tuple(shape),
+        sizes=(exchange.node_sizes,),
+        axes=like.axes,
+    )
+
+
+def route_edges(
+    edge_index: Tensor, index_map: IndexMap, device_mesh: DeviceMesh, *, edge_sizes: Sequence[int] | None = None
+) -> RoutedIndex:
+    """Make an ``edge_index`` of global shape ``(2, num_edges)`` from this rank's edges. Collective.
+
+    Parameters
+    ----------
+    edge_index
+        ``(2, num_local_edges)`` int64 in local numbering: sources among owned nodes and ghosts, targets owned.
+    device_mesh
+        One axis, the domain.
+    edge_sizes
+        Edges of each rank, checked; found by the same exchange where not given.
+
+    Raises
+    ------
+    ShardLayoutError
+        On every rank: ids out of range on one, targets that are not owned, or sizes that are not so.
+    """
+    axes = axes_of(device_mesh)
+    if len(axes) != 1:
+        raise ShardLayoutError(
+            f"a graph is sharded over one mesh axis, not over {[axis.name for axis in axes]}; pass e.g. mesh['domain']"
+        )
+    exchange = ghost_exchange(index_map, axes[0].group)
+    fault = _fault_of(edge_index, index_map)
+    mine = torch.tensor([[edge_index.shape[-1], fault]], device=_device_of(axes[0].group))
+    table = gather(mine, (1,) * axes[0].size, 0, axes[0].group).tolist() if axes[0].size > 1 else mine.tolist()
+    for rank, (_, code) in enumerate(table):
+        if code:
+            raise ShardLayoutError(f"rank {rank}: {_FAULTS[code]}; pass sample.edge_index, which is numbered so")
+    sizes = tuple(int(size) for size, _ in table)
+    if edge_sizes is not None and tuple(edge_sizes) != sizes:
+        raise ShardLayoutError(f"edge_sizes says {tuple(edge_sizes)}, but the ranks hold {sizes} edges")
+    spec = ShardSpec(
+        device_mesh=device_mesh,
+        placements=(Shard(1),),
+        global_shape=(2, sum(sizes)),
+        sizes=(sizes,),
+        axes=axes,
+        space=exchange,
+    )
+    ids = edge_index.to(torch.int64)
+    to_global = exchange.on(ids.device)[1]
+    return RoutedIndex(to_global[ids], spec, exchange=exchange, ids=ids, owned=(False, True))
+
+
+_FAULTS = {
+    1: "edge_index must be an integer tensor of shape (2, num_local_edges)",
+    2: "edge_index holds sources that are neither owned nor ghosts",
+    3: "edge_index holds targets that are not owned",
+}
+
+
+def _fault_of(edge_index: Tensor, index_map: IndexMap) -> int:
+    if edge_index.ndim != 2 or edge_index.shape[0] != 2 or edge_index.is_floating_point():
+        return 1
+    if edge_index.numel() == 0:
+        return 0
+    (low, first), (high, last) = edge_index.amin(1).tolist(), edge_index.amax(1).tolist()
+    if low < 0 or high >= index_map.num_owned + index_map.num_ghost:
+        return 2
+    return 3 if first < 0 or last >= index_map.num_owned else 0
+
+
+def edge_tensor(local: Tensor, edge_index: RoutedIndex) -> ShardTensor:
+    """Wrap a tensor of this rank's edges, ``(num_local_edges, ...)``, in the order of ``edge_index``.
+
+    Raises
+    ------
+    ShardLayoutError
+        Another number of rows.
+    """
+    spec = edge_index._spec
+    if local.ndim == 0 or len(local) != spec.local_shape[1]:
+        raise ShardLayoutError(
+            f"an edge field has shape {tuple(local.shape)}, but this rank holds {spec.local_shape[1]} edges"
+        )
+    shape = (spec.global_shape[1], *local.shape[1:])
+    return ShardTensor(local, spec.derive(shape, (0,), spec.sizes))

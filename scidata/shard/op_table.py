@@ -1,0 +1,146 @@
+"""The table from torch functions to their handlers, and the error for what is not in it.
+
+Growing the table means adding entries: a handler gets ``(func, types, args, kwargs)`` as ``__torch_function__`` does,
+and is found by one dict lookup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import resolve_name
+
+from scidata.errors import UnsupportedShardOp
+
+__all__ = [
+    "HANDLERS",
+    "KEEPS_REPLICATED",
+    "OF_THE_WHOLE",
+    "Handler",
+    "find",
+    "getters",
+    "op_name",
+    "op_table",
+    "register_op",
+    "shard_ops",
+    "unsupported",
+]
+
+Handler = Callable[[Any, tuple[type, ...], tuple[Any, ...], dict[str, Any]], Any]
+
+#: Every supported torch function and its handler. Filled at import, read at each call.
+HANDLERS: dict[Any, Handler] = {}
+
+#: Handlers that answer for replicated tensors too; for the others these are unwrapped to plain ones first.
+KEEPS_REPLICATED: set[Handler] = set()
+
+#: Handlers that ask about the tensor as a whole, and do nothing with its rows.
+OF_THE_WHOLE: set[Handler] = set()
+
+_NAMESPACES: tuple[Any, ...] = (torch, torch.Tensor, F, torch.special, torch.linalg)
+_SHOWN_OPERATORS = ("__getitem__", "__setitem__", "__matmul__")  # the others are of functions that are named
+_REMEDY = "redistribute() to Replicate() on that axis first, or work on to_local() or full_tensor()"
+
+
+def register_op(*functions: Any, keeps_replicated: bool = False) -> Callable[[Handler], Handler]:
+    """Make the decorated handler answer for these torch functions, methods or property getters.
+
+    Where all ShardTensors among the arguments are replicated on all axes, the function runs on plain tensors instead,
+    unless ``keeps_replicated``.
+
+    Parameters
+    ----------
+    functions
+        As they arrive at ``__torch_function__``: ``torch.sin``, ``torch.Tensor.sin``, ….
+        The handler gets the function, the types of its ShardTensors, its args and kwargs.
+    keeps_replicated
+        Also call the handler where no axis shards.
+
+    Raises
+    ------
+    ValueError
+        A function that already has a handler.
+    TypeError
+        What is no function.
+    """
+
+    def add(handler: Handler) -> Handler:
+        if keeps_replicated:
+            KEEPS_REPLICATED.add(handler)
+        for function in functions:
+            if not callable(function):
+                raise TypeError(f"register_op takes torch's functions, such as torch.sin, not {function!r}")
+            if HANDLERS.setdefault(function, handler) is not handler:
+                raise ValueError(f"{op_name(function)} already has a handler: {HANDLERS[function].__qualname__}")
+        return handler
+
+    return add
+
+
+def find(names: str | Iterable[str], *, namespaces: tuple[Any, ...] = _NAMESPACES) -> list[Any]:
+    """Return the functions and methods called any of ``names`` in torch's public namespaces, each once.
+
+    Raises
+    ------
+    LookupError
+        A name that none of them has.
+    """
+    found: dict[Any, None] = {}
+    for name in names.split() if isinstance(names, str) else names:
+        spaces = (torch.Tensor,) if name.startswith("__") else namespaces
+        here = [_original(space, name) for space in spaces if callable(getattr(space, name, None))]
+        if not here:
+            raise LookupError(f"torch has no function {name!r}")
+        found.update(dict.fromkeys(here))
+    return list(found)
+
+
+def _original(namespace: Any, name: str) -> Any:
+    """Return torch's own function, under which calls arrive, where PyTorch Geometric was imported first.
+
+    It puts functions of its own, which call torch's, in the place of ``torch.select`` and ``torch.index_select``.
+    """
+    function = getattr(namespace, name)
+    if namespace is torch and (getattr(function, "__module__", None) or "torch").split(".")[0] != "torch":
+        return getattr(torch._C._VariableFunctions, name)
+    return function
+
+
+def getters(names: str) -> list[Any]:
+    """Return the getters of tensor properties, as they arrive at ``__torch_function__``."""
+    return [getattr(torch.Tensor, name).__get__ for name in names.split()]
+
+
+def op_name(func: Any) -> str:
+    """Return the public name of a torch function, e.g. ``torch.Tensor.add``."""
+    name = resolve_name(func) or getattr(func, "__qualname__", None) or str(func)
+    return name.replace("_VariableFunctionsClass.", "torch.")
+
+
+def shard_ops() -> tuple[str, ...]:
+    """Return the sorted names of every torch function that ShardTensor supports."""
+    return tuple(sorted({op_name(function) for function in HANDLERS}))
+
+
+def op_table() -> str:
+    """Return the op table in Markdown, one row for each family; in-place forms and aliases are not repeated."""
+    families: dict[str, set[str]] = {}
+    for function, handler in HANDLERS.items():
+        name = op_name(function).rsplit(".", 1)[-1]
+        name = op_name(function).split(".")[-2] if name == "__get__" else name
+        families.setdefault(handler.__module__.rsplit(".", 1)[-1].replace("_", " "), set()).add(name)
+    rows = ["| family | functions and methods |", "|---|---|"]
+    for family, names in sorted(families.items()):
+        shown = [n for n in sorted(names) if n.rstrip("_") not in names - {n}]
+        shown = [n for n in shown if not n.startswith("__") or n in _SHOWN_OPERATORS]
+        rows.append(f"| {family} | {', '.join(f'`{name}`' for name in shown)} |")
+    return "\n".join(rows)
+
+
+def unsupported(func: Any, reason: str, *specs: object, remedy: str = _REMEDY) -> UnsupportedShardOp:
+    """Make the error for an op on these layouts."""
+    layouts = "; ".join(dict.fromkeys(str(spec) for spec in specs))
+    return UnsupportedShardOp(f"{op_name(func)}: {reason}. Layout: {layouts or 'none'}. Remedy: {remedy}")

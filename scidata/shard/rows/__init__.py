@@ -1,0 +1,1 @@
+"""Rows that move between the ranks of a domain: halos, padding, redistribution."""

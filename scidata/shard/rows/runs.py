@@ -1,0 +1,201 @@
+"""Rows by their global numbers: each rank asks for runs of rows along one dim and gets them in one exchange.
+
+What everything that slides over a dim is made of: a halo, the windows of a convolution or of pooling, the rows that
+an interpolation reads, padding. All ranks know what each of them asks for, so only rows travel, and where every rank
+owns what it asks for nothing does. Backward adds the gradients of all copies of a row up where it is owned.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from scidata.shard.comm.transport import SUM_IN, Group, call, exchange, group_rank, with_dim
+
+__all__ = ["FILLED", "Runs", "fetch_runs", "return_runs", "runs_move", "runs_of", "window_runs"]
+
+#: The start of a run of rows that nobody owns: they get the fill value.
+FILLED = -1
+#: ``(first global row, count)`` of consecutive rows, in the order in which they are wanted.
+Runs: TypeAlias = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """Consecutive rows of one rank that another holds a copy of (or itself)."""
+
+    owner: int
+    start: int  # row in the owner's part
+    offset: int  # row in the holder's result
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunsPlan:
+    """What moves between the ranks along one dim, seen from one rank."""
+
+    owned: int
+    length: int
+    sent: tuple[tuple[Piece, ...], ...]  # for each other rank: pieces of mine that it holds
+    held: tuple[tuple[Piece, ...], ...]  # for each other rank: pieces of its that I hold
+    kept: tuple[Piece, ...]  # pieces of mine that I hold
+    filled: tuple[tuple[int, int], ...]  # offset and count
+    moves: bool  # whether any rank holds a piece of another
+
+
+def window_runs(start: int, stop: int, extent: int) -> Runs:
+    """Return the rows ``[start, stop)`` of a dim of that extent, those outside it filled."""
+    first, last = min(max(start, 0), extent), max(min(stop, extent), 0)
+    runs = ((FILLED, min(stop, 0) - start), (first, last - first), (FILLED, stop - max(start, extent)))
+    return tuple(run for run in runs if run[1] > 0)
+
+
+def runs_of(rows: Sequence[int]) -> Runs:
+    """Join a list of rows (``FILLED`` where there is none) to runs."""
+    runs: list[tuple[int, int]] = []
+    for row in rows:
+        start, count = runs[-1] if runs else (0, 0)
+        follows = count and (row == start == FILLED or (start != FILLED and row == start + count))
+        if follows:
+            runs[-1] = start, count + 1
+        else:
+            runs.append((row, 1))
+    return tuple(runs)
+
+
+def _pieces(edges: tuple[int, ...], runs: Runs) -> list[Piece]:
+    """Cut what one rank asks for at the owners' bounds."""
+    pieces, offset = [], 0
+    for begin, count in runs:
+        if begin != FILLED:
+            for owner in range(bisect_right(edges, begin) - 1, bisect_left(edges, begin + count)):
+                first, last = max(begin, edges[owner]), min(begin + count, edges[owner + 1])
+                if last > first:
+                    place = offset + first - begin
+                    pieces.append(Piece(owner=owner, start=first - edges[owner], offset=place, count=last - first))
+        offset += count
+    return pieces
+
+
+@lru_cache(maxsize=1024)  # the layouts of one model; a plan is asked for in each layer of each step
+def _plan(sizes: tuple[int, ...], rank: int, wanted: tuple[Runs, ...]) -> RunsPlan:
+    edges = (0, *accumulate(sizes))
+    by_holder = [_pieces(edges, runs) for runs in wanted]
+    ranks, mine = range(len(sizes)), by_holder[rank]
+    offsets = accumulate((count for _, count in wanted[rank]), initial=0)
+    return RunsPlan(
+        owned=sizes[rank],
+        length=sum(count for _, count in wanted[rank]),
+        sent=tuple(tuple(p for p in by_holder[r] if p.owner == rank and r != rank) for r in ranks),
+        held=tuple(tuple(p for p in mine if p.owner == r != rank) for r in ranks),
+        kept=tuple(p for p in mine if p.owner == rank),
+        filled=tuple((at, n) for at, (begin, n) in zip(offsets, wanted[rank], strict=False) if begin == FILLED),
+        moves=any(p.owner != holder for holder, pieces in enumerate(by_holder) for p in pieces),
+    )
+
+
+def runs_move(sizes: tuple[int, ...], wanted: tuple[Runs, ...]) -> bool:
+    """Whether any rank asks for rows of another; the same on every rank."""
+    return _plan(sizes, 0, wanted).moves
+
+
+def _joined(rows: list[Tensor], like: Tensor, dim: int) -> Tensor:
+    return torch.cat(rows, dim) if rows else like.narrow(dim, 0, 0)
+
+
+def _shapes(x: Tensor, dim: int, pieces: Sequence[Sequence[Piece]]) -> list[tuple[int, ...]]:
+    return [with_dim(x.shape, dim, sum(p.count for p in each)) for each in pieces]
+
+
+def _split(rows: Tensor, dim: int, pieces: Sequence[Piece]) -> list[tuple[Piece, Tensor]]:
+    return list(zip(pieces, torch.split(rows, [p.count for p in pieces], dim), strict=True)) if pieces else []
+
+
+def _collect(local: Tensor, plan: RunsPlan, dim: int, fill: float, group: Group) -> Tensor:
+    result = local.new_empty(with_dim(local.shape, dim, plan.length))
+    for offset, count in plan.filled:
+        result.narrow(dim, offset, count).fill_(fill)
+    for piece in plan.kept:
+        result.narrow(dim, piece.offset, piece.count).copy_(local.narrow(dim, piece.start, piece.count))
+    if not plan.moves:
+        return result
+    parts = [_joined([local.narrow(dim, p.start, p.count) for p in pieces], local, dim) for pieces in plan.sent]
+    received = exchange(parts, _shapes(local, dim, plan.held), group)
+    for rows, pieces in zip(received, plan.held, strict=True):
+        for piece, values in _split(rows, dim, pieces):
+            result.narrow(dim, piece.offset, piece.count).copy_(values)
+    return result
+
+
+def _add_up(held: Tensor, plan: RunsPlan, dim: int, group: Group) -> Tensor:
+    local = held.new_zeros(with_dim(held.shape, dim, plan.owned), dtype=SUM_IN.get(held.dtype, held.dtype))
+    for piece in plan.kept:
+        local.narrow(dim, piece.start, piece.count).add_(held.narrow(dim, piece.offset, piece.count))
+    if not plan.moves:
+        return local.to(held.dtype)
+    parts = [_joined([held.narrow(dim, p.offset, p.count) for p in pieces], held, dim) for pieces in plan.held]
+    received = exchange(parts, _shapes(held, dim, plan.sent), group)
+    for rows, pieces in zip(received, plan.sent, strict=True):
+        for piece, values in _split(rows, dim, pieces):
+            local.narrow(dim, piece.start, piece.count).add_(values)
+    return local.to(held.dtype)
+
+
+class _Fetch(Function):
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, plan: RunsPlan, dim: int, fill: float, group: Group) -> Tensor:
+        ctx.how = plan, dim, group
+        return _collect(local.detach(), plan, dim, fill, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return call(_Return, grad, *ctx.how), None, None, None, None
+
+
+class _Return(Function):
+    @staticmethod
+    def forward(ctx: Any, held: Tensor, plan: RunsPlan, dim: int, group: Group) -> Tensor:
+        ctx.how = plan, dim, group
+        return _add_up(held.detach(), plan, dim, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        plan, dim, group = ctx.how
+        return call(_Fetch, grad, plan, dim, 0.0, group), None, None, None
+
+
+def fetch_runs(
+    local: Tensor, sizes: tuple[int, ...], dim: int, wanted: tuple[Runs, ...], group: Group, *, fill: float = 0.0
+) -> Tensor:
+    """Return the rows ``wanted[rank]``, this rank's, in their order. Collective where any rank asks for another's.
+
+    Parameters
+    ----------
+    local
+        The own part, ``sizes[rank]`` rows along ``dim`` (not negative); the other dims are the same on all ranks.
+    wanted
+        What each rank of the group asks for; rows may repeat and come in any order.
+    fill
+        The value of ``FILLED`` rows.
+    """
+    plan = _plan(sizes, group_rank(group), wanted)
+    if not plan.moves and not plan.filled and len(plan.kept) == 1:
+        (piece,) = plan.kept
+        return local if piece.count == plan.owned else local.narrow(dim, piece.start, piece.count)
+    return call(_Fetch, local, plan, dim, fill, group)
+
+
+def return_runs(held: Tensor, sizes: tuple[int, ...], dim: int, wanted: tuple[Runs, ...], group: Group) -> Tensor:
+    """Add what each rank holds of a row to its owner's, and return the owned part: the transpose of fetch_runs.
+
+    Collective where any rank asks for another's rows.
+    """
+    return call(_Return, held, _plan(sizes, group_rank(group), wanted), dim, group)

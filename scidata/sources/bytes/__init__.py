@@ -1,0 +1,1 @@
+"""How bytes come here: files by ``preadv``, objects through fsspec, retries."""

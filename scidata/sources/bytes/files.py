@@ -1,0 +1,319 @@
+"""Byte ranges of local files and of URLs: the only place that opens data files for raw reads.
+
+A local path is read with ``preadv`` into the caller's buffer through a bounded cache of descriptors; anything with a
+scheme (``s3://``, ``https://``, ``memory://``) goes through fsspec's ranged reads. Both raise the same errors, and both
+try again where a failure may pass by itself (:mod:`scidata.sources.bytes.retry`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import errno
+import os
+import resource
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
+
+from scidata.core.urls import Url, is_url, public_text, url_of
+from scidata.errors import ShortReadError, SourceChangedError
+from scidata.sources.bytes import retry
+from scidata.sources.bytes.remote import fetch, request
+from scidata.sources.bytes.retry import is_transient
+
+__all__ = [
+    "FileCache",
+    "Url",
+    "Version",
+    "Versions",
+    "files",
+    "is_url",
+    "most_open",
+    "public_text",
+    "retried",
+    "scatter",
+    "url_of",
+    "version_at",
+]
+
+_MAX_OPEN = 256  # a thousand-file store must not run into the usual limit of 1,024 descriptors
+_IOV_MAX = 1024  # Linux's limit on buffers in one preadv
+_WAITS_FOR_DESCRIPTOR = (0, 0.001, 0.01, 0.1)  # seconds; a read of a chunk takes less
+_MAX_VERSIONS = 1 << 16  # files of a data set of which versions are kept: some 15 MB
+
+#: Bytes of a file, and when it was last changed, in ns. No inode: FUSE file systems number files anew.
+Version: TypeAlias = tuple[int, int]
+
+
+def _version_of(status: os.stat_result) -> Version:
+    return status.st_size, status.st_mtime_ns
+
+
+def version_at(path: str) -> Version:
+    """Return the version of the local file that has this name now."""
+    return _version_of(os.stat(path))
+
+
+def _url(path: str) -> Url:
+    url = url_of(path)
+    assert isinstance(url, Url)
+    return url
+
+
+def most_open() -> int:
+    """Return how many descriptors to keep: a quarter of what the process may have, which others use too."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MAX_OPEN if soft == resource.RLIM_INFINITY else max(8, min(_MAX_OPEN, soft // 4))
+
+
+def retried(path: str, call: Any) -> Any:
+    """Call until it does not fail for a passing reason, as :class:`scidata.sources.bytes.retry.Retry` says."""
+    return retry.RETRY.run(path, call)
+
+
+class _Handle:
+    """An open descriptor that closes when the last user lets go, so eviction never closes under a reader.
+
+    Its number never leaves it. Whoever had only the number could read after another thread has let the handle go: the
+    kernel gives the number to the next file that is opened, and the bytes would be that file's, without an error.
+    """
+
+    __slots__ = ("_descriptor",)
+
+    def __init__(self, path: str) -> None:
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self, views: Sequence[Any], offset: int) -> int:
+        """Fill views by one call; return how many bytes came."""
+        return os.preadv(self._descriptor, views, offset)  # this frame's self keeps it open
+
+    def version(self) -> Version:
+        """Return the version of the file as it is now."""
+        return _version_of(os.fstat(self._descriptor))
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):  # not where opening failed
+            os.close(self._descriptor)
+
+
+class FileCache:
+    """Thread-safe reads of byte ranges, with a bounded number of open descriptors."""
+
+    def __init__(self, max_open: int | None = None) -> None:
+        self._max_open = most_open() if max_open is None else max_open
+        self._handles: OrderedDict[str, _Handle] = OrderedDict()
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def _handle(self, path: str) -> _Handle:
+        with self._lock:
+            handle = self._handles.get(path)
+            if handle is not None:
+                self._handles.move_to_end(path)
+                return handle
+        handle = self._open(path)
+        with self._lock:
+            self._handles[path] = handle
+            while len(self._handles) > self._max_open:
+                self._handles.popitem(last=False)
+        return handle
+
+    def _open(self, path: str) -> _Handle:
+        """Open a file; where the process has no descriptor left, keep fewer from now on and wait for readers' ones."""
+        for wait in _WAITS_FOR_DESCRIPTOR:
+            try:
+                return _Handle(path)
+            except OSError as e:
+                if e.errno not in (errno.EMFILE, errno.ENFILE):
+                    raise
+            with self._lock:
+                self._max_open = max(1, min(self._max_open, len(self._handles)) // 2)
+                self._handles.clear()
+            time.sleep(wait)
+        return _Handle(path)
+
+    def version(self, path: str) -> Version:
+        """Return the version of a local file: of what reads get, if it is open, not of what has its name since."""
+        handle = self._handles.get(path)  # one step, which needs no lock
+        return version_at(path) if handle is None else handle.version()
+
+    def size(self, path: str) -> int:
+        """Return the size in bytes; raises FileNotFoundError."""
+        if not is_url(path):
+            return int(retried(path, lambda: os.stat(path).st_size))
+        info = request(_url(path), "info")
+        if info.get("type") == "directory":
+            raise IsADirectoryError(errno.EISDIR, f"{path}: a folder, where an object was expected")
+        if info.get("size") is None:
+            raise OSError(errno.EIO, f"{path}: the server does not say how large it is; copy it first")
+        return int(info["size"])
+
+    def read(self, path: str, offset: int, nbytes: int) -> bytearray:
+        """Return ``nbytes`` bytes from ``offset``.
+
+        Raises
+        ------
+        FileNotFoundError
+            The file is not there.
+        ShortReadError
+            The file ends before ``offset + nbytes``.
+        """
+        buffer = bytearray(nbytes)
+        self.read_into(path, offset, [memoryview(buffer)])
+        return buffer
+
+    def read_at_once(self, path: str, offset: int, *views: Any) -> bool:
+        """Fill views of bytes of a local file by one call, if that works; if not, :meth:`read_into` says why."""
+        if is_url(path):
+            return False
+        try:
+            return self._handle(path).read(views, offset) == sum(map(len, views))
+        except OSError:
+            return False
+
+    def read_each(self, path: str, offsets: Sequence[int], views: Iterable[memoryview]) -> int:
+        """Do as :meth:`read_at_once` for several ranges of one file; return how many came before one that failed."""
+        if is_url(path):
+            return 0
+        done = 0
+        with contextlib.suppress(OSError):
+            read = self._handle(path).read
+            for offset, view in zip(offsets, views, strict=True):
+                if read((view,), offset) != len(view):
+                    break
+                done += 1
+        return done
+
+    def read_into(self, path: str, offset: int, buffers: Sequence[Any]) -> None:
+        """Fill writable C-contiguous byte buffers, one after the other, from ``offset`` on.
+
+        Raises the same errors as :meth:`read`.
+        """
+        views = [memoryview(b).cast("B") for b in buffers]
+        wanted = sum(len(v) for v in views)
+        if wanted == 0:
+            return
+        if is_url(path):
+            scatter(fetch(_url(path), offset, wanted), views)
+            return
+        try:
+            self._read_local(path, offset, list(views), wanted)
+        except OSError as e:
+            if not is_transient(e):
+                raise
+            self.forget(path)  # after ESTALE the descriptor is no good any more; opening anew costs little
+
+            def again() -> None:
+                try:
+                    self._read_local(path, offset, list(views), wanted)
+                except OSError:
+                    self.forget(path)
+                    raise
+
+            retry.RETRY.run(path, again, failed=e)
+
+    def _read_local(self, path: str, offset: int, views: list[memoryview], wanted: int) -> None:
+        handle = self._handle(path)
+        done = 0
+        while views:
+            count = handle.read(views[:_IOV_MAX], offset + done)
+            if count == 0:
+                raise ShortReadError(
+                    f"{path}: ends at byte {offset + done}, but {wanted} bytes from {offset} on were expected; "
+                    "the file is truncated: copy or write it again"
+                )
+            done += count
+            while views and count >= len(views[0]):
+                count -= len(views.pop(0))
+            if views and count:
+                views[0] = views[0][count:]
+
+    def forget(self, path: str) -> None:
+        """Forget the descriptors of a file, or of all files below a folder.
+
+        A store written again at the same path has new files behind the old names.
+        """
+        with self._lock:
+            for known in [k for k in self._handles if k == path or k.startswith(path.rstrip("/") + "/")]:
+                del self._handles[known]
+
+    def close(self) -> None:
+        """Forget every open descriptor; readers in progress keep theirs until they end."""
+        with self._lock:
+            self._handles.clear()
+
+
+class Versions:
+    """The versions of the local files that a source reads, as first seen: a file that has another one was replaced.
+
+    Offsets that were found in one version mean nothing in another, and samples of two versions do not mix. Thread-safe;
+    pickles.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, Version] = {}
+
+    def note(self, path: str, found: Version) -> None:
+        """Take in the version of a file that is about to be read.
+
+        Raises
+        ------
+        SourceChangedError
+            It has another size, or was changed at another time, than when it was first seen.
+        """
+        known = self._seen.get(path)
+        if known is None:
+            if len(self._seen) < _MAX_VERSIONS:
+                self._seen[path] = found
+        elif known != found:
+            raise SourceChangedError(
+                f"{path}: it was replaced or changed while it was in use: {_shown(known)} when it was first read, "
+                f"{_shown(found)} now; open the data set again, in all processes, once it changes no more"
+            )
+
+    def check(self, paths: Iterable[str], before_new: Callable[[], None] = lambda: None) -> None:
+        """Look at files that were just read, as they are open: what came is of the known version, or this raises.
+
+        Of URLs nothing is known here; a file that is gone says so when it is opened again. ``before_new`` is called
+        before one that was not known is taken in.
+        """
+        version, seen = files().version, self._seen
+        for path in paths:
+            try:
+                found = version(path)
+            except FileNotFoundError:
+                continue
+            known = seen.get(path)
+            if known != found:
+                if known is None:
+                    before_new()
+                self.note(path, found)
+
+
+def _shown(version: Version) -> str:
+    size, changed = version
+    when = datetime.datetime.fromtimestamp(changed / 1e9, datetime.UTC)
+    return f"{size} bytes of {when:%Y-%m-%d %H:%M:%S.%f} UTC"
+
+
+def scatter(data: bytes, buffers: Sequence[Any]) -> None:
+    """Copy bytes into buffers, one after the other."""
+    done = 0
+    for buffer in buffers:
+        view = memoryview(buffer).cast("B")
+        view[:] = data[done : done + len(view)] if done or len(view) < len(data) else data
+        done += len(view)
+
+
+_cache = FileCache()
+
+
+def files() -> FileCache:
+    """Return this process's cache; a forked process gets a fresh one, so that descriptors and locks are its own."""
+    global _cache  # noqa: PLW0603 - one per process is the point
+    if _cache._pid != os.getpid():
+        _cache = FileCache()
+    return _cache

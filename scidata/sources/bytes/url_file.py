@@ -1,0 +1,75 @@
+"""An object behind a URL as a file that HDF5 reads here and there."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections import OrderedDict
+from typing import Any
+
+from scidata.sources.bytes.files import files
+
+__all__ = ["UrlFile"]
+
+_BLOCK = 256 << 10
+_MAX_BLOCKS = 32
+
+
+class UrlFile(io.RawIOBase):
+    """An object as a file that is read here and there, as HDF5 reads metadata: by blocks, the last ones kept."""
+
+    def __init__(self, url: str) -> None:
+        self._path, self._size, self._position = url, files().size(url), 0
+        self._blocks: OrderedDict[int, bytes] = OrderedDict()
+
+    def __repr__(self) -> str:  # HDF5 takes it for the name
+        return f"<{self._path}>"
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Move to a position."""
+        self._position = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill ``buffer`` as far as the object goes."""
+        view = memoryview(buffer).cast("B")
+        begin, end = self._position, min(self._position + len(view), self._size)
+        if begin >= end:
+            return 0
+        first, last = begin // _BLOCK, (end - 1) // _BLOCK
+        if last - first >= _MAX_BLOCKS // 2:  # values, not metadata
+            files().read_into(self._path, begin, [view[: end - begin]])
+        else:
+            data = b"".join(self._get(first, last + 1))
+            view[: end - begin] = data[begin - first * _BLOCK : end - first * _BLOCK]
+        self._position = end
+        return end - begin
+
+    def _get(self, first: int, stop: int) -> list[bytes]:
+        """Return blocks; those that are missing are read at once."""
+        missing = [i for i in range(first, stop) if i not in self._blocks]
+        found = {i: self._blocks[i] for i in range(first, stop) if i in self._blocks}
+        if missing:
+            begin, end = missing[0] * _BLOCK, min((missing[-1] + 1) * _BLOCK, self._size)
+            data = bytes(files().read(self._path, begin, end - begin))
+            found |= {
+                i: data[i * _BLOCK - begin : (i + 1) * _BLOCK - begin] for i in range(missing[0], missing[-1] + 1)
+            }
+        for i, block in found.items():
+            self._blocks[i] = block
+            self._blocks.move_to_end(i)
+        while len(self._blocks) > _MAX_BLOCKS:
+            self._blocks.popitem(last=False)
+        return [found[i] for i in range(first, stop)]

@@ -1,0 +1,327 @@
+"""Sources that live in an HDF5 file: opening, walking, locating. What a dataset is called is a ``Naming``.
+
+HDF5 is not thread-safe and h5py has one global lock; every call into it here is made under the source's own lock,
+and none of them reads values except ``read_box``.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.types import ArrayLayout, ChunkRefs, IntArray
+from scidata.errors import ConfigError, CorruptDataError, RefusedError, ShortReadError, UnknownNameError, near_matches
+from scidata.sources.bytes.files import Versions, files, is_url, retried, url_of, version_at
+from scidata.sources.bytes.retry import is_transient
+from scidata.sources.hdf5.layout import (
+    ChunkIndex,
+    Storage,
+    Unreadable,
+    c_strides,
+    check_filters,
+    check_raw_sizes,
+    chunk_index,
+    describe,
+    locate_few,
+)
+from scidata.sources.hdf5.sessions import Session, open_sessions
+from scidata.sources.hdf5.walk import Naming, clean_attributes, damage_as_corrupt_data, open_h5, walk
+
+__all__ = ["HDF5Base"]
+
+_T = TypeVar("_T")
+
+_MANY_CHUNKS = 1_000_000  # beyond this an index costs seconds
+_FEW = 12  # lookups that together cost less than building the index
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Contents:
+    attributes: Mapping[str, Any]
+    arrays: dict[str, ArrayLayout]
+    storage: dict[str, Storage]
+    skipped: dict[str, str]
+    file_size: int
+
+
+class HDF5Base:
+    """The part that HDF5 and NetCDF-4 sources share; subclasses say which format and which naming."""
+
+    format = "hdf5"
+    naming: type[Naming] = Naming
+
+    def __init__(self, path: str | os.PathLike[str], *, allow_external: bool = False) -> None:
+        self.path = url_of(os.fspath(path))
+        self.allow_external = allow_external
+        self._versions = Versions()
+        self._reset()
+
+    def _reset(self) -> None:
+        # keyed by process: after a fork the child finds no session of its own, so neither a lock that some thread
+        # of the parent held nor the parent's file is used; what was parsed is plain data and stays
+        self._sessions: dict[int, Session] = {}
+        self._contents: _Contents | None = None
+        self._indices: dict[str, ChunkIndex] = {}
+        self._contiguous: dict[str, ChunkRefs] = {}  # of arrays in one piece: asked for at each sample
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path, "allow_external": self.allow_external, "_versions": self._versions}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._reset()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.path!r})"
+
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        """Attributes of the file."""
+        return self._read().attributes
+
+    @property
+    def arrays(self) -> Mapping[str, ArrayLayout]:
+        """Every numeric array by its path in the file, in the file's order."""
+        return self._read().arrays
+
+    @property
+    def skipped(self) -> Mapping[str, str]:
+        """Why some datasets are not among the arrays, by name."""
+        return self._read().skipped
+
+    def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
+        """Raise SourceChangedError where the file that was just read is not the one whose metadata was."""
+        if not is_url(self.path):
+            self._versions.check((self.path,))
+
+    def close(self) -> None:
+        """Close the file; the next use opens it again."""
+        session = self._session()
+        with session.lock:
+            session.close()
+
+    def locate(self, layout: ArrayLayout, chunks: IntArray) -> ChunkRefs:
+        """Find the bytes of chunks given by ``(num, ndim)`` int64 chunk coordinates.
+
+        A chunk that was never written has path index -1. Data in no chunk of its own (compact, external, virtual:
+        ``layout.fallback``) has 0 bytes. Thread-safe.
+
+        Raises
+        ------
+        ShortReadError
+            The file ends before a chunk does.
+        CorruptDataError
+            An unfiltered chunk has not the size of its shape.
+        """
+        if layout.name in self._contiguous and len(chunks) == 1 and not chunks.any():
+            return self._contiguous[layout.name]
+        contents = self._read()
+        storage = self._storage(layout)
+        chunks = np.asarray(chunks, np.int64).reshape(len(chunks), len(layout.shape))
+        grid = np.array(layout.num_chunks, np.int64)
+        if chunks.size and (chunks.min() < 0 or (chunks >= grid).any()):
+            raise ConfigError(f"{self.path}: field {layout.name!r}: chunk outside of the grid {layout.num_chunks}")
+        if storage.chunked:
+            offset, nbytes, mask = self._locate_chunked(layout, storage, chunks)
+        elif layout.fallback:  # compact, external or virtual: somewhere inside, in no chunk of its own
+            offset = nbytes = np.zeros(len(chunks), np.int64)
+            mask = np.zeros(len(chunks), np.uint32)
+        else:
+            begin = -1 if storage.offset is None else storage.offset
+            offset = np.full(len(chunks), begin, np.int64)
+            nbytes = np.full(len(chunks), 0 if begin < 0 else layout.nbytes, np.int64)
+            mask = np.zeros(len(chunks), np.uint32)
+        stored = offset >= 0
+        if not layout.fallback:
+            check_raw_sizes(layout, nbytes[stored])
+        _check_ends(layout, chunks, offset + nbytes, contents.file_size)
+        refs = ChunkRefs(
+            paths=(str(self.path),),
+            path_index=stored.astype(np.int64) - 1,
+            offset=np.maximum(offset, 0),
+            nbytes=nbytes,
+            skipped_codecs=mask if mask.any() else None,
+        )
+        if not storage.chunked and len(chunks) == 1:
+            self._contiguous[layout.name] = refs
+        return refs
+
+    def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
+        """Read a box (positive steps) into ``out`` with h5py, whatever the filters. Thread-safe, one at a time.
+
+        Raises
+        ------
+        MissingDependencyError
+            A filter is not installed.
+        CorruptDataError
+            HDF5 cannot decode it.
+        """
+        storage = self._storage(layout)
+        what = f"{self.path}: field {layout.name!r}"
+        session = self._session()
+
+        def call(h5: Any) -> None:
+            dset = h5[storage.path]
+            check_filters(dset, what)
+            try:
+                _read_selection(dset, layout, box, out)
+            except (OSError, RuntimeError) as e:
+                if is_transient(e):
+                    raise
+                raise CorruptDataError(f"{what}: HDF5 cannot read {box}: {e}") from e
+
+        with session.lock:
+            self._retried(session, call, what)
+
+    def _session(self) -> Session:
+        return self._sessions.setdefault(os.getpid(), Session(str(self.path)))  # atomic, so threads agree on one
+
+    def _open(self, session: Session) -> Any:
+        if session.h5 is None:
+            if not is_url(self.path):
+                session.version = version = version_at(self.path)
+                self._versions.note(self.path, version)
+            session.h5 = open_h5(self.path)
+        open_sessions.use(session)
+        return session.h5
+
+    def _read(self) -> _Contents:
+        if self._contents is None:
+            session = self._session()
+            with session.lock:
+                if self._contents is None:
+                    parse = self._parse if self.allow_external or is_url(self.path) else self._parse_guarded
+                    self._contents = self._retried(session, parse, f"{self.path}: metadata")
+        return self._contents
+
+    def _retried(self, session: Session, call: Callable[[Any], _T], what: str) -> _T:
+        """Call with the open file; where that fails for a passing reason, again with the file opened anew."""
+
+        def attempt() -> _T:
+            try:
+                h5 = self._open(session)
+                with damage_as_corrupt_data(what):
+                    return call(h5)
+            except OSError as e:
+                if is_transient(e):
+                    session.close()
+                raise
+
+        return attempt() if is_url(self.path) else retried(self.path, attempt)
+
+    def _storage(self, layout: ArrayLayout) -> Storage:
+        contents = self._read()
+        if layout.name in contents.storage:
+            return contents.storage[layout.name]
+        if layout.name in contents.skipped:
+            raise RefusedError(f"{self.path}: {layout.name!r} is not read: {contents.skipped[layout.name]}")
+        raise UnknownNameError(f"{self.path}: no field {layout.name!r}{near_matches(layout.name, contents.arrays)}")
+
+    def _parse_guarded(self, _: Any) -> _Contents:
+        """Parse through a second opening of the file, which looks at what is read; values come through the first."""
+        with open_h5(self.path, guarded=True) as h5:
+            return self._parse(h5)
+
+    def _parse(self, h5: Any) -> _Contents:
+        naming = self.naming(h5)
+        arrays: dict[str, ArrayLayout] = {}
+        storage: dict[str, Storage] = {}
+        skipped: dict[str, str] = {}
+        # all of the walk before anything else: it ends at what HDF5 would take minutes for
+        for path, dset, foreign in list(walk(h5, allow_external=self.allow_external, skipped=skipped)):
+            if not isinstance(dset, h5py.Dataset) or naming.is_hidden(dset):
+                continue
+            name = naming.array_name(path)
+            outside = foreign or bool(dset.is_virtual or dset.external)
+            try:
+                if outside and not self.allow_external:
+                    raise Unreadable("its values lie in other files; allow_external=True reads it, if you trust them")
+                layout, kept = describe(
+                    dset,
+                    store=str(self.path),
+                    name=name,
+                    dims=naming.dims(dset, path),
+                    attributes=clean_attributes(dset, naming.hidden_attributes, f"{self.path}: {name!r}"),
+                    foreign=outside,
+                )
+            except Unreadable as e:
+                skipped[name] = str(e)
+                continue
+            arrays[name] = layout
+            storage[name] = Storage(path=path, shape=kept.shape, chunked=kept.chunked, offset=kept.offset)
+        return _Contents(
+            attributes=clean_attributes(h5, naming.hidden_attributes, self.path),
+            arrays=naming.finish(arrays),
+            storage=storage,
+            skipped=skipped,
+            file_size=files().size(self.path),
+        )
+
+    def _locate_chunked(
+        self, layout: ArrayLayout, storage: Storage, chunks: IntArray
+    ) -> tuple[IntArray, IntArray, npt.NDArray[np.uint32]]:
+        """Return offset (-1 where nothing is stored), size and filter mask of each chunk."""
+        index = self._indices.get(layout.name)
+        if index is None and len(chunks) <= _FEW and math.prod(layout.num_chunks) > _MANY_CHUNKS:
+            session = self._session()
+            what = f"{self.path}: field {layout.name!r}: the index of its chunks"
+            with session.lock:
+                found = self._retried(session, lambda h5: locate_few(h5[storage.path], layout, storage, chunks), what)
+            table = np.array([(-1, 0, 0) if f is None else f for f in found], np.int64).reshape(-1, 3)
+            return table[:, 0], table[:, 2], table[:, 1].astype(np.uint32)
+        if index is None:
+            index = self._build_index(layout, storage)
+        numbers = chunks @ c_strides(layout.num_chunks)
+        stored, rows = index.find(numbers)
+        if stored.all():
+            return index.offset[rows], index.nbytes[rows], index.mask[rows]
+        if not stored.any():
+            return np.full(len(chunks), -1, np.int64), np.zeros(len(chunks), np.int64), np.zeros(len(chunks), np.uint32)
+        return (
+            np.where(stored, index.offset[rows], -1),
+            np.where(stored, index.nbytes[rows], 0),
+            np.where(stored, index.mask[rows], 0).astype(np.uint32),
+        )
+
+    def _build_index(self, layout: ArrayLayout, storage: Storage) -> ChunkIndex:
+        session = self._session()
+        with session.lock:
+            if layout.name not in self._indices:
+                what = f"{self.path}: field {layout.name!r}: the index of its chunks"
+                self._indices[layout.name] = self._retried(
+                    session, lambda h5: chunk_index(h5[storage.path], layout), what
+                )
+            return self._indices[layout.name]
+
+
+def _check_ends(layout: ArrayLayout, chunks: IntArray, ends: IntArray, file_size: int) -> None:
+    if len(ends) and int(ends.max()) > file_size:
+        worst = int(ends.argmax())
+        raise ShortReadError(
+            f"{layout.store}: field {layout.name!r}: chunk {tuple(chunks[worst].tolist())} ends at byte "
+            f"{int(ends[worst])}, but the file has {file_size}; it is truncated: copy or write it again"
+        )
+
+
+def _read_selection(dset: Any, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
+    if layout.shape != dset.shape:  # a NetCDF-4 variable that is shorter than its unlimited dimension
+        rows = [range(*s.indices(n)) for s, n in zip(box, layout.shape, strict=True)]
+        counts = [len(r[: max(0, -(-(n - r.start) // r.step))]) for r, n in zip(rows, dset.shape, strict=True)]
+        out[...] = layout.fill_value
+        out = out[tuple(slice(0, count) for count in counts)]
+        box = tuple(slice(r.start, min(r.stop, n), r.step) for r, n in zip(rows, dset.shape, strict=True))
+    if 0 in out.shape:
+        return
+    if out.ndim == 0:
+        out[()] = dset[()]
+    elif out.flags.c_contiguous:
+        dset.read_direct(out, box)
+    else:
+        out[...] = dset[box]

@@ -1,0 +1,286 @@
+"""Opening an HDF5 file, walking it, and naming what is found: everything that is a matter of names and links."""
+
+from __future__ import annotations
+
+import math
+import os
+import posixpath
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import h5py
+import numpy as np
+
+from scidata.core.types import ArrayLayout
+from scidata.errors import CorruptDataError, SciDataError, ShortReadError, UnsupportedFormatError
+from scidata.sources.bytes.files import files, is_url, retried, version_at
+from scidata.sources.bytes.retry import is_transient
+from scidata.sources.hdf5.heaps import GuardedFile
+from scidata.sources.hdf5.sessions import open_sessions
+
+__all__ = [
+    "Naming",
+    "attribute_of",
+    "clean_attributes",
+    "damage_as_corrupt_data",
+    "has_netcdf_marks",
+    "is_scale",
+    "plain_value",
+    "open_h5",
+    "scale_paths",
+    "walk",
+]
+
+_HDF5_ATTRIBUTES = frozenset({"DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LABELS"})
+_MAX_ATTRIBUTE_BYTES = 2**26
+_MAX_DEPTH = 64  # of groups in groups; HDF5 takes minutes to find its way in a file of a thousand
+_SCALE_ATTRIBUTES = frozenset({"CLASS", "NAME"})
+
+
+def open_h5(path: str, *, guarded: bool = False) -> Any:
+    """Open a file or URL for reading.
+
+    Parameters
+    ----------
+    guarded
+        For reading attributes: one whose heap would hold HDF5 for ever fails. URLs always are. What lies in other
+        files cannot be read through it.
+
+    Raises
+    ------
+    FileNotFoundError
+        Nothing is there.
+    CorruptDataError
+        HDF5 cannot open it; ShortReadError where it ends too early.
+    """
+    files().size(path)  # a clear FileNotFoundError, where HDF5's own names a function
+    if not is_url(path):
+        open_sessions.close_older(path, version_at(path))
+    try:
+        if is_url(path) or guarded:
+            return h5py.File(GuardedFile(path), "r")
+        # best-effort: file systems without locks can be read, a file that somebody is writing is refused
+        return retried(path, lambda: h5py.File(path, "r", locking="best-effort"))
+    except BlockingIOError as e:
+        raise BlockingIOError(
+            f"{path}: is being written by another process; wait for it to end, or set HDF5_USE_FILE_LOCKING=FALSE "
+            f"if that is stale ({e})"
+        ) from e
+    except PermissionError:
+        raise
+    except (OSError, RuntimeError, ValueError) as e:
+        if is_transient(e):
+            raise
+        kind = ShortReadError if "truncated" in str(e) else CorruptDataError
+        raise kind(f"{path}: {files().size(path)} bytes that HDF5 cannot open: {e}; copy or write it again") from e
+
+
+@contextmanager
+def damage_as_corrupt_data(what: str) -> Iterator[None]:
+    """Turn what h5py raises on damaged metadata, which is nearly anything, into CorruptDataError."""
+    try:
+        yield
+    except SciDataError:
+        raise
+    except (OSError, RuntimeError, LookupError, ValueError, TypeError, ArithmeticError) as e:
+        if is_transient(e):
+            raise
+        raise CorruptDataError(f"{what} cannot be read by HDF5: {e}; copy or write the file again") from e
+
+
+def has_netcdf_marks(path: str) -> bool:
+    """Say whether the netCDF library (or h5netcdf) wrote the file."""
+    marks = ("_Netcdf4Dimid", "_Netcdf4Coordinates")
+    with open_h5(path) as h5, damage_as_corrupt_data(f"{path}: metadata"):
+        if "_NCProperties" in h5.attrs or "_nc3_strict" in h5.attrs:
+            return True
+        nodes = (node for _, node, _ in walk(h5, allow_external=False, skipped={}))
+        return any(mark in node.attrs for node in nodes if isinstance(node, h5py.Dataset) for mark in marks)
+
+
+def clean_attributes(obj: Any, hidden: frozenset[str], where: str) -> dict[str, Any]:
+    """Return attributes as Python or NumPy values: text as str, arrays of one element as scalars of their dtype.
+
+    Values that are neither numbers nor text (references, compounds) are left out.
+    """
+    scale = is_scale(obj)
+    values = {}
+    for name in obj.attrs:
+        if name in hidden or (scale and name in _SCALE_ATTRIBUTES) or not is_text(name):
+            continue
+        try:
+            value = plain_value(attribute_of(obj, name, where))
+        except TypeError:  # a type without NumPy equivalent: cannot be a number that CF needs
+            continue
+        except (OSError, RuntimeError, LookupError, ValueError, ArithmeticError, MemoryError) as e:
+            if isinstance(e, SciDataError):
+                raise
+            raise CorruptDataError(f"{where}: attribute {name!r} cannot be read: {e}") from e
+        if value is not None:
+            values[name] = value
+    return values
+
+
+def is_text(name: object) -> bool:
+    """Say whether a name is one: those that are not UTF-8 h5py gives as bytes, or with halves of characters in them."""
+    try:
+        return isinstance(name, str) and b"\0" not in name.encode()
+    except UnicodeEncodeError:
+        return False
+
+
+def attribute_of(obj: Any, name: str, where: str = "") -> Any:
+    """Read one attribute, after looking at its size.
+
+    Raises
+    ------
+    CorruptDataError
+        It claims more bytes than any attribute has.
+    """
+    found = h5py.h5a.open(obj.id, obj.attrs._e(name))
+    nbytes = math.prod(map(int, found.shape or ())) * found.get_type().get_size()
+    if nbytes > _MAX_ATTRIBUTE_BYTES:
+        raise CorruptDataError(
+            f"{where or obj.file.filename}: attribute {name!r} claims {nbytes} bytes, but at most "
+            f"{_MAX_ATTRIBUTE_BYTES} are read; the file is damaged, or write it as an array"
+        )
+    return obj.attrs[name]
+
+
+def plain_value(value: Any) -> Any:
+    """Return an attribute as a Python or NumPy value; None where it is neither number nor text."""
+    if isinstance(value, bytes | np.bytes_):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, str):  # of variable length: h5py keeps bytes that are not UTF-8 as halves of characters
+        return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    if isinstance(value, bool | int | float | np.number | np.bool_):
+        return value
+    if isinstance(value, h5py.Empty):
+        return "" if value.dtype.kind in "OSU" else None
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind in "OSU":
+            texts = [plain_value(v) for v in value.ravel().tolist()]
+            if not all(isinstance(t, str) for t in texts):
+                return None
+            return texts[0] if len(texts) == 1 else texts
+        if value.dtype.kind in "biufc":
+            return value.reshape(-1)[0] if value.size == 1 else value
+    return None
+
+
+class Naming:
+    """What things are called in plain HDF5: paths; dimension scales, then labels, then ``dim_i``."""
+
+    hidden_attributes = _HDF5_ATTRIBUTES
+
+    def __init__(self, h5: Any) -> None:
+        self.h5 = h5
+
+    def array_name(self, path: str) -> str:
+        """Return the public name of the dataset at ``path`` (no leading slash)."""
+        return path
+
+    def is_hidden(self, dset: Any) -> bool:
+        """Say whether the dataset is bookkeeping, not an array."""
+        return False
+
+    def dims(self, dset: Any, path: str) -> tuple[str, ...]:
+        """Return one name per dimension."""
+        if dset.shape is None:
+            return ()
+        scales = scale_paths(dset, path)
+        labels = _labels(dset)
+        return tuple(
+            posixpath.basename(scale) if scale else label or f"dim_{i}"
+            for i, (scale, label) in enumerate(zip(scales, labels, strict=True))
+        )
+
+    def finish(self, arrays: dict[str, ArrayLayout]) -> dict[str, ArrayLayout]:
+        """Settle what only the whole file tells, once every dataset was seen."""
+        return arrays
+
+
+def is_scale(obj: Any) -> bool:
+    """Say whether it is a dimension scale.
+
+    Scales and labels are read from their attributes: HDF5's own H5DS functions free twice on some damaged files.
+    """
+    return "CLASS" in obj.attrs and plain_value(attribute_of(obj, "CLASS")) == "DIMENSION_SCALE"
+
+
+def scale_paths(dset: Any, path: str) -> tuple[str | None, ...]:
+    """Return the path of each dimension's scale, the dataset's own where it is a one-dimensional scale."""
+    ndim = len(dset.shape)
+    if ndim == 1 and is_scale(dset):
+        return (path,)
+    attached = attribute_of(dset, "DIMENSION_LIST") if "DIMENSION_LIST" in dset.attrs else ()
+    if len(attached) != ndim:
+        return (None,) * ndim
+    return tuple(_target(dset, references) for references in attached)
+
+
+def _target(dset: Any, references: Any) -> str | None:
+    """Return the path of the first dataset that is referred to, None where it was deleted or there is none."""
+    try:
+        name = dset.file[references[0]].name if len(references) else None
+    except (ValueError, KeyError, RuntimeError):
+        return None
+    return name.lstrip("/") if name else None
+
+
+def _labels(dset: Any) -> tuple[str, ...]:
+    values = plain_value(attribute_of(dset, "DIMENSION_LABELS")) if "DIMENSION_LABELS" in dset.attrs else None
+    labels = [values] if isinstance(values, str) else values or ()
+    return tuple(labels) if len(labels) == len(dset.shape) else ("",) * len(dset.shape)
+
+
+def walk(h5: Any, *, allow_external: bool, skipped: dict[str, str]) -> Iterator[tuple[str, Any, bool]]:
+    """Yield ``(path, object, lies in another file)`` in the file's order, each group once however it is linked."""
+    seen = {_identity(h5)}
+    stack = [("", h5, False)]
+    while stack:
+        path, node, foreign = stack.pop()
+        if path:
+            yield path, node, foreign
+        if not isinstance(node, h5py.Group):
+            continue
+        children = []
+        for name in node:
+            if not is_text(name):
+                skipped[ascii(posixpath.join(path, os.fsdecode(name)))] = "its name is not UTF-8"
+                continue
+            child_path = f"{path}/{name}" if path else name
+            link = node.get(name, getlink=True)
+            outside = isinstance(link, h5py.ExternalLink)
+            if isinstance(link, h5py.SoftLink):
+                skipped[child_path] = f"a soft link; use its target {link.path!r}"
+                continue
+            if outside and not allow_external:
+                skipped[child_path] = (
+                    f"an external link to {link.filename!r}; allow_external=True follows it, if you trust it"
+                )
+                continue
+            try:
+                child = node[name]
+            except (KeyError, OSError) as e:
+                if not outside:
+                    raise CorruptDataError(f"{node.file.filename}: object {child_path!r} cannot be opened: {e}") from e
+                skipped[child_path] = f"an external link that leads nowhere: {link.filename!r}"
+                continue
+            if isinstance(child, h5py.Group):
+                if _identity(child) in seen:
+                    continue  # a hard link back to a group that was walked: cycles end here
+                seen.add(_identity(child))
+                if child_path.count("/") >= _MAX_DEPTH:
+                    raise UnsupportedFormatError(
+                        f"{node.file.filename}: has groups inside each other more than {_MAX_DEPTH} deep; it is "
+                        "damaged, or made to do harm"
+                    )
+            children.append((child_path, child, foreign or outside))
+        stack.extend(reversed(children))
+
+
+def _identity(obj: Any) -> tuple[int, int]:
+    info = h5py.h5o.get_info(obj.id)
+    return int(info.fileno), int(info.addr)

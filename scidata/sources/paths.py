@@ -1,0 +1,58 @@
+"""The stores that a path, a list of paths or a glob names."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scidata.errors import (
+    ConfigError,
+)
+from scidata.sources.bytes.files import Url, is_url, url_of
+
+__all__ = ["expand_paths"]
+
+
+def expand_paths(
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], options: Mapping[str, Any] | None = None
+) -> tuple[str, ...]:
+    """Return the stores that a path, a list of paths or a glob names, in reading order.
+
+    Parameters
+    ----------
+    options
+        What file systems of URLs are made with (``storage_options``).
+
+    Raises
+    ------
+    FileNotFoundError
+        A glob matches nothing, or the list is empty.
+    ConfigError
+        Two URLs differ only in what is not shown of them.
+    """
+    if isinstance(path, str | os.PathLike):
+        name = os.fspath(path)
+        if is_url(name):
+            return (url_of(name, options),)
+        name = os.path.expanduser(url_of(name, options))
+        if os.path.exists(name) or not glob.has_magic(name):
+            return (name,)
+        matches = tuple(sorted(glob.glob(name, recursive=True)))
+        if not matches:
+            raise FileNotFoundError(f"{name}: no file matches this pattern")
+        return matches
+    if isinstance(path, bytes) or not hasattr(path, "__iter__"):
+        raise ConfigError(f"path={path!r}: expected a path or URL, or a list of them, not {type(path).__name__}")
+    names = tuple(name for item in path for name in expand_paths(item, options))
+    if not names:
+        raise FileNotFoundError("the list of paths is empty")
+    targets: dict[str, str] = {}
+    for name in names:
+        if isinstance(name, Url) and targets.setdefault(name, name.target) != name.target:
+            raise ConfigError(
+                f"{name}: two URLs differ only in their query or user, which may be secret, so that messages and plans "
+                "could not tell them apart; give the objects paths of their own"
+            )
+    return names

@@ -1,0 +1,441 @@
+"""Zarr array metadata, v2 and v3, to :class:`~scidata.core.types.ArrayLayout`. Pure: JSON in, descriptions out.
+
+Read from the JSON rather than through zarr-python's array objects, so that a store of thousands of arrays opens in
+milliseconds and one array that zarr-python refuses does not keep the others from being listed.
+"""
+
+from __future__ import annotations
+
+import math
+import posixpath
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from scidata.core.types import ArrayLayout, Codec, IntArray
+from scidata.errors import RefusedError, UnsupportedFormatError
+from scidata.sources.zarr.shards import ShardIndex
+from scidata.sources.zarr.values import cf_fill_value, dtype_v2, dtype_v3, fill_value_of
+
+__all__ = ["ArrayRecord", "parse_v2", "parse_v3"]
+
+_MAX_BYTES = 2**63 - 1  # offsets and counts are int64
+_MAX_INDEX_CHUNKS = 2**24  # of one shard: 16 bytes each are read and held
+_MAX_DEPTH = 64  # of lists and objects in each other; so deep is neither an attribute nor a codec
+_MAX_CHUNK_BYTES = 2**40  # decoded at once, so a larger claim is a mistake or an attack
+_BYTE_CODECS: Mapping[str, tuple[str, ...]] = {  # and numcodecs' arguments, which are all that is passed on
+    "blosc": ("cname", "clevel", "shuffle", "blocksize"),
+    "zstd": ("level", "checksum"),
+    "gzip": ("level",),
+    "zlib": ("level",),
+    "lz4": ("acceleration",),
+    "bz2": ("level",),
+    "lzma": ("format", "check", "preset", "filters"),
+    "shuffle": ("elementsize",),
+    "fletcher32": (),
+    "crc32c": (),
+}
+_ADDED_BYTES = {"shuffle": 0, "crc32c": 4, "fletcher32": 4}  # codecs whose output has a fixed size
+_BLOSC_SHUFFLES = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}
+_KEYS_V3 = frozenset(
+    [
+        "zarr_format",
+        "node_type",
+        "shape",
+        "data_type",
+        "chunk_grid",
+        "chunk_key_encoding",
+        "fill_value",
+        "codecs",
+        "attributes",
+        "dimension_names",
+        "storage_transformers",
+        "consolidated_metadata",
+    ]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayRecord:
+    """An array's layout, and what else it takes to name the files of its chunks.
+
+    Attributes
+    ----------
+    prefix
+        Path of the array's folder inside the store; empty where the store is the array.
+    separator, key_start
+        Between the coordinates of a chunk's key, and what comes before them (``"c"`` or nothing).
+    index
+        The shard index, where ``layout.shards`` is set.
+    """
+
+    layout: ArrayLayout
+    prefix: str
+    separator: str
+    key_start: str
+    index: ShardIndex | None = None
+
+    @property
+    def file_shape(self) -> tuple[int, ...]:
+        """Shape of the part of the array that one file holds."""
+        return self.layout.shards or self.layout.chunks
+
+    @cached_property
+    def num_files(self) -> tuple[int, ...]:
+        """Number of files along each dimension."""
+        return tuple(-(-n // c) for n, c in zip(self.layout.shape, self.file_shape, strict=True))
+
+    @cached_property
+    def fixed_nbytes(self) -> int | None:
+        """Encoded size of every chunk where the codecs leave no choice, else None."""
+        if self.layout.fallback or any(c.name not in _ADDED_BYTES for c in self.layout.codecs):
+            return None
+        return self.layout.chunk_nbytes + sum(_ADDED_BYTES[c.name] for c in self.layout.codecs)
+
+    def keys(self, coordinates: IntArray) -> list[str]:
+        """Return the keys of files at ``(num, ndim)`` coordinates, relative to the store."""
+        return list(map(self.key, coordinates.tolist()))
+
+    def key(self, coordinate: Sequence[int]) -> str:
+        """Return the key of one file."""
+        return self._key_template % tuple(coordinate)
+
+    @cached_property
+    def _key_template(self) -> str:
+        parts = [self.key_start] * bool(self.key_start) + ["%d"] * len(self.layout.shape)
+        template = self.separator.join(parts) or "0"
+        return self.prefix.replace("%", "%%") + "/" + template if self.prefix else template
+
+    @cached_property
+    def grid(self) -> IntArray:
+        """Number of chunks along each dimension, as an array."""
+        return np.array(self.layout.num_chunks, np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Chain:
+    """What a list of codecs does to a chunk: ``odd`` names those that only zarr-python can undo."""
+
+    codecs: tuple[Codec, ...]
+    axis_order: tuple[int, ...]
+    endian: str = "="
+    odd: tuple[str, ...] = ()
+
+
+def _sizes(value: object, what: str, where: str, *, least: int, ndim: int | None = None) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(isinstance(n, int) and not isinstance(n, bool) for n in value):
+        raise UnsupportedFormatError(f"{where}: {what} must be a list of integers, not {value!r}")
+    if ndim is not None and len(value) != ndim:
+        raise UnsupportedFormatError(f"{where}: {what} {value} must have {ndim} entries, one per dimension")
+    if any(n < least for n in value):
+        raise UnsupportedFormatError(f"{where}: {what} {value} has an entry below {least}")
+    if math.prod(max(n, 1) for n in value) > _MAX_BYTES // 16:  # 16 bytes: the largest number there is
+        raise UnsupportedFormatError(f"{where}: {what} {value} claims more bytes than 64-bit offsets can count")
+    return tuple(value)
+
+
+def _check_chunk(chunks: tuple[int, ...], dtype: np.dtype[Any], where: str) -> None:
+    nbytes = math.prod(chunks) * dtype.itemsize
+    if nbytes > _MAX_CHUNK_BYTES:
+        raise UnsupportedFormatError(
+            f"{where}: one chunk of shape {chunks} claims {nbytes} bytes, more than the {_MAX_CHUNK_BYTES} that are "
+            "decoded at once; the metadata is damaged, or write the array again with smaller chunks"
+        )
+
+
+def _check_depth(meta: object, where: str) -> None:
+    """Refuse metadata that nest without end: whoever copies, compares or prints them would run out of stack."""
+    level = [meta]
+    for _ in range(_MAX_DEPTH):
+        inner = [v for node in level for v in (node.values() if isinstance(node, dict) else node)]  # type: ignore[attr-defined]
+        level = [v for v in inner if isinstance(v, dict | list)]
+        if not level:
+            return
+    raise UnsupportedFormatError(f"{where}: its metadata nest more than {_MAX_DEPTH} deep; write them flatter")
+
+
+def _refuse_pickle(codecs: object, where: str) -> None:
+    """Refuse pickle however deep it hides: zarr-python would run it."""
+    pending = [codecs]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, dict):
+            pending.extend(node.values())
+        elif isinstance(node, list):
+            pending.extend(node)
+        elif isinstance(node, str) and node.rpartition(".")[2] == "pickle":
+            raise RefusedError(f"{where}: codec {node!r} runs code from the file; write the array again without it")
+
+
+def _byte_codec(name: str, config: Mapping[str, Any], itemsize: int) -> Codec | None:
+    """Return a bytes-to-bytes codec with numcodecs' arguments, or None where it is not one that scidata undoes."""
+    if name not in _BYTE_CODECS or config.get("location", "end") != "end":
+        return None
+    arguments = {k: config[k] for k in _BYTE_CODECS[name] if k in config}
+    if name == "blosc" and isinstance(arguments.get("shuffle"), str):
+        arguments["shuffle"] = _BLOSC_SHUFFLES.get(arguments["shuffle"], 1)
+    if name == "shuffle":
+        size = arguments.setdefault("elementsize", itemsize)
+        if not isinstance(size, int) or size < 1:
+            return None
+    return Codec(name=name, config=arguments)
+
+
+def _attributes(raw: object, where: str) -> dict[str, Any]:
+    if raw is None:
+        return {}
+    if not isinstance(raw, dict):
+        raise UnsupportedFormatError(f"{where}: attributes must be an object, not {type(raw).__name__}")
+    return dict(raw)
+
+
+def _dims(names: object, ndim: int) -> tuple[str, ...] | None:
+    if not isinstance(names, list) or len(names) != ndim or any(isinstance(n, str) and "\0" in n for n in names):
+        return None
+    return tuple(n if isinstance(n, str) and n else f"dim_{i}" for i, n in enumerate(names))
+
+
+# -- v2 -------------------------------------------------------------------------------------------------------------
+
+
+def _chain_v2(meta: Mapping[str, Any], ndim: int, itemsize: int, where: str) -> _Chain:
+    order = meta.get("order", "C")
+    if order not in ("C", "F"):
+        raise UnsupportedFormatError(f"{where}: order must be 'C' or 'F', not {order!r}")
+    filters, compressor = meta.get("filters") or [], meta.get("compressor")
+    if not isinstance(filters, list):
+        raise UnsupportedFormatError(f"{where}: filters must be a list, not {filters!r}")
+    steps = filters + ([compressor] if compressor else [])
+    codecs, odd = [], []
+    for step in steps:
+        if not isinstance(step, dict) or not isinstance(step.get("id"), str):
+            raise UnsupportedFormatError(f"{where}: codec {step!r} has no id")
+        if step["id"] == "bitround":  # lossy when written, nothing to undo
+            continue
+        codec = _byte_codec(step["id"], step, itemsize)
+        codecs.append(codec or Codec(name=step["id"], config={k: v for k, v in step.items() if k != "id"}))
+        if codec is None:
+            odd.append(step["id"])
+    axes = tuple(range(ndim))
+    return _Chain(codecs=tuple(codecs), axis_order=axes if order == "C" else axes[::-1], odd=tuple(odd))
+
+
+def _dims_v2(meta: Mapping[str, Any], attributes: Mapping[str, Any], ndim: int) -> tuple[str, ...] | None:
+    """xarray's names, else NCZarr's (which are paths from the root)."""
+    names = attributes.get("_ARRAY_DIMENSIONS")
+    if names is None:
+        for holder in (attributes.get("_nczarr_array"), meta.get("_NCZARR_ARRAY")):
+            references = holder.get("dimrefs") if isinstance(holder, dict) else None
+            if isinstance(references, list):
+                names = [posixpath.basename(r) if isinstance(r, str) else None for r in references]
+    return _dims(names, ndim)
+
+
+def parse_v2(meta: Mapping[str, Any], attributes: object, *, store: str, name: str, prefix: str) -> ArrayRecord:
+    """Describe an array from its ``.zarray`` and ``.zattrs``.
+
+    ``fallback`` is set where a filter is not one that scidata undoes; whether zarr-python does is not known here.
+
+    Raises
+    ------
+    UnsupportedFormatError
+        Not an array of numbers, or metadata that makes no sense.
+    RefusedError
+        A pickle among the filters.
+    """
+    where = f"{store}: array {name!r}"
+    if meta.get("zarr_format") != 2:
+        raise UnsupportedFormatError(f"{where}: .zarray says zarr_format {meta.get('zarr_format')!r}, not 2")
+    _check_depth([meta, attributes], where)
+    _refuse_pickle([meta.get("filters"), meta.get("compressor")], where)
+    dtype = dtype_v2(meta.get("dtype"), where)
+    shape = _sizes(meta.get("shape"), "shape", where, least=0)
+    chunks = _sizes(meta.get("chunks"), "chunks", where, least=1, ndim=len(shape))
+    _check_chunk(chunks, dtype, where)
+    separator = meta.get("dimension_separator", ".")
+    if separator not in (".", "/"):
+        raise UnsupportedFormatError(f"{where}: dimension_separator must be '.' or '/', not {separator!r}")
+    chain = _chain_v2(meta, len(shape), dtype.itemsize, where)
+    fill = fill_value_of(meta.get("fill_value"), dtype, where)
+    shown = _attributes(attributes, where)
+    dims = _dims_v2(meta, shown, len(shape))
+    # xarray reads a v2 fill value as CF's _FillValue, and opens only arrays whose dimensions are named
+    if dims is not None and fill is not None and dtype.kind in "iufc":
+        shown["_FillValue"] = fill.astype(dtype.newbyteorder("="))[()]
+    elif "_FillValue" in shown:
+        shown["_FillValue"] = cf_fill_value(shown["_FillValue"], dtype)
+    layout = ArrayLayout(
+        store=store,
+        name=name,
+        shape=shape,
+        dims=dims or tuple(f"dim_{i}" for i in range(len(shape))),
+        dtype=dtype,
+        chunks=chunks,
+        axis_order=chain.axis_order,
+        codecs=chain.codecs,
+        fill_value=fill,
+        attributes={k: v for k, v in shown.items() if k != "_ARRAY_DIMENSIONS" and not k.lower().startswith("_nc")},
+        fallback=bool(chain.odd),
+    )
+    return ArrayRecord(layout=layout, prefix=prefix, separator=separator, key_start="")
+
+
+# -- v3 -------------------------------------------------------------------------------------------------------------
+
+
+def _named(entry: object, what: str, where: str) -> tuple[str, dict[str, Any]]:
+    """Split ``{"name": ..., "configuration": {...}}``, or a bare name."""
+    name: object = entry
+    config: object = {}
+    if isinstance(entry, dict):
+        name, config = entry.get("name"), entry.get("configuration") or {}
+    if not isinstance(name, str) or not isinstance(config, dict):
+        raise UnsupportedFormatError(f"{where}: {what} {entry!r} has no name and configuration")
+    return name, config
+
+
+def _transposed(axes: tuple[int, ...], order: object, where: str) -> tuple[int, ...]:
+    if order in ("C", "F"):  # spelling of early v3 stores
+        return axes if order == "C" else axes[::-1]
+    if not isinstance(order, list) or sorted(map(str, order)) != sorted(map(str, range(len(axes)))):
+        raise UnsupportedFormatError(f"{where}: transpose order {order!r} is no permutation of {len(axes)} dimensions")
+    return tuple(axes[i] for i in order)
+
+
+def _chain_v3(entries: Sequence[object], ndim: int, itemsize: int, where: str) -> _Chain:
+    """Read array-to-array codecs, then ``bytes``, then bytes-to-bytes codecs; anything else is odd."""
+    axes, endian, codecs, odd = tuple(range(ndim)), "", [], []
+    for entry in entries:
+        full_name, config = _named(entry, "codec", where)
+        name = full_name.removeprefix("numcodecs.")
+        if name == "bytes" and not endian:
+            spelled = config.get("endian") or "little"
+            if spelled not in ("big", "little"):
+                raise UnsupportedFormatError(f"{where}: bytes codec with endian {spelled!r}")
+            endian = ">" if spelled == "big" else "<"
+            continue
+        if not endian and name == "transpose":
+            axes = _transposed(axes, config.get("order"), where)
+            continue
+        if not endian and name == "bitround":  # lossy when written, nothing to undo
+            continue
+        codec = _byte_codec(name, config, itemsize) if endian else None
+        codecs.append(codec or Codec(name=full_name, config=config))
+        if codec is None:
+            odd.append(full_name)
+    if not endian and not odd:
+        odd.append("(no bytes codec)")
+    return _Chain(codecs=tuple(codecs), axis_order=axes, endian=endian or "=", odd=tuple(odd))
+
+
+def _shard_index(config: Mapping[str, Any], per_shard: tuple[int, ...], where: str) -> ShardIndex | None:
+    """Return how the shard index lies in a file, or None where it is coded in a way that only zarr-python reads."""
+    location = config.get("index_location", "end")
+    if location not in ("start", "end"):
+        raise UnsupportedFormatError(f"{where}: shard index_location must be 'start' or 'end', not {location!r}")
+    entries = config.get("index_codecs")
+    if not isinstance(entries, list):
+        raise UnsupportedFormatError(f"{where}: sharding codec without index_codecs")
+    chain = _chain_v3(entries, len(per_shard) + 1, 8, where)
+    names = [c.name for c in chain.codecs]
+    if chain.odd or names not in ([], ["crc32c"]) or chain.axis_order != tuple(range(len(per_shard) + 1)):
+        return None
+    if math.prod(per_shard) > _MAX_INDEX_CHUNKS:
+        raise UnsupportedFormatError(
+            f"{where}: a shard of {math.prod(per_shard)} chunks, but at most {_MAX_INDEX_CHUNKS} are read; the "
+            "metadata is damaged, or write the array again with smaller shards or larger chunks"
+        )
+    return ShardIndex(
+        num_chunks=math.prod(per_shard), at_end=location == "end", endian=chain.endian, checksum=bool(names)
+    )
+
+
+def _sharded(
+    entries: Sequence[object], outer: tuple[int, ...], dtype: np.dtype[Any], where: str
+) -> tuple[_Chain, tuple[int, ...], ShardIndex | None]:
+    """Read the codecs of a sharded array: inner chain, inner chunk shape and index; odd where not plain sharding."""
+    names = [_named(e, "codec", where)[0] for e in entries]
+    _, config = _named(entries[names.index("sharding_indexed")], "codec", where)
+    inner = _sizes(config.get("chunk_shape"), "chunk_shape of shards", where, least=1, ndim=len(outer))
+    if any(n % c for n, c in zip(outer, inner, strict=True)):
+        raise UnsupportedFormatError(f"{where}: shards of shape {outer} do not divide into chunks of shape {inner}")
+    if not isinstance(config.get("codecs"), list):
+        raise UnsupportedFormatError(f"{where}: sharding codec without codecs")
+    index = _shard_index(config, tuple(n // c for n, c in zip(outer, inner, strict=True)), where)
+    chain = _chain_v3(config["codecs"], len(outer), dtype.itemsize, where)
+    odd = chain.odd
+    if len(names) > 1 or index is None:
+        odd += (*(n for n in names if n != "sharding_indexed"), "sharding_indexed")
+    return replace(chain, odd=odd), inner, index
+
+
+def _check_extensions(meta: Mapping[str, Any], where: str) -> None:
+    if meta.get("storage_transformers"):
+        raise UnsupportedFormatError(f"{where}: storage transformers {meta['storage_transformers']!r} are not known")
+    for key in meta.keys() - _KEYS_V3:
+        entry = meta[key]
+        if not (isinstance(entry, dict) and entry.get("must_understand") is False):
+            raise UnsupportedFormatError(f"{where}: metadata has an extension {key!r} that must be understood")
+
+
+def _key_encoding(meta: Mapping[str, Any], where: str) -> tuple[str, str]:
+    name, config = _named(meta.get("chunk_key_encoding"), "chunk_key_encoding", where)
+    if name not in ("default", "v2"):
+        raise UnsupportedFormatError(f"{where}: chunk key encoding {name!r} is not known")
+    separator = config.get("separator", "/" if name == "default" else ".")
+    if separator not in ("/", "."):
+        raise UnsupportedFormatError(f"{where}: chunk key separator must be '/' or '.', not {separator!r}")
+    return separator, "c" if name == "default" else ""
+
+
+def parse_v3(meta: Mapping[str, Any], *, store: str, name: str, prefix: str) -> ArrayRecord:
+    """Describe an array from its ``zarr.json``; ``fallback`` and errors as for :func:`parse_v2`."""
+    where = f"{store}: array {name!r}"
+    if meta.get("zarr_format") != 3:
+        raise UnsupportedFormatError(f"{where}: zarr.json says zarr_format {meta.get('zarr_format')!r}, not 3")
+    _check_depth([meta], where)
+    _check_extensions(meta, where)
+    _refuse_pickle(meta.get("codecs"), where)
+    dtype = dtype_v3(meta.get("data_type"), where)
+    shape = _sizes(meta.get("shape"), "shape", where, least=0)
+    grid, config = _named(meta.get("chunk_grid"), "chunk_grid", where)
+    if grid != "regular":
+        raise UnsupportedFormatError(f"{where}: chunk grid {grid!r} is not regular")
+    outer = _sizes(config.get("chunk_shape"), "chunk_shape", where, least=1, ndim=len(shape))
+    entries = meta.get("codecs")
+    if not isinstance(entries, list) or not entries:
+        raise UnsupportedFormatError(f"{where}: codecs must be a list with at least one entry, not {entries!r}")
+    index: ShardIndex | None = None
+    if "sharding_indexed" in [_named(e, "codec", where)[0] for e in entries]:
+        chain, chunks, index = _sharded(entries, outer, dtype, where)
+    else:
+        chain, chunks = _chain_v3(entries, len(shape), dtype.itemsize, where), outer
+    if chain.odd:  # the plan then names boxes, and locate() whole files
+        chain, chunks, index = replace(chain, axis_order=tuple(range(len(shape)))), outer, None
+    _check_chunk(chunks, dtype, where)
+    dtype = np.dtype(chain.endian + dtype.str[1:] if dtype.itemsize > 1 else dtype)
+    separator, key_start = _key_encoding(meta, where)
+    dims = meta.get("dimension_names")
+    if dims is not None and (_dims(dims, len(shape)) is None or not all(n is None or isinstance(n, str) for n in dims)):
+        raise UnsupportedFormatError(f"{where}: dimension_names {dims!r} do not name {len(shape)} dimensions")
+    attributes = _attributes(meta.get("attributes"), where)
+    if "_FillValue" in attributes:
+        attributes["_FillValue"] = cf_fill_value(attributes["_FillValue"], dtype)
+    layout = ArrayLayout(
+        store=store,
+        name=name,
+        shape=shape,
+        dims=_dims(dims, len(shape)) or tuple(f"dim_{i}" for i in range(len(shape))),
+        dtype=dtype,
+        chunks=chunks,
+        axis_order=chain.axis_order,
+        codecs=chain.codecs,
+        shards=outer if index is not None else None,
+        fill_value=fill_value_of(meta.get("fill_value"), dtype, where),
+        attributes=attributes,
+        fallback=bool(chain.odd),
+    )
+    return ArrayRecord(layout=layout, prefix=prefix, separator=separator, key_start=key_start, index=index)

@@ -1,0 +1,121 @@
+"""Shard indexes of Zarr v3's sharding codec, and a cache bounded by bytes for them."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import numpy as np
+from crc32c import crc32c
+
+from scidata.core.types import IntArray
+from scidata.errors import ChecksumError, ShortReadError
+from scidata.sources.bytes.files import files
+
+__all__ = ["ArrayCache", "ShardIndex", "read_index"]
+
+_ABSENT = np.uint64(2**64 - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardIndex:
+    """How the index of a shard lies in its file: ``num_chunks`` pairs of (offset, nbytes), uint64, C order."""
+
+    num_chunks: int
+    at_end: bool
+    endian: str
+    checksum: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Encoded size."""
+        return 16 * self.num_chunks + 4 * self.checksum
+
+
+def read_index(path: str, size: int, index: ShardIndex) -> IntArray:
+    """Read and check the index of one shard.
+
+    Parameters
+    ----------
+    size
+        Bytes of the file.
+
+    Returns
+    -------
+    IntArray
+        ``(num_chunks, 2)``: offset in the file and encoded size of each chunk; -1 where it is absent.
+
+    Raises
+    ------
+    ShortReadError
+        The file is shorter than the index, or than the ranges that it names.
+    ChecksumError
+        The index does not match its crc32c.
+    """
+    if size < index.nbytes:  # before anything of that size is allocated
+        raise ShortReadError(
+            f"{path}: shard has {size} bytes, but its index of {index.num_chunks} chunks alone takes {index.nbytes}; "
+            "the file is truncated: copy or write it again"
+        )
+    raw = files().read(path, size - index.nbytes if index.at_end else 0, index.nbytes)
+    if index.checksum:
+        (expected,) = struct.unpack("<I", raw[-4:])
+        found = crc32c(raw[:-4])
+        if found != expected:
+            raise ChecksumError(
+                f"{path}: shard index has crc32c {found:#010x}, but {expected:#010x} is stored with it; "
+                "the file is truncated or damaged: copy or write it again"
+            )
+    table = np.frombuffer(raw, np.dtype(f"{index.endian}u8"), 2 * index.num_chunks)
+    offset, nbytes = table.astype(np.uint64).reshape(-1, 2).T
+    absent = (offset == _ABSENT) & (nbytes == _ABSENT)
+    limit = np.uint64(size)
+    beyond = ~absent & ((offset > limit) | (nbytes > limit - offset))  # no sum: it could wrap to a small number
+    if beyond.any():
+        chunk = int(np.flatnonzero(beyond)[0])
+        raise ShortReadError(
+            f"{path}: chunk {chunk} of the shard should lie at byte {offset[chunk]} with {nbytes[chunk]} bytes, but "
+            f"the file has {size}; it is truncated or damaged: copy or write it again"
+        )
+    out = np.empty((index.num_chunks, 2), np.int64)
+    out[:, 0] = np.where(absent, np.uint64(0), offset)
+    out[:, 1] = np.where(absent, np.uint64(0), nbytes)
+    out[absent] = -1
+    return out
+
+
+class ArrayCache:
+    """Arrays by key; the least recently used go when their bytes pass a bound. Thread-safe."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._items: OrderedDict[Hashable, IntArray] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self._bytes
+
+    def get(self, key: Hashable) -> IntArray | None:
+        """Return what was put under ``key``, if it is still there."""
+        with self._lock:
+            if key in self._items:
+                self._items.move_to_end(key)
+            return self._items.get(key)
+
+    def put(self, key: Hashable, array: IntArray) -> None:
+        """Keep ``array``, unless it alone passes the bound."""
+        with self._lock:
+            old = self._items.pop(key, None)
+            self._bytes -= old.nbytes if old is not None else 0
+            if array.nbytes > self._max_bytes:
+                return
+            self._items[key] = array
+            self._bytes += array.nbytes
+            while self._bytes > self._max_bytes:
+                self._bytes -= self._items.popitem(last=False)[1].nbytes

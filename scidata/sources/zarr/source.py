@@ -1,0 +1,469 @@
+"""Zarr v2 and v3, sharded or not, local or by URL: what is in a store, and where the bytes of each chunk lie."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import json
+import math
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.types import ArrayLayout, ChunkRefs, IntArray
+from scidata.errors import (
+    ConfigError,
+    CorruptDataError,
+    RefusedError,
+    ShortReadError,
+    TooLargeError,
+    UnknownNameError,
+    UnsupportedFormatError,
+    near_matches,
+)
+from scidata.sources.bytes.files import Url, Versions, retried, url_of, version_at
+from scidata.sources.bytes.remote import run_each
+from scidata.sources.zarr.metadata import ArrayRecord
+from scidata.sources.zarr.shards import ArrayCache, read_index
+from scidata.sources.zarr.tree import Tree, open_tree
+from scidata.sources.zarr.walk import Contents, find_arrays
+
+__all__ = ["ZarrSource"]
+
+_SIZES_PER_BLOCK = 4096  # sizes of chunk files are cached in runs of the flattened chunk grid
+_FEW = 32  # chunks that are found one by one in less time than NumPy's calls take
+_UNKNOWN = -2
+_MAX_SIZE_BYTES = 2**24
+_MAX_INDEX_BYTES = 2**26
+_MAX_FILES = 2**22  # of one array that are looked for at once: some seconds, and more on a network
+
+
+class _Arrays(dict[str, ArrayLayout]):
+    """Layouts by name; asking for one that was left out says why."""
+
+    def __init__(self, contents: Contents, store: str) -> None:
+        super().__init__({name: record.layout for name, record in contents.records.items()})
+        self._errors = contents.errors
+        self._store = store
+
+    def __missing__(self, name: str) -> NoReturn:
+        _raise_unknown(name, self._store, self, self._errors)
+
+
+def _raise_unknown(
+    name: str, store: str, known: Mapping[str, Any], errors: Mapping[str, UnsupportedFormatError | RefusedError]
+) -> NoReturn:
+    if name in errors:
+        raise type(errors[name])(*errors[name].args)  # a fresh one: a shared one would gather tracebacks
+    raise UnknownNameError(f"{store}: no array {name!r}" + near_matches(name, known))
+
+
+class _State:
+    """What one process holds of a store; dropped by ``close()`` and after a fork."""
+
+    def __init__(self, path: str, *, allow_external: bool, names: Sequence[str] | None) -> None:
+        self.pid = os.getpid()
+        self.tree: Tree = open_tree(path, allow_external=allow_external)
+        self.contents = find_arrays(self.tree, str(path), names)
+        self.sizes = ArrayCache(_MAX_SIZE_BYTES)
+        self.indexes = ArrayCache(_MAX_INDEX_BYTES)
+        self.handles: dict[str, Any] = {}
+        self._try_fallbacks()
+        self.arrays: Mapping[str, ArrayLayout] = _Arrays(self.contents, path)
+
+    def _try_fallbacks(self) -> None:
+        """Leave out arrays that neither scidata nor zarr-python decodes; one try for each kind of array."""
+        tried: dict[str, Exception | None] = {}
+        for name, record in list(self.contents.records.items()):
+            layout = record.layout
+            if not layout.fallback:
+                continue
+            codecs = [(c.name, dict(c.config)) for c in layout.codecs]
+            key = json.dumps([codecs, layout.dtype.str, len(layout.shape)], sort_keys=True, default=str)
+            if key not in tried:
+                tried[key] = self._try_zarr(record)
+            if (problem := tried[key]) is not None:
+                names = ", ".join(repr(c.name) for c in layout.codecs) or "(none that gives bytes)"
+                del self.contents.records[name]
+                self.contents.errors[name] = UnsupportedFormatError(
+                    f"{layout.store}: array {name!r} has codecs {names}; scidata does not read them all and "
+                    f"zarr-python does not open the array ({problem}); install the package that brings the codec"
+                )
+
+    def _try_zarr(self, record: ArrayRecord) -> Exception | None:
+        try:
+            self.open_zarr(record)
+        except Exception as e:  # codecs of any package raise anything
+            where = self.tree.location(record.prefix)
+            return OSError(where.public(str(e))) if isinstance(where, Url) else e
+        return None
+
+    def open_zarr(self, record: ArrayRecord) -> Any:
+        """Return zarr-python's array; it is imported here because most stores never need it."""
+        import zarr
+
+        array = self.handles.get(record.prefix)
+        if array is None:
+            version = 3 if self.contents.format == "zarr3" else 2
+            where = self.tree.location(record.prefix)
+            access: dict[str, Any] = {"store": where}
+            if isinstance(where, Url):
+                access = {"store": where.target, "storage_options": copy.deepcopy(dict(where.options)) or None}
+            array = zarr.open_array(**access, mode="r", zarr_format=version)  # type: ignore[arg-type]
+            self.handles[record.prefix] = array
+        return array
+
+
+class ZarrSource:
+    """A Zarr v2 or v3 store, or a group or array inside one.
+
+    Opening is lazy and reads metadata only; zarr-python itself is imported only for arrays that need it. Safe to use
+    from several threads, after a fork, and pickled (as path and options). Sizes and shard indexes are remembered in
+    bounded caches until :meth:`close`. Of local files, an array whose metadata are written again while it is open and a
+    chunk's file that is another one when it is read again are noticed (:meth:`check_unchanged`).
+
+    Parameters
+    ----------
+    path
+        Folder or fsspec URL. Where it is an array, that array has the folder's name.
+    allow_external
+        Follow symbolic links that lead out of ``path``. Refused otherwise: at opening for groups and arrays, at
+        first use for folders and files of chunks. Not checked behind URLs other than ``file://``.
+    names
+        Paths of the arrays, where ``path`` is a v3 group of which they are known: no folder is listed then. So it is in
+        scidata's own stores, whose checksums say more than the times of files, which then are not looked at.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, allow_external: bool = False, names: Sequence[str] | None = None
+    ) -> None:
+        self.path = url_of(os.fspath(path))
+        self.allow_external = allow_external
+        self._names = names
+        self._metadata, self._chunks = Versions(), Versions()  # of files
+        self._state: _State | None = None
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def __repr__(self) -> str:
+        return f"ZarrSource({self.path!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "path": self.path, "allow_external": self.allow_external, "names": self._names, "metadata": self._metadata,
+        }  # fmt: skip
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        ZarrSource.__init__(self, state["path"], allow_external=state["allow_external"], names=state["names"])
+        self._metadata = state["metadata"]
+
+    def _open(self) -> _State:
+        if self._pid != os.getpid():  # forked, perhaps while another thread held the lock
+            self._lock, self._state, self._pid = threading.Lock(), None, os.getpid()
+        state = self._state
+        if state is None:
+            with self._lock:
+                state = self._state
+                if state is None:
+                    state = _State(self.path, allow_external=self.allow_external, names=self._names)
+                    if self._names is None and not isinstance(self.path, Url):
+                        for record in state.contents.records.values():
+                            self._note_metadata(state, record)
+                    self._state = state
+        return state
+
+    def _note_metadata(self, state: _State, record: ArrayRecord) -> None:
+        name = "zarr.json" if state.contents.format == "zarr3" else ".zarray"
+        where = state.tree.location(f"{record.prefix}/{name}" if record.prefix else name)
+        with contextlib.suppress(FileNotFoundError):  # where all metadata are consolidated
+            self._metadata.note(where, version_at(where))
+
+    @property
+    def format(self) -> str:
+        """``"zarr2"`` or ``"zarr3"``."""
+        return self._open().contents.format
+
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        """Attributes of the group at ``path``; empty where that is an array."""
+        return MappingProxyType(self._open().contents.attributes)
+
+    @property
+    def arrays(self) -> Mapping[str, ArrayLayout]:
+        """Every array of numbers by its path inside the store, sorted by path.
+
+        Asking for one of :attr:`skipped` raises why; for one that is not there, UnknownNameError.
+        """
+        return self._open().arrays
+
+    @property
+    def skipped(self) -> Mapping[str, str]:
+        """Arrays that were left out (strings, objects, records, unknown codecs), and why."""
+        return {name: str(error) for name, error in self._open().contents.errors.items()}
+
+    def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
+        """Raise SourceChangedError where an array was written again since opening, or a chunk since its first read."""
+        if self._names is not None or isinstance(self.path, Url):
+            return
+
+        def check_metadata() -> None:  # chunks that were read before show by themselves that the store is the same
+            state = self._open()
+            self._note_metadata(state, self._record(state, layout.name))
+
+        self._chunks.check(paths, check_metadata)
+
+    def close(self) -> None:
+        """Drop metadata and caches; the next use opens the store again."""
+        self._state = None
+
+    def _record(self, state: _State, name: str) -> ArrayRecord:
+        record = state.contents.records.get(name)
+        if record is None:
+            _raise_unknown(name, self.path, state.contents.records, state.contents.errors)
+        return record
+
+    def locate(self, layout: ArrayLayout, chunks: IntArray) -> ChunkRefs:
+        """Find the bytes of chunks.
+
+        Parameters
+        ----------
+        layout
+            One of :attr:`arrays`.
+        chunks
+            ``(num, ndim)`` int64 coordinates in the grid of ``layout.chunks``. For a ``fallback`` array the refs are
+            whole files, good for telling which are absent.
+
+        Raises
+        ------
+        ShortReadError
+            A file that is shorter than its chunk or shard index must be.
+        CorruptDataError
+            An encoded size that its codecs cannot have given.
+        ChecksumError
+            A shard index that does not match its crc32c.
+        RefusedError
+            A link out of the store, or a pipe or device in place of a chunk.
+        ConfigError
+            Coordinates outside the chunk grid.
+        """
+        state = self._open()
+        record = self._record(state, layout.name)
+        if record.index is None and len(chunks) <= _FEW and (refs := _locate_few(state, record, chunks)) is not None:
+            return refs
+        grid, coordinates = record.grid, np.asarray(chunks, np.int64)
+        if coordinates.ndim != 2 or coordinates.shape[1] != len(grid):
+            raise ConfigError(f"chunk coordinates must have shape (num, {len(grid)}), not {coordinates.shape}")
+        if (coordinates < 0).any() or (coordinates >= grid).any():
+            raise ConfigError(
+                f"{self.path}: array {layout.name!r} has a grid of {tuple(grid)} chunks; some lie outside"
+            )
+        return (
+            _locate_sharded(state, record, coordinates) if record.index else _locate_files(state, record, coordinates)
+        )
+
+    def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
+        """Read a box (positive steps) with zarr-python into ``out``, converting to its dtype.
+
+        zarr-python gives the fill value for chunks that are absent: whoever must know asks :meth:`locate` first.
+
+        Raises
+        ------
+        CorruptDataError
+            zarr-python failed to decode a chunk.
+        RefusedError
+            A chunk that is a link out of the store.
+        """
+        from zarr.core.buffer import default_buffer_prototype
+
+        state = self._open()
+        record = self._record(state, layout.name)
+        rows = [range(*s.indices(n)) for s, n in zip(box, record.layout.shape, strict=True)]
+        if out.shape != tuple(map(len, rows)) or any(r.step < 1 for r in rows):
+            raise ConfigError(f"{self.path}: {layout.name!r}: box {box} does not fit a buffer of shape {out.shape}")
+        if 0 in out.shape:
+            return
+        touched = [np.unique(np.asarray(r) // c) for r, c in zip(rows, record.file_shape, strict=True)]
+        state.tree.sizes(record.keys(_grid_of(touched)))  # refuses links out of the store, which zarr follows
+
+        def call() -> None:
+            array = state.open_zarr(record)
+            target = default_buffer_prototype().nd_buffer.from_ndarray_like(out)  # type: ignore[arg-type]
+            array.get_basic_selection(box, out=target)
+
+        remote, cause = isinstance(self.path, Url), None
+        try:
+            retried(self.path, call)
+            return
+        except Exception as e:  # codecs of any package raise anything
+            said = f"{type(e).__name__}: {self.path.public(str(e)) if isinstance(self.path, Url) else e}"
+            cause = None if remote else e  # which could say more of a URL than may be said
+        raise CorruptDataError(
+            f"{self.path}: array {layout.name!r}: zarr-python could not read {box} ({said}); "
+            "a chunk of it is damaged: copy or write the array again"
+        ) from cause
+
+
+def _grid_of(axes: list[IntArray]) -> IntArray:
+    """Return every combination, ``(num, ndim)``, C order."""
+    mesh = np.meshgrid(*axes, indexing="ij") if axes else []
+    return np.stack([m.ravel() for m in mesh], axis=1) if mesh else np.zeros((1, 0), np.int64)
+
+
+def _linear(coordinates: IntArray, grid: tuple[int, ...]) -> IntArray:
+    """Flatten coordinates in C order; unlike ``ravel_multi_index``, also of no dimensions."""
+    strides = np.array([math.prod(grid[i + 1 :]) for i in range(len(grid))], np.int64)
+    linear: IntArray = coordinates @ strides
+    return linear
+
+
+def _groups(ids: IntArray) -> Iterator[tuple[int, IntArray]]:
+    """Yield each distinct id with the rows that have it."""
+    if len(ids) and (ids == ids[0]).all():
+        yield int(ids[0]), np.arange(len(ids))
+        return
+    order = np.argsort(ids, kind="stable")
+    distinct, starts = np.unique(ids[order], return_index=True)
+    yield from zip(distinct.tolist(), np.split(order, starts[1:]), strict=True) if len(ids) else ()
+
+
+def _file_sizes(state: _State, record: ArrayRecord, coordinates: IntArray) -> IntArray:
+    """Return the size of each file, -1 where absent, through the cache."""
+    linear = _linear(coordinates, record.num_files)
+    sizes = np.full(len(linear), _UNKNOWN, np.int64)
+    for block, rows in _groups(linear // _SIZES_PER_BLOCK):
+        known = state.sizes.get((record.prefix, block))
+        if known is not None:
+            sizes[rows] = known[linear[rows] % _SIZES_PER_BLOCK]
+    missing = np.flatnonzero(sizes == _UNKNOWN)
+    if len(missing) == 0:
+        return sizes
+    if len(missing) > _MAX_FILES:
+        raise TooLargeError(
+            f"{record.layout.store}: array {record.layout.name!r} of shape {record.layout.shape} has its chunks in "
+            f"files of shape {record.file_shape}: {len(missing)} at once are too many to be looked for (at most "
+            f"{_MAX_FILES}); its metadata are damaged, or write it with larger chunks or shards, or read less at once"
+        )
+    sizes[missing] = state.tree.sizes(record.keys(coordinates[missing]))
+    for block, rows in _groups(linear[missing] // _SIZES_PER_BLOCK):
+        known = state.sizes.get((record.prefix, block))
+        if known is None:
+            known = np.full(_SIZES_PER_BLOCK, _UNKNOWN, np.int64)
+            state.sizes.put((record.prefix, block), known)
+        known[linear[missing[rows]] % _SIZES_PER_BLOCK] = sizes[missing[rows]]
+    return sizes
+
+
+def _check_sizes(record: ArrayRecord, coordinates: IntArray, sizes: IntArray, refs: ChunkRefs) -> None:
+    """Check encoded sizes (-1: absent) against what the codecs can have given."""
+    expected = record.fixed_nbytes
+    wrong = (sizes == 0) if expected is None else (sizes >= 0) & (sizes != expected)
+    if record.layout.fallback or not wrong.any():
+        return
+    row = int(np.flatnonzero(wrong)[0])
+    path = refs.paths[refs.path_index[row]]
+    error = ShortReadError if expected is None or sizes[row] < expected else CorruptDataError
+    raise error(
+        f"{path}: chunk {tuple(coordinates[row].tolist())} of array {record.layout.name!r} has {sizes[row]} bytes, "
+        f"but {'some' if expected is None else expected} were expected; "
+        "the file is truncated or damaged: copy or write it again"
+    )
+
+
+def _locate_few(state: _State, record: ArrayRecord, chunks: IntArray) -> ChunkRefs | None:
+    """Find a few chunks whose sizes are known and right; None where there is another one, or anything to say."""
+    layout, expected = record.layout, record.fixed_nbytes
+    grid = layout.num_chunks
+    if chunks.ndim != 2 or chunks.shape[1] != len(grid):
+        return None
+    keys, sizes = [], []
+    known, block = None, -1
+    for chunk in chunks.tolist():
+        number = 0
+        for c, n in zip(chunk, grid, strict=True):
+            if not 0 <= c < n:
+                return None
+            number = number * n + c
+        if number // _SIZES_PER_BLOCK != block:
+            block = number // _SIZES_PER_BLOCK
+            known = state.sizes.get((record.prefix, block))
+        size = -1 if known is None else int(known[number % _SIZES_PER_BLOCK])
+        if size <= 0 or (expected is not None and size != expected):
+            return None
+        keys.append(record.key(chunk))
+        sizes.append(size)
+    return ChunkRefs(
+        paths=tuple(map(str, map(state.tree.location, keys))),
+        path_index=np.arange(len(keys)),
+        offset=np.zeros(len(keys), np.int64),
+        nbytes=np.array(sizes, np.int64),
+    )
+
+
+def _locate_files(state: _State, record: ArrayRecord, coordinates: IntArray) -> ChunkRefs:
+    sizes = _file_sizes(state, record, coordinates)
+    present = sizes >= 0
+    keys = record.keys(coordinates[present])
+    refs = ChunkRefs(
+        paths=tuple(str(state.tree.location(key)) for key in keys),
+        path_index=np.where(present, np.cumsum(present) - 1, -1),
+        offset=np.zeros(len(sizes), np.int64),
+        nbytes=np.maximum(sizes, 0),
+    )
+    _check_sizes(record, coordinates, sizes, refs)
+    return refs
+
+
+def _indexes(
+    state: _State, record: ArrayRecord, shards: IntArray, linear: IntArray
+) -> list[tuple[str, IntArray | None]]:
+    """Return path and index of each shard; None where there is no such file."""
+    assert record.index is not None
+    spec = record.index
+    sizes = _file_sizes(state, record, shards)
+    paths = list(map(state.tree.location, record.keys(shards)))
+
+    def load(position: int) -> IntArray | None:
+        if sizes[position] < 0:
+            return None
+        key = (record.prefix, int(linear[position]))
+        table = state.indexes.get(key)
+        if table is None:
+            table = read_index(paths[position], int(sizes[position]), spec)
+            state.indexes.put(key, table)
+        return table
+
+    if len(paths) > 1 and isinstance(paths[0], Url):  # all latency
+        return list(zip(paths, run_each([functools.partial(load, i) for i in range(len(paths))]), strict=True))
+    return [(path, load(i)) for i, path in enumerate(paths)]
+
+
+def _locate_sharded(state: _State, record: ArrayRecord, coordinates: IntArray) -> ChunkRefs:
+    per_shard = tuple(s // c for s, c in zip(record.file_shape, record.layout.chunks, strict=True))
+    shards, inside = np.divmod(coordinates, np.array(per_shard, np.int64))
+    inner = _linear(inside, per_shard)
+    groups = list(_groups(_linear(shards, record.num_files)))
+    firsts = np.array([rows[0] for _, rows in groups], np.int64)
+    numbers = np.array([number for number, _ in groups], np.int64)
+    entries = np.full((len(coordinates), 2), -1, np.int64)
+    path_index = np.full(len(coordinates), -1, np.int64)
+    paths: list[str] = []
+    for (path, table), (_, rows) in zip(_indexes(state, record, shards[firsts], numbers), groups, strict=True):
+        if table is None:
+            continue
+        entries[rows] = table[inner[rows]]
+        path_index[rows] = np.where(entries[rows, 0] >= 0, len(paths), -1)
+        paths.append(str(path))
+    refs = ChunkRefs(
+        paths=tuple(paths),
+        path_index=path_index,
+        offset=np.maximum(entries[:, 0], 0),
+        nbytes=np.maximum(entries[:, 1], 0),
+    )
+    _check_sizes(record, coordinates, entries[:, 1], refs)
+    return refs

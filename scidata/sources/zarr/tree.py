@@ -1,0 +1,236 @@
+"""The files of a Zarr store, local or by URL: small metadata files, folders, sizes. Reads no chunk.
+
+A local tree refuses symbolic links that lead out of the store. Folders are checked once each, files by the same
+``lstat`` that finds their size, so the check costs no extra call per chunk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from scidata.core.types import IntArray
+from scidata.errors import RefusedError, UnsupportedFormatError
+from scidata.sources.bytes.files import Url, is_url, retried, url_of
+from scidata.sources.bytes.remote import check_document, each, request
+
+__all__ = ["LocalTree", "Tree", "UrlTree", "open_tree"]
+
+_MAX_METADATA_BYTES = 2**26  # of one document; as objects it is up to twenty times as large
+_MANY = 1 << 16  # files that are looked for one by one sooner than a folder is listed, however many it has
+_MAX_CHECKED_FOLDERS = 100_000
+_GONE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+_NOT_THERE = (*_GONE, KeyError)
+
+
+class Tree(Protocol):
+    """Files by key: ``/``-separated paths relative to the store."""
+
+    def exists(self) -> bool:
+        """Say whether there is anything at the store's path."""
+        ...
+
+    def location(self, key: str) -> str:
+        """Return the path or URL of a key."""
+        ...
+
+    def get(self, keys: Sequence[str]) -> dict[str, bytes]:
+        """Return the contents of those small files that exist."""
+        ...
+
+    def folders(self, key: str) -> list[str]:
+        """Return the keys of the folders in a folder, sorted."""
+        ...
+
+    def sizes(self, keys: Sequence[str]) -> IntArray:
+        """Return the size of each file, -1 where there is none."""
+        ...
+
+
+def open_tree(path: str, *, allow_external: bool) -> Tree:
+    """Return the tree at a path or URL; ``file://`` is a local path."""
+    for scheme in ("file://", "local://"):
+        if path.startswith(scheme) and "::" not in path:
+            return LocalTree(path.removeprefix(scheme), allow_external=allow_external)
+    return UrlTree(path) if is_url(path) else LocalTree(path, allow_external=allow_external)
+
+
+class LocalTree:
+    """A folder of this machine."""
+
+    def __init__(self, root: str, *, allow_external: bool) -> None:
+        self._root = os.path.abspath(os.path.expanduser(root))
+        self._real = os.path.realpath(self._root)
+        self._allow_external = allow_external
+        self._checked: set[str] = set()
+
+    def exists(self) -> bool:
+        """Say whether there is anything at the store's path."""
+        return os.path.exists(self._root)
+
+    def location(self, key: str) -> str:
+        """Return the path of a key."""
+        return f"{self._root}/{key}" if key else self._root
+
+    def _check_link(self, path: str) -> None:
+        target = os.path.realpath(path)
+        inside = target == self._real or target.startswith(self._real.rstrip("/") + "/")
+        if not inside and not self._allow_external:
+            raise RefusedError(
+                f"{path}: this link leads to {target}, out of the store {self._root}; "
+                "if you trust the store, open it with allow_external=True"
+            )
+
+    def _check_folder(self, key: str) -> None:
+        """Check each folder on the way to ``key``, once; a folder that is not there is no link."""
+        if key in self._checked or not key:
+            return
+        self._check_folder(key.rpartition("/")[0])
+        path = self.location(key)
+        if os.path.islink(path):
+            self._check_link(path)
+        if len(self._checked) >= _MAX_CHECKED_FOLDERS:
+            self._checked.clear()
+        self._checked.add(key)
+
+    def _stat(self, key: str) -> os.stat_result | None:
+        """Return a regular file's status; opening a pipe or device instead would block or worse."""
+        parent = key.rpartition("/")[0]
+        if parent not in self._checked:
+            self._check_folder(parent)
+        path = self.location(key)
+        try:
+            status = os.lstat(path)
+            if stat.S_ISLNK(status.st_mode):
+                self._check_link(path)
+                status = os.stat(path)
+        except _GONE:
+            return None
+        if stat.S_ISDIR(status.st_mode):
+            return None
+        if not stat.S_ISREG(status.st_mode):
+            raise RefusedError(f"{path}: not a regular file (a pipe, socket or device); remove it from the store")
+        return status
+
+    def get(self, keys: Sequence[str]) -> dict[str, bytes]:
+        """Return the contents of those small files that exist."""
+        found = {}
+        for key in keys:
+            status = self._stat(key)
+            if status is None:
+                continue
+            check_document(self.location(key), status.st_size, _MAX_METADATA_BYTES)
+            found[key] = retried(self.location(key), lambda key=key: self._read(key))
+        return found
+
+    def _read(self, key: str) -> bytes:
+        with open(self.location(key), "rb") as file:
+            return file.read(_MAX_METADATA_BYTES)
+
+    def folders(self, key: str) -> list[str]:
+        """Return the keys of the folders in a folder, sorted; refuses a link that makes a loop."""
+        self._check_folder(key)
+        found = []
+        with os.scandir(self.location(key)) as entries:
+            for entry in entries:
+                if not entry.is_dir():
+                    continue
+                _check_name(self.location(key), entry.name)
+                child = f"{key}/{entry.name}" if key else entry.name
+                if entry.is_symlink():
+                    self._check_link(entry.path)
+                    self._check_loop(child)
+                found.append(child)
+        return sorted(found)
+
+    def _check_loop(self, key: str) -> None:
+        target, parts = os.path.realpath(self.location(key)), key.split("/")
+        above = (os.path.realpath(self.location("/".join(parts[:i]))) for i in range(len(parts)))
+        if target in above:
+            raise RefusedError(f"{self.location(key)}: this link leads back to {target}, a loop; remove it")
+
+    def sizes(self, keys: Sequence[str]) -> IntArray:
+        """Return the size of each file, -1 where there is none."""
+        known = self._listed(keys) if len(keys) > _MANY else keys
+        statuses = (None if key is None else self._stat(key) for key in known)
+        return np.fromiter((-1 if s is None else s.st_size for s in statuses), np.int64, len(keys))
+
+    def _listed(self, keys: Sequence[str]) -> list[str | None]:
+        """Return None in place of keys that are in no listing of their folders: of most of so many there is no file."""
+        names: dict[str, set[str]] = {}
+        found: list[str | None] = []
+        for key in keys:
+            folder, _, name = key.rpartition("/")
+            if folder not in names:
+                self._check_folder(folder)
+                try:
+                    names[folder] = set(os.listdir(self.location(folder)))
+                except _GONE:
+                    names[folder] = set()
+            found.append(key if name in names[folder] else None)
+        return found
+
+
+class UrlTree:
+    """Whatever fsspec reaches."""
+
+    def __init__(self, url: str) -> None:
+        found = url_of(url)
+        assert isinstance(found, Url)
+        self._url = found
+
+    def exists(self) -> bool:
+        """Say whether there is anything at the store's URL."""
+        return not isinstance(self._each([""], "info")[0], _NOT_THERE)
+
+    def location(self, key: str) -> str:
+        """Return the URL of a key."""
+        return self._url.at(key)
+
+    def _each(self, keys: Sequence[str], method: str, **options: Any) -> list[Any]:
+        """Ask for each key; errors other than "not there" must not look like absence."""
+        found = each([self._url.at(key) for key in keys], method, **options)
+        for item in found:
+            if isinstance(item, Exception) and not isinstance(item, _NOT_THERE):
+                raise item
+        return found
+
+    def get(self, keys: Sequence[str]) -> dict[str, bytes]:
+        """Return the contents of those small files that exist."""
+        contents = zip(keys, self._each(keys, "document", most=_MAX_METADATA_BYTES), strict=True)
+        return {key: bytes(content) for key, content in contents if not isinstance(content, Exception)}
+
+    def folders(self, key: str) -> list[str]:
+        """Return the keys of the folders in a folder, sorted."""
+        entries: Any = None
+        with contextlib.suppress(*_GONE, NotImplementedError):  # it holds metadata, so it is there; a web server, say
+            entries = request(self._url.at(key), "ls", detail=True)
+        if entries is None:
+            raise UnsupportedFormatError(
+                f"{self.location(key)}: this folder cannot be listed; write consolidated metadata into the store, or "
+                "open an array of it by its own URL"
+            )
+        names = [str(e["name"]).rstrip("/").rpartition("/")[2] for e in entries if e["type"] == "directory"]
+        return sorted(f"{key}/{name}" if key else name for name in names if name)
+
+    def sizes(self, keys: Sequence[str]) -> IntArray:
+        """Return the size of each object, -1 where there is none."""
+        found = self._each(keys, "info")
+        return np.fromiter(map(_size_of, found), np.int64, len(keys))
+
+
+def _check_name(where: str, name: str) -> None:
+    """Refuse the name of a folder that is no text: no message could show it."""
+    try:
+        name.encode()
+    except UnicodeEncodeError as e:
+        raise UnsupportedFormatError(f"{where}: has a folder {name!a} whose name is not UTF-8; rename it") from e
+
+
+def _size_of(info: Any) -> int:
+    return -1 if isinstance(info, Exception) or info.get("type") == "directory" else int(info["size"])

@@ -1,0 +1,231 @@
+"""Find every array of a Zarr store: from consolidated metadata where there is some, else folder by folder."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from scidata.errors import RefusedError, UnsupportedFormatError
+from scidata.sources.zarr.metadata import ArrayRecord, parse_v2, parse_v3
+from scidata.sources.zarr.tree import Tree
+
+__all__ = ["Contents", "find_arrays"]
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # half of a character, as JSON spells it
+_MAX_NODES = 200_000  # links can make a small folder look like an endless one
+
+
+@dataclass(kw_only=True)
+class Contents:
+    """What a store holds: records of the arrays that can be read, errors of those that cannot, by name."""
+
+    format: str
+    attributes: dict[str, Any]
+    records: dict[str, ArrayRecord] = field(default_factory=dict)
+    errors: dict[str, UnsupportedFormatError | RefusedError] = field(default_factory=dict)
+
+    def add(self, name: str, parse: Callable[[], ArrayRecord]) -> None:
+        """Parse one array; one that is not understood does not keep the others from being read."""
+        try:
+            self.records[name] = parse()
+        except (UnsupportedFormatError, RefusedError) as e:
+            self.errors[name] = e
+
+
+def _json(raw: bytes, where: str) -> dict[str, Any]:
+    try:
+        text = raw.decode("utf-8-sig")
+        value = json.loads(text)
+        if _SURROGATE.search(text):  # a pair is one character; a half is none, and cannot be written anywhere
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as e:  # ValueError: bad JSON and bad UTF-8
+        raise UnsupportedFormatError(
+            f"{where}: not valid JSON in UTF-8 ({type(e).__name__}, {len(raw)} bytes); "
+            "the file is truncated or damaged: copy or write it again"
+        ) from e
+    if not isinstance(value, dict):
+        raise UnsupportedFormatError(f"{where}: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def _checked(key: str, where: str) -> str:
+    """Refuse a path in consolidated metadata that names anything but a folder below the store."""
+    parts = key.split("/")
+    if any(p in ("", ".", "..") for p in parts) or "\0" in key or "\\" in key:
+        raise RefusedError(f"{where}: metadata names the node {key!r}, which is not a path inside the store")
+    return key
+
+
+def _entry(value: object, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise UnsupportedFormatError(f"{where}: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def _levels(tree: Tree, read: Callable[[list[str]], list[str]]) -> None:
+    """Walk breadth first, a whole level in one request: ``read`` takes folders and returns those that are groups."""
+    groups, seen = [""], 0
+    while groups:
+        folders = [child for group in groups for child in tree.folders(group)]
+        seen += len(folders)
+        if seen > _MAX_NODES:
+            raise UnsupportedFormatError(f"{tree.location('')}: more than {_MAX_NODES} folders; open a group of it")
+        groups = read(folders)
+
+
+def _own_name(tree: Tree) -> str:
+    """Name an array that is the store itself by its folder."""
+    return tree.location("").rstrip("/").rpartition("/")[2] or "array"
+
+
+def _in_order(nodes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    return iter(sorted(nodes.items(), key=lambda item: item[0].split("/")))
+
+
+# -- v3 -------------------------------------------------------------------------------------------------------------
+
+
+def _consolidated_v3(meta: Mapping[str, Any], where: str, prefix: str = "") -> dict[str, dict[str, Any]] | None:
+    holder = meta.get("consolidated_metadata")
+    if not isinstance(holder, dict) or holder.get("kind") != "inline" or not isinstance(holder.get("metadata"), dict):
+        return None
+    nodes = {}
+    for key, value in holder["metadata"].items():
+        name = prefix + _checked(key, where)
+        nodes[name] = _entry(value, f"{where}: node {name!r}")
+        nodes.update(_consolidated_v3(nodes[name], where, name + "/") or {})
+    return nodes
+
+
+def _walk_v3(tree: Tree) -> dict[str, dict[str, Any]]:
+    nodes: dict[str, dict[str, Any]] = {}
+
+    def read(folders: list[str]) -> list[str]:
+        groups = []
+        for key, raw in tree.get([f"{f}/zarr.json" for f in folders]).items():
+            name = key.removesuffix("/zarr.json")
+            nodes[name] = _json(raw, tree.location(key))
+            if nodes[name].get("node_type") == "group":
+                groups.append(name)
+        return groups
+
+    _levels(tree, read)
+    return nodes
+
+
+def _find_v3(tree: Tree, store: str, raw: bytes) -> Contents:
+    where = tree.location("zarr.json")
+    meta = _json(raw, where)
+    kind = meta.get("node_type")
+    if meta.get("zarr_format") != 3 or kind not in ("array", "group"):
+        raise UnsupportedFormatError(
+            f"{where}: zarr_format {meta.get('zarr_format')!r} and node_type {kind!r}; expected 3 and 'group' or "
+            "'array'; is this a Zarr store?"
+        )
+    if kind == "array":
+        contents, name = Contents(format="zarr3", attributes={}), _own_name(tree)
+        contents.add(name, lambda: parse_v3(meta, store=store, name=name, prefix=""))
+        return contents
+    contents = Contents(format="zarr3", attributes=_entry(meta.get("attributes") or {}, f"{where}: attributes"))
+    nodes = _consolidated_v3(meta, where)
+    for name, node in _in_order(_walk_v3(tree) if nodes is None else nodes):
+        if node.get("node_type") == "array":
+            contents.add(name, lambda n=name, m=node: parse_v3(m, store=store, name=n, prefix=n))  # type: ignore[misc]
+    return contents
+
+
+# -- v2 -------------------------------------------------------------------------------------------------------------
+
+
+def _consolidated_v2(raw: bytes, where: str) -> dict[str, dict[str, Any]]:
+    metadata = _entry(_json(raw, where).get("metadata"), f"{where}: metadata")
+    nodes = {}
+    for key, value in metadata.items():
+        if key.endswith("/.zarray"):
+            name = _checked(key.removesuffix("/.zarray"), where)
+            nodes[name] = {"array": _entry(value, f"{where}: {key}"), "attributes": metadata.get(f"{name}/.zattrs")}
+    return nodes
+
+
+def _walk_v2(tree: Tree) -> dict[str, dict[str, Any]]:
+    nodes = {}
+
+    def read(folders: list[str]) -> list[str]:
+        found = tree.get([f"{f}/{file}" for f in folders for file in (".zarray", ".zgroup", ".zattrs")])
+        for folder in folders:
+            if f"{folder}/.zarray" in found:
+                array, attributes = (
+                    _json(found[k], tree.location(k)) if k in found else None
+                    for k in (f"{folder}/.zarray", f"{folder}/.zattrs")
+                )
+                nodes[folder] = {"array": array, "attributes": attributes}
+        return [f for f in folders if f"{f}/.zgroup" in found and f not in nodes]
+
+    _levels(tree, read)
+    return nodes
+
+
+def _find_v2(tree: Tree, store: str, found: Mapping[str, bytes]) -> Contents:
+    loaded = {key: _json(raw, tree.location(key)) for key, raw in found.items() if key in (".zarray", ".zattrs")}
+    if ".zarray" in loaded:
+        contents, name = Contents(format="zarr2", attributes={}), _own_name(tree)
+        array, attributes = loaded[".zarray"], loaded.get(".zattrs")
+        contents.add(name, lambda: parse_v2(array, attributes, store=store, name=name, prefix=""))
+        return contents
+    if ".zmetadata" in found:
+        nodes = _consolidated_v2(found[".zmetadata"], tree.location(".zmetadata"))
+    else:
+        _json(found[".zgroup"], tree.location(".zgroup"))
+        nodes = _walk_v2(tree)
+    contents = Contents(format="zarr2", attributes=loaded.get(".zattrs", {}))
+    for name, node in _in_order(nodes):
+        contents.add(
+            name,
+            lambda n=name, m=node: parse_v2(m["array"], m["attributes"], store=store, name=n, prefix=n),  # type: ignore[misc]
+        )
+    return contents
+
+
+def _find_named(tree: Tree, store: str, names: Sequence[str]) -> Contents:
+    keys = {name: f"{_checked(name, store)}/zarr.json" for name in names}
+    found = tree.get(["zarr.json", *keys.values()])
+    if "zarr.json" not in found:
+        raise FileNotFoundError(f"{store}: there is no zarr.json; the store is incomplete: write it again")
+    meta = _json(found["zarr.json"], tree.location("zarr.json"))
+    contents = Contents(format="zarr3", attributes=_entry(meta.get("attributes") or {}, f"{store}: attributes"))
+    for name, key in keys.items():
+        if key in found:
+            node = _json(found[key], tree.location(key))
+            contents.add(name, lambda n=name, m=node: parse_v3(m, store=store, name=n, prefix=n))  # type: ignore[misc]
+    return contents
+
+
+def find_arrays(tree: Tree, store: str, names: Sequence[str] | None = None) -> Contents:
+    """Describe every array below ``tree``, which is a group or an array; v3 where both formats are there.
+
+    ``names`` are those that a v3 group is known to have: no folder is listed then, which a web server cannot.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is nothing at the path.
+    UnsupportedFormatError
+        No Zarr metadata, or a metadata file that is not JSON (named).
+    RefusedError
+        A link or a name in the metadata that leads out of the store.
+    """
+    if names is not None:
+        return _find_named(tree, store, names)
+    found = tree.get(["zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"])
+    if "zarr.json" in found:
+        return _find_v3(tree, store, found["zarr.json"])
+    if found.keys() & {".zarray", ".zgroup", ".zmetadata"}:
+        return _find_v2(tree, store, found)
+    if not tree.exists():
+        raise FileNotFoundError(f"{store}: there is no such store; check the path")
+    raise UnsupportedFormatError(
+        f"{store}: found none of zarr.json, .zgroup, .zarray, .zmetadata; is this the store's top folder?"
+    )

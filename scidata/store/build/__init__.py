@@ -1,0 +1,1 @@
+"""``scidata.partition``: raw files in, a store out."""

@@ -1,0 +1,326 @@
+"""One raw sample put in order: its edges made, its rows ordered, everything numbered anew. What the store writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
+from scidata.meshes.order.cells import cell_owner, edges_of_cells
+from scidata.meshes.order.faults import Repaired
+from scidata.meshes.order.dual import cell_centres, edges_across_faces
+from scidata.meshes.order.csr import CSR, NodeIds, csr_from_edges
+from scidata.meshes.order.hilbert import order_hilbert
+from scidata.meshes.order.mesh_edges import AlongMesh, along_mesh_edges
+from scidata.meshes.order.neighbours import knn_edges, radius_edges
+from scidata.meshes.order.rcb import order_rcb
+from scidata.meshes.sample import RawSample, parse_edges
+from scidata.store.format.arrays import stored_dtype
+from scidata.store.format.manifest import FieldInfo, InputInfo
+from scidata.store.format.write import FieldData, OrderedCells, OrderedEdges, OrderedSample
+from scidata.meshes.formats.base import Cells, RawField
+from scidata.core.types import IntArray
+
+__all__ = ["ORDERS", "OrderOptions", "order_sample"]
+
+#: The orders that there are.
+ORDERS = ("hilbert", "rcb", "metis", "rows")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderOptions:
+    """How rows are ordered: ``order``, and the ``weights`` whose prefix sums the store keeps.
+
+    ``weights``: None for 1 a row, ``"edges"`` for the edges that end at it, else a field of the nodes or points.
+    """
+
+    order: str = "hilbert"
+    weights: str | None = None
+
+
+def order_sample(
+    raw: RawSample,
+    options: OrderOptions,
+    *,
+    index: int,
+    num_samples: int,
+    recipe: str,
+    settings: dict[str, Any],
+    inputs: tuple[InputInfo, ...] = (),
+    repaired: Repaired | None = None,
+    notes: tuple[str, ...] = (),
+) -> OrderedSample:
+    """Make a sample's edges, order its rows and number everything anew.
+
+    Parameters
+    ----------
+    raw
+        As read.
+    repaired
+        Its arrays without the rows that cannot be used; None where ``raw`` was found sound: ids in range, no cell
+        without nodes, finite coordinates.
+
+    Raises
+    ------
+    ConfigError
+        The order needs coordinates or edges that the sample lacks.
+    FieldMismatchError
+        A field has not one row per entity.
+    """
+    entity = raw.entity
+    sound = raw if repaired is None else _sound(raw, repaired)
+    pos, kept = raw.points, None if repaired is None else repaired.kept_nodes
+    if entity == "cell":
+        kept = None if repaired is None else repaired.kept_cells
+        sound = _with_cells_as_rows(sound)
+        pos = _at_source_rows(sound.points, kept, raw.sizes["cell"])
+    edge_index, made = _edges_of(sound)
+    order, found = _order_of(sound, edge_index, options.order)
+    fits = len(order) <= np.iinfo(np.int32).max
+    new_ids: NodeIds = np.empty(len(order), np.int32) if fits else np.empty(len(order), np.int64)
+    new_ids[order] = np.arange(len(order))
+    edges = None if edge_index is None else _ordered_edges(edge_index, new_ids)
+    along = _along_mesh(raw, edge_index, repaired)
+    signs: tuple[FieldData, ...] = ()
+    if along is not None and edges is not None:
+        signs = (_orientation(along.orientation[edges.edge_id]),)
+        edges = replace(edges, edge_id=along.rows[edges.edge_id])
+        if along.num_unused:
+            made.append(f"{along.num_unused} edges of the mesh belong to no cell: their values are left out")
+    cells = None if sound.cells is None else _ordered_cells(sound.cells, new_ids)
+    if repaired is not None:  # from here on rows are the source's
+        order = _source_rows(order, kept)
+        if cells is not None:
+            cells = replace(cells, original_id=_source_rows(cells.original_id, repaired.kept_cells))
+        if edges is not None and along is None:
+            edges = replace(edges, edge_id=_source_rows(edges.edge_id, repaired.kept_edges))
+    return OrderedSample(
+        index=index,
+        num_samples=num_samples,
+        name=raw.name,
+        kind=raw.kind,
+        entity=entity,
+        on_sphere=raw.on_sphere,
+        period=raw.period,
+        order=order,
+        pos=pos,
+        weights=_weights_of(raw, options.weights, entity, edges, order),
+        cells=cells,
+        edges=edges,
+        source_counts=raw.sizes,
+        fields=(*(_field_data(raw, name, field) for name, field in raw.fields.items()), *signs),
+        recipe=recipe,
+        settings=settings,
+        inputs=inputs,
+        notes=(*notes, *made, *found),
+    )
+
+
+def _sound(raw: RawSample, repaired: Repaired) -> RawSample:
+    """Return the repaired arrays as a sample without fields, in the numbering of the rows that were kept."""
+    cells = None
+    if repaired.offsets is not None and repaired.connectivity is not None and repaired.cell_type is not None:
+        cells = Cells(offsets=repaired.offsets, connectivity=repaired.connectivity, cell_type=repaired.cell_type)
+    num_nodes = raw.num_nodes if repaired.kept_nodes is None else len(repaired.kept_nodes)
+    return replace(
+        raw, points=repaired.points, cells=cells, edge_index=repaired.edge_index, num_nodes=num_nodes, fields={}
+    )
+
+
+def _with_cells_as_rows(raw: RawSample) -> RawSample:
+    """Return a sample whose rows are the cells of ``raw``, at their centres, with their edges made."""
+    if raw.cells is None or raw.points is None:
+        raise ConfigError(f"sample {raw.name}: entity='cell', but it has no cells")
+    cells, edges, edge_index = raw.cells, raw.edges, None
+    if edges == "faces":
+        edge_index = edges_across_faces(cells.offsets, cells.connectivity, cells.cell_type, raw.num_nodes)
+        edges = "edge_index"
+    centres = cell_centres(raw.points, cells.offsets, cells.connectivity, on_sphere=raw.on_sphere, period=raw.period)
+    return replace(
+        raw, points=centres, num_nodes=len(centres), cells=None, edge_index=edge_index, edges=edges, fields={}
+    )
+
+
+def _at_source_rows(
+    points: npt.NDArray[np.float64] | None, kept: IntArray | None, num_rows: int
+) -> npt.NDArray[np.float64] | None:
+    """Return points at the rows of the source that they were kept from; NaN at the others."""
+    if points is None or kept is None:
+        return points
+    every = np.full((num_rows, points.shape[1]), np.nan)
+    every[kept] = points
+    return every
+
+
+def _source_rows(rows: IntArray, kept: IntArray | None) -> IntArray:
+    return rows if kept is None else kept[rows]
+
+
+def _edges_of(raw: RawSample) -> tuple[IntArray | None, list[str]]:
+    """Return ``(2, num_edges)`` source and destination in the source's numbering, and what there is to say."""
+    if raw.edges is None:
+        return None, []
+    rule, number = parse_edges(raw.edges)
+    if rule == "edge_index":
+        if raw.edge_index is None:
+            raise ConfigError(f"sample {raw.name}: edges='edge_index', but it has no edges of its own")
+        return raw.edge_index, []
+    if rule == "cells":
+        if raw.cells is None:
+            raise ConfigError(f"sample {raw.name}: edges='cells', but it has no cells")
+        cells = raw.cells
+        return edges_of_cells(cells.offsets, cells.connectivity, cells.cell_type, raw.num_nodes), []
+    if raw.points is None:
+        raise ConfigError(f"sample {raw.name}: edges={raw.edges!r} need coordinates, and it has none")
+    points = _flat(raw)
+    if rule == "knn":
+        return knn_edges(points, int(number), on_sphere=raw.on_sphere, period=raw.period), []
+    return radius_edges(points, number, on_sphere=raw.on_sphere, period=raw.period), []
+
+
+def _flat(raw: RawSample) -> npt.NDArray[np.float64]:
+    """Return the coordinates that orders and distances use: on a sphere without the height."""
+    assert raw.points is not None
+    return raw.points[:, :2] if raw.on_sphere else raw.points
+
+
+def _order_of(raw: RawSample, edge_index: IntArray | None, order: str) -> tuple[IntArray, list[str]]:
+    if order == "rows":
+        return np.arange(raw.num_nodes, dtype=np.int64), []
+    if order == "metis":
+        from scidata.meshes.order.metis import order_metis
+
+        if edge_index is None:
+            raise ConfigError(f"sample {raw.name}: order 'metis' cuts edges, and there are none; use hilbert or rcb")
+        csr = csr_from_edges(edge_index[0], edge_index[1], raw.num_nodes)
+        points = None if raw.points is None else _flat(raw)
+        return order_metis(csr.indptr, csr.src, points, on_sphere=raw.on_sphere)
+    if order not in ORDERS:
+        raise ConfigError(f"order must be one of {', '.join(ORDERS)}, not {order!r}{near_matches(order, ORDERS)}")
+    if raw.points is None:
+        raise ConfigError(
+            f"sample {raw.name}: order {order!r} needs coordinates, and it has none; name them with --points, or use "
+            "--order metis or rows"
+        )
+    if order == "rcb":
+        return order_rcb(_flat(raw), on_sphere=raw.on_sphere), []
+    return order_hilbert(_flat(raw), on_sphere=raw.on_sphere)
+
+
+def _ordered_edges(edge_index: IntArray, new_ids: NodeIds) -> OrderedEdges:
+    csr: CSR = csr_from_edges(new_ids[edge_index[0]], new_ids[edge_index[1]], len(new_ids))
+    return OrderedEdges(indptr=csr.indptr, src=csr.src, edge_id=csr.edge_id)
+
+
+def _along_mesh(raw: RawSample, edge_index: IntArray | None, repaired: Repaired | None) -> AlongMesh | None:
+    """Find the mesh edge of each edge that was made of the cells, where fields live on mesh edges."""
+    if raw.mesh_edges is None or edge_index is None:
+        return None
+    kept = None if repaired is None else repaired.kept_nodes
+    pairs = edge_index if kept is None else kept[edge_index]
+    return along_mesh_edges(pairs, raw.mesh_edges, raw.num_nodes, f"sample {raw.name}")
+
+
+def _orientation(signs: npt.NDArray[np.int8]) -> FieldData:
+    """Describe the field that says which way each directed edge runs along its mesh edge."""
+    about = "1 where source to destination is the mesh edge's first node to its second, else -1"
+    info = FieldInfo(
+        name="orientation",
+        entity="edge",
+        dtype=stored_dtype(signs.dtype).str,
+        dims=("edge",),
+        entity_dim=0,
+        attributes={"long_name": about},
+    )
+    rows = np.arange(len(signs), dtype=np.int64)
+    return FieldData(info=info, shape=signs.shape, read=lambda box: signs[box], rows=rows)
+
+
+def _ordered_cells(cells: Cells, new_ids: NodeIds) -> OrderedCells:
+    """Number the nodes of the cells anew, and sort the cells by the lowest of them."""
+    nodes = new_ids[cells.connectivity]
+    owners = cell_owner(cells.offsets, nodes)
+    order = np.argsort(owners, kind="stable")
+    sizes = np.diff(cells.offsets)[order]
+    offsets = np.zeros(len(order) + 1, np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    corners = np.arange(len(nodes), dtype=np.int64) + np.repeat(cells.offsets[:-1][order] - offsets[:-1], sizes)
+    return OrderedCells(
+        offsets=offsets,
+        connectivity=nodes[corners],
+        types=cells.cell_type[order],
+        original_id=order,
+        indptr=np.searchsorted(owners[order], np.arange(len(new_ids) + 1)).astype(np.int64),
+    )
+
+
+def _weights_of(
+    raw: RawSample, weights: str | None, entity: str, edges: OrderedEdges | None, order: IntArray
+) -> npt.NDArray[np.float64] | None:
+    """Return the cost of each row, in the source's order."""
+    if weights is None:
+        return None
+    if weights == "edges":
+        if edges is None:
+            raise ConfigError(f"sample {raw.name}: weights='edges', but it has no edges; make some with --edges")
+        costs = np.zeros(raw.sizes[entity])
+        costs[order] = np.diff(edges.indptr)
+        return costs
+    field = raw.fields.get(weights)
+    if field is None:
+        hint = near_matches(weights, [*raw.fields, "edges"])
+        raise UnknownNameError(f"sample {raw.name}: no field {weights!r} for weights{hint}")
+    if field.entity != entity or len(field.shape) != 1:
+        raise ConfigError(
+            f"sample {raw.name}: weights are one number per {entity}, but field {weights!r} lives on {field.entity} "
+            f"with shape {field.shape}"
+        )
+    values = field.read().astype(np.float64)
+    bad = np.flatnonzero(~np.isfinite(values) | (values < 0))
+    if len(bad):
+        raise ConfigError(
+            f"sample {raw.name}: weights {weights!r} are negative, NaN or infinite in {len(bad)} rows (first rows: "
+            f"{bad[:5].tolist()}); a cost is 0 or more"
+        )
+    with np.errstate(over="ignore"):
+        total = values.sum()
+    if not np.isfinite(total):
+        raise ConfigError(f"sample {raw.name}: weights {weights!r} have no finite sum: scale them down")
+    return values
+
+
+def _field_data(raw: RawSample, name: str, field: RawField) -> FieldData:
+    sizes = raw.sizes
+    expected = sizes.get(field.entity)
+    made = field.entity == "edge" and raw.edges not in (None, "edge_index") and raw.mesh_edges is None
+    if expected is None or made:
+        why = f"the edges are made ({raw.edges})" if made else f"the sample has none of these, but {', '.join(sizes)}"
+        raise FieldMismatchError(
+            f"sample {raw.name}: field {name!r} lives on {field.entity}, but {why}; leave it out with --fields"
+        )
+    if field.num_rows != expected:
+        raise FieldMismatchError(
+            f"sample {raw.name}: field {name!r} has {field.num_rows} rows along {field.dims[field.entity_dim]!r}, but "
+            f"there are {expected} {field.entity}s"
+        )
+    short = name.removeprefix(f"{field.entity}/")  # a name that two entities have comes with its entity
+    info = FieldInfo(
+        name=short,
+        entity=field.entity,
+        dtype=stored_dtype(field.dtype).str,
+        dims=field.dims,
+        entity_dim=field.entity_dim,
+        units=field.units or None,
+        attributes={key: value for key, value in field.attributes.items() if key != "units" and key not in _PACKING},
+    )
+    return FieldData(info=info, shape=field.shape, read=field.read_box)
+
+
+#: Attributes of how values were packed or linked in the source: they are not any more.
+_PACKING = frozenset({
+    "scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned", "valid_range", "valid_min", "valid_max",
+    "DIMENSION_LIST", "REFERENCE_LIST", "CLASS", "NAME", "_Netcdf4Dimid", "_Netcdf4Coordinates",
+})  # fmt: skip

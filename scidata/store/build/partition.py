@@ -1,0 +1,345 @@
+"""``scidata.partition``: raw meshes, clouds and graphs in, a store for any number of ranks out."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from scidata.core.checks import whole
+from scidata.sources.bytes.files import files, is_url, url_of
+from scidata.errors import ConfigError, CorruptDataError, OutputError
+from scidata.store.build.sample import KEEPABLE, PlannedSample, Task, plan_sample, process_sample
+from scidata.sources.paths import expand_paths
+from scidata.store.format.store import MANIFEST, read_sample_info, verify_sample, write_manifest
+from scidata.store.build import output
+from scidata.store.build.inputs import difference
+from scidata.store.build.jobs import run_jobs
+from scidata.store.format.manifest import SCHEMA_VERSION, Manifest, SampleInfo
+from scidata.store.build.ordered import OrderOptions
+from scidata.store.build.output import Part
+from scidata.store.format.treatments import TREATMENTS, treat_alike
+from scidata.store.format.write import MAX_FIELD_BYTES
+
+__all__ = ["KEEPABLE", "PartitionReport", "PlannedSample", "finalize", "partition"]
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionReport:
+    """What a run did.
+
+    Attributes
+    ----------
+    num_samples
+        Of the whole store; this run had ``written`` and ``kept`` ones.
+    finished
+        True where the manifest was written: the store opens.
+    counts, nbytes
+        Over the samples of this run.
+    notes
+        By sample: fallbacks of the order, repairs.
+    planned
+        Of a dry run, else empty.
+    """
+
+    out: str
+    num_samples: int
+    written: tuple[int, ...] = ()
+    kept: tuple[int, ...] = ()
+    finished: bool = False
+    counts: dict[str, int] = field(default_factory=dict)
+    nbytes: int = 0
+    notes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    planned: tuple[PlannedSample, ...] = ()
+
+
+def partition(
+    inputs: Paths,
+    out: str | os.PathLike[str],
+    *,
+    kind: str | None = None,
+    mesh: str | os.PathLike[str] | None = None,
+    points: str | Sequence[str] | None = None,
+    entity: str | None = None,
+    edges: str | None = None,
+    fields: str | Sequence[str] | None = None,
+    topology: str | None = None,
+    order: str = "hilbert",
+    weights: str | None = None,
+    repair: str | Sequence[str] = (),
+    keep: str | Sequence[str] = (),
+    jobs: int = 1,
+    part: str | tuple[int, int] | None = None,
+    dry_run: bool = False,
+    overwrite: bool = False,
+    resume: bool = False,
+    allow_missing: bool = False,
+    allow_external: bool = False,
+    max_field_bytes: int = MAX_FIELD_BYTES,
+    tick: Callable[[float], None] | None = None,
+) -> PartitionReport:
+    """Write a store that any number of ranks reads, from raw meshes, point clouds or graphs.
+
+    Parameters
+    ----------
+    inputs
+        Files, globs or URLs; with ``mesh``, the file of the topology, all of them hold fields of one sample.
+    out
+        A new folder.
+    kind
+        ``"mesh"``, ``"points"`` or ``"graph"``; default detected.
+    mesh
+        File of the topology, where the inputs hold fields on it.
+    points
+        Names of the coordinates: one array ``(N, 2 or 3)``, or two or three ``(N,)``; default by name.
+    entity
+        ``"cell"``: rows of a mesh are its cells; default its nodes.
+    edges
+        ``"edge_index"`` of the file, ``"cells"`` (of a mesh), ``"faces"`` (between cells), ``"knn:8"`` or
+        ``"radius:0.1"``.
+    fields
+        Names; default all that have a row for each node, point, cell or edge.
+    topology
+        The mesh variable, where a UGRID file has several.
+    order
+        ``"hilbert"``, ``"rcb"``, ``"metis"`` (needs the extra ``metis``, smallest halos) or ``"rows"`` (as given).
+    weights
+        What the store's prefix sums count: None rows, ``"edges"`` edges by destination, else a field's values.
+    repair
+        Kinds of faults that may be left out of the store, or ``"all"``; see ``scidata.meshes.order.faults.REMEDIES``.
+    keep
+        Kinds of faults that stay as they are: ``"crowded_faces"``, ``"duplicate_edges"``, ``"self_loops"``.
+    jobs
+        Samples processed at once, each in a process of its own.
+    part
+        ``"i/n"`` or ``(i, n)``: only every ``n``-th sample from ``i`` on, for job arrays; :func:`finalize` then ends
+        the store.
+    dry_run
+        Only say what would be written.
+    overwrite
+        Remove the store that is there.
+    resume
+        Keep its samples that are whole, by their digests, and write the others. The inputs of those that are kept
+        must be the same in name and content (not in time or folder): they are read again, as the samples are. All
+        options must be, too, but that ``repair`` and ``keep`` may allow more.
+    max_field_bytes
+        Largest field that is held in memory; a larger one goes through a scratch file in ``out``.
+    allow_missing, allow_external
+        As in :func:`scidata.open_dataset`.
+    tick
+        Called with the share of a sample that was done, at most 1 for each of the samples of this run.
+
+    Notes
+    -----
+    Memory, for each of ``jobs``: at most 3 times the points, cells and edges of a sample at 8 bytes a number (that is
+    24 GB for 500 M edges), or those once and a field being written, which takes ``max_field_bytes`` and 0.3 GB; more
+    where edges are made by ``knn`` or ``radius``, or cut by ``metis``. Measured: ``tests/bench/partition_memory.py``.
+
+    Returns
+    -------
+    PartitionReport
+
+    Raises
+    ------
+    ConfigError
+        The output exists, another run is writing it, an input of a sample that is kept has changed, or an argument or
+        a sample that does not allow what was asked.
+    CorruptDataError
+        A sample with faults that are not to be repaired; they are listed.
+    OSError
+        The disk is full: the samples before are kept for ``resume``; the store does not open.
+    """
+    task = Task(
+        inputs=expand_paths(inputs),
+        kind=kind,
+        mesh=None if mesh is None else os.path.expanduser(os.fspath(mesh)),
+        points=_names(points),
+        entity=entity,
+        edges=edges,
+        fields=_names(fields),
+        topology=topology,
+        order=OrderOptions(order=order, weights=weights),
+        repair=_names(repair) or (),
+        keep=_names(keep) or (),
+        allow_missing=allow_missing,
+        allow_external=allow_external,
+        max_field_bytes=whole("max_field_bytes", max_field_bytes, least=1),
+    )
+    chosen = Part.parse(part) if isinstance(part, str) else None if part is None else Part(*part)
+    if overwrite and resume:
+        raise ConfigError("overwrite and resume exclude each other: one removes what the other keeps")
+    jobs = whole("jobs", jobs, least=1)
+    target = os.path.expanduser(os.fspath(out))
+    if is_url(target):
+        raise ConfigError(f"{url_of(target)}: stores are written to a local folder; copy it to the URL afterwards")
+    first, step = (0, 1) if chosen is None else (chosen.index, chosen.num_parts)
+    indices = range(first, len(task.samples), step)
+    if dry_run:
+        planned = tuple(plan_sample(index, task.samples.header(index)) for index in indices)
+        nbytes = sum(sample.nbytes for sample in planned)
+        return PartitionReport(out=target, num_samples=len(task.samples), planned=planned, nbytes=nbytes)
+    return _run(
+        task,
+        target,
+        indices,
+        part=chosen,
+        jobs=jobs,
+        overwrite=overwrite,
+        resume=resume,
+        tick=tick or (lambda share: None),
+    )
+
+
+def _names(names: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    if names is None:
+        return None
+    return tuple(n.strip() for n in names.split(",") if n.strip()) if isinstance(names, str) else tuple(names)
+
+
+def _run(
+    task: Task,
+    out: str,
+    indices: range,
+    *,
+    part: Part | None,
+    jobs: int,
+    overwrite: bool,
+    resume: bool,
+    tick: Callable[[float], None],
+) -> PartitionReport:
+    with output.claim_output(out, part):
+        there = [index for index in output.finished_samples(out) if part is None or index in indices]
+        manifest = os.path.exists(os.path.join(out, MANIFEST))
+        if (there or manifest) and not (overwrite or resume):
+            found = "a finished store" if manifest else f"an unfinished store of {len(there)} samples"
+            raise OutputError(f"{out}: {found} is there; --resume completes it, --overwrite replaces it")
+        if overwrite:
+            output.remove_samples(out, there)
+            there = []
+        output.remove_temporaries(out, None if part is None else indices)
+        kept = _whole_samples(task, out, there)
+        for _ in kept:
+            tick(1.0)
+        todo = [index for index in indices if index not in kept]
+        if todo and manifest:
+            output.remove_samples(out, ())
+        try:
+            run_jobs(functools.partial(process_sample, task, out), todo, num_jobs=jobs, tick=tick)
+        except BaseException:
+            output.remove_temporaries(out, todo)
+            raise
+        infos = [read_sample_info(out, index) for index in indices]
+        finished = part is None and _finish(out, infos) is not None
+    return _report(out, len(task.samples), infos, written=todo, kept=kept, finished=finished)
+
+
+def _whole_samples(task: Task, out: str, there: Iterable[int]) -> list[int]:
+    """Return the samples of an earlier run that need not be written again; remove damaged ones.
+
+    Raises
+    ------
+    ConfigError
+        They were made from other inputs or with other options.
+    """
+    whole = []
+    for index in there:
+        try:
+            _check_origin(task, out, read_sample_info(out, index))
+            verify_sample(out, index)
+        except CorruptDataError:
+            output.remove_samples(out, [index])
+        else:
+            whole.append(index)
+    return whole
+
+
+def _check_origin(task: Task, out: str, info: SampleInfo) -> None:
+    """Refuse a sample that this run would not have made: cheap comparisons first, then what is in the inputs."""
+    where = f"{out}: sample {info.index} ({info.name})"
+    same = info.recipe == task.recipe and treat_alike(info.settings, task.settings)
+    if not same or info.num_samples != len(task.samples):
+        raise OutputError(
+            f"{where} was made from other inputs or with other options ({_difference(info, task)}); resume with the "
+            "same ones, or --overwrite"
+        )
+    for path, recorded in zip(task.samples.inputs(info.index), info.inputs, strict=False):
+        if (how := difference(path, recorded)) is not None:
+            raise OutputError(
+                f"{where} was made from another {path}: {how}; resume with the file as it was, or --overwrite to make "
+                "all samples anew"
+            )
+
+
+def _difference(info: SampleInfo, task: Task) -> str:
+    now = json.loads(json.dumps(task.settings))
+    alike = treat_alike(info.settings, now)
+    if info.version != SCHEMA_VERSION:
+        return f"it is of the store's schema version {info.version}, now {SCHEMA_VERSION}"
+    for name, value in now.items():
+        before = info.settings.get(name)
+        if before != value and not (alike and name in TREATMENTS):
+            return f"{name} was {before!r}, now {value!r}"
+    if info.num_samples != len(task.samples):
+        return f"there were {info.num_samples} samples, now {len(task.samples)}"
+    before = [found.name for found in info.inputs]
+    names = [os.path.basename(path.rstrip("/")) for path in task.samples.inputs(info.index)]
+    if before != names:
+        return f"its input was {', '.join(before)}, now {', '.join(names)}"
+    return "names of other inputs, or their order, differ"
+
+
+def _finish(out: str, infos: list[SampleInfo]) -> Manifest:
+    manifest = write_manifest(out, infos)
+    files().close()  # forget what this process had open of a store that was here before
+    return manifest
+
+
+def _report(
+    out: str, num_samples: int, infos: list[SampleInfo], *, written: list[int], kept: list[int], finished: bool
+) -> PartitionReport:
+    entities = sorted({entity for info in infos for entity in info.counts})
+    return PartitionReport(
+        out=out,
+        num_samples=num_samples,
+        written=tuple(written),
+        kept=tuple(kept),
+        finished=finished,
+        counts={entity: sum(info.counts.get(entity, 0) for info in infos) for entity in entities},
+        nbytes=sum(info.nbytes for info in infos),
+        notes={info.name: info.notes for info in infos if info.notes},
+    )
+
+
+def finalize(out: str | os.PathLike[str]) -> PartitionReport:
+    """Write the manifest of a store whose parts are all done.
+
+    Raises
+    ------
+    ConfigError
+        Samples are missing, a part is still running, or there is no store.
+    CorruptDataError, FieldMismatchError
+        A sample's description is damaged, or the samples do not agree.
+    """
+    target = os.fspath(out)
+    if not output.finished_samples(target):
+        raise OutputError(f"{target}: there are no samples to finish; run `scidata partition SOURCE... {target}` first")
+    with output.claim_output(target, None):
+        there = output.finished_samples(target)
+        infos = [read_sample_info(target, index) for index in there]
+        expected = infos[0].num_samples
+        missing = sorted(set(range(expected)) - set(there))
+        if missing:
+            shown = ", ".join(map(str, missing[:8])) + (", …" if len(missing) > 8 else "")
+            raise OutputError(
+                f"{target}: {len(missing)} of {expected} samples are missing ({shown}); run their parts again with "
+                "--resume, then --finalize"
+            )
+        if len(there) > expected:
+            raise OutputError(f"{target}: has {len(there)} samples, but was made of {expected}; runs were mixed")
+        output.remove_temporaries(target, None)
+        _finish(target, infos)
+    return _report(target, expected, infos, written=[], kept=there, finished=True)

@@ -1,0 +1,213 @@
+"""One sample of a run of ``scidata partition``: from its raw file, checked, to its place in the store.
+
+A :class:`Task` pickles, so that every process of a run, and every part of a job array, does the same.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from scidata.errors import ConfigError, CorruptDataError, near_matches
+from scidata.meshes.order.faults import REMEDIES, Finding, Repaired, check_sample, repair
+from scidata.meshes.sample import RawSample, SampleHeader, parse_edges
+from scidata.store.build.inputs import describe_input
+from scidata.store.format.manifest import SCHEMA_VERSION
+from scidata.store.build.ordered import ORDERS, OrderOptions, order_sample
+from scidata.store.format.treatments import TREATMENTS
+from scidata.store.format.write import OrderedSample, write_sample
+from scidata.meshes.samples import RawSamples, read_samples
+
+__all__ = ["KEEPABLE", "PlannedSample", "Task", "plan_sample", "process_sample"]
+
+#: Findings that spoil nothing: they may also be kept as they are.
+KEEPABLE = ("crowded_faces", "duplicate_edges", "self_loops")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedSample:
+    """What a dry run says of a sample: rows of each entity (None: known only once edges are made) and bytes."""
+
+    index: int
+    name: str
+    kind: str
+    counts: dict[str, int | None]
+    nbytes: int
+    fields: dict[str, str]
+    left_out: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """Everything that decides what the store will hold; pickles, so that every process does the same."""
+
+    inputs: tuple[str, ...]
+    kind: str | None
+    mesh: str | None
+    points: tuple[str, ...] | None
+    entity: str | None
+    edges: str | None
+    fields: tuple[str, ...] | None
+    topology: str | None
+    order: OrderOptions
+    repair: tuple[str, ...]
+    keep: tuple[str, ...]
+    allow_missing: bool
+    allow_external: bool
+    max_field_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.order.order not in ORDERS:
+            hint = near_matches(self.order.order, ORDERS)
+            raise ConfigError(f"order must be one of {', '.join(ORDERS)}, not {self.order.order!r}{hint}")
+        for kind in self.repair:
+            if kind != "all" and kind not in REMEDIES:
+                raise ConfigError(f"{kind!r} is no repair{near_matches(kind, [*REMEDIES, 'all'])}")
+        for kind in self.keep:
+            if kind not in KEEPABLE:
+                raise ConfigError(f"{kind!r} cannot be kept; what can: {', '.join(KEEPABLE)}")
+
+    @functools.cached_property
+    def samples(self) -> RawSamples:
+        """The raw samples; metadata is read when they are asked."""
+        return read_samples(
+            self.inputs,
+            kind=self.kind,
+            mesh=self.mesh,
+            points=self.points,
+            entity=self.entity,
+            edges=self.edges,
+            fields=self.fields,
+            topology=self.topology,
+            allow_missing=self.allow_missing,
+            allow_external=self.allow_external,
+        )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The options that the manifest records."""
+        return {
+            "order": self.order.order,
+            "weights": self.order.weights,
+            "kind": self.kind,
+            "points": self.points,
+            "entity": self.entity,
+            "edges": self.edges,
+            "fields": self.fields,
+            "topology": self.topology,
+            "repair": self.repair,
+            "keep": self.keep,
+        }
+
+    @functools.cached_property
+    def recipe(self) -> str:
+        """Digest of options and names of inputs: what resumed and partial runs must agree in.
+
+        What is done about faults is left out: samples that are there have none but those that were dealt with.
+        """
+        names = [os.path.basename(p.rstrip("/")) for p in (*self.inputs, *([self.mesh] if self.mesh else []))]
+        settings = {name: value for name, value in self.settings.items() if name not in TREATMENTS}
+        data = [SCHEMA_VERSION, settings, self.allow_missing, names]
+        return hashlib.blake2b(json.dumps(data).encode(), digest_size=8).hexdigest()
+
+
+def process_sample(task: Task, out: str, index: int, tick: Callable[[float], None]) -> None:
+    """Read, check, order and write one sample."""
+    sample = _ordered(task, index)
+    free = shutil.disk_usage(out).free
+    if sample.nbytes > free:
+        raise OSError(
+            errno.ENOSPC,
+            f"sample {index} ({sample.name}) takes {sample.nbytes} bytes, and {free} are free; free some space and run "
+            "again with --resume, or write to another disk",
+            out,
+        )
+    write_sample(out, sample, max_field_bytes=task.max_field_bytes, tick=tick)
+
+
+def _ordered(task: Task, index: int) -> OrderedSample:
+    """Read, check and order one sample; its cells and edges as they were read are let go before it is written."""
+    raw = task.samples[index]  # opened first: what is no sample is refused, before all below a folder is read
+    inputs = tuple(map(describe_input, task.samples.inputs(index)))
+    repaired, notes = _sound(raw, task)
+    return order_sample(
+        raw,
+        task.order,
+        index=index,
+        num_samples=len(task.samples),
+        recipe=task.recipe,
+        settings=task.settings,
+        inputs=inputs,
+        repaired=repaired,
+        notes=notes,
+    )
+
+
+def _sound(raw: RawSample, task: Task) -> tuple[Repaired | None, tuple[str, ...]]:
+    """Check a sample; return its arrays after the repairs that were allowed, and what they were.
+
+    Raises
+    ------
+    CorruptDataError
+        Faults that may be neither repaired nor kept.
+    """
+    every = check_sample(raw, num_nodes=raw.num_nodes)
+    findings = [f for f in every if f.kind not in task.keep]
+    if not findings:
+        return None, ()
+    if kept := [f.kind for f in every if f.kind in task.keep and f.kind != "crowded_faces"]:
+        raise ConfigError(
+            f"sample {raw.name}: {kept[0]} are to be kept, but {findings[0].message}; a repair would drop them too: "
+            "repair both, or mend the source"
+        )
+    allowed = [f for f in findings if f.repairable and ("all" in task.repair or f.kind in task.repair)]
+    refused = [f for f in findings if f not in allowed]
+    if refused:
+        raise CorruptDataError(f"sample {raw.name}: " + "; ".join(f.message + _ways_out(f) for f in refused))
+    kinds = [f.kind for f in findings]
+    return repair(raw, findings, kinds, num_nodes=raw.num_nodes), tuple(_repaired(f) for f in findings)
+
+
+def _ways_out(finding: Finding) -> str:
+    return f", or keep {finding.kind!r}" if finding.kind in KEEPABLE else ""
+
+
+def _repaired(finding: Finding) -> str:
+    return f"repaired {finding.kind}: {finding.count}, of rows {list(finding.first_rows)} on; {REMEDIES[finding.kind]}"
+
+
+def plan_sample(index: int, header: SampleHeader) -> PlannedSample:
+    """Describe a sample from metadata alone."""
+    sizes, entity = header.topology.sizes, header.entity
+    counts: dict[str, int | None] = {entity: sizes[entity]}
+    num_cells = 0 if entity == "cell" else sizes.get("cell", 0)
+    if "cell" in sizes:
+        counts["cell"] = sizes["cell"]
+    if header.edges is not None:
+        counts["edge"] = _num_edges(header, sizes[entity])
+    nbytes = sum(math.prod(f.shape) * f.dtype.itemsize for f in header.fields.values())
+    nbytes += counts[entity] * 8 + num_cells * 17 + (counts.get("edge") or 0) * 12  # type: ignore[operator]
+    return PlannedSample(
+        index=index,
+        name=header.name,
+        kind=header.kind,
+        counts=counts,
+        nbytes=nbytes,
+        fields={name: f"{f.dtype} {f.shape} on {f.entity}" for name, f in header.fields.items()},
+        left_out=dict(header.left_out),
+    )
+
+
+def _num_edges(header: SampleHeader, num_nodes: int) -> int | None:
+    rule, number = parse_edges(str(header.edges))
+    if rule == "edge_index":
+        return header.topology.sizes.get("edge")
+    return num_nodes * min(int(number), num_nodes - 1) if rule == "knn" else None

@@ -1,0 +1,232 @@
+"""Arrays of a store: sharded Zarr v3, written block by block, with a digest and statistics on the way.
+
+The metadata is zarr-python's. What is here is how arrays are cut into chunks and shards, the digest, and the
+reordering of fields that do not fit in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.types import IntArray
+from scidata.store.format.manifest import ArrayInfo, RunningStatistics
+from scidata.store.format.shards import chunks_held, write_shard
+
+__all__ = ["CHUNK_ROWS", "ArrayDigest", "Reordered", "blocks_of", "stored_dtype", "write_array"]
+
+CHUNK_ROWS = 1024
+_MAX_CHUNK_BYTES = 4 << 20  # rows of many components: fewer rows in a chunk
+_SHARD_BYTES = 32 << 20
+
+Slices = tuple[slice, ...]
+
+
+def stored_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    """Return the little-endian dtype in which values are stored."""
+    return np.dtype(dtype).newbyteorder("<")
+
+
+class ArrayDigest:
+    """BLAKE2b of an array's dtype, shape and values (little-endian, C order), fed block by block."""
+
+    def __init__(self, shape: Sequence[int], dtype: np.dtype[Any]) -> None:
+        self._dtype = stored_dtype(dtype)
+        self._hash = hashlib.blake2b(f"{self._dtype.str}{tuple(shape)}".encode(), digest_size=16)
+
+    def update(self, block: npt.NDArray[Any]) -> None:
+        """Take in the next values in C order."""
+        self._hash.update(np.ascontiguousarray(block, self._dtype).reshape(-1).view(np.uint8).data)
+
+    def hexdigest(self) -> str:
+        """Return the digest as text."""
+        return self._hash.hexdigest()
+
+
+def _chunk_and_shard(
+    shape: Sequence[int], itemsize: int, entity_dim: int, chunk_rows: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shapes of chunks and shards.
+
+    A shard spans the trailing dims, then as many rows as make up its size, then (where that is all of them) steps of
+    the dims before: so shards in C order hold the array's values in C order.
+    """
+    tail = tuple(max(n, 1) for n in shape[entity_dim + 1 :])
+    rows = max(1, min(chunk_rows, shape[entity_dim], _MAX_CHUNK_BYTES // max(1, math.prod(tail) * itemsize)))
+    chunk = (*(1 for _ in shape[:entity_dim]), rows, *tail)
+    room = max(1, _SHARD_BYTES // (math.prod(chunk) * itemsize))
+    num_chunks = max(1, -(-shape[entity_dim] // rows))
+    shard = list(chunk)
+    taken = min(num_chunks, room)
+    shard[entity_dim] = rows * taken
+    whole, room = taken == num_chunks, room // taken
+    for dim in range(entity_dim - 1, -1, -1):
+        if not whole:
+            break
+        shard[dim] = max(1, min(shape[dim], room))
+        whole, room = shard[dim] == max(shape[dim], 1), room // shard[dim]
+    return chunk, tuple(shard)
+
+
+def blocks_of(shape: Sequence[int], block: Sequence[int]) -> Iterator[Slices]:
+    """Yield the boxes of a regular grid in C order."""
+    starts = (range(0, n, b) for n, b in zip(shape, block, strict=True))
+    for corner in itertools.product(*starts):
+        yield tuple(slice(c, min(c + b, n)) for c, b, n in zip(corner, block, shape, strict=True))
+
+
+def write_array(
+    group: Any,
+    path: str,
+    read: Callable[[Slices], npt.NDArray[Any]],
+    *,
+    shape: Sequence[int],
+    dtype: npt.DTypeLike,
+    dims: Sequence[str],
+    entity_dim: int = 0,
+    chunk_rows: int = CHUNK_ROWS,
+    statistics: RunningStatistics | None = None,
+    tick: Callable[[int], None] | None = None,
+    checksums: dict[str, npt.NDArray[np.uint32]] | None = None,
+) -> ArrayInfo:
+    """Write one array of a sample, shard by shard.
+
+    Parameters
+    ----------
+    group
+        The sample's ``zarr.Group``, in a folder.
+    read
+        Returns the values of a box; boxes are asked for in C order, once each.
+    statistics
+        Takes in every block.
+    tick
+        Called after every shard with its size.
+    checksums
+        Gets, by ``path``, the crc32c of each chunk by its place in the grid of chunks.
+    """
+    from zarr.codecs import Crc32cCodec
+
+    kind = stored_dtype(dtype)
+    chunk, shard = _chunk_and_shard(shape, kind.itemsize, entity_dim, chunk_rows)
+    array = group.create_array(
+        path,
+        shape=tuple(shape),
+        dtype=kind,
+        chunks=chunk,
+        shards=shard,
+        filters=None,
+        compressors=[Crc32cCodec()],
+        fill_value=0,
+        dimension_names=list(dims),
+        config={"write_empty_chunks": True},  # else a chunk of zeros cannot be told from a lost one
+    )
+    digest = ArrayDigest(shape, kind)
+    folder = os.path.join(array.store.root, array.path)
+    sums = np.zeros(chunks_held(shape, chunk), np.uint32)
+    for box in blocks_of(shape, shard):
+        values = np.ascontiguousarray(read(box), kind)
+        digest.update(values)
+        if statistics is not None:
+            statistics.add(values)
+        key = array.metadata.encode_chunk_key(tuple(s.start // n for s, n in zip(box, shard, strict=True)))
+        place = tuple(slice(s.start // n, -(-s.stop // n)) for s, n in zip(box, chunk, strict=True))
+        sums[place] = write_shard(os.path.join(folder, key), values, chunk=chunk, shard=shard)
+        if tick is not None:
+            tick(values.nbytes)
+    if checksums is not None:
+        checksums[path] = sums
+    return ArrayInfo(shape=tuple(shape), dtype=kind.str, digest=digest.hexdigest(), chunks=chunk)
+
+
+class Reordered:
+    """Reads a field's boxes in the new order of its rows; boxes are asked for in C order, rows in equal blocks.
+
+    As many steps of the dims before the entity's as a box has are read at once, where that takes no more than
+    ``max_bytes``. Otherwise the source's rows are read in slabs, once, and each slab's rows are appended to the blocks
+    they belong to in ``scratch``, a file of the field's size that the caller removes. Memory then holds a slab, a
+    block, and an array of the order's size.
+
+    Parameters
+    ----------
+    read
+        Reads a box of the source.
+    order
+        ``(num_rows,)`` int64: the source's row of each new row; rows may repeat or be left out.
+    source_shape
+        ``source_shape[entity_dim]`` are the source's rows.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[Slices], npt.NDArray[Any]],
+        order: IntArray,
+        *,
+        source_shape: Sequence[int],
+        dtype: np.dtype[Any],
+        entity_dim: int,
+        scratch: str,
+        max_bytes: int,
+    ) -> None:
+        self._read, self._order, self._shape, self._dim = read, order, tuple(source_shape), entity_dim
+        self._dtype, self._scratch, self._max_bytes = dtype, scratch, max_bytes
+        self._lead: tuple[tuple[int, int], ...] | None = None  # steps that are held
+        self._whole: npt.NDArray[Any] | None = None  # their values in the source's order
+        self._block_rows = 0  # of the scratch file, where they are in that
+
+    def __call__(self, box: Slices) -> npt.NDArray[Any]:
+        """Return the values of a box of the new order."""
+        rows, tail = box[self._dim], box[self._dim + 1 :]
+        assert all(s == slice(0, n) for s, n in zip(tail, self._shape[self._dim + 1 :], strict=True))
+        lead = tuple((s.start, s.stop) for s in box[: self._dim])
+        if lead != self._lead or (self._whole is None and self._block_rows == 0):
+            self._whole, self._block_rows = None, 0  # let go before reading more
+            self._load(box)
+            self._lead = lead
+        if self._whole is not None:
+            taken: npt.NDArray[Any] = np.take(self._whole, self._order[rows], axis=self._dim)
+            return taken
+        return self._from_scratch(rows, [s.stop - s.start for s in box[: self._dim]])
+
+    def _box(self, lead: Slices, rows: slice) -> Slices:
+        return (*lead, rows, *(slice(0, n) for n in self._shape[self._dim + 1 :]))
+
+    def _load(self, box: Slices) -> None:
+        lead, num_rows = box[: self._dim], self._shape[self._dim]
+        sizes = [s.stop - s.start for s in lead]
+        row_bytes = math.prod(sizes) * math.prod(self._shape[self._dim + 1 :]) * self._dtype.itemsize
+        if row_bytes * num_rows <= self._max_bytes:
+            self._whole = self._read(self._box(lead, slice(0, num_rows)))
+            return
+        block_rows = self._block_rows = box[self._dim].stop - box[self._dim].start
+        starts = np.append(np.arange(0, len(self._order), block_rows), len(self._order))
+        wanted = [np.sort(self._order[a:b]) for a, b in itertools.pairwise(starts)]
+        filled = starts[:-1].copy()
+        slab = max(1, self._max_bytes // 2 // row_bytes)
+        with open(self._scratch, "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, len(self._order) * row_bytes)  # a full disk ends it here
+            for first in range(0, num_rows, slab):
+                last = min(first + slab, num_rows)
+                values = np.moveaxis(self._read(self._box(lead, slice(first, last))), self._dim, 0)
+                for block, rows in enumerate(wanted):
+                    a, b = np.searchsorted(rows, (first, last))
+                    if a < b:
+                        file.seek(int(filled[block]) * row_bytes)
+                        file.write(np.ascontiguousarray(values[rows[a:b] - first], self._dtype).data.cast("B"))
+                        filled[block] += b - a
+
+    def _from_scratch(self, rows: slice, lead_sizes: Sequence[int]) -> npt.NDArray[Any]:
+        shape = (rows.stop - rows.start, *lead_sizes, *self._shape[self._dim + 1 :])
+        row_bytes = math.prod(shape[1:]) * self._dtype.itemsize
+        with open(self._scratch, "rb") as file:
+            file.seek(rows.start * row_bytes)
+            found = np.frombuffer(file.read(shape[0] * row_bytes), self._dtype).reshape(shape)
+        values = np.empty_like(found)
+        values[np.argsort(self._order[rows], kind="stable")] = found  # a block's rows lie as they came in
+        return np.moveaxis(values, 0, self._dim)

@@ -1,0 +1,164 @@
+"""Binds each chunk to its array, its place and its sample: a chunk in another's place is found when it is read.
+
+A chunk's own crc32c does not know where it belongs. So a sample has one more array, ``checksums``: the crc32c of every
+chunk of all its other arrays, in the order of their paths, each array's in C order of its grid of chunks. The manifest
+has its digest. It is read once, and travels with the chunks' places to where they are decoded, which compares.
+
+Stores of schema version 1 have none: there a chunk in another's place is found by ``scidata verify`` alone.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.types import ArrayLayout, ChunkRefs, Codec, IntArray
+from scidata.errors import ChecksumError, CorruptDataError, MissingChunkError, ShortReadError
+from scidata.sources.bytes.files import Url, files
+from scidata.sources.zarr.source import ZarrSource
+from scidata.store.format.arrays import ArrayDigest
+from scidata.store.format.kept import Kept
+from scidata.store.format.manifest import CHECKSUMS, ArrayInfo, SampleInfo
+from scidata.store.format.places import check_documents
+from scidata.store.format.shards import chunks_held
+
+__all__ = ["KEPT_BYTES", "Checksums", "SampleSource", "write_checksums"]
+
+#: Checksums that are kept, of all samples together: those of about 64 GiB of chunks of 4 KiB.
+KEPT_BYTES = 64 << 20
+
+Checksums = npt.NDArray[np.uint32]
+
+
+def write_checksums(group: Any, sums: Mapping[str, Checksums]) -> ArrayInfo:
+    """Write the array of all chunks' checksums, by path as ``write_array`` gives them, as one chunk."""
+    from zarr.codecs import Crc32cCodec
+
+    values = np.concatenate([sums[path].reshape(-1) for path in sorted(sums)]).astype("<u4")
+    array = group.create_array(
+        CHECKSUMS,
+        shape=values.shape,
+        dtype=values.dtype,
+        chunks=values.shape,
+        filters=None,
+        compressors=[Crc32cCodec()],
+        fill_value=0,
+        dimension_names=["chunk"],
+        config={"write_empty_chunks": True},
+    )
+    array[:] = values
+    return ArrayInfo(shape=values.shape, dtype=values.dtype.str, digest=_digest(values), chunks=values.shape)
+
+
+def _digest(values: Checksums) -> str:
+    digest = ArrayDigest(values.shape, values.dtype)
+    digest.update(values)
+    return digest.hexdigest()
+
+
+class SampleSource(ZarrSource):
+    """A sample's Zarr source; the places of its chunks come with the checksums that they must carry.
+
+    Parameters
+    ----------
+    store, info
+        The store, and what its manifest says of the sample.
+    kept
+        Checksums by sample, shared by the samples of a store.
+    names
+        As for :class:`ZarrSource`.
+    """
+
+    def __init__(
+        self, path: str, *, store: str, info: SampleInfo, kept: Kept[Checksums], names: Sequence[str] | None
+    ) -> None:
+        super().__init__(path, names=names)
+        self._store, self._info, self._kept = store, info, kept
+        if not isinstance(self.path, Url):
+            check_documents(self.path, info.arrays)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "store": self._store, "info": self._info, "kept": self._kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        rest = {name: state[name] for name in ("store", "info", "kept", "names")}
+        SampleSource.__init__(self, state["path"], **rest)
+
+    def locate(self, layout: ArrayLayout, chunks: IntArray) -> ChunkRefs:
+        """Find the bytes of chunks, and the checksums that they must carry; otherwise as :class:`ZarrSource`.
+
+        Raises
+        ------
+        ChecksumError
+            The sample's checksums are not those of which the manifest has the digest.
+        """
+        refs = super().locate(layout, chunks)
+        place = self._places.get(layout.name)
+        if place is None or not len(chunks):
+            return refs
+        self._check_cut(layout)
+        first, strides = place
+        sums = self._kept.get(self._info.index, lambda: self._read(layout, chunks), lambda found: found.nbytes)
+        return replace(refs, checksums=sums[first + np.asarray(chunks, np.int64) @ strides])
+
+    @cached_property
+    def _places(self) -> dict[str, tuple[int, IntArray]]:
+        """Of each array, where its checksums begin, and the strides of its grid of chunks; none in version 1."""
+        places: dict[str, tuple[int, IntArray]] = {}
+        first = 0
+        for path in sorted(self._info.arrays) if CHECKSUMS in self._info.arrays else ():
+            info = self._info.arrays[path]
+            if path == CHECKSUMS or info.chunks is None:
+                continue
+            grid = chunks_held(info.shape, info.chunks)
+            strides = [math.prod(grid[i + 1 :]) for i in range(len(grid))]
+            places[path] = first, np.array(strides, np.int64)
+            first += math.prod(grid)
+        return places
+
+    def _check_cut(self, layout: ArrayLayout) -> None:
+        """Check that chunks are those that have checksums, and carry these where they are compared."""
+        info = self._info.arrays[layout.name]
+        if layout.shape == info.shape and layout.chunks == info.chunks and _is_checked(layout.codecs):
+            return
+        raise CorruptDataError(
+            f"{self._store}: sample {self._info.index}: array {layout.name!r} is {layout.shape} in chunks "
+            f"{layout.chunks} with codecs {[codec.name for codec in layout.codecs]}, but the manifest has {info.shape} "
+            f"in chunks {info.chunks}, each with a crc32c; its zarr.json is damaged or another's: write the store again"
+        )
+
+    def _read(self, asked: ArrayLayout, chunks: IntArray) -> Checksums:
+        """Read the checksums of the sample's chunks; what they are wanted for is named where that fails."""
+        info = self._info.arrays[CHECKSUMS]
+        key = f"{CHECKSUMS}/c/0"
+        if isinstance(self.path, Url):
+            path: str = self.path.at(key)
+        else:
+            path = os.path.join(self.path, key)
+            super().locate(self.arrays[CHECKSUMS], np.zeros((1, 1), np.int64))  # refuses a link out of the store
+        where = f"{self._store}: sample {self._info.index}: array {asked.name!r}, chunk {tuple(chunks[0].tolist())}"
+        try:
+            values = np.frombuffer(files().read(path, 0, 4 * info.shape[0]), "<u4")
+        except FileNotFoundError as e:
+            raise MissingChunkError(
+                f"{where}: {path}, which has its checksum, is not there; copy the store again"
+            ) from e
+        except ShortReadError as e:
+            raise ShortReadError(f"{where}: its checksum cannot be read: {e}") from e
+        if (found := _digest(values)) != info.digest:
+            raise ChecksumError(
+                f"{where}: the sample's checksums in {path} have digest {found}, but the manifest has {info.digest}: "
+                "they are damaged, or another sample lies in its place; copy the store again"
+            )
+        return values
+
+
+def _is_checked(codecs: Sequence[Codec]) -> bool:
+    return len(codecs) == 1 and codecs[0].name == "crc32c" and codecs[0].config.get("location", "end") == "end"

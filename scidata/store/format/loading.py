@@ -1,0 +1,436 @@
+"""Reads what a manifest, or a sample, says of itself: every key is checked before anything relies on it. Pure.
+
+A manifest may be damaged, or made to do harm: what is wrong is said with the sample and the key that it is in.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from typing import Any, NoReturn
+
+import numpy as np
+
+from scidata.errors import CorruptDataError, RefusedError
+from scidata.store.format.entries import MOST, Entry, damaged, is_count, is_number, shown
+from scidata.store.format.manifest import (
+    CHECKSUMS,
+    SCHEMA_VERSION,
+    ArrayInfo,
+    FieldInfo,
+    InputInfo,
+    Manifest,
+    SampleInfo,
+    Statistics,
+    check_alike,
+    digest_of,
+    dump_json,
+)
+from scidata.store.format.places import folder_of
+from scidata.store.format.streamed import Items, parse_object
+from scidata.store.format.treatments import TREATMENTS
+
+__all__ = ["load_manifest", "load_sample"]
+
+_KINDS = ("mesh", "points", "graph")
+_SPACES = (None, "pos", "unit_sphere")
+_SEAL = re.compile(rb'\n "digest": "([0-9a-f]{32})",\n')  # of the whole document: that line alone has one space
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_ARRAY_KEYS = frozenset(["shape", "dtype", "digest"])
+_FIELD_KEYS = frozenset(["name", "entity", "dtype", "dims", "entity_dim", "units", "attributes"])
+_FIGURES = ("count", "mean", "std", "min", "max")
+_INPUT_KEYS = frozenset(["name", "size", "digest"])
+_SAMPLE_KEYS = frozenset(SampleInfo.__dataclass_fields__) - {"documents", "inputs"}
+_MANIFEST_KEYS = frozenset(Manifest.__dataclass_fields__)
+
+
+@functools.lru_cache(256)
+def _is_dtype(text: str) -> bool:
+    """Whether it is a dtype that values have: no objects, no records."""
+    try:
+        dtype = np.dtype(text)
+    except (TypeError, ValueError, SyntaxError, OverflowError, MemoryError, RecursionError):
+        return False
+    return dtype.kind not in "OV" and dtype.itemsize > 0
+
+
+def _dtype(entry: Entry) -> str:
+    text = entry.text("dtype")
+    if not _is_dtype(text):
+        entry.wrong("dtype", "NumPy's code of a dtype")
+    return text
+
+
+def _array(data: Any, where: str, key: str) -> ArrayInfo:
+    entry = Entry(data, where, key, _ARRAY_KEYS, frozenset(["chunks"]))
+    shape, dtype = entry.counts("shape"), _dtype(entry)
+    if math.prod(max(n, 1) for n in shape) * np.dtype(dtype).itemsize > MOST:
+        entry.wrong("shape", f"a shape of less than 2**63 bytes of {dtype}")
+    chunks = None
+    if "chunks" in data:
+        chunks = entry.counts("chunks")
+        if len(chunks) != len(shape) or 0 in chunks or math.prod(chunks) * np.dtype(dtype).itemsize > MOST:
+            entry.wrong("chunks", f"the shape of chunks of {shape}")
+    return ArrayInfo(shape=shape, dtype=dtype, digest=entry.text("digest"), chunks=chunks)
+
+
+def _field(data: Any, where: str, key: str) -> FieldInfo:
+    entry = Entry(data, where, key, _FIELD_KEYS)
+    dims, entity_dim = entry.texts("dims"), entry.count("entity_dim")
+    if entity_dim >= len(dims):
+        entry.wrong("entity_dim", f"one of {len(dims)} dims")
+    return FieldInfo(
+        name=entry.text("name"),
+        entity=entry.text("entity"),
+        dtype=_dtype(entry),
+        dims=dims,
+        entity_dim=entity_dim,
+        units=entry.optional_text("units"),
+        attributes=entry.free("attributes"),
+    )
+
+
+def _figures(data: Any, where: str, key: str) -> Statistics:
+    entry = Entry(data, where, key, frozenset(_FIGURES))
+    several = isinstance(data["count"], list)
+    values: dict[str, Any] = {"count": entry.counts("count") if several else entry.count("count")}
+    for name in _FIGURES[1:]:
+        found = data[name] if several else [data[name]]
+        if not isinstance(found, list) or not all(x is None or is_number(x) for x in found):
+            entry.wrong(name, "numbers" if several else "a number")
+        if several and len(found) != len(values["count"]):
+            entry.wrong(name, f"{len(values['count'])} numbers")
+        numbers = tuple(math.nan if x is None else x for x in found)
+        values[name] = numbers if several else numbers[0]
+    return Statistics(**values)
+
+
+def _bbox(entry: Entry) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    corners = entry.data["bbox"]
+    if corners is None:
+        return None
+    right = isinstance(corners, list) and len(corners) == 2 and all(isinstance(c, list) for c in corners)
+    if not right or len(corners[0]) != len(corners[1]) or not all(map(is_number, [*corners[0], *corners[1]])):
+        entry.wrong("bbox", "two corners")
+    return tuple(corners[0]), tuple(corners[1])
+
+
+def _period(entry: Entry) -> tuple[float, ...] | None:
+    return None if entry.data["period"] is None else entry.numbers("period")
+
+
+def _count(value: Any, where: str, key: str) -> int:
+    if not is_count(value):
+        raise damaged(where, f"{key} is {shown(value)}, but a number of rows was expected")
+    return int(value)
+
+
+def _input(data: Any, where: str, key: str) -> InputInfo:
+    entry = Entry(data, where, key, _INPUT_KEYS)
+    size = None if data["size"] is None else entry.count("size")
+    return InputInfo(name=entry.text("name"), size=size, digest=entry.optional_text("digest"))
+
+
+def _settings(entry: Entry) -> dict[str, Any]:
+    """Return the options of a run; what was done about faults is looked at again."""
+    settings = entry.free("settings")
+    options = Entry(settings, entry.where, "'settings'", optional=None)
+    for name in settings.keys() & set(TREATMENTS):
+        options.texts(name)
+    return settings
+
+
+def _inputs(entry: Entry) -> tuple[InputInfo, ...]:
+    found = entry.data.get("inputs", [])
+    if not isinstance(found, list):
+        entry.wrong("inputs", "a list")
+    return tuple(_input(data, entry.where, f"'inputs'[{i}]") for i, data in enumerate(found))
+
+
+class _Fields:
+    """Reads the fields of samples: those of one store are nearly always the same, and then made once."""
+
+    def __init__(self) -> None:
+        self._data: Any = None
+        self._fields: dict[str, FieldInfo] = {}
+
+    def read(self, entry: Entry) -> dict[str, FieldInfo]:
+        if self._data is None or entry.data["fields"] != self._data:
+            fields = entry.each("fields", _field)
+            for path, info in fields.items():
+                if path != info.path:
+                    entry.fail(path, f"is said to be the field {ascii(info.path)[:80]}")
+            self._data, self._fields = entry.data["fields"], fields
+        return self._fields
+
+
+def _sample(data: Any, where: str, fields: _Fields) -> SampleInfo:
+    entry = Entry(data, where, "", _SAMPLE_KEYS, frozenset(["documents", "inputs"]))
+    index = entry.count("index")
+    folder = entry.text("folder")
+    if folder != folder_of(index):
+        _refuse_folder(entry, folder, index)
+    info = SampleInfo(
+        index=index,
+        num_samples=entry.count("num_samples"),
+        name=entry.text("name"),
+        folder=folder,
+        kind=entry.one_of("kind", _KINDS),
+        entity=entry.text("entity"),
+        on_sphere=entry.flag("on_sphere"),
+        recipe=entry.text("recipe"),
+        settings=_settings(entry),
+        counts=entry.each("counts", _count),
+        source_counts=entry.each("source_counts", _count),
+        bbox=_bbox(entry),
+        block_space=entry.one_of("block_space", _SPACES),
+        period=_period(entry),
+        arrays=entry.each("arrays", _array),
+        fields=fields.read(entry),
+        statistics=entry.each("statistics", _figures),
+        inputs=_inputs(entry),
+        notes=entry.texts("notes"),
+        documents=entry.text("documents") if "documents" in data else None,
+    )
+    _check_sample(entry, info)
+    return info
+
+
+def _refuse_folder(entry: Entry, folder: str, index: int) -> NoReturn:
+    if "/" in folder or folder in ("", ".", ".."):
+        raise RefusedError(
+            f"{entry.where}: 'folder' names {ascii(folder)[:120]}, which may lie outside the store; a sample's folder "
+            f"is {folder_of(index)}: do not trust this store, write it again"
+        )
+    entry.wrong("folder", repr(folder_of(index)))
+
+
+def _check_sample(entry: Entry, info: SampleInfo) -> None:
+    """Check what keys say of each other: arrays that every sample has, and their rows."""
+    if info.entity not in info.counts:
+        entry.wrong("entity", f"one of {', '.join(info.counts)}")
+    if not info.source_counts.keys() >= info.counts.keys():
+        entry.wrong("source_counts", f"a number for each of {', '.join(info.counts)}")
+    rows = {f"{info.entity}/original_id": info.counts[info.entity], "blocks/weight_prefix": None}
+    if info.block_space is not None:
+        rows[f"{info.entity}/pos"] = info.counts[info.entity]
+    if "edge" in info.counts:
+        rows |= {"csr/indptr": info.counts[info.entity] + 1, "csr/src": info.counts["edge"]}
+        rows["csr/edge_id"] = info.counts["edge"]
+    if "cell/indptr" in info.arrays:
+        rows |= {"cell/offsets": None, "cell/connectivity": None, "cell/type": info.counts.get("cell")}
+    if info.documents is not None:
+        rows[CHECKSUMS] = None
+    for path, num_rows in rows.items():
+        array = info.arrays.get(path)
+        if array is None:
+            entry.fail("arrays", f"lacks {path!r}, which every such sample has")
+        if not array.shape or num_rows not in (None, array.shape[0]):
+            entry.fail("arrays", f"has {path!r} of shape {array.shape}, but {num_rows} rows are counted")
+    for path, array in info.arrays.items():
+        if any(part in ("", ".", "..") for part in path.split("/")) or "\\" in path or "\0" in path:
+            raise RefusedError(f"{entry.where}: 'arrays' names {ascii(path)[:120]}, which is no path inside a sample")
+        if info.documents is not None and array.chunks is None:
+            entry.fail("arrays", f"says nothing of the chunks of {ascii(path)[:80]}")
+    if info.documents is not None and info.arrays[CHECKSUMS] != _checksums_of(info):
+        entry.fail("arrays", f"has {CHECKSUMS!r} that are not one for each chunk")
+    if info.block_space is not None:
+        _check_coordinates(entry, info)
+    _check_fields(entry, info)
+
+
+def _check_coordinates(entry: Entry, info: SampleInfo) -> None:
+    shape = info.arrays[f"{info.entity}/pos"].shape
+    if len(shape) != 2:
+        entry.fail("arrays", f"has positions of shape {shape}, not a row of coordinates each")
+    if info.bbox is not None and len(info.bbox[0]) != shape[1]:
+        entry.wrong("bbox", f"corners of {shape[1]} coordinates")
+    if info.period is not None and len(info.period) != shape[1]:
+        entry.wrong("period", f"a width along each of {shape[1]} coordinates")
+
+
+def _checksums_of(info: SampleInfo) -> ArrayInfo:
+    """Return what the array of checksums must be, but for its digest."""
+    total = sum(
+        math.prod(-(-n // c) for n, c in zip(array.shape, array.chunks or (), strict=False))
+        for path, array in info.arrays.items()
+        if path != CHECKSUMS
+    )
+    return ArrayInfo(shape=(total,), dtype="<u4", digest=info.arrays[CHECKSUMS].digest, chunks=(total,))
+
+
+def _check_fields(entry: Entry, info: SampleInfo) -> None:
+    for path, field in info.fields.items():
+        array = info.arrays.get(path)
+        if array is None or len(array.shape) != len(field.dims) or array.dtype != field.dtype:
+            entry.fail("fields", f"has {ascii(path)[:80]}, of which there is no array of such dims and dtype")
+        if array.shape[field.entity_dim] != info.counts.get(field.entity):
+            entry.fail("fields", f"has {ascii(path)[:80]}, whose array has not a row for each {field.entity[:80]!a}")
+    for path, figures in info.statistics.items():
+        if path not in info.fields:
+            entry.fail("statistics", f"has {ascii(path)[:80]}, which is no field")
+        tail = info.arrays[path].shape[info.fields[path].entity_dim + 1 :]
+        found = len(figures.count) if isinstance(figures.count, tuple) else None
+        if found != (math.prod(tail) if tail else None):
+            entry.fail("statistics", f"has figures of {ascii(path)[:80]} that are not one for each component")
+
+
+def load_sample(data: Any, where: str) -> SampleInfo:
+    """Rebuild a sample's description from the plain data of :func:`scidata.store.format.manifest.sealed`.
+
+    Raises
+    ------
+    CorruptDataError
+        It does not match its digest, or a key of it is missing or wrong.
+    RefusedError
+        It names a place outside the store.
+    """
+    try:
+        rest = _unsealed(data, where)
+        _check_text(rest, where)
+        return _sample(rest, where, _Fields())
+    except RecursionError:
+        raise _too_deep(where) from None
+
+
+def load_manifest(raw: bytes, where: str) -> Manifest:
+    """Rebuild a manifest from its JSON.
+
+    Raises
+    ------
+    CorruptDataError
+        No JSON, no manifest, another schema version, one that does not match its digest, or a key that is missing or
+        wrong; the message names the sample and the key.
+    FieldMismatchError
+        Samples that cannot lie in one store.
+    RefusedError
+        It names a place outside the store.
+    """
+    try:
+        return _load(raw, where)
+    except RecursionError:
+        raise _too_deep(where) from None
+
+
+def _load(raw: bytes, where: str) -> Manifest:
+    data = _parsed(raw, where)
+    version = data.get("version") if isinstance(data, dict) else None
+    if isinstance(data, dict) and not (type(version) is int and 1 <= version <= SCHEMA_VERSION):
+        raise CorruptDataError(
+            f"{where}: has schema version {shown(version)}, this scidata reads 1 to {SCHEMA_VERSION}; "
+            "write the store again, or use the scidata that wrote it"
+        )
+    data = _unsealed(data, where, raw)
+    if b"\\u" in raw:  # what scidata writes has none but of control characters
+        _check_text(data, where)
+    return _manifest(data, where)
+
+
+def _parsed(raw: bytes, where: str) -> Any:
+    try:
+        return parse_object(raw.decode(), "samples")
+    except UnicodeDecodeError as e:
+        raise CorruptDataError(f"{where}: is not UTF-8; it is damaged: write the store again") from e
+    except ValueError as e:
+        said = ascii(str(e))[1:-1][:120]
+        raise CorruptDataError(f"{where}: is not JSON ({said}); it is damaged: write the store again") from e
+
+
+def _too_deep(where: str) -> CorruptDataError:
+    return CorruptDataError(f"{where}: is nested too deep; it is damaged, or made to do harm: copy the store again")
+
+
+def _unsealed(data: Any, where: str, raw: bytes = b"") -> dict[str, Any]:
+    """Return what has a digest of itself, without it, if they agree; ``raw`` is its JSON, if it is a document."""
+    if not isinstance(data, dict) or "digest" not in data:
+        raise CorruptDataError(f"{where}: holds no description of a scidata store; write the store again")
+    rest = {key: value for key, value in data.items() if key != "digest"}
+    found = None
+    if (seal := _SEAL.search(raw)) is not None:  # as it was written: its bytes, without making them again
+        view = memoryview(raw)
+        found = digest_of(view[: seal.start() + 1], view[seal.end() :])
+    if found != data["digest"] and digest_of(dump_json(_plain(rest)).encode()) != data["digest"]:
+        raise CorruptDataError(f"{where}: does not match its own digest: it is damaged or was edited; write it again")
+    return rest
+
+
+def _plain(data: dict[str, Any]) -> dict[str, Any]:
+    return {key: list(value) if isinstance(value, Items) else value for key, value in data.items()}
+
+
+def _check_text(value: Any, where: str, key: str = "") -> None:
+    """Refuse lone surrogates, which no file of UTF-8 and no terminal can hold."""
+    if isinstance(value, str) and _SURROGATE.search(value):
+        raise CorruptDataError(f"{where}: {key} is {ascii(value)[:80]}, which is no text; write the store again")
+    if isinstance(value, dict):
+        for name, item in value.items():
+            inner = f"{key}[{ascii(name)[:80]}]"
+            _check_text(name, where, inner)
+            _check_text(item, where, inner)
+    elif isinstance(value, list | Items):
+        for i, item in enumerate(value):
+            _check_text(item, where, f"{key}[{i}]")
+
+
+def _manifest(data: dict[str, Any], where: str) -> Manifest:
+    entry = Entry(data, where, "", _MANIFEST_KEYS)
+    found = data["samples"]
+    if not isinstance(found, Items) or not found:
+        entry.wrong("samples", "a list of samples")
+    fields = _Fields()
+    samples = tuple(_sample(sample, f"{where}: sample {i}", fields) for i, sample in enumerate(found))
+    manifest = Manifest(
+        version=data["version"],
+        kind=entry.text("kind"),
+        entity=entry.text("entity"),
+        order=entry.text("order"),
+        on_sphere=entry.flag("on_sphere"),
+        period=_period(entry),
+        recipe=entry.text("recipe"),
+        settings=_settings(entry),
+        entities=entry.texts("entities"),
+        counts=entry.each("counts", _count),
+        bbox=_bbox(entry),
+        fields=fields.read(entry),
+        statistics=entry.each("statistics", _figures),
+        samples=samples,
+    )
+    _check_sums(entry, manifest)
+    return manifest
+
+
+def _check_beside(first: SampleInfo, sample: SampleInfo, where: str) -> None:
+    """Check that figures and corners of two samples can be summed up."""
+    entry = Entry({"statistics": sample.statistics, "bbox": sample.bbox}, where, "", optional=None)
+    if sample.statistics.keys() != first.statistics.keys():
+        entry.wrong("statistics", "figures of the same fields as of the first sample")
+    if first.bbox is not None and sample.bbox is not None and len(sample.bbox[0]) != len(first.bbox[0]):
+        entry.wrong("bbox", "corners of as many coordinates as those of the first sample")
+
+
+def _check_sums(entry: Entry, manifest: Manifest) -> None:
+    """Check what is cheap to check of the sums over samples; :func:`~scidata.store.format.store.verify` does all."""
+    first = manifest.samples[0]
+    for name in ("version", "kind", "entity", "on_sphere", "period", "recipe"):
+        if getattr(manifest, name) != getattr(first, name):
+            entry.wrong(name, f"that of the samples, {shown(getattr(first, name))},")
+    if manifest.entities != tuple(sorted(first.counts)):
+        entry.wrong("entities", f"those of the samples, {', '.join(sorted(first.counts))},")
+    seen: set[int] = set()
+    for number, sample in enumerate(manifest.samples):
+        if sample.index in seen:
+            raise damaged(f"{entry.where}: sample {number}", f"'index' is {sample.index}, as of a sample before")
+        seen.add(sample.index)
+        check_alike(first, sample, entry.where)
+        _check_beside(first, sample, f"{entry.where}: sample {number}")
+    if manifest.fields != first.fields:
+        entry.wrong("fields", "those of the samples")
+    if manifest.statistics.keys() != first.statistics.keys():
+        entry.wrong("statistics", "figures of the samples' fields")
+    for path, figures in manifest.statistics.items():
+        if np.shape(figures.count) != np.shape(first.statistics[path].count):
+            entry.wrong("statistics", f"as many figures of {path[:80]!a} as samples have")
+    sums = {name: sum(sample.counts[name] for sample in manifest.samples) for name in first.counts}
+    if manifest.counts != sums:
+        entry.wrong("counts", "the sums of the samples'")

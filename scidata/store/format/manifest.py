@@ -1,0 +1,379 @@
+"""What a store's ``manifest.json`` says: dataclasses, their JSON, and the sums over samples. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.errors import FieldMismatchError
+from scidata.store.format.treatments import either_treats, treat_alike
+
+__all__ = [
+    "CHECKSUMS",
+    "SCHEMA_VERSION",
+    "ArrayInfo",
+    "FieldInfo",
+    "InputInfo",
+    "Manifest",
+    "Number",
+    "RunningStatistics",
+    "SampleInfo",
+    "Statistics",
+    "check_alike",
+    "digest_of",
+    "dump_json",
+    "make_manifest",
+    "sealed",
+]
+
+#: Raised whenever an older reader would misread a newer store. 2 binds chunks to their places, see ``checksums.py``,
+#: and has every byte of a store checked; stores of version 1 are read as they were.
+SCHEMA_VERSION = 2
+
+#: Path of the array of all chunks' checksums inside a sample; see ``checksums.py``.
+CHECKSUMS = "checksums"
+
+#: A plain number, or one per component of a field of several.
+Number: TypeAlias = float | tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statistics:
+    """Figures for normalising a field; one per component (the dims after the entity's) where it has several.
+
+    ``count`` are the finite values that went in; the others are NaN where there are none. ``std`` is that of the
+    population.
+    """
+
+    count: int | tuple[int, ...]
+    mean: Number
+    std: Number
+    min: Number
+    max: Number
+
+
+@dataclass(frozen=True, kw_only=True)
+class FieldInfo:
+    """One field: its entity, its dims as in the source, and the place of the entity's dim among them.
+
+    ``dtype`` is NumPy's little-endian code, ``<f4``.
+    """
+
+    name: str
+    entity: str
+    dtype: str
+    dims: tuple[str, ...]
+    entity_dim: int
+    units: str | None = None
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def path(self) -> str:
+        """The array's path inside a sample."""
+        return f"{self.entity}/{self.name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayInfo:
+    """Shape, dtype and digest of one stored array, and the shape of its chunks; that is None in schema version 1."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    digest: str
+    chunks: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputInfo:
+    """A file or folder that a sample was made of: its name without folders, its bytes, and the digest of them.
+
+    ``size`` and ``digest`` are None behind a URL.
+    """
+
+    name: str
+    size: int | None
+    digest: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleInfo:
+    """One sample of a store.
+
+    Attributes
+    ----------
+    index, num_samples
+        Its place among the samples of the run that wrote it.
+    name, folder
+        The source's name, and the Zarr group inside the store.
+    recipe
+        Digest of the options it was made with: samples of different recipes do not mix.
+    settings
+        Those options, readable.
+    inputs
+        What it was made of.
+    counts, source_counts
+        Rows of each entity, and how many the source has of it: more where a repair left some out.
+    bbox
+        ``(2, ndim)`` lower and upper corner of the positions as given; None without positions or rows.
+    period
+        Width of the domain along each coordinate where it wraps, 0 where it does not; None where none does.
+    block_space
+        Coordinates of ``blocks/bbox``: ``"pos"``, or ``"unit_sphere"`` (x, y, z) for longitudes and latitudes; None
+        without positions.
+    arrays, fields, statistics
+        By path, and by the field's path.
+    notes
+        What whoever made it should know: fallbacks of the order, repairs.
+    documents
+        Digest of the ``zarr.json`` of its groups and arrays, but for its own; None in schema version 1.
+    """
+
+    index: int
+    num_samples: int
+    name: str
+    folder: str
+    kind: str
+    entity: str
+    on_sphere: bool
+    recipe: str
+    settings: Mapping[str, Any]
+    counts: Mapping[str, int]
+    source_counts: Mapping[str, int]
+    bbox: tuple[tuple[float, ...], tuple[float, ...]] | None
+    block_space: str | None
+    period: tuple[float, ...] | None
+    arrays: Mapping[str, ArrayInfo]
+    fields: Mapping[str, FieldInfo]
+    statistics: Mapping[str, Statistics]
+    inputs: tuple[InputInfo, ...] = ()
+    notes: tuple[str, ...] = ()
+    documents: str | None = None
+
+    @property
+    def version(self) -> int:
+        """The schema version that it was written by."""
+        return 1 if self.documents is None else 2
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays, decoded."""
+        return sum(math.prod(a.shape) * np.dtype(a.dtype).itemsize for a in self.arrays.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a whole store holds: fields and statistics over all samples, and the samples themselves."""
+
+    version: int
+    kind: str
+    entity: str
+    order: str
+    on_sphere: bool
+    period: tuple[float, ...] | None
+    recipe: str
+    settings: Mapping[str, Any]
+    entities: tuple[str, ...]
+    counts: Mapping[str, int]
+    bbox: tuple[tuple[float, ...], tuple[float, ...]] | None
+    fields: Mapping[str, FieldInfo]
+    statistics: Mapping[str, Statistics]
+    samples: tuple[SampleInfo, ...]
+
+
+class RunningStatistics:
+    """Mean, deviation and range of a field in one pass over blocks (Chan, Golub, LeVeque 1983), in float64.
+
+    The same blocks in the same order give the same bits.
+    """
+
+    def __init__(self, num_components: int | None) -> None:
+        size = 1 if num_components is None else num_components
+        self._plain = num_components is None
+        self._count = np.zeros(size, np.int64)
+        self._mean = np.zeros(size)
+        self._m2 = np.zeros(size)
+        self._min = np.full(size, np.inf)
+        self._max = np.full(size, -np.inf)
+
+    def add(self, block: npt.NDArray[Any]) -> None:
+        """Take in values whose last dims are the components (``block`` has ``rows * components`` values)."""
+        values = block.reshape(-1, len(self._mean)).astype(np.float64)
+        finite = np.isfinite(values)
+        count = finite.sum(axis=0)
+        if not count.any():
+            return
+        every = bool(finite.all())
+        kept = values if every else np.where(finite, values, 0.0)
+        mean = kept.sum(axis=0) / np.maximum(count, 1)
+        delta = kept - mean if every else np.where(finite, values - mean, 0.0)
+        low = kept.min(axis=0) if every else np.where(finite, values, np.inf).min(axis=0)
+        high = kept.max(axis=0) if every else np.where(finite, values, -np.inf).max(axis=0)
+        self._merge(count, mean, (delta * delta).sum(axis=0), low, high)
+
+    def merge(self, stats: Statistics) -> None:
+        """Take in the figures of another part of the data."""
+        count = np.atleast_1d(np.asarray(stats.count, np.int64))
+        mean, std, low, high = (
+            np.nan_to_num(np.atleast_1d(np.asarray(x, np.float64)), nan=fill)
+            for x, fill in ((stats.mean, 0.0), (stats.std, 0.0), (stats.min, np.inf), (stats.max, -np.inf))
+        )
+        self._merge(count, mean, std * std * count, low, high)
+
+    def _merge(self, count: Any, mean: Any, m2: Any, low: Any, high: Any) -> None:
+        total = self._count + count
+        share = count / np.maximum(total, 1)
+        delta = np.where(count > 0, mean - self._mean, 0.0)
+        self._m2 += np.where(count > 0, m2, 0.0) + delta * delta * self._count * share
+        self._mean += delta * share
+        self._count = total
+        self._min, self._max = np.minimum(self._min, low), np.maximum(self._max, high)
+
+    def result(self) -> Statistics:
+        """Return what was gathered."""
+        some = self._count > 0
+        std = np.sqrt(self._m2 / np.maximum(self._count, 1))
+        columns = [np.where(some, x, np.nan) for x in (self._mean, std, self._min, self._max)]
+        if self._plain:
+            mean, deviation, low, high = (float(x[0]) for x in columns)
+            return Statistics(count=int(self._count[0]), mean=mean, std=deviation, min=low, max=high)
+        lists = [tuple(x.tolist()) for x in columns]
+        return Statistics(count=tuple(self._count.tolist()), mean=lists[0], std=lists[1], min=lists[2], max=lists[3])
+
+
+def dump_json(data: Mapping[str, Any]) -> str:
+    """Return JSON without NaN (null instead), the same for the same data."""
+    return json.dumps(_plain(data), indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {_text(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, int | bool | None):
+        return value
+    return _text(value)
+
+
+def _text(value: Any) -> str:
+    """Return text that has bytes: lone surrogates, of attributes that are no UTF-8, are written out."""
+    text = str(value)
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def sealed(description: SampleInfo | Manifest) -> dict[str, Any]:
+    """Return the description as plain data with a digest of itself."""
+    data = _plain(asdict(description))
+    for sample in data.get("samples", [data]):
+        _leave_out_new(sample)
+    return {**data, "digest": digest_of(dump_json(data).encode())}
+
+
+def _leave_out_new(sample: dict[str, Any]) -> None:
+    """Leave out what schema version 1 does not have, so that its samples stay what they are."""
+    if sample["documents"] is None:
+        del sample["documents"]
+        for array in sample["arrays"].values():
+            del array["chunks"]
+
+
+def digest_of(*parts: bytes | memoryview) -> str:
+    """Return the digest of some bytes, one after the other."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def make_manifest(samples: Sequence[SampleInfo], store: str) -> Manifest:
+    """Sum up samples, which must agree in kind, recipe and fields.
+
+    Raises
+    ------
+    FieldMismatchError
+        A sample has other fields, or fields of another dtype or other dims, than the first.
+    """
+    first, settings = samples[0], samples[0].settings
+    for sample in samples[1:]:
+        check_alike(first, sample, store)
+        if not treat_alike(settings, sample.settings):
+            raise FieldMismatchError(
+                f"{store}: sample {sample.index} ({sample.name}) keeps faults that others repair, or repairs what they "
+                "keep; write all samples with the same --repair and --keep"
+            )
+        settings = either_treats(settings, sample.settings)
+    corners = [np.array(s.bbox) for s in samples if s.bbox is not None]
+    bbox = None
+    if corners:
+        low, high = np.min([c[0] for c in corners], axis=0), np.max([c[1] for c in corners], axis=0)
+        bbox = (tuple(low.tolist()), tuple(high.tolist()))
+    return Manifest(
+        version=first.version,
+        kind=first.kind,
+        entity=first.entity,
+        order=str(first.settings.get("order", "rows")),
+        on_sphere=first.on_sphere,
+        period=first.period,
+        recipe=first.recipe,
+        settings=settings,
+        entities=tuple(sorted(first.counts)),  # files keep no order of keys
+        counts={entity: sum(s.counts[entity] for s in samples) for entity in first.counts},
+        bbox=bbox,
+        fields=first.fields,
+        statistics={path: _merged(path, samples) for path in first.statistics},
+        samples=tuple(samples),
+    )
+
+
+def _merged(path: str, samples: Iterable[SampleInfo]) -> Statistics:
+    parts = [sample.statistics[path] for sample in samples]
+    size = len(parts[0].mean) if isinstance(parts[0].mean, tuple) else None
+    total = RunningStatistics(size)
+    for part in parts:
+        total.merge(part)
+    return total.result() if len(parts) > 1 else parts[0]
+
+
+def check_alike(first: SampleInfo, other: SampleInfo, store: str) -> None:
+    """Check that two samples may lie in one store.
+
+    Raises
+    ------
+    FieldMismatchError
+    """
+
+    def differ(what: str, expected: Any, found: Any) -> FieldMismatchError:
+        return FieldMismatchError(
+            f"{store}: sample {other.index} ({other.name}) has {what} {found}, but sample {first.index} "
+            f"({first.name}) has {expected}; choose the fields that all samples share, or write two stores"
+        )
+
+    for what in ("version", "kind", "entity", "on_sphere", "period", "recipe"):
+        if getattr(first, what) != getattr(other, what):
+            raise differ(what, getattr(first, what), getattr(other, what))
+    if first.counts.keys() != other.counts.keys():
+        raise differ("entities", sorted(first.counts), sorted(other.counts))
+    if first.fields.keys() != other.fields.keys():
+        raise differ("fields", sorted(first.fields), sorted(other.fields))
+    for path, info in first.fields.items():
+        found = other.fields[path]
+        if info is not found and replace(info, attributes={}) != replace(found, attributes={}):
+            raise differ(f"field {path!r} as", f"{info.dtype} {info.dims}", f"{found.dtype} {found.dims}")
+        shapes = [_components(sample, path) for sample in (first, other)]
+        if shapes[0] != shapes[1]:
+            raise differ(f"components of {path!r}:", shapes[0], shapes[1])
+
+
+def _components(sample: SampleInfo, path: str) -> tuple[int, ...]:
+    return sample.arrays[path].shape[sample.fields[path].entity_dim + 1 :]

@@ -1,0 +1,65 @@
+"""Where the parts of a store lie, and that they lie inside it: nothing that a manifest or a link names is followed out.
+
+Behind a URL there are no links to follow.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from scidata.errors import RefusedError
+from scidata.sources.bytes.files import Url, is_url, url_of
+
+__all__ = ["MAX_DOCUMENT_BYTES", "check_documents", "check_inside", "folder_of", "join"]
+
+#: Of one ``zarr.json``: those of a store take some KB, and some 100 bytes more for each field of its sample.
+MAX_DOCUMENT_BYTES = 64 << 20
+
+
+def folder_of(index: int) -> str:
+    """Return the folder of a sample inside its store."""
+    return f"sample-{index:06d}.zarr"
+
+
+def join(store: str, name: str) -> str:
+    """Return the path or URL of what lies in a store."""
+    path = url_of(store)
+    return path.at(name) if isinstance(path, Url) else os.path.join(os.path.expanduser(path), name)
+
+
+def check_inside(store: str, path: str) -> None:
+    """Refuse a file or folder of a store that is a symbolic link out of it; the store itself may be a link.
+
+    Raises
+    ------
+    RefusedError
+    """
+    if is_url(store) or not os.path.islink(path):
+        return
+    target, top = os.path.realpath(path), os.path.realpath(store)
+    if not target.startswith(top.rstrip("/") + "/"):
+        raise RefusedError(
+            f"{path}: this link leads to {target}, out of the store {store}; copy what it leads to into the store"
+        )
+
+
+def check_documents(folder: str, names: Iterable[str]) -> None:
+    """Refuse metadata of a local sample, ``names`` are its arrays, that take more memory than any has use for.
+
+    Raises
+    ------
+    RefusedError
+    """
+    for name in ("", *names):
+        path = os.path.join(folder, name, "zarr.json")
+        try:
+            size = os.stat(path).st_size
+        except OSError:  # whoever opens it says why
+            continue
+        if size > MAX_DOCUMENT_BYTES:
+            raise RefusedError(
+                f"{path}: takes {size} bytes, and no metadata of a store take more than {MAX_DOCUMENT_BYTES} "
+                "(scidata.store.format.places.MAX_DOCUMENT_BYTES); it is damaged, or made to fill the memory: "
+                "copy the store again"
+            )

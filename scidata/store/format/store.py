@@ -1,0 +1,340 @@
+"""The partitioned store: open it, and verify every byte and invariant of it. Writing is ``write.py``'s.
+
+A folder with ``manifest.json``, which is written last, and one Zarr v3 group per sample; see ``write.py`` for
+the arrays. Rows are in curve order, so that one store serves any number of ranks.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.types import ArrayLayout
+from scidata.errors import (
+    ConfigError,
+    CorruptDataError,
+    FieldMismatchError,
+    RefusedError,
+    SciDataError,
+    UnsupportedFormatError,
+)
+from scidata.sources.bytes.files import Url, files, is_url, url_of
+from scidata.sources.zarr.source import ZarrSource
+from scidata.store.format.checksums import KEPT_BYTES, Checksums, SampleSource
+from scidata.store.format.documents import ATTRIBUTE, check_files
+from scidata.store.format.durable import write_text
+from scidata.store.format.kept import Kept
+from scidata.store.format.loading import load_manifest, load_sample
+from scidata.store.format.manifest import Manifest, SampleInfo, dump_json, make_manifest, sealed
+from scidata.store.format.places import check_documents, check_inside, folder_of, join
+from scidata.store.format.verify import Fault, FaultFound, check_sample, read_rows
+from scidata.store.format.write import BLOCK_ROWS
+
+__all__ = [
+    "BLOCK_ROWS",
+    "MANIFEST",
+    "MAX_MANIFEST_BYTES",
+    "Fault",
+    "Store",
+    "is_store",
+    "open_store",
+    "read_sample_info",
+    "verify",
+    "verify_sample",
+    "write_manifest",
+]
+
+MANIFEST = "manifest.json"
+#: Of the manifest; a sample takes some KB in it, so that this is room for a hundred thousand. Python takes about ten
+#: times as much memory to read it.
+MAX_MANIFEST_BYTES = 512 << 20
+
+
+def is_store(path: str | os.PathLike[str]) -> bool:
+    """Say whether ``path`` is a finished scidata store: a folder or URL with a manifest."""
+    try:
+        return files().size(join(os.fspath(path), MANIFEST)) > 0
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return False
+    except OSError as e:
+        if e.errno == errno.ELOOP:  # links that lead to each other; the reader says so of the path itself
+            return False
+        raise
+
+
+class Store:
+    """A finished store. Its samples open at first use; it pickles as its path.
+
+    Attributes
+    ----------
+    path
+        As the user gave it.
+    manifest
+        Fields, statistics and samples.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = url_of(os.path.expanduser(os.fspath(path)))
+        self.manifest = _read_manifest(self.path)
+        self._sources: dict[int, SampleSource] = {}
+        self._checksums: Kept[Checksums] = Kept(KEPT_BYTES)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        Store.__init__(self, state["path"])
+
+    def __len__(self) -> int:
+        return len(self.manifest.samples)
+
+    def __repr__(self) -> str:
+        return f"Store({self.path!r}, {self.manifest.kind}, {len(self)} samples)"
+
+    def sample(self, index: int) -> SampleInfo:
+        """Return the description of a sample.
+
+        Raises
+        ------
+        ConfigError
+            The store has no such sample.
+        """
+        if not 0 <= index < len(self):
+            raise ConfigError(f"{self.path}: there is no sample {index}; there are {len(self)}, from 0 on")
+        return self.manifest.samples[index]
+
+    def source(self, index: int) -> ZarrSource:
+        """Return the Zarr source of a sample, the same one at each call.
+
+        Raises
+        ------
+        RefusedError
+            Its folder is a link out of the store.
+        """
+        info = self.sample(index)
+        source = self._sources.get(index)
+        if source is None:
+            names = list(info.arrays)  # listing folders takes time, and round trips
+            source = self._sources.setdefault(index, _sample_source(self.path, info, self._checksums, names))
+        return source
+
+    def array(self, index: int, path: str) -> ArrayLayout:
+        """Return the layout of a sample's array, ``"node/pos"`` for one, for planning and reading.
+
+        Raises
+        ------
+        UnknownNameError
+            The sample has no such array; the message names the near matches.
+        CorruptDataError
+            The array's metadata are not what the manifest says.
+        """
+        layout = self.source(index).arrays[path]
+        info = self.sample(index).arrays.get(path)
+        if info is None or info.shape != layout.shape or np.dtype(info.dtype) != layout.dtype:
+            expected = "none" if info is None else f"{info.dtype} {info.shape}"
+            raise CorruptDataError(
+                f"{self.path}: sample {index}: array {path!r} is {layout.dtype.str} {layout.shape}, but the manifest "
+                f"has {expected}; the store is damaged or two were mixed: write it again"
+            )
+        return layout
+
+    def read(self, index: int, path: str, start: int | None = None, stop: int | None = None) -> npt.NDArray[Any]:
+        """Read rows ``[start, stop)`` of an array's first dimension; all of them by default."""
+        return read_rows(self.source(index), self.array(index, path), start, stop)
+
+    def close(self) -> None:
+        """Close the samples' sources; the next use opens them again."""
+        self._sources.clear()
+        self._checksums = Kept(KEPT_BYTES)
+
+
+def _sample_source(store: str, info: SampleInfo, kept: Kept[Checksums], names: list[str] | None) -> SampleSource:
+    folder = join(store, info.folder)
+    check_inside(store, folder)
+    return SampleSource(folder, store=store, info=info, kept=kept, names=names)
+
+
+def open_store(path: str | os.PathLike[str]) -> Store:
+    """Open a store that ``scidata partition`` finished.
+
+    Raises
+    ------
+    UnsupportedFormatError
+        The folder has no manifest: it is no store, or its writing was interrupted.
+    CorruptDataError
+        The manifest does not match its own digest, or a sample's folder is not there.
+    RefusedError
+        The manifest is larger than ``MAX_MANIFEST_BYTES``, or it or a link leads out of the store.
+    """
+    store = Store(path)
+    if not is_url(store.path):
+        for info in store.manifest.samples:
+            check_inside(store.path, os.path.join(store.path, info.folder))
+            if not os.path.isfile(os.path.join(store.path, info.folder, "zarr.json")):
+                raise CorruptDataError(
+                    f"{store.path}: sample {info.index} ({info.name}) is in the manifest, but {info.folder} is not "
+                    "there; copy the whole store, or write it again"
+                )
+    return store
+
+
+def _read_manifest(path: str) -> Manifest:
+    where = join(path, MANIFEST)
+    if not is_store(path):
+        begun = not is_url(path) and os.path.isdir(path) and any(map(_is_part, os.listdir(path)))
+        if begun:
+            raise UnsupportedFormatError(
+                f"{path}: an unfinished scidata store: it has samples but no {MANIFEST}; run the same `scidata "
+                "partition` again with --resume, or --finalize after the last part"
+            )
+        if not is_url(path) and not os.path.exists(path):
+            raise FileNotFoundError(errno.ENOENT, "there is no such store", path)
+        raise UnsupportedFormatError(f"{path}: is no scidata store: it has no {MANIFEST}; make one: scidata partition")
+    return load_manifest(_manifest_bytes(path), where)
+
+
+def _manifest_bytes(path: str) -> bytes:
+    where = join(path, MANIFEST)
+    check_inside(path, where)
+    if (size := files().size(where)) > MAX_MANIFEST_BYTES:
+        raise RefusedError(
+            f"{where}: takes {size} bytes, and no more than {MAX_MANIFEST_BYTES} are read (scidata.store.format.store."
+            "MAX_MANIFEST_BYTES); it is damaged, or made to fill the memory: copy the store again, or split it"
+        )
+    if is_url(path):
+        return bytes(files().read(where, 0, size))
+    with open(where, "rb") as file:  # not through the cache of open files: it may hold that of a store before
+        return file.read(MAX_MANIFEST_BYTES)
+
+
+def _is_part(name: str) -> bool:
+    return name.startswith((".tmp-sample-", "sample-"))
+
+
+def read_sample_info(store: str, index: int) -> SampleInfo:
+    """Read what a finished sample says of itself, also before there is a manifest.
+
+    Raises
+    ------
+    CorruptDataError
+        It is damaged, or another store's.
+    """
+    folder = join(store, folder_of(index))
+    check_inside(store, folder)
+    if not isinstance(folder, Url):
+        check_documents(folder, ())
+    try:
+        attributes = ZarrSource(folder, names=() if isinstance(folder, Url) else None).attributes  # lists no folder
+    except SciDataError as e:
+        raise CorruptDataError(f"{folder}: is no readable sample ({e}); delete it and run again with --resume") from e
+    info = load_sample(attributes.get(ATTRIBUTE), folder)
+    if info.index != index:
+        raise CorruptDataError(f"{folder}: says that it is sample {info.index}; samples were renamed or mixed")
+    return info
+
+
+def write_manifest(store: str, samples: list[SampleInfo]) -> Manifest:
+    """Sum up finished samples and write the manifest, which makes the folder a store."""
+    manifest = make_manifest(samples, store)
+    write_text(os.path.join(store, MANIFEST), dump_json(sealed(manifest)))
+    return manifest
+
+
+def verify_sample(store: str, index: int) -> SampleInfo:
+    """Reread everything of a finished sample, also before there is a manifest, and return its description.
+
+    Raises
+    ------
+    CorruptDataError
+        The first fault.
+    """
+    files().close()  # read what is there now
+    info = read_sample_info(store, index)
+    try:
+        _check_sample(store, info)
+    except FaultFound as e:
+        raise CorruptDataError(str(e.fault)) from e
+    return info
+
+
+def _check_sample(store: str, info: SampleInfo) -> None:
+    """Check a sample's values, and what else there is in its files.
+
+    Raises
+    ------
+    FaultFound, SciDataError, OSError
+        The first fault.
+    """
+    names = list(info.arrays) if is_url(store) else None  # else all that there are
+    source = _sample_source(store, info, Kept(KEPT_BYTES), names)
+    check_sample(source, info, store)
+    if info.version > 1 and not is_url(store):
+        check_files(source, info, os.path.join(store, info.folder))
+
+
+def verify(path: str | os.PathLike[str], *, tick: Callable[[], None] | None = None) -> Fault | None:
+    """Reread all digests of a store and check every invariant; return the first fault, or None.
+
+    Checked: checksums and digests of all arrays; ``original_id`` is a permutation; edges are grouped by destination,
+    sorted, in range; cells have their nodes, in range, and lie with their owners; blocks hold their points; prefix
+    sums do not decrease; samples say what the manifest says. Of local stores (of schema version 2 on) also that no
+    byte of any file is another than was written, and that there is no other file.
+
+    Parameters
+    ----------
+    tick
+        Called after each sample.
+
+    Raises
+    ------
+    UnsupportedFormatError, FileNotFoundError
+        There is no finished store at ``path``.
+    """
+    name = url_of(os.path.expanduser(os.fspath(path)))
+    files().close()  # read what is there now, not what was replaced while open
+    try:
+        store = open_store(name)
+        _check_sums(store)
+    except (CorruptDataError, FieldMismatchError, RefusedError) as e:
+        return Fault(store=name, sample=None, array=MANIFEST, row=None, message=str(e))
+    for info in store.manifest.samples:
+        try:
+            if sealed(read_sample_info(name, info.index)) != sealed(info):
+                raise CorruptDataError("the sample's own description is not the manifest's; two stores were mixed")
+            _check_sample(name, info)
+        except FaultFound as e:
+            return e.fault
+        except (SciDataError, OSError) as e:
+            return Fault(store=name, sample=info.index, array=None, row=None, message=str(e))
+        if tick is not None:
+            tick()
+    return None
+
+
+def _check_sums(store: Store) -> None:
+    made = dump_json(sealed(make_manifest(store.manifest.samples, store.path)))
+    if store.manifest.version > 1 and made.encode() == _manifest_bytes(store.path):
+        _check_top(store)
+        return
+    if made != dump_json(sealed(store.manifest)):
+        raise CorruptDataError(f"{store.path}: the manifest's sums are not those of its samples; write the store again")
+    if store.manifest.version > 1:
+        raise CorruptDataError(
+            f"{join(store.path, MANIFEST)}: says what it should, but not in the bytes that scidata wrote; it was edited"
+        )
+
+
+def _check_top(store: Store) -> None:
+    """Check that a local store's folder holds its samples and its manifest alone; empty locks are no bytes of it."""
+    if is_url(store.path):
+        return
+    known = {MANIFEST, *(info.folder for info in store.manifest.samples)}
+    for name in sorted(os.listdir(store.path)):
+        path = os.path.join(store.path, name)
+        if name not in known and not (name.startswith(".lock") and os.path.isfile(path) and not os.path.getsize(path)):
+            raise CorruptDataError(f"{path}: is no part of the store: remove it")

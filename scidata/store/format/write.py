@@ -1,0 +1,445 @@
+"""Write samples of a store: under a temporary name, synced, then renamed, so that a sample is whole or not there.
+
+Layout of a sample, a Zarr v3 group (``node`` is ``point`` for point clouds; where cells are the rows it is ``cell``,
+and there are no lists of cells)::
+
+    node/original_id (N,), node/pos (N, ndim), node/<field>
+    cell/offsets (C + 1,), cell/connectivity, cell/type (C,), cell/original_id (C,), cell/indptr (N + 1,), cell/<field>
+    csr/indptr (N + 1,), csr/src (E,), csr/edge_id (E,), edge/<field>
+    blocks/bbox (B, 2, ndim), blocks/weight_prefix (B + 1,)
+    checksums (chunks,)  # the crc32c of every chunk of the others, see checksums.py
+
+Rows are in the store's order and ids in its numbering; ``original_id`` and ``edge_id`` are the source's rows: those of
+mesh edges, twice each, where fields on them came along (``edge/orientation`` is then the way of each). Cells
+are sorted by their owner, the lowest-numbered of their nodes: node ``i`` owns cells
+``[cell/indptr[i], cell/indptr[i + 1])``.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import math
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.types import IntArray
+from scidata.errors import ConfigError
+from scidata.meshes.order.positions import unit_sphere
+from scidata.store.format.arrays import CHUNK_ROWS, Reordered, write_array
+from scidata.store.format.checksums import Checksums, write_checksums
+from scidata.store.format.documents import ATTRIBUTE, digest_documents, sample_document
+from scidata.store.format.durable import remove, sync, sync_folder
+from scidata.store.format.manifest import (
+    CHECKSUMS,
+    ArrayInfo,
+    FieldInfo,
+    InputInfo,
+    RunningStatistics,
+    SampleInfo,
+    Statistics,
+)
+from scidata.store.format.places import folder_of
+
+__all__ = [
+    "BLOCK_ROWS",
+    "MAX_FIELD_BYTES",
+    "ATTRIBUTE",
+    "FieldData",
+    "OrderedCells",
+    "OrderedEdges",
+    "OrderedSample",
+    "folder_of",
+    "search_space",
+    "write_sample",
+]
+
+BLOCK_ROWS = 512
+_LIST_CHUNK_ROWS = 8192  # of arrays with several entries per entity: about 1024 entities' worth
+MAX_FIELD_BYTES = 256 << 20
+_NO_ROOM = {  # what errors of writing say, and what to do
+    errno.ENOSPC: ("no space left", "free some space"),
+    errno.EDQUOT: ("no space left", "free some space"),
+    errno.EFBIG: ("a file became too large for its file system, or for `ulimit -f`,", "raise the limit"),
+}
+_NO_NAMES = {"", ".", "..", "zarr.json"}
+_NO_CHARACTERS = re.compile("[\\\\\0\ud800-\udfff]")  # Zarr takes a backslash for a slash
+_LONGEST_NAME = 255  # bytes, on any file system in use
+_OF_ROWS = {"original_id", "pos"}
+_OF_CELLS = {"offsets", "connectivity", "type", "original_id", "indptr"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FieldData:
+    """A field to be written.
+
+    Attributes
+    ----------
+    shape
+        In the source: ``shape[info.entity_dim]`` are its rows there.
+    read
+        Reads a box of the source: one slice with step 1 per dimension.
+    rows
+        The source's row of each stored row; None: that of the entity's rows.
+    """
+
+    info: FieldInfo
+    shape: tuple[int, ...]
+    read: Callable[[tuple[slice, ...]], npt.NDArray[Any]]
+    rows: IntArray | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderedCells:
+    """Cells in the store's order: ``connectivity`` holds new node ids, ``original_id`` source rows."""
+
+    offsets: IntArray
+    connectivity: npt.NDArray[np.integer[Any]]
+    types: npt.NDArray[np.uint8]
+    original_id: IntArray
+    indptr: IntArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderedEdges:
+    """Edges by destination, new ids: node ``i`` receives from ``src[indptr[i]:indptr[i + 1]]``."""
+
+    indptr: IntArray
+    src: npt.NDArray[np.integer[Any]]
+    edge_id: IntArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderedSample:
+    """One sample whose rows have got their order; ``pos`` and ``weights`` are still in the source's.
+
+    ``order``, ``cells.original_id`` and ``edges.edge_id`` are the source's rows: of ``source_counts`` rows, where a
+    repair left some out; else all of them.
+    """
+
+    index: int
+    num_samples: int
+    name: str
+    kind: str
+    entity: str
+    on_sphere: bool
+    order: IntArray
+    pos: npt.NDArray[np.floating[Any]] | None
+    weights: npt.NDArray[np.float64] | None
+    cells: OrderedCells | None
+    edges: OrderedEdges | None
+    fields: tuple[FieldData, ...]
+    recipe: str
+    period: tuple[float, ...] | None = None
+    source_counts: Mapping[str, int] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    inputs: tuple[InputInfo, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Rows of each entity."""
+        counts = {self.entity: len(self.order)}
+        if self.cells is not None:
+            counts["cell"] = len(self.cells.types)
+        if self.edges is not None:
+            counts["edge"] = len(self.edges.src)
+        return counts
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes on disk, but for metadata and checksums (well below 2 %)."""
+        total = 8 * len(self.order) + 1
+        if self.pos is not None:
+            total += len(self.order) * self.pos.shape[1] * self.pos.dtype.itemsize
+        if self.cells is not None:
+            ids = 4 if len(self.order) <= np.iinfo(np.int32).max else 8
+            total += ids * len(self.cells.connectivity) + 17 * len(self.cells.types) + 8 * len(self.cells.indptr)
+        if self.edges is not None:
+            total += 8 * len(self.edges.indptr) + 12 * len(self.edges.src)
+        for data in self.fields:
+            row = math.prod(data.shape) // max(1, data.shape[data.info.entity_dim]) * np.dtype(data.info.dtype).itemsize
+            total += row * len(self.rows_of(data))
+        return total
+
+    def rows_of(self, data: FieldData) -> IntArray:
+        """Return the source's row of each stored row of a field."""
+        if data.rows is not None:
+            return data.rows
+        entity = data.info.entity
+        if entity == self.entity:
+            return self.order
+        if entity == "cell" and self.cells is not None:
+            return self.cells.original_id
+        if entity == "edge" and self.edges is not None:
+            return self.edges.edge_id
+        raise ConfigError(f"sample {self.name}: a field lives on {entity!r}, but there are {', '.join(self.counts)}")
+
+
+def search_space(pos: npt.NDArray[Any], *, on_sphere: bool) -> npt.NDArray[np.float64]:
+    """Return positions in which distances are Euclidean: longitude, latitude (, height) in degrees go to the unit
+    sphere, without the height."""
+    return unit_sphere(pos[:, :2]) if on_sphere else np.asarray(pos, np.float64)
+
+
+def write_sample(
+    store: str,
+    sample: OrderedSample,
+    *,
+    max_field_bytes: int = MAX_FIELD_BYTES,
+    tick: Callable[[float], None] | None = None,
+) -> SampleInfo:
+    """Write one sample into the folder ``store``; it appears there whole, under its final name, or not at all.
+
+    Memory: the sample's order, positions, edges and cells; one field of up to ``max_field_bytes`` (larger ones go
+    through a scratch file beside the sample); a few copies of a shard of 32 MiB.
+
+    Parameters
+    ----------
+    tick
+        Called after every shard with the share of the sample that it was; the shares add up to 1.
+
+    Raises
+    ------
+    ConfigError
+        A field with the name of one of the store's own arrays, or on an entity that the sample lacks.
+    OSError
+        Also where the disk is full: what was written of this sample is removed.
+    """
+    _check_names(sample)
+    final = os.path.join(store, folder_of(sample.index))
+    temporary = os.path.join(store, f".tmp-{folder_of(sample.index)}")
+    scratch = os.path.join(store, f".tmp-{folder_of(sample.index)}.scratch")
+    remove(temporary, scratch)
+    try:
+        info = _SampleWriter(temporary, scratch, sample, max_field_bytes, tick).write()
+        remove(scratch)
+        sync_folder(temporary)
+        os.rename(temporary, final)
+        sync(store)
+    except OSError as e:
+        remove(temporary, scratch)
+        if e.errno in _NO_ROOM:
+            what, remedy = _NO_ROOM[e.errno]
+            raise OSError(
+                e.errno,
+                f"{what} while writing sample {sample.index} ({sample.name}); the samples before it are whole: "
+                f"{remedy} and run again with --resume, or write to another disk",
+                store,
+            ) from e
+        raise
+    except BaseException:
+        remove(temporary, scratch)
+        raise
+    return info
+
+
+def _check_names(sample: OrderedSample) -> None:
+    """Refuse fields that cannot be arrays of the sample's group, or not all of them at once."""
+    paths = {data.info.path for data in sample.fields}
+    seen: set[str] = set()
+    for data in sample.fields:
+        info = data.info
+        of_rows = info.entity == sample.entity
+        reserved = _OF_ROWS if of_rows else _OF_CELLS if info.entity == "cell" else ()
+        parts = info.name.split("/")
+        above = next((p for p in itertools.accumulate(info.path.split("/")[:-1], "{}/{}".format) if p in paths), None)
+        if info.path in seen:
+            why = "comes twice"
+        elif parts[0] in reserved:
+            why = "comes with the name of one of the store's own arrays"
+        elif above is not None:
+            why = f"lies inside another one, {above!r}"
+        elif any(part in _NO_NAMES or len(part.encode("utf-8", "replace")) > _LONGEST_NAME for part in parts):
+            why = "has a name that cannot be that of a folder"
+        elif _NO_CHARACTERS.search(info.name):
+            why = "has a name that Zarr cannot hold, with a backslash, a NUL or what is no UTF-8"
+        else:
+            seen.add(info.path)
+            continue
+        raise ConfigError(
+            f"sample {sample.name}: field {info.name[:200]!a} on {info.entity} {why}; leave it out, or rename it in "
+            "the source"
+        )
+
+
+class _SampleWriter:
+    def __init__(
+        self,
+        folder: str,
+        scratch: str,
+        sample: OrderedSample,
+        max_field_bytes: int,
+        tick: Callable[[float], None] | None,
+    ) -> None:
+        self._folder, self._scratch, self._sample, self._max_bytes = folder, scratch, sample, max_field_bytes
+        self._tick, self._total, self._done = tick, sample.nbytes, 0.0
+        self._arrays: dict[str, ArrayInfo] = {}
+        self._statistics: dict[str, Statistics] = {}
+        self._checksums: dict[str, Checksums] = {}
+
+    def write(self) -> SampleInfo:
+        import zarr
+
+        sample = self._sample
+        self._group = zarr.create_group(self._folder, zarr_format=3)
+        self._put(f"{sample.entity}/original_id", sample.order, (sample.entity,))
+        bbox = self._write_positions()
+        self._write_cells()
+        self._write_edges()
+        for data in sample.fields:
+            self._write_field(data)
+        self._arrays[CHECKSUMS] = write_checksums(self._group, self._checksums)
+        info = SampleInfo(
+            index=sample.index,
+            num_samples=sample.num_samples,
+            name=sample.name,
+            folder=folder_of(sample.index),
+            kind=sample.kind,
+            entity=sample.entity,
+            on_sphere=sample.on_sphere,
+            period=sample.period,
+            recipe=sample.recipe,
+            settings=sample.settings,
+            inputs=sample.inputs,
+            counts=sample.counts,
+            source_counts={**sample.counts, **sample.source_counts},
+            bbox=bbox,
+            block_space=None if sample.pos is None else ("unit_sphere" if sample.on_sphere else "pos"),
+            arrays=self._arrays,
+            fields={data.info.path: data.info for data in sample.fields},
+            statistics=self._statistics,
+            notes=sample.notes,
+            documents=digest_documents(self._folder, self._arrays),
+        )
+        with open(os.path.join(self._folder, "zarr.json"), "w", encoding="utf-8") as file:
+            file.write(sample_document(info))
+        if self._tick is not None:
+            self._tick(1.0 - self._done)
+        return info
+
+    def _wrote(self, num_bytes: int) -> None:
+        if self._tick is not None:
+            share = min(num_bytes / self._total, 1.0 - self._done)  # the size is an estimate
+            self._done += share
+            self._tick(share)
+
+    def _put(self, path: str, values: npt.NDArray[Any], dims: tuple[str, ...], *, lists: bool = False) -> None:
+        """Write an array that is in memory in its final order."""
+        self._arrays[path] = write_array(
+            self._group,
+            path,
+            values.__getitem__,
+            shape=values.shape,
+            dtype=values.dtype,
+            dims=dims,
+            chunk_rows=_LIST_CHUNK_ROWS if lists else CHUNK_ROWS,
+            tick=self._wrote,
+            checksums=self._checksums,
+        )
+
+    def _write_positions(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+        sample = self._sample
+        order, pos = sample.order, sample.pos
+        marks = np.append(np.arange(0, len(order), BLOCK_ROWS), len(order))
+        prefix = marks.astype(np.float64)
+        if sample.weights is not None:
+            prefix = np.concatenate([[0.0], np.cumsum(sample.weights[order])])[marks]
+        self._put("blocks/weight_prefix", prefix, ("block_edge",))
+        if pos is None:
+            return None
+        self._arrays[f"{sample.entity}/pos"] = write_array(
+            self._group,
+            f"{sample.entity}/pos",
+            lambda box: pos[order[box[0]], box[1]],
+            shape=(len(order), pos.shape[1]),
+            dtype=pos.dtype,
+            dims=(sample.entity, "xyz"),
+            tick=self._wrote,
+            checksums=self._checksums,
+        )
+        self._put("blocks/bbox", _block_boxes(pos, order, on_sphere=sample.on_sphere), ("block", "corner", "xyz"))
+        if not len(order):
+            return None
+        low, high = np.full(pos.shape[1], np.inf), np.full(pos.shape[1], -np.inf)
+        for first in range(0, len(order), BLOCK_ROWS * 1024):
+            kept = pos[order[first : first + BLOCK_ROWS * 1024]]
+            low, high = np.minimum(low, kept.min(axis=0)), np.maximum(high, kept.max(axis=0))
+        return tuple(low.tolist()), tuple(high.tolist())
+
+    def _write_cells(self) -> None:
+        cells = self._sample.cells
+        if cells is None:
+            return
+        self._put("cell/offsets", cells.offsets, ("cell_edge",))
+        self._put("cell/connectivity", _narrow(cells.connectivity, len(self._sample.order)), ("corner",), lists=True)
+        self._put("cell/type", cells.types, ("cell",))
+        self._put("cell/original_id", cells.original_id, ("cell",))
+        self._put("cell/indptr", cells.indptr, (f"{self._sample.entity}_edge",))
+
+    def _write_edges(self) -> None:
+        edges = self._sample.edges
+        if edges is None:
+            return
+        self._put("csr/indptr", edges.indptr, (f"{self._sample.entity}_edge",))
+        self._put("csr/src", _narrow(edges.src, len(self._sample.order)), ("edge",), lists=True)
+        self._put("csr/edge_id", edges.edge_id, ("edge",), lists=True)
+
+    def _write_field(self, data: FieldData) -> None:
+        info, order = data.info, self._sample.rows_of(data)
+        dim, dtype = info.entity_dim, np.dtype(info.dtype)
+        shape = (*data.shape[:dim], len(order), *data.shape[dim + 1 :])
+        statistics = None
+        if dtype.kind in "fiub":
+            components = int(np.prod(shape[dim + 1 :])) if shape[dim + 1 :] else None
+            statistics = RunningStatistics(components)
+        read = Reordered(
+            data.read,
+            order,
+            source_shape=data.shape,
+            dtype=dtype,
+            entity_dim=dim,
+            scratch=self._scratch,
+            max_bytes=self._max_bytes,
+        )
+        self._arrays[info.path] = write_array(
+            self._group,
+            info.path,
+            read,
+            shape=shape,
+            dtype=dtype,
+            dims=info.dims,
+            entity_dim=dim,
+            statistics=statistics,
+            tick=self._wrote,
+            checksums=self._checksums,
+        )
+        if statistics is not None:
+            self._statistics[info.path] = statistics.result()
+        remove(self._scratch)
+
+
+def _narrow(ids: npt.NDArray[np.integer[Any]], num_rows: int) -> npt.NDArray[np.integer[Any]]:
+    """Return node ids as int32 where all nodes have such numbers: half the bytes to read."""
+    return ids.astype(np.int32 if num_rows <= np.iinfo(np.int32).max else np.int64, copy=False)
+
+
+def _block_boxes(pos: npt.NDArray[Any], order: IntArray, *, on_sphere: bool) -> npt.NDArray[np.float64]:
+    """Return ``(num_blocks, 2, ndim)`` lower and upper corners of runs of ``BLOCK_ROWS`` rows, in search space."""
+    num_blocks = -(-len(order) // BLOCK_ROWS)
+    ndim = 3 if on_sphere else pos.shape[1]
+    boxes = np.empty((num_blocks, 2, ndim))
+    step = 1024
+    for first in range(0, num_blocks, step):
+        rows = order[first * BLOCK_ROWS : (first + step) * BLOCK_ROWS]
+        points = search_space(pos[rows], on_sphere=on_sphere)
+        starts = np.arange(0, len(rows), BLOCK_ROWS)
+        boxes[first : first + step, 0] = np.minimum.reduceat(points, starts, axis=0)
+        boxes[first : first + step, 1] = np.maximum.reduceat(points, starts, axis=0)
+    return boxes

@@ -1,0 +1,363 @@
+"""Reads any rank's part of raw point clouds, in the order of their files, without a store. No torch.
+
+One file is one sample. What a store adds: rows in curve order, ghosts within a radius, checksums, statistics.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.bounds import chunk_bounds, even_bounds, explicit_bounds
+from scidata.core.checks import names_of
+from scidata.core.index_map import IndexMap
+from scidata.core.types import Empty, IntArray
+from scidata.core.urls import Url
+from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
+from scidata.meshes.order.cuts import cut_bounds, prefix_of
+from scidata.meshes.samples import read_samples
+from scidata.plan import ArrayPlan, KeptPlans, ReadPlan
+from scidata.read import ReadStats
+from scidata.read.threads import ReaderThreads
+from scidata.sources.bytes.remote import run_each
+from scidata.store.format.manifest import FieldInfo, Statistics
+from scidata.store.raw_points.file import PointsFile, described_file
+from scidata.store.reading.part import LocalPart, SamplePart
+from scidata.store.reading.rows import Gather, RowAccess
+from scidata.store.reading.subsample import Draw, Subsample
+
+__all__ = ["PointsReader"]
+
+_KEPT_SAMPLES = 1024
+_RUN_ROWS = 1024  # drawn together as a "chunk" of files that have none
+
+
+class PointsReader:
+    """Raw point clouds, cut into ``num_parts`` each: what a ``StoreReader`` is to a store.
+
+    Parameters
+    ----------
+    path
+        A file, a list or a glob; each file is a sample.
+    num_parts
+        Ranks of the domain.
+    fields
+        Names; default all that have one row per point, and ``pos``, the positions as ``(num, 2 or 3)``: float64 unless
+        ``dtype`` says otherwise, angles in degrees.
+    bounds
+        ``"even"``, ``"chunk"``, explicit ``[0, …, N]`` for every sample, or ``{index: [0, …, N]}``.
+    weights
+        Cost of each row: a field's name, or ``(N,)`` numbers.
+    decode, dtype, allow_missing, allow_external, num_threads
+        As in :func:`scidata.open_dataset`; ``dtype`` is NumPy's.
+    subsample
+        Rows that each epoch draws; None reads all.
+
+    Raises
+    ------
+    SciDataError
+        What the first file's metadata shows to be wrong; the same on every rank.
+    """
+
+    kind = "points"
+    entity = "point"
+    entities = ("point",)
+    ghosts = "exchange"
+    num_hops = 0
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        num_parts: int = 1,
+        fields: Sequence[str] | str | None = None,
+        bounds: Any = "even",
+        weights: Any = None,
+        decode: bool = True,
+        dtype: npt.DTypeLike | None = None,
+        subsample: Subsample | None = None,
+        allow_missing: bool = False,
+        allow_external: bool = False,
+        num_threads: int = 4,
+    ) -> None:
+        wanted = None if fields is None else names_of("fields", fields)
+        self._samples = read_samples(
+            path,
+            kind="points",
+            fields=None if wanted is None else [name for name in wanted if name != "pos"],
+            allow_missing=allow_missing,
+            allow_external=allow_external,
+        )
+        self.num_parts, self.subsample = num_parts, subsample
+        self._bounds, self._weights = bounds, weights
+        self._decode, self._dtype = decode, None if dtype is None else np.dtype(dtype)
+        self._allow_missing = allow_missing
+        self._threads = ReaderThreads(num_threads)
+        self._clouds: dict[int, PointsFile] = {}
+        self._cuts: dict[int, SamplePart] = {}
+        self._plans: KeptPlans[ArrayPlan] = KeptPlans()
+        first = self._cloud(0)
+        self.path = first.source.path
+        self._infos = first.infos
+        self.fields = tuple(self._infos) if wanted is None else self._in_order(wanted)
+        if subsample is not None and subsample.entity != "point":
+            raise UnknownNameError(f"{self.path}: subsample draws rows of point, not of {subsample.entity!r}")
+        if weights is not None and not (isinstance(bounds, str) and bounds == "even"):
+            raise ConfigError("weights and explicit bounds exclude each other: both say where to cut")
+        if isinstance(bounds, str) and bounds not in ("even", "chunk"):
+            raise ConfigError(f"bounds={bounds!r}: points are cut 'even', 'chunk', by weights, or by explicit bounds")
+
+    def _in_order(self, wanted: Sequence[str]) -> tuple[str, ...]:
+        short = {name.rpartition("/")[2]: name for name in self._infos}
+        return tuple(dict.fromkeys(self._known(short.get(name, name)) for name in wanted))
+
+    # -- what there is -------------------------------------------------------------------------------------------
+
+    @property
+    def num_samples(self) -> int:
+        """Number of files."""
+        return len(self._samples)
+
+    @property
+    def period(self) -> tuple[float, ...] | None:
+        """Width of the domain along each coordinate where it wraps, 0 where it does not; None where it does in none."""
+        return self._cloud(0).period
+
+    def info(self, name: str) -> FieldInfo:
+        """Return entity, dims, dtype and attributes of a field."""
+        return self._infos[self._known(name)]
+
+    def dims(self, name: str) -> tuple[str, ...]:
+        """Return the dims of a field."""
+        return self.info(name).dims
+
+    def entity_dim(self, name: str) -> int:
+        """Return which of them counts the points."""
+        return self.info(name).entity_dim
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        """Return the dtype in which a field is read."""
+        return np.dtype(self.info(name).dtype)
+
+    def counts(self, entity: str) -> IntArray:
+        """Return the rows of each sample, ``(num_samples,)`` int64. Opens every file."""
+        if entity != "point":
+            raise UnknownNameError(f"{self.path}: no entity {entity!r}{near_matches(entity, self.entities)}")
+        return np.array([self._cloud(i).num_rows for i in range(self.num_samples)], np.int64)
+
+    def global_shape(self, name: str, index: int, *, epoch: int = 0) -> tuple[int, ...]:
+        """Return the shape of a field of one whole sample, or of what ``epoch`` draws from it."""
+        cloud, dim = self._cloud(self._checked_index(index)), self.entity_dim(name)
+        shape = cloud.shape(self._known(name))
+        draw = self._draw(cloud, index % self.num_samples, epoch)
+        if draw is None:
+            return shape
+        return (*shape[:dim], int(draw.count_before(np.array([cloud.num_rows]))[0]), *shape[dim + 1 :])
+
+    def statistics(self, name: str) -> Statistics | None:
+        """Return None: only a store has them."""
+        self._known(name)
+        return None
+
+    def fingerprint(self) -> str:
+        """Return a digest of what decides the samples: names, sizes and fields. Opens every file."""
+        content = {
+            "samples": [self._samples.names, self.counts("point").tolist()],
+            "fields": {name: [self.dims(name), str(self.dtype(name))] for name in self.fields},
+            "subsample": None if self.subsample is None else self.subsample.recipe,
+        }
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+    def _known(self, name: str) -> str:
+        if name not in self._infos:
+            raise UnknownNameError(f"{self.path}: no field {name!r}{near_matches(name, self._infos)}")
+        return name
+
+    def _checked_index(self, index: int) -> int:
+        if not -self.num_samples <= index < self.num_samples:
+            raise IndexError(f"{self.path}: sample {index} is out of range: there are {self.num_samples} samples")
+        return index % self.num_samples
+
+    def _checked_part(self, part: int) -> int:
+        if not 0 <= part < self.num_parts:
+            raise ConfigError(f"rank {part} does not exist: the domain has {self.num_parts} ranks")
+        return part
+
+    def _cloud(self, index: int) -> PointsFile:
+        """Describe a file, which must have the first one's fields."""
+        cloud = self._clouds.get(index)
+        if cloud is None:
+            cloud = described_file(self._samples.header(index), dtype=self._dtype, decode=self._decode)
+            if index and cloud.infos != self._infos:
+                self._refuse(cloud)
+            if len(self._clouds) >= _KEPT_SAMPLES:
+                self._clouds.clear()
+            self._clouds[index] = cloud
+        return cloud
+
+    def _refuse(self, cloud: PointsFile) -> None:
+        for name in {**self._infos, **cloud.infos}:
+            here, first = cloud.infos.get(name), self._infos.get(name)
+            if here != first:
+                shown = ["no such field" if x is None else f"{x.dims} {np.dtype(x.dtype)}" for x in (here, first)]
+                raise FieldMismatchError(
+                    f"{cloud.source.path}: field {name!r}: {shown[0]}, but {self.path} has {shown[1]}; all files of a "
+                    "data set have the same fields: choose those that agree with fields="
+                )
+
+    # -- cutting -------------------------------------------------------------------------------------------------
+
+    def partition_of(self, index: int) -> SamplePart:
+        """Cut a sample; reads the field that weights name."""
+        index = self._checked_index(index)
+        cut = self._cuts.get(index)
+        if cut is None:
+            cut = SamplePart(index=index, entity="point", bounds={"point": self._cut(index)})
+            if len(self._cuts) >= _KEPT_SAMPLES:
+                self._cuts.clear()
+            self._cuts[index] = cut
+        return cut
+
+    def _cut(self, index: int) -> IntArray:
+        cloud, bounds = self._cloud(index), self._bounds
+        num_rows, num_parts = cloud.num_rows, self.num_parts
+        if isinstance(bounds, Mapping):
+            if index not in bounds:
+                raise ConfigError(f"bounds has no entry for sample {index}; it has {sorted(bounds)}")
+            bounds = bounds[index]
+        if not isinstance(bounds, str):
+            return explicit_bounds(bounds, num_rows, num_parts)
+        if self._weights is not None:
+            return cut_bounds(prefix_of(self._costs(cloud)), num_parts)
+        if num_parts >= num_rows:
+            return np.minimum(np.arange(num_parts + 1, dtype=np.int64), num_rows)
+        if bounds == "chunk" and cloud.chunk_rows:
+            return chunk_bounds(num_rows, num_parts, edges=np.arange(0, num_rows, cloud.chunk_rows))
+        return even_bounds(num_rows, num_parts)
+
+    def _costs(self, cloud: PointsFile) -> npt.NDArray[np.float64]:
+        if isinstance(self._weights, str):
+            self._known(self._weights)
+            values = self._access(cloud).rows(self._weights, 0, cloud.num_rows)
+        else:
+            values = np.asarray(self._weights)
+        if values.shape != (cloud.num_rows,):
+            raise ConfigError(
+                f"{cloud.source.path}: weights of shape {values.shape} for {cloud.num_rows} points; one cost of each "
+                "was expected"
+            )
+        return values.astype(np.float64)
+
+    def _draw(self, cloud: PointsFile, index: int, epoch: int) -> Draw | None:
+        if self.subsample is None:
+            return None
+        chunk = cloud.chunk_rows or _RUN_ROWS
+        return self.subsample.draw(cloud.num_rows, epoch=epoch, index=index, chunk_rows=chunk)
+
+    # -- planning and reading ------------------------------------------------------------------------------------
+
+    def plan(self, index: int, rank: int = 0, *, epoch: int = 0) -> ReadPlan:
+        """Plan one sample for one rank, from metadata alone (weights named by a field are read).
+
+        Raises
+        ------
+        IndexError, ConfigError
+            Sample or rank out of range.
+        """
+        index, part = self._checked_index(index), self._checked_part(rank)
+        cloud = self._cloud(index)
+        access = self._access(cloud)
+        start, stop, _, rows = self._rows(cloud, index, part, epoch)
+        fields = {}
+        for name in self.fields:
+            gathers = [self._gather(access, index, path, start, stop, rows) for path in cloud.paths(name)]
+            fields[name] = tuple(plan for gather in gathers for plan, _ in gather.steps)
+        return ReadPlan(index=index, rank=rank, fields=fields)
+
+    def read(self, index: int, part: int, *, epoch: int = 0, empty: Empty = np.empty) -> LocalPart:
+        """Read one part of a sample, or of what ``epoch`` draws from it. Thread-safe; communicates nothing.
+
+        ``empty`` makes the arrays that are read into.
+
+        Raises
+        ------
+        IndexError, ConfigError, FieldMismatchError
+            Sample or part out of range, or a file that does not have the first one's fields.
+        MissingChunkError, ShortReadError, ChecksumError, CorruptDataError
+            The file is damaged.
+        """
+        index, part = self._checked_index(index), self._checked_part(part)
+        cloud = self._cloud(index)
+        start, stop, bounds, rows = self._rows(cloud, index, part, epoch)
+        arrays = [(name, path) for name in self.fields for path in cloud.paths(name)]
+        own = [self._access(cloud, empty) for _ in arrays]
+
+        def read(access: RowAccess, name: str, path: str) -> npt.NDArray[Any]:
+            gather = self._gather(access, index, path, start, stop, rows)
+            return access.run_gather(gather, None if name == "pos" else self._dtype, dim=self.entity_dim(name))
+
+        calls = [functools.partial(read, each, name, path) for each, (name, path) in zip(own, arrays, strict=True)]
+        # side by side behind a URL, so that they wait for round trips together
+        found = run_each(calls) if isinstance(cloud.source.path, Url) else [call() for call in calls]
+        fields = {}
+        for name in self.fields:
+            parts = [values for (owner, _), values in zip(arrays, found, strict=True) if owner == name]
+            fields[name] = cloud.positions(parts, self.dtype("pos")) if name == "pos" else parts[0]
+        return LocalPart(
+            index=index,
+            part=self.partition_of(index),
+            index_maps={"point": IndexMap(bounds=bounds, part=part, ghosts=np.empty(0, np.int64))},
+            fields=fields,
+            edge_index=None,
+            far_edge_index=None,
+            cells=None,
+            rows=None if rows is None else {"point": rows},
+            stats=sum((each.stats for each in own), ReadStats()),
+        )
+
+    def original_id(self, index: int, part: int, entity: str, *, rows: IntArray | None = None) -> IntArray:
+        """Return the file's row of each row that a part owns, ``(num_owned,)`` int64; ``rows`` are such rows."""
+        if entity != "point":
+            raise UnknownNameError(f"{self.path}: no entity {entity!r}{near_matches(entity, self.entities)}")
+        if rows is not None:
+            return rows
+        start, stop = self.partition_of(index).owned(entity, self._checked_part(part))
+        return np.arange(start, stop, dtype=np.int64)
+
+    def _access(self, cloud: PointsFile, empty: Empty = np.empty) -> RowAccess:
+        executor = self._threads.executor()
+        return cloud.access(executor, decode=self._decode, allow_missing=self._allow_missing, empty=empty)
+
+    def _rows(self, cloud: PointsFile, index: int, part: int, epoch: int) -> tuple[int, int, IntArray, IntArray | None]:
+        """Return the range of rows that a part owns, the bounds of its sample, and the rows where they are drawn."""
+        bounds = self.partition_of(index).bounds["point"]
+        start, stop = int(bounds[part]), int(bounds[part + 1])
+        draw = self._draw(cloud, index, epoch)
+        if draw is None:
+            return start, stop, bounds, None
+        return start, stop, draw.count_before(bounds), draw.rows(start, stop)
+
+    def _gather(self, access: RowAccess, index: int, path: str, start: int, stop: int, rows: IntArray | None) -> Gather:
+        dim = self._infos[path].entity_dim if path in self._infos else 0
+        if rows is not None:
+            return access.plan_gather(path, rows, dim=dim)
+        key = index, path, start, stop
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = access.plan(path, np.array([start]), np.array([stop]), dim=dim)
+            self._plans.keep(key, plan, plan.num_bytes)
+        return Gather(num_rows=stop - start, steps=((plan, None),))
+
+    def close(self) -> None:
+        """End the threads and close the files; the next read starts them again."""
+        self._threads.close()
+        self._plans = KeptPlans()
+        for cloud in list(self._clouds.values()):
+            cloud.source.close()

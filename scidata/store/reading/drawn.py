@@ -1,0 +1,159 @@
+"""What an epoch's draw takes from a stored sample: rows, and the cells and edges between them.
+
+Whose a node is, and how many cells or edges each part holds, follows from all that was drawn. So of meshes and graphs
+every part reads the corners and in-edges of the whole draw (which are far less than the fields), of clouds only its own
+rows. Fields are read by those who own them alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.index_map import IndexMap
+from scidata.core.types import IntArray
+from scidata.meshes.order.ids import ranges
+from scidata.store.reading.part import LocalCells, SamplePart
+from scidata.store.reading.rows import RowAccess
+from scidata.store.reading.subsample import Draw
+
+__all__ = ["DrawnPart", "drawn_part"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DrawnPart:
+    """One part of what was drawn.
+
+    Attributes
+    ----------
+    rows
+        By entity, the store's rows that the part owns of the drawn ones, sorted, int64.
+    index_maps
+        By entity, of the drawn rows: drawn row ``i`` is the ``i``-th of all that were drawn.
+    edge_index
+        ``(2, num)`` int64 local ids: the drawn edges that end at the part's rows, by destination.
+    cells
+        The drawn cells that it owns.
+    """
+
+    rows: Mapping[str, IntArray]
+    index_maps: Mapping[str, IndexMap]
+    edge_index: IntArray | None = None
+    cells: LocalCells | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Cells:
+    """Drawn cells: their rows, and their corners as the store's nodes."""
+
+    rows: IntArray
+    offsets: IntArray
+    corners: IntArray
+
+    def take(self, kept: npt.NDArray[np.bool_]) -> _Cells:
+        sizes = np.diff(self.offsets)
+        corners = self.corners[np.repeat(kept, sizes)]
+        return _Cells(rows=self.rows[kept], offsets=_prefix(sizes[kept]), corners=corners)
+
+
+def drawn_part(access: RowAccess, cut: SamplePart, part: int, draw: Draw, entity: str) -> DrawnPart:
+    """Find what a part holds of a draw of an entity's rows: nodes, points or cells.
+
+    Cells that have rows and edges of their own (``entity="cell"`` in the store) count as nodes here.
+    Of drawn nodes: the cells all of whose corners, and the edges both of whose ends were drawn. Of drawn cells: their
+    nodes, and the edges between these.
+    """
+    main = cut.entity
+    if set(cut.bounds) == {main}:
+        rows = draw.rows(*cut.owned(main, part))
+        bounds = draw.count_before(cut.bounds[main])
+        return DrawnPart(rows={main: rows}, index_maps={main: _index_map(bounds, part)})
+    every = draw.rows()
+    cells = None
+    if entity != main:
+        cells = _read_cells(access, every)
+        nodes = np.unique(cells.corners)
+    else:
+        nodes = every
+        if "cell" in cut.bounds and main != "cell":
+            cells = _read_cells(access, ranges(*access.pointers("cell/indptr", nodes)))
+            inside = np.concatenate([[0], np.cumsum(_contains(nodes, cells.corners))])[cells.offsets]
+            cells = cells.take(np.diff(inside) == np.diff(cells.offsets))
+    drawn = {main: nodes} | ({} if cells is None else {"cell": cells.rows})
+    src = np.empty(0, np.int64)
+    dst = src
+    if "edge" in cut.bounds:
+        drawn["edge"], src, dst = _edges_between(access, nodes)
+    return _part_of(access, cut, part, drawn, cells, src, dst)
+
+
+def _part_of(
+    access: RowAccess,
+    cut: SamplePart,
+    part: int,
+    drawn: Mapping[str, IntArray],
+    cells: _Cells | None,
+    src: IntArray,
+    dst: IntArray,
+) -> DrawnPart:
+    """Take a part of the whole draw; ``src`` and ``dst`` are drawn rows."""
+    nodes = drawn[cut.entity]
+    bounds = {name: np.searchsorted(rows, cut.bounds[name]).astype(np.int64) for name, rows in drawn.items()}
+    own = {name: slice(int(b[part]), int(b[part + 1])) for name, b in bounds.items()}
+    needed = [np.empty(0, np.int64)]
+    if "edge" in own:
+        src, dst = src[own["edge"]], dst[own["edge"]]
+        needed.append(src)
+    corners = offsets = np.empty(0, np.int64)
+    if cells is not None:
+        first, last = own["cell"].start, own["cell"].stop
+        offsets = cells.offsets[first : last + 1]
+        corners = np.searchsorted(nodes, cells.corners[offsets[0] : offsets[-1]])
+        needed.append(corners)
+    reached = np.unique(np.concatenate(needed))
+    ghosts = reached[(reached < own[cut.entity].start) | (reached >= own[cut.entity].stop)]
+    maps = {name: _index_map(b, part, ghosts if name == cut.entity else None) for name, b in bounds.items()}
+    local = maps[cut.entity].to_local
+    rows = {name: drawn[name][own[name]] for name in drawn}
+    local_cells = None
+    if cells is not None:
+        types = access.gather("cell/type", rows["cell"])
+        local_cells = LocalCells(offsets=offsets - offsets[0], connectivity=local(corners), types=types)
+    edges = np.stack([local(src), local(dst)]) if "edge" in own else None
+    return DrawnPart(rows=rows, index_maps=maps, edge_index=edges, cells=local_cells)
+
+
+def _read_cells(access: RowAccess, rows: IntArray) -> _Cells:
+    first, last = access.pointers("cell/offsets", rows)
+    corners = access.gather("cell/connectivity", ranges(first, last)).astype(np.int64, copy=False)
+    return _Cells(rows=rows, offsets=_prefix(last - first), corners=corners)
+
+
+def _edges_between(access: RowAccess, nodes: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """Return the rows of the edges both of whose ends are among ``nodes``, and these ends as places among them."""
+    first, last = access.pointers("csr/indptr", nodes)
+    rows = ranges(first, last)
+    sources = access.gather("csr/src", rows).astype(np.int64, copy=False)
+    kept = _contains(nodes, sources)
+    ends = np.repeat(np.arange(len(nodes), dtype=np.int64), last - first)
+    return rows[kept], np.searchsorted(nodes, sources[kept]), ends[kept]
+
+
+def _contains(ids: IntArray, wanted: IntArray) -> npt.NDArray[np.bool_]:
+    """Say which of ``wanted`` are among sorted ids."""
+    if not len(ids):
+        return np.zeros(len(wanted), np.bool_)
+    at = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
+    found: npt.NDArray[np.bool_] = ids[at] == wanted
+    return found
+
+
+def _prefix(sizes: IntArray) -> IntArray:
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+
+def _index_map(bounds: IntArray, part: int, ghosts: IntArray | None = None) -> IndexMap:
+    return IndexMap(bounds=bounds, part=part, ghosts=np.empty(0, np.int64) if ghosts is None else ghosts)

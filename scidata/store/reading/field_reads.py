@@ -1,0 +1,154 @@
+"""Fields of parts of samples: planned once, read with their ghosts, kept where other times have the same values."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.types import IntArray
+from scidata.core.urls import Url
+from scidata.plan import ArrayPlan, KeptPlans
+from scidata.sources.bytes.remote import run_each
+from scidata.store.format.kept import Kept
+from scidata.store.format.manifest import FieldInfo
+from scidata.store.reading.numbering import Numbering
+from scidata.store.reading.rows import FieldPlan, Gather, RowAccess, merge_ranges
+from scidata.store.reading.topology import LocalTopology
+
+__all__ = ["FieldReads"]
+
+_SHARED_BYTES = 128 << 20  # of fields without times, whose values are kept for the other times
+
+
+class FieldReads:
+    """Plans and reads fields of any part, given its rows. Thread-safe.
+
+    Parameters
+    ----------
+    infos, dtypes
+        By the names that users type; dtypes as read.
+    with_ghosts
+        Whether the rows of ghosts are read, too.
+    max_bytes
+        Bound of the plans, and of the values, that are kept, where it is below theirs.
+    """
+
+    def __init__(
+        self,
+        numbering: Numbering,
+        infos: Mapping[str, FieldInfo],
+        dtypes: Mapping[str, np.dtype[Any]],
+        *,
+        with_ghosts: bool,
+        max_bytes: int,
+    ) -> None:
+        self._numbering, self._infos, self._dtypes, self._with_ghosts = numbering, infos, dtypes, with_ghosts
+        self._plans: KeptPlans[FieldPlan] = KeptPlans(max_bytes)
+        self._shared: Kept[npt.NDArray[Any]] = Kept(min(max_bytes, _SHARED_BYTES))
+
+    def forget(self) -> None:
+        """Let go of what is kept."""
+        self._plans, self._shared = KeptPlans(self._plans.max_bytes), Kept(self._shared.max_bytes)
+
+    def plans(self, access: RowAccess, name: str, index: int, topology: LocalTopology) -> list[ArrayPlan]:
+        """Plan the rows of a field that a part has of a sample, as for a first read."""
+        if topology.rows is None:
+            return [self._plan(access, name, index, topology)[0]]
+        return [plan for plan, _ in self._gather(access, name, index, topology.rows).steps]
+
+    def read(
+        self, access: RowAccess, names: Sequence[str], index: int, topology: LocalTopology
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Read fields of a part: behind a URL side by side, so that they wait for round trips together."""
+        if not isinstance(self._numbering.store.path, Url):
+            return {name: self._read(access, name, index, topology) for name in names}
+        own = [access.anew(access.empty) for _ in names]
+        calls = [
+            functools.partial(self._read, each, name, index, topology) for each, name in zip(own, names, strict=True)
+        ]
+        found = dict(zip(names, run_each(calls), strict=True))
+        access.stats = sum((each.stats for each in own), access.stats)
+        return found
+
+    def _read(self, access: RowAccess, name: str, index: int, topology: LocalTopology) -> npt.NDArray[Any]:
+        if topology.rows is not None:
+            return self._read_drawn(access, name, index, topology.rows)
+        if not self._is_kept(name, index, topology):
+            return self._read_rows(access, name, index, topology)
+
+        def make() -> npt.NDArray[Any]:
+            own = access.anew(np.empty)  # not in the memory of a batch
+            values = self._read_rows(own, name, index, topology)
+            access.stats += own.stats
+            return values
+
+        part = topology.index_maps[self._infos[name].entity].part
+        slot = self._numbering.locate(index)[0], part, name
+        kept = self._shared.get(slot, make, lambda values: values.nbytes)
+        values = access.empty(kept.shape, kept.dtype)
+        np.copyto(values, kept)
+        return values
+
+    def _is_kept(self, name: str, index: int, topology: LocalTopology) -> bool:
+        """Whether other times have the same values, and they are few enough to be kept for those."""
+        info = self._infos[name]
+        if not self._numbering.is_shared(info, index):
+            return False
+        rows, dim = topology.index_maps[info.entity], self._numbering.entity_dim(info)
+        shape = list(self._numbering.shape(info, index))
+        shape[dim] = rows.num_local if self._with_ghosts else rows.num_owned
+        return math.prod(shape) * self._dtypes[name].itemsize <= self._shared.max_bytes
+
+    def _read_drawn(self, access: RowAccess, name: str, index: int, rows: Mapping[str, IntArray]) -> npt.NDArray[Any]:
+        dim = self._infos[name].entity_dim
+        values = access.run_gather(self._gather(access, name, index, rows), self._dtypes[name], dim=dim)
+        return self._shaped(values, name, self._numbering.shape(self._infos[name], index))
+
+    def _read_rows(self, access: RowAccess, name: str, index: int, topology: LocalTopology) -> npt.NDArray[Any]:
+        """Read owned rows and ghosts."""
+        info = self._infos[name]
+        rows = topology.index_maps[info.entity]
+        key = index % self._numbering.num_samples, rows.part, name
+        found = self._plans.get(key)
+        if found is None:
+            found = FieldPlan(*self._plan(access, name, index, topology), self._numbering.shape(info, index))
+            self._plans.keep(key, found, found.num_bytes())
+        plan, pick, shape = found
+        values = self._shaped(access.run(plan, self._dtypes[name]), name, shape)
+        if pick is None:
+            return values
+        lead: tuple[Any, ...] = (slice(None),) * self._numbering.entity_dim(info)
+        num = rows.num_owned
+        # ghosts move up in place; the rows between them are left behind at the end of the buffer
+        values[(*lead, slice(num, num + len(pick)))] = values[(*lead, num + pick)]
+        return np.ascontiguousarray(values[(*lead, slice(0, num + len(pick)))])
+
+    def _shaped(self, values: npt.NDArray[Any], name: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+        """Drop the dims that a sample does not have."""
+        info = self._infos[name]
+        dim = self._numbering.entity_dim(info)
+        return values.reshape(*shape[:dim], values.shape[info.entity_dim], *shape[dim + 1 :])
+
+    def _gather(self, access: RowAccess, name: str, index: int, rows: Mapping[str, IntArray]) -> Gather:
+        """Plan the drawn rows of a field."""
+        info = self._infos[name]
+        others = self._numbering.segments(info, index)
+        return access.plan_gather(info.path, rows[info.entity], dim=info.entity_dim, others=others)
+
+    def _plan(
+        self, access: RowAccess, name: str, index: int, topology: LocalTopology
+    ) -> tuple[ArrayPlan, IntArray | None]:
+        """Plan owned rows and ghosts in one; with it where the ghosts lie among the rows after the owned ones."""
+        info = self._infos[name]
+        rows = topology.index_maps[info.entity]
+        start, stop = rows.owned
+        ghosts = rows.ghosts if self._with_ghosts else rows.ghosts[:0]
+        runs = merge_ranges(ghosts, ghosts + 1)
+        starts, stops = np.append(start, runs.starts), np.append(stop, runs.stops)
+        others = self._numbering.segments(info, index)
+        return access.plan(info.path, starts, stops, dim=info.entity_dim, others=others), runs.pick

@@ -1,0 +1,291 @@
+"""Which sample has which number, and what it keeps of the dims besides its entity's: times and levels. Pure metadata.
+
+A stored sample is one topology. Where its fields have a time, each of its times is a sample of its own.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.bounds import num_rows_of, segments_of_slice
+from scidata.core.checks import offsets as checked_offsets
+from scidata.core.types import IntArray, Selection
+from scidata.errors import ConfigError, FieldMismatchError, SciDataError, UnknownNameError, near_matches
+from scidata.sources.cf import names_time
+from scidata.store.format.manifest import FieldInfo, RunningStatistics, Statistics
+from scidata.store.format.store import Store
+
+__all__ = ["Numbering", "number_samples"]
+
+#: The dim that ``scidata partition --mesh`` makes of fields that lie in several files and have no time.
+_JOINED = "sample"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Numbering:
+    """Samples are numbered by stored sample, then by row along ``sample_dim``, for which every step exists.
+
+    Attributes
+    ----------
+    sample_dim
+        Dim whose rows are samples; None where each stored sample is one.
+    steps
+        Offsets along it. One step drops the dim, several keep it.
+    isel
+        Crop, stride, index or indices of dims, ``sample_dim`` among them.
+    firsts
+        ``(num_stored + 1,)`` int64: number of the first sample of each stored one.
+    """
+
+    store: Store
+    sample_dim: str | None
+    steps: tuple[int, ...]
+    isel: Mapping[str, Any]
+    firsts: IntArray
+    _sizes: tuple[int, ...] = field(repr=False)  # rows along sample_dim of each stored sample
+
+    @cached_property
+    def num_samples(self) -> int:
+        """Number of samples."""
+        return self._starts[-1]
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        starts: list[int] = self.firsts.tolist()
+        return starts
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """Return the stored sample of a sample, and which of its samples it is.
+
+        Raises
+        ------
+        IndexError
+            There is no such sample.
+        """
+        num = self.num_samples
+        if not -num <= index < num:
+            along = "" if self.sample_dim is None else f" along {self.sample_dim!r} with steps {self.steps}"
+            raise IndexError(f"{self.store.path}: sample {index} is out of range: there are {num} samples{along}")
+        index %= num
+        stored = bisect.bisect_right(self._starts, index) - 1
+        return stored, index - self._starts[stored]
+
+    def rows(self, index: int) -> list[int]:
+        """Return the rows along ``sample_dim`` of a sample, one per step; ``[]`` where there is no such dim."""
+        stored, row = self.locate(index)
+        if self.sample_dim is None:
+            return []
+        kept = _kept_rows(self.isel.get(self.sample_dim, slice(None)), self._sizes[stored])
+        first = row - min(0, *self.steps)
+        return [int(kept[first + step]) for step in self.steps]
+
+    def dims(self, info: FieldInfo) -> tuple[str, ...]:
+        """Return the dims of a field in a sample."""
+        return tuple(d for i, d in enumerate(info.dims) if not self._dropped(info, i))
+
+    def entity_dim(self, info: FieldInfo) -> int:
+        """Return which of them is the entity's."""
+        return sum(not self._dropped(info, i) for i in range(info.entity_dim))
+
+    def is_shared(self, info: FieldInfo, index: int) -> bool:
+        """Whether other samples of the same stored one have the same values: a field without times."""
+        stored, _ = self.locate(index)
+        return self.sample_dim not in info.dims and self._starts[stored + 1] - self._starts[stored] > 1
+
+    def shape(self, info: FieldInfo, index: int) -> tuple[int, ...]:
+        """Return the shape of a field in a sample."""
+        counts = map(num_rows_of, self.segments(info, index))
+        return tuple(n for i, n in enumerate(counts) if not self._dropped(info, i))
+
+    def segments(self, info: FieldInfo, index: int) -> Selection:
+        """Return what a sample has of each dim of the stored field: all rows of the entity's."""
+        shape = self.store.sample(self.locate(index)[0]).arrays[info.path].shape
+        return tuple(
+            segments_of_slice(
+                slice(None)
+                if i == info.entity_dim
+                else self.rows(index)
+                if dim == self.sample_dim
+                else self.isel.get(dim, slice(None)),
+                size,
+            )
+            for i, (dim, size) in enumerate(zip(info.dims, shape, strict=True))
+        )
+
+    def statistics(self, info: FieldInfo, figures: Statistics) -> Statistics:
+        """Return the figures of the components that samples have; over all times, also where ``isel`` leaves some."""
+        tail = range(info.entity_dim + 1, len(info.dims))
+        if not any(info.dims[i] == self.sample_dim or info.dims[i] in self.isel for i in tail):
+            return figures
+        shape = tuple(self.store.manifest.samples[0].arrays[info.path].shape[i] for i in tail)
+        parts = [np.reshape(x, shape) for x in (figures.count, figures.mean, figures.std, figures.min, figures.max)]
+        for axis in reversed(range(len(tail))):
+            dim = info.dims[tail[axis]]
+            if dim == self.sample_dim:
+                times = [_as_statistics([x.take(t, axis) for x in parts]) for t in range(shape[axis])]
+                left = parts[0].take(0, axis)
+                total = RunningStatistics(left.size)
+                for figure in times:
+                    total.merge(figure)
+                found = total.result()
+                parts = [np.reshape(x, left.shape) for x in (found.count, found.mean, found.std, found.min, found.max)]
+                if len(self.steps) > 1:
+                    parts = [np.repeat(np.expand_dims(x, axis), len(self.steps), axis) for x in parts]
+            elif dim in self.isel:
+                rows = _kept_rows(self.isel[dim], shape[axis])
+                parts = [x.take(rows[0] if self._dropped(info, tail[axis]) else rows, axis) for x in parts]
+        return _as_statistics(parts)
+
+    def describe(self, infos: Sequence[FieldInfo]) -> list[Any]:
+        """Return what decides the samples of some fields, as plain values for a digest."""
+        kept = None if self.sample_dim is None else self.isel.get(self.sample_dim, slice(None))
+        times = [] if kept is None else [_kept_rows(kept, size).tolist() for size in self._sizes]
+        some = self.num_samples > 0
+        crops = {
+            info.path: [
+                [(s.start, s.count, s.step) for s in segments]
+                for i, segments in enumerate(self.segments(info, 0))
+                if i != info.entity_dim and info.dims[i] != self.sample_dim
+            ]
+            for info in (infos if some else ())
+        }
+        return [self.sample_dim, self.steps, times, crops]
+
+    def _dropped(self, info: FieldInfo, i: int) -> bool:
+        if i == info.entity_dim:
+            return False
+        if info.dims[i] == self.sample_dim:
+            return len(self.steps) == 1
+        return isinstance(self.isel.get(info.dims[i]), int | np.integer)
+
+
+def number_samples(
+    store: Store,
+    infos: Sequence[FieldInfo],
+    *,
+    sample_dim: str | int | None = None,
+    steps: Sequence[int] = (0,),
+    isel: Mapping[str, Any] | None = None,
+) -> Numbering:
+    """Number the samples of a store.
+
+    Parameters
+    ----------
+    infos
+        The fields that are read.
+    sample_dim
+        A dim of some field of the store; None: the one of ``infos`` whose name says time, else ``"sample"`` where the
+        store was made of several files' fields, else none; False: none.
+    steps, isel
+        As in :func:`scidata.open_dataset`.
+
+    Raises
+    ------
+    UnknownNameError, ConfigError, FieldMismatchError
+        No such dim, steps without one, a crop of an entity, or fields that differ in their number of times.
+    """
+    offsets = checked_offsets(steps)
+    chosen = _sample_dim(store, infos, sample_dim)
+    if chosen is None and offsets != (0,):
+        raise ConfigError(
+            f"{store.path}: steps={offsets} are offsets along a dimension, and no field that is read has a time; name "
+            "the dimension with sample_dim"
+        )
+    crop = _checked_crop(store, infos, dict(isel or {}), chosen)
+    if chosen is None:
+        sizes: tuple[int, ...] = ()
+        counts = np.ones(len(store), np.int64)
+    else:
+        sizes = _times(store, infos, chosen)
+        lost = max(0, *offsets) - min(0, *offsets)
+        kept = {size: len(_kept_rows(crop.get(chosen, slice(None)), size)) for size in set(sizes)}
+        counts = np.array([max(0, kept[size] - lost) for size in sizes], np.int64)
+        if sizes and not counts.any():
+            raise ConfigError(
+                f"{store.path}: steps {','.join(map(str, offsets))} reach over more rows than any stored sample has of "
+                f"{chosen!r}, at most {max(kept.values())}: there would be no sample"
+            )
+    firsts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    return Numbering(store=store, sample_dim=chosen, steps=offsets, isel=crop, firsts=firsts, _sizes=sizes)
+
+
+def _free_dims(info: FieldInfo) -> list[str]:
+    return [dim for i, dim in enumerate(info.dims) if i != info.entity_dim]
+
+
+def _sample_dim(store: Store, infos: Sequence[FieldInfo], asked: str | int | None) -> str | None:
+    if asked is None:
+        dims = [dim for info in infos for dim in _free_dims(info)]
+        return next((d for d in dims if names_time(d)), _JOINED if _JOINED in dims else None)
+    if asked is False:
+        return None
+    known = list(dict.fromkeys(dim for info in store.manifest.fields.values() for dim in _free_dims(info)))
+    if not isinstance(asked, str):
+        raise ConfigError(f"sample_dim={asked!r}: name the dimension; the fields of {store.path} have {known}")
+    if asked not in known:
+        raise UnknownNameError(
+            f"{store.path}: sample_dim names dimension {asked!r}, which no field has besides its rows"
+            f"{near_matches(asked, known)}"
+        )
+    return asked
+
+
+def _times(store: Store, infos: Sequence[FieldInfo], sample_dim: str) -> tuple[int, ...]:
+    """Return the rows along ``sample_dim`` of each stored sample."""
+    fields = [info for info in infos if sample_dim in _free_dims(info)] or store.manifest.fields.values()
+    places = [(f.path, i) for f in fields for i, d in enumerate(f.dims) if d == sample_dim and i != f.entity_dim]
+    sizes = []
+    for sample in store.manifest.samples:
+        found = {path: sample.arrays[path].shape[i] for path, i in places}
+        if len(set(found.values())) > 1:
+            raise FieldMismatchError(
+                f"{store.path}: sample {sample.index} ({sample.name}): fields differ in how many {sample_dim!r} they "
+                f"have: {found}; write them to stores of their own, or read them whole with sample_dim=False"
+            )
+        sizes.append(next(iter(found.values())))
+    return tuple(sizes)
+
+
+def _checked_crop(
+    store: Store, infos: Sequence[FieldInfo], isel: dict[str, Any], sample_dim: str | None
+) -> dict[str, Any]:
+    known = list(dict.fromkeys(dim for info in infos for dim in _free_dims(info)))
+    rows = {info.dims[info.entity_dim] for info in infos} | set(store.manifest.entities)
+    for dim, crop in isel.items():
+        if dim not in known and dim != sample_dim:
+            if dim in rows:
+                raise ConfigError(
+                    f"{store.path}: isel of {dim!r}: rows of a store are cut by rank, not cropped; write a store of "
+                    "the part that is wanted"
+                )
+            raise UnknownNameError(f"{store.path}: isel: no field has a dimension {dim!r}{near_matches(dim, known)}")
+        for path, size in _sizes_of(store, infos, dim):
+            try:
+                empty = not len(_kept_rows(crop, size))
+            except SciDataError as e:
+                raise ConfigError(f"{store.path}: isel of {dim!r} in field {path!r}: {e}") from e
+            if empty:
+                raise ConfigError(f"{store.path}: isel leaves no rows of {dim!r}, of which {path!r} has {size}")
+    return isel
+
+
+def _sizes_of(store: Store, infos: Sequence[FieldInfo], dim: str) -> list[tuple[str, int]]:
+    places = [(f.path, i) for f in infos for i, d in enumerate(f.dims) if d == dim and i != f.entity_dim]
+    return sorted({(path, sample.arrays[path].shape[i]) for sample in store.manifest.samples for path, i in places})
+
+
+def _as_statistics(parts: Sequence[npt.NDArray[Any]]) -> Statistics:
+    values = [x.item() if x.ndim == 0 else tuple(x.reshape(-1).tolist()) for x in parts]
+    return Statistics(count=values[0], mean=values[1], std=values[2], min=values[3], max=values[4])
+
+
+def _kept_rows(selection: Any, size: int) -> IntArray:
+    parts = [s.start + s.step * np.arange(s.count, dtype=np.int64) for s in segments_of_slice(selection, size)]
+    return np.concatenate([np.empty(0, np.int64), *parts])

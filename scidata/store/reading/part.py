@@ -1,0 +1,118 @@
+"""How one sample of irregular data is cut, and what one rank read of it. No torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.index_map import IndexMap
+from scidata.core.types import IntArray
+from scidata.read import ReadStats
+
+__all__ = ["Identity", "LocalCells", "LocalPart", "SamplePart"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SamplePart:
+    """How one sample is cut.
+
+    Attributes
+    ----------
+    index
+        Number of the stored sample.
+    entity
+        ``"node"``, ``"point"`` for clouds, or ``"cell"``: whose bounds decide the others.
+    bounds
+        ``(num_parts + 1,)`` int64 for each entity. Edges go with the node that they end at, cells with the
+        lowest-numbered of their nodes.
+    """
+
+    index: int
+    entity: str
+    bounds: Mapping[str, IntArray]
+
+    @property
+    def num_parts(self) -> int:
+        """Number of parts."""
+        return len(self.bounds[self.entity]) - 1
+
+    def owned(self, entity: str, part: int) -> tuple[int, int]:
+        """Return the first row that a part owns, and the one after the last."""
+        return int(self.bounds[entity][part]), int(self.bounds[entity][part + 1])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LocalCells:
+    """The cells that a part owns, in local numbering of its nodes: ``connectivity[offsets[i]:offsets[i + 1]]``."""
+
+    offsets: IntArray
+    connectivity: IntArray
+    types: npt.NDArray[np.uint8]
+
+
+class Identity:
+    """Stands for index maps, edges and cells that several parts share."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LocalPart:
+    """What one rank read of one sample. Pickles.
+
+    Attributes
+    ----------
+    index
+        Number of the sample.
+    index_maps
+        By entity. Those of nodes and points have the ghosts; that of edges has the edges that end at ghosts less than
+        ``halo`` hops away, where ``halo`` is 2 or more.
+    fields
+        By name: owned rows along the field's entity dim, then the ghosts' where they are read from disk.
+    edge_index
+        ``(2, num_owned_edges)`` int64 in local numbering, by destination; every destination is owned.
+    far_edge_index
+        ``(2, num_ghost_edges)``: those that end at ghosts.
+    rows
+        Where rows were drawn: by entity, the row of the store (or file) of each owned row, sorted, int64. None: the
+        part's own rows of the whole sample, all of them.
+    topology
+        The same for parts that share index maps, edges and cells, which are not to be written to; None where they are
+        this part's alone.
+    """
+
+    index: int
+    part: SamplePart
+    index_maps: Mapping[str, IndexMap]
+    fields: Mapping[str, npt.NDArray[Any]]
+    edge_index: IntArray | None
+    far_edge_index: IntArray | None
+    cells: LocalCells | None
+    rows: Mapping[str, IntArray] | None = None
+    stats: ReadStats = field(default_factory=ReadStats)
+    topology: Identity | None = None
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Return all that becomes tensors, by names that :meth:`with_arrays` takes."""
+        found: dict[str, Any] = {f"fields/{name}": values for name, values in self.fields.items()}
+        found |= {"edge_index": self.edge_index, "far_edge_index": self.far_edge_index}
+        if self.cells is not None:
+            found |= {f"cells/{f.name}": getattr(self.cells, f.name) for f in dataclasses.fields(self.cells)}
+        return {name: np.ascontiguousarray(values) for name, values in found.items() if values is not None}
+
+    def with_arrays(self, arrays: Mapping[str, Any]) -> LocalPart:
+        """Return the same part with others, tensors say, in the places of :meth:`arrays`, shared with no other part."""
+        cells = self.cells
+        if cells is not None:
+            cells = LocalCells(**{f.name: arrays[f"cells/{f.name}"] for f in dataclasses.fields(cells)})
+        return dataclasses.replace(
+            self,
+            fields={name: arrays[f"fields/{name}"] for name in self.fields},
+            edge_index=arrays.get("edge_index"),
+            far_edge_index=arrays.get("far_edge_index"),
+            cells=cells,
+            topology=None,
+        )

@@ -1,0 +1,385 @@
+"""Reads any rank's part of any sample of a partitioned store: rows, edges, cells and ghosts. No torch.
+
+Nothing communicates: a rank's ghosts follow from the edges that end at its own rows, or from the positions of its own
+points, so any process can plan, or read, what any rank of any number of ranks would.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.checks import names_of, whole
+from scidata.core.types import Empty, IntArray
+from scidata.errors import ConfigError, UnknownNameError, near_matches
+from scidata.plan import ArrayPlan, ReadPlan
+from scidata.read.threads import ReaderThreads
+from scidata.store.format.arrays import CHUNK_ROWS
+from scidata.store.format.kept import Kept
+from scidata.store.format.manifest import FieldInfo, SampleInfo, Statistics
+from scidata.store.format.store import open_store
+from scidata.store.reading.choices import checked_halo, checked_subsample, named_fields
+from scidata.store.reading.cuts import Weights, bounds_of_rows, checked_weights
+from scidata.store.reading.drawn import DrawnPart, drawn_part
+from scidata.store.reading.field_reads import FieldReads
+from scidata.store.reading.numbering import number_samples
+from scidata.store.reading.part import LocalPart, SamplePart
+from scidata.store.reading.rows import RowAccess
+from scidata.store.reading.subsample import Subsample
+from scidata.store.reading.topology import LocalTopology, read_topology
+
+__all__ = ["CACHE_BYTES", "StoreReader"]
+
+_THREADS = 4
+#: Of the edges, cells and index maps that are kept between reads.
+CACHE_BYTES = 512 << 20
+_PARTITION_BYTES = 4 << 20  # of bounds that are kept: each saves the reads of a few chunks
+_PLANS_BYTES = 2048  # of those reads' plans, about
+
+
+class StoreReader:
+    """A partitioned store, cut into ``num_parts`` for each sample.
+
+    Parameters
+    ----------
+    path
+        The store.
+    num_parts
+        Ranks of the domain.
+    fields
+        Names; default all, and ``pos``, the positions. A name that several entities have comes with its entity,
+        ``"cell/u"``.
+    sample_dim, steps, isel
+        As in :func:`scidata.open_dataset`.
+    halo
+        Hops along edges, or a radius for points (in the unit of the positions; on a sphere the angle in degrees;
+        where the domain wraps, to the nearest images).
+    ghosts
+        ``"disk"``: the ghosts' rows of all fields are read too. ``"exchange"``: only their ids are found.
+    bounds
+        ``"even"``, explicit ``[0, …, N]`` for every stored sample, or ``{stored sample: [0, …, N]}``.
+    weights
+        Cost of each row: None, ``"edges"``, the name of a field, or ``(N,)`` numbers in the source's order of rows.
+    dtype
+        NumPy dtype of floating fields; None keeps theirs.
+    subsample
+        Rows of nodes, points or cells that each epoch draws; None reads all.
+    num_threads
+        Threads that fetch and check chunks side by side.
+    cache_bytes
+        Index maps, edges and cells of parts that were read are kept for the next read of the same stored sample, of
+        another time of it say: at most so many bytes, the least recently used let go first. So are fields without
+        times, of up to 128 MiB besides. Pickling leaves them out.
+
+    Raises
+    ------
+    SciDataError
+        Whatever the manifest alone shows to be wrong; the same on every rank.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        num_parts: int = 1,
+        fields: Sequence[str] | str | None = None,
+        sample_dim: str | int | None = None,
+        steps: Sequence[int] = (0,),
+        isel: Mapping[str, Any] | None = None,
+        halo: float = 0,
+        ghosts: str = "exchange",
+        bounds: Any = "even",
+        weights: Weights = None,
+        dtype: npt.DTypeLike | None = None,
+        subsample: Subsample | None = None,
+        num_threads: int = _THREADS,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        self.store = open_store(path)
+        manifest = self.store.manifest
+        self.kind, self.entity = manifest.kind, manifest.entity
+        self.num_parts = num_parts
+        if num_parts < 1:
+            raise ConfigError(f"number of parts must be at least 1, not {num_parts}")
+        self.halo = checked_halo(self.store, halo)
+        if ghosts not in ("disk", "exchange"):
+            hint = near_matches(str(ghosts), ("disk", "exchange"), listed=False)
+            raise ConfigError(f"ghosts must be 'disk' or 'exchange', not {ghosts!r}{hint}")
+        if ghosts == "disk" and not halo:
+            raise ConfigError("ghosts='disk' reads the rows of a halo: say how wide, with halo=1 say")
+        self.ghosts = ghosts
+        self.subsample = checked_subsample(self.store, subsample)
+        if subsample is not None and (self.halo or ghosts == "disk"):
+            raise ConfigError(
+                f"{self.path}: halo={self.halo} means nothing with subsample: most neighbours of a row are not drawn; "
+                "leave out one of them"
+            )
+        self._infos = named_fields(self.store)
+        self.fields = self._chosen(fields)
+        chosen = [self._infos[name] for name in self.fields]
+        self.numbering = number_samples(self.store, chosen, sample_dim=sample_dim, steps=steps, isel=isel)
+        self._dtype = None if dtype is None else np.dtype(dtype)
+        self._bounds = bounds
+        self._weights = checked_weights(self.store, weights)
+        if self._weights is not None and not (isinstance(bounds, str) and bounds == "even"):
+            raise ConfigError("weights and explicit bounds exclude each other: both say where to cut")
+        if isinstance(bounds, str) and bounds != "even":
+            raise ConfigError(f"bounds={bounds!r}: irregular data is cut 'even', by weights, or by explicit bounds")
+        self._threads = ReaderThreads(num_threads)
+        self._partitions: Kept[tuple[SamplePart, dict[str, list[ArrayPlan]]]] = Kept(_PARTITION_BYTES)
+        self.topologies: Kept[LocalTopology] = Kept(whole("cache_bytes", cache_bytes, least=0))
+        dtypes = {name: self.dtype(name) for name in self.fields}
+        self._reads = FieldReads(
+            self.numbering, self._infos, dtypes, with_ghosts=ghosts == "disk", max_bytes=self.topologies.max_bytes
+        )
+        self._token = uuid.uuid4().hex  # of this data set, also where it was pickled: ranks have their own
+
+    # -- what there is -------------------------------------------------------------------------------------------
+
+    @property
+    def path(self) -> str:
+        """The store, as the user gave it."""
+        return self.store.path
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples: of all stored samples, and of their times."""
+        return self.numbering.num_samples
+
+    @property
+    def entities(self) -> tuple[str, ...]:
+        """The entities that the samples have."""
+        return self.store.manifest.entities
+
+    @property
+    def period(self) -> tuple[float, ...] | None:
+        """Width of the domain along each coordinate where it wraps, 0 where it does not; None where it does in none."""
+        return self.store.manifest.period
+
+    def counts(self, entity: str) -> IntArray:
+        """Return the rows of an entity in each sample, ``(num_samples,)``."""
+        if entity not in self.entities:
+            raise UnknownNameError(f"{self.path}: no entity {entity!r}{near_matches(entity, self.entities)}")
+        stored = [self.numbering.locate(index)[0] for index in range(self.num_samples)]
+        return np.array([self.store.manifest.samples[number].counts[entity] for number in stored], np.int64)
+
+    @property
+    def num_hops(self) -> int:
+        """Hops along edges that ghosts are away; edges need at least one, for their sources."""
+        if "edge" not in self.entities:
+            return 0
+        return 1 if self.kind == "points" else max(1, int(self.halo))
+
+    def info(self, name: str) -> FieldInfo:
+        """Return what the store says of a field: entity, units, attributes, and the dims that it is stored with."""
+        return self._infos[self._known(name)]
+
+    def dims(self, name: str) -> tuple[str, ...]:
+        """Return the dims of a field of one sample."""
+        return self.numbering.dims(self.info(name))
+
+    def entity_dim(self, name: str) -> int:
+        """Return which of a field's dims its entity's is."""
+        return self.numbering.entity_dim(self.info(name))
+
+    def sample_info(self, index: int) -> SampleInfo:
+        """Return the description of the stored sample that a sample is of."""
+        return self.store.sample(self.numbering.locate(index)[0])
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        """Return the dtype in which a field is read."""
+        stored = np.dtype(self.info(name).dtype).newbyteorder("=")
+        return self._dtype if self._dtype is not None and stored.kind == "f" else stored
+
+    def global_shape(self, name: str, index: int, *, epoch: int = 0) -> tuple[int, ...]:
+        """Return the shape of a field of one whole sample, or of what ``epoch`` draws from it."""
+        shape = self.numbering.shape(self.info(name), index)
+        if self.subsample is None:
+            return shape
+        cut, access = self._opened(index)
+        dim, rows = self.entity_dim(name), self._drawn(access, cut, index, 0, epoch).index_maps[self.info(name).entity]
+        return (*shape[:dim], rows.num_global, *shape[dim + 1 :])
+
+    def statistics(self, name: str) -> Statistics | None:
+        """Return figures of a field over all samples, one for each component that samples have; None without any."""
+        info = self.info(name)
+        figures = self.store.manifest.statistics.get(info.path)
+        return None if figures is None else self.numbering.statistics(info, figures)
+
+    def fingerprint(self) -> str:
+        """Return a digest of what decides the samples: values, and what is chosen of them; not how they are cut."""
+        chosen = [self._infos[name] for name in self.fields]
+        paths = [info.path for info in chosen]
+        content = {
+            "fields": {name: [self.dims(name), str(self.dtype(name))] for name in self.fields},
+            "numbering": self.numbering.describe(chosen),
+            "samples": [
+                [s.recipe, dict(s.counts), [s.arrays[path].digest for path in paths]]
+                for s in self.store.manifest.samples
+            ],
+        }
+        if self.subsample is not None:
+            content["subsample"] = self.subsample.recipe
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+    def _chosen(self, fields: Sequence[str] | str | None) -> tuple[str, ...]:
+        if fields is None:
+            return tuple(self._infos)
+        by_path = {info.path: name for name, info in self._infos.items()}
+        names = names_of("fields", fields)
+        return tuple(dict.fromkeys(self._known(by_path.get(name, name)) for name in names))
+
+    def _known(self, name: str) -> str:
+        if name not in self._infos:
+            raise UnknownNameError(f"{self.path}: no field {name!r}{near_matches(name, self._infos)}")
+        return name
+
+    def _checked_part(self, part: int) -> int:
+        if not 0 <= part < self.num_parts:
+            raise ConfigError(f"rank {part} does not exist: the domain has {self.num_parts} ranks")
+        return part
+
+    # -- cutting -------------------------------------------------------------------------------------------------
+
+    def partition_of(self, index: int) -> SamplePart:
+        """Cut a sample. Reads the few rows of index arrays that say where the parts begin, once for each stored one."""
+        return self._partition(self.numbering.locate(index)[0])[0]
+
+    def _partition(self, index: int) -> tuple[SamplePart, dict[str, list[ArrayPlan]]]:
+        size = lambda made: _PLANS_BYTES + sum(bounds.nbytes for bounds in made[0].bounds.values())  # noqa: E731
+        return self._partitions.get(index, lambda: self._cut(index), size)
+
+    def _cut(self, index: int) -> tuple[SamplePart, dict[str, list[ArrayPlan]]]:
+        access = RowAccess(self.store, index, self._threads.executor())
+        rows = self._bounds.get(index) if isinstance(self._bounds, Mapping) else self._bounds
+        if rows is None:
+            raise ConfigError(f"bounds has no entry for sample {index}; it has {sorted(self._bounds)}")
+        info = self.store.sample(index)
+        explicit = None if isinstance(rows, str) else rows
+        bounds = bounds_of_rows(access, info, self.num_parts, explicit=explicit, weights=self._weights)
+        every = {self.entity: bounds}
+        cuts, back = np.unique(bounds, return_inverse=True)
+        if "cell/indptr" in info.arrays:
+            every["cell"] = access.take("cell/indptr", cuts)[back]
+        if "edge" in info.counts:
+            every["edge"] = access.take("csr/indptr", cuts)[back]
+        return SamplePart(index=index, entity=self.entity, bounds=every), access.plans
+
+    def _topology(self, access: RowAccess, cut: SamplePart, part: int) -> LocalTopology:
+        """Read this part's edges and cells, and find its ghosts."""
+        return read_topology(
+            access,
+            self.store.sample(cut.index),
+            cut,
+            part,
+            num_hops=self.num_hops,
+            radius=self.halo if self.kind == "points" else 0,
+            token=self._token,
+        )
+
+    def _drawn(self, access: RowAccess, cut: SamplePart, index: int, part: int, epoch: int) -> DrawnPart:
+        """Find what a part holds of an epoch's draw from a sample."""
+        assert self.subsample is not None
+        entity = self.subsample.entity
+        num_rows = self.store.sample(cut.index).counts[entity]
+        draw = self.subsample.draw(num_rows, epoch=epoch, index=index % self.num_samples, chunk_rows=CHUNK_ROWS)
+        return drawn_part(access, cut, part, draw, entity)
+
+    def _found(self, access: RowAccess, cut: SamplePart, index: int, part: int, epoch: int) -> LocalTopology:
+        if self.subsample is None:
+            return self._topology(access, cut, part)
+        drawn = self._drawn(access, cut, index, part, epoch)
+        none = None if drawn.edge_index is None else drawn.edge_index[:, :0]
+        return LocalTopology(
+            index_maps=dict(drawn.index_maps),
+            edge_index=drawn.edge_index,
+            far_edge_index=none,
+            cells=drawn.cells,
+            rows=drawn.rows,
+        )
+
+    # -- planning and reading ------------------------------------------------------------------------------------
+
+    def plan(self, index: int, rank: int = 0, *, epoch: int = 0) -> ReadPlan:
+        """Plan one sample for one rank: index arrays by their paths in the store, and fields by name.
+
+        The rank's ghosts have to be found for it, so its edges are read. It is the plan of a first read: a later one
+        of the same stored sample finds the index arrays in memory, unless ``cache_bytes`` is too small. ``epoch``
+        matters where rows are drawn.
+
+        Raises
+        ------
+        IndexError, ConfigError
+            Sample or rank out of range.
+        """
+        cut, access = self._opened(index)
+        first = self._partition(cut.index)[1]
+        topology = self._found(access, cut, index, self._checked_part(rank), epoch)
+        plans: dict[str, tuple[ArrayPlan, ...]] = {path: tuple(found) for path, found in first.items()}
+        for path, found in access.plans.items():
+            plans[path] = (*plans.get(path, ()), *found)
+        for name in self.fields:
+            plans[name] = (*plans.get(name, ()), *self._reads.plans(access, name, index, topology))
+        return ReadPlan(index=index % self.num_samples, rank=rank, fields=plans)
+
+    def read(self, index: int, part: int, *, epoch: int = 0, empty: Empty = np.empty) -> LocalPart:
+        """Read one part of a sample, or of what ``epoch`` draws from it. Thread-safe; communicates nothing.
+
+        ``empty`` makes the arrays that are read into.
+
+        Raises
+        ------
+        IndexError, ConfigError
+            Sample or part out of range.
+        MissingChunkError, ShortReadError, ChecksumError, CorruptDataError
+            The store is damaged.
+        """
+        cut, access = self._opened(index, empty)
+        self._checked_part(part)
+        if self.subsample is None:
+            slot = (cut.index, part)
+            topology = self.topologies.get(slot, lambda: self._topology(access, cut, part), LocalTopology.num_bytes)
+        else:
+            topology = self._found(access, cut, index, part, epoch)
+        fields = self._reads.read(access, self.fields, index, topology)
+        return LocalPart(
+            index=index % self.num_samples,
+            part=cut,
+            index_maps=topology.index_maps,
+            fields=fields,
+            edge_index=topology.edge_index,
+            far_edge_index=topology.far_edge_index,
+            cells=topology.cells,
+            rows=topology.rows,
+            stats=access.stats,
+            topology=topology.identity if self.subsample is None else None,
+        )
+
+    def original_id(self, index: int, part: int, entity: str, *, rows: IntArray | None = None) -> IntArray:
+        """Read the source's row of each row that a part owns, or of ``rows`` of the store, ``(num,)`` int64."""
+        cut, access = self._opened(index)
+        if entity not in self.entities:
+            raise UnknownNameError(f"{self.path}: no entity {entity!r}{near_matches(entity, self.entities)}")
+        start, stop = cut.owned(entity, self._checked_part(part))
+        path = "csr/edge_id" if entity == "edge" else f"{entity}/original_id"
+        ids: IntArray = access.rows(path, start, stop) if rows is None else access.gather(path, rows)
+        return ids
+
+    def _opened(self, index: int, empty: Empty = np.empty) -> tuple[SamplePart, RowAccess]:
+        """Return how the stored sample of a sample is cut, and access to it."""
+        stored = self.numbering.locate(index)[0]
+        cut = self._partition(stored)[0]
+        return cut, RowAccess(self.store, stored, self._threads.executor(), empty)
+
+    def close(self) -> None:
+        """End the threads and close the files; the next read starts them again."""
+        self._threads.close()
+        self.store.close()
+        self._reads.forget()

@@ -1,0 +1,225 @@
+"""What is in a partitioned store: fields and statistics from its manifest, and how well one sample's order cuts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.bounds import even_bounds
+from scidata.errors import ConfigError, FieldMismatchError
+from scidata.meshes.order.csr import CSR, csr_from_edges, knn_edges
+from scidata.meshes.order.quality import Quality, measure_quality, quality_of_parts
+from scidata.store.format.manifest import Statistics
+from scidata.store.format.store import Store, open_store
+from scidata.store.reading.numbering import number_samples
+
+__all__ = ["FieldReport", "PartitionedReport", "SampleReport", "inspect_partitioned"]
+
+_NEIGHBOURS = 6  # of points without edges: what a network or an interpolation would join
+_MANY_POINTS = 2_000_000  # beyond it neighbours take minutes to find
+
+
+@dataclass(frozen=True, kw_only=True)
+class FieldReport:
+    """One field; ``shape`` is that of the first sample, statistics are over all samples."""
+
+    name: str
+    entity: str
+    dtype: str
+    dims: tuple[str, ...]
+    entity_dim: int
+    shape: tuple[int, ...]
+    units: str | None
+    statistics: Statistics | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleReport:
+    """One sample: rows of each entity, decoded bytes, and what whoever made it should know."""
+
+    index: int
+    name: str
+    counts: Mapping[str, int]
+    source_counts: Mapping[str, int]
+    nbytes: int
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionedReport:
+    """What :func:`inspect_partitioned` finds.
+
+    Attributes
+    ----------
+    path, kind, order, on_sphere, period, settings, bbox
+        As the manifest says; ``settings`` are the options that the store was written with.
+    counts
+        Rows of each entity over all samples.
+    sample_dim, num_read
+        How ``open_dataset`` numbers samples by default: the dim whose rows are samples (None: there is none), and how
+        many there are; None where fields have to be chosen first.
+    fields, samples
+        One entry each, of the samples as they are stored.
+    quality
+        Of the sample ``quality_sample``, in parts of equal numbers of rows; None where it has no rows, or neither
+        edges nor positions.
+    quality_edges
+        Whose ends the quality counts, in words.
+    notes
+        What is not as one would expect.
+    """
+
+    path: str
+    kind: str
+    order: str
+    on_sphere: bool
+    period: tuple[float, ...] | None
+    settings: Mapping[str, Any]
+    bbox: tuple[tuple[float, ...], tuple[float, ...]] | None
+    counts: Mapping[str, int]
+    nbytes: int
+    sample_dim: str | None
+    num_read: int | None
+    fields: tuple[FieldReport, ...]
+    samples: tuple[SampleReport, ...]
+    quality_sample: int
+    quality_edges: str
+    quality: Quality | None
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain Python values for JSON."""
+        return asdict(self)
+
+
+def inspect_partitioned(
+    path: str | os.PathLike[str], *, sample: int = 0, num_parts: Sequence[int] = (2, 8, 64)
+) -> PartitionedReport:
+    """Describe a store that ``scidata partition`` wrote; reads positions and edges of one sample to judge its order.
+
+    Parameters
+    ----------
+    sample, num_parts
+        Which sample is cut, and into how many parts; numbers larger than its rows are left out.
+
+    Raises
+    ------
+    UnsupportedFormatError, FileNotFoundError
+        There is no finished store.
+    ConfigError
+        There is no such sample.
+    """
+    store = open_store(path)
+    manifest, info = store.manifest, store.sample(sample)
+    num_rows = info.counts[info.entity]
+    notes = []
+    if any(part < 1 for part in num_parts):
+        raise ConfigError(f"number of parts must be at least 1, not {min(num_parts)}")
+    kept = [parts for parts in num_parts if parts <= num_rows]
+    if len(kept) < len(num_parts):
+        notes.append(f"sample {sample} has {num_rows} {info.entity}s: cut into no more than that many parts")
+    sample_dim, num_read, note = _numbers(store)
+    notes += note
+    quality, edges, complaint = _quality(store, sample, kept)
+    notes += complaint
+    if quality is not None:
+        notes += _quality_notes(quality, info.entity, sample, counts_edges="edge" in info.counts)
+    return PartitionedReport(
+        path=store.path,
+        kind=manifest.kind,
+        order=manifest.order,
+        on_sphere=manifest.on_sphere,
+        period=manifest.period,
+        settings=manifest.settings,
+        bbox=manifest.bbox,
+        counts=manifest.counts,
+        nbytes=sum(s.nbytes for s in manifest.samples),
+        sample_dim=sample_dim,
+        num_read=num_read,
+        fields=tuple(
+            FieldReport(
+                name=field.name,
+                entity=field.entity,
+                dtype=str(np.dtype(field.dtype).newbyteorder("=")),
+                dims=field.dims,
+                entity_dim=field.entity_dim,
+                shape=manifest.samples[0].arrays[field_path].shape,
+                units=field.units,
+                statistics=manifest.statistics.get(field_path),
+            )
+            for field_path, field in manifest.fields.items()
+        ),
+        samples=tuple(
+            SampleReport(
+                index=s.index,
+                name=s.name,
+                counts=s.counts,
+                source_counts=s.source_counts,
+                nbytes=s.nbytes,
+                notes=s.notes,
+            )
+            for s in manifest.samples
+        ),
+        quality_sample=sample,
+        quality_edges=edges,
+        quality=quality,
+        notes=tuple(notes),
+    )
+
+
+def _numbers(store: Store) -> tuple[str | None, int | None, list[str]]:
+    try:
+        numbering = number_samples(store, list(store.manifest.fields.values()))
+    except FieldMismatchError as e:
+        return None, None, [str(e)]
+    return numbering.sample_dim, numbering.num_samples, []
+
+
+def _quality(store: Store, index: int, num_parts: Sequence[int]) -> tuple[Quality | None, str, list[str]]:
+    """Measure a sample's order; with it the edges that were counted, and why there is nothing to count."""
+    info = store.sample(index)
+    num_rows, pos = info.counts[info.entity], f"{info.entity}/pos"
+    if num_rows == 0:
+        return None, "none", [f"sample {index} is empty"]
+    points = store.read(index, pos) if pos in info.arrays else None
+    if "edge" in info.counts:
+        src = store.read(index, "csr/src")
+        csr = CSR(
+            indptr=store.read(index, "csr/indptr").astype(np.int64),
+            src=src.astype(src.dtype.newbyteorder("=")),
+            edge_id=np.arange(len(src), dtype=np.int64),
+        )
+        return _measured(csr, points, num_parts), "the store's edges", []
+    if points is None:
+        return None, "none", [f"sample {index} has neither edges nor positions: its order cannot be judged"]
+    if num_rows > _MANY_POINTS:
+        return None, "none", [f"sample {index} has {num_rows} points and no edges: its order is not judged"]
+    src_dst = knn_edges(points, _NEIGHBOURS, on_sphere=info.on_sphere)
+    csr = csr_from_edges(src_dst[0], src_dst[1], num_rows)
+    return _measured(csr, points, num_parts), f"each point's {_NEIGHBOURS} nearest others", []
+
+
+def _measured(csr: CSR, points: npt.NDArray[Any] | None, num_parts: Sequence[int]) -> Quality:
+    """Measure an order, cut where a reader cuts by default."""
+    whole = measure_quality(csr, points, num_parts=())
+    return replace(whole, parts=tuple(quality_of_parts(csr, even_bounds(csr.num_nodes, p)) for p in num_parts))
+
+
+def _quality_notes(quality: Quality, entity: str, sample: int, *, counts_edges: bool) -> list[str]:
+    notes = []
+    if quality.num_duplicate_points:
+        notes.append(f"sample {sample}: {quality.num_duplicate_points} {entity}s lie where another one does")
+    if not counts_edges:  # components of nearest neighbours are the search's, not the data's
+        return notes
+    if quality.num_isolated:
+        notes.append(f"sample {sample}: {quality.num_isolated} {entity}s have no edge")
+    joined = quality.num_components - quality.num_isolated
+    if joined > 1:
+        others = "other " if quality.num_isolated else ""
+        notes.append(f"sample {sample}: the {others}{entity}s are {joined} components without an edge between them")
+    return notes

@@ -1,0 +1,239 @@
+"""Reads rows of a stored sample's arrays, near ones together, and keeps the plans of what it reads."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.bounds import num_rows_of
+from scidata.core.checks import allocate
+from scidata.core.types import ArrayLayout, Empty, IntArray, Segment, Segments, SegmentTable, Selection, Source
+from scidata.meshes.order.ids import ranges
+from scidata.plan import ArrayPlan, chunks_needed, plan_array
+from scidata.read import ReadStats, read_plan
+from scidata.store.format.store import Store
+
+__all__ = ["MAX_GAP", "FieldPlan", "Gather", "RowAccess", "Runs", "merge_ranges"]
+
+#: Rows between two wanted ones that are read along: finer runs cost more than these rows.
+MAX_GAP = 64
+
+_MAX_GAP_BYTES = (
+    8 << 10
+)  # between two scattered rows: a run costs 10-20 µs to plan and copy, as much as these (measured)
+_FEW = 16  # segments that are worth objects of their own
+_SCRATCH_BYTES = 16 << 20  # scattered rows are read with what lies between, in windows of this size
+
+#: Segments of every dim of an array, of which that of the rows is not looked at; None: all.
+Others: TypeAlias = Sequence[Segments] | None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Runs:
+    """Sorted ranges of rows, merged where they lie close.
+
+    Attributes
+    ----------
+    starts, stops
+        ``(num_runs,)`` int64: what is read.
+    pick
+        Where the wanted rows lie among those that are read; None where all are wanted.
+    """
+
+    starts: IntArray
+    stops: IntArray
+    pick: IntArray | None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that are read."""
+        return int((self.stops - self.starts).sum())
+
+
+def merge_ranges(starts: IntArray, stops: IntArray, *, max_gap: int = MAX_GAP) -> Runs:
+    """Merge sorted, disjoint ranges ``[starts[i], stops[i])`` whose gaps are at most ``max_gap`` rows."""
+    some = stops > starts
+    starts, stops = starts[some], stops[some]
+    if not len(starts):
+        return Runs(starts=starts, stops=stops, pick=None)
+    gaps = starts[1:] - stops[:-1]
+    first = np.flatnonzero(np.concatenate([[True], gaps > max_gap]))
+    last = np.append(first[1:], len(starts)) - 1
+    run_starts, run_stops = starts[first], stops[last]
+    pick = None
+    if not bool(((gaps == 0) | (gaps > max_gap)).all()):
+        run = np.repeat(np.arange(len(first)), last - first + 1)
+        offsets = np.cumsum(run_stops - run_starts) - (run_stops - run_starts)
+        shift = (offsets - run_starts)[run]
+        pick = ranges(starts + shift, stops + shift)
+    return Runs(starts=run_starts, stops=run_stops, pick=pick)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Gather:
+    """How scattered rows of an array are read.
+
+    Attributes
+    ----------
+    num_rows
+        Rows wanted.
+    steps
+        Of each read: its plan, and where the wanted rows lie among those that it brings; None where all are wanted.
+    """
+
+    num_rows: int
+    steps: tuple[tuple[ArrayPlan, IntArray | None], ...]
+
+
+class FieldPlan(NamedTuple):
+    """How a part's rows of a field are read: a plan, where ghosts lie among what it brings, the sample's shape."""
+
+    plan: ArrayPlan
+    pick: IntArray | None
+    shape: tuple[int, ...]
+
+    def num_bytes(self) -> int:
+        """Return about what it takes."""
+        return self.plan.num_bytes + (0 if self.pick is None else self.pick.nbytes)
+
+
+class RowAccess:
+    """What one part of one sample reads, into arrays that ``empty`` makes.
+
+    Attributes
+    ----------
+    plans
+        By the array's path, of everything that was read or planned.
+    stats
+        Of everything that was read.
+    """
+
+    def __init__(self, store: Store, index: int, executor: Executor | None = None, empty: Empty = np.empty) -> None:
+        self._store, self._index, self._executor, self.empty = store, index, executor, empty
+        self.plans: dict[str, list[ArrayPlan]] = {}
+        self.stats = ReadStats()
+
+    def anew(self, empty: Empty) -> Self:
+        """Return access to the same rows that has planned and read nothing yet."""
+        other = copy.copy(self)
+        other.plans, other.stats, other.empty = {}, ReadStats(), empty
+        return other
+
+    @property
+    def source(self) -> Source:
+        """What the arrays lie in."""
+        return self._store.source(self._index)
+
+    def layout(self, path: str) -> ArrayLayout:
+        """Return an array's layout."""
+        return self._store.array(self._index, path)
+
+    def plan(
+        self,
+        path: str,
+        starts: IntArray,
+        stops: IntArray,
+        *,
+        dim: int = 0,
+        others: Others = None,
+    ) -> ArrayPlan:
+        """Plan a read of ranges of rows along ``dim``, one after the other.
+
+        ``others`` are the segments of every dim, of which that of ``dim`` is not looked at; default all rows.
+        """
+        layout = self.layout(path)
+        counts = stops - starts
+        offsets = np.cumsum(counts) - counts
+        table = np.stack([starts, counts, np.ones_like(counts), offsets], axis=1)[counts > 0]
+        rows = SegmentTable(table) if len(table) > _FEW else tuple(SegmentTable(table))
+        if others is None:
+            others = [(Segment(start=0, count=n),) if n else () for n in layout.shape]
+        selection: Selection = tuple(rows if d == dim else kept for d, kept in enumerate(others))
+        shape = tuple(map(num_rows_of, selection))
+        refs = None if layout.fallback else self.source.locate(layout, chunks_needed(layout, selection))
+        plan = plan_array(layout, selection, refs, out_shape=shape)
+        self.plans.setdefault(path, []).append(plan)
+        return plan
+
+    def run(self, plan: ArrayPlan, dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
+        """Read what a plan of this object says, in native byte order or as ``dtype``."""
+        kind = plan.layout.dtype.newbyteorder("=") if dtype is None else np.dtype(dtype)
+        out = allocate(f"{plan.layout.store}: field {plan.layout.name!r}", plan.out_shape, kind, self.empty)
+        self.stats += read_plan(plan, out, source=self.source, executor=self._executor)
+        return out
+
+    def rows(self, path: str, start: int, stop: int) -> npt.NDArray[Any]:
+        """Read rows ``[start, stop)`` of the first dimension."""
+        return self.run(self.plan(path, np.array([start]), np.array([stop])))
+
+    def ranges(self, path: str, starts: IntArray, stops: IntArray) -> npt.NDArray[Any]:
+        """Read sorted, disjoint ranges of rows, those that lie close at once; return the wanted rows alone."""
+        runs = merge_ranges(starts, stops)
+        values = self.run(self.plan(path, runs.starts, runs.stops))
+        return values if runs.pick is None else values[runs.pick]
+
+    def take(self, path: str, ids: IntArray) -> npt.NDArray[Any]:
+        """Read the rows of sorted ids, each once."""
+        return self.ranges(path, ids, ids + 1)
+
+    def plan_gather(self, path: str, ids: IntArray, *, dim: int = 0, others: Others = None) -> Gather:
+        """Plan a read of scattered rows along ``dim``: sorted ids, each once.
+
+        No chunk is fetched twice; where rows lie close, what is between them is read along and dropped, a window at a
+        time, so that memory follows the rows that are wanted.
+        """
+        layout = self.layout(path)
+        chunk = max(1, layout.chunks[dim])
+        row_nbytes = max(1, layout.nbytes // max(1, layout.shape[dim]))
+        step = max(1, math.prod(layout.shape[dim + 1 :]) * layout.dtype.itemsize)
+        gaps = np.diff(ids)
+        # chunks that are decoded come whole: what lies between rows of one or of neighbouring ones costs nothing
+        apart = np.diff(ids // chunk) > 1 if layout.codecs else gaps > max(MAX_GAP, _MAX_GAP_BYTES // step)
+        if bool((apart | (gaps == 1)).all()):
+            windows = [ids]  # nothing to drop
+        else:
+            window = max(1, _SCRATCH_BYTES // row_nbytes // chunk) * chunk
+            cuts = np.flatnonzero(np.diff(ids // window)) + 1
+            apart[cuts - 1] = True
+            windows = np.split(ids, cuts)
+        first = np.concatenate([[True], apart])[: len(ids)]
+        steps, at = [], 0
+        for rows in windows:
+            heads = np.flatnonzero(first[at : at + len(rows)])
+            at += len(rows)
+            starts, stops = rows[heads], rows[np.append(heads[1:], len(rows)) - 1] + 1 if len(rows) else rows
+            plan = self.plan(path, starts, stops, dim=dim, others=others)
+            pick = None
+            if plan.out_shape[dim] != len(rows):
+                offsets = np.cumsum(stops - starts) - (stops - starts)
+                lengths = np.diff(np.append(heads, len(rows)))
+                pick = rows + np.repeat(offsets - starts, lengths)
+                plan = replace(plan, bytes_wanted=plan.bytes_wanted // plan.out_shape[dim] * len(rows))
+            steps.append((plan, pick))
+        return Gather(num_rows=len(ids), steps=tuple(steps))
+
+    def run_gather(self, gather: Gather, dtype: npt.DTypeLike | None = None, *, dim: int = 0) -> npt.NDArray[Any]:
+        """Read what :meth:`plan_gather` planned, C-contiguous."""
+        parts = []
+        for plan, pick in gather.steps:
+            values = self.run(plan, dtype)
+            parts.append(values if pick is None else values.take(pick, axis=dim))
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=dim)
+
+    def gather(self, path: str, ids: IntArray) -> npt.NDArray[Any]:
+        """Read scattered rows of the first dimension: sorted ids, each once."""
+        return self.run_gather(self.plan_gather(path, ids))
+
+    def pointers(self, path: str, ids: IntArray) -> tuple[IntArray, IntArray]:
+        """Read entries ``i`` and ``i + 1`` of an array of offsets, for sorted ids ``i``, each once."""
+        rows = np.union1d(ids, ids + 1)
+        values = self.gather(path, rows).astype(np.int64, copy=False)
+        at = np.searchsorted(rows, ids)
+        return values[at], values[at + 1]

@@ -1,0 +1,95 @@
+"""Edges, cells and ghosts of one part of a stored sample, in local numbering."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.index_map import IndexMap
+from scidata.core.types import IntArray
+from scidata.store.format.manifest import SampleInfo
+from scidata.store.reading.ghosts import HopGhosts, hop_ghosts, radius_ghosts
+from scidata.store.reading.part import Identity, LocalCells, SamplePart
+from scidata.store.reading.rows import RowAccess
+
+__all__ = ["LocalTopology", "read_topology"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LocalTopology:
+    """What a part holds besides fields; as :class:`scidata.store.reading.part.LocalPart`."""
+
+    index_maps: dict[str, IndexMap]
+    edge_index: IntArray | None
+    far_edge_index: IntArray | None
+    cells: LocalCells | None
+    rows: Mapping[str, IntArray] | None = None  # the store's rows of the owned ones, where they were drawn
+    identity: Identity = field(default_factory=Identity)
+
+    def num_bytes(self) -> int:
+        """Return its memory; who owns the ghosts is found later, and counted."""
+        arrays: list[npt.NDArray[Any] | None] = [self.edge_index, self.far_edge_index]
+        if self.cells is not None:
+            arrays += [self.cells.offsets, self.cells.connectivity, self.cells.types]
+        maps = sum(2 * rows.bounds.nbytes + 2 * rows.ghosts.nbytes for rows in self.index_maps.values())
+        return maps + sum(array.nbytes for array in arrays if array is not None)
+
+
+def read_topology(
+    access: RowAccess, info: SampleInfo, cut: SamplePart, part: int, *, num_hops: int, radius: float, token: str
+) -> LocalTopology:
+    """Read a part's edges and cells, and find its ghosts.
+
+    Parameters
+    ----------
+    num_hops
+        Along edges, that ghosts are away.
+    radius
+        Of points: their ghosts are all rows within it; 0 where there is none.
+    token
+        Names the data set, for the keys of the index maps.
+    """
+    entity = cut.entity
+    start, stop = cut.owned(entity, part)
+    found = [np.empty(0, np.int64)]
+    hops: HopGhosts | None = None
+    if "edge" in info.counts:
+        hops = hop_ghosts(access, start, stop, num_hops)
+        found.append(hops.nodes)
+    if radius:
+        sphere = info.block_space == "unit_sphere"
+        rows = info.counts[entity]
+        path = f"{entity}/pos"
+        found.append(radius_ghosts(access, path, start, stop, rows, radius, on_sphere=sphere, period=info.period))
+    raw = None
+    if "cell/indptr" in info.arrays:
+        raw = _read_cells(access, *cut.owned("cell", part))
+        corners = raw.connectivity
+        found.append(corners[(corners < start) | (corners >= stop)])
+    ghosts = dict.fromkeys(cut.bounds, np.empty(0, np.int64))
+    ghosts[entity] = np.unique(np.concatenate(found))
+    if hops is not None:
+        ghosts["edge"] = hops.far_edges
+    maps = {
+        name: IndexMap(bounds=bounds, part=part, ghosts=ghosts[name], key=(token, cut.index, part, name))
+        for name, bounds in cut.bounds.items()
+    }
+    nodes = maps[entity]
+    edge_index = far = cells = None
+    if hops is not None:
+        edge_index = np.stack([nodes.to_local(hops.src), nodes.to_local(hops.dst)])
+        far = np.stack([nodes.to_local(hops.far_src), nodes.to_local(hops.far_dst)])
+    if raw is not None:
+        cells = LocalCells(offsets=raw.offsets, connectivity=nodes.to_local(raw.connectivity), types=raw.types)
+    return LocalTopology(index_maps=maps, edge_index=edge_index, far_edge_index=far, cells=cells)
+
+
+def _read_cells(access: RowAccess, start: int, stop: int) -> LocalCells:
+    """Read cells ``[start, stop)``; their nodes keep global ids."""
+    offsets = access.rows("cell/offsets", start, stop + 1)
+    corners = access.rows("cell/connectivity", int(offsets[0]), int(offsets[-1])).astype(np.int64)
+    return LocalCells(offsets=offsets - offsets[0], connectivity=corners, types=access.rows("cell/type", start, stop))

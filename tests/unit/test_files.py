@@ -81,7 +81,7 @@ def test_descriptors_close_when_the_interpreter_has_cleared_the_module(
     (tmp_path / "a").write_bytes(b"a")
     before = len(os.listdir("/proc/self/fd"))
     kept = [_files._Handle(str(tmp_path / "a")) if module is _files else _processes.StepShown()]
-    assert len(os.listdir("/proc/self/fd")) == before + 1
+    assert len(os.listdir("/proc/self/fd")) > before
     monkeypatch.setattr(module, "os", None)
     kept.clear()
     assert len(os.listdir("/proc/self/fd")) == before

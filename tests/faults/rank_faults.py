@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import itertools
 import os
 import random
@@ -78,7 +79,7 @@ class Rank:
 class Outcome:
     """What was amiss in a run; how long after the fault the last of the others had said so, and the last had ended.
 
-    Between the two lies the interpreter's end, which takes torch a second of CPU time in a forked process.
+    Between the two lies the interpreter's end.
     """
 
     misses: list[str] = field(default_factory=list)
@@ -276,6 +277,7 @@ def main() -> int:
         import torch.distributed.tensor  # noqa: F401  # before the ranks are forked
 
         import scidata.loader.data_loader  # noqa: F401
+    gc.freeze()  # or each rank's end copies, and looks through, all that this process has loaded
     outcomes: dict[tuple[str, str, int], list[Outcome]] = {}
     began = time.time()
     with removed_at_the_end() as folder:

@@ -6,9 +6,11 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from scidata.loader.peers import processes
 from scidata.sources.bytes import files
 from scidata.sources.bytes.files import FileCache
 from tests.faults.descriptors import data_sets, run_apart
@@ -71,3 +73,16 @@ def test_readers_wait_for_a_descriptor(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(files.os, "open", scarce)
     assert bytes(FileCache().read(str(tmp_path / "a"), 0, 1)) == b"a"
     assert len(tries) == 4
+
+
+@pytest.mark.parametrize("module", [files, processes])
+def test_descriptors_close_when_the_interpreter_has_cleared_the_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType
+) -> None:
+    (tmp_path / "a").write_bytes(b"a")
+    before = len(os.listdir("/proc/self/fd"))
+    kept = [files._Handle(str(tmp_path / "a")) if module is files else processes.StepShown()]
+    assert len(os.listdir("/proc/self/fd")) > before
+    monkeypatch.setattr(module, "os", None)
+    kept.clear()
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -73,10 +74,10 @@ class StepShown:
         if self._memory is not None:
             self._memory[:8] = step.to_bytes(8, "little", signed=True)
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at the interpreter's end, os may be gone
         if self._memory is not None:
             self._memory.close()
-            os.close(self.fd)
+            close(self.fd)
 
 
 class StepSeen:

@@ -17,7 +17,7 @@ from scidata.shard.comm.collectives import replicate_to_shards, slice_to_shard
 from scidata.shard.graphs.ghosts import GhostExchange, PendingHalo, ghosts_key
 from scidata.shard.graphs.routed import ACCEPT_FILLED, FilledTensor, RoutedIndex
 from scidata.shard.op_table import HANDLERS, KEEPS_REPLICATED, Handler, find, register_op, unsupported
-from scidata.shard.ops import indexing, joining  # noqa: F401 - their entries are extended here
+from scidata.shard.ops import indexing, joining, metadata  # noqa: F401 - their entries are extended here
 from scidata.shard.ops.advanced import count_true, take_advanced
 from scidata.shard.ops.align import local_of, refuse_out, specs_of
 from scidata.shard.ops.shapes import argument, many, normal_dim

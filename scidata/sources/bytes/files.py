@@ -94,9 +94,9 @@ class _Handle:
         """Return the version of the file as it is now."""
         return _version_of(os.fstat(self._descriptor))
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at the interpreter's end, os may be gone
         if hasattr(self, "_descriptor"):  # not where opening failed
-            os.close(self._descriptor)
+            close(self._descriptor)
 
 
 class FileCache:

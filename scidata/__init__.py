@@ -61,7 +61,7 @@ _HOME = {
     "ShardedDataset": "scidata.data.grid_dataset",
     "all_gather_v": "scidata.shard.comm.collectives",
     "attention": "scidata.shard.attention.ways",
-    "collate": "scidata.data.sample",
+    "collate": "scidata.data.collate",
     "concat": "scidata.data.combine",
     "from_dtensor": "scidata.interop.dtensor",
     "from_physicsnemo": "scidata.interop.physicsnemo",

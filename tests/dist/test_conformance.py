@@ -1,13 +1,12 @@
 """Every entry of the op table against one process: values, gradients, on any layout and any number of ranks."""
 
-import sys
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from test_ops_pointwise import INTEGER, NO_DERIVATIVE, one_and_two_operands
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 
@@ -16,10 +15,7 @@ from scidata.shard import ShardSpec
 from scidata.shard.op_table import HANDLERS, op_name
 from scidata.testing import run_ranks
 from scidata.testing.oracle import assert_like_one_process
-
-sys.path.insert(0, str(Path(__file__).parent))
-from _conformance import EXTENT, LAYOUTS, cases
-from test_ops_pointwise import INTEGER, NO_DERIVATIVE, one_and_two_operands
+from tests.dist._conformance import EXTENT, LAYOUTS, cases
 
 #: Modules of the table whose entries have tests of their own.
 ELSEWHERE = (

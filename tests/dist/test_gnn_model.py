@@ -19,9 +19,7 @@ from scidata.interop.pyg import to_pyg
 from scidata.shard.graphs.ghosts import _Flight
 from scidata.shard.graphs.parts import call_on_parts
 from scidata.testing import run_ranks
-
-sys.path.insert(0, str(Path(__file__).parent))  # importlib mode has no path of the tests
-from _graphs import LAYOUTS, NUM_NODES, khop_part_of, part_of, parts_of, whole_edges
+from tests.dist._graphs import LAYOUTS, NUM_NODES, khop_part_of, part_of, parts_of, whole_edges
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torch_geometric") is None, reason="torch_geometric is not installed (extra 'pyg')"

@@ -1,8 +1,6 @@
 """Ghosts by exchange and by hops, and gathers and scatters along a routed edge index, against one process."""
 
 import copy
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,9 +18,7 @@ from scidata.shard.graphs.parts import call_on_parts
 from scidata.shard.graphs.routed import RoutedIndex, edge_tensor, route_edges
 from scidata.shard.layouts import gather_full
 from scidata.testing import run_ranks
-
-sys.path.insert(0, str(Path(__file__).parent))  # importlib mode has no path of the tests
-from _graphs import LAYOUTS, NUM_NODES, khop_part_of, part_of, parts_of, whole_edges
+from tests.dist._graphs import LAYOUTS, NUM_NODES, khop_part_of, part_of, parts_of, whole_edges
 
 
 class Spy:

@@ -1,8 +1,5 @@
 """Whole models, unmodified, on shards: loss, all gradients and buffers against one process."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,9 +11,7 @@ from scidata.errors import UnsupportedShardOp
 from scidata.shard import ShardSpec
 from scidata.testing import run_ranks
 from scidata.testing.oracle import shard_of
-
-sys.path.insert(0, str(Path(__file__).parent))  # importlib mode has no path of the tests
-from _layers import COLUMNS, GRIDS, LAYOUTS, ROWS, grid_mesh, mesh_of, random
+from tests.dist._layers import COLUMNS, GRIDS, LAYOUTS, ROWS, grid_mesh, mesh_of, random
 
 IMAGE = (2, 3, ROWS, COLUMNS)
 

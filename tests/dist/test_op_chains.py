@@ -1,8 +1,6 @@
 """Random chains of operations on random layouts against one process: right, or UnsupportedShardOp on every rank."""
 
 import random
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,9 +13,7 @@ from scidata.errors import UnsupportedShardOp
 from scidata.shard import ShardSpec
 from scidata.testing import run_ranks
 from scidata.testing.oracle import assert_like_one_process
-
-sys.path.insert(0, str(Path(__file__).parent))
-from _chains import chain
+from tests.dist._chains import chain
 
 CHAINS = 25
 

@@ -1,8 +1,6 @@
 """Attention on shards against one process: sequence, heads and batch sharded, masks, causal."""
 
-import sys
 import weakref
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,9 +19,7 @@ from scidata.shard.attention import blocks
 from scidata.shard.attention.ways import chosen_way
 from scidata.testing import run_ranks
 from scidata.testing.oracle import assert_like_one_process, shard_of
-
-sys.path.insert(0, str(Path(__file__).parent))  # importlib mode has no path of the tests
-from _layers import Spy
+from tests.dist._layers import Spy
 
 LAYOUTS = {1: [(7,)], 2: [(4, 3), (7, 0)], 3: [(3, 2, 2), (0, 5, 2)]}
 ATTENTION = F.scaled_dot_product_attention

@@ -1,8 +1,5 @@
 """Convolutions on shards against one process: kernels that reach over bounds, over whole parts, and none."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,9 +11,7 @@ from scidata.errors import UnsupportedShardOp
 from scidata.shard import HaloDim, ShardSpec, ShardTensor
 from scidata.testing import run_ranks
 from scidata.testing.oracle import assert_like_one_process, shard_of
-
-sys.path.insert(0, str(Path(__file__).parent))  # importlib mode has no path of the tests
-from _layers import COLUMNS, GRIDS, LAYOUTS, ROWS, Spy, check_cases, grid_mesh, mesh_of, random
+from tests.dist._layers import COLUMNS, GRIDS, LAYOUTS, ROWS, Spy, check_cases, grid_mesh, mesh_of, random
 
 RANKS = pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
 IMAGE = (2, 4, ROWS, COLUMNS)

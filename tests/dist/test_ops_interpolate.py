@@ -1,8 +1,5 @@
 """Interpolation on shards against one process."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,9 +9,7 @@ from scidata.errors import UnsupportedShardOp
 from scidata.shard import ShardSpec
 from scidata.testing import run_ranks
 from scidata.testing.oracle import shard_of
-
-sys.path.insert(0, str(Path(__file__).parent))  # importlib mode has no path of the tests
-from _layers import COLUMNS, ROWS, Spy, check_cases, mesh_of, random
+from tests.dist._layers import COLUMNS, ROWS, Spy, check_cases, mesh_of, random
 
 RANKS = pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
 IMAGE = (2, 4, ROWS, COLUMNS)

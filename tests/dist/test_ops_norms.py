@@ -1,8 +1,5 @@
 """Normalisation and embedding on shards against one process, with running statistics."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,9 +10,7 @@ from scidata.errors import UnsupportedShardOp
 from scidata.shard import ShardSpec
 from scidata.testing import run_ranks
 from scidata.testing.oracle import assert_like_one_process, shard_of
-
-sys.path.insert(0, str(Path(__file__).parent))  # importlib mode has no path of the tests
-from _layers import COLUMNS, LAYOUTS, ROWS, Spy, check_cases, grid_mesh, mesh_of, random
+from tests.dist._layers import COLUMNS, LAYOUTS, ROWS, Spy, check_cases, grid_mesh, mesh_of, random
 
 RANKS = pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
 IMAGE = (2, 4, ROWS, COLUMNS)

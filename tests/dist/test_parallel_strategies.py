@@ -1,8 +1,5 @@
 """Training by ddp and by fsdp on a dp × domain mesh gives the parameters of one process."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -10,9 +7,17 @@ from torch import nn
 import scidata
 from scidata.device_mesh import axis_rank, init_mesh
 from scidata.testing import run_ranks
-
-sys.path.insert(0, str(Path(__file__).parent))  # importlib mode has no path of the tests
-from _training import DP_X_DOMAIN, Block, Model, adam, assert_equal_models, loss_of, part_of, sample, train_alone
+from tests.dist._training import (
+    DP_X_DOMAIN,
+    Block,
+    Model,
+    adam,
+    assert_equal_models,
+    loss_of,
+    part_of,
+    sample,
+    train_alone,
+)
 
 STRATEGIES = {"ddp": {"bucket_bytes": 700}, "fsdp": {"units": (Block,)}}
 

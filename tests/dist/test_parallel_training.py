@@ -2,8 +2,6 @@
 
 import contextlib
 import copy
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,9 +18,7 @@ from scidata.device_mesh import axis_rank, domain_mesh, init_mesh
 from scidata.errors import ConfigError
 from scidata.shard.tensor import ShardTensor
 from scidata.testing import run_ranks
-
-sys.path.insert(0, str(Path(__file__).parent))  # importlib mode has no path of the tests
-from _training import Block, Model, adam, assert_equal_models, loss_of, part_of, sample, train_alone, whole
+from tests.dist._training import Block, Model, adam, assert_equal_models, loss_of, part_of, sample, train_alone, whole
 
 STRATEGIES = {"ddp": {"bucket_bytes": 700}, "fsdp": {"units": (Block,)}}
 by_strategy = pytest.mark.parametrize("strategy", STRATEGIES)

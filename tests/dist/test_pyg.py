@@ -2,7 +2,6 @@
 
 import itertools
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,9 +16,7 @@ from scidata.shard.graphs.ghosts import halo_exchange
 from scidata.shard.graphs.parts import call_on_parts
 from scidata.shard.layouts import gather_full
 from scidata.testing import run_ranks
-
-sys.path.insert(0, str(Path(__file__).parent))  # importlib mode has no path of the tests
-from _graphs import LAYOUTS, NUM_NODES, khop_part_of, part_of, parts_of, whole_edges
+from tests.dist._graphs import LAYOUTS, NUM_NODES, khop_part_of, part_of, parts_of, whole_edges
 
 #: For what runs every layer: even, one node, none; each but the first has ghosts.
 CHOSEN = {1: [(11,)], 2: [(6, 5), (10, 1)], 3: [(5, 1, 5), (6, 0, 5)], 4: [(3, 0, 1, 7)]}

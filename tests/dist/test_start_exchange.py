@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +15,7 @@ from scidata.errors import UnsupportedShardOp
 from scidata.interop.pyg import to_pyg
 from scidata.shard.layouts import gather_full
 from scidata.testing import run_ranks
-
-sys.path.insert(0, str(Path(__file__).parent))  # importlib mode has no path of the tests
-from _graphs import LAYOUTS, NUM_NODES, part_of, whole_edges
+from tests.dist._graphs import LAYOUTS, NUM_NODES, part_of, whole_edges
 
 pytest.importorskip("torch_geometric", reason="to_pyg needs torch_geometric (extra 'pyg')")
 

@@ -41,7 +41,7 @@ from scidata.store.format.store import (
 )
 from scidata.store.format.write import FieldData, OrderedCells, OrderedEdges, OrderedSample, folder_of, write_sample
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def field_of(name: str, values: npt.NDArray[Any], entity: str = "node", entity_dim: int = 0) -> FieldData:

@@ -10,7 +10,7 @@ from scidata.meshes.samples import read_samples
 
 netCDF4 = pytest.importorskip("netCDF4", reason="writes the files")  # noqa: N816
 
-DATA = Path(__file__).parents[2].parent / "shared" / "data"
+DATA = Path(__file__).parents[3].parent / "shared" / "data"
 FILE = DATA / "mesh.QU.1920km.151026.nc"
 needs_data = pytest.mark.skipif(not FILE.is_file(), reason="the real sample files are not beside the repository")
 

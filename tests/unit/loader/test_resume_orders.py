@@ -17,7 +17,7 @@ from torch.utils.data import BatchSampler
 import scidata
 from scidata.loader.data_loader import DataLoader
 from scidata.loader.sampler import DistributedSampler
-from tests.unit.test_resume import Numbers, numbers, place, run_all, through_json
+from tests.unit.loader.test_resume import Numbers, numbers, place, run_all, through_json
 
 EPOCH = 1
 

@@ -1,8 +1,5 @@
 """Inputs at the edge of what there is: stored as they are, bit for bit, or refused by name; never silently wrong."""
 
-import sys
-from pathlib import Path
-
 import h5py
 import numpy as np
 import pytest
@@ -11,9 +8,7 @@ from scidata.errors import ConfigError, CorruptDataError, SciDataError, Unsuppor
 from scidata.meshes.samples import read_samples
 from scidata.store.build.partition import partition
 from scidata.store.format.store import open_store, verify
-
-sys.path.insert(0, str(Path(__file__).parent))  # importlib mode has no path of the tests
-from _parts import check_round_trip, random_bounds
+from tests.unit._parts import check_round_trip, random_bounds
 
 RNG = np.random.default_rng(11)
 XY = RNG.random((40, 2))

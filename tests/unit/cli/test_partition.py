@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from scidata.cli.app import app
 from scidata.store.format.store import is_store, open_store
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def run(*args: object) -> Any:

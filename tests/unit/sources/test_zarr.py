@@ -1041,7 +1041,7 @@ def test_opening_imports_no_heavy_package(tmp_path):
         "s.locate(s.arrays['u'], np.zeros((1, 2), int)); "
         "print(sorted({'torch', 'dask', 'xarray', 'zarr', 'fsspec', 'netCDF4'} & set(sys.modules)))"
     )
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], check=False, capture_output=True, text=True, env=env, timeout=99
     )

@@ -21,7 +21,7 @@ from scidata.store.reading.reader import StoreReader
 
 netCDF4 = pytest.importorskip("netCDF4", reason="writes the files")  # noqa: N816
 
-DATA = Path(__file__).parents[2].parent / "shared" / "data"
+DATA = Path(__file__).parents[3].parent / "shared" / "data"
 MPAS = DATA / "mesh.QU.1920km.151026.nc"
 
 

@@ -17,7 +17,7 @@ from scidata.store.build.partition import partition
 from scidata.store.format.store import open_store, verify
 from scidata.store.reading.reader import StoreReader
 
-MPAS = Path(__file__).parents[2].parent / "shared" / "data" / "mesh.QU.1920km.151026.nc"
+MPAS = Path(__file__).parents[3].parent / "shared" / "data" / "mesh.QU.1920km.151026.nc"
 
 
 def lists(cells):

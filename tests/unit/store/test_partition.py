@@ -35,7 +35,7 @@ from scidata.store.build.partition import finalize, partition
 from scidata.store.format.store import MANIFEST, Store, is_store, open_store, verify
 from tests.unit._children import interrupted
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DATA = ROOT.parent / "shared" / "data"
 
 

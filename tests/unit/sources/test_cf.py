@@ -15,7 +15,7 @@ from scidata.sources.cf import decoding_of, is_coordinate, role_of
 
 xr = pytest.importorskip("xarray", reason="the oracle of CF decoding")
 
-DATA = Path(__file__).parents[2].parent / "shared" / "data"
+DATA = Path(__file__).parents[3].parent / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the real sample files are not beside the repository")
 
 

@@ -25,7 +25,7 @@ from scidata.store.build.output import finished_samples
 from scidata.store.build.partition import finalize, partition
 from scidata.store.format.store import is_store
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NUM_SAMPLES = 3
 RUN = """
 import os, signal, sys

@@ -21,7 +21,7 @@ from scidata.meshes.samples import read_samples
 
 netCDF4 = pytest.importorskip("netCDF4", reason="writes the files")  # noqa: N816
 
-DATA = Path(__file__).parents[2].parent / "shared" / "data"
+DATA = Path(__file__).parents[3].parent / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the real sample files are not beside the repository")
 
 #: two triangles, a quad and a pentagon on eight nodes

@@ -27,7 +27,7 @@ from scidata.sources.netcdf3 import read_header
 
 netCDF4 = pytest.importorskip("netCDF4", reason="writes the files and is the oracle")  # noqa: N816
 
-DATA = Path(__file__).parents[2].parent / "shared" / "data"
+DATA = Path(__file__).parents[3].parent / "shared" / "data"
 REAL = sorted(p.name for p in DATA.glob("*") if p.suffix in (".nc", ".ug"))
 needs_data = pytest.mark.skipif(not REAL, reason="the real sample files are not beside the repository")
 CLASSIC = {1: "NETCDF3_CLASSIC", 2: "NETCDF3_64BIT_OFFSET", 5: "NETCDF3_64BIT_DATA"}

@@ -24,7 +24,7 @@ from scidata.store.format.store import open_store
 from scidata.store.reading.reader import StoreReader
 from scidata.testing import make_grid
 
-DATA = Path(__file__).parents[2].parent / "shared" / "data"
+DATA = Path(__file__).parents[3].parent / "shared" / "data"
 SIZES = (700, 500, 900)
 
 

@@ -1,7 +1,6 @@
 """Parts of a store, for any number of ranks: put together they are the input, and every ghost is its owner's row."""
 
 import pickle
-import sys
 from pathlib import Path
 
 import h5py
@@ -16,11 +15,9 @@ from scidata.meshes.order.positions import unit_sphere
 from scidata.meshes.samples import read_samples
 from scidata.store.build.partition import partition
 from scidata.store.reading.reader import StoreReader
+from tests.unit._parts import check_round_trip, random_bounds
 
-sys.path.insert(0, str(Path(__file__).parent))  # importlib mode has no path of the tests
-from _parts import check_round_trip, random_bounds
-
-DATA = Path(__file__).parents[2].parent / "shared" / "data"
+DATA = Path(__file__).parents[3].parent / "shared" / "data"
 
 
 def write_mesh(path, num_nodes=1700, seed=0):

@@ -27,7 +27,7 @@ from scidata.grids.partition import make_partition
 from scidata.grids.reader import GridReader
 from scidata.testing import make_grid
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DATA = ROOT.parent / "shared" / "data"
 
 

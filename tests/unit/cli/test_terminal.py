@@ -21,7 +21,7 @@ import scidata
 from scidata.cli.app import app
 from scidata.errors import ConfigError, CorruptDataError, UnknownNameError, visible
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 #: Clears the screen, renames the window, starts a link, deletes backwards, C1's CSI, a bidirectional override, a line
 #: end, a line separator, and Rich's markup.
 HOSTILE = "e\x1b[2J\x1b]0;pwned\x07\x1b]8;;http://x\x1b\\\b\x9b31m\u202egnp\nfeigned: ok\u2028[red][link=http://y]"

@@ -1,8 +1,5 @@
 """Each kind of sample, from each format, and random ones: partitioned, verified, read by any number of ranks."""
 
-import sys
-from pathlib import Path
-
 import h5py
 import numpy as np
 import pytest
@@ -14,9 +11,7 @@ from scidata.errors import FieldMismatchError
 from scidata.meshes.samples import read_samples
 from scidata.store.build.partition import partition
 from scidata.store.format.store import open_store, verify
-
-sys.path.insert(0, str(Path(__file__).parent))  # importlib mode has no path of the tests
-from _parts import check_round_trip, random_bounds
+from tests.unit._parts import check_round_trip, random_bounds
 
 FORMATS = ["zarr2", "zarr3", "hdf5", "netcdf4", "netcdf3"]
 RNG = np.random.default_rng(7)

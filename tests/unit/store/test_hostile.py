@@ -28,7 +28,7 @@ from scidata.store.format.manifest import digest_of, dump_json
 from scidata.store.format.store import MANIFEST, open_store, read_sample_info, verify, verify_sample
 from scidata.store.reading.report import inspect_partitioned
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SAMPLE = "sample-000000.zarr"
 
 

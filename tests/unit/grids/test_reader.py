@@ -13,7 +13,7 @@ from scidata.errors import ConfigError, FieldMismatchError, SourceChangedError, 
 from scidata.grids.reader import GridReader
 from scidata.testing import GRID_FORMATS, make_grid
 
-REAL = Path(__file__).parents[2].parent / "shared" / "data" / "eraint_uvz.nc"
+REAL = Path(__file__).parents[3].parent / "shared" / "data" / "eraint_uvz.nc"
 
 
 def read_part(reader, index, rank):

@@ -10,16 +10,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from scidata.device_mesh import (
-    Launch,
-    _cuda_index,
-    axes_of,
-    axis_rank,
-    axis_size,
-    domain_mesh,
-    init_mesh,
-    read_launcher,
-)
+from scidata.device_mesh import axes_of, axis_rank, axis_size, domain_mesh, init_mesh
+from scidata.device_mesh.launch import Launch, read_launcher
+from scidata.device_mesh.mesh import _cuda_index
 from scidata.errors import ConfigError, LauncherError, UnknownNameError
 from scidata.testing import fake_group
 

@@ -41,7 +41,7 @@ _FEW = 32  # chunks that are found one by one in less time than NumPy's calls ta
 _UNKNOWN = -2
 _MAX_SIZE_BYTES = 2**24
 _MAX_INDEX_BYTES = 2**26
-_MAX_FILES = 2**22  # of one array that are looked for at once: some seconds, and more on a network
+_MAX_FILES = 2**20  # of one array that are looked for at once: a second or two, and more on a network
 
 
 class _Arrays(dict[str, ArrayLayout]):

@@ -28,6 +28,7 @@ _MAX_CUTS = 64
 MAX_KEPT_ROWS = 1024
 _MAX_LATEST_ROWS = 1 << 16
 _MAX_SEGMENTS = 16
+_MAX_CHUNKS = 1 << 22  # of one read: tables of them take a second and half a GB
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
@@ -251,7 +252,9 @@ def _kept_cut(grid: _Grid, selection: Selection) -> Cut:
 
 
 def _make_cut(layout: ArrayLayout, selection: Selection) -> Cut:
+    _check_number(layout, math.prod(map(_least_chunks, selection, layout.shape, layout.chunks)))
     pieces = tuple(cut_dim(*dim) for dim in zip(selection, layout.shape, layout.chunks, strict=True))
+    _check_number(layout, math.prod(len(p.chunks) for p in pieces))
     chunks = needed_chunks(pieces)
     shapes = chunk_shapes(layout, chunks)
     return Cut(
@@ -263,6 +266,22 @@ def _make_cut(layout: ArrayLayout, selection: Selection) -> Cut:
         num_wanted=math.prod(p.num_wanted for p in pieces),
         reach=tuple(_reach(p) for p in pieces),
     )
+
+
+def _least_chunks(segments: Sequence[Segment], size: int, chunk: int) -> int:
+    """Return a number of chunks that are touched at least, found without a table of them; 0 where that takes one."""
+    if _extent(segments, size) is None:
+        return 0 if segments else 1
+    return max(min(s.count, (s.count - 1) * abs(s.step) // chunk + 1) for s in segments)
+
+
+def _check_number(layout: ArrayLayout, num_chunks: int) -> None:
+    if num_chunks > _MAX_CHUNKS:
+        raise TooLargeError(
+            f"{layout.store}: field {layout.name!r} of shape {layout.shape} in chunks of {layout.chunks}: what is "
+            f"selected lies in {num_chunks} of them or more, and one read takes at most {_MAX_CHUNKS}; its metadata "
+            "are damaged, or write it with larger chunks, or read less at once"
+        )
 
 
 def _reach(p: DimPieces) -> tuple[int, int] | None:

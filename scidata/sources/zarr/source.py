@@ -41,7 +41,8 @@ _FEW = 32  # chunks that are found one by one in less time than NumPy's calls ta
 _UNKNOWN = -2
 _MAX_SIZE_BYTES = 2**24
 _MAX_INDEX_BYTES = 2**26
-_MAX_FILES = 2**22  # of one array that are looked for at once: some seconds, and more on a network
+_MAX_FILES = 2**20  # of one array that are looked for at once: a second or two, and more on a network
+_MANY_FILES = 2**16  # looked for one by one sooner than a folder is listed, however many files it has
 
 
 class _Arrays(dict[str, ArrayLayout]):
@@ -349,7 +350,9 @@ def _file_sizes(state: _State, record: ArrayRecord, coordinates: IntArray) -> In
             f"files of shape {record.file_shape}: {len(missing)} at once are too many to be looked for (at most "
             f"{_MAX_FILES}); its metadata are damaged, or write it with larger chunks or shards, or read less at once"
         )
-    sizes[missing] = state.tree.sizes(record.keys(coordinates[missing]))
+    there = missing[_are_listed(state, record, linear[missing])] if len(missing) > _MANY_FILES else missing
+    sizes[missing] = -1
+    sizes[there] = state.tree.sizes(record.keys(coordinates[there]))
     for block, rows in _groups(linear[missing] // _SIZES_PER_BLOCK):
         known = state.sizes.get((record.prefix, block))
         if known is None:
@@ -357,6 +360,15 @@ def _file_sizes(state: _State, record: ArrayRecord, coordinates: IntArray) -> In
             state.sizes.put((record.prefix, block), known)
         known[linear[missing[rows]] % _SIZES_PER_BLOCK] = sizes[missing[rows]]
     return sizes
+
+
+def _are_listed(state: _State, record: ArrayRecord, linear: IntArray) -> npt.NDArray[np.bool_]:
+    """Say of which files there is a name in the array's folder: of most of so many there is none."""
+    names = state.tree.names(record.prefix, lambda name: name.isdecimal() or name == record.key_start)
+    if names is None:
+        return np.ones(len(linear), np.bool_)
+    found = [place for name in names if (place := record.coordinate_of(name)) is not None]
+    return np.isin(linear, _linear(np.array(found, np.int64).reshape(-1, len(record.num_files)), record.num_files))
 
 
 def _check_sizes(record: ArrayRecord, coordinates: IntArray, sizes: IntArray, refs: ChunkRefs) -> None:

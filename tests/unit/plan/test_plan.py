@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scidata.core.types import ArrayLayout, ChunkRefs, Codec, Segment
-from scidata.errors import ConfigError, CorruptDataError
+from scidata.errors import ConfigError, CorruptDataError, TooLargeError
 from scidata.plan import ArrayPlan, KeptPlans, PlanFamily, ReadPlan, chunks_needed, cut, plan_array, summarize
 from scidata.read.copies import merge_copies
 
@@ -392,3 +392,22 @@ def test_the_first_plans_are_kept_as_far_as_there_is_room():
     assert (len(again), again.nbytes, again.max_bytes) == (0, 0, 10)
     again.keep("a", "A", 10)
     assert again.get("a") == "A"
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [
+        ([Segment(start=0, count=1 << 40, step=1, offset=0)], [Segment(start=0, count=3, step=1, offset=0)]),
+        ([Segment(start=7, count=1 << 23, step=1 << 10, offset=0)], [Segment(start=0, count=1, step=1, offset=0)]),
+        (
+            [Segment(start=25 * i, count=1, step=1, offset=i) for i in range((1 << 22) + 1)],
+            [Segment(start=0, count=1, step=1, offset=0)],
+        ),
+    ],
+    ids=["dense", "sparse", "scattered"],
+)
+def test_more_chunks_than_one_read_may_have(selection):
+    """Damaged metadata may say so: planning would take minutes, and the memory."""
+    layout = layout_of((1 << 50, 3), (25, 1))
+    with pytest.raises(TooLargeError, match=r"'u' of shape .* lies in \d+ of them or more, and one read takes at most"):
+        chunks_needed(layout, selection)

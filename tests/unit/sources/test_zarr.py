@@ -1056,13 +1056,16 @@ def test_codec_arguments_are_numcodecs(tmp_path):
     assert codec == Codec(name="blosc", config={"cname": "zstd", "clevel": 2, "shuffle": 2, "blocksize": 0})
 
 
-@pytest.mark.parametrize("separator", [".", "/"])
-def test_very_many_files_are_found_by_listing(tmp_path, separator):
+@pytest.mark.parametrize(("kind", "separator"), [("v2", "."), ("v2", "/"), ("default", "."), ("default", "/")])
+def test_very_many_files_are_found_by_listing(tmp_path, kind, separator):
     """Absent ones cost no call of the system each; too many to be looked for at all are refused."""
-    group = zarr.open_group(tmp_path, mode="w", zarr_format=2)
-    encoding = {"name": "v2", "separator": separator}
+    group = zarr.open_group(tmp_path, mode="w", zarr_format=2 if kind == "v2" else 3)
+    encoding = {"name": kind, "separator": separator}
     array = group.create_array("u", shape=(40_000, 2), chunks=(1, 1), dtype="u1", chunk_key_encoding=encoding)
     array[30_000:30_003, 1] = [7, 8, 9]
+    for name in ("u/030000.0", "u/x.1", "u/c.1.x", "u/40000.0", "u/1.1.1", "u/c/7/01"):  # no chunks of this array
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
     source = ZarrSource(str(tmp_path))
     layout = source.arrays["u"]
     chunks = np.stack([np.repeat(np.arange(40_000), 2), np.tile([0, 1], 40_000)], axis=1)

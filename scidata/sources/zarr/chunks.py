@@ -10,8 +10,8 @@ import numpy as np
 
 from scidata.core.types import ChunkRefs, IntArray
 from scidata.errors import ConfigError, CorruptDataError, ShortReadError, TooLargeError
+from scidata.sources.bytes.fetches import run_each
 from scidata.sources.bytes.files import Url
-from scidata.sources.bytes.remote import run_each
 from scidata.sources.zarr.metadata import ArrayRecord
 from scidata.sources.zarr.shards import ArrayCache, read_index
 from scidata.sources.zarr.tree import Tree

@@ -19,7 +19,7 @@ from scidata.core import trace
 from scidata.core.types import BufferSpec
 from scidata.data.collate import collate
 from scidata.data.sample import Sample
-from scidata.loader.peers.watch import Session
+from scidata.loader.peers.session import Session
 from scidata.loader.position import Progress
 from scidata.loader.prefetch.pool import BlockPool
 from scidata.loader.prefetch.prefetcher import Prefetcher

@@ -33,7 +33,8 @@ from scidata.loader.arguments import (
 )
 from scidata.loader.batches import Batches, BufferedDataset, PartDataset, filler, items_of, noted, part_reader
 from scidata.loader.peers.ballot import CommonBallot, OwnBallot
-from scidata.loader.peers.watch import Session, Watch
+from scidata.loader.peers.session import Session
+from scidata.loader.peers.watch import Watch
 from scidata.loader.position import Progress, progress_of
 from scidata.loader.prefetch.copiers import DeviceCopier, HostCopier, PartCopier, SideStream, Staging
 from scidata.loader.prefetch.depth import Depth
@@ -279,7 +280,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         source = self._source
         if self._watch is None:
             return None
-        return self._watch.begin(lambda: (fingerprint_of(source), repr(source)), self.timeout)
+        return Session(self._watch, lambda: (fingerprint_of(source), repr(source)), self.timeout)
 
     def _ballot(self, session: Session | None) -> CommonBallot | OwnBallot | None:
         if self.on_error == "raise":

@@ -18,7 +18,7 @@ from scidata.errors import ConfigError, CorruptDataError
 from scidata.plan import ArrayPlan, plan_array
 from scidata.read.context import ReadStats, Tally
 from scidata.read.execute import Execution, Task
-from scidata.sources.bytes.remote import Fetches
+from scidata.sources.bytes.fetches import Fetches
 
 __all__ = ["Job", "ReadStats", "read_plan", "read_plans"]
 

@@ -26,7 +26,7 @@ from scidata.plan.cut import Memo
 from scidata.read import blosc
 from scidata.read.blosc import Bytes
 
-__all__ = ["Pipeline", "Scratch", "is_supported", "largest_encoded", "pipeline_of"]
+__all__ = ["Pipeline", "Scratch", "largest_encoded", "pipeline_of"]
 
 _CHECKSUM_NBYTES = 4
 
@@ -281,11 +281,6 @@ _STEPS: dict[str, type[_Step]] = {
     "fletcher32": _Fletcher32,
     "crc32c": _CRC32C,
 }
-
-
-def is_supported(codecs: Sequence[Codec]) -> bool:
-    """Say whether every one of ``codecs`` can be undone here; if not, the array needs its format's own library."""
-    return all(codec.name in _STEPS for codec in codecs)
 
 
 _made = Memo(256)

@@ -18,8 +18,8 @@ from scidata.read.codecs import largest_encoded
 from scidata.read.context import COPY, READ, Context, Tally, thread_scratch
 from scidata.read.run_encoded import EncodedRun
 from scidata.read.run_raw import RawRun
+from scidata.sources.bytes.fetches import Range
 from scidata.sources.bytes.files import Url, is_url
-from scidata.sources.bytes.remote import Range
 
 __all__ = ["Execution", "Task"]
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from scidata.core.types import IntArray
 from scidata.core.urls import Url
 from scidata.plan import ArrayPlan, KeptPlans
-from scidata.sources.bytes.remote import run_each
+from scidata.sources.bytes.fetches import run_each
 from scidata.store.format.kept import Kept
 from scidata.store.format.manifest import FieldInfo
 from scidata.store.reading.numbering import Numbering

@@ -7,11 +7,14 @@ from hypothesis import strategies as st
 
 from scidata.core import bounds
 from scidata.core.bounds import (
+    at_least_one_each,
+    bounds_of,
     chunk_bounds,
     compose,
     even_bounds,
     explicit_bounds,
     halo_widths,
+    owners_of,
     segments_of_slice,
     weighted_bounds,
     window,
@@ -181,3 +184,20 @@ def test_a_long_list_composed_with_a_window_that_wraps():
     assert isinstance(found, SegmentTable)
     assert rows_of(found).tolist() == np.concatenate([rows[-7:], rows[:103]]).tolist()
     assert [found[1], *found[2:4]] == list(found)[1:4]
+
+
+def test_bounds_of_sizes_and_owners_of_rows():
+    ends = bounds_of([2, 0, 3, 0])
+    assert (ends.tolist(), ends.dtype) == ([0, 2, 2, 5, 5], np.int64)
+    assert bounds_of([]).tolist() == [0]
+    assert owners_of(ends, range(5)).tolist() == [0, 0, 2, 2, 2]  # empty parts own nothing
+    assert owners_of(ends, []).tolist() == []
+
+
+@given(st.lists(st.integers(-5, 30), max_size=8), st.integers(0, 10))
+def test_at_least_one_each(cuts, more):
+    num_rows = len(cuts) + 1 + more
+    bounds = at_least_one_each(np.array(cuts, np.int64), num_rows)
+    assert (bounds[0], bounds[-1], len(bounds)) == (0, num_rows, len(cuts) + 2)
+    assert (np.diff(bounds) >= 1).all()
+    assert at_least_one_each(bounds[1:-1], num_rows).tolist() == bounds.tolist()  # what is right stays

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from scidata.core.cache import Cache
 from scidata.core.types import ArrayLayout, ChunkRefs, IntArray
 from scidata.errors import (
     ConfigError,
@@ -30,7 +31,7 @@ from scidata.errors import (
 from scidata.sources.bytes.files import Url, Versions, retried, url_of, version_at
 from scidata.sources.bytes.remote import run_each
 from scidata.sources.zarr.metadata import ArrayRecord
-from scidata.sources.zarr.shards import ArrayCache, read_index
+from scidata.sources.zarr.shards import read_index
 from scidata.sources.zarr.tree import Tree, open_tree
 from scidata.sources.zarr.walk import Contents, find_arrays
 
@@ -71,8 +72,8 @@ class _State:
         self.pid = os.getpid()
         self.tree: Tree = open_tree(path, allow_external=allow_external)
         self.contents = find_arrays(self.tree, str(path), names)
-        self.sizes = ArrayCache(_MAX_SIZE_BYTES)
-        self.indexes = ArrayCache(_MAX_INDEX_BYTES)
+        self.sizes: Cache[IntArray] = Cache(_MAX_SIZE_BYTES, "lru")
+        self.indexes: Cache[IntArray] = Cache(_MAX_INDEX_BYTES, "lru")
         self.handles: dict[str, Any] = {}
         self._try_fallbacks()
         self.arrays: Mapping[str, ArrayLayout] = _Arrays(self.contents, path)
@@ -354,7 +355,7 @@ def _file_sizes(state: _State, record: ArrayRecord, coordinates: IntArray) -> In
         known = state.sizes.get((record.prefix, block))
         if known is None:
             known = np.full(_SIZES_PER_BLOCK, _UNKNOWN, np.int64)
-            state.sizes.put((record.prefix, block), known)
+            state.sizes.put((record.prefix, block), known, known.nbytes)
         known[linear[missing[rows]] % _SIZES_PER_BLOCK] = sizes[missing[rows]]
     return sizes
 
@@ -435,7 +436,7 @@ def _indexes(
         table = state.indexes.get(key)
         if table is None:
             table = read_index(paths[position], int(sizes[position]), spec)
-            state.indexes.put(key, table)
+            state.indexes.put(key, table, table.nbytes)
         return table
 
     if len(paths) > 1 and isinstance(paths[0], Url):  # all latency

@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-import pickle
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from scidata.core.types import ArrayLayout, ChunkRefs, Codec, Segment
 from scidata.errors import ConfigError, CorruptDataError
-from scidata.plan import ArrayPlan, KeptPlans, PlanFamily, ReadPlan, chunks_needed, cut, plan_array, summarize
+from scidata.plan import ArrayPlan, PlanFamily, ReadPlan, chunks_needed, cut, plan_array, summarize
 from scidata.read.copies import merge_copies
 
 
@@ -378,17 +377,4 @@ def test_places_that_make_no_sense_are_refused_also_where_the_plan_is_known():
 
 
 def _forget_plans():
-    cut._kept_cut.cache_clear()
-    cut._latest = None
-
-
-def test_the_first_plans_are_kept_as_far_as_there_is_room():
-    kept = KeptPlans(10)
-    for key, nbytes in (("a", 4), ("b", 7), ("c", 6), ("d", 1)):
-        kept.keep(key, key.upper(), nbytes)
-    assert [kept.get(key) for key in "abcd"] == ["A", None, "C", None]
-    assert (len(kept), kept.nbytes) == (2, 10)
-    again = pickle.loads(pickle.dumps(kept))
-    assert (len(again), again.nbytes, again.max_bytes) == (0, 0, 10)
-    again.keep("a", "A", 10)
-    assert again.get("a") == "A"
+    cut._cuts.clear()

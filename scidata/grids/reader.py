@@ -186,7 +186,7 @@ class GridReader:
             return 1
         return max(0, self.partition.sizes[self.sample_dim] - self._first_sample - max(0, *self.steps))
 
-    @property
+    @functools.cached_property
     def _first_sample(self) -> int:
         """Selected row of sample 0: a negative step needs rows before it."""
         return -min(0, *self.steps)

@@ -60,9 +60,10 @@ class Execution:
         self._check_absent(plan.absent)
         self._raw = None if plan.span_reads is None else RawRun(self._context, plan.span_reads)
         self._encoded: EncodedRun | None = None
-        if plan.encoded is not None and plan.encoded_reads is not None:
-            self._check_encoded(plan.encoded.chunk_row, plan.encoded.nbytes)
-            self._encoded = EncodedRun(self._context, plan.encoded, plan.encoded_reads)
+        encoded = plan.encoded
+        if encoded is not None and plan.encoded_reads is not None:
+            self._check_encoded(encoded.chunk_row, encoded.nbytes)
+            self._encoded = EncodedRun(self._context, encoded, plan.encoded_reads)
         tables = self._context.tables
         if tables.tasks is None:
             tables.tasks = self._make_tasks()

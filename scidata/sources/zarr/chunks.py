@@ -9,12 +9,13 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from scidata.core.cache import Cache
 from scidata.core.types import ChunkRefs, IntArray
 from scidata.errors import ConfigError, CorruptDataError, ShortReadError, TooLargeError
 from scidata.sources.bytes.fetches import run_each
 from scidata.sources.bytes.files import Url
 from scidata.sources.zarr.metadata import ArrayRecord
-from scidata.sources.zarr.shards import ArrayCache, read_index
+from scidata.sources.zarr.shards import read_index
 from scidata.sources.zarr.tree import Tree
 
 __all__ = ["ChunkLocator"]
@@ -33,8 +34,8 @@ class ChunkLocator:
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
-        self._sizes = ArrayCache(_MAX_SIZE_BYTES)
-        self._indexes = ArrayCache(_MAX_INDEX_BYTES)
+        self._sizes: Cache[IntArray] = Cache(_MAX_SIZE_BYTES, "lru")
+        self._indexes: Cache[IntArray] = Cache(_MAX_INDEX_BYTES, "lru")
 
     def locate(self, record: ArrayRecord, chunks: IntArray) -> ChunkRefs:
         """Find the bytes of chunks, ``(num, ndim)`` int64 coordinates: see :meth:`ZarrSource.locate`."""
@@ -130,7 +131,7 @@ class ChunkLocator:
             table = self._indexes.get(key)
             if table is None:
                 table = read_index(paths[position], int(sizes[position]), spec)
-                self._indexes.put(key, table)
+                self._indexes.put(key, table, table.nbytes)
             return table
 
         if len(paths) > 1 and isinstance(paths[0], Url):  # all latency
@@ -162,7 +163,7 @@ class ChunkLocator:
             known = self._sizes.get((record.prefix, block))
             if known is None:
                 known = np.full(_SIZES_PER_BLOCK, _UNKNOWN, np.int64)
-                self._sizes.put((record.prefix, block), known)
+                self._sizes.put((record.prefix, block), known, known.nbytes)
             known[linear[missing[rows]] % _SIZES_PER_BLOCK] = sizes[missing[rows]]
         return sizes
 

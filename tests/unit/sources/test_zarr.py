@@ -41,7 +41,6 @@ from scidata.errors import (
 from scidata.sources.bytes.files import files
 from scidata.sources.zarr import tree as _zarr_tree
 from scidata.sources.zarr.metadata import parse_v2, parse_v3
-from scidata.sources.zarr.shards import ArrayCache
 from scidata.sources.zarr.source import ZarrSource
 from scidata.sources.zarr.values import cf_fill_value, fill_value_of
 
@@ -1018,19 +1017,6 @@ def test_cache_of_sizes_spans_blocks(tmp_path):
         assert [int(refs.paths[i].rpartition("/")[2]) for i in refs.path_index if i >= 0] == [
             r for r in rows if 4000 <= r < 4200
         ]
-
-
-def test_array_cache_is_bounded():
-    cache = ArrayCache(1000)
-    for i in range(10):
-        cache.put(i, np.full(40, i))  # 320 bytes
-        cache.get(0)
-    assert cache.nbytes == 960
-    assert cache.get(0) is not None  # used again and again, so kept
-    assert cache.get(1) is None
-    cache.put(9, np.zeros(1000))  # too large to keep; what was there is out of date
-    assert cache.get(9) is None
-    assert cache.nbytes == 640
 
 
 def test_opening_imports_no_heavy_package(tmp_path):

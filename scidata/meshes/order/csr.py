@@ -18,7 +18,6 @@ from scidata.meshes.order.ids import (
     low_ids,
     node_ids,
     pair_keys,
-    ranges,
     undirected_keys,
 )
 from scidata.meshes.order.neighbours import knn_edges, radius_edges
@@ -31,7 +30,6 @@ __all__ = [
     "csr_from_edges",
     "edges_of_cells",
     "grow_ghosts",
-    "khop_ghosts",
     "knn_edges",
     "radius_edges",
     "symmetrise",
@@ -140,27 +138,6 @@ def symmetrise(src: npt.ArrayLike, dst: npt.ArrayLike, num_nodes: int) -> IntArr
     """
     source, target = node_ids(src, num_nodes, "sources"), node_ids(dst, num_nodes, "destinations")
     return both_directions(undirected_keys(source, target, num_nodes), num_nodes)
-
-
-def khop_ghosts(indptr: IntArray, src: NodeIds, start: int, stop: int, num_hops: int) -> IntArray:
-    """Return the nodes that ``[start, stop)`` does not own and that reach it along at most ``num_hops`` edges.
-
-    Parameters
-    ----------
-    indptr, src
-        The whole graph, as in :class:`CSR`.
-
-    Returns
-    -------
-    ghosts
-        ``(num_ghost,)`` int64, sorted.
-    """
-    whole = slice(int(indptr[start]), int(indptr[stop]))
-
-    def sources_of(nodes: IntArray) -> NodeIds:
-        return src[ranges(indptr[nodes], indptr[nodes + 1])]
-
-    return grow_ghosts(src[whole], sources_of, start, stop, num_hops)
 
 
 def grow_ghosts(

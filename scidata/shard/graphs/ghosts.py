@@ -38,7 +38,6 @@ __all__ = [
     "halo_exchange",
     "keep_ghosts",
     "node_tensor",
-    "start_halo_exchange",
 ]
 
 
@@ -292,16 +291,6 @@ class _Finish(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         ctx.flight.send(grad.contiguous(), back=True)
         return grad.new_zeros(()).expand(grad.shape), None  # _Start takes what comes back instead
-
-
-def start_halo_exchange(x: Tensor, index_map: IndexMap, group: Group) -> PendingHalo:
-    """Start :func:`halo_exchange` and return at once; call ``wait()`` where the ghosts are needed. Collective.
-
-    Backward is under way in the same stretch: from where ``wait()`` was called to where the exchange was started. Its
-    own derivative is not available; use :func:`halo_exchange` for second derivatives.
-    """
-    local = _owned_part(x, index_map)
-    return PendingHalo(local, ghost_exchange(index_map, group))
 
 
 # -- tensors of nodes ----------------------------------------------------------------------------------------------

@@ -123,10 +123,6 @@ class _Index(NamedTuple):
     basic: list[Any]
     tensors: dict[int, Tensor]  # by dim of what the basic index leaves; a mask stands at its first dim
 
-    @property
-    def has_rows(self) -> bool:
-        return any(item is not None and not isinstance(item, slice) for item in self.basic)
-
 
 def _as_tensor(item: Any, device: torch.device) -> Tensor | None:
     """Return an index tensor or a mask, None where the item is something simpler."""

@@ -222,8 +222,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def __iter__(self) -> Any:
         """Begin an epoch: an iterator of its own, whose threads end with it."""
         device, dataset = self._cuda_device(), self._source
-        progress = self._progress = self._unbegun()
-        items = items_of(progress.items(), self._auto_collation)
+        batched, progress = self.batch_sampler is not None, self._unbegun()
+        self._progress = progress
+        items = items_of(progress.items(), batched)
         session = self._begin_session()
         make = self._into_buffers if has_buffers(dataset) else self._into_slots
         try:
@@ -232,7 +233,6 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             if session is not None:
                 session.end()
             raise
-        batched = self._auto_collation
         waiting = WaitWatch(self.num_workers, self.prefetch_factor or 0)
         return Batches(
             prefetcher,
@@ -396,7 +396,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 f"the loader's state is of another data set: its fingerprint was {state['fingerprint']!r} and is "
                 f"{self._fingerprint!r}; open the same data set, or start an epoch afresh"
             )
-        self._progress = progress_of(self.sampler, self._index_sampler)
+        self._progress = progress_of(self.sampler, self.sampler if self.batch_sampler is None else self.batch_sampler)
         self._progress.load_state_dict(state["sampler"])
         self._epoch = state["sampler"]["epoch"]
         if hasattr(self._source, "set_epoch"):
@@ -409,7 +409,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _unbegun(self) -> Progress:
         """Return the place of the next iteration."""
         if self._progress is None or self._progress.begun:
-            return progress_of(self.sampler, self._index_sampler)
+            return progress_of(self.sampler, self.sampler if self.batch_sampler is None else self.batch_sampler)
         return self._progress
 
     def stats(self) -> LoaderStats:

@@ -24,9 +24,7 @@ __all__ = ["DomainDataset", "Reader"]
 class Reader(Protocol):
     """Plans and reads any rank's part of any sample of some kind of data. No torch, no communication."""
 
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """Names of the fields."""
+    fields: tuple[str, ...]
 
     @property
     def num_samples(self) -> int:
@@ -77,7 +75,7 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
         dp_axis: str | None,
         dtype: torch.dtype | None,
         transform: Callable[[Any], Any] | None,
-        local_transform: LocalTransform | None,
+        local_transform: LocalTransform | None = None,
     ) -> None:
         self.reader = reader
         self.mesh = mesh

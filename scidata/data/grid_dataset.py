@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from scidata.core.checks import allocate
 from scidata.core.types import BufferSpec
 from scidata.data.domain_dataset import DomainDataset
-from scidata.data.local_transform import LocalTransform, apply_locally
+from scidata.data.local_transform import apply_locally
 from scidata.data.sample import Sample
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.grids.reader import GridReader
@@ -32,27 +32,6 @@ class ShardedDataset(DomainDataset[GridReader, Sample]):
     sample is a dict of plain local tensors, halo included, that :meth:`assemble` wraps in the parent. Attributes, and
     what all kinds of data have, are those of :class:`~scidata.data.domain_dataset.DomainDataset`.
     """
-
-    def __init__(
-        self,
-        reader: GridReader,
-        mesh: DeviceMesh | None,
-        *,
-        dp_axis: str | None,
-        dtype: torch.dtype | None,
-        transform: Callable[[Sample], Sample] | None,
-        local_transform: LocalTransform | None = None,
-    ) -> None:
-        super().__init__(
-            reader,
-            mesh,
-            tuple(reader.partition.axis_sizes),
-            dp_axis=dp_axis,
-            dtype=dtype,
-            transform=transform,
-            local_transform=local_transform,
-        )
-        self._specs: dict[str, BufferSpec] | None = None  # asked for with every sample
 
     # -- what there is -------------------------------------------------------------------------------------------
 
@@ -72,9 +51,11 @@ class ShardedDataset(DomainDataset[GridReader, Sample]):
 
     def buffer_specs(self) -> dict[str, BufferSpec]:
         """Return shape and dtype of this rank's part of each field, halo included; the same for every sample."""
-        if self._specs is None:
-            self._specs = self.reader.buffer_specs(self._coordinate)
         return dict(self._specs)
+
+    @cached_property
+    def _specs(self) -> dict[str, BufferSpec]:  # asked for with every sample
+        return self.reader.buffer_specs(self._coordinate)
 
     def read_into(self, index: int, out: Mapping[str, npt.NDArray[Any]]) -> ReadStats:
         """Read this rank's part into buffers shaped as :meth:`buffer_specs`. Thread-safe, no collectives."""

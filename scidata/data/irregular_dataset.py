@@ -11,12 +11,11 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 
 from scidata.core.types import Empty, IntArray
 from scidata.data.domain_dataset import DomainDataset, Reader
 from scidata.data.irregular_sample import IrregularSample
-from scidata.data.local_transform import LocalTransform, apply_locally
+from scidata.data.local_transform import apply_locally
 from scidata.data.topology import Cells, Place, Topology, shard_rows
 from scidata.errors import ConfigError
 from scidata.plan import ReadPlan
@@ -30,29 +29,19 @@ __all__ = ["IrregularDataset", "IrregularReader"]
 class IrregularReader(Reader, Protocol):
     """What reads samples whose rows are nodes, points or cells, of any number each: partitioned stores, raw clouds."""
 
+    kind: str  # "mesh", "points" or "graph"
+    entity: str  # that is cut first
+    num_parts: int
+    ghosts: str  # "disk" or "exchange"
+    subsample: Subsample | None  # what each epoch draws
+
     @property
     def path(self) -> str:
         """The store, or the first file."""
 
     @property
-    def kind(self) -> str:
-        """``"mesh"``, ``"points"`` or ``"graph"``."""
-
-    @property
-    def entity(self) -> str:
-        """The entity that is cut first."""
-
-    @property
     def entities(self) -> tuple[str, ...]:
         """The entities that samples have."""
-
-    @property
-    def num_parts(self) -> int:
-        """Ranks of the domain."""
-
-    @property
-    def ghosts(self) -> str:
-        """``"disk"`` or ``"exchange"``."""
 
     @property
     def num_hops(self) -> int:
@@ -61,10 +50,6 @@ class IrregularReader(Reader, Protocol):
     @property
     def period(self) -> tuple[float, ...] | None:
         """Width of the domain along each coordinate where it wraps, 0 where it does not; None where it does in none."""
-
-    @property
-    def subsample(self) -> Subsample | None:
-        """Rows that each epoch draws; None reads all."""
 
     def counts(self, entity: str) -> IntArray:
         """Return the rows of an entity in each sample, ``(num_samples,)``."""
@@ -99,29 +84,11 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample]):
     kinds of data have, are those of :class:`~scidata.data.domain_dataset.DomainDataset`.
     """
 
-    def __init__(
-        self,
-        reader: IrregularReader,
-        mesh: DeviceMesh | None,
-        *,
-        dp_axis: str | None,
-        domain_axis: str | None,
-        dtype: torch.dtype | None,
-        transform: Callable[[Any], Any] | None,
-        local_transform: LocalTransform | None = None,
-    ) -> None:
-        super().__init__(
-            reader,
-            mesh,
-            () if domain_axis is None else (domain_axis,),
-            dp_axis=dp_axis,
-            dtype=dtype,
-            transform=transform,
-            local_transform=local_transform,
-        )
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         # shared with worker processes that live through several epochs, where epochs matter
         self._epoch = torch.zeros((), dtype=torch.int64)
-        if reader.subsample is not None:
+        if self.reader.subsample is not None:
             self._epoch.share_memory_()  # type: ignore[no-untyped-call]
         self._tensors: WeakKeyDictionary[Identity, _Tensors] = WeakKeyDictionary()
 

@@ -251,7 +251,7 @@ def _open_store(
 
     raw = {"decode": not what.decode} | reach.trust
     _refuse(cut.given_for_grids | raw, f"means nothing for {path}, a partitioned store")
-    dp_axis, axis, num_parts = _one_axis(mesh, cut.dp, path)
+    dp_axis, axes, num_parts = _one_axis(mesh, cut.dp, path)
     reader = StoreReader(
         path, num_parts=num_parts, **_common(what, cut, reach), **what.samples, subsample=what.draw(),
         halo=cut.halo, ghosts=cut.ghosts or ("disk" if cut.halo else "exchange"),  # type: ignore[arg-type]  # it checks
@@ -259,7 +259,7 @@ def _open_store(
     )  # fmt: skip
     if what.kind not in (None, reader.kind):
         raise ConfigError(f"kind={what.kind!r}: {path} is a store of kind {reader.kind!r}")
-    return IrregularDataset(reader, mesh, dp_axis=dp_axis, domain_axis=axis, **what.wrapping)
+    return IrregularDataset(reader, mesh, axes, dp_axis=dp_axis, **what.wrapping)
 
 
 def _open_points(
@@ -276,11 +276,11 @@ def _open_points(
             f"{given}: raw points are read in the order of their file, in which neighbours lie anywhere; put them "
             f"in order once: scidata partition {shown} OUT --kind points, then open OUT"
         )
-    dp_axis, axis, num_parts = _one_axis(mesh, cut.dp, shown)
+    dp_axis, axes, num_parts = _one_axis(mesh, cut.dp, shown)
     reader = PointsReader(
         path, num_parts=num_parts, **_common(what, cut, reach), **reach.trust, decode=what.decode, subsample=what.draw()
     )
-    return IrregularDataset(reader, mesh, dp_axis=dp_axis, domain_axis=axis, **what.wrapping)
+    return IrregularDataset(reader, mesh, axes, dp_axis=dp_axis, **what.wrapping)
 
 
 def _open_grid(
@@ -298,14 +298,14 @@ def _open_grid(
         raise ConfigError(f"ghosts={cut.ghosts!r}: the halo of a grid is always read from disk; leave ghosts out")
     if what.subsample is not None:
         raise ConfigError(f"subsample={what.subsample}: grids are not drawn from; crop or stride them with isel")
-    dp_axis, domain = _axes(mesh, cut.dp, cut.shard)
+    dp_axis, axes = _axes(mesh, cut.dp, cut.shard)
     reader = GridReader(
         path, first=first, **_common(what, cut, reach), **what.samples, **reach.trust,
         align=cut.align, halo=cut.halo, periodic=cut.periodic, decode=what.decode,
         shard=cut.shard if mesh is not None else {},
-        axis_sizes={axis: axis_size(mesh, axis) for axis in domain},
+        axis_sizes={axis: axis_size(mesh, axis) for axis in axes},
     )  # fmt: skip
-    return ShardedDataset(reader, mesh, dp_axis=dp_axis, **what.wrapping)
+    return ShardedDataset(reader, mesh, axes, dp_axis=dp_axis, **what.wrapping)
 
 
 def _common(what: WhatToRead, cut: HowToCut, reach: HowToReach) -> dict[str, Any]:
@@ -331,16 +331,15 @@ def _refuse(given: Mapping[str, bool], why: str) -> None:
             raise ConfigError(f"{name}: {why}; leave it out")
 
 
-def _one_axis(mesh: DeviceMesh | None, dp: str, shown: str) -> tuple[str | None, str | None, int]:
-    """Return the dp axis, the domain's one axis and its ranks: None, None and 1 without."""
+def _one_axis(mesh: DeviceMesh | None, dp: str, shown: str) -> tuple[str | None, tuple[str, ...], int]:
+    """Return the dp axis, the domain's axes, which are one at most, and its ranks."""
     dp_axis, domain = _axes(mesh, dp, None)
     if len(domain) > 1:
         raise ConfigError(
             f"{shown}: meshes, points and graphs are cut along one domain axis, and the mesh has {', '.join(domain)}; "
             "make it with init_mesh(domain=N)"
         )
-    axis = domain[0] if domain else None
-    return dp_axis, axis, axis_size(mesh, axis)
+    return dp_axis, domain, axis_size(mesh, domain[0] if domain else None)
 
 
 def _names(mesh: DeviceMesh) -> tuple[str, ...]:

@@ -24,13 +24,7 @@ _READ_AS = {torch.float16: np.float16, torch.bfloat16: np.float32, torch.float32
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WhatToRead:
-    """Which values make a sample, and what is made of them; see :func:`scidata.open_dataset`.
-
-    Raises
-    ------
-    ConfigError
-        An argument that is none of its kind, whatever the data.
-    """
+    """Which values make a sample, and what is made of them; see :func:`scidata.open_dataset`."""
 
     kind: str | None
     fields: Sequence[str] | str | None
@@ -90,13 +84,7 @@ class WhatToRead:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HowToCut:
-    """How ranks share a sample; see :func:`scidata.open_dataset`.
-
-    Raises
-    ------
-    ConfigError
-        A shard that is no mapping.
-    """
+    """How ranks share a sample; see :func:`scidata.open_dataset`."""
 
     shard: Mapping[str | int, str] | None
     bounds: Any
@@ -118,13 +106,7 @@ class HowToCut:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HowToReach:
-    """How files are read, and which of them are; see :func:`scidata.open_dataset`.
-
-    Raises
-    ------
-    ConfigError
-        A flag that is none, or a number of threads.
-    """
+    """How files are read, and which of them are; see :func:`scidata.open_dataset`."""
 
     allow_missing: bool
     allow_external: bool

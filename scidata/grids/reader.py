@@ -88,6 +88,8 @@ class GridReader:
         NumPy dtype of decoded floating fields; None keeps what CF says.
     num_threads
         Threads that fetch and decode chunks side by side.
+    first
+        The first file, where it is open already.
 
     Raises
     ------
@@ -115,9 +117,11 @@ class GridReader:
         allow_missing: bool = False,
         allow_external: bool = False,
         num_threads: int = _THREADS,
+        first: Source | None = None,
     ) -> None:
         self.paths = expand_paths(path)
-        first = open_source(self.paths[0], allow_external=allow_external)
+        if first is None or first.path != self.paths[0]:
+            first = open_source(self.paths[0], allow_external=allow_external)
         axes = dict(axis_sizes or {})
         names = chosen_fields(first, fields)
         reference = max((array_of(first, name) for name in names), key=lambda layout: layout.nbytes)

@@ -15,7 +15,6 @@ from scidata.meshes.formats.base import Cells, Options, fill_values, read_values
 from scidata.sources.cf import array_of, role_of
 
 __all__ = [
-    "PAIRS",
     "as_indices",
     "cells_of_rows",
     "check_start",
@@ -33,7 +32,6 @@ __all__ = [
 
 TRIANGLE, POLYGON, QUAD = 5, 7, 9  # VTK's codes
 _NETCDF_FILL = 9.969209968386869e36  # of floats and doubles, the same number
-PAIRS = ("edge_index", "edges", "edge/index")
 
 
 def as_indices(values: npt.NDArray[Any], what: str) -> IntArray:

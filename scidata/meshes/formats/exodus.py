@@ -29,11 +29,12 @@ from scidata.meshes.formats.base import (
     Topology,
     read_values,
 )
-from scidata.meshes.formats.text import read_names
+from scidata.sources.kinds import EXODUS_CONNECT
+from scidata.sources.kinds import is_exodus as detect
+from scidata.sources.text import read_names
 
 __all__ = ["ExodusTopology", "detect", "open_topology"]
 
-_CONNECT = re.compile(r"connect(\d+)")
 #: VTK's code by the first letters of the type and the number of nodes of an element
 _TYPES: tuple[tuple[tuple[str, ...], dict[int, int]], ...] = (
     (("SPH", "CIR"), {1: 1}),
@@ -51,12 +52,6 @@ _ORDERS: dict[int, tuple[int, ...]] = {
     29: (*range(12), *range(16, 20), *range(12, 16), 23, 24, 25, 26, 21, 22, 20),
     26: (*range(9), *range(12, 15), *range(9, 12)),
 }
-
-
-def detect(source: Source) -> bool:
-    """Say whether a file is Exodus II."""
-    arrays = source.arrays
-    return any(map(_CONNECT.fullmatch, arrays)) and ("coordx" in arrays or "coord" in arrays)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +137,7 @@ def open_topology(source: Source, options: Options) -> ExodusTopology:
         Coordinates or the sizes of polygons are not there.
     """
     arrays = source.arrays
-    blocks = tuple(sorted(int(m[1]) for m in map(_CONNECT.fullmatch, arrays) if m))
+    blocks = tuple(sorted(int(m[1]) for m in map(EXODUS_CONNECT.fullmatch, arrays) if m))
     if "coordx" in arrays:
         num_dims = next((i for i, c in enumerate("xyz") if f"coord{c}" not in arrays), 3)
         num_nodes = arrays["coordx"].shape[0]

@@ -31,7 +31,7 @@ from scidata.store.format.documents import ATTRIBUTE, check_files
 from scidata.store.format.durable import write_text
 from scidata.store.format.loading import load_manifest, load_sample
 from scidata.store.format.manifest import Manifest, SampleInfo, dump_json, make_manifest, sealed
-from scidata.store.format.places import check_documents, check_inside, folder_of, join
+from scidata.store.format.places import MANIFEST, check_documents, check_inside, folder_of, is_store, join
 from scidata.store.format.verify import Fault, FaultFound, check_sample, read_rows
 from scidata.store.format.write import BLOCK_ROWS
 
@@ -49,22 +49,9 @@ __all__ = [
     "write_manifest",
 ]
 
-MANIFEST = "manifest.json"
 #: Of the manifest; a sample takes some KB in it, so that this is room for a hundred thousand. Python takes about ten
 #: times as much memory to read it.
 MAX_MANIFEST_BYTES = 512 << 20
-
-
-def is_store(path: str | os.PathLike[str]) -> bool:
-    """Say whether ``path`` is a finished scidata store: a folder or URL with a manifest."""
-    try:
-        return files().size(join(os.fspath(path), MANIFEST)) > 0
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        return False
-    except OSError as e:
-        if e.errno == errno.ELOOP:  # links that lead to each other; the reader says so of the path itself
-            return False
-        raise
 
 
 class Store:

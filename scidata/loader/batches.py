@@ -18,7 +18,7 @@ from scidata.core import trace
 from scidata.data.collate import collate
 from scidata.data.sample import Sample
 from scidata.data.source import Source
-from scidata.loader.peers.watch import Session
+from scidata.loader.peers.session import Session
 from scidata.loader.position import Position
 from scidata.loader.prefetch.pool import BlockPool
 from scidata.loader.prefetch.prefetcher import Prefetcher

@@ -33,7 +33,8 @@ from scidata.loader.arguments import (
 )
 from scidata.loader.batches import Batches, announced, filler, items_of, part_reader
 from scidata.loader.peers.ballot import CommonBallot, OwnBallot
-from scidata.loader.peers.watch import Session, Watch
+from scidata.loader.peers.session import Session
+from scidata.loader.peers.watch import Watch
 from scidata.loader.position import Position, position_of
 from scidata.loader.prefetch.copiers import DeviceCopier, HostCopier, PartCopier, SideStream, Staging
 from scidata.loader.prefetch.depth import Depth
@@ -280,7 +281,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             self._watch = Watch.of(dataset.mesh, dataset.dp_axis)
         if self._watch is None:
             return None
-        return self._watch.begin(lambda: (fingerprint_of(dataset), repr(dataset)), self.timeout)
+        return Session(self._watch, lambda: (fingerprint_of(dataset), repr(dataset)), self.timeout)
 
     def _ballot(self, session: Session | None) -> CommonBallot | OwnBallot | None:
         if self.on_error == "raise":

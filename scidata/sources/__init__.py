@@ -13,8 +13,8 @@ from typing import Any
 
 from scidata.core.types import Source
 from scidata.errors import UnsupportedFormatError, near_matches
+from scidata.sources.bytes.fetches import each
 from scidata.sources.bytes.files import Url, files, is_url, url_of
-from scidata.sources.bytes.remote import each
 
 __all__ = ["open_source"]
 

@@ -23,9 +23,10 @@ import numpy as np
 from scipy.spatial import Delaunay
 
 from scidata.meshes.order.cells import cell_owner, edges_of_cells
-from scidata.meshes.order.csr import CSR, csr_from_edges, khop_ghosts, symmetrise
+from scidata.meshes.order.csr import CSR, csr_from_edges, grow_ghosts, symmetrise
 from scidata.meshes.order.cuts import cut_bounds
 from scidata.meshes.order.hilbert import hilbert_keys, order_hilbert
+from scidata.meshes.order.ids import ranges
 from scidata.meshes.order.metis import order_metis
 from scidata.meshes.order.neighbours import knn_edges
 from scidata.meshes.order.quality import quality_of_parts
@@ -72,6 +73,12 @@ def cpu_seconds() -> float:
         r.ru_utime + r.ru_stime
         for r in (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
     )
+
+
+def ghosts_of(csr: CSR, start: int, stop: int, num_hops: int) -> np.ndarray:
+    """The nodes that ``[start, stop)`` does not own and that reach it along at most so many edges."""
+    sources_of = lambda nodes: csr.src[ranges(csr.indptr[nodes], csr.indptr[nodes + 1])]  # noqa: E731
+    return grow_ghosts(csr.src[csr.indptr[start] : csr.indptr[stop]], sources_of, start, stop, num_hops)
 
 
 def timed(what: str, times: dict[str, Any], call: Callable[[], T], repeat: int = 1) -> T:
@@ -145,7 +152,7 @@ def measure(kind: str, points: np.ndarray, options: argparse.Namespace) -> dict[
         ghosts = timed(
             f"4_hops_{name}",
             times,
-            lambda c=csr, a=start, b=stop: khop_ghosts(c.indptr, c.src, a, b, 4),
+            lambda c=csr, a=start, b=stop: ghosts_of(c, a, b, 4),
             options.repeat,
         )
         times[f"4_hops_{name}"]["ghosts"] = len(ghosts)

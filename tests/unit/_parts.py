@@ -3,13 +3,23 @@
 import numpy as np
 
 from scidata.meshes.order.cells import edges_of_cells
-from scidata.meshes.order.csr import khop_ghosts
+from scidata.meshes.order.csr import grow_ghosts
 from scidata.meshes.order.dual import cell_centres, edges_across_faces
+from scidata.meshes.order.ids import ranges
 from scidata.meshes.order.neighbours import knn_edges, radius_edges
 from scidata.meshes.sample import parse_edges
 from scidata.meshes.samples import read_samples
 from scidata.store.format.store import open_store
 from scidata.store.reading.reader import StoreReader
+
+
+def khop_ghosts(indptr, src, start, stop, num_hops):
+    """The nodes that ``[start, stop)`` does not own and that reach it along at most so many edges of a whole graph."""
+
+    def sources_of(nodes):
+        return src[ranges(indptr[nodes], indptr[nodes + 1])]
+
+    return grow_ghosts(src[indptr[start] : indptr[stop]], sources_of, start, stop, num_hops)
 
 
 def random_bounds(num_rows, num_parts, rng):

@@ -18,11 +18,11 @@ from scidata.cli.app import app
 from scidata.cli.commands import plot_store
 from scidata.cli.commands.inspect import inspect_store
 from scidata.errors import UnsupportedFormatError
-from scidata.meshes.order.csr import khop_ghosts
 from scidata.store.build.partition import partition
 from scidata.store.format.store import open_store
 from scidata.store.reading.reader import StoreReader
 from scidata.testing import make_grid
+from tests.unit._parts import khop_ghosts
 
 DATA = Path(__file__).parents[3].parent / "shared" / "data"
 SIZES = (700, 500, 900)

@@ -11,12 +11,13 @@ from scipy.spatial import Delaunay
 from scidata.core.index_map import IndexMap
 from scidata.errors import ConfigError, UnsupportedFormatError
 from scidata.meshes.order.cells import cell_owner, edges_of_cells
-from scidata.meshes.order.csr import csr_from_edges, grow_ghosts, khop_ghosts, symmetrise
+from scidata.meshes.order.csr import csr_from_edges, grow_ghosts, symmetrise
 from scidata.meshes.order.cuts import cut_bounds, prefix_of
 from scidata.meshes.order.hilbert import order_hilbert
 from scidata.meshes.order.ids import low_ids, pair_keys
 from scidata.meshes.order.neighbours import knn_edges, radius_edges
 from scidata.meshes.order.quality import measure_quality, quality_of_parts
+from tests.unit._parts import khop_ghosts
 
 
 @st.composite

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from scidata.shard.comm.rooted import gather_v as gather_v
     from scidata.shard.comm.rooted import scatter_v as scatter_v
     from scidata.shard.graphs.ghosts import halo_exchange as halo_exchange
-    from scidata.shard.ops.graph import start_exchange as start_exchange
+    from scidata.shard.graphs.routed import start_exchange as start_exchange
     from scidata.shard.parallel import no_sync as no_sync
     from scidata.shard.parallel import parallelize as parallelize
     from scidata.sources.bytes.retry import set_retry as set_retry
@@ -85,7 +85,7 @@ _HOME = {
     "trace": "scidata.core.trace",
     "to_dtensor": "scidata.interop.dtensor",
     "to_physicsnemo": "scidata.interop.physicsnemo",
-    "start_exchange": "scidata.shard.ops.graph",
+    "start_exchange": "scidata.shard.graphs.routed",
 }
 
 __all__ = sorted([*_HOME, "__version__", "errors"])  # noqa: PLE0605 - strings all, spelled once, above

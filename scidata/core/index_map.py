@@ -5,7 +5,7 @@ The idea and the name are DOLFINx's. Pure arithmetic: what moves the data is els
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,25 +16,7 @@ from scidata.core.bounds import explicit_bounds, owners_of
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError
 
-__all__ = ["IndexMap", "SendPlan"]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class SendPlan:
-    """Which owned rows a part sends to each part, so that each gets its ghosts in its own order.
-
-    Attributes
-    ----------
-    send_indices
-        For each part, ``(num,)`` int64 local rows of the sender, all owned.
-    """
-
-    send_indices: tuple[IntArray, ...]
-
-    @cached_property
-    def send_counts(self) -> IntArray:
-        """``(num_parts,)`` int64: rows sent to each part."""
-        return np.array([len(rows) for rows in self.send_indices], np.int64)
+__all__ = ["IndexMap"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -165,33 +147,6 @@ class IndexMap:
         result += self.owned[0]
         result[is_ghost] = self.ghosts[ids[is_ghost] - self.num_owned]
         return result
-
-    def send_plan(self, ghosts_of_parts: Sequence[IntArray | IndexMap]) -> SendPlan:
-        """Find what this part sends, from the ghosts of every part.
-
-        Parameters
-        ----------
-        ghosts_of_parts
-            One entry per part: its sorted ghosts, or its index map.
-
-        Raises
-        ------
-        ConfigError
-            Not one entry per part, or an index map with other bounds.
-        """
-        if len(ghosts_of_parts) != self.num_parts:
-            raise ConfigError(f"ghosts of {len(ghosts_of_parts)} parts are given, but there are {self.num_parts}")
-        start, stop = self.owned
-        rows = []
-        for part, entry in enumerate(ghosts_of_parts):
-            if isinstance(entry, IndexMap) and not (entry.part == part and np.array_equal(entry.bounds, self.bounds)):
-                raise ConfigError(
-                    f"index map {part} is that of part {entry.part}, or has other bounds than part {self.part}"
-                )
-            ghosts = entry.ghosts if isinstance(entry, IndexMap) else np.asarray(entry, np.int64)
-            first, last = np.searchsorted(ghosts, (start, stop))
-            rows.append(ghosts[first:last] - start)
-        return SendPlan(send_indices=tuple(rows))
 
 
 def _checked_ghosts(ghosts: npt.ArrayLike, start: int, stop: int, num_global: int) -> IntArray:

@@ -19,6 +19,7 @@ from scidata.data.local_transform import apply_locally
 from scidata.data.topology import Cells, Place, Topology, shard_rows
 from scidata.errors import ConfigError
 from scidata.plan import ReadPlan
+from scidata.shard.torch_internals import version_of
 from scidata.store.format.manifest import FieldInfo, Statistics
 from scidata.store.reading.part import Identity, LocalPart
 from scidata.store.reading.subsample import Subsample
@@ -260,7 +261,7 @@ class _Tensors:
         """Say whether somebody wrote to them."""
         cells = () if self.cells is None else (self.cells.offsets, self.cells.connectivity, self.cells.types)
         every = [x for x in (self.edges, self.far, *cells) if x is not None]
-        return any(not x.is_inference() and x._version > 0 for x in every)
+        return any(version_of(x) > 0 for x in every)
 
 
 def _as_tensor(values: npt.NDArray[Any] | torch.Tensor) -> torch.Tensor:

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from scidata.device_mesh.torch_internals import abort_together, collectives_logger, nccl_of, process_groups
 from scidata.errors import SciDataError
 
 __all__ = ["break_groups", "end_well", "explained", "explaining", "own_groups", "set_explainer", "uncaught"]
@@ -45,14 +46,14 @@ def break_groups() -> None:
 
     Does not wait for that. Other ranks' collectives with this one end, too.
     """
-    groups = [group for group in dist.distributed_c10d._world.pg_map if group.size() > 1]
+    groups = [group for group in process_groups() if group.size() > 1]
     for group in groups:
         backends = dist.get_backend_config(group)
         if "gloo" in backends:
             threading.Thread(target=_break_gloo, args=(group,), name="scidata-break", daemon=True).start()
-    nccl = [group._get_backend(torch.device("cuda")) for group in groups if "nccl" in dist.get_backend_config(group)]
+    nccl = [nccl_of(group) for group in groups if "nccl" in dist.get_backend_config(group)]
     if nccl:
-        threading.Thread(target=_abort_nccl, args=(nccl,), name="scidata-break", daemon=True).start()
+        threading.Thread(target=abort_together, args=(nccl,), name="scidata-break", daemon=True).start()
 
 
 def _break_gloo(group: Any) -> None:
@@ -61,14 +62,6 @@ def _break_gloo(group: Any) -> None:
         for other in others:  # one that has ended fails at once, and breaks nothing; once broken, all do
             with contextlib.suppress(RuntimeError):
                 group.recv([torch.empty(1)], other, tag).wait(_MOMENT)
-
-
-def _abort_nccl(backends: list[Any]) -> None:
-    """Abort them together: one after the other they may wait for each other (pytorch/pytorch#119797)."""
-    backends[0]._group_start()
-    for backend in backends:
-        backend.abort()
-    backends[0]._group_end()
 
 
 # -- in place of torch's word ----------------------------------------------------------------------------------------
@@ -87,10 +80,7 @@ _process = _Process()
 
 
 class _InPlace(logging.Filter):
-    """Raises the reason in place of a collective's error.
-
-    torch tells a logger of its own of each such error, inside its handler, in the thread that called.
-    """
+    """Raises the reason in place of a collective's error, of which torch tells its logger."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = sys.exc_info()[1]
@@ -114,7 +104,7 @@ def set_explainer(explain: Callable[[], Exception | None]) -> None:
     that is printed is the reason's.
     """
     _process.explain = explain
-    logger = getattr(dist.c10d_logger, "_c10d_logger", None)
+    logger = collectives_logger()
     if logger is not None:
         logger.addFilter(_in_place)  # once: a logger has a filter only once
     if not isinstance(sys.excepthook, _Excepthook):
@@ -195,7 +185,7 @@ def _end(process: int) -> None:
     _settle()  # also where the script has destroyed its groups: a mesh may hold them
     if not dist.is_initialized():
         return
-    configs = [str(dist.get_backend_config(group)) for group in dist.distributed_c10d._world.pg_map]
+    configs = [str(dist.get_backend_config(group)) for group in process_groups()]
     own = _process.own_world is not None and _process.own_world() is dist.group.WORLD
     if own and all(part.endswith(":gloo") for config in configs for part in config.split(",")):
         dist.destroy_process_group()  # waits for the threads; NCCL's may wait for other ranks, and torch ends it

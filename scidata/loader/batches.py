@@ -97,7 +97,7 @@ class Batches(Iterator[Any]):
     def _wrap(self, index: list[int], local: Any) -> Any:
         if not self._batched:
             sample = self._sample(index[0], local, 0)
-            own = self._collate_fn is not torch.utils.data._utils.collate.default_convert
+            own = self._collate_fn is not torch.utils.data.default_convert
             return self._collate_fn(sample) if own else sample
         dataset = self._source.dataset
         if dataset.transform is None and self._collate_fn is collate and isinstance(local, Mapping):

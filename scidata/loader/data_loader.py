@@ -233,7 +233,6 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             if session is not None:
                 session.end()
             raise
-        batched = self._auto_collation
         waiting = WaitWatch(self.num_workers, self.prefetch_factor or 0)
         return Batches(
             prefetcher,
@@ -241,7 +240,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             session,
             self._source,
             self.collate_fn,
-            batched=batched,
+            batched=self._auto_collation,
             device=device,
             waiting=waiting,
             draws=self._draws(),

@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.multiprocessing
-from torch.utils.data._utils import worker as torch_worker
 
 from scidata.core import trace
 from scidata.core.interrupts import ignore_interrupts, interrupts_held
 from scidata.core.types import BufferSpec
 from scidata.data.source import Source
+from scidata.device_mesh.torch_internals import set_worker_info, shared_storage
 from scidata.errors import WorkerDiedError
 from scidata.loader.prefetch.slots import HasArrays, Slot
 from scidata.sources.bytes import retry as _retry
@@ -203,7 +203,7 @@ def _main(
     random.seed(seed)
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002  # as torch's workers do, for those who use it
-    torch_worker._worker_info = torch_worker.WorkerInfo(id=number, num_workers=num_workers, seed=seed, dataset=dataset)
+    set_worker_info(dataset, number=number, num_workers=num_workers, seed=seed)
     failed = _failure_of(init_fn, number)
     source = Source(dataset)
     try:
@@ -246,7 +246,7 @@ def _read(source: Source, index: int, epoch: Any) -> tuple[Any, Any]:
 def _shared(spec: BufferSpec) -> torch.Tensor:
     """Return a tensor in shared memory, so that it need not be copied there."""
     dtype = torch.from_numpy(np.empty(0, spec.dtype)).dtype
-    storage = torch.UntypedStorage._new_shared(max(1, spec.nbytes), device="cpu")  # type: ignore[no-untyped-call]
+    storage = shared_storage(max(1, spec.nbytes))
     return torch.empty(0, dtype=dtype).set_(storage)[: spec.nbytes // dtype.itemsize].view(spec.shape)
 
 

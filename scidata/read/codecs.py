@@ -12,7 +12,7 @@ import lzma
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from crc32c import crc32c
@@ -20,17 +20,15 @@ from numcodecs import lz4, zstd
 from numcodecs.fletcher32 import Fletcher32
 
 from scidata.core.cache import Cache
-from scidata.core.checks import allocate
-from scidata.core.types import Codec, IntArray
+from scidata.core.checks import allocate, largest_encoded
+from scidata.core.types import Codec
 from scidata.errors import ChecksumError, CorruptDataError, UnsupportedFormatError
 from scidata.read import blosc
 from scidata.read.blosc import Bytes
 
-__all__ = ["Pipeline", "Scratch", "largest_encoded", "pipeline_of"]
+__all__ = ["Pipeline", "Scratch", "pipeline_of"]
 
 _CHECKSUM_NBYTES = 4
-
-_Nbytes = TypeVar("_Nbytes", int, IntArray)
 
 
 class Scratch:
@@ -52,11 +50,6 @@ class Scratch:
             else:
                 self._buffers.pop(name, None)
         return buffer[:nbytes]
-
-
-def largest_encoded(nbytes: _Nbytes) -> _Nbytes:
-    """Return the most bytes that a chunk of ``nbytes``, or chunks of each, can honestly take when encoded."""
-    return 2 * nbytes + (64 << 10)
 
 
 class _Step:

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scidata.core.checks import largest_encoded
 from scidata.core.types import Decoding, IntArray, Source
 from scidata.errors import CorruptDataError, MissingChunkError
 from scidata.plan import ArrayPlan
 from scidata.plan.pieces import slice_of
 from scidata.plan.spans import Reads
-from scidata.read.codecs import largest_encoded
 from scidata.read.context import COPY, READ, Context, Tally, Target, thread_scratch
 from scidata.read.run_encoded import EncodedRun
 from scidata.read.run_raw import RawRun

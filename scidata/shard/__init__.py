@@ -7,7 +7,6 @@ from scidata.shard.ops import (  # noqa: F401
     conv,
     elements,
     fft,
-    graph,
     indexing,
     interpolate,
     joining,

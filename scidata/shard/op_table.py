@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch.overrides import resolve_name
 
 from scidata.errors import UnsupportedShardOp
+from scidata.shard.torch_internals import unpatched
 
 __all__ = [
     "HANDLERS",
@@ -91,22 +92,11 @@ def find(names: str | Iterable[str], *, namespaces: tuple[Any, ...] = _NAMESPACE
     found: dict[Any, None] = {}
     for name in names.split() if isinstance(names, str) else names:
         spaces = (torch.Tensor,) if name.startswith("__") else namespaces
-        here = [_original(space, name) for space in spaces if callable(getattr(space, name, None))]
+        here = [unpatched(space, name) for space in spaces if callable(getattr(space, name, None))]
         if not here:
             raise LookupError(f"torch has no function {name!r}")
         found.update(dict.fromkeys(here))
     return list(found)
-
-
-def _original(namespace: Any, name: str) -> Any:
-    """Return torch's own function, under which calls arrive, where PyTorch Geometric was imported first.
-
-    It puts functions of its own, which call torch's, in the place of ``torch.select`` and ``torch.index_select``.
-    """
-    function = getattr(namespace, name)
-    if namespace is torch and (getattr(function, "__module__", None) or "torch").split(".")[0] != "torch":
-        return getattr(torch._C._VariableFunctions, name)
-    return function
 
 
 def getters(names: str) -> list[Any]:

@@ -16,21 +16,27 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.placement_types import Placement
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from scidata.errors import ShardLayoutError, UnsupportedShardOp
 from scidata.shard import layouts
-from scidata.shard.compile import keep_out_of_graphs
 from scidata.shard.op_table import HANDLERS, KEEPS_REPLICATED, Handler, op_name, unsupported
 from scidata.shard.rows.padded import exchange_halo, halo_dims, owned_of
 from scidata.shard.spec import HaloDim, ShardSpec
-from scidata.shard.torch_internals import watch_functions
-from scidata.shard.views import call_on_copies, version_of
+from scidata.shard.torch_internals import (
+    forbid_address,
+    keep_out_of_graphs,
+    make_wrapper,
+    tree_flatten,
+    tree_unflatten,
+    version_of,
+    watch_functions,
+)
+from scidata.shard.views import call_on_copies
 
 __all__ = ["ShardTensor"]
 
 
-_no_memory = torch._C._set_throw_on_mutable_data_ptr  # what takes a tensor's address (DLPack) raises
+_watched: list[type] = []  # what watch_functions() was called for: nothing is patched before there is a tensor
 
 
 class ShardTensor(Tensor):
@@ -68,15 +74,18 @@ class ShardTensor(Tensor):
         copied: bool | Callable[[], None] = False,
     ) -> ShardTensor:
         """Wrap without checks beyond the local shape; handlers of the op table call this."""
+        if not _watched:
+            _watched.append(ShardTensor)
+            watch_functions(ShardTensor)
         if local.shape != spec.local_shape:
             raise ShardLayoutError(
                 f"the local part has shape {tuple(local.shape)}, but the layout gives this rank "
                 f"{spec.local_shape} ({spec})"
             )
-        self: ShardTensor = Tensor._make_wrapper_subclass(
+        self: ShardTensor = make_wrapper(
             cls, spec.global_shape, dtype=local.dtype, device=local.device, requires_grad=False
         )
-        _no_memory(self)
+        forbid_address(self)
         self._local = local
         self._spec = spec
         self._padded = padded
@@ -412,9 +421,6 @@ class ShardTensor(Tensor):
             "a ShardTensor does not pickle: it is one part of a tensor, tied to this run's process groups. "
             "Save full_tensor(), or to_local() together with sharding_shapes() and offsets"
         )
-
-
-watch_functions(ShardTensor)
 
 
 def _unusual(handler: Handler | None, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -1,8 +1,12 @@
-"""``torch.autograd.Function`` on ShardTensors: forward works, and a gradient that would get lost raises.
+"""Every private name of torch that sharded tensors use; each says why no public one serves.
 
-Autograd knows the local parts, not the wrapper, so what it records for an argument that is a ShardTensor is nothing.
-``apply`` asks neither ``__torch_function__`` nor the dispatcher; the helper that looks at its arguments is the one
-place to notice.
+Tried with torch 2.13 and 2.15. ``tests/unit/shard/test_torch_internals.py`` holds each to what is expected of it, and
+that no other module uses a private name; those of process groups and loaders are in
+:mod:`scidata.device_mesh.torch_internals`.
+
+Two things are patched for the whole process, neither at import. :func:`watch_functions`: the first ShardTensor replaces
+a helper of ``autograd.Function.apply`` by one that looks at the arguments first. :func:`keep_out_of_graphs`: the first
+tensor made, or model parallelized, in a process that has Dynamo adds this package to what Dynamo does not trace.
 """
 
 from __future__ import annotations
@@ -13,15 +17,154 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._functorch import utils
+from torch import Tensor, nn
+from torch._C import DisableTorchFunctionSubclass
+from torch.autograd import Variable
+from torch.distributed.device_mesh import DeviceMesh
+
+# The only way through nested arguments; torch's own tensor subclasses and the guide to writing one use it.
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from scidata.errors import UnsupportedShardOp
 
-__all__ = ["watch_functions"]
+__all__ = [
+    "BatchNorm",
+    "DisableTorchFunctionSubclass",
+    "backward_pass",
+    "buffers_of",
+    "compiled_from",
+    "copy_each",
+    "flash",
+    "flash_backward",
+    "flash_cpu",
+    "flash_cpu_backward",
+    "flatten_mesh",
+    "forbid_address",
+    "is_accumulated",
+    "keep_out_of_graphs",
+    "make_wrapper",
+    "nested_from_mask",
+    "parameters_of",
+    "shares_memory",
+    "tree_flatten",
+    "tree_leaves",
+    "tree_map_only",
+    "tree_unflatten",
+    "unpatched",
+    "version_of",
+    "watch_functions",
+    "when_backward_ends",
+]
+
+# -- tensors that wrap others ------------------------------------------------------------------------------------------
+
+#: Makes a tensor of a given shape that has no memory. What all wrapper subclasses are made by; there is no public one.
+make_wrapper: Callable[..., Any] = Tensor._make_wrapper_subclass
+
+#: Has whatever takes the tensor's address (DLPack, say) raise, where it would read memory that is not there.
+forbid_address: Callable[[Tensor], None] = torch._C._set_throw_on_mutable_data_ptr
+
+
+def version_of(x: Tensor) -> int:
+    """Return how often a plain tensor was written to; -1 where torch does not count.
+
+    Autograd checks the same number when it uses saved tensors; public is only that it then raises.
+    """
+    return -1 if x.is_inference() else x._version
+
+
+def shares_memory(x: Tensor, y: Tensor) -> bool:
+    """Whether two plain tensors lie in one storage: of empty ones, addresses do not tell."""
+    return bool(x.untyped_storage()._cdata == y.untyped_storage()._cdata)
+
+
+# -- functions ---------------------------------------------------------------------------------------------------------
+
+#: ``nn.TransformerEncoder`` asks it whether to use nested tensors; calls arrive under this name.
+nested_from_mask: Callable[..., Any] = torch._nested_tensor_from_mask_left_aligned
+
+# Attention that also returns the log-sum-exp, and takes it in backward: F.scaled_dot_product_attention does neither.
+flash = torch.ops.aten._scaled_dot_product_flash_attention
+flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_backward
+flash_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+flash_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def unpatched(namespace: Any, name: str) -> Any:
+    """Return torch's own function, under which calls arrive, where PyTorch Geometric was imported first.
+
+    It puts functions of its own, which call torch's, in the place of ``torch.select`` and ``torch.index_select``, and
+    keeps those nowhere public.
+    """
+    function = getattr(namespace, name)
+    if namespace is torch and (getattr(function, "__module__", None) or "torch").split(".")[0] != "torch":
+        return getattr(torch._C._VariableFunctions, name)
+    return function
+
+
+def copy_each(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy many tensors in a few kernels, as torch's optimizers do; ``copy_`` would be one kernel each."""
+    torch._foreach_copy_(targets, sources)
+
+
+# -- modules -----------------------------------------------------------------------------------------------------------
+
+#: What all batch normalisations are, also SyncBatchNorm and those of users; the public classes have no common base.
+BatchNorm: type[nn.Module] = nn.modules.batchnorm._BatchNorm
+
+
+def parameters_of(module: nn.Module) -> dict[str, Any]:
+    """Return the module's own dict of parameters, to be changed in place: ``setattr`` takes nothing but a Parameter.
+
+    ``torch.func.functional_call`` does it too, but leaves its tensors behind in a module that is registered under two
+    names, as the aggregations of PyG are.
+    """
+    return module._parameters
+
+
+def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
+    """Return the module's own buffers by name, also those that are None by now: ``named_buffers`` leaves them out."""
+    return module._buffers
+
+
+def compiled_from(model: Any) -> Any:
+    """Return what ``torch.compile`` was given, where this is what it returned; its class is not public."""
+    return getattr(model, "_orig_mod", model)
+
+
+# -- autograd's passes -------------------------------------------------------------------------------------------------
+
+
+def backward_pass() -> int:
+    """Return a number of the backward pass that runs in this thread, -1 where none does; there is no public sign."""
+    return torch._C._current_graph_task_id()
+
+
+def when_backward_ends(function: Callable[[], None]) -> None:
+    """Call a function at the end of the backward pass that runs; ``autograd.graph.queue_callback`` came with 2.15."""
+    Variable._execution_engine.queue_callback(function)
+
+
+def is_accumulated(node: Any) -> bool:
+    """Whether the pass that runs adds to the ``.grad`` of the first leaf behind this node.
+
+    False where ``torch.autograd.grad`` captures it. Public hooks are called in both cases.
+    """
+    try:
+        return bool(torch._C._will_engine_execute_node(node.next_functions[0][0]))
+    except RuntimeError:  # torch's answer for a leaf that is captured
+        return False
 
 
 def watch_functions(kind: type[Any]) -> None:
-    """Make ``Function.apply`` raise UnsupportedShardOp for a tensor of this kind that requires grad."""
+    """Make ``Function.apply`` raise UnsupportedShardOp for a tensor of this kind that requires grad; once is enough.
+
+    Autograd knows the local parts, not the wrapper, so what it records for an argument that is a ShardTensor is
+    nothing, and its gradient would get lost. ``apply`` asks neither ``__torch_function__`` nor the dispatcher; the
+    helper that looks at its arguments is the one place to notice. Forward works.
+    """
+    from torch._functorch import utils
+
     plain: Callable[[tuple[Any, ...]], tuple[Any, ...]] = utils.unwrap_dead_wrappers
 
     @functools.wraps(plain)
@@ -37,3 +180,34 @@ def watch_functions(kind: type[Any]) -> None:
         return plain(args)
 
     utils.unwrap_dead_wrappers = checked
+
+
+# -- the compiler ------------------------------------------------------------------------------------------------------
+
+_told: list[Any] = []
+
+
+def keep_out_of_graphs(*, load: bool = False) -> None:
+    """Tell Dynamo to run this package's functions as they are; where it is not loaded yet, only if ``load``.
+
+    A function of a compiled model that meets a ShardTensor then runs as if not compiled, with the reason in
+    ``TORCH_LOGS=graph_breaks``; functions on plain tensors are compiled as ever. ``torch.compiler.disable`` would have
+    to wrap every function of the package, and loads Dynamo.
+    """
+    if _told or not (load or "torch._dynamo" in sys.modules):
+        return
+    from torch._dynamo import trace_rules
+
+    trace_rules.add("scidata")
+    _told.append(trace_rules)
+
+
+# -- meshes ------------------------------------------------------------------------------------------------------------
+
+
+def flatten_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """Return a mesh of one axis over the same ranks, the same object each time. Collective where it is made.
+
+    ``dist.new_group`` would have every rank of the job make every group.
+    """
+    return mesh._flatten()

@@ -9,16 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from scidata.shard.op_table import unsupported
+from scidata.shard.torch_internals import shares_memory, tree_map_only, version_of
 
-__all__ = ["call_on_copies", "refuse_write_to_copy", "version_of", "written"]
-
-
-def version_of(x: Tensor) -> int:
-    """Return how often a plain tensor was written to; -1 where torch does not count."""
-    return -1 if x.is_inference() else x._version
+__all__ = ["call_on_copies", "refuse_write_to_copy", "written"]
 
 
 def written(target: Any) -> None:
@@ -61,7 +56,7 @@ def call_on_copies(func: Any, copies: Sequence[Any], args: Any, kwargs: Any, mak
 
 def _as_copy(result: Tensor, copies: Sequence[Any], make: Callable[..., Any]) -> Any:
     for x in copies:
-        if result.untyped_storage()._cdata == x._local.untyped_storage()._cdata:
+        if shares_memory(result, x._local):
             nothing = [None] * len(x._spec.axes)
             return make(result, x._spec.derive(result.shape, nothing, nothing), copied=x._copied)
     return result

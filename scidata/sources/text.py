@@ -1,17 +1,25 @@
-"""Text variables, which sources leave out: what they are, and their attributes."""
+"""Text variables, which sources leave out: their attributes, and names that are stored as characters."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import h5py
+import numpy as np
 
+from scidata.core.checks import largest_encoded
 from scidata.core.types import Source
+from scidata.errors import CorruptDataError
+from scidata.sources.bytes.files import files
 from scidata.sources.hdf5.walk import Naming, clean_attributes, damage_as_corrupt_data, open_h5
 from scidata.sources.netcdf3 import Variable, read_header
 
-__all__ = ["is_local", "netcdf3_variables", "text_attributes"]
+__all__ = ["read_names", "text_attributes"]
+
+_MOST_TEXT = 1 << 22  # sizes are checked before they are allocated
+_MOST_CHUNKS = 1 << 12  # usually one
 
 
 def text_attributes(source: Source) -> dict[str, Mapping[str, Any]]:
@@ -20,7 +28,7 @@ def text_attributes(source: Source) -> dict[str, Mapping[str, Any]]:
     if not skipped:
         return {}
     if source.format == "netcdf3":
-        return {name: variable.attributes for name, variable in netcdf3_variables(source).items() if name in skipped}
+        return {name: variable.attributes for name, variable in _variables(source).items() if name in skipped}
     if source.format not in ("netcdf4", "hdf5"):
         return {}
     found: dict[str, Mapping[str, Any]] = {}
@@ -29,17 +37,56 @@ def text_attributes(source: Source) -> dict[str, Mapping[str, Any]]:
         damage_as_corrupt_data(f"{source.path}: attributes of text variables"),
     ):
         for name in skipped:
-            if is_local(h5, name):
+            if _is_local(h5, name):
                 found[name] = clean_attributes(h5[name], Naming.hidden_attributes, f"{source.path}: {name!r}")
     return found
 
 
-def is_local(h5: Any, name: str) -> bool:
+def read_names(source: Source, name: str) -> list[str]:
+    """Read a ``(num, length)`` array of characters as text; empty where there is none."""
+    if source.format == "netcdf3":
+        variable = _variables(source).get(name)
+        if variable is None or len(variable.shape) != 2:
+            return []
+        if variable.row_nbytes > _MOST_TEXT:
+            raise CorruptDataError(
+                f"{source.path}: field {name!r} has shape {variable.shape}, which is too much for names; the header is "
+                "damaged"
+            )
+        raw = files().read(source.path, variable.begin, variable.row_nbytes)
+        text = np.frombuffer(raw, "S1").reshape(variable.shape)
+    else:
+        with open_h5(source.path) as h5, damage_as_corrupt_data(f"{source.path}: field {name!r}"):
+            if not _is_local(h5, name) or h5[name].is_virtual or h5[name].external:
+                return []
+            if h5[name].dtype != np.dtype("S1") or h5[name].ndim != 2 or h5[name].size > _MOST_TEXT:
+                raise CorruptDataError(
+                    f"{source.path}: field {name!r} has shape {h5[name].shape} and dtype {h5[name].dtype}, but "
+                    "(number, length) characters of names were expected"
+                )
+            _check_encoded(h5[name], f"{source.path}: field {name!r}")
+            text = np.asarray(h5[name][...])
+    return [b"".join(row.tolist()).split(b"\x00")[0].decode("utf-8", "replace").strip() for row in text]
+
+
+def _check_encoded(dataset: Any, where: str) -> None:
+    """Raise where a chunk's bytes in the file could fill the memory when HDF5 decodes them, whatever the shape says."""
+    if not dataset.chunks:
+        return
+    most = largest_encoded(math.prod(dataset.chunks))
+    num_chunks = dataset.id.get_num_chunks()
+    if num_chunks > _MOST_CHUNKS or any(dataset.id.get_chunk_info(i).size > most for i in range(num_chunks)):
+        raise CorruptDataError(
+            f"{where}: its {num_chunks} chunks of {dataset.chunks} characters take more bytes than names do; the "
+            "file is damaged"
+        )
+
+
+def _is_local(h5: Any, name: str) -> bool:
     """Say whether a name is a dataset of this file itself: links may lead to files that nobody asked for."""
     link = h5.get(name, getlink=True)
     return isinstance(link, h5py.HardLink) and isinstance(h5[name], h5py.Dataset)
 
 
-def netcdf3_variables(source: Source) -> dict[str, Variable]:
-    """Return the variables of a NetCDF 3 file by name."""
+def _variables(source: Source) -> dict[str, Variable]:
     return {variable.name: variable for variable in read_header(source.path).variables}

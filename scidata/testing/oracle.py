@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from scidata.shard.layouts import gather_full
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
+from scidata.shard.torch_internals import tree_leaves
 
 __all__ = ["assert_like_one_process", "shard_of"]
 

@@ -24,6 +24,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from scidata.device_mesh.torch_internals import fake_store
+
 __all__ = ["RankError", "fake_group", "run_ranks"]
 
 # Imported once by the fork server, so that each rank starts in milliseconds; names that are not there are skipped.
@@ -214,9 +216,7 @@ def fake_group(num_ranks: int, rank: int = 0) -> Iterator[None]:
     For checking metadata (meshes, bounds, plans) at sizes that no test machine has; values that were communicated
     are meaningless.
     """
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=num_ranks)
+    dist.init_process_group("fake", store=fake_store(), rank=rank, world_size=num_ranks)
     try:
         yield
     finally:

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from scidata.core.index_map import IndexMap
 from scidata.errors import ShardLayoutError, UnsupportedShardOp
 from scidata.shard import ShardTensor
-from scidata.shard.graphs.ghosts import ghost_exchange, halo_exchange, node_tensor, start_halo_exchange
+from scidata.shard.graphs.ghosts import PendingHalo, ghost_exchange, halo_exchange, node_tensor
 from scidata.shard.graphs.parts import call_on_parts
 from scidata.shard.graphs.routed import RoutedIndex, edge_tensor, route_edges
 from scidata.shard.layouts import gather_full
@@ -66,6 +66,10 @@ def _close(found, expected, what=""):
 # -- the exchange --------------------------------------------------------------------------------------------------
 
 
+def _in_two_steps(own, index_map, group):
+    return PendingHalo(own, ghost_exchange(index_map, group)).wait()
+
+
 def check_exchange(rank, num_ranks):
     group = dist.group.WORLD
     edges = whole_edges()
@@ -77,7 +81,7 @@ def check_exchange(rank, num_ranks):
         for shape in ((), (3,), (2, 0), (2, 2)):
             whole = torch.randn(NUM_NODES, *shape, dtype=torch.float64)
             seeds = [torch.randn(NUM_NODES, *shape, dtype=torch.float64) for _ in range(num_ranks)]
-            for exchange in (halo_exchange, lambda *a: start_halo_exchange(*a).wait()):
+            for exchange in (halo_exchange, _in_two_steps):
                 own = whole[part.nodes].clone().requires_grad_()
                 for _ in range(2):  # also with the plan that is there by now
                     own.grad = None
@@ -103,7 +107,7 @@ def check_number_of_collectives(rank, num_ranks):
     with Spy() as spy:
         halo_exchange(own, index_map, group)
     assert spy.counts.pop("all_to_all_single") == 2  # ids, rows
-    for exchange in (halo_exchange, lambda *a: start_halo_exchange(*a).wait()):
+    for exchange in (halo_exchange, _in_two_steps):
         with Spy() as spy:
             held = exchange(own, index_map, group)
         assert spy.counts == {"all_to_all_single": 1}
@@ -117,7 +121,7 @@ def check_number_of_collectives(rank, num_ranks):
     assert spy.total == 0
     # work between start and wait: gradients of both ways meet
     own.grad = None
-    pending = start_halo_exchange(own, index_map, group)
+    pending = PendingHalo(own, ghost_exchange(index_map, group))
     meanwhile = own.square().sum()
     (pending.wait().sum() * 3 + meanwhile).backward()
     wanted = torch.full((NUM_NODES, 2), 2.0 + 3.0)

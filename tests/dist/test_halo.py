@@ -9,7 +9,7 @@ import torch.distributed as dist
 from scidata.core.bounds import window
 from scidata.errors import ConfigError, ShardLayoutError
 from scidata.shard.comm.sums import all_reduce_sum
-from scidata.shard.rows.halo import halo_exchange_dim, halo_reduce_dim
+from scidata.shard.rows.halo import halo_exchange_dim
 from scidata.testing import fake_group, run_ranks
 
 SIZES = {1: [(4,)], 2: [(4, 1), (0, 3), (2, 2)], 3: [(1, 4, 2), (3, 0, 1), (0, 0, 2), (1, 1, 1), (0, 0, 0)]}
@@ -56,29 +56,6 @@ def exchanges(rank, num_ranks):
 @RANKS
 def test_exchange_gives_the_windows_rows_and_their_gradients(num_ranks):
     run_ranks(exchanges, num_ranks)
-
-
-def reduces(rank, num_ranks):
-    """The transpose: <pad(x), y> summed over ranks equals <x, reduce(y)>, and its gradient is an exchange."""
-    group = dist.group.WORLD
-    for sizes, (lo, hi), periodic, dim in cases(num_ranks):
-        shape = [2, 2]
-        shape[dim] = sizes[rank]
-        x = random(*shape, seed=rank)
-        padded = halo_exchange_dim(x, sizes, dim, lo, hi, periodic, group)
-        y = random(*padded.shape, seed=10 + rank).requires_grad_()
-        reduced = halo_reduce_dim(y, sizes, dim, lo, hi, periodic, group)
-        assert reduced.shape == x.shape
-        left = all_reduce_sum((padded * y.detach()).sum(), group)
-        right = all_reduce_sum((x * reduced).sum(), group)
-        torch.testing.assert_close(left, right.detach(), rtol=1e-12, atol=1e-12)
-        right.backward()
-        assert torch.equal(y.grad, padded)
-
-
-@RANKS
-def test_reduce_is_the_transpose(num_ranks):
-    run_ranks(reduces, num_ranks)
 
 
 def differentiates_twice(rank, num_ranks):
@@ -138,8 +115,6 @@ def test_wrong_arguments_are_refused():
         halo_exchange_dim(x, (3,), 0, 1, 1, False, None)
     with pytest.raises(ConfigError, match="negative"):
         halo_exchange_dim(x, (4,), 0, -1, 1, False, None)
-    with pytest.raises(ShardLayoutError, match="with its halo has 6"):
-        halo_reduce_dim(x, (4,), 0, 1, 1, True, None)
 
 
 def test_shapes_on_many_ranks():

@@ -67,7 +67,7 @@ class Event:
 
 def common_store() -> Store:
     """Return the ranks' store, below a name of its own."""
-    return dist.PrefixStore("scidata", dist.distributed_c10d._get_default_store())  # type: ignore[attr-defined]
+    return dist.PrefixStore("scidata", dist.group.WORLD.get_group_store())  # type: ignore[attr-defined, union-attr]
 
 
 def post(store: Store, event: Event) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 import scidata.errors
+from scidata.device_mesh.torch_internals import COLLECTIVES, HANDLERS_OF_ERRORS
 
 __all__ = ["Standing", "raise_in"]
 
@@ -22,15 +23,8 @@ _STUCK = 0.3  # s at one place in a collective, without work
 _ANYWHERE = 3.0  # s at one place in somebody else's code; it may wait for a handle of a collective, or for the device
 _IDLE = 0.2  # share of the time that may be work
 
-_TORCH = os.path.dirname(torch.__file__)
-_COLLECTIVES = (os.path.join(_TORCH, "distributed", ""), os.path.join(_TORCH, "_ops.py"))
 #: Where Python code runs before an error reaches the user's frames, so that another error can take its place.
-_HANDLING = (
-    os.path.join(_TORCH, "distributed", "distributed_c10d.py"),
-    os.path.join(_TORCH, "distributed", "c10d_logger.py"),
-    os.path.join(_TORCH, "autograd", "graph.py"),
-    os.path.join(os.path.dirname(scidata.errors.__file__), "shard", ""),
-)
+_HANDLING = (*HANDLERS_OF_ERRORS, os.path.join(os.path.dirname(scidata.errors.__file__), "shard", ""))
 
 
 class Standing:
@@ -55,7 +49,7 @@ class Standing:
         idle = worked - self._worked < _IDLE * stood
         if idle and stood > _STUCK and file.startswith(_HANDLING):
             return "call"
-        if idle and stood > _STUCK and file.startswith(_COLLECTIVES):
+        if idle and stood > _STUCK and file.startswith(COLLECTIVES):
             return "somewhere"
         spins = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # the host may work while it waits for the device
         return "somewhere" if (idle or spins) and stood > _ANYWHERE else None

@@ -29,9 +29,9 @@ from scidata.meshes.formats.base import (
     Topology,
     read_values,
 )
-from scidata.meshes.formats.text import read_names
 from scidata.sources.kinds import EXODUS_CONNECT
 from scidata.sources.kinds import is_exodus as detect
+from scidata.sources.text import read_names
 
 __all__ = ["ExodusTopology", "detect", "open_topology"]
 

@@ -11,12 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from scidata.shard.torch_internals import flash, flash_backward, flash_cpu, flash_cpu_backward
+
 __all__ = ["Partial", "block_backward", "block_forward", "merge"]
 
-_flash = torch.ops.aten._scaled_dot_product_flash_attention
-_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_backward
-_flash_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_flash_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 _NONE = float("-inf")  # the log-sum-exp of no key
 
 
@@ -61,10 +59,10 @@ def block_forward(
     """Attend to a block of keys. ``causal``: queries and keys are the same rows."""
     kernel = _kernel(query, key, value, bias)
     if kernel == "flash":
-        out, lse = _flash(query, key, value, 0.0, causal, False, scale=scale)[:2]
+        out, lse = flash(query, key, value, 0.0, causal, False, scale=scale)[:2]
         return Partial(out.float(), lse)
     if kernel == "flash_cpu":
-        out, lse = _flash_cpu(query, key, value, 0.0, causal, attn_mask=None, scale=scale)
+        out, lse = flash_cpu(query, key, value, 0.0, causal, attn_mask=None, scale=scale)
         return Partial(out.to(lse.dtype), lse)
     scores = _scores(query, key, bias, causal, scale)
     lse = scores.logsumexp(-1) if key.shape[-2] else scores.new_full(scores.shape[:-1], _NONE)
@@ -104,12 +102,12 @@ def block_backward(
         cumulative = (None, None, query.shape[-2], key.shape[-2])
         rest = (0.0, causal, nothing, nothing)
         out = whole.out.to(query.dtype)
-        found = _flash_backward(grad, query, key, value, out, whole.lse, *cumulative, *rest, scale=scale)
+        found = flash_backward(grad, query, key, value, out, whole.lse, *cumulative, *rest, scale=scale)
         return found[0], found[1], found[2], None
     if kernel == "flash_cpu":
         out = whole.out.to(query.dtype)
         how = (0.0, causal)
-        found = _flash_cpu_backward(grad, query, key, value, out, whole.lse, *how, attn_mask=None, scale=scale)
+        found = flash_cpu_backward(grad, query, key, value, out, whole.lse, *how, attn_mask=None, scale=scale)
         return found[0], found[1], found[2], None
     probabilities = _probabilities(_scores(query, key, bias, causal, scale), whole.lse)
     wide = grad.to(probabilities.dtype)

@@ -13,12 +13,12 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd import Function
 
 from scidata.shard.comm.sums import all_reduce_sum
 from scidata.shard.comm.transport import Group, call, group_size
+from scidata.shard.torch_internals import is_accumulated
 
 __all__ = ["defer", "is_deferred", "replicate_deferred"]
 
@@ -46,20 +46,12 @@ class _ReplicateDeferred(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        if _is_accumulated(ctx):
+        if is_accumulated(ctx):
             return grad * math.prod(group_size(group) for group in ctx.groups), None
         # the gradient goes to autograd.grad: nobody averages it
         for group in ctx.groups:
             grad = all_reduce_sum(grad, group)
         return grad, None
-
-
-def _is_accumulated(node: Any) -> bool:
-    """Whether this backward pass adds to the leaf's ``.grad``."""
-    try:
-        return bool(torch._C._will_engine_execute_node(node.next_functions[0][0]))
-    except RuntimeError:  # torch's answer for a leaf whose gradient is captured by autograd.grad
-        return False
 
 
 def replicate_deferred(x: Tensor, groups: Sequence[Group]) -> Tensor:

@@ -28,7 +28,7 @@ from scidata.shard.comm.collectives import _ReturnRows, indexed_all_to_all_v
 from scidata.shard.comm.transport import Group, call, exchange, gather, group_rank, group_size
 from scidata.shard.spec import ShardSpec, axes_of
 from scidata.shard.tensor import ShardTensor
-from scidata.shard.views import version_of
+from scidata.shard.torch_internals import version_of
 
 __all__ = [
     "GhostExchange",
@@ -38,7 +38,7 @@ __all__ = [
     "halo_exchange",
     "keep_ghosts",
     "node_tensor",
-    "start_halo_exchange",
+    "with_ghosts",
 ]
 
 
@@ -294,16 +294,6 @@ class _Finish(Function):
         return grad.new_zeros(()).expand(grad.shape), None  # _Start takes what comes back instead
 
 
-def start_halo_exchange(x: Tensor, index_map: IndexMap, group: Group) -> PendingHalo:
-    """Start :func:`halo_exchange` and return at once; call ``wait()`` where the ghosts are needed. Collective.
-
-    Backward is under way in the same stretch: from where ``wait()`` was called to where the exchange was started. Its
-    own derivative is not available; use :func:`halo_exchange` for second derivatives.
-    """
-    local = _owned_part(x, index_map)
-    return PendingHalo(local, ghost_exchange(index_map, group))
-
-
 # -- tensors of nodes ----------------------------------------------------------------------------------------------
 
 
@@ -338,3 +328,25 @@ def ghosts_key(x: ShardTensor, dim: int, exchange: GhostExchange) -> tuple[int, 
     """Return what must be the same for ghosts that were fetched to be still good."""
     local = x._local
     return id(exchange), dim, id(local), version_of(local), int(torch.is_grad_enabled() and local.requires_grad)
+
+
+def with_ghosts(x: ShardTensor, dim: int, exchange: GhostExchange) -> Tensor:
+    """Return owned rows and ghosts along ``dim``. Collective.
+
+    Kept with ``x`` until it is written to, so that layers that gather one tensor twice exchange it once.
+    """
+    local = x._local
+    if exchange.num_ghosts == 0:
+        return local
+    key = ghosts_key(x, dim, exchange)
+    held = x.__dict__.get("_with_ghosts")
+    if held is not None and held[0] == key and not isinstance(held[1], PendingHalo):
+        return held[1]  # type: ignore[no-any-return]
+    padded: Tensor
+    if held is not None and held[0] == key:
+        padded = held[1].wait()
+    else:
+        rows = local.movedim(dim, 0)
+        padded = torch.cat([rows, exchange.ghosts_of(rows)]).movedim(0, dim)
+    x.__dict__["_with_ghosts"] = key, padded, exchange, local  # the last two so that their ids stay theirs
+    return padded

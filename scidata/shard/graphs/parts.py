@@ -17,7 +17,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_map_only
 
 from scidata.core.index_map import IndexMap
 from scidata.errors import ConfigError, UnsupportedShardOp
@@ -25,6 +24,7 @@ from scidata.shard.comm.together import replicate_all
 from scidata.shard.graphs.ghosts import node_tensor
 from scidata.shard.graphs.reach import check_reach
 from scidata.shard.spec import axes_of
+from scidata.shard.torch_internals import BatchNorm, parameters_of, tree_map_only
 
 __all__ = ["Parts", "call_on_parts"]
 
@@ -75,7 +75,7 @@ def call_on_parts(module: nn.Module, parts: Parts, *args: Any, **kwargs: Any) ->
     if not isinstance(module, nn.Module):
         raise ConfigError(f"call_on_parts takes a torch.nn.Module first, not {type(module).__name__}")
     for name, child in module.named_modules():
-        if isinstance(child, nn.modules.batchnorm._BatchNorm) and (child.training or child.running_mean is None):
+        if isinstance(child, BatchNorm) and (child.training or child.running_mean is None):
             raise UnsupportedShardOp(
                 f"{name or type(child).__name__}: batch statistics of a part would count its ghosts. "
                 "Use ShardTensors with an exchange, or eval()"
@@ -118,25 +118,15 @@ def _with_summed_gradients(
 
 @contextlib.contextmanager
 def _swapped(module: nn.Module, new: Mapping[int, Tensor]) -> Iterator[None]:
-    """Put tensors in the place of a module's parameters, by their ids.
-
-    ``torch.func.functional_call`` leaves its tensors behind in a module that is registered under two names, as the
-    aggregations of PyG are.
-    """
+    """Put tensors in the place of a module's parameters, by their ids."""
     held: list[tuple[nn.Module, dict[str, Any]]] = []
     try:
         for child in module.modules():
-            held.append((child, dict(child._parameters)))
+            own = parameters_of(child)
+            held.append((child, dict(own)))
             for name, parameter in held[-1][1].items():
-                child._parameters[name] = new.get(id(parameter), parameter)
-            _refresh(child)
+                own[name] = new.get(id(parameter), parameter)
         yield
     finally:
         for child, parameters in held:
-            child._parameters.update(parameters)
-            _refresh(child)
-
-
-def _refresh(module: nn.Module) -> None:
-    if isinstance(module, nn.RNNBase):  # holds its parameters in a list, too
-        module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]
+            parameters_of(child).update(parameters)

@@ -18,12 +18,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from scidata.core.index_map import IndexMap
 from scidata.errors import UnsupportedShardOp
 from scidata.shard.comm.transport import reduce
 from scidata.shard.graphs.ghosts import _device_of
+from scidata.shard.torch_internals import tree_leaves, tree_map_only
 
 __all__ = ["check_reach"]
 

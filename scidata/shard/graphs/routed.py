@@ -13,18 +13,27 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from scidata.core.index_map import IndexMap
 from scidata.errors import ShardLayoutError, UnsupportedShardOp
 from scidata.shard.comm.transport import gather
-from scidata.shard.graphs.ghosts import GhostExchange, _device_of, ghost_exchange
-from scidata.shard.op_table import HANDLERS, OF_THE_WHOLE, find
+from scidata.shard.graphs.ghosts import GhostExchange, PendingHalo, _device_of, ghost_exchange, ghosts_key
+from scidata.shard.op_table import HANDLERS, OF_THE_WHOLE, Handler, find, unsupported
 from scidata.shard.spec import ShardSpec, axes_of
 from scidata.shard.tensor import ShardTensor
-from scidata.shard.views import version_of
+from scidata.shard.torch_internals import tree_leaves, tree_map_only, version_of
 
-__all__ = ["FilledTensor", "MovedTensor", "RoutedIndex", "edge_tensor", "node_spec", "route_edges"]
+__all__ = [
+    "FilledTensor",
+    "MovedTensor",
+    "RoutedIndex",
+    "accepts_filled",
+    "check_nodes",
+    "edge_tensor",
+    "node_spec",
+    "route_edges",
+    "start_exchange",
+]
 
 # What only rearranges or copies: done to the ids in local numbering too.
 _KEEPS_ROWS = set(
@@ -152,7 +161,7 @@ class FilledTensor(ShardTensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         handler = HANDLERS.get(func)
-        if handler in OF_THE_WHOLE or (handler in ACCEPT_FILLED and _meets_shards(args, kwargs)):
+        if handler in OF_THE_WHOLE or (handler in _ACCEPT_FILLED and _meets_shards(args, kwargs)):
             return super().__torch_function__(func, types, args, kwargs)
         new_args, new_kwargs = tree_map_only(FilledTensor, FilledTensor.settled, (args, kwargs or {}))
         return func(*new_args, **new_kwargs)
@@ -188,7 +197,13 @@ def _meets_shards(args: Any, kwargs: Any) -> bool:
 
 
 #: Handlers that take a FilledTensor as it is, where it meets shards.
-ACCEPT_FILLED: set[Any] = set()
+_ACCEPT_FILLED: set[Handler] = set()
+
+
+def accepts_filled(handler: Handler) -> Handler:
+    """Say of a handler that it takes a FilledTensor as it is: it may decide what that becomes."""
+    _ACCEPT_FILLED.add(handler)
+    return handler
 
 
 class MovedTensor(Tensor):
@@ -316,3 +331,49 @@ def edge_tensor(local: Tensor, edge_index: RoutedIndex) -> ShardTensor:
         )
     shape = (spec.global_shape[1], *local.shape[1:])
     return ShardTensor(local, spec.derive(shape, (0,), spec.sizes))
+
+
+# -- along them --------------------------------------------------------------------------------------------------------
+
+
+def check_nodes(func: Any, x: ShardTensor, dim: int, index: RoutedIndex) -> None:
+    """Raise where a dim is not split as the nodes of the index's graph are."""
+    axis = x._spec.axis_of_dim(dim)
+    if len(x._spec.sharded) != 1 or axis is None or x._spec.sizes_of(axis) != index.exchange.node_sizes:
+        raise unsupported(
+            func,
+            f"dim {dim} is not split as the nodes of the graph are, {index.exchange.node_sizes}",
+            x._spec,
+            index._spec,
+            remedy="redistribute() it to the bounds of the index map first",
+        )
+
+
+def start_exchange(x: Tensor, edge_index: Tensor) -> None:
+    """Start to fetch the rows of ``x`` that gathers along ``edge_index`` will need; they wait for it. Collective.
+
+    What is computed between this and the first gather from ``x`` overlaps with the exchange, and so does its backward.
+    Nothing happens where there is nothing to exchange: for plain tensors, or where the rows are here already. So a
+    model may call it and still run in one process. Second derivatives are not available; leave the call out for them.
+
+    Parameters
+    ----------
+    x
+        ``(num_nodes, ...)``.
+    edge_index
+        Of ``sample.to_pyg()``, or a row of it.
+
+    Raises
+    ------
+    UnsupportedShardOp
+        ``x`` is not split as the nodes of the graph are.
+    """
+    if not isinstance(x, ShardTensor) or x._spec.is_replicated or not isinstance(edge_index, RoutedIndex):
+        return
+    check_nodes(start_exchange, x, 0, edge_index)
+    exchange = edge_index.exchange
+    key = ghosts_key(x, 0, exchange)
+    held = x.__dict__.get("_with_ghosts")
+    if exchange.num_ghosts == 0 or edge_index.all_owned or (held is not None and held[0] == key):
+        return
+    x.__dict__["_with_ghosts"] = key, PendingHalo(x._local, exchange), exchange, x._local

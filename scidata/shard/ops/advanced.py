@@ -17,25 +17,21 @@ from torch.distributed.tensor import Replicate, Shard
 
 from scidata.shard.comm.transport import gather
 from scidata.shard.op_table import unsupported
-from scidata.shard.ops.align import local_of, specs_of
+from scidata.shard.ops.align import is_sharded, local_of, specs_of
 from scidata.shard.ops.shapes import derived
 from scidata.shard.rows.moves import even_sizes, fetch_rows, move_rows, plan_listed
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
-from scidata.shard.views import version_of
+from scidata.shard.torch_internals import version_of
 
 __all__ = ["count_true", "replicated", "take_advanced", "whole_index"]
 
 
-def _is_sharded(x: Any) -> bool:
-    return isinstance(x, ShardTensor) and not x._spec.is_replicated
-
-
 def take_advanced(func: Any, x: Tensor, tensors: Mapping[int, Tensor]) -> Tensor:
     """Take what index tensors, or a mask, name; ``tensors`` is by the first dim that each stands for."""
-    found = {d: t if _is_sharded(t) else local_of(t) for d, t in tensors.items()}
+    found = {d: t if is_sharded(t) else local_of(t) for d, t in tensors.items()}
     if not isinstance(x, ShardTensor) or x._spec.is_replicated:
-        if any(map(_is_sharded, found.values())):
+        if any(map(is_sharded, found.values())):
             raise unsupported(func, "sharded indices of a plain tensor", *specs_of([*found.values()]))
         plain: Tensor = local_of(x)
         return plain[tuple(found.get(d, slice(None)) for d in range(plain.ndim))]
@@ -44,13 +40,13 @@ def take_advanced(func: Any, x: Tensor, tensors: Mapping[int, Tensor]) -> Tensor
         ((dim, mask),) = masks.items()
         assert isinstance(x, ShardTensor)
         return _take_mask(func, x, dim, mask)
-    if any(_is_sharded(mask) for mask in masks.values()):
+    if any(is_sharded(mask) for mask in masks.values()):
         raise unsupported(func, "a sharded mask beside other index tensors", *specs_of([x, *found.values()]))
     for dim, mask in masks.items():
         for i, rows in enumerate(mask.nonzero(as_tuple=True)):
             found[dim + i] = rows
     assert isinstance(x, ShardTensor)
-    if any(_is_sharded(index) for index in found.values()):
+    if any(is_sharded(index) for index in found.values()):
         (dim, index), *rest = found.items()
         if not rest and isinstance(index, ShardTensor) and _lies_along(x._spec, dim, index._spec):
             return _take_sharded(x, dim, index)

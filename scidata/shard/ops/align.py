@@ -17,6 +17,7 @@ from scidata.shard.comm.together import replicate_parameters
 from scidata.shard.op_table import unsupported
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
+from scidata.shard.torch_internals import shares_memory
 
 __all__ = [
     "Layout",
@@ -25,6 +26,7 @@ __all__ = [
     "dims_of",
     "extents_of",
     "finish",
+    "is_sharded",
     "local_of",
     "map_local",
     "operands_of",
@@ -80,6 +82,11 @@ def specs_of(operands: Sequence[Any]) -> list[ShardSpec]:
 def local_of(x: Any) -> Any:
     """Return the local part of a ShardTensor, anything else as it is."""
     return x._local if isinstance(x, ShardTensor) else x
+
+
+def is_sharded(x: Any) -> bool:
+    """Whether this is a ShardTensor that any axis shards."""
+    return isinstance(x, ShardTensor) and not x._spec.is_replicated
 
 
 def dims_of(func: Any, dim: Any, spec: ShardSpec) -> tuple[int, ...]:
@@ -258,5 +265,5 @@ def map_local(x: ShardTensor, function: Callable[[Tensor], Tensor]) -> ShardTens
     local = function(x._local)
     if local is x._local:
         return x
-    shared = x._copied and local.untyped_storage()._cdata == x._local.untyped_storage()._cdata
+    shared = x._copied and shares_memory(local, x._local)
     return ShardTensor(local, x._spec, halo=x._halo, copied=x._copied if shared else False)

@@ -1,7 +1,7 @@
 """Gathers and scatters by index along any dim, where index and values lie beside the tensor or on every rank.
 
 Along a sharded dim, a gather fetches the whole dim, and a scatter its whole index and values: right for any index, at
-the cost of their memory. Ids of a graph know better ways: see ``graph`` and ``scatter``.
+the cost of their memory. Ids of a graph know better ways: see ``edges`` and ``scatter``.
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import Replicate
 
-from scidata.shard.graphs.routed import RoutedIndex
+from scidata.shard.graphs.routed import RoutedIndex, accepts_filled
 from scidata.shard.op_table import find, register_op, unsupported
-from scidata.shard.ops import scatter  # noqa: F401 - its entries are extended here
-from scidata.shard.ops.align import align, finish, local_of, refuse_out, specs_of
-from scidata.shard.ops.graph import extend_op, is_sharded
+from scidata.shard.ops.align import align, finish, is_sharded, local_of, refuse_out, specs_of
+from scidata.shard.ops.edges import gather_by_ids
 from scidata.shard.ops.shapes import argument, normal_dim
 from scidata.shard.rows.moves import even_sizes
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.views import refuse_write_to_copy, written
 
-__all__: list[str] = []
+__all__ = ["scatter_along"]
 
 _BOTH = (torch, Tensor)
 
@@ -62,14 +61,15 @@ def _spec(like: ShardSpec, layout: Any, labels: Sequence[Hashable], shape: Seque
 # -- gathers -------------------------------------------------------------------------------------------------------
 
 
-@extend_op(*find("gather", namespaces=_BOTH))
+@accepts_filled
+@register_op(*find("gather", namespaces=_BOTH))
 def gather(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Pick one element of a row for each entry of the index."""
     x, index = argument(args, kwargs, 0, "input"), argument(args, kwargs, 2, "index")
-    if isinstance(index, RoutedIndex):
-        return NotImplemented
     refuse_out(func, kwargs, *specs_of([x, index]))
     dim = normal_dim(argument(args, kwargs, 1, "dim"), len(x.shape))
+    if isinstance(index, RoutedIndex):
+        return gather_by_ids(func, x, dim, index)
     return _gather(func, x, dim, index)
 
 
@@ -151,28 +151,15 @@ def _bind(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) 
     return {**dict(zip(names, args, strict=False)), **kwargs}, list(args[len(names) :])
 
 
-def _handle(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], values: Sequence[str]) -> Any:
-    """Find target, dim, index and values by position or by one of their names."""
+def scatter_along(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], values: Sequence[str]) -> Tensor:
+    """Scatter to a sharded tensor by an index without routes; the values may be called any of the names given."""
     named, rest = _bind(("input", "dim", "index", values[0]), args, kwargs)
     target, dim, index = (named.pop(name, None) for name in ("input", "dim", "index"))
     src = next((named.pop(name) for name in values if name in named), None)
-    if not is_sharded(target) or isinstance(index, RoutedIndex):
-        return NotImplemented
     refuse_out(func, named, *specs_of([target]))
     if not isinstance(src, Tensor):  # one number for all
         return _scatter(func, target, dim, index, None, [src, *rest], named)
     return _scatter(func, target, dim, index, src, rest, named)
-
-
-@extend_op(
-    *find("scatter_add scatter_add_ scatter_reduce scatter_reduce_ index_add index_add_", namespaces=(Tensor,)),
-    torch.scatter_add,
-    torch.scatter_reduce,
-    torch.index_add,
-)
-def add_at(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Add or reduce values into the rows of a sharded tensor."""
-    return _handle(func, args, kwargs, ("source", "src"))
 
 
 @register_op(
@@ -182,16 +169,17 @@ def add_at(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 )
 def write_at(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Write values into the rows of a sharded tensor."""
-    result = _handle(func, args, kwargs, ("source", "src", "value"))
-    if result is NotImplemented:
-        operands = [x for x in (*args, *kwargs.values()) if isinstance(x, ShardTensor)]
-        if not any(map(is_sharded, operands)):
-            in_place = func.__name__.endswith("_") and isinstance(args[0], ShardTensor)
-            if in_place:
-                refuse_write_to_copy(func, args[0])
-            result = func(*map(local_of, args), **{name: local_of(x) for name, x in kwargs.items()})
-            if in_place:
-                written(args[0])
-            return result
+    named = {**dict(zip(("input", "dim", "index"), args, strict=False)), **kwargs}
+    target, index = named.get("input"), named.get("index")
+    if is_sharded(target) and not isinstance(index, RoutedIndex):
+        return scatter_along(func, args, kwargs, ("source", "src", "value"))
+    operands = [x for x in (*args, *kwargs.values()) if isinstance(x, ShardTensor)]
+    if any(map(is_sharded, operands)):
         raise unsupported(func, "the tensor written to is plain, or the ids are those of a graph", *specs_of(operands))
+    in_place = func.__name__.endswith("_") and isinstance(target, ShardTensor)
+    if in_place:
+        refuse_write_to_copy(func, target)
+    result = func(*map(local_of, args), **{name: local_of(x) for name, x in kwargs.items()})
+    if in_place:
+        written(target)
     return result

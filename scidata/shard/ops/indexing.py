@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from scidata.shard.comm.collectives import all_gather_v
+from scidata.shard.graphs.routed import RoutedIndex, accepts_filled
 from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops.advanced import take_advanced
-from scidata.shard.ops.align import local_of, operands_of, refuse_out, specs_of
+from scidata.shard.ops.align import is_sharded, local_of, operands_of, refuse_out, specs_of
+from scidata.shard.ops.edges import lies_beside, only_index, set_rows, set_where, take_rows, take_where
 from scidata.shard.ops.shapes import argument, derived, keep_dims, normal_dim
 from scidata.shard.ops.writing import fill_where, overwrite, put, without_ones
 from scidata.shard.spec import ShardSpec
@@ -123,10 +125,6 @@ class _Index(NamedTuple):
     basic: list[Any]
     tensors: dict[int, Tensor]  # by dim of what the basic index leaves; a mask stands at its first dim
 
-    @property
-    def has_rows(self) -> bool:
-        return any(item is not None and not isinstance(item, slice) for item in self.basic)
-
 
 def _as_tensor(item: Any, device: torch.device) -> Tensor | None:
     """Return an index tensor or a mask, None where the item is something simpler."""
@@ -170,16 +168,25 @@ def _parsed(func: Any, x: ShardTensor, index: Any) -> _Index:
     return _Index(basic, tensors)
 
 
+@accepts_filled
 @register_op(Tensor.__getitem__)
 def getitem(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Index with integers, slices, None, Ellipsis, index tensors and masks, on any dims."""
     x, index = args
+    items = index if type(index) is tuple else (index,)
+    if isinstance(x, ShardTensor):
+        left = x._spec.ndim - len(items)
+        if left >= 0 and all(type(item) is int or type(item) is slice for item in items):
+            return take_basic(x, items + (_WHOLE,) * left)
+    found = only_index(index)
+    if found is not None:
+        dim, rows = found
+        if rows.dtype != torch.bool:
+            return take_rows(func, x, dim, rows)
+        if lies_beside(x, dim, rows):
+            return take_where(func, x, dim, rows)
     if not isinstance(x, ShardTensor):
         raise unsupported(func, "the index is sharded", *specs_of(operands_of(args, kwargs)[0]))
-    items = index if type(index) is tuple else (index,)
-    left = x._spec.ndim - len(items)
-    if left >= 0 and all(type(item) is int or type(item) is slice for item in items):
-        return take_basic(x, items + (_WHOLE,) * left)
     parsed = _parsed(func, x, index)
     if not parsed.tensors:
         return take_basic(x, parsed.basic)
@@ -207,10 +214,17 @@ def _as_view(spec: ShardSpec, items: Sequence[Any], value: Any) -> tuple[list[An
     return basic, value
 
 
+@accepts_filled
 @register_op(Tensor.__setitem__)
 def setitem(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Write to slices and rows of any dims, where a mask is true, or through index tensors."""
+    """Write to slices and rows of any dims, where a mask is true, through index tensors or ids that have routes."""
     x, index, value = args
+    if is_sharded(index) and index.dtype == torch.bool:
+        if set_where(func, x, index, value):
+            return
+    elif isinstance(index, RoutedIndex):
+        set_rows(func, x, index, value)
+        return
     if not isinstance(x, ShardTensor):
         raise unsupported(func, "a plain tensor cannot take sharded values", *specs_of(operands_of(args, kwargs)[0]))
     parsed = _parsed(func, x, index)
@@ -301,12 +315,13 @@ def split(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return tuple(pieces)
 
 
+@accepts_filled
 @register_op(*find("index_select", namespaces=(torch, Tensor)))
 def index_select(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Take the rows of a dim that a plain index names."""
+    """Take the rows of a dim that an index names."""
     x, index = argument(args, kwargs, 0, "input"), argument(args, kwargs, 2, "index")
     refuse_out(func, kwargs, *specs_of([x, index]))
-    if not isinstance(x, ShardTensor):
-        raise unsupported(func, "the index is sharded", *specs_of([x, index]))
+    if is_sharded(index):
+        return take_rows(func, x, argument(args, kwargs, 1, "dim"), index)
     dim = normal_dim(argument(args, kwargs, 1, "dim"), x._spec.ndim)
     return take_advanced(func, x, {dim: index.reshape(-1)})

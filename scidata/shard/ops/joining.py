@@ -18,8 +18,10 @@ from torch import Tensor
 from torch.distributed.tensor import Shard
 
 from scidata.core.types import IntArray
+from scidata.shard.graphs.routed import accepts_filled
 from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops.align import align, finish, operands_of, refuse_out, specs_of
+from scidata.shard.ops.edges import join_edges
 from scidata.shard.ops.shapes import argument, many, normal_dim
 from scidata.shard.rows.moves import RowPlan, even_sizes, move_rows, plan_listed, plan_rows
 from scidata.shard.spec import ShardSpec
@@ -51,11 +53,17 @@ def _rows(
 # -- joining -------------------------------------------------------------------------------------------------------
 
 
+@accepts_filled
 @register_op(torch.cat, torch.concat, torch.concatenate)
 def cat(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Join along a dim; plain tensors are sliced to the shards. Collective along a sharded dim."""
+    """Join along a dim; plain tensors are sliced to the shards. Collective along a sharded dim, but for edges."""
     tensors = list(argument(args, kwargs, 0, "tensors"))
     refuse_out(func, kwargs, *specs_of(tensors))
+    edges = next((spec for spec in specs_of(tensors) if spec.space is not None and not spec.is_replicated), None)
+    if edges is not None:
+        dim = normal_dim(argument(args, kwargs, 1, "dim", kwargs.get("axis", 0)), edges.ndim)
+        if dim in edges.sharded:
+            return join_edges(func, tensors, dim, edges)
     tensors = [x for x in tensors if isinstance(x, ShardTensor) or tuple(x.shape) != (0,)]
     spec = next(iter(specs_of(tensors)))
     dim = normal_dim(argument(args, kwargs, 1, "dim", kwargs.get("axis", 0)), spec.ndim)

@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import DisableTorchFunctionSubclass
 
 from scidata.shard.op_table import OF_THE_WHOLE, find, getters, register_op, unsupported
-from scidata.shard.ops.align import local_of, map_local, operands_of, specs_of
+from scidata.shard.ops.align import is_sharded, local_of, map_local, operands_of, specs_of
+from scidata.shard.ops.edges import new_filled
 from scidata.shard.tensor import ShardTensor
+from scidata.shard.torch_internals import DisableTorchFunctionSubclass
 
 _GLOBAL = (
     "size dim ndimension numel nelement is_floating_point is_complex is_signed element_size get_device is_inference"
@@ -23,6 +24,7 @@ _CONVERSIONS = """
     to float double half bfloat16 int long short char byte bool type_as clone detach contiguous cuda cpu pin_memory
 """
 _NEW = "new_zeros new_ones new_full new_empty new_tensor"
+_FILLED = (Tensor.new_zeros, Tensor.new_ones, Tensor.new_full)
 _LIKE = "zeros_like ones_like full_like empty_like"
 
 
@@ -66,10 +68,15 @@ def like(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 @register_op(*find(_NEW, namespaces=(Tensor,)), keeps_replicated=True)
 def new(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Make a plain tensor of the shape that is asked for, the same on each rank."""
+    """Make a plain tensor of the shape that is asked for, the same on each rank; from edges, a constant for now."""
+    x = args[0]
+    if func in _FILLED and is_sharded(x) and x._spec.space is not None:
+        filled = new_filled(func, args, kwargs)
+        if filled is not None:
+            return filled
     if any(isinstance(other, ShardTensor) for other in operands_of(args[1:], kwargs)[0]):
         raise unsupported(func, "the data is sharded", *specs_of(args))
-    return func(args[0]._local, *args[1:], **kwargs)  # type: ignore[no-any-return]
+    return func(x._local, *args[1:], **kwargs)  # type: ignore[no-any-return]
 
 
 @register_op(

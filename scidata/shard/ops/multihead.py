@@ -18,6 +18,7 @@ from scidata.shard.op_table import register_op, unsupported
 from scidata.shard.ops.align import specs_of
 from scidata.shard.ops.sliding import bind, is_plain
 from scidata.shard.tensor import ShardTensor
+from scidata.shard.torch_internals import nested_from_mask
 
 __all__: list[str] = []
 
@@ -102,7 +103,7 @@ def _whole_sequence(x: Tensor) -> Tensor:
     return x.redistribute(placements=[Replicate() if i == axis else p for i, p in enumerate(x.placements)])
 
 
-@register_op(torch._nested_tensor_from_mask_left_aligned)
+@register_op(nested_from_mask)
 def takes_nested_path(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Send ``nn.TransformerEncoder`` past its nested tensors, which without autograd give zeros for padded rows."""
     if not torch.is_grad_enabled():

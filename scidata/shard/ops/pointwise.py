@@ -18,6 +18,7 @@ from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops.align import Layout, align, finish, local_of, operands_of, refuse_out, specs_of
 from scidata.shard.spec import HaloDim, ShardSpec
 from scidata.shard.tensor import ShardTensor
+from scidata.shard.torch_internals import version_of
 from scidata.shard.views import refuse_write_to_copy, written
 
 __all__ = ["elementwise"]
@@ -142,7 +143,7 @@ def elementwise_in_place(func: Any, types: Any, args: tuple[Any, ...], kwargs: d
     if held is not None:
         new_args, new_kwargs = rebuild(held)
         func(*new_args, **new_kwargs)
-        target._padded_version = held[0]._version
+        target._padded_version = version_of(held[0])
         return target
     locals_, layout, shape = _broadcast(func, operands)
     if tuple(shape) != spec.global_shape or _result_spec(specs_of(operands), layout, shape) != spec:

@@ -14,110 +14,20 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
-from scidata.shard.comm.collectives import all_reduce_max, all_reduce_min, slice_to_shard
+from scidata.shard.comm.collectives import all_reduce_max, all_reduce_min
 from scidata.shard.comm.sums import all_reduce_sum
 from scidata.shard.comm.transport import call, group_size
-from scidata.shard.graphs.routed import ACCEPT_FILLED, FilledTensor, MovedTensor, RoutedIndex, node_spec
+from scidata.shard.graphs.routed import FilledTensor, RoutedIndex, accepts_filled
 from scidata.shard.op_table import find, op_name, register_op, unsupported
-from scidata.shard.ops.align import local_of, specs_of
-from scidata.shard.ops.graph import REMEDY, check_nodes, extend_op, getitem, is_sharded
+from scidata.shard.ops.align import is_sharded, local_of, specs_of
+from scidata.shard.ops.edges import REMEDY, node_part, owned_everywhere, rows_like, write_to
+from scidata.shard.ops.elements import scatter_along
 from scidata.shard.ops.shapes import argument, normal_dim
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.views import refuse_write_to_copy, written
 
 __all__: list[str] = []
-
-
-def _owned_everywhere(index: RoutedIndex) -> bool:
-    """Whether no rank's ids are ghosts: by contract, or found out and kept. Collective at the first use."""
-    if index.all_owned:
-        return True
-    if "_no_ghosts" not in index.__dict__:
-        (axis,) = index._spec.sharded.values()
-        owned = (index.local_ids < index.exchange.index_map.num_owned).all().to(torch.int64).view(1)
-        index.__dict__["_no_ghosts"] = bool(all_reduce_min(owned, index._spec.group(axis)).item())
-    return bool(index.__dict__["_no_ghosts"])
-
-
-@extend_op(Tensor.__setitem__)
-def setitem(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Write where a sharded mask is true, or to rows of nodes at ids whose owners write them."""
-    target, index, value = args
-    if is_sharded(index) and index.dtype == torch.bool:
-        return _set_where(func, target, index, value)
-    if not isinstance(index, RoutedIndex):
-        return NotImplemented
-    operands = specs_of([target, index, value])
-    if index._spec.ndim != 1 or not _owned_everywhere(index) or not isinstance(target, ShardTensor):
-        raise unsupported(func, "it writes at ids that are not owned, or to a tensor that is not sharded", *operands)
-    base, spec = _node_part(func, target, 0, index)
-    if isinstance(value, Tensor) and value.ndim:
-        value = _rows_like(func, value, 0, index)
-    base[index.local_ids] = local_of(value)
-    _write(func, target, base, spec)
-    return None
-
-
-def _set_where(func: Any, target: Any, mask: ShardTensor, value: Any) -> Any:
-    chosen = getitem(Tensor.__getitem__, (), (target, mask), {})  # checks the layouts
-    if chosen is NotImplemented:  # a mask of several dims, or one that lies elsewhere
-        return NotImplemented
-    plain = isinstance(value, Tensor) and value.ndim and not is_sharded(value)
-    if not is_sharded(target) or target._copied or (plain and mask._spec.space is not None):
-        raise unsupported(func, "it writes plain values, or to a tensor that cannot take them", mask._spec)
-    if plain or (isinstance(value, ShardTensor) and value._spec != chosen._spec):
-        return NotImplemented
-    target._local[mask._local] = local_of(value)
-    return None
-
-
-def _node_part(func: Any, target: Tensor, dim: int, index: RoutedIndex) -> tuple[Tensor, ShardSpec]:
-    """Return a fresh copy of this rank's rows of a tensor of nodes, whatever it is now, and their layout."""
-    if is_sharded(target):
-        assert isinstance(target, ShardTensor)
-        check_nodes(func, target, dim, index)
-        return target._local.clone(), target._spec
-    spec = node_spec(index._spec, index.exchange, tuple(target.shape), dim)
-    (axis,) = spec.sharded.values()
-    plain = local_of(target)
-    if plain.requires_grad:
-        return slice_to_shard(plain, spec.sizes_of(axis), dim, spec.group(axis)).clone(), spec
-    part = plain.narrow(dim, spec.offsets[dim], spec.local_shape[dim])
-    return part.clone(memory_format=torch.contiguous_format), spec
-
-
-def _rows_like(func: Any, src: Tensor, dim: int, index: ShardTensor) -> Tensor:
-    """Return this rank's rows of ``src``, one for each id along ``dim``."""
-    (axis,) = index._spec.sharded.values()
-    (index_dim,) = index._spec.sharded
-    sizes = index._spec.sizes_of(axis)
-    if is_sharded(src):
-        assert isinstance(src, ShardTensor)
-        if src._spec.sharded != {dim: axis} or src._spec.sizes_of(axis) != sizes:
-            raise unsupported(func, "the values are split differently from their index", src._spec, index._spec)
-        return src._local
-    plain = local_of(src)
-    if plain.shape[dim] != index._spec.global_shape[index_dim]:
-        raise unsupported(func, f"{plain.shape[dim]} rows for {index._spec.global_shape[index_dim]} ids", index._spec)
-    return slice_to_shard(plain, sizes, dim, index._spec.group(axis))
-
-
-def _write(func: Any, target: Tensor, result: Tensor, spec: ShardSpec) -> Tensor:
-    """Make ``target`` hold the result, in place."""
-    if isinstance(target, FilledTensor) and target._spec.is_replicated:
-        target.decide(result, spec)
-        return target
-    if isinstance(target, ShardTensor) and not target._spec.is_replicated:
-        refuse_write_to_copy(func, target)
-        target._local.copy_(result)
-        written(target)
-        return target
-    if isinstance(target, ShardTensor):
-        raise unsupported(func, "a replicated ShardTensor cannot take messages of nodes in place", target._spec)
-    wrapped = ShardTensor(result, spec)
-    MovedTensor.become(target, wrapped)
-    return wrapped
 
 
 Compute = Callable[[Tensor, Tensor, Tensor], Tensor]  # (target rows, to be written to; ids; values) -> target rows
@@ -127,9 +37,9 @@ def _to_nodes(
     func: Any, target: Tensor, dim: int, index: RoutedIndex, src: Tensor, compute: Compute, adds: bool
 ) -> tuple[Tensor, ShardSpec]:
     """Scatter to nodes: where they are owned, at once; sums for ghosts are sent to their owners."""
-    base, spec = _node_part(func, target, dim, index)
-    values, exchange = _rows_like(func, src, dim, index), index.exchange
-    if index.all_owned or exchange.num_ghosts == 0 or (not adds and _owned_everywhere(index)):
+    base, spec = node_part(func, target, dim, index)
+    values, exchange = rows_like(func, src, dim, index), index.exchange
+    if index.all_owned or exchange.num_ghosts == 0 or (not adds and owned_everywhere(index)):
         return compute(base, index.local_ids, values), spec
     if not adds:
         raise unsupported(
@@ -219,7 +129,7 @@ def _to_all(
     """Scatter to rows that every rank holds: each scatters its own values, then ranks reduce."""
     if is_sharded(target):
         raise unsupported(func, "the index has no routes", *specs_of([target, index]), remedy=REMEDY)
-    base, values = local_of(target), _rows_like(func, src, dim, index)
+    base, values = local_of(target), rows_like(func, src, dim, index)
     (axis,) = index._spec.sharded.values()
     group, ids = index._spec.group(axis), index._local
     fault = _fault_of(ids, base.shape[dim], group)
@@ -246,7 +156,7 @@ def _scatter(
     in_place = func.__name__.endswith("_")
     if isinstance(index, RoutedIndex) and target.shape[dim] == sum(index.exchange.node_sizes):
         result, spec = _to_nodes(func, target, dim, index, src, compute, reduce == "sum")
-        return _write(func, target, result, spec) if in_place else ShardTensor(result, spec)
+        return write_to(func, target, result, spec) if in_place else ShardTensor(result, spec)
     result = _to_all(func, target, dim, index, src, compute, reduce)
     if not in_place:
         return result
@@ -258,12 +168,15 @@ def _scatter(
     return plain
 
 
+@accepts_filled
 @register_op(*find("scatter_add scatter_add_", namespaces=(Tensor,)), torch.scatter_add, keeps_replicated=True)
 def scatter_add(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Add values to rows by id."""
     target, dim, index, src = (
         argument(args, kwargs, i, name) for i, name in enumerate(("input", "dim", "index", "src"))
     )
+    if is_sharded(target) and not isinstance(index, RoutedIndex):
+        return scatter_along(func, args, kwargs, ("source", "src"))
     _refuse_shapes(func, index, src)
 
     def compute(rows: Tensor, ids: Tensor, values: Tensor) -> Tensor:
@@ -272,11 +185,14 @@ def scatter_add(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, 
     return _scatter(func, target, dim, index, src, compute)
 
 
+@accepts_filled
 @register_op(*find("scatter_reduce scatter_reduce_", namespaces=(Tensor,)), torch.scatter_reduce, keeps_replicated=True)
 def scatter_reduce(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Reduce values to rows by id."""
     names = ("input", "dim", "index", "src", "reduce")
     target, dim, index, src, reduce = (argument(args, kwargs, i, name) for i, name in enumerate(names))
+    if is_sharded(target) and not isinstance(index, RoutedIndex):
+        return scatter_along(func, args, kwargs, ("source", "src"))
     include_self = kwargs.get("include_self", True)
     _refuse_shapes(func, index, src)
 
@@ -293,11 +209,14 @@ def scatter_reduce(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[st
     return _scatter(func, target, dim, index, src, compute, reduce)
 
 
+@accepts_filled
 @register_op(*find("index_add index_add_", namespaces=(Tensor,)), torch.index_add, keeps_replicated=True)
 def index_add(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Add rows to rows by id."""
     names = ("input", "dim", "index", "source")
     target, dim, index, src = (argument(args, kwargs, i, name) for i, name in enumerate(names))
+    if is_sharded(target) and not isinstance(index, RoutedIndex):
+        return scatter_along(func, args, kwargs, ("source", "src"))
     alpha = kwargs.get("alpha", 1)
     if len(index.shape) != 1:
         raise unsupported(func, "the index must have one dim", *specs_of([target, index, src]))
@@ -312,7 +231,3 @@ def _refuse_shapes(func: Any, index: Tensor, src: Any) -> None:
     if not isinstance(src, Tensor) or tuple(index.shape) != tuple(src.shape):
         shapes = tuple(index.shape), tuple(getattr(src, "shape", ()))
         raise unsupported(func, f"index and values of different shapes {shapes}", *specs_of([index, src]))
-
-
-for _handler in (scatter_add, scatter_reduce, index_add):
-    ACCEPT_FILLED.add(_handler)

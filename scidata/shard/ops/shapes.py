@@ -28,9 +28,7 @@ __all__ = [
     "keep_dims",
     "many",
     "normal_dim",
-    "refuse_sharded",
     "reshape_groups",
-    "reshape_spec",
 ]
 
 
@@ -57,12 +55,6 @@ def normal_dim(dim: int, ndim: int) -> int:
     if not -ndim <= dim < ndim:
         raise IndexError(f"dim {dim} is out of range for a tensor of {ndim} dims")
     return dim % ndim
-
-
-def refuse_sharded(func: Any, spec: ShardSpec, dim: int) -> None:
-    """Raise UnsupportedShardOp where the dim is sharded."""
-    if dim in spec.sharded:
-        raise unsupported(func, f"dim {dim} is sharded", spec)
 
 
 def keep_dims(x: ShardTensor, part: Tensor) -> Tensor:
@@ -244,25 +236,6 @@ def _find_reshaped(func: Any, spec: ShardSpec, shape: Sequence[int]) -> _Plan:
             sizes[axis] = rows = even_sizes(new_shape[goes_to], len(old_sizes))
             moves.append(_Move(group, dim, axis, tuple(n * new_row for n in rows)))
     return _Plan(before, moves, spec.derive(new_shape, dims, sizes))
-
-
-def reshape_spec(func: Any, spec: ShardSpec, shape: Sequence[int]) -> ShardSpec:
-    """Return the layout after a reshape that moves nothing between ranks.
-
-    Raises
-    ------
-    UnsupportedShardOp
-        A sharded dim that is not the slowest of the dims it is merged with or split into, or bounds that would cut
-        through a row of the new shape; two sharded dims that are merged.
-    """
-    before, moves, new = _reshaped(func, spec, shape)
-    if before != spec:
-        raise unsupported(func, f"the reshape to {tuple(shape)} merges or drops sharded dims", spec)
-    if moves:
-        dim, group = moves[0].dim, [*moves[0].group.old]
-        remedy = "reshape so that the sharded dim stays the slowest of its group, or redistribute() first"
-        raise unsupported(func, f"the elements of dims {group} change ranks, of which {dim}", spec, remedy=remedy)
-    return new
 
 
 def _moved(x: ShardTensor, moves: Sequence[_Move]) -> Tensor:

@@ -23,9 +23,9 @@ from scidata.errors import ConfigError, near_matches
 from scidata.shard.comm.agreement import check_agreement
 from scidata.shard.comm.deferred import defer
 from scidata.shard.comm.transport import broadcast
-from scidata.shard.compile import keep_out_of_graphs
 from scidata.shard.parallel.buckets import GradientBuckets
 from scidata.shard.parallel.buffers import ChangingBuffers
+from scidata.shard.torch_internals import compiled_from, flatten_mesh, keep_out_of_graphs
 
 __all__ = ["no_sync", "parallelize"]
 
@@ -160,7 +160,7 @@ def _joint_group(mesh: DeviceMesh, axes: Sequence[str]) -> dist.ProcessGroup:
         return mesh.get_group(long[0])
     if math.prod(axis_size(mesh, axis) for axis in long) == dist.get_world_size():
         return dist.group.WORLD  # type: ignore[return-value]
-    return mesh[tuple(long)]._flatten().get_group()
+    return flatten_mesh(mesh[tuple(long)]).get_group()
 
 
 def no_sync(model: nn.Module) -> AbstractContextManager[None]:
@@ -179,7 +179,7 @@ def no_sync(model: nn.Module) -> AbstractContextManager[None]:
     ConfigError
         What is no module.
     """
-    model = getattr(model, "_orig_mod", model)
+    model = compiled_from(model)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"no_sync takes the model that parallelize returned, not {type(model).__name__}")
     buckets = _BUCKETS.get(model)

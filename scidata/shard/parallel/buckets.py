@@ -10,11 +10,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd import Variable
 
 from scidata.device_mesh.groups import explaining
 from scidata.errors import ConfigError
 from scidata.shard.comm.transport import SUM_IN, broadcast
+from scidata.shard.torch_internals import backward_pass, copy_each, when_backward_ends
 
 __all__ = ["GradientBuckets"]
 
@@ -101,10 +101,10 @@ class GradientBuckets:
         self._used.add(id(parameter))
         if not self._is_on:
             return
-        task = torch._C._current_graph_task_id()
+        task = backward_pass()
         if task != self._task:  # its end is heard of once; passes inside a pass have ends of their own
             self._task = task
-            Variable._execution_engine.queue_callback(self._finish)
+            when_backward_ends(self._finish)
         missing = self._bucket_of[id(parameter)].missing
         if id(parameter) not in missing:
             self._abandon()
@@ -193,7 +193,7 @@ class GradientBuckets:
             targets.append(parameter.grad)
             sources.append(mean.view(parameter.shape))
         if targets:
-            torch._foreach_copy_(targets, sources)
+            copy_each(targets, sources)
 
     def _abandon(self) -> None:
         for bucket in self._buckets[: self._num_sent]:

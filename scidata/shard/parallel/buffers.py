@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from scidata.shard.comm.transport import Group, as_bytes, broadcast
+from scidata.shard.torch_internals import buffers_of, version_of
 
 __all__ = ["ChangingBuffers"]
 
@@ -20,16 +21,16 @@ class ChangingBuffers:
 
     def __init__(self, model: nn.Module, groups: Sequence[Group]) -> None:
         self._groups = groups
-        self._places = [(module, name) for module in model.modules() for name in module._buffers]
-        self._seen = [(buffer, _version(buffer)) for buffer in self._buffers()]
+        self._places = [(module, name) for module in model.modules() for name in buffers_of(module)]
+        self._seen = [(buffer, -1 if buffer is None else version_of(buffer)) for buffer in self._buffers()]
 
     def _buffers(self) -> list[Tensor | None]:
-        return [module._buffers.get(name) for module, name in self._places]
+        return [buffers_of(module).get(name) for module, name in self._places]
 
     @torch.no_grad()
     def send(self) -> None:
         """Make them equal. Collective where any has changed: one broadcast an axis."""
-        found = [(buffer, _version(buffer)) for buffer in self._buffers()]
+        found = [(buffer, -1 if buffer is None else version_of(buffer)) for buffer in self._buffers()]
         changed = {
             id(buffer): buffer
             for (buffer, version), (before, seen) in zip(found, self._seen, strict=True)
@@ -43,8 +44,4 @@ class ChangingBuffers:
             parts = torch.split(packed, [buffer.numel() * buffer.element_size() for buffer in buffers])
             for buffer, part in zip(buffers, parts, strict=True):
                 buffer.copy_(part.clone().view(buffer.dtype).view(buffer.shape))  # cloned: bytes lie at odd offsets
-        self._seen = [(buffer, _version(buffer)) for buffer in self._buffers()]
-
-
-def _version(buffer: Tensor | None) -> int:
-    return -1 if buffer is None or buffer.is_inference() else buffer._version
+        self._seen = [(buffer, -1 if buffer is None else version_of(buffer)) for buffer in self._buffers()]

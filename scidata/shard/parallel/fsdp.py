@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -20,6 +19,7 @@ from scidata.errors import ConfigError
 from scidata.shard.comm.deferred import defer
 from scidata.shard.parallel.buffers import ChangingBuffers
 from scidata.shard.tensor import ShardTensor
+from scidata.shard.torch_internals import backward_pass
 
 __all__ = ["shard_fully"]
 
@@ -58,7 +58,7 @@ def shard_fully(
 
 def _in_backward() -> bool:
     """Whether this is a second forward pass, of activation checkpointing."""
-    return torch._C._current_graph_task_id() != -1
+    return backward_pass() != -1
 
 
 def _units(model: nn.Module, kinds: Sequence[type[nn.Module]] | None) -> Iterator[nn.Module]:

@@ -20,7 +20,7 @@ from torch.autograd import Function
 
 from scidata.shard.comm.transport import SUM_IN, Group, call, exchange, group_rank, with_dim
 
-__all__ = ["FILLED", "Runs", "fetch_runs", "return_runs", "runs_move", "runs_of", "window_runs"]
+__all__ = ["FILLED", "Runs", "fetch_runs", "runs_move", "runs_of", "window_runs"]
 
 #: The start of a run of rows that nobody owns: they get the fill value.
 FILLED = -1
@@ -191,11 +191,3 @@ def fetch_runs(
         (piece,) = plan.kept
         return local if piece.count == plan.owned else local.narrow(dim, piece.start, piece.count)
     return call(_Fetch, local, plan, dim, fill, group)
-
-
-def return_runs(held: Tensor, sizes: tuple[int, ...], dim: int, wanted: tuple[Runs, ...], group: Group) -> Tensor:
-    """Add what each rank holds of a row to its owner's, and return the owned part: the transpose of fetch_runs.
-
-    Collective where any rank asks for another's rows.
-    """
-    return call(_Return, held, _plan(sizes, group_rank(group), wanted), dim, group)

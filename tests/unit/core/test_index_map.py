@@ -41,24 +41,6 @@ def test_local_numbering_owners_and_counts(case):
         assert index_map.recv_counts[part] == 0
 
 
-@settings(deadline=None)
-@given(cut_graphs())
-def test_what_is_sent_arrives_as_the_ghosts_in_their_order(case):
-    bounds, ghosts = case
-    num_parts = len(bounds) - 1
-    maps = [IndexMap(bounds=bounds, part=p, ghosts=ghosts[p]) for p in range(num_parts)]
-    plans = [index_map.send_plan(maps) for index_map in maps]
-    for receiver in range(num_parts):
-        # blocks of the senders in order of their parts: exactly what one all-to-all delivers
-        arrived = np.concatenate([maps[p].to_global(plans[p].send_indices[receiver]) for p in range(num_parts)])
-        assert arrived.tolist() == ghosts[receiver].tolist()
-        assert [plans[p].send_counts[receiver] for p in range(num_parts)] == maps[receiver].recv_counts.tolist()
-    for index_map, plan in zip(maps, plans, strict=True):
-        assert all((rows < index_map.num_owned).all() for rows in plan.send_indices)
-        same = index_map.send_plan(ghosts)
-        assert all(np.array_equal(a, b) for a, b in zip(same.send_indices, plan.send_indices, strict=True))
-
-
 def test_ids_keep_their_shape():
     index_map = IndexMap(bounds=np.array([0, 3, 6]), part=1, ghosts=np.array([1]))
     assert index_map.to_local([[3, 1], [5, 4]]).tolist() == [[0, 3], [2, 1]]
@@ -99,13 +81,3 @@ def test_maps_that_contradict_themselves_are_refused(changes, words):
     arguments = {"bounds": [0, 3, 6], "part": 1, "ghosts": [0]} | changes
     with pytest.raises(ConfigError, match=words):
         IndexMap(**{name: np.array(v) if isinstance(v, list) else v for name, v in arguments.items()})
-
-
-def test_send_plan_needs_every_part_of_the_same_bounds():
-    bounds = np.array([0, 3, 6])
-    index_map = IndexMap(bounds=bounds, part=0, ghosts=np.array([4]))
-    with pytest.raises(ConfigError, match="ghosts of 1 parts"):
-        index_map.send_plan([index_map])
-    other = IndexMap(bounds=np.array([0, 2, 6]), part=1, ghosts=np.array([0]))
-    with pytest.raises(ConfigError, match="other bounds"):
-        index_map.send_plan([index_map, other])

@@ -1,8 +1,11 @@
 """The op table as a whole: nothing outside of it computes on a sharded tensor, and entries are added once."""
 
 import contextlib
+import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
 from torch.overrides import TorchFunctionMode, get_overridable_functions
 
+import scidata
 from scidata.errors import UnsupportedShardOp
 from scidata.shard import ShardSpec, ShardTensor, register_op, shard_ops
 from scidata.shard.op_table import HANDLERS, find, op_name
@@ -99,6 +103,46 @@ assert {"torch.select", "torch.index_select"} <= set(shard_ops())
 def test_functions_that_pyg_has_put_its_own_in_place_of():
     pytest.importorskip("torch_geometric")
     subprocess.run([sys.executable, "-c", AFTER_PYG], check=True)
+
+
+IN_ANY_ORDER = """
+import importlib, json, pathlib, random, sys, types
+import scidata
+
+folder = pathlib.Path(scidata.__file__).parent / "shard"
+names = sorted(p.stem for p in (folder / "ops").glob("*.py") if p.stem != "__init__")
+
+def table(order):
+    for name in [name for name in sys.modules if name.startswith("scidata.shard")]:
+        del sys.modules[name]
+    for package in ("scidata.shard", "scidata.shard.ops"):  # without what they import themselves
+        sys.modules[package] = types.ModuleType(package)
+        sys.modules[package].__path__ = [str(folder / package.removeprefix("scidata.shard").strip("."))]
+    for name in order:
+        importlib.import_module(f"scidata.shard.ops.{name}")
+    entries = importlib.import_module("scidata.shard.op_table")
+    filled = importlib.import_module("scidata.shard.graphs.routed")._ACCEPT_FILLED
+    return {
+        entries.op_name(f): (h.__module__, h.__qualname__, h in entries.KEEPS_REPLICATED, h in filled)
+        for f, h in entries.HANDLERS.items()
+    }
+
+first = table(names)
+for seed in range(8):
+    random.Random(seed).shuffle(names)
+    assert table(names) == first, names
+print(json.dumps(first))
+"""
+
+
+def test_the_table_does_not_depend_on_the_order_of_imports():
+    """Nor does a function get a second handler: ``register_op`` raises, and nothing else fills the table."""
+    text = subprocess.run([sys.executable, "-c", IN_ANY_ORDER], check=True, capture_output=True, text=True).stdout
+    found = {name: handler[:2] for name, handler in json.loads(text).items()}
+    assert found == {op_name(f): [h.__module__, h.__qualname__] for f, h in HANDLERS.items()}
+    folder = Path(scidata.__file__).parent
+    writers = [p.name for p in folder.rglob("*.py") if re.search(r"HANDLERS(\[.*\] = |\.\w*(set|up))", p.read_text())]
+    assert writers == ["op_table.py"]
 
 
 def test_entries_are_added_once_and_found_by_name():

@@ -1,0 +1,93 @@
+"""Every private name of torch that process groups and loaders use; each says why no public one serves.
+
+Tried with torch 2.13 and 2.15. ``tests/unit/shard/test_torch_internals.py`` holds each to what is expected of it. Those
+of tensors are in :mod:`scidata.shard.torch_internals`. Nothing here changes anything for the process; what does is in
+:mod:`scidata.device_mesh.groups`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+__all__ = [
+    "COLLECTIVES",
+    "HANDLERS_OF_ERRORS",
+    "abort_together",
+    "collectives_logger",
+    "fake_store",
+    "nccl_of",
+    "process_groups",
+    "set_worker_info",
+    "shared_storage",
+]
+
+
+# -- process groups ----------------------------------------------------------------------------------------------------
+
+
+def process_groups() -> list[Any]:
+    """Return all process groups of this process, also those that meshes and others have made; no list is public."""
+    return list(dist.distributed_c10d._world.pg_map)
+
+
+def nccl_of(group: Any) -> Any:
+    """Return the NCCL backend of a group; ``get_backend`` came with 2.15."""
+    return group._get_backend(torch.device("cuda"))
+
+
+def abort_together(backends: list[Any]) -> None:
+    """Abort NCCL backends as one: one after the other they may wait for each other (pytorch/pytorch#119797).
+
+    ``ProcessGroup.abort`` is public, and aborts one group.
+    """
+    backends[0]._group_start()
+    for backend in backends:
+        backend.abort()
+    backends[0]._group_end()
+
+
+def collectives_logger() -> logging.Logger | None:
+    """Return the logger that torch tells of each error of a collective, inside its handler, in the calling thread.
+
+    There is no public hook for that; None where torch has no such logger.
+    """
+    logger: logging.Logger | None = getattr(dist.c10d_logger, "_c10d_logger", None)
+    return logger
+
+
+_TORCH = os.path.dirname(torch.__file__)
+#: Files of torch in which a thread is while it waits in a collective, to be held against the names of its frames.
+COLLECTIVES = (os.path.join(_TORCH, "distributed", ""), os.path.join(_TORCH, "_ops.py"))
+#: Those where Python code runs before a collective's error reaches the user's frames.
+HANDLERS_OF_ERRORS = (
+    os.path.join(_TORCH, "distributed", "distributed_c10d.py"),
+    os.path.join(_TORCH, "distributed", "c10d_logger.py"),
+    os.path.join(_TORCH, "autograd", "graph.py"),
+)
+
+
+# -- loaders -----------------------------------------------------------------------------------------------------------
+
+
+def set_worker_info(dataset: Any, *, number: int, num_workers: int, seed: int) -> None:
+    """Have ``torch.utils.data.get_worker_info()`` answer in this process; only torch's own workers can ask for that."""
+    from torch.utils.data._utils import worker
+
+    worker._worker_info = worker.WorkerInfo(id=number, num_workers=num_workers, seed=seed, dataset=dataset)
+
+
+def shared_storage(nbytes: int) -> torch.UntypedStorage:
+    """Return uninitialised shared memory, as torch's workers make it; ``share_memory_()`` copies what is there."""
+    return torch.UntypedStorage._new_shared(nbytes, device="cpu")  # type: ignore[no-untyped-call, no-any-return]
+
+
+def fake_store() -> Any:
+    """Return the store of the ``"fake"`` backend, whose collectives do nothing; it is part of torch's tests."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    return FakeStore()

@@ -1,0 +1,287 @@
+"""What functions do with tensors of a graph's edges and with ids and masks that are sharded; handlers are elsewhere.
+
+The rows of a tensor of edges are a set: their order is by rank, so that joining two such tensors joins them on each
+rank. The owner of a node holds the edges that end there and the self-loop that a layer adds to it; so a gather of
+sources exchanges ghosts once, and the rest is local.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scidata.shard.comm.collectives import all_reduce_min, replicate_to_shards, slice_to_shard
+from scidata.shard.graphs.ghosts import GhostExchange, with_ghosts
+from scidata.shard.graphs.routed import FilledTensor, MovedTensor, RoutedIndex, check_nodes, node_spec
+from scidata.shard.op_table import unsupported
+from scidata.shard.ops.advanced import count_true, take_advanced
+from scidata.shard.ops.align import is_sharded, local_of, specs_of
+from scidata.shard.ops.shapes import argument, many, normal_dim
+from scidata.shard.spec import ShardSpec
+from scidata.shard.tensor import ShardTensor
+from scidata.shard.views import refuse_write_to_copy, written
+
+__all__ = [
+    "REMEDY",
+    "gather_by_ids",
+    "join_edges",
+    "lies_beside",
+    "new_filled",
+    "node_part",
+    "only_index",
+    "owned_everywhere",
+    "rows_like",
+    "set_rows",
+    "set_where",
+    "take_rows",
+    "take_where",
+    "write_to",
+]
+
+REMEDY = "use sample.to_pyg(), whose edge_index knows its routes"
+
+
+# -- gathers -------------------------------------------------------------------------------------------------------
+
+
+def take_rows(func: Any, x: Tensor, dim: int, index: ShardTensor) -> ShardTensor:
+    """Take the rows of ``x`` at sharded global ids: one for each id, in the ids' layout. Collective for ghosts."""
+    ispec = index._spec
+    if ispec.ndim != 1 or index.dtype not in (torch.int64, torch.int32):
+        raise unsupported(func, "a sharded index must have one dim and hold integers", ispec)
+    (axis,) = ispec.sharded.values()
+    if not is_sharded(x):
+        plain = local_of(x)
+        dim = normal_dim(dim, plain.ndim)
+        rows = replicate_to_shards(plain, [ispec.group(axis)]).index_select(dim, index._local)
+        shape = list(plain.shape)
+        spec = ispec
+    else:
+        assert isinstance(x, ShardTensor)
+        spec, dim = x._spec, normal_dim(dim, x._spec.ndim)
+        if not isinstance(index, RoutedIndex):
+            return take_advanced(func, x, {dim: index})  # type: ignore[return-value]
+        check_nodes(func, x, dim, index)
+        source = x._local if index.all_owned else with_ghosts(x, dim, index.exchange)
+        rows = source.index_select(dim, index.local_ids)
+        shape = list(spec.global_shape)
+    shape[dim] = ispec.global_shape[0]
+    return ShardTensor(
+        rows, ispec.derive(shape, [dim if a == axis else None for a in range(len(ispec.axes))], ispec.sizes)
+    )
+
+
+def only_index(index: Any) -> tuple[int, Any] | None:
+    """Return the place of the one sharded tensor in an index whose other items take their dims whole."""
+    items = index if isinstance(index, tuple) else (index,)
+    places = [i for i, item in enumerate(items) if is_sharded(item)]
+    if not places:
+        return None
+    whole = all(isinstance(item, slice) and item == slice(None) for i, item in enumerate(items) if i not in places)
+    return (places[0], items[places[0]]) if len(places) == 1 and whole else None
+
+
+def lies_beside(x: Any, dim: int, mask: ShardTensor) -> bool:
+    """Whether a sharded mask is of one dim, and the rows of ``x``, where it is sharded, lie where those of it do."""
+    if mask._spec.ndim > 1:
+        return False
+    (axis,) = mask._spec.sharded.values()
+    return not is_sharded(x) or (x._spec.dims[axis], x._spec.sizes[axis]) == (dim, mask._spec.sizes[axis])
+
+
+def _where(func: Any, x: Tensor, dim: int, mask: ShardTensor) -> tuple[Tensor, ShardSpec]:
+    """Return this rank's rows of ``x`` that the mask is about, and the layout of those where it is true."""
+    spec = mask._spec
+    (axis,) = spec.sharded.values()
+    shape = tuple(x.shape)
+    if dim >= len(shape) or shape[dim] != spec.global_shape[0]:
+        raise unsupported(func, f"the mask does not fit dim {dim} of shape {shape}", spec)
+    if isinstance(x, ShardTensor) and is_sharded(x):
+        local, base = x._local, x._spec
+    else:
+        local = slice_to_shard(local_of(x), spec.sizes_of(axis), dim, spec.group(axis))
+        base = spec.derive(shape, [dim if a == axis else None for a in range(len(spec.axes))], spec.sizes)
+    counts = count_true(mask)
+    sizes = [counts if a == axis else s for a, s in enumerate(base.sizes)]
+    return local, base.derive((*shape[:dim], sum(counts), *shape[dim + 1 :]), base.dims, sizes)
+
+
+def take_where(func: Any, x: Tensor, dim: int, mask: ShardTensor) -> ShardTensor:
+    """Take the rows of ``x`` where a sharded mask that lies beside them is true: each rank keeps its own."""
+    local, spec = _where(func, x, dim, mask)
+    items: tuple[Any, ...] = (*[slice(None)] * dim, mask._local)
+    return ShardTensor(local[items], spec)
+
+
+def gather_by_ids(func: Any, x: Tensor, dim: int, index: RoutedIndex) -> Tensor:
+    """Gather elements of a tensor of nodes by ids that know their routes. Collective for ghosts."""
+    if not isinstance(x, ShardTensor) or not is_sharded(x) or list(index._spec.sharded) != [dim]:
+        raise unsupported(func, "the index has no routes along this dim", *specs_of([x, index]), remedy=REMEDY)
+    check_nodes(func, x, dim, index)
+    source = x._local if index.all_owned else with_ghosts(x, dim, index.exchange)
+    return ShardTensor(source.gather(dim, index.local_ids), index._spec)
+
+
+# -- new tensors, and joining ----------------------------------------------------------------------------------------
+
+
+def new_filled(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FilledTensor | None:
+    """Put off what a new tensor made from one of edges will be: it may become one of nodes. None where it cannot."""
+    x = args[0]
+    if kwargs.get("requires_grad"):
+        return None
+    options = {"dtype": kwargs.get("dtype") or x.dtype, "device": kwargs.get("device") or x.device}
+    if func is Tensor.new_full:
+        size = tuple(argument(args, kwargs, 1, "size"))
+        value = argument(args, kwargs, 2, "fill_value")
+    else:
+        size, value = many(args, kwargs, "size"), int(func is Tensor.new_ones)
+    if not size or isinstance(value, Tensor):
+        return None
+    constant = torch.full((), value, **options).expand(size)
+    nothing = [None] * len(x._spec.axes)
+    return FilledTensor(constant, x._spec.derive(size, nothing, nothing))
+
+
+def join_edges(func: Any, tensors: Sequence[Tensor], dim: int, spec: ShardSpec) -> ShardTensor:
+    """Join tensors of edges, and one row for each node (self-loops), along the sharded dim: on each rank."""
+    axis, exchange = spec.sharded[dim], spec.space
+    parts = [_part_of(func, x, dim, axis, spec) for x in tensors]
+    sizes = [sum(each) for each in zip(*(sizes for _, sizes in parts), strict=True)]
+    local = torch.cat([part for part, _ in parts], dim)
+    shape = (*spec.global_shape[:dim], sum(sizes), *spec.global_shape[dim + 1 :])
+    new = spec.derive(shape, spec.dims, [sizes if a == axis else s for a, s in enumerate(spec.sizes)])
+    routed = [x for x in tensors if isinstance(x, RoutedIndex)]
+    if not routed:
+        return ShardTensor(local, new)
+    ids = torch.cat([_ids_of(func, x, spec, exchange) for x in tensors], dim)
+    owned = [all(flags) for flags in zip(*(x._owned for x in routed), strict=True)]
+    return RoutedIndex(local, new, exchange=exchange, ids=ids, owned=owned)
+
+
+def _part_of(func: Any, x: Tensor, dim: int, axis: int, spec: ShardSpec) -> tuple[Tensor, tuple[int, ...]]:
+    """Return the local part and the sizes of one of the tensors to join."""
+    if is_sharded(x):
+        assert isinstance(x, ShardTensor)
+        if x._spec.dims != spec.dims:
+            raise unsupported(func, "the tensors are sharded along different dims", spec, x._spec)
+        return x._local, x._spec.sizes_of(axis)
+    plain, sizes = local_of(x), spec.space.node_sizes
+    if plain.ndim == 1 and len(plain) == 0 and spec.ndim > 1:
+        return plain, (0,) * len(sizes)
+    if plain.ndim != spec.ndim or plain.shape[dim] != sum(sizes):
+        raise unsupported(
+            func,
+            f"edges are joined with a plain tensor of shape {tuple(plain.shape)}; only one row for each of the "
+            f"{sum(sizes)} nodes has an owner",
+            spec,
+        )
+    return slice_to_shard(plain, sizes, dim, spec.group(axis)), sizes
+
+
+def _ids_of(func: Any, x: Tensor, spec: ShardSpec, exchange: GhostExchange) -> Tensor:
+    """Return the ids in local numbering of an edge index to join: routed, or plain self-loops of every node."""
+    if isinstance(x, RoutedIndex):
+        return x.local_ids
+    plain = local_of(x)
+    nodes = torch.arange(sum(exchange.node_sizes), device=plain.device)
+    if is_sharded(x) or (plain.numel() and not bool((plain == nodes).all())):
+        raise unsupported(func, "an edge index is joined with edges other than the self-loop of each node", spec)
+    count = exchange.node_sizes[exchange.index_map.part]
+    return torch.arange(count, device=plain.device).expand(*plain.shape[:-1], count)
+
+
+# -- writing to rows of nodes, and where a mask is true --------------------------------------------------------------
+
+
+def owned_everywhere(index: RoutedIndex) -> bool:
+    """Whether no rank's ids are ghosts: by contract, or found out and kept. Collective at the first use."""
+    if index.all_owned:
+        return True
+    if "_no_ghosts" not in index.__dict__:
+        (axis,) = index._spec.sharded.values()
+        owned = (index.local_ids < index.exchange.index_map.num_owned).all().to(torch.int64).view(1)
+        index.__dict__["_no_ghosts"] = bool(all_reduce_min(owned, index._spec.group(axis)).item())
+    return bool(index.__dict__["_no_ghosts"])
+
+
+def set_where(func: Any, target: Tensor, mask: ShardTensor, value: Any) -> bool:
+    """Write where a sharded mask is true, on each rank; return whether this is a way to do it."""
+    if not lies_beside(target, 0, mask):
+        return False
+    plain = isinstance(value, Tensor) and value.ndim and not is_sharded(value)
+    if (
+        not isinstance(target, ShardTensor)
+        or not is_sharded(target)
+        or target._copied
+        or (plain and mask._spec.space is not None)
+    ):
+        raise unsupported(func, "it writes plain values, or to a tensor that cannot take them", mask._spec)
+    local, spec = _where(func, target, 0, mask)
+    if plain or (isinstance(value, ShardTensor) and value._spec != spec):
+        return False
+    local[mask._local] = local_of(value)
+    return True
+
+
+def set_rows(func: Any, target: Tensor, index: RoutedIndex, value: Any) -> None:
+    """Write to rows of nodes at ids whose owners write them."""
+    operands = specs_of([target, index, value])
+    if index._spec.ndim != 1 or not owned_everywhere(index) or not isinstance(target, ShardTensor):
+        raise unsupported(func, "it writes at ids that are not owned, or to a tensor that is not sharded", *operands)
+    base, spec = node_part(func, target, 0, index)
+    if isinstance(value, Tensor) and value.ndim:
+        value = rows_like(func, value, 0, index)
+    base[index.local_ids] = local_of(value)
+    write_to(func, target, base, spec)
+
+
+def node_part(func: Any, target: Tensor, dim: int, index: RoutedIndex) -> tuple[Tensor, ShardSpec]:
+    """Return a fresh copy of this rank's rows of a tensor of nodes, whatever it is now, and their layout."""
+    if is_sharded(target):
+        assert isinstance(target, ShardTensor)
+        check_nodes(func, target, dim, index)
+        return target._local.clone(), target._spec
+    spec = node_spec(index._spec, index.exchange, tuple(target.shape), dim)
+    (axis,) = spec.sharded.values()
+    plain = local_of(target)
+    if plain.requires_grad:
+        return slice_to_shard(plain, spec.sizes_of(axis), dim, spec.group(axis)).clone(), spec
+    part = plain.narrow(dim, spec.offsets[dim], spec.local_shape[dim])
+    return part.clone(memory_format=torch.contiguous_format), spec
+
+
+def rows_like(func: Any, src: Tensor, dim: int, index: ShardTensor) -> Tensor:
+    """Return this rank's rows of ``src``, one for each id along ``dim``."""
+    (axis,) = index._spec.sharded.values()
+    (index_dim,) = index._spec.sharded
+    sizes = index._spec.sizes_of(axis)
+    if is_sharded(src):
+        assert isinstance(src, ShardTensor)
+        if src._spec.sharded != {dim: axis} or src._spec.sizes_of(axis) != sizes:
+            raise unsupported(func, "the values are split differently from their index", src._spec, index._spec)
+        return src._local
+    plain = local_of(src)
+    if plain.shape[dim] != index._spec.global_shape[index_dim]:
+        raise unsupported(func, f"{plain.shape[dim]} rows for {index._spec.global_shape[index_dim]} ids", index._spec)
+    return slice_to_shard(plain, sizes, dim, index._spec.group(axis))
+
+
+def write_to(func: Any, target: Tensor, result: Tensor, spec: ShardSpec) -> Tensor:
+    """Make ``target`` hold the result, in place."""
+    if isinstance(target, FilledTensor) and target._spec.is_replicated:
+        target.decide(result, spec)
+        return target
+    if isinstance(target, ShardTensor) and not target._spec.is_replicated:
+        refuse_write_to_copy(func, target)
+        target._local.copy_(result)
+        written(target)
+        return target
+    if isinstance(target, ShardTensor):
+        raise unsupported(func, "a replicated ShardTensor cannot take messages of nodes in place", target._spec)
+    wrapped = ShardTensor(result, spec)
+    MovedTensor.become(target, wrapped)
+    return wrapped

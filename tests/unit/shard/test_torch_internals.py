@@ -1,0 +1,447 @@
+"""Each private name of torch does what it is used for; a torch that drops or changes one fails here, by name.
+
+None is used anywhere else, and importing scidata patches nothing.
+"""
+
+import ast
+import inspect
+import logging
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard
+
+import scidata
+from scidata.device_mesh import torch_internals as of_groups
+from scidata.errors import UnsupportedShardOp
+from scidata.shard import ShardSpec, ShardTensor
+from scidata.shard import torch_internals as of_tensors
+from scidata.testing import fake_group
+
+ROOT = Path(scidata.__file__).parent
+HOMES = {ROOT / "shard/torch_internals.py", ROOT / "device_mesh/torch_internals.py"}
+
+
+def sharded(**options):
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("domain",))
+    return ShardTensor(torch.rand(2, 4, **options), ShardSpec.even(mesh, [Shard(0)], (4, 4)))
+
+
+# -- where they are used -----------------------------------------------------------------------------------------------
+
+
+def is_private(name):
+    return name.startswith("_") and not name.startswith("__")
+
+
+def attributes(tree):
+    """Private attributes of other things than ``self`` and ``cls``."""
+    for node in ast.walk(tree):
+        own = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+        if isinstance(node, ast.Attribute) and is_private(node.attr) and not own:
+            yield node.attr
+
+
+def own_names(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.id if isinstance(node, ast.Name) else node.attr
+
+
+def from_private_modules(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            if any(map(is_private, [*node.module.split("."), *(alias.name for alias in node.names)])):
+                yield node.module
+        elif isinstance(node, ast.Import):
+            yield from (a.name for a in node.names if a.name.startswith("torch") and "._" in a.name)
+
+
+def test_private_names_of_torch_are_used_in_two_files():
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in ROOT.rglob("*.py")}
+    ours = {name for path, tree in trees.items() if path not in HOMES for name in own_names(tree)}
+    theirs = {name for path in HOMES for name in attributes(trees[path])}
+    assert {"_version", "_C", "_world", "_get_backend"} <= theirs
+    public_of_python = {"_exit", "_current_frames", "_fields"}
+    found = {}
+    for path, tree in trees.items():
+        if path in HOMES or not {"torch", "dist"} & {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}:
+            continue
+        used = [name for name in attributes(tree) if (name in theirs - ours or name not in ours | public_of_python)]
+        if used or list(from_private_modules(tree)):
+            found[path.relative_to(ROOT).as_posix()] = used + list(from_private_modules(tree))
+    assert not found
+
+
+PATCHED = """
+import pkgutil, importlib, sys, logging, atexit
+import torch.distributed as dist
+from torch._functorch import utils
+before = atexit._ncallbacks()
+import torch.utils.data, torch.distributed.tensor, torch.nn.parallel
+before = atexit._ncallbacks()
+import scidata, scidata.shard, scidata.loader.data_loader, scidata.shard.parallel, scidata.data.open_dataset
+from scidata.testing import fake_group
+for folder in ("shard", "loader", "device_mesh", "data", "interop"):
+    for found in pkgutil.walk_packages([f"{scidata.__path__[0]}/{folder}"], f"scidata.{folder}."):
+        importlib.import_module(found.name)
+assert utils.unwrap_dead_wrappers.__module__ == "torch._functorch.utils"
+assert "scidata" not in utils.unwrap_dead_wrappers.__code__.co_filename
+assert sys.excepthook is sys.__excepthook__
+assert dist.c10d_logger._c10d_logger.filters == []
+assert "torch._dynamo" not in sys.modules
+import torch
+from scidata.shard import ShardSpec, ShardTensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard
+with fake_group(2):
+    mesh = init_device_mesh("cpu", (2,))
+    for _ in range(3):
+        ShardTensor(torch.rand(2, 4), ShardSpec.even(mesh, [Shard(0)], (4, 4)))
+checked = utils.unwrap_dead_wrappers
+assert "scidata" in checked.__code__.co_filename
+assert "scidata" not in checked.__wrapped__.__code__.co_filename  # replaced once
+"""
+
+
+def test_nothing_is_patched_by_importing_and_once_by_the_first_tensor():
+    subprocess.run([sys.executable, "-c", PATCHED], check=True)
+
+
+# -- of tensors --------------------------------------------------------------------------------------------------------
+
+
+def test_pytree():
+    flat, tree = of_tensors.tree_flatten(([1, {"a": 2}], (3,)))
+    assert flat == [1, 2, 3]
+    assert of_tensors.tree_unflatten([4, 5, 6], tree) == ([4, {"a": 5}], (6,))
+    assert of_tensors.tree_leaves({"a": [1, (2,)]}) == [1, 2]
+    assert of_tensors.tree_map_only(int, lambda n: -n, [1, "x", (2.0, 3)]) == [-1, "x", (2.0, -3)]
+
+
+def test_make_wrapper_has_a_shape_and_no_memory():
+    size = torch.Size((3, 10**12))
+    x = of_tensors.make_wrapper(ShardTensor, size, dtype=torch.float16, device="cpu", requires_grad=False)
+    assert type(x) is ShardTensor
+    with of_tensors.DisableTorchFunctionSubclass():
+        assert torch.Tensor.size(x) == size
+        assert torch.Tensor.dtype.__get__(x) == torch.float16
+
+
+def test_forbid_address():
+    x = torch.zeros(2)
+    x.data_ptr()
+    of_tensors.forbid_address(x)
+    with pytest.raises(RuntimeError):
+        x.data_ptr()
+
+
+def test_version_of_counts_writes_also_to_views():
+    x = torch.zeros(3)
+    assert of_tensors.version_of(x) == 0
+    x[1:].add_(1)
+    assert of_tensors.version_of(x) == 1
+    with torch.inference_mode():
+        assert of_tensors.version_of(torch.zeros(1)) == -1
+
+
+def test_shares_memory():
+    x, nothing = torch.zeros(4), torch.zeros(0)
+    assert of_tensors.shares_memory(x, x[2:].view(2, 1))
+    assert not of_tensors.shares_memory(x, x.clone())
+    assert of_tensors.shares_memory(nothing, nothing.view(0, 3))
+    assert not of_tensors.shares_memory(nothing, torch.zeros(0))
+
+
+def test_disable_torch_function_subclass():
+    with fake_group(2):
+        x = sharded()
+        with of_tensors.DisableTorchFunctionSubclass():
+            assert torch.Tensor.size(x) == (4, 4)  # by the wrapper itself
+            with pytest.raises(UnsupportedShardOp, match="dispatcher"):
+                torch.sin(x)
+
+
+def test_nested_from_mask_is_what_a_transformer_asks():
+    seen = []
+
+    class Asked(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return super().__torch_function__(func, types, args, kwargs)
+
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 1).eval()
+    mask = torch.tensor([[False, False, True]])
+    with torch.no_grad():
+        encoder(torch.rand(1, 3, 4).as_subclass(Asked), src_key_padding_mask=mask)
+    assert of_tensors.nested_from_mask in seen
+
+
+def test_flash_attention_returns_the_log_sum_exp_and_takes_it_back():
+    q, k, v = (torch.rand(1, 2, 4, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    expected = F.scaled_dot_product_attention(q, k, v)
+    weights = torch.rand_like(expected)
+    grads = torch.autograd.grad((expected * weights).sum(), (q, k, v))
+    q, k, v = (x.detach() for x in (q, k, v))
+    out, lse = of_tensors.flash_cpu(q, k, v, 0.0, False, attn_mask=None, scale=None)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(lse, (q @ k.mT / 8**0.5).logsumexp(-1).to(lse.dtype))
+    found = of_tensors.flash_cpu_backward(weights, q, k, v, out, lse, 0.0, False, attn_mask=None, scale=None)
+    for one, other in zip(found, grads, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_flash_attention_of_devices_takes_the_arguments_that_it_is_given():
+    """Without a GPU, its signature is what can be seen."""
+    names = [argument.name for argument in of_tensors.flash.default._schema.arguments]
+    assert names == ["query", "key", "value", "dropout_p", "is_causal", "return_debug_mask", "scale"]
+    names = [argument.name for argument in of_tensors.flash_backward.default._schema.arguments]
+    assert names[:6] == ["grad_out", "query", "key", "value", "out", "logsumexp"]
+    assert names[6:12] == ["cum_seq_q", "cum_seq_k", "max_q", "max_k", "dropout_p", "is_causal"]
+    assert names[12:] == ["philox_seed", "philox_offset", "scale"]
+
+
+def test_unpatched_is_torchs_own_where_another_package_has_put_one_in_its_place(monkeypatch):
+    own = torch.select
+    assert of_tensors.unpatched(torch, "select") is own
+
+    def select(*args):
+        return own(*args)
+
+    monkeypatch.setattr(torch, "select", select)
+    assert of_tensors.unpatched(torch, "select") is own
+    assert of_tensors.unpatched(torch.Tensor, "select") is torch.Tensor.select
+
+
+def test_copy_each():
+    targets = [torch.zeros(2), torch.zeros(1, 3)]
+    views = [x[:1] for x in targets]
+    of_tensors.copy_each(targets, [torch.ones(2), torch.full((1, 3), 2.0)])
+    assert [x.tolist() for x in targets] == [[1, 1], [[2, 2, 2]]]
+    assert views[0].tolist() == [1]
+
+
+def test_batch_norm_is_the_base_of_all():
+    for kind in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm):
+        assert issubclass(kind, of_tensors.BatchNorm)
+    assert not issubclass(nn.InstanceNorm1d, of_tensors.BatchNorm)
+
+
+def test_parameters_of_takes_plain_tensors():
+    module, other = nn.Linear(1, 1), torch.full((1, 1), 3.0)
+    own = of_tensors.parameters_of(module)
+    assert list(own) == ["weight", "bias"]
+    own["weight"] = other
+    assert module.weight is other
+    assert (module(torch.ones(1, 1)) - module.bias).item() == 3
+
+
+def test_a_recurrent_module_sees_changed_parameters_by_itself():
+    module = nn.GRU(1, 1, num_layers=2)
+    expected = module(torch.ones(1, 1, 1))[0].item()
+    own = of_tensors.parameters_of(module)
+    kept = dict(own)
+    own.update({name: torch.zeros_like(x) for name, x in kept.items()})
+    assert module(torch.ones(1, 1, 1))[0].item() == 0
+    own.update(kept)
+    assert module(torch.ones(1, 1, 1))[0].item() == expected != 0
+
+
+def test_buffers_of_has_those_that_are_none():
+    assert of_tensors.buffers_of(nn.BatchNorm1d(2, track_running_stats=False)).keys() == {
+        "running_mean",
+        "running_var",
+        "num_batches_tracked",
+    }
+
+
+def test_compiled_from():
+    module = nn.Linear(1, 1)
+    assert of_tensors.compiled_from(module) is module
+    assert of_tensors.compiled_from(torch.compile(module)) is module
+
+
+def test_backward_pass_and_its_end():
+    said = []
+
+    def hook(grad):
+        said.append(of_tensors.backward_pass())
+        of_tensors.when_backward_ends(lambda: said.append("end"))
+
+    x = torch.ones(1, requires_grad=True)
+    y = torch.ones(1, requires_grad=True)
+    (x * y).register_hook(hook)
+    z = x * y
+    z.register_hook(hook)
+    y.register_post_accumulate_grad_hook(lambda _: said.append("accumulated"))
+    assert of_tensors.backward_pass() == -1
+    z.sum().backward(retain_graph=True)
+    assert isinstance(said[0], int)
+    assert said[0] >= 0
+    assert said[1:] == ["accumulated", "end"]
+    z.sum().backward()
+    assert said[3] != said[0]  # another pass
+
+
+def test_is_accumulated_tells_backward_from_grad():
+    said = []
+
+    class Through(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, grad):
+            said.append(of_tensors.is_accumulated(ctx))
+            return grad
+
+    x = torch.ones(1, requires_grad=True)
+    Through.apply(x).sum().backward()
+    torch.autograd.grad(Through.apply(x).sum(), x)
+    assert said == [True, False]
+
+
+def test_functions_refuse_a_sharded_tensor_that_requires_grad():
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.to_local() * 2 if isinstance(x, ShardTensor) else x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * 2
+
+    with fake_group(2):
+        x = sharded()
+        assert torch.equal(Twice.apply(x), x.to_local() * 2)
+        with pytest.raises(UnsupportedShardOp, match="Twice: a custom autograd function"):
+            Twice.apply(x.requires_grad_())
+        with torch.no_grad():
+            Twice.apply(x)
+    plain = torch.ones(2, requires_grad=True)
+    Twice.apply(plain).sum().backward()
+    assert plain.grad.tolist() == [2, 2]
+
+
+COMPILED = """
+import torch, torch._dynamo
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard
+from scidata.shard import ShardTensor
+from scidata.shard.torch_internals import keep_out_of_graphs
+from scidata.testing import fake_group
+
+traced = []
+def backend(graph, inputs):
+    traced.append(graph)
+    return graph.forward
+
+def step(x):
+    return x.to_local() * 2
+
+with fake_group(2):
+    mesh = init_device_mesh("cpu", (2,))
+    x = ShardTensor.from_local(torch.ones(2, 4), mesh, [Shard(0)], sharding_shapes={0: [(2, 4)] * 2})
+    assert torch.compile(step, backend=backend)(x).tolist() == [[2.0] * 4] * 2
+assert torch.compile(lambda x: x * 2, backend=backend)(torch.ones(2)).tolist() == [2, 2]
+assert not any("scidata" in str(node.stack_trace) for graph in traced for node in graph.graph.nodes)
+assert torch._dynamo.trace_rules.lookup(ShardTensor.to_local) is torch._dynamo.variables.SkipFunctionVariable
+"""
+
+
+def test_dynamo_runs_this_package_as_it_is():
+    subprocess.run([sys.executable, "-c", COMPILED], check=True)
+
+
+def test_flatten_mesh_is_one_axis_of_the_same_ranks():
+    with fake_group(8, rank=3):
+        mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("dp", "h", "w"))
+        flat = of_tensors.flatten_mesh(mesh["h", "w"])
+        assert flat.mesh.tolist() == [0, 1, 2, 3]
+        assert flat.get_group().size() == 4
+        assert of_tensors.flatten_mesh(mesh["h", "w"]).get_group() is flat.get_group()
+
+
+# -- of process groups and loaders -------------------------------------------------------------------------------------
+
+
+def test_process_groups_are_all_of_the_process():
+    with fake_group(4):
+        made = dist.new_group([0, 1])
+        assert of_groups.process_groups() == [dist.group.WORLD, made]
+
+
+def test_backends_can_be_asked_for_and_aborted_together():
+    """Without a GPU, what can be seen is that the methods are there."""
+    assert callable(dist.ProcessGroup._get_backend)
+    if dist.is_nccl_available():
+        assert all(callable(getattr(dist.ProcessGroupNCCL, name)) for name in ("_group_start", "_group_end", "abort"))
+
+
+def test_the_logger_of_collectives_hears_of_an_error_in_its_handler():
+    logger, records = of_groups.collectives_logger(), []
+
+    class Seen(logging.Filter):
+        def filter(self, record):
+            records.append((threading.get_ident(), type(sys.exc_info()[1])))
+            return True
+
+    seen = Seen()
+    logger.addFilter(seen)
+    try:
+        with fake_group(2), pytest.raises(TypeError):
+            dist.all_reduce("no tensor")
+    finally:
+        logger.removeFilter(seen)
+    assert records == [(threading.get_ident(), TypeError)]
+
+
+def test_collectives_run_in_the_files_that_are_named():
+    assert inspect.getfile(inspect.unwrap(dist.all_reduce)).startswith(of_groups.COLLECTIVES)
+    assert inspect.getfile(inspect.unwrap(dist.all_reduce)).startswith(of_groups.HANDLERS_OF_ERRORS)
+    assert dist.all_reduce.__code__.co_filename.startswith(of_groups.HANDLERS_OF_ERRORS)  # its wrapper
+    assert all(Path(file).is_file() for file in of_groups.HANDLERS_OF_ERRORS)
+    assert torch.autograd.graph._engine_run_backward.__code__.co_filename.startswith(of_groups.HANDLERS_OF_ERRORS)
+    assert torch.ops.aten.add.__call__.__func__.__code__.co_filename.startswith(of_groups.COLLECTIVES)
+
+
+WORKER = """
+import torch.utils.data
+from scidata.device_mesh.torch_internals import set_worker_info
+assert torch.utils.data.get_worker_info() is None
+set_worker_info([1, 2], number=1, num_workers=3, seed=7)
+info = torch.utils.data.get_worker_info()
+assert (info.id, info.num_workers, info.seed, info.dataset) == (1, 3, 7, [1, 2])
+"""
+
+
+def test_set_worker_info_is_what_get_worker_info_returns():
+    subprocess.run([sys.executable, "-c", WORKER], check=True)
+
+
+def test_shared_storage_is_shared():
+    storage = of_groups.shared_storage(8)
+    assert storage.is_shared()
+    assert storage.nbytes() == 8
+    x = torch.empty(0, dtype=torch.float64).set_(storage)
+    x.fill_(3)
+    assert np.asarray(x).tolist() == [3.0]
+
+
+def test_fake_store():
+    with fake_group(3, rank=2):
+        assert (dist.get_rank(), dist.get_world_size()) == (2, 3)
+        dist.all_reduce(torch.ones(1))  # of no other rank

@@ -19,10 +19,10 @@ from crc32c import crc32c
 from numcodecs import lz4, zstd
 from numcodecs.fletcher32 import Fletcher32
 
+from scidata.core.cache import Cache
 from scidata.core.checks import allocate
 from scidata.core.types import Codec, IntArray
 from scidata.errors import ChecksumError, CorruptDataError, UnsupportedFormatError
-from scidata.plan.cut import Memo
 from scidata.read import blosc
 from scidata.read.blosc import Bytes
 
@@ -283,7 +283,7 @@ _STEPS: dict[str, type[_Step]] = {
 }
 
 
-_made = Memo(256)
+_made: Cache[tuple[Pipeline, tuple[Codec, ...]]] = Cache(256)
 
 
 def pipeline_of(codecs: tuple[Codec, ...], skipped: int, nbytes: int) -> Pipeline:
@@ -292,11 +292,10 @@ def pipeline_of(codecs: tuple[Codec, ...], skipped: int, nbytes: int) -> Pipelin
     ``skipped`` has a bit for each codec that was not applied.
     """
     key = id(codecs), skipped, nbytes
-    found: tuple[Pipeline, tuple[Codec, ...]] | None = _made.find(key)
-    if found is None or found[1] is not codecs:
+    found = _made.get(key)
+    if found is None:
         applied = [codec for i, codec in enumerate(codecs) if not skipped >> i & 1]
-        found = Pipeline(applied, nbytes), codecs
-        _made.put(key, found)
+        found = _made.put(key, (Pipeline(applied, nbytes), codecs))  # held, so that its id stays its own
     return found[0]
 
 

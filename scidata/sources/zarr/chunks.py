@@ -7,13 +7,15 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 
+from scidata.core.cache import Cache
 from scidata.core.types import ChunkRefs, IntArray
 from scidata.errors import ConfigError, CorruptDataError, ShortReadError, TooLargeError
 from scidata.sources.bytes.fetches import run_each
 from scidata.sources.bytes.files import Url
 from scidata.sources.zarr.metadata import ArrayRecord
-from scidata.sources.zarr.shards import ArrayCache, read_index
+from scidata.sources.zarr.shards import read_index
 from scidata.sources.zarr.tree import Tree
 
 __all__ = ["ChunkLocator"]
@@ -23,7 +25,8 @@ _FEW = 32  # chunks that are found one by one in less time than NumPy's calls ta
 _UNKNOWN = -2
 _MAX_SIZE_BYTES = 2**24
 _MAX_INDEX_BYTES = 2**26
-_MAX_FILES = 2**22  # of one array that are looked for at once: some seconds, and more on a network
+_MAX_FILES = 2**20  # of one array that are looked for at once: a second or two, and more on a network
+_MANY_FILES = 2**16  # looked for one by one sooner than a folder is listed, however many files it has
 
 
 class ChunkLocator:
@@ -31,8 +34,8 @@ class ChunkLocator:
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
-        self._sizes = ArrayCache(_MAX_SIZE_BYTES)
-        self._indexes = ArrayCache(_MAX_INDEX_BYTES)
+        self._sizes: Cache[IntArray] = Cache(_MAX_SIZE_BYTES, "lru")
+        self._indexes: Cache[IntArray] = Cache(_MAX_INDEX_BYTES, "lru")
 
     def locate(self, record: ArrayRecord, chunks: IntArray) -> ChunkRefs:
         """Find the bytes of chunks, ``(num, ndim)`` int64 coordinates: see :meth:`ZarrSource.locate`."""
@@ -128,7 +131,7 @@ class ChunkLocator:
             table = self._indexes.get(key)
             if table is None:
                 table = read_index(paths[position], int(sizes[position]), spec)
-                self._indexes.put(key, table)
+                self._indexes.put(key, table, table.nbytes)
             return table
 
         if len(paths) > 1 and isinstance(paths[0], Url):  # all latency
@@ -153,14 +156,24 @@ class ChunkLocator:
                 f"{record.file_shape}: {len(missing)} at once are too many to be looked for (at most {_MAX_FILES}); "
                 "its metadata are damaged, or write it with larger chunks or shards, or read less at once"
             )
-        sizes[missing] = self._tree.sizes(record.keys(coordinates[missing]))
+        there = missing[self._are_listed(record, linear[missing])] if len(missing) > _MANY_FILES else missing
+        sizes[missing] = -1
+        sizes[there] = self._tree.sizes(record.keys(coordinates[there]))
         for block, rows in _groups(linear[missing] // _SIZES_PER_BLOCK):
             known = self._sizes.get((record.prefix, block))
             if known is None:
                 known = np.full(_SIZES_PER_BLOCK, _UNKNOWN, np.int64)
-                self._sizes.put((record.prefix, block), known)
+                self._sizes.put((record.prefix, block), known, known.nbytes)
             known[linear[missing[rows]] % _SIZES_PER_BLOCK] = sizes[missing[rows]]
         return sizes
+
+    def _are_listed(self, record: ArrayRecord, linear: IntArray) -> npt.NDArray[np.bool_]:
+        """Say of which files there is a name in the array's folder: of most of so many there is none."""
+        names = self._tree.names(record.prefix, lambda name: name.isdecimal() or name == record.key_start)
+        if names is None:
+            return np.ones(len(linear), np.bool_)
+        found = [place for name in names if (place := record.coordinate_of(name)) is not None]
+        return np.isin(linear, _linear(np.array(found, np.int64).reshape(-1, len(record.num_files)), record.num_files))
 
 
 def _linear(coordinates: IntArray, grid: tuple[int, ...]) -> IntArray:

@@ -49,7 +49,7 @@ from scidata.meshes.formats.arrays import (
     read_pairs,
     start_of,
 )
-from scidata.meshes.formats.base import Cells, Geometry, Options, Topology, read_values
+from scidata.meshes.formats.base import Geometry, Options, RawCells, RawTopology, read_values
 from scidata.meshes.formats.names import as_coordinates, common_points, find_array, named_points
 
 __all__ = ["PlainTopology", "detect", "open_topology"]
@@ -68,7 +68,7 @@ def detect(source: Source) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlainTopology(Topology):
+class PlainTopology(RawTopology):
     """Points and cells. ``rows`` names padded cells; else ``offsets`` and ``connectivity``."""
 
     coordinates: tuple[str, ...]
@@ -84,7 +84,7 @@ class PlainTopology(Topology):
         points = read_columns(self.source, layouts, self.options, on_sphere=self.on_sphere)
         offsets, connectivity = self._padded(self.rows) if self.rows is not None else self._ragged()
         types = self._types(offsets, flat=points.shape[1] == 2)
-        cells = Cells(offsets=offsets, connectivity=connectivity, cell_type=types)
+        cells = RawCells(offsets=offsets, connectivity=connectivity, cell_type=types)
         edges = None if self.pairs is None else read_pairs(self.source, self.pairs, self.options, self.sizes["node"])
         return Geometry(points=points, cells=cells, edge_index=edges)
 

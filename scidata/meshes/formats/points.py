@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from scidata.core.types import Source
 from scidata.errors import FieldMismatchError
 from scidata.meshes.formats.arrays import period_of, read_columns
-from scidata.meshes.formats.base import Geometry, Options, Topology
+from scidata.meshes.formats.base import Geometry, Options, RawTopology
 from scidata.meshes.formats.names import as_coordinates, common_points, named_points
 
 __all__ = ["PointsTopology", "detect", "is_cloud", "open_topology"]
@@ -34,7 +34,7 @@ def is_cloud(source: Source) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PointsTopology(Topology):
+class PointsTopology(RawTopology):
     """A point cloud."""
 
     coordinates: tuple[str, ...]

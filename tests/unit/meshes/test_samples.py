@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import scidata.meshes.formats.base
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, UnsupportedFormatError
-from scidata.meshes.formats.base import Cells, Joined
+from scidata.meshes.formats.base import Joined, RawCells
 from scidata.meshes.sample import RawSample, parse_edges
 from scidata.meshes.samples import read_samples
 from tests.writers import write_hdf5
@@ -229,7 +229,7 @@ def test_text_is_left_out_with_its_reason(tmp_path):
 
 
 def test_samples_made_by_hand():
-    cells = Cells(offsets=np.array([0, 3]), connectivity=np.arange(3), cell_type=np.array([5], "u1"))
+    cells = RawCells(offsets=np.array([0, 3]), connectivity=np.arange(3), cell_type=np.array([5], "u1"))
     sample = RawSample(name="s", kind="mesh", points=POINTS, cells=cells)
     assert sample.sizes == {"node": 6, "cell": 1}
     assert RawSample(name="s", kind="points", points=POINTS).sizes == {"point": 6}
@@ -243,6 +243,6 @@ def test_samples_made_by_hand():
             RawSample(name="s", **wrong)
     for offsets in ([0, 2], [1, 3], [0, 3, 3]):
         with pytest.raises(ConfigError, match="cells need offsets from 0 to 3"):
-            Cells(offsets=np.array(offsets), connectivity=np.arange(3), cell_type=np.array([5], "u1"))
+            RawCells(offsets=np.array(offsets), connectivity=np.arange(3), cell_type=np.array([5], "u1"))
     with pytest.raises(ConfigError, match="must not decrease, but do after cell 1"):
-        Cells(offsets=np.array([0, 4, 3]), connectivity=np.arange(3), cell_type=np.array([5, 5], "u1"))
+        RawCells(offsets=np.array([0, 4, 3]), connectivity=np.arange(3), cell_type=np.array([5, 5], "u1"))

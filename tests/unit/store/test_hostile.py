@@ -18,7 +18,6 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from scipy.spatial import Delaunay
 
 import scidata
 from scidata.errors import ConfigError, CorruptDataError, FieldMismatchError, RefusedError, SciDataError
@@ -27,6 +26,7 @@ from scidata.store.format import store as store_module
 from scidata.store.format.manifest import digest_of, dump_json
 from scidata.store.format.store import MANIFEST, open_store, read_sample_info, verify, verify_sample
 from scidata.store.reading.report import inspect_partitioned
+from tests.writers import triangulation, write_hdf5
 
 ROOT = Path(__file__).parents[3]
 SAMPLE = "sample-000000.zarr"
@@ -34,13 +34,8 @@ SAMPLE = "sample-000000.zarr"
 
 def write_raw(path: Path, seed: int = 0, name: str = "node/u") -> Path:
     rng = np.random.default_rng(seed)
-    points = rng.random((40, 2))
-    with h5py.File(path, "w") as file:
-        file["points"] = points
-        file["cells"] = Delaunay(points).simplices.astype("i4")
-        file[name] = rng.standard_normal((40, 2)).astype("f4")
-        file[name].attrs["units"] = "m"
-    return path
+    arrays = triangulation(rng.random((40, 2))) | {name: rng.standard_normal((40, 2)).astype("f4")}
+    return Path(write_hdf5(path, arrays, attributes={name: {"units": "m"}}))
 
 
 @pytest.fixture(scope="module")

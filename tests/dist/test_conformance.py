@@ -47,7 +47,7 @@ class Recorder(dict):
 
 
 def tensors(case):
-    torch.manual_seed(1)
+    torch.default_generator.manual_seed(1)
     for shape in case.shapes:
         values = torch.randn(shape, dtype=torch.float64)
         if case.low is not None:

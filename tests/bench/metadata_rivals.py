@@ -7,6 +7,7 @@ store walked by scidata, each document parsed by ``ArrayV3Metadata``.
 """
 
 import argparse
+import functools
 import json
 import os
 import statistics
@@ -28,10 +29,31 @@ from scidata.sources.zarr.source import ZarrSource
 from scidata.sources.zarr.tree import open_tree
 from tests.unit.sources.test_zarr import ODD, V3, _places, _replaced
 
+
+def _regular(*shape: int) -> dict[str, Any]:
+    return {"name": "regular", "configuration": {"chunk_shape": list(shape)}}
+
+
 IMPORTS = {
     "scidata": "from scidata.sources.zarr.source import ZarrSource",
     "zarr-python": "import zarr",
     "zarr.core.metadata": "from zarr.core.metadata import ArrayV3Metadata",
+}
+PLAIN = {**V3, "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}]}
+HOSTILE: dict[str, dict[str, Any]] = {
+    "a shape of 2^124 elements": {**PLAIN, "shape": [2**62, 2**62]},
+    "a chunk of 2^60 elements": {**PLAIN, "chunk_grid": _regular(2**30, 2**30), "shape": [2**31, 2**31]},
+    "a chunk extent of 0": {**PLAIN, "chunk_grid": _regular(0, 4)},
+    "a shard index of 2^38 entries": {**V3, "chunk_grid": _regular(2**20, 2**20), "shape": [2**24, 2**24]},
+    "attributes 900 deep": {**PLAIN, "attributes": {"a": functools.reduce(lambda inner, _: [inner], range(900), [1])}},
+    "attributes that are no object": {**PLAIN, "attributes": [1]},
+    "a dimension name with a NUL": {**PLAIN, "dimension_names": ["x", "a\0b"]},
+    "an unknown storage transformer": {**PLAIN, "storage_transformers": [{"name": "x"}]},
+    "a key separator of '../'": {
+        **PLAIN,
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "../"}},
+    },
+    "a pickle codec": {**PLAIN, "codecs": [{"name": "bytes"}, {"name": "numcodecs.pickle", "configuration": {}}]},
 }
 
 
@@ -71,6 +93,15 @@ def refused(parse: Callable[[Any], Any]) -> tuple[list[bool], Counter[str]]:
     return found, kinds
 
 
+def takes(parse: Callable[[Any], Any], meta: Any) -> bool:
+    """Whether a document is taken."""
+    try:
+        parse(meta)
+    except Exception:
+        return False
+    return True
+
+
 def times_of(path: str, num_arrays: int) -> str:
     """Return CPU times of opening a store."""
     times: dict[str, list[float]] = {way: [] for way in WAYS}
@@ -103,8 +134,13 @@ def main() -> None:
             print(f"{num_arrays} arrays, folder by folder: {times_of(path, num_arrays)}", flush=True)
             zarr.consolidate_metadata(path, zarr_format=3)
             print(f"{num_arrays} arrays, consolidated: {times_of(path, num_arrays)}", flush=True)
-    own, own_kinds = refused(lambda meta: parse_v3(meta, store="s", name="n", prefix="n"))
-    theirs, their_kinds = refused(ArrayV3Metadata.from_dict)
+    parsers = {
+        "scidata": lambda meta: parse_v3(meta, store="s", name="n", prefix="n"),
+        "zarr-python": ArrayV3Metadata.from_dict,
+    }
+    for name, parse in parsers.items():
+        print(f"{name} takes: {', '.join(what for what, meta in HOSTILE.items() if takes(parse, meta)) or 'none'}")
+    (own, own_kinds), (theirs, their_kinds) = (refused(parse) for parse in parsers.values())
     print(f"{len(own)} odd documents: scidata refuses {sum(own)} {dict(own_kinds)}")
     print(f"zarr-python refuses {sum(theirs)} {dict(their_kinds)}")
     print(f"refused by scidata only: {sum(a and not b for a, b in zip(own, theirs, strict=True))}")

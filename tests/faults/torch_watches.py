@@ -149,11 +149,12 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--limit", type=float, default=25.0)
-    limit = parser.parse_args().limit
-    for way in WAYS:
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    options = parser.parse_args()
+    for way in options.ways:
         costs = []
         for fault in FAULTS:
-            found, cost = run(way, fault, limit)
+            found, cost = run(way, fault, options.limit)
             costs.append(cost)
             print(way, fault, sep=", ", flush=True)
             for seconds, words in found:

@@ -13,7 +13,7 @@ from scipy.spatial import Delaunay
 
 import scidata
 from scidata.errors import ConfigError, UnknownNameError, UnsupportedFormatError
-from scidata.store.build.partition import partition
+from scidata.store.partitioning.partition import partition
 from scidata.testing import run_ranks
 from tests.writers import triangulation, write_hdf5
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 import scidata
 from scidata.shard.graphs.ghosts import ghost_exchange
-from scidata.store.build.partition import partition
+from scidata.store.partitioning.partition import partition
 from scidata.testing import run_ranks
 from tests.writers import triangulation, write_hdf5
 

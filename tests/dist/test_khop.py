@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import scidata
 from scidata.errors import ConfigError, UnsupportedShardOp
-from scidata.store.build.partition import partition
+from scidata.store.partitioning.partition import partition
 from scidata.testing import run_ranks
 from tests.writers import write_hdf5
 

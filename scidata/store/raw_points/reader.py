@@ -27,7 +27,7 @@ from scidata.meshes.samples import read_samples
 from scidata.plan import MAX_PLAN_BYTES, ArrayPlan, ReadPlan
 from scidata.read import ReadStats
 from scidata.read.threads import ReaderThreads
-from scidata.sources.bytes.fetches import run_each
+from scidata.sources.access.fetches import run_each
 from scidata.store.format.manifest import FieldInfo, Statistics
 from scidata.store.raw_points.file import PointsFile, described_file
 from scidata.store.reading.part import LocalPart, SamplePart

@@ -14,7 +14,7 @@ from scidata.core.cache import Cache
 from scidata.core.types import IntArray
 from scidata.core.urls import Url
 from scidata.plan import MAX_PLAN_BYTES, ArrayPlan
-from scidata.sources.bytes.fetches import run_each
+from scidata.sources.access.fetches import run_each
 from scidata.store.format.manifest import FieldInfo
 from scidata.store.reading.numbering import Numbering
 from scidata.store.reading.rows import FieldPlan, GatherPlan, RowAccess, merge_ranges

@@ -31,7 +31,7 @@ from scidata.errors import (
 from scidata.plan import chunks_needed, cut, plan_array
 from scidata.read import Job, ReadStats, blosc, read_plan, read_plans, tables
 from scidata.sources import open_source
-from scidata.sources.bytes import files
+from scidata.sources.access import files
 
 ENCODERS = {
     "blosc": lambda b, c: numcodecs.Blosc(**c).encode(b),

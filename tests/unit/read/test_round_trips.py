@@ -9,8 +9,8 @@ from scipy.spatial import Delaunay
 
 from scidata.errors import FieldMismatchError
 from scidata.meshes.samples import read_samples
-from scidata.store.build.partition import partition
 from scidata.store.format.store import open_store, verify
+from scidata.store.partitioning.partition import partition
 from tests.unit._parts import check_round_trip, random_bounds
 
 FORMATS = ["zarr2", "zarr3", "hdf5", "netcdf4", "netcdf3"]

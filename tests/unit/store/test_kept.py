@@ -8,7 +8,7 @@ import pytest
 
 import scidata
 from scidata.errors import ConfigError
-from scidata.store.build.partition import partition
+from scidata.store.partitioning.partition import partition
 from scidata.store.reading.reader import StoreReader
 from scidata.store.reading.rows import RowAccess
 from tests.writers import triangulation, write_hdf5

@@ -28,10 +28,10 @@ from scidata.errors import (
     SciDataError,
     UnknownNameError,
 )
-from scidata.store.build.jobs import run_jobs
-from scidata.store.build.output import Part, claim_output, finished_samples
-from scidata.store.build.partition import finalize, partition
 from scidata.store.format.store import MANIFEST, Store, is_store, open_store, verify
+from scidata.store.partitioning.jobs import run_jobs
+from scidata.store.partitioning.output import Part, claim_output, finished_samples
+from scidata.store.partitioning.partition import finalize, partition
 from tests.unit._children import interrupted
 from tests.writers import triangulation, write_hdf5
 
@@ -588,5 +588,5 @@ def test_root_exports_it(files: list[Path], whole: Path, tmp_path: Path) -> None
 
 
 def test_imports_no_torch() -> None:
-    code = "import scidata.store.build.partition, sys; assert 'torch' not in sys.modules"
+    code = "import scidata.store.partitioning.partition, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)

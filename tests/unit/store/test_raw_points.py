@@ -12,7 +12,7 @@ import zarr
 import scidata
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, UnsupportedFormatError
 from scidata.loader.data_loader import DataLoader
-from scidata.store.build.partition import partition
+from scidata.store.partitioning.partition import partition
 from scidata.store.raw_points.reader import PointsReader
 from scidata.store.reading.rows import RowAccess
 from scidata.store.reading.subsample import make_subsample

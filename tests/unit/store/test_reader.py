@@ -13,7 +13,7 @@ from scipy.spatial import cKDTree
 from scidata.errors import ConfigError, UnknownNameError
 from scidata.meshes.order.positions import unit_sphere
 from scidata.meshes.samples import read_samples
-from scidata.store.build.partition import partition
+from scidata.store.partitioning.partition import partition
 from scidata.store.reading.reader import StoreReader
 from tests.unit._parts import check_round_trip, random_bounds
 from tests.writers import triangulation, write_hdf5

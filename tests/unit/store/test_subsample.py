@@ -13,7 +13,7 @@ import scidata
 from scidata.errors import ConfigError, UnknownNameError
 from scidata.loader.data_loader import DataLoader
 from scidata.meshes.samples import read_samples
-from scidata.store.build.partition import partition
+from scidata.store.partitioning.partition import partition
 from scidata.store.reading.reader import StoreReader
 from scidata.store.reading.subsample import Draw, make_subsample
 from scidata.testing import make_grid

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError
-from scidata.store.build.partition import partition
+from scidata.store.partitioning.partition import partition
 from scidata.store.reading.reader import StoreReader
 from tests.writers import triangulation, write_hdf5
 

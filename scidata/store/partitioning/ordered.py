@@ -9,11 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.bounds import bounds_of
+from scidata.core.types import IntArray
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
+from scidata.meshes.formats.base import RawCells, RawField
 from scidata.meshes.order.cells import cell_owner, edges_of_cells
-from scidata.meshes.order.faults import Repaired
-from scidata.meshes.order.dual import cell_centres, edges_across_faces
 from scidata.meshes.order.csr import CSR, NodeIds, csr_from_edges
+from scidata.meshes.order.dual import cell_centres, edges_across_faces
+from scidata.meshes.order.faults import Repaired
 from scidata.meshes.order.hilbert import order_hilbert
 from scidata.meshes.order.mesh_edges import AlongMesh, along_mesh_edges
 from scidata.meshes.order.neighbours import knn_edges, radius_edges
@@ -22,8 +24,6 @@ from scidata.meshes.sample import RawSample, parse_edges
 from scidata.store.format.arrays import stored_dtype
 from scidata.store.format.manifest import FieldInfo, InputInfo
 from scidata.store.format.write import FieldData, OrderedCells, OrderedEdges, OrderedSample
-from scidata.meshes.formats.base import RawCells, RawField
-from scidata.core.types import IntArray
 
 __all__ = ["ORDERS", "OrderOptions", "order_sample"]
 

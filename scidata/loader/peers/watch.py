@@ -208,7 +208,7 @@ class Watch:
         if self._is_answered:
             within(waits + _TOGETHER, lambda: self._say_goodbye(event, waits))
         if how == "left":  # what is under way would wait for ranks that will not come
-            groups.break_groups()
+            stuck.break_groups()
 
     def _say_goodbye(self, event: Event | None, waits: float) -> None:
         deadline = time.monotonic() + waits
@@ -526,7 +526,7 @@ class Session:
             self._arm(event)
         elif not self._is_broken and (self._all_know(event) or time.monotonic() - self._armed > _TOGETHER):
             self._is_broken = True
-            groups.break_groups()
+            stuck.break_groups()
 
     def _arm(self, event: Event) -> None:
         """See whether the loop waits in vain; if so, have it raise as soon as it comes back.

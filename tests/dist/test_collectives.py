@@ -16,6 +16,8 @@ from scidata.shard.comm.collectives import (
 )
 from scidata.shard.comm.rooted import gather_v, scatter_v
 from scidata.shard.comm.sums import all_reduce_sum
+from scidata.shard.comm.together import replicate_all
+from scidata.shard.rows.halo import halo_exchange_dim
 from scidata.testing import run_ranks
 
 SIZES = {1: [(4,)], 2: [(4, 1), (0, 3), (2, 2)], 3: [(1, 4, 2), (3, 0, 0), (0, 0, 2), (2, 2, 2)]}
@@ -270,9 +272,35 @@ def test_every_dtype(num_ranks):
 
 
 def sums_in_float32(rank, num_ranks):
-    values = [1.0, 2.0**-8, 2.0**-8]
-    total = all_reduce_sum(torch.tensor([values[rank]], dtype=torch.bfloat16), dist.group.WORLD)
-    assert total.item() == 1 + 2.0**-7  # in bfloat16, 1 + 2**-8 is 1
+    """Large on one rank and small on the others, each in turn: in 16 bits, some order of adding loses the small ones."""
+    group, ones = dist.group.WORLD, (1,) * num_ranks
+    for dtype, large, small in ((torch.bfloat16, 1.0, 2.0**-8), (torch.float16, 2048.0, 1.0)):
+        parts = torch.full((num_ranks, 3), small, dtype=dtype)
+        parts[rank] = large
+        total = torch.full((3,), large + 2 * small, dtype=dtype)
+        assert total[0].item() == large + 2 * small
+        assert large + parts[rank - 1, 0] == large  # in 16 bits
+
+        def gradient_of(function, x, weight):
+            x = x.clone().requires_grad_()
+            (function(x) * weight).sum().backward()
+            return x.grad
+
+        found = {
+            "all_reduce_sum": all_reduce_sum(parts, group),
+            "reduce_scatter_v": reduce_scatter_v(parts, ones, 0, group)[0],
+            "of a parameter": gradient_of(lambda x: replicate_to_shards(x, [group]), parts, parts),
+            "of two parameters": gradient_of(lambda x: replicate_all([x, x.square()], [group])[0], parts, parts),
+            "of keys": gradient_of(lambda x: all_gather_v(x, ones, 0, group, grad="sum"), parts[:1], parts)[0],
+        }
+        # a row and its two copies, in the halos of the others
+        halo = lambda x: halo_exchange_dim(x, ones, 0, 1, 1, True, group)  # noqa: E731
+        weight = halo(torch.tensor([rank]))  # whose row each is
+        weight = torch.where(weight == rank, large, small).to(dtype)[:, None].expand(-1, 3)
+        found["of a halo"] = gradient_of(halo, parts[:1], weight)[0]
+        for name, sums in found.items():
+            assert sums.dtype == dtype
+            torch.testing.assert_close(sums, total.expand(sums.shape), rtol=0, atol=0, msg=name)
 
 
 def test_half_precision_sums_are_wide():

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import scidata
 from scidata.errors import ConfigError
-from scidata.shard.comm.collectives import group_rank, group_size, slice_to_shard
+from scidata.shard.comm.collectives import group_rank, group_size, replicate_to_shards, slice_to_shard
 from scidata.shard.comm.sums import all_reduce_sum
 from scidata.shard.rows.halo import halo_exchange_dim
 from scidata.testing import run_ranks
@@ -69,6 +69,19 @@ MAPS = {
         expected=lambda xs, s: list(sum(xs[1:], xs[0]).split(list(s))),
         whole_input=True,
         adds=True,
+    ),
+    "all_reduce_sum": Map(
+        run=lambda x, s, g: all_reduce_sum(x, g),
+        expected=lambda xs, s: [sum(xs[1:], xs[0])] * len(s),
+        whole_input=True,
+        same_output=True,
+        adds=True,
+    ),
+    "replicate_to_shards": Map(
+        run=lambda x, s, g: replicate_to_shards(x, [g]),
+        expected=lambda xs, s: [xs[0]] * len(s),
+        whole_input=True,
+        same_input=True,
     ),
     "slice_to_shard": Map(
         run=lambda x, s, g: slice_to_shard(x, s, 0, g),

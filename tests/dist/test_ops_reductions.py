@@ -116,6 +116,32 @@ def test_nan_infinity_and_low_precision(num_ranks):
     run_ranks(check_special_values, num_ranks)
 
 
+def check_statistics_without_freedom(rank, num_ranks):
+    """As many elements as ``correction``, or fewer; and no deviation, where the slope of the root has no end."""
+    mesh = mesh_of(num_ranks)
+    for sizes in LAYOUTS[num_ranks]:
+        spec = ShardSpec.even(mesh, [Shard(1)], SHAPE, {0: sizes})
+        torch.manual_seed(8)
+        x = torch.randn(SHAPE, dtype=torch.float64, requires_grad=True)
+        for name, (dim, count) in itertools.product(("var", "std", "var_mean", "std_mean"), ((1, 7), ((1, 2), 21))):
+            for correction in (count - 1, count, count + 1):
+                function = lambda a, n=name, d=dim, c=correction: getattr(torch, n)(a, d, correction=c)  # noqa: E731
+                assert_like_one_process(function, [x], [spec])
+        same = torch.full(SHAPE, 0.5, dtype=torch.float64)
+        same[0, 3, 1] = 2.0  # one column deviates
+        for dim, correction in itertools.product((1, (0, 1), None), (0, 1)):
+            function = lambda a, d=dim, c=correction: torch.std(a, d, correction=c)  # noqa: E731
+            assert_like_one_process(function, [same.requires_grad_()], [spec])
+            found = assert_like_one_process(function, [torch.ones_like(same).requires_grad_()], [spec])
+            assert not (found.to_local() if isinstance(found, ShardTensor) else found).any()
+
+
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_statistics_without_freedom_and_without_deviation(num_ranks):
+    run_ranks(check_statistics_without_freedom, num_ranks)
+
+
 def losses():
     for reduction in ("mean", "sum", "none"):
         yield lambda a, b, r=reduction: F.mse_loss(a, b, reduction=r)

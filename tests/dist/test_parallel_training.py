@@ -319,6 +319,30 @@ def test_parameters_that_only_some_ranks_use():
     run_ranks(uses_some, 4)
 
 
+def uses_less(rank, num_ranks):
+    """Branches that were used before and are not now, on some ranks or on all: a step knows nothing of the last one."""
+    mesh = init_mesh(domain=2)
+    torch.manual_seed(0)
+    alone = Choice()
+    model = scidata.parallelize(copy.deepcopy(alone), mesh, bucket_bytes=60)
+    steps = [((0, 1), (0, 2)), ((0,), (0,)), ((3,), (0, 3)), ((0,), (1,)), ((0, 1, 2), (1,)), ((2,), (2,))]
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1, momentum=0.9, weight_decay=0.1) for m in (model, alone)]
+    for step, used in enumerate(steps):
+        for d in range(2):
+            (alone(sample(2 * step + d), used[d]).square().mean() / 2).backward()
+        dp = axis_rank(mesh, "dp")
+        model(part_of(sample(2 * step + dp), mesh), used[dp]).square().mean().backward()
+        assert [b.weight.grad is not None for b in model.branches] == [i in (*used[0], *used[1]) for i in range(4)]
+        assert_equal_models(model, alone)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_parameters_that_are_used_in_some_steps():
+    run_ranks(uses_less, 4)
+
+
 def takes_gradients_apart(rank, num_ranks):
     """``autograd.grad``, second derivatives, copies: gradients of this dp rank's own sample."""
     mesh = init_mesh(domain=2)

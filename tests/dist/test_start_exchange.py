@@ -13,6 +13,8 @@ from torch.distributed.tensor import Shard
 import scidata
 from scidata.errors import UnsupportedShardOp
 from scidata.interop.pyg import to_pyg
+from scidata.shard.graphs.ghosts import node_tensor
+from scidata.shard.graphs.routed import route_edges
 from scidata.shard.layouts import gather_full
 from scidata.testing import run_ranks
 from tests.dist._graphs import LAYOUTS, NUM_NODES, part_of, whole_edges
@@ -83,3 +85,63 @@ def test_as_in_one_process_with_one_exchange_each_way(num_ranks: int) -> None:
 def test_plain_tensors_pass() -> None:
     x = torch.ones(3, 2)
     scidata.start_exchange(x, torch.tensor([[0, 1], [1, 2]]))
+
+
+class Late:
+    """An exchange that is done when it is waited for, and not a moment before."""
+
+    def __init__(self, log: list[str], name: str, exchange: Any, received: torch.Tensor) -> None:
+        self.log, self.name, self.exchange, self.received = log, name, exchange, received
+
+    def wait(self) -> None:
+        self.log.append(f"wait {self.name}")
+        self.exchange(self.received)
+
+
+def check_order(rank: int, num_ranks: int, order: tuple[int, ...]) -> None:
+    """Exchanges under way at the same time, ended in any order: each brings its own rows, forward and back."""
+    mesh, edges, log = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",)), whole_edges(), []
+    part = part_of(edges, LAYOUTS[num_ranks][0], rank)
+    e = route_edges(part.edge_index, part.index_map, mesh)
+    torch.manual_seed(0)
+    plain = [torch.randn(NUM_NODES, width).double().requires_grad_() for width in (1, 2, 3)]
+    leaves = [node_tensor(x.detach()[part.nodes].clone().requires_grad_(), part.index_map, mesh) for x in plain]
+
+    def loss(xs: Any, edges: Any) -> Any:
+        for x in xs:
+            scidata.start_exchange(x, edges)
+        return sum((i + 1) * (xs[i][edges[0]] ** 3).sum() for i in order)
+
+    original = dist.all_to_all_single
+
+    def late(received: torch.Tensor, sent: torch.Tensor, *sizes: Any, async_op: bool = False, **how: Any) -> Any:
+        if not async_op:
+            return original(received, sent, *sizes, **how)
+        log.append(f"start {sent.shape[1]}")
+        received.fill_(float("nan"))
+        return Late(log, f"{sent.shape[1]}", lambda into: original(into, sent, *sizes, **how), received)
+
+    dist.all_to_all_single = late
+    try:
+        found = loss(leaves, e)
+        ended = [f"wait {i + 1}" for i in order]
+        assert log == ["start 1", "start 2", "start 3", *ended]
+        log.clear()
+        found.backward()
+    finally:
+        dist.all_to_all_single = original
+    expected = loss(plain, edges)
+    expected.backward()
+    torch.testing.assert_close(found, expected.detach(), rtol=1e-12, atol=1e-12)
+    for ours, theirs in zip(leaves, plain, strict=True):
+        torch.testing.assert_close(ours.grad.to_local(), theirs.grad[part.nodes], rtol=1e-12, atol=1e-12)
+    # what ended last comes first, and is waited for where its exchange was started
+    assert [line for line in log if line.startswith("start")] == [f"start {i + 1}" for i in reversed(order)]
+    assert sorted(log) == sorted(f"{what} {i}" for what in ("start", "wait") for i in (1, 2, 3))
+    assert all(log.index(f"start {i}") < log.index(f"wait {i}") for i in (1, 2, 3))
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_exchanges_end_in_any_order(order: tuple[int, ...]) -> None:
+    for num_ranks in (2, 3):
+        run_ranks(check_order, num_ranks, order)

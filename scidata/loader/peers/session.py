@@ -17,7 +17,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-from scidata.device_mesh import groups
 from scidata.loader.peers import stuck
 from scidata.loader.peers.events import Event, ended_key, failure
 from scidata.loader.peers.processes import ProcessId
@@ -287,7 +286,7 @@ class Session:
             self._arm(event)
         elif not self._is_broken and (self._all_know(event) or time.monotonic() - self._armed > BREAK_SECONDS):
             self._is_broken = True
-            groups.break_groups()
+            stuck.break_groups()
 
     def _arm(self, event: Event) -> None:
         """See whether the loop waits in vain; if so, have it raise as soon as it comes back.

@@ -1,7 +1,22 @@
-"""A thread that waits in a collective for a rank that will not come: seeing that it does, and bringing it back.
+"""The door through which scidata reaches into other threads and breaks process groups.
 
-torch cannot call a gloo collective off; what ends it is :func:`scidata.device_mesh.groups.break_groups`. Here is when
-that is due, and how the thread comes to raise the reason.
+Why there is one: a thread that waits in a collective for a rank that will not come waits for minutes, and torch cannot
+call a gloo collective off. What is here sees that it waits, has it raise the reason, and ends the collective.
+
+Who may pass: :mod:`scidata.loader.peers.watch`, for a loader of several ranks that is iterated with ``watch=True``.
+Nothing else calls these three; ``tests/unit/loader/test_stuck.py`` counts the callers.
+
+- :class:`Standing` looks, once another rank's failure is due in the loop's step, at where the thread of the loop is.
+  It changes nothing.
+- :func:`raise_in` has that thread raise the failed rank's error, once in an iteration, and only where it is in a
+  collective, so that the error takes the place of torch's.
+- :func:`break_groups` ends all collectives of the process, for good: when all ranks know of the failure, or soon after
+  it; and when a process ends that has left its loop in the middle, so that the others do not wait for it.
+
+How to do without: ``DataLoader(..., watch=False)`` begins no thread, and calls none of this. Then the process group's
+timeout ends what waits. One call remains, of groups that nobody will use again: a process that ends with an error which
+nobody has caught breaks those it has got from, or shown to, :func:`scidata.init_mesh`, before its interpreter ends
+(:func:`scidata.device_mesh.groups.end_well`).
 """
 
 from __future__ import annotations
@@ -15,9 +30,10 @@ from typing import Any
 import torch
 
 import scidata.errors
+from scidata.device_mesh.groups import break_groups
 from scidata.device_mesh.torch_internals import COLLECTIVES, HANDLERS_OF_ERRORS
 
-__all__ = ["Standing", "raise_in"]
+__all__ = ["Standing", "break_groups", "raise_in"]
 
 _STUCK = 0.3  # s at one place in a collective, without work
 _ANYWHERE = 3.0  # s at one place in somebody else's code; it may wait for a handle of a collective, or for the device

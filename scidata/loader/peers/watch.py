@@ -199,7 +199,7 @@ class Watch:
         if self._is_answered:
             within(waits + BREAK_SECONDS, lambda: self._say_goodbye(event, waits))
         if how == "left":  # what is under way would wait for ranks that will not come
-            groups.break_groups()
+            stuck.break_groups()
 
     def _say_goodbye(self, event: Event | None, waits: float) -> None:
         deadline = time.monotonic() + waits

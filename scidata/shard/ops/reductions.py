@@ -159,7 +159,11 @@ def _variance(x: ShardTensor, dims: Sequence[int], correction: float) -> tuple[T
     # torch's gradient treats the mean as fixed, which only shows (inf, not NaN) where no degree of freedom is left
     centre = _sum_kept(x, local, dims) / count
     squares = _sum_kept(x, (local - centre.detach()).square(), dims)
-    return squares / torch.tensor(0.0, dtype=local.dtype), centre
+    infinite = squares / torch.tensor(0.0, dtype=local.dtype)
+    if count == correction:
+        return infinite, centre
+    left = squares / (count - correction)  # negative: torch takes 0 for it in the value, but not in the gradient
+    return infinite.detach() + (left - left.detach()), centre
 
 
 @register_op(*find("var std", namespaces=_BOTH), torch.var_mean, torch.std_mean)

@@ -1,0 +1,80 @@
+"""The door to other threads and to broken process groups: who passes it, and what a look and a raised error do."""
+
+import ast
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import scidata
+from scidata.errors import RankFailedError
+from scidata.loader.peers.stuck import Standing, raise_in
+
+ROOT = Path(scidata.__file__).parent
+
+
+def test_who_passes_the_door():
+    """One more caller than here is one more reason for groups to break: say it in the door's docstring first."""
+    calls, mentions = Counter(), Counter()
+    for path in ROOT.rglob("*.py"):
+        where = path.relative_to(ROOT).as_posix()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else None
+            if name in ("break_groups", "raise_in", "Standing", "PyThreadState_SetAsyncExc", "_current_frames"):
+                mentions[where, name] += 1
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
+                name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
+                calls[where, name] += name in ("break_groups", "raise_in", "Standing")
+    watch, stuck = "loader/peers/watch.py", "loader/peers/stuck.py"
+    expected = {
+        (watch, "break_groups"): 2,  # a failure that is due, and a loop that was left
+        (watch, "raise_in"): 1,
+        (watch, "Standing"): 1,
+        ("device_mesh/groups.py", "break_groups"): 1,  # the end of a process
+    }
+    assert {key: count for key, count in calls.items() if count} == expected
+    assert mentions == expected | {(stuck, "PyThreadState_SetAsyncExc"): 1, (stuck, "_current_frames"): 1}
+
+
+@pytest.mark.parametrize("in_python", [False, True])
+def test_an_error_is_raised_in_another_thread_as_soon_as_it_runs(in_python):
+    raised, begun = [], threading.Event()
+
+    def loop():
+        try:
+            begun.set()
+            while in_python:
+                pass
+            time.sleep(0.5)
+            for _ in range(10**6):
+                pass
+        except Exception as e:
+            raised.append(e)
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    begun.wait()
+    error = RankFailedError("rank 1 failed", 1)
+    raise_in(thread.ident, error)
+    thread.join(20)
+    assert raised == [error]
+
+
+def test_a_thread_that_works_is_not_seen_to_wait_and_one_that_waits_here_is_not_in_a_collective():
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    standing = Standing()
+    try:
+        assert standing.look(thread.ident) is None  # the first look
+        time.sleep(0.5)
+        assert standing.look(thread.ident) is None  # in its own code: it may
+        standing._since -= 10
+        assert standing.look(thread.ident) == "somewhere"
+        assert standing.look(threading.get_ident()) is None  # another place
+    finally:
+        over.set()
+        thread.join()
+    assert standing.look(-1) is None

@@ -41,6 +41,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from scidata.device_mesh import groups
 from scidata.errors import RankFailedError
+from scidata.loader.peers import stuck
 from scidata.loader.peers.events import (
     Event,
     Others,

@@ -75,6 +75,8 @@ def test_an_id_that_is_not_local_is_named():
         ({"bounds": [0, 4, 2]}, "must not decrease"),
         ({"bounds": [1, 3, 6]}, "from 0"),
         ({"bounds": [0]}, "1 ranks need 2 bounds"),
+        ({"bounds": np.zeros(0, int)}, "1 ranks need 2 bounds"),
+        ({"bounds": np.zeros((2, 2), int)}, "list of integers"),
     ],
 )
 def test_maps_that_contradict_themselves_are_refused(changes, words):

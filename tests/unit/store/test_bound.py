@@ -220,12 +220,12 @@ def test_lost_and_short_checksums(store: Path) -> None:
 def test_memory_is_bounded(store: Path) -> None:
     opened = open_store(store)
     info = opened.sample(0).arrays[CHECKSUMS]
-    opened._checksums.max_bytes = 2 * 4 * info.shape[0]  # of two samples
+    opened._checksums.max_size = 2 * 4 * info.shape[0]  # of two samples
     for _ in range(2):
         for index in range(NUM_SAMPLES):
             opened.read(index, "node/u")
             assert len(opened._checksums) <= 2
-    assert open_store(store)._checksums.max_bytes == KEPT_BYTES
+    assert open_store(store)._checksums.max_size == KEPT_BYTES
 
 
 def test_any_zarr_reader_reads_it(store: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from scidata.cli.commands.figures import over, read_figures
 from scidata.core.types import ArrayLayout, ChunkRefs, IntArray, Segment, Selection
 from scidata.core.urls import public_text
 from scidata.errors import SciDataError
@@ -72,12 +73,12 @@ class DomainPlan:
     @property
     def amplification(self) -> float | None:
         """Bytes that all ranks fetch over the bytes that they want; None where nothing is wanted."""
-        return _over(self.bytes_fetched.sum(), self.bytes_wanted.sum())
+        return over(self.bytes_fetched.sum(), self.bytes_wanted.sum())
 
     @property
     def decode_amplification(self) -> float | None:
         """Bytes that all ranks decode over the bytes that they want."""
-        return _over(self.bytes_decoded.sum(), self.bytes_wanted.sum())
+        return over(self.bytes_decoded.sum(), self.bytes_wanted.sum())
 
     @property
     def cost(self) -> float:
@@ -89,7 +90,7 @@ class DomainPlan:
         partition, reader = self.reader.partition, self.reader
         at = partition.coordinate(rank)
         dims = [dim for dim in partition.sizes if dim in partition.axis_of_dim or dim in partition.halo]
-        wanted, fetched, decoded = (int(a[rank]) for a in (self.bytes_wanted, self.bytes_fetched, self.bytes_decoded))
+        reads = self.bytes_wanted, self.bytes_fetched, self.bytes_decoded, self.num_chunks
         return {
             "rank": rank,
             "coordinate": at,
@@ -97,12 +98,7 @@ class DomainPlan:
             "halo": {dim: list(partition.halo_rows(dim, at)) for dim in partition.halo},
             "local_shape": {name: list(spec.shape) for name, spec in reader.buffer_specs(at).items()},
             "bytes_memory": int(self.bytes_memory[rank]),
-            "bytes_wanted": wanted,
-            "bytes_fetched": fetched,
-            "bytes_decoded": decoded,
-            "num_chunks": int(self.num_chunks[rank]),
-            "amplification": _over(fetched, wanted),
-            "decode_amplification": _over(decoded, wanted),
+            **read_figures(*(array[rank] for array in reads)),
         }
 
     def totals(self) -> dict[str, Any]:
@@ -143,10 +139,6 @@ def describe(plan: DomainPlan, *, path: str, dp: int | None) -> dict[str, Any]:
         "exact": plan.exact,
         "notes": list(plan.notes),
     }
-
-
-def _over(part: Any, whole: Any) -> float | None:
-    return float(part) / float(whole) if whole else None
 
 
 def plan_domain(

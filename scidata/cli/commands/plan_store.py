@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from scidata.cli.commands.figures import read_figures
 from scidata.core.types import IntArray
 from scidata.store.reading.part import SamplePart
 from scidata.store.reading.reader import StoreReader
@@ -67,7 +68,7 @@ class StorePlan:
 
     def rank(self, rank: int) -> dict[str, Any]:
         """Describe one rank in plain values."""
-        wanted, fetched, decoded = (int(a[rank]) for a in (self.bytes_wanted, self.bytes_fetched, self.bytes_decoded))
+        reads = self.bytes_wanted, self.bytes_fetched, self.bytes_decoded, self.num_chunks
         return {
             "rank": rank,
             "owned": {entity: list(self.cut.owned(entity, rank)) for entity in self.cut.bounds},
@@ -75,33 +76,19 @@ class StorePlan:
             "num_ghosts": len(self.ghosts[rank]),
             "num_neighbours": int(self.num_neighbours[rank]),
             "num_cut_edges": None if self.num_cut_edges is None else int(self.num_cut_edges[rank]),
-            "bytes_wanted": wanted,
-            "bytes_fetched": fetched,
-            "bytes_decoded": decoded,
-            "num_chunks": int(self.num_chunks[rank]),
-            "amplification": _over(fetched, wanted),
-            "decode_amplification": _over(decoded, wanted),
+            **read_figures(*(array[rank] for array in reads)),
         }
 
     def totals(self) -> dict[str, Any]:
         """Describe all ranks together in plain values."""
-        wanted, fetched, decoded = (int(a.sum()) for a in (self.bytes_wanted, self.bytes_fetched, self.bytes_decoded))
+        reads = self.bytes_wanted, self.bytes_fetched, self.bytes_decoded, self.num_chunks
         return {
             "num_owned": {entity: int(bounds[-1]) for entity, bounds in self.cut.bounds.items()},
             "num_ghosts": sum(map(len, self.ghosts)),
             "num_cut_edges": None if self.num_cut_edges is None else int(self.num_cut_edges.sum()),
-            "bytes_wanted": wanted,
-            "bytes_fetched": fetched,
-            "bytes_decoded": decoded,
-            "num_chunks": int(self.num_chunks.sum()),
-            "amplification": _over(fetched, wanted),
-            "decode_amplification": _over(decoded, wanted),
+            **read_figures(*(array.sum() for array in reads)),
             "balance": {entity: self.balance(entity) for entity in self.cut.bounds},
         }
-
-
-def _over(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
 
 
 def plan_store(reader: StoreReader, topology: StoreReader, sample: int = 0, *, tick: Tick | None = None) -> StorePlan:

@@ -75,6 +75,8 @@ def check_command(words: list[str]) -> None:
         assert set(extra.split(",")) <= set(project["optional-dependencies"])
     for script in (word for word in words if word.endswith(".py")):
         source = (ROOT / script).read_text()
+        if "from trainer import" in source:
+            source += (ROOT / script).with_name("trainer.py").read_text()
         options = [word for word in words[words.index(script) :] if word.startswith("--")]
         assert all(f'"{option}"' in source for option in options), words
 

@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,14 @@ import numpy.typing as npt
 
 from scidata.core.bounds import bounds_of
 from scidata.core.types import ArrayLayout, ChunkRefs, IntArray, Source
-from scidata.errors import ConfigError, CorruptDataError, MissingDependencyError, UnsupportedFormatError, near_matches
+from scidata.errors import (
+    ConfigError,
+    CorruptDataError,
+    MissingDependencyError,
+    RefusedError,
+    UnsupportedFormatError,
+    near_matches,
+)
 from scidata.meshes.formats.arrays import polygon_types
 from scidata.meshes.formats.base import Geometry, Options, RawCells, RawTopology, field_of
 from scidata.meshes.formats.outside import check_outside
@@ -198,6 +206,9 @@ def _block(path: str, kind: str, data: Any) -> tuple[IntArray, IntArray, npt.NDA
 
 
 def _read(path: str, *, allow_external: bool) -> Any:
+    mode = os.stat(path).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # opening a pipe waits for whoever writes to it
+        raise RefusedError(f"{path}: not a regular file (a pipe, socket or device); name a file")
     try:
         meshio: Any = importlib.import_module("meshio")
     except ImportError as e:

@@ -1,5 +1,6 @@
 """Other formats through meshio; where it is not installed, what the error says."""
 
+import os
 import pickle
 import sys
 
@@ -87,6 +88,15 @@ def test_gmsh(tmp_path, meshio):
     assert sample.cells.connectivity.tolist() == [0, 1, 2, 3, 2, 3, 4, 5]
     assert np.array_equal(sample.fields["u"].read(slice(2, 4)), POINTS[2:4, 0])
     assert sample.fields["k"].read().tolist() == [1.5, 2.5]
+
+
+@pytest.mark.parametrize("suffix", ["vtk", "vtu", "msh"])
+def test_a_pipe_is_not_waited_for(tmp_path, meshio, suffix):
+    os.mkfifo(tmp_path / f"m.{suffix}")
+    (tmp_path / f"zero.{suffix}").symlink_to("/dev/zero")
+    for name in ("m", "zero"):
+        with pytest.raises(RefusedError, match=rf"{name}\.{suffix}: not a regular file"):
+            read_samples(str(tmp_path / f"{name}.{suffix}"))[0].entities
 
 
 def test_faces_of_a_plane(tmp_path, meshio):

@@ -90,12 +90,12 @@ class Outcome:
 # -- data --------------------------------------------------------------------------------------------------------
 
 
-def write_data(folder: Path) -> None:
+def write_data(folder: Path, num_times: int = 40) -> None:
     """Write a grid of 12 rows, a chunk each, of the sample's number and one: zeros would not be written."""
     import numpy as np
     import zarr
 
-    values = np.broadcast_to(np.arange(1, 41, dtype=np.float32)[:, None, None], (40, 12, 6))
+    values = np.broadcast_to(np.arange(1, num_times + 1, dtype=np.float32)[:, None, None], (num_times, 12, 6))
     group = zarr.open_group(folder, mode="w", zarr_format=3)
     array = group.create_array(
         "u", shape=values.shape, chunks=(1, 1, 6), dtype="f4", compressors=None, dimension_names=("time", "lat", "lon")

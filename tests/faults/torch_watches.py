@@ -1,6 +1,6 @@
-"""What torch's own means do, without scidata, for ranks that wait in a collective for one that meets a fault.
+"""What torch's own means do for ranks that wait in a collective for one that meets a fault, beside scidata's watch.
 
-    python tests/faults/torch_watches.py [--limit 25]
+    PYTHONPATH=. python tests/faults/torch_watches.py [--limit 25]
 
 Three ranks all-reduce in a loop, each step behind one of torch's means:
 
@@ -12,10 +12,12 @@ store
     each rank sets a key of the step in the group's TCPStore, and waits for those of the others with a timeout of 3 s.
 torchrun
     nothing in the step; the ranks are torchrun's.
+scidata
+    the steps are those of a loader with ``timeout=3``.
 
 Rank 1 raises, raises and takes 5 s to end (as one does that saves a checkpoint), is killed, or is stopped. Printed:
 how long after the fault each of the others had said so (or had ended, without a word), the last line of its error, and
-what a step without a fault takes. ``rank_faults.py`` counts the same of scidata.
+what a step without a fault takes. Of scidata, ``rank_faults.py`` tries many more.
 """
 
 from __future__ import annotations
@@ -30,8 +32,10 @@ import tempfile
 import time
 from pathlib import Path
 
-AT, VICTIM, RANKS = 5, 1, 3
-WAYS = ("gloo", "monitored_barrier", "store", "torchrun")
+from rank_faults import write_data
+
+VICTIM, RANKS = 1, 3
+WAYS = ("gloo", "monitored_barrier", "store", "torchrun", "scidata")
 FAULTS = ("raise", "raise, end late", "kill", "stop")
 SCRIPT = """
 import datetime, os, pathlib, signal, sys, time
@@ -42,22 +46,15 @@ rank, num_ranks = dist.get_rank(), dist.get_world_size()
 store, patience = dist.distributed_c10d._get_default_store(), datetime.timedelta(seconds=3)
 pathlib.Path(folder, f"pid{rank}").write_text(str(os.getpid()))
 
-def steps(first, last):
-    for step in range(first, last):
-        if way == "monitored_barrier":
-            dist.monitored_barrier(timeout=patience)
-        elif way == "store":
-            store.set(f"{step}/{rank}", "")
-            store.wait([f"{step}/{other}" for other in range(num_ranks)], patience)
-        dist.all_reduce(torch.ones(3))
+def step(number):
+    if way == "monitored_barrier":
+        dist.monitored_barrier(timeout=patience)
+    elif way == "store":
+        store.set(f"{number}/{rank}", "")
+        store.wait([f"{number}/{other}" for other in range(num_ranks)], patience)
+    dist.all_reduce(torch.ones(3))
 
-steps(0, 20)
-dist.barrier()
-began = time.perf_counter()
-steps(20, 220)
-if rank == 0:
-    pathlib.Path(folder, "cost").write_text(str((time.perf_counter() - began) / 200))
-if rank == 1:
+def fail():
     time.sleep(0.5)  # the others are in the step
     pathlib.Path(folder, "fault").write_text(str(time.time()))
     if fault == "raise":
@@ -68,13 +65,29 @@ if rank == 1:
         finally:
             time.sleep(5)
     os.kill(os.getpid(), signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
-steps(220, 10**9)
+
+numbers = range(10**9)
+if way == "scidata":
+    import scidata
+    mesh = scidata.init_mesh(domain=num_ranks, device="cpu")
+    ds = scidata.open_dataset(folder + "/grid.zarr", mesh, shard={"lat": "domain"}, sample_dim="time")
+    numbers = scidata.DataLoader(ds, batch_size=None, num_workers=1, timeout=3)
+for number, _ in enumerate(numbers):
+    if number == 20:
+        dist.barrier()
+        began = time.perf_counter()
+    if number == 220 and rank == 0:
+        pathlib.Path(folder, "cost").write_text(str((time.perf_counter() - began) / 200))
+    if number == 220 and rank == 1:
+        fail()
+    step(number)
 """
 
 
 def run(way: str, fault: str, limit: float) -> tuple[list[tuple[float, str]], float]:
     """Return what each of the others has said and how long after the fault, and the seconds of a step before it."""
     with tempfile.TemporaryDirectory() as folder:
+        write_data(Path(folder, "grid.zarr"), num_times=240)
         script = Path(folder, "script.py")
         script.write_text(SCRIPT)
         arguments = [str(script), fault, way, folder, str(limit)]

@@ -206,7 +206,7 @@ def _indices(selection: object, num_rows: int) -> IntArray:
     array = np.asarray(selection)
     if array.dtype == np.bool_ and array.shape == (num_rows,):
         array = np.flatnonzero(array)
-    if array.ndim > 1 or (array.size and array.dtype.kind not in "iu") or isinstance(selection, str | bytes):
+    if array.ndim > 1 or (array.size and array.dtype.kind not in "iu"):
         what = f"a mask of shape {array.shape}" if array.dtype == np.bool_ else repr(selection)
         raise ConfigError(
             f"{what} selects nothing of {num_rows} rows: expected a slice, an index, a list of indices, or a mask with "
@@ -265,8 +265,8 @@ def compose(outer: Segments, inner: Segments) -> Segments:
         rows = range(part.start, part.start + part.count * part.step, part.step)
         ascending = rows if part.step > 0 else rows[::-1]
         lower, upper = whole.offset, whole.offset + whole.count
-        first = max(0, -(-(lower - ascending.start) // ascending.step)) if ascending else 0
-        last = min(len(ascending), -(-(upper - ascending.start) // ascending.step)) if ascending else 0
+        first = max(0, -(-(lower - ascending.start) // ascending.step))
+        last = min(len(ascending), -(-(upper - ascending.start) // ascending.step))
         if first >= last:
             continue
         begin = first if part.step > 0 else len(rows) - last

@@ -214,6 +214,20 @@ def test_lists_of_indices_long_and_short(indices, repeats, start, count):
     assert rows_of(compose(found, inner)).tolist() == wanted[start : start + count].tolist()
 
 
+def test_runs_of_a_list():
+    found = segments_of_slice([3, 4, 5, 9, 7, 5, 5, 5, 2], 10)
+    assert [(s.start, s.count, s.step, s.offset) for s in found] == [
+        (3, 3, 1, 0), (9, 3, -2, 3), (5, 1, 1, 6), (5, 1, 1, 7), (2, 1, 1, 8),
+    ]  # fmt: skip
+    assert segments_of_slice([8, 7, 2, 5], 10) == (  # two rows are a run only where one follows the other
+        Segment(start=8, count=2, step=-1), Segment(start=2, count=1, offset=2), Segment(start=5, count=1, offset=3),
+    )  # fmt: skip
+    assert segments_of_slice([], 10) == segments_of_slice(slice(3, 3), 10) == ()
+    for nothing in ("3", b"3", "", [0.5], [[1]], np.zeros(9, bool), None):
+        with pytest.raises(ConfigError, match="selects nothing of 10 rows"):
+            segments_of_slice(nothing, 10)
+
+
 def test_a_long_list_composed_with_a_window_that_wraps():
     rows = np.random.default_rng(0).permutation(500)
     found = compose(segments_of_slice(rows.tolist(), 500), window([0, 100, 500], 0, lo=7, hi=3, periodic=True))

@@ -16,12 +16,15 @@ from scidata.core.types import IntArray, Segment, Segments, SegmentTable, segmen
 from scidata.errors import ConfigError
 
 __all__ = [
+    "at_least_one_each",
+    "bounds_of",
     "chunk_bounds",
     "compose",
     "even_bounds",
     "explicit_bounds",
     "halo_widths",
     "num_rows_of",
+    "owners_of",
     "rows_of",
     "segments_of_slice",
     "weighted_bounds",
@@ -84,11 +87,7 @@ def weighted_bounds(weights: npt.ArrayLike, num_parts: int, *, align: int = 1) -
     targets = prefix[-1] * np.arange(1, num_parts) / num_parts
     upper = np.clip(np.searchsorted(prefix, targets), 1, len(prefix) - 1)
     nearer_below = targets - prefix[upper - 1] < prefix[upper] - targets
-    cuts = upper - nearer_below
-    parts = np.arange(1, num_parts)
-    cuts = np.maximum.accumulate(np.maximum(cuts, parts) - parts) + parts  # at least one group each, from the left
-    cuts = np.minimum(cuts, len(prefix) - 1 - (num_parts - parts))  # and from the right
-    return np.concatenate([[0], cuts, [len(prefix) - 1]]).astype(np.int64) * align
+    return at_least_one_each(upper - nearer_below, len(prefix) - 1) * align
 
 
 def chunk_bounds(
@@ -290,3 +289,32 @@ def _composed(outer: IntArray, part: Segment) -> IntArray:
     table = np.stack([start + (lower - offset) * step, upper - lower, step, part.offset + lower - part.start], axis=1)
     kept: IntArray = table[upper > lower]
     return kept
+
+
+def bounds_of(sizes: npt.ArrayLike) -> IntArray:
+    """Return ``(num + 1,)`` int64 bounds of parts, or offsets of rows, of these sizes."""
+    array = np.asarray(sizes)
+    bounds = np.zeros(len(array) + 1, np.int64)
+    np.cumsum(array, dtype=np.int64, out=bounds[1:])
+    return bounds
+
+
+def owners_of(bounds: npt.ArrayLike, rows: npt.ArrayLike) -> IntArray:
+    """Return the part that owns each row, int64: of equal bounds the last, because an empty part owns nothing."""
+    owners: IntArray = np.searchsorted(np.asarray(bounds), rows, side="right").astype(np.int64, copy=False) - 1
+    return owners
+
+
+def at_least_one_each(cuts: npt.ArrayLike, num_rows: int) -> IntArray:
+    """Move the cuts between parts as little as gives every part a row, and return bounds.
+
+    Parameters
+    ----------
+    cuts
+        ``(num_parts - 1,)`` rows where parts after the first begin, sorted or not; ``num_parts <= num_rows``.
+    """
+    wanted = np.asarray(cuts)
+    parts = np.arange(1, len(wanted) + 1)
+    moved = np.maximum.accumulate(np.maximum(wanted, parts) - parts) + parts  # from the left
+    moved = np.minimum(moved, num_rows - parts[::-1])  # and from the right
+    return np.concatenate([[0], moved, [num_rows]]).astype(np.int64)

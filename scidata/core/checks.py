@@ -8,14 +8,25 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from scidata.core.types import IntArray
 from scidata.errors import ConfigError, TooLargeError
 
-__all__ = ["allocate", "as_index", "check_function", "check_mapping", "is_whole", "names_of", "offsets", "whole"]
+__all__ = [
+    "allocate",
+    "as_index",
+    "check_function",
+    "check_mapping",
+    "is_whole",
+    "largest_encoded",
+    "names_of",
+    "offsets",
+    "whole",
+]
 
 
 def as_index(index: Any) -> int:
@@ -100,3 +111,11 @@ def allocate(
             f"{what}: {shape} of {np.dtype(dtype)} take {nbytes} bytes, more than can be allocated; its metadata are "
             "damaged, or read less of it at once: more ranks, fewer fields, isel="
         ) from e
+
+
+_Nbytes = TypeVar("_Nbytes", int, IntArray)
+
+
+def largest_encoded(nbytes: _Nbytes) -> _Nbytes:
+    """Return the most bytes that a chunk of ``nbytes``, or chunks of each, can honestly take when encoded."""
+    return 2 * nbytes + (64 << 10)

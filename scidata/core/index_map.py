@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from scidata.core.bounds import explicit_bounds
+from scidata.core.bounds import explicit_bounds, owners_of
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError
 
@@ -93,8 +93,7 @@ class IndexMap:
     @cached_property
     def owners(self) -> IntArray:
         """``(num_ghost,)`` int64: the part that owns each ghost."""
-        # the last of equal bounds: an empty part owns nothing
-        return np.searchsorted(self.bounds, self.ghosts, side="right").astype(np.int64) - 1
+        return owners_of(self.bounds, self.ghosts)
 
     @cached_property
     def recv_counts(self) -> IntArray:

@@ -19,9 +19,10 @@ from scidata.core.types import BufferSpec, Empty, IntArray
 from scidata.data.collate import collate
 from scidata.data.order import MAX_DRAWN, MAX_LISTED, Mixture
 from scidata.data.sample import Sample
+from scidata.data.source import Source
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 
-__all__ = ["CombinedDataset", "adopted", "concat", "mix", "subset"]
+__all__ = ["CombinedDataset", "as_combined", "concat", "mix", "subset"]
 
 
 class _InTurn:
@@ -74,6 +75,7 @@ class CombinedDataset(Dataset[Sample]):
         self, datasets: Sequence[Any], parts: _Numbers, indices: _Numbers, *, mixture: Mixture | None = None
     ) -> None:
         self.datasets = tuple(datasets)
+        self._sources = tuple(map(Source, self.datasets))
         self.mesh: DeviceMesh | None = self.datasets[0].mesh
         self.dp_axis: str | None = self.datasets[0].dp_axis
         self.mixture = mixture
@@ -150,9 +152,8 @@ class CombinedDataset(Dataset[Sample]):
 
     def set_epoch(self, epoch: int) -> None:
         """Tell the data sets that want to know."""
-        for dataset in self.datasets:
-            if hasattr(dataset, "set_epoch"):
-                dataset.set_epoch(epoch)
+        for source in self._sources:
+            source.set_epoch(epoch)
 
     def close(self) -> None:
         """Close the data sets' files; the next read opens them again."""
@@ -169,7 +170,7 @@ class CombinedDataset(Dataset[Sample]):
     @property
     def epoch(self) -> tuple[Any, ...]:
         """The data sets' epochs; None for one that has none."""
-        return tuple(getattr(dataset, "epoch", None) for dataset in self.datasets)
+        return tuple(source.epoch for source in self._sources)
 
     def epoch_reader(self, epoch: tuple[Any, ...] | None = None, *, empty: Empty = np.empty) -> Callable[[int], Any]:
         """Return :meth:`read_local` of the present epoch, whatever is set later: for reading ahead.
@@ -177,10 +178,7 @@ class CombinedDataset(Dataset[Sample]):
         ``empty`` makes the arrays that are read into, of data sets whose samples differ in size.
         """
         epochs = self.epoch if epoch is None else epoch
-        reads = [
-            d.epoch_reader(e, empty=empty) if hasattr(d, "epoch_reader") else d.read_local
-            for d, e in zip(self.datasets, epochs, strict=True)
-        ]
+        reads = [source.reader(own, empty=empty) for source, own in zip(self._sources, epochs, strict=True)]
 
         def read(index: int) -> Any:
             part, own = self.locate(index)
@@ -192,7 +190,7 @@ class CombinedDataset(Dataset[Sample]):
         """Wrap local parts as their data set does: of one sample, or of a batch of them."""
         if isinstance(index, int):
             part, own = self.locate(index)
-            return _renumbered(self.datasets[part].assemble(local, index=own), index)
+            return _renumbered(self._sources[part].assemble(local, index=own), index)
         places = [self.locate(i) for i in index]
         if len({part for part, _ in places}) == 1:
             dataset = self.datasets[places[0][0]]
@@ -229,13 +227,14 @@ def _renumbered(sample: Any, index: int | list[int]) -> Sample:
 
 
 def _combined(datasets: Sequence[Any], parts: _Numbers, indices: _Numbers, **options: Any) -> CombinedDataset:
-    for dataset in datasets:
-        if not (hasattr(dataset, "read_local") and hasattr(dataset, "assemble") and hasattr(dataset, "mesh")):
+    sources = [Source(dataset) for dataset in datasets]
+    for source in sources:
+        if source.lacks("read_local", "assemble", "mesh"):
             raise ConfigError(
-                f"{type(dataset).__name__} is no data set of scidata.open_dataset; torch's Subset and ConcatDataset "
-                "take any"
+                f"{type(source.dataset).__name__} is no data set of scidata.open_dataset; torch's Subset and "
+                "ConcatDataset take any"
             )
-    specs = [dict(d.buffer_specs()) if hasattr(d, "buffer_specs") else None for d in datasets]
+    specs = [dict(source.dataset.buffer_specs()) if source.has_buffers else None for source in sources]
     same = specs[0] is not None and all(spec == specs[0] for spec in specs)
     return (BufferedCombined if same else CombinedDataset)(datasets, parts, indices, **options)
 
@@ -369,12 +368,16 @@ def _joined(datasets: Sequence[Any], **options: Any) -> CombinedDataset:
     return _combined(datasets, parts.astype(np.int64), indices.astype(np.int64), **options)
 
 
-def adopted(dataset: Any) -> Any:
+def as_combined(dataset: Any) -> Any:
     """Return torch's ``Subset`` or ``ConcatDataset`` of such data sets as one of them, and others as they are."""
-    if type(dataset) is Subset and hasattr(inner := adopted(dataset.dataset), "read_local"):
+    if type(dataset) is Subset and _is_readable(inner := as_combined(dataset.dataset)):
         return subset(inner, dataset.indices)
     if type(dataset) is ConcatDataset:
-        inners = [adopted(each) for each in dataset.datasets]
-        if all(hasattr(each, "read_local") for each in inners):
+        inners = [as_combined(each) for each in dataset.datasets]
+        if all(map(_is_readable, inners)):
             return concat(*inners)
     return dataset
+
+
+def _is_readable(dataset: Any) -> bool:
+    return not Source(dataset).lacks("read_local")

@@ -5,78 +5,93 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.distributed.device_mesh import DeviceMesh
-from torch.utils.data import Dataset, get_worker_info
 
-from scidata.core.checks import as_index
 from scidata.core.types import Empty, IntArray
+from scidata.data.domain_dataset import DomainDataset, Reader
 from scidata.data.irregular_sample import IrregularSample
-from scidata.data.local_transform import LocalTransform, apply_locally
-from scidata.data.sample import Sample
+from scidata.data.local_transform import apply_locally
 from scidata.data.topology import Cells, Place, Topology, shard_rows
-from scidata.device_mesh import domain_mesh
 from scidata.errors import ConfigError
 from scidata.plan import ReadPlan
 from scidata.shard.torch_internals import version_of
-from scidata.store.format.manifest import Statistics
-from scidata.store.raw_points.reader import PointsReader
+from scidata.store.format.manifest import FieldInfo, Statistics
 from scidata.store.reading.part import Identity, LocalPart
-from scidata.store.reading.reader import StoreReader
+from scidata.store.reading.subsample import Subsample
 
-__all__ = ["IrregularDataset"]
+__all__ = ["IrregularDataset", "IrregularReader"]
 
 
-class IrregularDataset(Dataset[Sample]):
+class IrregularReader(Reader, Protocol):
+    """What reads samples whose rows are nodes, points or cells, of any number each: partitioned stores, raw clouds."""
+
+    kind: str  # "mesh", "points" or "graph"
+    entity: str  # that is cut first
+    num_parts: int
+    ghosts: str  # "disk" or "exchange"
+    subsample: Subsample | None  # what each epoch draws
+
+    @property
+    def path(self) -> str:
+        """The store, or the first file."""
+
+    @property
+    def entities(self) -> tuple[str, ...]:
+        """The entities that samples have."""
+
+    @property
+    def num_hops(self) -> int:
+        """Hops along edges that ghosts are away."""
+
+    @property
+    def period(self) -> tuple[float, ...] | None:
+        """Width of the domain along each coordinate where it wraps, 0 where it does not; None where it does in none."""
+
+    def counts(self, entity: str) -> IntArray:
+        """Return the rows of an entity in each sample, ``(num_samples,)``."""
+
+    def info(self, name: str) -> FieldInfo:
+        """Return the description of a field."""
+
+    def entity_dim(self, name: str) -> int:
+        """Return which of a field's dims its entity's is."""
+
+    def global_shape(self, name: str, index: int, *, epoch: int = 0) -> tuple[int, ...]:
+        """Return the shape of a field of one whole sample, or of what ``epoch`` draws from it."""
+
+    def statistics(self, name: str) -> Statistics | None:
+        """Return figures of a field over all samples; None where there are none."""
+
+    def plan(self, index: int, rank: int = 0, *, epoch: int = 0) -> ReadPlan:
+        """Plan one sample for one rank."""
+
+    def read(self, index: int, part: int, *, epoch: int = 0, empty: Empty = np.empty) -> LocalPart:
+        """Read one part of a sample, into arrays that ``empty`` makes. Thread-safe."""
+
+    def original_id(self, index: int, part: int, entity: str, *, rows: IntArray | None = None) -> IntArray:
+        """Return the source's row of each row that a part owns, or of ``rows``."""
+
+
+class IrregularDataset(DomainDataset[IrregularReader, IrregularSample]):
     """Samples of meshes, point clouds or graphs, of which this rank reads its part. Made by ``open_dataset``.
 
-    Indexing never communicates, although all ranks of a domain are meant to index alike. Sizes differ from sample to
-    sample. Pickles as path and options and reopens its files lazily. In a worker process, which has no process group,
-    a sample is a :class:`~scidata.store.reading.part.LocalPart`, that :meth:`assemble` wraps in the parent.
-
-    Attributes
-    ----------
-    mesh : DeviceMesh or None
-        As given; None in a worker process.
-    dp_axis : str or None
-        Name of the data-parallel axis, None where the mesh has none.
-    transform
-        Called with each sample.
-    local_transform
-        Called with each part that is read.
+    Sizes differ from sample to sample. In a worker process, which has no process group, a sample is a
+    :class:`~scidata.store.reading.part.LocalPart`, that :meth:`assemble` wraps in the parent. Attributes, and what all
+    kinds of data have, are those of :class:`~scidata.data.domain_dataset.DomainDataset`.
     """
 
-    def __init__(
-        self,
-        reader: StoreReader | PointsReader,
-        mesh: DeviceMesh | None,
-        *,
-        dp_axis: str | None,
-        domain_axis: str | None,
-        dtype: torch.dtype | None,
-        transform: Callable[[Any], Any] | None,
-        local_transform: LocalTransform | None = None,
-    ) -> None:
-        self.reader = reader
-        self.mesh = mesh
-        self.dp_axis = dp_axis
-        self.transform = transform
-        self.local_transform = local_transform
-        self._dtype = dtype
-        self._detached = False
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         # shared with worker processes that live through several epochs, where epochs matter
         self._epoch = torch.zeros((), dtype=torch.int64)
-        if reader.subsample is not None:
+        if self.reader.subsample is not None:
             self._epoch.share_memory_()  # type: ignore[no-untyped-call]
         self._tensors: WeakKeyDictionary[Identity, _Tensors] = WeakKeyDictionary()
-        sharded = mesh is not None and domain_axis is not None
-        self._rank = mesh.get_local_rank(domain_axis) if sharded else 0  # type: ignore[union-attr]
-        self._domain: DeviceMesh | None = domain_mesh(mesh, (domain_axis,)) if sharded else None  # type: ignore[arg-type]
 
     # -- what there is -------------------------------------------------------------------------------------------
 
@@ -86,24 +101,9 @@ class IrregularDataset(Dataset[Sample]):
         return self.reader.kind
 
     @property
-    def fields(self) -> tuple[str, ...]:
-        """Names of the fields."""
-        return self.reader.fields
-
-    @property
     def entities(self) -> tuple[str, ...]:
         """The entities that samples have."""
         return self.reader.entities
-
-    @property
-    def rank(self) -> int:
-        """Place of this rank in its domain: the ``rank`` of :meth:`plan`."""
-        return self._rank
-
-    @property
-    def fingerprint(self) -> str:
-        """Digest of what decides the samples: their values and the choice of fields."""
-        return self.reader.fingerprint()
 
     def counts(self, entity: str | None = None) -> npt.NDArray[np.int64]:
         """Return how many rows of an entity each sample has, ``(len(self),)``; default of the one that is cut first.
@@ -111,10 +111,6 @@ class IrregularDataset(Dataset[Sample]):
         For ``DistributedSampler(sizes=...)``. Reads metadata only. All rows, also where an epoch draws some of them.
         """
         return self.reader.counts(self.reader.entity if entity is None else entity)
-
-    def dims(self, name: str) -> tuple[str, ...]:
-        """Return the dimensions of a field of one sample."""
-        return self.reader.dims(name)
 
     def place(self, name: str) -> Place:
         """Return the entity that a field lives on, and which of its dims that is."""
@@ -151,9 +147,6 @@ class IrregularDataset(Dataset[Sample]):
             raise ConfigError(f"epoch must not be negative, but is {epoch}")
         self._epoch.fill_(int(epoch))
 
-    def __len__(self) -> int:
-        return self.reader.num_samples
-
     def __repr__(self) -> str:
         fields = ", ".join(self.fields)
         return f"IrregularDataset({self.reader.path!r}, {self.kind}, {len(self)} samples, {fields})"
@@ -177,14 +170,6 @@ class IrregularDataset(Dataset[Sample]):
         """Return :meth:`read_local` of an epoch, default the present one, whatever is set later: for reading ahead."""
         return partial(self.read_local, epoch=self.epoch if epoch is None else epoch, empty=empty)
 
-    def __getitem__(self, index: int) -> IrregularSample:
-        index = as_index(index)
-        local = self.read_local(index)
-        if self._detached or (self.mesh is not None and get_worker_info() is not None):
-            return local  # type: ignore[return-value]  # a worker has no process group; assemble() wraps in the parent
-        sample = self.assemble(local, index=index % len(self))
-        return self.transform(sample) if self.transform is not None else sample
-
     def assemble(self, local: LocalPart, *, index: int | None = None) -> IrregularSample:
         """Wrap what was read as a sample of ShardTensors. No communication.
 
@@ -193,8 +178,7 @@ class IrregularDataset(Dataset[Sample]):
         ConfigError
             Called in a worker process, or with another rank's part.
         """
-        if self._detached:
-            raise ConfigError("assemble() needs the mesh, which a worker process does not have; call it in the parent")
+        self._check_attached()
         rows = local.index_maps[local.part.entity]
         if rows.part != self._rank or rows.num_parts != self.reader.num_parts:
             raise ConfigError(
@@ -205,7 +189,7 @@ class IrregularDataset(Dataset[Sample]):
         for name, values in local.fields.items():
             place = places[name] = self.place(name)
             dims[name] = self.reader.dims(name)
-            tensor = self._tensor(values)
+            tensor = self._cast(_as_tensor(values))
             entity_rows = local.index_maps[place.entity]
             if self.reader.ghosts == "disk":
                 held[name] = tensor
@@ -220,11 +204,6 @@ class IrregularDataset(Dataset[Sample]):
             held=held,
             ghosts=self.reader.ghosts,
         )
-
-    def _tensor(self, values: npt.NDArray[Any] | torch.Tensor) -> torch.Tensor:
-        tensor = _as_tensor(values)
-        narrow = self._dtype is torch.bfloat16 and tensor.is_floating_point()
-        return tensor.to(torch.bfloat16) if narrow else tensor
 
     def _topology(self, local: LocalPart) -> Topology:
         def indices(ids: npt.NDArray[Any] | None) -> torch.Tensor | None:
@@ -262,13 +241,8 @@ class IrregularDataset(Dataset[Sample]):
     def _read_ids(self, index: int, rows: Mapping[str, IntArray] | None, entity: str) -> IntArray:
         return self.reader.original_id(index, self._rank, entity, rows=None if rows is None else rows[entity])
 
-    def close(self) -> None:
-        """End the reading threads and close the files; the next read starts them again."""
-        self.reader.close()
-
     def __getstate__(self) -> dict[str, Any]:
-        gone = {"mesh": None, "_domain": None, "_detached": self._detached or self.mesh is not None, "_tensors": None}
-        return self.__dict__ | gone
+        return super().__getstate__() | {"_tensors": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

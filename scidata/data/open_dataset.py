@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias, TypedDict, Unpack, overload
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, overload
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from scidata.core.checks import check_function, check_mapping, offsets, whole
-from scidata.data.grid_dataset import ShardedDataset
-from scidata.data.irregular_dataset import IrregularDataset
+from scidata.core.types import Source
 from scidata.data.local_transform import LocalTransform
+from scidata.data.options import HowToCut, HowToReach, WhatToRead
 from scidata.data.raw_kind import kind_of_raw
-from scidata.device_mesh import axes_of
+from scidata.device_mesh import axes_of, axis_size
 from scidata.errors import ConfigError, UnknownNameError, near_matches
-from scidata.grids.reader import GridReader
 from scidata.sources.bytes.files import url_of
-from scidata.store.format.store import is_store
-from scidata.store.raw_points.reader import PointsReader
-from scidata.store.reading.reader import CACHE_BYTES, StoreReader
-from scidata.store.reading.subsample import make_subsample
+from scidata.store.format.places import is_store
+
+if TYPE_CHECKING:
+    from scidata.data.grid_dataset import ShardedDataset
+    from scidata.data.irregular_dataset import IrregularDataset
 
 __all__ = ["open_dataset"]
-
-_KINDS = ("grid", "points", "mesh", "graph")
-# NumPy has no bfloat16: such fields are read as float32 and cast once, when they become tensors
-_READ_AS = {torch.float16: np.float16, torch.bfloat16: np.float32, torch.float32: np.float32, torch.float64: np.float64}
-
 
 Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -220,84 +213,114 @@ def open_dataset(
         ds[0]["u"].to_local()  # this rank's rows of it, all that was read but for the halo
     """
     path = _located(path, storage_options)
-    check_mapping("shard", shard, "{'latitude': 'domain'}")
-    check_mapping("isel", isel, "{'level': 3}")
-    for name, function in {"transform": transform, "local_transform": local_transform}.items():
-        check_function(name, function)
-    for name, flag in {"decode": decode, "allow_missing": allow_missing, "allow_external": allow_external}.items():
-        if not isinstance(flag, bool | np.bool_):
-            raise ConfigError(f"{name}={flag!r}: expected True or False")
-    steps, num_threads = offsets(steps), whole("num_threads", num_threads, least=0)
-    drawn = make_subsample(subsample, block=subsample_block, seed=subsample_seed)
-    if kind is not None and kind not in _KINDS:
-        raise ConfigError(f"kind must be one of {', '.join(_KINDS)}, not {kind!r}{near_matches(kind, _KINDS)}")
-    if dtype is not None and dtype not in _READ_AS:
-        raise ConfigError(
-            f"dtype must be a floating torch dtype, such as torch.float32, not {dtype!r}; integer fields keep their own"
-        )
+    what = WhatToRead(
+        kind=kind, fields=fields, sample_dim=sample_dim, steps=steps, isel=isel, decode=decode, dtype=dtype,
+        transform=transform, local_transform=local_transform,
+        subsample=subsample, subsample_block=subsample_block, subsample_seed=subsample_seed,
+    )  # fmt: skip
+    cut = HowToCut(
+        shard=shard, bounds=bounds, weights=weights, align=align, halo=halo, ghosts=ghosts, periodic=periodic, dp=dp
+    )
+    reach = HowToReach(
+        allow_missing=allow_missing, allow_external=allow_external, num_threads=num_threads, cache_bytes=cache_bytes
+    )
     if mesh is None and (halo or shard):
-        what = f"halo={halo}" if halo else f"shard={shard}"
-        raise ConfigError(f"{what} needs a mesh: pass scidata.init_mesh(), which also works in a single process")
-    common: dict[str, Any] = {
-        "fields": fields, "bounds": bounds, "weights": weights, "num_threads": num_threads,
-        "dtype": None if dtype is None else _READ_AS[dtype],
-    }  # fmt: skip
-    trust: dict[str, Any] = {"allow_missing": allow_missing, "allow_external": allow_external}
-    samples: dict[str, Any] = {"sample_dim": sample_dim, "steps": steps, "isel": isel}
-    only_grids = {"shard": shard is not None, "align": align != 1, "periodic": bool(periodic)}
-    chosen_samples = {"sample_dim": sample_dim is not None, "steps": steps != (0,), "isel": isel is not None}
-    shown = os.fspath(path) if isinstance(path, str | os.PathLike) else "SOURCE..."
-
-    reader: StoreReader | PointsReader
-    wrapping: Any = {"dtype": dtype, "transform": transform, "local_transform": local_transform}
-    if isinstance(path, str | os.PathLike) and is_store(path):
-        raw = {"decode": not decode, "allow_missing": allow_missing, "allow_external": allow_external}
-        _refuse(only_grids | raw, f"means nothing for {shown}, a partitioned store")
-        dp_axis, axis, num_parts = _one_axis(mesh, dp, shown)
-        reader = StoreReader(
-            path, num_parts=num_parts, **common, **samples, subsample=drawn,
-            halo=halo, ghosts=ghosts or ("disk" if halo else "exchange"),  # type: ignore[arg-type]  # it checks halo
-            cache_bytes=CACHE_BYTES if cache_bytes is None else cache_bytes,
-        )  # fmt: skip
-        if kind not in (None, reader.kind):
-            raise ConfigError(f"kind={kind!r}: {shown} is a store of kind {reader.kind!r}")
-        return IrregularDataset(reader, mesh, dp_axis=dp_axis, domain_axis=axis, **wrapping)
+        given = f"halo={halo}" if halo else f"shard={shard}"
+        raise ConfigError(f"{given} needs a mesh: pass scidata.init_mesh(), which also works in a single process")
+    if isinstance(path, str) and is_store(path):
+        return _open_store(path, mesh, what, cut, reach)
     _refuse(
         {"cache_bytes": cache_bytes is not None},
         "means nothing for grids and raw points, which have no edges or cells to keep",
     )
-    given = only_grids | chosen_samples
-    if kind_of_raw(path, kind, allow_external, like_grid=any(given.values())) == "points":
-        _refuse(given, "means nothing for points, of which each file is a sample")
-        if halo or ghosts is not None:
-            what = f"halo={halo}" if halo else f"ghosts={ghosts!r}"
-            raise ConfigError(
-                f"{what}: raw points are read in the order of their file, in which neighbours lie anywhere; put them "
-                f"in order once: scidata partition {shown} OUT --kind points, then open OUT"
-            )
-        dp_axis, axis, num_parts = _one_axis(mesh, dp, shown)
-        reader = PointsReader(path, num_parts=num_parts, **common, **trust, decode=decode, subsample=drawn)
-        return IrregularDataset(reader, mesh, dp_axis=dp_axis, domain_axis=axis, **wrapping)
-    if ghosts is not None:
-        raise ConfigError(f"ghosts={ghosts!r}: the halo of a grid is always read from disk; leave ghosts out")
-    if drawn is not None:
-        raise ConfigError(f"subsample={subsample}: grids are not drawn from; crop or stride them with isel")
-    dp_axis, domain = _axes(mesh, dp, shard)
-    grid = GridReader(
-        path, **common, **samples, **trust, align=align, halo=halo, periodic=periodic, decode=decode,
-        shard=shard if mesh is not None else {},
-        axis_sizes={axis: mesh.size(_names(mesh).index(axis)) for axis in domain} if mesh is not None else None,
+    like_grid = any((cut.given_for_grids | what.chosen_samples).values())
+    raw, first = kind_of_raw(path, kind, allow_external, like_grid=like_grid)
+    if raw == "points":
+        return _open_points(path, mesh, what, cut, reach)
+    return _open_grid(path, first, mesh, what, cut, reach)
+
+
+# Each kind is imported where it is met: who opens a grid loads no mesh, and who opens a store no grid.
+
+
+def _open_store(
+    path: str, mesh: DeviceMesh | None, what: WhatToRead, cut: HowToCut, reach: HowToReach
+) -> IrregularDataset:
+    from scidata.data.irregular_dataset import IrregularDataset
+    from scidata.store.reading.reader import CACHE_BYTES, StoreReader
+
+    raw = {"decode": not what.decode} | reach.trust
+    _refuse(cut.given_for_grids | raw, f"means nothing for {path}, a partitioned store")
+    dp_axis, axes, num_parts = _one_axis(mesh, cut.dp, path)
+    reader = StoreReader(
+        path, num_parts=num_parts, **_common(what, cut, reach), **what.samples, subsample=what.draw(),
+        halo=cut.halo, ghosts=cut.ghosts or ("disk" if cut.halo else "exchange"),  # type: ignore[arg-type]  # it checks
+        cache_bytes=CACHE_BYTES if reach.cache_bytes is None else reach.cache_bytes,
     )  # fmt: skip
-    return ShardedDataset(grid, mesh, dp_axis=dp_axis, **wrapping)
+    if what.kind not in (None, reader.kind):
+        raise ConfigError(f"kind={what.kind!r}: {path} is a store of kind {reader.kind!r}")
+    return IrregularDataset(reader, mesh, axes, dp_axis=dp_axis, **what.wrapping)
 
 
-def _located(
-    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], options: Mapping[str, Any] | None
-) -> str | tuple[str, ...]:
+def _open_points(
+    path: str | tuple[str, ...], mesh: DeviceMesh | None, what: WhatToRead, cut: HowToCut, reach: HowToReach
+) -> IrregularDataset:
+    from scidata.data.irregular_dataset import IrregularDataset
+    from scidata.store.raw_points.reader import PointsReader
+
+    shown = path if isinstance(path, str) else "SOURCE..."
+    _refuse(cut.given_for_grids | what.chosen_samples, "means nothing for points, of which each file is a sample")
+    if cut.halo or cut.ghosts is not None:
+        given = f"halo={cut.halo}" if cut.halo else f"ghosts={cut.ghosts!r}"
+        raise ConfigError(
+            f"{given}: raw points are read in the order of their file, in which neighbours lie anywhere; put them "
+            f"in order once: scidata partition {shown} OUT --kind points, then open OUT"
+        )
+    dp_axis, axes, num_parts = _one_axis(mesh, cut.dp, shown)
+    reader = PointsReader(
+        path, num_parts=num_parts, **_common(what, cut, reach), **reach.trust, decode=what.decode, subsample=what.draw()
+    )
+    return IrregularDataset(reader, mesh, axes, dp_axis=dp_axis, **what.wrapping)
+
+
+def _open_grid(
+    path: str | tuple[str, ...],
+    first: Source | None,
+    mesh: DeviceMesh | None,
+    what: WhatToRead,
+    cut: HowToCut,
+    reach: HowToReach,
+) -> ShardedDataset:
+    from scidata.data.grid_dataset import ShardedDataset
+    from scidata.grids.reader import GridReader
+
+    if cut.ghosts is not None:
+        raise ConfigError(f"ghosts={cut.ghosts!r}: the halo of a grid is always read from disk; leave ghosts out")
+    if what.subsample is not None:
+        raise ConfigError(f"subsample={what.subsample}: grids are not drawn from; crop or stride them with isel")
+    dp_axis, axes = _axes(mesh, cut.dp, cut.shard)
+    reader = GridReader(
+        path, first=first, **_common(what, cut, reach), **what.samples, **reach.trust,
+        align=cut.align, halo=cut.halo, periodic=cut.periodic, decode=what.decode,
+        shard=cut.shard if mesh is not None else {},
+        axis_sizes={axis: axis_size(mesh, axis) for axis in axes},
+    )  # fmt: skip
+    return ShardedDataset(reader, mesh, axes, dp_axis=dp_axis, **what.wrapping)
+
+
+def _common(what: WhatToRead, cut: HowToCut, reach: HowToReach) -> dict[str, Any]:
+    """Return what all readers take."""
+    return {
+        "fields": what.fields, "dtype": what.numpy_dtype, "bounds": cut.bounds, "weights": cut.weights,
+        "num_threads": reach.num_threads,
+    }  # fmt: skip
+
+
+def _located(path: Paths, options: Mapping[str, Any] | None) -> str | tuple[str, ...]:
     """Return the path, or paths, with what opens them."""
     if isinstance(path, str | os.PathLike):
         return url_of(os.path.expanduser(os.fspath(path)), options)
-    if isinstance(path, bytes) or not hasattr(path, "__iter__"):
+    if isinstance(path, bytes) or not isinstance(path, Iterable):
         raise ConfigError(f"path={path!r}: expected a path or URL, or a list of them, not {type(path).__name__}")
     return tuple(url_of(os.path.expanduser(os.fspath(item)), options) for item in path)
 
@@ -308,17 +331,15 @@ def _refuse(given: Mapping[str, bool], why: str) -> None:
             raise ConfigError(f"{name}: {why}; leave it out")
 
 
-def _one_axis(mesh: DeviceMesh | None, dp: str, shown: str) -> tuple[str | None, str | None, int]:
-    """Return the dp axis, the domain's one axis and its ranks: None, None and 1 without."""
+def _one_axis(mesh: DeviceMesh | None, dp: str, shown: str) -> tuple[str | None, tuple[str, ...], int]:
+    """Return the dp axis, the domain's axes, which are one at most, and its ranks."""
     dp_axis, domain = _axes(mesh, dp, None)
     if len(domain) > 1:
         raise ConfigError(
             f"{shown}: meshes, points and graphs are cut along one domain axis, and the mesh has {', '.join(domain)}; "
             "make it with init_mesh(domain=N)"
         )
-    if mesh is None or not domain:
-        return dp_axis, None, 1
-    return dp_axis, domain[0], mesh.size(_names(mesh).index(domain[0]))
+    return dp_axis, domain, axis_size(mesh, domain[0] if domain else None)
 
 
 def _names(mesh: DeviceMesh) -> tuple[str, ...]:

@@ -142,7 +142,7 @@ class Order:
         if self.mixture is not None:
             entries = self._mixed(self.mixture, epoch)
         elif self.weights is not None:
-            entries = self._drawn(self.weights, epoch)
+            entries = self._weighted(self.weights, epoch)
         else:
             entries = self._permutation(self.num_samples, epoch)
         return entries if self.sizes is None or self.group is None else self._grouped(entries, self.sizes, epoch)
@@ -186,12 +186,12 @@ class Order:
         seeds = np.random.SeedSequence([self.seed, epoch], spawn_key=key)
         return _shuffled(rows, count, seeds.generate_state(_ROUNDS, np.uint64).astype(np.uint64, copy=False))
 
-    def _drawn(self, weights: npt.NDArray[np.float64], epoch: int) -> IntArray:
+    def _weighted(self, weights: npt.NDArray[np.float64], epoch: int) -> IntArray:
         edges = np.cumsum(weights)
         points = self._stream(epoch, _WEIGHTS).random(len(self)) * edges[-1]
         last = np.flatnonzero(weights)[-1]  # where rounding brings a point to the very end
-        drawn: IntArray = np.minimum(np.searchsorted(edges, points, side="right"), last).astype(np.int64)
-        return drawn
+        entries: IntArray = np.minimum(np.searchsorted(edges, points, side="right"), last).astype(np.int64)
+        return entries
 
     def _mixed(self, mixture: Mixture, epoch: int) -> IntArray:
         starts = np.cumsum([0, *mixture.lengths])

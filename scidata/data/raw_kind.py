@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from scidata.core.types import Source
 from scidata.errors import UnsupportedFormatError
-from scidata.meshes.formats import exodus, graph, mpas, plain, points, ugrid, vtkhdf
 from scidata.sources import open_source
+from scidata.sources.kinds import kind_of
 from scidata.sources.paths import expand_paths
-from scidata.store.format.store import is_store
+from scidata.store.format.places import is_store
 
 __all__ = ["kind_of_raw"]
 
@@ -20,8 +21,8 @@ def kind_of_raw(
     allow_external: bool,
     *,
     like_grid: bool,
-) -> str:
-    """Return ``"grid"`` or ``"points"``; say which command to run where raw data is neither.
+) -> tuple[str, Source | None]:
+    """Return ``"grid"`` or ``"points"``, and the first file where it was opened for that; say what to do with others.
 
     Parameters
     ----------
@@ -40,19 +41,12 @@ def kind_of_raw(
         A mesh or a graph, which is read from a store; or no format that is known.
     """
     if kind in ("grid", "points"):
-        return kind
-    found = kind
+        return kind, None
+    found, source = kind, None
     if kind is None:
         source = open_source(expand_paths(path)[0], allow_external=allow_external)
-        if any(module.detect(source) for module in (vtkhdf, ugrid, mpas, exodus)):
-            found = "mesh"
-        elif graph.detect(source):
-            found = "graph"
-        elif not like_grid and plain.detect(source) and points.detect(source):
-            found = "mesh"
-        elif not like_grid and points.is_cloud(source):
-            return "points"
-    if found is not None:
+        found = kind_of(source, like_grid=like_grid)
+    if found not in ("grid", "points"):
         shown = os.fspath(path) if isinstance(path, str | os.PathLike) else "SOURCE..."
         folder = os.path.dirname(shown.rstrip("/"))
         if is_store(folder):
@@ -62,4 +56,4 @@ def kind_of_raw(
             f"scidata partition {shown} OUT --kind {found}, then open OUT"
             + ("; or say kind='grid' (--kind grid), to take its arrays as they lie" if kind is None else "")
         )
-    return "grid"
+    return found, source

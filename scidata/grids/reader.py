@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.bounds import num_rows_of, rows_of, segments_of_slice
+from scidata.core.cache import Cache
 from scidata.core.checks import offsets
 from scidata.core.types import ArrayLayout, BufferSpec, Decoding, Segment, Segments, Selection, Source
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
@@ -34,13 +35,13 @@ from scidata.grids.choices import (
 )
 from scidata.grids.partition import GridPartition, make_partition, per_dim, resolve_dim, selected_rows
 from scidata.grids.series import Series
-from scidata.plan import ArrayPlan, KeptPlans, PlanFamily, ReadPlan
+from scidata.plan import MAX_PLAN_BYTES, PlanFamily, ReadPlan
 from scidata.read import Job, ReadStats, read_plans
 from scidata.read.threads import ReaderThreads
 from scidata.read.whole import array_of, read_array
 from scidata.sources import open_source
+from scidata.sources.bytes.fetches import run_each
 from scidata.sources.bytes.files import Url
-from scidata.sources.bytes.remote import run_each
 from scidata.sources.cf import decoding_of
 from scidata.sources.paths import expand_paths
 
@@ -49,8 +50,8 @@ __all__ = ["GridReader"]
 _THREADS = 4  # decoding threads a process by default: several ranks usually share a machine
 
 
-#: By field, and of each field by file: the file's position, and what is read of it.
-_Plans: TypeAlias = dict[str, list[tuple[int, ArrayPlan]]]
+#: What a sample takes: the reads of each field, one of each file that holds a part of it.
+_Jobs: TypeAlias = dict[str, list[Job]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +70,9 @@ class _Part:
 
     position: tuple[int, ...]  # along the sharding axes
     segments: Mapping[str, Segments]
-    sizes: Mapping[str, int]
+    shapes: Mapping[str, tuple[int, ...]]  # of each field's buffer
     families: Mapping[str, PlanFamily]  # of each field
-    plans: KeptPlans[_Plans]  # of samples that were read
+    jobs: Cache[_Jobs]  # of samples that were read or planned
 
 
 class GridReader:
@@ -87,6 +88,8 @@ class GridReader:
         NumPy dtype of decoded floating fields; None keeps what CF says.
     num_threads
         Threads that fetch and decode chunks side by side.
+    first
+        The first file, where it is open already.
 
     Raises
     ------
@@ -114,9 +117,11 @@ class GridReader:
         allow_missing: bool = False,
         allow_external: bool = False,
         num_threads: int = _THREADS,
+        first: Source | None = None,
     ) -> None:
         self.paths = expand_paths(path)
-        first = open_source(self.paths[0], allow_external=allow_external)
+        if first is None or first.path != self.paths[0]:
+            first = open_source(self.paths[0], allow_external=allow_external)
         axes = dict(axis_sizes or {})
         names = chosen_fields(first, fields)
         reference = max((array_of(first, name) for name in names), key=lambda layout: layout.nbytes)
@@ -185,7 +190,7 @@ class GridReader:
             return 1
         return max(0, self.partition.sizes[self.sample_dim] - self._first_sample - max(0, *self.steps))
 
-    @property
+    @functools.cached_property
     def _first_sample(self) -> int:
         """Selected row of sample 0: a negative step needs rows before it."""
         return -min(0, *self.steps)
@@ -294,7 +299,7 @@ class GridReader:
 
     def _part(self, coordinate: Mapping[str, int]) -> _Part:
         """Return the part of the rank at ``coordinate``; the last one asked for is kept, since a rank has one."""
-        position = tuple(coordinate[axis] for axis in self.partition.axis_sizes)
+        position = tuple(map(coordinate.__getitem__, self.partition.axis_sizes))
         part = self._last_part
         if part is None or part.position != position:
             dims = [d for d in self.partition.sizes if d != self.sample_dim]
@@ -302,9 +307,9 @@ class GridReader:
             part = self._last_part = _Part(
                 position=position,
                 segments={d: self.partition.segments(d, coordinate) for d in dims},
-                sizes=sizes,
+                shapes={name: spec.shape for name, spec in self.buffer_specs(coordinate).items()},
                 families={name: self._family(field, sizes) for name, field in self._fields.items()},
-                plans=KeptPlans(),
+                jobs=Cache(MAX_PLAN_BYTES, "none"),
             )
         return part
 
@@ -364,24 +369,28 @@ class GridReader:
             for i, rows in files
         ]
 
-    def _plan_fields(self, index: int, coordinate: Mapping[str, int]) -> _Plans:
-        """Plan all fields, or find their plans of an earlier epoch."""
-        part = self._part(coordinate)
-        plans = part.plans.get(index)
-        if plans is None:
-            plans = self._new_plans(index, part)
-            part.plans.keep(index, plans, sum(p.num_bytes for each in plans.values() for _, p in each))
-        return plans
+    def _jobs_of(self, index: int, part: _Part) -> _Jobs:
+        """Plan all fields, or find what an earlier epoch planned."""
+        jobs = part.jobs.get(index)
+        if jobs is None:
+            jobs = self._plan_fields(index, part)
+            part.jobs.put(index, jobs, sum([job.plan.num_bytes for each in jobs.values() for job in each]))
+        return jobs
 
-    def _new_plans(self, index: int, part: _Part) -> _Plans:
+    def _plan_fields(self, index: int, part: _Part) -> _Jobs:
         """Plan all fields: where they lie behind URLs side by side, because finding their chunks takes round trips."""
         places, sources = self._files_of(index), self._series.sources
 
-        def plan(name: str) -> list[tuple[int, ArrayPlan]]:
-            family = part.families[name]
+        def plan(name: str) -> list[Job]:
+            field, family = self._fields[name], part.families[name]
             return [
-                (i, family.plan(layout, selection, sources[i].locate))
-                for i, layout, selection in self._selections(self._fields[name], name, places, part)
+                Job(
+                    family.plan(layout, selection, sources[i].locate),
+                    sources[i],
+                    field.decodings[i],
+                    allow_missing=self._allow_missing,
+                )
+                for i, layout, selection in self._selections(field, name, places, part)
             ]
 
         if isinstance(self.paths[0], Url):
@@ -396,35 +405,22 @@ class GridReader:
         IndexError, ConfigError
             Sample or rank out of range.
         """
-        planned = self._plan_fields(index, self.partition.coordinate(rank))
-        fields = {name: tuple(plan for _, plan in plans) for name, plans in planned.items()}
+        jobs = self._jobs_of(index, self._part(self.partition.coordinate(rank)))
+        fields = {name: tuple([job.plan for job in each]) for name, each in jobs.items()}
         return ReadPlan(index=index, rank=rank, fields=fields)
 
     # -- reading -------------------------------------------------------------------------------------------------
 
     def read_into(self, index: int, out: Mapping[str, npt.NDArray[Any]], coordinate: Mapping[str, int]) -> ReadStats:
         """Read one rank's part of a sample into buffers shaped as :meth:`buffer_specs` says. Thread-safe."""
-        jobs = []
-        for name, plans in self._plan_fields(index, coordinate).items():
-            field = self._fields[name]
+        part = self._part(coordinate)
+        reads = []
+        for name, jobs in self._jobs_of(index, part).items():
             values = out[name]
-            lead = values if values.ndim == len(field.source_dims) else self._with_dropped(field, values)
-            jobs += [
-                Job(
-                    plan=plan,
-                    out=lead,
-                    source=self._series.sources[i],
-                    decoding=field.decodings[i],
-                    allow_missing=self._allow_missing,
-                )
-                for i, plan in plans
-            ]
-        return read_plans(jobs, executor=self._threads.executor())
-
-    def _with_dropped(self, field: _Field, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Put back the dimensions that the sample dropped, with one row each."""
-        kept = iter(values.shape)
-        return values.reshape([next(kept) if d in field.dims else 1 for d in field.source_dims])
+            fits = values.shape == part.shapes[name]
+            for job in jobs:  # a dimension that the sample dropped has one row in the source
+                reads.append((job, values.reshape(job.plan.out_shape) if fits else values))
+        return read_plans(reads, executor=self._threads.executor())
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_last_part": None}

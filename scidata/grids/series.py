@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scidata.core.bounds import bounds_of
 from scidata.core.types import ArrayLayout, IntArray, Source
 from scidata.errors import (
     FieldMismatchError,
@@ -63,7 +64,7 @@ class Series:
         self._layouts: tuple[dict[str, ArrayLayout], ...] = tuple(layouts)
         for i in range(1, len(self.sources)):
             self._check(i)
-        self.row_bounds: IntArray = np.concatenate([[0], np.cumsum([self._num_rows(i) for i in range(len(paths))])])
+        self.row_bounds: IntArray = bounds_of([self._num_rows(i) for i in range(len(paths))])
         self._row_bounds: list[int] = self.row_bounds.tolist()  # looked up one by one, where a list is faster
         self._check_order()
 

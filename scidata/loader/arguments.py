@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch.utils.data import IterableDataset
 
 from scidata.core.checks import check_function, whole
 from scidata.data.order import MAX_DRAWN
+from scidata.data.source import Source
 from scidata.device_mesh import axis_rank, axis_size
 from scidata.errors import ConfigError, near_matches
 from scidata.loader.sampler import DistributedSampler
@@ -21,25 +22,18 @@ __all__ = [
     "check_given",
     "check_sampler",
     "default_sampler",
-    "has_buffers",
     "needs_agreement",
     "optional",
     "refuse",
 ]
 
 
-def has_buffers(dataset: Any) -> bool:
-    """Whether all samples have the same sizes, known beforehand."""
-    return hasattr(dataset, "buffer_specs")
-
-
-def check_dataset(dataset: Any) -> None:
+def check_dataset(source: Source) -> None:
     """Refuse what has no parts to read."""
-    methods = ("read_into",) if has_buffers(dataset) else ("read_local",)
-    missing = [name for name in (*methods, "assemble", "__len__") if not hasattr(dataset, name)]
-    if missing or isinstance(dataset, IterableDataset):
+    missing = source.lacks("read_into" if source.has_buffers else "read_local", "assemble", "__len__")
+    if missing or isinstance(source.dataset, IterableDataset):
         raise ConfigError(
-            f"scidata.DataLoader reads parts of samples, which {type(dataset).__name__} cannot do (it has no "
+            f"scidata.DataLoader reads parts of samples, which {type(source.dataset).__name__} cannot do (it has no "
             f"{', '.join(missing) or 'length'}); make it with scidata.open_dataset, or use torch.utils.data.DataLoader"
         )
 
@@ -52,7 +46,7 @@ def optional(name: str, value: Any) -> int | None:
 def check_given(sampler: Any, batch_sampler: Any, timeout: Any, functions: Mapping[str, Any]) -> None:
     """Refuse arguments of types that torch would fail on later, in another place."""
     for name, given in {"sampler": sampler, "batch_sampler": batch_sampler}.items():
-        if given is not None and not hasattr(given, "__iter__"):
+        if given is not None and not isinstance(given, Iterable):
             raise ConfigError(f"{name}={given!r}: expected something to iterate over, which gives indices of samples")
     if not isinstance(timeout, int | float) or isinstance(timeout, bool):
         raise ConfigError(f"timeout={timeout!r}: expected seconds, 0 for ever")
@@ -108,7 +102,7 @@ def check_sampler(sampler: Any, dataset: Any) -> None:
         )
 
 
-def refuse(loader: Any, dataset: Any) -> None:
+def refuse(loader: Any, source: Source) -> None:
     """Refuse arguments that cannot be honoured."""
     if loader.workers not in ("thread", "process"):
         hint = near_matches(str(loader.workers), ("thread", "process"), listed=False)
@@ -123,7 +117,7 @@ def refuse(loader: Any, dataset: Any) -> None:
         "in_order": (not loader.in_order, "ranks of a domain would disagree on the sample; leave it out"),
         "pin_memory_device": (loader.pin_memory_device != "", "pass device= instead"),
         "pin_memory": (
-            loader.pin_memory and not has_buffers(dataset) and str(loader.device) in ("None", "cpu"),
+            loader.pin_memory and not source.has_buffers and str(loader.device) in ("None", "cpu"),
             "samples differ in size, and are pinned only on their way to device='cuda'; pass it, or leave it out",
         ),
     }

@@ -7,20 +7,19 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.utils.data
-from torch.distributed.device_mesh import DeviceMesh
 
 from scidata.core import trace
-from scidata.core.types import BufferSpec
 from scidata.data.collate import collate
 from scidata.data.sample import Sample
-from scidata.loader.peers.watch import Session
-from scidata.loader.position import Progress
+from scidata.data.source import Source
+from scidata.loader.peers.session import Session
+from scidata.loader.position import Position
 from scidata.loader.prefetch.pool import BlockPool
 from scidata.loader.prefetch.prefetcher import Prefetcher
 from scidata.loader.prefetch.slots import Slot, SlotRing
@@ -28,49 +27,7 @@ from scidata.loader.transform_stream import TransformStream
 from scidata.loader.waiting import WaitWatch
 from scidata.read import ReadStats
 
-__all__ = ["Batches", "BufferedDataset", "PartDataset", "filler", "items_of", "noted", "part_reader"]
-
-
-@runtime_checkable
-class BufferedDataset(Protocol):
-    """What the loader needs of a data set; :class:`scidata.ShardedDataset` is one."""
-
-    mesh: DeviceMesh | None
-    dp_axis: str | None
-    transform: Callable[[Sample], Sample] | None
-
-    def __len__(self) -> int: ...
-
-    def buffer_specs(self) -> Mapping[str, BufferSpec]:
-        """Shape and dtype of this rank's part of one sample, by field."""
-        ...
-
-    def read_into(self, index: int, out: Mapping[str, npt.NDArray[Any]]) -> Any:
-        """Fill the buffers of one sample; thread-safe. What it returns may have ``bytes_fetched``."""
-        ...
-
-    def assemble(self, local: Mapping[str, torch.Tensor], *, index: int | list[int], batched: bool) -> Sample:
-        """Wrap tensors shaped as the buffers, with a batch dim 0 if ``batched``."""
-        ...
-
-
-@runtime_checkable
-class PartDataset(Protocol):
-    """What the loader needs of a data set whose samples differ in size: :func:`scidata.open_dataset` of a store."""
-
-    mesh: DeviceMesh | None
-    dp_axis: str | None
-    transform: Callable[[Sample], Sample] | None
-
-    def __len__(self) -> int: ...
-
-    def read_local(self, index: int) -> Any:
-        """Read this rank's part of one sample; thread-safe. It may have ``fields`` by name, ``stats``, ``arrays()``."""
-        ...
-
-    def assemble(self, local: Any, *, index: int) -> Sample:
-        """Wrap what was read; in the thread that uses it."""
-        ...
+__all__ = ["Batches", "announced", "filler", "items_of", "part_reader"]
 
 
 class Batches(Iterator[Any]):
@@ -79,9 +36,9 @@ class Batches(Iterator[Any]):
     def __init__(
         self,
         prefetcher: Prefetcher,
-        progress: Progress,
+        position: Position,
         session: Session | None,
-        dataset: BufferedDataset | PartDataset,
+        source: Source,
         collate_fn: Callable[[Any], Any],
         *,
         batched: bool,
@@ -94,8 +51,8 @@ class Batches(Iterator[Any]):
         self._stream = stream
         self._waiting = waiting
         self._prefetcher = prefetcher
-        self._progress = progress
-        self._dataset = dataset
+        self._position = position
+        self._source = source
         self._collate_fn = collate_fn
         self._batched = batched
         self._device = device
@@ -119,14 +76,14 @@ class Batches(Iterator[Any]):
         except BaseException as e:
             finished = isinstance(e, StopIteration)
             if finished and not self._over:  # after an error the epoch is over, but not finished
-                self._progress.finish()
+                self._position.finish()
             if self._session is not None and not self._over:
                 if not finished:
                     self._session.failed(self._session.at, e)
                 self._session.end(finished=finished, failed=not finished)
             self.close()
             raise
-        self._progress.received(self._prefetcher.taken)
+        self._position.received(self._prefetcher.taken)
         self._waiting.step(self._prefetcher.stats, called, arrived, time.perf_counter_ns())
         return batch
 
@@ -142,19 +99,20 @@ class Batches(Iterator[Any]):
             sample = self._sample(index[0], local, 0)
             own = self._collate_fn is not torch.utils.data.default_convert
             return self._collate_fn(sample) if own else sample
-        if self._dataset.transform is None and self._collate_fn is collate and isinstance(local, Mapping):
-            return self._dataset.assemble(local, index=index, batched=True)  # type: ignore[call-arg, arg-type]
+        dataset = self._source.dataset
+        if dataset.transform is None and self._collate_fn is collate and isinstance(local, Mapping):
+            return dataset.assemble(local, index=index, batched=True)
         return self._collate_fn([self._sample(i, local, slot) for slot, i in enumerate(index)])
 
     def _sample(self, index: int, local: Any, slot: int) -> Sample:
-        if isinstance(local, list):  # parts of samples that differ in size
-            sample = self._dataset.assemble(local[slot], index=index)  # type: ignore[call-arg]
-            sample = sample if self._device is None else sample.to(self._device, non_blocking=True)  # most is there
-        else:
-            part = {name: t[slot] for name, t in local.items()}
-            sample = self._dataset.assemble(part, index=index, batched=False)  # type: ignore[call-arg]
+        varies = isinstance(local, list)  # parts of samples that differ in size
+        part = local[slot] if varies else {name: t[slot] for name, t in local.items()}
+        sample = self._source.assemble(part, index=index)
+        if varies and self._device is not None:
+            sample = sample.to(self._device, non_blocking=True)  # most is there
         sample.seed_generator(*self._draws)
-        return sample if self._dataset.transform is None else self._dataset.transform(sample)
+        transform = self._source.dataset.transform
+        return sample if transform is None else transform(sample)
 
 
 def items_of(order: Iterator[Any], batched: bool) -> Iterator[list[int]]:
@@ -163,15 +121,16 @@ def items_of(order: Iterator[Any], batched: bool) -> Iterator[list[int]]:
         yield [operator.index(i) for i in entry] if batched else [operator.index(entry)]
 
 
-def noted(items: Iterator[list[int]], session: Session | None) -> Iterator[list[int]]:
+def announced(items: Iterator[list[int]], session: Session | None) -> Iterator[list[int]]:
     """Tell the other ranks which samples this one is about to read."""
     if session is None:
         return items
     return (session.note(step, item) or item for step, item in enumerate(items))  # type: ignore[func-returns-value]
 
 
-def filler(dataset: BufferedDataset) -> Callable[[int, Mapping[str, npt.NDArray[np.generic]]], ReadStats | int]:
+def filler(source: Source) -> Callable[[int, Mapping[str, npt.NDArray[np.generic]]], ReadStats | int]:
     """Return what reads a sample into buffers of its size."""
+    dataset = source.dataset
 
     def fill(index: int, out: Mapping[str, npt.NDArray[Any]]) -> ReadStats | int:
         return _stats_of(dataset.read_into(index, out))
@@ -183,15 +142,13 @@ def _stats_of(found: Any) -> ReadStats | int:
     return found if isinstance(found, ReadStats) else getattr(found, "bytes_fetched", 0)
 
 
-def part_reader(dataset: Any, memory: BlockPool, ring: SlotRing) -> Callable[[int, Slot], ReadStats | int]:
+def part_reader(source: Source, memory: BlockPool, ring: SlotRing) -> Callable[[int, Slot], ReadStats | int]:
     """Return what reads a sample of any size into the memory of its place."""
-    # threads may still read ahead when the next epoch is set
-    read = dataset.epoch_reader(empty=memory.empty) if hasattr(dataset, "epoch_reader") else dataset.read_local
+    read = source.reader(empty=memory.empty)  # of this epoch: threads may still read ahead when the next one is set
 
     def fill(index: int, out: Slot) -> ReadStats | int:
-        out.part = part = read(index)
-        fields = part if isinstance(part, Mapping) else getattr(part, "fields", {})
-        out.nbytes = sum(values.nbytes for values in fields.values())
+        part = read(index)
+        out.put(part)
         memory.max_free = max(memory.max_free, 2 * ring.rows * out.nbytes)  # the batch let go, and the next one's
         return _stats_of(getattr(part, "stats", None))
 

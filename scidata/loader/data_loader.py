@@ -18,7 +18,8 @@ from torch.utils.data import Sampler
 
 from scidata.core.checks import whole
 from scidata.data.collate import collate
-from scidata.data.combine import adopted
+from scidata.data.combine import as_combined
+from scidata.data.source import BufferedDataset, PartDataset, Source
 from scidata.errors import ConfigError
 from scidata.loader.arguments import (
     as_device,
@@ -26,15 +27,15 @@ from scidata.loader.arguments import (
     check_given,
     check_sampler,
     default_sampler,
-    has_buffers,
     needs_agreement,
     optional,
     refuse,
 )
-from scidata.loader.batches import Batches, BufferedDataset, PartDataset, filler, items_of, noted, part_reader
+from scidata.loader.batches import Batches, announced, filler, items_of, part_reader
 from scidata.loader.peers.ballot import CommonBallot, OwnBallot
-from scidata.loader.peers.watch import Session, Watch
-from scidata.loader.position import Progress, progress_of
+from scidata.loader.peers.session import Session
+from scidata.loader.peers.watch import Watch
+from scidata.loader.position import Position, position_of
 from scidata.loader.prefetch.copiers import DeviceCopier, HostCopier, PartCopier, SideStream, Staging
 from scidata.loader.prefetch.depth import Depth
 from scidata.loader.prefetch.pool import BlockPool
@@ -156,14 +157,15 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         max_prefetch_bytes: int | None = None,
         transform_stream: bool = False,
     ) -> None:
-        source = adopted(dataset)
+        # what samples come from: the data set, which may be hidden in torch's Subset
+        source = Source(as_combined(dataset))
         check_dataset(source)
         batch_size, prefetch_factor = optional("batch_size", batch_size), optional("prefetch_factor", prefetch_factor)
         num_workers = whole("num_workers", num_workers)
         max_prefetch_bytes = optional("max_prefetch_bytes", max_prefetch_bytes)
         check_given(sampler, batch_sampler, timeout, {"collate_fn": collate_fn, "worker_init_fn": worker_init_fn})
-        if sampler is None and batch_sampler is None and needs_agreement(source):
-            sampler = default_sampler(source, shuffle=bool(shuffle), drop_last=drop_last, generator=generator)
+        if sampler is None and batch_sampler is None and needs_agreement(source.dataset):
+            sampler = default_sampler(source.dataset, shuffle=bool(shuffle), drop_last=drop_last, generator=generator)
             shuffle = None
         if collate_fn is None and (batch_size is not None or batch_sampler is not None):
             collate_fn = collate
@@ -186,11 +188,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
-        self._source = source  # where samples come from: the data set, which may be hidden in torch's Subset
+        self._source = source
         # to Accelerate: on a mesh, samples are dealt to the ranks already; its save_state() then saves state_dict()
-        self._is_accelerate_prepared = self.use_stateful_dataloader = source.mesh is not None
+        self._is_accelerate_prepared = self.use_stateful_dataloader = source.dataset.mesh is not None
         for given in (self.sampler, self.batch_sampler, getattr(self.batch_sampler, "sampler", None)):
-            check_sampler(given, source)
+            check_sampler(given, source.dataset)
         self.device = None if device is None else as_device(device)
         self.on_error = on_error
         self.watch = watch
@@ -201,7 +203,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         refuse(self, source)
         self._stats = PrefetchStats()
         self._idle_rings: deque[BufferRing] = deque(maxlen=1)
-        self._progress: Progress | None = None  # of the latest iteration, or of the next one where a state was loaded
+        self._position: Position | None = None  # of the latest iteration, or of the next one where a state was loaded
         self._staging: Staging | None = None
         self._memory = BlockPool()
         self._pool: WorkerPool | None = None
@@ -212,7 +214,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the buffers, which are made again when needed, and the iteration, which stays with its owner."""
-        fresh: dict[str, Any] = {"_idle_rings": deque(maxlen=1), "_progress": None, "_staging": None, "_watch": None}
+        fresh: dict[str, Any] = {"_idle_rings": deque(maxlen=1), "_position": None, "_staging": None, "_watch": None}
         fresh["_pool"] = None
         return self.__dict__ | fresh
 
@@ -220,14 +222,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def __iter__(self) -> Any:
         """Begin an epoch: an iterator of its own, whose threads end with it."""
-        device, dataset = self._cuda_device(), self._source
-        batched, progress = self.batch_sampler is not None, self._unbegun()
-        self._progress = progress
-        items = items_of(progress.items(), batched)
+        device = self._cuda_device()
+        position = self._position = self._next_position()
+        items = items_of(position.items(), self._auto_collation)
         session = self._begin_session()
-        make = self._into_buffers if has_buffers(dataset) else self._into_slots
+        make = self._into_buffers if self._source.has_buffers else self._into_slots
         try:
-            prefetcher = make(noted(items, session), device, session)
+            prefetcher = make(announced(items, session), device, session)
         except BaseException:
             if session is not None:
                 session.end()
@@ -235,11 +236,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         waiting = WaitWatch(self.num_workers, self.prefetch_factor or 0)
         return Batches(
             prefetcher,
-            progress,
+            position,
             session,
-            dataset,
+            self._source,
             self.collate_fn,
-            batched=batched,
+            batched=self._auto_collation,
             device=device,
             waiting=waiting,
             draws=self._draws(),
@@ -260,11 +261,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if pool is None or pool.closed:
             seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
             context = self.multiprocessing_context
-            pool = WorkerPool(self._source, self.num_workers, context, self.worker_init_fn, seed)
+            pool = WorkerPool(self._source.dataset, self.num_workers, context, self.worker_init_fn, seed)
             if self.persistent_workers:
                 self._pool = pool
                 weakref.finalize(self, pool.end)
-        return WorkerReader(pool, getattr(self._source, "epoch", None), keep=self.persistent_workers)
+        return WorkerReader(pool, self._source.epoch, keep=self.persistent_workers)
 
     @property
     def _prefetch(self) -> int:
@@ -274,12 +275,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _begin_session(self) -> Session | None:
         if not self.watch:
             return None
+        dataset = self._source.dataset
         if self._watch is None or self._watch.is_over:
-            self._watch = Watch.of(self._source.mesh, self._source.dp_axis)
-        source = self._source
+            self._watch = Watch.of(dataset.mesh, dataset.dp_axis)
         if self._watch is None:
             return None
-        return self._watch.begin(lambda: (fingerprint_of(source), repr(source)), self.timeout)
+        return Session(self._watch, lambda: (fingerprint_of(dataset), repr(dataset)), self.timeout)
 
     def _ballot(self, session: Session | None) -> CommonBallot | OwnBallot | None:
         if self.on_error == "raise":
@@ -340,7 +341,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return self.device if self.device.index is not None else torch.device("cuda", torch.cuda.current_device())
 
     def _take_ring(self) -> BufferRing:
-        specs = dict(self._source.buffer_specs())
+        specs = dict(self._source.dataset.buffer_specs())
         capacity = max(1, self._prefetch) + 1
         pin = self.pin_memory and torch.cuda.is_available()
         try:
@@ -356,8 +357,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Tell the sampler, and the data set, which epoch comes next, where they want to know."""
         self._epoch = epoch
-        if hasattr(self._source, "set_epoch"):
-            self._source.set_epoch(epoch)
+        self._source.set_epoch(epoch)
         for owner in (self.batch_sampler, getattr(self.batch_sampler, "sampler", None), self.sampler):
             set_epoch = getattr(owner, "set_epoch", None)
             if set_epoch is not None:
@@ -374,8 +374,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         Once an epoch has ended, it is the beginning of the next one: ``state["sampler"]["epoch"]`` is where a loop over
         epochs goes on.
         """
-        progress = self._progress or self._unbegun()
-        return {"version": _VERSION, "fingerprint": self._fingerprint, "sampler": progress.state_dict()}
+        position = self._position or self._next_position()
+        return {"version": _VERSION, "fingerprint": self._fingerprint, "sampler": position.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state`` was saved: the next iteration has exactly the samples that its loop had not received.
@@ -395,21 +395,20 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 f"the loader's state is of another data set: its fingerprint was {state['fingerprint']!r} and is "
                 f"{self._fingerprint!r}; open the same data set, or start an epoch afresh"
             )
-        self._progress = progress_of(self.sampler, self.sampler if self.batch_sampler is None else self.batch_sampler)
-        self._progress.load_state_dict(state["sampler"])
+        self._position = position_of(self.sampler, self._index_sampler)
+        self._position.load_state_dict(state["sampler"])
         self._epoch = state["sampler"]["epoch"]
-        if hasattr(self._source, "set_epoch"):
-            self._source.set_epoch(state["sampler"]["epoch"])
+        self._source.set_epoch(self._epoch)
 
     @cached_property
     def _fingerprint(self) -> str:
-        return fingerprint_of(self._source)
+        return fingerprint_of(self._source.dataset)
 
-    def _unbegun(self) -> Progress:
+    def _next_position(self) -> Position:
         """Return the place of the next iteration."""
-        if self._progress is None or self._progress.begun:
-            return progress_of(self.sampler, self.sampler if self.batch_sampler is None else self.batch_sampler)
-        return self._progress
+        if self._position is None or self._position.begun:
+            return position_of(self.sampler, self._index_sampler)
+        return self._position
 
     def stats(self) -> LoaderStats:
         """Return counts and times of what was handed out so far, over all iterators: a dict that prints as a table."""

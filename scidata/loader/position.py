@@ -21,12 +21,12 @@ from torch.utils.data import BatchSampler, RandomSampler
 from scidata.errors import ConfigError
 from scidata.loader.sampler import DistributedSampler, check_state
 
-__all__ = ["CountedOrder", "DealtOrder", "Progress", "progress_of"]
+__all__ = ["CountedPosition", "DealtPosition", "Position", "position_of"]
 
 _VERSION = 1
 
 
-class DealtOrder:
+class DealtPosition:
     """The place of one iteration over a :class:`scidata.DistributedSampler`.
 
     Attributes
@@ -69,7 +69,7 @@ class DealtOrder:
         self._sampler.load_state_dict(state)
 
 
-class CountedOrder:
+class CountedPosition:
     """The place of one iteration over a sampler of which nothing is known.
 
     The order of torch's ``RandomSampler`` comes from one number, drawn as torch draws it, that is saved with the place.
@@ -173,10 +173,10 @@ class CountedOrder:
         self._count, self._checksum, self._torch_seed = state["received"], state["checksum"], state["torch_seed"]
 
 
-Progress: TypeAlias = DealtOrder | CountedOrder
+Position: TypeAlias = DealtPosition | CountedPosition
 
 
-def progress_of(sampler: Any, index_sampler: Any) -> Progress:
+def position_of(sampler: Any, index_sampler: Any) -> Position:
     """Return the place at the beginning of a loader's next iteration.
 
     Parameters
@@ -185,9 +185,13 @@ def progress_of(sampler: Any, index_sampler: Any) -> Progress:
         The loader's, as torch calls them: a batch sampler may be the second's kind, and hold the first.
     """
     if not _makes_batches(index_sampler) and index_sampler is not sampler:
-        return CountedOrder(getattr(index_sampler, "sampler", index_sampler), index_sampler)
+        return CountedPosition(getattr(index_sampler, "sampler", index_sampler), index_sampler)
     own = index_sampler.sampler if index_sampler is not sampler else sampler
-    return DealtOrder(own, index_sampler) if isinstance(own, DistributedSampler) else CountedOrder(own, index_sampler)
+    return (
+        DealtPosition(own, index_sampler)
+        if isinstance(own, DistributedSampler)
+        else CountedPosition(own, index_sampler)
+    )
 
 
 def _makes_batches(index_sampler: Any) -> bool:

@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from scidata.data.irregular_sample import IrregularSample
+from scidata.shard import ShardTensor
 
 __all__ = ["TransformStream"]
 
@@ -38,7 +40,7 @@ class TransformStream:
 
 def _tensors(batch: Any) -> Iterator[torch.Tensor]:
     if isinstance(batch, torch.Tensor):
-        yield batch.to_local() if hasattr(batch, "to_local") else batch
+        yield batch.to_local() if isinstance(batch, ShardTensor | DTensor) else batch
     elif isinstance(batch, IrregularSample):
         topology = batch.topology
         cells = () if topology.cells is None else vars_of(topology.cells)

@@ -16,7 +16,7 @@ import queue
 import random
 import signal
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -27,9 +27,10 @@ import torch.multiprocessing
 from scidata.core import trace
 from scidata.core.interrupts import ignore_interrupts, interrupts_held
 from scidata.core.types import BufferSpec
+from scidata.data.source import Source
 from scidata.device_mesh.torch_internals import set_worker_info, shared_storage
 from scidata.errors import WorkerDiedError
-from scidata.loader.prefetch.slots import Slot
+from scidata.loader.prefetch.slots import HasArrays, Slot
 from scidata.sources.bytes import retry as _retry
 
 __all__ = ["WorkerPool", "WorkerReader"]
@@ -122,9 +123,7 @@ class WorkerReader:
         """Fill what is given; return the statistics of the read."""
         part, stats = self._pool.read(index, self._epoch, lambda: self._over)
         if isinstance(out, Slot):
-            out.part = part
-            fields = part if isinstance(part, Mapping) else part.fields
-            out.nbytes = sum(values.nbytes for values in fields.values())
+            out.put(part)
         else:
             for name, array in out.items():
                 np.copyto(array, part[name].numpy())
@@ -182,7 +181,7 @@ class _Worker:
         if error is not None:
             raise error
         part, stats = answer
-        return (part.with_arrays(part.arrays()) if _has_arrays(part) else part), stats  # arrays() are NumPy's
+        return (part.with_arrays(part.arrays()) if isinstance(part, HasArrays) else part), stats  # NumPy's arrays
 
 
 # -- in the process --------------------------------------------------------------------------------------------------
@@ -206,6 +205,7 @@ def _main(
     np.random.seed(seed % 2**32)  # noqa: NPY002  # as torch's workers do, for those who use it
     set_worker_info(dataset, number=number, num_workers=num_workers, seed=seed)
     failed = _failure_of(init_fn, number)
+    source = Source(dataset)
     try:
         while True:
             task, index, epoch, traced = connection.recv()
@@ -213,7 +213,7 @@ def _main(
             with trace.recorded_apart(index, wanted=traced) as recorder:
                 if error is None:
                     try:
-                        answer = _read(dataset, index, epoch)
+                        answer = _read(source, index, epoch)
                     except Exception as e:
                         error = _portable(e, number)
             connection.send((task, error, answer, None if recorder is None else recorder.packed()))
@@ -231,20 +231,16 @@ def _failure_of(init_fn: Callable[[int], None] | None, number: int) -> BaseExcep
     return None
 
 
-def _read(dataset: Any, index: int, epoch: Any) -> tuple[Any, Any]:
-    if hasattr(dataset, "buffer_specs"):
-        part = {name: _shared(spec) for name, spec in dataset.buffer_specs().items()}
-        stats = dataset.read_into(index, {name: tensor.numpy() for name, tensor in part.items()})
+def _read(source: Source, index: int, epoch: Any) -> tuple[Any, Any]:
+    if source.has_buffers:
+        part = {name: _shared(spec) for name, spec in source.dataset.buffer_specs().items()}
+        stats = source.dataset.read_into(index, {name: tensor.numpy() for name, tensor in part.items()})
         return part, stats
-    part = dataset.read_local(index) if epoch is None else dataset.epoch_reader(epoch)(index)
+    part = source.reader(epoch)(index)
     stats = getattr(part, "stats", None)
-    if _has_arrays(part):
+    if isinstance(part, HasArrays):
         part = part.with_arrays({name: torch.from_numpy(array) for name, array in part.arrays().items()})
     return part, stats
-
-
-def _has_arrays(part: Any) -> bool:
-    return hasattr(part, "with_arrays")
 
 
 def _shared(spec: BufferSpec) -> torch.Tensor:

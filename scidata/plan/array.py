@@ -6,34 +6,28 @@ made for any rank of any world size without starting it, and is stored as those 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.types import ArrayLayout, ChunkRefs, IntArray, Selection
-from scidata.errors import ConfigError, CorruptDataError
 from scidata.plan import as_json
 from scidata.plan.cut import Cut, Origin, find_cut, within_memory
 from scidata.plan.pieces import Boxes, DimPieces
-from scidata.plan.spans import Reads, Spans, decoded_limit, group_reads
-from scidata.plan.tables import EncodedChunks, Pattern, Tables, encoded_table, find_tables, known_tables, spans_of
+from scidata.plan.spans import Reads, Spans
+from scidata.plan.tables import EncodedChunks, Pattern, Tables, check_refs, find_tables
+from scidata.sources.bytes.files import is_url
 
-__all__ = [
-    "ArrayPlan",
-    "EncodedChunks",
-    "chunks_needed",
-    "plan_array",
-    "plan_cut",
-]
+__all__ = ["MAX_PLAN_BYTES", "ArrayPlan", "Locate", "chunks_needed", "plan_array", "plan_cut"]
 
-_MAX_OFFSET = 1 << 60  # sums of file offsets stay inside int64
-_NONE: IntArray = np.empty(0, np.int64)
-_NONE.setflags(write=False)
+#: Of plans that are kept for the next epoch: of samples of 1 MB, several thousand.
+MAX_PLAN_BYTES = 32 << 20
+
+#: Finds the places of chunks, given by their coordinates ``(num, ndim)`` int64.
+Locate: TypeAlias = Callable[[ArrayLayout, IntArray], ChunkRefs]
 
 
 def chunks_needed(layout: ArrayLayout, selection: Selection) -> IntArray:
@@ -68,11 +62,12 @@ class ArrayPlan:
         the reader reports.
     exact
         True where every range is known.
+    remote
+        True where the chunks lie behind URLs.
     span_reads, encoded_reads, absent
         The reads, and the rows of ``chunks`` that the store does not have.
     pattern
-        The tables that the reader works from. Shared by plans that are alike but for places: the reader keeps there
-        what it derives from them.
+        The tables that the reader works from, shared by plans that are alike but for places.
     first_byte
         How far into each chunk the spans of ``pattern`` begin.
     """
@@ -87,11 +82,12 @@ class ArrayPlan:
     bytes_fetched: int
     bytes_decoded: int
     exact: bool
+    remote: bool
     pattern: Pattern
-    span_reads: Reads | None = None
-    encoded_reads: Reads | None = None
-    absent: IntArray = field(default_factory=lambda: _NONE)
-    first_byte: int = 0
+    span_reads: Reads | None
+    encoded_reads: Reads | None
+    absent: IntArray
+    first_byte: int
 
     @cached_property
     def chunks(self) -> IntArray:
@@ -164,7 +160,7 @@ class ArrayPlan:
 
 
 def plan_array(
-    layout: ArrayLayout, selection: Selection, refs: ChunkRefs | None, *, out_shape: tuple[int, ...]
+    layout: ArrayLayout, selection: Selection, refs: ChunkRefs | Locate | None, *, out_shape: tuple[int, ...]
 ) -> ArrayPlan:
     """Plan the read of ``selection``.
 
@@ -173,8 +169,8 @@ def plan_array(
     layout, selection
         What the array is, and the segments wanted of each dimension.
     refs
-        Places of the chunks, a row for each row of :func:`chunks_needed`. None: bytes are estimated from decoded
-        sizes, and the plan is not ``exact``.
+        Places of the chunks, a row for each row of :func:`chunks_needed`; or what finds them, a source's ``locate``.
+        None: bytes are estimated from decoded sizes, and the plan is not ``exact``.
     out_shape
         Shape of the destination, one dimension for each of the array's; the segments' offsets are relative to it.
 
@@ -195,134 +191,31 @@ def plan_cut(
     selection: Selection,
     cut: Cut,
     origin: Origin,
-    refs: ChunkRefs | None,
+    refs: ChunkRefs | Locate | None,
     out_shape: tuple[int, ...],
 ) -> ArrayPlan:
     """Plan the read of a selection that is cut already; otherwise as :func:`plan_array`."""
-    plan = functools.partial(
-        ArrayPlan, layout=layout, selection=selection, out_shape=out_shape, cut=cut, origin=origin,
-        bytes_wanted=cut.num_wanted * layout.dtype.itemsize,
-    )  # fmt: skip
-    whole = refs is not None and len(cut.chunks) > 0 and refs.skipped_codecs is None and not layout.fallback
-    if refs is not None and whole and not layout.codecs:
-        tables = known_tables(layout, cut, out_shape, refs.paths)
-        pattern = None if tables is None else tables.known_raw(refs)
-        start = int(refs.offset[0])
-        if pattern is not None and start + pattern.lowest >= 0 and start + pattern.highest <= _MAX_OFFSET:
-            return _plan_raw(plan, layout, origin, refs, pattern)
-    _check_destination(layout, cut, out_shape)
     if layout.fallback:
-        total = cut.total_nbytes
-        return plan(refs=None, bytes_fetched=total, bytes_decoded=total, exact=False, pattern=Pattern())
-    if refs is not None:
-        _check_refs(layout, origin.move_chunks(cut.chunks), refs)
-        if whole and int(refs.path_index.min()) >= 0:
-            tables = find_tables(layout, cut, out_shape, refs.paths)
-            if layout.codecs:
-                return _plan_encoded(plan, layout, cut, refs, tables)
-            return _plan_raw(plan, layout, origin, refs, tables.order_raw(refs))
-    return _plan_mixed(plan, layout, cut, origin.move_pieces(cut.pieces), refs, out_shape)
-
-
-def _plan_raw(
-    plan: Callable[..., ArrayPlan], layout: ArrayLayout, origin: Origin, refs: ChunkRefs, pattern: Pattern
-) -> ArrayPlan:
-    """Plan raw chunks that are all there."""
-    first = origin.first_byte(layout)
-    return plan(
-        refs=refs, span_reads=pattern.reads_from(int(refs.offset[0]) + first), pattern=pattern, first_byte=first,
-        bytes_fetched=pattern.nbytes, bytes_decoded=pattern.nbytes, exact=True,
-    )  # fmt: skip
-
-
-def _plan_encoded(
-    plan: Callable[..., ArrayPlan], layout: ArrayLayout, cut: Cut, refs: ChunkRefs, tables: Tables
-) -> ArrayPlan:
-    """Plan chunks that are all there, and all encoded alike."""
-    reads, pattern = tables.order_encoded(refs, decoded_limit(layout))
-    return plan(
-        refs=refs, encoded_reads=reads, pattern=pattern, bytes_fetched=int(reads.nbytes.sum()),
-        bytes_decoded=cut.total_nbytes, exact=True,
-    )  # fmt: skip
-
-
-def _plan_mixed(
-    plan: Callable[..., ArrayPlan],
-    layout: ArrayLayout,
-    cut: Cut,
-    pieces: tuple[DimPieces, ...],
-    refs: ChunkRefs | None,
-    out_shape: tuple[int, ...],
-) -> ArrayPlan:
-    """Plan chunks of which some are absent, or raw where others are encoded; or of unknown places."""
-    boxes = cut.boxes
-    is_raw, present = _kinds(layout, refs, len(cut.chunks))
-    rows = np.flatnonzero(present & ~is_raw)
-    boxes_raw = np.flatnonzero((is_raw & present)[boxes.chunk_row])
-    spans = encoded = span_reads = encoded_reads = None
-    raw_bytes = encoded_bytes = 0
-    if len(boxes_raw):
-        spans = spans_of(layout, cut, pieces, boxes_raw, out_shape, refs.paths if refs is not None else ())
-        raw_bytes = int(spans.nbytes.sum())
+        refs = None
+    elif callable(refs):
+        refs = refs(layout, origin.move_chunks(cut.chunks))
+    remote = refs is not None and any(map(is_url, refs.paths))
+    tables: Tables | None = cut.tables.get((out_shape, remote))
+    pattern = None if tables is None or refs is None else tables.known_pattern(refs)
+    encoded_reads = None
+    if tables is None or pattern is None:
         if refs is not None:
-            chunk = boxes.chunk_row[spans.box]
-            order, span_reads = group_reads(
-                refs.path_index[chunk], refs.offset[chunk] + spans.offset, spans.nbytes,
-                direct=spans.direct, paths=refs.paths,
-            )  # fmt: skip
-            spans, raw_bytes = spans.take(order), int(span_reads.nbytes.sum())
-    if len(rows):
-        encoded = encoded_table(layout, cut, rows, out_shape)
-        encoded_bytes = int(encoded.nbytes.sum())
-        if refs is not None:
-            place = refs.path_index[rows], refs.offset[rows], refs.nbytes[rows]
-            order, encoded_reads = group_reads(
-                *place, paths=refs.paths, decoded=encoded.nbytes, max_decoded=decoded_limit(layout)
-            )
-            encoded, encoded_bytes = encoded.take(order), int(encoded_reads.nbytes.sum())
-    return plan(
-        refs=refs, span_reads=span_reads, encoded_reads=encoded_reads, pattern=Pattern(spans=spans, encoded=encoded),
-        absent=np.flatnonzero(~present), bytes_fetched=raw_bytes + encoded_bytes,
-        bytes_decoded=raw_bytes + int(cut.nbytes[rows].sum()), exact=refs is not None,
+            check_refs(layout, origin.move_chunks(cut.chunks), refs)
+        tables = find_tables(layout, cut, out_shape, refs, remote)
+        pattern, encoded_reads = tables.order(layout, refs)
+    first_byte, span_reads = 0, None
+    if pattern.spans is not None:
+        first_byte = origin.first_byte(layout)
+        span_reads = None if refs is None else pattern.reads_from(int(refs.offset[0]) + first_byte)
+    encoded_nbytes = tables.decoded_nbytes if encoded_reads is None else int(encoded_reads.nbytes.sum())
+    return ArrayPlan(
+        layout=layout, selection=selection, out_shape=out_shape, refs=refs, cut=cut, origin=origin,
+        bytes_wanted=cut.num_wanted * layout.dtype.itemsize, bytes_fetched=pattern.nbytes + encoded_nbytes,
+        bytes_decoded=pattern.nbytes + tables.decoded_nbytes, exact=refs is not None, remote=remote, pattern=pattern,
+        span_reads=span_reads, encoded_reads=encoded_reads, absent=tables.absent, first_byte=first_byte,
     )  # fmt: skip
-
-
-def _check_destination(layout: ArrayLayout, cut: Cut, out_shape: tuple[int, ...]) -> None:
-    if len(out_shape) != len(layout.shape):
-        raise ConfigError(f"{layout.name!r}: a destination of shape {out_shape} for dimensions {layout.dims}")
-    for reach, size, dim in zip(cut.reach, out_shape, layout.dims, strict=True):
-        if reach is not None and (reach[0] < 0 or reach[1] >= size):
-            raise ConfigError(
-                f"{layout.name!r}: rows {reach[0]} to {reach[1]} of {dim!r} do not fit a destination of {size}"
-            )
-
-
-def _check_refs(layout: ArrayLayout, chunks: IntArray, refs: ChunkRefs) -> None:
-    if not len(chunks) == len(refs.path_index) == len(refs.offset) == len(refs.nbytes):
-        raise ConfigError(f"{layout.name!r}: {len(refs.path_index)} places for {len(chunks)} chunks")
-    both = refs.offset | refs.nbytes  # negative where either is, and large where either is
-    if not len(both) or (both.min() >= 0 and both.max() <= _MAX_OFFSET and refs.path_index.max() < len(refs.paths)):
-        return
-    bad = (refs.path_index >= 0) & (
-        (refs.offset < 0) | (refs.nbytes < 0) | (refs.offset > _MAX_OFFSET) | (refs.nbytes > _MAX_OFFSET)
-    )
-    bad |= refs.path_index >= len(refs.paths)
-    if bad.any():
-        i = int(np.flatnonzero(bad)[0])
-        raise CorruptDataError(
-            f"{layout.store}: field {layout.name!r}, chunk {tuple(chunks[i].tolist())}: offset {refs.offset[i]} and "
-            f"size {refs.nbytes[i]} make no sense; the store's index is damaged: copy or write it again"
-        )
-
-
-def _kinds(
-    layout: ArrayLayout, refs: ChunkRefs | None, num: int
-) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Say which chunks are plain bytes, and which exist."""
-    is_raw = np.full(num, not layout.codecs)
-    if refs is None:
-        return is_raw, np.ones(num, np.bool_)
-    if layout.codecs and refs.skipped_codecs is not None:
-        everything = (1 << len(layout.codecs)) - 1
-        is_raw = (refs.skipped_codecs & everything) == everything
-    return is_raw, refs.path_index >= 0

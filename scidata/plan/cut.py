@@ -9,57 +9,28 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
+from scidata.core.cache import Cache
 from scidata.core.types import ArrayLayout, IntArray, Segment, Segments, Selection
 from scidata.errors import ConfigError, SciDataError, TooLargeError
 from scidata.plan.pieces import Boxes, DimPieces, cut_dim, make_boxes, needed_chunks
 from scidata.plan.spans import chunk_shapes
 
-__all__ = ["MAX_KEPT_ROWS", "Cut", "Memo", "Origin", "find_cut", "within_memory"]
+__all__ = ["MAX_BOXES", "Cut", "Origin", "find_cut", "within_memory"]
 
-#: Bounds of what is kept: cuts, rows of a table, segments of a dimension (more cost as much to compare as to cut).
+#: Bounds of what is kept: cuts, boxes of one of them, segments of a dimension (more cost as much to compare as to cut).
 _MAX_CUTS = 64
-MAX_KEPT_ROWS = 1024
-_MAX_LATEST_ROWS = 1 << 16
+MAX_BOXES = 1024
 _MAX_SEGMENTS = 16
+_MAX_CHUNKS = 1 << 22  # of one read: tables of them take a second and half a GB
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
-
-
-class Memo:
-    """A few values by key, made when first asked for; when there are too many, all are dropped.
-
-    Thread-safe without a lock, which a fork could leave held: at worst two threads make the same value.
-    """
-
-    def __init__(self, max_values: int) -> None:
-        self._max_values = max_values
-        self._values: dict[Hashable, Any] = {}
-
-    def find(self, key: Hashable) -> Any:
-        """Return the value of ``key``, or None."""
-        return self._values.get(key)
-
-    def get(self, key: Hashable, make: Callable[[], _T]) -> _T:
-        """Return the value of ``key``, made where it is new."""
-        value: _T | None = self._values.get(key)
-        if value is None:
-            value = make()
-            self.put(key, value)
-        return value
-
-    def put(self, key: Hashable, value: Any) -> None:
-        """Keep a value."""
-        if len(self._values) >= self._max_values:
-            self._values.clear()
-        self._values[key] = value
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -78,10 +49,10 @@ class Cut:
         ``(num_chunks,)`` decoded sizes.
     num_wanted
         Elements selected.
-    reach
+    dest_range
         First and last destination index of each dimension, None where nothing is selected.
-    memo
-        What was derived from this cut.
+    tables
+        What follows from this cut for a destination, by its shape and whether the chunks lie behind URLs.
     """
 
     pieces: tuple[DimPieces, ...]
@@ -90,13 +61,8 @@ class Cut:
     shapes: IntArray
     nbytes: IntArray
     num_wanted: int
-    reach: tuple[tuple[int, int] | None, ...]
-    memo: Memo = field(default_factory=lambda: Memo(4))
-
-    @cached_property
-    def total_nbytes(self) -> int:
-        """Decoded bytes of all chunks."""
-        return int(self.nbytes.sum())
+    dest_range: tuple[tuple[int, int] | None, ...]
+    tables: Cache[Any] = field(default_factory=lambda: Cache(4))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,10 +99,6 @@ class Origin:
         return first
 
 
-#: The last layout and selection and their cut: a plan asks right after ``chunks_needed`` did, with the same objects.
-_latest: tuple[ArrayLayout, Selection, tuple[Cut, Origin]] | None = None
-
-
 def within_memory(function: Callable[_P, _T]) -> Callable[_P, _T]:
     """Name the array, the first argument, for whose plan there is not enough memory: it has too many chunks or runs."""
 
@@ -166,17 +128,6 @@ def find_cut(layout: ArrayLayout, selection: Selection) -> tuple[Cut, Origin]:
     ConfigError
         The selection does not fit the layout.
     """
-    global _latest  # noqa: PLW0603 - a cache of one
-    latest = _latest
-    if latest is not None and latest[0] is layout and latest[1] is selection:
-        return latest[2]
-    found = _find_cut(layout, selection)
-    if len(found[0].boxes.chunk_row) <= _MAX_LATEST_ROWS:
-        _latest = (layout, selection, found)
-    return found
-
-
-def _find_cut(layout: ArrayLayout, selection: Selection) -> tuple[Cut, Origin]:
     if len(selection) != len(layout.shape):
         raise ConfigError(
             f"{layout.store}: field {layout.name!r} has {len(layout.shape)} dimensions {layout.dims}, "
@@ -188,10 +139,10 @@ def _find_cut(layout: ArrayLayout, selection: Selection) -> tuple[Cut, Origin]:
     if len(known) < len(extents):
         return _make_cut(layout, selection), at_start
     ranges = [(low // c, high // c) for (low, high), c in zip(known, layout.chunks, strict=True)]
-    if math.prod(len(s) * (b - a + 1) for s, (a, b) in zip(selection, ranges, strict=True)) > MAX_KEPT_ROWS:
+    if math.prod(len(s) * (b - a + 1) for s, (a, b) in zip(selection, ranges, strict=True)) > MAX_BOXES:
         return _make_cut(layout, selection), at_start
     if layout.edge_chunks_clipped:  # the chunks' shapes depend on where they are
-        return _kept_cut(_Grid(layout), tuple(map(tuple, selection))), at_start
+        return _kept_cut(layout, tuple(map(tuple, selection))), at_start
     moves = not layout.codecs and not layout.fallback
     origin = Origin(
         chunk=tuple(a for a, _ in ranges),
@@ -201,7 +152,7 @@ def _find_cut(layout: ArrayLayout, selection: Selection) -> tuple[Cut, Origin]:
         ),
     )
     shifts = [a * c + row for a, c, row in zip(origin.chunk, layout.chunks, origin.row, strict=True)]
-    return _kept_cut(_Grid(layout), tuple(map(_moved_down, selection, shifts))), origin
+    return _kept_cut(layout, tuple(map(_moved_down, selection, shifts))), origin
 
 
 def _extent(segments: Sequence[Segment], size: int) -> tuple[int, int] | None:
@@ -223,35 +174,27 @@ def _moved_down(segments: Segments, shift: int) -> tuple[Segment, ...]:
     return tuple(Segment(start=s.start - shift, count=s.count, step=s.step, offset=s.offset) for s in segments)
 
 
-class _Grid:
-    """A layout as a key: equal where cuts are."""
-
-    __slots__ = ("_key", "layout")
-
-    def __init__(self, layout: ArrayLayout) -> None:
-        self.layout = layout
-        self._key = layout.geometry
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Grid) and self._key == other._key
+_cuts: Cache[Cut] = Cache(_MAX_CUTS)
 
 
-@lru_cache(maxsize=_MAX_CUTS)
-def _kept_cut(grid: _Grid, selection: Selection) -> Cut:
-    cut = _make_cut(grid.layout, selection)
+def _kept_cut(layout: ArrayLayout, selection: Selection) -> Cut:
+    key = layout.geometry, selection
+    cut = _cuts.get(key)
+    if cut is not None:
+        return cut
+    cut = _make_cut(layout, selection)
     for p in cut.pieces:
         for name in p.__dataclass_fields__:
             getattr(p, name).setflags(write=False)  # shared by many plans
     for table in (cut.chunks, cut.boxes.piece, cut.boxes.chunk_row, cut.boxes.bounds):
         table.setflags(write=False)
-    return cut
+    return _cuts.put(key, cut)
 
 
 def _make_cut(layout: ArrayLayout, selection: Selection) -> Cut:
+    _check_number(layout, math.prod(map(_least_chunks, selection, layout.shape, layout.chunks)))
     pieces = tuple(cut_dim(*dim) for dim in zip(selection, layout.shape, layout.chunks, strict=True))
+    _check_number(layout, math.prod(len(p.chunks) for p in pieces))
     chunks = needed_chunks(pieces)
     shapes = chunk_shapes(layout, chunks)
     return Cut(
@@ -261,11 +204,27 @@ def _make_cut(layout: ArrayLayout, selection: Selection) -> Cut:
         shapes=shapes,
         nbytes=np.broadcast_to(shapes.prod(axis=1) * layout.dtype.itemsize, (len(chunks),)),
         num_wanted=math.prod(p.num_wanted for p in pieces),
-        reach=tuple(_reach(p) for p in pieces),
+        dest_range=tuple(map(_dest_range, pieces)),
     )
 
 
-def _reach(p: DimPieces) -> tuple[int, int] | None:
+def _least_chunks(segments: Sequence[Segment], size: int, chunk: int) -> int:
+    """Return a number of chunks that are touched at least, found without a table of them; 0 where that takes one."""
+    if _extent(segments, size) is None:
+        return 0 if segments else 1
+    return max(min(s.count, (s.count - 1) * abs(s.step) // chunk + 1) for s in segments)
+
+
+def _check_number(layout: ArrayLayout, num_chunks: int) -> None:
+    if num_chunks > _MAX_CHUNKS:
+        raise TooLargeError(
+            f"{layout.store}: field {layout.name!r} of shape {layout.shape} in chunks of {layout.chunks}: what is "
+            f"selected lies in {num_chunks} of them or more, and one read takes at most {_MAX_CHUNKS}; its metadata "
+            "are damaged, or write it with larger chunks, or read less at once"
+        )
+
+
+def _dest_range(p: DimPieces) -> tuple[int, int] | None:
     if not len(p.dest):
         return None
     near = np.where(p.sign > 0, p.dest, p.dest - p.count + 1)

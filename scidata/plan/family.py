@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
-from scidata.core.types import ArrayLayout, ChunkRefs, IntArray, Selection
-from scidata.plan.array import ArrayPlan, plan_array, plan_cut
-from scidata.plan.cut import MAX_KEPT_ROWS, Cut, Memo, Origin, find_cut
+from scidata.core.cache import Cache
+from scidata.core.types import ArrayLayout, Selection
+from scidata.plan.array import ArrayPlan, Locate, plan_cut
+from scidata.plan.cut import MAX_BOXES, Cut, Origin, find_cut
 
 __all__ = ["PlanFamily"]
 
-_MAX_MEMBERS = 64  # layouts (files of one series may differ in length), and rows inside a chunk
-
-_MAX_LARGE = 1 << 16  # boxes of a cut that is kept: some 20 MB with all its tables
+#: Boxes of the cuts that are kept, each of which counts as ``MAX_BOXES`` at least: 64 cuts (files of one series may
+#: differ in length; rows inside a chunk), or a large one of some 20 MB with all its tables.
+_MAX_KEPT = 64 * MAX_BOXES
 
 
 class PlanFamily:
@@ -31,21 +32,16 @@ class PlanFamily:
 
     def __init__(self, dim: int | None, out_shape: tuple[int, ...]) -> None:
         self._dim, self._out_shape = dim, out_shape
-        self._cuts = Memo(_MAX_MEMBERS)
-        self._large = Memo(1)  # of one member alone, since it takes memory
+        self._cuts: Cache[tuple[Cut, Origin, int, int]] = Cache(_MAX_KEPT)
 
-    def plan(
-        self, layout: ArrayLayout, selection: Selection, locate: Callable[[ArrayLayout, IntArray], ChunkRefs]
-    ) -> ArrayPlan:
+    def plan(self, layout: ArrayLayout, selection: Selection, locate: Locate) -> ArrayPlan:
         """Plan a selection; ``locate`` is the source's.
 
         Raises the errors of :func:`~scidata.plan.plan_array` and of ``locate``.
         """
-        if layout.fallback:
-            return plan_array(layout, selection, None, out_shape=self._out_shape)
-        cut, origin = find_cut(layout, selection) if layout.edge_chunks_clipped else self._find(layout, selection)
-        refs = locate(layout, origin.move_chunks(cut.chunks))
-        return plan_cut(layout, selection, cut, origin, refs, self._out_shape)
+        alone = layout.edge_chunks_clipped or layout.fallback
+        cut, origin = find_cut(layout, selection) if alone else self._find(layout, selection)
+        return plan_cut(layout, selection, cut, origin, locate, self._out_shape)
 
     def _find(self, layout: ArrayLayout, selection: Selection) -> tuple[Cut, Origin]:
         """Return the cut and where it begins, from what is kept if that is there."""
@@ -73,11 +69,8 @@ class PlanFamily:
     def _kept(
         self, key: Hashable, find: Callable[[], tuple[Cut, Origin]], chunk: int, row: int
     ) -> tuple[Cut, Origin, int, int]:
-        found: tuple[Cut, Origin, int, int] | None = self._cuts.find(key) or self._large.find(key)
+        found = self._cuts.get(key)
         if found is None:
             cut, origin = find()
-            found = cut, origin, chunk, row
-            num = len(cut.boxes.chunk_row)
-            if num <= _MAX_LARGE:
-                (self._cuts if num <= MAX_KEPT_ROWS else self._large).put(key, found)
+            found = self._cuts.put(key, (cut, origin, chunk, row), max(MAX_BOXES, len(cut.boxes.chunk_row)))
         return found

@@ -60,20 +60,6 @@ class DimPieces:
             chunks=self.chunks + chunk if chunk else self.chunks,
         )
 
-    def dest_slices(self) -> list[slice]:
-        """Return each piece's place in the destination."""
-        slices = []
-        for first, count, sign in zip(self.dest.tolist(), self.count.tolist(), self.sign.tolist(), strict=True):
-            slices.append(slice_of(first, count, sign))
-        return slices
-
-    def source_slices(self) -> list[slice]:
-        """Return each piece's place in its decoded chunk."""
-        return [
-            slice(start, start + (count - 1) * step + 1, step)
-            for start, count, step in zip(self.start.tolist(), self.count.tolist(), self.step.tolist(), strict=True)
-        ]
-
 
 def slice_of(first: int, count: int, sign: int) -> slice:
     """Return the slice that visits ``count`` indices from ``first`` on, upwards or downwards."""

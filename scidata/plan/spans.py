@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from scidata.core.types import ArrayLayout, IntArray
 from scidata.plan.pieces import Boxes, DimPieces
-from scidata.sources.bytes.files import is_url
 
 __all__ = ["Reads", "Spans", "chunk_shapes", "decoded_limit", "gap_limits", "group_reads", "make_spans"]
 
@@ -51,9 +50,9 @@ def decoded_limit(layout: ArrayLayout) -> int:
     return MAX_CHECKED if all(codec.name == "crc32c" for codec in layout.codecs) else MAX_SPAN
 
 
-def gap_limits(paths: Sequence[str]) -> tuple[int, int]:
-    """Return the largest gap to read across and the largest read."""
-    return (MAX_GAP_URL, MAX_READ_URL) if any(map(is_url, paths)) else (MAX_GAP, MAX_READ)
+def gap_limits(remote: bool) -> tuple[int, int]:
+    """Return the largest gap to read across and the largest read, of files or behind URLs."""
+    return (MAX_GAP_URL, MAX_READ_URL) if remote else (MAX_GAP, MAX_READ)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -225,7 +224,7 @@ def group_reads(
     offset: IntArray,
     nbytes: IntArray,
     *,
-    paths: Sequence[str],
+    remote: bool,
     direct: _BoolArray | None = None,
     decoded: IntArray | None = None,
     max_decoded: int = 0,
@@ -234,6 +233,8 @@ def group_reads(
 
     Parameters
     ----------
+    remote
+        Whether they lie behind URLs, where a request costs more than bytes.
     direct
         Which ranges are read straight into the destination. A read holds only such ranges or none, and ranges of one
         read may overlap (a periodic halo that takes the same rows twice) only where they are not direct.
@@ -246,7 +247,7 @@ def group_reads(
     order, reads
         Permutation of the ranges, and the reads over the permuted ranges.
     """
-    max_gap, max_read = gap_limits(paths)
+    max_gap, max_read = gap_limits(remote)
     order = np.arange(len(offset))
     next_path = path_index[1:] > path_index[:-1]
     if next_path.all():  # each range in a file of its own
@@ -270,7 +271,7 @@ def group_reads(
     if direct is not None and direct.all() and int(nbytes.sum()) >= MIN_DIRECT * len(nbytes):
         max_read = max(max_read, min(int(nbytes.sum()) // MIN_PARTS, MAX_READ_DIRECT))
     parts = _parts(offset, end, cut, max_read)
-    if decoded is not None and max_read == MAX_READ:  # a request to an object store costs more than an uneven load
+    if decoded is not None and not remote:  # a request to an object store costs more than an uneven load
         total = np.cumsum(decoded[order])
         parts |= _parts(total - decoded[order], total, cut, max_decoded)
     first = np.flatnonzero(cut | parts)

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from scidata.core.cache import Cache
 from scidata.core.types import ArrayLayout, ChunkRefs, IntArray
-from scidata.plan.cut import Cut, Memo
-from scidata.plan.pieces import DimPieces
-from scidata.plan.spans import Reads, Spans, dest_strides, element_strides, gap_limits, group_reads, make_spans
-from scidata.sources.bytes.files import is_url
+from scidata.errors import ConfigError, CorruptDataError
+from scidata.plan.cut import Cut
+from scidata.plan.spans import (
+    Reads,
+    Spans,
+    decoded_limit,
+    dest_strides,
+    element_strides,
+    gap_limits,
+    group_reads,
+    make_spans,
+)
 
-__all__ = ["EncodedChunks", "Pattern", "Tables", "encoded_table", "find_tables", "known_tables", "spans_of"]
+__all__ = ["EncodedChunks", "Pattern", "Tables", "check_refs", "find_tables"]
+
+_MAX_OFFSET = 1 << 60  # sums of file offsets stay inside int64
+
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -39,7 +51,7 @@ class EncodedChunks:
     chunk_row: IntArray
     nbytes: IntArray
     wanted: IntArray
-    direct: npt.NDArray[np.bool_]
+    direct: BoolArray
     dest: IntArray
 
     def take(self, order: IntArray) -> EncodedChunks:
@@ -54,31 +66,27 @@ class Pattern:
     Attributes
     ----------
     spans, reads
-        Of raw chunks; ``reads`` start from the offset of the first chunk. None for encoded ones.
+        Of raw chunks; ``reads`` start from the offset of the first chunk, and are None where places are unknown.
+    nbytes
+        Bytes of the reads of raw chunks, or of the spans where there are none.
     encoded
         Encoded chunks.
     lowest, highest
         Least and greatest offset of raw chunks, from that of the first chunk.
-    memo
-        What the reader derives from the tables.
     """
 
     spans: Spans | None = None
     reads: Reads | None = None
+    nbytes: int = 0
     encoded: EncodedChunks | None = None
     lowest: int = 0
     highest: int = 0
-    memo: Memo = field(default_factory=lambda: Memo(8))
 
-    @cached_property
-    def nbytes(self) -> int:
-        """Bytes that the reads of raw chunks fetch."""
-        return 0 if self.reads is None else int(self.reads.nbytes.sum())
-
-    def reads_from(self, offset: int) -> Reads:
+    def reads_from(self, offset: int) -> Reads | None:
         """Return the reads of raw chunks, the first of which begins at ``offset``."""
         reads = self.reads
-        assert reads is not None
+        if reads is None:
+            return None
         return Reads(
             path_index=reads.path_index, offset=reads.offset + offset, nbytes=reads.nbytes, bounds=reads.bounds
         )
@@ -86,98 +94,156 @@ class Pattern:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Tables:
-    """What is known of a read before the places of its chunks: ``spans`` of raw chunks, or ``encoded`` ones."""
+    """What is known of a read before the places of its chunks, and the patterns in which these were found so far.
+
+    Attributes
+    ----------
+    spans, encoded
+        Of raw and of encoded chunks; None where there are none.
+    absent
+        ``(num,)`` rows of the chunks that the store does not have.
+    decoded_nbytes
+        Sum of the encoded chunks' decoded sizes.
+    remote
+        Whether the chunks lie behind URLs.
+    """
 
     cut: Cut
     spans: Spans | None
     encoded: EncodedChunks | None
-    patterns: Memo = field(default_factory=lambda: Memo(2))
+    absent: IntArray
+    decoded_nbytes: int
+    remote: bool
+    patterns: Cache[Pattern] = field(default_factory=lambda: Cache(2))
 
-    def known_raw(self, refs: ChunkRefs) -> Pattern | None:
-        """Return the pattern of raw chunks that lie and are sized as some did before, or None."""
-        pattern: Pattern | None = self.patterns.find(_places(refs))
-        return pattern
+    def known_pattern(self, refs: ChunkRefs) -> Pattern | None:
+        """Return the pattern of raw chunks that lie and are sized as some did before, if their places make sense."""
+        pattern = None if self.spans is None else self.patterns.get(_places(refs))
+        if pattern is None:
+            return None
+        first = int(refs.offset[0])
+        return pattern if first + pattern.lowest >= 0 and first + pattern.highest <= _MAX_OFFSET else None
 
-    def order_raw(self, refs: ChunkRefs) -> Pattern:
-        """Return spans and reads of raw chunks."""
-
-        def make() -> Pattern:
-            spans = self.spans
-            assert spans is not None
-            chunk = self.cut.boxes.chunk_row[spans.box]
-            relative = refs.offset - refs.offset[0]
-            order, reads = group_reads(
-                refs.path_index[chunk],
-                relative[chunk] + spans.offset,
-                spans.nbytes,
-                direct=spans.direct,
-                paths=refs.paths,
-            )
-            lowest, highest = int(relative.min()), int(relative.max())
-            return Pattern(spans=spans.take(order), reads=reads, lowest=lowest, highest=highest)
-
-        return self.patterns.get(_places(refs), make)
-
-    def order_encoded(self, refs: ChunkRefs, max_decoded: int) -> tuple[Reads, Pattern]:
-        """Return the reads of encoded chunks, of about ``max_decoded`` bytes each, and the chunks in their order."""
+    def order(self, layout: ArrayLayout, refs: ChunkRefs | None) -> tuple[Pattern, Reads | None]:
+        """Return the tables in the order of the reads, and the reads of encoded chunks."""
+        spans, encoded = self.spans, self.encoded
+        if refs is None:
+            nbytes = 0 if spans is None else int(spans.nbytes.sum())
+            return Pattern(spans=spans, encoded=encoded, nbytes=nbytes), None
+        if encoded is None:
+            return self.patterns.get_or_make(_places(refs), lambda: self._order_spans(refs)), None
+        rows = encoded.chunk_row
         order, reads = group_reads(
-            refs.path_index,
-            refs.offset,
-            refs.nbytes,
-            paths=refs.paths,
-            decoded=self.cut.nbytes,
-            max_decoded=max_decoded,
-        )
+            refs.path_index[rows], refs.offset[rows], refs.nbytes[rows],
+            remote=self.remote, decoded=encoded.nbytes, max_decoded=decoded_limit(layout),
+        )  # fmt: skip
+        if spans is not None:
+            return replace(self._order_spans(refs), encoded=encoded.take(order)), reads
+        key = order.tobytes(), reads.bounds.tobytes()
+        return self.patterns.get_or_make(key, lambda: Pattern(encoded=encoded.take(order))), reads
 
-        def make() -> Pattern:
-            assert self.encoded is not None
-            return Pattern(encoded=self.encoded.take(order))
-
-        return reads, self.patterns.get((order.tobytes(), reads.bounds.tobytes()), make)
+    def _order_spans(self, refs: ChunkRefs) -> Pattern:
+        spans = self.spans
+        if spans is None:
+            return Pattern()
+        chunk = self.cut.boxes.chunk_row[spans.box]
+        relative = refs.offset - refs.offset[0]
+        order, reads = group_reads(
+            refs.path_index[chunk], relative[chunk] + spans.offset, spans.nbytes,
+            remote=self.remote, direct=spans.direct,
+        )  # fmt: skip
+        return Pattern(
+            spans=spans.take(order), reads=reads, nbytes=int(reads.nbytes.sum()),
+            lowest=int(relative.min()), highest=int(relative.max()),
+        )  # fmt: skip
 
 
 def _places(refs: ChunkRefs) -> tuple[bytes, ...]:
     """Return what plans of raw chunks have in common that differ in the offset of the first chunk alone."""
     offset = refs.offset
-    return refs.path_index.tobytes(), (offset - offset[0]).tobytes(), refs.nbytes.tobytes()
+    return refs.path_index.tobytes(), (offset - offset[:1]).tobytes(), refs.nbytes.tobytes()
 
 
-def known_tables(layout: ArrayLayout, cut: Cut, out_shape: tuple[int, ...], paths: Sequence[str]) -> Tables | None:
-    """Return the tables of a cut for one destination, if they were made before and kept."""
-    tables: Tables | None = cut.memo.find((out_shape, not layout.codecs, any(map(is_url, paths))))
-    return tables
-
-
-def find_tables(layout: ArrayLayout, cut: Cut, out_shape: tuple[int, ...], paths: Sequence[str]) -> Tables:
-    """Return the tables of a cut for one destination, kept with the cut."""
-    raw, remote = not layout.codecs, any(map(is_url, paths))
-
-    def make() -> Tables:
-        rows = np.arange(len(cut.boxes.chunk_row))
-        return Tables(
-            cut=cut,
-            spans=spans_of(layout, cut, cut.pieces, rows, out_shape, paths) if raw else None,
-            encoded=None if raw else encoded_table(layout, cut, np.arange(len(cut.chunks)), out_shape),
+def check_refs(layout: ArrayLayout, chunks: IntArray, refs: ChunkRefs) -> None:
+    """Raise ConfigError where there are not as many places as chunks, CorruptDataError where they make no sense."""
+    if not len(chunks) == len(refs.path_index) == len(refs.offset) == len(refs.nbytes):
+        raise ConfigError(f"{layout.name!r}: {len(refs.path_index)} places for {len(chunks)} chunks")
+    both = refs.offset | refs.nbytes  # negative where either is, and large where either is
+    if not len(both) or (both.min() >= 0 and both.max() <= _MAX_OFFSET and refs.path_index.max() < len(refs.paths)):
+        return
+    bad = (refs.path_index >= 0) & (
+        (refs.offset < 0) | (refs.nbytes < 0) | (refs.offset > _MAX_OFFSET) | (refs.nbytes > _MAX_OFFSET)
+    )
+    bad |= refs.path_index >= len(refs.paths)
+    if bad.any():
+        i = int(np.flatnonzero(bad)[0])
+        raise CorruptDataError(
+            f"{layout.store}: field {layout.name!r}, chunk {tuple(chunks[i].tolist())}: offset {refs.offset[i]} and "
+            f"size {refs.nbytes[i]} make no sense; the store's index is damaged: copy or write it again"
         )
 
-    return cut.memo.get((out_shape, raw, remote), make)
+
+def find_tables(
+    layout: ArrayLayout, cut: Cut, out_shape: tuple[int, ...], refs: ChunkRefs | None, remote: bool
+) -> Tables:
+    """Return the tables of a cut for one destination; kept with the cut where all chunks are of one kind and there.
+
+    Raises
+    ------
+    ConfigError
+        The selection does not fit the destination.
+    """
+    if layout.fallback:
+        _check_destination(layout, cut, out_shape)
+        none, nbytes = np.empty(0, np.int64), int(cut.nbytes.sum())
+        return Tables(cut=cut, spans=None, encoded=None, absent=none, decoded_nbytes=nbytes, remote=remote)
+    is_raw = np.full(len(cut.chunks), not layout.codecs)
+    if refs is None or (refs.skipped_codecs is None and len(is_raw) and int(refs.path_index.min()) >= 0):
+        key = out_shape, remote
+        tables: Tables | None = cut.tables.get(key)
+        if tables is None:
+            tables = cut.tables.put(key, _make_tables(layout, cut, out_shape, is_raw, ~is_raw, remote))
+        return tables
+    if refs.skipped_codecs is not None and layout.codecs:
+        everything = (1 << len(layout.codecs)) - 1
+        is_raw = (refs.skipped_codecs & everything) == everything
+    present = refs.path_index >= 0
+    return _make_tables(layout, cut, out_shape, present & is_raw, present & ~is_raw, remote)
 
 
-def spans_of(
-    layout: ArrayLayout,
-    cut: Cut,
-    pieces: tuple[DimPieces, ...],
-    rows: IntArray,
-    out_shape: tuple[int, ...],
-    paths: Sequence[str],
-) -> Spans:
+def _make_tables(
+    layout: ArrayLayout, cut: Cut, out_shape: tuple[int, ...], is_raw: BoolArray, is_encoded: BoolArray, remote: bool
+) -> Tables:
+    _check_destination(layout, cut, out_shape)
+    boxes, rows = np.flatnonzero(is_raw[cut.boxes.chunk_row]), np.flatnonzero(is_encoded)
+    return Tables(
+        cut=cut,
+        spans=_spans_of(layout, cut, boxes, out_shape, remote) if len(boxes) else None,
+        encoded=_encoded_table(layout, cut, rows, out_shape) if len(rows) else None,
+        absent=np.flatnonzero(~(is_raw | is_encoded)),
+        decoded_nbytes=int(cut.nbytes[rows].sum()),
+        remote=remote,
+    )
+
+
+def _check_destination(layout: ArrayLayout, cut: Cut, out_shape: tuple[int, ...]) -> None:
+    if len(out_shape) != len(layout.shape):
+        raise ConfigError(f"{layout.name!r}: a destination of shape {out_shape} for dimensions {layout.dims}")
+    for rows, size, dim in zip(cut.dest_range, out_shape, layout.dims, strict=True):
+        if rows is not None and (rows[0] < 0 or rows[1] >= size):
+            raise ConfigError(
+                f"{layout.name!r}: rows {rows[0]} to {rows[1]} of {dim!r} do not fit a destination of {size}"
+            )
+
+
+def _spans_of(layout: ArrayLayout, cut: Cut, boxes: IntArray, out_shape: tuple[int, ...], remote: bool) -> Spans:
     """Return the spans of some boxes of raw chunks."""
-    max_gap, _ = gap_limits(paths)
-    shapes = cut.shapes if len(cut.shapes) == 1 else cut.shapes[cut.boxes.chunk_row[rows]]
-    return make_spans(layout, pieces, cut.boxes, rows, shapes, out_shape, max_gap)
+    max_gap, _ = gap_limits(remote)
+    shapes = cut.shapes if len(cut.shapes) == 1 else cut.shapes[cut.boxes.chunk_row[boxes]]
+    return make_spans(layout, cut.pieces, cut.boxes, boxes, shapes, out_shape, max_gap)
 
 
-def encoded_table(layout: ArrayLayout, cut: Cut, rows: IntArray, out_shape: tuple[int, ...]) -> EncodedChunks:
+def _encoded_table(layout: ArrayLayout, cut: Cut, rows: IntArray, out_shape: tuple[int, ...]) -> EncodedChunks:
     """Describe the encoded chunks ``rows``."""
     pieces, boxes = cut.pieces, cut.boxes
     nbytes = cut.nbytes[rows]

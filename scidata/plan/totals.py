@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from scidata.core.types import ArrayLayout, ChunkRefs, IntArray, Selection
-from scidata.plan.array import ArrayPlan, chunks_needed, plan_array
+from scidata.plan.array import ArrayPlan, plan_array
 
 __all__ = ["PlanSummary", "ReadPlan", "summarize"]
 
@@ -128,11 +128,11 @@ def summarize(
     sums = np.zeros((4, num_ranks), np.int64)
     readers = np.zeros(layout.num_chunks, np.uint8)  # how many ranks read a chunk, 2 meaning more than one
     exact = not layout.fallback and refs is not None
+    locate = None if refs is None else lambda _, chunks: refs(chunks)
     for rank in range(num_ranks):
         selection = selection_of_rank(rank)
         shape = tuple(max((s.offset + s.count for s in dim), default=0) for dim in selection)
-        places = refs(chunks_needed(layout, selection)) if refs is not None and exact else None
-        plan = plan_array(layout, selection, places, out_shape=shape)
+        plan = plan_array(layout, selection, locate, out_shape=shape)
         sums[:, rank] = plan.bytes_wanted, plan.bytes_fetched, plan.bytes_decoded, plan.num_chunks
         if plan.num_chunks:
             touched = np.ix_(*(p.chunks for p in plan.pieces))

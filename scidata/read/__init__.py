@@ -8,17 +8,19 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+import numpy as np
 import numpy.typing as npt
 
 from scidata.core.types import Decoding, Source
 from scidata.errors import ConfigError, CorruptDataError
-from scidata.plan import ArrayPlan, plan_array
-from scidata.read.context import ReadStats, Tally
-from scidata.read.execute import Execution, Task
-from scidata.sources.bytes.remote import Fetches
+from scidata.plan import ArrayPlan
+from scidata.plan.array import plan_cut
+from scidata.read.context import ReadStats, Tally, Target
+from scidata.read.execute import Execution
+from scidata.read.tables import Task
+from scidata.sources.bytes.fetches import Fetches
 
 __all__ = ["Job", "ReadStats", "read_plan", "read_plans"]
 
@@ -74,44 +76,76 @@ def read_plan(
     ConfigError
         ``out`` does not fit the plan.
     """
-    job = Job(plan=plan, out=out, source=source, decoding=decoding, allow_missing=allow_missing)
-    return read_plans([job], executor=executor)
+    job = Job(plan, source, decoding, allow_missing=allow_missing)
+    return read_plans([(job, out)], executor=executor)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
 class Job:
-    """One of several plans that are read together; the arguments of :func:`read_plan`."""
+    """A plan and how to read it: any number of times. What that takes is found at the first, and kept for the others.
 
-    plan: ArrayPlan
-    out: npt.NDArray[Any]
-    source: Source
-    decoding: Decoding | None = None
-    allow_missing: bool = False
+    Parameters
+    ----------
+    plan, source, decoding, allow_missing
+        As in :func:`read_plan`.
+    """
+
+    __slots__ = ("_allow_missing", "_decoding", "_ready", "_source", "plan")
+
+    def __init__(
+        self, plan: ArrayPlan, source: Source, decoding: Decoding | None = None, *, allow_missing: bool = False
+    ) -> None:
+        self.plan, self._source, self._decoding = plan, source, decoding
+        self._allow_missing = allow_missing
+        self._ready: tuple[np.dtype[Any], Execution] | None = None
+
+    def execution(self, dtype: np.dtype[Any]) -> Execution:
+        """Return what runs the plan into buffers of ``dtype``; raises what places of chunks show to be wrong."""
+        ready = self._ready
+        if ready is None or ready[0] != dtype:
+            plan = self.plan
+            if plan.refs is None and not plan.layout.fallback:
+                locate, cut = self._source.locate, (plan.cut, plan.origin)
+                plan = plan_cut(plan.layout, plan.selection, *cut, locate, plan.out_shape)
+            ready = self._ready = (
+                dtype,
+                Execution(plan, dtype, source=self._source, decoding=self._decoding, allow_missing=self._allow_missing),
+            )
+        return ready[1]
 
 
-#: A plan's tasks, and the bytes that each moves or decodes.
-_Part: TypeAlias = tuple[Execution, list[Task], list[int]]
+#: One run of a plan: what runs it, and its destination.
+_Run: TypeAlias = tuple[Execution, Target]
 
 
-def read_plans(jobs: Sequence[Job], *, executor: Executor | None = None) -> ReadStats:
-    """Read several plans: those of URLs together, so that they wait for round trips once, and the others together.
+def read_plans(jobs: Sequence[tuple[Job, npt.NDArray[Any]]], *, executor: Executor | None = None) -> ReadStats:
+    """Read plans into a buffer each: those of URLs together, so that they wait for round trips once, and the others.
 
     Raises the errors of :func:`read_plan`.
     """
-    executions = [execution for job in jobs if (execution := _prepared(job)) is not None]
+    runs: list[_Run] = []
+    for job, out in jobs:
+        plan = job.plan
+        if out.shape != plan.out_shape or not out.flags.c_contiguous or not out.flags.writeable:
+            raise ConfigError(
+                f"{plan.layout.name!r}: the buffer must be writable, C-contiguous and of shape {plan.out_shape}, "
+                f"not {out.shape}"
+            )
+        if plan.bytes_wanted:
+            execution = job.execution(out.dtype)
+            runs.append((execution, execution.begin(out)))
     try:
-        stats = _run(executions, executor)
+        stats = _run(runs, executor)
     except CorruptDataError:
-        _check_unchanged(executions)  # then this is the reason, and copying the file again would not help
+        _check_unchanged(runs)  # then this is the reason, and copying the file again would not help
         raise
-    _check_unchanged(executions)
+    _check_unchanged(runs)
     return stats
 
 
-def _check_unchanged(executions: Sequence[Execution]) -> None:
+def _check_unchanged(runs: Sequence[_Run]) -> None:
     """Raise SourceChangedError where files that were read are not those that were opened."""
     checked = set()
-    for execution in executions:
+    for execution, _ in runs:
         source, paths, layout = execution.source, execution.paths, execution.layout
         key = id(source), paths or layout.name
         if not execution.is_remote and key not in checked:  # fields of one file look at it once
@@ -119,65 +153,46 @@ def _check_unchanged(executions: Sequence[Execution]) -> None:
             source.check_unchanged(layout, paths)
 
 
-def _run(executions: Sequence[Execution], executor: Executor | None) -> ReadStats:
-    local: list[_Part] = []
-    remote: list[tuple[Execution, Task]] = []
-    for execution in executions:
-        tasks, costs = execution.tasks()
-        if execution.is_remote:
-            remote += [(execution, task) for task in tasks]
+def _run(runs: Sequence[_Run], executor: Executor | None) -> ReadStats:
+    local: list[_Run] = []
+    remote: list[tuple[_Run, Task]] = []
+    for run in runs:
+        if run[0].is_remote:
+            remote += [(run, task) for task in run[0].tasks]
         else:
-            local.append((execution, tasks, costs))
+            local.append(run)
     threads = 1 if executor is None else _num_threads(executor)  # counting processors takes 40 µs
     stats = _run_local(local, executor, threads)
     return stats + _run_fetched(remote, executor, threads) if remote else stats
 
 
-def _run_local(parts: list[_Part], executor: Executor | None, threads: int) -> ReadStats:
-    if threads > 1 and sum(len(tasks) for _, tasks, _ in parts) > 1:
-        raw = sum(cost for execution, _, costs in parts if execution.is_raw for cost in costs)
-        total = sum(map(sum, (costs for _, _, costs in parts)))
+def _run_local(runs: list[_Run], executor: Executor | None, threads: int) -> ReadStats:
+    if threads > 1 and sum([len(execution.tasks) for execution, _ in runs]) > 1:
+        raw = sum([sum(execution.costs) for execution, _ in runs if execution.is_raw])
+        total = sum([sum(execution.costs) for execution, _ in runs])
         if total >= _MIN_PARALLEL:
             at_once = total - raw >= _MIN_AT_ONCE or raw >= _MIN_AT_ONCE_RAW
-            work = _Batches(_batches(parts, total / (_BATCHES_PER_THREAD * threads)), at_once=at_once)
+            work = _Batches(_batches(runs, total / (_BATCHES_PER_THREAD * threads)), at_once=at_once)
             return _share(work, executor, threads if at_once else min(threads, -(-total // _MIN_PARALLEL)))
     tally = Tally()
-    for execution, tasks, _ in parts:
-        execution.run(tasks, tally)
+    for execution, target in runs:
+        execution.run(execution.tasks, target, tally)
     return tally.stats()
-
-
-def _prepared(job: Job) -> Execution | None:
-    """Check a plan and its buffer; None where there is nothing to read."""
-    plan, out = job.plan, job.out
-    if out.shape != plan.out_shape or not out.flags.c_contiguous or not out.flags.writeable:
-        raise ConfigError(
-            f"{plan.layout.name!r}: the buffer must be writable, C-contiguous and of shape {plan.out_shape}, "
-            f"not {out.shape}"
-        )
-    if plan.refs is None and not plan.layout.fallback:
-        refs = job.source.locate(plan.layout, plan.chunks)
-        plan = plan_array(plan.layout, plan.selection, refs, out_shape=plan.out_shape)
-    if plan.bytes_wanted == 0:
-        return None
-    execution = Execution(plan, out, source=job.source, decoding=job.decoding)
-    execution.prepare(allow_missing=job.allow_missing)
-    return execution
 
 
 def _num_threads(executor: Executor) -> int:
     return int(getattr(executor, "_max_workers", 0) or os.cpu_count() or 1)
 
 
-def _batches(parts: list[_Part], nbytes: float) -> list[tuple[Execution, list[Task], int]]:
-    """Split the tasks into runs of about ``nbytes``: neighbours on disk stay together."""
+def _batches(runs: list[_Run], nbytes: float) -> list[tuple[_Run, list[Task], int]]:
+    """Split the tasks into batches of about ``nbytes``: neighbours on disk stay together."""
     batches = []
-    for execution, tasks, costs in parts:
-        first = cost = 0
-        for i, more in enumerate(costs):
+    for run in runs:
+        tasks, first, cost = run[0].tasks, 0, 0
+        for i, more in enumerate(run[0].costs):
             cost += more
             if cost >= nbytes or i + 1 == len(tasks):
-                batches.append((execution, tasks[first : i + 1], cost))
+                batches.append((run, tasks[first : i + 1], cost))
                 first, cost = i + 1, 0
     return batches
 
@@ -193,7 +208,7 @@ class _Work(Protocol):
 class _Batches:
     """Batches of tasks that several threads take in turn."""
 
-    def __init__(self, batches: list[tuple[Execution, list[Task], int]], *, at_once: bool) -> None:
+    def __init__(self, batches: list[tuple[_Run, list[Task], int]], *, at_once: bool) -> None:
         self._batches = iter(batches)
         self._lock = threading.Lock()
         self._failed = False
@@ -210,9 +225,9 @@ class _Batches:
                 batch = next(self._batches, None)
             if batch is None:
                 break
-            execution, tasks, cost = batch
+            (execution, target), tasks, cost = batch
             try:
-                execution.run(tasks, tally)
+                execution.run(tasks, target, tally)
             except BaseException:
                 self._failed = True
                 raise
@@ -244,9 +259,9 @@ class _Pace:
 class _Fetched:
     """Tasks whose bytes are fetched many at a time: threads take whichever has arrived, and decode it."""
 
-    def __init__(self, tasks: list[tuple[Execution, Task]]) -> None:
+    def __init__(self, tasks: list[tuple[_Run, Task]]) -> None:
         self._tasks = tasks
-        self._fetches = Fetches([execution.range_of(task) for execution, task in tasks])
+        self._fetches = Fetches([execution.range_of(task) for (execution, _), task in tasks])
 
     def work(self, wake: Callable[[], None] | None = None) -> ReadStats:
         if wake is not None:
@@ -254,9 +269,9 @@ class _Fetched:
         tally = Tally()
         while (item := self._fetches.take()) is not None:
             number, data = item
-            execution, task = self._tasks[number]
+            (execution, target), task = self._tasks[number]
             try:
-                execution.run_fetched(task, data, tally)
+                execution.run_fetched(task, data, target, tally)
             except BaseException:
                 self.close()
                 raise
@@ -267,7 +282,7 @@ class _Fetched:
         self._fetches.close()
 
 
-def _run_fetched(tasks: list[tuple[Execution, Task]], executor: Executor | None, threads: int) -> ReadStats:
+def _run_fetched(tasks: list[tuple[_Run, Task]], executor: Executor | None, threads: int) -> ReadStats:
     fetched = _Fetched(tasks)
     try:
         return _share(fetched, executor, min(threads, len(tasks)))

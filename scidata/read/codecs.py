@@ -12,25 +12,23 @@ import lzma
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from crc32c import crc32c
 from numcodecs import lz4, zstd
 from numcodecs.fletcher32 import Fletcher32
 
-from scidata.core.checks import allocate
-from scidata.core.types import Codec, IntArray
+from scidata.core.cache import Cache
+from scidata.core.checks import allocate, largest_encoded
+from scidata.core.types import Codec
 from scidata.errors import ChecksumError, CorruptDataError, UnsupportedFormatError
-from scidata.plan.cut import Memo
 from scidata.read import blosc
 from scidata.read.blosc import Bytes
 
-__all__ = ["Pipeline", "Scratch", "is_supported", "largest_encoded", "pipeline_of"]
+__all__ = ["Pipeline", "Scratch", "pipeline_of"]
 
 _CHECKSUM_NBYTES = 4
-
-_Nbytes = TypeVar("_Nbytes", int, IntArray)
 
 
 class Scratch:
@@ -52,11 +50,6 @@ class Scratch:
             else:
                 self._buffers.pop(name, None)
         return buffer[:nbytes]
-
-
-def largest_encoded(nbytes: _Nbytes) -> _Nbytes:
-    """Return the most bytes that a chunk of ``nbytes``, or chunks of each, can honestly take when encoded."""
-    return 2 * nbytes + (64 << 10)
 
 
 class _Step:
@@ -283,12 +276,7 @@ _STEPS: dict[str, type[_Step]] = {
 }
 
 
-def is_supported(codecs: Sequence[Codec]) -> bool:
-    """Say whether every one of ``codecs`` can be undone here; if not, the array needs its format's own library."""
-    return all(codec.name in _STEPS for codec in codecs)
-
-
-_made = Memo(256)
+_made: Cache[tuple[Pipeline, tuple[Codec, ...]]] = Cache(256)
 
 
 def pipeline_of(codecs: tuple[Codec, ...], skipped: int, nbytes: int) -> Pipeline:
@@ -297,11 +285,10 @@ def pipeline_of(codecs: tuple[Codec, ...], skipped: int, nbytes: int) -> Pipelin
     ``skipped`` has a bit for each codec that was not applied.
     """
     key = id(codecs), skipped, nbytes
-    found: tuple[Pipeline, tuple[Codec, ...]] | None = _made.find(key)
-    if found is None or found[1] is not codecs:
+    found = _made.get(key)
+    if found is None:
         applied = [codec for i, codec in enumerate(codecs) if not skipped >> i & 1]
-        found = Pipeline(applied, nbytes), codecs
-        _made.put(key, found)
+        found = _made.put(key, (Pipeline(applied, nbytes), codecs))  # held, so that its id stays its own
     return found[0]
 
 

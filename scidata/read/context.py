@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,9 +20,10 @@ from scidata.read.codecs import Scratch
 from scidata.read.convert import converter
 from scidata.read.copies import Copies
 from scidata.read.gathers import at_any_byte
+from scidata.read.tables import tables_of
 from scidata.sources.bytes.files import Url, files, scatter, url_of
 
-__all__ = ["COPY", "DECODE", "READ", "Context", "ReadStats", "Tally", "thread_scratch"]
+__all__ = ["COPY", "DECODE", "READ", "Context", "ReadStats", "Tally", "Target", "thread_scratch"]
 
 READ, DECODE, COPY = range(3)  # stages
 _STAGES = ("read", "decode", "copy")
@@ -109,38 +109,51 @@ def _tracer(recorder: trace.Recorder, name: str, sample: int | None) -> Callable
     return add
 
 
-class Context:
-    """One plan and one destination. Read-only once made, so that any thread may use it.
+class Target:
+    """The destination of one run of a plan. Read-only once made, so that any thread may use it.
 
     Attributes
     ----------
     out, out_bytes, out_view
         The destination, 1-D, as values, bytes and a memoryview.
-    item, out_item
-        Bytes of one stored and of one destination value.
-    kind
-        All that tables of a plan's pattern depend on besides the plan.
-    is_remote
-        Whether the bytes lie behind URLs.
     tracer
         Of a :class:`Tally`; knows the field and the sample, that of the thread which made this.
     arrived
         Of URLs: what was fetched ahead for reads that are not run yet, or the error; by table of reads and row.
     """
 
-    def __init__(
-        self, plan: ArrayPlan, out: npt.NDArray[Any], source: Source, decoding: Decoding | None, *, is_remote: bool
-    ) -> None:
-        self.plan, self.layout, self.source = plan, plan.layout, source
-        self.convert = converter(plan.layout.dtype, decoding, out.dtype)
+    __slots__ = ("arrived", "out", "out_bytes", "out_view", "tracer")
+
+    def __init__(self, out: npt.NDArray[Any], name: str) -> None:
         self.out = out.reshape(-1)
         self.out_bytes: npt.NDArray[np.uint8] = self.out.view(np.uint8)
         self.out_view = self.out_bytes.data
-        self.item, self.out_item = plan.layout.dtype.itemsize, out.dtype.itemsize
-        self.is_remote = is_remote
-        self.kind = (self.out_item, self.convert.in_place)
-        self.tracer = None if trace.active is None else _tracer(trace.active, plan.layout.name, trace.get_sample())
+        self.tracer = None if trace.active is None else _tracer(trace.active, name, trace.get_sample())
         self.arrived: dict[tuple[int, int], bytes | Exception] = {}
+
+
+class Context:
+    """One plan, and the kind of destination that it is run for. Read-only once made, so that any thread may use it.
+
+    Attributes
+    ----------
+    item, out_item
+        Bytes of one stored and of one destination value.
+    tables
+        What is derived from the plan's pattern.
+    paths
+        Files and URLs as they are opened: a plan's own say nothing of credentials.
+    """
+
+    def __init__(self, plan: ArrayPlan, source: Source, decoding: Decoding | None, dtype: np.dtype[Any]) -> None:
+        self.plan, self.layout, self.source = plan, plan.layout, source
+        self.convert = converter(plan.layout.dtype, decoding, dtype)
+        self.item, self.out_item = plan.layout.dtype.itemsize, dtype.itemsize
+        self.tables = tables_of(plan.pattern, self.out_item, self.convert.in_place)
+        self.paths: tuple[str, ...] = () if plan.refs is None else plan.refs.paths
+        if plan.remote:
+            bind = source.path.bound if isinstance(source.path, Url) else url_of
+            self.paths = tuple(map(bind, self.paths))
 
     @property
     def refs(self) -> ChunkRefs:
@@ -148,17 +161,13 @@ class Context:
         assert self.plan.refs is not None
         return self.plan.refs
 
-    @cached_property
-    def paths(self) -> tuple[str, ...]:
-        """Files and URLs as they are opened: a plan's own say nothing of credentials."""
-        path = self.source.path
-        bind = path.bound if isinstance(path, Url) else url_of
-        return tuple(map(bind, self.refs.paths))
-
-    @cached_property
+    @property
     def box_strides(self) -> tuple[IntArray, IntArray]:
         """Strides in bytes of every box, in its chunk and in the destination: ``(num_boxes, ndim)`` each."""
-        return self.plan.pattern.memo.get(("strides", self.out_item), self._make_box_strides)
+        strides = self.tables.box_strides
+        if strides is None:
+            strides = self.tables.box_strides = self._make_box_strides()
+        return strides
 
     def _make_box_strides(self) -> tuple[IntArray, IntArray]:
         plan = self.plan
@@ -174,9 +183,16 @@ class Context:
         return f"{self.layout.store}: field {self.layout.name!r}, chunk {chunk}"
 
     def fetch(
-        self, reads: Reads, row: int, buffers: list[Any], chunk_of: Callable[[int], tuple[int, int]], *, skip: int = 0
+        self,
+        reads: Reads,
+        row: int,
+        buffers: list[Any],
+        chunk_of: Callable[[int], tuple[int, int]],
+        target: Target,
+        *,
+        skip: int = 0,
     ) -> None:
-        """Read one range, or what lies ``skip`` bytes into it, into ``buffers``.
+        """Read one range, or what lies ``skip`` bytes into it, into ``buffers``; unless it came ahead for ``target``.
 
         Parameters
         ----------
@@ -189,7 +205,7 @@ class Context:
         """
         path, offset = self.paths[reads.path_index[row]], int(reads.offset[row]) + skip
         try:
-            data = self.arrived.pop((id(reads), row), None)
+            data = target.arrived.pop((id(reads), row), None)
             if isinstance(data, Exception):
                 raise data
             if data is not None:
@@ -207,9 +223,9 @@ class Context:
             chunk = next((c for c, end in map(chunk_of, items) if end > size), chunk_of(items[0])[0])
             raise ShortReadError(f"{self.where(chunk)}: {e}") from e
 
-    def copy(self, copies: Copies, read: int, buffer: npt.NDArray[np.uint8], scratch: Scratch) -> None:
+    def copy(self, copies: Copies, read: int, buffer: npt.NDArray[np.uint8], target: Target, scratch: Scratch) -> None:
         """Do the copies of one read."""
-        stored, dtype, out, convert = self.convert.stored, self.convert.dtype, self.out_bytes, self.convert.copy
+        stored, dtype, out, convert = self.convert.stored, self.convert.dtype, target.out_bytes, self.convert.copy
         for i in range(copies.bounds[read], copies.bounds[read + 1]):
             shape = copies.shape[i]
             raw: npt.NDArray[Any] = np.ndarray(shape, stored, buffer, copies.source[i], copies.source_strides[i])
@@ -226,7 +242,7 @@ class Context:
             view, places = at_any_byte(out, dtype, gather.shape, gather.dest_strides, gather.dest)
             view[places] = converted
 
-    def finish(self, begin: int, end: int, scratch: Scratch) -> None:
+    def finish(self, begin: int, end: int, target: Target, scratch: Scratch) -> None:
         """Turn raw values that lie in bytes ``[begin, end)`` of the destination into final ones."""
         if not self.convert.trivial:
-            self.convert.finish(self.out[begin // self.out_item : end // self.out_item], scratch)
+            self.convert.finish(target.out[begin // self.out_item : end // self.out_item], scratch)

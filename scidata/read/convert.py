@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scidata.core.cache import Cache
 from scidata.core.types import Decoding
-from scidata.plan.cut import Memo
 from scidata.read.codecs import Scratch
 
 __all__ = ["Converter", "converter"]
@@ -16,16 +16,15 @@ __all__ = ["Converter", "converter"]
 Array = npt.NDArray[Any]
 
 
-_made = Memo(256)
+_made: Cache[tuple[Converter, Decoding | None]] = Cache(256)
 
 
 def converter(stored: np.dtype[Any], decoding: Decoding | None, dtype: np.dtype[Any]) -> Converter:
     """Return the converter for these arguments: the same one while they are the same objects."""
     key = stored, dtype, id(decoding)  # not its value: 0.0 and -0.0 are equal
-    found: tuple[Converter, Decoding | None] | None = _made.find(key)
-    if found is None or found[1] is not decoding:
-        found = Converter(stored, decoding, dtype), decoding
-        _made.put(key, found)
+    found = _made.get(key)
+    if found is None:
+        found = _made.put(key, (Converter(stored, decoding, dtype), decoding))  # held, so that its id stays its own
     return found[0]
 
 

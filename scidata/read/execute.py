@@ -9,77 +9,83 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scidata.core.checks import largest_encoded
 from scidata.core.types import Decoding, IntArray, Source
-from scidata.errors import CorruptDataError, MissingChunkError, ShortReadError
+from scidata.errors import CorruptDataError, MissingChunkError
 from scidata.plan import ArrayPlan
 from scidata.plan.pieces import slice_of
-from scidata.plan.spans import Reads, chunk_shapes
-from scidata.read.codecs import largest_encoded
-from scidata.read.context import COPY, READ, Context, Tally, thread_scratch
+from scidata.plan.spans import Reads
+from scidata.read.context import COPY, READ, Context, Tally, Target, thread_scratch
 from scidata.read.run_encoded import EncodedRun
 from scidata.read.run_raw import RawRun
-from scidata.sources.bytes.files import Url, is_url
-from scidata.sources.bytes.remote import Range
+from scidata.read.tables import Task
+from scidata.sources.bytes.fetches import Range
+from scidata.sources.bytes.files import Url
 
-__all__ = ["Execution", "Task"]
-
-#: A unit of work: ``"raw"`` or ``"encoded"`` read, or ``"box"`` of an array that only its own library reads; its row.
-Task = tuple[str, int]
+__all__ = ["Execution"]
 
 
 class Execution:
-    """One plan, one destination. Tasks may run on any threads, each task once."""
+    """One plan for one kind of destination. It may be run any number of times; tasks on any threads, each once a run.
 
-    def __init__(self, plan: ArrayPlan, out: npt.NDArray[Any], *, source: Source, decoding: Decoding | None) -> None:
-        self.is_remote = plan.refs is not None and not plan.layout.fallback and any(map(is_url, plan.refs.paths))
-        self._plan, self._context = plan, Context(plan, out, source, decoding, is_remote=self.is_remote)
-        self.source, self.layout = source, plan.layout
-        self._raw: RawRun | None = None
+    Attributes
+    ----------
+    tasks, costs
+        Units of work, and the bytes that each moves or decodes.
+    paths
+        The files that it reads; none of an array that only its own library reads.
+    is_raw
+        Whether bytes are copied and no more.
+
+    Raises
+    ------
+    MissingChunkError, ShortReadError, CorruptDataError, UnsupportedFormatError
+        What the places of the chunks say by themselves, before anything is read.
+    """
+
+    def __init__(
+        self,
+        plan: ArrayPlan,
+        dtype: np.dtype[Any],
+        *,
+        source: Source,
+        decoding: Decoding | None,
+        allow_missing: bool,
+    ) -> None:
+        self.source, self.layout, self.is_remote = source, plan.layout, plan.remote
+        self.paths = () if plan.refs is None else plan.refs.paths
+        self._plan, self._context = plan, Context(plan, source, decoding, dtype)
+        self._allow_missing = allow_missing
+        self.is_raw = not plan.layout.codecs and not plan.layout.fallback and self._context.convert.trivial
+        self._check_absent(plan.absent)
+        self._raw = None if plan.span_reads is None else RawRun(self._context, plan.span_reads)
         self._encoded: EncodedRun | None = None
-        plain = not plan.layout.codecs and not plan.layout.fallback
-        self.is_raw = plain and self._context.convert.trivial  # bytes are copied and no more
+        encoded = plan.encoded
+        if encoded is not None and plan.encoded_reads is not None:
+            self._check_encoded(encoded.chunk_row, encoded.nbytes)
+            self._encoded = EncodedRun(self._context, encoded, plan.encoded_reads)
+        tables = self._context.tables
+        if tables.tasks is None:
+            tables.tasks = self._make_tasks()
+        self.tasks, self.costs = tables.tasks
 
-    def prepare(self, *, allow_missing: bool) -> None:
-        """Check what the places of the chunks say by themselves, before anything is read, and fill absent chunks.
-
-        Raises
-        ------
-        MissingChunkError, ShortReadError, CorruptDataError, UnsupportedFormatError
-        """
-        plan, context = self._plan, self._context
-        absent = plan.absent
-        if plan.layout.fallback and not allow_missing:
+    def begin(self, out: npt.NDArray[Any]) -> Target:
+        """Begin a run into ``out``: fill what is absent."""
+        target = Target(out, self.layout.name)
+        if len(self._plan.absent):
+            self._fill_absent(target)
+        if self.layout.fallback and not self._allow_missing:
             # the format's own library would read the fill value without a word
-            absent = np.flatnonzero(context.source.locate(plan.layout, plan.chunks).path_index < 0)
-        if len(absent) and not allow_missing:
+            self._check_absent(np.flatnonzero(self.source.locate(self.layout, self._plan.chunks).path_index < 0))
+        return target
+
+    def _check_absent(self, absent: IntArray) -> None:
+        if len(absent) and not self._allow_missing:
             more = f" (and {len(absent) - 1} more)" if len(absent) > 1 else ""
             raise MissingChunkError(
-                f"{context.where(int(absent[0]))}: the store does not have it{more}; copy the store again, or "
+                f"{self._context.where(int(absent[0]))}: the store does not have it{more}; copy the store again, or "
                 "give allow_missing=True if absent chunks stand for the fill value"
             )
-        if plan.span_reads is not None:
-            plan.pattern.memo.get("raw sizes", self._check_raw)
-            self._raw = RawRun(context, plan.span_reads)
-        if plan.encoded is not None and plan.encoded_reads is not None:
-            self._check_encoded(plan.encoded.chunk_row, plan.encoded.nbytes)
-            self._encoded = EncodedRun(context, plan.encoded, plan.encoded_reads)
-        self._fill_absent()
-
-    def _check_raw(self) -> bool:
-        """Check the sizes of raw chunks; once for a pattern, of which they are a part."""
-        plan, context = self._plan, self._context
-        assert plan.spans is not None
-        rows = np.unique(plan.boxes.chunk_row[plan.spans.box])
-        expected = chunk_shapes(plan.layout, plan.chunks[rows]).prod(axis=1) * plan.layout.dtype.itemsize
-        found = context.refs.nbytes[rows]
-        for i in np.flatnonzero(found != expected)[:1].tolist():
-            wanted = expected[i if len(expected) > 1 else 0]
-            kind = ShortReadError if found[i] < wanted else CorruptDataError
-            raise kind(
-                f"{context.where(int(rows[i]))}: it has {found[i]} bytes, but {wanted} were expected; "
-                "the file is damaged: copy or write it again"
-            )
-        return True
 
     def _check_encoded(self, rows: IntArray, decoded: IntArray) -> None:
         found = self._context.refs.nbytes[rows]
@@ -90,15 +96,6 @@ class Execution:
                 f"{self._context.where(int(rows[i]))}: {found[i]} encoded bytes for {decoded[i]} decoded ones make no "
                 "sense; the store's index is damaged: copy or write it again"
             )
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """The files that it reads; none of an array that only its own library reads."""
-        return () if self._plan.refs is None else self._plan.refs.paths
-
-    def tasks(self) -> tuple[list[Task], list[int]]:
-        """Return the tasks, and the bytes that each moves or decodes."""
-        return self._plan.pattern.memo.get(("tasks", *self._context.kind), self._make_tasks)
 
     def _make_tasks(self) -> tuple[list[Task], list[int]]:
         plan = self._plan
@@ -122,37 +119,35 @@ class Execution:
         assert isinstance(url, Url)
         return url, int(reads.offset[row]), int(reads.nbytes[row])
 
-    def run_fetched(self, task: Task, data: bytes | Exception, tally: Tally) -> None:
+    def run_fetched(self, task: Task, data: bytes | Exception, target: Target, tally: Tally) -> None:
         """Do a task whose bytes are here; an error in their place is raised with the chunk's name."""
-        self._context.arrived[id(self._reads_of(task)), task[1]] = data
-        self.run([task], tally)
+        target.arrived[id(self._reads_of(task)), task[1]] = data
+        self.run([task], target, tally)
 
     def _reads_of(self, task: Task) -> Reads:
         reads = self._plan.span_reads if task[0] == "raw" else self._plan.encoded_reads
         assert reads is not None
         return reads
 
-    def run(self, tasks: Sequence[Task], tally: Tally) -> None:
+    def run(self, tasks: Sequence[Task], target: Target, tally: Tally) -> None:
         """Do some tasks."""
-        tally.trace = self._context.tracer
+        tally.trace = target.tracer
         raw = [row for kind, row in tasks if kind == "raw"]
         if raw and self._raw is not None:
-            self._raw.run(raw, tally)
+            self._raw.run(raw, target, tally)
         for kind, row in tasks if len(raw) < len(tasks) else ():
             if kind == "encoded" and self._encoded is not None:
-                self._encoded.run(row, tally)
+                self._encoded.run(row, target, tally)
             elif kind == "box":
-                self._run_box(row, tally)
+                self._run_box(row, target, tally)
 
-    def _fill_absent(self) -> None:
+    def _fill_absent(self, target: Target) -> None:
         plan, layout, context = self._plan, self._plan.layout, self._context
-        if not len(plan.absent):
-            return
         fill = layout.fill_value if layout.fill_value is not None else np.zeros((), layout.dtype)
         raw = fill.astype(layout.dtype).reshape(1).view(context.convert.stored)
-        value = np.empty(1, context.out.dtype)
+        value = np.empty(1, target.out.dtype)
         context.convert.copy(value, raw, thread_scratch())
-        out = context.out.reshape(plan.out_shape)
+        out = target.out.reshape(plan.out_shape)
         for row in plan.absent.tolist():
             for box in range(int(plan.boxes.bounds[row]), int(plan.boxes.bounds[row + 1])):
                 out[self._dest_slices(box)] = value[0]
@@ -163,14 +158,14 @@ class Execution:
             for p, i in zip(self._plan.pieces, self._plan.boxes.piece[box].tolist(), strict=True)
         )
 
-    def _run_box(self, box: int, tally: Tally) -> None:
+    def _run_box(self, box: int, target: Target, tally: Tally) -> None:
         """Read one box through the format's own library."""
         plan, layout, context, scratch = self._plan, self._plan.layout, self._context, thread_scratch()
         place = []
         for p, i, chunk in zip(plan.pieces, plan.boxes.piece[box].tolist(), layout.chunks, strict=True):
             start, step = int(p.chunks[p.chunk_row[i]]) * chunk + int(p.start[i]), int(p.step[i])
             place.append(slice(start, start + (int(p.count[i]) - 1) * step + 1, step))
-        piece = context.out.reshape(plan.out_shape)[self._dest_slices(box)]
+        piece = target.out.reshape(plan.out_shape)[self._dest_slices(box)]
         nbytes = piece.size * layout.dtype.itemsize
         raw = scratch.get("read", nbytes).view(layout.dtype).reshape(piece.shape)
         now = time.perf_counter_ns()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
@@ -15,9 +14,10 @@ from scidata.plan.spans import Reads, dest_strides
 from scidata.plan.tables import EncodedChunks
 from scidata.read import blosc
 from scidata.read.codecs import Pipeline, Scratch, check_crc32c, pipeline_of
-from scidata.read.context import COPY, DECODE, READ, Context, Tally, thread_scratch
+from scidata.read.context import COPY, DECODE, READ, Context, Tally, Target, thread_scratch
 from scidata.read.copies import Copies, merge_copies
-from scidata.sources.bytes.files import files, is_url
+from scidata.read.tables import EncodedTables
+from scidata.sources.bytes.files import files
 
 __all__ = ["EncodedRun"]
 
@@ -31,40 +31,6 @@ _BLOCKWISE_MIN = 256 << 10
 _HEAD = 4 << 10  # header and table of a thousand blocks
 
 _Bytes: TypeAlias = npt.NDArray[np.uint8]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Tables:
-    """Where the decoded chunks of a pattern go; lists, because single items of arrays are slow to get.
-
-    Attributes
-    ----------
-    direct
-        Which chunks are decoded straight into the destination.
-    dest
-        First byte of each chunk in the destination, where direct.
-    slot
-        First byte of each chunk in the scratch of its read: chunks that are decoded in place take none.
-    room
-        Bytes of scratch of each read.
-    few
-        Which chunks are large and little of them is wanted.
-    box_source
-        ``(num_boxes,)`` first byte of every box in its decoded chunk.
-    copies
-        Out of scratch; None where every chunk is direct.
-    blocks
-        By chunk and block size, the Blosc blocks that hold a wanted element: ``(num_blocks,)`` bool. Filled as found.
-    """
-
-    direct: list[bool]
-    dest: list[int]
-    slot: list[int]
-    room: list[int]
-    few: list[bool]
-    box_source: IntArray
-    copies: Copies | None
-    blocks: dict[tuple[int, int], npt.NDArray[np.bool_]] = field(default_factory=dict)
 
 
 class EncodedRun:
@@ -82,10 +48,10 @@ class EncodedRun:
         self._begin, self._end = begin.tolist(), (begin + refs.nbytes[rows]).tolist()
         self._sums: list[int] | None = None if refs.checksums is None else refs.checksums[rows].tolist()
         place = begin if self._in_place else None  # of each chunk in the bytes read, where it is copied from there
-        key = ("encoded", *context.kind, None if place is None else place.tobytes())
-        self._tables = context.plan.pattern.memo.get(key, lambda: self._make_tables(place))
+        key = None if place is None else place.tobytes()
+        self._tables = context.tables.encoded.get_or_make(key, lambda: self._make_tables(place))
 
-    def _make_tables(self, place: IntArray | None) -> _Tables:
+    def _make_tables(self, place: IntArray | None) -> EncodedTables:
         context, chunks, reads = self._context, self._chunks, self._reads
         direct = chunks.direct & context.convert.in_place
         total = np.concatenate([[0], np.cumsum(np.where(direct, 0, chunks.nbytes))])
@@ -93,7 +59,7 @@ class EncodedRun:
             place = total[:-1] - np.repeat(total[reads.bounds[:-1]], np.diff(reads.bounds))
         few = (chunks.wanted * context.item <= _PARTIAL_FRACTION * chunks.nbytes) & (chunks.nbytes >= _PARTIAL_MIN)
         box_source = self._make_box_source()
-        return _Tables(
+        return EncodedTables(
             direct=direct.tolist(),
             dest=(chunks.dest * context.out_item).tolist(),
             slot=place.tolist(),
@@ -110,36 +76,36 @@ class EncodedRun:
         made = {key: pipeline_of(codecs, *key) for key in set(keys)}
         return [made[key] for key in keys]
 
-    def run(self, row: int, tally: Tally) -> None:
+    def run(self, row: int, target: Target, tally: Tally) -> None:
         """Do one read."""
         context, tables, scratch = self._context, self._tables, thread_scratch()
         first, stop, nbytes = self._bounds[row], self._bounds[row + 1], self._nbytes[row]
         items, few, direct = range(first, stop), tables.few[first:stop], tables.direct[first:stop]
         path = context.paths[self._reads.path_index[row]]
-        if all(few) and all(map(self._reads_blocks, items)) and not is_url(path):
-            self._run_blocks(row, items, scratch, tally)
+        if all(few) and not context.plan.remote and all(map(self._reads_blocks, items)):
+            self._run_blocks(row, items, target, scratch, tally)
             return
         tally.fetched += nbytes
         tally.num_reads += 1
         if self._in_place:
-            self._read_checked(row, items, scratch, tally)
+            self._read_checked(row, items, target, scratch, tally)
             return
         now = time.perf_counter_ns()
         buffer = scratch.get("read", nbytes)
-        if context.arrived or not files().read_at_once(path, self._offset[row], buffer.data):
-            context.fetch(self._reads, row, [buffer], self._chunk_of)
+        if target.arrived or not files().read_at_once(path, self._offset[row], buffer.data):
+            context.fetch(self._reads, row, [buffer], self._chunk_of, target)
         now = tally.mark(READ, now, nbytes)
         values = scratch.get("values", tables.room[row])
         if self._is_blosc and not any(few) and not any(direct):
             decoded = self._decode_blosc(items, buffer, values, tables.slot)
         elif self._is_blosc and all(direct) and context.convert.trivial:
-            decoded = self._decode_blosc(items, buffer, context.out_bytes, tables.dest)
+            decoded = self._decode_blosc(items, buffer, target.out_bytes, tables.dest)
         else:
-            decoded = self._decode_each(items, buffer, values, scratch)
+            decoded = self._decode_each(items, buffer, values, target, scratch)
         now = tally.mark(DECODE, now, decoded)
         tally.decoded += decoded
         if tables.copies is not None:
-            context.copy(tables.copies, row, values, scratch)
+            context.copy(tables.copies, row, values, target, scratch)
             tally.mark(COPY, now, decoded)
 
     def _decode_blosc(self, items: range, buffer: _Bytes, into: _Bytes, place: list[int]) -> int:
@@ -155,23 +121,23 @@ class EncodedRun:
             decoded += nbytes
         return decoded
 
-    def _decode_each(self, items: range, buffer: _Bytes, values: _Bytes, scratch: Scratch) -> int:
+    def _decode_each(self, items: range, buffer: _Bytes, values: _Bytes, target: Target, scratch: Scratch) -> int:
         decoded = 0
         for i in items:
             try:
-                decoded += self._decode(i, buffer[self._begin[i] : self._end[i]], values, scratch)
+                decoded += self._decode(i, buffer[self._begin[i] : self._end[i]], values, target, scratch)
             except CorruptDataError as e:
                 raise self._named(i, e) from e
         return decoded
 
-    def _decode(self, i: int, data: _Bytes, values: _Bytes, scratch: Scratch) -> int:
+    def _decode(self, i: int, data: _Bytes, values: _Bytes, target: Target, scratch: Scratch) -> int:
         """Decode one chunk to its place; return the bytes decoded."""
         context, tables, pipeline = self._context, self._tables, self._pipelines[i]
         if tables.direct[i]:
             begin = tables.dest[i]
             end = begin + pipeline.nbytes
-            pipeline.decode(data, context.out_bytes[begin:end], scratch)
-            context.finish(begin, end, scratch)
+            pipeline.decode(data, target.out_bytes[begin:end], scratch)
+            context.finish(begin, end, target, scratch)
         else:
             dest = values[tables.slot[i] : tables.slot[i] + pipeline.nbytes]
             if tables.few[i] and pipeline.is_blosc:
@@ -180,12 +146,12 @@ class EncodedRun:
             pipeline.decode(data, dest, scratch)
         return pipeline.nbytes
 
-    def _read_checked(self, row: int, items: range, scratch: Scratch, tally: Tally) -> None:
+    def _read_checked(self, row: int, items: range, target: Target, scratch: Scratch, tally: Tally) -> None:
         """Read chunks that only carry a checksum, whole ones straight into place, and the checksums beside."""
         context, tables, begins, ends = self._context, self._tables, self._begin, self._end
         now = time.perf_counter_ns()
         sums, values = scratch.get("sums", 4 * len(items)), scratch.get("read", self._nbytes[row])
-        out, aside, places = context.out_view, values.data, sums.data
+        out, aside, places = target.out_view, values.data, sums.data
         buffers: list[Any] = []
         bodies: list[memoryview] = []
         at = 0
@@ -201,8 +167,8 @@ class EncodedRun:
             bodies.append(body)
             buffers += (body, places[4 * k : 4 * k + 4])
         path = context.paths[self._reads.path_index[row]]
-        if context.arrived or not files().read_at_once(path, self._offset[row], *buffers):
-            context.fetch(self._reads, row, buffers, self._chunk_of)
+        if target.arrived or not files().read_at_once(path, self._offset[row], *buffers):
+            context.fetch(self._reads, row, buffers, self._chunk_of, target)
         now = tally.mark(READ, now, at)
         decoded = 0
         found = sums.view("<u4").tolist()
@@ -213,13 +179,13 @@ class EncodedRun:
                 raise self._named(i, e) from e
             decoded += len(body)
             if tables.direct[i]:
-                context.finish(tables.dest[i], tables.dest[i] + len(body), scratch)
+                context.finish(tables.dest[i], tables.dest[i] + len(body), target, scratch)
         if self._sums is not None and found != self._sums[items.start : items.stop]:  # sound, but not these chunks
             self._raise_exchanged(items, found)
         now = tally.mark(DECODE, now, decoded)
         tally.decoded += decoded
         if tables.copies is not None:
-            context.copy(tables.copies, row, values, scratch)
+            context.copy(tables.copies, row, values, target, scratch)
             tally.mark(COPY, now, decoded)
 
     def _raise_exchanged(self, items: range, found: list[int]) -> NoReturn:
@@ -263,21 +229,21 @@ class EncodedRun:
         """Say whether it pays to read no more of a chunk than the Blosc blocks that are wanted."""
         return self._tables.few[i] and self._pipelines[i].is_blosc and self._end[i] - self._begin[i] >= _BLOCKWISE_MIN
 
-    def _run_blocks(self, row: int, items: range, scratch: Scratch, tally: Tally) -> None:
+    def _run_blocks(self, row: int, items: range, target: Target, scratch: Scratch, tally: Tally) -> None:
         """Do one read of chunks of which some blocks are read and decoded."""
         values = scratch.get("values", self._tables.room[row])
         for i in items:
             slot = self._tables.slot[i]
             try:
-                self._read_blocks(row, i, values[slot : slot + self._pipelines[i].nbytes], scratch, tally)
+                self._read_blocks(row, i, values[slot : slot + self._pipelines[i].nbytes], target, scratch, tally)
             except CorruptDataError as e:
                 raise self._named(i, e) from e
         if self._tables.copies is not None:
             now = time.perf_counter_ns()
-            self._context.copy(self._tables.copies, row, values, scratch)
+            self._context.copy(self._tables.copies, row, values, target, scratch)
             tally.mark(COPY, now, values.size)
 
-    def _read_blocks(self, row: int, i: int, dest: _Bytes, scratch: Scratch, tally: Tally) -> None:
+    def _read_blocks(self, row: int, i: int, dest: _Bytes, target: Target, scratch: Scratch, tally: Tally) -> None:
         """Read the block table of one chunk, then the blocks wanted, each to its own place in a buffer for all."""
         now = time.perf_counter_ns()
         begin, encoded = self._begin[i], self._end[i] - self._begin[i]
@@ -285,7 +251,7 @@ class EncodedRun:
         ranges = [[0, _HEAD]]
 
         def fetch(start: int, stop: int) -> None:
-            self._context.fetch(self._reads, row, [data[start:stop]], self._chunk_of, skip=begin + start)
+            self._context.fetch(self._reads, row, [data[start:stop]], self._chunk_of, target, skip=begin + start)
 
         fetch(0, _HEAD)
         header = blosc.read_header(data[:_HEAD], dest.size, encoded=encoded)

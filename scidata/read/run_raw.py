@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -12,10 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.types import IntArray
-from scidata.plan.spans import MAX_SPAN, MIN_DIRECT, Reads, Spans
+from scidata.errors import CorruptDataError, ShortReadError
+from scidata.plan.spans import MAX_SPAN, MIN_DIRECT, Reads, Spans, chunk_shapes
 from scidata.read.codecs import Scratch
-from scidata.read.context import COPY, READ, Context, Tally, thread_scratch
+from scidata.read.context import COPY, READ, Context, Tally, Target, thread_scratch
 from scidata.read.copies import Copies, merge_copies
+from scidata.read.tables import RawTables
 from scidata.sources.bytes.files import files
 
 __all__ = ["RawRun"]
@@ -26,60 +27,24 @@ _MANY = 32
 _MAX_GROUPED = 256 << 10
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Tables:
-    """Where the reads of a pattern land; lists, because single items of arrays are slow to get.
-
-    Attributes
-    ----------
-    path_index, nbytes
-        Of each read.
-    direct
-        Which reads go straight to the destination; the spans of a read agree about it.
-    single
-        The bytes of ``out`` that a direct read fills, where they are one run; else None.
-    bounds, skip, begin, end
-        Direct spans, joined where they adjoin on disk and in memory: read ``i`` has ``[bounds[i], bounds[i + 1])``,
-        with bytes to skip before each, and its bytes in ``out``.
-    groups, room
-        Small reads come together into one buffer: group ``i`` has reads ``[groups[i], groups[i + 1])`` and takes
-        ``room[i]`` bytes. Direct reads are alone.
-    place
-        The bytes of each read in its group's buffer.
-    copies
-        By group, of reads that are not direct.
-    """
-
-    path_index: list[int]
-    nbytes: list[int]
-    direct: list[bool]
-    single: list[slice | None]
-    bounds: list[int]
-    skip: list[int]
-    begin: list[int]
-    end: list[int]
-    groups: list[int]
-    room: list[int]
-    place: list[slice]
-    copies: Copies | None
-
-
 class RawRun:
-    """The raw reads of one plan; :meth:`run` may be called from any thread, once for each group of reads.
-
-    Attributes
-    ----------
-    costs
-        Bytes of each group.
-    """
+    """The raw reads of one plan; :meth:`run` may be called from any thread, once for each group of reads."""
 
     def __init__(self, context: Context, reads: Reads) -> None:
         self._context, self._reads = context, reads
-        self._tables = context.plan.pattern.memo.get(("raw", *context.kind), self._make_tables)
+        tables = context.tables.raw
+        if tables is None:
+            self._check_sizes()
+            tables = context.tables.raw = self._make_tables()
+        self._tables = tables
         self._offset = reads.offset.tolist()
-        self.costs = self._tables.room
 
-    def run(self, groups: Sequence[int], tally: Tally) -> None:
+    @property
+    def costs(self) -> list[int]:
+        """Bytes of each group."""
+        return self._tables.room
+
+    def run(self, groups: Sequence[int], target: Target, tally: Tally) -> None:
         """Do some groups of reads."""
         tables = self._tables
         nbytes = sum(map(tables.room.__getitem__, groups))
@@ -88,48 +53,46 @@ class RawRun:
         rows = list(map(tables.groups.__getitem__, groups))  # the first of each
         if not all(map(tables.direct.__getitem__, rows)) or not self._context.convert.trivial:
             for group in groups:  # other stages lie between
-                self._run_one(group, tally)
+                self._run_one(group, target, tally)
             return
         began = time.perf_counter_ns()
         tally.num_reads += len(rows)
-        paths, path_index, out, single = (
-            self._context.paths, tables.path_index, self._context.out_view, tables.single,
-        )  # fmt: skip
+        paths, path_index, out, single = self._context.paths, tables.path_index, target.out_view, tables.single
         read_at_once = files().read_at_once
         for row in rows:
             # the common case without a layer between: Python's calls would cost a tenth of a read of 512 KiB
             whole = single[row]
             if whole is None or not read_at_once(paths[path_index[row]], self._offset[row], out[whole]):
-                self._read_direct(row, thread_scratch())
+                self._read_direct(row, target, thread_scratch())
         tally.mark(READ, began, nbytes)
 
-    def _run_one(self, group: int, tally: Tally) -> None:
+    def _run_one(self, group: int, target: Target, tally: Tally) -> None:
         context, tables, scratch = self._context, self._tables, thread_scratch()
         row, nbytes = tables.groups[group], tables.room[group]
         tally.num_reads += tables.groups[group + 1] - row
         now = time.perf_counter_ns()
         if tables.direct[row]:
-            self._read_direct(row, scratch)
+            self._read_direct(row, target, scratch)
             now = tally.mark(READ, now, nbytes)
             if context.convert.trivial:
                 return
             for i in range(tables.bounds[row], tables.bounds[row + 1]):
-                context.finish(tables.begin[i], tables.end[i], scratch)
+                context.finish(tables.begin[i], tables.end[i], target, scratch)
         else:
             assert tables.copies is not None
             buffer = scratch.get("read", nbytes)
-            self._read_group(row, tables.groups[group + 1], buffer)
+            self._read_group(row, tables.groups[group + 1], buffer, target)
             now = tally.mark(READ, now, nbytes)
-            context.copy(tables.copies, group, buffer, scratch)
+            context.copy(tables.copies, group, buffer, target, scratch)
         tally.mark(COPY, now, nbytes)
 
-    def _read_group(self, first: int, stop: int, buffer: npt.NDArray[np.uint8]) -> None:
+    def _read_group(self, first: int, stop: int, buffer: npt.NDArray[np.uint8], target: Target) -> None:
         place, view = self._tables.place, buffer.data
-        if stop - first > 1:
+        if not target.arrived:
             path = self._context.paths[self._tables.path_index[first]]
             first += files().read_each(path, self._offset[first:stop], map(view.__getitem__, place[first:stop]))
         for row in range(first, stop):  # what did not work at once fails with the chunk's name, if it does
-            self._context.fetch(self._reads, row, [buffer[place[row]]], self._chunk_of)
+            self._context.fetch(self._reads, row, [buffer[place[row]]], self._chunk_of, target)
 
     @cached_property
     def _spans(self) -> Spans:
@@ -141,7 +104,21 @@ class RawRun:
     def _chunk(self) -> IntArray:
         return self._context.plan.boxes.chunk_row[self._spans.box]
 
-    def _make_tables(self) -> _Tables:
+    def _check_sizes(self) -> None:
+        """Check the sizes of raw chunks; once for a pattern, of which they are a part."""
+        context, layout, plan = self._context, self._context.layout, self._context.plan
+        rows = np.unique(self._chunk)
+        expected = chunk_shapes(layout, plan.chunks[rows]).prod(axis=1) * context.item
+        found = context.refs.nbytes[rows]
+        for i in np.flatnonzero(found != expected)[:1].tolist():
+            wanted = expected[i if len(expected) > 1 else 0]
+            kind = ShortReadError if found[i] < wanted else CorruptDataError
+            raise kind(
+                f"{context.where(int(rows[i]))}: it has {found[i]} bytes, but {wanted} were expected; "
+                "the file is damaged: copy or write it again"
+            )
+
+    def _make_tables(self) -> RawTables:
         spans, reads, context = self._spans, self._reads, self._context
         offset: IntArray = context.refs.offset[self._chunk] + spans.offset  # first byte of each span in its file
         begin = spans.dest * context.out_item
@@ -156,13 +133,13 @@ class RawRun:
         last = np.append(first[1:], len(offset)) - 1
         bounds = np.searchsorted(first, reads.bounds)
         direct = spans.direct[reads.bounds[:-1]] & context.convert.in_place
-        if not context.is_remote:  # small pieces, if they are many, are faster copied than read in place
+        if not context.plan.remote:  # small pieces, if they are many, are faster copied than read in place
             num = np.diff(bounds)
             wanted = np.add.reduceat(spans.nbytes, reads.bounds[:-1])
             direct &= (wanted >= MIN_DIRECT * num) | ((num < _MANY) & (len(num) < _MANY))
         groups, place = self._group(direct)
         begins, ends = begin[first].tolist(), end[last].tolist()
-        return _Tables(
+        return RawTables(
             path_index=reads.path_index.tolist(),
             nbytes=reads.nbytes.tolist(),
             direct=direct.tolist(),
@@ -185,7 +162,7 @@ class RawRun:
         reads, num = self._reads, len(direct)
         total = np.cumsum(reads.nbytes)
         before = total - reads.nbytes
-        alone = direct | (reads.nbytes > _MAX_GROUPED) | self._context.is_remote
+        alone = direct | (reads.nbytes > _MAX_GROUPED) | self._context.plan.remote
         starts = np.ones(num, np.bool_)
         starts[1:] = alone[1:] | alone[:-1] | (reads.path_index[1:] != reads.path_index[:-1])
         starts[1:] |= before[1:] // MAX_SPAN != before[:-1] // MAX_SPAN
@@ -211,15 +188,14 @@ class RawRun:
             dest_strides=dest[box],
         )
 
-    def _read_direct(self, row: int, scratch: Scratch) -> None:
+    def _read_direct(self, row: int, target: Target, scratch: Scratch) -> None:
         tables, context = self._tables, self._context
-        targets = range(tables.bounds[row], tables.bounds[row + 1])
         buffers: list[Any] = []
-        for i in targets:
+        for i in range(tables.bounds[row], tables.bounds[row + 1]):
             if tables.skip[i]:
                 buffers.append(scratch.get("gap", tables.skip[i]))
-            buffers.append(context.out_view[tables.begin[i] : tables.end[i]])
-        context.fetch(self._reads, row, buffers, self._chunk_of)
+            buffers.append(target.out_view[tables.begin[i] : tables.end[i]])
+        context.fetch(self._reads, row, buffers, self._chunk_of, target)
 
     def _chunk_of(self, item: int) -> tuple[int, int]:
         chunk = int(self._chunk[item])

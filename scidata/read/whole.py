@@ -1,13 +1,13 @@
-"""A whole small array (a coordinate), read at once."""
+"""An array, or a box of it, read at once into memory of its own: coordinates, meshes, what is checked."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy.typing as npt
 
-from scidata.core.bounds import segments_of_slice
+from scidata.core.bounds import num_rows_of, segments_of_slice
 from scidata.core.checks import allocate
 from scidata.core.types import ArrayLayout, Source
 from scidata.errors import (
@@ -16,21 +16,36 @@ from scidata.errors import (
     UnsupportedFormatError,
     near_matches,
 )
-from scidata.plan import chunks_needed, plan_array
+from scidata.plan import plan_array
 from scidata.read import read_plan
 
 __all__ = ["array_of", "read_array"]
 
 
-def read_array(source: Source, layout: ArrayLayout, **options: Any) -> npt.NDArray[Any]:
-    """Read a whole small array (a coordinate), decoded as ``options`` of :func:`scidata.read.read_plan` say."""
-    selection = tuple(segments_of_slice(slice(None), n) for n in layout.shape)
-    refs = source.locate(layout, chunks_needed(layout, selection))
-    plan = plan_array(layout, selection, refs, out_shape=layout.shape)
+def read_array(
+    source: Source, layout: ArrayLayout, box: Sequence[slice] | None = None, **options: Any
+) -> npt.NDArray[Any]:
+    """Read a whole array, or a box of it.
+
+    Parameters
+    ----------
+    box
+        A slice of each dimension.
+    options
+        ``decoding`` and others of :func:`scidata.read.read_plan`.
+
+    Returns
+    -------
+    ndarray
+        Of the decoded dtype, or of the stored one in native byte order.
+    """
+    slices = [slice(None)] * len(layout.shape) if box is None else box
+    selection = tuple(segments_of_slice(s, n) for s, n in zip(slices, layout.shape, strict=True))
     decoding = options.get("decoding")
     dtype = decoding.dtype if decoding is not None else layout.dtype.newbyteorder("=")
-    out = allocate(f"{layout.store}: field {layout.name!r}", layout.shape, dtype)
-    read_plan(plan, out, source=source, **options)
+    out = allocate(f"{layout.store}: field {layout.name!r}", tuple(map(num_rows_of, selection)), dtype)
+    if out.size:
+        read_plan(plan_array(layout, selection, source.locate, out_shape=out.shape), out, source=source, **options)
     return out
 
 

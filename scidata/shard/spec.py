@@ -20,14 +20,16 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from scidata.core import bounds as _bounds
+from scidata.core.cache import Cache
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError, ShardLayoutError
 
-__all__ = ["HaloDim", "MeshAxis", "ShardSpec", "axes_of", "by_axis", "keep", "kept_spec"]
+__all__ = ["HaloDim", "MeshAxis", "ShardSpec", "axes_of", "by_axis", "kept_spec"]
 
 _T = TypeVar("_T")
 
 _KEPT = 512  # some hundred bytes each; a model has fewer layouts, and fewer plans for one of them
+_KEEPS_NOTHING: Cache[Any] = Cache(0)
 
 
 def _as_tuple(sizes: Any) -> Any:
@@ -63,25 +65,15 @@ class _OfMesh:
 
     def __init__(self, axes: tuple[MeshAxis, ...]) -> None:
         self.axes = axes
-        self.specs: dict[Any, ShardSpec] = {}
+        self.specs: Cache[ShardSpec] = Cache(_KEPT)
 
     def __reduce__(self) -> Any:
         return OrderedDict, ()  # a pickled mesh carries nothing of it, and nothing that torch.load() would refuse
 
 
-def keep(kept: dict[Any, _T], key: Hashable, value: _T) -> _T:
-    """Put what was found in a dict of bounded size, which readers' threads may share."""
-    if len(kept) >= _KEPT:
-        kept.clear()
-    kept[key] = value
-    return value
-
-
 def kept_spec(mesh: DeviceMesh, key: Hashable, make: Callable[[], ShardSpec]) -> ShardSpec:
     """Return the spec that was made for this key before, else make it."""
-    specs = _of_mesh(mesh).specs
-    found = specs.get(key)
-    return keep(specs, key, make()) if found is None else found
+    return _of_mesh(mesh).specs.get_or_make(key, make)
 
 
 def axes_of(mesh: DeviceMesh) -> tuple[MeshAxis, ...]:
@@ -232,7 +224,7 @@ class ShardSpec:
             new = cls(
                 device_mesh=device_mesh, placements=placements, global_shape=global_shape, sizes=sizes, axes=kept.axes
             )
-            return kept.specs.setdefault((global_shape, new.dims, sizes), new)  # where derive() looks
+            return kept.specs.get_or_make((global_shape, new.dims, sizes), lambda: new)  # where derive() looks
 
         return kept_spec(device_mesh, (placements, global_shape, sizes), make)
 
@@ -246,23 +238,23 @@ class ShardSpec:
         if found is None:
             found = self._new(*key)
             if self.space is None:  # a graph's exchange goes when its last tensor does
-                keep(self._relatives, key, found)
+                self._relatives.put(key, found)
                 found.__dict__["_relatives"] = self._relatives
         return found
 
     @cached_property
-    def _relatives(self) -> dict[Any, ShardSpec]:
+    def _relatives(self) -> Cache[ShardSpec]:
         """Specs of the same mesh, space and past, which share it."""
-        return {} if self.seen or self.space is not None else _of_mesh(self.device_mesh).specs
+        return Cache(_KEPT) if self.seen or self.space is not None else _of_mesh(self.device_mesh).specs
 
     @property
-    def plans(self) -> dict[Any, Any]:
-        """What ops on tensors of this layout found out about it, by keys of their own; see :func:`keep`."""
-        return self._plans if self.space is None else {}
+    def plans(self) -> Cache[Any]:
+        """What ops on tensors of this layout found out about it, by keys of their own."""
+        return self._plans if self.space is None else _KEEPS_NOTHING
 
     @cached_property
-    def _plans(self) -> dict[Any, Any]:
-        return {}
+    def _plans(self) -> Cache[Any]:
+        return Cache(_KEPT)
 
     def _new(
         self, global_shape: tuple[int, ...], dims: Sequence[int | None], sizes: Sequence[tuple[int, ...] | None]
@@ -281,7 +273,7 @@ class ShardSpec:
         """Keep the sharded dims, give them other extents, and remember the old sizes in ``seen``."""
         key = ("resize", tuple(global_shape), tuple(map(_as_tuple, sizes)))
         found: ShardSpec | None = self.plans.get(key)
-        return keep(self.plans, key, self._resized(*key[1:])) if found is None else found
+        return self.plans.put(key, self._resized(*key[1:])) if found is None else found
 
     def _resized(self, global_shape: tuple[int, ...], sizes: Sequence[Any]) -> ShardSpec:
         seen = dict(self.seen)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import posixpath
 from collections.abc import Mapping
@@ -12,8 +13,8 @@ from typing import Any
 
 from scidata.core.types import Source
 from scidata.errors import UnsupportedFormatError, near_matches
+from scidata.sources.bytes.fetches import each
 from scidata.sources.bytes.files import Url, files, is_url, url_of
-from scidata.sources.bytes.remote import each
 
 __all__ = ["open_source"]
 
@@ -64,7 +65,7 @@ def open_source(
 def _open_file(path: str, *, allow_external: bool) -> Source:
     """Open a single file of one of the formats that begin with a magic number."""
     size = files().size(path)
-    head = bytes(files().read(path, 0, min(8, size)))
+    head = builtins.bytes(files().read(path, 0, min(8, size)))  # here, bytes is the folder
     if head[:4] in _CLASSIC_MAGICS:
         from scidata.sources.netcdf import NetCDF3Source
 
@@ -131,7 +132,7 @@ def _has_hdf5_signature(path: str, size: int) -> bool:
     """Look at 0, 512, 1024, 2048, …: a user block of that size may come before the HDF5 part."""
     offset = 0
     while offset + len(_HDF5_SIGNATURE) <= size:
-        if bytes(files().read(path, offset, len(_HDF5_SIGNATURE))) == _HDF5_SIGNATURE:
+        if files().read(path, offset, len(_HDF5_SIGNATURE)) == _HDF5_SIGNATURE:
             return True
         offset = 2 * offset if offset else 512
         if is_url(path) and offset > 1 << 20:  # each look is a request

@@ -75,6 +75,12 @@ def cpu_seconds() -> float:
     )
 
 
+def ghosts_of(csr: CSR, start: int, stop: int, num_hops: int) -> np.ndarray:
+    """The nodes that ``[start, stop)`` does not own and that reach it along at most so many edges."""
+    sources_of = lambda nodes: csr.src[ranges(csr.indptr[nodes], csr.indptr[nodes + 1])]  # noqa: E731
+    return grow_ghosts(csr.src[csr.indptr[start] : csr.indptr[stop]], sources_of, start, stop, num_hops)
+
+
 def timed(what: str, times: dict[str, Any], call: Callable[[], T], repeat: int = 1) -> T:
     """Run a call, note its least CPU and wall time."""
     best = []
@@ -96,12 +102,6 @@ def edges_of(kind: str, points: np.ndarray, times: dict[str, Any], num_neighbour
     nodes = cells.ravel().astype(np.int64)
     timed("cell_owner", times, lambda: cell_owner(offsets, nodes))
     return timed("edges_of_cells", times, lambda: edges_of_cells(offsets, nodes, types, len(points)))
-
-
-def four_hops(csr: CSR, start: int, stop: int) -> np.ndarray:
-    """Ghosts of a part."""
-    own = csr.src[csr.indptr[start] : csr.indptr[stop]]
-    return grow_ghosts(own, lambda n: csr.src[ranges(csr.indptr[n], csr.indptr[n + 1])], start, stop, 4)
 
 
 def order_by_kway(given: CSR, num_parts: int, times: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
@@ -152,7 +152,7 @@ def measure(kind: str, points: np.ndarray, options: argparse.Namespace) -> dict[
         ghosts = timed(
             f"4_hops_{name}",
             times,
-            lambda c=csr, a=start, b=stop: four_hops(c, a, b),
+            lambda c=csr, a=start, b=stop: ghosts_of(c, a, b, 4),
             options.repeat,
         )
         times[f"4_hops_{name}"]["ghosts"] = len(ghosts)

@@ -320,7 +320,7 @@ def _near(value: Any, rng: Rng) -> Any:
     if isinstance(value, bool) or value is None:
         return not value
     if isinstance(value, int | float):
-        return [value + 1, value - 1, value * 2, -value, value * 1000 + 1, float(value), str(value)][
+        return [value + 1, value - 1, value * 2, -value, value * 1000 + 1, float(f"{value}"), str(value)][
             int(rng.integers(7))
         ]
     if isinstance(value, str):

@@ -14,7 +14,7 @@ from scidata.store.reading.reader import StoreReader
 
 
 def khop_ghosts(indptr, src, start, stop, num_hops):
-    """Nodes that ``[start, stop)`` does not own and that reach it along at most ``num_hops`` edges, sorted."""
+    """The nodes that ``[start, stop)`` does not own and that reach it along at most so many edges of a whole graph."""
 
     def sources_of(nodes):
         return src[ranges(indptr[nodes], indptr[nodes + 1])]

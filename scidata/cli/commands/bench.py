@@ -148,8 +148,7 @@ def _bench_case(
 
     def own(threads: ThreadPoolExecutor | None) -> Callable[[], object]:
         def run() -> object:
-            refs = None if layout.fallback else source.locate(layout, chunks_needed(layout, selection))
-            plan = plan_array(layout, selection, refs, out_shape=shape)
+            plan = plan_array(layout, selection, source.locate, out_shape=shape)
             return read_plan(plan, out, source=source, executor=threads, allow_missing=True)
 
         return run

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.cli.commands.plot_grid import LEGEND_RANKS, colours_of, load_matplotlib
+from scidata.core.bounds import owners_of
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError
 from scidata.store.format.store import Store
@@ -92,7 +93,7 @@ def draw_sample(store: Store, cut: SamplePart, ghosts: Sequence[IntArray], path:
         step = _step(num_rows, MAX_POINTS)
         rows = np.arange(0, num_rows, step)
         notes += _draw_edges(axes, store, cut, places, colours)
-        owner = np.searchsorted(bounds, rows, side="right") - 1
+        owner = owners_of(bounds, rows)
         axes.scatter(
             *places.xy[rows].T, s=size, c=_pale(colours)[owner], lw=0, rasterized=True, zorder=2, **_flat(places)
         )
@@ -176,7 +177,7 @@ def _draw_cells(
     polygons = [places.xy[ids] for ids in corners]
     if places.start is not None:
         polygons, cells = _unrolled(polygons, cells, places.start)
-    rank = np.searchsorted(cut.bounds["cell"], cells, side="right") - 1
+    rank = owners_of(cut.bounds["cell"], cells)
     line = 0.25 if num_cells < 20_000 else 0.0
     fill = _pale(colours)[rank]
     axes.add_collection(
@@ -256,14 +257,14 @@ def _draw_edges(
     indptr, src = store.read(cut.index, "csr/indptr"), store.read(cut.index, "csr/src")
     step = _step(len(src), _MAX_EDGES)
     rows = np.arange(0, len(src), step)
-    dst = np.searchsorted(indptr, rows, side="right") - 1
+    dst = owners_of(indptr, rows)
     ends = np.stack([places.xy[src[rows]], places.xy[dst]], axis=1)
     inside = np.ones(len(rows), np.bool_)
     if places.start is not None:
         inside = np.abs(ends[:, 0, 0] - ends[:, 1, 0]) < 180
     elif store.manifest.period is not None:
         inside = (np.abs(ends[:, 0] - ends[:, 1]) < 0.5 * np.ptp(places.xy, axis=0)).all(axis=1)
-    rank = np.searchsorted(cut.bounds[cut.entity], dst[inside], side="right") - 1
+    rank = owners_of(cut.bounds[cut.entity], dst[inside])
     lines: Any = Line3DCollection if places.in_space else LineCollection
     axes.add_collection(lines(ends[inside], colors=_pale(colours)[rank], lw=0.4, rasterized=True, zorder=1))
     return [f"1 in {step} of {len(src)} edges is drawn"] if step > 1 else []

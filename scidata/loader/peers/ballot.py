@@ -14,7 +14,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from scidata.loader.peers.watch import Session, Watch
+from scidata.loader.peers.session import Session
+from scidata.loader.peers.watch import Watch
 
 __all__ = ["CommonBallot", "OwnBallot"]
 

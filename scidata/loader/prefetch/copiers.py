@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from scidata.loader.prefetch.buffers import BufferRing, BufferSet
-from scidata.loader.prefetch.slots import SlotRing, SlotSet
+from scidata.loader.prefetch.slots import HasArrays, SlotRing, SlotSet
 
 __all__ = ["DeviceCopier", "HostCopier", "PartCopier", "SideStream", "Staging", "Transfer"]
 
@@ -188,6 +188,7 @@ class Staging:
 @dataclass(frozen=True, slots=True)
 class _PartsCopy:
     slots: SlotSet
+    names: list[tuple[str, ...]]  # of each part's arrays, which the tensors are, one part after another
     tensors: list[Tensor]
     event: Any
     block: _Block | None
@@ -196,8 +197,7 @@ class _PartsCopy:
 class PartCopier:
     """Copies batches whose samples differ in size, ahead of their use.
 
-    Parts have ``arrays()``, NumPy arrays by name, and ``with_arrays(tensors)``, the part that has them instead. Parts
-    that do not are handed out as they are.
+    Parts that are no :class:`HasArrays` are handed out as they are.
 
     Parameters
     ----------
@@ -210,21 +210,21 @@ class PartCopier:
 
     def start(self, buffers: SlotSet) -> _PartsCopy:
         """Begin the copy; does not wait for it."""
-        parts = [slot.part for slot in buffers.slots if hasattr(slot.part, "arrays")]
-        host = [torch.from_numpy(array) for part in parts for array in part.arrays().values()]
+        arrays = [slot.part.arrays() if isinstance(slot.part, HasArrays) else {} for slot in buffers.slots]
+        host = [torch.from_numpy(array) for part in arrays for array in part.values()]
         block = None
         if self._staging is not None:
             block, host = self._staging.put(host)
-        return _PartsCopy(buffers, *self._transfer.copy(host), block)
+        return _PartsCopy(buffers, [tuple(part) for part in arrays], *self._transfer.copy(host), block)
 
     def finish(self, ticket: _PartsCopy) -> list[Any]:
         """Return the parts with tensors that are safe to use from here on."""
         self._transfer.hand_over(ticket.tensors, ticket.event)
         tensors = iter(ticket.tensors)
-        parts = [slot.part for slot in ticket.slots.slots]
-        for i, part in enumerate(parts):
-            if hasattr(part, "arrays"):
-                parts[i] = part.with_arrays({name: next(tensors) for name in part.arrays()})
+        parts = [
+            slot.part.with_arrays({name: next(tensors) for name in names}) if names else slot.part
+            for slot, names in zip(ticket.slots.slots, ticket.names, strict=True)
+        ]
         self.abandon(ticket)
         return parts
 

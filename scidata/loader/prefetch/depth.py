@@ -30,7 +30,7 @@ class Depth:
             return self._now
         return max(1, min(self._now, self._max_bytes // self._largest))
 
-    def seen(self, nbytes: int) -> None:
+    def observe_size(self, nbytes: int) -> None:
         """Take note of an item's size."""
         self._largest = max(self._largest, nbytes)
 

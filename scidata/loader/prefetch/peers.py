@@ -9,7 +9,7 @@ __all__ = ["Ballot", "Peers"]
 
 
 class Peers(Protocol):
-    """The other ranks that read along; :class:`scidata.loader.peers.watch.Session` is them."""
+    """The other ranks that read along; :class:`scidata.loader.peers.session.Session` is them."""
 
     def check(self, step: int) -> None:
         """Raise what another rank has failed with, where it concerns this item."""

@@ -271,7 +271,7 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
         dropped = self._ballot.dropped(head.number, size) if self._ballot is not None else frozenset()
         kept = [row for row in range(size) if row not in dropped]
         assert head.buffers is not None
-        self._depth.seen(head.buffers.nbytes)
+        self._depth.observe_size(head.buffers.nbytes)
         self.taken += head.item
         self.stats.skipped += len(dropped)
         self.stats.batches += bool(kept)

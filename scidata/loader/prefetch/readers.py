@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from scidata.core import trace
 from scidata.loader.prefetch.buffers import BufferRing
@@ -41,6 +41,17 @@ class Copier(Protocol[TicketT]):
     def abandon(self, ticket: TicketT) -> None:
         """Return the set to the ring unused."""
         ...
+
+
+@runtime_checkable
+class ProcessFill(Protocol):
+    """A :data:`Fill` that waits for processes, which end with the iteration."""
+
+    def stop(self) -> None:
+        """Let waiting threads go; takes no lock."""
+
+    def end(self) -> None:
+        """Wait for the processes that were stopped."""
 
 
 @dataclass(slots=True, eq=False)
@@ -88,6 +99,7 @@ class Readers(Generic[TicketT]):
         self.peers = peers
         self.ballot = ballot
         self.fill = fill
+        self.processes = fill if isinstance(fill, ProcessFill) else None
         self.ring = ring
         self.copier = copier
         self.queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
@@ -214,8 +226,8 @@ class Readers(Generic[TicketT]):
         self.queue.put(None)
         self.ring.wake()
         self.results.put(None)
-        if hasattr(self.fill, "stop"):  # a reader that waits for a process
-            self.fill.stop()
+        if self.processes is not None:
+            self.processes.stop()
 
 
 def _join(thread: threading.Thread, deadline: float) -> None:
@@ -236,8 +248,8 @@ def shut_down(
         deadline = time.monotonic() + readers.join_seconds
         for thread in threads:
             _join(thread, deadline)
-    if hasattr(readers.fill, "end"):
-        readers.fill.end()
+    if readers.processes is not None:
+        readers.processes.end()
     if any(thread.ident is None or thread.is_alive() for thread in threads):
         return  # it may still write: its buffers, and the ring, are not used again
     while pending:

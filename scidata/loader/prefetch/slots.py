@@ -7,10 +7,21 @@ The memory of large arrays comes from a :class:`~scidata.loader.prefetch.pool.Bl
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["Slot", "SlotCopier", "SlotRing", "SlotSet"]
+__all__ = ["HasArrays", "Slot", "SlotCopier", "SlotRing", "SlotSet"]
+
+
+@runtime_checkable
+class HasArrays(Protocol):
+    """A part of a sample whose arrays can be put elsewhere: to a device, or through shared memory."""
+
+    def arrays(self) -> Mapping[str, Any]:
+        """Return all that becomes tensors: NumPy arrays by name."""
+
+    def with_arrays(self, arrays: Mapping[str, Any]) -> Any:
+        """Return the part that has others, tensors say, in their places."""
 
 
 class Slot:
@@ -21,6 +32,12 @@ class Slot:
     def __init__(self) -> None:
         self.part: Any = None
         self.nbytes = 0
+
+    def put(self, part: Any) -> None:
+        """Hold what was read: fields by name, or what has ``fields``."""
+        self.part = part
+        fields = part if isinstance(part, Mapping) else getattr(part, "fields", {})
+        self.nbytes = sum(values.nbytes for values in fields.values())
 
 
 class SlotSet:

@@ -8,17 +8,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scidata.core.bounds import bounds_of
 from scidata.core.types import ArrayLayout, IntArray, Source
 from scidata.errors import CorruptDataError, FieldMismatchError
 from scidata.meshes.formats.base import Cells, Options, fill_values, read_values
 from scidata.sources.cf import array_of, role_of
 
 __all__ = [
-    "PAIRS",
     "as_indices",
     "cells_of_rows",
     "check_start",
-    "constant_cells",
     "coordinate_columns",
     "find_padding",
     "in_degrees",
@@ -33,7 +32,6 @@ __all__ = [
 
 TRIANGLE, POLYGON, QUAD = 5, 7, 9  # VTK's codes
 _NETCDF_FILL = 9.969209968386869e36  # of floats and doubles, the same number
-PAIRS = ("edge_index", "edges", "edge/index")
 
 
 def as_indices(values: npt.NDArray[Any], what: str) -> IntArray:
@@ -128,15 +126,12 @@ def ragged_of_padded(rows: IntArray, *, padding: npt.NDArray[np.bool_], start_in
 
     ``padding`` after a row's last node is dropped; before it, it is a hole, which becomes -1.
     """
-    num_cells, most = rows.shape
-    places = np.arange(1, most + 1)
+    places = np.arange(1, rows.shape[1] + 1)
     sizes = np.where(padding, 0, places).max(axis=1, initial=0)
-    offsets = np.zeros(num_cells + 1, np.int64)
-    np.cumsum(sizes, out=offsets[1:])
     kept = places <= sizes[:, None]
     connectivity = rows[kept] - start_index
     connectivity[padding[kept]] = -1
-    return offsets, connectivity
+    return bounds_of(sizes), connectivity
 
 
 def polygon_types(offsets: IntArray) -> npt.NDArray[np.uint8]:
@@ -152,15 +147,6 @@ def cells_of_rows(rows: IntArray, *, padding: npt.NDArray[np.bool_], start_index
     """Return padded rows as polygons."""
     offsets, connectivity = ragged_of_padded(rows, padding=padding, start_index=start_index)
     return Cells(offsets=offsets, connectivity=connectivity, cell_type=polygon_types(offsets))
-
-
-def constant_cells(rows: IntArray, cell_type: int) -> Cells:
-    """Return ``(num_cells, k)`` rows as cells of one type."""
-    return Cells(
-        offsets=np.arange(len(rows) + 1, dtype=np.int64) * rows.shape[1],
-        connectivity=np.ascontiguousarray(rows, np.int64).reshape(-1),
-        cell_type=np.full(len(rows), cell_type, np.uint8),
-    )
 
 
 def _units(layout: ArrayLayout) -> str:

@@ -14,12 +14,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from scidata.core.bounds import segments_of_slice
-from scidata.core.checks import allocate
 from scidata.core.types import ArrayLayout, IntArray, Source
 from scidata.errors import ConfigError, CorruptDataError, SciDataError, UnsupportedFormatError
-from scidata.plan import plan_array
-from scidata.read import read_plan
+from scidata.read.whole import read_array
 from scidata.sources.cf import array_of, decoding_of
 
 __all__ = [
@@ -236,16 +233,8 @@ class ArrayReader:
 
     def __call__(self, box: Box) -> Array:
         """Return the values of a box."""
-        layout = self.layout
-        selection = tuple(segments_of_slice(s, n) for s, n in zip(box, layout.shape, strict=True))
-        shape = tuple(sum(s.count for s in dim) for dim in selection)
-        out = allocate(f"{layout.store}: field {layout.name!r}", shape, self.dtype)
-        if out.size == 0:
-            return out
-        plan = plan_array(layout, selection, None, out_shape=out.shape)
-        decoding = decoding_of(layout) if self.decode else None
-        read_plan(plan, out, source=self.source, decoding=decoding, allow_missing=self.allow_missing)
-        return out
+        decoding = decoding_of(self.layout) if self.decode else None
+        return read_array(self.source, self.layout, box, decoding=decoding, allow_missing=self.allow_missing)
 
 
 @dataclass(frozen=True, kw_only=True)

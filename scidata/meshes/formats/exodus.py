@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scidata.core.bounds import bounds_of
 from scidata.core.types import IntArray, Source
 from scidata.errors import FieldMismatchError, UnknownNameError, UnsupportedFormatError, near_matches
 from scidata.meshes.formats.arrays import as_indices, polygon_types
@@ -28,11 +29,12 @@ from scidata.meshes.formats.base import (
     Topology,
     read_values,
 )
-from scidata.meshes.formats.text import read_names
+from scidata.sources.kinds import EXODUS_CONNECT
+from scidata.sources.kinds import is_exodus as detect
+from scidata.sources.text import read_names
 
 __all__ = ["ExodusTopology", "detect", "open_topology"]
 
-_CONNECT = re.compile(r"connect(\d+)")
 #: VTK's code by the first letters of the type and the number of nodes of an element
 _TYPES: tuple[tuple[tuple[str, ...], dict[int, int]], ...] = (
     (("SPH", "CIR"), {1: 1}),
@@ -52,12 +54,6 @@ _ORDERS: dict[int, tuple[int, ...]] = {
 }
 
 
-def detect(source: Source) -> bool:
-    """Say whether a file is Exodus II."""
-    arrays = source.arrays
-    return any(map(_CONNECT.fullmatch, arrays)) and ("coordx" in arrays or "coord" in arrays)
-
-
 @dataclass(frozen=True, kw_only=True)
 class ExodusTopology(Topology):
     """An Exodus mesh; ``blocks`` are the numbers of its element blocks in order."""
@@ -74,11 +70,10 @@ class ExodusTopology(Topology):
             columns = [read_values(self.source, f"coord{c}", self.options) for c in "xyz"[: self.num_dims]]
             points = np.stack(columns, axis=1).astype(np.float64)
         parts = [self._block(block) for block in self.blocks]
-        sizes = np.concatenate([[0], *(sizes for sizes, _, _ in parts)])
         return Geometry(
             points=points,
             cells=Cells(
-                offsets=np.cumsum(sizes, dtype=np.int64),
+                offsets=bounds_of(np.concatenate([sizes for sizes, _, _ in parts])),
                 connectivity=np.concatenate([nodes for _, nodes, _ in parts]),
                 cell_type=np.concatenate([types for _, _, types in parts]),
             ),
@@ -103,7 +98,7 @@ class ExodusTopology(Topology):
                     f"{self.source.path}: field {name!r} has {nodes.size} nodes, but 'ebepecnt{block}' counts "
                     f"{int(counts.sum())}"
                 )
-            return counts, nodes.reshape(-1), polygon_types(np.concatenate([[0], np.cumsum(counts)]))
+            return counts, nodes.reshape(-1), polygon_types(bounds_of(counts))
         code = _code(kind, layout.shape[1] if len(layout.shape) == 2 else 0)
         if code is None:
             raise UnsupportedFormatError(
@@ -142,7 +137,7 @@ def open_topology(source: Source, options: Options) -> ExodusTopology:
         Coordinates or the sizes of polygons are not there.
     """
     arrays = source.arrays
-    blocks = tuple(sorted(int(m[1]) for m in map(_CONNECT.fullmatch, arrays) if m))
+    blocks = tuple(sorted(int(m[1]) for m in map(EXODUS_CONNECT.fullmatch, arrays) if m))
     if "coordx" in arrays:
         num_dims = next((i for i, c in enumerate("xyz") if f"coord{c}" not in arrays), 3)
         num_nodes = arrays["coordx"].shape[0]
@@ -244,5 +239,5 @@ def _element(
         )
     dtype = np.result_type(*(part.dtype for part in present))
     shape = (max(part.layout.shape[0] for part in present), sum(counts))
-    bounds = tuple(np.cumsum([0, *counts]).tolist())
+    bounds = tuple(bounds_of(counts).tolist())
     return Joined(parts=tuple(parts), dim=1, bounds=bounds, shape=shape, dtype=dtype), shape, dtype

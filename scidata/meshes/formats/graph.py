@@ -27,23 +27,13 @@ import numpy as np
 
 from scidata.core.types import ArrayLayout, IntArray, Source
 from scidata.errors import CorruptDataError, FieldMismatchError
-from scidata.meshes.formats.arrays import PAIRS, as_indices, num_pairs, period_of, read_columns, read_pairs
+from scidata.meshes.formats.arrays import as_indices, num_pairs, period_of, read_columns, read_pairs
 from scidata.meshes.formats.base import Geometry, Options, Topology, read_values
-from scidata.meshes.formats.names import as_coordinates, common_points, find_array, named_points
+from scidata.meshes.formats.names import as_coordinates, named_points
+from scidata.sources.kinds import EDGE_PAIRS, common_points, edge_pointers, find_array
+from scidata.sources.kinds import has_edges as detect
 
 __all__ = ["GraphTopology", "detect", "open_topology"]
-
-_POINTERS = (("indptr", "indices"), ("csr/indptr", "csr/src"), ("csr/indptr", "csr/indices"))
-
-
-def detect(source: Source) -> bool:
-    """Say whether a file holds a graph."""
-    name = find_array(source, PAIRS)
-    return (name is not None and len(source.arrays[name].shape) == 2) or _pointers(source) is not None
-
-
-def _pointers(source: Source) -> tuple[str, str] | None:
-    return next((pair for pair in _POINTERS if set(pair) <= set(source.arrays)), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +81,7 @@ def open_topology(source: Source, options: Options) -> GraphTopology:
     FieldMismatchError
         The edges have not the shape that was expected.
     """
-    pairs, pointers = find_array(source, PAIRS), _pointers(source)
+    pairs, pointers = find_array(source, EDGE_PAIRS), edge_pointers(source)
     if pairs is None and pointers is None:
         raise FieldMismatchError(
             f"{source.path}: has no edges: neither edge_index (2, E) nor indptr and indices; "

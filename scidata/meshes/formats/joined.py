@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
 
+from scidata.core.bounds import bounds_of
 from scidata.core.types import Source
 from scidata.errors import FieldMismatchError
 from scidata.meshes.formats.base import Joined, NewDim, RawField, base_name
@@ -56,7 +56,7 @@ def _join(name: str, parts: list[tuple[Source, RawField]]) -> RawField:
             )
             for part in fields
         ]
-    bounds = tuple(accumulate((part.shape[0] for part in fields), initial=0))
+    bounds = tuple(bounds_of([part.shape[0] for part in fields]).tolist())
     shape = (bounds[-1], *fields[0].shape[1:])
     reader = Joined(parts=tuple(f.reader for f in fields), dim=0, bounds=bounds, shape=shape, dtype=first.dtype)
     return replace(fields[0], shape=shape, reader=reader)

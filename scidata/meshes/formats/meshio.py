@@ -22,6 +22,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
+from scidata.core.bounds import bounds_of
 from scidata.core.types import ArrayLayout, ChunkRefs, IntArray, Source
 from scidata.errors import ConfigError, CorruptDataError, MissingDependencyError, UnsupportedFormatError, near_matches
 from scidata.meshes.formats.arrays import polygon_types
@@ -174,7 +175,7 @@ class MeshioTopology(Topology):
         return Geometry(
             points=np.asarray(mesh.points, np.float64),
             cells=Cells(
-                offsets=np.concatenate([[0], np.cumsum(np.concatenate([empty, *sizes]))]).astype(np.int64),
+                offsets=bounds_of(np.concatenate([empty, *sizes])),
                 connectivity=np.concatenate([empty, *nodes]),
                 cell_type=np.concatenate([np.empty(0, np.uint8), *types]),
             ),
@@ -186,8 +187,7 @@ def _block(path: str, kind: str, data: Any) -> tuple[IntArray, IntArray, npt.NDA
     if kind.startswith("polygon"):
         rows = [np.asarray(row, np.int64) for row in data]
         sizes = np.array([len(row) for row in rows], np.int64)
-        offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        return sizes, np.concatenate([np.empty(0, np.int64), *rows]), polygon_types(offsets)
+        return sizes, np.concatenate([np.empty(0, np.int64), *rows]), polygon_types(bounds_of(sizes))
     if kind not in _CODES:
         raise UnsupportedFormatError(
             f"{path}: has cells of type {kind!r}, which are not read; read are polygons and {', '.join(_CODES)}"

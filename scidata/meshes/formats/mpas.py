@@ -19,6 +19,7 @@ from scidata.errors import FieldMismatchError, UnknownNameError
 from scidata.meshes.formats.arrays import as_indices, cells_of_rows
 from scidata.meshes.formats.base import Geometry, Options, Topology, read_values
 from scidata.sources.cf import array_of
+from scidata.sources.kinds import is_mpas as detect
 
 __all__ = ["MPASTopology", "detect", "open_topology"]
 
@@ -27,11 +28,6 @@ _STRUCTURE = re.compile(
     r"(lat|lon|x|y|z)(Cell|Edge|Vertex)|indexTo(Cell|Edge|Vertex)ID|"
     r"(cells|edges|vertices|nEdges|nCells|weights)On(Cell|Edge|Vertex)"
 )
-
-
-def detect(source: Source) -> bool:
-    """Say whether a file holds an MPAS mesh."""
-    return {"verticesOnCell", "nEdgesOnCell"} <= set(source.arrays)
 
 
 @dataclass(frozen=True, kw_only=True)

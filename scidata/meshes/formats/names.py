@@ -7,16 +7,8 @@ from collections.abc import Sequence
 from scidata.core.types import ArrayLayout, Source
 from scidata.errors import FieldMismatchError, UnknownNameError, near_matches
 from scidata.meshes.formats.arrays import coordinate_columns, is_angle
-from scidata.sources.cf import role_of
 
-__all__ = ["as_coordinates", "common_points", "find_array", "named_points"]
-
-_COMMON = ("points", "pos", "positions", "position", "coordinates", "coords", "xyz", "xy", "node/pos", "point/pos")
-
-
-def find_array(source: Source, names: Sequence[str]) -> str | None:
-    """Return the first of some names that the file has."""
-    return next((name for name in names if name in source.arrays), None)
+__all__ = ["as_coordinates", "named_points"]
 
 
 def named_points(source: Source, names: Sequence[str]) -> tuple[list[ArrayLayout], bool]:
@@ -46,20 +38,3 @@ def as_coordinates(source: Source, layouts: list[ArrayLayout]) -> tuple[list[Arr
         f"{source.path}: coordinates must be one array of shape (N, 2) or (N, 3), or two or three of shape (N,); "
         f"found {shown}"
     )
-
-
-def common_points(source: Source) -> list[ArrayLayout] | None:
-    """Find coordinates by their usual names, or by CF's roles on one dimension; None where there are none."""
-    for name in _COMMON:
-        layout = source.arrays.get(name)
-        if layout is not None and len(layout.shape) == 2 and layout.shape[1] in (2, 3):
-            return [layout]
-    by_rows: dict[tuple[str, int], dict[str, ArrayLayout]] = {}
-    for name, layout in source.arrays.items():
-        role = role_of(layout) if len(layout.shape) == 1 and layout.dims != (name.rpartition("/")[2],) else None
-        if role in ("X", "Y", "Z"):
-            by_rows.setdefault((layout.dims[0], layout.shape[0]), {}).setdefault(role, layout)
-    found = [roles for roles in by_rows.values() if {"X", "Y"} <= set(roles)]
-    if len(found) != 1:
-        return None
-    return [found[0][role] for role in "XYZ" if role in found[0]]

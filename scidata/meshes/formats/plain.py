@@ -37,7 +37,6 @@ import numpy.typing as npt
 from scidata.core.types import ArrayLayout, IntArray, Source
 from scidata.errors import ConfigError, CorruptDataError, FieldMismatchError, UnknownNameError, near_matches
 from scidata.meshes.formats.arrays import (
-    PAIRS,
     as_indices,
     check_start,
     find_padding,
@@ -50,21 +49,15 @@ from scidata.meshes.formats.arrays import (
     start_of,
 )
 from scidata.meshes.formats.base import Cells, Geometry, Options, Topology, read_values
-from scidata.meshes.formats.names import as_coordinates, common_points, find_array, named_points
+from scidata.meshes.formats.names import as_coordinates, named_points
+from scidata.sources.kinds import CELL_OFFSETS, CELL_ROWS, EDGE_PAIRS, common_points, find_array
+from scidata.sources.kinds import has_cells as detect
 
 __all__ = ["PlainTopology", "detect", "open_topology"]
 
-_ROWS = ("cells", "cell", "faces", "elements", "cells/nodes")
-_OFFSETS = ("cells/offsets", "cells_offsets", "cell/offsets")
 _PARTS = ("connectivity", "types", "type")
 _TYPES = {"line": 3, "triangle": 5, "polygon": 7, "quad": 9, "tetra": 10, "hexahedron": 12, "wedge": 13, "pyramid": 14}
 _NODES = {3: 2, 5: 3, 9: 4, 10: 4, 12: 8, 13: 6, 14: 5}
-
-
-def detect(source: Source) -> bool:
-    """Say whether a file has points and cells by these names."""
-    rows = find_array(source, _ROWS)
-    return find_array(source, _OFFSETS) is not None or (rows is not None and len(source.arrays[rows].shape) == 2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +152,7 @@ def open_topology(source: Source, options: Options) -> PlainTopology:
         Arrays of the layout are not there, or have not the shapes that were expected.
     """
     layouts, on_sphere = _points(source, options)
-    offsets, rows = find_array(source, _OFFSETS), find_array(source, _ROWS)
+    offsets, rows = find_array(source, CELL_OFFSETS), find_array(source, CELL_ROWS)
     connectivity: str | None = None
     arrays = source.arrays
     if offsets is not None:
@@ -184,7 +177,7 @@ def open_topology(source: Source, options: Options) -> PlainTopology:
         types = find_array(source, ["cells_types", "cells/types", "cell_types"])
         num_cells = arrays[rows].shape[0]
     sizes = {"node": layouts[0].shape[0], "cell": num_cells}
-    pairs = find_array(source, PAIRS)
+    pairs = find_array(source, EDGE_PAIRS)
     own_edges = pairs if options.edges == "edge_index" else None
     if own_edges is not None:
         sizes["edge"] = num_pairs(arrays[own_edges])

@@ -14,23 +14,11 @@ from scidata.core.types import Source
 from scidata.errors import FieldMismatchError
 from scidata.meshes.formats.arrays import period_of, read_columns
 from scidata.meshes.formats.base import Geometry, Options, Topology
-from scidata.meshes.formats.names import as_coordinates, common_points, named_points
+from scidata.meshes.formats.names import as_coordinates, named_points
+from scidata.sources.kinds import common_points
+from scidata.sources.kinds import has_points as detect
 
-__all__ = ["PointsTopology", "detect", "is_cloud", "open_topology"]
-
-
-def detect(source: Source) -> bool:
-    """Say whether a file has coordinates of points."""
-    return common_points(source) is not None
-
-
-def is_cloud(source: Source) -> bool:
-    """Say whether a file is a cloud and nothing else: its arrays have the points as their first dimension, no time."""
-    found = common_points(source)
-    if found is None:
-        return False
-    rows = found[0].dims[0]
-    return len(found[0].shape) == 2 or all(a.dims[0] == rows for a in source.arrays.values() if rows in a.dims)
+__all__ = ["PointsTopology", "detect", "open_topology"]
 
 
 @dataclass(frozen=True, kw_only=True)

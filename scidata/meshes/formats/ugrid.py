@@ -30,8 +30,9 @@ from scidata.meshes.formats.arrays import (
     start_of,
 )
 from scidata.meshes.formats.base import Cells, Geometry, Options, Topology, read_values
-from scidata.meshes.formats.text import text_attributes
 from scidata.sources.cf import array_of, role_of
+from scidata.sources.kinds import is_ugrid as detect
+from scidata.sources.kinds import ugrid_connectivity, ugrid_meshes
 
 __all__ = ["UGridTopology", "detect", "open_topology"]
 
@@ -39,26 +40,6 @@ _CELLS = {1: "edge", 2: "face", 3: "volume"}
 #: VTK's code and number of nodes of each of UGRID's volume shapes, in the order of its flag meanings
 _SHAPES = {"tetrahedron": (10, 4), "pyramid": (14, 5), "wedge": (13, 6), "hexahedron": (12, 8)}
 _BY_SIZE = {4: 10, 5: 14, 6: 13, 8: 12}
-
-
-def detect(source: Source) -> bool:
-    """Say whether a file describes its mesh by UGRID."""
-    return bool(_meshes(source)) or bool(_bare_connectivity(source))
-
-
-def _meshes(source: Source) -> dict[str, Mapping[str, Any]]:
-    """Return the attributes of each mesh variable. They have no values, so some writers (SCHISM) make them text."""
-    attributes = {name: layout.attributes for name, layout in source.arrays.items()}
-    found = {n: a for n, a in attributes.items() if _is_mesh(a)}
-    return found or {n: a for n, a in text_attributes(source).items() if _is_mesh(a)}
-
-
-def _is_mesh(attributes: Mapping[str, Any]) -> bool:
-    return str(attributes.get("cf_role", "")) == "mesh_topology"
-
-
-def _bare_connectivity(source: Source) -> list[str]:
-    return [n for n, a in source.arrays.items() if str(a.attributes.get("cf_role", "")) == "face_node_connectivity"]
 
 
 def _entities(dimension: int) -> dict[str, str]:
@@ -176,9 +157,9 @@ def open_topology(source: Source, options: Options) -> UGridTopology:
     FieldMismatchError
         Connectivity and dimensions do not fit.
     """
-    meshes = _meshes(source)
+    meshes = ugrid_meshes(source)
     if not meshes:
-        bare = _bare_connectivity(source)
+        bare = ugrid_connectivity(source)
         if len(bare) > 1:
             raise ConfigError(f"{source.path}: has several connectivities {bare} and no mesh variable that chooses one")
         attributes: Mapping[str, Any] = {"topology_dimension": 2, "face_node_connectivity": bare[0]}

@@ -28,18 +28,14 @@ from scidata.meshes.formats.base import (
 )
 from scidata.meshes.order.cells import FOR_POLYHEDRA
 from scidata.sources.hdf5.walk import attribute_of, damage_as_corrupt_data, open_h5, plain_value
+from scidata.sources.kinds import VTKHDF_ROOT as _ROOT
+from scidata.sources.kinds import is_vtkhdf as detect
 
 __all__ = ["VTKHDFTopology", "detect", "open_topology"]
 
-_ROOT = "VTKHDF"
 _NEEDED = ("NumberOfPoints", "NumberOfCells", "NumberOfConnectivityIds", "Points", "Connectivity", "Offsets", "Types")
 _POLYHEDRON = 42
 _GHOSTS = "vtkGhostType"
-
-
-def detect(source: Source) -> bool:
-    """Say whether a file is VTKHDF."""
-    return source.format in ("hdf5", "netcdf4") and any(name.startswith(f"{_ROOT}/") for name in source.arrays)
 
 
 @dataclass(frozen=True, kw_only=True)

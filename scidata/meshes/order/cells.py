@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from scidata.core.bounds import owners_of
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError, UnsupportedFormatError
 from scidata.meshes.order.ids import NodeIds, both_directions, ranges, undirected_keys
@@ -89,7 +90,7 @@ def edges_of_cells(
     num_nodes = largest + 1 if num_nodes is None else num_nodes
     if len(nodes) and (int(nodes.min()) < 0 or largest >= num_nodes):
         bad = np.flatnonzero((nodes < 0) | (nodes >= num_nodes))
-        cells = np.searchsorted(starts, bad[:5], side="right") - 1
+        cells = owners_of(starts, bad[:5])
         raise ConfigError(
             f"{len(bad)} entries of the connectivity are outside the {num_nodes} nodes (first cells: {cells.tolist()}, "
             f"values: {nodes[bad[:5]].tolist()})"

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from scidata.core.bounds import bounds_of
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError
 from scidata.meshes.order.cells import cell_owner, edges_of_cells
 from scidata.meshes.order.ids import (
     NodeIds,
     both_directions,
+    contains,
     id_bits,
     low_ids,
     node_ids,
@@ -88,9 +90,9 @@ def csr_from_edges(src: npt.ArrayLike, dst: npt.ArrayLike, num_nodes: int) -> CS
         edge_id = np.arange(len(keys), dtype=np.int64)
     else:
         keys, edge_id = stable_sort(keys, 2 * id_bits(num_nodes), overwrite=True)
-    indptr = np.zeros(num_nodes + 1, np.int64)
-    np.cumsum(np.bincount(target, minlength=num_nodes), out=indptr[1:])
-    return CSR(indptr=indptr, src=low_ids(keys, num_nodes), edge_id=edge_id)
+    return CSR(
+        indptr=bounds_of(np.bincount(target, minlength=num_nodes)), src=low_ids(keys, num_nodes), edge_id=edge_id
+    )
 
 
 def _csr_of_words(source: NodeIds, target: NodeIds, num_nodes: int) -> CSR:
@@ -160,7 +162,7 @@ def grow_ghosts(
         ghosts = _distinct(np.concatenate([ghosts, new]))
         reached = sources_of(new)
         reached = _distinct(reached[(reached < start) | (reached >= stop)])
-        new = reached[~_contains(ghosts, reached)]
+        new = reached[~contains(ghosts, reached)]
         if not len(new):
             return ghosts
     return _distinct(np.concatenate([ghosts, new]))
@@ -169,11 +171,3 @@ def grow_ghosts(
 def _distinct(ids: NodeIds) -> IntArray:
     values = np.sort(ids).astype(np.int64)
     return values[run_starts(values)]
-
-
-def _contains(sorted_ids: IntArray, ids: IntArray) -> npt.NDArray[np.bool_]:
-    if not len(sorted_ids):
-        return np.zeros(len(ids), np.bool_)
-    at = np.minimum(np.searchsorted(sorted_ids, ids), len(sorted_ids) - 1)
-    found: npt.NDArray[np.bool_] = sorted_ids[at] == ids
-    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from scidata.core.bounds import even_bounds, weighted_bounds
+from scidata.core.bounds import at_least_one_each, even_bounds, weighted_bounds
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError
 
@@ -71,9 +71,5 @@ def cut_bounds(prefix: npt.ArrayLike, num_parts: int, *, rows: npt.ArrayLike | N
         return weighted_bounds(costs, num_parts)
     if sums[-1] == sums[0]:
         return even_bounds(num_global, num_parts)
-    parts = np.arange(1, num_parts)
-    targets = sums[0] + (sums[-1] - sums[0]) * parts / num_parts
-    cuts = np.rint(np.interp(targets, sums, places)).astype(np.int64)
-    cuts = np.maximum.accumulate(np.maximum(cuts, parts) - parts) + parts  # at least one row each, from the left
-    cuts = np.minimum(cuts, num_global - (num_parts - parts))  # and from the right
-    return np.concatenate([[0], cuts, [num_global]]).astype(np.int64)
+    targets = sums[0] + (sums[-1] - sums[0]) * np.arange(1, num_parts) / num_parts
+    return at_least_one_each(np.rint(np.interp(targets, sums, places)).astype(np.int64), num_global)

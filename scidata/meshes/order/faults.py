@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from scidata.core.bounds import bounds_of, owners_of
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError, near_matches
 from scidata.meshes.order.cells import NUM_NODES, POLYGON
@@ -246,8 +247,7 @@ def _check_cells(cells: CellArrays, num_nodes: int, rows: dict[str, IntArray]) -
     ids = cells.connectivity
 
     def cells_with(entries: npt.NDArray[np.bool_]) -> IntArray:
-        at = np.flatnonzero(entries)
-        return np.unique(np.searchsorted(cells.offsets, at, side="right") - 1).astype(np.int64)
+        return np.unique(owners_of(cells.offsets, np.flatnonzero(entries)))
 
     missing = np.zeros(len(sizes), np.bool_)
     missing[cells_with((ids < 0) & (ids > _WRAPPED))] = True
@@ -263,7 +263,7 @@ def _crowded(cells: CellArrays, sound: npt.NDArray[np.bool_], num_nodes: int) ->
     wrapped = cells.connectivity <= _WRAPPED
     if wrapped.any():
         sound = sound.copy()
-        sound[np.searchsorted(cells.offsets, np.flatnonzero(wrapped), side="right") - 1] = False
+        sound[owners_of(cells.offsets, np.flatnonzero(wrapped))] = False
     if sound.all():  # no copy
         return crowded_faces(cells.offsets, cells.connectivity, cells.cell_type, num_nodes)
     kept = np.flatnonzero(sound)
@@ -301,7 +301,7 @@ def _repair_cells(
     if not keep_nodes.all():
         in_range = np.clip(cells.connectivity, 0, len(keep_nodes) - 1)
         on_dropped = np.flatnonzero(~keep_nodes[in_range])
-        keep[np.searchsorted(cells.offsets, on_dropped, side="right") - 1] = False
+        keep[owners_of(cells.offsets, on_dropped)] = False
     if keep.all():
         connectivity = cells.connectivity if keep_nodes.all() else new_row[cells.connectivity]
         return cells.offsets, connectivity, cells.cell_type, None
@@ -313,8 +313,7 @@ def _repair_cells(
 def _select(cells: CellArrays, kept: IntArray) -> tuple[IntArray, IntArray]:
     """Return offsets and connectivity of some cells."""
     starts, stops = cells.offsets[kept], cells.offsets[kept + 1]
-    offsets = np.concatenate([[0], np.cumsum(stops - starts)]).astype(np.int64)
-    return offsets, cells.connectivity[ranges(starts, stops)]
+    return bounds_of(stops - starts), cells.connectivity[ranges(starts, stops)]
 
 
 def _repair_edges(

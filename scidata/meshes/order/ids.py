@@ -11,7 +11,17 @@ from scidata.core.types import IntArray
 from scidata.errors import ConfigError
 from scidata.meshes.order.sort import Keys, blocks, run_starts
 
-__all__ = ["NodeIds", "both_directions", "id_bits", "low_ids", "node_ids", "pair_keys", "ranges", "undirected_keys"]
+__all__ = [
+    "NodeIds",
+    "both_directions",
+    "contains",
+    "id_bits",
+    "low_ids",
+    "node_ids",
+    "pair_keys",
+    "ranges",
+    "undirected_keys",
+]
 
 #: Global node ids as stored: int32 where they fit, which halves the largest array of a store.
 NodeIds: TypeAlias = npt.NDArray[np.int32] | npt.NDArray[np.int64]
@@ -105,3 +115,12 @@ def ranges(starts: IntArray, stops: IntArray) -> IntArray:
     total = int(ends[-1]) if len(ends) else 0
     rows: IntArray = np.arange(total, dtype=np.int64) + np.repeat(starts - (ends - counts), counts)
     return rows
+
+
+def contains(sorted_ids: IntArray, wanted: NodeIds) -> npt.NDArray[np.bool_]:
+    """Say which of ``wanted`` are among sorted ids."""
+    if not len(sorted_ids):
+        return np.zeros(len(wanted), np.bool_)
+    at = np.minimum(np.searchsorted(sorted_ids, wanted), len(sorted_ids) - 1)
+    found: npt.NDArray[np.bool_] = sorted_ids[at] == wanted
+    return found

@@ -15,7 +15,7 @@ from torch import Tensor
 from scidata.shard.comm.collectives import replicate_to_shards, slice_to_shard
 from scidata.shard.comm.together import replicate_parameters
 from scidata.shard.op_table import unsupported
-from scidata.shard.spec import ShardSpec, keep
+from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import shares_memory
 
@@ -148,7 +148,7 @@ def align(
     if plan is None:
         plan = _planned(func, operands, names, specs)
         if all(spec.space is None for spec in specs):  # a graph's exchange goes when its last tensor does
-            keep(plans, key, plan)
+            plans.put(key, plan)
     if plan.gathered:
         new = [
             x.redistribute(placements=plan.gathered[i].placements)

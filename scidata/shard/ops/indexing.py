@@ -22,7 +22,7 @@ from scidata.shard.ops.align import is_sharded, local_of, operands_of, refuse_ou
 from scidata.shard.ops.edges import lies_beside, only_index, set_rows, set_where, take_rows, take_where
 from scidata.shard.ops.shapes import argument, derived, keep_dims, normal_dim
 from scidata.shard.ops.writing import fill_where, overwrite, put, without_ones
-from scidata.shard.spec import ShardSpec, keep
+from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
 __all__ = ["take_basic"]
@@ -81,7 +81,7 @@ def _planned(spec: ShardSpec, items: Sequence[Any]) -> _Take:
             return _plan(spec, items)
         key.append(ends if type(item) is slice else item)
     found: _Take | None = spec.plans.get(tuple(key))
-    return keep(spec.plans, tuple(key), _plan(spec, items)) if found is None else found
+    return spec.plans.put(tuple(key), _plan(spec, items)) if found is None else found
 
 
 def _plan(spec: ShardSpec, items: Sequence[Any]) -> _Take:

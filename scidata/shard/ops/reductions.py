@@ -20,7 +20,7 @@ from scidata.shard.comm.transport import call
 from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops.align import dims_of, finish, operands_of, refuse_out, specs_of
 from scidata.shard.ops.moments import deviations
-from scidata.shard.spec import ShardSpec, keep
+from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
 _BOTH = (torch, Tensor)
@@ -49,7 +49,7 @@ def _axes(spec: ShardSpec, dims: Sequence[int]) -> list[int]:
 def _reduced_spec(spec: ShardSpec, dims: Sequence[int], keepdim: bool) -> ShardSpec:
     key = ("reduce", tuple(dims), keepdim)
     found: ShardSpec | None = spec.plans.get(key)
-    return keep(spec.plans, key, _without(spec, dims, keepdim)) if found is None else found
+    return spec.plans.put(key, _without(spec, dims, keepdim)) if found is None else found
 
 
 def _without(spec: ShardSpec, dims: Sequence[int], keepdim: bool) -> ShardSpec:

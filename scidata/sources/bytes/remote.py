@@ -1,146 +1,31 @@
-"""Requests to object stores and web servers through fsspec: tried again, many in flight, no credentials in errors."""
+"""Requests to object stores and web servers through fsspec: tried again, checked, no credentials in errors."""
 
 from __future__ import annotations
 
 import asyncio
-import copy
 import errno
-import os
-import queue
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future, wait
 from typing import Any, TypeAlias
 
 from scidata.core.urls import Url, Version
 from scidata.errors import (
-    MissingDependencyError,
     SciDataError,
     ShortReadError,
     SourceChangedError,
     UnsupportedFormatError,
 )
 from scidata.sources.bytes import retry
+from scidata.sources.bytes.filesystems import current
 from scidata.sources.bytes.retry import Attempts, causes, is_transient, status_of
 
-__all__ = ["Fetches", "Range", "check_document", "clean_error", "each", "fetch", "request", "run_each"]
+__all__ = ["check_document", "clean_error", "fetch", "request", "start"]
 
-#: Requests in flight at once, and bytes that they and what has arrived but is not used yet may take, of all reads of
-#: this process together; but one request of each read is always let through.
-MAX_REQUESTS = 64
-MAX_BYTES = 64 << 20
-_THREADS = 32  # for file systems of fsspec that are not asynchronous
-_MAX_FILESYSTEMS = 64
 #: Bytes a second that a server gives at the least; and bytes in flight that need no time of their own.
 _SLOWEST, _SMALL = 128 << 10, 1 << 20
 _PIECE = 256 << 10
-
-#: A URL, the first byte and the number of bytes.
-Range = tuple[Url, int, int]
-
-
-class _Load:
-    """What all reads have in flight and in memory."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._requests = self._nbytes = 0
-
-    def add(self, nbytes: int, *, others: int, held: int) -> bool:
-        """Count one more request, unless that is too much; the read that asks has ``others`` and ``held`` bytes."""
-        with self._lock:
-            if others and self._requests >= MAX_REQUESTS:
-                return False
-            if held and self._nbytes + nbytes > MAX_BYTES:
-                return False
-            self._requests += 1
-            self._nbytes += nbytes
-            return True
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes in flight, or not used yet."""
-        return self._nbytes
-
-    def remove(self, *, requests: int = 0, nbytes: int = 0) -> None:
-        """Count what has arrived, or is used."""
-        with self._lock:
-            self._requests -= requests
-            self._nbytes -= nbytes
-
-
-class _FileSystems:
-    """fsspec's file systems of this process, shared by its threads: fsspec itself makes one for each thread.
-
-    They are scidata's own and not in fsspec's cache, so that their retries can be left to ``retry``: botocore, s3fs and
-    scidata would multiply to a hundred requests otherwise.
-    """
-
-    def __init__(self) -> None:
-        self.pid = os.getpid()
-        self._lock = threading.Lock()
-        self._made: dict[str, Any] = {}
-        self._pool: ThreadPoolExecutor | None = None
-        self.load = _Load()
-
-    def find(self, url: Url) -> tuple[Any, str, bool]:
-        """Return the file system of a URL, its path in it, and whether it is asynchronous."""
-        try:
-            import fsspec
-            from fsspec.core import _un_chain as un_chain
-        except ImportError as e:
-            raise MissingDependencyError(f"{url}: URLs need fsspec; pip install 'scidata[cloud]'") from e
-        url.check()
-        options = copy.deepcopy(dict(url.options))  # fsspec changes nested ones
-        if "::" in url.target:
-            fs, path = fsspec.core.url_to_fs(url.target, **options)
-            return fs, str(path), False
-        ((path, protocol, kwargs),) = un_chain(url.target, options)
-        if not fsspec.get_filesystem_class(protocol).async_impl:
-            return fsspec.filesystem(protocol, **kwargs), str(path), False
-        key = f"{protocol} {fsspec.utils.tokenize(kwargs)}"
-        fs = self._made.get(key)
-        if fs is None:
-            with self._lock:
-                fs = self._made.get(key)
-                if fs is None:
-                    if len(self._made) >= _MAX_FILESYSTEMS:
-                        self._made.clear()
-                    fs = self._made[key] = _make_filesystem(fsspec, protocol, kwargs)
-        return fs, str(path), True
-
-    def pool(self) -> ThreadPoolExecutor:
-        """Return the threads that ask file systems which are not asynchronous."""
-        with self._lock:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="scidata-request")
-            return self._pool
-
-
-def _make_filesystem(fsspec: Any, protocol: str, kwargs: dict[str, Any]) -> Any:
-    if protocol in ("s3", "s3a"):
-        config = dict(kwargs.get("config_kwargs") or {})
-        config.setdefault("max_pool_connections", MAX_REQUESTS)
-        config.setdefault("retries", {"total_max_attempts": 1, "mode": "standard"})
-        # listings are asked for once; a kept one would show an object's old size after it was replaced
-        kwargs = {"use_listings_cache": False} | kwargs | {"config_kwargs": config}
-    fs = fsspec.filesystem(protocol, skip_instance_cache=True, **kwargs)
-    if hasattr(fs, "retries"):
-        fs.retries = 1
-    if hasattr(fs, "set_session"):  # once, before many requests each make one
-        fsspec.asyn.sync(fs.loop, fs.set_session)
-    return fs
-
-
-_filesystems = _FileSystems()
-
-
-def _current() -> _FileSystems:
-    global _filesystems  # noqa: PLW0603 - one per process: connections do not survive a fork
-    if _filesystems.pid != os.getpid():
-        _filesystems = _FileSystems()
-    return _filesystems
 
 
 def clean_error(url: Url, error: BaseException) -> Exception:
@@ -183,7 +68,7 @@ class _Outcome:
     def __init__(self, url: Url, method: str, options: dict[str, Any]) -> None:
         known = url.seen.get(str(url)) if method == "document" else None
         own = options.get("nbytes") or (known.size if known is not None else None) or 0
-        more = max(own, _current().load.nbytes) - _SMALL  # what is in flight shares the line
+        more = max(own, current().load.nbytes) - _SMALL  # what is in flight shares the line
         limit = max(1.0, retry.RETRY.total_wait) + max(0, more) / _SLOWEST
         self._url = url
         self._attempts = Attempts(retry.RETRY, str(url), limit=limit)
@@ -452,18 +337,18 @@ def _once_here(url: Url, method: str, options: dict[str, Any], fs: Any, path: st
 
 def _find(url: Url) -> tuple[Any, str, bool]:
     try:
-        return _current().find(url)
+        return current().find(url)
     except Exception as e:  # a class's constructor, which may repeat its arguments
         error = clean_error(url, e)
     raise error
 
 
-def _start(url: Url, method: str, options: dict[str, Any]) -> Future[Any]:
+def start(url: Url, method: str, options: dict[str, Any]) -> Future[Any]:
     """Start one request; the future's error is clean."""
     fs, path, asynchronous = _find(url)
     if asynchronous:
         return asyncio.run_coroutine_threadsafe(_request_async(url, method, options, fs, path), fs.loop)
-    return _current().pool().submit(_request_here, url, method, options, fs, path)
+    return current().pool().submit(_request_here, url, method, options, fs, path)
 
 
 def request(url: Url, method: str, **options: Any) -> Any:
@@ -494,106 +379,3 @@ def fetch(url: Url, offset: int, nbytes: int) -> bytes:
         The object ends before it; a body cut short on the way is fetched again instead.
     """
     return request(url, "range", offset=offset, nbytes=nbytes)  # type: ignore[no-any-return]
-
-
-class _Window:
-    """Requests of which only so many, and so many bytes, are in flight. Threads take what has arrived, in any order."""
-
-    def __init__(self, jobs: Sequence[tuple[Url, str, dict[str, Any]]], nbytes: Sequence[int]) -> None:
-        self._jobs, self._nbytes = jobs, nbytes
-        self._lock = threading.Lock()
-        self._arrived: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
-        self._next = self._taken = self._held = self._flying = 0
-        self._futures: dict[int, Future[Any]] = {}
-        self._closed = False
-        self._load = _current().load
-        self._advance()
-
-    def _advance(self) -> None:
-        """Start what fits."""
-        while True:
-            with self._lock:
-                i = self._next
-                if self._closed or i == len(self._jobs):
-                    return
-                if not self._load.add(self._nbytes[i], others=self._flying, held=self._held):
-                    return  # until the next of this read's own has arrived, or is used
-                self._next += 1
-                self._flying += 1
-                self._held += self._nbytes[i]
-            try:
-                future = _start(*self._jobs[i])
-            except Exception as e:
-                future = Future()
-                future.set_exception(e)
-            with self._lock:
-                self._futures[i] = future
-            future.add_done_callback(lambda done, i=i: self._arrive(i, done))  # type: ignore[misc]
-
-    def _arrive(self, i: int, future: Future[Any]) -> None:
-        with self._lock:
-            self._flying -= 1
-            self._futures.pop(i, None)
-        self._load.remove(requests=1)
-        if not future.cancelled():
-            self._arrived.put((i, future.exception() or future.result()))
-
-    def take(self) -> tuple[int, Any] | None:
-        """Return the number of a request and what it gave, or its error; None where nothing is left."""
-        with self._lock:
-            if self._closed or self._taken == len(self._jobs):
-                return None
-            self._taken += 1
-        self._advance()
-        item = self._arrived.get()
-        if item is None:
-            self._arrived.put(None)  # for the next thread that waits
-        return item
-
-    def release(self, i: int) -> None:
-        """Say that what request ``i`` gave is used: its bytes count no longer."""
-        with self._lock:
-            if self._closed:
-                return
-            self._held -= self._nbytes[i]
-        self._load.remove(nbytes=self._nbytes[i])
-        self._advance()
-
-    def close(self) -> None:
-        """Cancel what is in flight, and let waiting threads go."""
-        with self._lock:
-            held, self._held, self._closed = self._held, 0, True
-            futures = list(self._futures.values())
-        for future in futures:
-            future.cancel()
-        self._load.remove(nbytes=held)
-        self._arrived.put(None)
-
-
-class Fetches(_Window):
-    """Ranges on their way: as many at once as hide a round trip, as few as fit in a bounded memory."""
-
-    def __init__(self, ranges: Sequence[Range]) -> None:
-        jobs = [(url, "range", {"offset": offset, "nbytes": nbytes}) for url, offset, nbytes in ranges]
-        super().__init__(jobs, [nbytes for _, _, nbytes in ranges])
-
-
-def each(urls: Sequence[Url], method: str, **options: Any) -> list[Any]:
-    """Call one of fsspec's methods on many URLs, side by side; return the results, or errors, in order."""
-    found: list[Any] = [None] * len(urls)
-    window = _Window([(url, method, options) for url in urls], [0] * len(urls))
-    try:
-        while (item := window.take()) is not None:
-            found[item[0]] = item[1]
-            window.release(item[0])
-    finally:
-        window.close()
-    return found
-
-
-def run_each(calls: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Run functions that wait for requests side by side; return their results in order, or raise the first error."""
-    if len(calls) < 2:
-        return [call() for call in calls]
-    with ThreadPoolExecutor(min(_THREADS, len(calls)), thread_name_prefix="scidata-request") as pool:
-        return list(pool.map(lambda call: call(), calls))

@@ -103,6 +103,18 @@ class ArrayRecord:
         """Return the key of one file."""
         return self._key_template % tuple(coordinate)
 
+    def coordinate_of(self, name: str) -> list[int] | None:
+        """Return which file of the array has this name, relative to the array's folder; None where none has."""
+        *start, rest = name.split(self.separator, 1) if self.key_start else [name]
+        parts = rest.split(self.separator)
+        if start != [self.key_start] * bool(self.key_start) or len(parts) != len(self.num_files):
+            return None
+        if not all(part.isdecimal() and part.isascii() and len(part) < 19 for part in parts):
+            return None
+        place = [int(part) for part in parts]
+        inside = all(i < n for i, n in zip(place, self.num_files, strict=True))
+        return place if inside and self.separator.join(map(str, place)) == rest else None  # "007" is no chunk
+
     @cached_property
     def _key_template(self) -> str:
         parts = [self.key_start] * bool(self.key_start) + ["%d"] * len(self.layout.shape)

@@ -1,11 +1,8 @@
-"""Shard indexes of Zarr v3's sharding codec, and a cache bounded by bytes for them."""
+"""Shard indexes of Zarr v3's sharding codec."""
 
 from __future__ import annotations
 
 import struct
-import threading
-from collections import OrderedDict
-from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +12,7 @@ from scidata.core.types import IntArray
 from scidata.errors import ChecksumError, ShortReadError
 from scidata.sources.bytes.files import files
 
-__all__ = ["ArrayCache", "ShardIndex", "read_index"]
+__all__ = ["ShardIndex", "read_index"]
 
 _ABSENT = np.uint64(2**64 - 1)
 
@@ -85,37 +82,3 @@ def read_index(path: str, size: int, index: ShardIndex) -> IntArray:
     out[:, 1] = np.where(absent, np.uint64(0), nbytes)
     out[absent] = -1
     return out
-
-
-class ArrayCache:
-    """Arrays by key; the least recently used go when their bytes pass a bound. Thread-safe."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._bytes = 0
-        self._items: OrderedDict[Hashable, IntArray] = OrderedDict()
-        self._lock = threading.Lock()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return self._bytes
-
-    def get(self, key: Hashable) -> IntArray | None:
-        """Return what was put under ``key``, if it is still there."""
-        with self._lock:
-            if key in self._items:
-                self._items.move_to_end(key)
-            return self._items.get(key)
-
-    def put(self, key: Hashable, array: IntArray) -> None:
-        """Keep ``array``, unless it alone passes the bound."""
-        with self._lock:
-            old = self._items.pop(key, None)
-            self._bytes -= old.nbytes if old is not None else 0
-            if array.nbytes > self._max_bytes:
-                return
-            self._items[key] = array
-            self._bytes += array.nbytes
-            while self._bytes > self._max_bytes:
-                self._bytes -= self._items.popitem(last=False)[1].nbytes

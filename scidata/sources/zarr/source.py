@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import json
-import math
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -21,27 +19,17 @@ from scidata.errors import (
     ConfigError,
     CorruptDataError,
     RefusedError,
-    ShortReadError,
-    TooLargeError,
     UnknownNameError,
     UnsupportedFormatError,
     near_matches,
 )
 from scidata.sources.bytes.files import Url, Versions, retried, url_of, version_at
-from scidata.sources.bytes.remote import run_each
+from scidata.sources.zarr.chunks import ChunkLocator
 from scidata.sources.zarr.metadata import ArrayRecord
-from scidata.sources.zarr.shards import ArrayCache, read_index
 from scidata.sources.zarr.tree import Tree, open_tree
 from scidata.sources.zarr.walk import Contents, find_arrays
 
 __all__ = ["ZarrSource"]
-
-_SIZES_PER_BLOCK = 4096  # sizes of chunk files are cached in runs of the flattened chunk grid
-_FEW = 32  # chunks that are found one by one in less time than NumPy's calls take
-_UNKNOWN = -2
-_MAX_SIZE_BYTES = 2**24
-_MAX_INDEX_BYTES = 2**26
-_MAX_FILES = 2**22  # of one array that are looked for at once: some seconds, and more on a network
 
 
 class _Arrays(dict[str, ArrayLayout]):
@@ -68,11 +56,9 @@ class _State:
     """What one process holds of a store; dropped by ``close()`` and after a fork."""
 
     def __init__(self, path: str, *, allow_external: bool, names: Sequence[str] | None) -> None:
-        self.pid = os.getpid()
         self.tree: Tree = open_tree(path, allow_external=allow_external)
         self.contents = find_arrays(self.tree, str(path), names)
-        self.sizes = ArrayCache(_MAX_SIZE_BYTES)
-        self.indexes = ArrayCache(_MAX_INDEX_BYTES)
+        self.chunks = ChunkLocator(self.tree)
         self.handles: dict[str, Any] = {}
         self._try_fallbacks()
         self.arrays: Mapping[str, ArrayLayout] = _Arrays(self.contents, path)
@@ -253,19 +239,7 @@ class ZarrSource:
             Coordinates outside the chunk grid.
         """
         state = self._open()
-        record = self._record(state, layout.name)
-        if record.index is None and len(chunks) <= _FEW and (refs := _locate_few(state, record, chunks)) is not None:
-            return refs
-        grid, coordinates = record.grid, np.asarray(chunks, np.int64)
-        if coordinates.ndim != 2 or coordinates.shape[1] != len(grid):
-            raise ConfigError(f"chunk coordinates must have shape (num, {len(grid)}), not {coordinates.shape}")
-        if (coordinates < 0).any() or (coordinates >= grid).any():
-            raise ConfigError(
-                f"{self.path}: array {layout.name!r} has a grid of {tuple(grid)} chunks; some lie outside"
-            )
-        return (
-            _locate_sharded(state, record, coordinates) if record.index else _locate_files(state, record, coordinates)
-        )
+        return state.chunks.locate(self._record(state, layout.name), chunks)
 
     def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
         """Read a box (positive steps) with zarr-python into ``out``, converting to its dtype.
@@ -313,157 +287,3 @@ def _grid_of(axes: list[IntArray]) -> IntArray:
     """Return every combination, ``(num, ndim)``, C order."""
     mesh = np.meshgrid(*axes, indexing="ij") if axes else []
     return np.stack([m.ravel() for m in mesh], axis=1) if mesh else np.zeros((1, 0), np.int64)
-
-
-def _linear(coordinates: IntArray, grid: tuple[int, ...]) -> IntArray:
-    """Flatten coordinates in C order; unlike ``ravel_multi_index``, also of no dimensions."""
-    strides = np.array([math.prod(grid[i + 1 :]) for i in range(len(grid))], np.int64)
-    linear: IntArray = coordinates @ strides
-    return linear
-
-
-def _groups(ids: IntArray) -> Iterator[tuple[int, IntArray]]:
-    """Yield each distinct id with the rows that have it."""
-    if len(ids) and (ids == ids[0]).all():
-        yield int(ids[0]), np.arange(len(ids))
-        return
-    order = np.argsort(ids, kind="stable")
-    distinct, starts = np.unique(ids[order], return_index=True)
-    yield from zip(distinct.tolist(), np.split(order, starts[1:]), strict=True) if len(ids) else ()
-
-
-def _file_sizes(state: _State, record: ArrayRecord, coordinates: IntArray) -> IntArray:
-    """Return the size of each file, -1 where absent, through the cache."""
-    linear = _linear(coordinates, record.num_files)
-    sizes = np.full(len(linear), _UNKNOWN, np.int64)
-    for block, rows in _groups(linear // _SIZES_PER_BLOCK):
-        known = state.sizes.get((record.prefix, block))
-        if known is not None:
-            sizes[rows] = known[linear[rows] % _SIZES_PER_BLOCK]
-    missing = np.flatnonzero(sizes == _UNKNOWN)
-    if len(missing) == 0:
-        return sizes
-    if len(missing) > _MAX_FILES:
-        raise TooLargeError(
-            f"{record.layout.store}: array {record.layout.name!r} of shape {record.layout.shape} has its chunks in "
-            f"files of shape {record.file_shape}: {len(missing)} at once are too many to be looked for (at most "
-            f"{_MAX_FILES}); its metadata are damaged, or write it with larger chunks or shards, or read less at once"
-        )
-    sizes[missing] = state.tree.sizes(record.keys(coordinates[missing]))
-    for block, rows in _groups(linear[missing] // _SIZES_PER_BLOCK):
-        known = state.sizes.get((record.prefix, block))
-        if known is None:
-            known = np.full(_SIZES_PER_BLOCK, _UNKNOWN, np.int64)
-            state.sizes.put((record.prefix, block), known)
-        known[linear[missing[rows]] % _SIZES_PER_BLOCK] = sizes[missing[rows]]
-    return sizes
-
-
-def _check_sizes(record: ArrayRecord, coordinates: IntArray, sizes: IntArray, refs: ChunkRefs) -> None:
-    """Check encoded sizes (-1: absent) against what the codecs can have given."""
-    expected = record.fixed_nbytes
-    wrong = (sizes == 0) if expected is None else (sizes >= 0) & (sizes != expected)
-    if record.layout.fallback or not wrong.any():
-        return
-    row = int(np.flatnonzero(wrong)[0])
-    path = refs.paths[refs.path_index[row]]
-    error = ShortReadError if expected is None or sizes[row] < expected else CorruptDataError
-    raise error(
-        f"{path}: chunk {tuple(coordinates[row].tolist())} of array {record.layout.name!r} has {sizes[row]} bytes, "
-        f"but {'some' if expected is None else expected} were expected; "
-        "the file is truncated or damaged: copy or write it again"
-    )
-
-
-def _locate_few(state: _State, record: ArrayRecord, chunks: IntArray) -> ChunkRefs | None:
-    """Find a few chunks whose sizes are known and right; None where there is another one, or anything to say."""
-    layout, expected = record.layout, record.fixed_nbytes
-    grid = layout.num_chunks
-    if chunks.ndim != 2 or chunks.shape[1] != len(grid):
-        return None
-    keys, sizes = [], []
-    known, block = None, -1
-    for chunk in chunks.tolist():
-        number = 0
-        for c, n in zip(chunk, grid, strict=True):
-            if not 0 <= c < n:
-                return None
-            number = number * n + c
-        if number // _SIZES_PER_BLOCK != block:
-            block = number // _SIZES_PER_BLOCK
-            known = state.sizes.get((record.prefix, block))
-        size = -1 if known is None else int(known[number % _SIZES_PER_BLOCK])
-        if size <= 0 or (expected is not None and size != expected):
-            return None
-        keys.append(record.key(chunk))
-        sizes.append(size)
-    return ChunkRefs(
-        paths=tuple(map(str, map(state.tree.location, keys))),
-        path_index=np.arange(len(keys)),
-        offset=np.zeros(len(keys), np.int64),
-        nbytes=np.array(sizes, np.int64),
-    )
-
-
-def _locate_files(state: _State, record: ArrayRecord, coordinates: IntArray) -> ChunkRefs:
-    sizes = _file_sizes(state, record, coordinates)
-    present = sizes >= 0
-    keys = record.keys(coordinates[present])
-    refs = ChunkRefs(
-        paths=tuple(str(state.tree.location(key)) for key in keys),
-        path_index=np.where(present, np.cumsum(present) - 1, -1),
-        offset=np.zeros(len(sizes), np.int64),
-        nbytes=np.maximum(sizes, 0),
-    )
-    _check_sizes(record, coordinates, sizes, refs)
-    return refs
-
-
-def _indexes(
-    state: _State, record: ArrayRecord, shards: IntArray, linear: IntArray
-) -> list[tuple[str, IntArray | None]]:
-    """Return path and index of each shard; None where there is no such file."""
-    assert record.index is not None
-    spec = record.index
-    sizes = _file_sizes(state, record, shards)
-    paths = list(map(state.tree.location, record.keys(shards)))
-
-    def load(position: int) -> IntArray | None:
-        if sizes[position] < 0:
-            return None
-        key = (record.prefix, int(linear[position]))
-        table = state.indexes.get(key)
-        if table is None:
-            table = read_index(paths[position], int(sizes[position]), spec)
-            state.indexes.put(key, table)
-        return table
-
-    if len(paths) > 1 and isinstance(paths[0], Url):  # all latency
-        return list(zip(paths, run_each([functools.partial(load, i) for i in range(len(paths))]), strict=True))
-    return [(path, load(i)) for i, path in enumerate(paths)]
-
-
-def _locate_sharded(state: _State, record: ArrayRecord, coordinates: IntArray) -> ChunkRefs:
-    per_shard = tuple(s // c for s, c in zip(record.file_shape, record.layout.chunks, strict=True))
-    shards, inside = np.divmod(coordinates, np.array(per_shard, np.int64))
-    inner = _linear(inside, per_shard)
-    groups = list(_groups(_linear(shards, record.num_files)))
-    firsts = np.array([rows[0] for _, rows in groups], np.int64)
-    numbers = np.array([number for number, _ in groups], np.int64)
-    entries = np.full((len(coordinates), 2), -1, np.int64)
-    path_index = np.full(len(coordinates), -1, np.int64)
-    paths: list[str] = []
-    for (path, table), (_, rows) in zip(_indexes(state, record, shards[firsts], numbers), groups, strict=True):
-        if table is None:
-            continue
-        entries[rows] = table[inner[rows]]
-        path_index[rows] = np.where(entries[rows, 0] >= 0, len(paths), -1)
-        paths.append(str(path))
-    refs = ChunkRefs(
-        paths=tuple(paths),
-        path_index=path_index,
-        offset=np.maximum(entries[:, 0], 0),
-        nbytes=np.maximum(entries[:, 1], 0),
-    )
-    _check_sizes(record, coordinates, entries[:, 1], refs)
-    return refs

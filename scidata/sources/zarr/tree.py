@@ -9,20 +9,20 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from scidata.core.types import IntArray
 from scidata.errors import RefusedError, UnsupportedFormatError
+from scidata.sources.bytes.fetches import each
 from scidata.sources.bytes.files import Url, is_url, retried, url_of
-from scidata.sources.bytes.remote import check_document, each, request
+from scidata.sources.bytes.remote import check_document, request
 
 __all__ = ["LocalTree", "Tree", "UrlTree", "open_tree"]
 
 _MAX_METADATA_BYTES = 2**26  # of one document; as objects it is up to twenty times as large
-_MANY = 1 << 16  # files that are looked for one by one sooner than a folder is listed, however many it has
 _MAX_CHECKED_FOLDERS = 100_000
 _GONE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _NOT_THERE = (*_GONE, KeyError)
@@ -49,6 +49,13 @@ class Tree(Protocol):
 
     def sizes(self, keys: Sequence[str]) -> IntArray:
         """Return the size of each file, -1 where there is none."""
+        ...
+
+    def names(self, folder: str, follow: Callable[[str], bool]) -> Iterator[str] | None:
+        """Return what is in a folder, and in those folders in it that ``follow`` wants, by keys relative to it.
+
+        None where a listing is not to be had.
+        """
         ...
 
 
@@ -156,24 +163,22 @@ class LocalTree:
 
     def sizes(self, keys: Sequence[str]) -> IntArray:
         """Return the size of each file, -1 where there is none."""
-        known = self._listed(keys) if len(keys) > _MANY else keys
-        statuses = (None if key is None else self._stat(key) for key in known)
+        statuses = map(self._stat, keys)
         return np.fromiter((-1 if s is None else s.st_size for s in statuses), np.int64, len(keys))
 
-    def _listed(self, keys: Sequence[str]) -> list[str | None]:
-        """Return None in place of keys that are in no listing of their folders: of most of so many there is no file."""
-        names: dict[str, set[str]] = {}
-        found: list[str | None] = []
-        for key in keys:
-            folder, _, name = key.rpartition("/")
-            if folder not in names:
-                self._check_folder(folder)
-                try:
-                    names[folder] = set(os.listdir(self.location(folder)))
-                except _GONE:
-                    names[folder] = set()
-            found.append(key if name in names[folder] else None)
-        return found
+    def names(self, folder: str, follow: Callable[[str], bool]) -> Iterator[str] | None:
+        """Return what is in a folder, and in those folders in it that ``follow`` wants, by keys relative to it."""
+        return self._names(folder, "", follow)
+
+    def _names(self, folder: str, start: str, follow: Callable[[str], bool]) -> Iterator[str]:
+        self._check_folder(folder)
+        with contextlib.suppress(*_GONE), os.scandir(self.location(folder)) as entries:
+            for entry in entries:
+                if follow(entry.name) and entry.is_dir():
+                    child = f"{folder}/{entry.name}" if folder else entry.name
+                    yield from self._names(child, f"{start}{entry.name}/", follow)
+                else:
+                    yield start + entry.name
 
 
 class UrlTree:
@@ -222,6 +227,10 @@ class UrlTree:
         """Return the size of each object, -1 where there is none."""
         found = self._each(keys, "info")
         return np.fromiter(map(_size_of, found), np.int64, len(keys))
+
+    def names(self, folder: str, follow: Callable[[str], bool]) -> Iterator[str] | None:
+        """Return None: many servers give no listing, or a slow one."""
+        return None
 
 
 def _check_name(where: str, name: str) -> None:

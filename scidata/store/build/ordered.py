@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scidata.core.bounds import bounds_of
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
 from scidata.meshes.order.cells import cell_owner, edges_of_cells
 from scidata.meshes.order.faults import Repaired
@@ -245,8 +246,7 @@ def _ordered_cells(cells: Cells, new_ids: NodeIds) -> OrderedCells:
     owners = cell_owner(cells.offsets, nodes)
     order = np.argsort(owners, kind="stable")
     sizes = np.diff(cells.offsets)[order]
-    offsets = np.zeros(len(order) + 1, np.int64)
-    np.cumsum(sizes, out=offsets[1:])
+    offsets = bounds_of(sizes)
     corners = np.arange(len(nodes), dtype=np.int64) + np.repeat(cells.offsets[:-1][order] - offsets[:-1], sizes)
     return OrderedCells(
         offsets=offsets,

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scidata.core.cache import Cache
 from scidata.core.types import ArrayLayout, ChunkRefs, Codec, IntArray
 from scidata.errors import ChecksumError, CorruptDataError, MissingChunkError, ShortReadError
 from scidata.sources.bytes.files import Url, files
 from scidata.sources.zarr.source import ZarrSource
 from scidata.store.format.arrays import ArrayDigest
-from scidata.store.format.kept import Kept
 from scidata.store.format.manifest import CHECKSUMS, ArrayInfo, SampleInfo
 from scidata.store.format.places import check_documents
 from scidata.store.format.shards import chunks_held
@@ -77,7 +77,7 @@ class SampleSource(ZarrSource):
     """
 
     def __init__(
-        self, path: str, *, store: str, info: SampleInfo, kept: Kept[Checksums], names: Sequence[str] | None
+        self, path: str, *, store: str, info: SampleInfo, kept: Cache[Checksums], names: Sequence[str] | None
     ) -> None:
         super().__init__(path, names=names)
         self._store, self._info, self._kept = store, info, kept
@@ -105,7 +105,9 @@ class SampleSource(ZarrSource):
             return refs
         self._check_cut(layout)
         first, strides = place
-        sums = self._kept.get(self._info.index, lambda: self._read(layout, chunks), lambda found: found.nbytes)
+        sums = self._kept.get_or_make(
+            self._info.index, lambda: self._read(layout, chunks), lambda found: found.nbytes, once=True
+        )
         return replace(refs, checksums=sums[first + np.asarray(chunks, np.int64) @ strides])
 
     @cached_property

@@ -5,14 +5,16 @@ Behind a URL there are no links to follow.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable
 
 from scidata.errors import RefusedError
-from scidata.sources.bytes.files import Url, is_url, url_of
+from scidata.sources.bytes.files import Url, files, is_url, url_of
 
-__all__ = ["MAX_DOCUMENT_BYTES", "check_documents", "check_inside", "folder_of", "join"]
+__all__ = ["MANIFEST", "MAX_DOCUMENT_BYTES", "check_documents", "check_inside", "folder_of", "is_store", "join"]
 
+MANIFEST = "manifest.json"
 #: Of one ``zarr.json``: those of a store take some KB, and some 100 bytes more for each field of its sample.
 MAX_DOCUMENT_BYTES = 64 << 20
 
@@ -26,6 +28,18 @@ def join(store: str, name: str) -> str:
     """Return the path or URL of what lies in a store."""
     path = url_of(store)
     return path.at(name) if isinstance(path, Url) else os.path.join(os.path.expanduser(path), name)
+
+
+def is_store(path: str | os.PathLike[str]) -> bool:
+    """Say whether ``path`` is a finished scidata store: a folder or URL with a manifest."""
+    try:
+        return files().size(join(os.fspath(path), MANIFEST)) > 0
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return False
+    except OSError as e:
+        if e.errno == errno.ELOOP:  # links that lead to each other; the reader says so of the path itself
+            return False
+        raise
 
 
 def check_inside(store: str, path: str) -> None:

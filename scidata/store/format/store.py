@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scidata.core.cache import Cache
 from scidata.core.types import ArrayLayout
 from scidata.errors import (
     ConfigError,
@@ -28,10 +29,9 @@ from scidata.sources.zarr.source import ZarrSource
 from scidata.store.format.checksums import KEPT_BYTES, Checksums, SampleSource
 from scidata.store.format.documents import ATTRIBUTE, check_files
 from scidata.store.format.durable import write_text
-from scidata.store.format.kept import Kept
 from scidata.store.format.loading import load_manifest, load_sample
 from scidata.store.format.manifest import Manifest, SampleInfo, dump_json, make_manifest, sealed
-from scidata.store.format.places import check_documents, check_inside, folder_of, join
+from scidata.store.format.places import MANIFEST, check_documents, check_inside, folder_of, is_store, join
 from scidata.store.format.verify import Fault, FaultFound, check_sample, read_rows
 from scidata.store.format.write import BLOCK_ROWS
 
@@ -49,22 +49,9 @@ __all__ = [
     "write_manifest",
 ]
 
-MANIFEST = "manifest.json"
 #: Of the manifest; a sample takes some KB in it, so that this is room for a hundred thousand. Python takes about ten
 #: times as much memory to read it.
 MAX_MANIFEST_BYTES = 512 << 20
-
-
-def is_store(path: str | os.PathLike[str]) -> bool:
-    """Say whether ``path`` is a finished scidata store: a folder or URL with a manifest."""
-    try:
-        return files().size(join(os.fspath(path), MANIFEST)) > 0
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        return False
-    except OSError as e:
-        if e.errno == errno.ELOOP:  # links that lead to each other; the reader says so of the path itself
-            return False
-        raise
 
 
 class Store:
@@ -82,7 +69,7 @@ class Store:
         self.path = url_of(os.path.expanduser(os.fspath(path)))
         self.manifest = _read_manifest(self.path)
         self._sources: dict[int, SampleSource] = {}
-        self._checksums: Kept[Checksums] = Kept(KEPT_BYTES)
+        self._checksums: Cache[Checksums] = Cache(KEPT_BYTES, "lru")
 
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path}
@@ -150,10 +137,10 @@ class Store:
     def close(self) -> None:
         """Close the samples' sources; the next use opens them again."""
         self._sources.clear()
-        self._checksums = Kept(KEPT_BYTES)
+        self._checksums = Cache(KEPT_BYTES, "lru")
 
 
-def _sample_source(store: str, info: SampleInfo, kept: Kept[Checksums], names: list[str] | None) -> SampleSource:
+def _sample_source(store: str, info: SampleInfo, kept: Cache[Checksums], names: list[str] | None) -> SampleSource:
     folder = join(store, info.folder)
     check_inside(store, folder)
     return SampleSource(folder, store=store, info=info, kept=kept, names=names)
@@ -271,7 +258,7 @@ def _check_sample(store: str, info: SampleInfo) -> None:
         The first fault.
     """
     names = list(info.arrays) if is_url(store) else None  # else all that there are
-    source = _sample_source(store, info, Kept(KEPT_BYTES), names)
+    source = _sample_source(store, info, Cache(KEPT_BYTES, "lru"), names)
     check_sample(source, info, store)
     if info.version > 1 and not is_url(store):
         check_files(source, info, os.path.join(store, info.folder))

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scidata.core.types import ArrayLayout, IntArray, Segment, Source
+from scidata.core.types import ArrayLayout, IntArray, Source
 from scidata.errors import SciDataError
-from scidata.plan import plan_array
-from scidata.read import read_plan
+from scidata.read.whole import read_array
 from scidata.store.format.arrays import ArrayDigest, blocks_of
 from scidata.store.format.manifest import SampleInfo
 from scidata.store.format.write import BLOCK_ROWS, search_space
@@ -58,16 +57,7 @@ def read_rows(
     source: Source, layout: ArrayLayout, start: int | None = None, stop: int | None = None
 ) -> npt.NDArray[Any]:
     """Read rows ``[start, stop)`` of the first dimension, in native byte order."""
-    return _read_box(source, layout, (slice(start, stop), *(slice(None) for _ in layout.shape[1:])))
-
-
-def _read_box(source: Source, layout: ArrayLayout, box: tuple[slice, ...]) -> npt.NDArray[Any]:
-    ranges = [range(*s.indices(n)) for s, n in zip(box, layout.shape, strict=True)]
-    out = np.empty(tuple(map(len, ranges)), layout.dtype.newbyteorder("="))
-    if out.size:
-        selection = tuple((Segment(start=r.start, count=len(r)),) for r in ranges)
-        read_plan(plan_array(layout, selection, None, out_shape=out.shape), out, source=source)
-    return out
+    return read_array(source, layout, (slice(start, stop), *(slice(None) for _ in layout.shape[1:])))
 
 
 def check_sample(source: Source, info: SampleInfo, store: str) -> None:
@@ -117,7 +107,7 @@ class _Checker:
         digest = ArrayDigest(layout.shape, layout.dtype)
         try:
             for box in blocks_of(layout.shape, _block_shape(layout)):
-                digest.update(_read_box(self._source, layout, box))
+                digest.update(read_array(self._source, layout, box))
         except (SciDataError, OSError) as e:
             self._fail(path, None, f"cannot be read: {e}")
         if digest.hexdigest() != info.digest:

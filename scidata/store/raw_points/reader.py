@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.bounds import chunk_bounds, even_bounds, explicit_bounds
+from scidata.core.cache import Cache
 from scidata.core.checks import names_of
 from scidata.core.index_map import IndexMap
 from scidata.core.types import Empty, IntArray
@@ -23,10 +24,10 @@ from scidata.core.urls import Url
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
 from scidata.meshes.order.cuts import cut_bounds, prefix_of
 from scidata.meshes.samples import read_samples
-from scidata.plan import ArrayPlan, KeptPlans, ReadPlan
+from scidata.plan import MAX_PLAN_BYTES, ArrayPlan, ReadPlan
 from scidata.read import ReadStats
 from scidata.read.threads import ReaderThreads
-from scidata.sources.bytes.remote import run_each
+from scidata.sources.bytes.fetches import run_each
 from scidata.store.format.manifest import FieldInfo, Statistics
 from scidata.store.raw_points.file import PointsFile, described_file
 from scidata.store.reading.part import LocalPart, SamplePart
@@ -102,7 +103,7 @@ class PointsReader:
         self._threads = ReaderThreads(num_threads)
         self._clouds: dict[int, PointsFile] = {}
         self._cuts: dict[int, SamplePart] = {}
-        self._plans: KeptPlans[ArrayPlan] = KeptPlans()
+        self._plans: Cache[ArrayPlan] = Cache(MAX_PLAN_BYTES, "none")
         first = self._cloud(0)
         self.path = first.source.path
         self._infos = first.infos
@@ -352,12 +353,12 @@ class PointsReader:
         plan = self._plans.get(key)
         if plan is None:
             plan = access.plan(path, np.array([start]), np.array([stop]), dim=dim)
-            self._plans.keep(key, plan, plan.num_bytes)
+            self._plans.put(key, plan, plan.num_bytes)
         return Gather(num_rows=stop - start, steps=((plan, None),))
 
     def close(self) -> None:
         """End the threads and close the files; the next read starts them again."""
         self._threads.close()
-        self._plans = KeptPlans()
+        self._plans.clear()
         for cloud in list(self._clouds.values()):
             cloud.source.close()

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from scidata.core.bounds import bounds_of
 from scidata.core.index_map import IndexMap
 from scidata.core.types import IntArray
-from scidata.meshes.order.ids import ranges
+from scidata.meshes.order.ids import contains, ranges
 from scidata.store.reading.part import LocalCells, SamplePart
 from scidata.store.reading.rows import RowAccess
 from scidata.store.reading.subsample import Draw
@@ -56,7 +57,7 @@ class _Cells:
     def take(self, kept: npt.NDArray[np.bool_]) -> _Cells:
         sizes = np.diff(self.offsets)
         corners = self.corners[np.repeat(kept, sizes)]
-        return _Cells(rows=self.rows[kept], offsets=_prefix(sizes[kept]), corners=corners)
+        return _Cells(rows=self.rows[kept], offsets=bounds_of(sizes[kept]), corners=corners)
 
 
 def drawn_part(access: RowAccess, cut: SamplePart, part: int, draw: Draw, entity: str) -> DrawnPart:
@@ -80,7 +81,7 @@ def drawn_part(access: RowAccess, cut: SamplePart, part: int, draw: Draw, entity
         nodes = every
         if "cell" in cut.bounds and main != "cell":
             cells = _read_cells(access, ranges(*access.pointers("cell/indptr", nodes)))
-            inside = np.concatenate([[0], np.cumsum(_contains(nodes, cells.corners))])[cells.offsets]
+            inside = bounds_of(contains(nodes, cells.corners))[cells.offsets]
             cells = cells.take(np.diff(inside) == np.diff(cells.offsets))
     drawn = {main: nodes} | ({} if cells is None else {"cell": cells.rows})
     src = np.empty(0, np.int64)
@@ -129,7 +130,7 @@ def _part_of(
 def _read_cells(access: RowAccess, rows: IntArray) -> _Cells:
     first, last = access.pointers("cell/offsets", rows)
     corners = access.gather("cell/connectivity", ranges(first, last)).astype(np.int64, copy=False)
-    return _Cells(rows=rows, offsets=_prefix(last - first), corners=corners)
+    return _Cells(rows=rows, offsets=bounds_of(last - first), corners=corners)
 
 
 def _edges_between(access: RowAccess, nodes: IntArray) -> tuple[IntArray, IntArray, IntArray]:
@@ -137,22 +138,9 @@ def _edges_between(access: RowAccess, nodes: IntArray) -> tuple[IntArray, IntArr
     first, last = access.pointers("csr/indptr", nodes)
     rows = ranges(first, last)
     sources = access.gather("csr/src", rows).astype(np.int64, copy=False)
-    kept = _contains(nodes, sources)
+    kept = contains(nodes, sources)
     ends = np.repeat(np.arange(len(nodes), dtype=np.int64), last - first)
     return rows[kept], np.searchsorted(nodes, sources[kept]), ends[kept]
-
-
-def _contains(ids: IntArray, wanted: IntArray) -> npt.NDArray[np.bool_]:
-    """Say which of ``wanted`` are among sorted ids."""
-    if not len(ids):
-        return np.zeros(len(wanted), np.bool_)
-    at = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
-    found: npt.NDArray[np.bool_] = ids[at] == wanted
-    return found
-
-
-def _prefix(sizes: IntArray) -> IntArray:
-    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 
 def _index_map(bounds: IntArray, part: int, ghosts: IntArray | None = None) -> IndexMap:

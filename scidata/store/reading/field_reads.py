@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scidata.core.cache import Cache
 from scidata.core.types import IntArray
 from scidata.core.urls import Url
-from scidata.plan import ArrayPlan, KeptPlans
-from scidata.sources.bytes.remote import run_each
-from scidata.store.format.kept import Kept
+from scidata.plan import MAX_PLAN_BYTES, ArrayPlan
+from scidata.sources.bytes.fetches import run_each
 from scidata.store.format.manifest import FieldInfo
 from scidata.store.reading.numbering import Numbering
 from scidata.store.reading.rows import FieldPlan, Gather, RowAccess, merge_ranges
@@ -48,12 +48,13 @@ class FieldReads:
         max_bytes: int,
     ) -> None:
         self._numbering, self._infos, self._dtypes, self._with_ghosts = numbering, infos, dtypes, with_ghosts
-        self._plans: KeptPlans[FieldPlan] = KeptPlans(max_bytes)
-        self._shared: Kept[npt.NDArray[Any]] = Kept(min(max_bytes, _SHARED_BYTES))
+        self._plans: Cache[FieldPlan] = Cache(min(max_bytes, MAX_PLAN_BYTES), "none")
+        self._shared: Cache[npt.NDArray[Any]] = Cache(min(max_bytes, _SHARED_BYTES), "lru")
 
     def forget(self) -> None:
         """Let go of what is kept."""
-        self._plans, self._shared = KeptPlans(self._plans.max_bytes), Kept(self._shared.max_bytes)
+        self._plans.clear()
+        self._shared.clear()
 
     def plans(self, access: RowAccess, name: str, index: int, topology: LocalTopology) -> list[ArrayPlan]:
         """Plan the rows of a field that a part has of a sample, as for a first read."""
@@ -89,7 +90,7 @@ class FieldReads:
 
         part = topology.index_maps[self._infos[name].entity].part
         slot = self._numbering.locate(index)[0], part, name
-        kept = self._shared.get(slot, make, lambda values: values.nbytes)
+        kept = self._shared.get_or_make(slot, make, lambda values: values.nbytes, once=True)
         values = access.empty(kept.shape, kept.dtype)
         np.copyto(values, kept)
         return values
@@ -102,7 +103,7 @@ class FieldReads:
         rows, dim = topology.index_maps[info.entity], self._numbering.entity_dim(info)
         shape = list(self._numbering.shape(info, index))
         shape[dim] = rows.num_local if self._with_ghosts else rows.num_owned
-        return math.prod(shape) * self._dtypes[name].itemsize <= self._shared.max_bytes
+        return math.prod(shape) * self._dtypes[name].itemsize <= self._shared.max_size
 
     def _read_drawn(self, access: RowAccess, name: str, index: int, rows: Mapping[str, IntArray]) -> npt.NDArray[Any]:
         dim = self._infos[name].entity_dim
@@ -117,7 +118,7 @@ class FieldReads:
         found = self._plans.get(key)
         if found is None:
             found = FieldPlan(*self._plan(access, name, index, topology), self._numbering.shape(info, index))
-            self._plans.keep(key, found, found.num_bytes())
+            self._plans.put(key, found, found.num_bytes())
         plan, pick, shape = found
         values = self._shaped(access.run(plan, self._dtypes[name]), name, shape)
         if pick is None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scidata.core.bounds import num_rows_of, segments_of_slice
+from scidata.core.bounds import bounds_of, num_rows_of, segments_of_slice
 from scidata.core.checks import offsets as checked_offsets
 from scidata.core.types import IntArray, Selection
 from scidata.errors import ConfigError, FieldMismatchError, SciDataError, UnknownNameError, near_matches
@@ -212,8 +212,7 @@ def number_samples(
                 f"{store.path}: steps {','.join(map(str, offsets))} reach over more rows than any stored sample has of "
                 f"{chosen!r}, at most {max(kept.values())}: there would be no sample"
             )
-    firsts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-    return Numbering(store=store, sample_dim=chosen, steps=offsets, isel=crop, firsts=firsts, _sizes=sizes)
+    return Numbering(store=store, sample_dim=chosen, steps=offsets, isel=crop, firsts=bounds_of(counts), _sizes=sizes)
 
 
 def _free_dims(info: FieldInfo) -> list[str]:

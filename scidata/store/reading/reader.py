@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scidata.core.cache import Cache
 from scidata.core.checks import names_of, whole
 from scidata.core.types import Empty, IntArray
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.plan import ArrayPlan, ReadPlan
 from scidata.read.threads import ReaderThreads
 from scidata.store.format.arrays import CHUNK_ROWS
-from scidata.store.format.kept import Kept
 from scidata.store.format.manifest import FieldInfo, SampleInfo, Statistics
 from scidata.store.format.store import open_store
 from scidata.store.reading.choices import checked_halo, checked_subsample, named_fields
@@ -133,11 +133,11 @@ class StoreReader:
         if isinstance(bounds, str) and bounds != "even":
             raise ConfigError(f"bounds={bounds!r}: irregular data is cut 'even', by weights, or by explicit bounds")
         self._threads = ReaderThreads(num_threads)
-        self._partitions: Kept[tuple[SamplePart, dict[str, list[ArrayPlan]]]] = Kept(_PARTITION_BYTES)
-        self.topologies: Kept[LocalTopology] = Kept(whole("cache_bytes", cache_bytes, least=0))
+        self._partitions: Cache[tuple[SamplePart, dict[str, list[ArrayPlan]]]] = Cache(_PARTITION_BYTES, "lru")
+        self.topologies: Cache[LocalTopology] = Cache(whole("cache_bytes", cache_bytes, least=0), "lru")
         dtypes = {name: self.dtype(name) for name in self.fields}
         self._reads = FieldReads(
-            self.numbering, self._infos, dtypes, with_ghosts=ghosts == "disk", max_bytes=self.topologies.max_bytes
+            self.numbering, self._infos, dtypes, with_ghosts=ghosts == "disk", max_bytes=self.topologies.max_size
         )
         self._token = uuid.uuid4().hex  # of this data set, also where it was pickled: ranks have their own
 
@@ -254,7 +254,7 @@ class StoreReader:
 
     def _partition(self, index: int) -> tuple[SamplePart, dict[str, list[ArrayPlan]]]:
         size = lambda made: _PLANS_BYTES + sum(bounds.nbytes for bounds in made[0].bounds.values())  # noqa: E731
-        return self._partitions.get(index, lambda: self._cut(index), size)
+        return self._partitions.get_or_make(index, lambda: self._cut(index), size, once=True)
 
     def _cut(self, index: int) -> tuple[SamplePart, dict[str, list[ArrayPlan]]]:
         access = RowAccess(self.store, index, self._threads.executor())
@@ -345,7 +345,9 @@ class StoreReader:
         self._checked_part(part)
         if self.subsample is None:
             slot = (cut.index, part)
-            topology = self.topologies.get(slot, lambda: self._topology(access, cut, part), LocalTopology.num_bytes)
+            topology = self.topologies.get_or_make(
+                slot, lambda: self._topology(access, cut, part), LocalTopology.num_bytes, once=True
+            )
         else:
             topology = self._found(access, cut, index, part, epoch)
         fields = self._reads.read(access, self.fields, index, topology)

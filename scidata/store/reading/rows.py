@@ -16,7 +16,7 @@ from scidata.core.bounds import num_rows_of
 from scidata.core.checks import allocate
 from scidata.core.types import ArrayLayout, Empty, IntArray, Segment, Segments, SegmentTable, Selection, Source
 from scidata.meshes.order.ids import ranges
-from scidata.plan import ArrayPlan, chunks_needed, plan_array
+from scidata.plan import ArrayPlan, plan_array
 from scidata.read import ReadStats, read_plan
 from scidata.store.format.store import Store
 
@@ -157,8 +157,7 @@ class RowAccess:
             others = [(Segment(start=0, count=n),) if n else () for n in layout.shape]
         selection: Selection = tuple(rows if d == dim else kept for d, kept in enumerate(others))
         shape = tuple(map(num_rows_of, selection))
-        refs = None if layout.fallback else self.source.locate(layout, chunks_needed(layout, selection))
-        plan = plan_array(layout, selection, refs, out_shape=shape)
+        plan = plan_array(layout, selection, self.source.locate, out_shape=shape)
         self.plans.setdefault(path, []).append(plan)
         return plan
 

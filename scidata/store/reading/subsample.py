@@ -171,7 +171,7 @@ class Draw:
         return (block * self._num_drawn + offset) // self._num_blocks
 
     def _rows_of(self, stratum: int, offset: int) -> IntArray:
-        """Draw the rows of one stratum, sorted."""
+        """Draw the rows of one stratum, sorted; past the end, too, where the last block is cut short by it."""
         first = stratum * self._stratum
         last = min(first + self._stratum, self._num_blocks)
         count = self._blocks_before(last, offset) - self._blocks_before(first, offset)
@@ -180,7 +180,7 @@ class Draw:
         if self.block == 1:
             return blocks
         rows: IntArray = (blocks[:, None] * self.block + np.arange(self.block)).reshape(-1)
-        return rows[: np.searchsorted(rows, self.num_global)]
+        return rows
 
     def _stream(self, number: int) -> np.random.Generator:
         # Two words for each number: SeedSequence fills up with zeros and splits large numbers, so that plain lists of

@@ -7,11 +7,14 @@ from hypothesis import strategies as st
 
 from scidata.core import bounds
 from scidata.core.bounds import (
+    at_least_one_each,
+    bounds_of,
     chunk_bounds,
     compose,
     even_bounds,
     explicit_bounds,
     halo_widths,
+    owners_of,
     segments_of_slice,
     weighted_bounds,
     window,
@@ -102,6 +105,42 @@ def test_chunk_bounds_move_to_edges_unless_unbalanced():
     assert chunk_bounds(96, 2, edges=[45, 48], align=16).tolist() == [0, 48, 96]
 
 
+def test_chunk_bounds_take_an_edge_once():
+    assert chunk_bounds(99, 3, edges=[49, 90], max_imbalance=2).tolist() == [
+        0,
+        49,
+        90,
+        99,
+    ]  # 49 is nearest to both cuts
+    assert chunk_bounds(100, 4, edges=[1, 2, 99], max_imbalance=4).tolist() == [0, 1, 2, 99, 100]  # one left for each
+
+
+def test_chunk_bounds_may_be_as_uneven_as_even_ones():
+    assert chunk_bounds(3, 2, edges=[1]).tolist() == [0, 1, 3]  # parts of 1.5 rows: 2 is 1.33 times the mean
+    assert chunk_bounds(4, 2, edges=[1], max_imbalance=1.5).tolist() == [0, 1, 4]
+    assert chunk_bounds(4, 2, edges=[1], max_imbalance=1.49).tolist() == [0, 2, 4]
+
+
+@given(
+    st.integers(1, 60), st.integers(1, 6), st.lists(st.integers(-5, 70), max_size=12), st.integers(1, 3),
+    st.sampled_from([1.0, 1.25, 2.0, 9.0]),
+)  # fmt: skip
+def test_chunk_bounds_are_edges_or_even(num_groups, num_parts, edges, align, max_imbalance):
+    num_global = align * max(num_groups, num_parts)
+    found = chunk_bounds(num_global, num_parts, edges=edges, align=align, max_imbalance=max_imbalance)
+    even = even_bounds(num_global, num_parts, align=align)
+    assert np.all(np.diff(found) > 0)
+    assert (found[0], found[-1], len(found)) == (0, num_global, num_parts + 1)
+    largest, mean = np.diff(found).max(), num_global / num_parts
+    assert found.tolist() == even.tolist() or set(found[1:-1].tolist()) <= {e for e in edges if e % align == 0}
+    assert largest <= max(max_imbalance * mean, np.diff(even).max()) + 1e-9
+
+
+def test_of_two_cuts_that_balance_as_well_the_later_is_taken():
+    assert weighted_bounds([1, 2, 1], 2).tolist() == [0, 2, 3]
+    assert weighted_bounds([1, 2, 1, 1, 2, 1], 4).tolist() == [0, 2, 3, 5, 6]
+
+
 @given(
     st.lists(st.integers(0, 6), min_size=1, max_size=6).filter(lambda s: sum(s) > 0),
     st.integers(0, 15),
@@ -181,3 +220,20 @@ def test_a_long_list_composed_with_a_window_that_wraps():
     assert isinstance(found, SegmentTable)
     assert rows_of(found).tolist() == np.concatenate([rows[-7:], rows[:103]]).tolist()
     assert [found[1], *found[2:4]] == list(found)[1:4]
+
+
+def test_bounds_of_sizes_and_owners_of_rows():
+    ends = bounds_of([2, 0, 3, 0])
+    assert (ends.tolist(), ends.dtype) == ([0, 2, 2, 5, 5], np.int64)
+    assert bounds_of([]).tolist() == [0]
+    assert owners_of(ends, range(5)).tolist() == [0, 0, 2, 2, 2]  # empty parts own nothing
+    assert owners_of(ends, []).tolist() == []
+
+
+@given(st.lists(st.integers(-5, 30), max_size=8), st.integers(0, 10))
+def test_at_least_one_each(cuts, more):
+    num_rows = len(cuts) + 1 + more
+    bounds = at_least_one_each(np.array(cuts, np.int64), num_rows)
+    assert (bounds[0], bounds[-1], len(bounds)) == (0, num_rows, len(cuts) + 2)
+    assert (np.diff(bounds) >= 1).all()
+    assert at_least_one_each(bounds[1:-1], num_rows).tolist() == bounds.tolist()  # what is right stays

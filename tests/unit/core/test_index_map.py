@@ -32,6 +32,7 @@ def test_local_numbering_owners_and_counts(case):
         index_map = IndexMap(bounds=bounds, part=part, ghosts=ghosts[part])
         held = [*range(bounds[part], bounds[part + 1]), *ghosts[part].tolist()]
         assert index_map.num_local == index_map.num_owned + index_map.num_ghost == len(held)
+        assert index_map.sizes == tuple(np.diff(bounds).tolist())
         assert index_map.to_global(np.arange(len(held))).tolist() == held
         assert index_map.to_local(np.array(held, np.int64)).tolist() == list(range(len(held)))
         owners = [next(p for p in range(len(bounds) - 1) if bounds[p] <= g < bounds[p + 1]) for g in ghosts[part]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -40,6 +41,11 @@ def test_weights_decide_how_often() -> None:
     assert not np.array_equal(entries, drawn.entries(1))
 
 
+def test_no_sample_without_weight_is_drawn_where_the_sum_rounds_up() -> None:
+    """Random numbers below 1 times the smallest number there is are that number, half of the time."""
+    assert order(3, weights=np.array([0, 5e-324, 0]), draws=50).entries(0).tolist() == [1] * 50
+
+
 def test_every_stretch_of_a_mixture_has_the_ratio() -> None:
     mixture = Mixture.of((70, 30, 500), (7, 3, 10), None)
     assert mixture.takes == (70, 30, 100)
@@ -61,6 +67,15 @@ def test_a_mixture_goes_through_all_of_a_data_set_before_it_repeats() -> None:
             assert sorted(row[begin : begin + length]) == list(range(start, start + length))
     repeated = order(12, mixture=Mixture.of((5, 7), (1, 1), 24)).entries(4)
     assert np.bincount(repeated, minlength=12).tolist() == pytest.approx([12 / 5] * 5 + [12 / 7] * 7, abs=1.3)
+
+
+def test_the_data_sets_of_a_mixture_have_orders_of_their_own() -> None:
+    """Or two of one length would show the samples of the same number side by side, in each epoch."""
+    mixed = order(150, mixture=Mixture.of((50, 50, 50), (1, 1, 1), None))
+    rows = [entries[entries // 50 == part] % 50 for entries in map(mixed.entries, range(3)) for part in range(3)]
+    assert all(sorted(row) == list(range(50)) for row in rows)
+    rows += [order(50).entries(epoch) for epoch in range(3)]  # nor that of a data set alone
+    assert len({tuple(row) for row in rows}) == len(rows)
 
 
 def test_a_mixture_without_shuffling() -> None:
@@ -154,6 +169,18 @@ def test_an_order_that_is_not_listed_is_a_permutation(count: int, seed: int, epo
         assert list(plain.dealt(epoch, 0, 1, count)) == list(range(count))
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("more", [-1, 0, 1, order_module._BLOCK + 3])
+def test_an_order_that_is_not_listed_ends_where_its_blocks_do_not(monkeypatch, shuffle: bool, more: int) -> None:
+    monkeypatch.setattr(order_module, "MAX_LISTED", 0)
+    count = order_module._BLOCK + more
+    entries = Order(num_samples=count, shuffle=shuffle, seed=1)
+    dealt = list(entries.dealt(2, 0, 1, count))
+    assert sorted(dealt) == list(range(count))
+    assert shuffle or dealt == list(range(count))
+    assert list(entries.dealt(2, count - 2, 3, count)) == [dealt[(count - 2 + 3 * i) % count] for i in range(count)]
+
+
 def test_an_order_that_is_not_listed_is_a_shuffle(monkeypatch) -> None:
     """Entries, displacements and neighbours' distances are spread as those of a uniform permutation are."""
     monkeypatch.setattr(order_module, "MAX_LISTED", 0)
@@ -178,6 +205,21 @@ def test_orders_up_to_the_limit_are_what_they_were() -> None:
     assert order_module.MAX_LISTED == 1 << 24  # saved places were made with it
     drawn = list(order(1000).dealt(4, 0, 1, 1000))
     assert drawn == np.random.default_rng(np.random.SeedSequence([3, 4])).permutation(1000).tolist()
+
+
+@pytest.mark.parametrize(
+    ("digest", "count", "options"),
+    [
+        ("d08ff133b77f5fd5", 50, {}),
+        ("ae146c8dceb1ecbf", HUGE, {}),
+        ("d511fc15cd70a1b9", HUGE - 12345, {}),
+        ("5e82bba26ab9a471", 50, {"weights": np.arange(50) % 7, "draws": 80}),
+        ("a799d372e33ad794", 60, {"mixture": Mixture(lengths=(20, 40), takes=(30, 15))}),
+        ("3ffb57e69d0d4d4c", 500, {"sizes": np.arange(500) * 37 % 101, "group": 4}),
+    ],
+)
+def test_saved_places_fit_the_orders_of_later_versions(digest: str, count: int, options: dict[str, Any]) -> None:
+    assert order(count, **options).digest(1) == digest
 
 
 @pytest.mark.parametrize("drop_last", [False, True])

@@ -240,8 +240,10 @@ def test_samples_are_planned_once(fmt, tmp_path, monkeypatch):
     make_grid(path, format=fmt, num_times=4, num_lat=13, num_lon=24)
     options = {"axis_sizes": {"domain": 2}, "shard": {"latitude": "domain"}, "halo": {"latitude": 1}}
     wanted = [read_part(GridReader(path, **options), i, 1) for i in range(3)]
-    planned, new_plans = [], GridReader._new_plans
-    monkeypatch.setattr(GridReader, "_new_plans", lambda self, i, part: planned.append(i) or new_plans(self, i, part))
+    planned, plan_fields = [], GridReader._plan_fields
+    monkeypatch.setattr(
+        GridReader, "_plan_fields", lambda self, i, part: planned.append(i) or plan_fields(self, i, part)
+    )
     reader = GridReader(path, **options)
     for _ in range(3):
         for i in (2, 0, 1):

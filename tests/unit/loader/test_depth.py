@@ -19,7 +19,7 @@ def test_a_depth_without_bytes_is_fixed() -> None:
     depth = Depth(3)
     for _ in range(100):
         depth.step(waiting=True, spare=False)
-        depth.seen(10**12)
+        depth.observe_size(10**12)
     assert depth.now == 3
     assert Depth(0, 100).now == 0
 
@@ -27,7 +27,7 @@ def test_a_depth_without_bytes_is_fixed() -> None:
 def test_a_depth_follows_the_need_within_its_bytes() -> None:
     depth = Depth(2, max_bytes=5 * MIB)
     assert depth.now == 2
-    depth.seen(MIB)
+    depth.observe_size(MIB)
     for expected in (3, 4, 5, 5):
         depth.step(waiting=True, spare=False)
         assert depth.now == expected
@@ -41,9 +41,9 @@ def test_a_depth_follows_the_need_within_its_bytes() -> None:
     depth.step(waiting=False, spare=False)  # the calm has to last
     depth.step(waiting=False, spare=True)
     assert depth.now == 4
-    depth.seen(2 * MIB)
+    depth.observe_size(2 * MIB)
     assert depth.now == 2
-    depth.seen(100 * MIB)
+    depth.observe_size(100 * MIB)
     assert depth.now == 1  # one may always be read ahead
     for _ in range(200):
         depth.step(waiting=False, spare=True)

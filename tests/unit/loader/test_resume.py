@@ -273,6 +273,28 @@ def test_a_loaded_state_is_saved_again_before_anything_is_read() -> None:
     assert again.state_dict() == loader.state_dict()
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("sampler", ["ours", "another"])
+def test_before_the_first_batch_of_a_resumed_epoch_it_is_still_where_it_was(sampler: str, workers: int) -> None:
+    """An iterator that has begun, and reads ahead, has handed out nothing."""
+
+    def make() -> DataLoader:
+        options: dict[str, Any] = {"num_workers": workers}
+        return shuffled(**options) if sampler == "ours" else DataLoader(Numbers(20), 2, sampler=Evens(), **options)
+
+    loader = make()
+    expected = [numbers(batch) for batch in loader]
+    next(iter(loader))
+    state = through_json(loader.state_dict())
+    again = make()
+    again.load_state_dict(state)
+    iterator = iter(again)
+    assert again.state_dict() == state
+    third = make()
+    third.load_state_dict(through_json(again.state_dict()))
+    assert [numbers(b) for b in third] == [numbers(b) for b in iterator] == expected[1:]
+
+
 def test_an_error_does_not_count_as_the_end() -> None:
     loader = shuffled()
     iterator = iter(loader)

@@ -33,6 +33,83 @@ def test_neighbouring_seeds_do_not_share_orders():
     assert len(orders) == 16
 
 
+def begun(count=10, taken=4, **options):
+    """A sampler that has dealt some of its entries."""
+    sampler = DistributedSampler(range(count), seed=2, **options)
+    entries = iter(sampler)
+    for _ in range(taken):
+        next(entries)
+    return sampler
+
+
+def test_another_epoch_begins_at_its_beginning():
+    sampler = begun()
+    state = sampler.state_dict()
+    sampler.set_epoch(0)  # the one that it is in, as a loop over epochs does after a state was loaded
+    assert sampler.state_dict() == state
+    sampler.set_epoch(1)
+    assert (sampler.state_dict()["epoch"], sampler.state_dict()["consumed"]) == (1, 0)
+    resumed = DistributedSampler(range(10), seed=2)
+    resumed.load_state_dict(state)
+    assert resumed.start == 4
+    resumed.set_epoch(1)
+    assert resumed.start == resumed.state_dict()["consumed"] == 0
+    whole = DistributedSampler(range(10), seed=2)
+    whole.set_epoch(1)
+    assert list(resumed) == list(whole)
+    assert len(list(whole)) == 10
+
+
+def test_before_its_first_sample_a_resumed_epoch_is_where_it_was():
+    state = begun().state_dict()
+    assert state["consumed"] == 4
+    resumed = DistributedSampler(range(10), seed=2)
+    resumed.load_state_dict(state)
+    assert resumed.state_dict() == state
+    entries = iter(resumed)
+    assert resumed.state_dict() == state
+    next(entries)
+    assert resumed.state_dict()["consumed"] == 5
+    resumed.load_state_dict(state)  # and not where the place before it was
+    assert resumed.state_dict() == state
+
+
+ORDERS = [
+    {},
+    {"weights": np.arange(10) + 1.0},
+    {"weights": np.arange(10) + 2.0},
+    {"weights": np.arange(10) + 1.0, "num_samples": 12},
+    {"sizes": np.arange(10) % 4 + 1, "group": 2},
+    {"sizes": np.arange(10) % 4 + 1, "group": 3},
+    {"sizes": np.arange(10) % 3 + 1, "group": 2},
+]
+
+
+@pytest.mark.parametrize("saved", range(len(ORDERS)))
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_only_the_order_that_was_left_is_gone_on_with(saved, epoch):
+    first = begun(**ORDERS[saved])
+    first.set_epoch(epoch)
+    state = first.state_dict(consumed=4)
+    for number, options in enumerate(ORDERS):
+        sampler = DistributedSampler(range(10), seed=2, **options)
+        sampler.state_dict()  # whose digest of epoch 0 is none of another epoch
+        if number == saved:
+            sampler.load_state_dict(state)
+            assert list(sampler) == first.order().tolist()[4:]
+        else:
+            with pytest.raises(ConfigError, match=f"another order of epoch {epoch}"):
+                sampler.load_state_dict(state)
+            assert (sampler.epoch, sampler.start) == (0, 0)
+
+
+def test_an_order_that_is_not_listed_is_known_by_its_first_entries():
+    state = begun(2**40).state_dict()
+    other = DistributedSampler(range(2**40), seed=2)
+    with pytest.raises(ConfigError, match="another order of epoch 1"):
+        other.load_state_dict(state | {"epoch": 1})
+
+
 def dealt(num_samples, num_ranks, domain, **options):
     """What each rank gets, by (dp rank, domain rank)."""
     shares = {}

@@ -1,6 +1,7 @@
 """Exodus II, as the library writes it: NetCDF-3 and NetCDF-4, blocks of several types, variables by name."""
 
 import pickle
+import zlib
 
 import h5py
 import numpy as np
@@ -114,6 +115,18 @@ def test_names_that_are_no_text(tmp_path):
         del f["name_nod_var"]
         f["name_nod_var"] = np.arange(4)
     with pytest.raises(CorruptDataError, match=r"m\.exo: field 'name_nod_var' has shape \(4,\)"):
+        read_samples(path)[0]
+
+
+def test_names_that_would_fill_the_memory(tmp_path):
+    """A chunk of deflate may hold a thousand times its bytes, and HDF5 decodes all of them for 33 characters."""
+    path, _, _ = write(tmp_path / "m.exo", "NETCDF4")
+    with h5py.File(path, "a") as f:
+        shape = f["name_nod_var"].shape
+        del f["name_nod_var"]
+        names = f.create_dataset("name_nod_var", shape, "S1", chunks=shape, compression="gzip")
+        names.id.write_direct_chunk((0, 0), zlib.compress(bytes(1 << 28)))
+    with pytest.raises(CorruptDataError, match=r"m\.exo: field 'name_nod_var': its 1 chunks of .* take more bytes"):
         read_samples(path)[0]
 
 

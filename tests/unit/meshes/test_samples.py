@@ -57,11 +57,11 @@ def test_names_are_told_apart_by_folders(tmp_path):
 def test_metadata_come_first(tmp_path, monkeypatch):
     path = write_mesh(tmp_path / "m.h5", p=np.arange(6.0))
     reads = []
-    read_plan = scidata.meshes.formats.base.read_plan
+    read_array = scidata.meshes.formats.base.read_array
     monkeypatch.setattr(
         scidata.meshes.formats.base,
-        "read_plan",
-        lambda plan, *a, **k: reads.append(plan.layout.name) or read_plan(plan, *a, **k),
+        "read_array",
+        lambda source, layout, *a, **k: reads.append(layout.name) or read_array(source, layout, *a, **k),
     )
     header = read_samples(path).header(0)
     assert (header.kind, header.topology.sizes, header.edges) == ("mesh", {"node": 6, "cell": 3}, "cells")

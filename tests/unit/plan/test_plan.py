@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-import pickle
 
 import numpy as np
 import pytest
@@ -11,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scidata.core.types import ArrayLayout, ChunkRefs, Codec, Segment
-from scidata.errors import ConfigError, CorruptDataError
-from scidata.plan import ArrayPlan, KeptPlans, PlanFamily, ReadPlan, chunks_needed, cut, plan_array, summarize
+from scidata.errors import ConfigError, CorruptDataError, TooLargeError
+from scidata.plan import ArrayPlan, PlanFamily, ReadPlan, chunks_needed, cut, plan_array, summarize
+from scidata.plan.spans import MAX_READ, group_reads
 from scidata.read.copies import merge_copies
 
 
@@ -124,6 +124,87 @@ def test_small_gaps_are_read_across_and_large_ones_are_not():
     assert far.num_reads == 10
     assert far.bytes_fetched == far.bytes_wanted == 10 * 500 * 4
     assert planned(layout, far.selection, path="s3://bucket/data").num_reads == 1  # requests cost more than bytes
+
+
+@pytest.mark.parametrize("width", [1500, 100])  # rows that are read in place, and short ones that are copied
+def test_rows_of_a_periodic_halo_are_read_for_each_place(width):
+    layout = layout_of((40, width), (40, width))
+    rows = (Segment(start=38, count=2), Segment(start=0, count=40, offset=2), Segment(start=0, count=3, offset=42))
+    plan = planned(layout, (rows, (Segment(start=0, count=width),)))
+    spans, reads = plan.spans, plan.span_reads
+    in_dest = np.zeros(45 * width, int)
+    for read, (first, stop) in enumerate(itertools.pairwise(reads.bounds.tolist())):
+        end = int(reads.offset[read])
+        for i in range(first, stop):
+            begin, nbytes = int(spans.offset[i]), int(spans.nbytes[i])
+            assert reads.offset[read] <= begin
+            assert begin + nbytes <= reads.offset[read] + reads.nbytes[read]
+            if spans.direct[i]:  # a preadv fills the buffers of a read one after the other
+                assert begin >= end
+                in_dest[spans.dest[i] : spans.dest[i] + nbytes // 4] += 1
+            end = begin + nbytes
+        assert len(set(spans.direct[first:stop].tolist())) == 1
+    if spans.direct.all():
+        assert (in_dest == 1).all()
+    assert plan.bytes_fetched == reads.nbytes.sum() >= plan.bytes_wanted - 5 * 4 * width
+
+
+def grouped(offset, nbytes, path_index=None, **options):
+    """Reads as (path, first byte, bytes, the ranges in it)."""
+    num = len(offset)
+    order, reads = group_reads(
+        np.array(path_index if path_index is not None else [0] * num), np.array(offset), np.array(nbytes),
+        **{"remote": False, **options},
+    )  # fmt: skip
+    bounds = reads.bounds.tolist()
+    return [
+        (path, first, size, order[a:b].tolist())
+        for path, first, size, a, b in zip(
+            reads.path_index.tolist(), reads.offset.tolist(), reads.nbytes.tolist(), bounds[:-1], bounds[1:],
+            strict=True,
+        )
+    ]  # fmt: skip
+
+
+def test_ranges_that_overlap_are_one_read_only_where_they_are_copied_from_there():
+    offset, nbytes = [0, 50, 90], [100, 10, 20]
+    assert grouped(offset, nbytes, direct=np.array([False] * 3)) == [(0, 0, 110, [0, 1, 2])]
+    assert grouped(offset, nbytes, direct=np.array([True] * 3)) == [
+        (0, 0, 100, [0]),
+        (0, 50, 10, [1]),
+        (0, 90, 20, [2]),
+    ]
+    assert grouped(offset, nbytes) == [(0, 0, 100, [0]), (0, 50, 10, [1]), (0, 90, 20, [2])]
+    assert grouped([0, 100], [100, 10], direct=np.array([True] * 2)) == [(0, 0, 110, [0, 1])]  # they adjoin
+    assert grouped([0, 100], [100, 10], direct=np.array([True, False])) == [(0, 0, 100, [0]), (0, 100, 10, [1])]
+    assert grouped([0, 100], [100, 10]) == [(0, 0, 110, [0, 1])]
+
+
+def test_ranges_are_read_in_the_order_of_files_and_places():
+    assert grouped([50, 0, 7, 0], [10, 10, 1, 10], [1, 0, 2, 1]) == [
+        (0, 0, 10, [1]), (1, 0, 60, [3, 0]), (2, 7, 1, [2]),
+    ]  # fmt: skip
+    assert grouped([5, 3, 1], [1, 1, 1], [0, 1, 2]) == [(0, 5, 1, [0]), (1, 3, 1, [1]), (2, 1, 1, [2])]
+    assert grouped([], []) == []
+
+
+def test_gaps_and_lengths_bound_a_read():
+    gap = 8 << 10
+    assert grouped([0, 10 + gap], [10, 10]) == [(0, 0, 20 + gap, [0, 1])]
+    assert grouped([0, 11 + gap], [10, 10]) == [(0, 0, 10, [0]), (0, 11 + gap, 10, [1])]
+    assert grouped([0, 11 + gap], [10, 10], remote=True) == [(0, 0, 21 + gap, [0, 1])]
+    half = MAX_READ // 2
+    many = [half * i for i in range(5)]
+    assert [ranges for *_, ranges in grouped(many, [half] * 5)] == [[0, 1], [2, 3], [4]]
+    assert [ranges for *_, ranges in grouped(many, [half] * 5, remote=True)] == [[0, 1, 2, 3, 4]]
+    sizes = np.array([60, 60, 60, 60])
+    assert [r for *_, r in grouped([0, 10, 20, 30], [10] * 4, decoded=sizes, max_decoded=120)] == [[0, 1], [2, 3]]
+    assert [r for *_, r in grouped([0, 10, 20, 30], [10] * 4, decoded=sizes, max_decoded=120, remote=True)] == [
+        [0, 1, 2, 3]
+    ]
+    direct = np.ones(64, bool)  # reads that need no scratch are as long as leaves 16 of them
+    long = [half * i for i in range(64)]
+    assert {len(r) for *_, r in grouped(long, [half] * 64, direct=direct)} == {4}
 
 
 def test_encoded_chunks_are_fetched_whole():
@@ -378,17 +459,23 @@ def test_places_that_make_no_sense_are_refused_also_where_the_plan_is_known():
 
 
 def _forget_plans():
-    cut._kept_cut.cache_clear()
-    cut._latest = None
+    cut._cuts.clear()
 
 
-def test_the_first_plans_are_kept_as_far_as_there_is_room():
-    kept = KeptPlans(10)
-    for key, nbytes in (("a", 4), ("b", 7), ("c", 6), ("d", 1)):
-        kept.keep(key, key.upper(), nbytes)
-    assert [kept.get(key) for key in "abcd"] == ["A", None, "C", None]
-    assert (len(kept), kept.nbytes) == (2, 10)
-    again = pickle.loads(pickle.dumps(kept))
-    assert (len(again), again.nbytes, again.max_bytes) == (0, 0, 10)
-    again.keep("a", "A", 10)
-    assert again.get("a") == "A"
+@pytest.mark.parametrize(
+    "selection",
+    [
+        ([Segment(start=0, count=1 << 40, step=1, offset=0)], [Segment(start=0, count=3, step=1, offset=0)]),
+        ([Segment(start=7, count=1 << 23, step=1 << 10, offset=0)], [Segment(start=0, count=1, step=1, offset=0)]),
+        (
+            [Segment(start=25 * i, count=1, step=1, offset=i) for i in range((1 << 22) + 1)],
+            [Segment(start=0, count=1, step=1, offset=0)],
+        ),
+    ],
+    ids=["dense", "sparse", "scattered"],
+)
+def test_more_chunks_than_one_read_may_have(selection):
+    """Damaged metadata may say so: planning would take minutes, and the memory."""
+    layout = layout_of((1 << 50, 3), (25, 1))
+    with pytest.raises(TooLargeError, match=r"'u' of shape .* lies in \d+ of them or more, and one read takes at most"):
+        chunks_needed(layout, selection)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scidata.core.types import Codec
 from scidata.errors import ChecksumError, CorruptDataError, UnsupportedFormatError
 from scidata.read import blosc
-from scidata.read.codecs import Pipeline, Scratch, is_supported
+from scidata.read.codecs import Pipeline, Scratch
 
 
 def noise(size, seed=0):
@@ -136,8 +136,6 @@ def test_two_of_a_kind_do_not_share_a_buffer():
 
 
 def test_unknown_codecs_are_named():
-    assert is_supported([Codec(name="zstd")])
-    assert not is_supported([Codec(name="zstd"), Codec(name="hdf5:32013")])
     with pytest.raises(UnsupportedFormatError, match=r"hdf5:32013.*blosc"):
         Pipeline([Codec(name="hdf5:32013")], 10)
 

@@ -1,4 +1,4 @@
-"""The list in scidata/shard/README.md is the op table's; ``python tests/unit/shard/test_op_table.py`` writes it."""
+"""The list in scidata/shard/README.md is the op table; ``python tests/unit/shard/test_op_table.py`` writes it."""
 
 from pathlib import Path
 

@@ -22,7 +22,7 @@ from scidata.errors import ChecksumError, CorruptDataError, MissingChunkError, S
 from scidata.plan import chunks_needed, plan_array, spans
 from scidata.read import read_plan
 from scidata.sources import open_source
-from scidata.sources.bytes import remote as _remote
+from scidata.sources.bytes import filesystems
 from scidata.sources.bytes import retry as _retry
 from scidata.sources.bytes.files import files, url_of
 from tests.unit._s3 import BUCKET, serve
@@ -165,7 +165,7 @@ def test_bytes_in_flight_are_bounded(tmp_path, s3, wire, monkeypatch):
     )[:] = data
     url = s3.put(tmp_path / "s", "bounded")
     source, plan = planned(url, s3.options, ((Segment(start=0, count=40),), (Segment(start=0, count=1000),)))
-    monkeypatch.setattr(_remote, "MAX_BYTES", 3000)
+    monkeypatch.setattr(filesystems, "MAX_BYTES", 3000)
     wire.latency = 0.01
     wire.forget()
     out = np.empty(data.shape, "u1")

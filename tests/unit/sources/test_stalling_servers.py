@@ -17,7 +17,7 @@ import scidata
 import scidata.data.open_dataset  # whose time is not the server's
 import scidata.store.reading.reader
 from scidata.core.urls import url_of
-from scidata.sources.bytes import remote, retry
+from scidata.sources.bytes import filesystems, remote, retry
 from scidata.sources.bytes.files import files
 from scidata.sources.bytes.remote import request
 
@@ -176,7 +176,7 @@ def test_large_reads_have_time_in_proportion(monkeypatch):
     large = remote._Outcome(url, "range", {"nbytes": 64 << 20})
     assert small.time_left() == pytest.approx(TOTAL / 2, abs=0.1)
     assert large.time_left() > 200
-    monkeypatch.setattr(remote._current().load, "_nbytes", 64 << 20)  # others share the line
+    monkeypatch.setattr(filesystems.current().load, "_nbytes", 64 << 20)  # others share the line
     assert remote._Outcome(url, "range", {"nbytes": 1000}).time_left() > 200
 
 

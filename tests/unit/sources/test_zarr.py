@@ -41,7 +41,6 @@ from scidata.errors import (
 from scidata.sources.bytes.files import files
 from scidata.sources.zarr import tree as _zarr_tree
 from scidata.sources.zarr.metadata import parse_v2, parse_v3
-from scidata.sources.zarr.shards import ArrayCache
 from scidata.sources.zarr.source import ZarrSource
 from scidata.sources.zarr.values import cf_fill_value, fill_value_of
 
@@ -1020,19 +1019,6 @@ def test_cache_of_sizes_spans_blocks(tmp_path):
         ]
 
 
-def test_array_cache_is_bounded():
-    cache = ArrayCache(1000)
-    for i in range(10):
-        cache.put(i, np.full(40, i))  # 320 bytes
-        cache.get(0)
-    assert cache.nbytes == 960
-    assert cache.get(0) is not None  # used again and again, so kept
-    assert cache.get(1) is None
-    cache.put(9, np.zeros(1000))  # too large to keep; what was there is out of date
-    assert cache.get(9) is None
-    assert cache.nbytes == 640
-
-
 def test_opening_imports_no_heavy_package(tmp_path):
     g = zarr.open_group(tmp_path, mode="w")
     g.create_array("u", shape=(8, 8), chunks=(2, 2), shards=(4, 4), dtype="f4")[:] = 1
@@ -1056,13 +1042,16 @@ def test_codec_arguments_are_numcodecs(tmp_path):
     assert codec == Codec(name="blosc", config={"cname": "zstd", "clevel": 2, "shuffle": 2, "blocksize": 0})
 
 
-@pytest.mark.parametrize("separator", [".", "/"])
-def test_very_many_files_are_found_by_listing(tmp_path, separator):
+@pytest.mark.parametrize(("kind", "separator"), [("v2", "."), ("v2", "/"), ("default", "."), ("default", "/")])
+def test_very_many_files_are_found_by_listing(tmp_path, kind, separator):
     """Absent ones cost no call of the system each; too many to be looked for at all are refused."""
-    group = zarr.open_group(tmp_path, mode="w", zarr_format=2)
-    encoding = {"name": "v2", "separator": separator}
+    group = zarr.open_group(tmp_path, mode="w", zarr_format=2 if kind == "v2" else 3)
+    encoding = {"name": kind, "separator": separator}
     array = group.create_array("u", shape=(40_000, 2), chunks=(1, 1), dtype="u1", chunk_key_encoding=encoding)
     array[30_000:30_003, 1] = [7, 8, 9]
+    for name in ("u/030000.0", "u/x.1", "u/c.1.x", "u/40000.0", "u/1.1.1", "u/c/7/01"):  # no chunks of this array
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
     source = ZarrSource(str(tmp_path))
     layout = source.arrays["u"]
     chunks = np.stack([np.repeat(np.arange(40_000), 2), np.tile([0, 1], 40_000)], axis=1)

@@ -1,7 +1,6 @@
 """Edges and cells that are kept between reads: once per topology, never more than the bound, safe with threads."""
 
 import pickle
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import h5py
@@ -12,7 +11,6 @@ from scipy.spatial import Delaunay
 import scidata
 from scidata.errors import ConfigError
 from scidata.store.build.partition import partition
-from scidata.store.format.kept import Kept
 from scidata.store.reading.reader import StoreReader
 from scidata.store.reading.rows import RowAccess
 
@@ -102,7 +100,7 @@ def test_no_more_than_the_bound_is_kept(store):
     for index in range(reader.num_samples):
         reader.read(index, 0)
     assert len(reader.topologies) == 3
-    held = reader.topologies.nbytes
+    held = reader.topologies.size
     part = reader.read(0, 0)
     arrays = [part.edge_index, part.far_edge_index, part.cells.offsets, part.cells.connectivity, part.cells.types]
     assert held / 3 > sum(a.nbytes for a in arrays)
@@ -110,46 +108,13 @@ def test_no_more_than_the_bound_is_kept(store):
         small = StoreReader(store, num_parts=2, halo=1, cache_bytes=bound)
         for index in (0, 4, 8, 1, 5, 9):
             assert np.array_equal(small.read(index, 0).edge_index, reader.read(index, 0).edge_index)
-            assert small.topologies.nbytes <= bound
+            assert small.topologies.size <= bound
         assert len(small.topologies) == number
     with pytest.raises(ConfigError, match="must not be negative"):
         StoreReader(store, cache_bytes=-1)
 
 
-def test_the_least_recently_used_goes_first():
-    kept = Kept(10)
-    for key in "abac":
-        assert kept.get(key, lambda key=key: key.upper(), lambda _: 4) == key.upper()
-    made = []
-    for key in "acb":
-        kept.get(key, lambda key=key: made.append(key) or key.upper(), lambda _: 4)
-    assert made == ["b"]
-    assert kept.nbytes == 8
-
-
-def test_threads_make_a_value_once_and_all_see_its_failure(store):
-    kept, gate, made = Kept(10), threading.Barrier(4), []
-
-    def make(value):
-        made.append(value)
-        if value is None:
-            raise OSError("lost")
-        return value
-
-    def want(value):
-        gate.wait()
-        if value is not None:
-            return kept.get("b", lambda: make(value), lambda _: 1)
-        with pytest.raises(OSError, match="lost"):
-            kept.get("a", lambda: make(None), lambda _: 1)
-        return None
-
-    with ThreadPoolExecutor(4) as pool:
-        assert set(pool.map(want, [None] * 4)) == {None}
-        made.clear()
-        assert set(pool.map(want, range(4))) == {made[0]}
-    assert len(made) == 1
-    assert kept.get("a", lambda: 7, lambda _: 1) == 7  # a failure is not kept
+def test_threads_share_what_is_kept(store):
     reader = StoreReader(store, num_parts=2, halo=2, ghosts="disk", cache_bytes=20_000)
     wanted = [StoreReader(store, num_parts=2, halo=2, ghosts="disk").read(i, i % 2) for i in range(12)]
     with ThreadPoolExecutor(4) as pool:
@@ -157,7 +122,7 @@ def test_threads_make_a_value_once_and_all_see_its_failure(store):
     for i, part in enumerate(found):
         assert np.array_equal(part.edge_index, wanted[i % 12].edge_index)
         assert np.array_equal(part.fields["u"], wanted[i % 12].fields["u"])
-    assert reader.topologies.nbytes <= 20_000
+    assert reader.topologies.size <= 20_000
 
 
 def test_what_samples_share_is_not_to_be_written_to(store):

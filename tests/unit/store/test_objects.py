@@ -19,8 +19,8 @@ from scipy.spatial import Delaunay
 
 import scidata
 from scidata.errors import ChecksumError, ConfigError
-from scidata.sources.bytes import remote as _remote
-from scidata.sources.bytes import retry
+from scidata.sources.bytes import filesystems, retry
+from scidata.sources.bytes import remote as requests
 from scidata.store.reading.reader import StoreReader
 from tests.unit._s3 import serve
 
@@ -217,7 +217,7 @@ def test_failures_that_last(server, fault):
 def test_damage_is_found(stores, server, monkeypatch):
     """A wrong byte on the way, which no status tells of."""
     remote = scidata.open_dataset(server.url("mesh"), fields="u", storage_options=server.options)
-    real, spoiled = _remote._checked, []
+    real, spoiled = requests._checked, []
 
     def spoil(data, url, offset, nbytes, size):
         body = bytearray(real(data, url, offset, nbytes, size))
@@ -226,7 +226,7 @@ def test_damage_is_found(stores, server, monkeypatch):
             body[7] ^= 1
         return bytes(body)
 
-    monkeypatch.setattr(_remote, "_checked", spoil)
+    monkeypatch.setattr(requests, "_checked", spoil)
     with pytest.raises(ChecksumError, match="node/u"):
         remote[0]
     assert spoiled
@@ -241,8 +241,8 @@ def test_fields_are_read_side_by_side(stores, server, kind, monkeypatch):
     assert_same(remote[0], scidata.open_dataset(str(stores / kind), **options)[0])
     assert server.wire.most >= 4  # pos, u, v, w
 
-    monkeypatch.setattr(_remote, "MAX_REQUESTS", 2)
-    monkeypatch.setattr(_remote, "MAX_BYTES", 1)
+    monkeypatch.setattr(filesystems, "MAX_REQUESTS", 2)
+    monkeypatch.setattr(filesystems, "MAX_BYTES", 1)
     server.wire.latency, server.wire.most = 0.02, 0
     threads = [threading.Thread(target=remote.__getitem__, args=(0,)) for _ in range(2)]
     for thread in threads:
@@ -250,7 +250,7 @@ def test_fields_are_read_side_by_side(stores, server, kind, monkeypatch):
     for thread in threads:
         thread.join()
     assert server.wire.most <= 2 * 4 + 2  # one of each field of each thread, come what may
-    load = _remote._current().load
+    load = filesystems.current().load
     assert (load._requests, load._nbytes) == (0, 0)
 
 
@@ -259,7 +259,7 @@ def test_nothing_is_left_counted_after_an_error(server):
     fail(server, "503", 99, "/c/")
     with pytest.raises(OSError, match="tried 6 times"):
         remote[0]
-    load = _remote._current().load
+    load = filesystems.current().load
     deadline = time.monotonic() + 10
     while load._requests and time.monotonic() < deadline:  # what was cancelled
         time.sleep(0.01)

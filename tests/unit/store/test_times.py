@@ -166,7 +166,7 @@ def test_figures_are_those_of_the_components_that_samples_have(store, steps):
     from scidata.data.irregular_dataset import IrregularDataset
 
     reader = StoreReader(store, steps=steps, isel={"lev": [3, 1]})
-    ds = IrregularDataset(reader, None, dp_axis=None, domain_axis=None, dtype=None, transform=None)
+    ds = IrregularDataset(reader, None, (), dp_axis=None, dtype=None, transform=None)
     v, w = (whole(reader, 0, name) for name in ("v", "w"))
     times = [v.reshape(-1)] * len(steps)
     for name, columns in (("w", [w[:, 3], w[:, 1]]), ("v", times)):

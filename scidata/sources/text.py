@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import h5py
 import numpy as np
 
+from scidata.core.checks import largest_encoded
 from scidata.core.types import Source
 from scidata.errors import CorruptDataError
 from scidata.sources.bytes.files import files
@@ -16,7 +18,8 @@ from scidata.sources.netcdf3 import Variable, read_header
 
 __all__ = ["read_names", "text_attributes"]
 
-_MOST_TEXT = 1 << 24  # sizes are checked before they are allocated
+_MOST_TEXT = 1 << 22  # sizes are checked before they are allocated
+_MOST_CHUNKS = 1 << 12  # usually one
 
 
 def text_attributes(source: Source) -> dict[str, Mapping[str, Any]]:
@@ -61,8 +64,22 @@ def read_names(source: Source, name: str) -> list[str]:
                     f"{source.path}: field {name!r} has shape {h5[name].shape} and dtype {h5[name].dtype}, but "
                     "(number, length) characters of names were expected"
                 )
+            _check_encoded(h5[name], f"{source.path}: field {name!r}")
             text = np.asarray(h5[name][...])
     return [b"".join(row.tolist()).split(b"\x00")[0].decode("utf-8", "replace").strip() for row in text]
+
+
+def _check_encoded(dataset: Any, where: str) -> None:
+    """Raise where a chunk's bytes in the file could fill the memory when HDF5 decodes them, whatever the shape says."""
+    if not dataset.chunks:
+        return
+    most = largest_encoded(math.prod(dataset.chunks))
+    num_chunks = dataset.id.get_num_chunks()
+    if num_chunks > _MOST_CHUNKS or any(dataset.id.get_chunk_info(i).size > most for i in range(num_chunks)):
+        raise CorruptDataError(
+            f"{where}: its {num_chunks} chunks of {dataset.chunks} characters take more bytes than names do; the "
+            "file is damaged"
+        )
 
 
 def _is_local(h5: Any, name: str) -> bool:

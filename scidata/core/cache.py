@@ -1,0 +1,132 @@
+"""What is kept for the next time: values by key, of a bounded size. The one cache of the package."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from typing import Any, Generic, Literal, TypeVar
+
+__all__ = ["Cache"]
+
+_T = TypeVar("_T")
+
+# One lock for all caches, held for a few dict operations and never while a value is made. A fork waits for it: no child
+# finds it held, or a cache half changed, by a thread that the child does not have. A finalizer may come in between.
+_lock = threading.RLock()
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+
+
+class Cache(Generic[_T]):
+    """Values by key, none of them None. Thread-safe, also where a process forks meanwhile; pickles empty.
+
+    Parameters
+    ----------
+    max_size
+        How much is kept: bytes, where values are put with their bytes; else so many values.
+    evict
+        What goes when there is no more room: the ``"oldest"``; the one whose last use is longest ago (``"lru"``); or
+        ``"none"``: what came first stays, and no more is kept. An epoch asks for each sample once: of more than there
+        is room for, the least recently used would always be the one asked for next.
+    """
+
+    def __init__(self, max_size: int, evict: Literal["oldest", "lru", "none"] = "oldest") -> None:
+        self.max_size, self.evict = max_size, evict
+        self.size = 0
+        self._entries: OrderedDict[Hashable, _T] = OrderedDict()
+        self._sizes: dict[Hashable, int] = {}  # those that are not 1
+        self._making: dict[tuple[int, Hashable], Future[_T]] = {}
+        if evict != "lru":  # each operation on a ShardTensor looks something up: that costs no more than a dict's get
+            self.get = self._entries.get  # type: ignore[method-assign, assignment]
+
+    def get(self, key: Hashable) -> _T | None:
+        """Return the value of a key, or None."""
+        with _lock:
+            if key in self._entries:
+                self._entries.move_to_end(key)
+            return self._entries.get(key)
+
+    def put(self, key: Hashable, value: _T, size: int = 1) -> _T:
+        """Keep a value in place of the key's earlier one, if there is room; return it."""
+        with _lock:
+            gone = [self._pop(key)]  # what goes is freed once the lock is
+            room = self.max_size - size
+            while self.evict != "none" and self.size > room >= 0:
+                gone.append(self._pop(next(iter(self._entries))))
+            if self.size <= room:
+                self._entries[key] = value
+                self.size += size
+                if size != 1:
+                    self._sizes[key] = size
+        return value
+
+    def _pop(self, key: Hashable) -> _T | None:
+        value = self._entries.pop(key, None)
+        if value is not None:
+            self.size -= self._sizes.pop(key, 1)
+        return value
+
+    def get_or_make(
+        self, key: Hashable, make: Callable[[], _T], size: Callable[[_T], int] | None = None, *, once: bool = False
+    ) -> _T:
+        """Return the value of a key; where there is none, make it.
+
+        Parameters
+        ----------
+        size
+            Says the size of what was made, where it is not 1.
+        once
+            Of threads that want the value at the same time, one makes it; the others wait for it, or for its error.
+            Without, each makes it, and all get what was kept first.
+        """
+        value = self.get(key)
+        if value is not None:
+            return value
+        if once:
+            return self._make_once(key, make, size)
+        return self._keep_first(key, make(), size)
+
+    def _keep_first(self, key: Hashable, value: _T, size: Callable[[_T], int] | None) -> _T:
+        nbytes = 1 if size is None else size(value)
+        with _lock:
+            found = self._entries.get(key)
+            return self.put(key, value, nbytes) if found is None else found
+
+    def _make_once(self, key: Hashable, make: Callable[[], _T], size: Callable[[_T], int] | None) -> _T:
+        slot = os.getpid(), key  # a forked child has no thread that makes what was under way in its parent
+        with _lock:
+            found = self._entries.get(key)
+            if found is not None:
+                return found
+            making = self._making.get(slot)
+            if making is None:
+                mine: Future[_T] = Future()
+                self._making[slot] = mine
+        if making is not None:
+            return making.result()
+        try:
+            value = self._keep_first(key, make(), size)
+        except BaseException as e:
+            del self._making[slot]
+            mine.set_exception(e)
+            raise
+        del self._making[slot]
+        mine.set_result(value)
+        return value
+
+    def clear(self) -> None:
+        """Let go of all values."""
+        with _lock:
+            gone = list(self._entries.values())
+            self._entries.clear()
+            self._sizes.clear()
+            self.size = 0
+        del gone
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Cache, (self.max_size, self.evict)

@@ -1,0 +1,129 @@
+"""The arguments of ``open_dataset``, in three records: what to read, how to cut it, how to reach it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from scidata.core.checks import check_function, check_mapping, offsets, whole
+from scidata.data.local_transform import LocalTransform
+from scidata.errors import ConfigError, near_matches
+from scidata.store.reading.subsample import Subsample, make_subsample
+
+__all__ = ["HowToCut", "HowToReach", "WhatToRead"]
+
+_KINDS = ("grid", "points", "mesh", "graph")
+# NumPy has no bfloat16: such fields are read as float32 and cast once, when they become tensors
+_READ_AS = {torch.float16: np.float16, torch.bfloat16: np.float32, torch.float32: np.float32, torch.float64: np.float64}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WhatToRead:
+    """Which values make a sample, and what is made of them; see :func:`scidata.open_dataset`."""
+
+    kind: str | None
+    fields: Sequence[str] | str | None
+    sample_dim: str | int | None
+    steps: Sequence[int]
+    isel: Mapping[str, Any] | None
+    decode: bool
+    dtype: torch.dtype | None
+    transform: Callable[[Any], Any] | None
+    local_transform: LocalTransform | None
+    subsample: Mapping[str, int] | None
+    subsample_block: int | str
+    subsample_seed: int
+
+    def __post_init__(self) -> None:
+        check_mapping("isel", self.isel, "{'level': 3}")
+        check_function("transform", self.transform)
+        check_function("local_transform", self.local_transform)
+        _check_flag("decode", self.decode)
+        offsets(self.steps)
+        self.draw()
+        if self.kind is not None and self.kind not in _KINDS:
+            raise ConfigError(
+                f"kind must be one of {', '.join(_KINDS)}, not {self.kind!r}{near_matches(self.kind, _KINDS)}"
+            )
+        if self.dtype is not None and self.dtype not in _READ_AS:
+            raise ConfigError(
+                f"dtype must be a floating torch dtype, such as torch.float32, not {self.dtype!r}; integer fields keep "
+                "their own"
+            )
+
+    @property
+    def numpy_dtype(self) -> npt.DTypeLike | None:
+        """What floating fields are read as; None keeps theirs."""
+        return None if self.dtype is None else _READ_AS[self.dtype]
+
+    @property
+    def samples(self) -> dict[str, Any]:
+        """What makes samples of the data along a dimension, as readers take it."""
+        return {"sample_dim": self.sample_dim, "steps": offsets(self.steps), "isel": self.isel}
+
+    @property
+    def chosen_samples(self) -> dict[str, bool]:
+        """Which of these were given."""
+        defaults = {"sample_dim": None, "steps": (0,), "isel": None}
+        return {name: value != defaults[name] for name, value in self.samples.items()}
+
+    @property
+    def wrapping(self) -> dict[str, Any]:
+        """What data sets make of the values, as they take it."""
+        return {"dtype": self.dtype, "transform": self.transform, "local_transform": self.local_transform}
+
+    def draw(self) -> Subsample | None:
+        """Return the rows that each epoch draws, None for all."""
+        return make_subsample(self.subsample, block=self.subsample_block, seed=self.subsample_seed)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HowToCut:
+    """How ranks share a sample; see :func:`scidata.open_dataset`."""
+
+    shard: Mapping[str | int, str] | None
+    bounds: Any
+    weights: npt.ArrayLike | Mapping[str, npt.ArrayLike] | str | None
+    align: int | Mapping[str, int]
+    halo: float | Mapping[str, int | tuple[int, int]]
+    ghosts: str | None
+    periodic: str | Sequence[str]
+    dp: str
+
+    def __post_init__(self) -> None:
+        check_mapping("shard", self.shard, "{'latitude': 'domain'}")
+
+    @property
+    def given_for_grids(self) -> dict[str, bool]:
+        """Which arguments were given that only grids have."""
+        return {"shard": self.shard is not None, "align": self.align != 1, "periodic": bool(self.periodic)}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HowToReach:
+    """How files are read, and which of them are; see :func:`scidata.open_dataset`."""
+
+    allow_missing: bool
+    allow_external: bool
+    num_threads: int
+    cache_bytes: int | None
+
+    def __post_init__(self) -> None:
+        _check_flag("allow_missing", self.allow_missing)
+        _check_flag("allow_external", self.allow_external)
+        whole("num_threads", self.num_threads, least=0)
+
+    @property
+    def trust(self) -> dict[str, Any]:
+        """What is read besides, as readers of raw files take it."""
+        return {"allow_missing": self.allow_missing, "allow_external": self.allow_external}
+
+
+def _check_flag(name: str, flag: Any) -> None:
+    if not isinstance(flag, bool | np.bool_):
+        raise ConfigError(f"{name}={flag!r}: expected True or False")

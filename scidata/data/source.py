@@ -1,0 +1,99 @@
+"""What the loader, and data sets made of others, ask of a data set, ours or a user's: found out once what it can do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from scidata.core.types import BufferSpec, Empty
+from scidata.data.sample import Sample
+
+__all__ = ["BufferedDataset", "PartDataset", "Source"]
+
+_ABILITIES = (
+    *("__len__", "mesh", "assemble", "buffer_specs", "read_into", "read_local"),
+    *("epoch_reader", "set_epoch"),  # of data sets whose samples depend on the epoch
+)
+
+
+class _Described(Protocol):
+    mesh: DeviceMesh | None
+    dp_axis: str | None
+    transform: Callable[[Sample], Sample] | None
+
+    def __len__(self) -> int: ...
+
+
+@runtime_checkable
+class BufferedDataset(_Described, Protocol):
+    """What the loader needs of a data set; :class:`scidata.ShardedDataset` is one."""
+
+    def buffer_specs(self) -> Mapping[str, BufferSpec]:
+        """Shape and dtype of this rank's part of one sample, by field."""
+
+    def read_into(self, index: int, out: Mapping[str, npt.NDArray[Any]]) -> Any:
+        """Fill the buffers of one sample; thread-safe. What it returns may have ``bytes_fetched``."""
+
+    def assemble(self, local: Mapping[str, torch.Tensor], *, index: int | list[int], batched: bool) -> Sample:
+        """Wrap tensors shaped as the buffers, with a batch dim 0 if ``batched``."""
+
+
+@runtime_checkable
+class PartDataset(_Described, Protocol):
+    """What the loader needs of a data set whose samples differ in size: :func:`scidata.open_dataset` of a store."""
+
+    def read_local(self, index: int) -> Any:
+        """Read this rank's part of one sample; thread-safe. It may have ``fields`` by name, ``stats``, ``arrays()``."""
+
+    def assemble(self, local: Any, *, index: int) -> Sample:
+        """Wrap what was read; in the thread that uses it."""
+
+
+class Source:
+    """A data set as those see it who read it: made where a loader or a combination of data sets is made.
+
+    Attributes
+    ----------
+    dataset
+        The data set.
+    has_buffers
+        Whether all samples have the same sizes, known beforehand: a :class:`BufferedDataset`.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self._abilities = frozenset(name for name in _ABILITIES if hasattr(dataset, name))
+        self.has_buffers = "buffer_specs" in self._abilities
+
+    def lacks(self, *names: str) -> list[str]:
+        """Return those of some methods and attributes that the data set does not have."""
+        return [name for name in names if name not in self._abilities]
+
+    @property
+    def epoch(self) -> Any:
+        """The epoch that samples are read of, None where they depend on none."""
+        return getattr(self.dataset, "epoch", None)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the data set which epoch comes next, where it wants to know."""
+        if "set_epoch" in self._abilities:
+            self.dataset.set_epoch(epoch)
+
+    def reader(self, epoch: Any = None, *, empty: Empty = np.empty) -> Callable[[int], Any]:
+        """Return what reads this rank's part of a sample in ``epoch``, default the present one, whatever is set later.
+
+        ``empty`` makes the arrays that are read into, where samples differ in size.
+        """
+        if "epoch_reader" in self._abilities:
+            return self.dataset.epoch_reader(epoch, empty=empty)  # type: ignore[no-any-return]
+        return self.dataset.read_local  # type: ignore[no-any-return]
+
+    def assemble(self, local: Any, *, index: int) -> Sample:
+        """Wrap this rank's part of one sample."""
+        single = {"batched": False} if self.has_buffers else {}
+        return self.dataset.assemble(local, index=index, **single)  # type: ignore[no-any-return]

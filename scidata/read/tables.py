@@ -1,0 +1,125 @@
+"""What the reader derives from a plan's pattern, kept as long as the pattern is: plans that share one share it, too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.cache import Cache
+from scidata.core.types import IntArray
+from scidata.plan.tables import Pattern
+from scidata.read.copies import Copies
+
+__all__ = ["EncodedTables", "PatternTables", "RawTables", "Task", "tables_of"]
+
+#: A unit of work: ``"raw"`` or ``"encoded"`` read, or ``"box"`` of an array that only its own library reads; its row.
+Task: TypeAlias = tuple[str, int]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RawTables:
+    """Where the raw reads of a pattern land; lists, because single items of arrays are slow to get.
+
+    Attributes
+    ----------
+    path_index, nbytes
+        Of each read.
+    direct
+        Which reads go straight to the destination; the spans of a read agree about it.
+    single
+        The bytes of ``out`` that a direct read fills, where they are one run; else None.
+    bounds, skip, begin, end
+        Direct spans, joined where they adjoin on disk and in memory: read ``i`` has ``[bounds[i], bounds[i + 1])``,
+        with bytes to skip before each, and its bytes in ``out``.
+    groups, room
+        Small reads come together into one buffer: group ``i`` has reads ``[groups[i], groups[i + 1])`` and takes
+        ``room[i]`` bytes. Direct reads are alone.
+    place
+        The bytes of each read in its group's buffer.
+    copies
+        By group, of reads that are not direct.
+    """
+
+    path_index: list[int]
+    nbytes: list[int]
+    direct: list[bool]
+    single: list[slice | None]
+    bounds: list[int]
+    skip: list[int]
+    begin: list[int]
+    end: list[int]
+    groups: list[int]
+    room: list[int]
+    place: list[slice]
+    copies: Copies | None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EncodedTables:
+    """Where the decoded chunks of a pattern go; lists, because single items of arrays are slow to get.
+
+    Attributes
+    ----------
+    direct
+        Which chunks are decoded straight into the destination.
+    dest
+        First byte of each chunk in the destination, where direct.
+    slot
+        First byte of each chunk in the scratch of its read: chunks that are decoded in place take none.
+    room
+        Bytes of scratch of each read.
+    few
+        Which chunks are large and little of them is wanted.
+    box_source
+        ``(num_boxes,)`` first byte of every box in its decoded chunk.
+    copies
+        Out of scratch; None where every chunk is direct.
+    blocks
+        By chunk and block size, the Blosc blocks that hold a wanted element: ``(num_blocks,)`` bool. Filled as found.
+    """
+
+    direct: list[bool]
+    dest: list[int]
+    slot: list[int]
+    room: list[int]
+    few: list[bool]
+    box_source: IntArray
+    copies: Copies | None
+    blocks: dict[tuple[int, int], npt.NDArray[np.bool_]] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True, eq=False)
+class PatternTables:
+    """All that is derived from a pattern for one kind of destination; None where nobody asked for it yet.
+
+    Attributes
+    ----------
+    box_strides
+        Strides in bytes of every box, in its chunk and in the destination: ``(num_boxes, ndim)`` each.
+    raw
+        Of the raw reads.
+    encoded
+        Of the encoded ones; by where the chunks begin in the bytes read, of those that are copied from there.
+    tasks
+        Units of work, and the bytes that each moves or decodes.
+    """
+
+    box_strides: tuple[IntArray, IntArray] | None = None
+    raw: RawTables | None = None
+    encoded: Cache[EncodedTables] = field(default_factory=lambda: Cache(4))
+    tasks: tuple[list[Task], list[int]] | None = None
+
+
+_kept: WeakKeyDictionary[Pattern, Cache[PatternTables]] = WeakKeyDictionary()
+
+
+def tables_of(pattern: Pattern, out_item: int, in_place: bool) -> PatternTables:
+    """Return the tables for destinations of ``out_item`` bytes a value, where raw bytes are read to or not."""
+    kinds = _kept.get(pattern)
+    if kinds is None:
+        kinds = _kept.setdefault(pattern, Cache(4))
+    return kinds.get_or_make((out_item, in_place), PatternTables)

@@ -1,0 +1,121 @@
+"""Many requests in flight at once, and only so many: what hides a round trip and fits in a bounded memory."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeAlias
+
+from scidata.core.urls import Url
+from scidata.sources.bytes.filesystems import NUM_THREADS, current
+from scidata.sources.bytes.remote import start
+
+__all__ = ["Fetches", "Range", "each", "run_each"]
+
+#: A URL, the first byte and the number of bytes.
+Range: TypeAlias = tuple[Url, int, int]
+
+
+class _Window:
+    """Requests of which only so many, and so many bytes, are in flight. Threads take what has arrived, in any order."""
+
+    def __init__(self, jobs: Sequence[tuple[Url, str, dict[str, Any]]], nbytes: Sequence[int]) -> None:
+        self._jobs, self._nbytes = jobs, nbytes
+        self._lock = threading.Lock()
+        self._arrived: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
+        self._next = self._taken = self._held = self._flying = 0
+        self._futures: dict[int, Future[Any]] = {}
+        self._closed = False
+        self._load = current().load
+        self._advance()
+
+    def _advance(self) -> None:
+        """Start what fits."""
+        while True:
+            with self._lock:
+                i = self._next
+                if self._closed or i == len(self._jobs):
+                    return
+                if not self._load.add(self._nbytes[i], others=self._flying, held=self._held):
+                    return  # until the next of this read's own has arrived, or is used
+                self._next += 1
+                self._flying += 1
+                self._held += self._nbytes[i]
+            try:
+                future = start(*self._jobs[i])
+            except Exception as e:
+                future = Future()
+                future.set_exception(e)
+            with self._lock:
+                self._futures[i] = future
+            future.add_done_callback(lambda done, i=i: self._arrive(i, done))  # type: ignore[misc]
+
+    def _arrive(self, i: int, future: Future[Any]) -> None:
+        with self._lock:
+            self._flying -= 1
+            self._futures.pop(i, None)
+        self._load.remove(requests=1)
+        if not future.cancelled():
+            self._arrived.put((i, future.exception() or future.result()))
+
+    def take(self) -> tuple[int, Any] | None:
+        """Return the number of a request and what it gave, or its error; None where nothing is left."""
+        with self._lock:
+            if self._closed or self._taken == len(self._jobs):
+                return None
+            self._taken += 1
+        self._advance()
+        item = self._arrived.get()
+        if item is None:
+            self._arrived.put(None)  # for the next thread that waits
+        return item
+
+    def release(self, i: int) -> None:
+        """Say that what request ``i`` gave is used: its bytes count no longer."""
+        with self._lock:
+            if self._closed:
+                return
+            self._held -= self._nbytes[i]
+        self._load.remove(nbytes=self._nbytes[i])
+        self._advance()
+
+    def close(self) -> None:
+        """Cancel what is in flight, and let waiting threads go."""
+        with self._lock:
+            held, self._held, self._closed = self._held, 0, True
+            futures = list(self._futures.values())
+        for future in futures:
+            future.cancel()
+        self._load.remove(nbytes=held)
+        self._arrived.put(None)
+
+
+class Fetches(_Window):
+    """Ranges on their way: as many at once as hide a round trip, as few as fit in a bounded memory."""
+
+    def __init__(self, ranges: Sequence[Range]) -> None:
+        jobs = [(url, "range", {"offset": offset, "nbytes": nbytes}) for url, offset, nbytes in ranges]
+        super().__init__(jobs, [nbytes for _, _, nbytes in ranges])
+
+
+def each(urls: Sequence[Url], method: str, **options: Any) -> list[Any]:
+    """Call one of fsspec's methods on many URLs, side by side; return the results, or errors, in order."""
+    found: list[Any] = [None] * len(urls)
+    window = _Window([(url, method, options) for url in urls], [0] * len(urls))
+    try:
+        while (item := window.take()) is not None:
+            found[item[0]] = item[1]
+            window.release(item[0])
+    finally:
+        window.close()
+    return found
+
+
+def run_each(calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Run functions that wait for requests side by side; return their results in order, or raise the first error."""
+    if len(calls) < 2:
+        return [call() for call in calls]
+    with ThreadPoolExecutor(min(NUM_THREADS, len(calls)), thread_name_prefix="scidata-request") as pool:
+        return list(pool.map(lambda call: call(), calls))

@@ -1,0 +1,125 @@
+"""The file systems of fsspec that this process asks, and what all its reads together have in flight."""
+
+from __future__ import annotations
+
+import copy
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from scidata.core.urls import Url
+from scidata.errors import MissingDependencyError
+
+__all__ = ["NUM_THREADS", "FileSystems", "current"]
+
+#: Requests in flight at once, and bytes that they and what has arrived but is not used yet may take, of all reads of
+#: this process together; but one request of each read is always let through.
+MAX_REQUESTS = 64
+MAX_BYTES = 64 << 20
+NUM_THREADS = 32  # for file systems of fsspec that are not asynchronous
+_MAX_FILESYSTEMS = 64
+
+
+class Load:
+    """What all reads have in flight and in memory."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._requests = self._nbytes = 0
+
+    def add(self, nbytes: int, *, others: int, held: int) -> bool:
+        """Count one more request, unless that is too much; the read that asks has ``others`` and ``held`` bytes."""
+        with self._lock:
+            if others and self._requests >= MAX_REQUESTS:
+                return False
+            if held and self._nbytes + nbytes > MAX_BYTES:
+                return False
+            self._requests += 1
+            self._nbytes += nbytes
+            return True
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in flight, or not used yet."""
+        return self._nbytes
+
+    def remove(self, *, requests: int = 0, nbytes: int = 0) -> None:
+        """Count what has arrived, or is used."""
+        with self._lock:
+            self._requests -= requests
+            self._nbytes -= nbytes
+
+
+class FileSystems:
+    """fsspec's file systems of this process, shared by its threads: fsspec itself makes one for each thread.
+
+    They are scidata's own and not in fsspec's cache, so that their retries can be left to ``retry``: botocore, s3fs and
+    scidata would multiply to a hundred requests otherwise.
+    """
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._lock = threading.Lock()
+        self._made: dict[str, Any] = {}
+        self._pool: ThreadPoolExecutor | None = None
+        self.load = Load()
+
+    def find(self, url: Url) -> tuple[Any, str, bool]:
+        """Return the file system of a URL, its path in it, and whether it is asynchronous."""
+        try:
+            import fsspec
+            from fsspec.core import _un_chain as un_chain
+        except ImportError as e:
+            raise MissingDependencyError(f"{url}: URLs need fsspec; pip install 'scidata[cloud]'") from e
+        url.check()
+        options = copy.deepcopy(dict(url.options))  # fsspec changes nested ones
+        if "::" in url.target:
+            fs, path = fsspec.core.url_to_fs(url.target, **options)
+            return fs, str(path), False
+        ((path, protocol, kwargs),) = un_chain(url.target, options)
+        if not fsspec.get_filesystem_class(protocol).async_impl:
+            return fsspec.filesystem(protocol, **kwargs), str(path), False
+        key = f"{protocol} {fsspec.utils.tokenize(kwargs)}"
+        fs = self._made.get(key)
+        if fs is None:
+            with self._lock:
+                fs = self._made.get(key)
+                if fs is None:
+                    if len(self._made) >= _MAX_FILESYSTEMS:
+                        self._made.clear()
+                    fs = self._made[key] = _make_filesystem(fsspec, protocol, kwargs)
+        return fs, str(path), True
+
+    def pool(self) -> ThreadPoolExecutor:
+        """Return the threads that ask file systems which are not asynchronous."""
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="scidata-request")
+            return self._pool
+
+
+def _make_filesystem(fsspec: Any, protocol: str, kwargs: dict[str, Any]) -> Any:
+    if protocol in ("s3", "s3a"):
+        config = dict(kwargs.get("config_kwargs") or {})
+        config.setdefault("max_pool_connections", MAX_REQUESTS)
+        config.setdefault("retries", {"total_max_attempts": 1, "mode": "standard"})
+        # listings are asked for once; a kept one would show an object's old size after it was replaced
+        kwargs = {"use_listings_cache": False} | kwargs | {"config_kwargs": config}
+    fs = fsspec.filesystem(protocol, skip_instance_cache=True, **kwargs)
+    if hasattr(fs, "retries"):
+        fs.retries = 1
+    if hasattr(fs, "set_session"):  # once, before many requests each make one
+        fsspec.asyn.sync(fs.loop, fs.set_session)
+    return fs
+
+
+_filesystems = FileSystems()
+
+
+def current() -> FileSystems:
+    """Return this process's."""
+    global _filesystems  # noqa: PLW0603 - one per process: connections do not survive a fork
+    if _filesystems.pid != os.getpid():
+        _filesystems = FileSystems()
+    return _filesystems

@@ -1,0 +1,51 @@
+"""What opening loads, and that the three records take the keywords that ``open_dataset`` has."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import scidata
+from scidata.data import open_dataset, options
+from scidata.testing import make_grid
+
+
+@pytest.mark.parametrize("fmt", ["zarr3", "netcdf4"])
+def test_a_grid_loads_no_mesh_format_and_no_store_writer(tmp_path: Path, fmt: str) -> None:
+    make_grid(tmp_path / "grid", format=fmt, num_times=2)
+    code = (
+        "import sys, scidata\n"
+        "assert not {'torch', 'numpy'} & set(sys.modules)\n"
+        "ds = scidata.open_dataset(sys.argv[1])\n"
+        "assert ds[1]['u'].numel()\n"
+        "kinds = 'scidata.meshes', 'scidata.store.build', 'scidata.store.format.write', 'scidata.store.reading.rows'\n"
+        "print([name for name in sys.modules if name.startswith(kinds)])"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "grid")], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == "[]"
+
+
+def test_the_records_the_overloads_and_the_function_have_the_same_arguments() -> None:
+    arguments = {*inspect.signature(scidata.open_dataset).parameters} - {"path", "mesh"}
+    records = (options.WhatToRead, options.HowToCut, options.HowToReach)
+    fields = [field.name for record in records for field in dataclasses.fields(record)]
+    assert sorted([*fields, "storage_options"]) == sorted(arguments)
+    assert {*open_dataset._Options.__annotations__} == arguments - {"kind"}
+
+
+def test_the_first_file_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a URL that is some round trips."""
+    from scidata.sources.zarr.source import ZarrSource
+
+    make_grid(tmp_path / "grid", format="zarr3", num_times=2)
+    opened, begin = [], ZarrSource.__init__
+    monkeypatch.setattr(ZarrSource, "__init__", lambda self, *a, **k: opened.append(a) or begin(self, *a, **k))
+    scidata.open_dataset(str(tmp_path / "grid"))
+    assert len(opened) == 1

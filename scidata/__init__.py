@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from scidata.shard.graphs.routed import start_exchange as start_exchange
     from scidata.shard.parallel import no_sync as no_sync
     from scidata.shard.parallel import parallelize as parallelize
-    from scidata.sources.bytes.retry import set_retry as set_retry
-    from scidata.store.build.partition import partition as partition
+    from scidata.sources.access.retry import set_retry as set_retry
+    from scidata.store.partitioning.partition import partition as partition
 
 __version__ = "0.1.0"
 
@@ -74,12 +74,12 @@ _HOME = {
     "no_sync": "scidata.shard.parallel",
     "open_dataset": "scidata.data.open_dataset",
     "parallelize": "scidata.shard.parallel",
-    "partition": "scidata.store.build.partition",
+    "partition": "scidata.store.partitioning.partition",
     "reduce_scatter_v": "scidata.shard.comm.collectives",
     "register_op": "scidata.shard",
     "scatter_tensor": "scidata.shard",
     "scatter_v": "scidata.shard.comm.rooted",
-    "set_retry": "scidata.sources.bytes.retry",
+    "set_retry": "scidata.sources.access.retry",
     "shard_ops": "scidata.shard",
     "subset": "scidata.data.combine",
     "trace": "scidata.core.trace",

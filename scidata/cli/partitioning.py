@@ -14,10 +14,10 @@ from scidata.cli.tables import print_bullets
 from scidata.core.urls import public_text
 from scidata.errors import ConfigError
 from scidata.meshes.samples import read_samples
-from scidata.store.build.ordered import ORDERS
-from scidata.store.build.output import Part
-from scidata.store.build.partition import PartitionReport, finalize, partition
 from scidata.store.format.store import Fault, open_store, verify
+from scidata.store.partitioning.ordered import ORDERS
+from scidata.store.partitioning.output import Part
+from scidata.store.partitioning.partition import PartitionReport, finalize, partition
 
 __all__ = ["run_finalize", "run_partition", "run_verify"]
 

@@ -16,7 +16,7 @@ from scidata.data.options import HowToCut, HowToReach, WhatToRead
 from scidata.data.raw_kind import kind_of_raw
 from scidata.device_mesh import axes_of, axis_size
 from scidata.errors import ConfigError, UnknownNameError, near_matches
-from scidata.sources.bytes.files import url_of
+from scidata.sources.access.files import url_of
 from scidata.store.format.places import is_store
 
 if TYPE_CHECKING:

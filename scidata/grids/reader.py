@@ -40,8 +40,8 @@ from scidata.read import Job, ReadStats, read_plans
 from scidata.read.threads import ReaderThreads
 from scidata.read.whole import array_of, read_array
 from scidata.sources import open_source
-from scidata.sources.bytes.fetches import run_each
-from scidata.sources.bytes.files import Url
+from scidata.sources.access.fetches import run_each
+from scidata.sources.access.files import Url
 from scidata.sources.cf import decoding_of
 from scidata.sources.paths import expand_paths
 

@@ -31,7 +31,7 @@ from scidata.data.source import Source
 from scidata.device_mesh.torch_internals import set_worker_info, shared_storage
 from scidata.errors import WorkerDiedError
 from scidata.loader.prefetch.slots import HasArrays, Slot
-from scidata.sources.bytes import retry as _retry
+from scidata.sources.access import retry as _retry
 
 __all__ = ["WorkerPool", "WorkerReader"]
 

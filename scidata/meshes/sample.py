@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError, near_matches
-from scidata.meshes.formats.base import Cells, RawField, Topology, damage_named
+from scidata.meshes.formats.base import RawCells, RawField, RawTopology, damage_named
 
 __all__ = ["KINDS", "RawSample", "SampleHeader", "parse_edges", "row_entity"]
 
@@ -60,7 +60,7 @@ class RawSample:
     kind: str
     points: npt.NDArray[np.float64] | None = None
     on_sphere: bool = False
-    cells: Cells | None = None
+    cells: RawCells | None = None
     edge_index: IntArray | None = None
     entity: str = ""
     edges: str | None = None
@@ -112,7 +112,7 @@ class SampleHeader:
     """
 
     name: str
-    topology: Topology
+    topology: RawTopology
     entity: str
     edges: str | None
     fields: Mapping[str, RawField]

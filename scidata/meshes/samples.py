@@ -16,7 +16,7 @@ from typing import overload
 from scidata.core.types import Source
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, UnsupportedFormatError, near_matches
 from scidata.meshes.formats import exodus, graph, meshio, mpas, plain, points, ugrid, vtkhdf
-from scidata.meshes.formats.base import Options, RawField, Topology, damage_named
+from scidata.meshes.formats.base import Options, RawField, RawTopology, damage_named
 from scidata.meshes.formats.fields import find_fields
 from scidata.meshes.formats.joined import combine_fields, short_names
 from scidata.meshes.sample import KINDS, RawSample, SampleHeader, parse_edges, row_entity
@@ -155,7 +155,7 @@ class _Reading:
                 raise UnsupportedFormatError(f"{where}: field {name!r} is not read: {left_out[name]}")
             raise UnknownNameError(f"{where}: no field {name!r}{near_matches(name, every)}")
 
-    def _topology(self, path: str) -> Topology:
+    def _topology(self, path: str) -> RawTopology:
         suffix = os.path.splitext(path)[1].lower()
         by_meshio = suffix in _MESHIO and self.kind in (None, "mesh")
         try:
@@ -171,13 +171,13 @@ class _Reading:
                         f"{path}: its format says where the nodes are, so points= has no meaning; leave it out, or use "
                         "kind='points' for a cloud"
                     )
-                topology: Topology = module.open_topology(source, self.options)
+                topology: RawTopology = module.open_topology(source, self.options)
                 return replace(topology, kind="graph") if self.kind == "graph" else topology
         if by_meshio:
             return meshio.open_topology(path, self.options, allow_external=self.allow_external)
         # none detects it: the last adapter's own message says what it looks for
         if self.kind in ("points", "graph") or self.options.points is not None:
-            named: Topology = self._modules()[-1].open_topology(source, self.options)
+            named: RawTopology = self._modules()[-1].open_topology(source, self.options)
             return named
         shown = ", ".join(f"{n} {a.shape}" for n, a in list(source.arrays.items())[:8]) or "no arrays"
         raise UnsupportedFormatError(
@@ -197,7 +197,7 @@ class _Reading:
             return (*_MESHES, points) if made else (*_MESHES, graph)
         return (*_MESHES, graph, points)
 
-    def _edges(self, topology: Topology) -> str | None:
+    def _edges(self, topology: RawTopology) -> str | None:
         """Return where the sample's edges come from."""
         asked = self.options.edges
         if self.entity == "cell":

@@ -19,7 +19,7 @@ from scidata.plan.cut import Cut, Origin, find_cut, within_memory
 from scidata.plan.pieces import Boxes, DimPieces
 from scidata.plan.spans import Reads, Spans
 from scidata.plan.tables import EncodedChunks, Pattern, Tables, check_refs, find_tables
-from scidata.sources.bytes.files import is_url
+from scidata.sources.access.files import is_url
 
 __all__ = ["MAX_PLAN_BYTES", "ArrayPlan", "Locate", "chunks_needed", "plan_array", "plan_cut"]
 

@@ -198,15 +198,16 @@ def find_tables(
         none, nbytes = np.empty(0, np.int64), int(cut.nbytes.sum())
         return Tables(cut=cut, spans=None, encoded=None, absent=none, decoded_nbytes=nbytes, remote=remote)
     is_raw = np.full(len(cut.chunks), not layout.codecs)
-    if refs is None or (refs.skipped_codecs is None and len(is_raw) and int(refs.path_index.min()) >= 0):
+    skipped = None if refs is None or not layout.codecs else refs.skipped_codecs
+    if refs is None or (skipped is None and len(is_raw) and int(refs.path_index.min()) >= 0):
         key = out_shape, remote
         tables: Tables | None = cut.tables.get(key)
         if tables is None:
             tables = cut.tables.put(key, _make_tables(layout, cut, out_shape, is_raw, ~is_raw, remote))
         return tables
-    if refs.skipped_codecs is not None and layout.codecs:
+    if skipped is not None:
         everything = (1 << len(layout.codecs)) - 1
-        is_raw = (refs.skipped_codecs & everything) == everything
+        is_raw = (skipped & everything) == everything
     present = refs.path_index >= 0
     return _make_tables(layout, cut, out_shape, present & is_raw, present & ~is_raw, remote)
 

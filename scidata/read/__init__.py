@@ -20,7 +20,7 @@ from scidata.plan.array import plan_cut
 from scidata.read.context import ReadStats, Tally, Target
 from scidata.read.execute import Execution
 from scidata.read.tables import Task
-from scidata.sources.bytes.fetches import Fetches
+from scidata.sources.access.fetches import Fetches
 
 __all__ = ["Job", "ReadStats", "read_plan", "read_plans"]
 

@@ -21,7 +21,7 @@ from scidata.read.convert import converter
 from scidata.read.copies import Copies
 from scidata.read.gathers import at_any_byte
 from scidata.read.tables import tables_of
-from scidata.sources.bytes.files import Url, files, scatter, url_of
+from scidata.sources.access.files import Url, files, scatter, url_of
 
 __all__ = ["COPY", "DECODE", "READ", "Context", "ReadStats", "Tally", "Target", "thread_scratch"]
 

@@ -19,8 +19,8 @@ from scidata.read.context import COPY, READ, Context, Tally, Target, thread_scra
 from scidata.read.run_encoded import EncodedRun
 from scidata.read.run_raw import RawRun
 from scidata.read.tables import Task
-from scidata.sources.bytes.fetches import Range
-from scidata.sources.bytes.files import Url
+from scidata.sources.access.fetches import Range
+from scidata.sources.access.files import Url
 
 __all__ = ["Execution"]
 

@@ -17,7 +17,7 @@ from scidata.read.codecs import Scratch
 from scidata.read.context import COPY, READ, Context, Tally, Target, thread_scratch
 from scidata.read.copies import Copies, merge_copies
 from scidata.read.tables import RawTables
-from scidata.sources.bytes.files import files
+from scidata.sources.access.files import files
 
 __all__ = ["RawRun"]
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import builtins
 import os
 import posixpath
 from collections.abc import Mapping
@@ -13,8 +12,8 @@ from typing import Any
 
 from scidata.core.types import Source
 from scidata.errors import UnsupportedFormatError, near_matches
-from scidata.sources.bytes.fetches import each
-from scidata.sources.bytes.files import Url, files, is_url, url_of
+from scidata.sources.access.fetches import each
+from scidata.sources.access.files import Url, files, is_url, url_of
 
 __all__ = ["open_source"]
 
@@ -65,7 +64,7 @@ def open_source(
 def _open_file(path: str, *, allow_external: bool) -> Source:
     """Open a single file of one of the formats that begin with a magic number."""
     size = files().size(path)
-    head = builtins.bytes(files().read(path, 0, min(8, size)))  # here, bytes is the folder
+    head = bytes(files().read(path, 0, min(8, size)))
     if head[:4] in _CLASSIC_MAGICS:
         from scidata.sources.netcdf import NetCDF3Source
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from scidata.errors import CorruptDataError, ShortReadError, UnsupportedFormatError
-from scidata.sources.bytes.files import files
+from scidata.sources.access.files import files
 
 __all__ = ["Header", "Variable", "read_header"]
 

@@ -10,7 +10,7 @@ from typing import Any
 from scidata.errors import (
     ConfigError,
 )
-from scidata.sources.bytes.files import Url, is_url, url_of
+from scidata.sources.access.files import Url, is_url, url_of
 
 __all__ = ["expand_paths"]
 

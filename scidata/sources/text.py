@@ -12,7 +12,7 @@ import numpy as np
 from scidata.core.checks import largest_encoded
 from scidata.core.types import Source
 from scidata.errors import CorruptDataError
-from scidata.sources.bytes.files import files
+from scidata.sources.access.files import files
 from scidata.sources.hdf5.walk import Naming, clean_attributes, damage_as_corrupt_data, open_h5
 from scidata.sources.netcdf3 import Variable, read_header
 

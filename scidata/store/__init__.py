@@ -1,5 +1,5 @@
 """The partitioned store: a folder with ``manifest.json``, written last, and one Zarr v3 group per sample.
 
-``format`` is what lies in it, ``reading`` a rank's part of it, ``build`` how it is made, ``raw_points`` how point files
-are read without it. Rows are in curve order, so that one store serves any number of ranks.
+``format`` is what lies in it, ``reading`` a rank's part of it, ``partitioning`` how it is made, ``raw_points`` how point
+files are read without it. Rows are in curve order, so that one store serves any number of ranks.
 """

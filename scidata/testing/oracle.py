@@ -64,9 +64,9 @@ def assert_like_one_process(
     for x, spec in zip(inputs, specs, strict=True):
         part = x.detach().clone() if spec is None else shard_of(x, spec)
         parts.append(part.requires_grad_(x.requires_grad))
-    torch.manual_seed(seed)
+    _seed(seed)
     expected = function(*whole)
-    torch.manual_seed(seed)
+    _seed(seed)
     found = function(*parts)
     pairs = list(zip(tree_leaves(expected), tree_leaves(found), strict=True))
     for theirs, ours in pairs:
@@ -82,6 +82,13 @@ def assert_like_one_process(
     if pairs:
         _compare_gradients(whole, parts, pairs, rtol, atol)
     return found
+
+
+def _seed(seed: int) -> None:
+    """Do as ``torch.manual_seed``, which formats a stack for each kind of device that is not in use: 7 ms."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(seed)
 
 
 def _compare_gradients(

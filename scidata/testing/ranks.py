@@ -24,18 +24,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from scidata import _HOME
 from scidata.device_mesh.torch_internals import fake_store
 
 __all__ = ["RankError", "fake_group", "run_ranks"]
 
 # Imported once by the fork server, so that each rank starts in milliseconds; names that are not there are skipped.
-_PRELOAD = [
-    "torch",
-    "torch.distributed.tensor",
-    "torch._dynamo",
-    "pytest",
-    "scidata.testing",
-]  # DDP and optimizers import dynamo
+# DDP and optimizers import dynamo.
+_PRELOAD = ["torch", "torch.distributed.tensor", "torch._dynamo", "pytest", "scidata.testing", *set(_HOME.values())]
+# These too, where the caller has them: what ranks run is often in the caller's own module. No import of them starts a
+# thread, with which a fork would not be safe.
+_PRELOAD_IF_LOADED = ("h5py", "hypothesis", "netCDF4", "torch_geometric", "xarray", "zarr")
 _GRACE = 3.0  # seconds the other ranks get to report too, after one has failed
 _MARGIN = 5.0  # seconds between a rank ending itself at its timeout and the parent killing it
 
@@ -86,7 +85,7 @@ def run_ranks(
     module, path, name = _reference(fn)
     payload = pickle.dumps(args)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOAD)
+    context.set_forkserver_preload([*_PRELOAD, *(name for name in _PRELOAD_IF_LOADED if name in sys.modules)])
     with tempfile.TemporaryDirectory(prefix="scidata-ranks-") as folder:
         processes, pipes = [], {}
         try:

@@ -59,7 +59,7 @@ def make(kind: str, path: Path, scale: float) -> int:
 
 RUN = """
 import json, sys, time
-from scidata.store.build.partition import partition
+from scidata.store.partitioning.partition import partition
 import h5py, zarr, scipy.spatial, scidata.meshes.order.csr
 def peak():  # not ru_maxrss, which begins at the peak of the process that began this one
     with open("/proc/self/status") as status:

@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_ops_pointwise import INTEGER, NO_DERIVATIVE, one_and_two_operands
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 
@@ -16,6 +15,7 @@ from scidata.shard.op_table import HANDLERS, op_name
 from scidata.testing import run_ranks
 from scidata.testing.oracle import assert_like_one_process
 from tests.dist._conformance import EXTENT, LAYOUTS, cases
+from tests.dist.test_ops_pointwise import INTEGER, NO_DERIVATIVE, one_and_two_operands
 
 #: Modules of the table whose entries have tests of their own.
 ELSEWHERE = (
@@ -47,7 +47,7 @@ class Recorder(dict):
 
 
 def tensors(case):
-    torch.manual_seed(1)
+    torch.default_generator.manual_seed(1)
     for shape in case.shapes:
         values = torch.randn(shape, dtype=torch.float64)
         if case.low is not None:

@@ -77,7 +77,7 @@ def check_exchange(rank, num_ranks):
         part = part_of(edges, sizes, rank)
         index_map = part.index_map
         ids = torch.from_numpy(np.r_[np.arange(*index_map.owned), index_map.ghosts])
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         for shape in ((), (3,), (2, 0), (2, 2)):
             whole = torch.randn(NUM_NODES, *shape, dtype=torch.float64)
             seeds = [torch.randn(NUM_NODES, *shape, dtype=torch.float64) for _ in range(num_ranks)]
@@ -267,7 +267,7 @@ def check_functions(rank, num_ranks, edges):
         part = part_of(edges, sizes, rank)
         for number, function in enumerate(RIGHT):
             what = f"function {number} on {sizes}"
-            torch.manual_seed(1)
+            torch.default_generator.manual_seed(1)
             whole = torch.randn(NUM_NODES, 2, dtype=torch.float64, requires_grad=True)
             own = whole.detach()[part.nodes].clone().requires_grad_()
             x = node_tensor(own, part.index_map, mesh)

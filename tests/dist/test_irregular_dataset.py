@@ -13,32 +13,30 @@ from scipy.spatial import Delaunay
 
 import scidata
 from scidata.errors import ConfigError, UnknownNameError, UnsupportedFormatError
-from scidata.store.build.partition import partition
+from scidata.store.partitioning.partition import partition
 from scidata.testing import run_ranks
+from tests.writers import triangulation, write_hdf5
 
 SIZES = (130, 47)
 
 
 def write_raw(path, num_nodes, seed):
     rng = np.random.default_rng(seed)
-    points = rng.random((num_nodes, 2))
-    with h5py.File(path, "w") as file:
-        file["points"] = points
-        file["cells"] = Delaunay(points).simplices.astype("i4")
-        file["u"] = rng.standard_normal((num_nodes, 3))
-        file["p"] = rng.standard_normal(num_nodes)
-        file["area"] = rng.random(len(file["cells"]))
-        file["node/history"] = rng.standard_normal((2, num_nodes))
-    return str(path)
+    mesh = triangulation(rng.random((num_nodes, 2)))
+    fields = {
+        "u": rng.standard_normal((num_nodes, 3)),
+        "p": rng.standard_normal(num_nodes),
+        "area": rng.random(len(mesh["cells"])),
+        "node/history": rng.standard_normal((2, num_nodes)),
+    }
+    return write_hdf5(path, mesh | fields)
 
 
 @pytest.fixture(scope="module")
 def cloud(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cloud")
     rng = np.random.default_rng(9)
-    with h5py.File(folder / "raw.h5", "w") as file:
-        file["points"] = rng.random((700, 3))
-        file["u"] = rng.standard_normal((700, 2))
+    write_hdf5(folder / "raw.h5", {"points": rng.random((700, 3)), "u": rng.standard_normal((700, 2))})
     partition(folder / "raw.h5", folder / "store", kind="points")
     return str(folder / "store")
 

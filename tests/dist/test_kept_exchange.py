@@ -2,17 +2,16 @@
 
 import importlib
 
-import h5py
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from scipy.spatial import Delaunay
 
 import scidata
 from scidata.shard.graphs.ghosts import ghost_exchange
-from scidata.store.build.partition import partition
+from scidata.store.partitioning.partition import partition
 from scidata.testing import run_ranks
+from tests.writers import triangulation, write_hdf5
 
 
 @pytest.fixture(scope="module")
@@ -20,12 +19,9 @@ def store(tmp_path_factory):
     folder = tmp_path_factory.mktemp("exchange")
     for case in range(2):
         rng = np.random.default_rng(case)
-        points = rng.random((150, 2))
-        with h5py.File(folder / f"case{case}.h5", "w") as file:
-            file["points"] = points
-            file["cells"] = Delaunay(points).simplices.astype("i4")
-            data = file.create_dataset("node/u", data=rng.standard_normal((3, 150)))
-            data.dims[0].label = "time"
+        mesh = triangulation(rng.random((150, 2)))
+        fields = {"node/u": rng.standard_normal((3, 150))}
+        write_hdf5(folder / f"case{case}.h5", mesh | fields, {"node/u": ["time"]})
     partition(sorted(folder.glob("*.h5")), folder / "store")
     return str(folder / "store")
 

@@ -15,8 +15,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import scidata
 from scidata.errors import ConfigError, UnsupportedShardOp
-from scidata.store.build.partition import partition
+from scidata.store.partitioning.partition import partition
 from scidata.testing import run_ranks
+from tests.writers import write_hdf5
 
 gnn = pytest.importorskip("torch_geometric.nn", reason="its layers are what is tested")
 
@@ -36,13 +37,11 @@ def write_graph(path: Path, num_nodes: int, seed: int) -> str:
     src = rng.integers(2, num_nodes, 4 * num_nodes)
     dst = np.clip(src + rng.integers(-2, 3, src.shape), 2, num_nodes - 1)
     edges = np.unique(np.stack([src, dst])[:, src != dst], axis=1)
-    with h5py.File(path, "w") as file:
-        file["pos"] = np.stack([np.arange(num_nodes), rng.random(num_nodes)], 1)
-        file["edge_index"] = edges
-        for name, width in {"u": 3, "p": 1, "target": 2}.items():
-            file[f"node/{name}"] = rng.standard_normal((num_nodes, width))
-        file["edge/w"] = rng.standard_normal((edges.shape[1], 2))
-    return str(path)
+    arrays = {"pos": np.stack([np.arange(num_nodes), rng.random(num_nodes)], 1), "edge_index": edges}
+    for name, width in {"u": 3, "p": 1, "target": 2}.items():
+        arrays[f"node/{name}"] = rng.standard_normal((num_nodes, width))
+    arrays["edge/w"] = rng.standard_normal((edges.shape[1], 2))
+    return write_hdf5(path, arrays)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import torch
 
 import scidata
 from scidata.testing import run_ranks
-from tests._stores import normal_values, write_clouds, write_grid
+from tests.writers import normal_values, write_clouds, write_grid
 
 STEPS, LAT, LON = 5, 7, 12
 

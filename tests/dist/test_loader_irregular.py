@@ -7,7 +7,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 import torch
@@ -15,6 +14,7 @@ import torch.distributed as dist
 
 import scidata
 from scidata.testing import run_ranks
+from tests.writers import write_hdf5
 
 SIZES = (23, 9, 40, 1, 17)
 
@@ -34,9 +34,7 @@ def raw(index: int) -> dict[str, np.ndarray]:
 def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("loader")
     for index in range(len(SIZES)):
-        with h5py.File(folder / f"{index}.h5", "w") as file:
-            for name, values in raw(index).items():
-                file[name] = values
+        write_hdf5(folder / f"{index}.h5", raw(index))
     scidata.partition([str(folder / f"{i}.h5") for i in range(len(SIZES))], str(folder / "store"), kind="graph")
     return str(folder / "store")
 

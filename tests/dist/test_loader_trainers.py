@@ -11,7 +11,7 @@ import torch
 
 import scidata
 from scidata.testing import run_ranks
-from tests._stores import normal_values, write_grid
+from tests.writers import normal_values, write_grid
 
 STEPS, LAT, LON = 7, 5, 4
 

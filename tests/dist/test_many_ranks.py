@@ -7,8 +7,8 @@ import torch.distributed as dist
 
 import scidata
 from scidata.plan.spans import MAX_GAP
-from scidata.store.build.partition import partition
 from scidata.store.format.store import open_store
+from scidata.store.partitioning.partition import partition
 from scidata.testing import fake_group
 from tests._collectives import Collectives
 

@@ -38,7 +38,7 @@ def check_chains(rank, num_ranks, grid, first):
     compared = 0
     for seed in range(first, first + CHAINS):
         spec = layout_of(mesh, random.Random(seed))
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         x = torch.randn(spec.global_shape, dtype=torch.float64).requires_grad_()
         try:
             assert_like_one_process(chain(seed), [x], [spec], rtol=1e-9, atol=1e-9)

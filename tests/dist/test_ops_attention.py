@@ -36,7 +36,7 @@ def check_attention(rank, num_ranks):
         return ShardSpec.even(mesh, [Shard(dim)], shape, {0: sizes})
 
     for sizes in LAYOUTS[num_ranks]:
-        torch.manual_seed(15)
+        torch.default_generator.manual_seed(15)
         query, key, value = normal(2, 3, 7, 4), normal(2, 3, 7, 4), normal(2, 3, 7, 5)
         rows = [split(2, x.shape, sizes) for x in (query, key, value)]
         assert_like_one_process(ATTENTION, [query, key, value], rows)
@@ -121,7 +121,7 @@ def check_ways(rank, num_ranks):
         def split(shape, dim, times=1, sizes=sizes):
             return ShardSpec.even(mesh, [Shard(dim)], shape, {0: [times * n for n in sizes]})
 
-        torch.manual_seed(17)
+        torch.default_generator.manual_seed(17)
         three = [normal(2, 5, 9, 4), normal(2, 5, 9, 4), normal(2, 5, 9, 3)]
         rows = [split(x.shape, 2) for x in three]
         shared = [normal(2, 4, 9, 4), normal(2, 2, 9, 4), normal(2, 2, 9, 4)]
@@ -373,7 +373,7 @@ def check_multihead(rank, num_ranks):
     padding = torch.tensor([[False] * 7 + [True] * 2, [False] * 9])
     sizes = SEQUENCES[num_ranks][-1]
     for batch_first in (True, False):
-        torch.manual_seed(19)
+        torch.default_generator.manual_seed(19)
         shape, dim = ((2, 9, 6), 1) if batch_first else ((9, 2, 6), 0)
         spec = ShardSpec.even(mesh, [Shard(dim)], shape, {0: sizes})
         layer = nn.MultiheadAttention(6, 3, batch_first=batch_first).double()
@@ -413,7 +413,7 @@ def check_encoder(rank, num_ranks):
     causal = nn.Transformer.generate_square_subsequent_mask(9, dtype=torch.float64)
     for way in WAYS:
         for training, norm_first in ((True, False), (False, True), (False, False)):
-            torch.manual_seed(20)
+            torch.default_generator.manual_seed(20)
             layer = nn.TransformerEncoderLayer(
                 8, 4, 12, dropout=0.0, batch_first=True, norm_first=norm_first, dtype=torch.float64
             )

@@ -55,7 +55,7 @@ def check_autocast(rank, num_ranks):
         return None if dim is None else ShardSpec.even(mesh, [Shard(dim)], shape, {0: SIZES[num_ranks]})
 
     for name, (function, shapes, dims) in CASES.items():
-        torch.manual_seed(31)
+        torch.default_generator.manual_seed(31)
         inputs = [(torch.rand(s) * 0.5).requires_grad_() for s in shapes]
         try:
             near(function, inputs, [spec_of(s, d) for s, d in zip(shapes, dims, strict=True)])

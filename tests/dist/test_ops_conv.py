@@ -78,7 +78,7 @@ def check_modules(rank, num_ranks):
     for sizes in LAYOUTS[num_ranks]:
         spec = ShardSpec.even(mesh, [Shard(2)], IMAGE, {0: sizes})
         for mode in ("zeros", "circular", "reflect", "replicate"):
-            torch.manual_seed(1)
+            torch.default_generator.manual_seed(1)
             conv = nn.Conv2d(4, 3, 5, padding=2, padding_mode=mode).double()
             parameters = [p.detach().requires_grad_() for p in conv.parameters()]
 

@@ -42,7 +42,7 @@ def check_layers(rank, num_ranks):
     mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
     for layout in LAYOUTS[num_ranks]:
         for i, (function, shapes, dim, unit) in enumerate(CASES):
-            torch.manual_seed(13)
+            torch.default_generator.manual_seed(13)
             inputs = [torch.randn(s, dtype=torch.float64).requires_grad_() for s in shapes]
             spec = ShardSpec.even(mesh, [Shard(dim)], shapes[0], {0: [unit * n for n in layout]})
             try:

@@ -51,7 +51,7 @@ def check_products(rank, num_ranks):
     mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
     for sizes in LAYOUTS[num_ranks]:
         for i, (function, shapes, variants) in enumerate(CASES):
-            torch.manual_seed(11)
+            torch.default_generator.manual_seed(11)
             inputs = [torch.randn(s, dtype=torch.float64).requires_grad_() for s in shapes]
             for dims in variants:
                 specs = [

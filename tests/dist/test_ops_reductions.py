@@ -72,7 +72,7 @@ def reductions():
 def check_reductions(rank, num_ranks, layouts):
     mesh = mesh_of(num_ranks)
     for sizes in layouts:
-        torch.manual_seed(5)
+        torch.default_generator.manual_seed(5)
         random = torch.randn(SHAPE, dtype=torch.float64).requires_grad_()
         equal = ties().detach().reshape(7, 2, 3).requires_grad_()
         for (i, function), (dim, x) in itertools.product(enumerate(reductions()), [(1, random), (0, equal)]):
@@ -92,7 +92,7 @@ def check_special_values(rank, num_ranks):
     mesh = mesh_of(num_ranks)
     for sizes in LAYOUTS[num_ranks]:
         spec = ShardSpec.even(mesh, [Shard(1)], SHAPE, {0: sizes})
-        torch.manual_seed(6)
+        torch.default_generator.manual_seed(6)
         x = torch.randn(SHAPE, dtype=torch.float64)
         x[0, 6, 1] = math.nan
         x[1, 2, 0], x[1, 3, 0], x[0, 0, 0] = math.inf, math.inf, -math.inf
@@ -160,7 +160,7 @@ def check_losses(rank, num_ranks):
         for function in losses():
             inputs = [torch.rand(SHAPE, dtype=torch.float64).requires_grad_() for _ in range(2)]
             for specs in ([spec, spec], [spec, None], [None, spec]):
-                torch.manual_seed(7)
+                torch.default_generator.manual_seed(7)
                 fixed = [x.detach().copy_(torch.rand(SHAPE, dtype=torch.float64)).requires_grad_() for x in inputs]
                 assert_like_one_process(function, fixed, specs)
         a = shard_of(torch.rand(SHAPE), spec)

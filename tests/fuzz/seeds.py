@@ -18,6 +18,7 @@ import zarr
 from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
 import scidata
+from tests.writers import write_arrays, write_mpas
 
 __all__ = ["FORMATS", "Seed", "Span", "make_seeds"]
 
@@ -253,19 +254,7 @@ _XY = np.array([[0, 0], [1, 0], [1, 1], [0, 1], [2, 0], [2, 1], [1.5, 2], [0.5, 
 
 def _write_arrays(path: Path, arrays: Mapping[str, Any]) -> str:
     """Write to Zarr or HDF5, by the suffix."""
-    if path.suffix == ".h5":
-        with h5py.File(path, "w") as file:
-            for name, values in arrays.items():
-                file[name] = values
-        return path.name
-    group = zarr.open_group(str(path), mode="w", zarr_format=2 if path.suffix == ".zarr2" else 3)
-    for name, values in arrays.items():
-        chunks = tuple(max(1, (n + 1) // 2) for n in np.shape(values))
-        options = {"fill_value": None} if path.suffix == ".zarr2" else {}
-        array = group.create_array(
-            name, shape=np.shape(values), dtype=np.asarray(values).dtype, chunks=chunks, **options
-        )
-        array[...] = np.asarray(values) + 0
+    write_arrays(path, {".h5": "hdf5", ".zarr2": "zarr2"}.get(path.suffix, "zarr3"), arrays)
     return path.name
 
 
@@ -348,21 +337,7 @@ def _ugrid(folder: Path, format: str) -> str:
 
 
 def _mpas(folder: Path) -> str:
-    with netCDF4.Dataset(folder / "m.nc", "w", format="NETCDF3_64BIT_OFFSET") as nc:
-        nc.setncatts({"on_a_sphere": "NO", "is_periodic": "YES", "x_period": 4.0, "y_period": 0.0})
-        for name, size in (("nCells", 2), ("nVertices", 5), ("maxEdges", 4), ("nEdges", 3), ("TWO", 2), ("Time", None)):
-            nc.createDimension(name, size)
-        arrays = {
-            "verticesOnCell": ("i4", ("nCells", "maxEdges"), [[1, 2, 3, 3], [1, 3, 4, 5]]),
-            "nEdgesOnCell": ("i4", ("nCells",), (3, 4)),
-            "verticesOnEdge": ("i4", ("nEdges", "TWO"), [[1, 2], [2, 3], [3, 1]]),
-            "xVertex": ("f8", ("nVertices",), [0, 1, 1, 0, -1]),
-            "yVertex": ("f8", ("nVertices",), [0, 0, 1, 1, 1]),
-            "zVertex": ("f8", ("nVertices",), [0] * 5),
-            "thickness": ("f4", ("Time", "nCells"), [[1, 2], [3, 4], [5, 6]]),
-        }
-        for name, (dtype, dims, values) in arrays.items():
-            nc.createVariable(name, dtype, dims)[...] = np.array(values)
+    write_mpas(folder / "m.nc")
     return "m.nc"
 
 

@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 import scidata
 from scidata.cli.app import app
 from scidata.sources import open_source
-from scidata.sources.bytes import retry
+from scidata.sources.access import retry
 
 CANARY = "canary-51d09be2aa"
 N = 300

@@ -100,7 +100,7 @@ PARTITION = """
 import json, sys
 import h5py, scipy.spatial, zarr
 import scidata.meshes.order.csr
-from scidata.store.build.partition import partition
+from scidata.store.partitioning.partition import partition
 before = peak()
 report = partition(sys.argv[1], sys.argv[2], keep="duplicate_edges")
 print(json.dumps({"grown": peak() - before, "edges": report.counts["edge"]}))

@@ -7,7 +7,7 @@ from importlib import resources
 import pytest
 
 import scidata
-from scidata.store.build import partition
+from scidata.store.partitioning import partition
 
 NAMES = [name for name in scidata.__all__ if name not in ("__version__", "errors")]
 

@@ -16,6 +16,7 @@ from scidata.errors import ConfigError
 from scidata.loader.stats import PrefetchStats
 from scidata.loader.waiting import WaitWatch
 from scidata.testing import make_grid
+from tests.writers import write_hdf5
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +29,9 @@ def store(tmp_path_factory):
 @pytest.fixture(scope="module")
 def cloud(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cloud")
-    import h5py
-
     raw = str(folder / "cloud.h5")
     rng = np.random.default_rng(0)
-    with h5py.File(raw, "w") as file:
-        file["pos"] = rng.random((3000, 3))
-        file["t"] = rng.random(3000).astype("f4")
+    write_hdf5(raw, {"pos": rng.random((3000, 3)), "t": rng.random(3000).astype("f4")})
     out = str(folder / "cloud.store")
     scidata.partition(raw, out, kind="points", points=("pos",))
     return out

@@ -23,7 +23,7 @@ from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.plan import chunks_needed, plan_array
 from scidata.read import read_plan
 from scidata.sources import open_source
-from scidata.sources.bytes.files import files, is_url, url_of
+from scidata.sources.access.files import files, is_url, url_of
 
 __all__ = ["BenchRow", "bench_path"]
 

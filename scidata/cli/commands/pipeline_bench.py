@@ -21,7 +21,7 @@ from scidata.errors import ConfigError
 from scidata.loader.data_loader import DataLoader
 from scidata.plan import ArrayPlan
 from scidata.read.codecs import Pipeline, Scratch, pipeline_of
-from scidata.sources.bytes.files import files, is_url, url_of
+from scidata.sources.access.files import files, is_url, url_of
 
 __all__ = ["PipelineRow", "bench_pipeline", "decompressors", "preadv_loop"]
 

@@ -31,7 +31,6 @@ A process that ends leaves below the same name why (``ended/<r>``): after an err
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import time
 import weakref
@@ -58,8 +57,6 @@ from scidata.loader.peers.events import (
 from scidata.loader.peers.processes import StepShown
 
 __all__ = ["BREAK_SECONDS", "DUE_PERIOD", "Watch"]
-
-_log = logging.getLogger("scidata")
 
 BREAK_SECONDS = 0.7  # s that a rank waits for others to know why, before it breaks groups that they share
 DUE_PERIOD = 0.05  # s, while the loop does not come back, though it should

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from scidata.core.bounds import bounds_of
 from scidata.core.types import ArrayLayout, IntArray, Source
 from scidata.errors import CorruptDataError, FieldMismatchError
-from scidata.meshes.formats.base import Cells, Options, fill_values, read_values
+from scidata.meshes.formats.base import Options, RawCells, fill_values, read_values
 from scidata.sources.cf import array_of, role_of
 
 __all__ = [
@@ -143,10 +143,10 @@ def polygon_types(offsets: IntArray) -> npt.NDArray[np.uint8]:
     return types
 
 
-def cells_of_rows(rows: IntArray, *, padding: npt.NDArray[np.bool_], start_index: int) -> Cells:
+def cells_of_rows(rows: IntArray, *, padding: npt.NDArray[np.bool_], start_index: int) -> RawCells:
     """Return padded rows as polygons."""
     offsets, connectivity = ragged_of_padded(rows, padding=padding, start_index=start_index)
-    return Cells(offsets=offsets, connectivity=connectivity, cell_type=polygon_types(offsets))
+    return RawCells(offsets=offsets, connectivity=connectivity, cell_type=polygon_types(offsets))
 
 
 def _units(layout: ArrayLayout) -> str:

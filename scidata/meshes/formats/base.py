@@ -23,14 +23,14 @@ __all__ = [
     "GROUPS",
     "ArrayReader",
     "Box",
-    "Cells",
+    "RawCells",
     "Geometry",
     "Joined",
     "NewDim",
     "Options",
     "RawField",
     "Reader",
-    "Topology",
+    "RawTopology",
     "base_name",
     "damage_named",
     "field_of",
@@ -87,7 +87,7 @@ class Reader(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Cells:
+class RawCells:
     """Cells as lists of nodes, of any size each: VTK's shape.
 
     Attributes
@@ -137,7 +137,7 @@ class Geometry:
     """
 
     points: npt.NDArray[np.float64] | None
-    cells: Cells | None = None
+    cells: RawCells | None = None
     edge_index: IntArray | None = None
 
 
@@ -310,7 +310,7 @@ class Options:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Topology:
+class RawTopology:
     """One mesh, cloud or graph as its metadata describe it; :meth:`load` reads it. Adapters subclass it.
 
     Attributes

@@ -20,13 +20,13 @@ from scidata.meshes.formats.arrays import as_indices, polygon_types
 from scidata.meshes.formats.base import (
     ArrayReader,
     Box,
-    Cells,
     Geometry,
     Joined,
     Options,
+    RawCells,
     RawField,
+    RawTopology,
     Reader,
-    Topology,
     read_values,
 )
 from scidata.sources.kinds import EXODUS_CONNECT
@@ -55,7 +55,7 @@ _ORDERS: dict[int, tuple[int, ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExodusTopology(Topology):
+class ExodusTopology(RawTopology):
     """An Exodus mesh; ``blocks`` are the numbers of its element blocks in order."""
 
     blocks: tuple[int, ...]
@@ -72,7 +72,7 @@ class ExodusTopology(Topology):
         parts = [self._block(block) for block in self.blocks]
         return Geometry(
             points=points,
-            cells=Cells(
+            cells=RawCells(
                 offsets=bounds_of(np.concatenate([sizes for sizes, _, _ in parts])),
                 connectivity=np.concatenate([nodes for _, nodes, _ in parts]),
                 cell_type=np.concatenate([types for _, _, types in parts]),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from scidata.core.types import ArrayLayout, Source
 from scidata.errors import FieldMismatchError
-from scidata.meshes.formats.base import GROUPS, RawField, Topology, field_of
+from scidata.meshes.formats.base import GROUPS, RawField, RawTopology, field_of
 from scidata.sources.cf import is_coordinate, names_time, role_of
 
 __all__ = ["find_fields", "is_time"]
@@ -16,7 +16,7 @@ _UNNAMED = re.compile(r"dim_\d+$|phony_dim_\d+$")
 
 
 def find_fields(
-    topology: Topology, source: Source, wanted: Sequence[str] | None
+    topology: RawTopology, source: Source, wanted: Sequence[str] | None
 ) -> tuple[dict[str, RawField], dict[str, str]]:
     """Find the fields that a file has on a topology, which may lie in another file.
 
@@ -58,7 +58,7 @@ def find_fields(
     return fields, left_out
 
 
-def _is_structure(topology: Topology, source: Source, layout: ArrayLayout, *, own: bool) -> bool:
+def _is_structure(topology: RawTopology, source: Source, layout: ArrayLayout, *, own: bool) -> bool:
     """Say whether an array describes the topology or a coordinate instead of being a field."""
     if own and layout.name in topology.not_fields:
         return True
@@ -69,7 +69,7 @@ def _is_structure(topology: Topology, source: Source, layout: ArrayLayout, *, ow
     return not own and is_coordinate(layout, source.arrays) and layout.name in topology.not_fields
 
 
-def _place(topology: Topology, source: Source, layout: ArrayLayout, *, own: bool) -> tuple[str, int] | str:
+def _place(topology: RawTopology, source: Source, layout: ArrayLayout, *, own: bool) -> tuple[str, int] | str:
     """Return entity and position of its dimension, or why there is none."""
     entity = _said_entity(topology, layout)
     if entity is not None:
@@ -83,7 +83,7 @@ def _place(topology: Topology, source: Source, layout: ArrayLayout, *, own: bool
     return _place_by_length(topology, source, layout, own=own)
 
 
-def _named_entity(topology: Topology, dim: str) -> str | None:
+def _named_entity(topology: RawTopology, dim: str) -> str | None:
     """Return the entity of a dimension by its name, None for names that a source made up."""
     return None if _UNNAMED.match(dim) else topology.entity_of_dim.get(dim)
 
@@ -97,7 +97,7 @@ def _absent(entity: str) -> str:
     return f"lives on {entity}s, which the topology has none of"
 
 
-def _said_entity(topology: Topology, layout: ArrayLayout) -> str | None:
+def _said_entity(topology: RawTopology, layout: ArrayLayout) -> str | None:
     """Return the entity that the array itself names, by its group or by UGRID's ``location``."""
     location = layout.attributes.get("location")
     if isinstance(location, str) and location in topology.entity_of_location:
@@ -110,7 +110,7 @@ def _said_entity(topology: Topology, layout: ArrayLayout) -> str | None:
     return entity
 
 
-def _place_of_entity(topology: Topology, layout: ArrayLayout, entity: str) -> tuple[str, int] | str:
+def _place_of_entity(topology: RawTopology, layout: ArrayLayout, entity: str) -> tuple[str, int] | str:
     named = [i for i, dim in enumerate(layout.dims) if _named_entity(topology, dim) == entity]
     fitting = [i for i, n in enumerate(layout.shape) if n == topology.sizes[entity]]
     if len(named) == 1:
@@ -126,7 +126,7 @@ def _place_of_entity(topology: Topology, layout: ArrayLayout, entity: str) -> tu
     return entity, fitting[0]
 
 
-def _place_by_length(topology: Topology, source: Source, layout: ArrayLayout, *, own: bool) -> tuple[str, int] | str:
+def _place_by_length(topology: RawTopology, source: Source, layout: ArrayLayout, *, own: bool) -> tuple[str, int] | str:
     candidates = [
         (entity, position)
         for position, (dim, n) in enumerate(zip(layout.dims, layout.shape, strict=True))

@@ -28,7 +28,7 @@ import numpy as np
 from scidata.core.types import ArrayLayout, IntArray, Source
 from scidata.errors import CorruptDataError, FieldMismatchError
 from scidata.meshes.formats.arrays import as_indices, num_pairs, period_of, read_columns, read_pairs
-from scidata.meshes.formats.base import Geometry, Options, Topology, read_values
+from scidata.meshes.formats.base import Geometry, Options, RawTopology, read_values
 from scidata.meshes.formats.names import as_coordinates, named_points
 from scidata.sources.kinds import EDGE_PAIRS, common_points, edge_pointers, find_array
 from scidata.sources.kinds import has_edges as detect
@@ -37,7 +37,7 @@ __all__ = ["GraphTopology", "detect", "open_topology"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class GraphTopology(Topology):
+class GraphTopology(RawTopology):
     """A graph; ``pairs`` or ``pointers`` name its edges."""
 
     coordinates: tuple[str, ...] = ()

@@ -26,7 +26,7 @@ from scidata.core.bounds import bounds_of
 from scidata.core.types import ArrayLayout, ChunkRefs, IntArray, Source
 from scidata.errors import ConfigError, CorruptDataError, MissingDependencyError, UnsupportedFormatError, near_matches
 from scidata.meshes.formats.arrays import polygon_types
-from scidata.meshes.formats.base import Cells, Geometry, Options, Topology, field_of
+from scidata.meshes.formats.base import Geometry, Options, RawCells, RawTopology, field_of
 from scidata.meshes.formats.outside import check_outside
 
 __all__ = ["MeshioSource", "MeshioTopology", "open_topology"]
@@ -156,7 +156,7 @@ class MeshioSource:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeshioTopology(Topology):
+class MeshioTopology(RawTopology):
     """A mesh that meshio read."""
 
     def load(self) -> Geometry:
@@ -174,7 +174,7 @@ class MeshioTopology(Topology):
         empty = np.empty(0, np.int64)
         return Geometry(
             points=np.asarray(mesh.points, np.float64),
-            cells=Cells(
+            cells=RawCells(
                 offsets=bounds_of(np.concatenate([empty, *sizes])),
                 connectivity=np.concatenate([empty, *nodes]),
                 cell_type=np.concatenate([np.empty(0, np.uint8), *types]),

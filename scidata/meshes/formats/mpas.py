@@ -17,7 +17,7 @@ import numpy as np
 from scidata.core.types import IntArray, Source
 from scidata.errors import FieldMismatchError, UnknownNameError
 from scidata.meshes.formats.arrays import as_indices, cells_of_rows
-from scidata.meshes.formats.base import Geometry, Options, Topology, read_values
+from scidata.meshes.formats.base import Geometry, Options, RawTopology, read_values
 from scidata.sources.cf import array_of
 from scidata.sources.kinds import is_mpas as detect
 
@@ -31,7 +31,7 @@ _STRUCTURE = re.compile(
 
 
 @dataclass(frozen=True, kw_only=True)
-class MPASTopology(Topology):
+class MPASTopology(RawTopology):
     """An MPAS mesh."""
 
     def load(self) -> Geometry:

@@ -15,7 +15,7 @@ from xml.parsers import expat
 import h5py
 
 from scidata.errors import CorruptDataError, RefusedError, UnsupportedFormatError
-from scidata.sources.bytes.files import files
+from scidata.sources.access.files import files
 from scidata.sources.hdf5.walk import damage_as_corrupt_data, open_h5, walk
 
 __all__ = ["check_outside"]

@@ -48,7 +48,7 @@ from scidata.meshes.formats.arrays import (
     read_pairs,
     start_of,
 )
-from scidata.meshes.formats.base import Cells, Geometry, Options, Topology, read_values
+from scidata.meshes.formats.base import Geometry, Options, RawCells, RawTopology, read_values
 from scidata.meshes.formats.names import as_coordinates, named_points
 from scidata.sources.kinds import CELL_OFFSETS, CELL_ROWS, EDGE_PAIRS, common_points, find_array
 from scidata.sources.kinds import has_cells as detect
@@ -61,7 +61,7 @@ _NODES = {3: 2, 5: 3, 9: 4, 10: 4, 12: 8, 13: 6, 14: 5}
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlainTopology(Topology):
+class PlainTopology(RawTopology):
     """Points and cells. ``rows`` names padded cells; else ``offsets`` and ``connectivity``."""
 
     coordinates: tuple[str, ...]
@@ -77,7 +77,7 @@ class PlainTopology(Topology):
         points = read_columns(self.source, layouts, self.options, on_sphere=self.on_sphere)
         offsets, connectivity = self._padded(self.rows) if self.rows is not None else self._ragged()
         types = self._types(offsets, flat=points.shape[1] == 2)
-        cells = Cells(offsets=offsets, connectivity=connectivity, cell_type=types)
+        cells = RawCells(offsets=offsets, connectivity=connectivity, cell_type=types)
         edges = None if self.pairs is None else read_pairs(self.source, self.pairs, self.options, self.sizes["node"])
         return Geometry(points=points, cells=cells, edge_index=edges)
 

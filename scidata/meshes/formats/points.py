@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from scidata.core.types import Source
 from scidata.errors import FieldMismatchError
 from scidata.meshes.formats.arrays import period_of, read_columns
-from scidata.meshes.formats.base import Geometry, Options, Topology
+from scidata.meshes.formats.base import Geometry, Options, RawTopology
 from scidata.meshes.formats.names import as_coordinates, named_points
 from scidata.sources.kinds import common_points
 from scidata.sources.kinds import has_points as detect
@@ -22,7 +22,7 @@ __all__ = ["PointsTopology", "detect", "open_topology"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PointsTopology(Topology):
+class PointsTopology(RawTopology):
     """A point cloud."""
 
     coordinates: tuple[str, ...]

@@ -29,7 +29,7 @@ from scidata.meshes.formats.arrays import (
     read_columns,
     start_of,
 )
-from scidata.meshes.formats.base import Cells, Geometry, Options, Topology, read_values
+from scidata.meshes.formats.base import Geometry, Options, RawCells, RawTopology, read_values
 from scidata.sources.cf import array_of, role_of
 from scidata.sources.kinds import is_ugrid as detect
 from scidata.sources.kinds import ugrid_connectivity, ugrid_meshes
@@ -48,7 +48,7 @@ def _entities(dimension: int) -> dict[str, str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UGridTopology(Topology):
+class UGridTopology(RawTopology):
     """A UGRID mesh. ``coordinates`` and ``connectivity`` name its arrays; ``rows_first`` is False for transposed."""
 
     coordinates: tuple[str, ...]
@@ -83,13 +83,13 @@ class UGridTopology(Topology):
         padding = find_padding(self.source, layout, raw, rows, start_index=start, num_nodes=num_nodes)
         return rows, padding, start
 
-    def _cells(self, num_nodes: int) -> Cells:
+    def _cells(self, num_nodes: int) -> RawCells:
         rows, padding, start = self._rows(self.connectivity, self.rows_first, num_nodes)
         check_start(self.source.arrays[self.connectivity], rows[~padding], num_nodes)
         if self.dimension == 2:
             return cells_of_rows(rows, padding=padding, start_index=start)
         offsets, connectivity = ragged_of_padded(rows, padding=padding, start_index=start)
-        return Cells(offsets=offsets, connectivity=connectivity, cell_type=self._volume_types(np.diff(offsets)))
+        return RawCells(offsets=offsets, connectivity=connectivity, cell_type=self._volume_types(np.diff(offsets)))
 
     def _volume_types(self, sizes: IntArray) -> npt.NDArray[np.uint8]:
         """Return VTK's codes: by ``volume_shape_type``, else by the number of nodes."""

@@ -18,11 +18,11 @@ from scidata.meshes.formats.arrays import as_indices
 from scidata.meshes.formats.base import (
     ArrayReader,
     Box,
-    Cells,
     Geometry,
     Options,
+    RawCells,
     RawField,
-    Topology,
+    RawTopology,
     field_of,
     read_values,
 )
@@ -39,7 +39,7 @@ _GHOSTS = "vtkGhostType"
 
 
 @dataclass(frozen=True, kw_only=True)
-class VTKHDFTopology(Topology):
+class VTKHDFTopology(RawTopology):
     """An unstructured grid. The three tuples give the points, cells and connectivity of each piece."""
 
     piece_points: tuple[int, ...]
@@ -60,7 +60,9 @@ class VTKHDFTopology(Topology):
         ids = self._indices("Connectivity")[: sum(self.piece_ids)]
         first_points = np.cumsum((0, *self.piece_points[:-1]))
         connectivity = ids + np.repeat(first_points, self.piece_ids)
-        return Geometry(points=points, cells=Cells(offsets=self._offsets(), connectivity=connectivity, cell_type=types))
+        return Geometry(
+            points=points, cells=RawCells(offsets=self._offsets(), connectivity=connectivity, cell_type=types)
+        )
 
     def _offsets(self) -> IntArray:
         """Join the offsets of the pieces, each of which begins at 0 and has one more than cells."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from scidata.errors import CorruptDataError
-from scidata.sources.bytes.url_file import UrlFile
+from scidata.sources.access.url_file import UrlFile
 
 __all__ = ["GuardedFile"]
 

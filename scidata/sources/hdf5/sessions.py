@@ -9,7 +9,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
-from scidata.sources.bytes.files import Version, most_open
+from scidata.sources.access.files import Version, most_open
 
 __all__ = ["OpenSessions", "Session", "open_sessions"]
 

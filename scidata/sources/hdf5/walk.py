@@ -14,8 +14,8 @@ import numpy as np
 
 from scidata.core.types import ArrayLayout
 from scidata.errors import CorruptDataError, SciDataError, ShortReadError, UnsupportedFormatError
-from scidata.sources.bytes.files import files, is_url, retried, version_at
-from scidata.sources.bytes.retry import is_transient
+from scidata.sources.access.files import files, is_url, retried, version_at
+from scidata.sources.access.retry import is_transient
 from scidata.sources.hdf5.heaps import GuardedFile
 from scidata.sources.hdf5.sessions import open_sessions
 

@@ -10,7 +10,7 @@ from crc32c import crc32c
 
 from scidata.core.types import IntArray
 from scidata.errors import ChecksumError, ShortReadError
-from scidata.sources.bytes.files import files
+from scidata.sources.access.files import files
 
 __all__ = ["ShardIndex", "read_index"]
 

@@ -23,7 +23,7 @@ from scidata.errors import (
     UnsupportedFormatError,
     near_matches,
 )
-from scidata.sources.bytes.files import Url, Versions, retried, url_of, version_at
+from scidata.sources.access.files import Url, Versions, retried, url_of, version_at
 from scidata.sources.zarr.chunks import ChunkLocator
 from scidata.sources.zarr.metadata import ArrayRecord
 from scidata.sources.zarr.tree import Tree, open_tree

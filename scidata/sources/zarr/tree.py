@@ -16,9 +16,9 @@ import numpy as np
 
 from scidata.core.types import IntArray
 from scidata.errors import RefusedError, UnsupportedFormatError
-from scidata.sources.bytes.fetches import each
-from scidata.sources.bytes.files import Url, is_url, retried, url_of
-from scidata.sources.bytes.remote import check_document, request
+from scidata.sources.access.fetches import each
+from scidata.sources.access.files import Url, is_url, retried, url_of
+from scidata.sources.access.remote import check_document, request
 
 __all__ = ["LocalTree", "Tree", "UrlTree", "open_tree"]
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from scidata.core.cache import Cache
 from scidata.core.types import ArrayLayout, ChunkRefs, Codec, IntArray
 from scidata.errors import ChecksumError, CorruptDataError, MissingChunkError, ShortReadError
-from scidata.sources.bytes.files import Url, files
+from scidata.sources.access.files import Url, files
 from scidata.sources.zarr.source import ZarrSource
 from scidata.store.format.arrays import ArrayDigest
 from scidata.store.format.manifest import CHECKSUMS, ArrayInfo, SampleInfo

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable
 
 from scidata.errors import RefusedError
-from scidata.sources.bytes.files import Url, files, is_url, url_of
+from scidata.sources.access.files import Url, files, is_url, url_of
 
 __all__ = ["MANIFEST", "MAX_DOCUMENT_BYTES", "check_documents", "check_inside", "folder_of", "is_store", "join"]
 

@@ -24,7 +24,7 @@ from scidata.errors import (
     SciDataError,
     UnsupportedFormatError,
 )
-from scidata.sources.bytes.files import Url, files, is_url, url_of
+from scidata.sources.access.files import Url, files, is_url, url_of
 from scidata.sources.zarr.source import ZarrSource
 from scidata.store.format.checksums import KEPT_BYTES, Checksums, SampleSource
 from scidata.store.format.documents import ATTRIBUTE, check_files

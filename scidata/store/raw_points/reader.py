@@ -27,11 +27,11 @@ from scidata.meshes.samples import read_samples
 from scidata.plan import MAX_PLAN_BYTES, ArrayPlan, ReadPlan
 from scidata.read import ReadStats
 from scidata.read.threads import ReaderThreads
-from scidata.sources.bytes.fetches import run_each
+from scidata.sources.access.fetches import run_each
 from scidata.store.format.manifest import FieldInfo, Statistics
 from scidata.store.raw_points.file import PointsFile, described_file
 from scidata.store.reading.part import LocalPart, SamplePart
-from scidata.store.reading.rows import Gather, RowAccess
+from scidata.store.reading.rows import GatherPlan, RowAccess
 from scidata.store.reading.subsample import Draw, Subsample
 
 __all__ = ["PointsReader"]
@@ -345,7 +345,9 @@ class PointsReader:
             return start, stop, bounds, None
         return start, stop, draw.count_before(bounds), draw.rows(start, stop)
 
-    def _gather(self, access: RowAccess, index: int, path: str, start: int, stop: int, rows: IntArray | None) -> Gather:
+    def _gather(
+        self, access: RowAccess, index: int, path: str, start: int, stop: int, rows: IntArray | None
+    ) -> GatherPlan:
         dim = self._infos[path].entity_dim if path in self._infos else 0
         if rows is not None:
             return access.plan_gather(path, rows, dim=dim)
@@ -354,7 +356,7 @@ class PointsReader:
         if plan is None:
             plan = access.plan(path, np.array([start]), np.array([stop]), dim=dim)
             self._plans.put(key, plan, plan.num_bytes)
-        return Gather(num_rows=stop - start, steps=((plan, None),))
+        return GatherPlan(num_rows=stop - start, steps=((plan, None),))
 
     def close(self) -> None:
         """End the threads and close the files; the next read starts them again."""

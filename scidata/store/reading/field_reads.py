@@ -14,10 +14,10 @@ from scidata.core.cache import Cache
 from scidata.core.types import IntArray
 from scidata.core.urls import Url
 from scidata.plan import MAX_PLAN_BYTES, ArrayPlan
-from scidata.sources.bytes.fetches import run_each
+from scidata.sources.access.fetches import run_each
 from scidata.store.format.manifest import FieldInfo
 from scidata.store.reading.numbering import Numbering
-from scidata.store.reading.rows import FieldPlan, Gather, RowAccess, merge_ranges
+from scidata.store.reading.rows import FieldPlan, GatherPlan, RowAccess, merge_ranges
 from scidata.store.reading.topology import LocalTopology
 
 __all__ = ["FieldReads"]
@@ -135,7 +135,7 @@ class FieldReads:
         dim = self._numbering.entity_dim(info)
         return values.reshape(*shape[:dim], values.shape[info.entity_dim], *shape[dim + 1 :])
 
-    def _gather(self, access: RowAccess, name: str, index: int, rows: Mapping[str, IntArray]) -> Gather:
+    def _gather(self, access: RowAccess, name: str, index: int, rows: Mapping[str, IntArray]) -> GatherPlan:
         """Plan the drawn rows of a field."""
         info = self._infos[name]
         others = self._numbering.segments(info, index)

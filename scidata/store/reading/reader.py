@@ -27,12 +27,12 @@ from scidata.store.format.manifest import FieldInfo, SampleInfo, Statistics
 from scidata.store.format.store import open_store
 from scidata.store.reading.choices import checked_halo, checked_subsample, named_fields
 from scidata.store.reading.cuts import Weights, bounds_of_rows, checked_weights
-from scidata.store.reading.drawn import DrawnPart, drawn_part
 from scidata.store.reading.field_reads import FieldReads
 from scidata.store.reading.numbering import number_samples
 from scidata.store.reading.part import LocalPart, SamplePart
 from scidata.store.reading.rows import RowAccess
 from scidata.store.reading.subsample import Subsample
+from scidata.store.reading.subsample_part import DrawnPart, drawn_part
 from scidata.store.reading.topology import LocalTopology, read_topology
 
 __all__ = ["CACHE_BYTES", "StoreReader"]

@@ -20,7 +20,7 @@ from scidata.plan import ArrayPlan, plan_array
 from scidata.read import ReadStats, read_plan
 from scidata.store.format.store import Store
 
-__all__ = ["MAX_GAP", "FieldPlan", "Gather", "RowAccess", "Runs", "merge_ranges"]
+__all__ = ["MAX_GAP", "FieldPlan", "GatherPlan", "RowAccess", "Runs", "merge_ranges"]
 
 #: Rows between two wanted ones that are read along: finer runs cost more than these rows.
 MAX_GAP = 64
@@ -77,7 +77,7 @@ def merge_ranges(starts: IntArray, stops: IntArray, *, max_gap: int = MAX_GAP) -
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Gather:
+class GatherPlan:
     """How scattered rows of an array are read.
 
     Attributes
@@ -182,7 +182,7 @@ class RowAccess:
         """Read the rows of sorted ids, each once."""
         return self.ranges(path, ids, ids + 1)
 
-    def plan_gather(self, path: str, ids: IntArray, *, dim: int = 0, others: Others = None) -> Gather:
+    def plan_gather(self, path: str, ids: IntArray, *, dim: int = 0, others: Others = None) -> GatherPlan:
         """Plan a read of scattered rows along ``dim``: sorted ids, each once.
 
         No chunk is fetched twice; where rows lie close, what is between them is read along and dropped, a window at a
@@ -216,9 +216,9 @@ class RowAccess:
                 pick = rows + np.repeat(offsets - starts, lengths)
                 plan = replace(plan, bytes_wanted=plan.bytes_wanted // plan.out_shape[dim] * len(rows))
             steps.append((plan, pick))
-        return Gather(num_rows=len(ids), steps=tuple(steps))
+        return GatherPlan(num_rows=len(ids), steps=tuple(steps))
 
-    def run_gather(self, gather: Gather, dtype: npt.DTypeLike | None = None, *, dim: int = 0) -> npt.NDArray[Any]:
+    def run_gather(self, gather: GatherPlan, dtype: npt.DTypeLike | None = None, *, dim: int = 0) -> npt.NDArray[Any]:
         """Read what :meth:`plan_gather` planned, C-contiguous."""
         parts = []
         for plan, pick in gather.steps:

@@ -18,8 +18,8 @@ from scidata.cli.app import app
 from scidata.cli.commands import plot_store
 from scidata.cli.commands.inspect import inspect_store
 from scidata.errors import UnsupportedFormatError
-from scidata.store.build.partition import partition
 from scidata.store.format.store import open_store
+from scidata.store.partitioning.partition import partition
 from scidata.store.reading.reader import StoreReader
 from scidata.testing import make_grid
 from tests.unit._parts import khop_ghosts

@@ -18,8 +18,8 @@ import torch.utils.data
 
 import scidata
 from scidata.errors import ConfigError, UnknownNameError, WorkerDiedError
-from tests._stores import write_grid
 from tests.unit._children import interrupted
+from tests.writers import write_grid
 
 STEPS, LAT, LON = 6, 5, 4
 

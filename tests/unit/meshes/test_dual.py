@@ -13,8 +13,8 @@ from scipy.spatial import Delaunay
 from scidata.errors import ConfigError, UnknownNameError, UnsupportedFormatError
 from scidata.meshes.order.dual import cell_centres, edges_across_faces
 from scidata.meshes.samples import read_samples
-from scidata.store.build.partition import partition
 from scidata.store.format.store import open_store, verify
+from scidata.store.partitioning.partition import partition
 from scidata.store.reading.reader import StoreReader
 
 MPAS = Path(__file__).parents[3].parent / "shared" / "data" / "mesh.QU.1920km.151026.nc"

@@ -15,8 +15,8 @@ from scipy.spatial import Delaunay
 from scidata.errors import FieldMismatchError
 from scidata.meshes.order.cells import edges_of_cells
 from scidata.meshes.order.mesh_edges import along_mesh_edges
-from scidata.store.build.partition import partition
 from scidata.store.format.store import open_store, verify
+from scidata.store.partitioning.partition import partition
 from scidata.store.reading.reader import StoreReader
 
 netCDF4 = pytest.importorskip("netCDF4", reason="writes the files")  # noqa: N816

@@ -7,35 +7,13 @@ import pytest
 
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError
 from scidata.meshes.samples import read_samples
+from tests.writers import write_mpas as write_plane
 
 netCDF4 = pytest.importorskip("netCDF4", reason="writes the files")  # noqa: N816
 
 DATA = Path(__file__).parents[3].parent / "shared" / "data"
 FILE = DATA / "mesh.QU.1920km.151026.nc"
 needs_data = pytest.mark.skipif(not FILE.is_file(), reason="the real sample files are not beside the repository")
-
-
-def write_plane(path, *, sizes=(3, 4), attributes=None, leave_out=()):
-    """A triangle and a quad on a plane that wraps in x; padding is not zero, as some tools write it."""
-    with netCDF4.Dataset(path, "w", format="NETCDF3_64BIT_OFFSET") as nc:
-        nc.setncatts(
-            {"on_a_sphere": "NO", "is_periodic": "YES", "x_period": 4.0, "y_period": 0.0, **(attributes or {})}
-        )
-        for name, size in (("nCells", 2), ("nVertices", 5), ("maxEdges", 4), ("nEdges", 3), ("TWO", 2), ("Time", None)):
-            nc.createDimension(name, size)
-        arrays = {
-            "verticesOnCell": ("i4", ("nCells", "maxEdges"), [[1, 2, 3, 3], [1, 3, 4, 5]]),
-            "nEdgesOnCell": ("i4", ("nCells",), sizes),
-            "verticesOnEdge": ("i4", ("nEdges", "TWO"), [[1, 2], [2, 3], [3, 1]]),
-            "xVertex": ("f8", ("nVertices",), [0, 1, 1, 0, -1]),
-            "yVertex": ("f8", ("nVertices",), [0, 0, 1, 1, 1]),
-            "zVertex": ("f8", ("nVertices",), [0] * 5),
-            "thickness": ("f4", ("Time", "nCells"), [[1, 2], [3, 4], [5, 6]]),
-        }
-        for name, (dtype, dims, values) in arrays.items():
-            if name not in leave_out:
-                nc.createVariable(name, dtype, dims)[...] = np.array(values)
-    return str(path)
 
 
 def test_a_plane_that_wraps(tmp_path):

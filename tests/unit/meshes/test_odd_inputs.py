@@ -6,8 +6,8 @@ import pytest
 
 from scidata.errors import ConfigError, CorruptDataError, SciDataError, UnsupportedFormatError
 from scidata.meshes.samples import read_samples
-from scidata.store.build.partition import partition
 from scidata.store.format.store import open_store, verify
+from scidata.store.partitioning.partition import partition
 from tests.unit._parts import check_round_trip, random_bounds
 
 RNG = np.random.default_rng(11)

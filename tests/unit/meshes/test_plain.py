@@ -2,7 +2,6 @@
 
 import pickle
 
-import h5py
 import numpy as np
 import pytest
 import zarr
@@ -16,60 +15,12 @@ from scidata.errors import (
     UnsupportedFormatError,
 )
 from scidata.meshes.samples import read_samples
+from tests.writers import write_arrays as write
 
 FORMATS = ["zarr2", "zarr3", "hdf5", "netcdf4", "netcdf3"]
 POINTS = np.random.default_rng(0).random((7, 2))
 CELLS = [[0, 1, 2], [2, 1, 3, 4], [4, 3, 5, 6, 2]]
 OFFSETS, CONNECTIVITY = np.array([0, 3, 7, 12]), np.concatenate(CELLS)
-
-
-def write(path, format, arrays, attributes=None, dims=None, root=None):
-    """Write arrays by name; ``attributes`` and ``dims`` by array."""
-    attributes, dims = attributes or {}, dims or {}
-    if format.startswith("zarr"):
-        group = zarr.open_group(path, mode="w", zarr_format=int(format[-1]))
-        group.attrs.update(root or {})
-        for name, given in arrays.items():
-            values = np.asarray(given)
-            chunks = tuple(max(1, (n + 1) // 2) for n in values.shape)
-            options = {"dimension_names": dims[name]} if name in dims and format == "zarr3" else {}
-            if format == "zarr2":  # whose fill value counts as CF's _FillValue, as in xarray: none, as xarray writes it
-                options["fill_value"] = None
-            array = group.create_array(name, shape=values.shape, dtype=values.dtype, chunks=chunks, **options)
-            array[...] = values + 0
-            extra = {"_ARRAY_DIMENSIONS": dims[name]} if name in dims and format == "zarr2" else {}
-            array.attrs.update({**attributes.get(name, {}), **extra})
-    elif format == "hdf5":
-        with h5py.File(path, "w") as f:
-            f.attrs.update(root or {})
-            for name, values in arrays.items():
-                f[name] = values
-                f[name].attrs.update(attributes.get(name, {}))
-                for i, dim in enumerate(dims.get(name, ())):
-                    f[name].dims[i].label = dim
-    else:
-        netcdf(path, format, arrays, attributes, dims, root or {})
-    return str(path)
-
-
-def netcdf(path, format, arrays, attributes, dims, root):
-    netCDF4 = pytest.importorskip("netCDF4", reason="writes the files")
-    with netCDF4.Dataset(path, "w", format="NETCDF4" if format == "netcdf4" else "NETCDF3_CLASSIC") as nc:
-        nc.setncatts(root)
-        for name, given in arrays.items():
-            values, name_here = np.asarray(given), name
-            if format == "netcdf3":  # which has neither groups nor 64-bit integers
-                values = values.astype("i4") if values.dtype.kind in "iu" else values
-                name_here = name.replace("cells/", "cells_")
-            names = dims.get(name, [f"{name.replace('/', '_')}_{i}" for i in range(values.ndim)])
-            for dim, size in zip(names, values.shape, strict=True):
-                if dim not in nc.dimensions:
-                    nc.createDimension(dim, size)
-            extra = dict(attributes.get(name, {}))
-            variable = nc.createVariable(name_here, values.dtype, names, fill_value=extra.pop("_FillValue", None))
-            variable.setncatts(extra)
-            variable.set_auto_mask(False)
-            variable[...] = values
 
 
 DIMS = {

@@ -3,7 +3,6 @@
 import multiprocessing
 import pickle
 
-import h5py
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,26 +10,17 @@ from hypothesis import strategies as st
 
 import scidata.meshes.formats.base
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, UnsupportedFormatError
-from scidata.meshes.formats.base import Cells, Joined
+from scidata.meshes.formats.base import Joined, RawCells
 from scidata.meshes.sample import RawSample, parse_edges
 from scidata.meshes.samples import read_samples
+from tests.writers import write_hdf5
 
 POINTS = np.random.default_rng(0).random((6, 2))
 CELLS = [[0, 1, 2], [2, 3, 4], [3, 4, 5]]
 
 
-def write(path, arrays, dims=None):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with h5py.File(path, "w") as f:
-        for name, values in arrays.items():
-            f[name] = values
-            for i, dim in enumerate((dims or {}).get(name, ())):
-                f[name].dims[i].label = dim
-    return str(path)
-
-
 def write_mesh(path, **arrays):
-    return write(path, {"points": POINTS, "cells": CELLS, **arrays})
+    return write_hdf5(path, {"points": POINTS, "cells": CELLS, **arrays})
 
 
 def test_one_sample_per_file(tmp_path):
@@ -92,7 +82,7 @@ def test_samples_are_read_in_another_process(tmp_path):
 
 def test_a_field_reads_ranges_of_rows(tmp_path):
     values = np.random.default_rng(0).random((4, 6, 2))
-    path = write(
+    path = write_hdf5(
         tmp_path / "m.h5",
         {"points": POINTS, "cells": CELLS, "node/w": values, "flag": [True] * 6},
         {"node/w": ["time"]},
@@ -116,8 +106,8 @@ def test_files_continue_in_time(tmp_path):
     rng = np.random.default_rng(0)
     parts = [rng.random((steps, 6)) for steps in (2, 1, 3)]
     dims = {"p": ["time", "n"]}
-    paths = [write(tmp_path / f"p{i}.h5", {"p": part}, dims) for i, part in enumerate(parts)]
-    other = write(tmp_path / "t.h5", {"t": np.arange(3.0)})
+    paths = [write_hdf5(tmp_path / f"p{i}.h5", {"p": part}, dims) for i, part in enumerate(parts)]
+    other = write_hdf5(tmp_path / "t.h5", {"t": np.arange(3.0)})
     sample = pickle.loads(pickle.dumps(read_samples([*paths, other], mesh=mesh)))[0]
     p, whole = sample.fields["p"], np.concatenate(parts)
     assert (p.entity, p.dims, p.shape, p.entity_dim) == ("node", ("time", "n"), (6, 6), 1)
@@ -130,10 +120,12 @@ def test_files_continue_in_time(tmp_path):
 
 def test_a_length_that_fits_two_entities(tmp_path):
     mesh = write_mesh(tmp_path / "mesh.h5")  # 6 nodes, 3 cells
-    path = write(tmp_path / "p.h5", {"p": np.zeros((3, 6))}, {"p": ["run", "n"]})
+    path = write_hdf5(tmp_path / "p.h5", {"p": np.zeros((3, 6))}, {"p": ["run", "n"]})
     with pytest.raises(FieldMismatchError, match=r"'p' of shape \(run: 3, n: 6\) fits cells and nodes alike"):
         read_samples(path, mesh=mesh)[0]
-    path = write(tmp_path / "p.h5", {"node/p": np.zeros((3, 6)), "v": np.zeros((6, 3)), "square": np.zeros((6, 6))})
+    path = write_hdf5(
+        tmp_path / "p.h5", {"node/p": np.zeros((3, 6)), "v": np.zeros((6, 3)), "square": np.zeros((6, 6))}
+    )
     fields = read_samples(path, mesh=mesh)[0].fields
     assert {n: (f.entity, f.entity_dim) for n, f in fields.items()} == {
         "p": ("node", 1),
@@ -145,7 +137,7 @@ def test_a_length_that_fits_two_entities(tmp_path):
 def test_files_without_time_are_stacked(tmp_path):
     mesh = write_mesh(tmp_path / "mesh.h5")
     parts = [np.arange(12.0).reshape(6, 2) + i for i in range(3)]
-    paths = [write(tmp_path / f"p{i}.h5", {"p": part}) for i, part in enumerate(parts)]
+    paths = [write_hdf5(tmp_path / f"p{i}.h5", {"p": part}) for i, part in enumerate(parts)]
     p = read_samples(paths, mesh=mesh)[0].fields["p"]
     assert (p.dims[0], p.shape, p.entity_dim) == ("sample", (3, 6, 2), 1)
     assert np.array_equal(p.read(slice(2, 5)), np.stack(parts)[:, 2:5])
@@ -153,16 +145,16 @@ def test_files_without_time_are_stacked(tmp_path):
 
 def test_files_that_disagree(tmp_path):
     mesh = write_mesh(tmp_path / "mesh.h5")
-    one = write(tmp_path / "one.h5", {"p": np.zeros(6)})
+    one = write_hdf5(tmp_path / "one.h5", {"p": np.zeros(6)})
     for name, values in (("cells", np.zeros(3)), ("dtype", np.zeros(6, "f4")), ("tail", np.zeros((6, 2)))):
-        other = write(tmp_path / f"{name}.h5", {"p": values})
+        other = write_hdf5(tmp_path / f"{name}.h5", {"p": values})
         with pytest.raises(FieldMismatchError, match=rf"{name}\.h5: field 'p'.*one\.h5 has.*must agree"):
             read_samples([one, other], mesh=mesh)[0]
 
 
 def test_data_replace_what_the_mesh_has(tmp_path):
     mesh = write_mesh(tmp_path / "mesh.h5", p=np.zeros(6))
-    data = write(tmp_path / "data.h5", {"p": np.ones(6)})
+    data = write_hdf5(tmp_path / "data.h5", {"p": np.ones(6)})
     assert read_samples(data, mesh=mesh)[0].fields["p"].read().tolist() == [1] * 6
     assert read_samples(mesh, mesh=mesh)[0].fields["p"].read().tolist() == [0] * 6
 
@@ -226,7 +218,7 @@ def test_wrong_files_and_names(tmp_path):
         read_samples(path, fields=["note"])[0]
     assert "note" in read_samples(path)[0].left_out
     with pytest.raises(UnsupportedFormatError, match=r"mesh\.h5: no mesh"):
-        read_samples(write(tmp_path / "mesh.h5", {"a": np.zeros(3)}))[0]
+        read_samples(write_hdf5(tmp_path / "mesh.h5", {"a": np.zeros(3)}))[0]
 
 
 def test_text_is_left_out_with_its_reason(tmp_path):
@@ -237,7 +229,7 @@ def test_text_is_left_out_with_its_reason(tmp_path):
 
 
 def test_samples_made_by_hand():
-    cells = Cells(offsets=np.array([0, 3]), connectivity=np.arange(3), cell_type=np.array([5], "u1"))
+    cells = RawCells(offsets=np.array([0, 3]), connectivity=np.arange(3), cell_type=np.array([5], "u1"))
     sample = RawSample(name="s", kind="mesh", points=POINTS, cells=cells)
     assert sample.sizes == {"node": 6, "cell": 1}
     assert RawSample(name="s", kind="points", points=POINTS).sizes == {"point": 6}
@@ -251,6 +243,6 @@ def test_samples_made_by_hand():
             RawSample(name="s", **wrong)
     for offsets in ([0, 2], [1, 3], [0, 3, 3]):
         with pytest.raises(ConfigError, match="cells need offsets from 0 to 3"):
-            Cells(offsets=np.array(offsets), connectivity=np.arange(3), cell_type=np.array([5], "u1"))
+            RawCells(offsets=np.array(offsets), connectivity=np.arange(3), cell_type=np.array([5], "u1"))
     with pytest.raises(ConfigError, match="must not decrease, but do after cell 1"):
-        Cells(offsets=np.array([0, 4, 3]), connectivity=np.arange(3), cell_type=np.array([5, 5], "u1"))
+        RawCells(offsets=np.array([0, 4, 3]), connectivity=np.arange(3), cell_type=np.array([5, 5], "u1"))

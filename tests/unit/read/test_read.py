@@ -1,9 +1,11 @@
 """read_plan against NumPy indexing, on real files of every layout; then against zarr-python and h5py."""
 
 import dataclasses
+import gc
 import math
 import os
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import fsspec
@@ -26,10 +28,10 @@ from scidata.errors import (
     ShortReadError,
     UnsupportedFormatError,
 )
-from scidata.plan import chunks_needed, plan_array
-from scidata.read import ReadStats, blosc, read_plan
+from scidata.plan import chunks_needed, cut, plan_array
+from scidata.read import Job, ReadStats, blosc, read_plan, read_plans, tables
 from scidata.sources import open_source
-from scidata.sources.bytes import files
+from scidata.sources.access import files
 
 ENCODERS = {
     "blosc": lambda b, c: numcodecs.Blosc(**c).encode(b),
@@ -568,6 +570,74 @@ def test_fallback_reads_boxes_through_the_source(tmp_path):
         np.testing.assert_array_equal(out, expected(data, selection))
         assert not plan.exact
         assert stats.num_reads > 0
+
+
+@pytest.mark.parametrize("chain", [(), ("zstd",), ("crc32c",), ("blosc",)])
+def test_a_job_runs_any_number_of_times(tmp_path, chain):
+    data = values((10, 9), "<i4")
+    source = FileSource(tmp_path, data, chunks=(4, 4), codecs=configured(chain, 4))
+    os.remove(os.path.join(tmp_path, "2.1"))
+    del source.places[2, 1]
+    selection, wanted = everything((10, 9)), data.copy()
+    wanted[8:, 4:8] = 7  # the fill value, each time
+    job = Job(plan_array(source.layout, selection, source.locate, out_shape=(10, 9)), source, allow_missing=True)
+    buffers = [np.full((10, 9), i, dtype) for i, dtype in enumerate(["i4", "f8", "i4", "f4", "f8", "i4"])]
+    stats = [read_plans([(job, out)]) for out in buffers]
+    for out in buffers:
+        np.testing.assert_array_equal(out, wanted)
+    assert len({s.bytes_fetched for s in stats}) == 1
+    assert stats[0].bytes_fetched == job.plan.bytes_fetched
+    with pytest.raises(ConfigError, match="buffer must be"):
+        read_plans([(job, np.empty((9, 10), "i4"))])
+    strict = Job(job.plan, source)
+    for _ in range(2):
+        with pytest.raises(MissingChunkError, match=r"chunk \(2, 1\)"):
+            read_plans([(strict, buffers[0])])
+
+
+def test_an_absent_chunk_of_a_fallback_array_is_missed_at_each_run(tmp_path):
+    data = values((8, 4), "<f4")
+
+    class Fallback(FileSource):
+        def read_box(self, layout, box, out):
+            out[...] = data[box]
+
+    source = Fallback(tmp_path, data, chunks=(4, 4))
+    layout = dataclasses.replace(source.layout, fallback=True)
+    job, out = (
+        Job(plan_array(layout, everything((8, 4)), source.locate, out_shape=(8, 4)), source),
+        np.empty((8, 4), "f4"),
+    )
+    read_plans([(job, out)])
+    np.testing.assert_array_equal(out, data)
+    del source.places[1, 0]
+    with pytest.raises(MissingChunkError, match=r"chunk \(1, 0\)"):
+        read_plans([(job, out)])
+
+
+def test_what_is_derived_from_a_pattern_is_shared_by_its_plans_and_goes_with_it(tmp_path):
+    data = values((6, 400, 3), "<f4")
+    source = FileSource(tmp_path, data, chunks=(1, 400, 3))
+    dims = (Segment(start=0, count=400),), (Segment(start=0, count=2),)
+    plans = [
+        plan_array(source.layout, ((Segment(start=i, count=1),), *dims), source.locate, out_shape=(1, 400, 2))
+        for i in range(6)
+    ]
+    pattern = weakref.ref(plans[0].pattern)
+    assert all(plan.pattern is pattern() for plan in plans)
+    before = len(tables._kept)
+    for i, plan in enumerate(plans):
+        for dtype in ("f4", "f8"):
+            out = np.empty(plan.out_shape, dtype)
+            read_plan(plan, out, source=source)
+            np.testing.assert_array_equal(out, data[i : i + 1, :, :2])
+    assert len(tables._kept) == before + 1
+    assert len(tables._kept[pattern()]) == 2
+    del plan, plans
+    cut._cuts.clear()
+    gc.collect()
+    assert pattern() is None
+    assert len(tables._kept) == before
 
 
 def test_stats_add_up():

@@ -9,8 +9,8 @@ from scipy.spatial import Delaunay
 
 from scidata.errors import FieldMismatchError
 from scidata.meshes.samples import read_samples
-from scidata.store.build.partition import partition
 from scidata.store.format.store import open_store, verify
+from scidata.store.partitioning.partition import partition
 from tests.unit._parts import check_round_trip, random_bounds
 
 FORMATS = ["zarr2", "zarr3", "hdf5", "netcdf4", "netcdf3"]
@@ -21,7 +21,7 @@ TRIANGLES, TETS = Delaunay(XY).simplices.astype("i4"), Delaunay(XYZ).simplices.a
 
 def plain(kind, format):
     def write(path):
-        from test_topology_plain import write as write_plain
+        from tests.unit.meshes.test_plain import write as write_plain
 
         arrays, dims = {"points": XY, "u": RNG.random((60, 3)).astype("f4")}, {"points": ["n", "xy"], "u": ["n", "k"]}
         if kind == "mesh":
@@ -36,25 +36,25 @@ def plain(kind, format):
 
 
 def ugrid(path):
-    from test_topology_ugrid import write_mesh
+    from tests.unit.meshes.test_ugrid import write_mesh
 
     return write_mesh(path / "raw.nc", cells=TRIANGLES.tolist(), points=XY, start=1)
 
 
 def mpas(path):
-    from test_topology_mpas import write_plane
+    from tests.unit.meshes.test_mpas import write_plane
 
     return write_plane(path / "raw.nc")
 
 
 def exodus(path):
-    from test_topology_exodus import write as write_exodus
+    from tests.unit.meshes.test_exodus import write as write_exodus
 
     return write_exodus(path / "raw.exo", "NETCDF4")[0]
 
 
 def vtkhdf(path):
-    from test_topology_vtkhdf import write as write_vtkhdf
+    from tests.unit.meshes.test_vtkhdf import write as write_vtkhdf
 
     half = len(TETS) // 2
     pieces = [(rows.tolist(), [10] * len(rows), 40) for rows in (TETS[:half], TETS[half:])]

@@ -18,9 +18,9 @@ import zarr
 import scidata
 from scidata.core.urls import Seen, Version, url_of
 from scidata.errors import SourceChangedError, UnsupportedFormatError
-from scidata.sources.bytes import retry
-from scidata.sources.bytes.files import files
-from scidata.sources.bytes.remote import request
+from scidata.sources.access import retry
+from scidata.sources.access.files import files
+from scidata.sources.access.remote import request
 from tests.unit._s3 import BUCKET, serve
 
 SHAPE = (6, 64, 96)

@@ -21,8 +21,8 @@ import scidata
 from scidata.cli.app import app
 from scidata.core.urls import Url, public_text, url_of
 from scidata.errors import ConfigError
-from scidata.sources.bytes import retry
-from scidata.sources.bytes.retry import causes
+from scidata.sources.access import retry
+from scidata.sources.access.retry import causes
 from tests.unit._s3 import SECRET, serve
 
 CANARY = "canary-7f3e9b21c4"

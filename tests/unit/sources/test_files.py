@@ -11,8 +11,8 @@ from types import ModuleType
 import pytest
 
 from scidata.loader.peers import processes
-from scidata.sources.bytes import files
-from scidata.sources.bytes.files import FileCache
+from scidata.sources.access import files
+from scidata.sources.access.files import FileCache
 from tests.faults.descriptors import data_sets, run_apart
 
 

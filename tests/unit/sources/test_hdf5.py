@@ -30,7 +30,7 @@ from scidata.errors import (
     UnsupportedFormatError,
 )
 from scidata.sources import open_source
-from scidata.sources.bytes.files import files
+from scidata.sources.access.files import files
 from scidata.sources.hdf5 import HDF5Source
 
 

@@ -21,7 +21,7 @@ from scipy.io import netcdf_file
 from scidata.core.types import Source
 from scidata.errors import ConfigError, CorruptDataError, ShortReadError, UnknownNameError, UnsupportedFormatError
 from scidata.sources import open_source
-from scidata.sources.bytes.files import files
+from scidata.sources.access.files import files
 from scidata.sources.netcdf import NetCDF3Source, NetCDF4Source
 from scidata.sources.netcdf3 import read_header
 

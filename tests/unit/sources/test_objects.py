@@ -22,9 +22,9 @@ from scidata.errors import ChecksumError, CorruptDataError, MissingChunkError, S
 from scidata.plan import chunks_needed, plan_array, spans
 from scidata.read import read_plan
 from scidata.sources import open_source
-from scidata.sources.bytes import filesystems
-from scidata.sources.bytes import retry as _retry
-from scidata.sources.bytes.files import files, url_of
+from scidata.sources.access import filesystems
+from scidata.sources.access import retry as _retry
+from scidata.sources.access.files import files, url_of
 from tests.unit._s3 import BUCKET, serve
 
 VALUES = np.random.default_rng(0).normal(size=(4, 16, 24)).astype("f4")
@@ -348,7 +348,7 @@ _MANY = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
 import h5py, numpy as np, os, zarr
-from scidata.sources.bytes.files import files
+from scidata.sources.access.files import files
 from scidata.grids.series import Series
 from scidata.read.whole import read_array
 from scidata.sources import open_source

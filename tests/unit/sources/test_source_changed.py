@@ -14,7 +14,7 @@ import pytest
 
 import scidata
 from scidata.errors import SourceChangedError
-from scidata.sources.bytes.files import files
+from scidata.sources.access.files import files
 from scidata.testing import make_grid
 
 FORMATS = ("zarr2", "zarr3", "zarr3_sharded", "hdf5", "hdf5_chunked", "netcdf4", "netcdf3")

@@ -17,9 +17,9 @@ import scidata
 import scidata.data.open_dataset  # whose time is not the server's
 import scidata.store.reading.reader
 from scidata.core.urls import url_of
-from scidata.sources.bytes import filesystems, remote, retry
-from scidata.sources.bytes.files import files
-from scidata.sources.bytes.remote import request
+from scidata.sources.access import filesystems, remote, retry
+from scidata.sources.access.files import files
+from scidata.sources.access.remote import request
 
 TOTAL = 2.0
 

@@ -38,7 +38,7 @@ from scidata.errors import (
     UnknownNameError,
     UnsupportedFormatError,
 )
-from scidata.sources.bytes.files import files
+from scidata.sources.access.files import files
 from scidata.sources.zarr import tree as _zarr_tree
 from scidata.sources.zarr.metadata import parse_v2, parse_v3
 from scidata.sources.zarr.source import ZarrSource

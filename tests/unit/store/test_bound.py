@@ -10,13 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import fsspec
-import h5py
 import numpy as np
 import pytest
 import torch
 import zarr
 from crc32c import crc32c
-from scipy.spatial import Delaunay
 
 import scidata
 from scidata.errors import ChecksumError, CorruptDataError, FieldMismatchError
@@ -27,6 +25,7 @@ from scidata.store.format.checksums import KEPT_BYTES
 from scidata.store.format.manifest import CHECKSUMS, SCHEMA_VERSION, dump_json, sealed
 from scidata.store.format.store import MANIFEST, open_store, read_sample_info, verify, write_manifest
 from scidata.store.reading.reader import StoreReader
+from tests.writers import triangulation, write_hdf5
 
 NUM_NODES, NUM_SAMPLES = 3000, 4
 
@@ -35,16 +34,12 @@ NUM_NODES, NUM_SAMPLES = 3000, 4
 def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Samples that are alike in all but the values of their fields; shards of two chunks."""
     folder = tmp_path_factory.mktemp("bound")
-    points = np.random.default_rng(0).random((NUM_NODES, 2))
+    mesh = triangulation(np.random.default_rng(0).random((NUM_NODES, 2)))
     for index in range(NUM_SAMPLES):
         rng = np.random.default_rng(1 + index)
-        with h5py.File(folder / f"case{index}.h5", "w") as file:
-            file["points"] = points
-            file["cells"] = Delaunay(points).simplices.astype("i4")
-            for name in ("u", "v"):
-                file[f"node/{name}"] = rng.standard_normal(NUM_NODES).astype("f4")
-            file["node/history"] = rng.standard_normal((3, NUM_NODES))
-            file["node/history"].dims[0].label = "time"
+        fields = {f"node/{name}": rng.standard_normal(NUM_NODES).astype("f4") for name in ("u", "v")}
+        fields["node/history"] = rng.standard_normal((3, NUM_NODES))
+        write_hdf5(folder / f"case{index}.h5", mesh | fields, {"node/history": ["time"]})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(arrays, "_SHARD_BYTES", 2 * 4 * arrays.CHUNK_ROWS)
         scidata.partition([folder / f"case{i}.h5" for i in range(NUM_SAMPLES)], folder / "store")

@@ -3,16 +3,15 @@
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 
-import h5py
 import numpy as np
 import pytest
-from scipy.spatial import Delaunay
 
 import scidata
 from scidata.errors import ConfigError
-from scidata.store.build.partition import partition
+from scidata.store.partitioning.partition import partition
 from scidata.store.reading.reader import StoreReader
 from scidata.store.reading.rows import RowAccess
+from tests.writers import triangulation, write_hdf5
 
 INDEX_ARRAYS = ("csr/indptr", "csr/src", "cell/offsets", "cell/connectivity", "cell/type")
 
@@ -23,12 +22,9 @@ def store(tmp_path_factory):
     folder = tmp_path_factory.mktemp("kept")
     for case in range(3):
         rng = np.random.default_rng(case)
-        points = rng.random((400, 2))
-        with h5py.File(folder / f"case{case}.h5", "w") as file:
-            file["points"] = points
-            file["cells"] = Delaunay(points).simplices.astype("i4")
-            data = file.create_dataset("node/u", data=rng.standard_normal((4, 400)))
-            data.dims[0].label = "time"
+        mesh = triangulation(rng.random((400, 2)))
+        fields = {"node/u": rng.standard_normal((4, 400))}
+        write_hdf5(folder / f"case{case}.h5", mesh | fields, {"node/u": ["time"]})
     partition(sorted(folder.glob("*.h5")), folder / "store")
     return str(folder / "store")
 

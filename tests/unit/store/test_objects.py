@@ -19,8 +19,8 @@ from scipy.spatial import Delaunay
 
 import scidata
 from scidata.errors import ChecksumError, ConfigError
-from scidata.sources.bytes import filesystems, retry
-from scidata.sources.bytes import remote as requests
+from scidata.sources.access import filesystems, retry
+from scidata.sources.access import remote as requests
 from scidata.store.reading.reader import StoreReader
 from tests.unit._s3 import serve
 

@@ -18,7 +18,6 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 import pytest
-from scipy.spatial import Delaunay
 
 import scidata
 from scidata.errors import (
@@ -29,33 +28,28 @@ from scidata.errors import (
     SciDataError,
     UnknownNameError,
 )
-from scidata.store.build.jobs import run_jobs
-from scidata.store.build.output import Part, claim_output, finished_samples
-from scidata.store.build.partition import finalize, partition
 from scidata.store.format.store import MANIFEST, Store, is_store, open_store, verify
+from scidata.store.partitioning.jobs import run_jobs
+from scidata.store.partitioning.output import Part, claim_output, finished_samples
+from scidata.store.partitioning.partition import finalize, partition
 from tests.unit._children import interrupted
+from tests.writers import triangulation, write_hdf5
 
 ROOT = Path(__file__).parents[3]
 DATA = ROOT.parent / "shared" / "data"
 
 
 def write(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> Path:
-    with h5py.File(path, "w") as file:
-        for name, values in arrays.items():
-            file[name] = values
-    return path
+    return Path(write_hdf5(path, arrays))
 
 
 def mesh_arrays(num_nodes: int = 300, seed: int = 0) -> dict[str, npt.NDArray[Any]]:
     rng = np.random.default_rng(seed)
-    points = rng.random((num_nodes, 2))
-    cells = Delaunay(points).simplices.astype(np.int32)
-    return {
-        "points": points,
-        "cells": cells,
+    mesh = triangulation(rng.random((num_nodes, 2)))
+    return mesh | {
         "node/u": rng.standard_normal(num_nodes).astype(np.float32),
         "node/wind": rng.standard_normal((num_nodes, 2)),
-        "cell/area": rng.random(len(cells)),
+        "cell/area": rng.random(len(mesh["cells"])),
     }
 
 
@@ -594,5 +588,5 @@ def test_root_exports_it(files: list[Path], whole: Path, tmp_path: Path) -> None
 
 
 def test_imports_no_torch() -> None:
-    code = "import scidata.store.build.partition, sys; assert 'torch' not in sys.modules"
+    code = "import scidata.store.partitioning.partition, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)

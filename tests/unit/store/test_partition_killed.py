@@ -21,9 +21,9 @@ import numpy as np
 import pytest
 from scipy.spatial import Delaunay
 
-from scidata.store.build.output import finished_samples
-from scidata.store.build.partition import finalize, partition
 from scidata.store.format.store import is_store
+from scidata.store.partitioning.output import finished_samples
+from scidata.store.partitioning.partition import finalize, partition
 
 ROOT = Path(__file__).parents[3]
 NUM_SAMPLES = 3

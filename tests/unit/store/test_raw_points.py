@@ -12,10 +12,11 @@ import zarr
 import scidata
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, UnsupportedFormatError
 from scidata.loader.data_loader import DataLoader
-from scidata.store.build.partition import partition
+from scidata.store.partitioning.partition import partition
 from scidata.store.raw_points.reader import PointsReader
 from scidata.store.reading.rows import RowAccess
 from scidata.store.reading.subsample import make_subsample
+from tests.writers import write_hdf5
 
 COUNT = 5003
 
@@ -53,9 +54,7 @@ def write(path, values):
                 dims = ("point", *(f"k{n}" for n in x.shape[1:]))
                 file.createVariable(name, x.dtype, dims, chunksizes=chunks, zlib=True)[:] = x
     else:
-        with h5py.File(path, "w") as file:
-            for name, x in values.items():
-                file[name] = x
+        write_hdf5(path, values)
     return path
 
 

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.spatial import Delaunay, cKDTree
+from scipy.spatial import cKDTree
 
 from scidata.errors import ConfigError, UnknownNameError
 from scidata.meshes.order.positions import unit_sphere
 from scidata.meshes.samples import read_samples
-from scidata.store.build.partition import partition
+from scidata.store.partitioning.partition import partition
 from scidata.store.reading.reader import StoreReader
 from tests.unit._parts import check_round_trip, random_bounds
+from tests.writers import triangulation, write_hdf5
 
 DATA = Path(__file__).parents[3].parent / "shared" / "data"
 
@@ -23,26 +24,26 @@ DATA = Path(__file__).parents[3].parent / "shared" / "data"
 def write_mesh(path, num_nodes=1700, seed=0):
     """A triangulation with fields on nodes and cells, one of them with time before the nodes."""
     rng = np.random.default_rng(seed)
-    points = rng.random((num_nodes, 2))
-    with h5py.File(path, "w") as file:
-        file["points"] = points
-        file["cells"] = Delaunay(points).simplices.astype("i4")
-        file["u"] = rng.standard_normal((num_nodes, 3)).astype("f4")
-        file["cost"] = rng.integers(0, 9, num_nodes).astype("f8")
-        file["area"] = rng.random(len(file["cells"]))
-        file["node/history"] = rng.standard_normal((3, num_nodes, 2))
-    return str(path)
+    mesh = triangulation(rng.random((num_nodes, 2)))
+    fields = {
+        "u": rng.standard_normal((num_nodes, 3)).astype("f4"),
+        "cost": rng.integers(0, 9, num_nodes).astype("f8"),
+        "area": rng.random(len(mesh["cells"])),
+        "node/history": rng.standard_normal((3, num_nodes, 2)),
+    }
+    return write_hdf5(path, mesh | fields)
 
 
 def write_graph(path, num_nodes=900, num_edges=4000, seed=1):
     """A directed graph: isolated nodes, parallel edges, fields on nodes and edges."""
     rng = np.random.default_rng(seed)
-    with h5py.File(path, "w") as file:
-        file["points"] = rng.random((num_nodes, 3))
-        file["edge_index"] = rng.integers(0, num_nodes * 3 // 4, (2, num_edges))
-        file["x"] = rng.standard_normal((num_nodes, 2))
-        file["edge_attr"] = rng.standard_normal((num_edges, 2)).astype("f4")
-    return str(path)
+    arrays = {
+        "points": rng.random((num_nodes, 3)),
+        "edge_index": rng.integers(0, num_nodes * 3 // 4, (2, num_edges)),
+        "x": rng.standard_normal((num_nodes, 2)),
+        "edge_attr": rng.standard_normal((num_edges, 2)).astype("f4"),
+    }
+    return write_hdf5(path, arrays)
 
 
 @pytest.fixture(scope="module")
@@ -121,12 +122,8 @@ def write_cloud(path, sphere=False, num_points=6000):
         points = np.stack(
             [rng.uniform(-180, 180, num_points), np.rad2deg(np.arcsin(rng.uniform(-1, 1, num_points)))], 1
         )
-    with h5py.File(path, "w") as file:
-        file["points"] = points
-        if sphere:
-            file["points"].attrs["units"] = "degrees"
-        file["u"] = rng.standard_normal((num_points, 2)).astype("f4")
-    return str(path)
+    arrays = {"points": points, "u": rng.standard_normal((num_points, 2)).astype("f4")}
+    return write_hdf5(path, arrays, attributes={"points": {"units": "degrees"}} if sphere else None)
 
 
 @pytest.mark.parametrize("sphere", [False, True])

@@ -8,16 +8,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.spatial import Delaunay
 
 import scidata
 from scidata.errors import ConfigError, UnknownNameError
 from scidata.loader.data_loader import DataLoader
 from scidata.meshes.samples import read_samples
-from scidata.store.build.partition import partition
+from scidata.store.partitioning.partition import partition
 from scidata.store.reading.reader import StoreReader
 from scidata.store.reading.subsample import Draw, make_subsample
 from scidata.testing import make_grid
+from tests.writers import triangulation, write_hdf5
 
 POINTS = 9000
 
@@ -123,10 +123,8 @@ def cloud(tmp_path_factory):
     raws = []
     for i, count in enumerate((POINTS, 300)):
         raws.append(str(folder / f"{i}.h5"))
-        with h5py.File(raws[-1], "w") as file:
-            file["points"] = rng.random((count, 3))
-            file["u"] = rng.standard_normal((count, 2)).astype("f4")
-            file["point/history"] = rng.standard_normal((3, count))
+        fields = {"points": rng.random((count, 3)), "u": rng.standard_normal((count, 2)).astype("f4")}
+        write_hdf5(raws[-1], fields | {"point/history": rng.standard_normal((3, count))})
     partition(raws, folder / "store", kind="points")
     return raws, str(folder / "store")
 
@@ -135,12 +133,8 @@ def cloud(tmp_path_factory):
 def mesh(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mesh")
     rng = np.random.default_rng(1)
-    points = rng.random((2500, 2))
-    with h5py.File(folder / "mesh.h5", "w") as file:
-        file["points"] = points
-        file["cells"] = Delaunay(points).simplices.astype("i4")
-        file["u"] = rng.standard_normal((2500, 2))
-        file["area"] = rng.random(len(file["cells"]))
+    arrays = triangulation(rng.random((2500, 2))) | {"u": rng.standard_normal((2500, 2))}
+    write_hdf5(folder / "mesh.h5", arrays | {"area": rng.random(len(arrays["cells"]))})
     partition(str(folder / "mesh.h5"), folder / "store")
     return str(folder / "mesh.h5"), str(folder / "store")
 

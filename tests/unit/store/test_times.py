@@ -5,31 +5,26 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.spatial import Delaunay
 
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError
-from scidata.store.build.partition import partition
+from scidata.store.partitioning.partition import partition
 from scidata.store.reading.reader import StoreReader
+from tests.writers import triangulation, write_hdf5
 
 TIMES = (5, 3)
 NAMES = {"u": ("time", "lev", "node"), "v": ("node", "time"), "w": ("node", "lev"), "fixed": ("node",)}
 CELLS = {"area": ("cell",), "flux": ("time", "cell")}
+FIELDS = {"node": NAMES, "cell": CELLS}
 
 
 def write_raw(path, num_times, num_nodes=300):
     """A triangulation; fields with time before the nodes, behind them, on cells, and without."""
     rng = np.random.default_rng(num_times)
-    points = rng.random((num_nodes, 2))
-    with h5py.File(path, "w") as file:
-        file["points"] = points
-        file["cells"] = Delaunay(points).simplices.astype("i4")
-        sizes = {"time": num_times, "lev": 4, "node": num_nodes, "cell": len(file["cells"])}
-        for entity, fields in (("node", NAMES), ("cell", CELLS)):
-            for name, dims in fields.items():
-                data = file.create_dataset(f"{entity}/{name}", data=rng.standard_normal([sizes[d] for d in dims]))
-                for i, dim in enumerate(dims):
-                    data.dims[i].label = dim
-    return str(path)
+    mesh = triangulation(rng.random((num_nodes, 2)))
+    sizes = {"time": num_times, "lev": 4, "node": num_nodes, "cell": len(mesh["cells"])}
+    dims = {f"{entity}/{name}": dims for entity, named in FIELDS.items() for name, dims in named.items()}
+    fields = {name: rng.standard_normal([sizes[dim] for dim in dims[name]]) for name in dims}
+    return write_hdf5(path, mesh | fields, dims)
 
 
 @pytest.fixture(scope="module")

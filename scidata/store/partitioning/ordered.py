@@ -9,11 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.bounds import bounds_of
+from scidata.core.types import IntArray
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
+from scidata.meshes.formats.base import RawCells, RawField
 from scidata.meshes.order.cells import cell_owner, edges_of_cells
-from scidata.meshes.order.faults import Repaired
-from scidata.meshes.order.dual import cell_centres, edges_across_faces
 from scidata.meshes.order.csr import CSR, NodeIds, csr_from_edges
+from scidata.meshes.order.dual import cell_centres, edges_across_faces
+from scidata.meshes.order.faults import Repaired
 from scidata.meshes.order.hilbert import order_hilbert
 from scidata.meshes.order.mesh_edges import AlongMesh, along_mesh_edges
 from scidata.meshes.order.neighbours import knn_edges, radius_edges
@@ -22,8 +24,6 @@ from scidata.meshes.sample import RawSample, parse_edges
 from scidata.store.format.arrays import stored_dtype
 from scidata.store.format.manifest import FieldInfo, InputInfo
 from scidata.store.format.write import FieldData, OrderedCells, OrderedEdges, OrderedSample
-from scidata.meshes.formats.base import Cells, RawField
-from scidata.core.types import IntArray
 
 __all__ = ["ORDERS", "OrderOptions", "order_sample"]
 
@@ -124,7 +124,7 @@ def _sound(raw: RawSample, repaired: Repaired) -> RawSample:
     """Return the repaired arrays as a sample without fields, in the numbering of the rows that were kept."""
     cells = None
     if repaired.offsets is not None and repaired.connectivity is not None and repaired.cell_type is not None:
-        cells = Cells(offsets=repaired.offsets, connectivity=repaired.connectivity, cell_type=repaired.cell_type)
+        cells = RawCells(offsets=repaired.offsets, connectivity=repaired.connectivity, cell_type=repaired.cell_type)
     num_nodes = raw.num_nodes if repaired.kept_nodes is None else len(repaired.kept_nodes)
     return replace(
         raw, points=repaired.points, cells=cells, edge_index=repaired.edge_index, num_nodes=num_nodes, fields={}
@@ -240,7 +240,7 @@ def _orientation(signs: npt.NDArray[np.int8]) -> FieldData:
     return FieldData(info=info, shape=signs.shape, read=lambda box: signs[box], rows=rows)
 
 
-def _ordered_cells(cells: Cells, new_ids: NodeIds) -> OrderedCells:
+def _ordered_cells(cells: RawCells, new_ids: NodeIds) -> OrderedCells:
     """Number the nodes of the cells anew, and sort the cells by the lowest of them."""
     nodes = new_ids[cells.connectivity]
     owners = cell_owner(cells.offsets, nodes)

@@ -9,19 +9,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from scidata.core.checks import whole
-from scidata.sources.bytes.files import files, is_url, url_of
 from scidata.errors import ConfigError, CorruptDataError, OutputError
-from scidata.store.build.sample import KEEPABLE, PlannedSample, Task, plan_sample, process_sample
+from scidata.sources.access.files import files, is_url, url_of
 from scidata.sources.paths import expand_paths
-from scidata.store.format.store import MANIFEST, read_sample_info, verify_sample, write_manifest
-from scidata.store.build import output
-from scidata.store.build.inputs import difference
-from scidata.store.build.jobs import run_jobs
 from scidata.store.format.manifest import SCHEMA_VERSION, Manifest, SampleInfo
-from scidata.store.build.ordered import OrderOptions
-from scidata.store.build.output import Part
+from scidata.store.format.store import MANIFEST, read_sample_info, verify_sample, write_manifest
 from scidata.store.format.treatments import TREATMENTS, treat_alike
 from scidata.store.format.write import MAX_FIELD_BYTES
+from scidata.store.partitioning import output
+from scidata.store.partitioning.inputs import difference
+from scidata.store.partitioning.jobs import run_jobs
+from scidata.store.partitioning.ordered import OrderOptions
+from scidata.store.partitioning.output import Part
+from scidata.store.partitioning.sample import KEEPABLE, PlannedSample, Task, plan_sample, process_sample
 
 __all__ = ["KEEPABLE", "PartitionReport", "PlannedSample", "finalize", "partition"]
 

@@ -2,7 +2,7 @@
 
 A local path is read with ``preadv`` into the caller's buffer through a bounded cache of descriptors; anything with a
 scheme (``s3://``, ``https://``, ``memory://``) goes through fsspec's ranged reads. Both raise the same errors, and both
-try again where a failure may pass by itself (:mod:`scidata.sources.bytes.retry`).
+try again where a failure may pass by itself (:mod:`scidata.sources.access.retry`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any, TypeAlias
 
 from scidata.core.urls import Url, is_url, public_text, url_of
 from scidata.errors import ShortReadError, SourceChangedError
-from scidata.sources.bytes import retry
-from scidata.sources.bytes.remote import fetch, request
-from scidata.sources.bytes.retry import is_transient
+from scidata.sources.access import retry
+from scidata.sources.access.remote import fetch, request
+from scidata.sources.access.retry import is_transient
 
 __all__ = [
     "FileCache",
@@ -70,7 +70,7 @@ def most_open() -> int:
 
 
 def retried(path: str, call: Any) -> Any:
-    """Call until it does not fail for a passing reason, as :class:`scidata.sources.bytes.retry.Retry` says."""
+    """Call until it does not fail for a passing reason, as :class:`scidata.sources.access.retry.Retry` says."""
     return retry.RETRY.run(path, call)
 
 

@@ -19,12 +19,12 @@ from typing import Any
 from scidata.errors import ConfigError, CorruptDataError, near_matches
 from scidata.meshes.order.faults import REMEDIES, Finding, Repaired, check_sample, repair
 from scidata.meshes.sample import RawSample, SampleHeader, parse_edges
-from scidata.store.build.inputs import describe_input
+from scidata.meshes.samples import RawSamples, read_samples
 from scidata.store.format.manifest import SCHEMA_VERSION
-from scidata.store.build.ordered import ORDERS, OrderOptions, order_sample
 from scidata.store.format.treatments import TREATMENTS
 from scidata.store.format.write import OrderedSample, write_sample
-from scidata.meshes.samples import RawSamples, read_samples
+from scidata.store.partitioning.inputs import describe_input
+from scidata.store.partitioning.ordered import ORDERS, OrderOptions, order_sample
 
 __all__ = ["KEEPABLE", "PlannedSample", "Task", "plan_sample", "process_sample"]
 

@@ -9,8 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 from scidata.core.urls import Url
-from scidata.sources.bytes.filesystems import NUM_THREADS, current
-from scidata.sources.bytes.remote import start
+from scidata.sources.access.filesystems import NUM_THREADS, current
+from scidata.sources.access.remote import start
 
 __all__ = ["Fetches", "Range", "each", "run_each"]
 

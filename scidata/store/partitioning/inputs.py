@@ -11,8 +11,8 @@ import stat
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from scidata.sources.bytes.files import is_url
 from scidata.errors import RefusedError
+from scidata.sources.access.files import is_url
 from scidata.store.format.manifest import InputInfo
 
 __all__ = ["describe_input", "difference"]

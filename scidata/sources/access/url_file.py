@@ -7,7 +7,7 @@ import os
 from collections import OrderedDict
 from typing import Any
 
-from scidata.sources.bytes.files import files
+from scidata.sources.access.files import files
 
 __all__ = ["UrlFile"]
 

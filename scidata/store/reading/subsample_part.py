@@ -47,17 +47,17 @@ class DrawnPart:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Cells:
+class _DrawnCells:
     """Drawn cells: their rows, and their corners as the store's nodes."""
 
     rows: IntArray
     offsets: IntArray
     corners: IntArray
 
-    def take(self, kept: npt.NDArray[np.bool_]) -> _Cells:
+    def take(self, kept: npt.NDArray[np.bool_]) -> _DrawnCells:
         sizes = np.diff(self.offsets)
         corners = self.corners[np.repeat(kept, sizes)]
-        return _Cells(rows=self.rows[kept], offsets=bounds_of(sizes[kept]), corners=corners)
+        return _DrawnCells(rows=self.rows[kept], offsets=bounds_of(sizes[kept]), corners=corners)
 
 
 def drawn_part(access: RowAccess, cut: SamplePart, part: int, draw: Draw, entity: str) -> DrawnPart:
@@ -96,7 +96,7 @@ def _part_of(
     cut: SamplePart,
     part: int,
     drawn: Mapping[str, IntArray],
-    cells: _Cells | None,
+    cells: _DrawnCells | None,
     src: IntArray,
     dst: IntArray,
 ) -> DrawnPart:
@@ -127,10 +127,10 @@ def _part_of(
     return DrawnPart(rows=rows, index_maps=maps, edge_index=edges, cells=local_cells)
 
 
-def _read_cells(access: RowAccess, rows: IntArray) -> _Cells:
+def _read_cells(access: RowAccess, rows: IntArray) -> _DrawnCells:
     first, last = access.pointers("cell/offsets", rows)
     corners = access.gather("cell/connectivity", ranges(first, last)).astype(np.int64, copy=False)
-    return _Cells(rows=rows, offsets=bounds_of(last - first), corners=corners)
+    return _DrawnCells(rows=rows, offsets=bounds_of(last - first), corners=corners)
 
 
 def _edges_between(access: RowAccess, nodes: IntArray) -> tuple[IntArray, IntArray, IntArray]:

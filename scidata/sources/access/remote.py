@@ -17,9 +17,9 @@ from scidata.errors import (
     SourceChangedError,
     UnsupportedFormatError,
 )
-from scidata.sources.bytes import retry
-from scidata.sources.bytes.filesystems import current
-from scidata.sources.bytes.retry import Attempts, causes, is_transient, status_of
+from scidata.sources.access import retry
+from scidata.sources.access.filesystems import current
+from scidata.sources.access.retry import Attempts, causes, is_transient, status_of
 
 __all__ = ["check_document", "clean_error", "fetch", "request", "start"]
 

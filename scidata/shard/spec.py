@@ -5,7 +5,6 @@ Pure metadata: making or changing a spec never communicates, so the same mistake
 
 from __future__ import annotations
 
-import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from scidata.core import bounds as _bounds
+from scidata.core.bounds import bounds_of, even_bounds, sizes_of
 from scidata.core.cache import Cache
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError, ShardLayoutError
@@ -206,7 +205,7 @@ class ShardSpec:
             elif not -len(shape) <= placement.dim < len(shape):
                 raise ShardLayoutError(f"axis {axis.name!r}: {placement} is out of range for global shape {shape}")
             else:
-                parts.append(tuple(np.diff(_bounds.even_bounds(shape[placement.dim], axis.size)).tolist()))
+                parts.append(sizes_of(even_bounds(shape[placement.dim], axis.size)))
         return cls.on(device_mesh, tuple(placements), shape, tuple(parts))
 
     @classmethod
@@ -353,7 +352,7 @@ class ShardSpec:
 
     def bounds(self, axis: int) -> IntArray:
         """Return ``(P + 1,)`` int64 bounds along a mesh axis that shards."""
-        return np.asarray([0, *itertools.accumulate(self.sizes_of(axis))], dtype=np.int64)
+        return bounds_of(self.sizes_of(axis))
 
     def dim_bounds(self, dim: int) -> tuple[IntArray, int]:
         """Return the bounds of a tensor dim and this rank's part; a dim that is not sharded is one part."""

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import Replicate, Shard
 
+from scidata.core.bounds import even_sizes
 from scidata.shard.comm.transport import gather
 from scidata.shard.op_table import unsupported
 from scidata.shard.ops.align import is_sharded, local_of, specs_of
 from scidata.shard.ops.shapes import derived
-from scidata.shard.rows.moves import even_sizes, fetch_rows, move_rows, plan_listed
+from scidata.shard.rows.moves import fetch_rows, move_rows, plan_listed
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import version_of

@@ -6,7 +6,6 @@ repeated or padded has on each rank as many rows as went in there.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -17,13 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import Shard
 
+from scidata.core.bounds import bounds_of, even_sizes
 from scidata.core.types import IntArray
 from scidata.shard.graphs.routed import accepts_filled
 from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops.align import align, finish, operands_of, refuse_out, specs_of
 from scidata.shard.ops.edges import join_edges
 from scidata.shard.ops.shapes import argument, many, normal_dim
-from scidata.shard.rows.moves import RowPlan, even_sizes, move_rows, plan_listed, plan_rows
+from scidata.shard.rows.moves import RowPlan, move_rows, plan_listed, plan_rows
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
@@ -123,7 +123,7 @@ def _cat_rows(func: Any, tensors: Sequence[Tensor], dim: int) -> Tensor:
 def _cat_plan(sizes: tuple[tuple[int, ...], ...], rank: int) -> tuple[RowPlan, tuple[int, ...]]:
     """Plan from parts that are joined on each rank to the whole joined."""
     together = [sum(each) for each in zip(*sizes, strict=True)]
-    start = [0, *itertools.accumulate(together)]
+    start = bounds_of(together)
     index: list[IntArray] = []
     for i, each in enumerate(sizes):
         for part, size in enumerate(each):

@@ -23,7 +23,7 @@ from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops.align import align, finish, operands_of, refuse_out, specs_of
 from scidata.shard.ops.edges import join_edges
 from scidata.shard.ops.shapes import argument, many, normal_dim
-from scidata.shard.rows.moves import RowPlan, move_rows, plan_listed, plan_rows
+from scidata.shard.rows.redistribute import RowPlan, move_rows, plan_listed, plan_rows
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
@@ -59,7 +59,7 @@ def cat(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     """Join along a dim; plain tensors are sliced to the shards. Collective along a sharded dim, but for edges."""
     tensors = list(argument(args, kwargs, 0, "tensors"))
     refuse_out(func, kwargs, *specs_of(tensors))
-    edges = next((spec for spec in specs_of(tensors) if spec.space is not None and not spec.is_replicated), None)
+    edges = next((spec for spec in specs_of(tensors) if spec.exchange is not None and not spec.is_replicated), None)
     if edges is not None:
         dim = normal_dim(argument(args, kwargs, 1, "dim", kwargs.get("axis", 0)), edges.ndim)
         if dim in edges.sharded:

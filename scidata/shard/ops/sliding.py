@@ -93,7 +93,7 @@ def output_sizes(spec: ShardSpec, dim: int, num_out: int, middle: Middle) -> tup
     sizes = spec.sizes_of(axis)
     if num_out == spec.global_shape[dim]:
         return sizes
-    known = spec.seen.get((axis, num_out))
+    known = spec.past_sizes.get((axis, num_out))
     return known if known is not None else _owned_outputs(sizes, num_out, middle)
 
 

@@ -21,12 +21,14 @@ __all__ = [
     "chunk_bounds",
     "compose",
     "even_bounds",
+    "even_sizes",
     "explicit_bounds",
     "halo_widths",
     "num_rows_of",
     "owners_of",
     "rows_of",
     "segments_of_slice",
+    "sizes_of",
     "weighted_bounds",
     "window",
 ]
@@ -297,6 +299,17 @@ def bounds_of(sizes: npt.ArrayLike) -> IntArray:
     bounds = np.zeros(len(array) + 1, np.int64)
     np.cumsum(array, dtype=np.int64, out=bounds[1:])
     return bounds
+
+
+def sizes_of(bounds: npt.ArrayLike) -> tuple[int, ...]:
+    """Return how many rows each part has."""
+    return tuple(np.diff(np.asarray(bounds)).tolist())
+
+
+def even_sizes(num_rows: int, num_parts: int) -> tuple[int, ...]:
+    """Split as evenly as possible, the longer parts first, as :func:`even_bounds`; here parts may be empty."""
+    size, rest = divmod(num_rows, num_parts)
+    return (size + 1,) * rest + (size,) * (num_parts - rest)
 
 
 def owners_of(bounds: npt.ArrayLike, rows: npt.ArrayLike) -> IntArray:

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from scidata.core.bounds import explicit_bounds, owners_of
+from scidata.core.bounds import explicit_bounds, owners_of, sizes_of
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError
 
@@ -88,7 +88,7 @@ class IndexMap:
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Rows of each part."""
-        return tuple(np.diff(self.bounds).tolist())
+        return sizes_of(self.bounds)
 
     @cached_property
     def owners(self) -> IntArray:

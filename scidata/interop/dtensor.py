@@ -8,7 +8,7 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from scidata.errors import ShardLayoutError
-from scidata.shard.spec import ShardSpec, axes_of
+from scidata.shard.spec import ShardSpec, mesh_axes
 from scidata.shard.tensor import ShardTensor
 
 __all__ = ["from_dtensor", "to_dtensor"]
@@ -70,7 +70,7 @@ def from_dtensor(tensor: DTensor) -> ShardTensor:
     if not isinstance(tensor, DTensor):
         raise ShardLayoutError(f"from_dtensor takes a DTensor, not {type(tensor).__name__}")
     sizes: dict[int | str, Sequence[int]] = {}
-    for i, (axis, placement) in enumerate(zip(axes_of(tensor.device_mesh), tensor.placements, strict=True)):
+    for i, (axis, placement) in enumerate(zip(mesh_axes(tensor.device_mesh), tensor.placements, strict=True)):
         if type(placement) not in (Shard, Replicate):
             raise ShardLayoutError(
                 f"axis {axis.name!r}: placement {placement!r} has no counterpart; redistribute it to Shard(dim) or "

@@ -18,7 +18,7 @@ from scidata.errors import ShardLayoutError
 from scidata.shard.comm.collectives import all_gather_v, slice_to_shard
 from scidata.shard.comm.rooted import scatter_v
 from scidata.shard.comm.transport import DTYPES, MAX_DIMS, Group, call, exchange, group_rank, group_size, with_dim
-from scidata.shard.spec import MeshAxis, ShardSpec, axes_of, by_axis, kept_spec
+from scidata.shard.spec import MeshAxis, ShardSpec, by_axis, kept_spec, mesh_axes
 
 __all__ = ["change_layout", "gather_full", "infer_spec", "scatter", "spec_of_shapes", "target_spec"]
 
@@ -135,7 +135,7 @@ def _spec_of_shapes(
     placements: Sequence[Placement],
     shapes: Mapping[int | str, Sequence[Sequence[int]]],
 ) -> ShardSpec:
-    axes = axes_of(mesh)
+    axes = mesh_axes(mesh)
     check_layout(local, placements)
     parts = {axis: [tuple(map(int, shape)) for shape in given] for axis, given in by_axis(shapes, axes).items()}
     own, global_shape = tuple(local.shape), list(local.shape)
@@ -188,7 +188,7 @@ def check_layout(tensor: Any, placements: Any) -> None:
 
 def infer_spec(local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> ShardSpec:
     """Make a spec from what all ranks hold; contradictions raise on every rank. Collective."""
-    axes = axes_of(mesh)
+    axes = mesh_axes(mesh)
     check_layout(local, placements)
     table = _describe(local)[0]
     for axis in reversed(axes):
@@ -235,7 +235,7 @@ def scatter(
     sizes: Mapping[int | str, Sequence[int]] | None,
 ) -> tuple[Tensor, ShardSpec]:
     """Split one rank's tensor: along axis 0 in the source's slice of the mesh, then axis 1 and so on. Collective."""
-    axes = axes_of(mesh)
+    axes = mesh_axes(mesh)
     check_layout(tensor, placements)
     found = [] if isinstance(global_src, str) else (mesh.mesh == global_src).nonzero().tolist()
     if not found:

@@ -5,7 +5,6 @@ Pure metadata: making or changing a spec never communicates, so the same mistake
 
 from __future__ import annotations
 
-import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,12 +18,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from scidata.core import bounds as _bounds
+from scidata.core.bounds import bounds_of, even_bounds, sizes_of
 from scidata.core.cache import Cache
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError, ShardLayoutError
 
-__all__ = ["HaloDim", "MeshAxis", "ShardSpec", "axes_of", "by_axis", "kept_spec"]
+__all__ = ["HaloDim", "MeshAxis", "ShardSpec", "mesh_axes", "by_axis", "kept_spec"]
 
 _T = TypeVar("_T")
 
@@ -76,7 +75,7 @@ def kept_spec(mesh: DeviceMesh, key: Hashable, make: Callable[[], ShardSpec]) ->
     return _of_mesh(mesh).specs.get_or_make(key, make)
 
 
-def axes_of(mesh: DeviceMesh) -> tuple[MeshAxis, ...]:
+def mesh_axes(mesh: DeviceMesh) -> tuple[MeshAxis, ...]:
     """Return the axes of a mesh; raises ShardLayoutError where this rank is not part of it."""
     return _of_mesh(mesh).axes
 
@@ -115,10 +114,10 @@ class ShardSpec:
     sizes
         One entry per mesh axis: the extents of all its ranks along the sharded dim (uneven and empty parts are
         legal), or None where the axis replicates.
-    space
-        What the rows along the sharded dim are, where an op has to know: the graph whose edges they are. Carried
+    exchange
+        Where the rows along the sharded dim are the edges of a graph: the exchange of the ghosts of its nodes. Carried
         along by whatever is computed from them, and never compared.
-    seen
+    past_sizes
         The sizes that a mesh axis had at other extents of this tensor's past, by (axis, extent): where a U-Net's way up
         comes back to an extent of its way down, its parts are split as they were there. Carried along, never compared.
 
@@ -133,19 +132,19 @@ class ShardSpec:
     global_shape: tuple[int, ...]
     sizes: tuple[tuple[int, ...] | None, ...]
     axes: tuple[MeshAxis, ...] = field(default=(), compare=False, repr=False)
-    space: Any = field(default=None, compare=False, repr=False)
-    seen: Mapping[tuple[int, int], tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
+    exchange: Any = field(default=None, compare=False, repr=False)
+    past_sizes: Mapping[tuple[int, int], tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.axes:
-            object.__setattr__(self, "axes", axes_of(self.device_mesh))
+            object.__setattr__(self, "axes", mesh_axes(self.device_mesh))
         shape, ndim = self.global_shape, len(self.global_shape)
         if not len(self.placements) == len(self.sizes) == len(self.axes):
             raise ShardLayoutError(
                 f"{len(self.axes)} mesh axes need as many placements and sizes, one for each of "
                 f"{', '.join(axis.name for axis in self.axes)}, not {len(self.placements)} and {len(self.sizes)}"
             )
-        seen: dict[int, str] = {}
+        sharding: dict[int, str] = {}
         placements = list(self.placements)
         for i, (axis, placement, sizes) in enumerate(zip(self.axes, self.placements, self.sizes, strict=True)):
             if isinstance(placement, Replicate):
@@ -160,11 +159,11 @@ class ShardSpec:
                 raise ShardLayoutError(f"axis {axis.name!r}: {placement} is out of range for global shape {shape}")
             dim = placement.dim % ndim
             placements[i] = placement if placement.dim == dim else Shard(dim)
-            if dim in seen:
+            if dim in sharding:
                 raise ShardLayoutError(
-                    f"mesh axes {seen[dim]!r} and {axis.name!r} both shard dim {dim}; shard different dims"
+                    f"mesh axes {sharding[dim]!r} and {axis.name!r} both shard dim {dim}; shard different dims"
                 )
-            seen[dim] = axis.name
+            sharding[dim] = axis.name
             if sizes is None or len(sizes) != axis.size:
                 raise ShardLayoutError(
                     f"axis {axis.name!r} has {axis.size} ranks, so it needs as many sizes, not {sizes}"
@@ -193,7 +192,7 @@ class ShardSpec:
         ConfigError
             More ranks than rows on an axis without explicit sizes.
         """
-        axes, shape = axes_of(device_mesh), tuple(int(n) for n in global_shape)
+        axes, shape = mesh_axes(device_mesh), tuple(int(n) for n in global_shape)
         given = by_axis(sizes or {}, axes)
         parts: list[tuple[int, ...] | None] = []
         for i, (axis, placement) in enumerate(zip(axes, placements, strict=False)):
@@ -206,7 +205,7 @@ class ShardSpec:
             elif not -len(shape) <= placement.dim < len(shape):
                 raise ShardLayoutError(f"axis {axis.name!r}: {placement} is out of range for global shape {shape}")
             else:
-                parts.append(tuple(np.diff(_bounds.even_bounds(shape[placement.dim], axis.size)).tolist()))
+                parts.append(sizes_of(even_bounds(shape[placement.dim], axis.size)))
         return cls.on(device_mesh, tuple(placements), shape, tuple(parts))
 
     @classmethod
@@ -237,20 +236,20 @@ class ShardSpec:
         found = self._relatives.get(key)
         if found is None:
             found = self._new(*key)
-            if self.space is None:  # a graph's exchange goes when its last tensor does
+            if self.exchange is None:  # a graph's exchange goes when its last tensor does
                 self._relatives.put(key, found)
                 found.__dict__["_relatives"] = self._relatives
         return found
 
     @cached_property
     def _relatives(self) -> Cache[ShardSpec]:
-        """Specs of the same mesh, space and past, which share it."""
-        return Cache(_KEPT) if self.seen or self.space is not None else _of_mesh(self.device_mesh).specs
+        """Specs of the same mesh, graph and past, which share it."""
+        return Cache(_KEPT) if self.past_sizes or self.exchange is not None else _of_mesh(self.device_mesh).specs
 
     @property
     def plans(self) -> Cache[Any]:
         """What ops on tensors of this layout found out about it, by keys of their own."""
-        return self._plans if self.space is None else _KEEPS_NOTHING
+        return self._plans if self.exchange is None else _KEEPS_NOTHING
 
     @cached_property
     def _plans(self) -> Cache[Any]:
@@ -265,23 +264,23 @@ class ShardSpec:
             global_shape=global_shape,
             sizes=tuple(None if d is None else s for d, s in zip(dims, sizes, strict=True)),
             axes=self.axes,
-            space=self.space,
-            seen=self.seen,
+            exchange=self.exchange,
+            past_sizes=self.past_sizes,
         )
 
     def resize(self, global_shape: Sequence[int], sizes: Sequence[Any]) -> ShardSpec:
-        """Keep the sharded dims, give them other extents, and remember the old sizes in ``seen``."""
+        """Keep the sharded dims, give them other extents, and remember the old sizes in ``past_sizes``."""
         key = ("resize", tuple(global_shape), tuple(map(_as_tuple, sizes)))
         found: ShardSpec | None = self.plans.get(key)
         return self.plans.put(key, self._resized(*key[1:])) if found is None else found
 
     def _resized(self, global_shape: tuple[int, ...], sizes: Sequence[Any]) -> ShardSpec:
-        seen = dict(self.seen)
+        sizes_before = dict(self.past_sizes)
         for dim, axis in self.sharded.items():
             if global_shape[dim] != self.global_shape[dim]:
-                seen[axis, self.global_shape[dim]] = self.sizes_of(axis)
+                sizes_before[axis, self.global_shape[dim]] = self.sizes_of(axis)
         new = self.derive(global_shape, self.dims, sizes)
-        return new if seen == self.seen else replace(new, seen=seen)
+        return new if sizes_before == self.past_sizes else replace(new, past_sizes=sizes_before)
 
     def move_dims(self, global_shape: Sequence[int], new_dim: Mapping[int, int]) -> ShardSpec:
         """Keep sizes; old dim ``d`` is now ``new_dim[d]``. Every sharded dim must be in ``new_dim``."""
@@ -353,7 +352,7 @@ class ShardSpec:
 
     def bounds(self, axis: int) -> IntArray:
         """Return ``(P + 1,)`` int64 bounds along a mesh axis that shards."""
-        return np.asarray([0, *itertools.accumulate(self.sizes_of(axis))], dtype=np.int64)
+        return bounds_of(self.sizes_of(axis))
 
     def dim_bounds(self, dim: int) -> tuple[IntArray, int]:
         """Return the bounds of a tensor dim and this rank's part; a dim that is not sharded is one part."""

@@ -14,9 +14,9 @@ from scidata.shard.comm.collectives import (
     replicate_to_shards,
     slice_to_shard,
 )
+from scidata.shard.comm.parameters import replicate_all
 from scidata.shard.comm.rooted import gather_v, scatter_v
 from scidata.shard.comm.sums import all_reduce_sum
-from scidata.shard.comm.together import replicate_all
 from scidata.shard.rows.halo import halo_exchange_dim
 from scidata.testing import run_ranks
 

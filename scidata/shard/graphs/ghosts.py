@@ -26,7 +26,7 @@ from scidata.device_mesh.groups import explaining
 from scidata.errors import ShardLayoutError
 from scidata.shard.comm.collectives import _ReturnRows, indexed_all_to_all_v
 from scidata.shard.comm.transport import Group, call, exchange, gather, group_rank, group_size
-from scidata.shard.spec import ShardSpec, axes_of
+from scidata.shard.spec import ShardSpec, mesh_axes
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import version_of
 
@@ -305,7 +305,7 @@ def node_tensor(owned: Tensor, index_map: IndexMap, device_mesh: DeviceMesh) -> 
     ShardLayoutError
         A device mesh of more than one axis, or rows that do not fit.
     """
-    axes = axes_of(device_mesh)
+    axes = mesh_axes(device_mesh)
     if len(axes) != 1:
         raise ShardLayoutError(
             f"a graph is sharded over one mesh axis, not over {[axis.name for axis in axes]}; pass e.g. mesh['domain']"

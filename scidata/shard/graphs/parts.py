@@ -20,10 +20,10 @@ from torch.distributed.tensor import DTensor
 
 from scidata.core.index_map import IndexMap
 from scidata.errors import ConfigError, UnsupportedShardOp
-from scidata.shard.comm.together import replicate_all
+from scidata.shard.comm.parameters import replicate_all
 from scidata.shard.graphs.ghosts import node_tensor
-from scidata.shard.graphs.reach import check_reach
-from scidata.shard.spec import axes_of
+from scidata.shard.graphs.halo_depth import check_halo_depth
+from scidata.shard.spec import mesh_axes
 from scidata.shard.torch_internals import BatchNorm, parameters_of, tree_map_only
 
 __all__ = ["Parts", "call_on_parts"]
@@ -85,9 +85,9 @@ def call_on_parts(module: nn.Module, parts: Parts, *args: Any, **kwargs: Any) ->
             f"{type(module).__name__}: without exchange, a module needs whole parameters, not DTensors. "
             "Use parallelize(..., strategy='ddp'), or ShardTensors with an exchange"
         )
-    groups = [axis.group for axis in axes_of(parts.device_mesh) if axis.size > 1]
+    groups = [axis.group for axis in mesh_axes(parts.device_mesh) if axis.size > 1]
     for group in groups:
-        check_reach(module, parts.index_map, parts.edge_index, parts.num_hops, group, args, kwargs)
+        check_halo_depth(module, parts.index_map, parts.edge_index, parts.num_hops, group, args, kwargs)
     result = _with_summed_gradients(module, groups, args, kwargs)
     return tree_map_only(Tensor, lambda x: _owned(x, parts), result)
 

@@ -19,7 +19,7 @@ from scidata.errors import ShardLayoutError, UnsupportedShardOp
 from scidata.shard.comm.transport import gather
 from scidata.shard.graphs.ghosts import GhostExchange, PendingHalo, _device_of, ghost_exchange, ghosts_key
 from scidata.shard.op_table import HANDLERS, OF_THE_WHOLE, Handler, find, unsupported
-from scidata.shard.spec import ShardSpec, axes_of
+from scidata.shard.spec import ShardSpec, mesh_axes
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import tree_leaves, tree_map_only, version_of
 
@@ -270,7 +270,7 @@ def route_edges(
     ShardLayoutError
         On every rank: ids out of range on one, targets that are not owned, or sizes that are not so.
     """
-    axes = axes_of(device_mesh)
+    axes = mesh_axes(device_mesh)
     if len(axes) != 1:
         raise ShardLayoutError(
             f"a graph is sharded over one mesh axis, not over {[axis.name for axis in axes]}; pass e.g. mesh['domain']"
@@ -291,7 +291,7 @@ def route_edges(
         global_shape=(2, sum(sizes)),
         sizes=(sizes,),
         axes=axes,
-        space=exchange,
+        exchange=exchange,
     )
     ids = edge_index.to(torch.int64)
     to_global = exchange.on(ids.device)[1]

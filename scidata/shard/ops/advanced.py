@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import Replicate, Shard
 
+from scidata.core.bounds import even_sizes
 from scidata.shard.comm.transport import gather
 from scidata.shard.op_table import unsupported
 from scidata.shard.ops.align import is_sharded, local_of, specs_of
 from scidata.shard.ops.shapes import derived
-from scidata.shard.rows.moves import even_sizes, fetch_rows, move_rows, plan_listed
+from scidata.shard.rows.redistribute import fetch_rows, move_rows, plan_listed
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import version_of
@@ -64,7 +65,7 @@ def whole_index(func: Any, x: ShardTensor, index: Tensor) -> Tensor:
     """Return an index tensor or a mask whole. Collective where it is sharded."""
     if not isinstance(index, ShardTensor):
         return index
-    if index._spec.space is not None:
+    if index._spec.exchange is not None:
         raise unsupported(func, "ids of a graph's edges index what is not its nodes", x._spec, index._spec)
     return index.full_tensor()
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from scidata.shard.comm.collectives import replicate_to_shards, slice_to_shard
-from scidata.shard.comm.together import replicate_parameters
+from scidata.shard.comm.parameters import replicate_parameters
 from scidata.shard.op_table import unsupported
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
@@ -147,7 +147,7 @@ def align(
     plan = plans.get(key)
     if plan is None:
         plan = _planned(func, operands, names, specs)
-        if all(spec.space is None for spec in specs):  # a graph's exchange goes when its last tensor does
+        if all(spec.exchange is None for spec in specs):  # a graph's exchange goes when its last tensor does
             plans.put(key, plan)
     if plan.gathered:
         new = [

@@ -148,7 +148,7 @@ def new_filled(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fill
 
 def join_edges(func: Any, tensors: Sequence[Tensor], dim: int, spec: ShardSpec) -> ShardTensor:
     """Join tensors of edges, and one row for each node (self-loops), along the sharded dim: on each rank."""
-    axis, exchange = spec.sharded[dim], spec.space
+    axis, exchange = spec.sharded[dim], spec.exchange
     parts = [_part_of(func, x, dim, axis, spec) for x in tensors]
     sizes = [sum(each) for each in zip(*(sizes for _, sizes in parts), strict=True)]
     local = torch.cat([part for part, _ in parts], dim)
@@ -169,7 +169,7 @@ def _part_of(func: Any, x: Tensor, dim: int, axis: int, spec: ShardSpec) -> tupl
         if x._spec.dims != spec.dims:
             raise unsupported(func, "the tensors are sharded along different dims", spec, x._spec)
         return x._local, x._spec.sizes_of(axis)
-    plain, sizes = local_of(x), spec.space.node_sizes
+    plain, sizes = local_of(x), spec.exchange.node_sizes
     if plain.ndim == 1 and len(plain) == 0 and spec.ndim > 1:
         return plain, (0,) * len(sizes)
     if plain.ndim != spec.ndim or plain.shape[dim] != sum(sizes):
@@ -217,7 +217,7 @@ def set_where(func: Any, target: Tensor, mask: ShardTensor, value: Any) -> bool:
         not isinstance(target, ShardTensor)
         or not is_sharded(target)
         or target._copied
-        or (plain and mask._spec.space is not None)
+        or (plain and mask._spec.exchange is not None)
     ):
         raise unsupported(func, "it writes plain values, or to a tensor that cannot take them", mask._spec)
     local, spec = _where(func, target, 0, mask)

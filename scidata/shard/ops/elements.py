@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import Replicate
 
+from scidata.core.bounds import even_sizes
 from scidata.shard.graphs.routed import RoutedIndex, accepts_filled
 from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops.align import align, finish, is_sharded, local_of, refuse_out, specs_of
 from scidata.shard.ops.edges import gather_by_ids
 from scidata.shard.ops.shapes import argument, normal_dim
-from scidata.shard.rows.moves import even_sizes
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.views import refuse_write_to_copy, written

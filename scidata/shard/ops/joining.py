@@ -6,7 +6,6 @@ repeated or padded has on each rank as many rows as went in there.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -17,13 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import Shard
 
+from scidata.core.bounds import bounds_of, even_sizes
 from scidata.core.types import IntArray
 from scidata.shard.graphs.routed import accepts_filled
 from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops.align import align, finish, operands_of, refuse_out, specs_of
 from scidata.shard.ops.edges import join_edges
 from scidata.shard.ops.shapes import argument, many, normal_dim
-from scidata.shard.rows.moves import RowPlan, even_sizes, move_rows, plan_listed, plan_rows
+from scidata.shard.rows.redistribute import RowPlan, move_rows, plan_listed, plan_rows
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
@@ -59,7 +59,7 @@ def cat(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     """Join along a dim; plain tensors are sliced to the shards. Collective along a sharded dim, but for edges."""
     tensors = list(argument(args, kwargs, 0, "tensors"))
     refuse_out(func, kwargs, *specs_of(tensors))
-    edges = next((spec for spec in specs_of(tensors) if spec.space is not None and not spec.is_replicated), None)
+    edges = next((spec for spec in specs_of(tensors) if spec.exchange is not None and not spec.is_replicated), None)
     if edges is not None:
         dim = normal_dim(argument(args, kwargs, 1, "dim", kwargs.get("axis", 0)), edges.ndim)
         if dim in edges.sharded:
@@ -123,7 +123,7 @@ def _cat_rows(func: Any, tensors: Sequence[Tensor], dim: int) -> Tensor:
 def _cat_plan(sizes: tuple[tuple[int, ...], ...], rank: int) -> tuple[RowPlan, tuple[int, ...]]:
     """Plan from parts that are joined on each rank to the whole joined."""
     together = [sum(each) for each in zip(*sizes, strict=True)]
-    start = [0, *itertools.accumulate(together)]
+    start = bounds_of(together)
     index: list[IntArray] = []
     for i, each in enumerate(sizes):
         for part, size in enumerate(each):

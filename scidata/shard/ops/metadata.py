@@ -70,7 +70,7 @@ def like(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 def new(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Make a plain tensor of the shape that is asked for, the same on each rank; from edges, a constant for now."""
     x = args[0]
-    if func in _FILLED and is_sharded(x) and x._spec.space is not None:
+    if func in _FILLED and is_sharded(x) and x._spec.exchange is not None:
         filled = new_filled(func, args, kwargs)
         if filled is not None:
             return filled

@@ -37,7 +37,7 @@ def _own_part(full: Tensor, spec: ShardSpec) -> Tensor:
 
 def _refuse_sets(func: Any, spec: ShardSpec) -> None:
     """Raise for edges of a graph: their order differs with the number of ranks, and so would their numbers."""
-    if spec.space is not None:
+    if spec.exchange is not None:
         raise unsupported(func, "edges have no order for random numbers", spec, remedy="draw for nodes, or use p=0")
 
 

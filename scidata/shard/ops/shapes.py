@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from scidata.core.bounds import even_sizes
 from scidata.core.types import IntArray
 from scidata.shard.op_table import find, getters, register_op, unsupported
 from scidata.shard.ops.align import align, finish
-from scidata.shard.rows.moves import even_sizes, move_rows, plan_reshape, plan_rows
+from scidata.shard.rows.redistribute import move_rows, plan_reshape, plan_rows
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 

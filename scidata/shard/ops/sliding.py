@@ -12,17 +12,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from scidata.core.bounds import bounds_of, owners_of
 from scidata.shard.op_table import unsupported
 from scidata.shard.ops.align import finish, specs_of
 from scidata.shard.rows.halo import halo_runs
-from scidata.shard.rows.runs import FILLED, Runs, fetch_runs, runs_move, runs_of
+from scidata.shard.rows.runs import FILLED, Runs, edges_of, fetch_runs, runs_move, runs_of
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
@@ -81,8 +82,8 @@ class Middle(NamedTuple):
 @lru_cache(maxsize=1024)
 def _owned_outputs(sizes: tuple[int, ...], num_out: int, middle: Middle) -> tuple[int, ...]:
     rows = (np.arange(num_out) * middle.times + middle.plus) // middle.over
-    bounds = np.cumsum([0, *sizes])
-    owners = np.searchsorted(bounds, np.clip(rows, 0, bounds[-1] - 1), side="right") - 1
+    bounds = bounds_of(sizes)
+    owners = owners_of(bounds, np.clip(rows, 0, bounds[-1] - 1))
     return tuple(np.bincount(owners, minlength=len(sizes)).tolist())
 
 
@@ -92,7 +93,7 @@ def output_sizes(spec: ShardSpec, dim: int, num_out: int, middle: Middle) -> tup
     sizes = spec.sizes_of(axis)
     if num_out == spec.global_shape[dim]:
         return sizes
-    known = spec.seen.get((axis, num_out))
+    known = spec.past_sizes.get((axis, num_out))
     return known if known is not None else _owned_outputs(sizes, num_out, middle)
 
 
@@ -125,7 +126,7 @@ def _parts(spec: ShardSpec, dim: int) -> tuple[tuple[int, ...], int, Any]:
 
 
 def _own_rows(sizes: tuple[int, ...]) -> tuple[Runs, ...]:
-    return tuple(((start, size),) for start, size in zip(accumulate(sizes, initial=0), sizes, strict=False))
+    return tuple(((start, size),) for start, size in zip(edges_of(sizes), sizes, strict=False))
 
 
 def _from_halo(x: ShardTensor, wanted: Mapping[int, tuple[Runs, ...]], fill: float) -> Tensor | None:
@@ -215,7 +216,7 @@ class Windows:
             return 0, num_out
         sizes = output_sizes(spec, dim, num_out, middle)
         self.sizes[axis] = sizes
-        bounds = [*accumulate(sizes, initial=0)]
+        bounds = edges_of(sizes)
         self.wanted[dim] = tuple(
             rows(start, stop) if stop > start else ((FILLED, least),) for start, stop in pairwise(bounds)
         )

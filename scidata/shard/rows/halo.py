@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate
 
 from torch import Tensor
 
-from scidata.core.bounds import window
+from scidata.core.bounds import bounds_of, window
 from scidata.errors import ConfigError
 from scidata.shard.comm.checks import check_part, normal_dim, normal_sizes
 from scidata.shard.comm.transport import Group
@@ -24,7 +23,7 @@ __all__ = ["halo_exchange_dim", "halo_runs"]
 @lru_cache(maxsize=512)
 def halo_runs(sizes: tuple[int, ...], lo: int, hi: int, periodic: bool) -> tuple[Runs, ...]:
     """Return the global rows of each rank's part together with its halo."""
-    bounds = (0, *accumulate(sizes))
+    bounds = bounds_of(sizes)
     windows = (window(bounds, part, lo=lo, hi=hi, periodic=periodic) for part in range(len(sizes)))
     return tuple(tuple((segment.start, segment.count) for segment in segments) for segments in windows)
 

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from scidata.core.bounds import bounds_of
 from scidata.shard.comm.transport import SUM_IN, Group, call, exchange, group_rank, with_dim
 
-__all__ = ["FILLED", "Runs", "fetch_runs", "runs_move", "runs_of", "window_runs"]
+__all__ = ["FILLED", "Runs", "edges_of", "fetch_runs", "runs_move", "runs_of", "window_runs"]
 
 #: The start of a run of rows that nobody owns: they get the fill value.
 FILLED = -1
@@ -71,6 +72,12 @@ def runs_of(rows: Sequence[int]) -> Runs:
     return tuple(runs)
 
 
+@lru_cache(maxsize=1024)
+def edges_of(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return bounds as plain integers, kept: they are asked for in each layer of each step."""
+    return tuple(bounds_of(sizes).tolist())
+
+
 def _pieces(edges: tuple[int, ...], runs: Runs) -> list[Piece]:
     """Cut what one rank asks for at the owners' bounds."""
     pieces, offset = [], 0
@@ -87,7 +94,7 @@ def _pieces(edges: tuple[int, ...], runs: Runs) -> list[Piece]:
 
 @lru_cache(maxsize=1024)  # the layouts of one model; a plan is asked for in each layer of each step
 def _plan(sizes: tuple[int, ...], rank: int, wanted: tuple[Runs, ...]) -> RunsPlan:
-    edges = (0, *accumulate(sizes))
+    edges = edges_of(sizes)
     by_holder = [_pieces(edges, runs) for runs in wanted]
     ranks, mine = range(len(sizes)), by_holder[rank]
     offsets = accumulate((count for _, count in wanted[rank]), initial=0)

@@ -12,10 +12,12 @@ from scidata.core.bounds import (
     chunk_bounds,
     compose,
     even_bounds,
+    even_sizes,
     explicit_bounds,
     halo_widths,
     owners_of,
     segments_of_slice,
+    sizes_of,
     weighted_bounds,
     window,
 )
@@ -251,3 +253,24 @@ def test_at_least_one_each(cuts, more):
     assert (bounds[0], bounds[-1], len(bounds)) == (0, num_rows, len(cuts) + 2)
     assert (np.diff(bounds) >= 1).all()
     assert at_least_one_each(bounds[1:-1], num_rows).tolist() == bounds.tolist()  # what is right stays
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=8))
+def test_sizes_and_bounds_are_each_others_inverse(sizes):
+    bounds = bounds_of(sizes)
+    assert bounds.dtype == np.int64
+    assert bounds.tolist() == [sum(sizes[:i]) for i in range(len(sizes) + 1)]
+    assert sizes_of(bounds) == tuple(sizes)
+    owners = [part for part, size in enumerate(sizes) for _ in range(size)]
+    assert owners_of(bounds, np.arange(bounds[-1])).tolist() == owners
+
+
+@given(st.integers(0, 40), st.integers(1, 9))
+def test_even_sizes_are_those_of_even_bounds_where_every_part_has_a_row(num_rows, num_parts):
+    sizes = even_sizes(num_rows, num_parts)
+    assert sum(sizes) == num_rows
+    assert len(sizes) == num_parts
+    assert max(sizes) - min(sizes) <= 1
+    assert list(sizes) == sorted(sizes, reverse=True)
+    if num_parts <= num_rows:
+        assert sizes == sizes_of(even_bounds(num_rows, num_parts))

@@ -172,6 +172,6 @@ def test_a_layout_that_changes_extent_and_comes_back_is_the_same_object():
         spec = ShardSpec.even(mesh, [Shard(0)], (4, 4))
         halved = spec.resize((2, 4), [(1, 1)])
         assert halved is spec.resize((2, 4), [(1, 1)])
-        assert halved.seen == {(0, 4): (2, 2)}
-        assert halved.derive((2, 8), (0,), [(1, 1)]).seen == halved.seen
-        assert not spec.derive((2, 8), (0,), [(1, 1)]).seen  # the same layout with another past
+        assert halved.past_sizes == {(0, 4): (2, 2)}
+        assert halved.derive((2, 8), (0,), [(1, 1)]).past_sizes == halved.past_sizes
+        assert not spec.derive((2, 8), (0,), [(1, 1)]).past_sizes  # the same layout with another past

@@ -214,15 +214,15 @@ def test_flash_attention_of_devices_takes_the_arguments_that_it_is_given():
 
 
 def test_unpatched_is_torchs_own_where_another_package_has_put_one_in_its_place(monkeypatch):
-    own = torch.select
-    assert of_tensors.unpatched(torch, "select") is own
+    own = torch.narrow
+    assert of_tensors.unpatched(torch, "narrow") is own
 
-    def select(*args):
+    def narrow(*args):
         return own(*args)
 
-    monkeypatch.setattr(torch, "select", select)
-    assert of_tensors.unpatched(torch, "select") is own
-    assert of_tensors.unpatched(torch.Tensor, "select") is torch.Tensor.select
+    monkeypatch.setattr(torch, "narrow", narrow)
+    assert of_tensors.unpatched(torch, "narrow") is own
+    assert of_tensors.unpatched(torch.Tensor, "narrow") is torch.Tensor.narrow
 
 
 def test_copy_each():

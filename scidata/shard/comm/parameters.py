@@ -17,7 +17,7 @@ from scidata.shard.comm.transport import Group, group_size, reduce
 __all__ = ["replicate_all", "replicate_parameters"]
 
 
-class _SumTogether(Function):
+class _SumAll(Function):
     @staticmethod
     def forward(ctx: Any, groups: Sequence[Group], *parts: Tensor) -> tuple[Tensor, ...]:
         ctx.groups = groups
@@ -33,10 +33,10 @@ class _SumTogether(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        return None, *_ReplicateTogether.apply(ctx.groups, *grads)  # type: ignore[no-untyped-call, unused-ignore]
+        return None, *_ReplicateAll.apply(ctx.groups, *grads)  # type: ignore[no-untyped-call, unused-ignore]
 
 
-class _ReplicateTogether(Function):
+class _ReplicateAll(Function):
     @staticmethod
     def forward(ctx: Any, groups: Sequence[Group], *values: Tensor) -> tuple[Tensor, ...]:
         ctx.groups = groups
@@ -44,14 +44,14 @@ class _ReplicateTogether(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        return None, *_SumTogether.apply(ctx.groups, *grads)  # type: ignore[no-untyped-call, unused-ignore]
+        return None, *_SumAll.apply(ctx.groups, *grads)  # type: ignore[no-untyped-call, unused-ignore]
 
 
 def replicate_all(values: Sequence[Tensor], groups: Sequence[Group]) -> list[Tensor]:
     """Say that replicated values meet shards: their gradients are summed over the groups together, in one collective
     for each group and dtype, once all are there.
     """
-    return list(_ReplicateTogether.apply(groups, *values))  # type: ignore[no-untyped-call, unused-ignore]
+    return list(_ReplicateAll.apply(groups, *values))  # type: ignore[no-untyped-call, unused-ignore]
 
 
 def replicate_parameters(values: Sequence[Tensor], groups: Sequence[Group]) -> list[Tensor]:

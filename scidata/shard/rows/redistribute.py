@@ -16,11 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from scidata.core.bounds import bounds_of, owners_of
 from scidata.core.types import IntArray
 from scidata.shard.comm.collectives import indexed_all_to_all_v
 from scidata.shard.comm.transport import Group, exchange, gather, group_rank, group_size
 
-__all__ = ["RowPlan", "even_sizes", "fetch_rows", "move_rows", "plan_listed", "plan_reshape", "plan_rows"]
+__all__ = ["RowPlan", "fetch_rows", "move_rows", "plan_listed", "plan_reshape", "plan_rows"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,16 +32,6 @@ class RowPlan:
     counts: tuple[int, ...]  # rows that each rank sends me
     order: Tensor  # for each row of my new part: its place among those received, in rank order
     stays: bool  # no rank needs another's rows
-
-
-def even_sizes(count: int, num_parts: int) -> tuple[int, ...]:
-    """Split as evenly as possible, the longer parts first; parts may be empty."""
-    size, rest = divmod(count, num_parts)
-    return (size + 1,) * rest + (size,) * (num_parts - rest)
-
-
-def _bounds(sizes: Sequence[int]) -> IntArray:
-    return np.asarray([0, *itertools.accumulate(sizes)], dtype=np.int64)
 
 
 def _as_plan(send: Sequence[IntArray], owners: IntArray, stays: bool) -> RowPlan:
@@ -57,8 +48,8 @@ def _as_plan(send: Sequence[IntArray], owners: IntArray, stays: bool) -> RowPlan
 
 def plan_listed(index: IntArray, sizes: Sequence[int], new_sizes: Sequence[int], rank: int) -> RowPlan:
     """Plan a new part list: ``index`` has the old global row of each new row, and is the same on each rank."""
-    bounds, new = _bounds(sizes), _bounds(new_sizes)
-    owners = np.searchsorted(bounds[1:], index, side="right")
+    bounds, new = bounds_of(sizes), bounds_of(new_sizes)
+    owners = owners_of(bounds, index)
     mine = owners == rank
     holders = np.repeat(np.arange(len(new_sizes)), new_sizes)
     send = [index[mine & (holders == holder)] - bounds[rank] for holder in range(len(sizes))]
@@ -77,13 +68,13 @@ def plan_rows(
 @lru_cache(maxsize=32)
 def plan_reshape(outer: int, inner: int, sizes: tuple[int, ...], new_sizes: tuple[int, ...], rank: int) -> RowPlan:
     """Plan from dims ``(outer, sharded, inner)``, flat in C order, to contiguous runs of ``new_sizes`` elements."""
-    bounds, new, extent = _bounds(sizes), _bounds(new_sizes), sum(sizes)
+    bounds, new, extent = bounds_of(sizes), bounds_of(new_sizes), sum(sizes)
     mine = np.arange(outer)[:, None, None] * extent + np.arange(bounds[rank], bounds[rank + 1])[:, None]
     held = (mine * inner + np.arange(inner)).reshape(-1)
     cuts = np.searchsorted(held, new)
     send = [np.arange(start, stop) for start, stop in itertools.pairwise(cuts)]
     wanted = np.arange(new[rank], new[rank + 1]) // inner % extent
-    return _as_plan(send, np.searchsorted(bounds[1:], wanted, side="right"), False)
+    return _as_plan(send, owners_of(bounds, wanted), False)
 
 
 def move_rows(local: Tensor, plan: RowPlan, dim: int, group: Group) -> Tensor:
@@ -104,8 +95,8 @@ def fetch_rows(local: Tensor, ids: Tensor, sizes: Sequence[int], dim: int, group
     """
     num_ranks, extent = group_size(group), sum(sizes)
     ids = torch.where(ids < 0, ids + extent, ids).to(torch.int64)
-    bounds = torch.from_numpy(_bounds(sizes)).to(ids.device)
-    owners = torch.searchsorted(bounds[1:], ids, right=True)
+    bounds = torch.from_numpy(bounds_of(sizes)).to(ids.device)
+    owners = torch.searchsorted(bounds, ids, right=True) - 1  # owners_of, on the device
     bad = bool(((ids < 0) | (ids >= extent)).any())
     counts = torch.full((num_ranks,), -1, device=ids.device) if bad else torch.bincount(owners, minlength=num_ranks)
     table = gather(counts[None], (1,) * num_ranks, 0, group) if num_ranks > 1 else counts[None]

@@ -25,7 +25,7 @@ from scidata.shard.comm.transport import reduce
 from scidata.shard.graphs.ghosts import _device_of
 from scidata.shard.torch_internals import tree_leaves, tree_map_only
 
-__all__ = ["check_reach"]
+__all__ = ["check_halo_depth"]
 
 _MAX_CHECKS = 4  # of a module whose samples have no ghost so far away that it could show
 _NOTHING_SEEN, _FINE = 0, 1
@@ -46,7 +46,7 @@ _FAULTS = {
 _LEFT: WeakKeyDictionary[nn.Module, dict[tuple[int, bool], int]] = WeakKeyDictionary()
 
 
-def check_reach(
+def check_halo_depth(
     module: nn.Module,
     rows: IndexMap,
     edge_index: Tensor,

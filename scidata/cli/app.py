@@ -16,8 +16,6 @@ from scidata.cli import options as opt
 from scidata.core.urls import public_text
 from scidata.errors import ConfigError, OutputError, SciDataError, UnknownNameError, near_matches, visible
 
-__all__ = ["app", "main"]
-
 _EXIT_FAILED, _EXIT_USAGE, _EXIT_INTERRUPTED = 1, 2, 130
 
 

@@ -13,23 +13,6 @@ import typer
 
 from scidata.errors import near_matches, visible
 
-__all__ = [
-    "KINDS",
-    "check_choice",
-    "parse_align",
-    "parse_bounds",
-    "parse_domain",
-    "parse_dtype",
-    "parse_halo",
-    "parse_isel",
-    "parse_names",
-    "parse_rows",
-    "parse_shard",
-    "parse_steps",
-    "parse_width",
-    "usage_error",
-]
-
 T = TypeVar("T")
 
 #: Names of the domain's axes, by how many there are; as ``init_mesh`` names them.

@@ -16,8 +16,6 @@ from scidata.store.format.store import is_store
 if TYPE_CHECKING:
     from scidata.cli.commands.pipeline_bench import PipelineRow
 
-__all__ = ["run_bench", "run_pipeline"]
-
 
 def run_bench(
     path: str,

@@ -22,8 +22,6 @@ from scidata.cli.tables import print_plan
 from scidata.errors import LauncherError, OutputError
 from scidata.grids.reader import GridReader
 
-__all__ = ["agrees", "run_demo"]
-
 TOLERANCE = 1e-12  # float64: one process and P ranks differ by rounding alone
 _PATCH = 8
 _DEADLINE = 300.0  # seconds; a run takes a tenth of it

@@ -16,8 +16,6 @@ from rich.text import Text
 from scidata.core.urls import public_text
 from scidata.errors import visible
 
-__all__ = ["EscapedConsole", "EscapedTable", "shown"]
-
 
 def shown(text: str) -> str:
     """Return a text as it may go to a terminal."""

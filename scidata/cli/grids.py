@@ -12,8 +12,6 @@ from scidata.cli.tables import print_plan
 from scidata.data.raw_kind import kind_of_raw
 from scidata.grids.reader import GridReader
 
-__all__ = ["run_plan"]
-
 
 def run_plan(path: str, options: Mapping[str, Any], output: PlanOutput, *, kind: str | None, like_grid: bool) -> None:
     """Plan a sample of a grid for every rank of a domain and print it.

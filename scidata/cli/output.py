@@ -14,8 +14,6 @@ from scidata.core.urls import public_text
 if TYPE_CHECKING:
     from scidata.cli.escaped import EscapedConsole, EscapedTable
 
-__all__ = ["console", "human_bytes", "is_terminal", "make_table", "print_error", "print_json", "progress", "ratio"]
-
 _PIPED_WIDTH = 240  # a pipe has no width: wide enough that no column is folded
 
 

@@ -19,8 +19,6 @@ from scidata.store.partitioning.ordered import ORDERS
 from scidata.store.partitioning.output import Part
 from scidata.store.partitioning.partition import PartitionReport, finalize, partition
 
-__all__ = ["run_finalize", "run_partition", "run_verify"]
-
 _MANY_SAMPLES = 32  # beyond it a dry run shows the first ones
 
 

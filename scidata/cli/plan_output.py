@@ -12,8 +12,6 @@ from scidata.cli.commands.plan_store import StorePlan
 from scidata.cli.output import console, print_json
 from scidata.cli.tables import print_bullets
 
-__all__ = ["PlanOutput"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOutput:

@@ -17,8 +17,6 @@ from scidata.store.format.write import folder_of
 from scidata.store.reading.reader import StoreReader
 from scidata.store.reading.report import FieldReport, PartitionedReport, inspect_partitioned
 
-__all__ = ["names_store", "run_inspect", "run_plan"]
-
 _MANY_SAMPLES = 16
 _MANY_COMPONENTS = 3
 

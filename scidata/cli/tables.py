@@ -16,17 +16,6 @@ if TYPE_CHECKING:
     from scidata.cli.commands.bench import BenchRow
     from scidata.cli.commands.plan_store import StorePlan
 
-__all__ = [
-    "MANY_RANKS",
-    "byte_cells",
-    "print_bench",
-    "print_bullets",
-    "print_plan",
-    "print_report",
-    "shape_text",
-    "telling_ranks",
-]
-
 MANY_RANKS = 32  # beyond it only the summary and a few ranks are shown
 
 

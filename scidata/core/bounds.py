@@ -15,24 +15,6 @@ import numpy.typing as npt
 from scidata.core.types import IntArray, Segment, Segments, SegmentTable, segment_table
 from scidata.errors import ConfigError
 
-__all__ = [
-    "at_least_one_each",
-    "bounds_of",
-    "chunk_bounds",
-    "compose",
-    "even_bounds",
-    "even_sizes",
-    "explicit_bounds",
-    "halo_widths",
-    "num_rows_of",
-    "owners_of",
-    "rows_of",
-    "segments_of_slice",
-    "sizes_of",
-    "weighted_bounds",
-    "window",
-]
-
 _MANY = 64  # segments: as many are kept as a table
 
 

@@ -9,8 +9,6 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from typing import Any, Generic, Literal, TypeVar
 
-__all__ = ["Cache"]
-
 _T = TypeVar("_T")
 
 # One lock for all caches, held for a few dict operations and never while a value is made. A fork waits for it: no child

@@ -16,18 +16,6 @@ import numpy.typing as npt
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError, TooLargeError
 
-__all__ = [
-    "allocate",
-    "as_index",
-    "check_function",
-    "check_mapping",
-    "is_whole",
-    "largest_encoded",
-    "names_of",
-    "offsets",
-    "whole",
-]
-
 
 def as_index(index: Any) -> int:
     """Return the index of a sample as Python's integer.

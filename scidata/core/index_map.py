@@ -16,8 +16,6 @@ from scidata.core.bounds import explicit_bounds, owners_of, sizes_of
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError
 
-__all__ = ["IndexMap"]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class IndexMap:

@@ -20,18 +20,6 @@ from typing import Any, TypeAlias
 
 from scidata.errors import ConfigError
 
-__all__ = [
-    "Packed",
-    "Recorder",
-    "active",
-    "get_sample",
-    "merge_traces",
-    "recorded_apart",
-    "set_sample",
-    "span",
-    "trace",
-]
-
 _MAX_EVENTS = 2_000_000  # some 500 MB of JSON, which no viewer likes
 
 _Thread: TypeAlias = tuple[int, int]  # process, thread

@@ -14,22 +14,6 @@ from typing import Any, Protocol, TypeAlias, overload, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "ArrayLayout",
-    "BufferSpec",
-    "ChunkRefs",
-    "Codec",
-    "Decoding",
-    "Empty",
-    "IntArray",
-    "Segment",
-    "SegmentTable",
-    "Segments",
-    "Selection",
-    "Source",
-    "segment_table",
-]
-
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
 #: Makes an uninitialised array of a shape and a dtype: ``numpy.empty``, or memory that is used again.

@@ -16,8 +16,6 @@ from typing import Any
 
 from scidata.errors import ConfigError
 
-__all__ = ["Seen", "Url", "Version", "is_url", "public_text", "url_of"]
-
 _IN_TEXT = re.compile(r"\w[\w+.-]*://[^\s'\"<>]*")
 _CHAIN = re.compile(r"::(?=\w[\w+.-]*(?:::\w[\w+.-]*)*://)")
 #: ``host:port``; what has no dot may be ``user:12`` of ``user:12/34@host``.

@@ -11,8 +11,6 @@ from scidata.data.irregular_union import unite
 from scidata.data.sample import Sample
 from scidata.errors import FieldMismatchError
 
-__all__ = ["collate"]
-
 
 def collate(samples: Sequence[Sample]) -> Sample:
     """Stack the fields of several grid samples on a new dim 0; unite meshes, clouds and graphs disjointly.

@@ -22,8 +22,6 @@ from scidata.data.sample import Sample
 from scidata.data.source import Source
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 
-__all__ = ["CombinedDataset", "as_combined", "concat", "mix", "subset"]
-
 
 class _InTurn:
     """One data set after another, as a sequence that is not listed: 2^40 samples take no memory.

@@ -18,8 +18,6 @@ from scidata.device_mesh import domain_mesh
 from scidata.errors import ConfigError
 from scidata.plan import ReadPlan
 
-__all__ = ["DomainDataset", "Reader"]
-
 
 class Reader(Protocol):
     """Plans and reads any rank's part of any sample of some kind of data. No torch, no communication."""

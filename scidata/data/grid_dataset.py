@@ -22,8 +22,6 @@ from scidata.grids.reader import GridReader
 from scidata.read import ReadStats
 from scidata.shard import HaloDim, ShardSpec, ShardTensor
 
-__all__ = ["ShardedDataset"]
-
 
 class ShardedDataset(DomainDataset[GridReader, Sample]):
     """Samples of a gridded data set, of which this rank reads its part. Made by :func:`open_dataset`.

@@ -24,8 +24,6 @@ from scidata.store.format.manifest import FieldInfo, Statistics
 from scidata.store.reading.part import Identity, LocalPart
 from scidata.store.reading.subsample import Subsample
 
-__all__ = ["IrregularDataset", "IrregularReader"]
-
 
 class IrregularReader(Reader, Protocol):
     """What reads samples whose rows are nodes, points or cells, of any number each: partitioned stores, raw clouds."""

@@ -20,8 +20,6 @@ from scidata.shard import ShardTensor
 from scidata.shard.graphs.ghosts import halo_exchange
 from scidata.shard.graphs.parts import Parts, call_on_parts
 
-__all__ = ["IrregularSample"]
-
 
 def _local(x: Tensor) -> Tensor:
     return x.to_local() if isinstance(x, ShardTensor) else x

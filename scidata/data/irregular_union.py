@@ -20,8 +20,6 @@ from scidata.data.topology import Cells, Place, Topology, shard_rows
 from scidata.errors import ConfigError, FieldMismatchError
 from scidata.shard import ShardTensor
 
-__all__ = ["unite"]
-
 
 class _Rows:
     """The rows of one entity in a union."""

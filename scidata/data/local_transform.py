@@ -12,8 +12,6 @@ import torch
 from scidata.core import trace
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 
-__all__ = ["LocalTransform", "apply_locally"]
-
 #: From a part's tensors by name, ghosts and halo included, to those that change; shapes and dtypes stay.
 LocalTransform: TypeAlias = Callable[[dict[str, torch.Tensor]], Mapping[str, torch.Tensor]]
 

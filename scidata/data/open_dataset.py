@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from scidata.data.grid_dataset import ShardedDataset
     from scidata.data.irregular_dataset import IrregularDataset
 
-__all__ = ["open_dataset"]
-
 Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 

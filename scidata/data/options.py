@@ -15,8 +15,6 @@ from scidata.data.local_transform import LocalTransform
 from scidata.errors import ConfigError, near_matches
 from scidata.store.reading.subsample import Subsample, make_subsample
 
-__all__ = ["HowToCut", "HowToReach", "WhatToRead"]
-
 _KINDS = ("grid", "points", "mesh", "graph")
 # NumPy has no bfloat16: such fields are read as float32 and cast once, when they become tensors
 _READ_AS = {torch.float16: np.float16, torch.bfloat16: np.float32, torch.float32: np.float32, torch.float64: np.float64}

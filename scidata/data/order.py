@@ -19,8 +19,6 @@ import numpy.typing as npt
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError
 
-__all__ = ["MAX_DRAWN", "MAX_LISTED", "Mixture", "Order"]
-
 #: Entries of an order that is listed whole. Another number gives other orders: saved places would not fit them.
 MAX_LISTED = 1 << 24
 #: Entries of an order that can only be listed (drawn by weights, of a mixture, grouped): 2 GiB of int64.

@@ -12,8 +12,6 @@ from scidata.sources.kinds import kind_of
 from scidata.sources.paths import expand_paths
 from scidata.store.format.places import is_store
 
-__all__ = ["kind_of_raw"]
-
 
 def kind_of_raw(
     path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],

@@ -11,8 +11,6 @@ import torch
 from scidata.core.checks import check_mapping
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 
-__all__ = ["Sample"]
-
 
 class Sample(Mapping[str, torch.Tensor]):
     """Fields by name, with the dimensions they have.

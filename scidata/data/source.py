@@ -13,8 +13,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from scidata.core.types import BufferSpec, Empty
 from scidata.data.sample import Sample
 
-__all__ = ["BufferedDataset", "PartDataset", "Source"]
-
 _ABILITIES = (
     *("__len__", "mesh", "assemble", "buffer_specs", "read_into", "read_local"),
     *("epoch_reader", "set_epoch"),  # of data sets whose samples depend on the epoch

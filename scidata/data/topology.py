@@ -15,8 +15,6 @@ from scidata.core.index_map import IndexMap
 from scidata.core.types import IntArray
 from scidata.shard import ShardSpec, ShardTensor
 
-__all__ = ["Cells", "Place", "Topology", "shard_rows"]
-
 
 class Place(NamedTuple):
     """Where a field lives: its entity, and which of its dims that is."""

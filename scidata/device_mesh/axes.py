@@ -13,9 +13,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 
-__all__ = ["axes_of", "axis_rank", "axis_size", "domain_mesh"]
-
-
 # Axes of these names never hold parts of a sample, so they need not be told apart from domain axes by hand.
 _OTHER_PARALLELISM = ("tp", "pp", "ep", "cp", "sp")
 

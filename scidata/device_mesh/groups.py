@@ -32,8 +32,6 @@ import torch.distributed as dist
 from scidata.device_mesh.torch_internals import abort_together, collectives_logger, nccl_of, process_groups
 from scidata.errors import SciDataError
 
-__all__ = ["break_groups", "end_well", "explained", "explaining", "own_groups", "set_explainer", "uncaught"]
-
 _TAGS = range(0x5C1DA7A, 0x5C1DA7A + 8)  # gloo has a context for each network interface, and takes them by the tag
 _MOMENT = datetime.timedelta(milliseconds=1)
 _BREAK_SECONDS = 1.0  # for the threads that break groups, when the process ends; they take milliseconds

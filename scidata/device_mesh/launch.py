@@ -8,9 +8,6 @@ from dataclasses import dataclass
 
 from scidata.errors import LauncherError
 
-__all__ = ["Launch", "read_launcher"]
-
-
 _FIRST_PORT, _NUM_PORTS = 10_000, 20_000  # below the ports that Linux hands out by itself (from 32768)
 _FIRST_RESERVED_STEP = 0xFFFFFFF0  # SLURM's batch, interactive and extern steps are numbered from the top
 

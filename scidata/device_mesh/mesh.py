@@ -16,8 +16,6 @@ from scidata.device_mesh import groups
 from scidata.device_mesh.launch import Launch, read_launcher
 from scidata.errors import ConfigError, LauncherError
 
-__all__ = ["init_mesh"]
-
 
 def init_mesh(
     *,

@@ -14,19 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = [
-    "COLLECTIVES",
-    "HANDLERS_OF_ERRORS",
-    "abort_together",
-    "collectives_logger",
-    "fake_store",
-    "nccl_of",
-    "process_groups",
-    "set_worker_info",
-    "shared_storage",
-]
-
-
 # -- process groups ----------------------------------------------------------------------------------------------------
 
 

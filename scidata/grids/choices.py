@@ -13,18 +13,6 @@ from scidata.grids.partition import resolve_dim
 from scidata.read.whole import array_of
 from scidata.sources.cf import is_coordinate, role_of
 
-__all__ = [
-    "agreeing_fields",
-    "all_dims_of",
-    "choose_sample_dim",
-    "chosen_fields",
-    "data_fields",
-    "default_shard",
-    "dim_roles",
-    "largest_chunks",
-    "sizes_of",
-]
-
 _TENSOR_KINDS = "biufc"  # NumPy kinds that torch has: not times, strings or records
 
 

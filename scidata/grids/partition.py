@@ -26,8 +26,6 @@ from scidata.core.checks import names_of, whole
 from scidata.core.types import IntArray, Segments
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 
-__all__ = ["GridPartition", "chunk_edges", "make_partition", "per_dim", "resolve_dim", "selected_rows"]
-
 T = TypeVar("T")
 HaloWidth = int | tuple[int, int]
 

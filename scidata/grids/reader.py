@@ -45,8 +45,6 @@ from scidata.sources.access.files import Url
 from scidata.sources.cf import decoding_of
 from scidata.sources.paths import expand_paths
 
-__all__ = ["GridReader"]
-
 _THREADS = 4  # decoding threads a process by default: several ranks usually share a machine
 
 

@@ -19,8 +19,6 @@ from scidata.read.whole import array_of, read_array
 from scidata.sources import open_source
 from scidata.sources.cf import decoding_of
 
-__all__ = ["Series"]
-
 
 class Series:
     """Stores that continue each other along ``sample_dim``, seen as one.

@@ -16,17 +16,6 @@ from scidata.device_mesh import axis_rank, axis_size
 from scidata.errors import ConfigError, near_matches
 from scidata.loader.sampler import DistributedSampler
 
-__all__ = [
-    "as_device",
-    "check_dataset",
-    "check_given",
-    "check_sampler",
-    "default_sampler",
-    "needs_agreement",
-    "optional",
-    "refuse",
-]
-
 
 def check_dataset(source: Source) -> None:
     """Refuse what has no parts to read."""

@@ -27,8 +27,6 @@ from scidata.loader.transform_stream import TransformStream
 from scidata.loader.waiting import WaitWatch
 from scidata.read import ReadStats
 
-__all__ = ["Batches", "announced", "filler", "items_of", "part_reader"]
-
 
 class Batches(Iterator[Any]):
     """One epoch. Keeps no batch between two calls, so that the user alone decides how long one lives."""

@@ -21,8 +21,6 @@ from torch.utils.data import BatchSampler, RandomSampler
 from scidata.errors import ConfigError
 from scidata.loader.sampler import DistributedSampler, check_state
 
-__all__ = ["CountedPosition", "DealtPosition", "Position", "position_of"]
-
 _VERSION = 1
 
 

@@ -18,8 +18,6 @@ from scidata.device_mesh import axes_of, axis_rank, axis_size
 from scidata.errors import ConfigError
 from scidata.shard.comm.agreement import check_agreement
 
-__all__ = ["DistributedSampler", "check_state", "fingerprint_of"]
-
 _VERSION = 1
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-__all__ = ["LoaderStats", "PrefetchStats"]
-
 #: Stages in the order of a sample's way, and what their speed is counted in.
 _STAGES = {"read": "bytes_fetched", "decode": "bytes_decoded", "copy": "bytes", "transform": "bytes", "wait": ""}
 _INTERNAL = ("num_ready", "warned")

@@ -13,8 +13,6 @@ from torch.distributed.tensor import DTensor
 from scidata.data.irregular_sample import IrregularSample
 from scidata.shard import ShardTensor
 
-__all__ = ["TransformStream"]
-
 
 class TransformStream:
     """Transforms of a batch run beside the kernels that still work on the batches before it."""

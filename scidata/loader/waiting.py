@@ -8,8 +8,6 @@ from statistics import median
 
 from scidata.loader.stats import PrefetchStats
 
-__all__ = ["WaitWatch"]
-
 _WARM_UP = 5  # steps of an epoch that are not looked at: nothing was read ahead, kernels are being compiled
 _WINDOW = 20  # steps that are judged together
 _SHARE = 0.1  # of the time, from which on waiting is worth a warning

@@ -33,8 +33,6 @@ from scidata.errors import WorkerDiedError
 from scidata.loader.prefetch.slots import HasArrays, Slot
 from scidata.sources.access import retry as _retry
 
-__all__ = ["WorkerPool", "WorkerReader"]
-
 _POLL = 0.05  # s between two looks at whether the epoch is over
 _END_SECONDS = 2.0  # for a process that is told to end; then it is killed
 

@@ -12,8 +12,6 @@ from scidata.core.types import IntArray
 from scidata.errors import ConfigError, near_matches
 from scidata.meshes.formats.base import RawCells, RawField, RawTopology, damage_named
 
-__all__ = ["KINDS", "RawSample", "SampleHeader", "parse_edges", "row_entity"]
-
 KINDS = ("mesh", "points", "graph")
 _EDGE_RULES = ("edge_index", "cells", "faces", "knn", "radius")
 

@@ -23,8 +23,6 @@ from scidata.meshes.sample import KINDS, RawSample, SampleHeader, parse_edges, r
 from scidata.sources import open_source
 from scidata.sources.paths import expand_paths
 
-__all__ = ["RawSamples", "read_samples"]
-
 _MESHES: tuple[ModuleType, ...] = (vtkhdf, ugrid, mpas, exodus, plain)
 _OWN_COORDINATES = (vtkhdf, mpas, exodus)
 _MESHIO = frozenset(

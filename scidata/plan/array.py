@@ -21,8 +21,6 @@ from scidata.plan.spans import Reads, Spans
 from scidata.plan.tables import EncodedChunks, Pattern, Tables, check_refs, find_tables
 from scidata.sources.access.files import is_url
 
-__all__ = ["MAX_PLAN_BYTES", "ArrayPlan", "Locate", "chunks_needed", "plan_array", "plan_cut"]
-
 #: Of plans that are kept for the next epoch: of samples of 1 MB, several thousand.
 MAX_PLAN_BYTES = 32 << 20
 

@@ -10,8 +10,6 @@ import numpy as np
 
 from scidata.core.types import ArrayLayout, ChunkRefs, Codec, Segment, Selection
 
-__all__ = ["inputs_from_json", "inputs_to_json"]
-
 
 def _plain(value: Any) -> Any:
     """Turn NumPy values and tuples of a codec's configuration into what JSON has."""

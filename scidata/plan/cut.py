@@ -21,8 +21,6 @@ from scidata.errors import ConfigError, SciDataError, TooLargeError
 from scidata.plan.pieces import Boxes, DimPieces, cut_dim, make_boxes, needed_chunks
 from scidata.plan.spans import chunk_shapes
 
-__all__ = ["MAX_BOXES", "Cut", "Origin", "find_cut", "within_memory"]
-
 #: Bounds of what is kept: cuts, boxes of one of them, segments of a dimension (more cost as much to compare as to cut).
 _MAX_CUTS = 64
 MAX_BOXES = 1024

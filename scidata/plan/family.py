@@ -12,8 +12,6 @@ from scidata.core.types import ArrayLayout, Selection
 from scidata.plan.array import ArrayPlan, Locate, plan_cut
 from scidata.plan.cut import MAX_BOXES, Cut, Origin, find_cut
 
-__all__ = ["PlanFamily"]
-
 #: Boxes of the cuts that are kept, each of which counts as ``MAX_BOXES`` at least: 64 cuts (files of one series may
 #: differ in length; rows inside a chunk), or a large one of some 20 MB with all its tables.
 _MAX_KEPT = 64 * MAX_BOXES

@@ -16,8 +16,6 @@ import numpy as np
 from scidata.core.types import IntArray, Segment, segment_table
 from scidata.errors import ConfigError
 
-__all__ = ["Boxes", "DimPieces", "cut_dim", "make_boxes", "needed_chunks"]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DimPieces:

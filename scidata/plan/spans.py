@@ -16,8 +16,6 @@ import numpy.typing as npt
 from scidata.core.types import ArrayLayout, IntArray
 from scidata.plan.pieces import Boxes, DimPieces
 
-__all__ = ["Reads", "Spans", "chunk_shapes", "decoded_limit", "gap_limits", "group_reads", "make_spans"]
-
 #: Bytes that are read and thrown away rather than starting another read. One ``preadv`` from Python costs 3-4 µs with
 #: its bookkeeping, as much as copying 16-32 KiB out of the page cache (measured); a request to an object store costs
 #: far more.

@@ -23,8 +23,6 @@ from scidata.plan.spans import (
     make_spans,
 )
 
-__all__ = ["EncodedChunks", "Pattern", "Tables", "check_refs", "find_tables"]
-
 _MAX_OFFSET = 1 << 60  # sums of file offsets stay inside int64
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]

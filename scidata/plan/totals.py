@@ -11,8 +11,6 @@ import numpy as np
 from scidata.core.types import ArrayLayout, ChunkRefs, IntArray, Selection
 from scidata.plan.array import ArrayPlan, plan_array
 
-__all__ = ["PlanSummary", "ReadPlan", "summarize"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ReadPlan:

@@ -20,19 +20,6 @@ from numcodecs import blosc
 
 from scidata.errors import CorruptDataError
 
-__all__ = [
-    "Bytes",
-    "ChunkHeader",
-    "Decoder",
-    "add_neighbour",
-    "block_ranges",
-    "decode",
-    "decode_blocks",
-    "read_header",
-    "table_nbytes",
-    "unshuffle",
-]
-
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 #: Threads come from the reader, one chunk each. zarr-python sets the same; blosc's own pool would take a global lock.

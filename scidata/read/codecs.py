@@ -26,8 +26,6 @@ from scidata.errors import ChecksumError, CorruptDataError, UnsupportedFormatErr
 from scidata.read import blosc
 from scidata.read.blosc import Bytes
 
-__all__ = ["Pipeline", "Scratch", "pipeline_of"]
-
 _CHECKSUM_NBYTES = 4
 
 

@@ -23,8 +23,6 @@ from scidata.read.gathers import at_any_byte
 from scidata.read.tables import tables_of
 from scidata.sources.access.files import Url, files, scatter, url_of
 
-__all__ = ["COPY", "DECODE", "READ", "Context", "ReadStats", "Tally", "Target", "thread_scratch"]
-
 READ, DECODE, COPY = range(3)  # stages
 _STAGES = ("read", "decode", "copy")
 

@@ -11,8 +11,6 @@ from scidata.core.cache import Cache
 from scidata.core.types import Decoding
 from scidata.read.codecs import Scratch
 
-__all__ = ["Converter", "converter"]
-
 Array = npt.NDArray[Any]
 
 

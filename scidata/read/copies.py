@@ -14,8 +14,6 @@ import numpy.typing as npt
 from scidata.core.types import IntArray
 from scidata.read.gathers import Gather
 
-__all__ = ["Copies", "merge_copies"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Copies:

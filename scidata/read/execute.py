@@ -22,8 +22,6 @@ from scidata.read.tables import Task
 from scidata.sources.access.fetches import Range
 from scidata.sources.access.files import Url
 
-__all__ = ["Execution"]
-
 
 class Execution:
     """One plan for one kind of destination. It may be run any number of times; tasks on any threads, each once a run.

@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from scidata.core.types import IntArray
 
-__all__ = ["Gather", "at_any_byte"]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Gather:

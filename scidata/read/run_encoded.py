@@ -19,8 +19,6 @@ from scidata.read.copies import Copies, merge_copies
 from scidata.read.tables import EncodedTables
 from scidata.sources.access.files import files
 
-__all__ = ["EncodedRun"]
-
 #: Blosc blocks are decoded alone where at most this part of a chunk is wanted, and the chunk is worth the bookkeeping.
 _PARTIAL_FRACTION = 0.75
 _PARTIAL_MIN = 64 << 10

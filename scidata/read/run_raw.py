@@ -19,8 +19,6 @@ from scidata.read.copies import Copies, merge_copies
 from scidata.read.tables import RawTables
 from scidata.sources.access.files import files
 
-__all__ = ["RawRun"]
-
 #: Pieces of a read, or reads, that are many enough for NumPy's calls to pay.
 _MANY = 32
 #: Larger reads come alone: a copy of their own costs little beside them.

@@ -14,8 +14,6 @@ from scidata.core.types import IntArray
 from scidata.plan.tables import Pattern
 from scidata.read.copies import Copies
 
-__all__ = ["EncodedTables", "PatternTables", "RawTables", "Task", "tables_of"]
-
 #: A unit of work: ``"raw"`` or ``"encoded"`` read, or ``"box"`` of an array that only its own library reads; its row.
 Task: TypeAlias = tuple[str, int]
 

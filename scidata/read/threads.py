@@ -6,8 +6,6 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-__all__ = ["ReaderThreads"]
-
 
 class ReaderThreads:
     """A pool for each process, since threads do not survive a fork; pickles as the number of threads."""

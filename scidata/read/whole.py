@@ -19,8 +19,6 @@ from scidata.errors import (
 from scidata.plan import plan_array
 from scidata.read import read_plan
 
-__all__ = ["array_of", "read_array"]
-
 
 def read_array(
     source: Source, layout: ArrayLayout, box: Sequence[slice] | None = None, **options: Any

@@ -20,8 +20,6 @@ from scidata.shard.comm.rooted import scatter_v
 from scidata.shard.comm.transport import DTYPES, MAX_DIMS, Group, call, exchange, group_rank, group_size, with_dim
 from scidata.shard.spec import MeshAxis, ShardSpec, by_axis, kept_spec, mesh_axes
 
-__all__ = ["change_layout", "gather_full", "infer_spec", "scatter", "spec_of_shapes", "target_spec"]
-
 SharedDim: TypeAlias = tuple[int, tuple[int, ...]]  # a dim and the sizes of its parts
 Place: TypeAlias = tuple[int | None, tuple[int, ...] | None]  # the same, or that a mesh axis replicates
 

@@ -16,20 +16,6 @@ from torch.overrides import resolve_name
 from scidata.errors import UnsupportedShardOp
 from scidata.shard.torch_internals import unpatched
 
-__all__ = [
-    "HANDLERS",
-    "KEEPS_REPLICATED",
-    "OF_THE_WHOLE",
-    "Handler",
-    "find",
-    "getters",
-    "op_name",
-    "op_table",
-    "register_op",
-    "shard_ops",
-    "unsupported",
-]
-
 Handler = Callable[[Any, tuple[type, ...], tuple[Any, ...], dict[str, Any]], Any]
 
 #: Every supported torch function and its handler. Filled at import, read at each call.

@@ -13,8 +13,6 @@ from scidata.errors import ShardLayoutError
 from scidata.shard import layouts
 from scidata.shard.tensor import ShardTensor
 
-__all__ = ["scatter_tensor"]
-
 
 def scatter_tensor(
     tensor: Tensor | None,

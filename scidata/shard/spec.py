@@ -23,8 +23,6 @@ from scidata.core.cache import Cache
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError, ShardLayoutError
 
-__all__ = ["HaloDim", "MeshAxis", "ShardSpec", "mesh_axes", "by_axis", "kept_spec"]
-
 _T = TypeVar("_T")
 
 _KEPT = 512  # some hundred bytes each; a model has fewer layouts, and fewer plans for one of them

@@ -33,9 +33,6 @@ from scidata.shard.torch_internals import (
 )
 from scidata.shard.views import call_on_copies
 
-__all__ = ["ShardTensor"]
-
-
 _watched: list[type] = []  # what watch_functions() was called for: nothing is patched before there is a tensor
 
 

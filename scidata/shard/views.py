@@ -13,8 +13,6 @@ from torch import Tensor
 from scidata.shard.op_table import unsupported
 from scidata.shard.torch_internals import shares_memory, tree_map_only, version_of
 
-__all__ = ["call_on_copies", "refuse_write_to_copy", "written"]
-
 
 def written(target: Any) -> None:
     """Say that the own part was written to: ghosts are old now; a copy of single rows goes back to the original."""

@@ -15,8 +15,6 @@ from scidata.errors import UnsupportedFormatError, near_matches
 from scidata.sources.access.fetches import each
 from scidata.sources.access.files import Url, files, is_url, url_of
 
-__all__ = ["open_source"]
-
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _CLASSIC_MAGICS = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
 _ZARR_NAMES = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")

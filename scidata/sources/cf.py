@@ -15,8 +15,6 @@ import numpy as np
 from scidata.core.types import ArrayLayout, Decoding
 from scidata.errors import UnsupportedFormatError
 
-__all__ = ["array_of", "decoding_of", "is_coordinate", "names_time", "role_of"]
-
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
 _STANDARD_NAMES: dict[str, str] = {

@@ -9,28 +9,6 @@ from typing import Any
 from scidata.core.types import ArrayLayout, Source
 from scidata.sources.cf import role_of
 
-__all__ = [
-    "CELL_OFFSETS",
-    "CELL_ROWS",
-    "EDGE_PAIRS",
-    "EXODUS_CONNECT",
-    "VTKHDF_ROOT",
-    "common_points",
-    "edge_pointers",
-    "find_array",
-    "has_cells",
-    "has_edges",
-    "has_points",
-    "is_cloud",
-    "is_exodus",
-    "is_mpas",
-    "is_ugrid",
-    "is_vtkhdf",
-    "kind_of",
-    "ugrid_connectivity",
-    "ugrid_meshes",
-]
-
 VTKHDF_ROOT = "VTKHDF"
 EXODUS_CONNECT = re.compile(r"connect(\d+)")
 EDGE_PAIRS = ("edge_index", "edges", "edge/index")

@@ -22,8 +22,6 @@ from scidata.sources.hdf5.source import HDF5Base
 from scidata.sources.hdf5.walk import Naming, attribute_of, is_scale, plain_value, scale_paths, walk
 from scidata.sources.netcdf3 import Header, Variable, read_header
 
-__all__ = ["NetCDF3Source", "NetCDF4Source"]
-
 _RENAMED = "_nc4_non_coord_"  # a variable named like a dimension that it does not lie on
 _NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable"
 

@@ -15,8 +15,6 @@ import numpy as np
 from scidata.errors import CorruptDataError, ShortReadError, UnsupportedFormatError
 from scidata.sources.access.files import files
 
-__all__ = ["Header", "Variable", "read_header"]
-
 _DIMENSION, _VARIABLE, _ATTRIBUTE = 10, 11, 12
 _FIRST_READ = 1 << 16
 _TYPES = {

@@ -12,8 +12,6 @@ from scidata.errors import (
 )
 from scidata.sources.access.files import Url, is_url, url_of
 
-__all__ = ["expand_paths"]
-
 
 def expand_paths(
     path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], options: Mapping[str, Any] | None = None

@@ -16,8 +16,6 @@ from scidata.sources.access.files import files
 from scidata.sources.hdf5.walk import Naming, clean_attributes, damage_as_corrupt_data, open_h5
 from scidata.sources.netcdf3 import Variable, read_header
 
-__all__ = ["read_names", "text_attributes"]
-
 _MOST_TEXT = 1 << 22  # sizes are checked before they are allocated
 _MOST_CHUNKS = 1 << 12  # usually one
 

@@ -12,8 +12,6 @@ import numpy.typing as npt
 
 from scidata.errors import ConfigError, MissingDependencyError
 
-__all__ = ["GRID_FORMATS", "make_grid"]
-
 #: The formats that ``make_grid`` writes.
 GRID_FORMATS = ("zarr2", "zarr3", "zarr3_sharded", "hdf5", "hdf5_chunked", "netcdf4", "netcdf3")
 

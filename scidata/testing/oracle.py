@@ -16,8 +16,6 @@ from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import tree_leaves
 
-__all__ = ["assert_like_one_process", "shard_of"]
-
 
 def shard_of(full: Tensor, spec: ShardSpec) -> ShardTensor:
     """Cut this rank's part out of a tensor that each rank holds; no communication, no shared memory."""

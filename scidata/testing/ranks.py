@@ -27,8 +27,6 @@ import torch.distributed as dist
 from scidata import _HOME
 from scidata.device_mesh.torch_internals import fake_store
 
-__all__ = ["RankError", "fake_group", "run_ranks"]
-
 # Imported once by the fork server, so that each rank starts in milliseconds; names that are not there are skipped.
 # DDP and optimizers import dynamo.
 _PRELOAD = ["torch", "torch.distributed.tensor", "torch._dynamo", "pytest", "scidata.testing", *set(_HOME.values())]

@@ -25,8 +25,6 @@ from scidata.read import read_plan
 from scidata.sources import open_source
 from scidata.sources.access.files import files, is_url, url_of
 
-__all__ = ["BenchRow", "bench_path"]
-
 _MAX_FIELDS = 3
 _SLAB = 8  # a slab is one part in eight, as of one rank of eight
 

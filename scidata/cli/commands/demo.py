@@ -20,8 +20,6 @@ import scidata
 from scidata.cli.commands.demo_data import FIELDS, NUM_LATITUDES
 from scidata.data.sample import Sample
 
-__all__ = ["ViT", "main"]
-
 PATCH = 8
 _CROP = {"latitude": slice(0, NUM_LATITUDES - NUM_LATITUDES % PATCH)}
 _STEPS = (0, 1)  # input, and the target six hours later

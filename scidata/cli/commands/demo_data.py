@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import zarr
 
-__all__ = ["FIELDS", "NUM_LATITUDES", "write_weather"]
-
 NUM_LATITUDES, NUM_LONGITUDES, NUM_TIMES, LEVELS = 121, 240, 16, (850, 500, 250)
 #: Names, units, mean and standard deviation; the model takes the last two to normalise.
 FIELDS: dict[str, tuple[str, float, float]] = {

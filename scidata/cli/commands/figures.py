@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["over", "read_figures"]
-
 
 def over(part: Any, whole: Any) -> float | None:
     """Return ``part / whole``; None where nothing is wanted."""

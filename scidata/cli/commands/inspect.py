@@ -17,8 +17,6 @@ from scidata.sources.cf import role_of
 from scidata.sources.paths import expand_paths
 from scidata.store.format.store import is_store
 
-__all__ = ["ArrayReport", "StoreReport", "codec_text", "guess_kind", "inspect_store"]
-
 _SMALL_CHUNK = 64 * 1024
 _HUGE_CHUNK = 256 * 1024**2
 _POINT_NAMES = re.compile(r"(^|[/_])(pos|coords?|coordinates?|points?|positions?|xyz|centroids?|vertices)$", re.I)

@@ -23,8 +23,6 @@ from scidata.plan import ArrayPlan
 from scidata.read.codecs import Pipeline, Scratch, pipeline_of
 from scidata.sources.access.files import files, is_url, url_of
 
-__all__ = ["PipelineRow", "bench_pipeline", "decompressors", "preadv_loop"]
-
 _MAX_PLANNED = 8  # samples of which the floors know the byte ranges; they go round
 
 

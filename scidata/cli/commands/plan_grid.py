@@ -18,8 +18,6 @@ from scidata.errors import SciDataError
 from scidata.grids.reader import GridReader
 from scidata.plan import chunks_needed, summarize
 
-__all__ = ["DomainPlan", "describe", "plan_domain", "suggestions"]
-
 _BAD = 1.5  # amplification from which something better is looked for
 _TRIED_RANKS = 64
 _WORTHWHILE = 0.9  # a suggestion lowers it at least to this fraction

@@ -13,8 +13,6 @@ from scidata.core.types import IntArray
 from scidata.store.reading.part import SamplePart
 from scidata.store.reading.reader import StoreReader
 
-__all__ = ["StorePlan", "describe_store", "plan_store"]
-
 Tick = Callable[[], None]
 
 

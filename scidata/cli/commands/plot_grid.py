@@ -20,17 +20,6 @@ from scidata.errors import ConfigError, MissingDependencyError, OutputError, nea
 from scidata.grids.partition import GridPartition, chunk_edges
 from scidata.grids.reader import GridReader
 
-__all__ = [
-    "LEGEND_RANKS",
-    "PlotAxis",
-    "check_picture",
-    "colours_of",
-    "draw_partition",
-    "draw_reader",
-    "load_matplotlib",
-    "plane_of",
-]
-
 _FORMATS = ("png", "pdf", "svg", "jpg")
 LEGEND_RANKS = 16  # beyond it colours cannot be told apart, and a colour bar is drawn
 _HALO_RANKS = 64

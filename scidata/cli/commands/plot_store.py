@@ -21,8 +21,6 @@ from scidata.errors import ConfigError
 from scidata.store.format.store import Store
 from scidata.store.reading.part import SamplePart
 
-__all__ = ["draw_sample"]
-
 MAX_POINTS = 150_000  # more cannot be told apart at this size, and take minutes to draw as vectors
 _MAX_GHOSTS = 50_000
 _MAX_CELLS = 60_000

@@ -17,8 +17,6 @@ from typing import Any
 from scidata.loader.peers.session import Session
 from scidata.loader.peers.watch import Watch
 
-__all__ = ["CommonBallot", "OwnBallot"]
-
 _log = logging.getLogger("scidata")
 
 _POLL = 0.001, 0.02  # s, growing: all ranks ask one process

@@ -16,20 +16,6 @@ import torch.distributed as dist
 from scidata.errors import ConfigError, RankFailedError
 from scidata.loader.peers.processes import ProcessId, StepSeen
 
-__all__ = [
-    "Event",
-    "Others",
-    "Store",
-    "common_store",
-    "died",
-    "ended_key",
-    "events_of",
-    "failure",
-    "has_left",
-    "post",
-    "within",
-]
-
 _T = TypeVar("_T")
 
 _ANOTHER_SAYS_IT = 0.4  # s that a rank may take to tell in which step the one that it watches has died

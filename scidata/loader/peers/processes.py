@@ -9,8 +9,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["ProcessId", "StepSeen", "StepShown"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessId:

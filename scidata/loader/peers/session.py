@@ -22,8 +22,6 @@ from scidata.loader.peers.events import Event, ended_key, failure
 from scidata.loader.peers.processes import ProcessId
 from scidata.loader.peers.watch import BREAK_SECONDS, DUE_PERIOD, Watch
 
-__all__ = ["Session"]
-
 _log = logging.getLogger("scidata")
 
 _PERIOD = 0.25  # s

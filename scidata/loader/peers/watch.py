@@ -56,8 +56,6 @@ from scidata.loader.peers.events import (
 )
 from scidata.loader.peers.processes import StepShown
 
-__all__ = ["BREAK_SECONDS", "DUE_PERIOD", "Watch"]
-
 BREAK_SECONDS = 0.7  # s that a rank waits for others to know why, before it breaks groups that they share
 DUE_PERIOD = 0.05  # s, while the loop does not come back, though it should
 _REASON_SECONDS = 1.0  # for another rank's end to be seen, after a collective with it has failed

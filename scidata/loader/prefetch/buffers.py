@@ -23,8 +23,6 @@ from scidata.core.checks import allocate
 from scidata.core.types import BufferSpec
 from scidata.errors import ConfigError
 
-__all__ = ["Array", "BufferRing", "BufferSet", "host_memory"]
-
 Array: TypeAlias = npt.NDArray[Any]
 
 _HUGE = 4 << 20  # from this size on, ask for huge pages

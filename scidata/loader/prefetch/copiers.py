@@ -18,8 +18,6 @@ from torch import Tensor
 from scidata.loader.prefetch.buffers import BufferRing, BufferSet
 from scidata.loader.prefetch.slots import HasArrays, SlotRing, SlotSet
 
-__all__ = ["DeviceCopier", "HostCopier", "PartCopier", "SideStream", "Staging", "Transfer"]
-
 _ALIGN = 64  # bytes: of each array in a block, for any dtype
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Depth"]
-
 _CALM = 16  # steps in a row without need for what was read furthest ahead
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-__all__ = ["Ballot", "Peers"]
-
 
 class Peers(Protocol):
     """The other ranks that read along; :class:`scidata.loader.peers.session.Session` is them."""

@@ -17,8 +17,6 @@ import numpy.typing as npt
 
 from scidata.loader.prefetch.buffers import host_memory
 
-__all__ = ["BlockPool"]
-
 _SMALL = 256 << 10  # smaller ones come from the C library's heap, which uses its memory again by itself
 
 

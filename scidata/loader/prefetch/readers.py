@@ -16,8 +16,6 @@ from scidata.loader.prefetch.copiers import HostCopier
 from scidata.loader.prefetch.peers import Ballot, Peers
 from scidata.loader.prefetch.slots import SlotCopier, SlotRing
 
-__all__ = ["Copier", "Fill", "Readers", "Work", "copier_for", "shut_down"]
-
 #: Reads one sample, by its index, into the given arrays (or slot); returns a ReadStats, or the bytes it fetched, where
 #: it knows them.
 Fill: TypeAlias = Callable[[int, Any], Any]

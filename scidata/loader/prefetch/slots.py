@@ -10,8 +10,6 @@ import queue
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["HasArrays", "Slot", "SlotCopier", "SlotRing", "SlotSet"]
-
 
 @runtime_checkable
 class HasArrays(Protocol):

@@ -14,22 +14,6 @@ from scidata.errors import CorruptDataError, FieldMismatchError
 from scidata.meshes.formats.base import Options, RawCells, fill_values, read_values
 from scidata.sources.cf import array_of, role_of
 
-__all__ = [
-    "as_indices",
-    "cells_of_rows",
-    "check_start",
-    "coordinate_columns",
-    "find_padding",
-    "in_degrees",
-    "is_angle",
-    "num_pairs",
-    "polygon_types",
-    "read_columns",
-    "ragged_of_padded",
-    "read_pairs",
-    "start_of",
-]
-
 TRIANGLE, POLYGON, QUAD = 5, 7, 9  # VTK's codes
 _NETCDF_FILL = 9.969209968386869e36  # of floats and doubles, the same number
 

@@ -19,26 +19,6 @@ from scidata.errors import ConfigError, CorruptDataError, SciDataError, Unsuppor
 from scidata.read.whole import read_array
 from scidata.sources.cf import array_of, decoding_of
 
-__all__ = [
-    "GROUPS",
-    "ArrayReader",
-    "Box",
-    "RawCells",
-    "Geometry",
-    "Joined",
-    "NewDim",
-    "Options",
-    "RawField",
-    "Reader",
-    "RawTopology",
-    "base_name",
-    "damage_named",
-    "field_of",
-    "fill_values",
-    "read_values",
-    "without_default_fill",
-]
-
 Array = npt.NDArray[Any]
 #: Entity of the arrays in a group of this name; points of a cloud and nodes are told apart by the topology.
 GROUPS: Mapping[str, str] = {

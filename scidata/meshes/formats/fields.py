@@ -10,8 +10,6 @@ from scidata.errors import FieldMismatchError
 from scidata.meshes.formats.base import GROUPS, RawField, RawTopology, field_of
 from scidata.sources.cf import is_coordinate, names_time, role_of
 
-__all__ = ["find_fields", "is_time"]
-
 _UNNAMED = re.compile(r"dim_\d+$|phony_dim_\d+$")
 
 

@@ -12,8 +12,6 @@ from scidata.errors import FieldMismatchError
 from scidata.meshes.formats.base import Joined, NewDim, RawField, base_name
 from scidata.meshes.formats.fields import is_time
 
-__all__ = ["combine_fields", "short_names"]
-
 
 def combine_fields(found: Sequence[tuple[Source, Mapping[str, RawField]]]) -> dict[str, RawField]:
     """Put together the fields of files that hold one topology's fields, in the order of the files.

@@ -37,8 +37,6 @@ from scidata.meshes.formats.arrays import polygon_types
 from scidata.meshes.formats.base import Geometry, Options, RawCells, RawTopology, field_of
 from scidata.meshes.formats.outside import check_outside
 
-__all__ = ["MeshioSource", "MeshioTopology", "open_topology"]
-
 _CODES = {
     "vertex": 1,
     "line": 3,

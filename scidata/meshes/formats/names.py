@@ -8,8 +8,6 @@ from scidata.core.types import ArrayLayout, Source
 from scidata.errors import FieldMismatchError, UnknownNameError, near_matches
 from scidata.meshes.formats.arrays import coordinate_columns, is_angle
 
-__all__ = ["as_coordinates", "named_points"]
-
 
 def named_points(source: Source, names: Sequence[str]) -> tuple[list[ArrayLayout], bool]:
     """Return the coordinates that the user names, and whether they lie on the sphere.

@@ -18,8 +18,6 @@ from scidata.errors import CorruptDataError, RefusedError, UnsupportedFormatErro
 from scidata.sources.access.files import files
 from scidata.sources.hdf5.walk import damage_as_corrupt_data, open_h5, walk
 
-__all__ = ["check_outside"]
-
 _MAX_XML_BYTES = 2**30  # meshio holds all of it as objects, several times as large
 _MAX_RATIO = 2**14  # of the decoded bytes of a data set to those stored: gzip has 2**10 at most
 _SMALL_BYTES = 2**28  # less than that is decoded whatever the ratio

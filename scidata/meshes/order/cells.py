@@ -11,8 +11,6 @@ from scidata.errors import ConfigError, UnsupportedFormatError
 from scidata.meshes.order.ids import NodeIds, both_directions, ranges, undirected_keys
 from scidata.meshes.order.sort import Keys
 
-__all__ = ["CELL_NAMES", "FOR_POLYHEDRA", "NUM_NODES", "POLYGON", "cell_owner", "edges_of_cells", "rings"]
-
 CELL_NAMES = {
     1: "vertex", 2: "poly-vertex", 3: "line", 4: "poly-line", 5: "triangle", 6: "triangle strip", 7: "polygon",
     8: "pixel", 9: "quad", 10: "tetra", 11: "voxel", 12: "hexahedron", 13: "wedge", 14: "pyramid",

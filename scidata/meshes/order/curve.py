@@ -18,8 +18,6 @@ import numpy.typing as npt
 from scidata.core.types import IntArray
 from scidata.meshes.order.positions import Box, finite_points
 
-__all__ = ["BITS", "hilbert_keys", "keys_of_cells"]
-
 #: Bits of each coordinate in a key, by the number of axes: 62 and 63 bits of a uint64.
 BITS = {2: 31, 3: 21}
 

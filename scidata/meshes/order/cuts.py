@@ -9,8 +9,6 @@ from scidata.core.bounds import at_least_one_each, even_bounds, weighted_bounds
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError
 
-__all__ = ["cut_bounds", "prefix_of"]
-
 
 def prefix_of(weights: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """Return ``(num + 1,)`` float64: the sum of the weights before each row, and of all.

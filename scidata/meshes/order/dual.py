@@ -12,8 +12,6 @@ from scidata.meshes.order.faces import pairs_across_faces
 from scidata.meshes.order.ids import both_directions, undirected_keys
 from scidata.meshes.order.positions import unit_sphere
 
-__all__ = ["cell_centres", "edges_across_faces"]
-
 
 def edges_across_faces(
     offsets: IntArray, connectivity: IntArray, cell_type: npt.NDArray[np.generic], num_nodes: int

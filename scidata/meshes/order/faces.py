@@ -13,8 +13,6 @@ from scidata.meshes.order.cells import CELL_NAMES, rings
 from scidata.meshes.order.ids import id_bits, pair_keys, ranges, undirected_keys
 from scidata.meshes.order.sort import Keys, run_starts, stable_sort
 
-__all__ = ["crowded_faces", "pairs_across_faces"]
-
 _FLAT = (5, 7, 8, 9)
 # Quadratic flat cells: their corners come first. Number of these.
 _FLAT_CORNERS = {22: 3, 23: 4}

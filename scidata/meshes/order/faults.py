@@ -20,8 +20,6 @@ from scidata.meshes.order.faces import crowded_faces
 from scidata.meshes.order.ids import id_bits, pair_keys, ranges
 from scidata.meshes.order.sort import run_starts, stable_sort
 
-__all__ = ["REMEDIES", "CellArrays", "Finding", "RawArrays", "Repaired", "check_sample", "repair"]
-
 #: What a repair does about each kind of finding; None where nothing can be done.
 REMEDIES: dict[str, str | None] = {
     "nan_points": "drop these points, and the cells and edges on them",

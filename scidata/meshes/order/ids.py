@@ -11,18 +11,6 @@ from scidata.core.types import IntArray
 from scidata.errors import ConfigError
 from scidata.meshes.order.sort import Keys, blocks, run_starts
 
-__all__ = [
-    "NodeIds",
-    "both_directions",
-    "contains",
-    "id_bits",
-    "low_ids",
-    "node_ids",
-    "pair_keys",
-    "ranges",
-    "undirected_keys",
-]
-
 #: Global node ids as stored: int32 where they fit, which halves the largest array of a store.
 NodeIds: TypeAlias = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 

@@ -12,8 +12,6 @@ from scidata.errors import FieldMismatchError
 from scidata.meshes.order.ids import id_bits, pair_keys
 from scidata.meshes.order.sort import run_starts, stable_sort
 
-__all__ = ["AlongMesh", "along_mesh_edges"]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AlongMesh:

@@ -21,8 +21,6 @@ from scidata.errors import ConfigError, MissingDependencyError, SciDataError
 from scidata.meshes.order.csr import NodeIds, csr_from_edges, symmetrise
 from scidata.meshes.order.hilbert import order_hilbert
 
-__all__ = ["order_metis"]
-
 # Nodes per part below which parts are not worth having: METIS leaves parts of small graphs empty.
 _MIN_NODES = 32
 

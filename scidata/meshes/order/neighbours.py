@@ -13,8 +13,6 @@ from scidata.core.types import IntArray
 from scidata.errors import ConfigError
 from scidata.meshes.order.positions import finite_points, unit_sphere
 
-__all__ = ["knn_edges", "radius_edges", "wrapped"]
-
 _Floats: TypeAlias = npt.NDArray[np.float64]
 
 

@@ -9,8 +9,6 @@ import numpy.typing as npt
 
 from scidata.errors import ConfigError
 
-__all__ = ["Box", "finite_points", "middle_box", "robust_box", "unit_sphere"]
-
 #: Lower and upper corner, ``(dims,)`` each.
 Box: TypeAlias = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 

@@ -15,8 +15,6 @@ from scidata.meshes.order.csr import CSR
 from scidata.meshes.order.cuts import cut_bounds
 from scidata.meshes.order.sort import run_starts
 
-__all__ = ["PartQuality", "Quality", "measure_quality", "quality_of_parts"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class PartQuality:

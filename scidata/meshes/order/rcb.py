@@ -10,8 +10,6 @@ from scidata.meshes.order.curve import BITS, hilbert_keys
 from scidata.meshes.order.positions import finite_points, middle_box, robust_box, unit_sphere
 from scidata.meshes.order.sort import stable_sort
 
-__all__ = ["order_rcb"]
-
 # Rows below which a half is not halved again but put in Hilbert order.
 _LEAF = 4096
 

@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from scidata.core.types import IntArray
 
-__all__ = ["Keys", "blocks", "run_starts", "stable_sort"]
-
 _BLOCK = 1 << 15
 
 # Bits that the row may push out of the word before mending what that spoils is cheaper than sorting group by group.

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from scidata.shard.torch_internals import flash, flash_backward, flash_cpu, flash_cpu_backward
 
-__all__ = ["Partial", "block_backward", "block_forward", "merge"]
-
 _NONE = float("-inf")  # the log-sum-exp of no key
 
 

@@ -20,8 +20,6 @@ from scidata.errors import UnsupportedShardOp
 from scidata.shard.attention.blocks import Partial, block_backward, block_forward, merge
 from scidata.shard.comm.transport import Group, group_rank
 
-__all__ = ["RingLayout", "ring_attention"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class RingLayout:

@@ -8,8 +8,6 @@ from contextvars import ContextVar
 
 from scidata.errors import ConfigError, near_matches
 
-__all__ = ["WAYS", "attention", "chosen_way"]
-
 WAYS = ("auto", "gather", "ring", "heads")
 _GATHER_BELOW = 64 * 2**20  # bytes of the whole keys and values: one round, and no memory that matters
 

@@ -14,8 +14,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from scidata.errors import ConfigError
 from scidata.shard.comm.transport import Group, gather, group_size
 
-__all__ = ["check_agreement"]
-
 _MAX_SHOWN = 3
 
 

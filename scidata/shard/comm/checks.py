@@ -9,8 +9,6 @@ from torch import Tensor
 from scidata.errors import ConfigError, ShardLayoutError
 from scidata.shard.comm.transport import Group, group_rank, group_size
 
-__all__ = ["check_member", "check_part", "check_whole", "normal_dim", "normal_sizes"]
-
 
 def normal_dim(shape: Sequence[int], dim: int) -> int:
     """Return a dim counted from the front."""

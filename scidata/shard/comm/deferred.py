@@ -20,8 +20,6 @@ from scidata.shard.comm.sums import all_reduce_sum
 from scidata.shard.comm.transport import Group, call, group_size
 from scidata.shard.torch_internals import is_accumulated
 
-__all__ = ["defer", "is_deferred", "replicate_deferred"]
-
 _DEFERRED: dict[int, weakref.ref[Tensor]] = {}  # by id: a tensor's own equality is elementwise
 
 

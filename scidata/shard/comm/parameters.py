@@ -14,8 +14,6 @@ from scidata.shard.comm.collectives import replicate_to_shards
 from scidata.shard.comm.deferred import is_deferred
 from scidata.shard.comm.transport import Group, group_size, reduce
 
-__all__ = ["replicate_all", "replicate_parameters"]
-
 
 class _SumAll(Function):
     @staticmethod

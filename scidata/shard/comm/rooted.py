@@ -17,8 +17,6 @@ from scidata.errors import ConfigError
 from scidata.shard.comm.checks import check_member, check_part, check_whole, normal_dim, normal_sizes
 from scidata.shard.comm.transport import DTYPES, MAX_DIMS, Group, call, exchange, group_rank, group_size, with_dim
 
-__all__ = ["gather_v", "scatter_v"]
-
 _NO_SOURCE = "rank {} is the source of scatter_v and must pass a tensor, not None"
 
 

@@ -17,8 +17,6 @@ from scidata.shard.comm.transport import (
     reduce,
 )
 
-__all__ = ["all_reduce_sum"]
-
 
 class _AllReduceSum(Function):
     @staticmethod

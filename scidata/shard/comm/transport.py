@@ -15,25 +15,6 @@ from torch.autograd import Function
 
 from scidata.errors import ConfigError
 
-__all__ = [
-    "DTYPES",
-    "Group",
-    "MAX_DIMS",
-    "SUM_IN",
-    "all_reduce_max",
-    "all_reduce_min",
-    "as_bytes",
-    "broadcast",
-    "call",
-    "exchange",
-    "gather",
-    "group_rank",
-    "group_size",
-    "reduce",
-    "reduce_scatter",
-    "with_dim",
-]
-
 Group: TypeAlias = dist.ProcessGroup | None
 
 # Sums of these are taken in a wider dtype: for the digits, and because gloo has no 16-bit integers.

@@ -30,17 +30,6 @@ from scidata.shard.spec import ShardSpec, mesh_axes
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import version_of
 
-__all__ = [
-    "GhostExchange",
-    "PendingHalo",
-    "ghost_exchange",
-    "ghosts_key",
-    "halo_exchange",
-    "keep_ghosts",
-    "node_tensor",
-    "with_ghosts",
-]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GhostExchange:

@@ -25,8 +25,6 @@ from scidata.shard.comm.transport import reduce
 from scidata.shard.graphs.ghosts import _device_of
 from scidata.shard.torch_internals import tree_leaves, tree_map_only
 
-__all__ = ["check_halo_depth"]
-
 _MAX_CHECKS = 4  # of a module whose samples have no ghost so far away that it could show
 _NOTHING_SEEN, _FINE = 0, 1
 _FAULTS = {

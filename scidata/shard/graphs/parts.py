@@ -26,8 +26,6 @@ from scidata.shard.graphs.halo_depth import check_halo_depth
 from scidata.shard.spec import mesh_axes
 from scidata.shard.torch_internals import BatchNorm, parameters_of, tree_map_only
 
-__all__ = ["Parts", "call_on_parts"]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Parts:

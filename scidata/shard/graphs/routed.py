@@ -23,18 +23,6 @@ from scidata.shard.spec import ShardSpec, mesh_axes
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import tree_leaves, tree_map_only, version_of
 
-__all__ = [
-    "FilledTensor",
-    "MovedTensor",
-    "RoutedIndex",
-    "accepts_filled",
-    "check_nodes",
-    "edge_tensor",
-    "node_spec",
-    "route_edges",
-    "start_exchange",
-]
-
 # What only rearranges or copies: done to the ids in local numbering too.
 _KEEPS_ROWS = set(
     find(

@@ -25,8 +25,6 @@ from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import version_of
 
-__all__ = ["count_true", "replicated", "take_advanced", "whole_index"]
-
 
 def take_advanced(func: Any, x: Tensor, tensors: Mapping[int, Tensor]) -> Tensor:
     """Take what index tensors, or a mask, name; ``tensors`` is by the first dim that each stands for."""

@@ -19,22 +19,6 @@ from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import shares_memory
 
-__all__ = [
-    "Layout",
-    "align",
-    "align_parameters",
-    "dims_of",
-    "extents_of",
-    "finish",
-    "is_sharded",
-    "local_of",
-    "map_local",
-    "operands_of",
-    "refuse_out",
-    "specs_of",
-    "to_axis",
-]
-
 Labels = Sequence[Hashable]
 #: The label and sizes that each mesh axis shards, None where it replicates.
 Layout = list[tuple[Hashable, tuple[int, ...]] | None]

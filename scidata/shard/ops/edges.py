@@ -24,23 +24,6 @@ from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.views import refuse_write_to_copy, written
 
-__all__ = [
-    "REMEDY",
-    "gather_by_ids",
-    "join_edges",
-    "lies_beside",
-    "new_filled",
-    "node_part",
-    "only_index",
-    "owned_everywhere",
-    "rows_like",
-    "set_rows",
-    "set_where",
-    "take_rows",
-    "take_where",
-    "write_to",
-]
-
 REMEDY = "use sample.to_pyg(), whose edge_index knows its routes"
 
 

@@ -23,8 +23,6 @@ from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.views import refuse_write_to_copy, written
 
-__all__ = ["scatter_along"]
-
 _BOTH = (torch, Tensor)
 
 

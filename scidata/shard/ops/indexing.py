@@ -25,8 +25,6 @@ from scidata.shard.ops.writing import fill_where, overwrite, put, without_ones
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
-__all__ = ["take_basic"]
-
 _WHOLE = slice(None)
 
 

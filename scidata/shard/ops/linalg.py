@@ -30,8 +30,6 @@ from scidata.shard.ops.align import (
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
-__all__ = ["contract"]
-
 
 def _labels_of_matmul(left: int, right: int) -> tuple[list[Hashable], list[Hashable], list[Hashable]]:
     """Return the labels of both operands and of the result, by their numbers of dims."""

@@ -18,8 +18,6 @@ from scidata.shard.comm.sums import all_reduce_sum
 from scidata.shard.comm.transport import Group
 from scidata.shard.spec import ShardSpec
 
-__all__ = ["deviations", "mean_of_squares", "moments", "widened"]
-
 _HALF = (torch.float16, torch.bfloat16)
 
 

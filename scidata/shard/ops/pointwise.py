@@ -21,8 +21,6 @@ from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import version_of
 from scidata.shard.views import refuse_write_to_copy, written
 
-__all__ = ["elementwise"]
-
 _UNARY = """
     abs absolute neg negative positive exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan arcsin
     arccos arctan sinh cosh tanh asinh acosh atanh arcsinh arccosh arctanh sigmoid expit logit erf erfc erfinv square

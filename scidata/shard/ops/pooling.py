@@ -15,8 +15,6 @@ from scidata.shard.ops.sliding import Middle, Windows, bind, check_rows, per_dim
 from scidata.shard.rows.runs import Runs, window_runs
 from scidata.shard.tensor import ShardTensor
 
-__all__ = ["adaptive_average", "adaptive_windows", "out_extents", "spatial", "spread_windows", "strides", "windows_of"]
-
 _POOLS = (torch.max_pool1d, torch.max_pool2d, torch.max_pool3d)
 _POOLS_BY_FLAG = (F.max_pool1d, F.max_pool2d, F.max_pool3d)
 _POOLS_WITH_INDICES = (F.max_pool1d_with_indices, F.max_pool2d_with_indices, F.max_pool3d_with_indices)

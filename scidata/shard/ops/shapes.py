@@ -22,16 +22,6 @@ from scidata.shard.rows.redistribute import move_rows, plan_reshape, plan_rows
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
-__all__ = [
-    "Group",
-    "argument",
-    "derived",
-    "keep_dims",
-    "many",
-    "normal_dim",
-    "reshape_groups",
-]
-
 
 def derived(x: ShardTensor, local: Tensor, spec: ShardSpec, copied: bool = False) -> Tensor:
     """Wrap what shares memory with ``x``, or may not where ``copied``."""

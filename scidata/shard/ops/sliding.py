@@ -27,20 +27,6 @@ from scidata.shard.rows.runs import FILLED, Runs, edges_of, fetch_runs, runs_mov
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
-__all__ = [
-    "Middle",
-    "Windows",
-    "bind",
-    "check_rows",
-    "fetch",
-    "is_plain",
-    "output_sizes",
-    "per_dim",
-    "refuse_plain",
-    "row_values",
-]
-
-
 # -- arguments -----------------------------------------------------------------------------------------------------
 
 

@@ -20,8 +20,6 @@ from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.views import refuse_write_to_copy, written
 
-__all__ = ["fill_where", "overwrite", "put", "without_ones"]
-
 
 def fill_where(func: Any, target: ShardTensor, tensors: Mapping[int, Tensor], value: Any) -> bool:
     """Write one value where a mask is true; return whether that is what was asked for."""

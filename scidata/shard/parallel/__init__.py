@@ -27,8 +27,6 @@ from scidata.shard.parallel.buckets import GradientBuckets
 from scidata.shard.parallel.buffers import ChangingBuffers
 from scidata.shard.torch_internals import compiled_from, flatten_mesh, keep_out_of_graphs
 
-__all__ = ["no_sync", "parallelize"]
-
 _STRATEGIES = ("ddp", "fsdp")
 
 #: What averages the gradients of a model with strategy "ddp".

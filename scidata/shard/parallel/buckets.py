@@ -16,8 +16,6 @@ from scidata.errors import ConfigError
 from scidata.shard.comm.transport import SUM_IN, broadcast
 from scidata.shard.torch_internals import backward_pass, copy_each, when_backward_ends
 
-__all__ = ["GradientBuckets"]
-
 _FIRST_BYTES = 2**20  # a small first bucket starts communication early
 
 

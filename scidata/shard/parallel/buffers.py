@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from scidata.shard.comm.transport import Group, as_bytes, broadcast
 from scidata.shard.torch_internals import buffers_of, version_of
 
-__all__ = ["ChangingBuffers"]
-
 
 class ChangingBuffers:
     """Sends the first rank's buffers to the others, those that have changed since the last time.

@@ -21,8 +21,6 @@ from scidata.shard.parallel.buffers import ChangingBuffers
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import backward_pass
 
-__all__ = ["shard_fully"]
-
 _UNIT_BYTES = 2**20  # smaller blocks are gathered together with what surrounds them
 
 

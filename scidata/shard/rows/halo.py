@@ -17,8 +17,6 @@ from scidata.shard.comm.checks import check_part, normal_dim, normal_sizes
 from scidata.shard.comm.transport import Group
 from scidata.shard.rows.runs import Runs, fetch_runs
 
-__all__ = ["halo_exchange_dim", "halo_runs"]
-
 
 @lru_cache(maxsize=512)
 def halo_runs(sizes: tuple[int, ...], lo: int, hi: int, periodic: bool) -> tuple[Runs, ...]:

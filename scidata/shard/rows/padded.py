@@ -11,8 +11,6 @@ from scidata.errors import ShardLayoutError
 from scidata.shard.rows.halo import halo_exchange_dim
 from scidata.shard.spec import HaloDim, ShardSpec
 
-__all__ = ["exchange_halo", "halo_dims", "owned_of"]
-
 
 def halo_dims(
     halo: Mapping[int, int | tuple[int, int]], periodic: Sequence[int], spec: ShardSpec

@@ -21,8 +21,6 @@ from scidata.core.types import IntArray
 from scidata.shard.comm.collectives import indexed_all_to_all_v
 from scidata.shard.comm.transport import Group, exchange, gather, group_rank, group_size
 
-__all__ = ["RowPlan", "fetch_rows", "move_rows", "plan_listed", "plan_reshape", "plan_rows"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowPlan:

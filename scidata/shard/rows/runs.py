@@ -21,8 +21,6 @@ from torch.autograd import Function
 from scidata.core.bounds import bounds_of
 from scidata.shard.comm.transport import SUM_IN, Group, call, exchange, group_rank, with_dim
 
-__all__ = ["FILLED", "Runs", "edges_of", "fetch_runs", "runs_move", "runs_of", "window_runs"]
-
 #: The start of a run of rows that nobody owns: they get the fill value.
 FILLED = -1
 #: ``(first global row, count)`` of consecutive rows, in the order in which they are wanted.

@@ -12,8 +12,6 @@ from scidata.core.urls import Url
 from scidata.sources.access.filesystems import NUM_THREADS, current
 from scidata.sources.access.remote import start
 
-__all__ = ["Fetches", "Range", "each", "run_each"]
-
 #: A URL, the first byte and the number of bytes.
 Range: TypeAlias = tuple[Url, int, int]
 

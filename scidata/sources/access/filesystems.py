@@ -11,8 +11,6 @@ from typing import Any
 from scidata.core.urls import Url
 from scidata.errors import MissingDependencyError
 
-__all__ = ["NUM_THREADS", "FileSystems", "current"]
-
 #: Requests in flight at once, and bytes that they and what has arrived but is not used yet may take, of all reads of
 #: this process together; but one request of each read is always let through.
 MAX_REQUESTS = 64

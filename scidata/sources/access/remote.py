@@ -21,8 +21,6 @@ from scidata.sources.access import retry
 from scidata.sources.access.filesystems import current
 from scidata.sources.access.retry import Attempts, causes, is_transient, status_of
 
-__all__ = ["check_document", "clean_error", "fetch", "request", "start"]
-
 #: Bytes a second that a server gives at the least; and bytes in flight that need no time of their own.
 _SLOWEST, _SMALL = 128 << 10, 1 << 20
 _PIECE = 256 << 10

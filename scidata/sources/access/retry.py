@@ -15,8 +15,6 @@ from typing import Any, TypeVar
 
 from scidata.errors import ConfigError, SciDataError
 
-__all__ = ["RETRY", "Attempts", "Retry", "causes", "is_transient", "set_retry", "status_of"]
-
 _log = logging.getLogger("scidata")
 _T = TypeVar("_T")
 

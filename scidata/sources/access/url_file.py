@@ -9,8 +9,6 @@ from typing import Any
 
 from scidata.sources.access.files import files
 
-__all__ = ["UrlFile"]
-
 _BLOCK = 256 << 10
 _MAX_BLOCKS = 32
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from scidata.sources.hdf5.source import HDF5Base
 
-__all__ = ["HDF5Source"]
-
 
 class HDF5Source(HDF5Base):
     """One HDF5 file.

@@ -12,8 +12,6 @@ from typing import Any
 from scidata.errors import CorruptDataError
 from scidata.sources.access.url_file import UrlFile
 
-__all__ = ["GuardedFile"]
-
 _SIGNATURE = b"GCOL\x01\0\0\0"  # with version 1, the only one, and reserved bytes
 _HEADER = 16  # of the heap, and of each object in it; of files whose lengths have 8 bytes, as all have in practice
 _MAX_METADATA = 1 << 20  # of one read; a heap begins in a small one, and values need no search

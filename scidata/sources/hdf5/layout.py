@@ -18,17 +18,6 @@ import numpy.typing as npt
 from scidata.core.types import ArrayLayout, Codec, IntArray
 from scidata.errors import CorruptDataError, MissingDependencyError
 
-__all__ = [
-    "ChunkIndex",
-    "Storage",
-    "Unreadable",
-    "c_strides",
-    "check_filters",
-    "chunk_index",
-    "describe",
-    "locate_few",
-]
-
 #: HDF5 filter ids whose payload ``scidata.read.codecs`` decodes as it is; lzf (32000) and lz4 (32004, with a header of
 #: its own) are not among them because numcodecs has no such decoder. netCDF puts fletcher32 before shuffle, which then
 #: meets bytes that do not fill an element: they stay where they are.

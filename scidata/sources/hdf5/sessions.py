@@ -11,8 +11,6 @@ from typing import Any
 
 from scidata.sources.access.files import Version, most_open
 
-__all__ = ["OpenSessions", "Session", "open_sessions"]
-
 _LONGEST_CALL = 10.0  # seconds that another thread may be inside HDF5
 
 

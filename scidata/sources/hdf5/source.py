@@ -34,8 +34,6 @@ from scidata.sources.hdf5.layout import (
 from scidata.sources.hdf5.sessions import Session, open_sessions
 from scidata.sources.hdf5.walk import Naming, clean_attributes, damage_as_corrupt_data, open_h5, walk
 
-__all__ = ["HDF5Base"]
-
 _T = TypeVar("_T")
 
 _MANY_CHUNKS = 1_000_000  # beyond this an index costs seconds

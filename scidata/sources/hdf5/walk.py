@@ -19,19 +19,6 @@ from scidata.sources.access.retry import is_transient
 from scidata.sources.hdf5.heaps import GuardedFile
 from scidata.sources.hdf5.sessions import open_sessions
 
-__all__ = [
-    "Naming",
-    "attribute_of",
-    "clean_attributes",
-    "damage_as_corrupt_data",
-    "has_netcdf_marks",
-    "is_scale",
-    "plain_value",
-    "open_h5",
-    "scale_paths",
-    "walk",
-]
-
 _HDF5_ATTRIBUTES = frozenset({"DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LABELS"})
 _MAX_ATTRIBUTE_BYTES = 2**26
 _MAX_DEPTH = 64  # of groups in groups; HDF5 takes minutes to find its way in a file of a thousand

@@ -18,8 +18,6 @@ from scidata.sources.zarr.metadata import ArrayRecord
 from scidata.sources.zarr.shards import read_index
 from scidata.sources.zarr.tree import Tree
 
-__all__ = ["ChunkLocator"]
-
 _SIZES_PER_BLOCK = 4096  # sizes of chunk files are cached in runs of the flattened chunk grid
 _FEW = 32  # chunks that are found one by one in less time than NumPy's calls take
 _UNKNOWN = -2

@@ -20,8 +20,6 @@ from scidata.errors import RefusedError, UnsupportedFormatError
 from scidata.sources.zarr.shards import ShardIndex
 from scidata.sources.zarr.values import cf_fill_value, dtype_v2, dtype_v3, fill_value_of
 
-__all__ = ["ArrayRecord", "parse_v2", "parse_v3"]
-
 _MAX_BYTES = 2**63 - 1  # offsets and counts are int64
 _MAX_INDEX_CHUNKS = 2**24  # of one shard: 16 bytes each are read and held
 _MAX_DEPTH = 64  # of lists and objects in each other; so deep is neither an attribute nor a codec

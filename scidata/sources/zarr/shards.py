@@ -12,8 +12,6 @@ from scidata.core.types import IntArray
 from scidata.errors import ChecksumError, ShortReadError
 from scidata.sources.access.files import files
 
-__all__ = ["ShardIndex", "read_index"]
-
 _ABSENT = np.uint64(2**64 - 1)
 
 

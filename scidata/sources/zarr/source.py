@@ -29,8 +29,6 @@ from scidata.sources.zarr.metadata import ArrayRecord
 from scidata.sources.zarr.tree import Tree, open_tree
 from scidata.sources.zarr.walk import Contents, find_arrays
 
-__all__ = ["ZarrSource"]
-
 
 class _Arrays(dict[str, ArrayLayout]):
     """Layouts by name; asking for one that was left out says why."""

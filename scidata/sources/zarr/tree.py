@@ -20,8 +20,6 @@ from scidata.sources.access.fetches import each
 from scidata.sources.access.files import Url, is_url, retried, url_of
 from scidata.sources.access.remote import check_document, request
 
-__all__ = ["LocalTree", "Tree", "UrlTree", "open_tree"]
-
 _MAX_METADATA_BYTES = 2**26  # of one document; as objects it is up to twenty times as large
 _MAX_CHECKED_FOLDERS = 100_000
 _GONE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)

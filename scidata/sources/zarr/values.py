@@ -13,8 +13,6 @@ import numpy.typing as npt
 
 from scidata.errors import UnsupportedFormatError
 
-__all__ = ["cf_fill_value", "dtype_v2", "dtype_v3", "fill_value_of"]
-
 _NUMBER_V3 = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)|complex(64|128)")
 _NOT_NUMBER_V3 = re.compile(
     r"r\d+|raw_bytes|string|bytes|variable_length_(bytes|utf8)|null_terminated_bytes|fixed_length_utf32|struct(ured)?"

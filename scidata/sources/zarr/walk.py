@@ -12,8 +12,6 @@ from scidata.errors import RefusedError, UnsupportedFormatError
 from scidata.sources.zarr.metadata import ArrayRecord, parse_v2, parse_v3
 from scidata.sources.zarr.tree import Tree
 
-__all__ = ["Contents", "find_arrays"]
-
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # half of a character, as JSON spells it
 _MAX_NODES = 200_000  # links can make a small folder look like an endless one
 

@@ -20,8 +20,6 @@ from scidata.core.types import IntArray
 from scidata.store.format.manifest import ArrayInfo, RunningStatistics
 from scidata.store.format.shards import chunks_held, write_shard
 
-__all__ = ["CHUNK_ROWS", "ArrayDigest", "Reordered", "blocks_of", "stored_dtype", "write_array"]
-
 CHUNK_ROWS = 1024
 _MAX_CHUNK_BYTES = 4 << 20  # rows of many components: fewer rows in a chunk
 _SHARD_BYTES = 32 << 20

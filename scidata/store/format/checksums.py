@@ -29,8 +29,6 @@ from scidata.store.format.manifest import CHECKSUMS, ArrayInfo, SampleInfo
 from scidata.store.format.places import check_documents
 from scidata.store.format.shards import chunks_held
 
-__all__ = ["KEPT_BYTES", "Checksums", "SampleSource", "write_checksums"]
-
 #: Checksums that are kept, of all samples together: those of about 64 GiB of chunks of 4 KiB.
 KEPT_BYTES = 64 << 20
 

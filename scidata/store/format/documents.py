@@ -18,8 +18,6 @@ from scidata.store.format.checksums import SampleSource
 from scidata.store.format.manifest import CHECKSUMS, SampleInfo, digest_of, dump_json, sealed
 from scidata.store.format.shards import chunks_held, shard_index
 
-__all__ = ["ATTRIBUTE", "check_files", "digest_documents", "sample_document"]
-
 ATTRIBUTE = "scidata"  # of the sample's group: its description
 
 _DOCUMENT = "zarr.json"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 
-__all__ = ["remove", "sync", "sync_folder", "write_text"]
-
 
 def write_text(path: str, text: str) -> None:
     """Write a small file whole or not at all, and durably."""

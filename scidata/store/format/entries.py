@@ -8,8 +8,6 @@ from typing import Any, NoReturn, TypeVar
 
 from scidata.errors import CorruptDataError
 
-__all__ = ["MOST", "Entry", "damaged", "is_count", "is_number", "shown"]
-
 MOST = 2**63 - 1  # rows, offsets and sizes are int64
 _DEEPEST = 32  # of attributes and settings inside each other
 

@@ -31,8 +31,6 @@ from scidata.store.format.places import folder_of
 from scidata.store.format.streamed import Items, parse_object
 from scidata.store.format.treatments import TREATMENTS
 
-__all__ = ["load_manifest", "load_sample"]
-
 _KINDS = ("mesh", "points", "graph")
 _SPACES = (None, "pos", "unit_sphere")
 _SEAL = re.compile(rb'\n "digest": "([0-9a-f]{32})",\n')  # of the whole document: that line alone has one space

@@ -15,24 +15,6 @@ import numpy.typing as npt
 from scidata.errors import FieldMismatchError
 from scidata.store.format.treatments import either_treats, treat_alike
 
-__all__ = [
-    "CHECKSUMS",
-    "SCHEMA_VERSION",
-    "ArrayInfo",
-    "FieldInfo",
-    "InputInfo",
-    "Manifest",
-    "Number",
-    "RunningStatistics",
-    "SampleInfo",
-    "Statistics",
-    "check_alike",
-    "digest_of",
-    "dump_json",
-    "make_manifest",
-    "sealed",
-]
-
 #: Raised whenever an older reader would misread a newer store. 2 binds chunks to their places, see ``checksums.py``,
 #: and has every byte of a store checked; stores of version 1 are read as they were.
 SCHEMA_VERSION = 2

@@ -12,8 +12,6 @@ from collections.abc import Iterable
 from scidata.errors import RefusedError
 from scidata.sources.access.files import Url, files, is_url, url_of
 
-__all__ = ["MANIFEST", "MAX_DOCUMENT_BYTES", "check_documents", "check_inside", "folder_of", "is_store", "join"]
-
 MANIFEST = "manifest.json"
 #: Of one ``zarr.json``: those of a store take some KB, and some 100 bytes more for each field of its sample.
 MAX_DOCUMENT_BYTES = 64 << 20

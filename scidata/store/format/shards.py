@@ -15,8 +15,6 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-__all__ = ["chunks_held", "shard_index", "write_shard"]
-
 _ABSENT = 2**64 - 1
 
 

@@ -12,8 +12,6 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, overload
 
-__all__ = ["MAX_VALUE", "Items", "parse_object"]
-
 #: Characters of a value of one key, or of an item: some thousand arrays of a sample.
 MAX_VALUE = 8 << 20
 _SPACE = re.compile(r"[ \t\n\r]*")

@@ -10,8 +10,6 @@ from typing import Any
 
 from scidata.meshes.order.faults import REMEDIES
 
-__all__ = ["TREATMENTS", "either_treats", "treat_alike"]
-
 TREATMENTS = ("repair", "keep")
 
 

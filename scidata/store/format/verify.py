@@ -20,8 +20,6 @@ from scidata.store.format.arrays import ArrayDigest, blocks_of
 from scidata.store.format.manifest import SampleInfo
 from scidata.store.format.write import BLOCK_ROWS, search_space
 
-__all__ = ["Fault", "FaultFound", "check_sample", "read_rows"]
-
 _BLOCK_BYTES = 32 << 20
 _SLACK = 1e-12  # cos and sin may differ in the last bit from one machine to the next
 

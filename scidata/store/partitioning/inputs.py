@@ -15,8 +15,6 @@ from scidata.errors import RefusedError
 from scidata.sources.access.files import is_url
 from scidata.store.format.manifest import InputInfo
 
-__all__ = ["describe_input", "difference"]
-
 _BLOCK = 4 << 20
 
 

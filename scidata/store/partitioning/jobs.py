@@ -14,8 +14,6 @@ from typing import Any, TypeAlias
 from scidata.core.interrupts import ignore_interrupts, interrupts_held
 from scidata.errors import SciDataError
 
-__all__ = ["Job", "run_jobs"]
-
 Tick: TypeAlias = Callable[[float], None]
 
 #: Processes one sample and calls the function with the shares of it that are done; pickles.

@@ -25,8 +25,6 @@ from scidata.store.format.arrays import stored_dtype
 from scidata.store.format.manifest import FieldInfo, InputInfo
 from scidata.store.format.write import FieldData, OrderedCells, OrderedEdges, OrderedSample
 
-__all__ = ["ORDERS", "OrderOptions", "order_sample"]
-
 #: The orders that there are.
 ORDERS = ("hilbert", "rcb", "metis", "rows")
 

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from scidata.errors import ConfigError, OutputError
 from scidata.store.format.store import MANIFEST
 
-__all__ = ["Part", "claim_output", "finished_samples", "remove_samples", "remove_temporaries"]
-
 _LOCK = ".lock"
 _SAMPLE = re.compile(r"sample-(\d{6,})\.zarr")
 _TEMPORARY = re.compile(r"\.tmp-(sample-(\d{6,})\.zarr(\.scratch)?|manifest\.json)")

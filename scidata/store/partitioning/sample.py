@@ -26,8 +26,6 @@ from scidata.store.format.write import OrderedSample, write_sample
 from scidata.store.partitioning.inputs import describe_input
 from scidata.store.partitioning.ordered import ORDERS, OrderOptions, order_sample
 
-__all__ = ["KEEPABLE", "PlannedSample", "Task", "plan_sample", "process_sample"]
-
 #: Findings that spoil nothing: they may also be kept as they are.
 KEEPABLE = ("crowded_faces", "duplicate_edges", "self_loops")
 

@@ -22,8 +22,6 @@ from scidata.sources.cf import decoding_of
 from scidata.store.format.manifest import FieldInfo
 from scidata.store.reading.rows import RowAccess
 
-__all__ = ["PointsFile", "described_file"]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PointsFile:

@@ -34,8 +34,6 @@ from scidata.store.reading.part import LocalPart, SamplePart
 from scidata.store.reading.rows import GatherPlan, RowAccess
 from scidata.store.reading.subsample import Draw, Subsample
 
-__all__ = ["PointsReader"]
-
 _KEPT_SAMPLES = 1024
 _RUN_ROWS = 1024  # drawn together as a "chunk" of files that have none
 

@@ -9,8 +9,6 @@ from scidata.store.format.manifest import FieldInfo
 from scidata.store.format.store import Store
 from scidata.store.reading.subsample import Subsample
 
-__all__ = ["checked_halo", "checked_subsample", "named_fields"]
-
 
 def checked_halo(store: Store, halo: float) -> float:
     """Return the number of hops, or the radius, if the store has what that needs.

@@ -16,8 +16,6 @@ from scidata.store.format.store import Store
 from scidata.store.format.write import BLOCK_ROWS
 from scidata.store.reading.rows import RowAccess
 
-__all__ = ["Weights", "bounds_of_rows", "checked_weights"]
-
 #: None, ``"edges"``, a field's name or a cost of each row.
 Weights: TypeAlias = str | npt.ArrayLike | None
 

@@ -20,8 +20,6 @@ from scidata.store.reading.numbering import Numbering
 from scidata.store.reading.rows import FieldPlan, GatherPlan, RowAccess, merge_ranges
 from scidata.store.reading.topology import LocalTopology
 
-__all__ = ["FieldReads"]
-
 _SHARED_BYTES = 128 << 20  # of fields without times, whose values are kept for the other times
 
 

@@ -17,8 +17,6 @@ from scidata.meshes.order.neighbours import wrapped
 from scidata.store.format.write import BLOCK_ROWS, search_space
 from scidata.store.reading.rows import RowAccess
 
-__all__ = ["HopGhosts", "hop_ghosts", "radius_ghosts"]
-
 _FINE_ROWS = 64
 
 

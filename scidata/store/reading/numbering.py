@@ -22,8 +22,6 @@ from scidata.sources.cf import names_time
 from scidata.store.format.manifest import FieldInfo, RunningStatistics, Statistics
 from scidata.store.format.store import Store
 
-__all__ = ["Numbering", "number_samples"]
-
 #: The dim that ``scidata partition --mesh`` makes of fields that lie in several files and have no time.
 _JOINED = "sample"
 

@@ -14,8 +14,6 @@ from scidata.core.index_map import IndexMap
 from scidata.core.types import IntArray
 from scidata.read import ReadStats
 
-__all__ = ["Identity", "LocalCells", "LocalPart", "SamplePart"]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SamplePart:

@@ -35,8 +35,6 @@ from scidata.store.reading.subsample import Subsample
 from scidata.store.reading.subsample_part import DrawnPart, drawn_part
 from scidata.store.reading.topology import LocalTopology, read_topology
 
-__all__ = ["CACHE_BYTES", "StoreReader"]
-
 _THREADS = 4
 #: Of the edges, cells and index maps that are kept between reads.
 CACHE_BYTES = 512 << 20

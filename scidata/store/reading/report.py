@@ -18,8 +18,6 @@ from scidata.store.format.manifest import Statistics
 from scidata.store.format.store import Store, open_store
 from scidata.store.reading.numbering import number_samples
 
-__all__ = ["FieldReport", "PartitionedReport", "SampleReport", "inspect_partitioned"]
-
 _NEIGHBOURS = 6  # of points without edges: what a network or an interpolation would join
 _MANY_POINTS = 2_000_000  # beyond it neighbours take minutes to find
 

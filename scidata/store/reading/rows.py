@@ -20,8 +20,6 @@ from scidata.plan import ArrayPlan, plan_array
 from scidata.read import ReadStats, read_plan
 from scidata.store.format.store import Store
 
-__all__ = ["MAX_GAP", "FieldPlan", "GatherPlan", "RowAccess", "Runs", "merge_ranges"]
-
 #: Rows between two wanted ones that are read along: finer runs cost more than these rows.
 MAX_GAP = 64
 

@@ -19,8 +19,6 @@ from scidata.core.checks import is_whole
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError
 
-__all__ = ["CHUNK", "Draw", "Subsample", "make_subsample"]
-
 #: Instead of a number of rows: draw whole chunks.
 CHUNK = "chunk"
 

@@ -21,8 +21,6 @@ from scidata.store.reading.part import LocalCells, SamplePart
 from scidata.store.reading.rows import RowAccess
 from scidata.store.reading.subsample import Draw
 
-__all__ = ["DrawnPart", "drawn_part"]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DrawnPart:

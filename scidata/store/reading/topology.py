@@ -16,8 +16,6 @@ from scidata.store.reading.ghosts import HopGhosts, hop_ghosts, radius_ghosts
 from scidata.store.reading.part import Identity, LocalCells, SamplePart
 from scidata.store.reading.rows import RowAccess
 
-__all__ = ["LocalTopology", "read_topology"]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LocalTopology:

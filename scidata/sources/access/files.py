@@ -278,9 +278,9 @@ class Versions:
         """Look at files that were just read, as they are open: what came is of the known version, or this raises.
 
         Of URLs nothing is known here; a file that is gone says so when it is opened again. ``before_new`` is called
-        before one that was not known is taken in.
+        once, before the first that was not known is taken in.
         """
-        version, seen = files().version, self._seen
+        version, seen, are_new = files().version, self._seen, False
         for path in paths:
             try:
                 found = version(path)
@@ -288,8 +288,9 @@ class Versions:
                 continue
             known = seen.get(path)
             if known != found:
-                if known is None:
+                if known is None and not are_new:
                     before_new()
+                    are_new = True
                 self.note(path, found)
 
 

@@ -10,7 +10,7 @@ from scidata.cli.arguments import KINDS, check_choice, parse_names, usage_error
 from scidata.cli.commands.bench import bench_path
 from scidata.cli.output import console, human_bytes, make_table, print_json
 from scidata.cli.tables import print_bench
-from scidata.sources.access.files import is_url
+from scidata.core.urls import is_url
 from scidata.store.format.store import is_store
 
 if TYPE_CHECKING:

@@ -22,6 +22,7 @@ from scidata.core.bounds import num_rows_of, rows_of, segments_of_slice
 from scidata.core.cache import Cache
 from scidata.core.checks import offsets
 from scidata.core.types import ArrayLayout, BufferSpec, Decoding, Segment, Segments, Selection, Source
+from scidata.core.urls import Url
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
 from scidata.grids.choices import (
     agreeing_fields,
@@ -35,13 +36,15 @@ from scidata.grids.choices import (
 )
 from scidata.grids.partition import GridPartition, make_partition, per_dim, resolve_dim, selected_rows
 from scidata.grids.series import Series
-from scidata.plan import MAX_PLAN_BYTES, PlanFamily, ReadPlan
-from scidata.read import Job, ReadStats, read_plans
+from scidata.plan.array import MAX_PLAN_BYTES
+from scidata.plan.family import PlanFamily
+from scidata.plan.totals import ReadPlan
+from scidata.read import Job, read_plans
+from scidata.read.context import ReadStats
 from scidata.read.threads import ReaderThreads
 from scidata.read.whole import array_of, read_array
 from scidata.sources import open_source
 from scidata.sources.access.fetches import run_each
-from scidata.sources.access.files import Url
 from scidata.sources.cf import decoding_of
 from scidata.sources.paths import expand_paths
 

@@ -10,8 +10,6 @@ from torch.distributed.tensor import Replicate, Shard
 from scidata.errors import MissingDependencyError, ShardLayoutError
 from scidata.shard.tensor import ShardTensor
 
-__all__ = ["from_physicsnemo", "to_physicsnemo"]
-
 
 def to_physicsnemo(tensor: ShardTensor) -> Any:
     """Return the same tensor as PhysicsNeMo's ``ShardTensor``, on the same memory. No communication.

@@ -18,8 +18,6 @@ from scidata.shard.graphs.ghosts import keep_ghosts, node_tensor
 from scidata.shard.graphs.routed import edge_tensor, route_edges
 from scidata.shard.tensor import ShardTensor
 
-__all__ = ["GraphSample", "data_of", "to_pyg"]
-
 
 def to_pyg(
     edge_index: Tensor,
@@ -112,58 +110,46 @@ class GraphSample(Protocol):
 
     def __iter__(self) -> Iterator[str]:
         """Yield the names of its fields."""
-        ...
 
     @property
     def places(self) -> Mapping[str, Any]:
         """Entity and dim of each field."""
-        ...
 
     @property
     def parts(self) -> Any:
         """What ``call_on_parts`` runs on; None where samples are plain."""
-        ...
 
     @property
     def entity(self) -> str:
         """Whose local ids edges hold."""
-        ...
 
     @property
     def device_mesh(self) -> DeviceMesh | None:
         """The domain's axis; None where samples are plain."""
-        ...
 
     @property
     def num_nodes(self) -> int:
         """Of all ranks."""
-        ...
 
     @property
     def edge_index(self) -> Tensor | None:
         """Edges that end at owned nodes, ``(2, num)``."""
-        ...
 
     @property
     def edge_index_with_ghosts(self) -> Tensor | None:
         """All edges among owned nodes and ghosts, ``(2, num)``."""
-        ...
 
     def index_map(self, entity: str) -> IndexMap:
         """Return who owns which rows."""
-        ...
 
     def entity_of(self, name: str) -> str:
         """Return where a field lives."""
-        ...
 
     def rows_first(self, name: str, *, entity: str | None = None) -> tuple[Tensor, bool]:
         """Return local rows along dim 0, and whether ghosts are among them."""
-        ...
 
     def with_ghosts(self, name: str) -> Tensor:
         """Return owned rows, then ghosts."""
-        ...
 
 
 def data_of(

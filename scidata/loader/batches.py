@@ -25,7 +25,7 @@ from scidata.loader.prefetch.prefetcher import Prefetcher
 from scidata.loader.prefetch.slots import Slot, SlotRing
 from scidata.loader.transform_stream import TransformStream
 from scidata.loader.waiting import WaitWatch
-from scidata.read import ReadStats
+from scidata.read.context import ReadStats
 
 
 class Batches(Iterator[Any]):

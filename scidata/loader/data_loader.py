@@ -36,17 +36,17 @@ from scidata.loader.peers.ballot import CommonBallot, OwnBallot
 from scidata.loader.peers.session import Session
 from scidata.loader.peers.watch import Watch
 from scidata.loader.position import Position, position_of
+from scidata.loader.prefetch.buffers import BufferRing
 from scidata.loader.prefetch.copiers import DeviceCopier, HostCopier, PartCopier, SideStream, Staging
 from scidata.loader.prefetch.depth import Depth
 from scidata.loader.prefetch.pool import BlockPool
-from scidata.loader.prefetch.prefetcher import BufferRing, Prefetcher, PrefetchStats, SlotRing
+from scidata.loader.prefetch.prefetcher import Prefetcher
+from scidata.loader.prefetch.slots import SlotRing
 from scidata.loader.sampler import check_state, fingerprint_of
-from scidata.loader.stats import LoaderStats
+from scidata.loader.stats import LoaderStats, PrefetchStats
 from scidata.loader.transform_stream import TransformStream
 from scidata.loader.waiting import WaitWatch
 from scidata.loader.workers import WorkerPool, WorkerReader
-
-__all__ = ["BufferedDataset", "DataLoader", "PartDataset"]
 
 _VERSION = 1  # of the state
 

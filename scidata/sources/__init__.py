@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from scidata.core.types import Source
+from scidata.core.urls import Url, is_url, url_of
 from scidata.errors import UnsupportedFormatError, near_matches
 from scidata.sources.access.fetches import each
-from scidata.sources.access.files import Url, files, is_url, url_of
+from scidata.sources.access.files import files
 
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _CLASSIC_MAGICS = (b"CDF\x01", b"CDF\x02", b"CDF\x05")

@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.types import ArrayLayout, ChunkRefs, IntArray
+from scidata.core.urls import is_url, url_of
 from scidata.errors import ConfigError, ShortReadError, UnknownNameError, near_matches
-from scidata.sources.access.files import Versions, files, is_url, url_of
+from scidata.sources.access.files import Versions, files
 from scidata.sources.hdf5.source import HDF5Base
 from scidata.sources.hdf5.walk import Naming, attribute_of, is_scale, plain_value, scale_paths, walk
 from scidata.sources.netcdf3 import Header, Variable, read_header

@@ -18,12 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.types import ArrayLayout, Segment, Selection, Source
+from scidata.core.urls import is_url, url_of
 from scidata.data.raw_kind import kind_of_raw
 from scidata.errors import ConfigError, UnknownNameError, near_matches
-from scidata.plan import chunks_needed, plan_array
+from scidata.plan.array import chunks_needed, plan_array
 from scidata.read import read_plan
 from scidata.sources import open_source
-from scidata.sources.access.files import files, is_url, url_of
+from scidata.sources.access.files import files
 
 _MAX_FIELDS = 3
 _SLAB = 8  # a slab is one part in eight, as of one rank of eight

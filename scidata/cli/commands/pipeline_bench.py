@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from scidata.core.urls import is_url, url_of
 from scidata.data.open_dataset import open_dataset
 from scidata.errors import ConfigError
 from scidata.loader.data_loader import DataLoader
-from scidata.plan import ArrayPlan
+from scidata.plan.array import ArrayPlan
 from scidata.read.codecs import Pipeline, Scratch, pipeline_of
-from scidata.sources.access.files import files, is_url, url_of
+from scidata.sources.access.files import files
 
 _MAX_PLANNED = 8  # samples of which the floors know the byte ranges; they go round
 

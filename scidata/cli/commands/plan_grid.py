@@ -16,7 +16,8 @@ from scidata.core.types import ArrayLayout, ChunkRefs, IntArray, Segment, Select
 from scidata.core.urls import public_text
 from scidata.errors import SciDataError
 from scidata.grids.reader import GridReader
-from scidata.plan import chunks_needed, summarize
+from scidata.plan.array import chunks_needed
+from scidata.plan.totals import summarize
 
 _BAD = 1.5  # amplification from which something better is looked for
 _TRIED_RANKS = 64

@@ -26,11 +26,9 @@ class Transfer(Protocol):
 
     def copy(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Any]:
         """Begin, on any thread; return the copies, and an event with ``synchronize()`` that waits for them."""
-        ...
 
     def hand_over(self, tensors: Sequence[Tensor], event: Any) -> None:
         """Make the copies safe to use from here on, on the thread that uses them."""
-        ...
 
 
 class SideStream:

@@ -11,19 +11,15 @@ class Peers(Protocol):
 
     def check(self, step: int) -> None:
         """Raise what another rank has failed with, where it concerns this item."""
-        ...
 
     def failed(self, step: int, error: BaseException, *, ahead: bool = False) -> None:
         """Tell them that this item has failed, or will when it is its turn; any thread."""
-        ...
 
     def timed_out(self, step: int, error: Exception) -> Exception:
         """Tell them that this item did not come in time; return what to raise: theirs, where they are the reason."""
-        ...
 
     def slow(self, step: int, text: str) -> None:
         """Warn that this item takes long."""
-        ...
 
 
 class Ballot(Protocol):
@@ -31,8 +27,6 @@ class Ballot(Protocol):
 
     def vote(self, step: int, size: int, bad: Mapping[int, BaseException]) -> None:
         """Say which places of an item could not be read here; a reader thread, once an item."""
-        ...
 
     def dropped(self, step: int, size: int) -> frozenset[int]:
         """Return the places that are left out; waits for the other ranks."""
-        ...

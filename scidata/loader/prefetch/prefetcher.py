@@ -26,30 +26,12 @@ from typing import Any
 
 from scidata.core import trace
 from scidata.errors import ConfigError, ReadTimeoutError
-from scidata.loader.prefetch.buffers import BufferRing, BufferSet
-from scidata.loader.prefetch.copiers import DeviceCopier, HostCopier, PartCopier, SideStream, Staging
+from scidata.loader.prefetch.buffers import BufferRing
 from scidata.loader.prefetch.depth import Depth
 from scidata.loader.prefetch.peers import Ballot, Peers
 from scidata.loader.prefetch.readers import Copier, Fill, Readers, Work, copier_for, shut_down
-from scidata.loader.prefetch.slots import SlotCopier, SlotRing
+from scidata.loader.prefetch.slots import SlotRing
 from scidata.loader.stats import PrefetchStats
-
-__all__ = [
-    "Ballot",
-    "BufferRing",
-    "BufferSet",
-    "Copier",
-    "DeviceCopier",
-    "HostCopier",
-    "PartCopier",
-    "Peers",
-    "PrefetchStats",
-    "Prefetcher",
-    "SideStream",
-    "SlotCopier",
-    "SlotRing",
-    "Staging",
-]
 
 _SLOW_SECONDS = 30.0  # after which a wait is warned of, where there is no timeout
 

@@ -30,15 +30,12 @@ class Copier(Protocol[TicketT]):
 
     def start(self, buffers: Any) -> TicketT:
         """Begin; any thread."""
-        ...
 
     def finish(self, ticket: TicketT) -> Any:
         """Return tensors that are safe to use from here on; on the thread that uses them."""
-        ...
 
     def abandon(self, ticket: TicketT) -> None:
         """Return the set to the ring unused."""
-        ...
 
 
 @runtime_checkable

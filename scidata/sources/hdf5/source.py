@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.types import ArrayLayout, ChunkRefs, IntArray
+from scidata.core.urls import is_url, url_of
 from scidata.errors import ConfigError, CorruptDataError, RefusedError, ShortReadError, UnknownNameError, near_matches
-from scidata.sources.access.files import Versions, files, is_url, retried, url_of, version_at
+from scidata.sources.access.files import Versions, files, retried, version_at
 from scidata.sources.access.retry import is_transient
 from scidata.sources.hdf5.layout import (
     ChunkIndex,

@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 
 from scidata.core.types import ArrayLayout, ChunkRefs, Codec, Segment
 from scidata.errors import ConfigError, CorruptDataError, TooLargeError
-from scidata.plan import ArrayPlan, PlanFamily, ReadPlan, chunks_needed, cut, plan_array, summarize
+from scidata.plan import cut
+from scidata.plan.array import ArrayPlan, chunks_needed, plan_array
+from scidata.plan.family import PlanFamily
 from scidata.plan.spans import MAX_READ, group_reads
+from scidata.plan.totals import ReadPlan, summarize
 from scidata.read.copies import merge_copies
 
 

@@ -105,13 +105,15 @@ def inspect(
         return
     if sample is not None:
         raise usage_error("--sample", "is for stores that `scidata partition` wrote; leave it out.")
+    from dataclasses import asdict
+
     from scidata.cli.commands.inspect import inspect_store
     from scidata.cli.output import print_json
     from scidata.cli.tables import print_report
 
     report = inspect_store(paths if len(paths) > 1 else paths[0])
     if as_json:
-        print_json(report.to_dict())
+        print_json(asdict(report))
     else:
         print_report(report)
 
@@ -291,20 +293,12 @@ def bench(
     """
     from scidata.cli.benching import run_bench, run_pipeline
 
+    common: dict[str, Any] = {"fields": fields, "kind": kind, "repeats": repeats, "as_json": as_json}
     if pipeline:
-        run_pipeline(
-            path,
-            fields=fields,
-            kind=kind,
-            workers=workers,
-            samples=samples,
-            step_ms=step_ms,
-            repeats=repeats,
-            as_json=as_json,
-        )
+        run_pipeline(path, workers=workers, samples=samples, step_ms=step_ms, **common)
         return
     only_pipeline = {"--workers": workers, "--samples": samples, "--step-ms": step_ms}
-    run_bench(path, only_pipeline, fields=fields, kind=kind, repeats=repeats, as_json=as_json)
+    run_bench(path, only_pipeline, **common)
 
 
 @app.command()

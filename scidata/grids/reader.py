@@ -175,14 +175,12 @@ class GridReader:
                 f"{self.partition.sizes[str(self.sample_dim)]} of {self.sample_dim!r}: there would be no sample"
             )
         self._last_part: _Part | None = None
-        self._dropped = {d for d, crop in self._crop().items() if isinstance(crop, int | np.integer)}
+        known = list(self.partition.sizes)
+        crops = per_dim(self._isel, known, known, "isel")
+        self._dropped = {d for d, crop in crops.items() if isinstance(crop, int | np.integer)}
         self._fields = {name: self._field(name) for name in self.fields}
 
     # -- what there is -------------------------------------------------------------------------------------------
-
-    def _crop(self) -> dict[str, Any]:
-        known = list(self.partition.sizes)
-        return per_dim(self._isel, known, known, "isel")
 
     @functools.cached_property
     def num_samples(self) -> int:
@@ -203,7 +201,7 @@ class GridReader:
 
     def layout(self, name: str) -> ArrayLayout:
         """Return a field's layout in the first file."""
-        return self._series.layout(self._known(name))
+        return self._series.layout_in(0, self._known(name))
 
     def dims(self, name: str) -> tuple[str, ...]:
         """Return the dimensions of a field of one sample; several steps keep the sample dimension."""
@@ -262,8 +260,8 @@ class GridReader:
     def _field(self, name: str) -> _Field:
         layout = self._series.combined(name)
         decodings = tuple(
-            decoding_of(here, self._dtype) if self._decode else None
-            for here in (self._series.layout(name, int(row)) for row in self._first_rows())
+            decoding_of(self._series.layout_in(i, name), self._dtype) if self._decode else None
+            for i in range(len(self.sources))
         )
         dtypes = {d.dtype if d is not None else layout.dtype.newbyteorder("=") for d in decodings}
         if len(dtypes) > 1:
@@ -274,9 +272,6 @@ class GridReader:
         several = len(self.steps) > 1
         dims = tuple(d for d in layout.dims if d not in self._dropped and (several or d != self.sample_dim))
         return _Field(dims=dims, source_dims=layout.dims, dtype=dtypes.pop(), decodings=decodings)
-
-    def _first_rows(self) -> npt.NDArray[np.int64]:
-        return self._series.row_bounds[:-1]
 
     def _row_weights(
         self, name: str, split: Mapping[str, str], isel: Mapping[str, Any]
@@ -292,9 +287,7 @@ class GridReader:
         values = read_array(source, layout, decoding=decoding_of(layout, np.dtype("f8")))
         others = tuple(i for i, d in enumerate(layout.dims) if d != dim)
         cost: npt.NDArray[np.float64] = np.atleast_1d(np.nansum(values, axis=others, dtype=np.float64))
-        known = list(layout.dims)
-        crop = {d: c for d, c in isel.items() if d in known}
-        return {dim: cost[rows_of(segments_of_slice(crop.get(dim, slice(None)), len(cost)))]}
+        return {dim: cost[rows_of(segments_of_slice(isel.get(dim, slice(None)), len(cost)))]}
 
     # -- planning ------------------------------------------------------------------------------------------------
 

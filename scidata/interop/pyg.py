@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -12,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from scidata.core.checks import optional_module
 from scidata.core.index_map import IndexMap
-from scidata.errors import ConfigError, MissingDependencyError, ShardLayoutError
+from scidata.errors import ConfigError, ShardLayoutError
 from scidata.shard.graphs.ghosts import keep_ghosts, node_tensor
 from scidata.shard.graphs.routed import edge_tensor, route_edges
 from scidata.shard.tensor import ShardTensor
@@ -94,10 +94,7 @@ def to_pyg(
 
 
 def _data_class() -> Any:
-    try:
-        return importlib.import_module("torch_geometric.data").Data
-    except ImportError as e:
-        raise MissingDependencyError("to_pyg() needs torch_geometric; pip install 'scidata[pyg]'") from e
+    return optional_module("torch_geometric.data", "to_pyg() needs torch_geometric", "pyg").Data
 
 
 # -- whole samples -----------------------------------------------------------------------------------------------------

@@ -31,12 +31,12 @@ from scidata.loader.arguments import (
     optional,
     refuse,
 )
-from scidata.loader.batches import Batches, announced, filler, items_of, part_reader
+from scidata.loader.batches import Batches, announced, items_of, part_reader
 from scidata.loader.peers.ballot import CommonBallot, OwnBallot
 from scidata.loader.peers.session import Session
 from scidata.loader.peers.watch import Watch
 from scidata.loader.position import Position, position_of
-from scidata.loader.prefetch.buffers import BufferRing
+from scidata.loader.prefetch.buffers import BufferRing, Ring
 from scidata.loader.prefetch.copiers import DeviceCopier, HostCopier, PartCopier, SideStream, Staging
 from scidata.loader.prefetch.depth import Depth
 from scidata.loader.prefetch.pool import BlockPool
@@ -293,7 +293,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         ring, idle = self._take_ring(), self._idle_rings
         copier = HostCopier(ring) if device is None else DeviceCopier(ring, device)
         options = {"copier": copier, "on_close": lambda: idle.append(ring)}
-        fill = self._worker_reader() or filler(self._source)
+        fill = self._worker_reader() or self._source.dataset.read_into
         nbytes = (self.batch_size or 1) * sum(spec.nbytes for spec in ring.specs.values())
         return self._prefetcher(items, ring, fill, session, nbytes, **options)
 
@@ -311,7 +311,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _prefetcher(
         self,
         items: Iterator[list[int]],
-        ring: BufferRing | SlotRing,
+        ring: Ring[Any],
         fill: Callable[[int, Any], Any],
         session: Session | None,
         nbytes: int = 0,

@@ -76,7 +76,7 @@ def _open_file(path: str, *, allow_external: bool) -> Source:
             from scidata.sources.netcdf import NetCDF4Source
 
             return NetCDF4Source(path, allow_external=allow_external)
-        from scidata.sources.hdf5 import HDF5Source
+        from scidata.sources.hdf5.source import HDF5Source
 
         return HDF5Source(path, allow_external=allow_external)
     begins = f"begins with {head!r}" if head else "is empty"

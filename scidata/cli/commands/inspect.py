@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from scidata.core.types import ArrayLayout, Source
 from scidata.errors import SciDataError, UnsupportedFormatError
@@ -71,10 +70,6 @@ class StoreReport:
     arrays: tuple[ArrayReport, ...]
     skipped: Mapping[str, str]
     warnings: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain Python values for JSON."""
-        return asdict(self)
 
 
 def inspect_store(path: str | Sequence[str]) -> StoreReport:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scidata.cli.commands.plot_grid import LEGEND_RANKS, colours_of, load_matplotlib
+from scidata.cli.commands.plot_grid import LEGEND_RANKS, colours_of, load_matplotlib, new_figure, rank_handles
 from scidata.core.bounds import owners_of
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError
@@ -71,16 +71,11 @@ def draw_sample(store: Store, cut: SamplePart, ghosts: Sequence[IntArray], path:
         matplotlib is not installed.
     """
     load_matplotlib()
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     places = _places(store, cut.index, cut.entity)
     bounds, num_ranks = cut.bounds[cut.entity], cut.num_parts
     colours = np.array([colour[:3] for colour in colours_of(num_ranks)], np.float64)
     aspect = min(max(float(np.ptp(places.xy[:, 1]) / max(np.ptp(places.xy[:, 0]), 1e-300)), 0.3), 1.5)
-    figure = Figure(figsize=(9.4, 7.5 * aspect + 1.2) if not places.in_space else (9.4, 7.5), dpi=130)
-    figure.set_layout_engine("constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(9.4, 7.5 if places.in_space else 7.5 * aspect + 1.2)
     axes: Any = figure.add_subplot(projection="3d" if places.in_space else None)
     axes.computed_zorder = False  # in space, the rings of ghosts would disappear among the rows
     notes: list[str] = []
@@ -339,20 +334,12 @@ def _legend(
     entity: str,
     any_ghosts: bool,
 ) -> None:
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import ListedColormap, Normalize
     from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
 
-    shown, few = _pale(colours), len(colours) <= LEGEND_RANKS
-    handles: list[Any] = []
-    if few:
-        handles += [Patch(facecolor=colour, edgecolor="0.3", label=f"rank {rank}") for rank, colour in enumerate(shown)]
-    else:
-        mappable = ScalarMappable(Normalize(0, len(colours) - 1), cmap=ListedColormap(shown))
-        figure.colorbar(mappable, ax=axes, label="rank", pad=0.01, fraction=0.04, shrink=0.8)
+    ranks, shown = range(len(colours)), list(map(tuple, _pale(colours).tolist()))
+    handles = rank_handles(figure, axes, ranks, shown, "0.3", pad=0.01, fraction=0.04, shrink=0.8)
     if any_ghosts:
-        whose = ", in the\ncolour of the rank\nthat needs it" if few else "\nof some rank"
+        whose = ", in the\ncolour of the rank\nthat needs it" if handles else "\nof some rank"
         label = f"ghost {entity}{whose}"
         handles.append(
             Line2D(

@@ -26,11 +26,11 @@ from typing import Any
 
 from scidata.core import trace
 from scidata.errors import ConfigError, ReadTimeoutError
-from scidata.loader.prefetch.buffers import BufferRing
+from scidata.loader.prefetch.buffers import Ring
+from scidata.loader.prefetch.copiers import HostCopier
 from scidata.loader.prefetch.depth import Depth
 from scidata.loader.prefetch.peers import Ballot, Peers
-from scidata.loader.prefetch.readers import Copier, Fill, Readers, Work, copier_for, shut_down
-from scidata.loader.prefetch.slots import SlotRing
+from scidata.loader.prefetch.readers import Copier, Fill, Readers, Work, shut_down
 from scidata.loader.stats import PrefetchStats
 
 _SLOW_SECONDS = 30.0  # after which a wait is warned of, where there is no timeout
@@ -81,7 +81,7 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
         self,
         items: Iterable[Sequence[int]],
         fill: Fill,
-        ring: BufferRing | SlotRing,
+        ring: Ring[Any],
         *,
         num_workers: int = 2,
         prefetch: int | Depth = 2,
@@ -104,7 +104,7 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
         depth = prefetch if isinstance(prefetch, Depth) else Depth(max(1, prefetch))
         self._depth = depth if num_workers else Depth(0)
         self._ring = ring
-        self._readers: Readers[Any] = Readers(fill, ring, copier_for(ring) if copier is None else copier, peers, ballot)
+        self._readers: Readers[Any] = Readers(fill, ring, copier or HostCopier(ring), peers, ballot)
         self._pending: deque[Work] = deque()
         self._threads: list[threading.Thread] = []
         self._finalizer = weakref.finalize(self, shut_down, self._readers, self._threads, self._pending, on_close)

@@ -11,13 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from scidata.core import trace
-from scidata.loader.prefetch.buffers import BufferRing
-from scidata.loader.prefetch.copiers import HostCopier
+from scidata.loader.prefetch.buffers import Ring
 from scidata.loader.prefetch.peers import Ballot, Peers
-from scidata.loader.prefetch.slots import SlotCopier, SlotRing
 
-#: Reads one sample, by its index, into the given arrays (or slot); returns a ReadStats, or the bytes it fetched, where
-#: it knows them.
+#: Reads one sample, by its index, into the given arrays (or slot); returns a ReadStats, the bytes it fetched, or
+#: what may have ``bytes_fetched``.
 Fill: TypeAlias = Callable[[int, Any], Any]
 
 _JOIN_SECONDS = 5.0  # a read that hangs (a dead file system) must not hang the exit too
@@ -71,11 +69,6 @@ class Work:
         self.remaining = len(self.item)
 
 
-def copier_for(ring: BufferRing | SlotRing) -> Copier[Any]:
-    """Return what hands out the places of a ring without a device."""
-    return SlotCopier(ring) if isinstance(ring, SlotRing) else HostCopier(ring)
-
-
 class Readers(Generic[TicketT]):
     """What the consumer and the reader threads share.
 
@@ -85,7 +78,7 @@ class Readers(Generic[TicketT]):
     def __init__(
         self,
         fill: Fill,
-        ring: BufferRing | SlotRing,
+        ring: Ring[Any],
         copier: Copier[TicketT],
         peers: Peers | None,
         ballot: Ballot | None,

@@ -317,7 +317,7 @@ def test_summary_equals_the_ranks_own_plans_and_counts_shared_chunks():
     shared = sum(1 for c in range(8) if sum(c in r for r in rows) > 1)
     assert found.shared_chunks == shared * 37 * 8
     assert not found.exact
-    assert found.amplification > 1
+    assert found.figures()["amplification"] > 1
     located = summarize(layout, selection_of, 8, lambda c: refs_for(layout, c))
     assert located.exact
     assert located.bytes_fetched.sum() == 100 * sum(p.num_chunks for p in plans)

@@ -6,7 +6,9 @@ matplotlib (extra ``plot``), which is imported when a picture is drawn and witho
 
 from __future__ import annotations
 
+import itertools
 import os
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -282,7 +284,7 @@ def _draw_ghosts(
     ids = np.concatenate([np.asarray(rows, np.int64)[::step] for rows in ghosts])
     rank = np.repeat(np.arange(len(ghosts)), [len(rows[::step]) for rows in ghosts])
     order = np.zeros(len(ids), np.int32)
-    for start, stop in zip(*_runs(rank, len(ghosts)), strict=True):
+    for start, stop in itertools.pairwise(np.searchsorted(rank, np.arange(len(ghosts) + 1)).tolist()):
         order[start:stop] = rings[ids[start:stop]]
         rings[ids[start:stop]] += 1
     width = float(np.clip(2.2 * size, 2, 26))
@@ -298,11 +300,6 @@ def _draw_ghosts(
         **_flat(places),
     )
     return [f"1 in {step} of {total} ghosts is drawn"] if step > 1 else []
-
-
-def _runs(rank: IntArray, num_ranks: int) -> tuple[list[int], list[int]]:
-    ends = np.searchsorted(rank, np.arange(num_ranks + 1))
-    return ends[:-1].tolist(), ends[1:].tolist()
 
 
 def _frame(axes: Any, places: _Places) -> None:
@@ -346,11 +343,5 @@ def _legend(
                 [], [], label=label, marker="o", markerfacecolor="none", markeredgecolor="0.3", ls="none", markersize=5
             )
         )
-    handles += [Line2D([], [], lw=0, label=_folded(note)) for note in notes]
+    handles += [Line2D([], [], lw=0, label=textwrap.fill(note, 24)) for note in notes]
     figure.legend(handles=handles, loc="outside right upper", fontsize=8, frameon=False)
-
-
-def _folded(text: str, width: int = 24) -> str:
-    import textwrap
-
-    return "\n".join(textwrap.wrap(text, width))

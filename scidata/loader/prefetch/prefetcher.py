@@ -29,8 +29,7 @@ from scidata.errors import ConfigError, ReadTimeoutError
 from scidata.loader.prefetch.buffers import Ring
 from scidata.loader.prefetch.copiers import HostCopier
 from scidata.loader.prefetch.depth import Depth
-from scidata.loader.prefetch.peers import Ballot, Peers
-from scidata.loader.prefetch.readers import Copier, Fill, Readers, Work, shut_down
+from scidata.loader.prefetch.readers import Ballot, Copier, Fill, Peers, Readers, Work, shut_down
 from scidata.loader.stats import PrefetchStats
 
 _SLOW_SECONDS = 30.0  # after which a wait is warned of, where there is no timeout

@@ -6,13 +6,12 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from scidata.core import trace
 from scidata.loader.prefetch.buffers import Ring
-from scidata.loader.prefetch.peers import Ballot, Peers
 
 #: Reads one sample, by its index, into the given arrays (or slot); returns a ReadStats, the bytes it fetched, or
 #: what may have ``bytes_fetched``.
@@ -34,6 +33,32 @@ class Copier(Protocol[TicketT]):
 
     def abandon(self, ticket: TicketT) -> None:
         """Return the set to the ring unused."""
+
+
+class Peers(Protocol):
+    """The other ranks that read along; :class:`scidata.loader.peers.session.Session` is them."""
+
+    def check(self, step: int) -> None:
+        """Raise what another rank has failed with, where it concerns this item."""
+
+    def failed(self, step: int, error: BaseException, *, ahead: bool = False) -> None:
+        """Tell them that this item has failed, or will when it is its turn; any thread."""
+
+    def timed_out(self, step: int, error: Exception) -> Exception:
+        """Tell them that this item did not come in time; return what to raise: theirs, where they are the reason."""
+
+    def slow(self, step: int, text: str) -> None:
+        """Warn that this item takes long."""
+
+
+class Ballot(Protocol):
+    """Decides which samples are left out because some rank cannot read them; the same on all ranks."""
+
+    def vote(self, step: int, size: int, bad: Mapping[int, BaseException]) -> None:
+        """Say which places of an item could not be read here; a reader thread, once an item."""
+
+    def dropped(self, step: int, size: int) -> frozenset[int]:
+        """Return the places that are left out; waits for the other ranks."""
 
 
 @runtime_checkable

@@ -7,6 +7,7 @@ answers at once.
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from typing import Any
 
 import typer
@@ -105,8 +106,6 @@ def inspect(
         return
     if sample is not None:
         raise usage_error("--sample", "is for stores that `scidata partition` wrote; leave it out.")
-    from dataclasses import asdict
-
     from scidata.cli.commands.inspect import inspect_store
     from scidata.cli.output import print_json
     from scidata.cli.tables import print_report

@@ -135,9 +135,10 @@ class GridReader:
         self._series = Series(self.paths, self.fields, self.sample_dim, first=first, allow_external=allow_external)
         layouts = {name: self._series.combined(name) for name in self.fields}
         sizes = sizes_of(layouts.values())
+        crop = per_dim(isel or {}, list(sizes), list(sizes), "isel")
         if shard is None:
             spatial = [d for d in sizes if d in reference.dims and d != self.sample_dim]
-            rows = selected_rows(per_dim(isel or {}, list(sizes), list(sizes), "isel"), sizes)
+            rows = selected_rows(crop, sizes)
             lengths = {dim: num_rows_of(rows[dim]) for dim in spatial}
             split_axes = default_shard(lengths, dim_roles(first, reference.dims), axes, self.sample_dim)
         else:
@@ -152,14 +153,13 @@ class GridReader:
         self._threads = ReaderThreads(num_threads)
         self._sources = {source.path: source for source in self._series.sources}
         self.steps = _checked_steps(steps, self.sample_dim)
-        self._isel = dict(isel or {})
         if isinstance(weights, str):
-            weights = self._row_weights(weights, split_axes, self._isel)
+            weights = self._row_weights(weights, split_axes, crop)
         self.partition: GridPartition = make_partition(
             sizes,
             axis_sizes=axes,
             shard=split_axes,
-            isel=self._isel,
+            isel=crop,
             bounds=bounds,
             weights=weights,
             align=align,
@@ -175,9 +175,7 @@ class GridReader:
                 f"{self.partition.sizes[str(self.sample_dim)]} of {self.sample_dim!r}: there would be no sample"
             )
         self._last_part: _Part | None = None
-        known = list(self.partition.sizes)
-        crops = per_dim(self._isel, known, known, "isel")
-        self._dropped = {d for d, crop in crops.items() if isinstance(crop, int | np.integer)}
+        self._dropped = {dim for dim, rows in crop.items() if isinstance(rows, int | np.integer)}
         self._fields = {name: self._field(name) for name in self.fields}
 
     # -- what there is -------------------------------------------------------------------------------------------
@@ -274,7 +272,7 @@ class GridReader:
         return _Field(dims=dims, source_dims=layout.dims, dtype=dtypes.pop(), decodings=decodings)
 
     def _row_weights(
-        self, name: str, split: Mapping[str, str], isel: Mapping[str, Any]
+        self, name: str, split: Mapping[str, str], crop: Mapping[str, Any]
     ) -> dict[str, npt.NDArray[np.float64]]:
         """Sum a field over every dimension but the sharded one: the cost of each row."""
         source = self._series.sources[0]
@@ -287,7 +285,7 @@ class GridReader:
         values = read_array(source, layout, decoding=decoding_of(layout, np.dtype("f8")))
         others = tuple(i for i, d in enumerate(layout.dims) if d != dim)
         cost: npt.NDArray[np.float64] = np.atleast_1d(np.nansum(values, axis=others, dtype=np.float64))
-        return {dim: cost[rows_of(segments_of_slice(isel.get(dim, slice(None)), len(cost)))]}
+        return {dim: cost[rows_of(segments_of_slice(crop.get(dim, slice(None)), len(cost)))]}
 
     # -- planning ------------------------------------------------------------------------------------------------
 

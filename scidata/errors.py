@@ -10,31 +10,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = [
-    "ChecksumError",
-    "ConfigError",
-    "CorruptDataError",
-    "FieldMismatchError",
-    "LauncherError",
-    "MissingChunkError",
-    "MissingDependencyError",
-    "OutputError",
-    "RankFailedError",
-    "ReadTimeoutError",
-    "RefusedError",
-    "SciDataError",
-    "ShardLayoutError",
-    "ShortReadError",
-    "SourceChangedError",
-    "TooLargeError",
-    "UnknownNameError",
-    "UnsupportedFormatError",
-    "UnsupportedShardOp",
-    "near_matches",
-    "WorkerDiedError",
-    "visible",
-]
-
 
 def visible(text: str, *, keep: str = "") -> str:
     """Return a text with control characters, bidirectional marks and the like as escapes; those in ``keep`` stay.

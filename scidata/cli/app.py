@@ -7,6 +7,7 @@ answers at once.
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from typing import Any
 
 import typer
@@ -111,7 +112,7 @@ def inspect(
 
     report = inspect_store(paths if len(paths) > 1 else paths[0])
     if as_json:
-        print_json(report.to_dict())
+        print_json(asdict(report))
     else:
         print_report(report)
 
@@ -291,20 +292,12 @@ def bench(
     """
     from scidata.cli.benching import run_bench, run_pipeline
 
+    common: dict[str, Any] = {"fields": fields, "kind": kind, "repeats": repeats, "as_json": as_json}
     if pipeline:
-        run_pipeline(
-            path,
-            fields=fields,
-            kind=kind,
-            workers=workers,
-            samples=samples,
-            step_ms=step_ms,
-            repeats=repeats,
-            as_json=as_json,
-        )
+        run_pipeline(path, workers=workers, samples=samples, step_ms=step_ms, **common)
         return
     only_pipeline = {"--workers": workers, "--samples": samples, "--step-ms": step_ms}
-    run_bench(path, only_pipeline, fields=fields, kind=kind, repeats=repeats, as_json=as_json)
+    run_bench(path, only_pipeline, **common)
 
 
 @app.command()

@@ -131,13 +131,7 @@ def parse_bounds(values: Sequence[str], option: str = "--bounds") -> Any:
     accepted = "even, chunk, or the first row of each rank and the end, 0,100,241; also latitude=even"
 
     def kind(text: str) -> str | list[int]:
-        word = text.strip().lower()
-        if word in ("even", "chunk"):
-            return word
-        if not re.fullmatch(r"[\d,\s-]+", word):
-            hint = near_matches(word, ("even", "chunk"), listed=False)
-            raise usage_error(option, f"{text.strip()!r} are no bounds{hint}; accepted: {accepted}.")
-        return [_integer(option, part, accepted) for part in word.split(",")]
+        return _word_or_rows(option, text.strip(), ("even", "chunk"), "bounds", accepted)
 
     return _by_dim(option, values, accepted, kind, default="even")
 
@@ -195,11 +189,9 @@ def parse_dtype(text: str | None, option: str = "--dtype") -> str | None:
 def parse_width(values: Sequence[str], option: str = "--halo") -> float:
     """``2`` hops or a radius ``0.05``: the halo of a store, which has no dimensions to name."""
     accepted = "one number, hops along edges, 2, or a radius of points, 0.05"
-    if len(values) > 1:
-        raise usage_error(option, f"is given {len(values)} times; accepted: {accepted}.")
-    if not values:
+    text = _only(option, values, accepted)
+    if text is None:
         return 0
-    text = values[0].strip()
     try:
         width = int(text) if re.fullmatch(r"[+-]?\d+", text) else float(text)
     except ValueError:
@@ -212,12 +204,25 @@ def parse_width(values: Sequence[str], option: str = "--halo") -> float:
 def parse_rows(values: Sequence[str], option: str = "--bounds") -> str | list[int]:
     """``even`` or ``0,100,241``: the bounds of a store, which has no chunks to follow."""
     accepted = "even, or the first row of each rank and the end, 0,100,241"
+    text = _only(option, values, accepted)
+    if text is None:
+        return "even"
+    return _word_or_rows(option, text.lower(), ("even",), "bounds of a store's rows", accepted)
+
+
+def _only(option: str, values: Sequence[str], accepted: str) -> str | None:
+    """Return the value of an option that is given once at most."""
     if len(values) > 1:
         raise usage_error(option, f"is given {len(values)} times; accepted: {accepted}.")
-    text = values[0].strip().lower() if values else "even"
-    if text == "even":
-        return text
-    if not re.fullmatch(r"[\d,\s-]+", text):
-        hint = near_matches(text, ("even",), listed=False)
-        raise usage_error(option, f"{text!r} are no bounds of a store's rows{hint}; accepted: {accepted}.")
-    return [_integer(option, part, accepted) for part in text.split(",")]
+    return values[0].strip() if values else None
+
+
+def _word_or_rows(option: str, text: str, words: Sequence[str], what: str, accepted: str) -> str | list[int]:
+    """Return one of the words, or a list of integers."""
+    word = text.lower()
+    if word in words:
+        return word
+    if not re.fullmatch(r"[\d,\s-]+", word):
+        hint = near_matches(word, words, listed=False)
+        raise usage_error(option, f"{text!r} are no {what}{hint}; accepted: {accepted}.")
+    return [_integer(option, part, accepted) for part in word.split(",")]

@@ -7,10 +7,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from scidata.cli.arguments import KINDS, check_choice, parse_names, usage_error
-from scidata.cli.commands.bench import bench_path
-from scidata.cli.output import console, human_bytes, make_table, print_json
-from scidata.cli.tables import print_bench
-from scidata.sources.access.files import is_url
+from scidata.cli.commands.bench import BenchRow, bench_path
+from scidata.cli.output import console, human_bytes, make_table, print_json, ratio
+from scidata.core.urls import is_url
 from scidata.store.format.store import is_store
 
 if TYPE_CHECKING:
@@ -37,7 +36,22 @@ def run_bench(
     if as_json:
         print_json({"path": path, "repeats": repeats, "rows": [asdict(row) for row in rows]})
     else:
-        print_bench(path, rows, repeats)
+        _print_bench(path, rows, repeats)
+
+
+def _print_bench(path: str, rows: Sequence[BenchRow], repeats: int) -> None:
+    out = console()
+    out.print(path, style="bold", soft_wrap=True)
+    out.print(f"medians of {repeats} rounds, page cache warm; ratios to preadv of the wanted bytes, higher is better")
+    out.print()
+    table = make_table(
+        ("field", "case", "method", "bytes", "CPU", "wall", "CPU ratio", "wall ratio"), left=("field", "case", "method")
+    )
+    for row in rows:
+        times = [f"{1e3 * seconds:.2f} ms" for seconds in (row.cpu, row.wall)]
+        ratios = [ratio(row.cpu_ratio), ratio(row.wall_ratio)]
+        table.add_row(row.field, row.case, row.method, human_bytes(row.nbytes), *times, *ratios)
+    out.print(table)
 
 
 def run_pipeline(

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from scidata.cli.arguments import usage_error
-from scidata.cli.commands.demo_data import FIELDS, NUM_LATITUDES, write_weather
+from scidata.cli.commands.demo_data import NUM_LATITUDES, PATCH, READ, SPLIT, write_weather
 from scidata.cli.commands.plan_grid import DomainPlan, describe, plan_domain
 from scidata.cli.output import console, human_bytes, make_table, print_json
 from scidata.cli.tables import print_plan
@@ -23,7 +23,6 @@ from scidata.errors import LauncherError, OutputError
 from scidata.grids.reader import GridReader
 
 TOLERANCE = 1e-12  # float64: one process and P ranks differ by rounding alone
-_PATCH = 8
 _DEADLINE = 300.0  # seconds; a run takes a tenth of it
 _GRACE = 40.0  # torchrun itself gives its ranks 30 s to end
 
@@ -38,8 +37,8 @@ def run_demo(*, ranks: int, steps: int, keep: str | None, as_json: bool) -> bool
     LauncherError
         A rank failed, or the run did not end.
     """
-    if ranks > NUM_LATITUDES // _PATCH:
-        raise usage_error("--ranks", f"{ranks}: there are {NUM_LATITUDES // _PATCH} rows of patches to share.")
+    if ranks > NUM_LATITUDES // PATCH:
+        raise usage_error("--ranks", f"{ranks}: there are {NUM_LATITUDES // PATCH} rows of patches to share.")
     began = time.monotonic()
     with _folder(keep) as folder:
         path = os.path.join(folder, "weather.zarr")
@@ -76,17 +75,7 @@ def _size(folder: str) -> int:
 
 
 def _plan(path: str, ranks: int) -> tuple[DomainPlan, dict[str, Any]]:
-    reader = GridReader(
-        path,
-        axis_sizes={"domain": ranks},
-        fields=list(FIELDS),
-        steps=(0, 1),
-        shard={"latitude": "domain"},
-        isel={"latitude": slice(0, NUM_LATITUDES - NUM_LATITUDES % _PATCH)},
-        align=_PATCH,
-        dtype="float64",
-        num_threads=1,
-    )
+    reader = GridReader(path, axis_sizes={"domain": ranks}, **READ, **SPLIT, dtype="float64", num_threads=1)
     plan = plan_domain(reader)
     return plan, describe(plan, path=path, dp=None) | {"suggestions": []}
 

@@ -14,7 +14,7 @@ from scidata.cli.tables import print_bullets
 from scidata.core.urls import public_text
 from scidata.errors import ConfigError
 from scidata.meshes.samples import read_samples
-from scidata.store.format.store import Fault, open_store, verify
+from scidata.store.format.store import open_store, verify
 from scidata.store.partitioning.ordered import ORDERS
 from scidata.store.partitioning.output import Part
 from scidata.store.partitioning.partition import PartitionReport, finalize, partition
@@ -55,7 +55,7 @@ def run_verify(path: str, *, as_json: bool) -> bool:
     store = None if fault is not None else open_store(path)
     if as_json:
         counts = {} if store is None else dict(store.manifest.counts)
-        print_json({"path": public_text(path), "ok": fault is None, "fault": _fault(fault), "counts": counts})
+        print_json({"path": public_text(path), "ok": fault is None, "fault": fault and asdict(fault), "counts": counts})
         return fault is None
     if store is None:
         console().print(f"fault: {fault}", style="red", soft_wrap=True)
@@ -63,10 +63,6 @@ def run_verify(path: str, *, as_json: bool) -> bool:
         rows = ", ".join(f"{num} {entity}s" for entity, num in store.manifest.counts.items())
         console().print(f"{store.path}: sound: {len(store)} samples, {rows}", soft_wrap=True)
     return fault is None
-
-
-def _fault(fault: Fault | None) -> dict[str, Any] | None:
-    return None if fault is None else asdict(fault)
 
 
 def _num_samples(inputs: Sequence[str], options: dict[str, Any]) -> int:

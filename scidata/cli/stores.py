@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from scidata.cli.arguments import check_choice, parse_rows, parse_width, usage_e
 from scidata.cli.commands.plan_store import StorePlan, describe_store, plan_store
 from scidata.cli.output import console, human_bytes, make_table, print_json, progress, ratio
 from scidata.cli.plan_output import PlanOutput
-from scidata.cli.tables import MANY_RANKS, byte_cells, print_bullets, shape_text, telling_ranks
+from scidata.cli.tables import byte_cells, print_bullets, print_ranks, print_world, shape_text, shown_ranks
 from scidata.store.format.manifest import Number
 from scidata.store.format.store import is_store
 from scidata.store.format.write import folder_of
@@ -154,13 +155,10 @@ def run_plan(
             raise usage_error(option, f"means nothing for {path}, a partitioned store; leave it out.")
     if len(domain) > 1:
         split = "x".join(map(str, domain.values()))
-        total = 1
-        for size in domain.values():
-            total *= size
         raise usage_error(
             "--domain",
             f"{split} splits two dimensions of a grid; the rows of a store are in one sequence, along a curve through "
-            f"space, and are cut in one: --domain {total}.",
+            f"space, and are cut in one: --domain {math.prod(domain.values())}.",
         )
     common = {
         "num_parts": next(iter(domain.values())),
@@ -206,27 +204,18 @@ def _print_plan(plan: StorePlan, about: Mapping[str, Any], *, every_rank: bool) 
     columns += ["edges\ncut"] if plan.num_cut_edges is not None else []
     byte_columns = ("wanted", "fetched", "decoded", "fetched\n/wanted", "decoded\n/wanted", "chunks")
     table = make_table([*columns, *byte_columns])
-    labels = {rank: str(rank) for rank in range(plan.num_ranks)}
-    if plan.num_ranks > MANY_RANKS and not every_rank:
-        labels = telling_ranks(plan)
-    for rank, label in labels.items():
+    for rank, label in shown_ranks(plan, every_rank).items():
         found = plan.rank(rank)
         rows = "{}:{}".format(*found["owned"][entity])
         table.add_row(label, rows, *_row_cells(found, [entity, *others]), *byte_cells(found))
     totals = plan.totals() | {"num_neighbours": None}
     table.add_row("all", "", *_row_cells(totals, [entity, *others]), *byte_cells(totals))
-    out.print(table)
-    if len(labels) < plan.num_ranks:
-        out.print(f"{plan.num_ranks} ranks, of which the best, the median and the worst; --all or --json lists all")
+    print_ranks(plan, every_rank, table)
     out.print(_halo_text(about, entity), soft_wrap=True)
     out.print("bytes are those of fields and of the index arrays that say which rows, edges and cells these are")
     balance = ", ".join(f"{e}s {plan.balance(e):.3f}" for e in [entity, *others])
     out.print(f"balance (most / mean of a rank): {balance}")
-    if about["dp"] is not None:
-        out.print(
-            f"dp {about['dp']} x domain {plan.num_ranks} = world size {about['world_size']}; "
-            f"{about['samples_per_dp_rank']} samples for each dp rank"
-        )
+    print_world(plan, about)
     if not plan.exact:
         print_bullets("note", ["some sizes are estimated from decoded sizes"], "yellow")
 

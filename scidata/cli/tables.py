@@ -11,10 +11,10 @@ from scidata.cli.commands.inspect import StoreReport
 from scidata.cli.commands.plan_grid import DomainPlan
 from scidata.cli.output import console, human_bytes, make_table, ratio
 from scidata.errors import visible
+from scidata.plan.totals import RankReads
 
 if TYPE_CHECKING:
-    from scidata.cli.commands.bench import BenchRow
-    from scidata.cli.commands.plan_store import StorePlan
+    from scidata.cli.escaped import EscapedTable
 
 MANY_RANKS = 32  # beyond it only the summary and a few ranks are shown
 
@@ -71,17 +71,10 @@ def print_plan(plan: DomainPlan, about: Mapping[str, Any], *, every_rank: bool) 
     dims = [visible(dim) for dim in plan.rank(0)["owned"]]  # headers may have line ends, names not
     columns = ["rank", *dims, "local shape", "wanted", "fetched", "decoded", "fetched\n/wanted", "decoded\n/wanted"]
     table = make_table([*columns, "chunks"], left=dims)
-    shown = list(range(plan.num_ranks))
-    labels = {rank: str(rank) for rank in shown}
-    if plan.num_ranks > MANY_RANKS and not every_rank:
-        labels = telling_ranks(plan)
-        shown = list(labels)
-    for rank in shown:
-        table.add_row(*_rank_row(labels[rank], plan.rank(rank)))
+    for rank, label in shown_ranks(plan, every_rank).items():
+        table.add_row(*_rank_row(label, plan.rank(rank)))
     table.add_row("all", *("" for _ in dims), "", *byte_cells(plan.totals()))
-    out.print(table)
-    if len(shown) < plan.num_ranks:
-        out.print(f"{plan.num_ranks} ranks, of which the best, the median and the worst; --all or --json lists all")
+    print_ranks(plan, every_rank, table)
     if about["halo"]:
         out.print("rows are the owned ones, with the halo's rows below+above them in brackets")
     if len(about["fields"]) > 1:
@@ -89,11 +82,7 @@ def print_plan(plan: DomainPlan, about: Mapping[str, Any], *, every_rank: bool) 
     out.print(f"memory of a rank: at most {human_bytes(int(plan.bytes_memory.max()))}, halo included")
     out.print(f"balance (most / mean owned cells): {plan.balance:.3f}")
     out.print(f"chunks read by more than one rank: {plan.shared_chunks}")
-    if about["dp"] is not None:
-        out.print(
-            f"dp {about['dp']} x domain {plan.num_ranks} = world size {about['world_size']}; "
-            f"{about['samples_per_dp_rank']} samples for each dp rank"
-        )
+    print_world(plan, about)
     print_bullets("note", plan.notes, "yellow")
     print_bullets("try", about["suggestions"], "green")
 
@@ -103,12 +92,31 @@ def _along(about: Mapping[str, Any]) -> str:
     return f" along {about['sample_dim']}{steps}" if about["sample_dim"] else ""
 
 
-def telling_ranks(plan: DomainPlan | StorePlan) -> dict[int, str]:
-    """Return the cheapest, the median and the dearest rank by bytes decoded and fetched, with a label."""
+def shown_ranks(plan: RankReads, every_rank: bool) -> dict[int, str]:
+    """Return the ranks to show, with labels: of many the cheapest, the median and the dearest by bytes."""
+    if plan.num_ranks <= MANY_RANKS or every_rank:
+        return {rank: str(rank) for rank in range(plan.num_ranks)}
     wanted = np.maximum(plan.bytes_wanted, 1)
     order = np.argsort(np.maximum(plan.bytes_fetched, plan.bytes_decoded) / wanted, kind="stable")
     picks = {int(order[0]): "best", int(order[len(order) // 2]): "median", int(order[-1]): "worst"}
     return {rank: f"{label} {rank}" for rank, label in picks.items()}
+
+
+def print_ranks(plan: RankReads, every_rank: bool, table: EscapedTable) -> None:
+    """Print the table of ranks, and which of them it leaves out."""
+    out = console()
+    out.print(table)
+    if plan.num_ranks > MANY_RANKS and not every_rank:
+        out.print(f"{plan.num_ranks} ranks, of which the best, the median and the worst; --all or --json lists all")
+
+
+def print_world(plan: RankReads, about: Mapping[str, Any]) -> None:
+    """Print how samples spread over groups of ranks, where their number is known."""
+    if about["dp"] is not None:
+        console().print(
+            f"dp {about['dp']} x domain {plan.num_ranks} = world size {about['world_size']}; "
+            f"{about['samples_per_dp_rank']} samples for each dp rank"
+        )
 
 
 def _rank_row(label: str, rank: Mapping[str, Any]) -> list[str]:
@@ -129,19 +137,3 @@ def byte_cells(sums: Mapping[str, Any]) -> list[str]:
         ratio(sums["decode_amplification"]),
         str(sums["num_chunks"]),
     ]
-
-
-def print_bench(path: str, rows: Sequence[BenchRow], repeats: int) -> None:
-    """Print what ``scidata bench`` measured."""
-    out = console()
-    out.print(path, style="bold", soft_wrap=True)
-    out.print(f"medians of {repeats} rounds, page cache warm; ratios to preadv of the wanted bytes, higher is better")
-    out.print()
-    table = make_table(
-        ("field", "case", "method", "bytes", "CPU", "wall", "CPU ratio", "wall ratio"), left=("field", "case", "method")
-    )
-    for row in rows:
-        times = [f"{1e3 * seconds:.2f} ms" for seconds in (row.cpu, row.wall)]
-        ratios = [ratio(row.cpu_ratio), ratio(row.wall_ratio)]
-        table.add_row(row.field, row.case, row.method, human_bytes(row.nbytes), *times, *ratios)
-    out.print(table)

@@ -5,6 +5,7 @@ Python's own duck typing lets many through: a string is a sequence of names, ``T
 
 from __future__ import annotations
 
+import importlib
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.types import IntArray
-from scidata.errors import ConfigError, TooLargeError
+from scidata.errors import ConfigError, MissingDependencyError, TooLargeError
 
 
 def as_index(index: Any) -> int:
@@ -76,6 +77,20 @@ def check_function(name: str, value: Any) -> None:
     """Refuse what cannot be called; None is the default."""
     if value is not None and not callable(value):
         raise ConfigError(f"{name}={value!r}: expected a function, not {type(value).__name__}")
+
+
+def optional_module(name: str, what: str, extra: str) -> Any:
+    """Import an optional package.
+
+    Raises
+    ------
+    MissingDependencyError
+        It is not installed; the message says for ``what`` it is, and which extra of scidata brings it.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as e:
+        raise MissingDependencyError(f"{what}; pip install 'scidata[{extra}]'") from e
 
 
 def allocate(

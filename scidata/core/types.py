@@ -233,30 +233,23 @@ class Source(Protocol):
     @property
     def format(self) -> str:
         """``"zarr3"``, ``"hdf5"``, …."""
-        ...
 
     @property
     def attributes(self) -> Mapping[str, Any]:
         """Attributes of the store itself."""
-        ...
 
     @property
     def arrays(self) -> Mapping[str, ArrayLayout]:
         """Every array by its path inside the store, in the store's order."""
-        ...
 
     def locate(self, layout: ArrayLayout, chunks: IntArray) -> ChunkRefs:
         """Find the bytes of chunks given by ``(num, ndim)`` int64 chunk coordinates."""
-        ...
 
     def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
         """Read a box (positive steps) with the format's own library into ``out``: the fallback, and an oracle."""
-        ...
 
     def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
         """Raise SourceChangedError where files that were just read, or what describes them, are not those opened."""
-        ...
 
     def close(self) -> None:
         """Close what is open; the next use opens it again."""
-        ...

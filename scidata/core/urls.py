@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from scidata.errors import ConfigError
@@ -84,9 +84,7 @@ class Version:
 
     def with_more(self, other: Version) -> Version:
         """Return what is known of the same content from two answers."""
-        mine = (self.size, self.etag, self.version, self.modified)
-        more = (other.size, other.etag, other.version, other.modified)
-        return Version(*(b if a is None else a for a, b in zip(mine, more, strict=True)))  # type: ignore[arg-type]
+        return Version(*(b if a is None else a for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
 class Seen:

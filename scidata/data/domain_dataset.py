@@ -16,7 +16,7 @@ from scidata.data.local_transform import LocalTransform
 from scidata.data.sample import Sample
 from scidata.device_mesh import domain_mesh
 from scidata.errors import ConfigError
-from scidata.plan import ReadPlan
+from scidata.plan.totals import ReadPlan
 
 
 class Reader(Protocol):

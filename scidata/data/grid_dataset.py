@@ -19,7 +19,7 @@ from scidata.data.local_transform import apply_locally
 from scidata.data.sample import Sample
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.grids.reader import GridReader
-from scidata.read import ReadStats
+from scidata.read.context import ReadStats
 from scidata.shard import HaloDim, ShardSpec, ShardTensor
 
 

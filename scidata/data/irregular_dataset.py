@@ -18,7 +18,7 @@ from scidata.data.irregular_sample import IrregularSample
 from scidata.data.local_transform import apply_locally
 from scidata.data.topology import Cells, Place, Topology, shard_rows
 from scidata.errors import ConfigError
-from scidata.plan import ReadPlan
+from scidata.plan.totals import ReadPlan
 from scidata.shard.torch_internals import version_of
 from scidata.store.format.manifest import FieldInfo, Statistics
 from scidata.store.reading.part import Identity, LocalPart

@@ -11,12 +11,12 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from scidata.core.types import Source
+from scidata.core.urls import url_of
 from scidata.data.local_transform import LocalTransform
 from scidata.data.options import HowToCut, HowToReach, WhatToRead
 from scidata.data.raw_kind import kind_of_raw
 from scidata.device_mesh import axes_of, axis_size
 from scidata.errors import ConfigError, UnknownNameError, near_matches
-from scidata.sources.access.files import url_of
 from scidata.store.format.places import is_store
 
 if TYPE_CHECKING:

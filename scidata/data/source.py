@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,6 @@ class _Described(Protocol):
     def __len__(self) -> int: ...
 
 
-@runtime_checkable
 class BufferedDataset(_Described, Protocol):
     """What the loader needs of a data set; :class:`scidata.ShardedDataset` is one."""
 
@@ -41,7 +40,6 @@ class BufferedDataset(_Described, Protocol):
         """Wrap tensors shaped as the buffers, with a batch dim 0 if ``batched``."""
 
 
-@runtime_checkable
 class PartDataset(_Described, Protocol):
     """What the loader needs of a data set whose samples differ in size: :func:`scidata.open_dataset` of a store."""
 

@@ -49,8 +49,7 @@ def axes_of(
     if domain is not None:
         wanted = (domain,) if isinstance(domain, str) else tuple(domain)
         for name in wanted:
-            if name not in names:
-                raise UnknownNameError(f"the mesh has no axis {name!r}{near_matches(name, names)}")
+            _index(mesh, name)
         if dp_axis in wanted:
             raise ConfigError(f"axis {dp_axis!r} cannot be both the dp axis and a domain axis")
     elif "domain" in names:
@@ -75,8 +74,7 @@ def domain_mesh(mesh: DeviceMesh, names: Sequence[str]) -> DeviceMesh:
     """Return the part of the mesh that holds this rank's domain, its axes in mesh order."""
     known = _names(mesh)
     for name in names:
-        if name not in known:
-            raise UnknownNameError(f"the mesh has no axis {name!r}{near_matches(name, known)}")
+        _index(mesh, name)
     axes = tuple(name for name in known if name in names)
     if not axes:
         raise ConfigError("a domain needs at least one axis of the mesh")

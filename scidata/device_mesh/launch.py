@@ -35,6 +35,12 @@ class Launch:
     address: str | None = None
     port: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.num_ranks < 1 or not 0 <= self.rank < self.num_ranks or (self.local_rank or 0) < 0:
+            raise LauncherError(
+                f"{self.launcher}: rank {self.rank} (local {self.local_rank}) of {self.num_ranks} is not possible"
+            )
+
 
 def read_launcher(environ: Mapping[str, str]) -> Launch:
     """Find out from environment variables who started this process.
@@ -69,14 +75,6 @@ def _integer(environ: Mapping[str, str], name: str, launcher: str) -> int:
         raise LauncherError(f"{launcher}: {name}={text!r} is not an integer") from None
 
 
-def _checked(launch: Launch) -> Launch:
-    if launch.num_ranks < 1 or not 0 <= launch.rank < launch.num_ranks or (launch.local_rank or 0) < 0:
-        raise LauncherError(
-            f"{launch.launcher}: rank {launch.rank} (local {launch.local_rank}) of {launch.num_ranks} is not possible"
-        )
-    return launch
-
-
 def _rendezvous(environ: Mapping[str, str], launcher: str, num_ranks: int) -> tuple[str | None, int | None]:
     if num_ranks == 1:
         return None, None
@@ -93,8 +91,8 @@ def _torchrun(environ: Mapping[str, str]) -> Launch:
     num_ranks, rank = _integer(environ, "WORLD_SIZE", "torchrun"), _integer(environ, "RANK", "torchrun")
     local_rank = _integer(environ, "LOCAL_RANK", "torchrun") if "LOCAL_RANK" in environ else None
     address, port = _rendezvous(environ, "torchrun", num_ranks)
-    return _checked(
-        Launch(launcher="torchrun", rank=rank, num_ranks=num_ranks, local_rank=local_rank, address=address, port=port)
+    return Launch(
+        launcher="torchrun", rank=rank, num_ranks=num_ranks, local_rank=local_rank, address=address, port=port
     )
 
 
@@ -103,8 +101,8 @@ def _open_mpi(environ: Mapping[str, str]) -> Launch:
         _integer(environ, f"OMPI_COMM_WORLD_{name}", "Open MPI") for name in ("RANK", "SIZE", "LOCAL_RANK")
     )
     address, port = _rendezvous(environ, "Open MPI", num_ranks)
-    return _checked(
-        Launch(launcher="Open MPI", rank=rank, num_ranks=num_ranks, local_rank=local_rank, address=address, port=port)
+    return Launch(
+        launcher="Open MPI", rank=rank, num_ranks=num_ranks, local_rank=local_rank, address=address, port=port
     )
 
 
@@ -124,9 +122,7 @@ def _slurm(environ: Mapping[str, str]) -> Launch:
     own_gpus = "SLURM_GPUS_PER_TASK" in environ  # each task then sees its own only, numbered from 0
     local_rank = 0 if own_gpus else _integer(environ, "SLURM_LOCALID", "SLURM")
     address, port = _slurm_rendezvous(environ) if num_ranks > 1 else (None, None)
-    return _checked(
-        Launch(launcher="SLURM", rank=rank, num_ranks=num_ranks, local_rank=local_rank, address=address, port=port)
-    )
+    return Launch(launcher="SLURM", rank=rank, num_ranks=num_ranks, local_rank=local_rank, address=address, port=port)
 
 
 def _started_by_srun(environ: Mapping[str, str]) -> bool:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-import numpy as np
-
 from scidata.core.checks import names_of
 from scidata.core.types import ArrayLayout, Source
 from scidata.errors import ConfigError, FieldMismatchError, UnsupportedFormatError, near_matches
 from scidata.grids.partition import resolve_dim
 from scidata.read.whole import array_of
-from scidata.sources.cf import is_coordinate, role_of
+from scidata.sources.cf import is_coordinate, role_of, role_of_name
 
 _TENSOR_KINDS = "biufc"  # NumPy kinds that torch has: not times, strings or records
 
@@ -30,11 +28,7 @@ def dim_roles(source: Source, dims: Sequence[str]) -> dict[str, str]:
     roles = {}
     for dim in dims:
         layout = source.arrays.get(dim)
-        if layout is None or layout.dims != (dim,):
-            layout = ArrayLayout(
-                store=source.path, name=dim, shape=(0,), dims=(dim,), dtype=np.dtype("f4"), chunks=(1,), axis_order=(0,)
-            )
-        role = role_of(layout)
+        role = role_of(layout) if layout is not None and layout.dims == (dim,) else role_of_name(dim)
         if role is not None:
             roles[dim] = role
     return roles

@@ -107,10 +107,7 @@ def per_dim(value: Any, dims: Sequence[str], known: Sequence[str], what: str) ->
     """
     if not isinstance(value, Mapping):
         return dict.fromkeys(dims, value)
-    spread = {}
-    for name, item in value.items():
-        spread[resolve_dim(name, known, what)] = item
-    return spread
+    return {resolve_dim(name, known, what): item for name, item in value.items()}
 
 
 def resolve_dim(name: str | int, known: Sequence[str], what: str) -> str:
@@ -243,7 +240,7 @@ def make_partition(
         selected=selected,
         sizes=lengths,
         axis_of_dim=shard,
-        axis_sizes={axis: int(axis_sizes[axis]) for axis in _in_mesh_order(axis_sizes, shard)},
+        axis_sizes={axis: int(size) for axis, size in axis_sizes.items() if axis in shard.values()},
         bounds=cuts,
         halo={dim: pair for dim, pair in pairs.items() if pair != (0, 0)},
         periodic=frozenset(resolve_dim(name, known, "periodic") for name in names),
@@ -251,11 +248,6 @@ def make_partition(
 
 
 _KINDS = ("even", "chunk")
-
-
-def _in_mesh_order(axis_sizes: Mapping[str, int], shard: Mapping[str, str]) -> list[str]:
-    used = set(shard.values())
-    return [axis for axis in axis_sizes if axis in used]
 
 
 def _named(where: str, function: Callable[[], T]) -> T:

@@ -22,6 +22,7 @@ from scidata.core.bounds import num_rows_of, rows_of, segments_of_slice
 from scidata.core.cache import Cache
 from scidata.core.checks import offsets
 from scidata.core.types import ArrayLayout, BufferSpec, Decoding, Segment, Segments, Selection, Source
+from scidata.core.urls import Url
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
 from scidata.grids.choices import (
     agreeing_fields,
@@ -35,13 +36,15 @@ from scidata.grids.choices import (
 )
 from scidata.grids.partition import GridPartition, make_partition, per_dim, resolve_dim, selected_rows
 from scidata.grids.series import Series
-from scidata.plan import MAX_PLAN_BYTES, PlanFamily, ReadPlan
-from scidata.read import Job, ReadStats, read_plans
+from scidata.plan.array import MAX_PLAN_BYTES
+from scidata.plan.family import PlanFamily
+from scidata.plan.totals import ReadPlan
+from scidata.read import Job, read_plans
+from scidata.read.context import ReadStats
 from scidata.read.threads import ReaderThreads
 from scidata.read.whole import array_of, read_array
 from scidata.sources import open_source
 from scidata.sources.access.fetches import run_each
-from scidata.sources.access.files import Url
 from scidata.sources.cf import decoding_of
 from scidata.sources.paths import expand_paths
 
@@ -132,9 +135,10 @@ class GridReader:
         self._series = Series(self.paths, self.fields, self.sample_dim, first=first, allow_external=allow_external)
         layouts = {name: self._series.combined(name) for name in self.fields}
         sizes = sizes_of(layouts.values())
+        crop = per_dim(isel or {}, list(sizes), list(sizes), "isel")
         if shard is None:
             spatial = [d for d in sizes if d in reference.dims and d != self.sample_dim]
-            rows = selected_rows(per_dim(isel or {}, list(sizes), list(sizes), "isel"), sizes)
+            rows = selected_rows(crop, sizes)
             lengths = {dim: num_rows_of(rows[dim]) for dim in spatial}
             split_axes = default_shard(lengths, dim_roles(first, reference.dims), axes, self.sample_dim)
         else:
@@ -149,14 +153,13 @@ class GridReader:
         self._threads = ReaderThreads(num_threads)
         self._sources = {source.path: source for source in self._series.sources}
         self.steps = _checked_steps(steps, self.sample_dim)
-        self._isel = dict(isel or {})
         if isinstance(weights, str):
-            weights = self._row_weights(weights, split_axes, self._isel)
+            weights = self._row_weights(weights, split_axes, crop)
         self.partition: GridPartition = make_partition(
             sizes,
             axis_sizes=axes,
             shard=split_axes,
-            isel=self._isel,
+            isel=crop,
             bounds=bounds,
             weights=weights,
             align=align,
@@ -172,14 +175,10 @@ class GridReader:
                 f"{self.partition.sizes[str(self.sample_dim)]} of {self.sample_dim!r}: there would be no sample"
             )
         self._last_part: _Part | None = None
-        self._dropped = {d for d, crop in self._crop().items() if isinstance(crop, int | np.integer)}
+        self._dropped = {dim for dim, rows in crop.items() if isinstance(rows, int | np.integer)}
         self._fields = {name: self._field(name) for name in self.fields}
 
     # -- what there is -------------------------------------------------------------------------------------------
-
-    def _crop(self) -> dict[str, Any]:
-        known = list(self.partition.sizes)
-        return per_dim(self._isel, known, known, "isel")
 
     @functools.cached_property
     def num_samples(self) -> int:
@@ -200,7 +199,7 @@ class GridReader:
 
     def layout(self, name: str) -> ArrayLayout:
         """Return a field's layout in the first file."""
-        return self._series.layout(self._known(name))
+        return self._series.layout_in(0, self._known(name))
 
     def dims(self, name: str) -> tuple[str, ...]:
         """Return the dimensions of a field of one sample; several steps keep the sample dimension."""
@@ -259,8 +258,8 @@ class GridReader:
     def _field(self, name: str) -> _Field:
         layout = self._series.combined(name)
         decodings = tuple(
-            decoding_of(here, self._dtype) if self._decode else None
-            for here in (self._series.layout(name, int(row)) for row in self._first_rows())
+            decoding_of(self._series.layout_in(i, name), self._dtype) if self._decode else None
+            for i in range(len(self.sources))
         )
         dtypes = {d.dtype if d is not None else layout.dtype.newbyteorder("=") for d in decodings}
         if len(dtypes) > 1:
@@ -272,11 +271,8 @@ class GridReader:
         dims = tuple(d for d in layout.dims if d not in self._dropped and (several or d != self.sample_dim))
         return _Field(dims=dims, source_dims=layout.dims, dtype=dtypes.pop(), decodings=decodings)
 
-    def _first_rows(self) -> npt.NDArray[np.int64]:
-        return self._series.row_bounds[:-1]
-
     def _row_weights(
-        self, name: str, split: Mapping[str, str], isel: Mapping[str, Any]
+        self, name: str, split: Mapping[str, str], crop: Mapping[str, Any]
     ) -> dict[str, npt.NDArray[np.float64]]:
         """Sum a field over every dimension but the sharded one: the cost of each row."""
         source = self._series.sources[0]
@@ -289,8 +285,6 @@ class GridReader:
         values = read_array(source, layout, decoding=decoding_of(layout, np.dtype("f8")))
         others = tuple(i for i, d in enumerate(layout.dims) if d != dim)
         cost: npt.NDArray[np.float64] = np.atleast_1d(np.nansum(values, axis=others, dtype=np.float64))
-        known = list(layout.dims)
-        crop = {d: c for d, c in isel.items() if d in known}
         return {dim: cost[rows_of(segments_of_slice(crop.get(dim, slice(None)), len(cost)))]}
 
     # -- planning ------------------------------------------------------------------------------------------------

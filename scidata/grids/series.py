@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +12,7 @@ import numpy.typing as npt
 
 from scidata.core.bounds import bounds_of
 from scidata.core.types import ArrayLayout, IntArray, Source
-from scidata.errors import (
-    FieldMismatchError,
-)
+from scidata.errors import FieldMismatchError
 from scidata.read.whole import array_of, read_array
 from scidata.sources import open_source
 from scidata.sources.cf import decoding_of
@@ -129,27 +127,14 @@ class Series:
                     f"{known[i - 1][-1]} of {self.sources[i - 1].path}; list the files in order, without overlap"
                 )
 
-    def layout(self, name: str, row: int = 0) -> ArrayLayout:
-        """Return a field's layout in the file that holds sample row ``row``."""
-        return self._layouts[self.file_of(row)][name]
-
-    def file_of(self, row: int) -> int:
-        """Return the position of the file that holds sample row ``row``."""
-        return bisect.bisect_right(self._row_bounds, row) - 1
-
     def place_of(self, row: int) -> tuple[int, int]:
         """Return the position of the file that holds sample row ``row``, and the row that it begins with."""
-        i = self.file_of(row)
+        i = bisect.bisect_right(self._row_bounds, row) - 1
         return i, self._row_bounds[i]
 
     def layout_in(self, i: int, name: str) -> ArrayLayout:
         """Return a field's layout in the ``i``-th file."""
         return self._layouts[i][name]
-
-    def layouts(self) -> Iterator[ArrayLayout]:
-        """Every field's layout of every file."""
-        for here in self._layouts:
-            yield from here.values()
 
     def combined(self, name: str) -> ArrayLayout:
         """Return a field's layout with the samples of all files."""

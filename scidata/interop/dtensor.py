@@ -11,8 +11,6 @@ from scidata.errors import ShardLayoutError
 from scidata.shard.spec import ShardSpec, mesh_axes
 from scidata.shard.tensor import ShardTensor
 
-__all__ = ["from_dtensor", "to_dtensor"]
-
 
 def to_dtensor(tensor: ShardTensor) -> DTensor:
     """Return the same tensor as a ``DTensor`` on the same memory. No communication; gradients flow back.

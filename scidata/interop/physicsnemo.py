@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 from torch.distributed.tensor import Replicate, Shard
 
-from scidata.errors import MissingDependencyError, ShardLayoutError
+from scidata.core.checks import optional_module
+from scidata.errors import ShardLayoutError
 from scidata.shard.tensor import ShardTensor
-
-__all__ = ["from_physicsnemo", "to_physicsnemo"]
 
 
 def to_physicsnemo(tensor: ShardTensor) -> Any:
@@ -69,7 +67,4 @@ def from_physicsnemo(tensor: Any) -> ShardTensor:
 
 
 def _shard_tensor_class() -> Any:
-    try:
-        return importlib.import_module("physicsnemo.domain_parallel").ShardTensor
-    except ImportError as e:
-        raise MissingDependencyError("this needs PhysicsNeMo; pip install 'scidata[physicsnemo]'") from e
+    return optional_module("physicsnemo.domain_parallel", "this needs PhysicsNeMo", "physicsnemo").ShardTensor

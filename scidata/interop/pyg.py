@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -12,13 +11,12 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from scidata.core.checks import optional_module
 from scidata.core.index_map import IndexMap
-from scidata.errors import ConfigError, MissingDependencyError, ShardLayoutError
+from scidata.errors import ConfigError, ShardLayoutError
 from scidata.shard.graphs.ghosts import keep_ghosts, node_tensor
 from scidata.shard.graphs.routed import edge_tensor, route_edges
 from scidata.shard.tensor import ShardTensor
-
-__all__ = ["GraphSample", "data_of", "to_pyg"]
 
 
 def to_pyg(
@@ -96,10 +94,7 @@ def to_pyg(
 
 
 def _data_class() -> Any:
-    try:
-        return importlib.import_module("torch_geometric.data").Data
-    except ImportError as e:
-        raise MissingDependencyError("to_pyg() needs torch_geometric; pip install 'scidata[pyg]'") from e
+    return optional_module("torch_geometric.data", "to_pyg() needs torch_geometric", "pyg").Data
 
 
 # -- whole samples -----------------------------------------------------------------------------------------------------
@@ -112,58 +107,46 @@ class GraphSample(Protocol):
 
     def __iter__(self) -> Iterator[str]:
         """Yield the names of its fields."""
-        ...
 
     @property
     def places(self) -> Mapping[str, Any]:
         """Entity and dim of each field."""
-        ...
 
     @property
     def parts(self) -> Any:
         """What ``call_on_parts`` runs on; None where samples are plain."""
-        ...
 
     @property
     def entity(self) -> str:
         """Whose local ids edges hold."""
-        ...
 
     @property
     def device_mesh(self) -> DeviceMesh | None:
         """The domain's axis; None where samples are plain."""
-        ...
 
     @property
     def num_nodes(self) -> int:
         """Of all ranks."""
-        ...
 
     @property
     def edge_index(self) -> Tensor | None:
         """Edges that end at owned nodes, ``(2, num)``."""
-        ...
 
     @property
     def edge_index_with_ghosts(self) -> Tensor | None:
         """All edges among owned nodes and ghosts, ``(2, num)``."""
-        ...
 
     def index_map(self, entity: str) -> IndexMap:
         """Return who owns which rows."""
-        ...
 
     def entity_of(self, name: str) -> str:
         """Return where a field lives."""
-        ...
 
     def rows_first(self, name: str, *, entity: str | None = None) -> tuple[Tensor, bool]:
         """Return local rows along dim 0, and whether ghosts are among them."""
-        ...
 
     def with_ghosts(self, name: str) -> Tensor:
         """Return owned rows, then ghosts."""
-        ...
 
 
 def data_of(

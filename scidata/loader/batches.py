@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import torch.utils.data
 
@@ -25,7 +23,6 @@ from scidata.loader.prefetch.prefetcher import Prefetcher
 from scidata.loader.prefetch.slots import Slot, SlotRing
 from scidata.loader.transform_stream import TransformStream
 from scidata.loader.waiting import WaitWatch
-from scidata.read import ReadStats
 
 
 class Batches(Iterator[Any]):
@@ -126,28 +123,14 @@ def announced(items: Iterator[list[int]], session: Session | None) -> Iterator[l
     return (session.note(step, item) or item for step, item in enumerate(items))  # type: ignore[func-returns-value]
 
 
-def filler(source: Source) -> Callable[[int, Mapping[str, npt.NDArray[np.generic]]], ReadStats | int]:
-    """Return what reads a sample into buffers of its size."""
-    dataset = source.dataset
-
-    def fill(index: int, out: Mapping[str, npt.NDArray[Any]]) -> ReadStats | int:
-        return _stats_of(dataset.read_into(index, out))
-
-    return fill
-
-
-def _stats_of(found: Any) -> ReadStats | int:
-    return found if isinstance(found, ReadStats) else getattr(found, "bytes_fetched", 0)
-
-
-def part_reader(source: Source, memory: BlockPool, ring: SlotRing) -> Callable[[int, Slot], ReadStats | int]:
+def part_reader(source: Source, memory: BlockPool, ring: SlotRing) -> Callable[[int, Slot], Any]:
     """Return what reads a sample of any size into the memory of its place."""
     read = source.reader(empty=memory.empty)  # of this epoch: threads may still read ahead when the next one is set
 
-    def fill(index: int, out: Slot) -> ReadStats | int:
+    def fill(index: int, out: Slot) -> Any:
         part = read(index)
         out.put(part)
         memory.max_free = max(memory.max_free, 2 * ring.rows * out.nbytes)  # the batch let go, and the next one's
-        return _stats_of(getattr(part, "stats", None))
+        return getattr(part, "stats", None)
 
     return fill

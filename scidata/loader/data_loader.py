@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.utils.data
@@ -31,24 +31,28 @@ from scidata.loader.arguments import (
     optional,
     refuse,
 )
-from scidata.loader.batches import Batches, announced, filler, items_of, part_reader
+from scidata.loader.batches import Batches, announced, items_of, part_reader
 from scidata.loader.peers.ballot import CommonBallot, OwnBallot
 from scidata.loader.peers.session import Session
 from scidata.loader.peers.watch import Watch
 from scidata.loader.position import Position, position_of
+from scidata.loader.prefetch.buffers import BufferRing, Ring
 from scidata.loader.prefetch.copiers import DeviceCopier, HostCopier, PartCopier, SideStream, Staging
 from scidata.loader.prefetch.depth import Depth
 from scidata.loader.prefetch.pool import BlockPool
-from scidata.loader.prefetch.prefetcher import BufferRing, Prefetcher, PrefetchStats, SlotRing
+from scidata.loader.prefetch.prefetcher import Prefetcher
+from scidata.loader.prefetch.readers import Fill
+from scidata.loader.prefetch.slots import SlotRing
 from scidata.loader.sampler import check_state, fingerprint_of
-from scidata.loader.stats import LoaderStats
+from scidata.loader.stats import LoaderStats, PrefetchStats
 from scidata.loader.transform_stream import TransformStream
 from scidata.loader.waiting import WaitWatch
 from scidata.loader.workers import WorkerPool, WorkerReader
 
-__all__ = ["BufferedDataset", "DataLoader", "PartDataset"]
-
 _VERSION = 1  # of the state
+
+#: How samples are read: where to, by what, the bytes of a batch where they are known, and options of the prefetcher.
+_Way: TypeAlias = tuple[Ring[Any], Fill, int, dict[str, Any]]
 
 
 class DataLoader(torch.utils.data.DataLoader[Any]):
@@ -226,9 +230,21 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         position = self._position = self._next_position()
         items = items_of(position.items(), self._auto_collation)
         session = self._begin_session()
-        make = self._into_buffers if self._source.has_buffers else self._into_slots
         try:
-            prefetcher = make(announced(items, session), device, session)
+            way = self._into_buffers if self._source.has_buffers else self._into_slots
+            ring, fill, nbytes, options = way(device)
+            prefetcher = Prefetcher(
+                announced(items, session),
+                fill,
+                ring,
+                num_workers=self.num_workers,
+                prefetch=Depth(self._prefetch, self.max_prefetch_bytes, nbytes),
+                stats=self._stats,
+                timeout=self.timeout,
+                peers=session,
+                ballot=self._ballot(session),
+                **options,
+            )
         except BaseException:
             if session is not None:
                 session.end()
@@ -287,48 +303,22 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             return None
         return OwnBallot() if session is None or self._watch is None else CommonBallot(self._watch, session)
 
-    def _into_buffers(
-        self, items: Iterator[list[int]], device: torch.device | None, session: Session | None
-    ) -> Prefetcher:
+    def _into_buffers(self, device: torch.device | None) -> _Way:
         ring, idle = self._take_ring(), self._idle_rings
         copier = HostCopier(ring) if device is None else DeviceCopier(ring, device)
         options = {"copier": copier, "on_close": lambda: idle.append(ring)}
-        fill = self._worker_reader() or filler(self._source)
+        fill = self._worker_reader() or self._source.dataset.read_into
         nbytes = (self.batch_size or 1) * sum(spec.nbytes for spec in ring.specs.values())
-        return self._prefetcher(items, ring, fill, session, nbytes, **options)
+        return ring, fill, nbytes, options
 
-    def _into_slots(
-        self, items: Iterator[list[int]], device: torch.device | None, session: Session | None
-    ) -> Prefetcher:
+    def _into_slots(self, device: torch.device | None) -> _Way:
         ring, options = SlotRing(max(1, self._prefetch)), dict[str, Any]()
         if device is not None:
             if self.pin_memory and self._staging is None:
                 self._staging = Staging()
             options = {"copier": PartCopier(ring, SideStream(device), self._staging)}
         fill = self._worker_reader() or part_reader(self._source, self._memory, ring)
-        return self._prefetcher(items, ring, fill, session, **options)
-
-    def _prefetcher(
-        self,
-        items: Iterator[list[int]],
-        ring: BufferRing | SlotRing,
-        fill: Callable[[int, Any], Any],
-        session: Session | None,
-        nbytes: int = 0,
-        **options: Any,
-    ) -> Prefetcher:
-        return Prefetcher(
-            items,
-            fill,
-            ring,
-            num_workers=self.num_workers,
-            prefetch=Depth(self._prefetch, self.max_prefetch_bytes, nbytes),
-            stats=self._stats,
-            timeout=self.timeout,
-            peers=session,
-            ballot=self._ballot(session),
-            **options,
-        )
+        return ring, fill, 0, options
 
     def _cuda_device(self) -> torch.device | None:
         """Return the CUDA device with its index, which reader threads would not know; None for the host."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
+from scidata.read.context import ReadStats
+
 #: Stages in the order of a sample's way, and what their speed is counted in.
 _STAGES = {"read": "bytes_fetched", "decode": "bytes_decoded", "copy": "bytes", "transform": "bytes", "wait": ""}
 _INTERNAL = ("num_ready", "warned")
@@ -36,10 +38,10 @@ class PrefetchStats:
     warned: bool = False
 
     def count_read(self, stats: Any, seconds: float) -> None:
-        """Add one sample's reading: a ReadStats, the bytes fetched, or None where nothing is known but the time."""
+        """Add one sample's reading: a ReadStats, the bytes fetched, or what may have ``bytes_fetched``."""
         self.fill_seconds += seconds
-        if stats is None or isinstance(stats, int):  # then all of it counts as reading
-            self.bytes_fetched += stats or 0
+        if not isinstance(stats, ReadStats):  # then all of it counts as reading
+            self.bytes_fetched += stats if isinstance(stats, int) else getattr(stats, "bytes_fetched", 0)
             self.read_seconds += seconds
             return
         self.bytes_fetched += stats.bytes_fetched

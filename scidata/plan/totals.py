@@ -11,6 +11,9 @@ import numpy as np
 from scidata.core.types import ArrayLayout, ChunkRefs, IntArray, Selection
 from scidata.plan.array import ArrayPlan, plan_array
 
+#: What is counted of each rank's plan; see :class:`RankReads`.
+FIGURES = ("bytes_wanted", "bytes_fetched", "bytes_decoded", "num_chunks")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReadPlan:
@@ -79,15 +82,13 @@ class ReadPlan:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PlanSummary:
-    """What every rank of a domain reads of one array.
+class RankReads:
+    """What every rank of a domain reads.
 
     Attributes
     ----------
     bytes_wanted, bytes_fetched, bytes_decoded, num_chunks
         ``(num_ranks,)`` int64.
-    shared_chunks
-        Number of chunks that more than one rank reads.
     exact
         False where bytes are estimated from decoded sizes.
     """
@@ -96,14 +97,31 @@ class PlanSummary:
     bytes_fetched: IntArray
     bytes_decoded: IntArray
     num_chunks: IntArray
-    shared_chunks: int
     exact: bool
 
     @property
-    def amplification(self) -> float:
-        """Bytes that all ranks fetch over bytes that they want."""
-        wanted = int(self.bytes_wanted.sum())
-        return int(self.bytes_fetched.sum()) / wanted if wanted else 1.0
+    def num_ranks(self) -> int:
+        """Ranks of the domain."""
+        return len(self.bytes_wanted)
+
+    def figures(self, rank: int | None = None) -> dict[str, Any]:
+        """Return the sums of one rank, default of all, and how many times over what is wanted they read and decode.
+
+        The two amplifications are None where nothing is wanted.
+        """
+        of = slice(None) if rank is None else slice(rank, rank + 1)
+        sums: dict[str, Any] = {name: int(getattr(self, name)[of].sum()) for name in FIGURES}
+        wanted = sums["bytes_wanted"]
+        for name, count in (("amplification", "bytes_fetched"), ("decode_amplification", "bytes_decoded")):
+            sums[name] = sums[count] / wanted if wanted else None
+        return sums
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PlanSummary(RankReads):
+    """What every rank of a domain reads of grids; ``shared_chunks`` is how many chunks more than one rank reads."""
+
+    shared_chunks: int
 
 
 def summarize(
@@ -131,11 +149,9 @@ def summarize(
         selection = selection_of_rank(rank)
         shape = tuple(max((s.offset + s.count for s in dim), default=0) for dim in selection)
         plan = plan_array(layout, selection, locate, out_shape=shape)
-        sums[:, rank] = plan.bytes_wanted, plan.bytes_fetched, plan.bytes_decoded, plan.num_chunks
+        sums[:, rank] = [getattr(plan, name) for name in FIGURES]
         if plan.num_chunks:
             touched = np.ix_(*(p.chunks for p in plan.pieces))
             readers[touched] = np.minimum(readers[touched] + 1, 2)
-    return PlanSummary(
-        bytes_wanted=sums[0], bytes_fetched=sums[1], bytes_decoded=sums[2], num_chunks=sums[3],
-        shared_chunks=int(np.count_nonzero(readers == 2)), exact=exact,
-    )  # fmt: skip
+    shared = int(np.count_nonzero(readers == 2))
+    return PlanSummary(**dict(zip(FIGURES, sums, strict=True)), shared_chunks=shared, exact=exact)

@@ -15,14 +15,11 @@ import numpy.typing as npt
 
 from scidata.core.types import Decoding, Source
 from scidata.errors import ConfigError, CorruptDataError
-from scidata.plan import ArrayPlan
-from scidata.plan.array import plan_cut
+from scidata.plan.array import ArrayPlan, plan_cut
 from scidata.read.context import ReadStats, Tally, Target
 from scidata.read.execute import Execution
 from scidata.read.tables import Task
 from scidata.sources.access.fetches import Fetches
-
-__all__ = ["Job", "ReadStats", "read_plan", "read_plans"]
 
 #: Less work than this is done on the calling thread: waking another one costs 50-100 µs (measured).
 _MIN_PARALLEL = 512 << 10
@@ -202,7 +199,6 @@ class _Work(Protocol):
 
     def work(self, wake: Callable[[], None] | None = None) -> ReadStats:
         """Do some of it; call ``wake``, once, when it is time for others to help."""
-        ...
 
 
 class _Batches:

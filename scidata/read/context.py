@@ -13,15 +13,16 @@ import numpy.typing as npt
 
 from scidata.core import trace
 from scidata.core.types import ChunkRefs, Decoding, IntArray, Source
+from scidata.core.urls import Url, url_of
 from scidata.errors import MissingChunkError, ShortReadError
-from scidata.plan import ArrayPlan
+from scidata.plan.array import ArrayPlan
 from scidata.plan.spans import Reads, chunk_shapes, dest_strides, element_strides
 from scidata.read.codecs import Scratch
 from scidata.read.convert import converter
 from scidata.read.copies import Copies
 from scidata.read.gathers import at_any_byte
 from scidata.read.tables import tables_of
-from scidata.sources.access.files import Url, files, scatter, url_of
+from scidata.sources.access.files import files, scatter
 
 READ, DECODE, COPY = range(3)  # stages
 _STAGES = ("read", "decode", "copy")

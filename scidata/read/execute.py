@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from scidata.core.checks import largest_encoded
 from scidata.core.types import Decoding, IntArray, Source
+from scidata.core.urls import Url
 from scidata.errors import CorruptDataError, MissingChunkError
-from scidata.plan import ArrayPlan
+from scidata.plan.array import ArrayPlan
 from scidata.plan.pieces import slice_of
 from scidata.plan.spans import Reads
 from scidata.read.context import COPY, READ, Context, Tally, Target, thread_scratch
@@ -20,7 +21,6 @@ from scidata.read.run_encoded import EncodedRun
 from scidata.read.run_raw import RawRun
 from scidata.read.tables import Task
 from scidata.sources.access.fetches import Range
-from scidata.sources.access.files import Url
 
 
 class Execution:

@@ -16,7 +16,7 @@ from scidata.errors import (
     UnsupportedFormatError,
     near_matches,
 )
-from scidata.plan import plan_array
+from scidata.plan.array import plan_array
 from scidata.read import read_plan
 
 

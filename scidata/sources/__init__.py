@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from scidata.core.types import Source
+from scidata.core.urls import Url, is_url, url_of
 from scidata.errors import UnsupportedFormatError, near_matches
 from scidata.sources.access.fetches import each
-from scidata.sources.access.files import Url, files, is_url, url_of
+from scidata.sources.access.files import files
 
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _CLASSIC_MAGICS = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
@@ -75,7 +76,7 @@ def _open_file(path: str, *, allow_external: bool) -> Source:
             from scidata.sources.netcdf import NetCDF4Source
 
             return NetCDF4Source(path, allow_external=allow_external)
-        from scidata.sources.hdf5 import HDF5Source
+        from scidata.sources.hdf5.source import HDF5Source
 
         return HDF5Source(path, allow_external=allow_external)
     begins = f"begins with {head!r}" if head else "is empty"

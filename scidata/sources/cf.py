@@ -18,21 +18,10 @@ from scidata.errors import UnsupportedFormatError
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
 _STANDARD_NAMES: dict[str, str] = {
-    "time": "T",
-    "forecast_period": "T",
-    "forecast_reference_time": "T",
-    "latitude": "Y",
-    "grid_latitude": "Y",
-    "projection_y_coordinate": "Y",
-    "longitude": "X",
-    "grid_longitude": "X",
-    "projection_x_coordinate": "X",
-    "air_pressure": "Z",
-    "height": "Z",
-    "altitude": "Z",
-    "depth": "Z",
-    "model_level_number": "Z",
-    "geopotential_height": "Z",
+    **dict.fromkeys(("time", "forecast_period", "forecast_reference_time"), "T"),
+    **dict.fromkeys(("air_pressure", "height", "altitude", "depth", "model_level_number", "geopotential_height"), "Z"),
+    **dict.fromkeys(("latitude", "grid_latitude", "projection_y_coordinate"), "Y"),
+    **dict.fromkeys(("longitude", "grid_longitude", "projection_x_coordinate"), "X"),
 }
 _NAMES: dict[str, str] = {
     **dict.fromkeys(("time", "month", "valid_time", "step", "date", "forecast_time", "t"), "T"),
@@ -232,7 +221,12 @@ def role_of(layout: ArrayLayout) -> str | None:
         return "T"
     if attributes.get("positive", "").lower() in ("up", "down"):
         return "Z"
-    return _NAMES.get(layout.name.rsplit("/", 1)[-1].lower())
+    return role_of_name(layout.name)
+
+
+def role_of_name(name: str) -> str | None:
+    """Say which axis an array or dimension describes by its name alone."""
+    return _NAMES.get(name.rsplit("/", 1)[-1].lower())
 
 
 def names_time(dim: str) -> bool:

@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.types import ArrayLayout, ChunkRefs, IntArray
-from scidata.errors import ConfigError, ShortReadError, UnknownNameError, near_matches
-from scidata.sources.access.files import Versions, files, is_url, url_of
-from scidata.sources.hdf5.source import HDF5Base
+from scidata.core.urls import is_url, url_of
+from scidata.errors import UnknownNameError, near_matches
+from scidata.sources.access.files import Versions, files
+from scidata.sources.hdf5.source import HDF5Source, check_ends, check_inside
 from scidata.sources.hdf5.walk import Naming, attribute_of, is_scale, plain_value, scale_paths, walk
 from scidata.sources.netcdf3 import Header, Variable, read_header
 
@@ -89,7 +90,7 @@ class _NetCDF4Naming(Naming):
         return self._dim_names
 
 
-class NetCDF4Source(HDF5Base):
+class NetCDF4Source(HDF5Source):
     """One NetCDF-4 file: HDF5 with netCDF's names.
 
     Variables in groups are ``group/name``. Dimensions without a variable are not arrays; text is left out and named
@@ -172,19 +173,12 @@ class NetCDF3Source:
         header, _, _ = self._read()
         variable = self._variable(layout)
         chunks = np.asarray(chunks, np.int64).reshape(len(chunks), len(layout.shape))
+        check_inside(layout, chunks)
         records: IntArray = chunks[:, 0] if chunks.shape[1] else np.zeros(len(chunks), np.int64)
-        if chunks.size and (chunks.min() < 0 or records.max() >= layout.num_chunks[0] or chunks[:, 1:].any()):
-            raise ConfigError(f"{self.path}: field {layout.name!r}: chunk outside of the grid {layout.num_chunks}")
         apart = bool(layout.shape) and layout.chunks[0] != layout.shape[0]
         offset = records * (header.record_nbytes if apart else 0) + variable.begin
         nbytes = layout.chunk_nbytes
-        last = int(offset.max()) + nbytes if len(offset) else 0
-        if last > header.file_size:
-            worst = int(offset.argmax())
-            raise ShortReadError(
-                f"{self.path}: field {layout.name!r}: chunk {tuple(chunks[worst].tolist())} ends at byte "
-                f"{last}, but the file has {header.file_size}; it is truncated: copy or write it again"
-            )
+        check_ends(layout, chunks, offset + nbytes, header.file_size)
         return ChunkRefs(
             paths=(str(self.path),),
             path_index=np.zeros(len(chunks), np.int64),

@@ -17,19 +17,8 @@ from scidata.sources.access.files import files
 
 _DIMENSION, _VARIABLE, _ATTRIBUTE = 10, 11, 12
 _FIRST_READ = 1 << 16
-_TYPES = {
-    1: np.dtype(">i1"),
-    2: np.dtype("S1"),
-    3: np.dtype(">i2"),
-    4: np.dtype(">i4"),
-    5: np.dtype(">f4"),
-    6: np.dtype(">f8"),
-    7: np.dtype(">u1"),
-    8: np.dtype(">u2"),
-    9: np.dtype(">u4"),
-    10: np.dtype(">i8"),
-    11: np.dtype(">u8"),
-}
+#: By number, from 1 on.
+_TYPES = dict(enumerate(map(np.dtype, (">i1", "S1", ">i2", ">i4", ">f4", ">f8", ">u1", ">u2", ">u4", ">i8", ">u8")), 1))
 _CHAR = 2
 _SHOWN = 64  # bytes of a name that is no name
 _CDF5_FIRST = 7  # types from here on exist in CDF-5 only

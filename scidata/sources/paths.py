@@ -7,10 +7,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from scidata.core.urls import Url, is_url, url_of
 from scidata.errors import (
     ConfigError,
 )
-from scidata.sources.access.files import Url, is_url, url_of
 
 
 def expand_paths(

@@ -10,7 +10,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from scidata.errors import ConfigError, MissingDependencyError
+from scidata.core.checks import optional_module
+from scidata.errors import ConfigError
 
 #: The formats that ``make_grid`` writes.
 GRID_FORMATS = ("zarr2", "zarr3", "zarr3_sharded", "hdf5", "hdf5_chunked", "netcdf4", "netcdf3")
@@ -201,10 +202,7 @@ def _write_hdf5(
 
 
 def _write_netcdf4(path: str, variables: Mapping[str, _Variable], compressed: bool, unlimited: bool) -> None:
-    try:
-        import netCDF4
-    except ImportError as e:
-        raise MissingDependencyError("writing NetCDF-4 needs netCDF4; pip install 'scidata[netcdf]'") from e
+    netCDF4 = optional_module("netCDF4", "writing NetCDF-4 needs netCDF4", "netcdf")  # noqa: N806
     with netCDF4.Dataset(path, "w", format="NETCDF4") as file:
         file.setncatts(_GLOBAL_ATTRIBUTES)
         for name in _DIMS:

@@ -16,7 +16,7 @@ import numpy as np
 import zarr
 
 from scidata.core.bounds import segments_of_slice
-from scidata.plan import chunks_needed, plan_array
+from scidata.plan.array import chunks_needed, plan_array
 from scidata.read import read_plan
 from scidata.sources import open_source
 

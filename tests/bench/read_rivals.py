@@ -20,7 +20,7 @@ import zarr
 from zarr.core.buffer import default_buffer_prototype
 
 from scidata.cli.commands.bench import _cases, _ceiling
-from scidata.plan import chunks_needed, plan_array
+from scidata.plan.array import chunks_needed, plan_array
 from scidata.read import read_plan
 from scidata.sources import open_source
 

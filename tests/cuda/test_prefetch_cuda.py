@@ -16,7 +16,9 @@ import scidata
 from scidata.core.types import BufferSpec
 from scidata.data.sample import Sample
 from scidata.loader.data_loader import DataLoader
-from scidata.loader.prefetch.prefetcher import BufferRing, DeviceCopier, Prefetcher, SideStream, Staging
+from scidata.loader.prefetch.buffers import BufferRing
+from scidata.loader.prefetch.copiers import DeviceCopier, SideStream, Staging
+from scidata.loader.prefetch.prefetcher import Prefetcher
 
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
@@ -188,7 +190,9 @@ def test_making_things_does_not_start_cuda() -> None:
 import numpy as np, torch
 import scidata
 from scidata.loader.data_loader import DataLoader
-from scidata.loader.prefetch.prefetcher import BufferRing, DeviceCopier, Prefetcher, SideStream, Staging
+from scidata.loader.prefetch.buffers import BufferRing
+from scidata.loader.prefetch.copiers import DeviceCopier, SideStream, Staging
+from scidata.loader.prefetch.prefetcher import Prefetcher
 from scidata.data.sample import Sample
 from scidata.core.types import BufferSpec
 ring = BufferRing({"u": BufferSpec(shape=(4,), dtype=np.dtype("f4"))}, capacity=3, pin_memory=True)

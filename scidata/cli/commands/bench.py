@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -18,12 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.types import ArrayLayout, Segment, Selection, Source
+from scidata.core.urls import is_url, url_of
 from scidata.data.raw_kind import kind_of_raw
 from scidata.errors import ConfigError, UnknownNameError, near_matches
-from scidata.plan import chunks_needed, plan_array
+from scidata.plan.array import chunks_needed, plan_array
 from scidata.read import read_plan
 from scidata.sources import open_source
-from scidata.sources.access.files import files, is_url, url_of
+from scidata.sources.access.files import files
 
 _MAX_FIELDS = 3
 _SLAB = 8  # a slab is one part in eight, as of one rank of eight
@@ -157,18 +158,7 @@ def _bench_case(
         "scidata threads": own(executor),
         "preadv": _ceiling(source, layout, selection, out),
     }
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in methods}
-    for round_ in range(repeats + 1):
-        for name, method in methods.items():
-            wall, cpu = time.perf_counter(), time.process_time()
-            method()
-            taken = time.process_time() - cpu, time.perf_counter() - wall
-            if round_:
-                times[name].append(taken)
-    medians = {
-        name: (statistics.median(t[0] for t in taken), statistics.median(t[1] for t in taken))
-        for name, taken in times.items()
-    }
+    medians = interleaved(methods, repeats)
     floor_cpu, floor_wall = medians["preadv"]
     rows = []
     for name, (cpu, wall) in medians.items():
@@ -177,6 +167,21 @@ def _bench_case(
             BenchRow(field=layout.name, case=case, method=name, nbytes=out.nbytes, cpu=cpu, wall=wall, **ratios)
         )
     return rows
+
+
+def interleaved(methods: Mapping[Any, Callable[[], object]], repeats: int) -> dict[Any, tuple[float, float]]:
+    """Let methods take turns after a rehearsal; return CPU and wall seconds of each, medians."""
+    taken: dict[Any, list[tuple[float, float]]] = {name: [] for name in methods}
+    for number in range(repeats + 1):
+        for name, method in methods.items():
+            wall, cpu = time.perf_counter(), time.process_time()
+            method()
+            if number:
+                taken[name].append((time.process_time() - cpu, time.perf_counter() - wall))
+    return {
+        name: (statistics.median(t[0] for t in found), statistics.median(t[1] for t in found))
+        for name, found in taken.items()
+    }
 
 
 def _ceiling(source: Source, layout: ArrayLayout, selection: Selection, out: npt.NDArray[Any]) -> Callable[[], object]:

@@ -17,12 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import scidata
-from scidata.cli.commands.demo_data import FIELDS, NUM_LATITUDES
+from scidata.cli.commands.demo_data import FIELDS, PATCH, READ, SPLIT
 from scidata.data.sample import Sample
 
-PATCH = 8
-_CROP = {"latitude": slice(0, NUM_LATITUDES - NUM_LATITUDES % PATCH)}
-_STEPS = (0, 1)  # input, and the target six hours later
 _LEARNING_RATE = 0.05
 
 
@@ -94,16 +91,7 @@ def _gradient(model: nn.Module) -> Tensor:
 def _run(path: str, out: str, num_ranks: int, num_steps: int) -> None:
     mesh = scidata.init_mesh(domain=num_ranks, device="cpu", timeout=60)
     rank = mesh.get_rank()
-    ds = scidata.open_dataset(
-        path,
-        mesh,
-        fields=list(FIELDS),
-        steps=_STEPS,
-        shard={"latitude": "domain"},
-        isel=_CROP,
-        align=PATCH,
-        dtype=torch.float64,
-    )
+    ds = scidata.open_dataset(path, mesh, **READ, **SPLIT, dtype=torch.float64)
     assert isinstance(ds, scidata.ShardedDataset)  # a grid, no store
     loader = scidata.DataLoader(ds, batch_size=1, shuffle=True)
     model = scidata.parallelize(_model(ds), mesh)
@@ -140,7 +128,7 @@ def _only_index(batch: Sample) -> int:
 
 def _compare(path: str, order: list[int], losses: list[float], gradient: Tensor) -> dict[str, Any]:
     """Train again in this process alone on whole samples, in the same order; return relative differences."""
-    ds = scidata.open_dataset(path, None, fields=list(FIELDS), steps=_STEPS, isel=_CROP, dtype=torch.float64)
+    ds = scidata.open_dataset(path, None, **READ, dtype=torch.float64)
     assert isinstance(ds, scidata.ShardedDataset)
     whole = scidata.DataLoader(ds, batch_size=1, sampler=order, num_workers=0)
     model = _model(ds)

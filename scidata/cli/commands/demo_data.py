@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import zarr
 
@@ -12,6 +14,14 @@ FIELDS: dict[str, tuple[str, float, float]] = {
     "v": ("m s**-1", 0.0, 8.0),
     "t": ("K", 260.0, 20.0),
 }
+PATCH = 8  # rows and columns of a patch of the model
+#: What is read of each sample: input, and the target six hours later, on rows that fill patches; and how it is split.
+READ: dict[str, Any] = {
+    "fields": list(FIELDS),
+    "steps": (0, 1),
+    "isel": {"latitude": slice(0, NUM_LATITUDES - NUM_LATITUDES % PATCH)},
+}
+SPLIT: dict[str, Any] = {"shard": {"latitude": "domain"}, "align": PATCH}
 _CHUNK_ROWS = 32
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from scidata.core.types import ArrayLayout, Source
 from scidata.errors import SciDataError, UnsupportedFormatError
@@ -72,10 +71,6 @@ class StoreReport:
     skipped: Mapping[str, str]
     warnings: tuple[str, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain Python values for JSON."""
-        return asdict(self)
-
 
 def inspect_store(path: str | Sequence[str]) -> StoreReport:
     """Describe a store, or the files of a series, from metadata (and coordinates, where there are several files).
@@ -131,11 +126,6 @@ def _advice(paths: Sequence[str], kind: str) -> str:
     )
 
 
-def codec_text(layout: ArrayLayout) -> str:
-    """Return the codecs as ``"shuffle zstd(5)"``, or ``"raw"``."""
-    return " ".join(_codec_texts(layout)) or "raw"
-
-
 def _codec_texts(layout: ArrayLayout) -> tuple[str, ...]:
     texts = []
     for codec in layout.codecs:
@@ -175,10 +165,9 @@ def _default_reader(paths: Sequence[str]) -> tuple[GridReader | None, str | None
 def guess_kind(source: Source) -> tuple[str, str]:
     """Return ``grid``, ``points``, ``mesh`` or ``graph``, and the reason in words."""
     arrays = source.arrays
-    for guess in (_mesh_reason, _graph_reason):
-        reason = guess(arrays)
-        if reason:
-            return ("mesh" if guess is _mesh_reason else "graph"), reason
+    for kind, guess in (("mesh", _mesh_reason), ("graph", _graph_reason)):
+        if (reason := guess(arrays)) is not None:
+            return kind, reason
     fields = [arrays[name] for name in data_fields(source)]
     largest = max(fields, key=lambda layout: layout.nbytes, default=None)
     if largest is None:
@@ -249,9 +238,10 @@ def _layout_warnings(
         chunk = dict(zip(layout.dims, layout.chunks, strict=True))
         num_chunks = math.prod(layout.num_chunks)
         if layout.fallback:
+            codecs = " ".join(_codec_texts(layout)) or "raw"
             yield (
-                f"{name}: codecs {codec_text(layout)} are decoded by the format's own library, one chunk at a time; "
-                "rewrite with zstd or blosc to read in parallel"
+                f"{name}: codecs {codecs} are decoded by the format's own library, one chunk at a time; rewrite "
+                "with zstd or blosc to read in parallel"
             )
         if layout.codecs and sample_dim in chunk and chunk[sample_dim] > 1:
             yield (

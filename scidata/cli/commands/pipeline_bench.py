@@ -16,12 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from scidata.cli.commands.bench import interleaved
+from scidata.core.urls import is_url, url_of
 from scidata.data.open_dataset import open_dataset
 from scidata.errors import ConfigError
 from scidata.loader.data_loader import DataLoader
-from scidata.plan import ArrayPlan
+from scidata.plan.array import ArrayPlan
 from scidata.read.codecs import Pipeline, Scratch, pipeline_of
-from scidata.sources.access.files import files, is_url, url_of
+from scidata.sources.access.files import files
 
 _MAX_PLANNED = 8  # samples of which the floors know the byte ranges; they go round
 
@@ -134,21 +136,6 @@ def _measure(
             cpu, wall = (t / num_samples for t in times[name])
             rows.append(PipelineRow(method=name, nbytes=nbytes, cpu=cpu, wall=wall))
     return rows, step
-
-
-def interleaved(methods: dict[Any, Callable[[], object]], repeats: int) -> dict[Any, tuple[float, float]]:
-    """Let methods take turns after a rehearsal; return CPU and wall seconds of each, medians."""
-    taken: dict[Any, list[tuple[float, float]]] = {name: [] for name in methods}
-    for number in range(repeats + 1):
-        for name, method in methods.items():
-            wall, cpu = time.perf_counter(), time.process_time()
-            method()
-            if number:
-                taken[name].append((time.process_time() - cpu, time.perf_counter() - wall))
-    return {
-        name: (statistics.median(t[0] for t in found), statistics.median(t[1] for t in found))
-        for name, found in taken.items()
-    }
 
 
 def _run(loader: DataLoader) -> None:

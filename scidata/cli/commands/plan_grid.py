@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from scidata.cli.commands.figures import over, read_figures
 from scidata.core.types import ArrayLayout, ChunkRefs, IntArray, Segment, Selection
 from scidata.core.urls import public_text
 from scidata.errors import SciDataError
 from scidata.grids.reader import GridReader
-from scidata.plan import chunks_needed, summarize
+from scidata.plan.array import chunks_needed
+from scidata.plan.totals import FIGURES, PlanSummary, summarize
 
 _BAD = 1.5  # amplification from which something better is looked for
 _TRIED_RANKS = 64
@@ -26,41 +26,26 @@ Tick = Callable[[], None]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class DomainPlan:
-    """The reads of every rank of a domain for one sample.
+class DomainPlan(PlanSummary):
+    """The reads of every rank of a domain for one sample, summed over fields.
 
     Attributes
     ----------
     reader, sample
         What was planned.
-    bytes_wanted, bytes_fetched, bytes_decoded, bytes_memory, num_chunks
-        ``(num_ranks,)`` int64, summed over fields; memory is that of the decoded part, halo included.
+    bytes_memory
+        ``(num_ranks,)`` int64: of the decoded part, halo included.
     num_owned
         ``(num_ranks,)`` int64, owned cells of the grid.
-    shared_chunks
-        Chunks that more than one rank reads.
-    exact
-        False where sizes are estimated from decoded sizes.
     notes
-        Why they are, and chunks that are absent.
+        Why figures are estimated, and chunks that are absent.
     """
 
     reader: GridReader
     sample: int
-    bytes_wanted: IntArray
-    bytes_fetched: IntArray
-    bytes_decoded: IntArray
     bytes_memory: IntArray
-    num_chunks: IntArray
     num_owned: IntArray
-    shared_chunks: int
-    exact: bool
     notes: tuple[str, ...]
-
-    @property
-    def num_ranks(self) -> int:
-        """Ranks of the domain."""
-        return len(self.bytes_wanted)
 
     @property
     def balance(self) -> float:
@@ -69,26 +54,16 @@ class DomainPlan:
         return float(self.num_owned.max()) / mean if mean else 1.0
 
     @property
-    def amplification(self) -> float | None:
-        """Bytes that all ranks fetch over the bytes that they want; None where nothing is wanted."""
-        return over(self.bytes_fetched.sum(), self.bytes_wanted.sum())
-
-    @property
-    def decode_amplification(self) -> float | None:
-        """Bytes that all ranks decode over the bytes that they want."""
-        return over(self.bytes_decoded.sum(), self.bytes_wanted.sum())
-
-    @property
     def cost(self) -> float:
         """The larger of the two amplifications."""
-        return max(self.amplification or 1.0, self.decode_amplification or 1.0)
+        sums = self.figures()
+        return float(max(sums["amplification"] or 1.0, sums["decode_amplification"] or 1.0))
 
     def rank(self, rank: int) -> dict[str, Any]:
         """Describe one rank in plain values."""
         partition, reader = self.reader.partition, self.reader
         at = partition.coordinate(rank)
         dims = [dim for dim in partition.sizes if dim in partition.axis_of_dim or dim in partition.halo]
-        reads = self.bytes_wanted, self.bytes_fetched, self.bytes_decoded, self.num_chunks
         return {
             "rank": rank,
             "coordinate": at,
@@ -96,20 +71,15 @@ class DomainPlan:
             "halo": {dim: list(partition.halo_rows(dim, at)) for dim in partition.halo},
             "local_shape": {name: list(spec.shape) for name, spec in reader.buffer_specs(at).items()},
             "bytes_memory": int(self.bytes_memory[rank]),
-            **read_figures(*(array[rank] for array in reads)),
+            **self.figures(rank),
         }
 
     def totals(self) -> dict[str, Any]:
         """Describe all ranks together in plain values."""
         return {
             "bytes_memory": int(self.bytes_memory.sum()),
-            "bytes_wanted": int(self.bytes_wanted.sum()),
-            "bytes_fetched": int(self.bytes_fetched.sum()),
-            "bytes_decoded": int(self.bytes_decoded.sum()),
-            "num_chunks": int(self.num_chunks.sum()),
+            **self.figures(),
             "shared_chunks": self.shared_chunks,
-            "amplification": self.amplification,
-            "decode_amplification": self.decode_amplification,
             "balance": self.balance,
         }
 
@@ -158,8 +128,8 @@ def plan_domain(
     """
     partition = reader.partition
     places_of = [partition.coordinate(rank) for rank in (range(partition.num_parts) if ranks is None else ranks)]
-    sums = np.zeros((4, len(places_of)), np.int64)
-    shared, exact, notes = 0, True, {}
+    summaries: list[PlanSummary] = []
+    notes: dict[str, str] = {}
     for name in reader.fields:
         for k, (i, layout, first) in enumerate(reader.selections(name, sample, places_of[0])):
             source = reader.sources[i]
@@ -183,21 +153,15 @@ def plan_domain(
                 notes["absent"] = f"the store holds no chunk of sample {sample}: bytes are estimated from decoded sizes"
             elif layout.fallback:
                 notes["fallback"] = "some arrays are decoded by the format's own library: their bytes are estimated"
-            summary = summarize(shifted, selection_of_rank, len(places_of), places)
-            sums += np.stack([summary.bytes_wanted, summary.bytes_fetched, summary.bytes_decoded, summary.num_chunks])
-            shared += summary.shared_chunks
-            exact &= summary.exact
+            summaries.append(summarize(shifted, selection_of_rank, len(places_of), places))
     return DomainPlan(
         reader=reader,
         sample=sample,
-        bytes_wanted=sums[0],
-        bytes_fetched=sums[1],
-        bytes_decoded=sums[2],
+        **{name: np.sum([getattr(summary, name) for summary in summaries], axis=0) for name in FIGURES},
         bytes_memory=_memory(reader, places_of),
-        num_chunks=sums[3],
         num_owned=_num_owned(reader, places_of),
-        shared_chunks=shared,
-        exact=exact,
+        shared_chunks=sum(summary.shared_chunks for summary in summaries),
+        exact=all(summary.exact for summary in summaries),
         notes=tuple(notes.values()),
     )
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from scidata.cli.commands.figures import read_figures
 from scidata.core.types import IntArray
+from scidata.plan.totals import FIGURES, RankReads
 from scidata.store.reading.part import SamplePart
 from scidata.store.reading.reader import StoreReader
 
@@ -17,8 +17,10 @@ Tick = Callable[[], None]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class StorePlan:
+class StorePlan(RankReads):
     """The reads of every rank of a domain for one sample of a store.
+
+    Of fields and of the index arrays that say which rows, edges and cells are read.
 
     Attributes
     ----------
@@ -30,10 +32,6 @@ class StorePlan:
         ``(num_ranks,)`` int64: edges from a row of another rank to one of this rank's; None without edges.
     num_neighbours
         ``(num_ranks,)`` int64: ranks that it has ghosts from.
-    bytes_wanted, bytes_fetched, bytes_decoded, num_chunks
-        ``(num_ranks,)`` int64, of fields and of the index arrays that say which rows, edges and cells are read.
-    exact
-        False where sizes are estimated.
     """
 
     reader: StoreReader
@@ -42,16 +40,6 @@ class StorePlan:
     ghosts: tuple[IntArray, ...]
     num_cut_edges: IntArray | None
     num_neighbours: IntArray
-    bytes_wanted: IntArray
-    bytes_fetched: IntArray
-    bytes_decoded: IntArray
-    num_chunks: IntArray
-    exact: bool
-
-    @property
-    def num_ranks(self) -> int:
-        """Ranks of the domain."""
-        return self.cut.num_parts
 
     def num_owned(self, entity: str) -> IntArray:
         """Return the rows of an entity that each rank owns, ``(num_ranks,)`` int64."""
@@ -66,7 +54,6 @@ class StorePlan:
 
     def rank(self, rank: int) -> dict[str, Any]:
         """Describe one rank in plain values."""
-        reads = self.bytes_wanted, self.bytes_fetched, self.bytes_decoded, self.num_chunks
         return {
             "rank": rank,
             "owned": {entity: list(self.cut.owned(entity, rank)) for entity in self.cut.bounds},
@@ -74,17 +61,16 @@ class StorePlan:
             "num_ghosts": len(self.ghosts[rank]),
             "num_neighbours": int(self.num_neighbours[rank]),
             "num_cut_edges": None if self.num_cut_edges is None else int(self.num_cut_edges[rank]),
-            **read_figures(*(array[rank] for array in reads)),
+            **self.figures(rank),
         }
 
     def totals(self) -> dict[str, Any]:
         """Describe all ranks together in plain values."""
-        reads = self.bytes_wanted, self.bytes_fetched, self.bytes_decoded, self.num_chunks
         return {
             "num_owned": {entity: int(bounds[-1]) for entity, bounds in self.cut.bounds.items()},
             "num_ghosts": sum(map(len, self.ghosts)),
             "num_cut_edges": None if self.num_cut_edges is None else int(self.num_cut_edges.sum()),
-            **read_figures(*(array.sum() for array in reads)),
+            **self.figures(),
             "balance": {entity: self.balance(entity) for entity in self.cut.bounds},
         }
 
@@ -107,7 +93,7 @@ def plan_store(reader: StoreReader, topology: StoreReader, sample: int = 0, *, t
     ghosts, exact, cut = [], True, reader.partition_of(sample)
     for rank in range(num_ranks):
         plan = reader.plan(sample, rank)
-        sums[:, rank] = plan.bytes_wanted, plan.bytes_fetched, plan.bytes_decoded, plan.num_chunks
+        sums[:, rank] = [getattr(plan, name) for name in FIGURES]
         exact &= plan.exact
         local = topology.read(cut.index, rank)
         rows = local.index_maps[reader.entity]
@@ -124,10 +110,7 @@ def plan_store(reader: StoreReader, topology: StoreReader, sample: int = 0, *, t
         ghosts=tuple(ghosts),
         num_cut_edges=cut_edges if "edge" in reader.entities else None,
         num_neighbours=neighbours,
-        bytes_wanted=sums[0],
-        bytes_fetched=sums[1],
-        bytes_decoded=sums[2],
-        num_chunks=sums[3],
+        **dict(zip(FIGURES, sums, strict=True)),
         exact=exact,
     )
 
@@ -148,7 +131,7 @@ def describe_store(plan: StorePlan, *, weights: str | None, dp: int | None) -> d
         "name": info.name,
         "counts": dict(info.counts),
         "domain": plan.num_ranks,
-        "bounds": _lists(plan.cut.bounds),
+        "bounds": {entity: rows.tolist() for entity, rows in plan.cut.bounds.items()},
         "weights": weights,
         "halo": reader.halo,
         "num_hops": reader.num_hops,
@@ -158,7 +141,3 @@ def describe_store(plan: StorePlan, *, weights: str | None, dp: int | None) -> d
         "samples_per_dp_rank": -(-reader.num_samples // (dp or 1)),
         "exact": plan.exact,
     }
-
-
-def _lists(bounds: Mapping[str, IntArray]) -> dict[str, list[int]]:
-    return {entity: rows.tolist() for entity, rows in bounds.items()}

@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.bounds import window
+from scidata.core.checks import optional_module
 from scidata.core.types import IntArray
-from scidata.errors import ConfigError, MissingDependencyError, OutputError, near_matches
+from scidata.errors import ConfigError, OutputError, near_matches
 from scidata.grids.partition import GridPartition, chunk_edges
 from scidata.grids.reader import GridReader
 
@@ -89,19 +90,34 @@ def check_picture(path: str, *, overwrite: bool = False) -> None:
     load_matplotlib()
 
 
-def load_matplotlib() -> Any:
-    """Import matplotlib.
+def load_matplotlib() -> None:
+    """Raise MissingDependencyError where matplotlib is not installed."""
+    optional_module("matplotlib", "pictures need matplotlib", "plot")
 
-    Raises
-    ------
-    MissingDependencyError
-        It is not installed.
-    """
-    try:
-        import matplotlib
-    except ImportError as e:
-        raise MissingDependencyError("pictures need matplotlib; pip install 'scidata[plot]'") from e
-    return matplotlib
+
+def new_figure(width: float, height: float) -> Any:
+    """Return an empty figure of so many inches, which needs no display."""
+    load_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def rank_handles(figure: Any, axes: Any, ranks: Sequence[int], tones: Sequence[Any], edge: str, **bar: float) -> Any:
+    """Return what a legend shows of each rank; of many, for which a colour bar is drawn, nothing."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import ListedColormap, Normalize
+    from matplotlib.patches import Patch
+
+    if len(ranks) <= LEGEND_RANKS:
+        pairs = zip(ranks, tones, strict=True)
+        return [Patch(facecolor=tone, edgecolor=edge, label=f"rank {rank}") for rank, tone in pairs]
+    mappable = ScalarMappable(Normalize(min(ranks), max(ranks)), cmap=ListedColormap(tones))
+    figure.colorbar(mappable, ax=axes, label="rank", **bar)
+    return []
 
 
 def draw_partition(
@@ -121,15 +137,10 @@ def draw_partition(
     MissingDependencyError
         matplotlib is not installed.
     """
-    load_matplotlib()
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     height, width = vertical.size, horizontal.size
     aspect = 0.12 if vertical.dim is None else min(max(height / width, 0.35), 1.6)
     legend = 1.9
-    figure = Figure(figsize=(7.5 + legend, max(7.5 * aspect, 1.2) + 1.3), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(7.5 + legend, max(7.5 * aspect, 1.2) + 1.3)
     axes = figure.add_subplot()
     axes.set_xlim(0, width)
     axes.set_ylim((0, height) if vertical.ascending else (height, 0))
@@ -351,21 +362,11 @@ def _legend(
     halo_note: str,
     has_edges: bool,
 ) -> None:
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import ListedColormap, Normalize
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    handles: list[Any] = []
-    if len(ranks) <= LEGEND_RANKS:
-        handles += [
-            Patch(facecolor=(*colour[:3], 0.5), edgecolor="0.15", label=f"rank {rank}")
-            for rank, colour in zip(ranks, colours, strict=True)
-        ]
-    else:
-        pale = ListedColormap([tuple(0.5 + 0.5 * part for part in colour[:3]) for colour in colours])
-        mappable = ScalarMappable(Normalize(min(ranks), max(ranks)), cmap=pale)
-        figure.colorbar(mappable, ax=axes, label="rank", pad=0.01, fraction=0.05)
+    pale = [tuple(0.5 + 0.5 * part for part in colour[:3]) for colour in colours]  # as half transparent on white
+    handles = rank_handles(figure, axes, ranks, pale, "0.15", pad=0.01, fraction=0.05)
     if partition.halo:
         widths = ", ".join(f"{dim} {lo}:{hi}" for dim, (lo, hi) in partition.halo.items())
         label = f"halo, in the colour\nof its rank\n{widths}{halo_note}"

@@ -6,7 +6,9 @@ matplotlib (extra ``plot``), which is imported when a picture is drawn and witho
 
 from __future__ import annotations
 
+import itertools
 import os
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scidata.cli.commands.plot_grid import LEGEND_RANKS, colours_of, load_matplotlib
+from scidata.cli.commands.plot_grid import LEGEND_RANKS, colours_of, load_matplotlib, new_figure, rank_handles
 from scidata.core.bounds import owners_of
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError
@@ -71,16 +73,11 @@ def draw_sample(store: Store, cut: SamplePart, ghosts: Sequence[IntArray], path:
         matplotlib is not installed.
     """
     load_matplotlib()
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     places = _places(store, cut.index, cut.entity)
     bounds, num_ranks = cut.bounds[cut.entity], cut.num_parts
     colours = np.array([colour[:3] for colour in colours_of(num_ranks)], np.float64)
     aspect = min(max(float(np.ptp(places.xy[:, 1]) / max(np.ptp(places.xy[:, 0]), 1e-300)), 0.3), 1.5)
-    figure = Figure(figsize=(9.4, 7.5 * aspect + 1.2) if not places.in_space else (9.4, 7.5), dpi=130)
-    figure.set_layout_engine("constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(9.4, 7.5 if places.in_space else 7.5 * aspect + 1.2)
     axes: Any = figure.add_subplot(projection="3d" if places.in_space else None)
     axes.computed_zorder = False  # in space, the rings of ghosts would disappear among the rows
     notes: list[str] = []
@@ -287,7 +284,7 @@ def _draw_ghosts(
     ids = np.concatenate([np.asarray(rows, np.int64)[::step] for rows in ghosts])
     rank = np.repeat(np.arange(len(ghosts)), [len(rows[::step]) for rows in ghosts])
     order = np.zeros(len(ids), np.int32)
-    for start, stop in zip(*_runs(rank, len(ghosts)), strict=True):
+    for start, stop in itertools.pairwise(np.searchsorted(rank, np.arange(len(ghosts) + 1)).tolist()):
         order[start:stop] = rings[ids[start:stop]]
         rings[ids[start:stop]] += 1
     width = float(np.clip(2.2 * size, 2, 26))
@@ -303,11 +300,6 @@ def _draw_ghosts(
         **_flat(places),
     )
     return [f"1 in {step} of {total} ghosts is drawn"] if step > 1 else []
-
-
-def _runs(rank: IntArray, num_ranks: int) -> tuple[list[int], list[int]]:
-    ends = np.searchsorted(rank, np.arange(num_ranks + 1))
-    return ends[:-1].tolist(), ends[1:].tolist()
 
 
 def _frame(axes: Any, places: _Places) -> None:
@@ -339,31 +331,17 @@ def _legend(
     entity: str,
     any_ghosts: bool,
 ) -> None:
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import ListedColormap, Normalize
     from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
 
-    shown, few = _pale(colours), len(colours) <= LEGEND_RANKS
-    handles: list[Any] = []
-    if few:
-        handles += [Patch(facecolor=colour, edgecolor="0.3", label=f"rank {rank}") for rank, colour in enumerate(shown)]
-    else:
-        mappable = ScalarMappable(Normalize(0, len(colours) - 1), cmap=ListedColormap(shown))
-        figure.colorbar(mappable, ax=axes, label="rank", pad=0.01, fraction=0.04, shrink=0.8)
+    ranks, shown = range(len(colours)), list(map(tuple, _pale(colours).tolist()))
+    handles = rank_handles(figure, axes, ranks, shown, "0.3", pad=0.01, fraction=0.04, shrink=0.8)
     if any_ghosts:
-        whose = ", in the\ncolour of the rank\nthat needs it" if few else "\nof some rank"
+        whose = ", in the\ncolour of the rank\nthat needs it" if handles else "\nof some rank"
         label = f"ghost {entity}{whose}"
         handles.append(
             Line2D(
                 [], [], label=label, marker="o", markerfacecolor="none", markeredgecolor="0.3", ls="none", markersize=5
             )
         )
-    handles += [Line2D([], [], lw=0, label=_folded(note)) for note in notes]
+    handles += [Line2D([], [], lw=0, label=textwrap.fill(note, 24)) for note in notes]
     figure.legend(handles=handles, loc="outside right upper", fontsize=8, frameon=False)
-
-
-def _folded(text: str, width: int = 24) -> str:
-    import textwrap
-
-    return "\n".join(textwrap.wrap(text, width))

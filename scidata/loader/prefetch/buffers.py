@@ -11,9 +11,10 @@ import contextlib
 import mmap
 import queue
 import weakref
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,7 @@ from scidata.core.types import BufferSpec
 from scidata.errors import ConfigError
 
 Array: TypeAlias = npt.NDArray[Any]
+SetT = TypeVar("SetT")
 
 _HUGE = 4 << 20  # from this size on, ask for huge pages
 
@@ -118,12 +120,63 @@ def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
-class BufferRing:
+class Ring(ABC, Generic[SetT]):
+    """Bounds how many sets of places there are for batches, and lets whoever needs one wait.
+
+    One thread at a time may call :meth:`acquire`; everything else may be called from anywhere.
+    """
+
+    def __init__(self) -> None:
+        self._busy: set[SetT] = set()  # being filled, copied, or waiting for their turn
+        self._changed: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a batch is being read, copied, or waits for its turn."""
+        return bool(self._busy)
+
+    def acquire(self, rows: int, closed: Callable[[], bool] = lambda: False) -> SetT | None:
+        """Return a set for ``rows`` samples; wait until there is one, or return None once ``closed()``."""
+        while True:
+            while not self._changed.empty():
+                self._changed.get()
+            if closed():
+                return None
+            found = self._take(rows)
+            if found is not None:
+                return found
+            self._changed.get()
+
+    def wake(self) -> None:
+        """Make a waiting :meth:`acquire` look again."""
+        self._changed.put(None)
+
+    @abstractmethod
+    def _take(self, rows: int) -> SetT | None:
+        """Return a set, now busy, if there may be one."""
+
+    @abstractmethod
+    def hand_out(self, buffers: SetT) -> Any:
+        """Return what a set holds, to give away."""
+
+    @abstractmethod
+    def give_back(self, buffers: SetT, event: Any = None) -> None:
+        """Put a busy set back; it is written again only after ``event.synchronize()``."""
+
+    @abstractmethod
+    def fit(self, prefetch: int) -> None:
+        """Change the capacity to so many sets besides the user's."""
+
+    @abstractmethod
+    def make_room(self) -> None:
+        """Fit the limit to what the user keeps; called where the user asks for the next batch."""
+
+
+class BufferRing(Ring[BufferSet]):
     """A bounded pool of buffer sets.
 
     A set is free, busy (being filled, copied, or waiting for its turn) or kept by the user. A fresh one is made only
     while fewer than ``capacity`` exist, not counting those that the user keeps beyond the current batch.
-    One thread at a time may call :meth:`acquire`; everything else may be called from anywhere.
 
     Parameters
     ----------
@@ -149,6 +202,7 @@ class BufferRing:
                 _torch_dtype(spec.dtype)
             except TypeError as e:
                 raise ConfigError(f"field {name!r}: torch has no dtype for {spec.dtype}; leave it out") from e
+        super().__init__()
         self.specs = dict(specs)
         self.capacity = capacity
         self.pin_memory = pin_memory
@@ -156,9 +210,7 @@ class BufferRing:
         self._limit = capacity
         self._rows = 1  # largest batch seen: short batches use a part of a set
         self._free: deque[BufferSet] = deque()
-        self._busy: set[BufferSet] = set()
         self._kept: set[BufferSet] = set()
-        self._changed: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     @property
     def num_live(self) -> int:
@@ -169,23 +221,6 @@ class BufferRing:
     def num_kept(self) -> int:
         """Sets that the user holds on to."""
         return len(self._kept)
-
-    @property
-    def busy(self) -> bool:
-        """Whether a set is being filled, copied, or waits for its turn."""
-        return bool(self._busy)
-
-    def acquire(self, rows: int, closed: Callable[[], bool] = lambda: False) -> BufferSet | None:
-        """Return a set for ``rows`` samples; wait until one is free, or return None once ``closed()``."""
-        while True:
-            while not self._changed.empty():
-                self._changed.get()
-            if closed():
-                return None
-            buffers = self._take(rows)
-            if buffers is not None:
-                return buffers
-            self._changed.get()
 
     def _take(self, rows: int) -> BufferSet | None:
         self._rows = max(self._rows, rows)
@@ -242,13 +277,9 @@ class BufferRing:
                 self._free.pop()
 
     def make_room(self) -> None:
-        """Fit the limit to what the user keeps; called where the user asks for the next batch.
+        """Fit the limit to what the user keeps.
 
         The one batch kept at that moment is usually the loop's variable, about to be let go.
         """
         self._limit = self.capacity + max(0, len(self._kept) - 1)
         self.wake()
-
-    def wake(self) -> None:
-        """Make a waiting :meth:`acquire` look again."""
-        self._changed.put(None)

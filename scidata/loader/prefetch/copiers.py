@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from scidata.loader.prefetch.buffers import BufferRing, BufferSet
+from scidata.loader.prefetch.buffers import BufferRing, BufferSet, Ring, SetT
 from scidata.loader.prefetch.slots import HasArrays, SlotRing, SlotSet
 
 _ALIGN = 64  # bytes: of each array in a block, for any dtype
@@ -26,11 +26,9 @@ class Transfer(Protocol):
 
     def copy(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Any]:
         """Begin, on any thread; return the copies, and an event with ``synchronize()`` that waits for them."""
-        ...
 
     def hand_over(self, tensors: Sequence[Tensor], event: Any) -> None:
         """Make the copies safe to use from here on, on the thread that uses them."""
-        ...
 
 
 class SideStream:
@@ -66,26 +64,26 @@ class SideStream:
             tensor.record_stream(current)  # its memory belongs to the copy stream's pool
 
 
-# -- samples of one size -------------------------------------------------------------------------------------------
-
-
 class HostCopier:
     """Leaves a batch in the memory it was read into."""
 
-    def __init__(self, ring: BufferRing) -> None:
-        self._ring = ring
+    def __init__(self, ring: Ring[SetT]) -> None:
+        self._ring: Ring[Any] = ring
 
-    def start(self, buffers: BufferSet) -> BufferSet:
+    def start(self, buffers: SetT) -> SetT:
         """Nothing to begin."""
         return buffers
 
-    def finish(self, ticket: BufferSet) -> dict[str, Tensor]:
-        """Hand out the buffers themselves."""
+    def finish(self, ticket: Any) -> Any:
+        """Hand out what was read itself."""
         return self._ring.hand_out(ticket)
 
-    def abandon(self, ticket: BufferSet) -> None:
+    def abandon(self, ticket: Any) -> None:
         """Return the set to the ring."""
         self._ring.give_back(ticket)
+
+
+# -- samples of one size -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,30 +26,11 @@ from typing import Any
 
 from scidata.core import trace
 from scidata.errors import ConfigError, ReadTimeoutError
-from scidata.loader.prefetch.buffers import BufferRing, BufferSet
-from scidata.loader.prefetch.copiers import DeviceCopier, HostCopier, PartCopier, SideStream, Staging
+from scidata.loader.prefetch.buffers import Ring
+from scidata.loader.prefetch.copiers import HostCopier
 from scidata.loader.prefetch.depth import Depth
-from scidata.loader.prefetch.peers import Ballot, Peers
-from scidata.loader.prefetch.readers import Copier, Fill, Readers, Work, copier_for, shut_down
-from scidata.loader.prefetch.slots import SlotCopier, SlotRing
+from scidata.loader.prefetch.readers import Ballot, Copier, Fill, Peers, Readers, Work, shut_down
 from scidata.loader.stats import PrefetchStats
-
-__all__ = [
-    "Ballot",
-    "BufferRing",
-    "BufferSet",
-    "Copier",
-    "DeviceCopier",
-    "HostCopier",
-    "PartCopier",
-    "Peers",
-    "PrefetchStats",
-    "Prefetcher",
-    "SideStream",
-    "SlotCopier",
-    "SlotRing",
-    "Staging",
-]
 
 _SLOW_SECONDS = 30.0  # after which a wait is warned of, where there is no timeout
 
@@ -99,7 +80,7 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
         self,
         items: Iterable[Sequence[int]],
         fill: Fill,
-        ring: BufferRing | SlotRing,
+        ring: Ring[Any],
         *,
         num_workers: int = 2,
         prefetch: int | Depth = 2,
@@ -122,7 +103,7 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
         depth = prefetch if isinstance(prefetch, Depth) else Depth(max(1, prefetch))
         self._depth = depth if num_workers else Depth(0)
         self._ring = ring
-        self._readers: Readers[Any] = Readers(fill, ring, copier_for(ring) if copier is None else copier, peers, ballot)
+        self._readers: Readers[Any] = Readers(fill, ring, copier or HostCopier(ring), peers, ballot)
         self._pending: deque[Work] = deque()
         self._threads: list[threading.Thread] = []
         self._finalizer = weakref.finalize(self, shut_down, self._readers, self._threads, self._pending, on_close)

@@ -6,18 +6,15 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from scidata.core import trace
-from scidata.loader.prefetch.buffers import BufferRing
-from scidata.loader.prefetch.copiers import HostCopier
-from scidata.loader.prefetch.peers import Ballot, Peers
-from scidata.loader.prefetch.slots import SlotCopier, SlotRing
+from scidata.loader.prefetch.buffers import Ring
 
-#: Reads one sample, by its index, into the given arrays (or slot); returns a ReadStats, or the bytes it fetched, where
-#: it knows them.
+#: Reads one sample, by its index, into the given arrays (or slot); returns a ReadStats, the bytes it fetched, or
+#: what may have ``bytes_fetched``.
 Fill: TypeAlias = Callable[[int, Any], Any]
 
 _JOIN_SECONDS = 5.0  # a read that hangs (a dead file system) must not hang the exit too
@@ -30,15 +27,38 @@ class Copier(Protocol[TicketT]):
 
     def start(self, buffers: Any) -> TicketT:
         """Begin; any thread."""
-        ...
 
     def finish(self, ticket: TicketT) -> Any:
         """Return tensors that are safe to use from here on; on the thread that uses them."""
-        ...
 
     def abandon(self, ticket: TicketT) -> None:
         """Return the set to the ring unused."""
-        ...
+
+
+class Peers(Protocol):
+    """The other ranks that read along; :class:`scidata.loader.peers.session.Session` is them."""
+
+    def check(self, step: int) -> None:
+        """Raise what another rank has failed with, where it concerns this item."""
+
+    def failed(self, step: int, error: BaseException, *, ahead: bool = False) -> None:
+        """Tell them that this item has failed, or will when it is its turn; any thread."""
+
+    def timed_out(self, step: int, error: Exception) -> Exception:
+        """Tell them that this item did not come in time; return what to raise: theirs, where they are the reason."""
+
+    def slow(self, step: int, text: str) -> None:
+        """Warn that this item takes long."""
+
+
+class Ballot(Protocol):
+    """Decides which samples are left out because some rank cannot read them; the same on all ranks."""
+
+    def vote(self, step: int, size: int, bad: Mapping[int, BaseException]) -> None:
+        """Say which places of an item could not be read here; a reader thread, once an item."""
+
+    def dropped(self, step: int, size: int) -> frozenset[int]:
+        """Return the places that are left out; waits for the other ranks."""
 
 
 @runtime_checkable
@@ -74,11 +94,6 @@ class Work:
         self.remaining = len(self.item)
 
 
-def copier_for(ring: BufferRing | SlotRing) -> Copier[Any]:
-    """Return what hands out the places of a ring without a device."""
-    return SlotCopier(ring) if isinstance(ring, SlotRing) else HostCopier(ring)
-
-
 class Readers(Generic[TicketT]):
     """What the consumer and the reader threads share.
 
@@ -88,7 +103,7 @@ class Readers(Generic[TicketT]):
     def __init__(
         self,
         fill: Fill,
-        ring: BufferRing | SlotRing,
+        ring: Ring[Any],
         copier: Copier[TicketT],
         peers: Peers | None,
         ballot: Ballot | None,

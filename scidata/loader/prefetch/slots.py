@@ -6,9 +6,10 @@ The memory of large arrays comes from a :class:`~scidata.loader.prefetch.pool.Bl
 
 from __future__ import annotations
 
-import queue
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
+
+from scidata.loader.prefetch.buffers import Ring
 
 
 @runtime_checkable
@@ -56,41 +57,31 @@ class SlotSet:
         return self.slots[row]
 
 
-class SlotRing:
-    """Bounds how many batches are being read, or wait for their turn, besides the one that the user works on.
-
-    As with a ``BufferRing``, one thread at a time may call :meth:`acquire`; everything else may be called from anywhere
-    and takes no lock.
-    """
+class SlotRing(Ring[SlotSet]):
+    """Bounds how many batches are being read, or wait for their turn, besides the one that the user works on."""
 
     def __init__(self, limit: int) -> None:
+        super().__init__()
         self.limit = limit
         self.rows = 1  # of the largest batch seen
-        self._busy: set[SlotSet] = set()
-        self._changed: queue.SimpleQueue[None] = queue.SimpleQueue()
 
-    @property
-    def busy(self) -> bool:
-        """Whether a batch is being read or waits for its turn."""
-        return bool(self._busy)
+    def _take(self, rows: int) -> SlotSet | None:
+        if len(self._busy) >= self.limit:
+            return None
+        slots = SlotSet(rows)
+        self.rows = max(self.rows, rows)
+        self._busy.add(slots)
+        return slots
 
-    def acquire(self, rows: int, closed: Callable[[], bool] = lambda: False) -> SlotSet | None:
-        """Return places for ``rows`` samples; wait until there may be more, or return None once ``closed()``."""
-        while True:
-            while not self._changed.empty():
-                self._changed.get()
-            if closed():
-                return None
-            if len(self._busy) < self.limit:
-                slots = SlotSet(rows)
-                self.rows = max(self.rows, rows)
-                self._busy.add(slots)
-                return slots
-            self._changed.get()
+    def hand_out(self, buffers: SlotSet) -> list[Any]:
+        """Return the samples' parts."""
+        parts = [slot.part for slot in buffers.slots]
+        self.give_back(buffers)
+        return parts
 
-    def give_back(self, slots: SlotSet, event: Any = None) -> None:
+    def give_back(self, buffers: SlotSet, event: Any = None) -> None:
         """Let go of a batch: handed out, or wanted by nobody."""
-        self._busy.discard(slots)
+        self._busy.discard(buffers)
         self.wake()
 
     def fit(self, prefetch: int) -> None:
@@ -99,28 +90,3 @@ class SlotRing:
 
     def make_room(self) -> None:
         """Nothing to fit: what the user keeps is not counted."""
-
-    def wake(self) -> None:
-        """Make a waiting :meth:`acquire` look again."""
-        self._changed.put(None)
-
-
-class SlotCopier:
-    """Hands out what was read."""
-
-    def __init__(self, ring: SlotRing) -> None:
-        self._ring = ring
-
-    def start(self, buffers: SlotSet) -> SlotSet:
-        """Nothing to begin."""
-        return buffers
-
-    def finish(self, ticket: SlotSet) -> list[Any]:
-        """Return the samples' parts."""
-        parts = [slot.part for slot in ticket.slots]
-        self._ring.give_back(ticket)
-        return parts
-
-    def abandon(self, ticket: SlotSet) -> None:
-        """Let go of a batch that nobody gets."""
-        self._ring.give_back(ticket)

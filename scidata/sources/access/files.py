@@ -18,26 +18,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
-from scidata.core.urls import Url, is_url, public_text, url_of
+from scidata.core.urls import Url, is_url, url_of
 from scidata.errors import ShortReadError, SourceChangedError
 from scidata.sources.access import retry
 from scidata.sources.access.remote import fetch, request
 from scidata.sources.access.retry import is_transient
-
-__all__ = [
-    "FileCache",
-    "Url",
-    "Version",
-    "Versions",
-    "files",
-    "is_url",
-    "most_open",
-    "public_text",
-    "retried",
-    "scatter",
-    "url_of",
-    "version_at",
-]
 
 _MAX_OPEN = 256  # a thousand-file store must not run into the usual limit of 1,024 descriptors
 _IOV_MAX = 1024  # Linux's limit on buffers in one preadv

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 import os
-from collections import OrderedDict
 from typing import Any
 
+from scidata.core.cache import Cache
 from scidata.sources.access.files import files
 
 _BLOCK = 256 << 10
@@ -18,7 +18,7 @@ class UrlFile(io.RawIOBase):
 
     def __init__(self, url: str) -> None:
         self._path, self._size, self._position = url, files().size(url), 0
-        self._blocks: OrderedDict[int, bytes] = OrderedDict()
+        self._blocks: Cache[bytes] = Cache(_MAX_BLOCKS, "lru")
 
     def __repr__(self) -> str:  # HDF5 takes it for the name
         return f"<{self._path}>"
@@ -57,8 +57,8 @@ class UrlFile(io.RawIOBase):
 
     def _get(self, first: int, stop: int) -> list[bytes]:
         """Return blocks; those that are missing are read at once."""
-        missing = [i for i in range(first, stop) if i not in self._blocks]
-        found = {i: self._blocks[i] for i in range(first, stop) if i in self._blocks}
+        found = {i: block for i in range(first, stop) if (block := self._blocks.get(i)) is not None}
+        missing = [i for i in range(first, stop) if i not in found]
         if missing:
             begin, end = missing[0] * _BLOCK, min((missing[-1] + 1) * _BLOCK, self._size)
             data = bytes(files().read(self._path, begin, end - begin))
@@ -66,8 +66,5 @@ class UrlFile(io.RawIOBase):
                 i: data[i * _BLOCK - begin : (i + 1) * _BLOCK - begin] for i in range(missing[0], missing[-1] + 1)
             }
         for i, block in found.items():
-            self._blocks[i] = block
-            self._blocks.move_to_end(i)
-        while len(self._blocks) > _MAX_BLOCKS:
-            self._blocks.popitem(last=False)
+            self._blocks.put(i, block)
         return [found[i] for i in range(first, stop)]

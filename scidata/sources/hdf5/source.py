@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.types import ArrayLayout, ChunkRefs, IntArray
+from scidata.core.urls import is_url, url_of
 from scidata.errors import ConfigError, CorruptDataError, RefusedError, ShortReadError, UnknownNameError, near_matches
-from scidata.sources.access.files import Versions, files, is_url, retried, url_of, version_at
+from scidata.sources.access.files import Versions, files, retried, version_at
 from scidata.sources.access.retry import is_transient
 from scidata.sources.hdf5.layout import (
     ChunkIndex,
@@ -49,8 +50,22 @@ class _Contents:
     file_size: int
 
 
-class HDF5Base:
-    """The part that HDF5 and NetCDF-4 sources share; subclasses say which format and which naming."""
+class HDF5Source:
+    """One HDF5 file.
+
+    ``arrays`` holds every dataset of numbers: contiguous, chunked with filters that numcodecs decodes (deflate,
+    shuffle, fletcher32, bzip2, blosc, zstd), or marked ``fallback`` where only HDF5 reads it (compact, lzf, nbit,
+    scale-offset, szip and other plugins, types that NumPy has no exact match for). Dimensions are named by their
+    scales, else their labels, else ``dim_i``. Text, compounds and references are left out and named in ``skipped``,
+    as are virtual datasets, external storage and external links unless ``allow_external``.
+
+    Parameters
+    ----------
+    path
+        File or URL. Opened at the first use, once per process.
+    allow_external
+        Also read what lies in other files, through HDF5.
+    """
 
     format = "hdf5"
     naming: type[Naming] = Naming
@@ -123,9 +138,7 @@ class HDF5Base:
         contents = self._read()
         storage = self._storage(layout)
         chunks = np.asarray(chunks, np.int64).reshape(len(chunks), len(layout.shape))
-        grid = np.array(layout.num_chunks, np.int64)
-        if chunks.size and (chunks.min() < 0 or (chunks >= grid).any()):
-            raise ConfigError(f"{self.path}: field {layout.name!r}: chunk outside of the grid {layout.num_chunks}")
+        check_inside(layout, chunks)
         if storage.chunked:
             offset, nbytes, mask = self._locate_chunked(layout, storage, chunks)
         elif layout.fallback:  # compact, external or virtual: somewhere inside, in no chunk of its own
@@ -139,7 +152,7 @@ class HDF5Base:
         stored = offset >= 0
         if not layout.fallback:
             check_raw_sizes(layout, nbytes[stored])
-        _check_ends(layout, chunks, offset + nbytes, contents.file_size)
+        check_ends(layout, chunks, offset + nbytes, contents.file_size)
         refs = ChunkRefs(
             paths=(str(self.path),),
             path_index=stored.astype(np.int64) - 1,
@@ -299,7 +312,14 @@ class HDF5Base:
             return self._indices[layout.name]
 
 
-def _check_ends(layout: ArrayLayout, chunks: IntArray, ends: IntArray, file_size: int) -> None:
+def check_inside(layout: ArrayLayout, chunks: IntArray) -> None:
+    """Raise ConfigError where ``(num, ndim)`` chunk coordinates are not all in the grid."""
+    if chunks.size and (chunks.min() < 0 or (chunks >= np.array(layout.num_chunks, np.int64)).any()):
+        raise ConfigError(f"{layout.store}: field {layout.name!r}: chunk outside of the grid {layout.num_chunks}")
+
+
+def check_ends(layout: ArrayLayout, chunks: IntArray, ends: IntArray, file_size: int) -> None:
+    """Raise ShortReadError where the file has not the last byte of a chunk."""
     if len(ends) and int(ends.max()) > file_size:
         worst = int(ends.argmax())
         raise ShortReadError(

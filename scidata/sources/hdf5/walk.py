@@ -13,8 +13,9 @@ import h5py
 import numpy as np
 
 from scidata.core.types import ArrayLayout
+from scidata.core.urls import is_url
 from scidata.errors import CorruptDataError, SciDataError, ShortReadError, UnsupportedFormatError
-from scidata.sources.access.files import files, is_url, retried, version_at
+from scidata.sources.access.files import files, retried, version_at
 from scidata.sources.access.retry import is_transient
 from scidata.sources.hdf5.heaps import GuardedFile
 from scidata.sources.hdf5.sessions import open_sessions

@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from scidata.core.cache import Cache
 from scidata.core.types import ChunkRefs, IntArray
+from scidata.core.urls import Url
 from scidata.errors import ConfigError, CorruptDataError, ShortReadError, TooLargeError
 from scidata.sources.access.fetches import run_each
-from scidata.sources.access.files import Url
 from scidata.sources.zarr.metadata import ArrayRecord
 from scidata.sources.zarr.shards import read_index
 from scidata.sources.zarr.tree import Tree

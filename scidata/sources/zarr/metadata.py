@@ -18,7 +18,7 @@ import numpy as np
 from scidata.core.types import ArrayLayout, Codec, IntArray
 from scidata.errors import RefusedError, UnsupportedFormatError
 from scidata.sources.zarr.shards import ShardIndex
-from scidata.sources.zarr.values import cf_fill_value, dtype_v2, dtype_v3, fill_value_of
+from scidata.sources.zarr.values import cf_fill_value, dtype_v2, dtype_v3, fill_value_of, named
 
 _MAX_BYTES = 2**63 - 1  # offsets and counts are int64
 _MAX_INDEX_CHUNKS = 2**24  # of one shard: 16 bytes each are read and held
@@ -38,22 +38,10 @@ _BYTE_CODECS: Mapping[str, tuple[str, ...]] = {  # and numcodecs' arguments, whi
 }
 _ADDED_BYTES = {"shuffle": 0, "crc32c": 4, "fletcher32": 4}  # codecs whose output has a fixed size
 _BLOSC_SHUFFLES = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}
-_KEYS_V3 = frozenset(
-    [
-        "zarr_format",
-        "node_type",
-        "shape",
-        "data_type",
-        "chunk_grid",
-        "chunk_key_encoding",
-        "fill_value",
-        "codecs",
-        "attributes",
-        "dimension_names",
-        "storage_transformers",
-        "consolidated_metadata",
-    ]
-)
+_KEYS_V3 = frozenset([
+    "zarr_format", "node_type", "shape", "data_type", "chunk_grid", "chunk_key_encoding", "fill_value", "codecs",
+    "attributes", "dimension_names", "storage_transformers", "consolidated_metadata",
+])  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,14 +285,10 @@ def parse_v2(meta: Mapping[str, Any], attributes: object, *, store: str, name: s
 
 
 def _named(entry: object, what: str, where: str) -> tuple[str, dict[str, Any]]:
-    """Split ``{"name": ..., "configuration": {...}}``, or a bare name."""
-    name: object = entry
-    config: object = {}
-    if isinstance(entry, dict):
-        name, config = entry.get("name"), entry.get("configuration") or {}
-    if not isinstance(name, str) or not isinstance(config, dict):
+    found = named(entry)
+    if found is None:
         raise UnsupportedFormatError(f"{where}: {what} {entry!r} has no name and configuration")
-    return name, config
+    return found
 
 
 def _transposed(axes: tuple[int, ...], order: object, where: str) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.types import ArrayLayout, ChunkRefs, IntArray
+from scidata.core.urls import Url, url_of
 from scidata.errors import (
     ConfigError,
     CorruptDataError,
@@ -23,7 +24,7 @@ from scidata.errors import (
     UnsupportedFormatError,
     near_matches,
 )
-from scidata.sources.access.files import Url, Versions, retried, url_of, version_at
+from scidata.sources.access.files import Versions, retried, version_at
 from scidata.sources.zarr.chunks import ChunkLocator
 from scidata.sources.zarr.metadata import ArrayRecord
 from scidata.sources.zarr.tree import Tree, open_tree

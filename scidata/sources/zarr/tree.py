@@ -15,9 +15,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from scidata.core.types import IntArray
+from scidata.core.urls import Url, is_url, url_of
 from scidata.errors import RefusedError, UnsupportedFormatError
 from scidata.sources.access.fetches import each
-from scidata.sources.access.files import Url, is_url, retried, url_of
+from scidata.sources.access.files import retried
 from scidata.sources.access.remote import check_document, request
 
 _MAX_METADATA_BYTES = 2**26  # of one document; as objects it is up to twenty times as large
@@ -31,30 +32,24 @@ class Tree(Protocol):
 
     def exists(self) -> bool:
         """Say whether there is anything at the store's path."""
-        ...
 
     def location(self, key: str) -> str:
         """Return the path or URL of a key."""
-        ...
 
     def get(self, keys: Sequence[str]) -> dict[str, bytes]:
         """Return the contents of those small files that exist."""
-        ...
 
     def folders(self, key: str) -> list[str]:
         """Return the keys of the folders in a folder, sorted."""
-        ...
 
     def sizes(self, keys: Sequence[str]) -> IntArray:
         """Return the size of each file, -1 where there is none."""
-        ...
 
     def names(self, folder: str, follow: Callable[[str], bool]) -> Iterator[str] | None:
         """Return what is in a folder, and in those folders in it that ``follow`` wants, by keys relative to it.
 
         None where a listing is not to be had.
         """
-        ...
 
 
 def open_tree(path: str, *, allow_external: bool) -> Tree:

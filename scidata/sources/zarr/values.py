@@ -6,7 +6,7 @@ import base64
 import binascii
 import re
 import struct
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,8 @@ _NOT_NUMBER_V3 = re.compile(
 _NUMBER_V2 = re.compile(r"[<>|=]?(b1|[iu][1248]|f[248]|c8|c16|[mM]8(\[\d*[A-Za-zμ]+\])?)")
 _DATETIME_V3 = {"numpy.datetime64": "M8", "numpy.timedelta64": "m8"}
 _DATETIME_UNIT = re.compile(r"generic|[YMWDhms]|ms|us|μs|ns|ps|fs|as")
+
+_NO_VALUE = (ValueError, TypeError, OverflowError, struct.error, binascii.Error)  # what converting one raises
 
 
 def dtype_v2(spec: object, where: str) -> np.dtype[Any]:
@@ -46,12 +48,10 @@ def dtype_v3(spec: object, where: str) -> np.dtype[Any]:
     UnsupportedFormatError
         As for :func:`dtype_v2`, or an extension type that is not known.
     """
-    name: object = spec
-    config: object = {}
-    if isinstance(spec, dict):
-        name, config = spec.get("name"), spec.get("configuration") or {}
-    if not isinstance(name, str) or not isinstance(config, dict):
+    found = named(spec)
+    if found is None:
         raise UnsupportedFormatError(f"{where}: data type {spec!r} is not understood")
+    name, config = found
     if _NUMBER_V3.fullmatch(name) and not config:
         return np.dtype(name)
     if name in _DATETIME_V3:
@@ -62,8 +62,13 @@ def dtype_v3(spec: object, where: str) -> np.dtype[Any]:
     raise UnsupportedFormatError(f"{where}: data type {name!r} {kind}; only numbers are read")
 
 
-def _bad(value: object, dtype: np.dtype[Any], where: str) -> NoReturn:
-    raise UnsupportedFormatError(f"{where}: fill value {value!r} does not fit its dtype {dtype}")
+def named(entry: object) -> tuple[str, dict[str, Any]] | None:
+    """Split ``{"name": ..., "configuration": {...}}``, or a bare name; None where it is neither."""
+    name: object = entry
+    config: object = {}
+    if isinstance(entry, dict):
+        name, config = entry.get("name"), entry.get("configuration") or {}
+    return (name, config) if isinstance(name, str) and isinstance(config, dict) else None
 
 
 def _bits(text: str, itemsize: int) -> npt.NDArray[Any]:
@@ -136,8 +141,8 @@ def fill_value_of(value: object, dtype: np.dtype[Any], where: str) -> npt.NDArra
         return None
     try:
         return _convert(value, dtype)
-    except (ValueError, TypeError, OverflowError, struct.error, binascii.Error):
-        _bad(value, dtype, where)
+    except _NO_VALUE as e:
+        raise UnsupportedFormatError(f"{where}: fill value {value!r} does not fit its dtype {dtype}") from e
 
 
 def cf_fill_value(value: object, dtype: np.dtype[Any]) -> object:
@@ -148,5 +153,5 @@ def cf_fill_value(value: object, dtype: np.dtype[Any]) -> object:
     native = dtype.newbyteorder("=")
     try:
         return _convert(value, native)[()]
-    except (ValueError, TypeError, OverflowError, struct.error, binascii.Error):
+    except _NO_VALUE:
         return value

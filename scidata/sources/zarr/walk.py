@@ -25,10 +25,10 @@ class Contents:
     records: dict[str, ArrayRecord] = field(default_factory=dict)
     errors: dict[str, UnsupportedFormatError | RefusedError] = field(default_factory=dict)
 
-    def add(self, name: str, parse: Callable[[], ArrayRecord]) -> None:
+    def add(self, name: str, parse: Callable[..., ArrayRecord], *meta: Any, store: str, prefix: str) -> None:
         """Parse one array; one that is not understood does not keep the others from being read."""
         try:
-            self.records[name] = parse()
+            self.records[name] = parse(*meta, store=store, name=name, prefix=prefix)
         except (UnsupportedFormatError, RefusedError) as e:
             self.errors[name] = e
 
@@ -44,9 +44,7 @@ def _json(raw: bytes, where: str) -> dict[str, Any]:
             f"{where}: not valid JSON in UTF-8 ({type(e).__name__}, {len(raw)} bytes); "
             "the file is truncated or damaged: copy or write it again"
         ) from e
-    if not isinstance(value, dict):
-        raise UnsupportedFormatError(f"{where}: expected a JSON object, found {type(value).__name__}")
-    return value
+    return _entry(value, where)
 
 
 def _checked(key: str, where: str) -> str:
@@ -125,13 +123,13 @@ def _find_v3(tree: Tree, store: str, raw: bytes) -> Contents:
         )
     if kind == "array":
         contents, name = Contents(format="zarr3", attributes={}), _own_name(tree)
-        contents.add(name, lambda: parse_v3(meta, store=store, name=name, prefix=""))
+        contents.add(name, parse_v3, meta, store=store, prefix="")
         return contents
     contents = Contents(format="zarr3", attributes=_entry(meta.get("attributes") or {}, f"{where}: attributes"))
     nodes = _consolidated_v3(meta, where)
     for name, node in _in_order(_walk_v3(tree) if nodes is None else nodes):
         if node.get("node_type") == "array":
-            contents.add(name, lambda n=name, m=node: parse_v3(m, store=store, name=n, prefix=n))  # type: ignore[misc]
+            contents.add(name, parse_v3, node, store=store, prefix=name)
     return contents
 
 
@@ -170,8 +168,7 @@ def _find_v2(tree: Tree, store: str, found: Mapping[str, bytes]) -> Contents:
     loaded = {key: _json(raw, tree.location(key)) for key, raw in found.items() if key in (".zarray", ".zattrs")}
     if ".zarray" in loaded:
         contents, name = Contents(format="zarr2", attributes={}), _own_name(tree)
-        array, attributes = loaded[".zarray"], loaded.get(".zattrs")
-        contents.add(name, lambda: parse_v2(array, attributes, store=store, name=name, prefix=""))
+        contents.add(name, parse_v2, loaded[".zarray"], loaded.get(".zattrs"), store=store, prefix="")
         return contents
     if ".zmetadata" in found:
         nodes = _consolidated_v2(found[".zmetadata"], tree.location(".zmetadata"))
@@ -180,10 +177,7 @@ def _find_v2(tree: Tree, store: str, found: Mapping[str, bytes]) -> Contents:
         nodes = _walk_v2(tree)
     contents = Contents(format="zarr2", attributes=loaded.get(".zattrs", {}))
     for name, node in _in_order(nodes):
-        contents.add(
-            name,
-            lambda n=name, m=node: parse_v2(m["array"], m["attributes"], store=store, name=n, prefix=n),  # type: ignore[misc]
-        )
+        contents.add(name, parse_v2, node["array"], node["attributes"], store=store, prefix=name)
     return contents
 
 
@@ -196,8 +190,7 @@ def _find_named(tree: Tree, store: str, names: Sequence[str]) -> Contents:
     contents = Contents(format="zarr3", attributes=_entry(meta.get("attributes") or {}, f"{store}: attributes"))
     for name, key in keys.items():
         if key in found:
-            node = _json(found[key], tree.location(key))
-            contents.add(name, lambda n=name, m=node: parse_v3(m, store=store, name=n, prefix=n))  # type: ignore[misc]
+            contents.add(name, parse_v3, _json(found[key], tree.location(key)), store=store, prefix=name)
     return contents
 
 

@@ -21,8 +21,9 @@ import numpy.typing as npt
 
 from scidata.core.cache import Cache
 from scidata.core.types import ArrayLayout, ChunkRefs, Codec, IntArray
+from scidata.core.urls import Url
 from scidata.errors import ChecksumError, CorruptDataError, MissingChunkError, ShortReadError
-from scidata.sources.access.files import Url, files
+from scidata.sources.access.files import files
 from scidata.sources.zarr.source import ZarrSource
 from scidata.store.format.arrays import ArrayDigest
 from scidata.store.format.manifest import CHECKSUMS, ArrayInfo, SampleInfo

@@ -9,8 +9,9 @@ import errno
 import os
 from collections.abc import Iterable
 
+from scidata.core.urls import Url, is_url, url_of
 from scidata.errors import RefusedError
-from scidata.sources.access.files import Url, files, is_url, url_of
+from scidata.sources.access.files import files
 
 MANIFEST = "manifest.json"
 #: Of one ``zarr.json``: those of a store take some KB, and some 100 bytes more for each field of its sample.

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from scidata.core.cache import Cache
 from scidata.core.types import ArrayLayout
+from scidata.core.urls import Url, is_url, url_of
 from scidata.errors import (
     ConfigError,
     CorruptDataError,
@@ -24,7 +25,7 @@ from scidata.errors import (
     SciDataError,
     UnsupportedFormatError,
 )
-from scidata.sources.access.files import Url, files, is_url, url_of
+from scidata.sources.access.files import files
 from scidata.sources.zarr.source import ZarrSource
 from scidata.store.format.checksums import KEPT_BYTES, Checksums, SampleSource
 from scidata.store.format.documents import ATTRIBUTE, check_files

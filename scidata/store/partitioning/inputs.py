@@ -11,8 +11,8 @@ import stat
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from scidata.core.urls import is_url
 from scidata.errors import RefusedError
-from scidata.sources.access.files import is_url
 from scidata.store.format.manifest import InputInfo
 
 _BLOCK = 4 << 20

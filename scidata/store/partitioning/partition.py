@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from scidata.core.checks import whole
+from scidata.core.urls import is_url, url_of
 from scidata.errors import ConfigError, CorruptDataError, OutputError
-from scidata.sources.access.files import files, is_url, url_of
+from scidata.sources.access.files import files
 from scidata.sources.paths import expand_paths
 from scidata.store.format.manifest import SCHEMA_VERSION, Manifest, SampleInfo
 from scidata.store.format.store import MANIFEST, read_sample_info, verify_sample, write_manifest

@@ -16,8 +16,9 @@ from scidata.meshes.formats.arrays import in_degrees
 from scidata.meshes.formats.base import ArrayReader, without_default_fill
 from scidata.meshes.formats.points import PointsTopology
 from scidata.meshes.sample import SampleHeader
-from scidata.plan import ArrayPlan
-from scidata.read import ReadStats, read_plan
+from scidata.plan.array import ArrayPlan
+from scidata.read import read_plan
+from scidata.read.context import ReadStats
 from scidata.sources.cf import decoding_of
 from scidata.store.format.manifest import FieldInfo
 from scidata.store.reading.rows import RowAccess

@@ -24,8 +24,9 @@ from scidata.core.urls import Url
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
 from scidata.meshes.order.cuts import cut_bounds, prefix_of
 from scidata.meshes.samples import read_samples
-from scidata.plan import MAX_PLAN_BYTES, ArrayPlan, ReadPlan
-from scidata.read import ReadStats
+from scidata.plan.array import MAX_PLAN_BYTES, ArrayPlan
+from scidata.plan.totals import ReadPlan
+from scidata.read.context import ReadStats
 from scidata.read.threads import ReaderThreads
 from scidata.sources.access.fetches import run_each
 from scidata.store.format.manifest import FieldInfo, Statistics

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from scidata.core.cache import Cache
 from scidata.core.types import IntArray
 from scidata.core.urls import Url
-from scidata.plan import MAX_PLAN_BYTES, ArrayPlan
+from scidata.plan.array import MAX_PLAN_BYTES, ArrayPlan
 from scidata.sources.access.fetches import run_each
 from scidata.store.format.manifest import FieldInfo
 from scidata.store.reading.numbering import Numbering

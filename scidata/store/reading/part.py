@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from scidata.core.index_map import IndexMap
 from scidata.core.types import IntArray
-from scidata.read import ReadStats
+from scidata.read.context import ReadStats
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

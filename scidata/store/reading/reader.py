@@ -20,7 +20,8 @@ from scidata.core.cache import Cache
 from scidata.core.checks import names_of, whole
 from scidata.core.types import Empty, IntArray
 from scidata.errors import ConfigError, UnknownNameError, near_matches
-from scidata.plan import ArrayPlan, ReadPlan
+from scidata.plan.array import ArrayPlan
+from scidata.plan.totals import ReadPlan
 from scidata.read.threads import ReaderThreads
 from scidata.store.format.arrays import CHUNK_ROWS
 from scidata.store.format.manifest import FieldInfo, SampleInfo, Statistics

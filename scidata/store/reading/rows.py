@@ -16,8 +16,9 @@ from scidata.core.bounds import num_rows_of
 from scidata.core.checks import allocate
 from scidata.core.types import ArrayLayout, Empty, IntArray, Segment, Segments, SegmentTable, Selection, Source
 from scidata.meshes.order.ids import ranges
-from scidata.plan import ArrayPlan, plan_array
-from scidata.read import ReadStats, read_plan
+from scidata.plan.array import ArrayPlan, plan_array
+from scidata.read import read_plan
+from scidata.read.context import ReadStats
 from scidata.store.format.store import Store
 
 #: Rows between two wanted ones that are read along: finer runs cost more than these rows.

@@ -17,7 +17,9 @@ import torch
 
 import scidata
 from scidata.loader.data_loader import DataLoader
-from scidata.loader.prefetch.prefetcher import PartCopier, Prefetcher, SlotRing, Staging
+from scidata.loader.prefetch.copiers import PartCopier, Staging
+from scidata.loader.prefetch.prefetcher import Prefetcher
+from scidata.loader.prefetch.slots import SlotRing
 from scidata.store.reading.reader import StoreReader
 
 NUM_ROWS = [5, 0, 70, 71, 3, 200, 200, 1, 90, 12]

@@ -17,7 +17,9 @@ import torch
 
 from scidata.core.types import BufferSpec
 from scidata.errors import ConfigError
-from scidata.loader.prefetch.prefetcher import BufferRing, HostCopier, Prefetcher
+from scidata.loader.prefetch.buffers import BufferRing
+from scidata.loader.prefetch.copiers import HostCopier
+from scidata.loader.prefetch.prefetcher import Prefetcher
 
 SPECS = {
     "u": BufferSpec(shape=(3, 5), dtype=np.dtype(np.float32)),
@@ -536,7 +538,8 @@ def test_a_read_that_hangs_does_not_hang_the_end(monkeypatch: pytest.MonkeyPatch
 def test_leaving_the_interpreter_in_mid_epoch() -> None:
     code = """
 import numpy as np
-from scidata.loader.prefetch.prefetcher import BufferRing, Prefetcher
+from scidata.loader.prefetch.buffers import BufferRing
+from scidata.loader.prefetch.prefetcher import Prefetcher
 from scidata.core.types import BufferSpec
 ring = BufferRing({"u": BufferSpec(shape=(4,), dtype=np.dtype("f4"))}, capacity=3)
 prefetcher = Prefetcher([[i] for i in range(99)], lambda i, out: out["u"].fill(i), ring)

@@ -28,8 +28,10 @@ from scidata.errors import (
     ShortReadError,
     UnsupportedFormatError,
 )
-from scidata.plan import chunks_needed, cut, plan_array
-from scidata.read import Job, ReadStats, blosc, read_plan, read_plans, tables
+from scidata.plan import cut
+from scidata.plan.array import chunks_needed, plan_array
+from scidata.read import Job, blosc, read_plan, read_plans, tables
+from scidata.read.context import ReadStats
 from scidata.sources import open_source
 from scidata.sources.access import files
 

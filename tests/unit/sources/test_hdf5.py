@@ -31,7 +31,7 @@ from scidata.errors import (
 )
 from scidata.sources import open_source
 from scidata.sources.access.files import files
-from scidata.sources.hdf5 import HDF5Source
+from scidata.sources.hdf5.source import HDF5Source
 
 
 def unshuffle(raw, size):
@@ -205,7 +205,7 @@ def test_filters_of_the_plugin_package_are_registered_when_needed(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as f:
         f.create_dataset("u", data=data, chunks=(7, 16), **plugin_filters()["lz4"])
     code = (
-        "import sys, numpy as np; from scidata.sources.hdf5 import HDF5Source\n"
+        "import sys, numpy as np; from scidata.sources.hdf5.source import HDF5Source\n"
         "s = HDF5Source(sys.argv[1]); a = s.arrays['u']; assert 'hdf5plugin' not in sys.modules\n"
         "out = np.empty(a.shape, 'f4'); s.read_box(a, (slice(None),) * 2, out); assert 'hdf5plugin' in sys.modules\n"
         "print(float(out.astype('f8').sum()))"

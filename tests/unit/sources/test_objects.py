@@ -18,13 +18,15 @@ import zarr
 
 import scidata
 from scidata.core.types import Segment
+from scidata.core.urls import url_of
 from scidata.errors import ChecksumError, CorruptDataError, MissingChunkError, ShortReadError, SourceChangedError
-from scidata.plan import chunks_needed, plan_array, spans
+from scidata.plan import spans
+from scidata.plan.array import chunks_needed, plan_array
 from scidata.read import read_plan
 from scidata.sources import open_source
 from scidata.sources.access import filesystems
 from scidata.sources.access import retry as _retry
-from scidata.sources.access.files import files, url_of
+from scidata.sources.access.files import files
 from tests.unit._s3 import BUCKET, serve
 
 VALUES = np.random.default_rng(0).normal(size=(4, 16, 24)).astype("f4")

@@ -18,7 +18,7 @@ from crc32c import crc32c
 
 import scidata
 from scidata.errors import ChecksumError, CorruptDataError, FieldMismatchError
-from scidata.plan import ArrayPlan
+from scidata.plan.array import ArrayPlan
 from scidata.read import read_plan
 from scidata.store.format import arrays
 from scidata.store.format.checksums import KEPT_BYTES

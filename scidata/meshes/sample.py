@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError, near_matches
-from scidata.meshes.formats.base import RawCells, RawField, RawTopology, damage_named
+from scidata.meshes.formats.base import RawField, RawTopology, damage_named
+from scidata.meshes.geometry import Geometry
 
 KINDS = ("mesh", "points", "graph")
 _EDGE_RULES = ("edge_index", "cells", "faces", "knn", "radius")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class RawSample:
+class RawSample(Geometry):
     """One mesh, cloud or graph: topology in memory, fields not read yet.
 
     Attributes
@@ -50,23 +50,17 @@ class RawSample:
         Nodes or points; needs saying only where ``points`` is None.
     period
         Width of the domain along each coordinate in which it wraps, 0 where it does not; None where it does in none.
-    left_out
-        Arrays that are no field of this sample, and why.
     """
 
     name: str
     kind: str
-    points: npt.NDArray[np.float64] | None = None
     on_sphere: bool = False
-    cells: RawCells | None = None
-    edge_index: IntArray | None = None
     entity: str = ""
     edges: str | None = None
     fields: Mapping[str, RawField] = field(default_factory=dict)
     mesh_edges: IntArray | None = None
     num_nodes: int = -1
     period: tuple[float, ...] | None = None
-    left_out: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -103,8 +97,10 @@ class SampleHeader:
         Unlike that of any other sample.
     topology
         Where points, cells and edges are found, and how many there are: ``topology.sizes``.
-    entity, edges, fields, left_out
+    entity, edges, fields
         As in :class:`RawSample`.
+    left_out
+        Arrays that are no field of this sample, and why.
     paths
         The files it is read from.
     """
@@ -147,7 +143,6 @@ class SampleHeader:
             mesh_edges=mesh_edges,
             num_nodes=self.topology.sizes[row_entity(self.kind)],
             period=self.topology.period,
-            left_out=self.left_out,
         )
 
 

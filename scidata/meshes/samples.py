@@ -8,22 +8,33 @@ write where none is given: ``scidata.meshes.formats.plain``, ``points`` and ``gr
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import overload
+from typing import TypeAlias, overload
 
 from scidata.core.types import Source
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, UnsupportedFormatError, near_matches
 from scidata.meshes.formats import exodus, graph, meshio, mpas, plain, points, ugrid, vtkhdf
 from scidata.meshes.formats.base import Options, RawField, RawTopology, damage_named
-from scidata.meshes.formats.fields import find_fields
-from scidata.meshes.formats.joined import combine_fields, short_names
+from scidata.meshes.formats.fields import combine_fields, find_fields, short_names
 from scidata.meshes.sample import KINDS, RawSample, SampleHeader, parse_edges, row_entity
 from scidata.sources import open_source
+from scidata.sources.kinds import has_cells, has_edges, has_points, is_exodus, is_mpas, is_ugrid, is_vtkhdf
 from scidata.sources.paths import expand_paths
 
-_MESHES: tuple[ModuleType, ...] = (vtkhdf, ugrid, mpas, exodus, plain)
+_Format: TypeAlias = tuple[Callable[[Source], bool], ModuleType]
+
+_GRAPH: _Format = has_edges, graph
+_POINTS: _Format = has_points, points
+#: Formats in the order in which they are asked whether a file is theirs.
+_MESHES: tuple[_Format, ...] = (
+    (is_vtkhdf, vtkhdf),
+    (is_ugrid, ugrid),
+    (is_mpas, mpas),
+    (is_exodus, exodus),
+    (has_cells, plain),
+)
 _OWN_COORDINATES = (vtkhdf, mpas, exodus)
 _MESHIO = frozenset(
     f".{suffix}"
@@ -162,8 +173,8 @@ class _Reading:
             if not by_meshio or os.path.isdir(path):
                 raise
             return meshio.open_topology(path, self.options, allow_external=self.allow_external)
-        for module in self._modules():
-            if module.detect(source):
+        for detects, module in self._formats():
+            if detects(source):
                 if self.options.points is not None and module in _OWN_COORDINATES:
                     raise ConfigError(
                         f"{path}: its format says where the nodes are, so points= has no meaning; leave it out, or use "
@@ -175,7 +186,8 @@ class _Reading:
             return meshio.open_topology(path, self.options, allow_external=self.allow_external)
         # none detects it: the last adapter's own message says what it looks for
         if self.kind in ("points", "graph") or self.options.points is not None:
-            named: RawTopology = self._modules()[-1].open_topology(source, self.options)
+            _, module = self._formats()[-1]
+            named: RawTopology = module.open_topology(source, self.options)
             return named
         shown = ", ".join(f"{n} {a.shape}" for n, a in list(source.arrays.items())[:8]) or "no arrays"
         raise UnsupportedFormatError(
@@ -184,16 +196,14 @@ class _Reading:
             "fields, name the topology's file with mesh="
         )
 
-    def _modules(self) -> tuple[ModuleType, ...]:
-        edges = self.options.edges
+    def _formats(self) -> tuple[_Format, ...]:
         if self.kind == "points":
-            return (points,)
-        if self.kind == "mesh" or self.entity == "cell" or edges == "cells":
+            return (_POINTS,)
+        if self.kind == "mesh" or self.entity == "cell" or self.options.edges == "cells":
             return _MESHES
         if self.kind == "graph":
-            made = points.made_into_graph(self.options)
-            return (*_MESHES, points) if made else (*_MESHES, graph)
-        return (*_MESHES, graph, points)
+            return (*_MESHES, _POINTS if points.made_into_graph(self.options) else _GRAPH)
+        return (*_MESHES, _GRAPH, _POINTS)
 
     def _edges(self, topology: RawTopology) -> str | None:
         """Return where the sample's edges come from."""

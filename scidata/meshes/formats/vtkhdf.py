@@ -18,20 +18,16 @@ from scidata.meshes.formats.arrays import as_indices
 from scidata.meshes.formats.base import (
     ArrayReader,
     Box,
-    Geometry,
     Options,
-    RawCells,
     RawField,
     RawTopology,
     field_of,
     read_values,
 )
+from scidata.meshes.geometry import Geometry, RawCells
 from scidata.meshes.order.cells import FOR_POLYHEDRA
 from scidata.sources.hdf5.walk import attribute_of, damage_as_corrupt_data, open_h5, plain_value
 from scidata.sources.kinds import VTKHDF_ROOT as _ROOT
-from scidata.sources.kinds import is_vtkhdf as detect
-
-__all__ = ["VTKHDFTopology", "detect", "open_topology"]
 
 _NEEDED = ("NumberOfPoints", "NumberOfCells", "NumberOfConnectivityIds", "Points", "Connectivity", "Offsets", "Types")
 _POLYHEDRON = 42

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from scidata.core.bounds import bounds_of
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
-from scidata.meshes.formats.base import RawCells, RawField
+from scidata.meshes.formats.base import RawField
+from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.cells import cell_owner, edges_of_cells
 from scidata.meshes.order.csr import CSR, NodeIds, csr_from_edges
 from scidata.meshes.order.dual import cell_centres, edges_across_faces
@@ -120,13 +121,8 @@ def order_sample(
 
 def _sound(raw: RawSample, repaired: Repaired) -> RawSample:
     """Return the repaired arrays as a sample without fields, in the numbering of the rows that were kept."""
-    cells = None
-    if repaired.offsets is not None and repaired.connectivity is not None and repaired.cell_type is not None:
-        cells = RawCells(offsets=repaired.offsets, connectivity=repaired.connectivity, cell_type=repaired.cell_type)
     num_nodes = raw.num_nodes if repaired.kept_nodes is None else len(repaired.kept_nodes)
-    return replace(
-        raw, points=repaired.points, cells=cells, edge_index=repaired.edge_index, num_nodes=num_nodes, fields={}
-    )
+    return replace(raw, **vars(repaired.geometry), num_nodes=num_nodes, fields={})
 
 
 def _with_cells_as_rows(raw: RawSample) -> RawSample:

@@ -157,7 +157,7 @@ def _sound(raw: RawSample, task: Task) -> tuple[Repaired | None, tuple[str, ...]
     CorruptDataError
         Faults that may be neither repaired nor kept.
     """
-    every = check_sample(raw, num_nodes=raw.num_nodes)
+    every = check_sample(raw, raw.num_nodes)
     findings = [f for f in every if f.kind not in task.keep]
     if not findings:
         return None, ()
@@ -170,8 +170,7 @@ def _sound(raw: RawSample, task: Task) -> tuple[Repaired | None, tuple[str, ...]
     refused = [f for f in findings if f not in allowed]
     if refused:
         raise CorruptDataError(f"sample {raw.name}: " + "; ".join(f.message + _ways_out(f) for f in refused))
-    kinds = [f.kind for f in findings]
-    return repair(raw, findings, kinds, num_nodes=raw.num_nodes), tuple(_repaired(f) for f in findings)
+    return repair(raw, findings, raw.num_nodes), tuple(_repaired(f) for f in findings)
 
 
 def _ways_out(finding: Finding) -> str:

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from scidata.core.checks import allocate
 from scidata.core.types import ArrayLayout, Empty, Source
-from scidata.meshes.formats.arrays import in_degrees
 from scidata.meshes.formats.base import ArrayReader, without_default_fill
+from scidata.meshes.formats.coordinates import in_degrees
 from scidata.meshes.formats.points import PointsTopology
 from scidata.meshes.sample import SampleHeader
 from scidata.plan import ArrayPlan

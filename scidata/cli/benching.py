@@ -11,7 +11,7 @@ from scidata.cli.commands.bench import bench_path
 from scidata.cli.output import console, human_bytes, make_table, print_json
 from scidata.cli.tables import print_bench
 from scidata.sources.access.files import is_url
-from scidata.store.format.store import is_store
+from scidata.store.format.places import is_store
 
 if TYPE_CHECKING:
     from scidata.cli.commands.pipeline_bench import PipelineRow

@@ -14,7 +14,8 @@ from scidata.cli.tables import print_bullets
 from scidata.core.urls import public_text
 from scidata.errors import ConfigError
 from scidata.meshes.samples import read_samples
-from scidata.store.format.store import Fault, open_store, verify
+from scidata.store.format.store import open_store, verify
+from scidata.store.format.verify import Fault
 from scidata.store.partitioning.ordered import ORDERS
 from scidata.store.partitioning.output import Part
 from scidata.store.partitioning.partition import PartitionReport, finalize, partition

@@ -24,8 +24,9 @@ from scipy.spatial import Delaunay
 
 from scidata.meshes.order.cells import cell_owner, edges_of_cells
 from scidata.meshes.order.csr import CSR, csr_from_edges, grow_ghosts, symmetrise
+from scidata.meshes.order.curve import hilbert_keys
 from scidata.meshes.order.cuts import cut_bounds
-from scidata.meshes.order.hilbert import hilbert_keys, order_hilbert
+from scidata.meshes.order.hilbert import order_hilbert
 from scidata.meshes.order.ids import ranges
 from scidata.meshes.order.metis import order_metis
 from scidata.meshes.order.neighbours import knn_edges

@@ -11,7 +11,6 @@ import numpy.typing as npt
 from scidata.core.bounds import bounds_of
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError
-from scidata.meshes.order.cells import cell_owner, edges_of_cells
 from scidata.meshes.order.ids import (
     NodeIds,
     both_directions,
@@ -22,20 +21,7 @@ from scidata.meshes.order.ids import (
     pair_keys,
     undirected_keys,
 )
-from scidata.meshes.order.neighbours import knn_edges, radius_edges
 from scidata.meshes.order.sort import blocks, run_starts, stable_sort
-
-__all__ = [
-    "CSR",
-    "NodeIds",
-    "cell_owner",
-    "csr_from_edges",
-    "edges_of_cells",
-    "grow_ghosts",
-    "knn_edges",
-    "radius_edges",
-    "symmetrise",
-]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

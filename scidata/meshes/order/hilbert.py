@@ -13,8 +13,6 @@ from scidata.meshes.order.positions import Box, finite_points, robust_box, unit_
 from scidata.meshes.order.rcb import order_rcb
 from scidata.meshes.order.sort import run_starts, stable_sort
 
-__all__ = ["hilbert_keys", "order_hilbert"]
-
 # Share of the distinct points that may share a key with another before the order counts as collapsed.
 _MAX_COLLAPSED = 0.01
 

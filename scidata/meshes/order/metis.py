@@ -18,8 +18,9 @@ import numpy.typing as npt
 
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError, MissingDependencyError, SciDataError
-from scidata.meshes.order.csr import NodeIds, csr_from_edges, symmetrise
+from scidata.meshes.order.csr import csr_from_edges, symmetrise
 from scidata.meshes.order.hilbert import order_hilbert
+from scidata.meshes.order.ids import NodeIds
 
 # Nodes per part below which parts are not worth having: METIS leaves parts of small graphs empty.
 _MIN_NODES = 32

@@ -33,21 +33,6 @@ from scidata.store.format.loading import load_manifest, load_sample
 from scidata.store.format.manifest import Manifest, SampleInfo, dump_json, make_manifest, sealed
 from scidata.store.format.places import MANIFEST, check_documents, check_inside, folder_of, is_store, join
 from scidata.store.format.verify import Fault, FaultFound, check_sample, read_rows
-from scidata.store.format.write import BLOCK_ROWS
-
-__all__ = [
-    "BLOCK_ROWS",
-    "MANIFEST",
-    "MAX_MANIFEST_BYTES",
-    "Fault",
-    "Store",
-    "is_store",
-    "open_store",
-    "read_sample_info",
-    "verify",
-    "verify_sample",
-    "write_manifest",
-]
 
 #: Of the manifest; a sample takes some KB in it, so that this is room for a hundred thousand. Python takes about ten
 #: times as much memory to read it.

@@ -34,7 +34,7 @@ from scidata.errors import ConfigError
 from scidata.meshes.order.positions import unit_sphere
 from scidata.store.format.arrays import CHUNK_ROWS, Reordered, write_array
 from scidata.store.format.checksums import Checksums, write_checksums
-from scidata.store.format.documents import ATTRIBUTE, digest_documents, sample_document
+from scidata.store.format.documents import digest_documents, sample_document
 from scidata.store.format.durable import remove, sync, sync_folder
 from scidata.store.format.manifest import (
     CHECKSUMS,
@@ -46,19 +46,6 @@ from scidata.store.format.manifest import (
     Statistics,
 )
 from scidata.store.format.places import folder_of
-
-__all__ = [
-    "BLOCK_ROWS",
-    "MAX_FIELD_BYTES",
-    "ATTRIBUTE",
-    "FieldData",
-    "OrderedCells",
-    "OrderedEdges",
-    "OrderedSample",
-    "folder_of",
-    "search_space",
-    "write_sample",
-]
 
 BLOCK_ROWS = 512
 _LIST_CHUNK_ROWS = 8192  # of arrays with several entries per entity: about 1024 entities' worth
@@ -332,17 +319,13 @@ class _SampleWriter:
 
     def _put(self, path: str, values: npt.NDArray[Any], dims: tuple[str, ...], *, lists: bool = False) -> None:
         """Write an array that is in memory in its final order."""
-        self._arrays[path] = write_array(
-            self._group,
-            path,
-            values.__getitem__,
-            shape=values.shape,
-            dtype=values.dtype,
-            dims=dims,
-            chunk_rows=_LIST_CHUNK_ROWS if lists else CHUNK_ROWS,
-            tick=self._wrote,
-            checksums=self._checksums,
+        chunk_rows = _LIST_CHUNK_ROWS if lists else CHUNK_ROWS
+        self._write_array(
+            path, values.__getitem__, shape=values.shape, dtype=values.dtype, dims=dims, chunk_rows=chunk_rows
         )
+
+    def _write_array(self, path: str, read: Callable[[tuple[slice, ...]], npt.NDArray[Any]], **layout: Any) -> None:
+        self._arrays[path] = write_array(self._group, path, read, tick=self._wrote, checksums=self._checksums, **layout)
 
     def _write_positions(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
         sample = self._sample
@@ -354,15 +337,12 @@ class _SampleWriter:
         self._put("blocks/weight_prefix", prefix, ("block_edge",))
         if pos is None:
             return None
-        self._arrays[f"{sample.entity}/pos"] = write_array(
-            self._group,
+        self._write_array(
             f"{sample.entity}/pos",
             lambda box: pos[order[box[0]], box[1]],
             shape=(len(order), pos.shape[1]),
             dtype=pos.dtype,
             dims=(sample.entity, "xyz"),
-            tick=self._wrote,
-            checksums=self._checksums,
         )
         self._put("blocks/bbox", _block_boxes(pos, order, on_sphere=sample.on_sphere), ("block", "corner", "xyz"))
         if not len(order):
@@ -408,17 +388,8 @@ class _SampleWriter:
             scratch=self._scratch,
             max_bytes=self._max_bytes,
         )
-        self._arrays[info.path] = write_array(
-            self._group,
-            info.path,
-            read,
-            shape=shape,
-            dtype=dtype,
-            dims=info.dims,
-            entity_dim=dim,
-            statistics=statistics,
-            tick=self._wrote,
-            checksums=self._checksums,
+        self._write_array(
+            info.path, read, shape=shape, dtype=dtype, dims=info.dims, entity_dim=dim, statistics=statistics
         )
         if statistics is not None:
             self._statistics[info.path] = statistics.result()

@@ -14,10 +14,11 @@ from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, ne
 from scidata.meshes.formats.base import RawField
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.cells import cell_owner, edges_of_cells
-from scidata.meshes.order.csr import CSR, NodeIds, csr_from_edges
+from scidata.meshes.order.csr import CSR, csr_from_edges
 from scidata.meshes.order.dual import cell_centres, edges_across_faces
 from scidata.meshes.order.faults import Repaired
 from scidata.meshes.order.hilbert import order_hilbert
+from scidata.meshes.order.ids import NodeIds
 from scidata.meshes.order.mesh_edges import AlongMesh, along_mesh_edges
 from scidata.meshes.order.neighbours import knn_edges, radius_edges
 from scidata.meshes.order.rcb import order_rcb

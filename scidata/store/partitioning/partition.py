@@ -13,7 +13,8 @@ from scidata.errors import ConfigError, CorruptDataError, OutputError
 from scidata.sources.access.files import files, is_url, url_of
 from scidata.sources.paths import expand_paths
 from scidata.store.format.manifest import SCHEMA_VERSION, Manifest, SampleInfo
-from scidata.store.format.store import MANIFEST, read_sample_info, verify_sample, write_manifest
+from scidata.store.format.places import MANIFEST
+from scidata.store.format.store import read_sample_info, verify_sample, write_manifest
 from scidata.store.format.treatments import TREATMENTS, treat_alike
 from scidata.store.format.write import MAX_FIELD_BYTES
 from scidata.store.partitioning import output
@@ -21,9 +22,7 @@ from scidata.store.partitioning.inputs import difference
 from scidata.store.partitioning.jobs import run_jobs
 from scidata.store.partitioning.ordered import OrderOptions
 from scidata.store.partitioning.output import Part
-from scidata.store.partitioning.sample import KEEPABLE, PlannedSample, Task, plan_sample, process_sample
-
-__all__ = ["KEEPABLE", "PartitionReport", "PlannedSample", "finalize", "partition"]
+from scidata.store.partitioning.sample import PlannedSample, Task, plan_sample, process_sample
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from scidata.core.bounds import even_bounds
 from scidata.errors import ConfigError, FieldMismatchError
-from scidata.meshes.order.csr import CSR, csr_from_edges, knn_edges
+from scidata.meshes.order.csr import CSR, csr_from_edges
+from scidata.meshes.order.neighbours import knn_edges
 from scidata.meshes.order.quality import Quality, measure_quality, quality_of_parts
 from scidata.store.format.manifest import Statistics
 from scidata.store.format.store import Store, open_store

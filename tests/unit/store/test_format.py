@@ -29,17 +29,9 @@ from scidata.store.format.arrays import ArrayDigest, Reordered, blocks_of
 from scidata.store.format.documents import digest_documents, sample_document
 from scidata.store.format.loading import load_sample
 from scidata.store.format.manifest import CHECKSUMS, FieldInfo, RunningStatistics, SampleInfo, dump_json, sealed
-from scidata.store.format.store import (
-    MANIFEST,
-    Store,
-    is_store,
-    open_store,
-    read_sample_info,
-    verify,
-    verify_sample,
-    write_manifest,
-)
-from scidata.store.format.write import FieldData, OrderedCells, OrderedEdges, OrderedSample, folder_of, write_sample
+from scidata.store.format.places import MANIFEST, folder_of, is_store
+from scidata.store.format.store import Store, open_store, read_sample_info, verify, verify_sample, write_manifest
+from scidata.store.format.write import FieldData, OrderedCells, OrderedEdges, OrderedSample, write_sample
 
 ROOT = Path(__file__).parents[3]
 

@@ -28,7 +28,8 @@ from scidata.errors import (
     SciDataError,
     UnknownNameError,
 )
-from scidata.store.format.store import MANIFEST, Store, is_store, open_store, verify
+from scidata.store.format.places import MANIFEST, is_store
+from scidata.store.format.store import Store, open_store, verify
 from scidata.store.partitioning.jobs import run_jobs
 from scidata.store.partitioning.output import Part, claim_output, finished_samples
 from scidata.store.partitioning.partition import finalize, partition

@@ -50,6 +50,8 @@ class RawSample(Geometry):
         Nodes or points; needs saying only where ``points`` is None.
     period
         Width of the domain along each coordinate in which it wraps, 0 where it does not; None where it does in none.
+    left_out
+        Arrays that are no field of this sample, and why.
     """
 
     name: str
@@ -61,6 +63,7 @@ class RawSample(Geometry):
     mesh_edges: IntArray | None = None
     num_nodes: int = -1
     period: tuple[float, ...] | None = None
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -97,10 +100,8 @@ class SampleHeader:
         Unlike that of any other sample.
     topology
         Where points, cells and edges are found, and how many there are: ``topology.sizes``.
-    entity, edges, fields
+    entity, edges, fields, left_out
         As in :class:`RawSample`.
-    left_out
-        Arrays that are no field of this sample, and why.
     paths
         The files it is read from.
     """
@@ -143,6 +144,7 @@ class SampleHeader:
             mesh_edges=mesh_edges,
             num_nodes=self.topology.sizes[row_entity(self.kind)],
             period=self.topology.period,
+            left_out=self.left_out,
         )
 
 

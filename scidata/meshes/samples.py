@@ -70,6 +70,12 @@ class RawSamples(Sequence[RawSample]):
             return RawSamples(self.names[index], self._paths[index], self._reading)
         return self.header(index).read()
 
+    @property
+    def files(self) -> list[str]:
+        """The files of all samples, then that of the topology, where the fields are in others."""
+        mesh = self._reading.mesh
+        return [path for paths in self._paths for path in paths] + ([mesh] if mesh else [])
+
     def inputs(self, index: int) -> tuple[str, ...]:
         """Return the files that a sample is read from; nothing is opened."""
         mesh, paths = self._reading.mesh, self._paths[index]
@@ -290,8 +296,8 @@ def read_samples(
         kind=kind,
         mesh=None if mesh is None else os.path.expanduser(os.fspath(mesh)),
         entity=entity,
-        fields=_as_names(fields),
-        options=Options(points=_as_names(points), edges=edges, topology=topology, allow_missing=allow_missing),
+        fields=as_names(fields),
+        options=Options(points=as_names(points), edges=edges, topology=topology, allow_missing=allow_missing),
         allow_external=allow_external,
     )
     if mesh is not None:
@@ -299,10 +305,11 @@ def read_samples(
     return RawSamples(names, [(path,) for path in paths], reading)
 
 
-def _as_names(names: str | Sequence[str] | None) -> tuple[str, ...] | None:
+def as_names(names: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """Return names that may be given as one text with commas."""
     if names is None:
         return None
-    return tuple(name.strip() for name in names.split(",")) if isinstance(names, str) else tuple(names)
+    return tuple(n.strip() for n in names.split(",") if n.strip()) if isinstance(names, str) else tuple(names)
 
 
 def _sample_names(paths: Sequence[str]) -> list[str]:

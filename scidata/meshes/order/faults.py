@@ -190,10 +190,9 @@ def _crowded(cells: RawCells, sound: npt.NDArray[np.bool_], num_nodes: int) -> _
         sound = sound.copy()
         sound[owners_of(cells.offsets, np.flatnonzero(wrapped))] = False
     if sound.all():  # no copy
-        return crowded_faces(cells.offsets, cells.connectivity, cells.cell_type, num_nodes)
+        return crowded_faces(cells, num_nodes)
     kept = np.flatnonzero(sound)
-    some = _select(cells, kept)
-    count, crowded = crowded_faces(some.offsets, some.connectivity, some.cell_type, num_nodes)
+    count, crowded = crowded_faces(_select(cells, kept), num_nodes)
     return count, kept[crowded]
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -85,57 +85,73 @@ class InputInfo:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampleInfo:
-    """One sample of a store.
+class SampleHead:
+    """What is said of a sample from its source on until it is in the store.
 
     Attributes
     ----------
     index, num_samples
         Its place among the samples of the run that wrote it.
-    name, folder
-        The source's name, and the Zarr group inside the store.
+    name
+        The source's name.
     recipe
         Digest of the options it was made with: samples of different recipes do not mix.
+    period
+        Width of the domain along each coordinate where it wraps, 0 where it does not; None where none does.
     settings
         Those options, readable.
     inputs
         What it was made of.
-    counts, source_counts
-        Rows of each entity, and how many the source has of it: more where a repair left some out.
-    bbox
-        ``(2, ndim)`` lower and upper corner of the positions as given; None without positions or rows.
-    period
-        Width of the domain along each coordinate where it wraps, 0 where it does not; None where none does.
-    block_space
-        Coordinates of ``blocks/bbox``: ``"pos"``, or ``"unit_sphere"`` (x, y, z) for longitudes and latitudes; None
-        without positions.
-    arrays, fields, statistics
-        By path, and by the field's path.
     notes
         What whoever made it should know: fallbacks of the order, repairs.
-    documents
-        Digest of the ``zarr.json`` of its groups and arrays, but for its own; None in schema version 1.
     """
 
     index: int
     num_samples: int
     name: str
-    folder: str
     kind: str
     entity: str
     on_sphere: bool
     recipe: str
-    settings: Mapping[str, Any]
+    period: tuple[float, ...] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    inputs: tuple[InputInfo, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def head(self) -> dict[str, Any]:
+        """Return these entries alone, of what has more."""
+        return {entry.name: getattr(self, entry.name) for entry in fields(SampleHead)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleInfo(SampleHead):
+    """One sample of a store.
+
+    Attributes
+    ----------
+    folder
+        The Zarr group inside the store.
+    counts, source_counts
+        Rows of each entity, and how many the source has of it: more where a repair left some out.
+    bbox
+        ``(2, ndim)`` lower and upper corner of the positions as given; None without positions or rows.
+    block_space
+        Coordinates of ``blocks/bbox``: ``"pos"``, or ``"unit_sphere"`` (x, y, z) for longitudes and latitudes; None
+        without positions.
+    arrays, fields, statistics
+        By path, and by the field's path.
+    documents
+        Digest of the ``zarr.json`` of its groups and arrays, but for its own; None in schema version 1.
+    """
+
+    folder: str
     counts: Mapping[str, int]
     source_counts: Mapping[str, int]
     bbox: tuple[tuple[float, ...], tuple[float, ...]] | None
     block_space: str | None
-    period: tuple[float, ...] | None
     arrays: Mapping[str, ArrayInfo]
     fields: Mapping[str, FieldInfo]
     statistics: Mapping[str, Statistics]
-    inputs: tuple[InputInfo, ...] = ()
-    notes: tuple[str, ...] = ()
     documents: str | None = None
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -56,11 +56,8 @@ class Store:
         self._sources: dict[int, SampleSource] = {}
         self._checksums: Cache[Checksums] = Cache(KEPT_BYTES, "lru")
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        Store.__init__(self, state["path"])
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Store, (self.path,)
 
     def __len__(self) -> int:
         return len(self.manifest.samples)
@@ -210,11 +207,9 @@ def read_sample_info(store: str, index: int) -> SampleInfo:
     return info
 
 
-def write_manifest(store: str, samples: list[SampleInfo]) -> Manifest:
+def write_manifest(store: str, samples: list[SampleInfo]) -> None:
     """Sum up finished samples and write the manifest, which makes the folder a store."""
-    manifest = make_manifest(samples, store)
-    write_text(os.path.join(store, MANIFEST), dump_json(sealed(manifest)))
-    return manifest
+    write_text(os.path.join(store, MANIFEST), dump_json(sealed(make_manifest(samples, store))))
 
 
 def verify_sample(store: str, index: int) -> SampleInfo:

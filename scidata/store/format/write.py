@@ -40,8 +40,8 @@ from scidata.store.format.manifest import (
     CHECKSUMS,
     ArrayInfo,
     FieldInfo,
-    InputInfo,
     RunningStatistics,
+    SampleHead,
     SampleInfo,
     Statistics,
 )
@@ -103,31 +103,20 @@ class OrderedEdges:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OrderedSample:
+class OrderedSample(SampleHead):
     """One sample whose rows have got their order; ``pos`` and ``weights`` are still in the source's.
 
     ``order``, ``cells.original_id`` and ``edges.edge_id`` are the source's rows: of ``source_counts`` rows, where a
     repair left some out; else all of them.
     """
 
-    index: int
-    num_samples: int
-    name: str
-    kind: str
-    entity: str
-    on_sphere: bool
     order: IntArray
     pos: npt.NDArray[np.floating[Any]] | None
     weights: npt.NDArray[np.float64] | None
     cells: OrderedCells | None
     edges: OrderedEdges | None
     fields: tuple[FieldData, ...]
-    recipe: str
-    period: tuple[float, ...] | None = None
     source_counts: Mapping[str, int] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    inputs: tuple[InputInfo, ...] = ()
-    notes: tuple[str, ...] = ()
 
     @property
     def counts(self) -> dict[str, int]:
@@ -284,17 +273,8 @@ class _SampleWriter:
             self._write_field(data)
         self._arrays[CHECKSUMS] = write_checksums(self._group, self._checksums)
         info = SampleInfo(
-            index=sample.index,
-            num_samples=sample.num_samples,
-            name=sample.name,
+            **sample.head(),
             folder=folder_of(sample.index),
-            kind=sample.kind,
-            entity=sample.entity,
-            on_sphere=sample.on_sphere,
-            period=sample.period,
-            recipe=sample.recipe,
-            settings=sample.settings,
-            inputs=sample.inputs,
             counts=sample.counts,
             source_counts={**sample.counts, **sample.source_counts},
             bbox=bbox,
@@ -302,7 +282,6 @@ class _SampleWriter:
             arrays=self._arrays,
             fields={data.info.path: data.info for data in sample.fields},
             statistics=self._statistics,
-            notes=sample.notes,
             documents=digest_documents(self._folder, self._arrays),
         )
         with open(os.path.join(self._folder, "zarr.json"), "w", encoding="utf-8") as file:

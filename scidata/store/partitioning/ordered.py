@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,16 +14,17 @@ from scidata.meshes.formats.base import RawField
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.cells import cell_owner, edges_of_cells
 from scidata.meshes.order.csr import CSR, csr_from_edges
-from scidata.meshes.order.dual import cell_centres, edges_across_faces
+from scidata.meshes.order.faces import edges_across_faces
 from scidata.meshes.order.faults import Repaired
 from scidata.meshes.order.hilbert import order_hilbert
 from scidata.meshes.order.ids import NodeIds
 from scidata.meshes.order.mesh_edges import AlongMesh, along_mesh_edges
 from scidata.meshes.order.neighbours import knn_edges, radius_edges
+from scidata.meshes.order.positions import cell_centres
 from scidata.meshes.order.rcb import order_rcb
 from scidata.meshes.sample import RawSample, parse_edges
 from scidata.store.format.arrays import stored_dtype
-from scidata.store.format.manifest import FieldInfo, InputInfo
+from scidata.store.format.manifest import FieldInfo, SampleHead
 from scidata.store.format.write import FieldData, OrderedCells, OrderedEdges, OrderedSample
 
 #: The orders that there are.
@@ -36,23 +36,24 @@ class OrderOptions:
     """How rows are ordered: ``order``, and the ``weights`` whose prefix sums the store keeps.
 
     ``weights``: None for 1 a row, ``"edges"`` for the edges that end at it, else a field of the nodes or points.
+
+    Raises
+    ------
+    ConfigError
+        There is no such order.
     """
 
     order: str = "hilbert"
     weights: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.order not in ORDERS:
+            hint = near_matches(self.order, ORDERS)
+            raise ConfigError(f"order must be one of {', '.join(ORDERS)}, not {self.order!r}{hint}")
+
 
 def order_sample(
-    raw: RawSample,
-    options: OrderOptions,
-    *,
-    index: int,
-    num_samples: int,
-    recipe: str,
-    settings: dict[str, Any],
-    inputs: tuple[InputInfo, ...] = (),
-    repaired: Repaired | None = None,
-    notes: tuple[str, ...] = (),
+    raw: RawSample, options: OrderOptions, head: SampleHead, repaired: Repaired | None = None
 ) -> OrderedSample:
     """Make a sample's edges, order its rows and number everything anew.
 
@@ -60,6 +61,8 @@ def order_sample(
     ----------
     raw
         As read.
+    head
+        What is said of it; what there is to say of its order is added to the notes.
     repaired
         Its arrays without the rows that cannot be used; None where ``raw`` was found sound: ids in range, no cell
         without nodes, finite coordinates.
@@ -99,13 +102,7 @@ def order_sample(
         if edges is not None and along is None:
             edges = replace(edges, edge_id=_source_rows(edges.edge_id, repaired.kept_edges))
     return OrderedSample(
-        index=index,
-        num_samples=num_samples,
-        name=raw.name,
-        kind=raw.kind,
-        entity=entity,
-        on_sphere=raw.on_sphere,
-        period=raw.period,
+        **replace(head, notes=(*head.notes, *made, *found)).head(),
         order=order,
         pos=pos,
         weights=_weights_of(raw, options.weights, entity, edges, order),
@@ -113,10 +110,6 @@ def order_sample(
         edges=edges,
         source_counts=raw.sizes,
         fields=(*(_field_data(raw, name, field) for name, field in raw.fields.items()), *signs),
-        recipe=recipe,
-        settings=settings,
-        inputs=inputs,
-        notes=(*notes, *made, *found),
     )
 
 
@@ -132,9 +125,9 @@ def _with_cells_as_rows(raw: RawSample) -> RawSample:
         raise ConfigError(f"sample {raw.name}: entity='cell', but it has no cells")
     cells, edges, edge_index = raw.cells, raw.edges, None
     if edges == "faces":
-        edge_index = edges_across_faces(cells.offsets, cells.connectivity, cells.cell_type, raw.num_nodes)
+        edge_index = edges_across_faces(cells, raw.num_nodes)
         edges = "edge_index"
-    centres = cell_centres(raw.points, cells.offsets, cells.connectivity, on_sphere=raw.on_sphere, period=raw.period)
+    centres = cell_centres(raw.points, cells, on_sphere=raw.on_sphere, period=raw.period)
     return replace(
         raw, points=centres, num_nodes=len(centres), cells=None, edge_index=edge_index, edges=edges, fields={}
     )
@@ -167,8 +160,7 @@ def _edges_of(raw: RawSample) -> tuple[IntArray | None, list[str]]:
     if rule == "cells":
         if raw.cells is None:
             raise ConfigError(f"sample {raw.name}: edges='cells', but it has no cells")
-        cells = raw.cells
-        return edges_of_cells(cells.offsets, cells.connectivity, cells.cell_type, raw.num_nodes), []
+        return edges_of_cells(raw.cells, raw.num_nodes), []
     if raw.points is None:
         raise ConfigError(f"sample {raw.name}: edges={raw.edges!r} need coordinates, and it has none")
     points = _flat(raw)
@@ -191,11 +183,8 @@ def _order_of(raw: RawSample, edge_index: IntArray | None, order: str) -> tuple[
 
         if edge_index is None:
             raise ConfigError(f"sample {raw.name}: order 'metis' cuts edges, and there are none; use hilbert or rcb")
-        csr = csr_from_edges(edge_index[0], edge_index[1], raw.num_nodes)
         points = None if raw.points is None else _flat(raw)
-        return order_metis(csr.indptr, csr.src, points, on_sphere=raw.on_sphere)
-    if order not in ORDERS:
-        raise ConfigError(f"order must be one of {', '.join(ORDERS)}, not {order!r}{near_matches(order, ORDERS)}")
+        return order_metis(edge_index, raw.num_nodes, points, on_sphere=raw.on_sphere)
     if raw.points is None:
         raise ConfigError(
             f"sample {raw.name}: order {order!r} needs coordinates, and it has none; name them with --points, or use "

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from scidata.core.checks import whole
 from scidata.errors import ConfigError, CorruptDataError, OutputError
+from scidata.meshes.samples import as_names, read_samples
 from scidata.sources.access.files import files, is_url, url_of
-from scidata.sources.paths import expand_paths
-from scidata.store.format.manifest import SCHEMA_VERSION, Manifest, SampleInfo
+from scidata.store.format.manifest import SCHEMA_VERSION, SampleInfo
 from scidata.store.format.places import MANIFEST
 from scidata.store.format.store import read_sample_info, verify_sample, write_manifest
 from scidata.store.format.treatments import TREATMENTS, treat_alike
@@ -152,20 +152,21 @@ def partition(
     OSError
         The disk is full: the samples before are kept for ``resume``; the store does not open.
     """
+    choice = {
+        "kind": kind,
+        "points": as_names(points),
+        "entity": entity,
+        "edges": edges,
+        "fields": as_names(fields),
+        "topology": topology,
+    }
     task = Task(
-        inputs=expand_paths(inputs),
-        kind=kind,
-        mesh=None if mesh is None else os.path.expanduser(os.fspath(mesh)),
-        points=_names(points),
-        entity=entity,
-        edges=edges,
-        fields=_names(fields),
-        topology=topology,
+        samples=read_samples(inputs, mesh=mesh, allow_missing=allow_missing, allow_external=allow_external, **choice),
+        choice=choice,
         order=OrderOptions(order=order, weights=weights),
-        repair=_names(repair) or (),
-        keep=_names(keep) or (),
+        repair=as_names(repair) or (),
+        keep=as_names(keep) or (),
         allow_missing=allow_missing,
-        allow_external=allow_external,
         max_field_bytes=whole("max_field_bytes", max_field_bytes, least=1),
     )
     chosen = Part.parse(part) if isinstance(part, str) else None if part is None else Part(*part)
@@ -191,12 +192,6 @@ def partition(
         resume=resume,
         tick=tick or (lambda share: None),
     )
-
-
-def _names(names: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    if names is None:
-        return None
-    return tuple(n.strip() for n in names.split(",") if n.strip()) if isinstance(names, str) else tuple(names)
 
 
 def _run(
@@ -232,8 +227,9 @@ def _run(
             output.remove_temporaries(out, todo)
             raise
         infos = [read_sample_info(out, index) for index in indices]
-        finished = part is None and _finish(out, infos) is not None
-    return _report(out, len(task.samples), infos, written=todo, kept=kept, finished=finished)
+        if part is None:
+            _finish(out, infos)
+    return _report(out, len(task.samples), infos, written=todo, kept=kept, finished=part is None)
 
 
 def _whole_samples(task: Task, out: str, there: Iterable[int]) -> list[int]:
@@ -291,10 +287,9 @@ def _difference(info: SampleInfo, task: Task) -> str:
     return "names of other inputs, or their order, differ"
 
 
-def _finish(out: str, infos: list[SampleInfo]) -> Manifest:
-    manifest = write_manifest(out, infos)
+def _finish(out: str, infos: list[SampleInfo]) -> None:
+    write_manifest(out, infos)
     files().close()  # forget what this process had open of a store that was here before
-    return manifest
 
 
 def _report(

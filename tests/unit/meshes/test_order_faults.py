@@ -42,7 +42,7 @@ def kinds(raw, **options):
 
 def test_sound_samples_have_no_findings():
     points, cells = grid_mesh()
-    edges = edges_of_cells(cells.offsets, cells.connectivity, cells.cell_type)
+    edges = edges_of_cells(cells, 16)
     assert check(raw_of(points, cells, edges)) == []
     assert check(raw_of(points)) == []
     assert check(raw_of(None, None, edges), num_nodes=16) == []
@@ -124,7 +124,8 @@ def test_shared_faces_are_found_whatever_the_number_of_nodes():
     tets = np.array([[0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 2, 5], [3, 4, 5, 0]])
     for num_nodes in (10, 1 << 21, 1 << 22, 1 << 32):  # more bits than three ids of a face have room for
         ids = (tets * (num_nodes // 10)).ravel()
-        count, cells = crowded_faces(np.arange(5) * 4, ids, np.full(4, 10, np.uint8), num_nodes)
+        cells = RawCells(offsets=np.arange(5) * 4, connectivity=ids, cell_type=np.full(4, 10, np.uint8))
+        count, cells = crowded_faces(cells, num_nodes)
         assert (count, cells.tolist()) == (1, [0, 1, 2])
 
 
@@ -156,7 +157,7 @@ def test_repairs_leave_out_what_is_broken_and_renumber_the_rest():
 
 def test_a_sound_sample_is_handed_back_as_it_is():
     points, cells = grid_mesh()
-    edges = edges_of_cells(cells.offsets, cells.connectivity, cells.cell_type)
+    edges = edges_of_cells(cells, 16)
     mended = repair(raw_of(points, cells, edges), [], 16)
     assert (mended.kept_nodes, mended.kept_cells, mended.kept_edges) == (None, None, None)
     assert mended.geometry.cells is cells

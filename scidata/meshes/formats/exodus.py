@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,10 @@ _ORDERS: dict[int, tuple[int, ...]] = {
     29: (*range(12), *range(16, 20), *range(12, 16), 23, 24, 25, 26, 21, 22, 20),
     26: (*range(9), *range(12, 15), *range(9, 12)),
 }
+
+
+#: How the values of a variable are read, their shape and dtype.
+_Values: TypeAlias = tuple[Reader, tuple[int, ...], np.dtype[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,9 +184,7 @@ def _variables(source: Source, what: str, pattern: str) -> list[tuple[int, str]]
     return [(k, names[k - 1] if k <= len(names) and names[k - 1] else f"{what}_var{k}") for k in sorted(numbers)]
 
 
-def _nodal(
-    source: Source, options: Options, number: int, num_nodes: int
-) -> tuple[Reader, tuple[int, ...], np.dtype[Any]]:
+def _nodal(source: Source, options: Options, number: int, num_nodes: int) -> _Values:
     name = f"vals_nod_var{number}"
     joint = name not in source.arrays
     layout = source.arrays["vals_nod_var" if joint else name]
@@ -196,9 +198,7 @@ def _nodal(
     return reader, (layout.shape[0], num_nodes), array.dtype
 
 
-def _element(
-    source: Source, options: Options, number: int, blocks: tuple[int, ...], counts: list[int]
-) -> tuple[Reader, tuple[int, ...], np.dtype[Any]]:
+def _element(source: Source, options: Options, number: int, blocks: tuple[int, ...], counts: list[int]) -> _Values:
     parts: list[ArrayReader | None] = []
     for block, count in zip(blocks, counts, strict=True):
         layout = source.arrays.get(f"vals_elem_var{number}eb{block}")

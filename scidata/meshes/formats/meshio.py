@@ -37,16 +37,10 @@ from scidata.meshes.formats.arrays import cells_of_kind, join_cells, polygon_typ
 from scidata.meshes.formats.base import Options, RawTopology, field_of
 from scidata.meshes.formats.outside import check_outside
 from scidata.meshes.geometry import Geometry, RawCells
+from scidata.meshes.order.cells import CELL_NAMES
 
-_CODES = {
-    "vertex": 1,
-    "line": 3,
-    "triangle": 5,
-    "quad": 9,
-    "tetra": 10,
-    "hexahedron": 12,
-    "wedge": 13,
-    "pyramid": 14,
+#: VTK's codes by meshio's names, which are VTK's for linear cells.
+_CODES = {CELL_NAMES[code]: code for code in (1, 3, 5, 9, 10, 12, 13, 14)} | {
     "line3": 21,
     "triangle6": 22,
     "quad8": 23,

@@ -60,11 +60,10 @@ _TYPES = {"line": 3, "triangle": 5, "polygon": 7, "quad": 9, "tetra": 10, "hexah
 
 @dataclass(frozen=True, kw_only=True)
 class PlainTopology(RawTopology):
-    """Points and cells. ``rows`` names padded cells; else ``offsets`` and ``connectivity``."""
+    """Points and cells. ``rows`` names padded cells; else ``ragged`` their offsets and connectivity."""
 
     rows: str | None = None
-    offsets: str | None = None
-    connectivity: str | None = None
+    ragged: tuple[str, str] | None = None
     types: str | None = None
     pairs: str | None = None
 
@@ -86,14 +85,12 @@ class PlainTopology(RawTopology):
         return ragged_of_padded(rows, padding=padding, start_index=start)
 
     def _ragged(self) -> tuple[IntArray, IntArray]:
-        assert self.offsets is not None
-        assert self.connectivity is not None
-        offsets = read_indices(self.source, self.offsets, self.options)
-        connectivity = read_indices(self.source, self.connectivity, self.options)
-        layout = self.source.arrays[self.connectivity]
+        assert self.ragged is not None
+        offsets, connectivity = (read_indices(self.source, name, self.options) for name in self.ragged)
+        layout = self.source.arrays[self.ragged[1]]
         check_start(layout, connectivity, self.sizes["node"])
         connectivity -= start_of(layout)
-        check_pointers(self.source, (self.offsets, self.connectivity), offsets, len(connectivity), "cell")
+        check_pointers(self.source, self.ragged, offsets, len(connectivity), "cell")
         return offsets, connectivity
 
     def _types(self, offsets: IntArray, *, flat: bool) -> npt.NDArray[np.uint8]:
@@ -106,7 +103,7 @@ class PlainTopology(RawTopology):
                     f"{len(sizes)} cells"
                 )
             return codes.astype(np.uint8)
-        holder = self.rows or self.connectivity or ""
+        holder = self.rows or (self.ragged or ("", ""))[1]
         said = self.source.arrays[holder].attributes.get("cell_type")
         if said is None:
             if flat or set(np.unique(sizes).tolist()) <= {3}:
@@ -146,7 +143,7 @@ def open_topology(source: Source, options: Options) -> PlainTopology:
         )
     layouts, on_sphere = found
     offsets, rows = find_array(source, CELL_OFFSETS), find_array(source, CELL_ROWS)
-    connectivity: str | None = None
+    ragged: tuple[str, str] | None = None
     arrays = source.arrays
     if offsets is not None:
         stem = offsets.removesuffix("offsets")
@@ -157,7 +154,8 @@ def open_topology(source: Source, options: Options) -> PlainTopology:
                 f"{source.path}: has {offsets!r} but no {stem + 'connectivity'!r}"
                 f"{near_matches(stem + 'connectivity', arrays)}"
             )
-        for name in (offsets, connectivity):
+        ragged = offsets, connectivity
+        for name in ragged:
             if len(arrays[name].shape) != 1 or arrays[offsets].shape[0] < 1:
                 raise FieldMismatchError(
                     f"{source.path}: field {name!r} has shape {arrays[name].shape}, but one dimension (and at least "
@@ -174,7 +172,7 @@ def open_topology(source: Source, options: Options) -> PlainTopology:
     own_edges = pairs if options.edges == "edge_index" else None
     if own_edges is not None:
         sizes["edge"] = num_pairs(arrays[own_edges])
-    structure = {n for n in (rows, offsets, connectivity, types, pairs) if n} | {layout.name for layout in layouts}
+    structure = {n for n in (rows, *(ragged or ()), types, pairs) if n} | {layout.name for layout in layouts}
     entity_of_dim = {layouts[0].dims[0]: "node"}
     for per_cell in (rows, types):
         if per_cell is not None:
@@ -191,8 +189,7 @@ def open_topology(source: Source, options: Options) -> PlainTopology:
         leading_only=True,
         coordinates=tuple(layout.name for layout in layouts),
         rows=rows,
-        offsets=offsets,
-        connectivity=connectivity,
+        ragged=ragged,
         types=types,
         pairs=own_edges,
     )

@@ -233,17 +233,14 @@ def _fields(
             left_out[parts[2]] = "lives on neither points nor cells"
             continue
         entity = "node" if parts[1] == "PointData" else "cell"
-        name = f"{entity}/{parts[2]}" if _both(source, parts[2]) else parts[2]
+        both = {f"{_ROOT}/PointData/{parts[2]}", f"{_ROOT}/CellData/{parts[2]}"} <= set(source.arrays)
+        name = f"{entity}/{parts[2]}" if both else parts[2]
         field = _field(source, layout, entity, sizes[entity], steps, options, name)
         if isinstance(field, str):
             left_out[name] = field
         else:
             found[name] = field
     return found, left_out
-
-
-def _both(source: Source, name: str) -> bool:
-    return {f"{_ROOT}/PointData/{name}", f"{_ROOT}/CellData/{name}"} <= set(source.arrays)
 
 
 def _field(

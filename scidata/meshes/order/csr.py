@@ -16,6 +16,7 @@ from scidata.meshes.order.ids import (
     both_directions,
     contains,
     id_bits,
+    id_dtype,
     low_ids,
     node_ids,
     pair_keys,
@@ -101,8 +102,7 @@ def _csr_of_words(source: NodeIds, target: NodeIds, num_nodes: int) -> CSR:
     if not in_order:
         words.sort()
     indptr = np.zeros(num_nodes + 1, np.int64)
-    fits = num_nodes <= np.iinfo(np.int32).max
-    src: NodeIds = np.empty(len(words), np.int32) if fits else np.empty(len(words), np.int64)
+    src: NodeIds = np.empty(len(words), id_dtype(num_nodes))
     for rows in blocks(len(words)):
         word = words[rows]
         pair = word >> row_bits

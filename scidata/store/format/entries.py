@@ -47,7 +47,7 @@ class Entry:
     ) -> None:
         self.data, self.where, self.key = data, where, key
         if not isinstance(data, dict):
-            self._fail_whole("a JSON object", data)
+            raise damaged(where, f"{key or 'it'} is {shown(data)}, but a JSON object was expected")
         if not data.keys() >= needed:
             self.fail(min(needed - data.keys()), "is missing")
         if optional is not None and len(data) > len(needed) and (unknown := data.keys() - needed - optional):
@@ -57,9 +57,6 @@ class Entry:
         """Say what is wrong with a key."""
         path = f"{self.key}[{ascii(key)[:80]}]" if self.key else ascii(key)[:80]
         raise damaged(self.where, f"{path} {problem}")
-
-    def _fail_whole(self, expected: str, found: Any) -> NoReturn:
-        raise damaged(self.where, f"{self.key or 'it'} is {shown(found)}, but {expected} was expected")
 
     def wrong(self, key: str, expected: str) -> NoReturn:
         """Say that a key has another value than was expected."""

@@ -237,12 +237,14 @@ class RunningStatistics:
         """Return what was gathered."""
         some = self._count > 0
         std = np.sqrt(self._m2 / np.maximum(self._count, 1))
-        columns = [np.where(some, x, np.nan) for x in (self._mean, std, self._min, self._max)]
-        if self._plain:
-            mean, deviation, low, high = (float(x[0]) for x in columns)
-            return Statistics(count=int(self._count[0]), mean=mean, std=deviation, min=low, max=high)
-        lists = [tuple(x.tolist()) for x in columns]
-        return Statistics(count=tuple(self._count.tolist()), mean=lists[0], std=lists[1], min=lists[2], max=lists[3])
+        columns = [self._count, *(np.where(some, x, np.nan) for x in (self._mean, std, self._min, self._max))]
+        return statistics_of([x.reshape(()) for x in columns] if self._plain else columns)
+
+
+def statistics_of(figures: Sequence[npt.NDArray[Any]]) -> Statistics:
+    """Return statistics of five arrays: plain numbers where these have no dims."""
+    values = [x.item() if x.ndim == 0 else tuple(x.reshape(-1).tolist()) for x in figures]
+    return Statistics(count=values[0], mean=values[1], std=values[2], min=values[3], max=values[4])
 
 
 def dump_json(data: Mapping[str, Any]) -> str:
@@ -337,10 +339,15 @@ def make_manifest(samples: Sequence[SampleInfo], store: str) -> Manifest:
 def _merged(path: str, samples: Iterable[SampleInfo]) -> Statistics:
     parts = [sample.statistics[path] for sample in samples]
     size = len(parts[0].mean) if isinstance(parts[0].mean, tuple) else None
-    total = RunningStatistics(size)
+    return merge_statistics(parts, size) if len(parts) > 1 else parts[0]
+
+
+def merge_statistics(parts: Iterable[Statistics], num_components: int | None) -> Statistics:
+    """Return the figures of several parts of a field's data together."""
+    total = RunningStatistics(num_components)
     for part in parts:
         total.merge(part)
-    return total.result() if len(parts) > 1 else parts[0]
+    return total.result()
 
 
 def check_alike(first: SampleInfo, other: SampleInfo, store: str) -> None:

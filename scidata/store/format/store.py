@@ -155,8 +155,8 @@ def open_store(path: str | os.PathLike[str]) -> Store:
 def _read_manifest(path: str) -> Manifest:
     where = join(path, MANIFEST)
     if not is_store(path):
-        begun = not is_url(path) and os.path.isdir(path) and any(map(_is_part, os.listdir(path)))
-        if begun:
+        names = os.listdir(path) if not is_url(path) and os.path.isdir(path) else []
+        if any(name.startswith((".tmp-sample-", "sample-")) for name in names):
             raise UnsupportedFormatError(
                 f"{path}: an unfinished scidata store: it has samples but no {MANIFEST}; run the same `scidata "
                 "partition` again with --resume, or --finalize after the last part"
@@ -179,10 +179,6 @@ def _manifest_bytes(path: str) -> bytes:
         return bytes(files().read(where, 0, size))
     with open(where, "rb") as file:  # not through the cache of open files: it may hold that of a store before
         return file.read(MAX_MANIFEST_BYTES)
-
-
-def _is_part(name: str) -> bool:
-    return name.startswith((".tmp-sample-", "sample-"))
 
 
 def read_sample_info(store: str, index: int) -> SampleInfo:
@@ -210,6 +206,7 @@ def read_sample_info(store: str, index: int) -> SampleInfo:
 def write_manifest(store: str, samples: list[SampleInfo]) -> None:
     """Sum up finished samples and write the manifest, which makes the folder a store."""
     write_text(os.path.join(store, MANIFEST), dump_json(sealed(make_manifest(samples, store))))
+    files().close()  # forget what this process had open of a store that was here before
 
 
 def verify_sample(store: str, index: int) -> SampleInfo:

@@ -35,12 +35,9 @@ class Fault:
     message: str
 
     def __str__(self) -> str:
-        places = [
-            None if self.sample is None else f"sample {self.sample}",
-            None if self.array is None else f"array {self.array!r}",
-            None if self.row is None else f"row {self.row}",
-        ]
-        return ": ".join([self.store, *(p for p in places if p is not None), self.message])
+        places = {"sample": self.sample, "array": self.array, "row": self.row}
+        known = (f"{what} {place!r}" for what, place in places.items() if place is not None)
+        return ": ".join([self.store, *known, self.message])
 
 
 class FaultFound(Exception):  # noqa: N818 - carries a result, names no error
@@ -92,11 +89,8 @@ class _Checker:
         self._check_blocks()
 
     def _fail(self, array: str | None, row: int | None, message: str) -> None:
-        raise FaultFound(
-            Fault(
-                store=self._store, sample=self._info.index, array=array, row=row, message=f"{message}; write it again"
-            )
-        )
+        message += "; write it again"
+        raise FaultFound(Fault(store=self._store, sample=self._info.index, array=array, row=row, message=message))
 
     def _check_digest(self, path: str) -> None:
         layout, info = self._source.arrays[path], self._info.arrays[path]

@@ -31,6 +31,9 @@ import numpy.typing as npt
 
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError
+from scidata.meshes.geometry import RawCells
+from scidata.meshes.order.csr import CSR
+from scidata.meshes.order.ids import id_dtype
 from scidata.meshes.order.positions import unit_sphere
 from scidata.store.format.arrays import CHUNK_ROWS, Reordered, write_array
 from scidata.store.format.checksums import Checksums, write_checksums
@@ -82,24 +85,12 @@ class FieldData:
     rows: IntArray | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class OrderedCells:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OrderedCells(RawCells):
     """Cells in the store's order: ``connectivity`` holds new node ids, ``original_id`` source rows."""
 
-    offsets: IntArray
-    connectivity: npt.NDArray[np.integer[Any]]
-    types: npt.NDArray[np.uint8]
     original_id: IntArray
     indptr: IntArray
-
-
-@dataclass(frozen=True, kw_only=True)
-class OrderedEdges:
-    """Edges by destination, new ids: node ``i`` receives from ``src[indptr[i]:indptr[i + 1]]``."""
-
-    indptr: IntArray
-    src: npt.NDArray[np.integer[Any]]
-    edge_id: IntArray
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +105,7 @@ class OrderedSample(SampleHead):
     pos: npt.NDArray[np.floating[Any]] | None
     weights: npt.NDArray[np.float64] | None
     cells: OrderedCells | None
-    edges: OrderedEdges | None
+    edges: CSR | None  # of new ids; ``edge_id`` are source rows
     fields: tuple[FieldData, ...]
     source_counts: Mapping[str, int] = field(default_factory=dict)
 
@@ -123,9 +114,9 @@ class OrderedSample(SampleHead):
         """Rows of each entity."""
         counts = {self.entity: len(self.order)}
         if self.cells is not None:
-            counts["cell"] = len(self.cells.types)
+            counts["cell"] = self.cells.num_cells
         if self.edges is not None:
-            counts["edge"] = len(self.edges.src)
+            counts["edge"] = self.edges.num_edges
         return counts
 
     @property
@@ -135,10 +126,10 @@ class OrderedSample(SampleHead):
         if self.pos is not None:
             total += len(self.order) * self.pos.shape[1] * self.pos.dtype.itemsize
         if self.cells is not None:
-            ids = 4 if len(self.order) <= np.iinfo(np.int32).max else 8
-            total += ids * len(self.cells.connectivity) + 17 * len(self.cells.types) + 8 * len(self.cells.indptr)
+            ids = id_dtype(len(self.order)).itemsize
+            total += ids * len(self.cells.connectivity) + 17 * self.cells.num_cells + 8 * len(self.cells.indptr)
         if self.edges is not None:
-            total += 8 * len(self.edges.indptr) + 12 * len(self.edges.src)
+            total += 8 * len(self.edges.indptr) + 12 * self.edges.num_edges
         for data in self.fields:
             row = math.prod(data.shape) // max(1, data.shape[data.info.entity_dim]) * np.dtype(data.info.dtype).itemsize
             total += row * len(self.rows_of(data))
@@ -337,8 +328,9 @@ class _SampleWriter:
         if cells is None:
             return
         self._put("cell/offsets", cells.offsets, ("cell_edge",))
-        self._put("cell/connectivity", _narrow(cells.connectivity, len(self._sample.order)), ("corner",), lists=True)
-        self._put("cell/type", cells.types, ("cell",))
+        nodes = cells.connectivity.astype(id_dtype(len(self._sample.order)), copy=False)  # half the bytes to read
+        self._put("cell/connectivity", nodes, ("corner",), lists=True)
+        self._put("cell/type", cells.cell_type, ("cell",))
         self._put("cell/original_id", cells.original_id, ("cell",))
         self._put("cell/indptr", cells.indptr, (f"{self._sample.entity}_edge",))
 
@@ -347,7 +339,8 @@ class _SampleWriter:
         if edges is None:
             return
         self._put("csr/indptr", edges.indptr, (f"{self._sample.entity}_edge",))
-        self._put("csr/src", _narrow(edges.src, len(self._sample.order)), ("edge",), lists=True)
+        sources = edges.src.astype(id_dtype(len(self._sample.order)), copy=False)
+        self._put("csr/src", sources, ("edge",), lists=True)
         self._put("csr/edge_id", edges.edge_id, ("edge",), lists=True)
 
     def _write_field(self, data: FieldData) -> None:
@@ -373,11 +366,6 @@ class _SampleWriter:
         if statistics is not None:
             self._statistics[info.path] = statistics.result()
         remove(self._scratch)
-
-
-def _narrow(ids: npt.NDArray[np.integer[Any]], num_rows: int) -> npt.NDArray[np.integer[Any]]:
-    """Return node ids as int32 where all nodes have such numbers: half the bytes to read."""
-    return ids.astype(np.int32 if num_rows <= np.iinfo(np.int32).max else np.int64, copy=False)
 
 
 def _block_boxes(pos: npt.NDArray[Any], order: IntArray, *, on_sphere: bool) -> npt.NDArray[np.float64]:

@@ -17,7 +17,7 @@ from scidata.meshes.order.csr import CSR, csr_from_edges
 from scidata.meshes.order.faces import edges_across_faces
 from scidata.meshes.order.faults import Repaired
 from scidata.meshes.order.hilbert import order_hilbert
-from scidata.meshes.order.ids import NodeIds
+from scidata.meshes.order.ids import NodeIds, id_dtype
 from scidata.meshes.order.mesh_edges import AlongMesh, along_mesh_edges
 from scidata.meshes.order.neighbours import knn_edges, radius_edges
 from scidata.meshes.order.positions import cell_centres
@@ -25,7 +25,7 @@ from scidata.meshes.order.rcb import order_rcb
 from scidata.meshes.sample import RawSample, parse_edges
 from scidata.store.format.arrays import stored_dtype
 from scidata.store.format.manifest import FieldInfo, SampleHead
-from scidata.store.format.write import FieldData, OrderedCells, OrderedEdges, OrderedSample
+from scidata.store.format.write import FieldData, OrderedCells, OrderedSample
 
 #: The orders that there are.
 ORDERS = ("hilbert", "rcb", "metis", "rows")
@@ -83,10 +83,9 @@ def order_sample(
         pos = _at_source_rows(sound.points, kept, raw.sizes["cell"])
     edge_index, made = _edges_of(sound)
     order, found = _order_of(sound, edge_index, options.order)
-    fits = len(order) <= np.iinfo(np.int32).max
-    new_ids: NodeIds = np.empty(len(order), np.int32) if fits else np.empty(len(order), np.int64)
+    new_ids: NodeIds = np.empty(len(order), id_dtype(len(order)))
     new_ids[order] = np.arange(len(order))
-    edges = None if edge_index is None else _ordered_edges(edge_index, new_ids)
+    edges = None if edge_index is None else csr_from_edges(new_ids[edge_index[0]], new_ids[edge_index[1]], len(order))
     along = _along_mesh(raw, edge_index, repaired)
     signs: tuple[FieldData, ...] = ()
     if along is not None and edges is not None:
@@ -195,11 +194,6 @@ def _order_of(raw: RawSample, edge_index: IntArray | None, order: str) -> tuple[
     return order_hilbert(_flat(raw), on_sphere=raw.on_sphere)
 
 
-def _ordered_edges(edge_index: IntArray, new_ids: NodeIds) -> OrderedEdges:
-    csr: CSR = csr_from_edges(new_ids[edge_index[0]], new_ids[edge_index[1]], len(new_ids))
-    return OrderedEdges(indptr=csr.indptr, src=csr.src, edge_id=csr.edge_id)
-
-
 def _along_mesh(raw: RawSample, edge_index: IntArray | None, repaired: Repaired | None) -> AlongMesh | None:
     """Find the mesh edge of each edge that was made of the cells, where fields live on mesh edges."""
     if raw.mesh_edges is None or edge_index is None:
@@ -235,14 +229,14 @@ def _ordered_cells(cells: RawCells, new_ids: NodeIds) -> OrderedCells:
     return OrderedCells(
         offsets=offsets,
         connectivity=nodes[corners],
-        types=cells.cell_type[order],
+        cell_type=cells.cell_type[order],
         original_id=order,
         indptr=np.searchsorted(owners[order], np.arange(len(new_ids) + 1)).astype(np.int64),
     )
 
 
 def _weights_of(
-    raw: RawSample, weights: str | None, entity: str, edges: OrderedEdges | None, order: IntArray
+    raw: RawSample, weights: str | None, entity: str, edges: CSR | None, order: IntArray
 ) -> npt.NDArray[np.float64] | None:
     """Return the cost of each row, in the source's order."""
     if weights is None:

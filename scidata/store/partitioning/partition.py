@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from scidata.core.checks import whole
 from scidata.errors import ConfigError, CorruptDataError, OutputError
 from scidata.meshes.samples import as_names, read_samples
-from scidata.sources.access.files import files, is_url, url_of
+from scidata.sources.access.files import is_url, url_of
 from scidata.store.format.manifest import SCHEMA_VERSION, SampleInfo
 from scidata.store.format.places import MANIFEST
 from scidata.store.format.store import read_sample_info, verify_sample, write_manifest
@@ -228,7 +228,7 @@ def _run(
             raise
         infos = [read_sample_info(out, index) for index in indices]
         if part is None:
-            _finish(out, infos)
+            write_manifest(out, infos)
     return _report(out, len(task.samples), infos, written=todo, kept=kept, finished=part is None)
 
 
@@ -287,11 +287,6 @@ def _difference(info: SampleInfo, task: Task) -> str:
     return "names of other inputs, or their order, differ"
 
 
-def _finish(out: str, infos: list[SampleInfo]) -> None:
-    write_manifest(out, infos)
-    files().close()  # forget what this process had open of a store that was here before
-
-
 def _report(
     out: str, num_samples: int, infos: list[SampleInfo], *, written: list[int], kept: list[int], finished: bool
 ) -> PartitionReport:
@@ -335,5 +330,5 @@ def finalize(out: str | os.PathLike[str]) -> PartitionReport:
         if len(there) > expected:
             raise OutputError(f"{target}: has {len(there)} samples, but was made of {expected}; runs were mixed")
         output.remove_temporaries(target, None)
-        _finish(target, infos)
+        write_manifest(target, infos)
     return _report(target, expected, infos, written=[], kept=there, finished=True)

@@ -149,12 +149,9 @@ def _sound(raw: RawSample, task: Task) -> tuple[Repaired | None, tuple[str, ...]
     allowed = [f for f in findings if f.repairable and ("all" in task.repair or f.kind in task.repair)]
     refused = [f for f in findings if f not in allowed]
     if refused:
-        raise CorruptDataError(f"sample {raw.name}: " + "; ".join(f.message + _ways_out(f) for f in refused))
+        keeping = {kind: f", or keep {kind!r}" for kind in KEEPABLE}
+        raise CorruptDataError(f"sample {raw.name}: " + "; ".join(f.message + keeping.get(f.kind, "") for f in refused))
     return repair(raw, findings, raw.num_nodes), tuple(_repaired(f) for f in findings)
-
-
-def _ways_out(finding: Finding) -> str:
-    return f", or keep {finding.kind!r}" if finding.kind in KEEPABLE else ""
 
 
 def _repaired(finding: Finding) -> str:

@@ -27,7 +27,7 @@ from scidata.read import ReadStats
 from scidata.read.threads import ReaderThreads
 from scidata.sources.access.fetches import run_each
 from scidata.store.format.manifest import Statistics
-from scidata.store.raw_points.file import PointsFile, described_file
+from scidata.store.raw_points.file import FileAccess, PointsFile, described_file
 from scidata.store.reading.base import PartReader
 from scidata.store.reading.cuts import bounds_of_sample, check_cut
 from scidata.store.reading.part import LocalPart, SamplePart
@@ -105,14 +105,13 @@ class PointsReader(PartReader):
         first = self._cloud(0)
         self.path, self.period = first.source.path, first.period
         self._infos = first.infos
-        self.fields = tuple(self._infos) if wanted is None else self._in_order(wanted)
+        short = {name.rpartition("/")[2]: name for name in self._infos}
+        self.fields = tuple(self._infos)
+        if wanted is not None:
+            self.fields = tuple(dict.fromkeys(self._known(short.get(name, name)) for name in wanted))
         if subsample is not None and subsample.entity != "point":
             raise UnknownNameError(f"{self.path}: subsample draws rows of point, not of {subsample.entity!r}")
         check_cut(bounds, weights, what="points are", known=("even", "chunk"))
-
-    def _in_order(self, wanted: Sequence[str]) -> tuple[str, ...]:
-        short = {name.rpartition("/")[2]: name for name in self._infos}
-        return tuple(dict.fromkeys(self._known(short.get(name, name)) for name in wanted))
 
     # -- what there is -------------------------------------------------------------------------------------------
 
@@ -297,7 +296,7 @@ class PointsReader(PartReader):
 
     def _access(self, cloud: PointsFile, empty: Empty = np.empty) -> RowAccess:
         executor = self._threads.executor()
-        return cloud.access(executor, decode=self._decode, allow_missing=self._allow_missing, empty=empty)
+        return FileAccess(cloud, executor, empty, decode=self._decode, allow_missing=self._allow_missing)
 
     def _rows(self, cloud: PointsFile, index: int, part: int, epoch: int) -> tuple[int, int, IntArray, IntArray | None]:
         """Return the range of rows that a part owns, the bounds of its sample, and the rows where they are drawn."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -120,8 +120,12 @@ def inspect_partitioned(
     kept = [parts for parts in num_parts if parts <= num_rows]
     if len(kept) < len(num_parts):
         notes.append(f"sample {sample} has {num_rows} {info.entity}s: cut into no more than that many parts")
-    sample_dim, num_read, note = _numbers(store)
-    notes += note
+    sample_dim = num_read = None
+    try:
+        numbering = number_samples(store, list(manifest.fields.values()))
+        sample_dim, num_read = numbering.sample_dim, numbering.num_samples
+    except FieldMismatchError as e:
+        notes.append(str(e))
     quality, edges, complaint = _quality(store, sample, kept)
     notes += complaint
     if quality is not None:
@@ -152,14 +156,7 @@ def inspect_partitioned(
             for field_path, field in manifest.fields.items()
         ),
         samples=tuple(
-            SampleReport(
-                index=s.index,
-                name=s.name,
-                counts=s.counts,
-                source_counts=s.source_counts,
-                nbytes=s.nbytes,
-                notes=s.notes,
-            )
+            SampleReport(**{entry.name: getattr(s, entry.name) for entry in fields(SampleReport)})
             for s in manifest.samples
         ),
         quality_sample=sample,
@@ -167,14 +164,6 @@ def inspect_partitioned(
         quality=quality,
         notes=tuple(notes),
     )
-
-
-def _numbers(store: Store) -> tuple[str | None, int | None, list[str]]:
-    try:
-        numbering = number_samples(store, list(store.manifest.fields.values()))
-    except FieldMismatchError as e:
-        return None, None, [str(e)]
-    return numbering.sample_dim, numbering.num_samples, []
 
 
 def _quality(store: Store, index: int, num_parts: Sequence[int]) -> tuple[Quality | None, str, list[str]]:

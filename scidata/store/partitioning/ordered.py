@@ -220,7 +220,7 @@ def _orientation(signs: npt.NDArray[np.int8]) -> FieldData:
 
 def _ordered_cells(cells: RawCells, new_ids: NodeIds) -> OrderedCells:
     """Number the nodes of the cells anew, and sort the cells by the lowest of them."""
-    nodes = new_ids[cells.connectivity]
+    nodes: npt.NDArray[Any] = new_ids[cells.connectivity]
     owners = cell_owner(cells.offsets, nodes)
     order = np.argsort(owners, kind="stable")
     sizes = np.diff(cells.offsets)[order]

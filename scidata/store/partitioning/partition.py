@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from scidata.core.checks import whole
 from scidata.errors import ConfigError, CorruptDataError, OutputError
@@ -152,7 +153,7 @@ def partition(
     OSError
         The disk is full: the samples before are kept for ``resume``; the store does not open.
     """
-    choice = {
+    choice: dict[str, Any] = {
         "kind": kind,
         "points": as_names(points),
         "entity": entity,

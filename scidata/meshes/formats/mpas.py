@@ -35,10 +35,9 @@ class MPASTopology(RawTopology):
     def load(self) -> Geometry:
         """Read points, cells and edges."""
         path = self.source.path
-        if self.on_sphere:
-            columns = [np.degrees(self._column(name)) for name in ("lonVertex", "latVertex")]
-        else:
-            columns = [self._column(name) for name in ("xVertex", "yVertex")]
+        names = ("lonVertex", "latVertex") if self.on_sphere else ("xVertex", "yVertex")
+        columns = [read_values(self.source, name, self.options).astype(np.float64) for name in names]
+        points = np.stack(columns, axis=1)
         rows = read_indices(self.source, "verticesOnCell", self.options)
         sizes = read_indices(self.source, "nEdgesOnCell", self.options)
         if sizes.shape != rows.shape[:1] or (sizes.size and (sizes.min() < 0 or sizes.max() > rows.shape[1])):
@@ -49,14 +48,11 @@ class MPASTopology(RawTopology):
         padding = np.arange(rows.shape[1]) >= sizes[:, None]
         cells = cells_of_rows(rows, padding=padding, start_index=1)
         edges = self.load_mesh_edges() if "edge" in self.sizes and not self.mesh_edges else None
-        return Geometry(points=np.stack(columns, axis=1), cells=cells, edge_index=edges)
+        return Geometry(points=np.degrees(points) if self.on_sphere else points, cells=cells, edge_index=edges)
 
     def load_mesh_edges(self) -> IntArray:
         """Read ``verticesOnEdge``, 0-based."""
         return np.ascontiguousarray(read_indices(self.source, "verticesOnEdge", self.options).T) - 1
-
-    def _column(self, name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-        return read_values(self.source, name, self.options).astype(np.float64)
 
 
 def open_topology(source: Source, options: Options) -> MPASTopology:

@@ -10,7 +10,7 @@ from scidata.cli.arguments import KINDS, check_choice, parse_names, usage_error
 from scidata.cli.commands.bench import BenchRow, bench_path
 from scidata.cli.output import console, human_bytes, make_table, print_json, ratio
 from scidata.core.urls import is_url
-from scidata.store.format.store import is_store
+from scidata.store.format.places import is_store
 
 if TYPE_CHECKING:
     from scidata.cli.commands.pipeline_bench import PipelineRow

@@ -13,8 +13,7 @@ from scidata.cli.output import console, human_bytes, make_table, print_json, pro
 from scidata.cli.plan_output import PlanOutput
 from scidata.cli.tables import byte_cells, print_bullets, print_ranks, print_world, shape_text, shown_ranks
 from scidata.store.format.manifest import Number
-from scidata.store.format.store import is_store
-from scidata.store.format.write import folder_of
+from scidata.store.format.places import folder_of, is_store
 from scidata.store.reading.reader import StoreReader
 from scidata.store.reading.report import FieldReport, PartitionedReport, inspect_partitioned
 

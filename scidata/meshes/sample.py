@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError, near_matches
-from scidata.meshes.formats.base import RawCells, RawField, RawTopology, damage_named
+from scidata.meshes.formats.base import RawField, RawTopology, damage_named
+from scidata.meshes.geometry import Geometry
 
 KINDS = ("mesh", "points", "graph")
 _EDGE_RULES = ("edge_index", "cells", "faces", "knn", "radius")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class RawSample:
+class RawSample(Geometry):
     """One mesh, cloud or graph: topology in memory, fields not read yet.
 
     Attributes
@@ -56,10 +56,7 @@ class RawSample:
 
     name: str
     kind: str
-    points: npt.NDArray[np.float64] | None = None
     on_sphere: bool = False
-    cells: RawCells | None = None
-    edge_index: IntArray | None = None
     entity: str = ""
     edges: str | None = None
     fields: Mapping[str, RawField] = field(default_factory=dict)

@@ -8,22 +8,33 @@ write where none is given: ``scidata.meshes.formats.plain``, ``points`` and ``gr
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import overload
+from typing import TypeAlias, overload
 
 from scidata.core.types import Source
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, UnsupportedFormatError, near_matches
 from scidata.meshes.formats import exodus, graph, meshio, mpas, plain, points, ugrid, vtkhdf
 from scidata.meshes.formats.base import Options, RawField, RawTopology, damage_named
-from scidata.meshes.formats.fields import find_fields
-from scidata.meshes.formats.joined import combine_fields, short_names
+from scidata.meshes.formats.fields import combine_fields, find_fields, short_names
 from scidata.meshes.sample import KINDS, RawSample, SampleHeader, parse_edges, row_entity
 from scidata.sources import open_source
+from scidata.sources.kinds import has_cells, has_edges, has_points, is_exodus, is_mpas, is_ugrid, is_vtkhdf
 from scidata.sources.paths import expand_paths
 
-_MESHES: tuple[ModuleType, ...] = (vtkhdf, ugrid, mpas, exodus, plain)
+_Format: TypeAlias = tuple[Callable[[Source], bool], ModuleType]
+
+_GRAPH: _Format = has_edges, graph
+_POINTS: _Format = has_points, points
+#: Formats in the order in which they are asked whether a file is theirs.
+_MESHES: tuple[_Format, ...] = (
+    (is_vtkhdf, vtkhdf),
+    (is_ugrid, ugrid),
+    (is_mpas, mpas),
+    (is_exodus, exodus),
+    (has_cells, plain),
+)
 _OWN_COORDINATES = (vtkhdf, mpas, exodus)
 _MESHIO = frozenset(
     f".{suffix}"
@@ -58,6 +69,12 @@ class RawSamples(Sequence[RawSample]):
         if isinstance(index, slice):
             return RawSamples(self.names[index], self._paths[index], self._reading)
         return self.header(index).read()
+
+    @property
+    def files(self) -> list[str]:
+        """The files of all samples, then that of the topology, where the fields are in others."""
+        mesh = self._reading.mesh
+        return [path for paths in self._paths for path in paths] + ([mesh] if mesh else [])
 
     def inputs(self, index: int) -> tuple[str, ...]:
         """Return the files that a sample is read from; nothing is opened."""
@@ -162,8 +179,8 @@ class _Reading:
             if not by_meshio or os.path.isdir(path):
                 raise
             return meshio.open_topology(path, self.options, allow_external=self.allow_external)
-        for module in self._modules():
-            if module.detect(source):
+        for detects, module in self._formats():
+            if detects(source):
                 if self.options.points is not None and module in _OWN_COORDINATES:
                     raise ConfigError(
                         f"{path}: its format says where the nodes are, so points= has no meaning; leave it out, or use "
@@ -175,7 +192,8 @@ class _Reading:
             return meshio.open_topology(path, self.options, allow_external=self.allow_external)
         # none detects it: the last adapter's own message says what it looks for
         if self.kind in ("points", "graph") or self.options.points is not None:
-            named: RawTopology = self._modules()[-1].open_topology(source, self.options)
+            _, module = self._formats()[-1]
+            named: RawTopology = module.open_topology(source, self.options)
             return named
         shown = ", ".join(f"{n} {a.shape}" for n, a in list(source.arrays.items())[:8]) or "no arrays"
         raise UnsupportedFormatError(
@@ -184,16 +202,14 @@ class _Reading:
             "fields, name the topology's file with mesh="
         )
 
-    def _modules(self) -> tuple[ModuleType, ...]:
-        edges = self.options.edges
+    def _formats(self) -> tuple[_Format, ...]:
         if self.kind == "points":
-            return (points,)
-        if self.kind == "mesh" or self.entity == "cell" or edges == "cells":
+            return (_POINTS,)
+        if self.kind == "mesh" or self.entity == "cell" or self.options.edges == "cells":
             return _MESHES
         if self.kind == "graph":
-            made = points.made_into_graph(self.options)
-            return (*_MESHES, points) if made else (*_MESHES, graph)
-        return (*_MESHES, graph, points)
+            return (*_MESHES, _POINTS if points.made_into_graph(self.options) else _GRAPH)
+        return (*_MESHES, _GRAPH, _POINTS)
 
     def _edges(self, topology: RawTopology) -> str | None:
         """Return where the sample's edges come from."""
@@ -280,8 +296,8 @@ def read_samples(
         kind=kind,
         mesh=None if mesh is None else os.path.expanduser(os.fspath(mesh)),
         entity=entity,
-        fields=_as_names(fields),
-        options=Options(points=_as_names(points), edges=edges, topology=topology, allow_missing=allow_missing),
+        fields=as_names(fields),
+        options=Options(points=as_names(points), edges=edges, topology=topology, allow_missing=allow_missing),
         allow_external=allow_external,
     )
     if mesh is not None:
@@ -289,10 +305,11 @@ def read_samples(
     return RawSamples(names, [(path,) for path in paths], reading)
 
 
-def _as_names(names: str | Sequence[str] | None) -> tuple[str, ...] | None:
+def as_names(names: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """Return names that may be given as one text with commas."""
     if names is None:
         return None
-    return tuple(name.strip() for name in names.split(",")) if isinstance(names, str) else tuple(names)
+    return tuple(n.strip() for n in names.split(",") if n.strip()) if isinstance(names, str) else tuple(names)
 
 
 def _sample_names(paths: Sequence[str]) -> list[str]:

@@ -22,10 +22,12 @@ from typing import Any, TypeVar
 import numpy as np
 from scipy.spatial import Delaunay
 
+from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.cells import cell_owner, edges_of_cells
 from scidata.meshes.order.csr import CSR, csr_from_edges, grow_ghosts, symmetrise
+from scidata.meshes.order.curve import hilbert_keys
 from scidata.meshes.order.cuts import cut_bounds
-from scidata.meshes.order.hilbert import hilbert_keys, order_hilbert
+from scidata.meshes.order.hilbert import order_hilbert
 from scidata.meshes.order.ids import ranges
 from scidata.meshes.order.metis import order_metis
 from scidata.meshes.order.neighbours import knn_edges
@@ -101,7 +103,8 @@ def edges_of(kind: str, points: np.ndarray, times: dict[str, Any], num_neighbour
     offsets, types = np.arange(len(cells) + 1) * size, np.full(len(cells), 5 if size == 3 else 10, np.uint8)
     nodes = cells.ravel().astype(np.int64)
     timed("cell_owner", times, lambda: cell_owner(offsets, nodes))
-    return timed("edges_of_cells", times, lambda: edges_of_cells(offsets, nodes, types, len(points)))
+    made = RawCells(offsets=offsets, connectivity=nodes, cell_type=types)
+    return timed("edges_of_cells", times, lambda: edges_of_cells(made, len(points)))
 
 
 def order_by_kway(given: CSR, num_parts: int, times: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
@@ -134,7 +137,7 @@ def measure(kind: str, points: np.ndarray, options: argparse.Namespace) -> dict[
         "rows": lambda: np.arange(num),
         "hilbert": lambda: order_hilbert(points)[0],
         "rcb": lambda: order_rcb(points),
-        "metis": lambda: order_metis(given.indptr, given.src, points)[0],
+        "metis": lambda: order_metis(edge_index, num, points)[0],
     }
     quality = {}
     for name in options.orders:

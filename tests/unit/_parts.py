@@ -4,9 +4,10 @@ import numpy as np
 
 from scidata.meshes.order.cells import edges_of_cells
 from scidata.meshes.order.csr import grow_ghosts
-from scidata.meshes.order.dual import cell_centres, edges_across_faces
+from scidata.meshes.order.faces import edges_across_faces
 from scidata.meshes.order.ids import ranges
 from scidata.meshes.order.neighbours import knn_edges, radius_edges
+from scidata.meshes.order.positions import cell_centres
 from scidata.meshes.sample import parse_edges
 from scidata.meshes.samples import read_samples
 from scidata.store.format.store import open_store
@@ -100,7 +101,7 @@ def edges_made(raw):
     points = positions_of(raw)
     if rule in ("cells", "faces"):
         make = edges_of_cells if rule == "cells" else edges_across_faces
-        return make(cells.offsets, cells.connectivity, cells.cell_type, raw.num_nodes)
+        return make(cells, raw.num_nodes)
     make = knn_edges if rule == "knn" else radius_edges
     return make(points, int(number) if rule == "knn" else number, on_sphere=raw.on_sphere, period=raw.period)
 
@@ -108,8 +109,7 @@ def edges_made(raw):
 def positions_of(raw):
     if raw.entity != "cell":
         return raw.points
-    cells = raw.cells
-    return cell_centres(raw.points, cells.offsets, cells.connectivity, on_sphere=raw.on_sphere, period=raw.period)
+    return cell_centres(raw.points, raw.cells, on_sphere=raw.on_sphere, period=raw.period)
 
 
 def check_cells(reader, parts, owned, raw):

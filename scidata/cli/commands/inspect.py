@@ -14,7 +14,7 @@ from scidata.grids.reader import GridReader
 from scidata.sources import open_source
 from scidata.sources.cf import role_of
 from scidata.sources.paths import expand_paths
-from scidata.store.format.store import is_store
+from scidata.store.format.places import is_store
 
 _SMALL_CHUNK = 64 * 1024
 _HUGE_CHUNK = 256 * 1024**2

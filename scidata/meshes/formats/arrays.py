@@ -1,4 +1,4 @@
-"""Arithmetic that the adapters share: padded connectivity to offsets, coordinates to degrees, VTK's cell codes."""
+"""Arithmetic that the adapters share: padded connectivity to offsets, blocks of cells, VTK's cell codes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy.typing as npt
 from scidata.core.bounds import bounds_of
 from scidata.core.types import ArrayLayout, IntArray, Source
 from scidata.errors import CorruptDataError, FieldMismatchError
-from scidata.meshes.formats.base import Options, RawCells, fill_values, read_values
-from scidata.sources.cf import array_of, role_of
+from scidata.meshes.formats.base import Options, fill_values, read_values
+from scidata.meshes.geometry import RawCells
+from scidata.sources.cf import array_of
 
 TRIANGLE, POLYGON, QUAD = 5, 7, 9  # VTK's codes
-_NETCDF_FILL = 9.969209968386869e36  # of floats and doubles, the same number
 
 
 def as_indices(values: npt.NDArray[Any], what: str) -> IntArray:
@@ -32,6 +32,27 @@ def as_indices(values: npt.NDArray[Any], what: str) -> IntArray:
         # a padding value such as 2**64 - 1 has no int64; any other value as large is out of range in any case
         values = np.where(values > np.iinfo(np.int64).max, np.iinfo(np.int64).max, values)
     return values.astype(np.int64)
+
+
+def read_indices(source: Source, name: str, options: Options) -> IntArray:
+    """Read a whole array of indices or counts as int64."""
+    return as_indices(read_values(source, name, options, decode=False), f"{source.path}: field {name!r}")
+
+
+def check_pointers(source: Source, names: tuple[str, str], pointers: IntArray, num: int, what: str) -> None:
+    """Check that the first of two arrays has pointers into the second, ``num`` long, one for each ``what`` and the end.
+
+    Raises
+    ------
+    CorruptDataError
+    """
+    falls = np.flatnonzero(np.diff(pointers) < 0)
+    if pointers[0] != 0 or pointers[-1] != num or len(falls):
+        raise CorruptDataError(
+            f"{source.path}: field {names[0]!r} must rise from 0 to {num}, the length of {names[1]!r}; it runs from "
+            f"{int(pointers[0])} to {int(pointers[-1])}"
+            + (f" and falls after {what} {int(falls[0])}" if len(falls) else "")
+        )
 
 
 def start_of(layout: ArrayLayout) -> int:
@@ -127,101 +148,32 @@ def polygon_types(offsets: IntArray) -> npt.NDArray[np.uint8]:
     return types
 
 
+def cells_of_kind(rows: IntArray, code: int) -> RawCells:
+    """Return ``(num_cells, size)`` nodes as cells of one of VTK's types."""
+    num_cells, size = rows.shape
+    offsets = np.arange(num_cells + 1, dtype=np.int64) * size
+    return RawCells(offsets=offsets, connectivity=rows.reshape(-1), cell_type=np.full(num_cells, code, np.uint8))
+
+
+def join_cells(blocks: Sequence[RawCells]) -> RawCells:
+    """Put blocks of cells of the same nodes one after the other."""
+    sizes = [np.diff(block.offsets) for block in blocks]
+    return RawCells(
+        offsets=bounds_of(np.concatenate([np.empty(0, np.int64), *sizes])),
+        connectivity=np.concatenate([np.empty(0, np.int64), *(block.connectivity for block in blocks)]),
+        cell_type=np.concatenate([np.empty(0, np.uint8), *(block.cell_type for block in blocks)]),
+    )
+
+
 def cells_of_rows(rows: IntArray, *, padding: npt.NDArray[np.bool_], start_index: int) -> RawCells:
     """Return padded rows as polygons."""
     offsets, connectivity = ragged_of_padded(rows, padding=padding, start_index=start_index)
     return RawCells(offsets=offsets, connectivity=connectivity, cell_type=polygon_types(offsets))
 
 
-def _units(layout: ArrayLayout) -> str:
-    return str(layout.attributes.get("units", "")).strip().lower()
-
-
-def is_angle(layout: ArrayLayout) -> bool:
-    """Say whether a coordinate is a longitude or latitude: by units or standard name."""
-    standard = str(layout.attributes.get("standard_name", "")).lower()
-    return _units(layout).startswith(("degree", "rad")) or standard in ("longitude", "latitude")
-
-
-def coordinate_columns(layouts: list[ArrayLayout]) -> tuple[list[ArrayLayout], bool]:
-    """Put coordinates into the order x (longitude), y (latitude), z; say whether they lie on the sphere.
-
-    Coordinates whose roles are not all known and different keep the order given.
-    """
-    roles = [role_of(layout) for layout in layouts]
-    if len(set(roles)) == len(roles) and set(roles) <= {"X", "Y", "Z"}:
-        layouts = [layout for _, layout in sorted(zip(roles, layouts, strict=True), key=lambda pair: str(pair[0]))]
-    return layouts, len(layouts) > 1 and all(map(is_angle, layouts[:2]))
-
-
-def read_columns(
-    source: Source, layouts: list[ArrayLayout], options: Options, *, on_sphere: bool
-) -> npt.NDArray[np.float64]:
-    """Read coordinates as ``(N, 2 or 3)`` float64 columns; angles in degrees.
-
-    A single ``(N, 2 or 3)`` array is its columns. Longitudes stay in the range that the file has.
-    """
-    if len(layouts) == 1:
-        points = _read_coordinate(source, layouts[0], options)
-        return in_degrees(points, layouts) if on_sphere else points
-    columns = []
-    for layout in layouts:
-        column = _read_coordinate(source, layout, options)
-        if column.shape != (layouts[0].shape[0],):
-            raise FieldMismatchError(
-                f"{source.path}: coordinate {layout.name!r} has shape {column.shape}, but {layouts[0].name!r} "
-                f"has {layouts[0].shape}; one value per node was expected"
-            )
-        columns.append(column)
-    points = np.stack(columns, axis=1)
-    return in_degrees(points, layouts) if on_sphere else points
-
-
-def _read_coordinate(source: Source, layout: ArrayLayout, options: Options) -> npt.NDArray[np.float64]:
-    """Read a coordinate; NaN where nothing was ever written, by NetCDF's default fill value too."""
-    values = read_values(source, layout.name, options).astype(np.float64)
-    if source.format.startswith("netcdf") and layout.dtype.kind == "f" and "_FillValue" not in layout.attributes:
-        values[values == _NETCDF_FILL] = np.nan
-    return values
-
-
-def in_degrees(points: npt.NDArray[Any], layouts: Sequence[ArrayLayout]) -> npt.NDArray[Any]:
-    """Turn columns of coordinates on a sphere that are in radians into degrees; one array's are its first two."""
-    given = [_units(layout).startswith("rad") for layout in layouts]
-    angles = np.flatnonzero(given * 2 if len(given) == 1 else given)
-    if not len(angles):
-        return points
-    points = points.astype(np.float64)
-    points[:, angles] = np.degrees(points[:, angles])
-    return points
-
-
-def period_of(layouts: list[ArrayLayout], *, on_sphere: bool) -> tuple[float, ...] | None:
-    """Return the attribute ``period`` of the coordinates: a number for each of them, 0 where the domain does not wrap.
-
-    Raises
-    ------
-    FieldMismatchError
-        It is none, or the coordinates are longitude and latitude, which wrap without being told.
-    """
-    if not any("period" in layout.attributes for layout in layouts):
-        return None
-    columns = layouts[0].shape[1] if len(layouts[0].shape) > 1 else len(layouts)
-    said = [np.ravel(array_of(layout.attributes.get("period", 0.0))).tolist() for layout in layouts]
-    period = [width for widths in said for width in widths]
-    numbers = all(isinstance(width, int | float) and 0 <= width < np.inf for width in period)
-    if not numbers or len(period) != columns or on_sphere:
-        names = ", ".join(layout.name for layout in layouts)
-        raise FieldMismatchError(
-            f"{layouts[0].store}: attribute period of {names} is {period}, but {columns} widths of a flat domain were "
-            "expected, 0 where it does not wrap"
-        )
-    return tuple(map(float, period)) if any(period) else None
-
-
 def read_pairs(source: Source, name: str, options: Options, num_nodes: int | None = None) -> IntArray:
     """Read ``edge_index``, 0-based; ``num_nodes``, where it is known, tells indices from 1 that do not say so."""
-    pairs = as_indices(read_values(source, name, options, decode=False), f"{source.path}: field {name!r}")
+    pairs = read_indices(source, name, options)
     if num_nodes is not None:
         check_start(source.arrays[name], pairs, num_nodes)
     start = start_of(source.arrays[name])

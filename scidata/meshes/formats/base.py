@@ -6,16 +6,17 @@ All of it pickles (sources by path), so that samples can be handed to worker pro
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from scidata.core.types import ArrayLayout, IntArray, Source
 from scidata.errors import ConfigError, CorruptDataError, SciDataError, UnsupportedFormatError
+from scidata.meshes.geometry import Geometry
 from scidata.read.whole import read_array
 from scidata.sources.cf import array_of, decoding_of
 
@@ -28,6 +29,8 @@ GROUPS: Mapping[str, str] = {
     **dict.fromkeys(("edge", "edges"), "edge"),
 }
 Box = tuple[slice, ...]
+#: Reads a box of an array, one slice with a positive step per dimension, in native byte order.
+Reader: TypeAlias = Callable[[Box], Array]
 _MAX_CHUNKS = 2**22  # of one array that is read whole: finding each takes some 200 bytes
 
 
@@ -56,69 +59,6 @@ def base_name(name: str) -> str:
     """Return an array's name without a group that says the entity."""
     group, _, rest = name.partition("/")
     return rest if rest and group.lower() in GROUPS else name
-
-
-class Reader(Protocol):
-    """Reads a box of an array: one slice with a positive step per dimension."""
-
-    def __call__(self, box: Box) -> Array:
-        """Return the values, in native byte order."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class RawCells:
-    """Cells as lists of nodes, of any size each: VTK's shape.
-
-    Attributes
-    ----------
-    offsets
-        ``(num_cells + 1,)`` int64: the nodes of cell ``i`` are ``connectivity[offsets[i]:offsets[i + 1]]``.
-    connectivity
-        ``(sum of sizes,)`` int64, 0-based rows of the nodes, in VTK's order. Not checked here: an index that the
-        file has wrong (a hole in a cell becomes -1) is left for the checks of a sample to name.
-    cell_type
-        ``(num_cells,)`` uint8: VTK's codes.
-    """
-
-    offsets: IntArray
-    connectivity: IntArray
-    cell_type: npt.NDArray[np.uint8]
-
-    def __post_init__(self) -> None:
-        offsets = self.offsets
-        if len(offsets) != len(self.cell_type) + 1 or offsets[0] != 0 or offsets[-1] != len(self.connectivity):
-            raise ConfigError(
-                f"cells need offsets from 0 to {len(self.connectivity)} (the length of connectivity), one more than "
-                f"the {len(self.cell_type)} types; there are {len(offsets)}, ending at {offsets[-1:].tolist()}"
-            )
-        if (np.diff(offsets) < 0).any():
-            row = int(np.flatnonzero(np.diff(offsets) < 0)[0])
-            raise ConfigError(f"offsets of cells must not decrease, but do after cell {row}")
-
-    @property
-    def num_cells(self) -> int:
-        """Number of cells."""
-        return len(self.cell_type)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Geometry:
-    """A topology's arrays, read.
-
-    Attributes
-    ----------
-    points
-        ``(num_nodes, 2 or 3)`` float64, or None for a graph without positions.
-    cells
-        None for points and graphs.
-    edge_index
-        ``(2, num_edges)`` int64: source and destination; None where edges are still to be made.
-    """
-
-    points: npt.NDArray[np.float64] | None
-    cells: RawCells | None = None
-    edge_index: IntArray | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -322,6 +262,8 @@ class RawTopology:
     mesh_edges
         True where ``sizes["edge"]`` counts the undirected edges of a mesh, which :meth:`load_mesh_edges` reads: fields
         on them follow to the directed edges that are made of the cells.
+    coordinates
+        Names of the arrays of the points, where :func:`~scidata.meshes.formats.coordinates.read_points` reads them.
     """
 
     source: Source
@@ -337,6 +279,7 @@ class RawTopology:
     leading_only: bool = False
     left_out: Mapping[str, str] = field(default_factory=dict)
     mesh_edges: bool = False
+    coordinates: tuple[str, ...] = ()
     options: Options = field(default_factory=Options)
 
     def load(self) -> Geometry:

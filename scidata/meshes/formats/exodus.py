@@ -7,33 +7,29 @@ fields over time; a block that a variable does not exist on gets NaN. Nodes of q
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from scidata.core.bounds import bounds_of
-from scidata.core.types import IntArray, Source
+from scidata.core.types import Source
 from scidata.errors import FieldMismatchError, UnknownNameError, UnsupportedFormatError, near_matches
-from scidata.meshes.formats.arrays import as_indices, polygon_types
+from scidata.meshes.formats.arrays import cells_of_kind, join_cells, polygon_types, read_indices
 from scidata.meshes.formats.base import (
     ArrayReader,
     Box,
-    Geometry,
     Joined,
     Options,
-    RawCells,
     RawField,
     RawTopology,
     Reader,
     read_values,
 )
+from scidata.meshes.geometry import Geometry, RawCells
 from scidata.sources.kinds import EXODUS_CONNECT
-from scidata.sources.kinds import is_exodus as detect
 from scidata.sources.text import read_names
-
-__all__ = ["ExodusTopology", "detect", "open_topology"]
 
 #: VTK's code by the first letters of the type and the number of nodes of an element
 _TYPES: tuple[tuple[tuple[str, ...], dict[int, int]], ...] = (
@@ -54,6 +50,10 @@ _ORDERS: dict[int, tuple[int, ...]] = {
 }
 
 
+#: How the values of a variable are read, their shape and dtype.
+_Values: TypeAlias = tuple[Reader, tuple[int, ...], np.dtype[Any]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExodusTopology(RawTopology):
     """An Exodus mesh; ``blocks`` are the numbers of its element blocks in order."""
@@ -69,46 +69,30 @@ class ExodusTopology(RawTopology):
         else:
             columns = [read_values(self.source, f"coord{c}", self.options) for c in "xyz"[: self.num_dims]]
             points = np.stack(columns, axis=1).astype(np.float64)
-        parts = [self._block(block) for block in self.blocks]
-        return Geometry(
-            points=points,
-            cells=RawCells(
-                offsets=bounds_of(np.concatenate([sizes for sizes, _, _ in parts])),
-                connectivity=np.concatenate([nodes for _, nodes, _ in parts]),
-                cell_type=np.concatenate([types for _, _, types in parts]),
-            ),
-        )
+        return Geometry(points=points, cells=join_cells([self._block(block) for block in self.blocks]))
 
-    def _block(self, block: int) -> tuple[IntArray, IntArray, npt.NDArray[np.uint8]]:
-        """Return sizes, 0-based nodes and types of the cells of a block."""
+    def _block(self, block: int) -> RawCells:
         name = f"connect{block}"
         layout = self.source.arrays[name]
-        nodes = as_indices(
-            read_values(self.source, name, self.options, decode=False), f"{self.source.path}: field {name!r}"
-        )
+        nodes = read_indices(self.source, name, self.options)
         nodes -= 1
         kind = str(layout.attributes.get("elem_type", "")).strip("\x00 ").upper()
         if kind.startswith("NSI"):
-            counts = as_indices(
-                read_values(self.source, f"ebepecnt{block}", self.options, decode=False),
-                f"{self.source.path}: field 'ebepecnt{block}'",
-            )
+            counts = read_indices(self.source, f"ebepecnt{block}", self.options)
             if counts.sum() != nodes.size:
                 raise FieldMismatchError(
                     f"{self.source.path}: field {name!r} has {nodes.size} nodes, but 'ebepecnt{block}' counts "
                     f"{int(counts.sum())}"
                 )
-            return counts, nodes.reshape(-1), polygon_types(bounds_of(counts))
+            offsets = bounds_of(counts)
+            return RawCells(offsets=offsets, connectivity=nodes.reshape(-1), cell_type=polygon_types(offsets))
         code = _code(kind, layout.shape[1] if len(layout.shape) == 2 else 0)
         if code is None:
             raise UnsupportedFormatError(
                 f"{self.source.path}: field {name!r} of shape {layout.shape} has elem_type {kind!r}, which is not "
                 "read; read are SPHERE, BAR, TRI, QUAD, SHELL, TETRA, PYRAMID, WEDGE, HEX and NSIDED of the usual sizes"
             )
-        if code in _ORDERS:
-            nodes = nodes[:, _ORDERS[code]]
-        num_cells, size = nodes.shape
-        return np.full(num_cells, size, np.int64), nodes.reshape(-1), np.full(num_cells, code, np.uint8)
+        return cells_of_kind(nodes[:, _ORDERS[code]] if code in _ORDERS else nodes, code)
 
 
 def _code(kind: str, size: int) -> int | None:
@@ -121,7 +105,6 @@ class Picked:
 
     part: Reader
     index: int
-    shape: tuple[int, ...] = field(default=())
 
     def __call__(self, box: Box) -> npt.NDArray[Any]:
         """Return the values of a box."""
@@ -201,9 +184,7 @@ def _variables(source: Source, what: str, pattern: str) -> list[tuple[int, str]]
     return [(k, names[k - 1] if k <= len(names) and names[k - 1] else f"{what}_var{k}") for k in sorted(numbers)]
 
 
-def _nodal(
-    source: Source, options: Options, number: int, num_nodes: int
-) -> tuple[Reader, tuple[int, ...], np.dtype[Any]]:
+def _nodal(source: Source, options: Options, number: int, num_nodes: int) -> _Values:
     name = f"vals_nod_var{number}"
     joint = name not in source.arrays
     layout = source.arrays["vals_nod_var" if joint else name]
@@ -217,9 +198,7 @@ def _nodal(
     return reader, (layout.shape[0], num_nodes), array.dtype
 
 
-def _element(
-    source: Source, options: Options, number: int, blocks: tuple[int, ...], counts: list[int]
-) -> tuple[Reader, tuple[int, ...], np.dtype[Any]]:
+def _element(source: Source, options: Options, number: int, blocks: tuple[int, ...], counts: list[int]) -> _Values:
     parts: list[ArrayReader | None] = []
     for block, count in zip(blocks, counts, strict=True):
         layout = source.arrays.get(f"vals_elem_var{number}eb{block}")

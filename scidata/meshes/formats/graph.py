@@ -26,50 +26,35 @@ from dataclasses import dataclass
 import numpy as np
 
 from scidata.core.types import ArrayLayout, IntArray, Source
-from scidata.errors import CorruptDataError, FieldMismatchError
-from scidata.meshes.formats.arrays import as_indices, num_pairs, period_of, read_columns, read_pairs
-from scidata.meshes.formats.base import Geometry, Options, RawTopology, read_values
-from scidata.meshes.formats.names import as_coordinates, named_points
+from scidata.errors import FieldMismatchError
+from scidata.meshes.formats.arrays import check_pointers, num_pairs, read_indices, read_pairs
+from scidata.meshes.formats.base import Options, RawTopology
+from scidata.meshes.formats.coordinates import find_points, period_of, read_points
+from scidata.meshes.geometry import Geometry
 from scidata.sources.kinds import EDGE_PAIRS, common_points, edge_pointers, find_array
-from scidata.sources.kinds import has_edges as detect
-
-__all__ = ["GraphTopology", "detect", "open_topology"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraphTopology(RawTopology):
     """A graph; ``pairs`` or ``pointers`` name its edges."""
 
-    coordinates: tuple[str, ...] = ()
     pairs: str | None = None
     pointers: tuple[str, str] | None = None
 
     def load(self) -> Geometry:
         """Read positions and edges."""
-        layouts = [self.source.arrays[name] for name in self.coordinates]
-        points = read_columns(self.source, layouts, self.options, on_sphere=self.on_sphere) if layouts else None
+        points = read_points(self) if self.coordinates else None
         if self.pairs is None:
             return Geometry(points=points, edge_index=self._from_pointers())
         pairs = read_pairs(self.source, self.pairs, self.options, self.sizes["node"])
         return Geometry(points=points, edge_index=pairs)
 
-    def _indices(self, name: str) -> IntArray:
-        values = read_values(self.source, name, self.options, decode=False)
-        return as_indices(values, f"{self.source.path}: field {name!r}")
-
     def _from_pointers(self) -> IntArray:
         assert self.pointers is not None
-        pointer_name, index_name = self.pointers
-        indptr, indices = self._indices(pointer_name), self._indices(index_name)
-        counts = np.diff(indptr)
-        if indptr[0] != 0 or indptr[-1] != len(indices) or (counts < 0).any():
-            raise CorruptDataError(
-                f"{self.source.path}: field {pointer_name!r} must rise from 0 to {len(indices)}, the length of "
-                f"{index_name!r}; it runs from {int(indptr[0])} to {int(indptr[-1])}"
-                + (f" and falls after row {int(np.flatnonzero(counts < 0)[0])}" if (counts < 0).any() else "")
-            )
-        rows = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
-        said = str(self.source.arrays[pointer_name].attributes.get("rows", "destination"))
+        indptr, indices = (read_indices(self.source, name, self.options) for name in self.pointers)
+        check_pointers(self.source, self.pointers, indptr, len(indices), "row")
+        rows = np.repeat(np.arange(len(indptr) - 1, dtype=np.int64), np.diff(indptr))
+        said = str(self.source.arrays[self.pointers[0]].attributes.get("rows", "destination"))
         return np.stack([rows, indices] if said == "source" else [indices, rows])
 
 
@@ -131,13 +116,11 @@ def _check_pointers(source: Source, pointers: tuple[str, str]) -> None:
 
 
 def _positions(source: Source, options: Options) -> tuple[list[ArrayLayout], bool]:
-    if options.points is not None:
-        return named_points(source, options.points)
-    found = common_points(source)
     # features named x and y (PyG's) are no coordinates: only one array of positions is taken without being named
-    if found is None or (len(found) > 1 and not all(map(_is_position, found))):
+    common = common_points(source) or []
+    if options.points is None and len(common) > 1 and not all(map(_is_position, common)):
         return [], False
-    return as_coordinates(source, found)
+    return find_points(source, options) or ([], False)
 
 
 def _is_position(layout: ArrayLayout) -> bool:

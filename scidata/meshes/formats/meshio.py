@@ -33,19 +33,14 @@ from scidata.errors import (
     UnsupportedFormatError,
     near_matches,
 )
-from scidata.meshes.formats.arrays import polygon_types
-from scidata.meshes.formats.base import Geometry, Options, RawCells, RawTopology, field_of
+from scidata.meshes.formats.arrays import cells_of_kind, join_cells, polygon_types
+from scidata.meshes.formats.base import Options, RawTopology, field_of
 from scidata.meshes.formats.outside import check_outside
+from scidata.meshes.geometry import Geometry, RawCells
+from scidata.meshes.order.cells import CELL_NAMES
 
-_CODES = {
-    "vertex": 1,
-    "line": 3,
-    "triangle": 5,
-    "quad": 9,
-    "tetra": 10,
-    "hexahedron": 12,
-    "wedge": 13,
-    "pyramid": 14,
+#: VTK's codes by meshio's names, which are VTK's for linear cells.
+_CODES = {CELL_NAMES[code]: code for code in (1, 3, 5, 9, 10, 12, 13, 14)} | {
     "line3": 21,
     "triangle6": 22,
     "quad8": 23,
@@ -169,38 +164,22 @@ class MeshioTopology(RawTopology):
         """Return points and cells."""
         assert isinstance(self.source, MeshioSource)
         mesh = self.source.mesh
-        sizes: list[IntArray] = []
-        nodes: list[IntArray] = []
-        types: list[npt.NDArray[np.uint8]] = []
-        for block in mesh.cells:
-            here, ids, codes = _block(self.source.path, block.type, block.data)
-            sizes.append(here)
-            nodes.append(ids)
-            types.append(codes)
-        empty = np.empty(0, np.int64)
-        return Geometry(
-            points=np.asarray(mesh.points, np.float64),
-            cells=RawCells(
-                offsets=bounds_of(np.concatenate([empty, *sizes])),
-                connectivity=np.concatenate([empty, *nodes]),
-                cell_type=np.concatenate([np.empty(0, np.uint8), *types]),
-            ),
-        )
+        cells = join_cells([_block(self.source.path, block.type, block.data) for block in mesh.cells])
+        return Geometry(points=np.asarray(mesh.points, np.float64), cells=cells)
 
 
-def _block(path: str, kind: str, data: Any) -> tuple[IntArray, IntArray, npt.NDArray[np.uint8]]:
-    """Return sizes, nodes and types of the cells of a block; polygons may be lists of their own lengths."""
+def _block(path: str, kind: str, data: Any) -> RawCells:
+    """Return the cells of a block; polygons may be lists of their own lengths."""
     if kind.startswith("polygon"):
         rows = [np.asarray(row, np.int64) for row in data]
-        sizes = np.array([len(row) for row in rows], np.int64)
-        return sizes, np.concatenate([np.empty(0, np.int64), *rows]), polygon_types(bounds_of(sizes))
+        offsets = bounds_of([len(row) for row in rows])
+        nodes = np.concatenate([np.empty(0, np.int64), *rows])
+        return RawCells(offsets=offsets, connectivity=nodes, cell_type=polygon_types(offsets))
     if kind not in _CODES:
         raise UnsupportedFormatError(
             f"{path}: has cells of type {kind!r}, which are not read; read are polygons and {', '.join(_CODES)}"
         )
-    rows2d = np.asarray(data, np.int64)
-    num_cells, size = rows2d.shape
-    return np.full(num_cells, size, np.int64), rows2d.reshape(-1), np.full(num_cells, _CODES[kind], np.uint8)
+    return cells_of_kind(np.asarray(data, np.int64), _CODES[kind])
 
 
 def _read(path: str, *, allow_external: bool) -> Any:

@@ -16,12 +16,10 @@ import numpy as np
 
 from scidata.core.types import IntArray, Source
 from scidata.errors import FieldMismatchError, UnknownNameError
-from scidata.meshes.formats.arrays import as_indices, cells_of_rows
-from scidata.meshes.formats.base import Geometry, Options, RawTopology, read_values
+from scidata.meshes.formats.arrays import cells_of_rows, read_indices
+from scidata.meshes.formats.base import Options, RawTopology, read_values
+from scidata.meshes.geometry import Geometry
 from scidata.sources.cf import array_of
-from scidata.sources.kinds import is_mpas as detect
-
-__all__ = ["MPASTopology", "detect", "open_topology"]
 
 _ENTITIES = {"nCells": "cell", "nVertices": "node", "nEdges": "edge"}
 _STRUCTURE = re.compile(
@@ -37,17 +35,11 @@ class MPASTopology(RawTopology):
     def load(self) -> Geometry:
         """Read points, cells and edges."""
         path = self.source.path
-        if self.on_sphere:
-            columns = [np.degrees(self._column(name)) for name in ("lonVertex", "latVertex")]
-        else:
-            columns = [self._column(name) for name in ("xVertex", "yVertex")]
-        rows = as_indices(
-            read_values(self.source, "verticesOnCell", self.options, decode=False),
-            f"{path}: field 'verticesOnCell'",
-        )
-        sizes = as_indices(
-            read_values(self.source, "nEdgesOnCell", self.options, decode=False), f"{path}: field 'nEdgesOnCell'"
-        )
+        names = ("lonVertex", "latVertex") if self.on_sphere else ("xVertex", "yVertex")
+        columns = [read_values(self.source, name, self.options).astype(np.float64) for name in names]
+        points = np.stack(columns, axis=1)
+        rows = read_indices(self.source, "verticesOnCell", self.options)
+        sizes = read_indices(self.source, "nEdgesOnCell", self.options)
         if sizes.shape != rows.shape[:1] or (sizes.size and (sizes.min() < 0 or sizes.max() > rows.shape[1])):
             raise FieldMismatchError(
                 f"{path}: field 'nEdgesOnCell' of shape {sizes.shape} has values that 'verticesOnCell' of shape "
@@ -56,15 +48,11 @@ class MPASTopology(RawTopology):
         padding = np.arange(rows.shape[1]) >= sizes[:, None]
         cells = cells_of_rows(rows, padding=padding, start_index=1)
         edges = self.load_mesh_edges() if "edge" in self.sizes and not self.mesh_edges else None
-        return Geometry(points=np.stack(columns, axis=1), cells=cells, edge_index=edges)
+        return Geometry(points=np.degrees(points) if self.on_sphere else points, cells=cells, edge_index=edges)
 
     def load_mesh_edges(self) -> IntArray:
         """Read ``verticesOnEdge``, 0-based."""
-        pairs = read_values(self.source, "verticesOnEdge", self.options, decode=False)
-        return np.ascontiguousarray(as_indices(pairs, f"{self.source.path}: field 'verticesOnEdge'").T) - 1
-
-    def _column(self, name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-        return read_values(self.source, name, self.options).astype(np.float64)
+        return np.ascontiguousarray(read_indices(self.source, "verticesOnEdge", self.options).T) - 1
 
 
 def open_topology(source: Source, options: Options) -> MPASTopology:

@@ -34,56 +34,47 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from scidata.core.types import ArrayLayout, IntArray, Source
-from scidata.errors import ConfigError, CorruptDataError, FieldMismatchError, UnknownNameError, near_matches
+from scidata.core.types import IntArray, Source
+from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
 from scidata.meshes.formats.arrays import (
     as_indices,
+    check_pointers,
     check_start,
     find_padding,
     num_pairs,
-    period_of,
     polygon_types,
     ragged_of_padded,
-    read_columns,
+    read_indices,
     read_pairs,
     start_of,
 )
-from scidata.meshes.formats.base import Geometry, Options, RawCells, RawTopology, read_values
-from scidata.meshes.formats.names import as_coordinates, named_points
-from scidata.sources.kinds import CELL_OFFSETS, CELL_ROWS, EDGE_PAIRS, common_points, find_array
-from scidata.sources.kinds import has_cells as detect
-
-__all__ = ["PlainTopology", "detect", "open_topology"]
+from scidata.meshes.formats.base import Options, RawTopology, read_values
+from scidata.meshes.formats.coordinates import find_points, period_of, read_points
+from scidata.meshes.geometry import Geometry, RawCells
+from scidata.meshes.order.cells import NUM_NODES
+from scidata.sources.kinds import CELL_OFFSETS, CELL_ROWS, EDGE_PAIRS, find_array
 
 _PARTS = ("connectivity", "types", "type")
 _TYPES = {"line": 3, "triangle": 5, "polygon": 7, "quad": 9, "tetra": 10, "hexahedron": 12, "wedge": 13, "pyramid": 14}
-_NODES = {3: 2, 5: 3, 9: 4, 10: 4, 12: 8, 13: 6, 14: 5}
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlainTopology(RawTopology):
-    """Points and cells. ``rows`` names padded cells; else ``offsets`` and ``connectivity``."""
+    """Points and cells. ``rows`` names padded cells; else ``ragged`` their offsets and connectivity."""
 
-    coordinates: tuple[str, ...]
     rows: str | None = None
-    offsets: str | None = None
-    connectivity: str | None = None
+    ragged: tuple[str, str] | None = None
     types: str | None = None
     pairs: str | None = None
 
     def load(self) -> Geometry:
         """Read points and cells."""
-        layouts = [self.source.arrays[name] for name in self.coordinates]
-        points = read_columns(self.source, layouts, self.options, on_sphere=self.on_sphere)
+        points = read_points(self)
         offsets, connectivity = self._padded(self.rows) if self.rows is not None else self._ragged()
         types = self._types(offsets, flat=points.shape[1] == 2)
         cells = RawCells(offsets=offsets, connectivity=connectivity, cell_type=types)
         edges = None if self.pairs is None else read_pairs(self.source, self.pairs, self.options, self.sizes["node"])
         return Geometry(points=points, cells=cells, edge_index=edges)
-
-    def _indices(self, name: str) -> IntArray:
-        values = read_values(self.source, name, self.options, decode=False)
-        return as_indices(values, f"{self.source.path}: field {name!r}")
 
     def _padded(self, name: str) -> tuple[IntArray, IntArray]:
         raw, layout = read_values(self.source, name, self.options, decode=False), self.source.arrays[name]
@@ -94,32 +85,25 @@ class PlainTopology(RawTopology):
         return ragged_of_padded(rows, padding=padding, start_index=start)
 
     def _ragged(self) -> tuple[IntArray, IntArray]:
-        assert self.offsets is not None
-        assert self.connectivity is not None
-        offsets = self._indices(self.offsets)
-        connectivity, layout = self._indices(self.connectivity), self.source.arrays[self.connectivity]
+        assert self.ragged is not None
+        offsets, connectivity = (read_indices(self.source, name, self.options) for name in self.ragged)
+        layout = self.source.arrays[self.ragged[1]]
         check_start(layout, connectivity, self.sizes["node"])
         connectivity -= start_of(layout)
-        falls = np.flatnonzero(np.diff(offsets) < 0)
-        if offsets[0] != 0 or offsets[-1] != len(connectivity) or len(falls):
-            raise CorruptDataError(
-                f"{self.source.path}: field {self.offsets!r} must rise from 0 to {len(connectivity)}, the length of "
-                f"{self.connectivity!r}; it runs from {int(offsets[0])} to {int(offsets[-1])}"
-                + (f" and falls after cell {int(falls[0])}" if len(falls) else "")
-            )
+        check_pointers(self.source, self.ragged, offsets, len(connectivity), "cell")
         return offsets, connectivity
 
     def _types(self, offsets: IntArray, *, flat: bool) -> npt.NDArray[np.uint8]:
         where, sizes = self.source.path, np.diff(offsets)
         if self.types is not None:
-            codes = self._indices(self.types)
+            codes = read_indices(self.source, self.types, self.options)
             if codes.shape != sizes.shape or (codes.size and (codes.min() < 0 or codes.max() > 255)):
                 raise FieldMismatchError(
                     f"{where}: field {self.types!r} of shape {codes.shape} must hold VTK's code (0 to 255) of each of "
                     f"{len(sizes)} cells"
                 )
             return codes.astype(np.uint8)
-        holder = self.rows or self.connectivity or ""
+        holder = self.rows or (self.ragged or ("", ""))[1]
         said = self.source.arrays[holder].attributes.get("cell_type")
         if said is None:
             if flat or set(np.unique(sizes).tolist()) <= {3}:
@@ -134,11 +118,11 @@ class PlainTopology(RawTopology):
                 f"{where}: field {holder!r} has cell_type {said!r}, which is unknown{near_matches(str(said), _TYPES)}"
             )
         code = _TYPES[str(said)]
-        wrong = np.flatnonzero(sizes != _NODES[code]) if code in _NODES else np.empty(0)
+        wrong = np.flatnonzero(sizes != NUM_NODES[code]) if code in NUM_NODES else np.empty(0)
         if len(wrong):
             raise FieldMismatchError(
                 f"{where}: field {holder!r}: cell {int(wrong[0])} has {int(sizes[int(wrong[0])])} nodes, but a {said} "
-                f"has {_NODES[code]}"
+                f"has {NUM_NODES[code]}"
             )
         return polygon_types(offsets) if said == "polygon" else np.full(len(sizes), code, np.uint8)
 
@@ -151,9 +135,15 @@ def open_topology(source: Source, options: Options) -> PlainTopology:
     UnknownNameError, FieldMismatchError
         Arrays of the layout are not there, or have not the shapes that were expected.
     """
-    layouts, on_sphere = _points(source, options)
+    found = find_points(source, options)
+    if found is None:
+        raise UnknownNameError(
+            f"{source.path}: has cells but no 'points' (N, 2 or 3){near_matches('points', source.arrays)}; "
+            "name the coordinates with points="
+        )
+    layouts, on_sphere = found
     offsets, rows = find_array(source, CELL_OFFSETS), find_array(source, CELL_ROWS)
-    connectivity: str | None = None
+    ragged: tuple[str, str] | None = None
     arrays = source.arrays
     if offsets is not None:
         stem = offsets.removesuffix("offsets")
@@ -164,7 +154,8 @@ def open_topology(source: Source, options: Options) -> PlainTopology:
                 f"{source.path}: has {offsets!r} but no {stem + 'connectivity'!r}"
                 f"{near_matches(stem + 'connectivity', arrays)}"
             )
-        for name in (offsets, connectivity):
+        ragged = offsets, connectivity
+        for name in ragged:
             if len(arrays[name].shape) != 1 or arrays[offsets].shape[0] < 1:
                 raise FieldMismatchError(
                     f"{source.path}: field {name!r} has shape {arrays[name].shape}, but one dimension (and at least "
@@ -181,7 +172,7 @@ def open_topology(source: Source, options: Options) -> PlainTopology:
     own_edges = pairs if options.edges == "edge_index" else None
     if own_edges is not None:
         sizes["edge"] = num_pairs(arrays[own_edges])
-    structure = {n for n in (rows, offsets, connectivity, types, pairs) if n} | {layout.name for layout in layouts}
+    structure = {n for n in (rows, *(ragged or ()), types, pairs) if n} | {layout.name for layout in layouts}
     entity_of_dim = {layouts[0].dims[0]: "node"}
     for per_cell in (rows, types):
         if per_cell is not None:
@@ -198,20 +189,7 @@ def open_topology(source: Source, options: Options) -> PlainTopology:
         leading_only=True,
         coordinates=tuple(layout.name for layout in layouts),
         rows=rows,
-        offsets=offsets,
-        connectivity=connectivity,
+        ragged=ragged,
         types=types,
         pairs=own_edges,
     )
-
-
-def _points(source: Source, options: Options) -> tuple[list[ArrayLayout], bool]:
-    if options.points is not None:
-        return named_points(source, options.points)
-    found = common_points(source)
-    if found is None:
-        raise UnknownNameError(
-            f"{source.path}: has cells but no 'points' (N, 2 or 3){near_matches('points', source.arrays)}; "
-            "name the coordinates with points="
-        )
-    return as_coordinates(source, found)

@@ -12,25 +12,18 @@ from dataclasses import dataclass
 
 from scidata.core.types import Source
 from scidata.errors import FieldMismatchError
-from scidata.meshes.formats.arrays import period_of, read_columns
-from scidata.meshes.formats.base import Geometry, Options, RawTopology
-from scidata.meshes.formats.names import as_coordinates, named_points
-from scidata.sources.kinds import common_points
-from scidata.sources.kinds import has_points as detect
-
-__all__ = ["PointsTopology", "detect", "open_topology"]
+from scidata.meshes.formats.base import Options, RawTopology
+from scidata.meshes.formats.coordinates import find_points, period_of, read_points
+from scidata.meshes.geometry import Geometry
 
 
 @dataclass(frozen=True, kw_only=True)
 class PointsTopology(RawTopology):
     """A point cloud."""
 
-    coordinates: tuple[str, ...]
-
     def load(self) -> Geometry:
         """Read the points."""
-        layouts = [self.source.arrays[name] for name in self.coordinates]
-        return Geometry(points=read_columns(self.source, layouts, self.options, on_sphere=self.on_sphere))
+        return Geometry(points=read_points(self))
 
 
 def open_topology(source: Source, options: Options) -> PointsTopology:
@@ -41,16 +34,14 @@ def open_topology(source: Source, options: Options) -> PointsTopology:
     UnknownNameError, FieldMismatchError
         The coordinates are not there, or are none.
     """
-    if options.points is not None:
-        layouts, on_sphere = named_points(source, options.points)
-    elif (found := common_points(source)) is not None:
-        layouts, on_sphere = as_coordinates(source, found)
-    else:
+    found = find_points(source, options)
+    if found is None:
         shown = ", ".join(f"{name} {layout.shape}" for name, layout in list(source.arrays.items())[:12])
         raise FieldMismatchError(
             f"{source.path}: no coordinates of points were found among {shown or 'no arrays'}; "
             "name them with points=, such as points=['x', 'y', 'z'] or points=['pos']"
         )
+    layouts, on_sphere = found
     entity = "node" if made_into_graph(options) else "point"
     return PointsTopology(
         source=source,

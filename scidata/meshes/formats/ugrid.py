@@ -22,19 +22,16 @@ from scidata.meshes.formats.arrays import (
     as_indices,
     cells_of_rows,
     check_start,
-    coordinate_columns,
     find_padding,
-    is_angle,
     ragged_of_padded,
-    read_columns,
+    read_indices,
     start_of,
 )
-from scidata.meshes.formats.base import Geometry, Options, RawCells, RawTopology, read_values
+from scidata.meshes.formats.base import Options, RawTopology, read_values
+from scidata.meshes.formats.coordinates import coordinate_columns, is_angle, named_arrays, read_points
+from scidata.meshes.geometry import Geometry, RawCells
 from scidata.sources.cf import array_of, role_of
-from scidata.sources.kinds import is_ugrid as detect
 from scidata.sources.kinds import ugrid_connectivity, ugrid_meshes
-
-__all__ = ["UGridTopology", "detect", "open_topology"]
 
 _CELLS = {1: "edge", 2: "face", 3: "volume"}
 #: VTK's code and number of nodes of each of UGRID's volume shapes, in the order of its flag meanings
@@ -51,7 +48,6 @@ def _entities(dimension: int) -> dict[str, str]:
 class UGridTopology(RawTopology):
     """A UGRID mesh. ``coordinates`` and ``connectivity`` name its arrays; ``rows_first`` is False for transposed."""
 
-    coordinates: tuple[str, ...]
     connectivity: str
     rows_first: bool
     dimension: int
@@ -61,8 +57,7 @@ class UGridTopology(RawTopology):
 
     def load(self) -> Geometry:
         """Read points, cells and edges."""
-        layouts = [self.source.arrays[name] for name in self.coordinates]
-        points = read_columns(self.source, layouts, self.options, on_sphere=self.on_sphere)
+        points = read_points(self)
         if self.dimension == 1:
             return Geometry(points=points, edge_index=self._edges(self.connectivity, self.rows_first))
         edges = None if self.edges is None or self.mesh_edges else self.load_mesh_edges()
@@ -99,10 +94,7 @@ class UGridTopology(RawTopology):
             codes = types[np.clip(sizes, 0, 8)] * (sizes <= 8)
         else:
             table = _shape_table(self.source.arrays[self.shapes])
-            flags = as_indices(
-                read_values(self.source, self.shapes, self.options, decode=False),
-                f"{self.source.path}: field {self.shapes!r}",
-            )
+            flags = read_indices(self.source, self.shapes, self.options)
             if flags.shape != sizes.shape:
                 raise FieldMismatchError(
                     f"{self.source.path}: field {self.shapes!r} has shape {flags.shape}, but there are {len(sizes)} "
@@ -280,17 +272,14 @@ def _rows_first(layout: ArrayLayout, said: Any) -> bool:
     )
 
 
-def _coordinates(source: Source, mesh: str, attributes: Mapping[str, Any], options: Options) -> tuple[str, ...]:
+def _coordinates(source: Source, mesh: str, attributes: Mapping[str, Any], options: Options) -> list[str]:
     """Return the names of the nodes' coordinates: as asked, as named, else by CF's units and standard names."""
     if options.points is not None:
-        for name in options.points:
-            if name not in source.arrays:
-                raise UnknownNameError(f"{source.path}: no coordinate {name!r}{near_matches(name, source.arrays)}")
-        return options.points
+        return [layout.name for layout in named_arrays(source, options.points)]
     if "node_coordinates" in attributes:
         names = str(attributes["node_coordinates"]).split()
         if len(names) in (2, 3):
-            return tuple(_named(source, mesh, {"node_coordinates": name}, "node_coordinates") for name in names)
+            return [_named(source, mesh, {"node_coordinates": name}, "node_coordinates") for name in names]
         raise FieldMismatchError(
             f"{source.path}: mesh variable {mesh!r} has node_coordinates {names}, but 2 or 3 names were expected"
         )
@@ -309,7 +298,7 @@ def _coordinates(source: Source, mesh: str, attributes: Mapping[str, Any], optio
             f"{source.path}: mesh variable {mesh!r} has no node_coordinates, and {len(found)} pairs of arrays are "
             "longitude and latitude by their units; name the nodes' coordinates with points="
         )
-    return found[0]["X"], found[0]["Y"]
+    return [found[0]["X"], found[0]["Y"]]
 
 
 def _entity_dims(source: Source, attributes: Mapping[str, Any], dimension: int) -> dict[str, str]:

@@ -18,20 +18,16 @@ from scidata.meshes.formats.arrays import as_indices
 from scidata.meshes.formats.base import (
     ArrayReader,
     Box,
-    Geometry,
     Options,
-    RawCells,
     RawField,
     RawTopology,
     field_of,
     read_values,
 )
+from scidata.meshes.geometry import Geometry, RawCells
 from scidata.meshes.order.cells import FOR_POLYHEDRA
 from scidata.sources.hdf5.walk import attribute_of, damage_as_corrupt_data, open_h5, plain_value
 from scidata.sources.kinds import VTKHDF_ROOT as _ROOT
-from scidata.sources.kinds import is_vtkhdf as detect
-
-__all__ = ["VTKHDFTopology", "detect", "open_topology"]
 
 _NEEDED = ("NumberOfPoints", "NumberOfCells", "NumberOfConnectivityIds", "Points", "Connectivity", "Offsets", "Types")
 _POLYHEDRON = 42
@@ -237,17 +233,14 @@ def _fields(
             left_out[parts[2]] = "lives on neither points nor cells"
             continue
         entity = "node" if parts[1] == "PointData" else "cell"
-        name = f"{entity}/{parts[2]}" if _both(source, parts[2]) else parts[2]
+        both = {f"{_ROOT}/PointData/{parts[2]}", f"{_ROOT}/CellData/{parts[2]}"} <= set(source.arrays)
+        name = f"{entity}/{parts[2]}" if both else parts[2]
         field = _field(source, layout, entity, sizes[entity], steps, options, name)
         if isinstance(field, str):
             left_out[name] = field
         else:
             found[name] = field
     return found, left_out
-
-
-def _both(source: Source, name: str) -> bool:
-    return {f"{_ROOT}/PointData/{name}", f"{_ROOT}/CellData/{name}"} <= set(source.arrays)
 
 
 def _field(

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from scidata.core.bounds import owners_of
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError, UnsupportedFormatError
+from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.ids import NodeIds, both_directions, ranges, undirected_keys
 from scidata.meshes.order.sort import Keys
 
@@ -53,22 +54,11 @@ _EDGES: dict[int, tuple[tuple[int, int], ...]] = {
 _LINEAR = {21: (3, 2), 22: (5, 3), 23: (9, 4), 24: (10, 4), 25: (12, 8), 26: (13, 6), 27: (14, 5)}
 
 
-def edges_of_cells(
-    offsets: npt.ArrayLike, connectivity: npt.ArrayLike, cell_type: npt.ArrayLike, num_nodes: int | None = None
-) -> IntArray:
+def edges_of_cells(cells: RawCells, num_nodes: int) -> IntArray:
     """Return the edges of the cells, both directions, each once, by (destination, source).
 
-    Parameters
-    ----------
-    offsets
-        ``(num_cells + 1,)`` int64.
-    connectivity
-        ``(offsets[-1],)`` 0-based nodes.
-    cell_type
-        ``(num_cells,)`` VTK cell types. A polygon's edges join nodes that follow each other, the last and the first
-        too; a quadratic cell's edges run over their middle nodes.
-    num_nodes
-        Default: one more than the largest node.
+    A polygon's edges join nodes that follow each other, the last and the first too; a quadratic cell's edges run over
+    their middle nodes.
 
     Returns
     -------
@@ -82,26 +72,22 @@ def edges_of_cells(
     UnsupportedFormatError
         Cell types without a known set of edges (polyhedra, Lagrange cells).
     """
-    starts, nodes = np.asarray(offsets, np.int64), np.asarray(connectivity)
-    types = np.asarray(cell_type)
-    largest = int(nodes.max()) if len(nodes) else -1
-    num_nodes = largest + 1 if num_nodes is None else num_nodes
-    if len(nodes) and (int(nodes.min()) < 0 or largest >= num_nodes):
+    nodes = cells.connectivity
+    if not len(nodes):
+        return np.empty((2, 0), np.int64)
+    if int(nodes.min()) < 0 or int(nodes.max()) >= num_nodes:
         bad = np.flatnonzero((nodes < 0) | (nodes >= num_nodes))
-        cells = owners_of(starts, bad[:5])
+        first = owners_of(cells.offsets, bad[:5])
         raise ConfigError(
-            f"{len(bad)} entries of the connectivity are outside the {num_nodes} nodes (first cells: {cells.tolist()}, "
+            f"{len(bad)} entries of the connectivity are outside the {num_nodes} nodes (first cells: {first.tolist()}, "
             f"values: {nodes[bad[:5]].tolist()})"
         )
-    if len(nodes) == 0:
-        return np.empty((2, 0), np.int64)
-    ids = nodes if nodes.dtype in (np.int32, np.int64) else nodes.astype(np.int64)
-    return both_directions(_keys_of_edges(starts, ids, types, num_nodes), num_nodes)
+    return both_directions(_keys_of_edges(cells, num_nodes), num_nodes)
 
 
-def _keys_of_edges(offsets: IntArray, nodes: NodeIds, types: npt.NDArray[np.generic], num_nodes: int) -> Keys:
+def _keys_of_edges(cells: RawCells, num_nodes: int) -> Keys:
     """Return the edges of all cells as words, each cell's own, so that shared edges come more than once."""
-    pairs = [pair for kind in np.unique(types) for pair in _edges_of_type(int(kind), offsets, nodes, types)]
+    pairs = [pair for kind in np.unique(cells.cell_type) for pair in _edges_of_type(int(kind), cells)]
     keys = np.empty(sum(len(one) for one, _ in pairs), np.uint64)
     done = 0
     for one, other in pairs:
@@ -120,20 +106,19 @@ def cell_owner(offsets: npt.ArrayLike, connectivity: npt.ArrayLike) -> IntArray:
     return lowest
 
 
-def _edges_of_type(
-    kind: int, offsets: IntArray, nodes: NodeIds, types: npt.NDArray[np.generic]
-) -> list[tuple[NodeIds, NodeIds]]:
+def _edges_of_type(kind: int, cells: RawCells) -> list[tuple[NodeIds, NodeIds]]:
     """Return both ends of the edges of all cells of one type, edge by edge of the type; views where they can be."""
     if kind == POLYGON or kind == 4:
-        return [_edges_of_rings(kind, offsets, nodes, types)]
+        return [_edges_of_rings(kind, cells)]
     if kind == 2:
         return []
     if kind not in NUM_NODES:
+        num, name = int((cells.cell_type == kind).sum()), CELL_NAMES.get(kind, "unknown")
         raise UnsupportedFormatError(
-            f"{int((types == kind).sum())} cells are of VTK type {kind} ({CELL_NAMES.get(kind, 'unknown')}), whose "
-            f"edges scidata does not know; {FOR_POLYHEDRA if kind == 42 else 'convert them to linear cells'}"
+            f"{num} cells are of VTK type {kind} ({name}), whose edges scidata does not know; "
+            f"{FOR_POLYHEDRA if kind == 42 else 'convert them to linear cells'}"
         )
-    corners = _corners(kind, offsets, nodes, types)
+    corners = _corners(kind, cells)
     columns = _edges_of_quadratic(kind) if kind in _LINEAR else _EDGES[kind]
     return [(corners[:, a], corners[:, b]) for a, b in columns]
 
@@ -146,31 +131,30 @@ def _edges_of_quadratic(kind: int) -> list[tuple[int, int]]:
     return edges
 
 
-def _corners(kind: int, offsets: IntArray, nodes: NodeIds, types: npt.NDArray[np.generic]) -> NodeIds:
+def _corners(kind: int, cells: RawCells) -> NodeIds:
     """Return ``(num, nodes of the type)``: the nodes of all cells of a type of fixed size."""
     size = NUM_NODES[kind]
-    cells = np.flatnonzero(types == kind)
-    bad = cells[np.diff(offsets)[cells] != size]
+    offsets, nodes = cells.offsets, cells.connectivity
+    rows = np.flatnonzero(cells.cell_type == kind)
+    bad = rows[np.diff(offsets)[rows] != size]
     if len(bad):
         raise ConfigError(
             f"{len(bad)} cells of type {CELL_NAMES[kind]} do not have {size} nodes (first cells: {bad[:5].tolist()})"
         )
-    if len(cells) == len(types):  # one type only: no gather
+    if len(rows) == cells.num_cells:  # one type only: no gather
         return nodes[offsets[0] : offsets[-1]].reshape(-1, size)
-    corners: NodeIds = nodes[offsets[cells][:, None] + np.arange(size)]
+    corners: NodeIds = nodes[offsets[rows][:, None] + np.arange(size)]
     return corners
 
 
-def _edges_of_rings(
-    kind: int, offsets: IntArray, nodes: NodeIds, types: npt.NDArray[np.generic]
-) -> tuple[NodeIds, NodeIds]:
+def _edges_of_rings(kind: int, cells: RawCells) -> tuple[NodeIds, NodeIds]:
     """Return the edges of polygons and poly-lines: each node and the next; the last and the first of a polygon."""
-    cells = np.flatnonzero(types == kind)
-    entries, following = rings(offsets[cells], offsets[cells + 1])
+    rows = np.flatnonzero(cells.cell_type == kind)
+    entries, following = rings(cells.offsets[rows], cells.offsets[rows + 1])
     if kind != POLYGON:
         inner = following > entries
         entries, following = entries[inner], following[inner]
-    return nodes[entries], nodes[following]
+    return cells.connectivity[entries], cells.connectivity[following]
 
 
 def rings(starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray]:

@@ -11,31 +11,18 @@ import numpy.typing as npt
 from scidata.core.bounds import bounds_of
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError
-from scidata.meshes.order.cells import cell_owner, edges_of_cells
 from scidata.meshes.order.ids import (
     NodeIds,
     both_directions,
     contains,
     id_bits,
+    id_dtype,
     low_ids,
     node_ids,
     pair_keys,
     undirected_keys,
 )
-from scidata.meshes.order.neighbours import knn_edges, radius_edges
 from scidata.meshes.order.sort import blocks, run_starts, stable_sort
-
-__all__ = [
-    "CSR",
-    "NodeIds",
-    "cell_owner",
-    "csr_from_edges",
-    "edges_of_cells",
-    "grow_ghosts",
-    "knn_edges",
-    "radius_edges",
-    "symmetrise",
-]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -115,8 +102,7 @@ def _csr_of_words(source: NodeIds, target: NodeIds, num_nodes: int) -> CSR:
     if not in_order:
         words.sort()
     indptr = np.zeros(num_nodes + 1, np.int64)
-    fits = num_nodes <= np.iinfo(np.int32).max
-    src: NodeIds = np.empty(len(words), np.int32) if fits else np.empty(len(words), np.int64)
+    src: NodeIds = np.empty(len(words), id_dtype(num_nodes))
     for rows in blocks(len(words)):
         word = words[rows]
         pair = word >> row_bits

@@ -29,6 +29,13 @@ def prefix_of(weights: npt.ArrayLike) -> npt.NDArray[np.float64]:
     return np.concatenate([[0.0], np.cumsum(cost)])
 
 
+def equal_bounds(num_rows: int, num_parts: int) -> IntArray:
+    """Cut rows into parts of equal numbers of them; where there are fewer rows than parts, the last parts are empty."""
+    if num_parts >= num_rows:
+        return np.minimum(np.arange(num_parts + 1, dtype=np.int64), num_rows)
+    return even_bounds(num_rows, num_parts)
+
+
 def cut_bounds(prefix: npt.ArrayLike, num_parts: int, *, rows: npt.ArrayLike | None = None) -> IntArray:
     """Cut rows into parts of about equal cost.
 
@@ -63,11 +70,9 @@ def cut_bounds(prefix: npt.ArrayLike, num_parts: int, *, rows: npt.ArrayLike | N
     if not np.all(np.isfinite(sums)) or np.any(costs < 0) or places[0] != 0 or np.any(np.diff(places) < 0):
         raise ConfigError("a prefix sum of costs must be finite, start at row 0 and never decrease")
     num_global = int(places[-1])
-    if num_parts >= num_global:
-        return np.minimum(np.arange(num_parts + 1, dtype=np.int64), num_global)
+    if num_parts >= num_global or (rows is not None and sums[-1] == sums[0]):
+        return equal_bounds(num_global, num_parts)
     if rows is None:
         return weighted_bounds(costs, num_parts)
-    if sums[-1] == sums[0]:
-        return even_bounds(num_global, num_parts)
     targets = sums[0] + (sums[-1] - sums[0]) * np.arange(1, num_parts) / num_parts
     return at_least_one_each(np.rint(np.interp(targets, sums, places)).astype(np.int64), num_global)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.types import IntArray
 from scidata.errors import UnsupportedFormatError
+from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.cells import CELL_NAMES, rings
-from scidata.meshes.order.ids import id_bits, pair_keys, ranges, undirected_keys
+from scidata.meshes.order.ids import both_directions, id_bits, pair_keys, ranges, undirected_keys
 from scidata.meshes.order.sort import Keys, run_starts, stable_sort
 
 _FLAT = (5, 7, 8, 9)
@@ -38,37 +38,41 @@ _FACES = {
 }
 
 
-def crowded_faces(
-    offsets: IntArray, connectivity: IntArray, cell_type: npt.NDArray[np.generic], num_nodes: int
-) -> tuple[int, IntArray]:
+def crowded_faces(cells: RawCells, num_nodes: int) -> tuple[int, IntArray]:
     """Return the number of faces with more than two cells, and those cells, sorted.
 
     All nodes must be in range, and cells have the nodes of their type. Cells of other types are left out.
     """
-    found, cells = 0, [np.empty(0, np.int64)]
+    found, crowded = 0, [np.empty(0, np.int64)]
     for faces_of in (_edges_of_flat, _faces_of_solid):
-        keys, owners_of = faces_of(offsets, connectivity, cell_type, num_nodes)
+        keys, owners_of = faces_of(cells, num_nodes)
         in_order = np.sort(keys)
         if (in_order[2:] == in_order[:-2]).any():  # as a rule there are none, and whose they are need not be asked
             del in_order
             owners, counts = _by_face(keys, owners_of())
             found += int((counts > 2).sum())
-            cells.append(owners[np.repeat(counts > 2, counts)])
-    return found, np.unique(np.concatenate(cells))
+            crowded.append(owners[np.repeat(counts > 2, counts)])
+    return found, np.unique(np.concatenate(crowded))
 
 
-def pairs_across_faces(
-    offsets: IntArray, connectivity: IntArray, cell_type: npt.NDArray[np.generic], num_nodes: int
-) -> tuple[IntArray, IntArray]:
-    """Return both cells of every pair that shares a face, in one direction; a pair that shares several comes often.
+def edges_across_faces(cells: RawCells, num_nodes: int) -> IntArray:
+    """Return the edges between cells that share a face, both directions, each once, by (destination, source).
+
+    The faces of flat cells are their edges. Cells of different dimensions share none, and cells without an area have
+    no edges. All nodes must be in range.
+
+    Returns
+    -------
+    edge_index
+        ``(2, num_edges)`` int64: source and destination cells.
 
     Raises
     ------
     UnsupportedFormatError
-        Cell types whose faces are not known.
+        Cell types whose faces are not known (polyhedra, strips).
     """
     known = (*_FLAT, *_FLAT_CORNERS, *_THIN, *_FACES)
-    other = np.unique(cell_type[~np.isin(cell_type, known)])
+    other = np.unique(cells.cell_type[~np.isin(cells.cell_type, known)])
     if len(other):
         names = ", ".join(CELL_NAMES.get(int(kind), f"VTK type {int(kind)}") for kind in other)
         raise UnsupportedFormatError(
@@ -77,14 +81,15 @@ def pairs_across_faces(
         )
     ones, others = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for faces_of in (_edges_of_flat, _faces_of_solid):
-        keys, owners_of = faces_of(offsets, connectivity, cell_type, num_nodes)
+        keys, owners_of = faces_of(cells, num_nodes)
         owners, counts = _by_face(keys, owners_of())
         last = np.cumsum(counts)
         for step in range(1, int(counts.max(initial=0))):  # once, where no face has more than two cells
             first = ranges(last - counts, np.maximum(last - step, last - counts))
             ones.append(owners[first])
             others.append(owners[first + step])
-    return np.concatenate(ones), np.concatenate(others)
+    keys = undirected_keys(np.concatenate(ones), np.concatenate(others), cells.num_cells)
+    return both_directions(keys, cells.num_cells)
 
 
 def _by_face(keys: Keys, owners: IntArray) -> tuple[IntArray, IntArray]:
@@ -94,34 +99,31 @@ def _by_face(keys: Keys, owners: IntArray) -> tuple[IntArray, IntArray]:
     return owners[order], np.diff(np.append(begins, len(in_order)))
 
 
-def _edges_of_flat(
-    offsets: IntArray, nodes: IntArray, cell_type: npt.NDArray[np.generic], num_nodes: int
-) -> tuple[Keys, Callable[[], IntArray]]:
+def _edges_of_flat(cells: RawCells, num_nodes: int) -> tuple[Keys, Callable[[], IntArray]]:
     """Return a word for each edge of the flat cells, and what gives the cell of each."""
+    offsets, nodes, cell_type = cells.offsets, cells.connectivity, cells.cell_type
     pixels = offsets[np.flatnonzero(cell_type == 8)]
     if len(pixels):  # their nodes run in rows, not round
         nodes = nodes.copy()
         last = pixels[:, None] + np.array([2, 3])
         nodes[last] = nodes[last[:, ::-1]]
-    cells = np.flatnonzero(np.isin(cell_type, (*_FLAT, *_FLAT_CORNERS)))
-    sizes = np.diff(offsets)[cells]
+    flat = np.flatnonzero(np.isin(cell_type, (*_FLAT, *_FLAT_CORNERS)))
+    sizes = np.diff(offsets)[flat]
     for kind, corners in _FLAT_CORNERS.items():
-        sizes[cell_type[cells] == kind] = corners
-    one, other = rings(offsets[cells], offsets[cells] + sizes)
-    return undirected_keys(nodes[one], nodes[other], num_nodes), lambda: np.repeat(cells, sizes)
+        sizes[cell_type[flat] == kind] = corners
+    one, other = rings(offsets[flat], offsets[flat] + sizes)
+    return undirected_keys(nodes[one], nodes[other], num_nodes), lambda: np.repeat(flat, sizes)
 
 
-def _faces_of_solid(
-    offsets: IntArray, nodes: IntArray, cell_type: npt.NDArray[np.generic], num_nodes: int
-) -> tuple[Keys, Callable[[], IntArray]]:
+def _faces_of_solid(cells: RawCells, num_nodes: int) -> tuple[Keys, Callable[[], IntArray]]:
     """Return a word for each face of the solid cells, and what gives the cell of each."""
     triples, owners = [np.empty((3, 0), np.int64)], [np.empty(0, np.int64)]
     for kind, faces in _FACES.items():
-        cells = np.flatnonzero(cell_type == kind)
-        for face in faces if len(cells) else ():
-            corners = np.sort(nodes[offsets[cells] + np.array(face)[:, None]], axis=0)
+        rows = np.flatnonzero(cells.cell_type == kind)
+        for face in faces if len(rows) else ():
+            corners = np.sort(cells.connectivity[cells.offsets[rows] + np.array(face)[:, None]], axis=0)
             triples.append(corners[:3])  # two faces of one mesh do not share three corners
-            owners.append(cells)
+            owners.append(rows)
     return _words(np.concatenate(triples, axis=1), num_nodes), lambda: np.concatenate(owners)
 
 

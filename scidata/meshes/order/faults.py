@@ -6,15 +6,15 @@ Repairs never guess: they leave out what cannot be used, and return which rows w
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from scidata.core.bounds import bounds_of, owners_of
 from scidata.core.types import IntArray
-from scidata.errors import ConfigError, near_matches
+from scidata.meshes.geometry import Geometry, RawCells
 from scidata.meshes.order.cells import NUM_NODES, POLYGON
 from scidata.meshes.order.faces import crowded_faces
 from scidata.meshes.order.ids import id_bits, pair_keys, ranges
@@ -36,46 +36,11 @@ REMEDIES: dict[str, str | None] = {
 # Ids below this are no markers of a missing node but ids above 2**31 that were stored in 32 bits.
 _WRAPPED = -(1 << 30)
 
-
-class CellArrays(Protocol):
-    """Cells as lists of nodes, VTK's shape."""
-
-    @property
-    def offsets(self) -> IntArray:
-        """``(num_cells + 1,)`` int64."""
-        ...
-
-    @property
-    def connectivity(self) -> IntArray:
-        """``(offsets[-1],)`` 0-based nodes; negative where one is missing."""
-        ...
-
-    @property
-    def cell_type(self) -> npt.NDArray[np.uint8]:
-        """``(num_cells,)`` VTK cell types."""
-        ...
+_OF_CELLS = ("missing_nodes", "cell_index_out_of_range", "small_faces")
+_OF_EDGES = ("edge_index_out_of_range", "duplicate_edges", "self_loops")
 
 
-class RawArrays(Protocol):
-    """The arrays of one raw sample."""
-
-    @property
-    def points(self) -> npt.NDArray[Any] | None:
-        """``(num_nodes, dims)`` coordinates."""
-        ...
-
-    @property
-    def cells(self) -> CellArrays | None:
-        """The cells of a mesh."""
-        ...
-
-    @property
-    def edge_index(self) -> IntArray | None:
-        """``(2, num_edges)``: sources, destinations."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Finding:
     """One kind of fault.
 
@@ -85,30 +50,33 @@ class Finding:
         A key of :data:`REMEDIES`.
     count
         How many rows, cells, faces or edges it concerns.
-    first_rows
-        At most five: rows of points, cells or edges.
+    rows
+        Rows of points, cells or edges, sorted, int64.
     message
         A sentence for the user.
-    repairable
-        Whether :func:`repair` can do something about it.
     """
 
     kind: str
     count: int
-    first_rows: tuple[int, ...]
+    rows: IntArray
     message: str
-    repairable: bool
+
+    @property
+    def first_rows(self) -> tuple[int, ...]:
+        """At most five of the rows."""
+        return tuple(self.rows[:5].tolist())
+
+    @property
+    def repairable(self) -> bool:
+        """Whether :func:`repair` can do something about it."""
+        return REMEDIES[self.kind] is not None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Repaired:
     """The arrays of a sample after repair, and the rows of the raw sample that were kept (None: all of them)."""
 
-    points: npt.NDArray[Any] | None
-    offsets: IntArray | None
-    connectivity: IntArray | None
-    cell_type: npt.NDArray[np.uint8] | None
-    edge_index: IntArray | None
+    geometry: Geometry
     kept_nodes: IntArray | None
     kept_cells: IntArray | None
     kept_edges: IntArray | None
@@ -127,78 +95,39 @@ _SENTENCES = {
 }
 
 
-def check_sample(raw: RawArrays, *, num_nodes: int | None = None) -> list[Finding]:
+def check_sample(raw: Geometry, num_nodes: int) -> list[Finding]:
     """Look for everything that is wrong with a raw sample.
-
-    Parameters
-    ----------
-    raw
-        Its arrays.
-    num_nodes
-        Needed where it has no points.
 
     Returns
     -------
     findings
         One entry per kind of fault, in the order of :data:`REMEDIES`; empty for a sound sample.
     """
-    nodes = _num_nodes(raw, num_nodes)
-    cells = 0 if raw.cells is None else len(raw.cells.cell_type)
+    cells = 0 if raw.cells is None else raw.cells.num_cells
     edges = 0 if raw.edge_index is None else raw.edge_index.shape[1]
     found = []
-    faults = _faults(raw, nodes)
+    faults = _faults(raw, num_nodes)
     for kind, remedy in REMEDIES.items():
-        count, rows = faults.get(kind, (0, _NONE))
+        count, rows = faults[kind]
         if count:
-            sentence = _SENTENCES[kind].format(count=count, nodes=nodes, cells=cells, edges=edges)
+            sentence = _SENTENCES[kind].format(count=count, nodes=num_nodes, cells=cells, edges=edges)
             todo = f"{remedy} (--repair {kind})" if remedy else "write the ids again in 64 bits"
             message = f"{sentence} (first rows: {rows[:5].tolist()}); {todo}"
-            first = tuple(rows[:5].tolist())
-            found.append(
-                Finding(kind=kind, count=count, first_rows=first, message=message, repairable=remedy is not None)
-            )
+            found.append(Finding(kind=kind, count=count, rows=rows, message=message))
     return found
 
 
-def repair(
-    raw: RawArrays, findings: Collection[Finding], kinds: Collection[str], *, num_nodes: int | None = None
-) -> Repaired:
-    """Leave out what cannot be used, as far as the user allowed it.
-
-    Parameters
-    ----------
-    raw, num_nodes
-        As given to :func:`check_sample`.
-    findings
-        What it returned.
-    kinds
-        The kinds of finding that may be repaired, or ``("all",)``.
-
-    Raises
-    ------
-    ConfigError
-        An unknown kind, or findings that are not among ``kinds`` or that no repair helps: all are named.
-    """
-    unknown = [kind for kind in kinds if kind not in REMEDIES and kind != "all"]
-    if unknown:
-        raise ConfigError(f"{unknown[0]!r} is no repair{near_matches(unknown[0], [*REMEDIES, 'all'])}")
-    refused = [f for f in findings if not f.repairable or not (f.kind in kinds or "all" in kinds)]
-    if refused:
-        raise ConfigError("; ".join(f.message for f in refused))
-    nodes = _num_nodes(raw, num_nodes)
-    faults = _faults(raw, nodes)
-    keep_nodes = np.ones(nodes, np.bool_)
-    keep_nodes[faults["nan_points"][1]] = False
+def repair(raw: Geometry, findings: Collection[Finding], num_nodes: int) -> Repaired:
+    """Leave out what cannot be used; ``findings`` are those of :func:`check_sample`, all that it repairs."""
+    faulty = dict.fromkeys(REMEDIES, _NONE) | {found.kind: found.rows for found in findings}
+    keep_nodes = np.ones(num_nodes, np.bool_)
+    keep_nodes[faulty["nan_points"]] = False
     new_row = np.cumsum(keep_nodes) - 1
-    cells = _repair_cells(raw.cells, faults, keep_nodes, new_row)
-    edges, kept_edges = _repair_edges(raw.edge_index, faults, keep_nodes, new_row)
-    offsets, connectivity, cell_type, kept_cells = cells
+    cells, kept_cells = _repair_cells(raw.cells, faulty, keep_nodes, new_row)
+    edges, kept_edges = _repair_edges(raw.edge_index, faulty, keep_nodes, new_row)
+    points = None if raw.points is None else raw.points[keep_nodes]
     return Repaired(
-        points=None if raw.points is None else raw.points[keep_nodes],
-        offsets=offsets,
-        connectivity=connectivity,
-        cell_type=cell_type,
-        edge_index=edges,
+        geometry=Geometry(points=points, cells=cells, edge_index=edges),
         kept_nodes=None if keep_nodes.all() else np.flatnonzero(keep_nodes),
         kept_cells=kept_cells,
         kept_edges=kept_edges,
@@ -209,15 +138,7 @@ _Fault: TypeAlias = tuple[int, IntArray]
 _NONE = np.empty(0, np.int64)
 
 
-def _num_nodes(raw: RawArrays, num_nodes: int | None) -> int:
-    if raw.points is not None:
-        return len(raw.points)
-    if num_nodes is None:
-        raise ConfigError("a sample without points needs its number of nodes to be checked")
-    return num_nodes
-
-
-def _faults(raw: RawArrays, num_nodes: int) -> dict[str, _Fault]:
+def _faults(raw: Geometry, num_nodes: int) -> dict[str, _Fault]:
     """Return the number of faults of every kind, and their rows, sorted."""
     rows = dict.fromkeys(REMEDIES, _NONE)
     if raw.points is not None:
@@ -226,9 +147,7 @@ def _faults(raw: RawArrays, num_nodes: int) -> dict[str, _Fault]:
     num_crowded = 0
     if raw.cells is not None:
         overflows.append(_check_cells(raw.cells, num_nodes, rows))
-        sound = np.ones(len(raw.cells.cell_type), np.bool_)
-        for kind in ("missing_nodes", "cell_index_out_of_range", "small_faces"):
-            sound[rows[kind]] = False
+        sound = _without(rows, _OF_CELLS, raw.cells.num_cells)
         num_crowded, rows["crowded_faces"] = _crowded(raw.cells, sound, num_nodes)
     if raw.edge_index is not None:
         overflows.append(_check_edges(raw.edge_index, num_nodes, rows))
@@ -236,7 +155,15 @@ def _faults(raw: RawArrays, num_nodes: int) -> dict[str, _Fault]:
     return {kind: (num_crowded if kind == "crowded_faces" else len(found), found) for kind, found in rows.items()}
 
 
-def _check_cells(cells: CellArrays, num_nodes: int, rows: dict[str, IntArray]) -> IntArray:
+def _without(rows: dict[str, IntArray], kinds: Collection[str], num_rows: int) -> npt.NDArray[np.bool_]:
+    """Say which rows have none of some faults."""
+    sound = np.ones(num_rows, np.bool_)
+    for kind in kinds:
+        sound[rows[kind]] = False
+    return sound
+
+
+def _check_cells(cells: RawCells, num_nodes: int, rows: dict[str, IntArray]) -> IntArray:
     """Fill in the faulty cells; return those whose ids overflowed."""
     sizes = np.diff(cells.offsets)
     expected = np.zeros(256, np.int64)
@@ -256,17 +183,16 @@ def _check_cells(cells: CellArrays, num_nodes: int, rows: dict[str, IntArray]) -
     return cells_with(ids <= _WRAPPED)
 
 
-def _crowded(cells: CellArrays, sound: npt.NDArray[np.bool_], num_nodes: int) -> _Fault:
+def _crowded(cells: RawCells, sound: npt.NDArray[np.bool_], num_nodes: int) -> _Fault:
     """Look for crowded faces among the sound cells."""
     wrapped = cells.connectivity <= _WRAPPED
     if wrapped.any():
         sound = sound.copy()
         sound[owners_of(cells.offsets, np.flatnonzero(wrapped))] = False
     if sound.all():  # no copy
-        return crowded_faces(cells.offsets, cells.connectivity, cells.cell_type, num_nodes)
+        return crowded_faces(cells, num_nodes)
     kept = np.flatnonzero(sound)
-    offsets, connectivity = _select(cells, kept)
-    count, crowded = crowded_faces(offsets, connectivity, cells.cell_type[kept], num_nodes)
+    count, crowded = crowded_faces(_select(cells, kept), num_nodes)
     return count, kept[crowded]
 
 
@@ -288,41 +214,36 @@ def _check_edges(edge_index: IntArray, num_nodes: int, rows: dict[str, IntArray]
 
 
 def _repair_cells(
-    cells: CellArrays | None, faults: dict[str, _Fault], keep_nodes: npt.NDArray[np.bool_], new_row: IntArray
-) -> tuple[IntArray | None, IntArray | None, npt.NDArray[np.uint8] | None, IntArray | None]:
-    """Return offsets, connectivity, types and the cells that were kept."""
+    cells: RawCells | None, faulty: dict[str, IntArray], keep_nodes: npt.NDArray[np.bool_], new_row: IntArray
+) -> tuple[RawCells | None, IntArray | None]:
+    """Return the cells, and those that were kept."""
     if cells is None:
-        return None, None, None, None
-    keep = np.ones(len(cells.cell_type), np.bool_)
-    for kind in ("missing_nodes", "cell_index_out_of_range", "small_faces"):
-        keep[faults[kind][1]] = False
+        return None, None
+    keep = _without(faulty, _OF_CELLS, cells.num_cells)
     if not keep_nodes.all():
         in_range = np.clip(cells.connectivity, 0, len(keep_nodes) - 1)
         on_dropped = np.flatnonzero(~keep_nodes[in_range])
         keep[owners_of(cells.offsets, on_dropped)] = False
     if keep.all():
-        connectivity = cells.connectivity if keep_nodes.all() else new_row[cells.connectivity]
-        return cells.offsets, connectivity, cells.cell_type, None
+        return cells if keep_nodes.all() else replace(cells, connectivity=new_row[cells.connectivity]), None
     kept = np.flatnonzero(keep)
-    offsets, connectivity = _select(cells, kept)
-    return offsets, new_row[connectivity], cells.cell_type[kept], kept
+    some = _select(cells, kept)
+    return replace(some, connectivity=new_row[some.connectivity]), kept
 
 
-def _select(cells: CellArrays, kept: IntArray) -> tuple[IntArray, IntArray]:
-    """Return offsets and connectivity of some cells."""
+def _select(cells: RawCells, kept: IntArray) -> RawCells:
     starts, stops = cells.offsets[kept], cells.offsets[kept + 1]
-    return bounds_of(stops - starts), cells.connectivity[ranges(starts, stops)]
+    connectivity = cells.connectivity[ranges(starts, stops)]
+    return RawCells(offsets=bounds_of(stops - starts), connectivity=connectivity, cell_type=cells.cell_type[kept])
 
 
 def _repair_edges(
-    edge_index: IntArray | None, faults: dict[str, _Fault], keep_nodes: npt.NDArray[np.bool_], new_row: IntArray
+    edge_index: IntArray | None, faulty: dict[str, IntArray], keep_nodes: npt.NDArray[np.bool_], new_row: IntArray
 ) -> tuple[IntArray | None, IntArray | None]:
     """Return the edges, and those that were kept."""
     if edge_index is None:
         return None, None
-    keep = np.ones(edge_index.shape[1], np.bool_)
-    for kind in ("edge_index_out_of_range", "duplicate_edges", "self_loops"):
-        keep[faults[kind][1]] = False
+    keep = _without(faulty, _OF_EDGES, edge_index.shape[1])
     kept = np.flatnonzero(keep)
     kept = kept[keep_nodes[edge_index[:, kept]].all(axis=0)]
     if len(kept) == len(keep):

@@ -9,11 +9,9 @@ import numpy.typing as npt
 
 from scidata.core.types import IntArray
 from scidata.meshes.order.curve import BITS, hilbert_keys
-from scidata.meshes.order.positions import Box, finite_points, robust_box, unit_sphere
+from scidata.meshes.order.positions import Box, finite_points, num_duplicates, robust_box, unit_sphere
 from scidata.meshes.order.rcb import order_rcb
 from scidata.meshes.order.sort import run_starts, stable_sort
-
-__all__ = ["hilbert_keys", "order_hilbert"]
 
 # Share of the distinct points that may share a key with another before the order counts as collapsed.
 _MAX_COLLAPSED = 0.01
@@ -72,15 +70,8 @@ def _along_curve(points: npt.NDArray[Any], box: Box | None) -> tuple[IntArray, i
     keys, order = stable_sort(hilbert_keys(points, box=box), points.shape[1] * BITS[points.shape[1]])
     starts = run_starts(keys)
     shared = np.flatnonzero(~starts | ~np.append(starts[1:], True))  # rows in runs of equal keys
-    num_distinct = _num_distinct(points[order[shared]])
-    num_repeated = len(shared) - num_distinct
-    return order, num_distinct - int(starts[shared].sum()), len(points) - num_repeated
-
-
-def _num_distinct(points: npt.NDArray[Any]) -> int:
-    """Count the distinct rows."""
-    by_value = points[np.lexsort(tuple(points.T))]
-    return int(np.any(by_value[1:] != by_value[:-1], axis=1).sum()) + min(len(by_value), 1)
+    num_repeated = num_duplicates(points[order[shared]])
+    return order, len(shared) - num_repeated - int(starts[shared].sum()), len(points) - num_repeated
 
 
 def _stretched(points: npt.NDArray[Any], box: Box) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,11 @@ def node_ids(ids: npt.ArrayLike, num_nodes: int, what: str) -> NodeIds:
     return array if array.dtype in (np.int32, np.int64) else array.astype(np.int64)
 
 
+def id_dtype(num_nodes: int) -> np.dtype[Any]:
+    """Return int32 where all ids fit, else int64."""
+    return np.dtype(np.int32 if num_nodes <= np.iinfo(np.int32).max else np.int64)
+
+
 def id_bits(num_nodes: int) -> int:
     """Return how many bits the largest id takes."""
     return max(num_nodes - 1, 0).bit_length()
@@ -50,8 +55,7 @@ def pair_keys(high: NodeIds, low: NodeIds, num_nodes: int) -> Keys:
 
 def low_ids(keys: Keys, num_nodes: int) -> NodeIds:
     """Unpack the low id of :func:`pair_keys`, as small as it gets."""
-    fits = num_nodes <= np.iinfo(np.int32).max
-    low: NodeIds = np.empty(len(keys), np.int32) if fits else np.empty(len(keys), np.int64)
+    low: NodeIds = np.empty(len(keys), id_dtype(num_nodes))
     for rows in blocks(len(keys)):
         low[rows] = keys[rows] & np.uint64((1 << id_bits(num_nodes)) - 1)
     return low

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError, MissingDependencyError, SciDataError
-from scidata.meshes.order.csr import NodeIds, csr_from_edges, symmetrise
+from scidata.meshes.order.csr import csr_from_edges, symmetrise
 from scidata.meshes.order.hilbert import order_hilbert
 
 # Nodes per part below which parts are not worth having: METIS leaves parts of small graphs empty.
@@ -26,8 +26,8 @@ _MIN_NODES = 32
 
 
 def order_metis(
-    indptr: IntArray,
-    indices: NodeIds,
+    edge_index: IntArray,
+    num_nodes: int,
     points: npt.ArrayLike | None,
     num_parts: int = 256,
     *,
@@ -37,8 +37,9 @@ def order_metis(
 
     Parameters
     ----------
-    indptr, indices
-        A graph as CSR, directed or not; both directions of every edge are used, self-loops are not.
+    edge_index
+        ``(2, num_edges)`` sources and destinations, directed or not; both directions of every edge are used,
+        self-loops are not.
     points
         ``(num_nodes, 2 or 3)`` for the order inside the parts, or None to keep the order of rows there.
     num_parts
@@ -67,7 +68,6 @@ def order_metis(
         )
     if num_parts < 1 or num_parts & (num_parts - 1):
         raise ConfigError(f"the number of METIS's nested parts must be a power of two, not {num_parts}")
-    num_nodes = len(indptr) - 1
     if points is not None and len(np.asarray(points)) != num_nodes:
         raise ConfigError(f"{len(np.asarray(points))} points for a graph of {num_nodes} nodes")
     notes: list[str] = []
@@ -78,8 +78,7 @@ def order_metis(
         num_parts //= 2
     if num_parts == 1:
         return inside, [*notes, f"{num_nodes} nodes are too few to be cut by METIS; the order is that of the points"]
-    dst = np.repeat(np.arange(num_nodes, dtype=np.int64), np.diff(indptr))
-    parts = _run_metis(symmetrise(indices, dst, num_nodes), num_nodes, num_parts)
+    parts = _run_metis(symmetrise(edge_index[0], edge_index[1], num_nodes), num_nodes, num_parts)
     # small integers are sorted by a radix sort, which is stable: the points' order stays inside each part
     return inside[np.argsort(parts[inside].astype(np.uint16), kind="stable")], notes
 

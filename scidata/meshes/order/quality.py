@@ -12,7 +12,8 @@ from scipy.sparse.csgraph import connected_components
 
 from scidata.core.types import IntArray
 from scidata.meshes.order.csr import CSR
-from scidata.meshes.order.cuts import cut_bounds
+from scidata.meshes.order.cuts import equal_bounds
+from scidata.meshes.order.positions import num_duplicates
 from scidata.meshes.order.sort import run_starts
 
 
@@ -84,29 +85,21 @@ def measure_quality(csr: CSR, points: npt.ArrayLike | None = None, *, num_parts:
     num_parts
         The numbers of parts to measure.
     """
-    dst = csr.dst()
     degree = np.diff(csr.indptr) + np.bincount(csr.src, minlength=csr.num_nodes)
     return Quality(
         num_nodes=csr.num_nodes,
         num_edges=csr.num_edges,
         num_components=_num_components(csr),
         num_isolated=int((degree == 0).sum()),
-        num_duplicate_points=None if points is None else _num_duplicates(np.asarray(points)),
-        parts=tuple(
-            _measure(csr.src, dst, cut_bounds(np.arange(csr.num_nodes + 1), parts), parts) for parts in num_parts
-        ),
+        num_duplicate_points=None if points is None else num_duplicates(np.asarray(points)),
+        parts=tuple(quality_of_parts(csr, equal_bounds(csr.num_nodes, parts)) for parts in num_parts),
     )
 
 
 def quality_of_parts(csr: CSR, bounds: IntArray) -> PartQuality:
     """Measure one choice of bounds."""
-    return _measure(csr.src, csr.dst(), np.asarray(bounds, np.int64), len(bounds) - 1)
-
-
-def _measure(
-    src: npt.NDArray[np.integer], dst: npt.NDArray[np.integer], bounds: IntArray, num_parts: int
-) -> PartQuality:
-    num_nodes, num_edges = int(bounds[-1]), len(src)
+    src, dst = csr.src, csr.dst()
+    num_nodes, num_edges, num_parts = csr.num_nodes, csr.num_edges, len(bounds) - 1
     part = np.repeat(np.arange(num_parts, dtype=np.int32), np.diff(bounds))
     to, whence = part[dst], part[src]
     cut = np.flatnonzero(to != whence)
@@ -137,10 +130,3 @@ def _num_components(csr: CSR) -> int:
     ones = np.ones(csr.num_edges, np.int8)
     matrix = csr_matrix((ones, csr.src, csr.indptr), shape=(csr.num_nodes, csr.num_nodes))
     return int(connected_components(matrix, directed=True, connection="weak", return_labels=False))
-
-
-def _num_duplicates(points: npt.NDArray[np.generic]) -> int:
-    if not len(points):
-        return 0
-    by_value = points[np.lexsort(tuple(points.T))]
-    return int(np.all(by_value[1:] == by_value[:-1], axis=1).sum())

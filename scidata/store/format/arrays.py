@@ -80,6 +80,33 @@ def blocks_of(shape: Sequence[int], block: Sequence[int]) -> Iterator[Slices]:
         yield tuple(slice(c, min(c + b, n)) for c, b, n in zip(corner, block, shape, strict=True))
 
 
+def new_array(
+    group: Any,
+    path: str,
+    *,
+    shape: Sequence[int],
+    dtype: np.dtype[Any],
+    chunks: Sequence[int],
+    shards: Sequence[int] | None = None,
+    dims: Sequence[str],
+) -> Any:
+    """Make the Zarr array of a path, each chunk of which carries its crc32c."""
+    from zarr.codecs import Crc32cCodec
+
+    return group.create_array(
+        path,
+        shape=tuple(shape),
+        dtype=dtype,
+        chunks=chunks,
+        shards=shards,
+        filters=None,
+        compressors=[Crc32cCodec()],
+        fill_value=0,
+        dimension_names=list(dims),
+        config={"write_empty_chunks": True},  # else a chunk of zeros cannot be told from a lost one
+    )
+
+
 def write_array(
     group: Any,
     path: str,
@@ -109,22 +136,9 @@ def write_array(
     checksums
         Gets, by ``path``, the crc32c of each chunk by its place in the grid of chunks.
     """
-    from zarr.codecs import Crc32cCodec
-
     kind = stored_dtype(dtype)
     chunk, shard = _chunk_and_shard(shape, kind.itemsize, entity_dim, chunk_rows)
-    array = group.create_array(
-        path,
-        shape=tuple(shape),
-        dtype=kind,
-        chunks=chunk,
-        shards=shard,
-        filters=None,
-        compressors=[Crc32cCodec()],
-        fill_value=0,
-        dimension_names=list(dims),
-        config={"write_empty_chunks": True},  # else a chunk of zeros cannot be told from a lost one
-    )
+    array = new_array(group, path, shape=shape, dtype=kind, chunks=chunk, shards=shard, dims=dims)
     digest = ArrayDigest(shape, kind)
     folder = os.path.join(array.store.root, array.path)
     sums = np.zeros(chunks_held(shape, chunk), np.uint32)

@@ -25,7 +25,7 @@ from scidata.core.urls import Url
 from scidata.errors import ChecksumError, CorruptDataError, MissingChunkError, ShortReadError
 from scidata.sources.access.files import files
 from scidata.sources.zarr.source import ZarrSource
-from scidata.store.format.arrays import ArrayDigest
+from scidata.store.format.arrays import ArrayDigest, new_array
 from scidata.store.format.manifest import CHECKSUMS, ArrayInfo, SampleInfo
 from scidata.store.format.places import check_documents
 from scidata.store.format.shards import chunks_held
@@ -38,20 +38,8 @@ Checksums = npt.NDArray[np.uint32]
 
 def write_checksums(group: Any, sums: Mapping[str, Checksums]) -> ArrayInfo:
     """Write the array of all chunks' checksums, by path as ``write_array`` gives them, as one chunk."""
-    from zarr.codecs import Crc32cCodec
-
     values = np.concatenate([sums[path].reshape(-1) for path in sorted(sums)]).astype("<u4")
-    array = group.create_array(
-        CHECKSUMS,
-        shape=values.shape,
-        dtype=values.dtype,
-        chunks=values.shape,
-        filters=None,
-        compressors=[Crc32cCodec()],
-        fill_value=0,
-        dimension_names=["chunk"],
-        config={"write_empty_chunks": True},
-    )
+    array = new_array(group, CHECKSUMS, shape=values.shape, dtype=values.dtype, chunks=values.shape, dims=["chunk"])
     array[:] = values
     return ArrayInfo(shape=values.shape, dtype=values.dtype.str, digest=_digest(values), chunks=values.shape)
 

@@ -47,7 +47,7 @@ class Entry:
     ) -> None:
         self.data, self.where, self.key = data, where, key
         if not isinstance(data, dict):
-            self._fail_whole("a JSON object", data)
+            raise damaged(where, f"{key or 'it'} is {shown(data)}, but a JSON object was expected")
         if not data.keys() >= needed:
             self.fail(min(needed - data.keys()), "is missing")
         if optional is not None and len(data) > len(needed) and (unknown := data.keys() - needed - optional):
@@ -58,19 +58,26 @@ class Entry:
         path = f"{self.key}[{ascii(key)[:80]}]" if self.key else ascii(key)[:80]
         raise damaged(self.where, f"{path} {problem}")
 
-    def _fail_whole(self, expected: str, found: Any) -> NoReturn:
-        raise damaged(self.where, f"{self.key or 'it'} is {shown(found)}, but {expected} was expected")
-
     def wrong(self, key: str, expected: str) -> NoReturn:
         """Say that a key has another value than was expected."""
         self.fail(key, f"is {shown(self.data[key])}, but {expected} was expected")
 
+    def _checked(self, key: str, fits: Callable[[Any], bool], expected: str) -> Any:
+        value = self.data[key]
+        if not fits(value):
+            self.wrong(key, expected)
+        return value
+
+    def _object(self, key: str) -> dict[str, Any]:
+        found: dict[str, Any] = self._checked(key, lambda value: isinstance(value, dict), "a JSON object")
+        return found
+
+    def _list(self, key: str, fits: Callable[[Any], bool], expected: str) -> tuple[Any, ...]:
+        return tuple(self._checked(key, lambda value: isinstance(value, list) and all(map(fits, value)), expected))
+
     def text(self, key: str) -> str:
         """Return text, which may name things."""
-        value = self.data[key]
-        if not isinstance(value, str) or "\0" in value:
-            self.wrong(key, "text")
-        return value
+        return str(self._checked(key, _is_text, "text"))
 
     def optional_text(self, key: str) -> str | None:
         """Return text or None."""
@@ -78,61 +85,40 @@ class Entry:
 
     def flag(self, key: str) -> bool:
         """Return True or False."""
-        value = self.data[key]
-        if not isinstance(value, bool):
-            self.wrong(key, "true or false")
-        return value
+        return bool(self._checked(key, lambda value: isinstance(value, bool), "true or false"))
 
     def count(self, key: str) -> int:
         """Return a number of things: no less than none, no more than files can hold."""
-        value = self.data[key]
-        if not is_count(value):
-            self.wrong(key, "a number of things")
-        return int(value)
+        return int(self._checked(key, is_count, "a number of things"))
 
     def one_of(self, key: str, known: tuple[Any, ...]) -> Any:
         """Return one of some values."""
-        value = self.data[key]
-        if isinstance(value, list | dict) or value not in known:
-            self.wrong(key, " or ".join(map(repr, known)))
-        return value
+        fits = lambda value: not isinstance(value, list | dict) and value in known  # noqa: E731
+        return self._checked(key, fits, " or ".join(map(repr, known)))
 
     def counts(self, key: str) -> tuple[int, ...]:
         """Return a shape, or other list of numbers of things."""
-        value = self.data[key]
-        if not isinstance(value, list) or not all(map(is_count, value)):
-            self.wrong(key, "a list of numbers of things")
-        return tuple(value)
+        return self._list(key, is_count, "a list of numbers of things")
 
     def texts(self, key: str) -> tuple[str, ...]:
         """Return a list of texts."""
-        value = self.data[key]
-        if not isinstance(value, list) or not all(isinstance(v, str) and "\0" not in v for v in value):
-            self.wrong(key, "a list of texts")
-        return tuple(value)
+        return self._list(key, _is_text, "a list of texts")
 
     def numbers(self, key: str) -> tuple[float, ...]:
         """Return a list of finite numbers."""
-        value = self.data[key]
-        if not isinstance(value, list) or not all(map(is_number, value)):
-            self.wrong(key, "a list of numbers")
-        return tuple(value)
+        return self._list(key, is_number, "a list of numbers")
 
     def free(self, key: str) -> dict[str, Any]:
         """Return an object that users filled: attributes, settings."""
-        value = self.data[key]
-        if not isinstance(value, dict):
-            self.wrong(key, "a JSON object")
+        value = self._object(key)
         if not _is_shallow(value, _DEEPEST):
             self.fail(key, f"is nested more than {_DEEPEST} deep")
         return value
 
     def each(self, key: str, read: Callable[[Any, str, str], T]) -> dict[str, T]:
         """Return an object's entries, read by ``read(entry, where, key)``; its keys name arrays or entities."""
-        value = self.data[key]
-        if not isinstance(value, dict):
-            self.wrong(key, "a JSON object")
-        return {name: read(item, self.where, f"{key!r}[{ascii(name)[:80]}]") for name, item in value.items()}
+        found = self._object(key).items()
+        return {name: read(item, self.where, f"{key!r}[{ascii(name)[:80]}]") for name, item in found}
 
 
 def shown(value: Any) -> str:
@@ -152,6 +138,10 @@ def is_count(value: Any) -> bool:
 def is_number(value: Any) -> bool:
     """Whether it is a finite number."""
     return (type(value) is float and math.isfinite(value)) or (type(value) is int and abs(value) <= MOST)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and "\0" not in value
 
 
 def _is_shallow(value: Any, depth: int) -> bool:

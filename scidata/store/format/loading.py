@@ -306,23 +306,19 @@ def load_manifest(raw: bytes, where: str) -> Manifest:
         It names a place outside the store.
     """
     try:
-        return _load(raw, where)
+        data = _parsed(raw, where)
+        version = data.get("version") if isinstance(data, dict) else None
+        if isinstance(data, dict) and not (type(version) is int and 1 <= version <= SCHEMA_VERSION):
+            raise CorruptDataError(
+                f"{where}: has schema version {shown(version)}, this scidata reads 1 to {SCHEMA_VERSION}; "
+                "write the store again, or use the scidata that wrote it"
+            )
+        data = _unsealed(data, where, raw)
+        if b"\\u" in raw:  # what scidata writes has none but of control characters
+            _check_text(data, where)
+        return _manifest(data, where)
     except RecursionError:
         raise _too_deep(where) from None
-
-
-def _load(raw: bytes, where: str) -> Manifest:
-    data = _parsed(raw, where)
-    version = data.get("version") if isinstance(data, dict) else None
-    if isinstance(data, dict) and not (type(version) is int and 1 <= version <= SCHEMA_VERSION):
-        raise CorruptDataError(
-            f"{where}: has schema version {shown(version)}, this scidata reads 1 to {SCHEMA_VERSION}; "
-            "write the store again, or use the scidata that wrote it"
-        )
-    data = _unsealed(data, where, raw)
-    if b"\\u" in raw:  # what scidata writes has none but of control characters
-        _check_text(data, where)
-    return _manifest(data, where)
 
 
 def _parsed(raw: bytes, where: str) -> Any:

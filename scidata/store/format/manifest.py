@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -85,57 +85,73 @@ class InputInfo:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampleInfo:
-    """One sample of a store.
+class SampleHead:
+    """What is said of a sample from its source on until it is in the store.
 
     Attributes
     ----------
     index, num_samples
         Its place among the samples of the run that wrote it.
-    name, folder
-        The source's name, and the Zarr group inside the store.
+    name
+        The source's name.
     recipe
         Digest of the options it was made with: samples of different recipes do not mix.
+    period
+        Width of the domain along each coordinate where it wraps, 0 where it does not; None where none does.
     settings
         Those options, readable.
     inputs
         What it was made of.
-    counts, source_counts
-        Rows of each entity, and how many the source has of it: more where a repair left some out.
-    bbox
-        ``(2, ndim)`` lower and upper corner of the positions as given; None without positions or rows.
-    period
-        Width of the domain along each coordinate where it wraps, 0 where it does not; None where none does.
-    block_space
-        Coordinates of ``blocks/bbox``: ``"pos"``, or ``"unit_sphere"`` (x, y, z) for longitudes and latitudes; None
-        without positions.
-    arrays, fields, statistics
-        By path, and by the field's path.
     notes
         What whoever made it should know: fallbacks of the order, repairs.
-    documents
-        Digest of the ``zarr.json`` of its groups and arrays, but for its own; None in schema version 1.
     """
 
     index: int
     num_samples: int
     name: str
-    folder: str
     kind: str
     entity: str
     on_sphere: bool
     recipe: str
-    settings: Mapping[str, Any]
+    period: tuple[float, ...] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    inputs: tuple[InputInfo, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def head(self) -> dict[str, Any]:
+        """Return these entries alone, of what has more."""
+        return {entry.name: getattr(self, entry.name) for entry in fields(SampleHead)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleInfo(SampleHead):
+    """One sample of a store.
+
+    Attributes
+    ----------
+    folder
+        The Zarr group inside the store.
+    counts, source_counts
+        Rows of each entity, and how many the source has of it: more where a repair left some out.
+    bbox
+        ``(2, ndim)`` lower and upper corner of the positions as given; None without positions or rows.
+    block_space
+        Coordinates of ``blocks/bbox``: ``"pos"``, or ``"unit_sphere"`` (x, y, z) for longitudes and latitudes; None
+        without positions.
+    arrays, fields, statistics
+        By path, and by the field's path.
+    documents
+        Digest of the ``zarr.json`` of its groups and arrays, but for its own; None in schema version 1.
+    """
+
+    folder: str
     counts: Mapping[str, int]
     source_counts: Mapping[str, int]
     bbox: tuple[tuple[float, ...], tuple[float, ...]] | None
     block_space: str | None
-    period: tuple[float, ...] | None
     arrays: Mapping[str, ArrayInfo]
     fields: Mapping[str, FieldInfo]
     statistics: Mapping[str, Statistics]
-    inputs: tuple[InputInfo, ...] = ()
-    notes: tuple[str, ...] = ()
     documents: str | None = None
 
     @property
@@ -221,12 +237,14 @@ class RunningStatistics:
         """Return what was gathered."""
         some = self._count > 0
         std = np.sqrt(self._m2 / np.maximum(self._count, 1))
-        columns = [np.where(some, x, np.nan) for x in (self._mean, std, self._min, self._max)]
-        if self._plain:
-            mean, deviation, low, high = (float(x[0]) for x in columns)
-            return Statistics(count=int(self._count[0]), mean=mean, std=deviation, min=low, max=high)
-        lists = [tuple(x.tolist()) for x in columns]
-        return Statistics(count=tuple(self._count.tolist()), mean=lists[0], std=lists[1], min=lists[2], max=lists[3])
+        columns = [self._count, *(np.where(some, x, np.nan) for x in (self._mean, std, self._min, self._max))]
+        return statistics_of([x.reshape(()) for x in columns] if self._plain else columns)
+
+
+def statistics_of(figures: Sequence[npt.NDArray[Any]]) -> Statistics:
+    """Return statistics of five arrays: plain numbers where these have no dims."""
+    values = [x.item() if x.ndim == 0 else tuple(x.reshape(-1).tolist()) for x in figures]
+    return Statistics(count=values[0], mean=values[1], std=values[2], min=values[3], max=values[4])
 
 
 def dump_json(data: Mapping[str, Any]) -> str:
@@ -321,10 +339,15 @@ def make_manifest(samples: Sequence[SampleInfo], store: str) -> Manifest:
 def _merged(path: str, samples: Iterable[SampleInfo]) -> Statistics:
     parts = [sample.statistics[path] for sample in samples]
     size = len(parts[0].mean) if isinstance(parts[0].mean, tuple) else None
-    total = RunningStatistics(size)
+    return merge_statistics(parts, size) if len(parts) > 1 else parts[0]
+
+
+def merge_statistics(parts: Iterable[Statistics], num_components: int | None) -> Statistics:
+    """Return the figures of several parts of a field's data together."""
+    total = RunningStatistics(num_components)
     for part in parts:
         total.merge(part)
-    return total.result() if len(parts) > 1 else parts[0]
+    return total.result()
 
 
 def check_alike(first: SampleInfo, other: SampleInfo, store: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,21 +34,6 @@ from scidata.store.format.loading import load_manifest, load_sample
 from scidata.store.format.manifest import Manifest, SampleInfo, dump_json, make_manifest, sealed
 from scidata.store.format.places import MANIFEST, check_documents, check_inside, folder_of, is_store, join
 from scidata.store.format.verify import Fault, FaultFound, check_sample, read_rows
-from scidata.store.format.write import BLOCK_ROWS
-
-__all__ = [
-    "BLOCK_ROWS",
-    "MANIFEST",
-    "MAX_MANIFEST_BYTES",
-    "Fault",
-    "Store",
-    "is_store",
-    "open_store",
-    "read_sample_info",
-    "verify",
-    "verify_sample",
-    "write_manifest",
-]
 
 #: Of the manifest; a sample takes some KB in it, so that this is room for a hundred thousand. Python takes about ten
 #: times as much memory to read it.
@@ -72,11 +57,8 @@ class Store:
         self._sources: dict[int, SampleSource] = {}
         self._checksums: Cache[Checksums] = Cache(KEPT_BYTES, "lru")
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        Store.__init__(self, state["path"])
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Store, (self.path,)
 
     def __len__(self) -> int:
         return len(self.manifest.samples)
@@ -174,8 +156,8 @@ def open_store(path: str | os.PathLike[str]) -> Store:
 def _read_manifest(path: str) -> Manifest:
     where = join(path, MANIFEST)
     if not is_store(path):
-        begun = not is_url(path) and os.path.isdir(path) and any(map(_is_part, os.listdir(path)))
-        if begun:
+        names = os.listdir(path) if not is_url(path) and os.path.isdir(path) else []
+        if any(name.startswith((".tmp-sample-", "sample-")) for name in names):
             raise UnsupportedFormatError(
                 f"{path}: an unfinished scidata store: it has samples but no {MANIFEST}; run the same `scidata "
                 "partition` again with --resume, or --finalize after the last part"
@@ -200,10 +182,6 @@ def _manifest_bytes(path: str) -> bytes:
         return file.read(MAX_MANIFEST_BYTES)
 
 
-def _is_part(name: str) -> bool:
-    return name.startswith((".tmp-sample-", "sample-"))
-
-
 def read_sample_info(store: str, index: int) -> SampleInfo:
     """Read what a finished sample says of itself, also before there is a manifest.
 
@@ -226,11 +204,10 @@ def read_sample_info(store: str, index: int) -> SampleInfo:
     return info
 
 
-def write_manifest(store: str, samples: list[SampleInfo]) -> Manifest:
+def write_manifest(store: str, samples: list[SampleInfo]) -> None:
     """Sum up finished samples and write the manifest, which makes the folder a store."""
-    manifest = make_manifest(samples, store)
-    write_text(os.path.join(store, MANIFEST), dump_json(sealed(manifest)))
-    return manifest
+    write_text(os.path.join(store, MANIFEST), dump_json(sealed(make_manifest(samples, store))))
+    files().close()  # forget what this process had open of a store that was here before
 
 
 def verify_sample(store: str, index: int) -> SampleInfo:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import re
 from array import array
-from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn, overload
+from collections.abc import Iterator
+from typing import Any, NoReturn
 
 #: Characters of a value of one key, or of an item: some thousand arrays of a sample.
 MAX_VALUE = 8 << 20
@@ -24,7 +24,7 @@ def _refuse(constant: str) -> NoReturn:
 _decoder = json.JSONDecoder(parse_constant=_refuse)
 
 
-class Items(Sequence[Any]):
+class Items:
     """The items of a list in a text, each parsed when it is asked for: as objects they take several times as much."""
 
     def __init__(self, text: str, starts: array[int]) -> None:
@@ -33,17 +33,8 @@ class Items(Sequence[Any]):
     def __len__(self) -> int:
         return len(self._starts)
 
-    @overload
-    def __getitem__(self, at: int) -> Any: ...
-    @overload
-    def __getitem__(self, at: slice) -> Items: ...
-    def __getitem__(self, at: int | slice) -> Any:
-        if isinstance(at, slice):
-            return Items(self._text, self._starts[at])
-        return _decoder.raw_decode(self._text, self._starts[at])[0]
-
     def __iter__(self) -> Iterator[Any]:
-        return (self[i] for i in range(len(self)))
+        return (_decoder.raw_decode(self._text, start)[0] for start in self._starts)
 
 
 class _Reader:

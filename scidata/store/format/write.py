@@ -31,34 +31,24 @@ import numpy.typing as npt
 
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError
+from scidata.meshes.geometry import RawCells
+from scidata.meshes.order.csr import CSR
+from scidata.meshes.order.ids import id_dtype
 from scidata.meshes.order.positions import unit_sphere
 from scidata.store.format.arrays import CHUNK_ROWS, Reordered, write_array
 from scidata.store.format.checksums import Checksums, write_checksums
-from scidata.store.format.documents import ATTRIBUTE, digest_documents, sample_document
+from scidata.store.format.documents import digest_documents, sample_document
 from scidata.store.format.durable import remove, sync, sync_folder
 from scidata.store.format.manifest import (
     CHECKSUMS,
     ArrayInfo,
     FieldInfo,
-    InputInfo,
     RunningStatistics,
+    SampleHead,
     SampleInfo,
     Statistics,
 )
 from scidata.store.format.places import folder_of
-
-__all__ = [
-    "BLOCK_ROWS",
-    "MAX_FIELD_BYTES",
-    "ATTRIBUTE",
-    "FieldData",
-    "OrderedCells",
-    "OrderedEdges",
-    "OrderedSample",
-    "folder_of",
-    "search_space",
-    "write_sample",
-]
 
 BLOCK_ROWS = 512
 _LIST_CHUNK_ROWS = 8192  # of arrays with several entries per entity: about 1024 entities' worth
@@ -95,61 +85,38 @@ class FieldData:
     rows: IntArray | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class OrderedCells:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OrderedCells(RawCells):
     """Cells in the store's order: ``connectivity`` holds new node ids, ``original_id`` source rows."""
 
-    offsets: IntArray
-    connectivity: npt.NDArray[np.integer[Any]]
-    types: npt.NDArray[np.uint8]
     original_id: IntArray
     indptr: IntArray
 
 
 @dataclass(frozen=True, kw_only=True)
-class OrderedEdges:
-    """Edges by destination, new ids: node ``i`` receives from ``src[indptr[i]:indptr[i + 1]]``."""
-
-    indptr: IntArray
-    src: npt.NDArray[np.integer[Any]]
-    edge_id: IntArray
-
-
-@dataclass(frozen=True, kw_only=True)
-class OrderedSample:
+class OrderedSample(SampleHead):
     """One sample whose rows have got their order; ``pos`` and ``weights`` are still in the source's.
 
     ``order``, ``cells.original_id`` and ``edges.edge_id`` are the source's rows: of ``source_counts`` rows, where a
     repair left some out; else all of them.
     """
 
-    index: int
-    num_samples: int
-    name: str
-    kind: str
-    entity: str
-    on_sphere: bool
     order: IntArray
     pos: npt.NDArray[np.floating[Any]] | None
     weights: npt.NDArray[np.float64] | None
     cells: OrderedCells | None
-    edges: OrderedEdges | None
+    edges: CSR | None  # of new ids; ``edge_id`` are source rows
     fields: tuple[FieldData, ...]
-    recipe: str
-    period: tuple[float, ...] | None = None
     source_counts: Mapping[str, int] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    inputs: tuple[InputInfo, ...] = ()
-    notes: tuple[str, ...] = ()
 
     @property
     def counts(self) -> dict[str, int]:
         """Rows of each entity."""
         counts = {self.entity: len(self.order)}
         if self.cells is not None:
-            counts["cell"] = len(self.cells.types)
+            counts["cell"] = self.cells.num_cells
         if self.edges is not None:
-            counts["edge"] = len(self.edges.src)
+            counts["edge"] = self.edges.num_edges
         return counts
 
     @property
@@ -159,10 +126,10 @@ class OrderedSample:
         if self.pos is not None:
             total += len(self.order) * self.pos.shape[1] * self.pos.dtype.itemsize
         if self.cells is not None:
-            ids = 4 if len(self.order) <= np.iinfo(np.int32).max else 8
-            total += ids * len(self.cells.connectivity) + 17 * len(self.cells.types) + 8 * len(self.cells.indptr)
+            ids = id_dtype(len(self.order)).itemsize
+            total += ids * len(self.cells.connectivity) + 17 * self.cells.num_cells + 8 * len(self.cells.indptr)
         if self.edges is not None:
-            total += 8 * len(self.edges.indptr) + 12 * len(self.edges.src)
+            total += 8 * len(self.edges.indptr) + 12 * self.edges.num_edges
         for data in self.fields:
             row = math.prod(data.shape) // max(1, data.shape[data.info.entity_dim]) * np.dtype(data.info.dtype).itemsize
             total += row * len(self.rows_of(data))
@@ -297,17 +264,8 @@ class _SampleWriter:
             self._write_field(data)
         self._arrays[CHECKSUMS] = write_checksums(self._group, self._checksums)
         info = SampleInfo(
-            index=sample.index,
-            num_samples=sample.num_samples,
-            name=sample.name,
+            **sample.head(),
             folder=folder_of(sample.index),
-            kind=sample.kind,
-            entity=sample.entity,
-            on_sphere=sample.on_sphere,
-            period=sample.period,
-            recipe=sample.recipe,
-            settings=sample.settings,
-            inputs=sample.inputs,
             counts=sample.counts,
             source_counts={**sample.counts, **sample.source_counts},
             bbox=bbox,
@@ -315,7 +273,6 @@ class _SampleWriter:
             arrays=self._arrays,
             fields={data.info.path: data.info for data in sample.fields},
             statistics=self._statistics,
-            notes=sample.notes,
             documents=digest_documents(self._folder, self._arrays),
         )
         with open(os.path.join(self._folder, "zarr.json"), "w", encoding="utf-8") as file:
@@ -332,17 +289,13 @@ class _SampleWriter:
 
     def _put(self, path: str, values: npt.NDArray[Any], dims: tuple[str, ...], *, lists: bool = False) -> None:
         """Write an array that is in memory in its final order."""
-        self._arrays[path] = write_array(
-            self._group,
-            path,
-            values.__getitem__,
-            shape=values.shape,
-            dtype=values.dtype,
-            dims=dims,
-            chunk_rows=_LIST_CHUNK_ROWS if lists else CHUNK_ROWS,
-            tick=self._wrote,
-            checksums=self._checksums,
+        chunk_rows = _LIST_CHUNK_ROWS if lists else CHUNK_ROWS
+        self._write_array(
+            path, values.__getitem__, shape=values.shape, dtype=values.dtype, dims=dims, chunk_rows=chunk_rows
         )
+
+    def _write_array(self, path: str, read: Callable[[tuple[slice, ...]], npt.NDArray[Any]], **layout: Any) -> None:
+        self._arrays[path] = write_array(self._group, path, read, tick=self._wrote, checksums=self._checksums, **layout)
 
     def _write_positions(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
         sample = self._sample
@@ -354,15 +307,12 @@ class _SampleWriter:
         self._put("blocks/weight_prefix", prefix, ("block_edge",))
         if pos is None:
             return None
-        self._arrays[f"{sample.entity}/pos"] = write_array(
-            self._group,
+        self._write_array(
             f"{sample.entity}/pos",
             lambda box: pos[order[box[0]], box[1]],
             shape=(len(order), pos.shape[1]),
             dtype=pos.dtype,
             dims=(sample.entity, "xyz"),
-            tick=self._wrote,
-            checksums=self._checksums,
         )
         self._put("blocks/bbox", _block_boxes(pos, order, on_sphere=sample.on_sphere), ("block", "corner", "xyz"))
         if not len(order):
@@ -378,8 +328,9 @@ class _SampleWriter:
         if cells is None:
             return
         self._put("cell/offsets", cells.offsets, ("cell_edge",))
-        self._put("cell/connectivity", _narrow(cells.connectivity, len(self._sample.order)), ("corner",), lists=True)
-        self._put("cell/type", cells.types, ("cell",))
+        nodes = cells.connectivity.astype(id_dtype(len(self._sample.order)), copy=False)  # half the bytes to read
+        self._put("cell/connectivity", nodes, ("corner",), lists=True)
+        self._put("cell/type", cells.cell_type, ("cell",))
         self._put("cell/original_id", cells.original_id, ("cell",))
         self._put("cell/indptr", cells.indptr, (f"{self._sample.entity}_edge",))
 
@@ -388,7 +339,8 @@ class _SampleWriter:
         if edges is None:
             return
         self._put("csr/indptr", edges.indptr, (f"{self._sample.entity}_edge",))
-        self._put("csr/src", _narrow(edges.src, len(self._sample.order)), ("edge",), lists=True)
+        sources = edges.src.astype(id_dtype(len(self._sample.order)), copy=False)
+        self._put("csr/src", sources, ("edge",), lists=True)
         self._put("csr/edge_id", edges.edge_id, ("edge",), lists=True)
 
     def _write_field(self, data: FieldData) -> None:
@@ -408,26 +360,12 @@ class _SampleWriter:
             scratch=self._scratch,
             max_bytes=self._max_bytes,
         )
-        self._arrays[info.path] = write_array(
-            self._group,
-            info.path,
-            read,
-            shape=shape,
-            dtype=dtype,
-            dims=info.dims,
-            entity_dim=dim,
-            statistics=statistics,
-            tick=self._wrote,
-            checksums=self._checksums,
+        self._write_array(
+            info.path, read, shape=shape, dtype=dtype, dims=info.dims, entity_dim=dim, statistics=statistics
         )
         if statistics is not None:
             self._statistics[info.path] = statistics.result()
         remove(self._scratch)
-
-
-def _narrow(ids: npt.NDArray[np.integer[Any]], num_rows: int) -> npt.NDArray[np.integer[Any]]:
-    """Return node ids as int32 where all nodes have such numbers: half the bytes to read."""
-    return ids.astype(np.int32 if num_rows <= np.iinfo(np.int32).max else np.int64, copy=False)
 
 
 def _block_boxes(pos: npt.NDArray[Any], order: IntArray, *, on_sphere: bool) -> npt.NDArray[np.float64]:

@@ -9,13 +9,10 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from scidata.core.urls import is_url
 from scidata.errors import RefusedError
 from scidata.store.format.manifest import InputInfo
-
-_BLOCK = 4 << 20
 
 
 def describe_input(path: str) -> InputInfo:
@@ -33,7 +30,8 @@ def describe_input(path: str) -> InputInfo:
     digest = hashlib.blake2b(digest_size=16)
     for relative, file in _files_of(path):
         digest.update(f"{relative}\0{os.path.getsize(file)}\0".encode())
-        _add_content(digest, file)
+        with open(file, "rb", buffering=0) as content:
+            hashlib.file_digest(content, lambda: digest)
     return InputInfo(name=_name(path), size=_size(path), digest=digest.hexdigest())
 
 
@@ -70,11 +68,3 @@ def _regular(path: str) -> str:
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise RefusedError(f"{path}: not a regular file (a pipe, socket or device); remove it from the inputs")
     return path
-
-
-def _add_content(digest: Any, path: str) -> None:
-    buffer = bytearray(_BLOCK)
-    view = memoryview(buffer)
-    with open(path, "rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            digest.update(view[:count])

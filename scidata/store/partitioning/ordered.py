@@ -11,19 +11,22 @@ import numpy.typing as npt
 from scidata.core.bounds import bounds_of
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
-from scidata.meshes.formats.base import RawCells, RawField
+from scidata.meshes.formats.base import RawField
+from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.cells import cell_owner, edges_of_cells
-from scidata.meshes.order.csr import CSR, NodeIds, csr_from_edges
-from scidata.meshes.order.dual import cell_centres, edges_across_faces
+from scidata.meshes.order.csr import CSR, csr_from_edges
+from scidata.meshes.order.faces import edges_across_faces
 from scidata.meshes.order.faults import Repaired
 from scidata.meshes.order.hilbert import order_hilbert
+from scidata.meshes.order.ids import NodeIds, id_dtype
 from scidata.meshes.order.mesh_edges import AlongMesh, along_mesh_edges
 from scidata.meshes.order.neighbours import knn_edges, radius_edges
+from scidata.meshes.order.positions import cell_centres
 from scidata.meshes.order.rcb import order_rcb
 from scidata.meshes.sample import RawSample, parse_edges
 from scidata.store.format.arrays import stored_dtype
-from scidata.store.format.manifest import FieldInfo, InputInfo
-from scidata.store.format.write import FieldData, OrderedCells, OrderedEdges, OrderedSample
+from scidata.store.format.manifest import FieldInfo, SampleHead
+from scidata.store.format.write import FieldData, OrderedCells, OrderedSample
 
 #: The orders that there are.
 ORDERS = ("hilbert", "rcb", "metis", "rows")
@@ -34,23 +37,24 @@ class OrderOptions:
     """How rows are ordered: ``order``, and the ``weights`` whose prefix sums the store keeps.
 
     ``weights``: None for 1 a row, ``"edges"`` for the edges that end at it, else a field of the nodes or points.
+
+    Raises
+    ------
+    ConfigError
+        There is no such order.
     """
 
     order: str = "hilbert"
     weights: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.order not in ORDERS:
+            hint = near_matches(self.order, ORDERS)
+            raise ConfigError(f"order must be one of {', '.join(ORDERS)}, not {self.order!r}{hint}")
+
 
 def order_sample(
-    raw: RawSample,
-    options: OrderOptions,
-    *,
-    index: int,
-    num_samples: int,
-    recipe: str,
-    settings: dict[str, Any],
-    inputs: tuple[InputInfo, ...] = (),
-    repaired: Repaired | None = None,
-    notes: tuple[str, ...] = (),
+    raw: RawSample, options: OrderOptions, head: SampleHead, repaired: Repaired | None = None
 ) -> OrderedSample:
     """Make a sample's edges, order its rows and number everything anew.
 
@@ -58,6 +62,8 @@ def order_sample(
     ----------
     raw
         As read.
+    head
+        What is said of it; what there is to say of its order is added to the notes.
     repaired
         Its arrays without the rows that cannot be used; None where ``raw`` was found sound: ids in range, no cell
         without nodes, finite coordinates.
@@ -78,10 +84,9 @@ def order_sample(
         pos = _at_source_rows(sound.points, kept, raw.sizes["cell"])
     edge_index, made = _edges_of(sound)
     order, found = _order_of(sound, edge_index, options.order)
-    fits = len(order) <= np.iinfo(np.int32).max
-    new_ids: NodeIds = np.empty(len(order), np.int32) if fits else np.empty(len(order), np.int64)
+    new_ids: NodeIds = np.empty(len(order), id_dtype(len(order)))
     new_ids[order] = np.arange(len(order))
-    edges = None if edge_index is None else _ordered_edges(edge_index, new_ids)
+    edges = None if edge_index is None else csr_from_edges(new_ids[edge_index[0]], new_ids[edge_index[1]], len(order))
     along = _along_mesh(raw, edge_index, repaired)
     signs: tuple[FieldData, ...] = ()
     if along is not None and edges is not None:
@@ -97,13 +102,7 @@ def order_sample(
         if edges is not None and along is None:
             edges = replace(edges, edge_id=_source_rows(edges.edge_id, repaired.kept_edges))
     return OrderedSample(
-        index=index,
-        num_samples=num_samples,
-        name=raw.name,
-        kind=raw.kind,
-        entity=entity,
-        on_sphere=raw.on_sphere,
-        period=raw.period,
+        **replace(head, notes=(*head.notes, *made, *found)).head(),
         order=order,
         pos=pos,
         weights=_weights_of(raw, options.weights, entity, edges, order),
@@ -111,22 +110,13 @@ def order_sample(
         edges=edges,
         source_counts=raw.sizes,
         fields=(*(_field_data(raw, name, field) for name, field in raw.fields.items()), *signs),
-        recipe=recipe,
-        settings=settings,
-        inputs=inputs,
-        notes=(*notes, *made, *found),
     )
 
 
 def _sound(raw: RawSample, repaired: Repaired) -> RawSample:
     """Return the repaired arrays as a sample without fields, in the numbering of the rows that were kept."""
-    cells = None
-    if repaired.offsets is not None and repaired.connectivity is not None and repaired.cell_type is not None:
-        cells = RawCells(offsets=repaired.offsets, connectivity=repaired.connectivity, cell_type=repaired.cell_type)
     num_nodes = raw.num_nodes if repaired.kept_nodes is None else len(repaired.kept_nodes)
-    return replace(
-        raw, points=repaired.points, cells=cells, edge_index=repaired.edge_index, num_nodes=num_nodes, fields={}
-    )
+    return replace(raw, **vars(repaired.geometry), num_nodes=num_nodes, fields={})
 
 
 def _with_cells_as_rows(raw: RawSample) -> RawSample:
@@ -135,9 +125,9 @@ def _with_cells_as_rows(raw: RawSample) -> RawSample:
         raise ConfigError(f"sample {raw.name}: entity='cell', but it has no cells")
     cells, edges, edge_index = raw.cells, raw.edges, None
     if edges == "faces":
-        edge_index = edges_across_faces(cells.offsets, cells.connectivity, cells.cell_type, raw.num_nodes)
+        edge_index = edges_across_faces(cells, raw.num_nodes)
         edges = "edge_index"
-    centres = cell_centres(raw.points, cells.offsets, cells.connectivity, on_sphere=raw.on_sphere, period=raw.period)
+    centres = cell_centres(raw.points, cells, on_sphere=raw.on_sphere, period=raw.period)
     return replace(
         raw, points=centres, num_nodes=len(centres), cells=None, edge_index=edge_index, edges=edges, fields={}
     )
@@ -170,8 +160,7 @@ def _edges_of(raw: RawSample) -> tuple[IntArray | None, list[str]]:
     if rule == "cells":
         if raw.cells is None:
             raise ConfigError(f"sample {raw.name}: edges='cells', but it has no cells")
-        cells = raw.cells
-        return edges_of_cells(cells.offsets, cells.connectivity, cells.cell_type, raw.num_nodes), []
+        return edges_of_cells(raw.cells, raw.num_nodes), []
     if raw.points is None:
         raise ConfigError(f"sample {raw.name}: edges={raw.edges!r} need coordinates, and it has none")
     points = _flat(raw)
@@ -194,11 +183,8 @@ def _order_of(raw: RawSample, edge_index: IntArray | None, order: str) -> tuple[
 
         if edge_index is None:
             raise ConfigError(f"sample {raw.name}: order 'metis' cuts edges, and there are none; use hilbert or rcb")
-        csr = csr_from_edges(edge_index[0], edge_index[1], raw.num_nodes)
         points = None if raw.points is None else _flat(raw)
-        return order_metis(csr.indptr, csr.src, points, on_sphere=raw.on_sphere)
-    if order not in ORDERS:
-        raise ConfigError(f"order must be one of {', '.join(ORDERS)}, not {order!r}{near_matches(order, ORDERS)}")
+        return order_metis(edge_index, raw.num_nodes, points, on_sphere=raw.on_sphere)
     if raw.points is None:
         raise ConfigError(
             f"sample {raw.name}: order {order!r} needs coordinates, and it has none; name them with --points, or use "
@@ -207,11 +193,6 @@ def _order_of(raw: RawSample, edge_index: IntArray | None, order: str) -> tuple[
     if order == "rcb":
         return order_rcb(_flat(raw), on_sphere=raw.on_sphere), []
     return order_hilbert(_flat(raw), on_sphere=raw.on_sphere)
-
-
-def _ordered_edges(edge_index: IntArray, new_ids: NodeIds) -> OrderedEdges:
-    csr: CSR = csr_from_edges(new_ids[edge_index[0]], new_ids[edge_index[1]], len(new_ids))
-    return OrderedEdges(indptr=csr.indptr, src=csr.src, edge_id=csr.edge_id)
 
 
 def _along_mesh(raw: RawSample, edge_index: IntArray | None, repaired: Repaired | None) -> AlongMesh | None:
@@ -240,7 +221,7 @@ def _orientation(signs: npt.NDArray[np.int8]) -> FieldData:
 
 def _ordered_cells(cells: RawCells, new_ids: NodeIds) -> OrderedCells:
     """Number the nodes of the cells anew, and sort the cells by the lowest of them."""
-    nodes = new_ids[cells.connectivity]
+    nodes: npt.NDArray[Any] = new_ids[cells.connectivity]
     owners = cell_owner(cells.offsets, nodes)
     order = np.argsort(owners, kind="stable")
     sizes = np.diff(cells.offsets)[order]
@@ -249,14 +230,14 @@ def _ordered_cells(cells: RawCells, new_ids: NodeIds) -> OrderedCells:
     return OrderedCells(
         offsets=offsets,
         connectivity=nodes[corners],
-        types=cells.cell_type[order],
+        cell_type=cells.cell_type[order],
         original_id=order,
         indptr=np.searchsorted(owners[order], np.arange(len(new_ids) + 1)).astype(np.int64),
     )
 
 
 def _weights_of(
-    raw: RawSample, weights: str | None, entity: str, edges: OrderedEdges | None, order: IntArray
+    raw: RawSample, weights: str | None, entity: str, edges: CSR | None, order: IntArray
 ) -> npt.NDArray[np.float64] | None:
     """Return the cost of each row, in the source's order."""
     if weights is None:

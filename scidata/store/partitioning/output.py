@@ -10,12 +10,12 @@ import contextlib
 import errno
 import os
 import re
-import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from scidata.errors import ConfigError, OutputError
-from scidata.store.format.store import MANIFEST
+from scidata.store.format.durable import remove
+from scidata.store.format.places import MANIFEST
 
 _LOCK = ".lock"
 _SAMPLE = re.compile(r"sample-(\d{6,})\.zarr")
@@ -170,9 +170,9 @@ def remove_samples(out: str, indices: Iterable[int]) -> None:
         if match is not None and int(match[1]) in wanted:
             # under a temporary name first: half a sample must not pass for a whole one
             temporary = os.path.join(out, f".tmp-{name}")
-            shutil.rmtree(temporary, ignore_errors=True)
+            remove(temporary)
             os.rename(os.path.join(out, name), temporary)
-            shutil.rmtree(temporary)
+            remove(temporary)
 
 
 def remove_temporaries(out: str, indices: Iterable[int] | None) -> None:
@@ -180,13 +180,8 @@ def remove_temporaries(out: str, indices: Iterable[int] | None) -> None:
     wanted = None if indices is None else set(indices)
     for name in os.listdir(out):
         match = _TEMPORARY.fullmatch(name)
-        if match is None or (wanted is not None and (match[2] is None or int(match[2]) not in wanted)):
-            continue
-        path = os.path.join(out, name)
-        if os.path.isdir(path):
-            shutil.rmtree(path)
-        else:
-            os.unlink(path)
+        if match is not None and (wanted is None or (match[2] is not None and int(match[2]) in wanted)):
+            remove(os.path.join(out, name))
 
 
 def _remove_locks(out: str) -> None:

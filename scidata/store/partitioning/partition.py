@@ -7,14 +7,15 @@ import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from scidata.core.checks import whole
 from scidata.core.urls import is_url, url_of
 from scidata.errors import ConfigError, CorruptDataError, OutputError
-from scidata.sources.access.files import files
-from scidata.sources.paths import expand_paths
-from scidata.store.format.manifest import SCHEMA_VERSION, Manifest, SampleInfo
-from scidata.store.format.store import MANIFEST, read_sample_info, verify_sample, write_manifest
+from scidata.meshes.samples import as_names, read_samples
+from scidata.store.format.manifest import SCHEMA_VERSION, SampleInfo
+from scidata.store.format.places import MANIFEST
+from scidata.store.format.store import read_sample_info, verify_sample, write_manifest
 from scidata.store.format.treatments import TREATMENTS, treat_alike
 from scidata.store.format.write import MAX_FIELD_BYTES
 from scidata.store.partitioning import output
@@ -22,9 +23,7 @@ from scidata.store.partitioning.inputs import difference
 from scidata.store.partitioning.jobs import run_jobs
 from scidata.store.partitioning.ordered import OrderOptions
 from scidata.store.partitioning.output import Part
-from scidata.store.partitioning.sample import KEEPABLE, PlannedSample, Task, plan_sample, process_sample
-
-__all__ = ["KEEPABLE", "PartitionReport", "PlannedSample", "finalize", "partition"]
+from scidata.store.partitioning.sample import PlannedSample, Task, plan_sample, process_sample
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -154,20 +153,21 @@ def partition(
     OSError
         The disk is full: the samples before are kept for ``resume``; the store does not open.
     """
+    choice: dict[str, Any] = {
+        "kind": kind,
+        "points": as_names(points),
+        "entity": entity,
+        "edges": edges,
+        "fields": as_names(fields),
+        "topology": topology,
+    }
     task = Task(
-        inputs=expand_paths(inputs),
-        kind=kind,
-        mesh=None if mesh is None else os.path.expanduser(os.fspath(mesh)),
-        points=_names(points),
-        entity=entity,
-        edges=edges,
-        fields=_names(fields),
-        topology=topology,
+        samples=read_samples(inputs, mesh=mesh, allow_missing=allow_missing, allow_external=allow_external, **choice),
+        choice=choice,
         order=OrderOptions(order=order, weights=weights),
-        repair=_names(repair) or (),
-        keep=_names(keep) or (),
+        repair=as_names(repair) or (),
+        keep=as_names(keep) or (),
         allow_missing=allow_missing,
-        allow_external=allow_external,
         max_field_bytes=whole("max_field_bytes", max_field_bytes, least=1),
     )
     chosen = Part.parse(part) if isinstance(part, str) else None if part is None else Part(*part)
@@ -193,12 +193,6 @@ def partition(
         resume=resume,
         tick=tick or (lambda share: None),
     )
-
-
-def _names(names: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    if names is None:
-        return None
-    return tuple(n.strip() for n in names.split(",") if n.strip()) if isinstance(names, str) else tuple(names)
 
 
 def _run(
@@ -234,8 +228,9 @@ def _run(
             output.remove_temporaries(out, todo)
             raise
         infos = [read_sample_info(out, index) for index in indices]
-        finished = part is None and _finish(out, infos) is not None
-    return _report(out, len(task.samples), infos, written=todo, kept=kept, finished=finished)
+        if part is None:
+            write_manifest(out, infos)
+    return _report(out, len(task.samples), infos, written=todo, kept=kept, finished=part is None)
 
 
 def _whole_samples(task: Task, out: str, there: Iterable[int]) -> list[int]:
@@ -293,12 +288,6 @@ def _difference(info: SampleInfo, task: Task) -> str:
     return "names of other inputs, or their order, differ"
 
 
-def _finish(out: str, infos: list[SampleInfo]) -> Manifest:
-    manifest = write_manifest(out, infos)
-    files().close()  # forget what this process had open of a store that was here before
-    return manifest
-
-
 def _report(
     out: str, num_samples: int, infos: list[SampleInfo], *, written: list[int], kept: list[int], finished: bool
 ) -> PartitionReport:
@@ -342,5 +331,5 @@ def finalize(out: str | os.PathLike[str]) -> PartitionReport:
         if len(there) > expected:
             raise OutputError(f"{target}: has {len(there)} samples, but was made of {expected}; runs were mixed")
         output.remove_temporaries(target, None)
-        _finish(target, infos)
+        write_manifest(target, infos)
     return _report(target, expected, infos, written=[], kept=there, finished=True)

@@ -12,19 +12,19 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from scidata.errors import ConfigError, CorruptDataError, near_matches
 from scidata.meshes.order.faults import REMEDIES, Finding, Repaired, check_sample, repair
 from scidata.meshes.sample import RawSample, SampleHeader, parse_edges
-from scidata.meshes.samples import RawSamples, read_samples
-from scidata.store.format.manifest import SCHEMA_VERSION
+from scidata.meshes.samples import RawSamples
+from scidata.store.format.manifest import SCHEMA_VERSION, SampleHead
 from scidata.store.format.treatments import TREATMENTS
 from scidata.store.format.write import OrderedSample, write_sample
 from scidata.store.partitioning.inputs import describe_input
-from scidata.store.partitioning.ordered import ORDERS, OrderOptions, order_sample
+from scidata.store.partitioning.ordered import OrderOptions, order_sample
 
 #: Findings that spoil nothing: they may also be kept as they are.
 KEEPABLE = ("crowded_faces", "duplicate_edges", "self_loops")
@@ -45,27 +45,25 @@ class PlannedSample:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Everything that decides what the store will hold; pickles, so that every process does the same."""
+    """Everything that decides what the store will hold; pickles, so that every process does the same.
 
-    inputs: tuple[str, ...]
-    kind: str | None
-    mesh: str | None
-    points: tuple[str, ...] | None
-    entity: str | None
-    edges: str | None
-    fields: tuple[str, ...] | None
-    topology: str | None
+    Attributes
+    ----------
+    samples
+        The raw samples; metadata is read when they are asked.
+    choice
+        What was said of what to take of them: arguments of :func:`scidata.meshes.samples.read_samples`, in its order.
+    """
+
+    samples: RawSamples
+    choice: Mapping[str, Any]
     order: OrderOptions
     repair: tuple[str, ...]
     keep: tuple[str, ...]
     allow_missing: bool
-    allow_external: bool
     max_field_bytes: int
 
     def __post_init__(self) -> None:
-        if self.order.order not in ORDERS:
-            hint = near_matches(self.order.order, ORDERS)
-            raise ConfigError(f"order must be one of {', '.join(ORDERS)}, not {self.order.order!r}{hint}")
         for kind in self.repair:
             if kind != "all" and kind not in REMEDIES:
                 raise ConfigError(f"{kind!r} is no repair{near_matches(kind, [*REMEDIES, 'all'])}")
@@ -73,34 +71,13 @@ class Task:
             if kind not in KEEPABLE:
                 raise ConfigError(f"{kind!r} cannot be kept; what can: {', '.join(KEEPABLE)}")
 
-    @functools.cached_property
-    def samples(self) -> RawSamples:
-        """The raw samples; metadata is read when they are asked."""
-        return read_samples(
-            self.inputs,
-            kind=self.kind,
-            mesh=self.mesh,
-            points=self.points,
-            entity=self.entity,
-            edges=self.edges,
-            fields=self.fields,
-            topology=self.topology,
-            allow_missing=self.allow_missing,
-            allow_external=self.allow_external,
-        )
-
     @property
     def settings(self) -> dict[str, Any]:
         """The options that the manifest records."""
         return {
             "order": self.order.order,
             "weights": self.order.weights,
-            "kind": self.kind,
-            "points": self.points,
-            "entity": self.entity,
-            "edges": self.edges,
-            "fields": self.fields,
-            "topology": self.topology,
+            **self.choice,
             "repair": self.repair,
             "keep": self.keep,
         }
@@ -111,7 +88,7 @@ class Task:
 
         What is done about faults is left out: samples that are there have none but those that were dealt with.
         """
-        names = [os.path.basename(p.rstrip("/")) for p in (*self.inputs, *([self.mesh] if self.mesh else []))]
+        names = [os.path.basename(path.rstrip("/")) for path in self.samples.files]
         settings = {name: value for name, value in self.settings.items() if name not in TREATMENTS}
         data = [SCHEMA_VERSION, settings, self.allow_missing, names]
         return hashlib.blake2b(json.dumps(data).encode(), digest_size=8).hexdigest()
@@ -136,17 +113,20 @@ def _ordered(task: Task, index: int) -> OrderedSample:
     raw = task.samples[index]  # opened first: what is no sample is refused, before all below a folder is read
     inputs = tuple(map(describe_input, task.samples.inputs(index)))
     repaired, notes = _sound(raw, task)
-    return order_sample(
-        raw,
-        task.order,
+    head = SampleHead(
         index=index,
         num_samples=len(task.samples),
+        name=raw.name,
+        kind=raw.kind,
+        entity=raw.entity,
+        on_sphere=raw.on_sphere,
         recipe=task.recipe,
+        period=raw.period,
         settings=task.settings,
         inputs=inputs,
-        repaired=repaired,
         notes=notes,
     )
+    return order_sample(raw, task.order, head, repaired)
 
 
 def _sound(raw: RawSample, task: Task) -> tuple[Repaired | None, tuple[str, ...]]:
@@ -157,7 +137,7 @@ def _sound(raw: RawSample, task: Task) -> tuple[Repaired | None, tuple[str, ...]
     CorruptDataError
         Faults that may be neither repaired nor kept.
     """
-    every = check_sample(raw, num_nodes=raw.num_nodes)
+    every = check_sample(raw, raw.num_nodes)
     findings = [f for f in every if f.kind not in task.keep]
     if not findings:
         return None, ()
@@ -169,13 +149,9 @@ def _sound(raw: RawSample, task: Task) -> tuple[Repaired | None, tuple[str, ...]
     allowed = [f for f in findings if f.repairable and ("all" in task.repair or f.kind in task.repair)]
     refused = [f for f in findings if f not in allowed]
     if refused:
-        raise CorruptDataError(f"sample {raw.name}: " + "; ".join(f.message + _ways_out(f) for f in refused))
-    kinds = [f.kind for f in findings]
-    return repair(raw, findings, kinds, num_nodes=raw.num_nodes), tuple(_repaired(f) for f in findings)
-
-
-def _ways_out(finding: Finding) -> str:
-    return f", or keep {finding.kind!r}" if finding.kind in KEEPABLE else ""
+        keeping = {kind: f", or keep {kind!r}" for kind in KEEPABLE}
+        raise CorruptDataError(f"sample {raw.name}: " + "; ".join(f.message + keeping.get(f.kind, "") for f in refused))
+    return repair(raw, findings, raw.num_nodes), tuple(_repaired(f) for f in findings)
 
 
 def _repaired(finding: Finding) -> str:

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from scidata.core.checks import allocate
 from scidata.core.types import ArrayLayout, Empty, Source
-from scidata.meshes.formats.arrays import in_degrees
 from scidata.meshes.formats.base import ArrayReader, without_default_fill
+from scidata.meshes.formats.coordinates import in_degrees
 from scidata.meshes.formats.points import PointsTopology
 from scidata.meshes.sample import SampleHeader
 from scidata.plan.array import ArrayPlan
@@ -43,12 +43,6 @@ class PointsFile:
         rows = self.layouts[name].chunks[self.infos[name].entity_dim if name in self.infos else 0]
         return rows if rows < self.num_rows else 0
 
-    def access(
-        self, executor: Executor | None, *, decode: bool, allow_missing: bool, empty: Empty = np.empty
-    ) -> RowAccess:
-        """Return access to the rows of its arrays; coordinates are decoded always."""
-        return _FileAccess(self, executor, decode=decode, allow_missing=allow_missing, empty=empty)
-
     def paths(self, name: str) -> list[str]:
         """Return the arrays that a field is read from."""
         return [f"pos/{i}" for i in range(len(self.coordinates))] if name == "pos" else [name]
@@ -68,29 +62,32 @@ class PointsFile:
         return np.ascontiguousarray(points, dtype)
 
 
-class _FileAccess(RowAccess):
-    """Rows of the arrays of one file, decoded."""
+class FileAccess(RowAccess):
+    """Rows of the arrays of one file, decoded; coordinates always."""
 
     def __init__(
         self,
         file: PointsFile,
         executor: Executor | None,
+        empty: Empty,
         *,
         decode: bool,
         allow_missing: bool,
-        empty: Empty = np.empty,
     ) -> None:
         self.plans, self.stats, self.empty = {}, ReadStats(), empty
         self._file, self._executor, self._decode, self._allow_missing = file, executor, decode, allow_missing
 
     @property
     def source(self) -> Source:
+        """The file."""
         return self._file.source
 
     def layout(self, path: str) -> ArrayLayout:
+        """Return an array's layout."""
         return self._file.layouts[path]
 
     def run(self, plan: ArrayPlan, dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
+        """Read what a plan of this object says, decoded."""
         decode = self._decode or any(plan.layout is layout for layout in self._file.coordinates)
         decoding = decoding_of(plan.layout, None if dtype is None else np.dtype(dtype)) if decode else None
         kind = decoding.dtype if decoding is not None else plan.layout.dtype.newbyteorder("=")

@@ -6,31 +6,31 @@ One file is one sample. What a store adds: rows in curve order, ghosts within a 
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from scidata.core.bounds import chunk_bounds, even_bounds, explicit_bounds
+from scidata.core.bounds import chunk_bounds, explicit_bounds
 from scidata.core.cache import Cache
 from scidata.core.checks import names_of
 from scidata.core.index_map import IndexMap
 from scidata.core.types import Empty, IntArray
 from scidata.core.urls import Url
-from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
-from scidata.meshes.order.cuts import cut_bounds, prefix_of
+from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError
+from scidata.meshes.order.cuts import cut_bounds, equal_bounds, prefix_of
 from scidata.meshes.samples import read_samples
 from scidata.plan.array import MAX_PLAN_BYTES, ArrayPlan
 from scidata.plan.totals import ReadPlan
 from scidata.read.context import ReadStats
 from scidata.read.threads import ReaderThreads
 from scidata.sources.access.fetches import run_each
-from scidata.store.format.manifest import FieldInfo, Statistics
-from scidata.store.raw_points.file import PointsFile, described_file
+from scidata.store.format.manifest import Statistics
+from scidata.store.raw_points.file import FileAccess, PointsFile, described_file
+from scidata.store.reading.base import PartReader
+from scidata.store.reading.cuts import bounds_of_sample, check_cut
 from scidata.store.reading.part import LocalPart, SamplePart
 from scidata.store.reading.rows import GatherPlan, RowAccess
 from scidata.store.reading.subsample import Draw, Subsample
@@ -39,7 +39,7 @@ _KEPT_SAMPLES = 1024
 _RUN_ROWS = 1024  # drawn together as a "chunk" of files that have none
 
 
-class PointsReader:
+class PointsReader(PartReader):
     """Raw point clouds, cut into ``num_parts`` each: what a ``StoreReader`` is to a store.
 
     Parameters
@@ -101,22 +101,18 @@ class PointsReader:
         self._allow_missing = allow_missing
         self._threads = ReaderThreads(num_threads)
         self._clouds: dict[int, PointsFile] = {}
-        self._cuts: dict[int, SamplePart] = {}
+        self._cuts: Cache[SamplePart] = Cache(_KEPT_SAMPLES)
         self._plans: Cache[ArrayPlan] = Cache(MAX_PLAN_BYTES, "none")
         first = self._cloud(0)
-        self.path = first.source.path
+        self.path, self.period = first.source.path, first.period
         self._infos = first.infos
-        self.fields = tuple(self._infos) if wanted is None else self._in_order(wanted)
+        short = {name.rpartition("/")[2]: name for name in self._infos}
+        self.fields = tuple(self._infos)
+        if wanted is not None:
+            self.fields = tuple(dict.fromkeys(self._known(short.get(name, name)) for name in wanted))
         if subsample is not None and subsample.entity != "point":
             raise UnknownNameError(f"{self.path}: subsample draws rows of point, not of {subsample.entity!r}")
-        if weights is not None and not (isinstance(bounds, str) and bounds == "even"):
-            raise ConfigError("weights and explicit bounds exclude each other: both say where to cut")
-        if isinstance(bounds, str) and bounds not in ("even", "chunk"):
-            raise ConfigError(f"bounds={bounds!r}: points are cut 'even', 'chunk', by weights, or by explicit bounds")
-
-    def _in_order(self, wanted: Sequence[str]) -> tuple[str, ...]:
-        short = {name.rpartition("/")[2]: name for name in self._infos}
-        return tuple(dict.fromkeys(self._known(short.get(name, name)) for name in wanted))
+        check_cut(bounds, weights, what="points are", known=("even", "chunk"))
 
     # -- what there is -------------------------------------------------------------------------------------------
 
@@ -124,15 +120,6 @@ class PointsReader:
     def num_samples(self) -> int:
         """Number of files."""
         return len(self._samples)
-
-    @property
-    def period(self) -> tuple[float, ...] | None:
-        """Width of the domain along each coordinate where it wraps, 0 where it does not; None where it does in none."""
-        return self._cloud(0).period
-
-    def info(self, name: str) -> FieldInfo:
-        """Return entity, dims, dtype and attributes of a field."""
-        return self._infos[self._known(name)]
 
     def dims(self, name: str) -> tuple[str, ...]:
         """Return the dims of a field."""
@@ -148,8 +135,7 @@ class PointsReader:
 
     def counts(self, entity: str) -> IntArray:
         """Return the rows of each sample, ``(num_samples,)`` int64. Opens every file."""
-        if entity != "point":
-            raise UnknownNameError(f"{self.path}: no entity {entity!r}{near_matches(entity, self.entities)}")
+        self._check_entity(entity)
         return np.array([self._cloud(i).num_rows for i in range(self.num_samples)], np.int64)
 
     def global_shape(self, name: str, index: int, *, epoch: int = 0) -> tuple[int, ...]:
@@ -168,27 +154,17 @@ class PointsReader:
 
     def fingerprint(self) -> str:
         """Return a digest of what decides the samples: names, sizes and fields. Opens every file."""
-        content = {
+        content: dict[str, Any] = {
             "samples": [self._samples.names, self.counts("point").tolist()],
             "fields": {name: [self.dims(name), str(self.dtype(name))] for name in self.fields},
-            "subsample": None if self.subsample is None else self.subsample.recipe,
+            "subsample": None,
         }
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
-
-    def _known(self, name: str) -> str:
-        if name not in self._infos:
-            raise UnknownNameError(f"{self.path}: no field {name!r}{near_matches(name, self._infos)}")
-        return name
+        return self._digest(content)
 
     def _checked_index(self, index: int) -> int:
         if not -self.num_samples <= index < self.num_samples:
             raise IndexError(f"{self.path}: sample {index} is out of range: there are {self.num_samples} samples")
         return index % self.num_samples
-
-    def _checked_part(self, part: int) -> int:
-        if not 0 <= part < self.num_parts:
-            raise ConfigError(f"rank {part} does not exist: the domain has {self.num_parts} ranks")
-        return part
 
     def _cloud(self, index: int) -> PointsFile:
         """Describe a file, which must have the first one's fields."""
@@ -217,30 +193,19 @@ class PointsReader:
     def partition_of(self, index: int) -> SamplePart:
         """Cut a sample; reads the field that weights name."""
         index = self._checked_index(index)
-        cut = self._cuts.get(index)
-        if cut is None:
-            cut = SamplePart(index=index, entity="point", bounds={"point": self._cut(index)})
-            if len(self._cuts) >= _KEPT_SAMPLES:
-                self._cuts.clear()
-            self._cuts[index] = cut
-        return cut
+        make = lambda: SamplePart(index=index, entity="point", bounds={"point": self._cut(index)})  # noqa: E731
+        return self._cuts.get_or_make(index, make)
 
     def _cut(self, index: int) -> IntArray:
-        cloud, bounds = self._cloud(index), self._bounds
+        cloud, bounds = self._cloud(index), bounds_of_sample(self._bounds, index)
         num_rows, num_parts = cloud.num_rows, self.num_parts
-        if isinstance(bounds, Mapping):
-            if index not in bounds:
-                raise ConfigError(f"bounds has no entry for sample {index}; it has {sorted(bounds)}")
-            bounds = bounds[index]
         if not isinstance(bounds, str):
             return explicit_bounds(bounds, num_rows, num_parts)
         if self._weights is not None:
             return cut_bounds(prefix_of(self._costs(cloud)), num_parts)
-        if num_parts >= num_rows:
-            return np.minimum(np.arange(num_parts + 1, dtype=np.int64), num_rows)
-        if bounds == "chunk" and cloud.chunk_rows:
+        if bounds == "chunk" and cloud.chunk_rows and num_parts < num_rows:
             return chunk_bounds(num_rows, num_parts, edges=np.arange(0, num_rows, cloud.chunk_rows))
-        return even_bounds(num_rows, num_parts)
+        return equal_bounds(num_rows, num_parts)
 
     def _costs(self, cloud: PointsFile) -> npt.NDArray[np.float64]:
         if isinstance(self._weights, str):
@@ -278,7 +243,7 @@ class PointsReader:
         fields = {}
         for name in self.fields:
             gathers = [self._gather(access, index, path, start, stop, rows) for path in cloud.paths(name)]
-            fields[name] = tuple(plan for gather in gathers for plan, _ in gather.steps)
+            fields[name] = tuple(plan for gather in gathers for plan, _ in gather)
         return ReadPlan(index=index, rank=rank, fields=fields)
 
     def read(self, index: int, part: int, *, epoch: int = 0, empty: Empty = np.empty) -> LocalPart:
@@ -324,8 +289,7 @@ class PointsReader:
 
     def original_id(self, index: int, part: int, entity: str, *, rows: IntArray | None = None) -> IntArray:
         """Return the file's row of each row that a part owns, ``(num_owned,)`` int64; ``rows`` are such rows."""
-        if entity != "point":
-            raise UnknownNameError(f"{self.path}: no entity {entity!r}{near_matches(entity, self.entities)}")
+        self._check_entity(entity)
         if rows is not None:
             return rows
         start, stop = self.partition_of(index).owned(entity, self._checked_part(part))
@@ -333,7 +297,7 @@ class PointsReader:
 
     def _access(self, cloud: PointsFile, empty: Empty = np.empty) -> RowAccess:
         executor = self._threads.executor()
-        return cloud.access(executor, decode=self._decode, allow_missing=self._allow_missing, empty=empty)
+        return FileAccess(cloud, executor, empty, decode=self._decode, allow_missing=self._allow_missing)
 
     def _rows(self, cloud: PointsFile, index: int, part: int, epoch: int) -> tuple[int, int, IntArray, IntArray | None]:
         """Return the range of rows that a part owns, the bounds of its sample, and the rows where they are drawn."""
@@ -355,7 +319,7 @@ class PointsReader:
         if plan is None:
             plan = access.plan(path, np.array([start]), np.array([stop]), dim=dim)
             self._plans.put(key, plan, plan.num_bytes)
-        return GatherPlan(num_rows=stop - start, steps=((plan, None),))
+        return [(plan, None)]
 
     def close(self) -> None:
         """End the threads and close the files; the next read starts them again."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from scidata.core.bounds import even_bounds, explicit_bounds
+from scidata.core.bounds import explicit_bounds
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError, UnknownNameError, near_matches
-from scidata.meshes.order.cuts import cut_bounds, prefix_of
+from scidata.meshes.order.cuts import cut_bounds, equal_bounds, prefix_of
 from scidata.store.format.manifest import SampleInfo
 from scidata.store.format.store import Store
 from scidata.store.format.write import BLOCK_ROWS
@@ -50,6 +51,34 @@ def checked_weights(store: Store, weights: Weights) -> str | npt.NDArray[np.floa
     return name
 
 
+def check_cut(bounds: Any, weights: Any, *, what: str, known: Sequence[str] = ("even",)) -> None:
+    """Check that bounds are named as they can be, and not given beside weights.
+
+    Raises
+    ------
+    ConfigError
+    """
+    if weights is not None and not (isinstance(bounds, str) and bounds == "even"):
+        raise ConfigError("weights and explicit bounds exclude each other: both say where to cut")
+    if isinstance(bounds, str) and bounds not in known:
+        names = ", ".join(map(repr, known))
+        raise ConfigError(f"bounds={bounds!r}: {what} cut {names}, by weights, or by explicit bounds")
+
+
+def bounds_of_sample(bounds: Any, index: int) -> Any:
+    """Return what bounds, of all samples or by sample, say of one.
+
+    Raises
+    ------
+    ConfigError
+        They say nothing of it.
+    """
+    found = bounds.get(index) if isinstance(bounds, Mapping) else bounds
+    if found is None:
+        raise ConfigError(f"bounds has no entry for sample {index}; it has {sorted(bounds)}")
+    return found
+
+
 def bounds_of_rows(
     access: RowAccess,
     info: SampleInfo,
@@ -72,9 +101,7 @@ def bounds_of_rows(
     if explicit is not None:
         return explicit_bounds(explicit, num_rows, num_parts)
     if weights is None:
-        if num_parts >= num_rows:
-            return np.minimum(np.arange(num_parts + 1, dtype=np.int64), num_rows)
-        return even_bounds(num_rows, num_parts)
+        return equal_bounds(num_rows, num_parts)
     if isinstance(weights, str) and weights == info.settings.get("weights"):
         marks = np.append(np.arange(0, num_rows, BLOCK_ROWS), num_rows)
         return cut_bounds(access.rows("blocks/weight_prefix", 0, len(marks)), num_parts, rows=marks)

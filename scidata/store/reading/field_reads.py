@@ -58,7 +58,7 @@ class FieldReads:
         """Plan the rows of a field that a part has of a sample, as for a first read."""
         if topology.rows is None:
             return [self._plan(access, name, index, topology)[0]]
-        return [plan for plan, _ in self._gather(access, name, index, topology.rows).steps]
+        return [plan for plan, _ in self._gather(access, name, index, topology.rows)]
 
     def read(
         self, access: RowAccess, names: Sequence[str], index: int, topology: LocalTopology

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from scipy.spatial import cKDTree
 
 from scidata.core.types import IntArray
-from scidata.meshes.order.csr import NodeIds, grow_ghosts
-from scidata.meshes.order.ids import ranges
+from scidata.meshes.order.csr import grow_ghosts
+from scidata.meshes.order.ids import NodeIds, ranges
 from scidata.meshes.order.neighbours import wrapped
 from scidata.store.format.write import BLOCK_ROWS, search_space
 from scidata.store.reading.rows import RowAccess

@@ -8,7 +8,6 @@ from __future__ import annotations
 import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from scidata.core.checks import offsets as checked_offsets
 from scidata.core.types import IntArray, Selection
 from scidata.errors import ConfigError, FieldMismatchError, SciDataError, UnknownNameError, near_matches
 from scidata.sources.cf import names_time
-from scidata.store.format.manifest import FieldInfo, RunningStatistics, Statistics
+from scidata.store.format.manifest import FieldInfo, Statistics, merge_statistics, statistics_of
 from scidata.store.format.store import Store
 
 #: The dim that ``scidata partition --mesh`` makes of fields that lie in several files and have no time.
@@ -39,25 +38,20 @@ class Numbering:
     isel
         Crop, stride, index or indices of dims, ``sample_dim`` among them.
     firsts
-        ``(num_stored + 1,)`` int64: number of the first sample of each stored one.
+        Number of the first sample of each stored one, and of all samples.
     """
 
     store: Store
     sample_dim: str | None
     steps: tuple[int, ...]
     isel: Mapping[str, Any]
-    firsts: IntArray
+    firsts: Sequence[int]
     _sizes: tuple[int, ...] = field(repr=False)  # rows along sample_dim of each stored sample
 
-    @cached_property
+    @property
     def num_samples(self) -> int:
         """Number of samples."""
-        return self._starts[-1]
-
-    @cached_property
-    def _starts(self) -> list[int]:
-        starts: list[int] = self.firsts.tolist()
-        return starts
+        return self.firsts[-1]
 
     def locate(self, index: int) -> tuple[int, int]:
         """Return the stored sample of a sample, and which of its samples it is.
@@ -72,8 +66,8 @@ class Numbering:
             along = "" if self.sample_dim is None else f" along {self.sample_dim!r} with steps {self.steps}"
             raise IndexError(f"{self.store.path}: sample {index} is out of range: there are {num} samples{along}")
         index %= num
-        stored = bisect.bisect_right(self._starts, index) - 1
-        return stored, index - self._starts[stored]
+        stored = bisect.bisect_right(self.firsts, index) - 1
+        return stored, index - self.firsts[stored]
 
     def rows(self, index: int) -> list[int]:
         """Return the rows along ``sample_dim`` of a sample, one per step; ``[]`` where there is no such dim."""
@@ -95,7 +89,7 @@ class Numbering:
     def is_shared(self, info: FieldInfo, index: int) -> bool:
         """Whether other samples of the same stored one have the same values: a field without times."""
         stored, _ = self.locate(index)
-        return self.sample_dim not in info.dims and self._starts[stored + 1] - self._starts[stored] > 1
+        return self.sample_dim not in info.dims and self.firsts[stored + 1] - self.firsts[stored] > 1
 
     def shape(self, info: FieldInfo, index: int) -> tuple[int, ...]:
         """Return the shape of a field in a sample."""
@@ -123,23 +117,19 @@ class Numbering:
         if not any(info.dims[i] == self.sample_dim or info.dims[i] in self.isel for i in tail):
             return figures
         shape = tuple(self.store.manifest.samples[0].arrays[info.path].shape[i] for i in tail)
-        parts = [np.reshape(x, shape) for x in (figures.count, figures.mean, figures.std, figures.min, figures.max)]
+        parts = _as_arrays(figures, shape)
         for axis in reversed(range(len(tail))):
             dim = info.dims[tail[axis]]
             if dim == self.sample_dim:
-                times = [_as_statistics([x.take(t, axis) for x in parts]) for t in range(shape[axis])]
+                times = [statistics_of([x.take(t, axis) for x in parts]) for t in range(shape[axis])]
                 left = parts[0].take(0, axis)
-                total = RunningStatistics(left.size)
-                for figure in times:
-                    total.merge(figure)
-                found = total.result()
-                parts = [np.reshape(x, left.shape) for x in (found.count, found.mean, found.std, found.min, found.max)]
+                parts = _as_arrays(merge_statistics(times, left.size), left.shape)
                 if len(self.steps) > 1:
                     parts = [np.repeat(np.expand_dims(x, axis), len(self.steps), axis) for x in parts]
             elif dim in self.isel:
                 rows = _kept_rows(self.isel[dim], shape[axis])
                 parts = [x.take(rows[0] if self._dropped(info, tail[axis]) else rows, axis) for x in parts]
-        return _as_statistics(parts)
+        return statistics_of(parts)
 
     def describe(self, infos: Sequence[FieldInfo]) -> list[Any]:
         """Return what decides the samples of some fields, as plain values for a digest."""
@@ -210,7 +200,8 @@ def number_samples(
                 f"{store.path}: steps {','.join(map(str, offsets))} reach over more rows than any stored sample has of "
                 f"{chosen!r}, at most {max(kept.values())}: there would be no sample"
             )
-    return Numbering(store=store, sample_dim=chosen, steps=offsets, isel=crop, firsts=bounds_of(counts), _sizes=sizes)
+    firsts = bounds_of(counts).tolist()
+    return Numbering(store=store, sample_dim=chosen, steps=offsets, isel=crop, firsts=firsts, _sizes=sizes)
 
 
 def _free_dims(info: FieldInfo) -> list[str]:
@@ -278,9 +269,8 @@ def _sizes_of(store: Store, infos: Sequence[FieldInfo], dim: str) -> list[tuple[
     return sorted({(path, sample.arrays[path].shape[i]) for sample in store.manifest.samples for path, i in places})
 
 
-def _as_statistics(parts: Sequence[npt.NDArray[Any]]) -> Statistics:
-    values = [x.item() if x.ndim == 0 else tuple(x.reshape(-1).tolist()) for x in parts]
-    return Statistics(count=values[0], mean=values[1], std=values[2], min=values[3], max=values[4])
+def _as_arrays(figures: Statistics, shape: Sequence[int]) -> list[npt.NDArray[Any]]:
+    return [np.reshape(x, shape) for x in (figures.count, figures.mean, figures.std, figures.min, figures.max)]
 
 
 def _kept_rows(selection: Any, size: int) -> IntArray:

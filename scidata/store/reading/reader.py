@@ -6,8 +6,6 @@ points, so any process can plan, or read, what any rank of any number of ranks w
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import uuid
 from collections.abc import Mapping, Sequence
@@ -19,21 +17,22 @@ import numpy.typing as npt
 from scidata.core.cache import Cache
 from scidata.core.checks import names_of, whole
 from scidata.core.types import Empty, IntArray
-from scidata.errors import ConfigError, UnknownNameError, near_matches
+from scidata.errors import ConfigError, near_matches
 from scidata.plan.array import ArrayPlan
 from scidata.plan.totals import ReadPlan
 from scidata.read.threads import ReaderThreads
 from scidata.store.format.arrays import CHUNK_ROWS
-from scidata.store.format.manifest import FieldInfo, SampleInfo, Statistics
+from scidata.store.format.manifest import SampleInfo, Statistics
 from scidata.store.format.store import open_store
+from scidata.store.reading.base import PartReader
 from scidata.store.reading.choices import checked_halo, checked_subsample, named_fields
-from scidata.store.reading.cuts import Weights, bounds_of_rows, checked_weights
+from scidata.store.reading.cuts import Weights, bounds_of_rows, bounds_of_sample, check_cut, checked_weights
 from scidata.store.reading.field_reads import FieldReads
 from scidata.store.reading.numbering import number_samples
 from scidata.store.reading.part import LocalPart, SamplePart
 from scidata.store.reading.rows import RowAccess
 from scidata.store.reading.subsample import Subsample
-from scidata.store.reading.subsample_part import DrawnPart, drawn_part
+from scidata.store.reading.subsample_part import drawn_part
 from scidata.store.reading.topology import LocalTopology, read_topology
 
 _THREADS = 4
@@ -43,7 +42,7 @@ _PARTITION_BYTES = 4 << 20  # of bounds that are kept: each saves the reads of a
 _PLANS_BYTES = 2048  # of those reads' plans, about
 
 
-class StoreReader:
+class StoreReader(PartReader):
     """A partitioned store, cut into ``num_parts`` for each sample.
 
     Parameters
@@ -103,7 +102,8 @@ class StoreReader:
     ) -> None:
         self.store = open_store(path)
         manifest = self.store.manifest
-        self.kind, self.entity = manifest.kind, manifest.entity
+        self.path, self.period = self.store.path, manifest.period
+        self.kind, self.entity, self.entities = manifest.kind, manifest.entity, manifest.entities
         self.num_parts = num_parts
         if num_parts < 1:
             raise ConfigError(f"number of parts must be at least 1, not {num_parts}")
@@ -127,10 +127,7 @@ class StoreReader:
         self._dtype = None if dtype is None else np.dtype(dtype)
         self._bounds = bounds
         self._weights = checked_weights(self.store, weights)
-        if self._weights is not None and not (isinstance(bounds, str) and bounds == "even"):
-            raise ConfigError("weights and explicit bounds exclude each other: both say where to cut")
-        if isinstance(bounds, str) and bounds != "even":
-            raise ConfigError(f"bounds={bounds!r}: irregular data is cut 'even', by weights, or by explicit bounds")
+        check_cut(bounds, weights, what="irregular data is")
         self._threads = ReaderThreads(num_threads)
         self._partitions: Cache[tuple[SamplePart, dict[str, list[ArrayPlan]]]] = Cache(_PARTITION_BYTES, "lru")
         self.topologies: Cache[LocalTopology] = Cache(whole("cache_bytes", cache_bytes, least=0), "lru")
@@ -143,29 +140,13 @@ class StoreReader:
     # -- what there is -------------------------------------------------------------------------------------------
 
     @property
-    def path(self) -> str:
-        """The store, as the user gave it."""
-        return self.store.path
-
-    @property
     def num_samples(self) -> int:
         """Number of samples: of all stored samples, and of their times."""
         return self.numbering.num_samples
 
-    @property
-    def entities(self) -> tuple[str, ...]:
-        """The entities that the samples have."""
-        return self.store.manifest.entities
-
-    @property
-    def period(self) -> tuple[float, ...] | None:
-        """Width of the domain along each coordinate where it wraps, 0 where it does not; None where it does in none."""
-        return self.store.manifest.period
-
     def counts(self, entity: str) -> IntArray:
         """Return the rows of an entity in each sample, ``(num_samples,)``."""
-        if entity not in self.entities:
-            raise UnknownNameError(f"{self.path}: no entity {entity!r}{near_matches(entity, self.entities)}")
+        self._check_entity(entity)
         stored = [self.numbering.locate(index)[0] for index in range(self.num_samples)]
         return np.array([self.store.manifest.samples[number].counts[entity] for number in stored], np.int64)
 
@@ -175,10 +156,6 @@ class StoreReader:
         if "edge" not in self.entities:
             return 0
         return 1 if self.kind == "points" else max(1, int(self.halo))
-
-    def info(self, name: str) -> FieldInfo:
-        """Return what the store says of a field: entity, units, attributes, and the dims that it is stored with."""
-        return self._infos[self._known(name)]
 
     def dims(self, name: str) -> tuple[str, ...]:
         """Return the dims of a field of one sample."""
@@ -216,7 +193,7 @@ class StoreReader:
         """Return a digest of what decides the samples: values, and what is chosen of them; not how they are cut."""
         chosen = [self._infos[name] for name in self.fields]
         paths = [info.path for info in chosen]
-        content = {
+        content: dict[str, Any] = {
             "fields": {name: [self.dims(name), str(self.dtype(name))] for name in self.fields},
             "numbering": self.numbering.describe(chosen),
             "samples": [
@@ -224,9 +201,7 @@ class StoreReader:
                 for s in self.store.manifest.samples
             ],
         }
-        if self.subsample is not None:
-            content["subsample"] = self.subsample.recipe
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+        return self._digest(content)
 
     def _chosen(self, fields: Sequence[str] | str | None) -> tuple[str, ...]:
         if fields is None:
@@ -234,16 +209,6 @@ class StoreReader:
         by_path = {info.path: name for name, info in self._infos.items()}
         names = names_of("fields", fields)
         return tuple(dict.fromkeys(self._known(by_path.get(name, name)) for name in names))
-
-    def _known(self, name: str) -> str:
-        if name not in self._infos:
-            raise UnknownNameError(f"{self.path}: no field {name!r}{near_matches(name, self._infos)}")
-        return name
-
-    def _checked_part(self, part: int) -> int:
-        if not 0 <= part < self.num_parts:
-            raise ConfigError(f"rank {part} does not exist: the domain has {self.num_parts} ranks")
-        return part
 
     # -- cutting -------------------------------------------------------------------------------------------------
 
@@ -257,9 +222,7 @@ class StoreReader:
 
     def _cut(self, index: int) -> tuple[SamplePart, dict[str, list[ArrayPlan]]]:
         access = RowAccess(self.store, index, self._threads.executor())
-        rows = self._bounds.get(index) if isinstance(self._bounds, Mapping) else self._bounds
-        if rows is None:
-            raise ConfigError(f"bounds has no entry for sample {index}; it has {sorted(self._bounds)}")
+        rows = bounds_of_sample(self._bounds, index)
         info = self.store.sample(index)
         explicit = None if isinstance(rows, str) else rows
         bounds = bounds_of_rows(access, info, self.num_parts, explicit=explicit, weights=self._weights)
@@ -283,7 +246,7 @@ class StoreReader:
             token=self._token,
         )
 
-    def _drawn(self, access: RowAccess, cut: SamplePart, index: int, part: int, epoch: int) -> DrawnPart:
+    def _drawn(self, access: RowAccess, cut: SamplePart, index: int, part: int, epoch: int) -> LocalTopology:
         """Find what a part holds of an epoch's draw from a sample."""
         assert self.subsample is not None
         entity = self.subsample.entity
@@ -294,15 +257,7 @@ class StoreReader:
     def _found(self, access: RowAccess, cut: SamplePart, index: int, part: int, epoch: int) -> LocalTopology:
         if self.subsample is None:
             return self._topology(access, cut, part)
-        drawn = self._drawn(access, cut, index, part, epoch)
-        none = None if drawn.edge_index is None else drawn.edge_index[:, :0]
-        return LocalTopology(
-            index_maps=dict(drawn.index_maps),
-            edge_index=drawn.edge_index,
-            far_edge_index=none,
-            cells=drawn.cells,
-            rows=drawn.rows,
-        )
+        return self._drawn(access, cut, index, part, epoch)
 
     # -- planning and reading ------------------------------------------------------------------------------------
 
@@ -348,7 +303,7 @@ class StoreReader:
                 slot, lambda: self._topology(access, cut, part), LocalTopology.num_bytes, once=True
             )
         else:
-            topology = self._found(access, cut, index, part, epoch)
+            topology = self._drawn(access, cut, index, part, epoch)
         fields = self._reads.read(access, self.fields, index, topology)
         return LocalPart(
             index=index % self.num_samples,
@@ -366,8 +321,7 @@ class StoreReader:
     def original_id(self, index: int, part: int, entity: str, *, rows: IntArray | None = None) -> IntArray:
         """Read the source's row of each row that a part owns, or of ``rows`` of the store, ``(num,)`` int64."""
         cut, access = self._opened(index)
-        if entity not in self.entities:
-            raise UnknownNameError(f"{self.path}: no entity {entity!r}{near_matches(entity, self.entities)}")
+        self._check_entity(entity)
         start, stop = cut.owned(entity, self._checked_part(part))
         path = "csr/edge_id" if entity == "edge" else f"{entity}/original_id"
         ids: IntArray = access.rows(path, start, stop) if rows is None else access.gather(path, rows)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from scidata.core.bounds import even_bounds
 from scidata.errors import ConfigError, FieldMismatchError
-from scidata.meshes.order.csr import CSR, csr_from_edges, knn_edges
-from scidata.meshes.order.quality import Quality, measure_quality, quality_of_parts
+from scidata.meshes.order.csr import CSR, csr_from_edges
+from scidata.meshes.order.neighbours import knn_edges
+from scidata.meshes.order.quality import Quality, measure_quality
 from scidata.store.format.manifest import Statistics
 from scidata.store.format.store import Store, open_store
 from scidata.store.reading.numbering import number_samples
@@ -121,8 +120,12 @@ def inspect_partitioned(
     kept = [parts for parts in num_parts if parts <= num_rows]
     if len(kept) < len(num_parts):
         notes.append(f"sample {sample} has {num_rows} {info.entity}s: cut into no more than that many parts")
-    sample_dim, num_read, note = _numbers(store)
-    notes += note
+    sample_dim = num_read = None
+    try:
+        numbering = number_samples(store, list(manifest.fields.values()))
+        sample_dim, num_read = numbering.sample_dim, numbering.num_samples
+    except FieldMismatchError as e:
+        notes.append(str(e))
     quality, edges, complaint = _quality(store, sample, kept)
     notes += complaint
     if quality is not None:
@@ -153,14 +156,7 @@ def inspect_partitioned(
             for field_path, field in manifest.fields.items()
         ),
         samples=tuple(
-            SampleReport(
-                index=s.index,
-                name=s.name,
-                counts=s.counts,
-                source_counts=s.source_counts,
-                nbytes=s.nbytes,
-                notes=s.notes,
-            )
+            SampleReport(**{entry.name: getattr(s, entry.name) for entry in fields(SampleReport)})
             for s in manifest.samples
         ),
         quality_sample=sample,
@@ -168,14 +164,6 @@ def inspect_partitioned(
         quality=quality,
         notes=tuple(notes),
     )
-
-
-def _numbers(store: Store) -> tuple[str | None, int | None, list[str]]:
-    try:
-        numbering = number_samples(store, list(store.manifest.fields.values()))
-    except FieldMismatchError as e:
-        return None, None, [str(e)]
-    return numbering.sample_dim, numbering.num_samples, []
 
 
 def _quality(store: Store, index: int, num_parts: Sequence[int]) -> tuple[Quality | None, str, list[str]]:
@@ -192,20 +180,14 @@ def _quality(store: Store, index: int, num_parts: Sequence[int]) -> tuple[Qualit
             src=src.astype(src.dtype.newbyteorder("=")),
             edge_id=np.arange(len(src), dtype=np.int64),
         )
-        return _measured(csr, points, num_parts), "the store's edges", []
+        return measure_quality(csr, points, num_parts=num_parts), "the store's edges", []
     if points is None:
         return None, "none", [f"sample {index} has neither edges nor positions: its order cannot be judged"]
     if num_rows > _MANY_POINTS:
         return None, "none", [f"sample {index} has {num_rows} points and no edges: its order is not judged"]
     src_dst = knn_edges(points, _NEIGHBOURS, on_sphere=info.on_sphere)
     csr = csr_from_edges(src_dst[0], src_dst[1], num_rows)
-    return _measured(csr, points, num_parts), f"each point's {_NEIGHBOURS} nearest others", []
-
-
-def _measured(csr: CSR, points: npt.NDArray[Any] | None, num_parts: Sequence[int]) -> Quality:
-    """Measure an order, cut where a reader cuts by default."""
-    whole = measure_quality(csr, points, num_parts=())
-    return replace(whole, parts=tuple(quality_of_parts(csr, even_bounds(csr.num_nodes, p)) for p in num_parts))
+    return measure_quality(csr, points, num_parts=num_parts), f"each point's {_NEIGHBOURS} nearest others", []
 
 
 def _quality_notes(quality: Quality, entity: str, sample: int, *, counts_edges: bool) -> list[str]:

@@ -33,6 +33,10 @@ _SCRATCH_BYTES = 16 << 20  # scattered rows are read with what lies between, in 
 #: Segments of every dim of an array, of which that of the rows is not looked at; None: all.
 Others: TypeAlias = Sequence[Segments] | None
 
+#: How scattered rows of an array are read. Of each read its plan, and where the wanted rows lie among those that it
+#: brings; None where all are wanted.
+GatherPlan: TypeAlias = Sequence[tuple[ArrayPlan, IntArray | None]]
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Runs:
@@ -49,11 +53,6 @@ class Runs:
     starts: IntArray
     stops: IntArray
     pick: IntArray | None
-
-    @property
-    def num_rows(self) -> int:
-        """Rows that are read."""
-        return int((self.stops - self.starts).sum())
 
 
 def merge_ranges(starts: IntArray, stops: IntArray, *, max_gap: int = MAX_GAP) -> Runs:
@@ -73,22 +72,6 @@ def merge_ranges(starts: IntArray, stops: IntArray, *, max_gap: int = MAX_GAP) -
         shift = (offsets - run_starts)[run]
         pick = ranges(starts + shift, stops + shift)
     return Runs(starts=run_starts, stops=run_stops, pick=pick)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class GatherPlan:
-    """How scattered rows of an array are read.
-
-    Attributes
-    ----------
-    num_rows
-        Rows wanted.
-    steps
-        Of each read: its plan, and where the wanted rows lie among those that it brings; None where all are wanted.
-    """
-
-    num_rows: int
-    steps: tuple[tuple[ArrayPlan, IntArray | None], ...]
 
 
 class FieldPlan(NamedTuple):
@@ -202,7 +185,8 @@ class RowAccess:
             apart[cuts - 1] = True
             windows = np.split(ids, cuts)
         first = np.concatenate([[True], apart])[: len(ids)]
-        steps, at = [], 0
+        steps: list[tuple[ArrayPlan, IntArray | None]] = []
+        at = 0
         for rows in windows:
             heads = np.flatnonzero(first[at : at + len(rows)])
             at += len(rows)
@@ -215,12 +199,12 @@ class RowAccess:
                 pick = rows + np.repeat(offsets - starts, lengths)
                 plan = replace(plan, bytes_wanted=plan.bytes_wanted // plan.out_shape[dim] * len(rows))
             steps.append((plan, pick))
-        return GatherPlan(num_rows=len(ids), steps=tuple(steps))
+        return steps
 
     def run_gather(self, gather: GatherPlan, dtype: npt.DTypeLike | None = None, *, dim: int = 0) -> npt.NDArray[Any]:
         """Read what :meth:`plan_gather` planned, C-contiguous."""
         parts = []
-        for plan, pick in gather.steps:
+        for plan, pick in gather:
             values = self.run(plan, dtype)
             parts.append(values if pick is None else values.take(pick, axis=dim))
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=dim)

@@ -20,28 +20,7 @@ from scidata.meshes.order.ids import contains, ranges
 from scidata.store.reading.part import LocalCells, SamplePart
 from scidata.store.reading.rows import RowAccess
 from scidata.store.reading.subsample import Draw
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class DrawnPart:
-    """One part of what was drawn.
-
-    Attributes
-    ----------
-    rows
-        By entity, the store's rows that the part owns of the drawn ones, sorted, int64.
-    index_maps
-        By entity, of the drawn rows: drawn row ``i`` is the ``i``-th of all that were drawn.
-    edge_index
-        ``(2, num)`` int64 local ids: the drawn edges that end at the part's rows, by destination.
-    cells
-        The drawn cells that it owns.
-    """
-
-    rows: Mapping[str, IntArray]
-    index_maps: Mapping[str, IndexMap]
-    edge_index: IntArray | None = None
-    cells: LocalCells | None = None
+from scidata.store.reading.topology import LocalTopology
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -58,8 +37,10 @@ class _DrawnCells:
         return _DrawnCells(rows=self.rows[kept], offsets=bounds_of(sizes[kept]), corners=corners)
 
 
-def drawn_part(access: RowAccess, cut: SamplePart, part: int, draw: Draw, entity: str) -> DrawnPart:
+def drawn_part(access: RowAccess, cut: SamplePart, part: int, draw: Draw, entity: str) -> LocalTopology:
     """Find what a part holds of a draw of an entity's rows: nodes, points or cells.
+
+    In its index maps, drawn row ``i`` is the ``i``-th of all that were drawn.
 
     Cells that have rows and edges of their own (``entity="cell"`` in the store) count as nodes here.
     Of drawn nodes: the cells all of whose corners, and the edges both of whose ends were drawn. Of drawn cells: their
@@ -69,7 +50,7 @@ def drawn_part(access: RowAccess, cut: SamplePart, part: int, draw: Draw, entity
     if set(cut.bounds) == {main}:
         rows = draw.rows(*cut.owned(main, part))
         bounds = draw.count_before(cut.bounds[main])
-        return DrawnPart(rows={main: rows}, index_maps={main: _index_map(bounds, part)})
+        return LocalTopology(rows={main: rows}, index_maps={main: _index_map(bounds, part)})
     every = draw.rows()
     cells = None
     if entity != main:
@@ -97,7 +78,7 @@ def _part_of(
     cells: _DrawnCells | None,
     src: IntArray,
     dst: IntArray,
-) -> DrawnPart:
+) -> LocalTopology:
     """Take a part of the whole draw; ``src`` and ``dst`` are drawn rows."""
     nodes = drawn[cut.entity]
     bounds = {name: np.searchsorted(rows, cut.bounds[name]).astype(np.int64) for name, rows in drawn.items()}
@@ -122,7 +103,8 @@ def _part_of(
         types = access.gather("cell/type", rows["cell"])
         local_cells = LocalCells(offsets=offsets - offsets[0], connectivity=local(corners), types=types)
     edges = np.stack([local(src), local(dst)]) if "edge" in own else None
-    return DrawnPart(rows=rows, index_maps=maps, edge_index=edges, cells=local_cells)
+    far = None if edges is None else edges[:, :0]
+    return LocalTopology(rows=rows, index_maps=maps, edge_index=edges, far_edge_index=far, cells=local_cells)
 
 
 def _read_cells(access: RowAccess, rows: IntArray) -> _DrawnCells:

@@ -21,10 +21,10 @@ from scidata.store.reading.rows import RowAccess
 class LocalTopology:
     """What a part holds besides fields; as :class:`scidata.store.reading.part.LocalPart`."""
 
-    index_maps: dict[str, IndexMap]
-    edge_index: IntArray | None
-    far_edge_index: IntArray | None
-    cells: LocalCells | None
+    index_maps: Mapping[str, IndexMap]
+    edge_index: IntArray | None = None
+    far_edge_index: IntArray | None = None
+    cells: LocalCells | None = None
     rows: Mapping[str, IntArray] | None = None  # the store's rows of the owned ones, where they were drawn
     identity: Identity = field(default_factory=Identity)
 

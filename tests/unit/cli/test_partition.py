@@ -17,7 +17,8 @@ from scipy.spatial import Delaunay
 from typer.testing import CliRunner
 
 from scidata.cli.app import app
-from scidata.store.format.store import is_store, open_store
+from scidata.store.format.places import is_store
+from scidata.store.format.store import open_store
 
 ROOT = Path(__file__).parents[3]
 

@@ -10,6 +10,7 @@ from scipy.spatial import Delaunay
 
 from scidata.core.index_map import IndexMap
 from scidata.errors import ConfigError, UnsupportedFormatError
+from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.cells import cell_owner, edges_of_cells
 from scidata.meshes.order.csr import csr_from_edges, grow_ghosts, symmetrise
 from scidata.meshes.order.cuts import cut_bounds, prefix_of
@@ -163,6 +164,12 @@ def edges_one_by_one(offsets, connectivity, edges):
     return sorted({(d, s) for s, d in found if s != d})
 
 
+def edges_of(offsets, nodes, types, num_nodes=None):
+    nodes = np.asarray(nodes)
+    cells = RawCells(offsets=np.asarray(offsets), connectivity=nodes, cell_type=np.asarray(types, np.uint8))
+    return edges_of_cells(cells, int(nodes.max(initial=-1)) + 1 if num_nodes is None else num_nodes)
+
+
 @settings(deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 15), min_size=0, max_size=7), max_size=12), st.lists(st.booleans(), min_size=12)
@@ -175,7 +182,7 @@ def test_edges_of_polygons_and_polylines_follow_their_nodes(cells, closed):
     def ring(cell, size):
         return [(i, (i + 1) % size) for i in range(size if closed[cell] else size - 1)]
 
-    found = edges_of_cells(offsets, nodes, types)
+    found = edges_of(offsets, nodes, types)
     assert list(zip(found[1].tolist(), found[0].tolist(), strict=True)) == edges_one_by_one(offsets, nodes, ring)
     owners = cell_owner(offsets, nodes)
     assert owners.tolist() == [min(c) if c else -1 for c in cells]
@@ -215,7 +222,7 @@ def hull_edges(kind):
 @pytest.mark.parametrize("kind", sorted(UNIT))
 def test_edges_of_each_cell_type_are_those_of_its_shape(kind):
     corners, count = UNIT[kind]
-    found = edges_of_cells([0, len(corners)], np.arange(len(corners)), [kind])
+    found = edges_of([0, len(corners)], np.arange(len(corners)), [kind])
     joined = {(a, b) for a, b in found.T.tolist() if a < b}
     assert joined == hull_edges(kind)
     assert len(joined) == count
@@ -225,7 +232,7 @@ def test_edges_of_each_cell_type_are_those_of_its_shape(kind):
 def test_edges_of_quadratic_cells_run_over_the_middle_nodes(kind, linear):
     num_corners = len(UNIT[linear][0])
     size = num_corners + UNIT[linear][1]
-    found = edges_of_cells([0, size], np.arange(size), [kind])
+    found = edges_of([0, size], np.arange(size), [kind])
     joined = {}
     for a, b in found.T.tolist():
         joined.setdefault(b, set()).add(a)
@@ -237,7 +244,7 @@ def test_edges_of_mixed_cells_are_those_of_each_kind_together():
     # a quad, a triangle on it, a line, a vertex, a polygon; the 1-2 edge is shared
     cells = [(9, [0, 1, 2, 3]), (5, [1, 4, 2]), (3, [4, 5]), (1, [6]), (7, [3, 2, 7])]
     offsets = np.cumsum([0] + [len(nodes) for _, nodes in cells])
-    found = edges_of_cells(offsets, np.concatenate([n for _, n in cells]), [k for k, _ in cells], 8)
+    found = edges_of(offsets, np.concatenate([n for _, n in cells]), [k for k, _ in cells], 8)
     one_way = {(a, b) for a, b in found.T.tolist() if a < b}
     assert one_way == {(0, 1), (1, 2), (2, 3), (0, 3), (1, 4), (2, 4), (4, 5), (2, 7), (3, 7)}
     assert found.shape[1] == 2 * len(one_way)
@@ -245,21 +252,21 @@ def test_edges_of_mixed_cells_are_those_of_each_kind_together():
 
 def test_cells_that_cannot_be_used_are_refused():
     with pytest.raises(ConfigError, match=r"outside the 3 nodes \(first cells: \[1\], values: \[3\]"):
-        edges_of_cells([0, 3, 6], [0, 1, 2, 1, 2, 3], [5, 5], 3)
+        edges_of([0, 3, 6], [0, 1, 2, 1, 2, 3], [5, 5], 3)
     with pytest.raises(ConfigError, match="outside"):
-        edges_of_cells([0, 3], [0, 1, -1], [5], 3)
+        edges_of([0, 3], [0, 1, -1], [5], 3)
     with pytest.raises(ConfigError, match=r"cells of type tetra do not have 4 nodes \(first cells: \[0\]\)"):
-        edges_of_cells([0, 3], [0, 1, 2], [10], 3)
+        edges_of([0, 3], [0, 1, 2], [10], 3)
     with pytest.raises(UnsupportedFormatError, match=r"1 cells are of VTK type 42 \(polyhedron\)"):
-        edges_of_cells([0, 4], [0, 1, 2, 3], [42], 4)
-    assert edges_of_cells([0], np.empty(0, np.int64), np.empty(0, np.uint8)).shape == (2, 0)
+        edges_of([0, 4], [0, 1, 2, 3], [42], 4)
+    assert edges_of([0], np.empty(0, np.int64), np.empty(0, np.uint8)).shape == (2, 0)
 
 
 @pytest.mark.parametrize("dims", [2, 3])
 def test_edges_of_a_mesh_are_those_of_its_triangulation(dims):
     points, offsets, nodes, types = mesh(300, dims)
     indptr, neighbours = Delaunay(points).vertex_neighbor_vertices
-    csr = csr_from_edges(*edges_of_cells(offsets, nodes, types, 300), 300)
+    csr = csr_from_edges(*edges_of(offsets, nodes, types, 300), 300)
     assert np.array_equal(csr.indptr, indptr)
     for node in range(300):
         assert csr.src[indptr[node] : indptr[node + 1]].tolist() == sorted(neighbours[indptr[node] : indptr[node + 1]])
@@ -357,7 +364,7 @@ def test_cuts_of_block_sums_are_close_to_those_of_rows(num_rows, num_parts, bloc
 
 def test_edges_are_balanced_by_cutting_the_index_pointer():
     _, offsets, nodes, types = mesh(3_000, 2)
-    csr = csr_from_edges(*edges_of_cells(offsets, nodes, types, 3_000), 3_000)
+    csr = csr_from_edges(*edges_of(offsets, nodes, types, 3_000), 3_000)
     for num_parts in (2, 7, 16):
         assert quality_of_parts(csr, cut_bounds(csr.indptr, num_parts)).edge_balance < 1.03
 
@@ -420,7 +427,7 @@ def test_quality_of_a_graph_in_pieces():
 @pytest.mark.parametrize("dims", [2, 3])
 def test_the_curve_makes_halos_of_a_mesh_small(dims):
     points, offsets, nodes, types = mesh(6_000, dims)
-    edges = edges_of_cells(offsets, nodes, types, 6_000)
+    edges = edges_of(offsets, nodes, types, 6_000)
     order, _ = order_hilbert(points)
     new_row = np.empty(6_000, np.int64)
     new_row[order] = np.arange(6_000)

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from scipy.spatial import Delaunay
 
 from scidata.errors import ConfigError, UnknownNameError, UnsupportedFormatError
-from scidata.meshes.order.dual import cell_centres, edges_across_faces
+from scidata.meshes.geometry import RawCells
+from scidata.meshes.order.faces import edges_across_faces
+from scidata.meshes.order.positions import cell_centres
 from scidata.meshes.samples import read_samples
 from scidata.store.format.store import open_store, verify
 from scidata.store.partitioning.partition import partition
@@ -20,13 +22,14 @@ from scidata.store.reading.reader import StoreReader
 MPAS = Path(__file__).parents[3].parent / "shared" / "data" / "mesh.QU.1920km.151026.nc"
 
 
-def lists(cells):
-    """Return offsets and connectivity."""
-    return np.cumsum([0, *map(len, cells)]), np.array([n for cell in cells for n in cell], np.int64)
+def cells_of(lists, types=None):
+    offsets, nodes = np.cumsum([0, *map(len, lists)]), np.array([n for cell in lists for n in cell], np.int64)
+    types = np.full(len(lists), 7, np.uint8) if types is None else np.array(types, np.uint8)
+    return RawCells(offsets=offsets, connectivity=nodes, cell_type=types)
 
 
 def pairs_of(cells, types, num_nodes=100):
-    found = edges_across_faces(*lists(cells), np.array(types, np.uint8), num_nodes)
+    found = edges_across_faces(cells_of(cells, types), num_nodes)
     assert len(np.unique(found, axis=1).T) == len(found.T)
     return set(map(tuple, found.T.tolist()))
 
@@ -65,12 +68,12 @@ def test_neighbours_of_mixed_cells():
 
 
 def test_centres_are_means_of_the_nearest_images():
-    offsets, nodes = lists([[0, 1, 2], [3, 0]])
+    cells = cells_of([[0, 1, 2], [3, 0]])
     points = np.array([[0.1, 0.0], [0.9, 0.3], [0.2, 0.6], [0.8, 1.0]])
-    assert np.allclose(cell_centres(points, offsets, nodes), [[0.4, 0.3], [0.45, 0.5]])
-    wrapped = cell_centres(points, offsets, nodes, period=(1.0, 0.0))
+    assert np.allclose(cell_centres(points, cells), [[0.4, 0.3], [0.45, 0.5]])
+    wrapped = cell_centres(points, cells, period=(1.0, 0.0))
     assert np.allclose(wrapped, [[0.2 / 3, 0.3], [0.95, 0.5]])
-    assert cell_centres(points, np.zeros(1, int), nodes[:0]).shape == (0, 2)
+    assert cell_centres(points, cells_of([])).shape == (0, 2)
 
 
 @pytest.mark.parametrize("east", [0.0, 360.0])
@@ -78,7 +81,7 @@ def test_centres_on_a_sphere(east):
     lon = np.array([178.0, -178.0, 180.0, 10.0, 100.0, -170.0, -80.0])
     lon = lon + east * (lon < 0)
     points = np.stack([lon, [10, 10, 10, 80, 80, 80, 80], np.arange(7.0)], axis=1)
-    centres = cell_centres(points, *lists([[0, 1, 2], [3, 4, 5, 6]]), on_sphere=True)
+    centres = cell_centres(points, cells_of([[0, 1, 2], [3, 4, 5, 6]]), on_sphere=True)
     assert abs(abs(centres[0, 0]) - 180) < 1e-9
     assert 10 < centres[0, 1] < 10.01
     assert centres[1, 1] == pytest.approx(90)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scipy.spatial import Delaunay
 
 from scidata.errors import FieldMismatchError
+from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.cells import edges_of_cells
 from scidata.meshes.order.mesh_edges import along_mesh_edges
 from scidata.store.format.store import open_store, verify
@@ -164,7 +165,8 @@ def test_along_mesh_edges_of_random_polygons(num_nodes: int, seed: int) -> None:
     offsets = np.concatenate([[0], np.cumsum(sizes)])
     corners = [rng.choice(num_nodes, size, replace=False) for size in sizes]
     connectivity = np.concatenate([np.empty(0, np.int64), *corners])
-    edges = edges_of_cells(offsets, connectivity, np.full(len(sizes), 7), num_nodes)
+    cells = RawCells(offsets=offsets, connectivity=connectivity, cell_type=np.full(len(sizes), 7, np.uint8))
+    edges = edges_of_cells(cells, num_nodes)
     undirected = edges[:, edges[0] < edges[1]]
     mesh = rng.permuted(rng.permutation(undirected, axis=1), axis=0)
     along = along_mesh_edges(edges, mesh, num_nodes, "here")

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from scidata.errors import ConfigError
-from scidata.meshes.order.curve import keys_of_cells
-from scidata.meshes.order.hilbert import hilbert_keys, order_hilbert
+from scidata.meshes.order.curve import hilbert_keys, keys_of_cells
+from scidata.meshes.order.hilbert import order_hilbert
 from scidata.meshes.order.rcb import order_rcb
 from scidata.meshes.order.sort import stable_sort
 

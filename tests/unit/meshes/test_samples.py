@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 import scidata.meshes.formats.base
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, UnsupportedFormatError
-from scidata.meshes.formats.base import Joined, RawCells
+from scidata.meshes.formats.base import Joined
+from scidata.meshes.geometry import RawCells
 from scidata.meshes.sample import RawSample, parse_edges
 from scidata.meshes.samples import read_samples
 from tests.writers import write_hdf5

@@ -23,7 +23,8 @@ from scidata.read import read_plan
 from scidata.store.format import arrays
 from scidata.store.format.checksums import KEPT_BYTES
 from scidata.store.format.manifest import CHECKSUMS, SCHEMA_VERSION, dump_json, sealed
-from scidata.store.format.store import MANIFEST, open_store, read_sample_info, verify, write_manifest
+from scidata.store.format.places import MANIFEST
+from scidata.store.format.store import open_store, read_sample_info, verify, write_manifest
 from scidata.store.reading.reader import StoreReader
 from tests.writers import triangulation, write_hdf5
 

@@ -24,22 +24,15 @@ from hypothesis import strategies as st
 from scipy.spatial import Delaunay
 
 from scidata.errors import ConfigError, CorruptDataError, FieldMismatchError, UnknownNameError, UnsupportedFormatError
+from scidata.meshes.order.csr import CSR
 from scidata.store.format import arrays
 from scidata.store.format.arrays import ArrayDigest, Reordered, blocks_of
 from scidata.store.format.documents import digest_documents, sample_document
 from scidata.store.format.loading import load_sample
 from scidata.store.format.manifest import CHECKSUMS, FieldInfo, RunningStatistics, SampleInfo, dump_json, sealed
-from scidata.store.format.store import (
-    MANIFEST,
-    Store,
-    is_store,
-    open_store,
-    read_sample_info,
-    verify,
-    verify_sample,
-    write_manifest,
-)
-from scidata.store.format.write import FieldData, OrderedCells, OrderedEdges, OrderedSample, folder_of, write_sample
+from scidata.store.format.places import MANIFEST, folder_of, is_store
+from scidata.store.format.store import Store, open_store, read_sample_info, verify, verify_sample, write_manifest
+from scidata.store.format.write import FieldData, OrderedCells, OrderedSample, write_sample
 
 ROOT = Path(__file__).parents[3]
 
@@ -89,11 +82,11 @@ def make_sample(num_rows: int = 1500, *, seed: int = 0, index: int = 0, num_samp
         cells=OrderedCells(
             offsets=np.arange(0, 3 * len(cells) + 1, 3, dtype=np.int64),
             connectivity=sorted_cells.reshape(-1),
-            types=np.full(len(cells), 5, np.uint8),
+            cell_type=np.full(len(cells), 5, np.uint8),
             original_id=by_owner,
             indptr=np.searchsorted(sorted_cells.min(axis=1), np.arange(num_rows + 1)).astype(np.int64),
         ),
-        edges=OrderedEdges(
+        edges=CSR(
             indptr=np.searchsorted(pairs[:, 0], np.arange(num_rows + 1)).astype(np.int64),
             src=pairs[:, 1],
             edge_id=edge_id,

@@ -24,7 +24,8 @@ from scidata.errors import ConfigError, CorruptDataError, FieldMismatchError, Re
 from scidata.store.format import places as places_module
 from scidata.store.format import store as store_module
 from scidata.store.format.manifest import digest_of, dump_json
-from scidata.store.format.store import MANIFEST, open_store, read_sample_info, verify, verify_sample
+from scidata.store.format.places import MANIFEST
+from scidata.store.format.store import open_store, read_sample_info, verify, verify_sample
 from scidata.store.reading.report import inspect_partitioned
 from tests.writers import triangulation, write_hdf5
 

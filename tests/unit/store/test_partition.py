@@ -28,7 +28,8 @@ from scidata.errors import (
     SciDataError,
     UnknownNameError,
 )
-from scidata.store.format.store import MANIFEST, Store, is_store, open_store, verify
+from scidata.store.format.places import MANIFEST, is_store
+from scidata.store.format.store import Store, open_store, verify
 from scidata.store.partitioning.jobs import run_jobs
 from scidata.store.partitioning.output import Part, claim_output, finished_samples
 from scidata.store.partitioning.partition import finalize, partition
@@ -463,6 +464,10 @@ class TestFaultyInput:
         write(source, arrays)
         with pytest.raises(ConfigError, match="are to be kept"):
             partition(source, tmp_path / "s", keep="self_loops,duplicate_edges", repair="nan_points", overwrite=True)
+        index[0, 0] = -1_294_967_296  # 3e9 in 32 bits
+        write(source, arrays)
+        with pytest.raises(CorruptDataError, match="write the ids again in 64 bits"):
+            partition(source, tmp_path / "s", repair="all", overwrite=True)
 
     def test_a_repair_is_allowed_when_the_run_is_resumed(self, tmp_path: Path) -> None:
         good, bad, last = (graph_arrays(seed=seed) for seed in range(3))

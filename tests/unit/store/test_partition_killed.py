@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from scipy.spatial import Delaunay
 
-from scidata.store.format.store import is_store
+from scidata.store.format.places import is_store
 from scidata.store.partitioning.output import finished_samples
 from scidata.store.partitioning.partition import finalize, partition
 

@@ -31,7 +31,7 @@ def test_the_same_as_json(rest, items, indent):
     found = parse_object(json.dumps(data, indent=indent), "samples")
     assert isinstance(found["samples"], Items if items else list)
     assert {key: list(value) if key == "samples" else value for key, value in found.items()} == data
-    assert list(found["samples"][1:]) == items[1:]
+    assert len(found["samples"]) == len(items)
 
 
 @given(REST, ITEMS, st.data())

@@ -1,0 +1,66 @@
+"""Points, cells and edges of a mesh, cloud or graph, in memory: what formats give, what orders and checks take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.types import IntArray
+from scidata.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RawCells:
+    """Cells as lists of nodes, of any size each: VTK's shape.
+
+    Attributes
+    ----------
+    offsets
+        ``(num_cells + 1,)`` int64: the nodes of cell ``i`` are ``connectivity[offsets[i]:offsets[i + 1]]``.
+    connectivity
+        ``(sum of sizes,)`` int64, 0-based rows of the nodes, in VTK's order. Not checked here: an index that the
+        file has wrong (a hole in a cell becomes -1) is left for the checks of a sample to name.
+    cell_type
+        ``(num_cells,)`` uint8: VTK's codes.
+    """
+
+    offsets: IntArray
+    connectivity: IntArray
+    cell_type: npt.NDArray[np.uint8]
+
+    def __post_init__(self) -> None:
+        offsets = self.offsets
+        if len(offsets) != len(self.cell_type) + 1 or offsets[0] != 0 or offsets[-1] != len(self.connectivity):
+            raise ConfigError(
+                f"cells need offsets from 0 to {len(self.connectivity)} (the length of connectivity), one more than "
+                f"the {len(self.cell_type)} types; there are {len(offsets)}, ending at {offsets[-1:].tolist()}"
+            )
+        if (np.diff(offsets) < 0).any():
+            row = int(np.flatnonzero(np.diff(offsets) < 0)[0])
+            raise ConfigError(f"offsets of cells must not decrease, but do after cell {row}")
+
+    @property
+    def num_cells(self) -> int:
+        """Number of cells."""
+        return len(self.cell_type)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Geometry:
+    """Points, cells and edges, read.
+
+    Attributes
+    ----------
+    points
+        ``(num_nodes, 2 or 3)`` float64, or None for a graph without positions.
+    cells
+        None for points and graphs.
+    edge_index
+        ``(2, num_edges)`` int64: source and destination; None where edges are still to be made.
+    """
+
+    points: npt.NDArray[np.float64] | None = None
+    cells: RawCells | None = None
+    edge_index: IntArray | None = None

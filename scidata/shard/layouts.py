@@ -9,18 +9,19 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd import Function
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from scidata.errors import ShardLayoutError
 from scidata.shard.comm.collectives import all_gather_v, slice_to_shard
+from scidata.shard.comm.functions import linear
 from scidata.shard.comm.rooted import scatter_v
-from scidata.shard.comm.transport import DTYPES, MAX_DIMS, Group, call, exchange, group_rank, group_size, with_dim
-from scidata.shard.spec import MeshAxis, ShardSpec, by_axis, kept_spec, mesh_axes
+from scidata.shard.comm.transport import DTYPES, MAX_DIMS, Group, exchange, group_rank, group_size, with_dim
+from scidata.shard.spec import MeshAxis, ShardSpec, Sizes, by_axis, kept_spec, mesh_axes
 
 SharedDim: TypeAlias = tuple[int, tuple[int, ...]]  # a dim and the sizes of its parts
+Shapes: TypeAlias = Mapping[int | str, Sequence[Sequence[int]]]  # of the ranks' parts, by mesh axis
 Place: TypeAlias = tuple[int | None, tuple[int, ...] | None]  # the same, or that a mesh axis replicates
 
 
@@ -31,9 +32,7 @@ def gather_full(local: Tensor, spec: ShardSpec) -> Tensor:
     return local
 
 
-def target_spec(
-    spec: ShardSpec, placements: Sequence[Placement], sizes: Mapping[int | str, Sequence[int]] | None
-) -> ShardSpec:
+def target_spec(spec: ShardSpec, placements: Sequence[Placement], sizes: Sizes | None) -> ShardSpec:
     """Return the spec that ``placements`` and ``sizes`` ask for; sizes are kept where the same dim stays sharded."""
     given: dict[int | str, Sequence[int]] = {
         axis: spec.sizes_of(axis)
@@ -76,31 +75,26 @@ def _move_axis(local: Tensor, old: Place, new: Place, group: Group) -> Tensor:
         return all_gather_v(local, old_sizes, old_dim, group)
     if group_size(group) == 1:
         return local
-    return call(_Reshard, local, (old_dim, old_sizes), (new_dim, new_sizes), group)
+    return linear(_resharded, _resharded_back, local, (old_dim, old_sizes), (new_dim, new_sizes), group)
 
 
-class _Reshard(Function):
+def _resharded(x: Tensor, old: SharedDim, new: SharedDim, group: Group) -> Tensor:
     """Each rank sends each other one what of its part that one is to hold."""
+    (old_dim, old_sizes), (new_dim, new_sizes) = old, new
+    rank, ranks = group_rank(group), range(len(old_sizes))
+    if old_dim == new_dim:
+        sent, got = _overlaps(old_sizes, new_sizes, rank), _overlaps(new_sizes, old_sizes, rank)
+        parts = [x.narrow(old_dim, start, count) for start, count in sent]
+        shapes = [with_dim(x.shape, old_dim, count) for _, count in got]
+    else:
+        parts = list(torch.split(x, list(new_sizes), new_dim))
+        cut = with_dim(x.shape, new_dim, new_sizes[rank])
+        shapes = [with_dim(cut, old_dim, old_sizes[p]) for p in ranks]
+    return torch.cat(exchange(parts, shapes, group), old_dim)
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, old: SharedDim, new: SharedDim, group: Group) -> Tensor:
-        ctx.layout = new, old, group
-        (old_dim, old_sizes), (new_dim, new_sizes) = old, new
-        rank, ranks = group_rank(group), range(len(old_sizes))
-        x = x.detach()
-        if old_dim == new_dim:
-            sent, got = _overlaps(old_sizes, new_sizes, rank), _overlaps(new_sizes, old_sizes, rank)
-            parts = [x.narrow(old_dim, start, count) for start, count in sent]
-            shapes = [with_dim(x.shape, old_dim, count) for _, count in got]
-        else:
-            parts = list(torch.split(x, list(new_sizes), new_dim))
-            cut = with_dim(x.shape, new_dim, new_sizes[rank])
-            shapes = [with_dim(cut, old_dim, old_sizes[p]) for p in ranks]
-        return torch.cat(exchange(parts, shapes, group), old_dim)
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return call(_Reshard, grad, *ctx.layout), None, None, None
+def _resharded_back(x: Tensor, old: SharedDim, new: SharedDim, group: Group) -> Tensor:
+    return _resharded(x, new, old, group)
 
 
 def _overlaps(mine: Sequence[int], theirs: Sequence[int], rank: int) -> list[tuple[int, int]]:
@@ -114,12 +108,7 @@ def _overlaps(mine: Sequence[int], theirs: Sequence[int], rank: int) -> list[tup
     return result
 
 
-def spec_of_shapes(
-    local: Tensor,
-    mesh: DeviceMesh,
-    placements: Sequence[Placement],
-    shapes: Mapping[int | str, Sequence[Sequence[int]]],
-) -> ShardSpec:
+def spec_of_shapes(local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], shapes: Shapes) -> ShardSpec:
     """Make a spec from the explicit local shapes along each mesh axis, checked against the own part."""
     given = tuple([(axis, tuple(map(tuple, each))) for axis, each in shapes.items()])
     return kept_spec(
@@ -127,12 +116,7 @@ def spec_of_shapes(
     )
 
 
-def _spec_of_shapes(
-    local: Tensor,
-    mesh: DeviceMesh,
-    placements: Sequence[Placement],
-    shapes: Mapping[int | str, Sequence[Sequence[int]]],
-) -> ShardSpec:
+def _spec_of_shapes(local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], shapes: Shapes) -> ShardSpec:
     axes = mesh_axes(mesh)
     check_layout(local, placements)
     parts = {axis: [tuple(map(int, shape)) for shape in given] for axis, given in by_axis(shapes, axes).items()}
@@ -226,11 +210,7 @@ def _checked_source(tensor: Tensor | None) -> Tensor:
 
 
 def scatter(
-    tensor: Tensor | None,
-    global_src: int,
-    mesh: DeviceMesh,
-    placements: Sequence[Placement],
-    sizes: Mapping[int | str, Sequence[int]] | None,
+    tensor: Tensor | None, global_src: int, mesh: DeviceMesh, placements: Sequence[Placement], sizes: Sizes | None
 ) -> tuple[Tensor, ShardSpec]:
     """Split one rank's tensor: along axis 0 in the source's slice of the mesh, then axis 1 and so on. Collective."""
     axes = mesh_axes(mesh)

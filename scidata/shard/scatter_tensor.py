@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from scidata.errors import ShardLayoutError
 from scidata.shard import layouts
+from scidata.shard.spec import Sizes
 from scidata.shard.tensor import ShardTensor
 
 
@@ -23,7 +24,7 @@ def scatter_tensor(
     dtype: torch.dtype | None = None,
     requires_grad: bool = False,
     *,
-    sizes: Mapping[int | str, Sequence[int]] | None = None,
+    sizes: Sizes | None = None,
 ) -> ShardTensor:
     """Split the tensor of one rank over a mesh. Collective; no gradient flows back to the source.
 

@@ -6,12 +6,11 @@ Pure metadata: making or changing a spec never communicates, so the same mistake
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
@@ -24,6 +23,9 @@ from scidata.core.types import IntArray
 from scidata.errors import ConfigError, ShardLayoutError
 
 _T = TypeVar("_T")
+
+#: Sizes by mesh axis, number or name.
+Sizes: TypeAlias = Mapping[int | str, Sequence[int]]
 
 _KEPT = 512  # some hundred bytes each; a model has fewer layouts, and fewer plans for one of them
 _KEEPS_NOTHING: Cache[Any] = Cache(0)
@@ -179,7 +181,7 @@ class ShardSpec:
         device_mesh: DeviceMesh,
         placements: Sequence[Placement],
         global_shape: Sequence[int],
-        sizes: Mapping[int | str, Sequence[int]] | None = None,
+        sizes: Sizes | None = None,
     ) -> ShardSpec:
         """Split as evenly as possible where ``sizes`` (by mesh axis, index or name) says nothing.
 
@@ -280,6 +282,20 @@ class ShardSpec:
         new = self.derive(global_shape, self.dims, sizes)
         return new if sizes_before == self.past_sizes else replace(new, past_sizes=sizes_before)
 
+    def with_rows(self, dim: int, rows: int | Sequence[int]) -> ShardSpec:
+        """Give one dim other rows: so many, or where it is sharded so many on each rank."""
+        axis = self.sharded.get(dim)
+        extent = rows if isinstance(rows, int) else sum(rows)
+        sizes = [rows if a == axis else s for a, s in enumerate(self.sizes)]
+        return self.derive((*self.global_shape[:dim], extent, *self.global_shape[dim + 1 :]), self.dims, sizes)
+
+    def without(self, dims: Collection[int], *, keepdim: bool = False) -> ShardSpec:
+        """Drop dims, or leave them with extent 1; axes that shard them replicate."""
+        kept = [d for d in range(self.ndim) if keepdim or d not in dims]
+        shape = [1 if d in dims else self.global_shape[d] for d in kept]
+        new = [None if d is None or d in dims else kept.index(d) for d in self.dims]
+        return self.derive(shape, new, self.sizes)
+
     def move_dims(self, global_shape: Sequence[int], new_dim: Mapping[int, int]) -> ShardSpec:
         """Keep sizes; old dim ``d`` is now ``new_dim[d]``. Every sharded dim must be in ``new_dim``."""
         return self.derive(global_shape, [None if d is None else new_dim[d] for d in self.dims], self.sizes)
@@ -348,16 +364,17 @@ class ShardSpec:
             raise ShardLayoutError(f"axis {self.axes[axis].name!r} replicates and has no sizes")
         return sizes
 
-    def bounds(self, axis: int) -> IntArray:
-        """Return ``(P + 1,)`` int64 bounds along a mesh axis that shards."""
-        return bounds_of(self.sizes_of(axis))
-
     def dim_bounds(self, dim: int) -> tuple[IntArray, int]:
         """Return the bounds of a tensor dim and this rank's part; a dim that is not sharded is one part."""
+        sizes, rank, _ = self.parts(dim)
+        return bounds_of(sizes), rank
+
+    def parts(self, dim: int) -> tuple[tuple[int, ...], int, dist.ProcessGroup | None]:
+        """Return the sizes of a tensor dim, this rank's part and its group; a dim that is not sharded is one part."""
         axis = self.sharded.get(dim)
         if axis is None:
-            return np.asarray([0, self.global_shape[dim]], dtype=np.int64), 0
-        return self.bounds(axis), self.axes[axis].rank
+            return (self.global_shape[dim],), 0, None
+        return self.sizes_of(axis), self.axes[axis].rank, self.axes[axis].group
 
     def group(self, axis: int) -> dist.ProcessGroup:
         """Return the process group along a mesh axis."""
@@ -382,11 +399,6 @@ class ShardSpec:
         for dim, axis in self.sharded.items():
             start[dim] = sum(self.sizes_of(axis)[: self.axes[axis].rank])
         return tuple(start)
-
-    @property
-    def has_empty_parts(self) -> bool:
-        """True where any rank, not only this one, owns nothing."""
-        return any(sizes is not None and 0 in sizes for sizes in self.sizes)
 
     def __str__(self) -> str:
         parts = [

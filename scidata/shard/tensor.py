@@ -20,8 +20,8 @@ from torch.distributed.tensor.placement_types import Placement
 from scidata.errors import ShardLayoutError, UnsupportedShardOp
 from scidata.shard import layouts
 from scidata.shard.op_table import HANDLERS, KEEPS_REPLICATED, Handler, op_name, unsupported
-from scidata.shard.rows.padded import exchange_halo, halo_dims, owned_of
-from scidata.shard.spec import HaloDim, ShardSpec
+from scidata.shard.rows.halo import exchange_halo, halo_dims, owned_of
+from scidata.shard.spec import HaloDim, ShardSpec, Sizes
 from scidata.shard.torch_internals import (
     forbid_address,
     keep_out_of_graphs,
@@ -101,7 +101,7 @@ class ShardTensor(Tensor):
         device_mesh: DeviceMesh,
         placements: Sequence[Placement],
         *,
-        sharding_shapes: str | Mapping[int | str, Sequence[Sequence[int]]] = "infer",
+        sharding_shapes: str | layouts.Shapes = "infer",
     ) -> ShardTensor:
         """Wrap this rank's part.
 
@@ -266,7 +266,7 @@ class ShardTensor(Tensor):
         device_mesh: DeviceMesh | None = None,
         placements: Sequence[Placement] | None = None,
         *,
-        sizes: Mapping[int | str, Sequence[int]] | None = None,
+        sizes: Sizes | None = None,
     ) -> ShardTensor:
         """Return the same tensor in another layout; the halo is dropped where anything changes. Collective.
 
@@ -296,9 +296,6 @@ class ShardTensor(Tensor):
 
     # -- autograd: all of it lives on the local part --------------------------------------------------------------
 
-    def _like(self, local: Tensor | None) -> ShardTensor | None:
-        return None if local is None else ShardTensor(local, self._spec)
-
     @property
     def requires_grad(self) -> bool:
         """Whether the local part requires grad."""
@@ -316,7 +313,8 @@ class ShardTensor(Tensor):
     @property  # type: ignore[override]
     def grad(self) -> ShardTensor | None:
         """The gradient, a ShardTensor of the same layout."""
-        return self._like(self._local.grad)
+        grad = self._local.grad
+        return None if grad is None else ShardTensor(grad, self._spec)
 
     @grad.setter
     def grad(self, value: ShardTensor | None) -> None:

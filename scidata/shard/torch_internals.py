@@ -18,43 +18,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C import DisableTorchFunctionSubclass
+from torch._C import DisableTorchFunctionSubclass as DisableTorchFunctionSubclass
 from torch.autograd import Variable
 from torch.distributed.device_mesh import DeviceMesh
 
 # The only way through nested arguments; torch's own tensor subclasses and the guide to writing one use it.
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten as tree_flatten
+from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_map_only as tree_map_only
+from torch.utils._pytree import tree_unflatten as tree_unflatten
 
 from scidata.errors import UnsupportedShardOp
-
-__all__ = [
-    "BatchNorm",
-    "DisableTorchFunctionSubclass",
-    "backward_pass",
-    "buffers_of",
-    "compiled_from",
-    "copy_each",
-    "flash",
-    "flash_backward",
-    "flash_cpu",
-    "flash_cpu_backward",
-    "flatten_mesh",
-    "forbid_address",
-    "is_accumulated",
-    "keep_out_of_graphs",
-    "make_wrapper",
-    "nested_from_mask",
-    "parameters_of",
-    "shares_memory",
-    "tree_flatten",
-    "tree_leaves",
-    "tree_map_only",
-    "tree_unflatten",
-    "unpatched",
-    "version_of",
-    "watch_functions",
-    "when_backward_ends",
-]
 
 # -- tensors that wrap others ------------------------------------------------------------------------------------------
 

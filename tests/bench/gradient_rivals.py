@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 import scidata
-from scidata.shard.comm.deferred import defer
+from scidata.shard.comm.sums import defer
 from scidata.shard.comm.transport import SUM_IN
 from scidata.shard.parallel.fsdp import _Carrier, _map, _pack, _unpack
 from scidata.shard.tensor import ShardTensor

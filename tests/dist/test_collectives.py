@@ -7,16 +7,13 @@ import torch.distributed as dist
 from scidata.errors import ConfigError, ShardLayoutError
 from scidata.shard.comm.collectives import (
     all_gather_v,
-    all_reduce_max,
-    all_reduce_min,
     indexed_all_to_all_v,
     reduce_scatter_v,
-    replicate_to_shards,
     slice_to_shard,
 )
-from scidata.shard.comm.parameters import replicate_all
 from scidata.shard.comm.rooted import gather_v, scatter_v
-from scidata.shard.comm.sums import all_reduce_sum
+from scidata.shard.comm.sums import all_reduce_sum, replicate_all, replicate_to_shards
+from scidata.shard.comm.transport import all_reduce_max, all_reduce_min
 from scidata.shard.rows.halo import halo_exchange_dim
 from scidata.testing import run_ranks
 

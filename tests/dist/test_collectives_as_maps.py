@@ -15,8 +15,9 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import scidata
 from scidata.errors import ConfigError
-from scidata.shard.comm.collectives import group_rank, group_size, replicate_to_shards, slice_to_shard
-from scidata.shard.comm.sums import all_reduce_sum
+from scidata.shard.comm.collectives import slice_to_shard
+from scidata.shard.comm.sums import all_reduce_sum, replicate_to_shards
+from scidata.shard.comm.transport import group_rank, group_size
 from scidata.shard.rows.halo import halo_exchange_dim
 from scidata.testing import run_ranks
 

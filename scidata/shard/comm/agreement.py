@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from scidata.errors import ConfigError
@@ -58,16 +57,12 @@ def _gather_bytes(mine: bytes, groups: Sequence[Group], device: str, fixed: bool
             lengths = gather(own, (len(held),) * num_ranks, 0, group).tolist()
         sizes = tuple(sum(lengths[i : i + len(held)]) for i in range(0, len(lengths), len(held)))
         packed = torch.frombuffer(bytearray(b"".join(held)), dtype=torch.uint8).to(device)
-        everything = _to_bytes(gather(packed, sizes, 0, group))
+        everything = gather(packed, sizes, 0, group).cpu().numpy().tobytes()
         held, start = [], 0
         for length in lengths:
             held.append(everything[start : start + length])
             start += length
     return held
-
-
-def _to_bytes(x: Tensor) -> bytes:
-    return x.cpu().numpy().tobytes()
 
 
 def _differences(everyone: Mapping[int, Mapping[str, str]]) -> str:

@@ -22,102 +22,23 @@ ranks inside the group. Values that are only moved travel as bytes, so every dty
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from scidata.errors import ConfigError, ShardLayoutError
 from scidata.shard.comm.checks import check_part, check_whole, normal_dim, normal_sizes
-from scidata.shard.comm.deferred import is_deferred, replicate_deferred
-from scidata.shard.comm.sums import _ReplicateToShards
-from scidata.shard.comm.transport import (
-    Group,
-    all_reduce_max,
-    all_reduce_min,
-    call,
-    exchange,
-    gather,
-    group_rank,
-    group_size,
-    reduce_scatter,
-)
-
-__all__ = [
-    "all_gather_v",
-    "all_reduce_max",
-    "all_reduce_min",
-    "exchange",
-    "group_rank",
-    "group_size",
-    "indexed_all_to_all_v",
-    "reduce_scatter_v",
-    "replicate_to_shards",
-    "slice_to_shard",
-]
-
+from scidata.shard.comm.functions import linear
+from scidata.shard.comm.sums import is_deferred, replicate_deferred
+from scidata.shard.comm.transport import Group, exchange, gather, group_rank, group_size, reduce_scatter
 
 # -- replicated <-> sharded --------------------------------------------------------------------------------------
 
 
-def replicate_to_shards(x: Tensor, groups: Sequence[Group]) -> Tensor:
-    """Say that a replicated value meets shards: forward the identity, backward a sum over each group.
-
-    This is what makes the ``.grad`` of a plain parameter the full gradient on each rank. Collective in backward,
-    except for parameters of a parallelized model, whose sums are those of ``parallelize``.
-    """
-    if is_deferred(x):
-        return replicate_deferred(x, groups)
-    for group in groups:
-        if group_size(group) > 1 and (x.is_floating_point() or x.is_complex()):
-            x = call(_ReplicateToShards, x, group)
-    return x
-
-
-class _GatherOwn(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, sizes: tuple[int, ...], dim: int, group: Group) -> Tensor:
-        ctx.layout = sizes, dim, group
-        return gather(x, sizes, dim, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return call(_Slice, grad, *ctx.layout), None, None, None
-
-
-class _Slice(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, sizes: tuple[int, ...], dim: int, group: Group) -> Tensor:
-        ctx.layout = sizes, dim, group
-        rank = group_rank(group)
-        return x.narrow(dim, sum(sizes[:rank]), sizes[rank]).clone()  # a view could not be changed in place
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return call(_GatherOwn, grad, *ctx.layout), None, None, None
-
-
-class _GatherSum(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, sizes: tuple[int, ...], dim: int, group: Group) -> Tensor:
-        ctx.layout = sizes, dim, group
-        return gather(x, sizes, dim, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return call(_ReduceScatter, grad, *ctx.layout), None, None, None
-
-
-class _ReduceScatter(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, sizes: tuple[int, ...], dim: int, group: Group) -> Tensor:
-        ctx.layout = sizes, dim, group
-        return reduce_scatter(x, sizes, dim, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return call(_GatherSum, grad, *ctx.layout), None, None, None
+def _own_part(x: Tensor, sizes: tuple[int, ...], dim: int, group: Group) -> Tensor:
+    rank = group_rank(group)
+    return x.narrow(dim, sum(sizes[:rank]), sizes[rank]).clone()  # a view could not be changed in place
 
 
 def all_gather_v(
@@ -151,8 +72,7 @@ def all_gather_v(
         raise ConfigError(f"grad must be 'own' or 'sum', not {grad!r}")
     if group_size(group) == 1:
         return x
-    function = _GatherOwn if grad == "own" else _GatherSum
-    return call(function, x, checked, dim, group)
+    return linear(gather, _own_part if grad == "own" else reduce_scatter, x, checked, dim, group)
 
 
 def reduce_scatter_v(x: Tensor, sizes: Sequence[int], dim: int, group: Group) -> Tensor:
@@ -180,7 +100,7 @@ def reduce_scatter_v(x: Tensor, sizes: Sequence[int], dim: int, group: Group) ->
         raise ConfigError("a sum of bools over ranks is ambiguous; convert to an integer dtype first")
     if group_size(group) == 1:
         return x
-    return call(_ReduceScatter, x, checked, dim, group)
+    return linear(reduce_scatter, gather, x, checked, dim, group)
 
 
 def slice_to_shard(x: Tensor, sizes: Sequence[int], dim: int, group: Group) -> Tensor:
@@ -190,43 +110,25 @@ def slice_to_shard(x: Tensor, sizes: Sequence[int], dim: int, group: Group) -> T
     if group_size(group) == 1:
         return x
     if is_deferred(x):
-        rank = group_rank(group)
-        return replicate_deferred(x, [group]).narrow(dim, sum(checked[:rank]), checked[rank]).clone()
-    return call(_Slice, x, checked, dim, group)
+        return _own_part(replicate_deferred(x, [group]), checked, dim, group)
+    return linear(_own_part, gather, x, checked, dim, group)
 
 
 # -- rows by index -----------------------------------------------------------------------------------------------
 
 
-class _SendRows(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, indices: tuple[Tensor, ...], counts: tuple[int, ...], group: Group) -> Tensor:
-        ctx.layout = indices, counts, group
-        ctx.num_rows = x.shape[0]
-        rows = [x.detach().index_select(0, index) for index in indices]
-        return torch.cat(exchange(rows, [(count, *x.shape[1:]) for count in counts], group))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return call(_ReturnRows, grad, ctx.num_rows, *ctx.layout), None, None, None
+def _send_rows(x: Tensor, num_rows: int, indices: tuple[Tensor, ...], counts: tuple[int, ...], group: Group) -> Tensor:
+    rows = [x.index_select(0, index) for index in indices]
+    return torch.cat(exchange(rows, [(count, *x.shape[1:]) for count in counts], group))
 
 
-class _ReturnRows(Function):
+def _return_rows(
+    y: Tensor, num_rows: int, indices: tuple[Tensor, ...], counts: tuple[int, ...], group: Group
+) -> Tensor:
     """The other way round: rows go back to where they came from and are added there."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, y: Tensor, num_rows: int, indices: tuple[Tensor, ...], counts: tuple[int, ...], group: Group
-    ) -> Tensor:
-        ctx.layout = indices, counts, group
-        shapes = [(len(index), *y.shape[1:]) for index in indices]
-        returned = exchange(torch.split(y.detach(), list(counts)), shapes, group)
-        sums = y.new_zeros((num_rows, *y.shape[1:]))
-        return sums.index_add_(0, torch.cat(indices), torch.cat(returned))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return call(_SendRows, grad, *ctx.layout), None, None, None, None
+    shapes = [(len(index), *y.shape[1:]) for index in indices]
+    returned = exchange(torch.split(y, list(counts)), shapes, group)
+    return y.new_zeros((num_rows, *y.shape[1:])).index_add_(0, torch.cat(indices), torch.cat(returned))
 
 
 def indexed_all_to_all_v(x: Tensor, send_indices: Sequence[Tensor], recv_counts: Sequence[int], group: Group) -> Tensor:
@@ -262,4 +164,19 @@ def indexed_all_to_all_v(x: Tensor, send_indices: Sequence[Tensor], recv_counts:
         )
     if len(counts) == 1:
         return x.index_select(0, indices[0])
-    return call(_SendRows, x, indices, counts, group)
+    return linear(_send_rows, _return_rows, x, len(x), indices, counts, group)
+
+
+def return_rows(
+    y: Tensor, num_rows: int, send_indices: tuple[Tensor, ...], recv_counts: tuple[int, ...], group: Group
+) -> Tensor:
+    """Send rows back to where :func:`indexed_all_to_all_v` has them from, and add them up: its transpose. Collective.
+
+    Parameters
+    ----------
+    y
+        ``(sum(recv_counts), ...)``, in rank order.
+    num_rows
+        Rows of the result.
+    """
+    return linear(_return_rows, _send_rows, y, num_rows, send_indices, recv_counts, group)

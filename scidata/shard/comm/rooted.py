@@ -6,52 +6,36 @@ See :mod:`scidata.shard.comm.collectives` for what holds for all of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd import Function
 
 from scidata.errors import ConfigError
 from scidata.shard.comm.checks import check_member, check_part, check_whole, normal_dim, normal_sizes
-from scidata.shard.comm.transport import DTYPES, MAX_DIMS, Group, call, exchange, group_rank, group_size, with_dim
+from scidata.shard.comm.functions import linear
+from scidata.shard.comm.transport import DTYPES, MAX_DIMS, Group, exchange, group_rank, group_size, with_dim
 
 _NO_SOURCE = "rank {} is the source of scatter_v and must pass a tensor, not None"
 
 
-class _GatherTo(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, sizes: tuple[int, ...], dim: int, root: int, group: Group) -> Tensor:
-        ctx.layout = sizes, dim, root, group
-        nothing = with_dim(x.shape, dim, 0)
-        empty = x.new_empty(nothing)
-        parts = [x if rank == root else empty for rank in range(len(sizes))]
-        is_root = group_rank(group) == root
-        shapes = [with_dim(x.shape, dim, size) if is_root else nothing for size in sizes]
-        return torch.cat(exchange(parts, shapes, group), dim)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return call(_ScatterFrom, grad, *ctx.layout), None, None, None, None
+def _gather_to(x: Tensor, sizes: tuple[int, ...], dim: int, root: int, group: Group) -> Tensor:
+    nothing = with_dim(x.shape, dim, 0)
+    empty = x.new_empty(nothing)
+    parts = [x if rank == root else empty for rank in range(len(sizes))]
+    is_root = group_rank(group) == root
+    shapes = [with_dim(x.shape, dim, size) if is_root else nothing for size in sizes]
+    return torch.cat(exchange(parts, shapes, group), dim)
 
 
-class _ScatterFrom(Function):
+def _scatter_from(x: Tensor, sizes: tuple[int, ...], dim: int, root: int, group: Group) -> Tensor:
     """On ranks other than the root, ``x`` has the right shape but no rows along ``dim``."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, sizes: tuple[int, ...], dim: int, root: int, group: Group) -> Tensor:
-        ctx.layout = sizes, dim, root, group
-        rank = group_rank(group)
-        nothing = with_dim(x.shape, dim, 0)
-        parts = list(torch.split(x, list(sizes), dim)) if rank == root else [x] * len(sizes)
-        own = with_dim(x.shape, dim, sizes[rank])
-        received = exchange(parts, [own if p == root else nothing for p in range(len(sizes))], group)
-        return received[root].clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return call(_GatherTo, grad, *ctx.layout), None, None, None, None
+    rank = group_rank(group)
+    nothing = with_dim(x.shape, dim, 0)
+    parts = list(torch.split(x, list(sizes), dim)) if rank == root else [x] * len(sizes)
+    own = with_dim(x.shape, dim, sizes[rank])
+    received = exchange(parts, [own if p == root else nothing for p in range(len(sizes))], group)
+    return received[root].clone()
 
 
 def gather_v(x: Tensor, sizes: Sequence[int], dim: int, dst: int, group: Group) -> Tensor:
@@ -83,7 +67,7 @@ def gather_v(x: Tensor, sizes: Sequence[int], dim: int, dst: int, group: Group) 
     check_member(dst, group, "dst")
     if group_size(group) == 1:
         return x
-    return call(_GatherTo, x, checked, dim, dst, group)
+    return linear(_gather_to, _scatter_from, x, checked, dim, dst, group)
 
 
 def scatter_v(
@@ -133,7 +117,7 @@ def scatter_v(
         if x is None or (tuple(x.shape), x.dtype, x.requires_grad) != (nothing, dtype, requires_grad):
             x = torch.empty(nothing, dtype=dtype, device=device, requires_grad=requires_grad)
     assert x is not None
-    return call(_ScatterFrom, x, checked, dim, src, group)
+    return linear(_scatter_from, _gather_to, x, checked, dim, src, group)
 
 
 def _broadcast_description(

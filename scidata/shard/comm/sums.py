@@ -1,7 +1,17 @@
-"""The differentiable sum over ranks, and its transpose."""
+"""Sums over ranks, and what a replicated value's gradient is: the sum of what it gets from the shards that it meets.
+
+One value's gradient is summed at each use, those of parameters that are used together in one collective. Where the
+gradients of a model are averaged over all ranks of its mesh afterwards, that mean can do it too, and the sum is put
+off: each rank multiplies its share by the number of shards, so that the mean over the domain is their sum, and what met
+no shard, the same on each rank, is its own mean.
+"""
 
 from __future__ import annotations
 
+import math
+import weakref
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,34 +20,17 @@ from torch import Tensor
 from torch.autograd import Function
 
 from scidata.errors import ConfigError
-from scidata.shard.comm.transport import (
-    Group,
-    call,
-    group_size,
-    reduce,
-)
+from scidata.shard.comm.functions import call, linear, linear_together
+from scidata.shard.comm.transport import Group, group_size, reduce
+from scidata.shard.torch_internals import is_accumulated
 
 
-class _AllReduceSum(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return reduce(x, dist.ReduceOp.SUM, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return call(_ReplicateToShards, grad, ctx.group), None
+def _sum(x: Tensor, group: Group) -> Tensor:
+    return reduce(x, dist.ReduceOp.SUM, group)
 
 
-class _ReplicateToShards(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return call(_AllReduceSum, grad, ctx.group), None
+def _same(x: Tensor, group: Group) -> Tensor:
+    return x.view_as(x)
 
 
 def all_reduce_sum(x: Tensor, group: Group) -> Tensor:
@@ -54,4 +47,91 @@ def all_reduce_sum(x: Tensor, group: Group) -> Tensor:
         raise ConfigError("a sum of bools over ranks is ambiguous; convert to an integer dtype first")
     if group_size(group) == 1:
         return x
-    return call(_AllReduceSum, x, group)
+    return linear(_sum, _same, x, group)
+
+
+def replicate_to_shards(x: Tensor, groups: Sequence[Group]) -> Tensor:
+    """Say that a replicated value meets shards: forward the identity, backward a sum over each group.
+
+    This is what makes the ``.grad`` of a plain parameter the full gradient on each rank. Collective in backward,
+    except for parameters of a parallelized model, whose sums are those of ``parallelize``.
+    """
+    if is_deferred(x):
+        return replicate_deferred(x, groups)
+    for group in groups:
+        if group_size(group) > 1 and (x.is_floating_point() or x.is_complex()):
+            x = linear(_same, _sum, x, group)
+    return x
+
+
+# -- several at once -----------------------------------------------------------------------------------------------
+
+
+def _sum_all(groups: Sequence[Group], *parts: Tensor) -> tuple[Tensor, ...]:
+    sums = list(parts)
+    for dtype in dict.fromkeys(part.dtype for part in parts):
+        chosen = [i for i, part in enumerate(parts) if part.dtype == dtype]
+        flat = torch.cat([parts[i].detach().reshape(-1) for i in chosen])
+        for group in groups:
+            flat = _sum(flat, group)
+        for i, each in zip(chosen, torch.split(flat, [parts[i].numel() for i in chosen]), strict=True):
+            sums[i] = each.view(parts[i].shape)
+    return tuple(sums)
+
+
+def _same_all(*values: Tensor) -> tuple[Tensor, ...]:
+    return tuple(value.view_as(value) for value in values)
+
+
+def replicate_all(values: Sequence[Tensor], groups: Sequence[Group]) -> list[Tensor]:
+    """Say that replicated values meet shards: their gradients are summed over the groups together, in one collective
+    for each group and dtype, once all are there.
+    """
+    return list(linear_together(_same_all, partial(_sum_all, groups), values))
+
+
+def replicate_parameters(values: Sequence[Tensor], groups: Sequence[Group]) -> list[Tensor]:
+    """Do as :func:`replicate_all`, but leave out what a parallelized model sums by itself."""
+    shared = [group for group in groups if group_size(group) > 1]
+    if len(values) == 1 or not shared or any(is_deferred(value) for value in values):
+        return [replicate_to_shards(value, groups) for value in values]
+    return replicate_all(values, shared)
+
+
+# -- put off -------------------------------------------------------------------------------------------------------
+
+_DEFERRED: dict[int, weakref.ref[Tensor]] = {}  # by id: a tensor's own equality is elementwise
+
+
+def defer(parameter: Tensor) -> None:
+    """Leave the sum over the domain to the mean over the mesh, for all later uses of this leaf."""
+    if not is_deferred(parameter):
+        key = id(parameter)
+        _DEFERRED[key] = weakref.ref(parameter, lambda ref: _DEFERRED.pop(key) if _DEFERRED.get(key) is ref else None)
+
+
+def is_deferred(x: Tensor) -> bool:
+    """Whether :func:`defer` was called for this very tensor."""
+    ref = _DEFERRED.get(id(x))
+    return ref is not None and ref() is x
+
+
+class _ReplicateDeferred(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, groups: tuple[Group, ...]) -> Tensor:
+        ctx.groups = groups
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        if is_accumulated(ctx):
+            return grad * math.prod(group_size(group) for group in ctx.groups), None
+        # the gradient goes to autograd.grad: nobody averages it
+        for group in ctx.groups:
+            grad = all_reduce_sum(grad, group)
+        return grad, None
+
+
+def replicate_deferred(x: Tensor, groups: Sequence[Group]) -> Tensor:
+    """Do as ``replicate_to_shards`` for a deferred leaf: without communication where its ``.grad`` is averaged."""
+    return call(_ReplicateDeferred, x, tuple(groups))

@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd import Function
 
 from scidata.errors import ConfigError
 
@@ -56,12 +55,6 @@ def group_rank(group: Group) -> int:
     if rank < 0:
         raise ConfigError("this process is not a member of the group it was asked to communicate in")
     return rank
-
-
-def call(function: type[Function], *args: Any) -> Tensor:
-    """Apply an autograd function of one result (torch does not type ``apply``)."""
-    result: Tensor = function.apply(*args)  # type: ignore[no-untyped-call, unused-ignore]
-    return result
 
 
 def as_bytes(x: Tensor) -> Tensor:

@@ -24,9 +24,10 @@ from torch.distributed.tensor import Shard
 from scidata.core.index_map import IndexMap
 from scidata.device_mesh.groups import explaining
 from scidata.errors import ShardLayoutError
-from scidata.shard.comm.collectives import _ReturnRows, indexed_all_to_all_v
-from scidata.shard.comm.transport import Group, call, exchange, gather, group_rank, group_size
-from scidata.shard.spec import ShardSpec, mesh_axes
+from scidata.shard.comm.collectives import indexed_all_to_all_v, return_rows
+from scidata.shard.comm.functions import call
+from scidata.shard.comm.transport import Group, exchange, gather, group_rank, group_size
+from scidata.shard.spec import MeshAxis, ShardSpec, mesh_axes
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import version_of
 
@@ -81,8 +82,7 @@ class GhostExchange:
         """Add the ghosts' rows to their owners' ones: the transpose of :meth:`ghosts_of`. Collective."""
         if self.num_ghosts == 0:
             return owned
-        returned = call(_ReturnRows, ghosts, len(owned), self.on(owned.device)[0], self.recv_counts, self.group)
-        return owned + returned
+        return owned + return_rows(ghosts, len(owned), self.on(owned.device)[0], self.recv_counts, self.group)
 
 
 #: Exchanges by index map and group, as long as the map lives.
@@ -286,6 +286,16 @@ class _Finish(Function):
 # -- tensors of nodes ----------------------------------------------------------------------------------------------
 
 
+def graph_axis(device_mesh: DeviceMesh) -> MeshAxis:
+    """Return the one axis of the mesh of a graph; raises ShardLayoutError where there are more."""
+    axes = mesh_axes(device_mesh)
+    if len(axes) != 1:
+        raise ShardLayoutError(
+            f"a graph is sharded over one mesh axis, not over {[axis.name for axis in axes]}; pass e.g. mesh['domain']"
+        )
+    return axes[0]
+
+
 def node_tensor(owned: Tensor, index_map: IndexMap, device_mesh: DeviceMesh) -> ShardTensor:
     """Wrap the owned rows, ``(num_owned, ...)``, of a tensor sharded along dim 0 by the index map. No communication.
 
@@ -294,11 +304,7 @@ def node_tensor(owned: Tensor, index_map: IndexMap, device_mesh: DeviceMesh) -> 
     ShardLayoutError
         A device mesh of more than one axis, or rows that do not fit.
     """
-    axes = mesh_axes(device_mesh)
-    if len(axes) != 1:
-        raise ShardLayoutError(
-            f"a graph is sharded over one mesh axis, not over {[axis.name for axis in axes]}; pass e.g. mesh['domain']"
-        )
+    graph_axis(device_mesh)
     local = _owned_part(owned, index_map)
     global_shape = (index_map.num_global, *local.shape[1:])
     return ShardTensor(local, ShardSpec.on(device_mesh, (Shard(0),), global_shape, (index_map.sizes,)))

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from scidata.core.index_map import IndexMap
 from scidata.errors import ConfigError, UnsupportedShardOp
-from scidata.shard.comm.parameters import replicate_all
+from scidata.shard.comm.sums import replicate_all
 from scidata.shard.graphs.ghosts import node_tensor
 from scidata.shard.graphs.halo_depth import check_halo_depth
 from scidata.shard.spec import mesh_axes

@@ -17,22 +17,17 @@ from torch.distributed.tensor import Shard
 from scidata.core.index_map import IndexMap
 from scidata.errors import ShardLayoutError, UnsupportedShardOp
 from scidata.shard.comm.transport import gather
-from scidata.shard.graphs.ghosts import GhostExchange, PendingHalo, _device_of, ghost_exchange, ghosts_key
+from scidata.shard.graphs.ghosts import GhostExchange, PendingHalo, _device_of, ghost_exchange, ghosts_key, graph_axis
 from scidata.shard.op_table import HANDLERS, OF_THE_WHOLE, Handler, find, unsupported
-from scidata.shard.spec import ShardSpec, mesh_axes
+from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import tree_leaves, tree_map_only, version_of
 
 # What only rearranges or copies: done to the ids in local numbering too.
-_KEEPS_ROWS = set(
-    find(
-        "clone detach contiguous to cuda cpu pin_memory",
-        namespaces=(torch.Tensor,),
-    )
-) | {torch.clone, torch.detach}
-_REARRANGES = set(
-    find("view reshape expand expand_as unsqueeze squeeze flatten select unbind flip", namespaces=(torch, torch.Tensor))
-) | {Tensor.__getitem__}
+_COPIES = find("clone detach contiguous to cuda cpu pin_memory", namespaces=(Tensor,))
+_KEEPS_ROWS = {*_COPIES, torch.clone, torch.detach}
+_MOVES = "view reshape expand expand_as unsqueeze squeeze flatten select unbind flip"
+_REARRANGES = {*find(_MOVES, namespaces=(torch, Tensor)), Tensor.__getitem__}
 
 
 class RoutedIndex(ShardTensor):
@@ -230,13 +225,7 @@ class MovedTensor(Tensor):
 
 def node_spec(like: ShardSpec, exchange: GhostExchange, shape: Sequence[int], dim: int) -> ShardSpec:
     """Return the layout of a tensor whose dim ``dim`` is the nodes of a graph."""
-    return ShardSpec(
-        device_mesh=like.device_mesh,
-        placements=(Shard(dim),),
-        global_shape=tuple(shape),
-        sizes=(exchange.node_sizes,),
-        axes=like.axes,
-    )
+    return ShardSpec.on(like.device_mesh, (Shard(dim),), tuple(shape), (exchange.node_sizes,))
 
 
 def route_edges(
@@ -258,15 +247,11 @@ def route_edges(
     ShardLayoutError
         On every rank: ids out of range on one, targets that are not owned, or sizes that are not so.
     """
-    axes = mesh_axes(device_mesh)
-    if len(axes) != 1:
-        raise ShardLayoutError(
-            f"a graph is sharded over one mesh axis, not over {[axis.name for axis in axes]}; pass e.g. mesh['domain']"
-        )
-    exchange = ghost_exchange(index_map, axes[0].group)
+    axis = graph_axis(device_mesh)
+    exchange = ghost_exchange(index_map, axis.group)
     fault = _fault_of(edge_index, index_map)
-    mine = torch.tensor([[edge_index.shape[-1], fault]], device=_device_of(axes[0].group))
-    table = gather(mine, (1,) * axes[0].size, 0, axes[0].group).tolist() if axes[0].size > 1 else mine.tolist()
+    mine = torch.tensor([[edge_index.shape[-1], fault]], device=_device_of(axis.group))
+    table = gather(mine, (1,) * axis.size, 0, axis.group).tolist() if axis.size > 1 else mine.tolist()
     for rank, (_, code) in enumerate(table):
         if code:
             raise ShardLayoutError(f"rank {rank}: {_FAULTS[code]}; pass sample.edge_index, which is numbered so")
@@ -278,7 +263,7 @@ def route_edges(
         placements=(Shard(1),),
         global_shape=(2, sum(sizes)),
         sizes=(sizes,),
-        axes=axes,
+        axes=(axis,),
         exchange=exchange,
     )
     ids = edge_index.to(torch.int64)

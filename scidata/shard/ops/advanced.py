@@ -8,7 +8,7 @@ rank.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch.distributed.tensor import Replicate, Shard
 from scidata.core.bounds import even_sizes
 from scidata.shard.comm.transport import gather
 from scidata.shard.op_table import unsupported
-from scidata.shard.ops.align import is_sharded, local_of, specs_of
+from scidata.shard.ops.align import is_sharded, local_of, replicated, specs_of
 from scidata.shard.ops.shapes import derived
 from scidata.shard.rows.redistribute import fetch_rows, move_rows, plan_listed
 from scidata.shard.spec import ShardSpec
@@ -29,7 +29,7 @@ from scidata.shard.torch_internals import version_of
 def take_advanced(func: Any, x: Tensor, tensors: Mapping[int, Tensor]) -> Tensor:
     """Take what index tensors, or a mask, name; ``tensors`` is by the first dim that each stands for."""
     found = {d: t if is_sharded(t) else local_of(t) for d, t in tensors.items()}
-    if not isinstance(x, ShardTensor) or x._spec.is_replicated:
+    if not is_sharded(x):
         if any(map(is_sharded, found.values())):
             raise unsupported(func, "sharded indices of a plain tensor", *specs_of([*found.values()]))
         plain: Tensor = local_of(x)
@@ -37,14 +37,12 @@ def take_advanced(func: Any, x: Tensor, tensors: Mapping[int, Tensor]) -> Tensor
     masks = {d: t for d, t in found.items() if t.dtype in (torch.bool, torch.uint8)}
     if masks and len(found) == 1:
         ((dim, mask),) = masks.items()
-        assert isinstance(x, ShardTensor)
         return _take_mask(func, x, dim, mask)
     if any(is_sharded(mask) for mask in masks.values()):
         raise unsupported(func, "a sharded mask beside other index tensors", *specs_of([x, *found.values()]))
     for dim, mask in masks.items():
         for i, rows in enumerate(mask.nonzero(as_tuple=True)):
             found[dim + i] = rows
-    assert isinstance(x, ShardTensor)
     if any(is_sharded(index) for index in found.values()):
         (dim, index), *rest = found.items()
         if not rest and isinstance(index, ShardTensor) and _lies_along(x._spec, dim, index._spec):
@@ -68,6 +66,14 @@ def whole_index(func: Any, x: ShardTensor, index: Tensor) -> Tensor:
     return index.full_tensor()
 
 
+def flat_rows(index: Tensor, dim: int, extent: int) -> Tensor:
+    """Return an index tensor as a flat row of numbers from 0 on; raises IndexError where one is out of range."""
+    rows = index.reshape(-1).to(torch.int64)
+    if rows.numel() and not -extent <= int(rows.min()) <= int(rows.max()) < extent:
+        raise IndexError(f"an index is out of bounds for dimension {dim} with size {extent}")
+    return torch.where(rows < 0, rows + extent, rows)
+
+
 def _take_listed(func: Any, x: ShardTensor, tensors: dict[int, Tensor]) -> Tensor:
     """Take by index tensors that every rank holds."""
     spec, dims = x._spec, list(tensors)
@@ -87,29 +93,25 @@ def _take_listed(func: Any, x: ShardTensor, tensors: dict[int, Tensor]) -> Tenso
         local = x._local[tuple(tensors.get(d, slice(None)) for d in range(spec.ndim))]
         return derived(x, local, spec.move_dims(new_shape, new_dim))
     order = [split[0], *(d for d in dims if d != split[0])]  # merged with the sharded dim as the slowest
-    linear = torch.zeros(shape, dtype=torch.int64)
+    linear = torch.zeros(math.prod(shape), dtype=torch.int64)
     for d in order:
-        index, extent = indices[dims.index(d)].cpu().to(torch.int64), spec.global_shape[d]
-        if index.numel() and not -extent <= int(index.min()) <= int(index.max()) < extent:
-            raise IndexError(f"an index is out of bounds for dimension {d} with size {extent}")
-        linear = linear * extent + index % max(extent, 1)
+        extent = spec.global_shape[d]
+        linear = linear * extent + flat_rows(indices[dims.index(d)].cpu(), d, extent)
     rest = math.prod(spec.global_shape[d] for d in order[1:])
     axis = spec.sharded[split[0]]
     sizes = tuple(size * rest for size in spec.sizes_of(axis))
     keeps = shape == (spec.global_shape[split[0]],)
     new_sizes = spec.sizes_of(axis) if keeps else even_sizes(shape[0], len(sizes))
     inner = math.prod(shape[1:])
-    plan = plan_listed(linear.reshape(-1).numpy(), sizes, [n * inner for n in new_sizes], spec.coordinate(axis))
+    plan = plan_listed(linear.numpy(), sizes, [n * inner for n in new_sizes], spec.coordinate(axis))
     local = x._local.permute(*others[:place], *order, *others[place:])
     local = local.reshape(*local.shape[:place], sizes[spec.coordinate(axis)], *local.shape[place + len(dims) :])
     local = move_rows(local, plan, place, spec.group(axis))
     local = local.reshape(*local.shape[:place], new_sizes[spec.coordinate(axis)], *shape[1:], *local.shape[place + 1 :])
     new = [place if a == axis else None if d is None else new_dim[d] for a, d in enumerate(spec.dims)]
-    return ShardTensor(local, spec.derive(new_shape, new, [new_sizes if a == axis else s for a, s in _each(spec)]))
-
-
-def _each(spec: ShardSpec) -> Any:
-    return enumerate(spec.sizes)
+    return ShardTensor(
+        local, spec.derive(new_shape, new, [new_sizes if a == axis else s for a, s in enumerate(spec.sizes)])
+    )
 
 
 def _take_sharded(x: ShardTensor, dim: int, index: ShardTensor) -> Tensor:
@@ -117,10 +119,7 @@ def _take_sharded(x: ShardTensor, dim: int, index: ShardTensor) -> Tensor:
     spec, ispec = x._spec, index._spec
     (axis,) = ispec.sharded.values()
     rows = fetch_rows(x._local, index._local, spec.sizes_of(axis), dim, spec.group(axis))
-    shape = (*spec.global_shape[:dim], ispec.global_shape[0], *spec.global_shape[dim + 1 :])
-    return ShardTensor(
-        rows, spec.derive(shape, spec.dims, [ispec.sizes_of(axis) if a == axis else s for a, s in _each(spec)])
-    )
+    return ShardTensor(rows, spec.with_rows(dim, ispec.sizes_of(axis)))
 
 
 # -- masks ---------------------------------------------------------------------------------------------------------
@@ -138,12 +137,25 @@ def count_true(mask: ShardTensor) -> tuple[int, ...]:
     return held[1]
 
 
+def check_mask(spec: ShardSpec, dim: int, mask: Tensor) -> None:
+    """Refuse a mask whose shape is not that of the dims that it stands for."""
+    if tuple(mask.shape) != spec.global_shape[dim : dim + len(mask.shape)]:
+        raise IndexError(f"the mask of shape {tuple(mask.shape)} does not fit {spec.global_shape} at dim {dim}")
+
+
+def split_alike(spec: ShardSpec, dim: int, mask: ShardSpec) -> bool:
+    """Whether a mask is split as the dims that it covers, where it is split at all."""
+    places = {axis: (dim + d, mask.sizes_of(axis)) for d, axis in mask.sharded.items()}
+    return mask.device_mesh == spec.device_mesh and all(
+        (spec.dims[axis], spec.sizes[axis]) == place for axis, place in places.items()
+    )
+
+
 def _take_mask(func: Any, x: ShardTensor, dim: int, mask: Tensor) -> Tensor:
     spec, covered = x._spec, range(dim, dim + len(mask.shape))
     if mask.dtype != torch.bool:
         raise unsupported(func, "a mask of uint8", *specs_of([x, mask]), remedy="use a bool mask")
-    if tuple(mask.shape) != spec.global_shape[dim : covered.stop]:
-        raise IndexError(f"the mask of shape {tuple(mask.shape)} does not fit {spec.global_shape} at dim {dim}")
+    check_mask(spec, dim, mask)
     theirs = {axis: dim + d for d, axis in mask._spec.sharded.items()} if isinstance(mask, ShardTensor) else {}
     axes = {axis for d, axis in spec.sharded.items() if d in covered} | set(theirs)
     if any(other.device_mesh != spec.device_mesh for other in specs_of([mask])):
@@ -172,17 +184,12 @@ def _take_mask(func: Any, x: ShardTensor, dim: int, mask: Tensor) -> Tensor:
         counts, mine = tuple(int(part.sum()) for part in parts), parts[spec.coordinate(axis)]
     shape = _masked_shape(spec, covered, sum(counts))
     dims = [dim if a == axis else None if d is None else new_dim[d] for a, d in enumerate(x._spec.dims)]
-    new = spec.derive(shape, dims, [counts if a == axis else s for a, s in _each(x._spec)])
+    new = spec.derive(shape, dims, [counts if a == axis else s for a, s in enumerate(x._spec.sizes)])
     return ShardTensor(x._local[(*before, mine)], new)
 
 
 def _masked_shape(spec: ShardSpec, covered: range, count: int) -> tuple[int, ...]:
     return (*spec.global_shape[: covered.start], count, *spec.global_shape[covered.stop :])
-
-
-def replicated(x: ShardTensor, axes: Collection[int]) -> ShardTensor:
-    """Replicate some mesh axes. Collective where they shard."""
-    return x.redistribute(placements=[Replicate() if a in axes else p for a, p in enumerate(x.placements)])
 
 
 def _resharded(x: ShardTensor, axis: int, dim: int, sizes: Sequence[int]) -> ShardTensor:

@@ -7,21 +7,23 @@ full extent, and taken as it is where it broadcasts; either way its gradient is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeGuard
 
 from torch import Tensor
+from torch.distributed.tensor import Replicate
 
-from scidata.shard.comm.collectives import replicate_to_shards, slice_to_shard
-from scidata.shard.comm.parameters import replicate_parameters
+from scidata.shard.comm.collectives import slice_to_shard
+from scidata.shard.comm.sums import replicate_parameters, replicate_to_shards
 from scidata.shard.op_table import unsupported
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import shares_memory
 
 Labels = Sequence[Hashable]
+Entry = tuple[Hashable, tuple[int, ...]]
 #: The label and sizes that each mesh axis shards, None where it replicates.
-Layout = list[tuple[Hashable, tuple[int, ...]] | None]
+Layout = list[Entry | None]
 
 
 def refuse_out(func: Any, kwargs: Mapping[str, Any], *specs: ShardSpec) -> None:
@@ -68,9 +70,21 @@ def local_of(x: Any) -> Any:
     return x._local if isinstance(x, ShardTensor) else x
 
 
-def is_sharded(x: Any) -> bool:
+def is_sharded(x: Any) -> TypeGuard[ShardTensor]:
     """Whether this is a ShardTensor that any axis shards."""
     return isinstance(x, ShardTensor) and not x._spec.is_replicated
+
+
+def bind(names: str, args: Sequence[Any], kwargs: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:
+    """Name the arguments that were given by position."""
+    return {**defaults, **dict(zip(names.split(), args, strict=False)), **kwargs}
+
+
+def refuse_plain(func: Any, x: Any, *others: Any) -> None:
+    """Raise UnsupportedShardOp where the input is not sharded, so that something else must be."""
+    if not is_sharded(x):
+        specs = specs_of([x, *others])
+        raise unsupported(func, "a plain input meets sharded parameters", *specs, remedy="use full_tensor()")
 
 
 def dims_of(func: Any, dim: Any, spec: ShardSpec) -> tuple[int, ...]:
@@ -109,6 +123,13 @@ def layout_of(func: Any, operands: Sequence[Tensor], labels: Sequence[Labels]) -
     if len(set(used)) != len(used):
         raise unsupported(func, "two mesh axes would shard the same dim of the result", *specs)
     return layout
+
+
+def spec_of_layout(layout: Layout, names: Labels, shape: Sequence[int], like: ShardSpec) -> ShardSpec:
+    """Return the spec of a result whose dims have these labels; an axis that shards none of them replicates."""
+    held = [entry if entry is not None and entry[0] in names else None for entry in layout]
+    dims = [None if entry is None else names.index(entry[0]) for entry in held]
+    return like.derive(shape, dims, [None if entry is None else entry[1] for entry in held])
 
 
 def align(
@@ -202,11 +223,9 @@ def _moves(x: Tensor, names: list[Hashable], layout: Layout) -> list[tuple[Any, 
     ]
 
 
-def to_axis(
-    local: Tensor, names: Labels, entry: tuple[Hashable, tuple[int, ...]], spec: ShardSpec, axis: int
-) -> Tensor:
+def to_axis(local: Tensor, names: Labels, entry: Entry, spec: ShardSpec, axis: int) -> Tensor:
     """Bring what is replicated along a mesh axis to the label and sizes that the axis shards."""
-    return _cut(local, list(names).index(entry[0]) if entry[0] in names else None, entry[1], spec, axis)
+    return _cut(local, names.index(entry[0]) if entry[0] in names else None, entry[1], spec, axis)
 
 
 def _cut(local: Tensor, dim: int | None, sizes: tuple[int, ...], spec: ShardSpec, axis: int) -> Tensor:
@@ -233,6 +252,17 @@ def align_parameters(func: Any, x: ShardTensor, *parameters: Any) -> list[Any]:
         for i, parameter in zip(learned, shared, strict=True):
             result[i] = parameter
     return result
+
+
+def replicated(x: ShardTensor, axes: Collection[int]) -> ShardTensor:
+    """Replicate some mesh axes. Collective where they shard."""
+    return x.redistribute(placements=[Replicate() if a in axes else p for a, p in enumerate(x.placements)])
+
+
+def whole_along(x: Any, dim: int) -> Any:
+    """Gather one dim, counted from either end, where it is sharded. Collective then."""
+    axis = x._spec.axis_of_dim(dim if dim >= 0 else dim + x._spec.ndim) if isinstance(x, ShardTensor) else None
+    return x if axis is None else replicated(x, {axis})
 
 
 def finish(local: Tensor, spec: ShardSpec, **how: Any) -> Tensor:

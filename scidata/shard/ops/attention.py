@@ -7,7 +7,6 @@ gradients are summed back to their owners.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Hashable
 from typing import Any
@@ -15,14 +14,24 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Shard
 
-from scidata.core.bounds import even_bounds
+from scidata.core.bounds import even_sizes
 from scidata.shard.attention.ring import RingLayout, ring_attention
 from scidata.shard.attention.ways import chosen_way
 from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.op_table import register_op, unsupported
-from scidata.shard.ops.align import finish, local_of, specs_of, to_axis
+from scidata.shard.ops.align import (
+    Entry,
+    Layout,
+    finish,
+    local_of,
+    replicated,
+    spec_of_layout,
+    specs_of,
+    to_axis,
+    whole_along,
+)
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
@@ -45,7 +54,7 @@ def _labels(operands: dict[str, Tensor]) -> dict[str, list[Hashable]]:
     return labels
 
 
-def _sharded_label(x: Any, labels: list[Hashable], axis: int) -> tuple[Hashable, tuple[int, ...]] | None:
+def _sharded_label(x: Any, labels: list[Hashable], axis: int) -> Entry | None:
     dim = x._spec.dims[axis] if isinstance(x, ShardTensor) else None
     return None if dim is None else (labels[dim], x._spec.sizes_of(axis))
 
@@ -74,7 +83,7 @@ def attention(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
     if sequence is not None and way == "heads":
         return _by_heads(func, operands, given, sequence)
     parts = {name: local_of(x) for name, x in operands.items()}
-    layout: list[tuple[Hashable, tuple[int, ...]] | None] = []
+    layout: Layout = []
     for axis in range(len(specs[0].axes)):
         entries = {name: _sharded_label(x, labels[name], axis) for name, x in operands.items()}
         goes_round = way == "ring" and axis == sequence
@@ -92,18 +101,17 @@ def attention(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
             given["is_causal"] = False
             parts["attn_mask"] = _causal_mask(func, operands, parts)
         result = _compute(func, given, parts)
-    shape = list(result.shape)
-    dims = [None if entry is None else len(shape) - 2 if entry[0] == "L" else len(shape) + entry[0] for entry in layout]  # type: ignore[operator]
-    for dim, entry in zip(dims, layout, strict=True):
-        if dim is not None and entry is not None:
-            shape[dim] = sum(entry[1])
-    return finish(result, specs[0].derive(shape, dims, [None if entry is None else entry[1] for entry in layout]))
+    shape, names = list(result.shape), [*range(-result.ndim, -2), "L", "Ev"]
+    for entry in layout:
+        if entry is not None:
+            shape[names.index(entry[0])] = sum(entry[1])
+    return finish(result, spec_of_layout(layout, names, shape, specs[0]))
 
 
 def _with_dropout(operands: dict[str, Tensor], given: dict[str, Any]) -> Tensor:
     """Attend with weights of which some are dropped, those that one process drops with the same seed."""
     query, key, value = (operands[name] for name in _NAMES[:3])
-    key, value, mask = _whole(key, -2), _whole(value, -2), operands.get("attn_mask")
+    key, value, mask = whole_along(key, -2), whole_along(value, -2), operands.get("attn_mask")
     if given.get("enable_gqa"):
         times = query.shape[-3] // key.shape[-3]
         key, value = key.repeat_interleave(times, -3), value.repeat_interleave(times, -3)
@@ -114,7 +122,7 @@ def _with_dropout(operands: dict[str, Tensor], given: dict[str, Any]) -> Tensor:
     if given.get("is_causal"):
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
     if mask is not None:
-        mask = _whole(mask, -1)
+        mask = whole_along(mask, -1)
         scores = scores.masked_fill(mask.logical_not(), _NONE) if mask.dtype == torch.bool else scores + mask
     nothing = (scores == _NONE).all(-1, keepdim=True)  # a row without any key has zeros, not NaN
     weights = scores.masked_fill(nothing, 0).softmax(-1).masked_fill(nothing, 0)
@@ -125,14 +133,6 @@ def _with_dropout(operands: dict[str, Tensor], given: dict[str, Any]) -> Tensor:
 def _autocast_dtype(x: Tensor) -> torch.dtype:
     casts = x.is_floating_point() and x.dtype != torch.float64
     return torch.get_autocast_dtype(x.device.type) if casts else x.dtype
-
-
-def _whole(x: Any, dim: int) -> Any:
-    """Gather one dim, counted from the end, where it is sharded. Collective then."""
-    axis = x._spec.axis_of_dim(x._spec.ndim + dim) if isinstance(x, ShardTensor) else None
-    if axis is None:
-        return x
-    return x.redistribute(placements=[Replicate() if i == axis else p for i, p in enumerate(x.placements)])
 
 
 # -- a sharded sequence: which way -----------------------------------------------------------------------------------
@@ -173,9 +173,7 @@ def _by_heads(func: Any, operands: dict[str, Tensor], given: dict[str, Any], axi
     assert isinstance(query, ShardTensor)
     spec = query._spec
     num_heads, num_ranks = key.shape[-3], spec.axes[axis].size
-    bounds = even_bounds(num_heads, num_ranks).tolist() if num_heads >= num_ranks else [*range(num_heads + 1)]
-    sizes = [b - a for a, b in itertools.pairwise(bounds)]
-    sizes += [0] * (num_ranks - len(sizes))
+    sizes = even_sizes(num_heads, num_ranks)
 
     def to_heads(x: Any) -> Any:
         placements = list(x.placements)
@@ -188,8 +186,7 @@ def _by_heads(func: Any, operands: dict[str, Tensor], given: dict[str, Any], axi
         moved = [to_heads(x) for x in (query, key, value)]
     mask = operands.get("attn_mask")
     if isinstance(mask, ShardTensor) and mask._spec.dims[axis] in (mask._spec.ndim - 2, mask._spec.ndim - 1):
-        whole = [Replicate() if i == axis else p for i, p in enumerate(mask.placements)]
-        mask = mask.redistribute(placements=whole)
+        mask = replicated(mask, {axis})
     rest = {name: value for name, value in given.items() if name not in _NAMES[:4]}
     result: Any = func(*moved, attn_mask=mask, **rest)
     return result.redistribute(placements=spec.placements, sizes={axis: spec.sizes_of(axis)})  # type: ignore[no-any-return]
@@ -225,9 +222,9 @@ def _align_axis(
     specs: list[ShardSpec],
     parts: dict[str, Tensor],
     labels: dict[str, list[Hashable]],
-    entries: dict[str, tuple[Hashable, tuple[int, ...]] | None],
+    entries: dict[str, Entry | None],
     goes_round: bool,
-) -> tuple[Hashable, tuple[int, ...]] | None:
+) -> Entry | None:
     """Bring all operands to one layout along one mesh axis, in ``parts``; return what the axis shards in the result."""
     spec = specs[0]
     found = {entry[0] for entry in entries.values() if entry is not None}
@@ -278,9 +275,9 @@ def _align_heads(
     specs: list[ShardSpec],
     parts: dict[str, Tensor],
     labels: dict[str, list[Hashable]],
-    entries: dict[str, tuple[Hashable, tuple[int, ...]] | None],
+    entries: dict[str, Entry | None],
     groups: int,
-) -> tuple[Hashable, tuple[int, ...]]:
+) -> Entry:
     """Bring heads that are sharded along one mesh axis to the same groups; return the heads of the queries."""
     each = {name: 1 if name in ("key", "value") else groups for name in entries}
     shared = {

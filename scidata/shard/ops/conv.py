@@ -13,12 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scidata.shard.op_table import register_op, unsupported
-from scidata.shard.ops.align import align_parameters
-from scidata.shard.ops.sliding import Middle, Windows, bind, check_rows, per_dim, refuse_plain
-from scidata.shard.rows.runs import FILLED, Runs, window_runs
+from scidata.shard.ops.align import align_parameters, bind, refuse_plain
+from scidata.shard.ops.sliding import Middle, Windows, check_rows, per_dim, under
+from scidata.shard.rows.runs import FILLED, Runs
 from scidata.shard.tensor import ShardTensor
-
-__all__: list[str] = []
 
 
 def _spatial(func: Any, x: ShardTensor, weight: Tensor) -> tuple[int, int]:
@@ -40,11 +38,6 @@ def _paddings(padding: Any, reach: tuple[int, ...], stride: tuple[int, ...]) -> 
         return [((r - 1) // 2, r - 1 - (r - 1) // 2) for r in reach]
     widths = (0,) * len(reach) if padding == "valid" else per_dim(padding, len(reach))
     return [(p, p) for p in widths]
-
-
-def _under(stride: int, below: int, reach: int, extent: int) -> Callable[[int, int], Runs]:
-    """Return the input rows under outputs ``[start, stop)``."""
-    return lambda start, stop: window_runs(start * stride - below, (stop - 1) * stride - below + reach, extent)
 
 
 @register_op(F.conv1d, F.conv2d, F.conv3d)
@@ -70,7 +63,7 @@ def conv(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
             windows.shape[d] = num_out
             continue
         middle = Middle(times=stride[s], plus=(reach[s] - 1) // 2 - below)
-        windows.slide(d, num_out, middle, _under(stride[s], below, reach[s], extent), reach[s])
+        windows.slide(d, num_out, middle, under(stride[s], below, reach[s], extent), reach[s])
     given["weight"], given["bias"] = align_parameters(func, x, weight, given["bias"])
     result = func(**{**given, "input": windows.fetch(), "padding": tuple(left)})
     return windows.finish(result, channels=first - 1)

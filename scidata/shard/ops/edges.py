@@ -13,11 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scidata.shard.comm.collectives import all_reduce_min, replicate_to_shards, slice_to_shard
+from scidata.shard.comm.collectives import slice_to_shard
+from scidata.shard.comm.sums import replicate_to_shards
+from scidata.shard.comm.transport import all_reduce_min
 from scidata.shard.graphs.ghosts import GhostExchange, with_ghosts
 from scidata.shard.graphs.routed import FilledTensor, MovedTensor, RoutedIndex, check_nodes, node_spec
 from scidata.shard.op_table import unsupported
-from scidata.shard.ops.advanced import count_true, take_advanced
+from scidata.shard.ops.advanced import count_true, split_alike, take_advanced
 from scidata.shard.ops.align import is_sharded, local_of, specs_of
 from scidata.shard.ops.shapes import argument, many, normal_dim
 from scidata.shard.spec import ShardSpec
@@ -43,7 +45,6 @@ def take_rows(func: Any, x: Tensor, dim: int, index: ShardTensor) -> ShardTensor
         shape = list(plain.shape)
         spec = ispec
     else:
-        assert isinstance(x, ShardTensor)
         spec, dim = x._spec, normal_dim(dim, x._spec.ndim)
         if not isinstance(index, RoutedIndex):
             return take_advanced(func, x, {dim: index})  # type: ignore[return-value]
@@ -69,10 +70,7 @@ def only_index(index: Any) -> tuple[int, Any] | None:
 
 def lies_beside(x: Any, dim: int, mask: ShardTensor) -> bool:
     """Whether a sharded mask is of one dim, and the rows of ``x``, where it is sharded, lie where those of it do."""
-    if mask._spec.ndim > 1:
-        return False
-    (axis,) = mask._spec.sharded.values()
-    return not is_sharded(x) or (x._spec.dims[axis], x._spec.sizes[axis]) == (dim, mask._spec.sizes[axis])
+    return mask._spec.ndim == 1 and (not is_sharded(x) or split_alike(x._spec, dim, mask._spec))
 
 
 def _where(func: Any, x: Tensor, dim: int, mask: ShardTensor) -> tuple[Tensor, ShardSpec]:
@@ -82,14 +80,12 @@ def _where(func: Any, x: Tensor, dim: int, mask: ShardTensor) -> tuple[Tensor, S
     shape = tuple(x.shape)
     if dim >= len(shape) or shape[dim] != spec.global_shape[0]:
         raise unsupported(func, f"the mask does not fit dim {dim} of shape {shape}", spec)
-    if isinstance(x, ShardTensor) and is_sharded(x):
+    if is_sharded(x):
         local, base = x._local, x._spec
     else:
         local = slice_to_shard(local_of(x), spec.sizes_of(axis), dim, spec.group(axis))
         base = spec.derive(shape, [dim if a == axis else None for a in range(len(spec.axes))], spec.sizes)
-    counts = count_true(mask)
-    sizes = [counts if a == axis else s for a, s in enumerate(base.sizes)]
-    return local, base.derive((*shape[:dim], sum(counts), *shape[dim + 1 :]), base.dims, sizes)
+    return local, base.with_rows(dim, count_true(mask))
 
 
 def take_where(func: Any, x: Tensor, dim: int, mask: ShardTensor) -> ShardTensor:
@@ -101,7 +97,7 @@ def take_where(func: Any, x: Tensor, dim: int, mask: ShardTensor) -> ShardTensor
 
 def gather_by_ids(func: Any, x: Tensor, dim: int, index: RoutedIndex) -> Tensor:
     """Gather elements of a tensor of nodes by ids that know their routes. Collective for ghosts."""
-    if not isinstance(x, ShardTensor) or not is_sharded(x) or list(index._spec.sharded) != [dim]:
+    if not is_sharded(x) or list(index._spec.sharded) != [dim]:
         raise unsupported(func, "the index has no routes along this dim", *specs_of([x, index]), remedy=REMEDY)
     check_nodes(func, x, dim, index)
     source = x._local if index.all_owned else with_ghosts(x, dim, index.exchange)
@@ -135,8 +131,7 @@ def join_edges(func: Any, tensors: Sequence[Tensor], dim: int, spec: ShardSpec) 
     parts = [_part_of(func, x, dim, axis, spec) for x in tensors]
     sizes = [sum(each) for each in zip(*(sizes for _, sizes in parts), strict=True)]
     local = torch.cat([part for part, _ in parts], dim)
-    shape = (*spec.global_shape[:dim], sum(sizes), *spec.global_shape[dim + 1 :])
-    new = spec.derive(shape, spec.dims, [sizes if a == axis else s for a, s in enumerate(spec.sizes)])
+    new = spec.with_rows(dim, sizes)
     routed = [x for x in tensors if isinstance(x, RoutedIndex)]
     if not routed:
         return ShardTensor(local, new)
@@ -148,7 +143,6 @@ def join_edges(func: Any, tensors: Sequence[Tensor], dim: int, spec: ShardSpec) 
 def _part_of(func: Any, x: Tensor, dim: int, axis: int, spec: ShardSpec) -> tuple[Tensor, tuple[int, ...]]:
     """Return the local part and the sizes of one of the tensors to join."""
     if is_sharded(x):
-        assert isinstance(x, ShardTensor)
         if x._spec.dims != spec.dims:
             raise unsupported(func, "the tensors are sharded along different dims", spec, x._spec)
         return x._local, x._spec.sizes_of(axis)
@@ -196,12 +190,7 @@ def set_where(func: Any, target: Tensor, mask: ShardTensor, value: Any) -> bool:
     if not lies_beside(target, 0, mask):
         return False
     plain = isinstance(value, Tensor) and value.ndim and not is_sharded(value)
-    if (
-        not isinstance(target, ShardTensor)
-        or not is_sharded(target)
-        or target._copied
-        or (plain and mask._spec.exchange is not None)
-    ):
+    if not is_sharded(target) or target._copied or (plain and mask._spec.exchange is not None):
         raise unsupported(func, "it writes plain values, or to a tensor that cannot take them", mask._spec)
     local, spec = _where(func, target, 0, mask)
     if plain or (isinstance(value, ShardTensor) and value._spec != spec):
@@ -225,7 +214,6 @@ def set_rows(func: Any, target: Tensor, index: RoutedIndex, value: Any) -> None:
 def node_part(func: Any, target: Tensor, dim: int, index: RoutedIndex) -> tuple[Tensor, ShardSpec]:
     """Return a fresh copy of this rank's rows of a tensor of nodes, whatever it is now, and their layout."""
     if is_sharded(target):
-        assert isinstance(target, ShardTensor)
         check_nodes(func, target, dim, index)
         return target._local.clone(), target._spec
     spec = node_spec(index._spec, index.exchange, tuple(target.shape), dim)
@@ -243,7 +231,6 @@ def rows_like(func: Any, src: Tensor, dim: int, index: ShardTensor) -> Tensor:
     (index_dim,) = index._spec.sharded
     sizes = index._spec.sizes_of(axis)
     if is_sharded(src):
-        assert isinstance(src, ShardTensor)
         if src._spec.sharded != {dim: axis} or src._spec.sizes_of(axis) != sizes:
             raise unsupported(func, "the values are split differently from their index", src._spec, index._spec)
         return src._local

@@ -11,12 +11,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import Replicate
 
 from scidata.core.bounds import even_sizes
 from scidata.shard.graphs.routed import RoutedIndex, accepts_filled
 from scidata.shard.op_table import find, register_op, unsupported
-from scidata.shard.ops.align import align, finish, is_sharded, local_of, refuse_out, specs_of
+from scidata.shard.ops.align import (
+    align,
+    bind,
+    finish,
+    is_sharded,
+    local_of,
+    refuse_out,
+    spec_of_layout,
+    specs_of,
+    whole_along,
+)
 from scidata.shard.ops.edges import gather_by_ids
 from scidata.shard.ops.shapes import argument, normal_dim
 from scidata.shard.spec import ShardSpec
@@ -24,14 +33,6 @@ from scidata.shard.tensor import ShardTensor
 from scidata.shard.views import refuse_write_to_copy, written
 
 _BOTH = (torch, Tensor)
-
-
-def _whole_along(x: Any, dim: int) -> Any:
-    """Gather one dim; the result is replicated along its axis."""
-    axis = x._spec.axis_of_dim(dim) if isinstance(x, ShardTensor) else None
-    if axis is None:
-        return x
-    return x.redistribute(placements=[Replicate() if a == axis else p for a, p in enumerate(x.placements)])
 
 
 def _labels(operands: Sequence[Tensor], dim: int) -> list[list[Hashable]]:
@@ -51,11 +52,6 @@ def _check_sharded_extents(func: Any, operands: Sequence[Tensor], dim: int) -> N
             raise unsupported(func, f"shapes {shapes} differ along the sharded dim {d}", *specs)
 
 
-def _spec(like: ShardSpec, layout: Any, labels: Sequence[Hashable], shape: Sequence[int]) -> ShardSpec:
-    places = [None if entry is None or entry[0] not in labels else labels.index(entry[0]) for entry in layout]
-    return like.derive(shape, places, [None if entry is None else entry[1] for entry in layout])
-
-
 # -- gathers -------------------------------------------------------------------------------------------------------
 
 
@@ -72,20 +68,20 @@ def gather(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _gather(func: Any, x: Tensor, dim: int, index: Tensor) -> Tensor:
-    if is_sharded(x) and dim in x._spec.sharded:  # type: ignore[attr-defined]
-        spec: ShardSpec = x._spec  # type: ignore[attr-defined]
+    if is_sharded(x) and dim in x._spec.sharded:
+        spec: ShardSpec = x._spec
         axis, extent = spec.sharded[dim], index.shape[dim]
         if not isinstance(index, ShardTensor):
             sizes = spec.sizes_of(axis) if extent == x.shape[dim] else even_sizes(extent, spec.axes[axis].size)
             dims = [dim if a == axis else None for a in range(len(spec.axes))]
             new = spec.derive(tuple(index.shape), dims, [sizes] * len(dims))
             index = ShardTensor(index.narrow(dim, new.offsets[dim], new.local_shape[dim]), new)
-        x = _whole_along(x, dim)
+        x = whole_along(x, dim)
     operands = [x, index]
     _check_sharded_extents(func, operands, dim)
     labels = _labels(operands, dim)
     (source, ids), layout, _ = align(func, operands, labels)
-    return finish(source.gather(dim, ids), _spec(specs_of(operands)[0], layout, labels[1], tuple(index.shape)))
+    return finish(source.gather(dim, ids), spec_of_layout(layout, labels[1], tuple(index.shape), specs_of(operands)[0]))
 
 
 @register_op(*find("take_along_dim", namespaces=_BOTH))
@@ -116,7 +112,7 @@ def _scatter(
     function = getattr(torch, func.__name__.rstrip("_"))
     dim = normal_dim(dim, target._spec.ndim)
     one_dim = "index" in func.__name__
-    given = [target, _whole_along(index, 0 if one_dim else dim), *([] if src is None else [_whole_along(src, dim)])]
+    given = [target, whole_along(index, 0 if one_dim else dim), *([] if src is None else [whole_along(src, dim)])]
     operands = [given[0], *given[2:]] if one_dim else given
     _check_sharded_extents(func, operands, dim)
     labels = _labels(operands, dim)
@@ -124,7 +120,7 @@ def _scatter(
     if one_dim:
         locals_.insert(1, local_of(given[1]))
     part, ids, *values = locals_
-    spec = _spec(target._spec, layout, labels[0], target._spec.global_shape)
+    spec = spec_of_layout(layout, labels[0], target._spec.global_shape, target._spec)
     extent, size = spec.global_shape[dim], part.shape[dim]
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < extent:
         raise IndexError(f"{func.__name__}: an index is out of bounds for dim {dim} with size {extent}")
@@ -145,13 +141,9 @@ def _scatter(
     return target
 
 
-def _bind(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
-    return {**dict(zip(names, args, strict=False)), **kwargs}, list(args[len(names) :])
-
-
 def scatter_along(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], values: Sequence[str]) -> Tensor:
     """Scatter to a sharded tensor by an index without routes; the values may be called any of the names given."""
-    named, rest = _bind(("input", "dim", "index", values[0]), args, kwargs)
+    named, rest = bind(f"input dim index {values[0]}", args, kwargs), args[4:]
     target, dim, index = (named.pop(name, None) for name in ("input", "dim", "index"))
     src = next((named.pop(name) for name in values if name in named), None)
     refuse_out(func, named, *specs_of([target]))
@@ -167,7 +159,7 @@ def scatter_along(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], val
 )
 def write_at(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Write values into the rows of a sharded tensor."""
-    named = {**dict(zip(("input", "dim", "index"), args, strict=False)), **kwargs}
+    named = bind("input dim index", args, kwargs)
     target, index = named.get("input"), named.get("index")
     if is_sharded(target) and not isinstance(index, RoutedIndex):
         return scatter_along(func, args, kwargs, ("source", "src", "value"))

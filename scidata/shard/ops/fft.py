@@ -8,12 +8,9 @@ import torch
 from torch import Tensor
 
 from scidata.shard.op_table import register_op, unsupported
-from scidata.shard.ops.align import refuse_out
+from scidata.shard.ops.align import refuse_out, refuse_plain
 from scidata.shard.ops.shapes import argument, keep_dims, normal_dim
-from scidata.shard.ops.sliding import refuse_plain
 from scidata.shard.tensor import ShardTensor
-
-__all__: list[str] = []
 
 _ONE = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
 _MANY = tuple(f"{name}{kind}" for name in _ONE for kind in ("2", "n"))

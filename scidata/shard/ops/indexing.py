@@ -254,13 +254,17 @@ def _is_same(x: Tensor, y: Tensor) -> bool:
 # -- by name -------------------------------------------------------------------------------------------------------
 
 
+def _take_along(x: ShardTensor, dim: int, item: Any) -> Tensor:
+    """Take a slice or one row of a dim, the others whole."""
+    return take_basic(x, [item if d == dim else _WHOLE for d in range(x._spec.ndim)])
+
+
 @register_op(*find("select", namespaces=(torch, Tensor)))
 def select(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Take one row of a dim."""
     x: ShardTensor = args[0]
     dim = normal_dim(argument(args, kwargs, 1, "dim"), x._spec.ndim)
-    items = [_WHOLE] * x._spec.ndim
-    return take_basic(x, [*items[:dim], argument(args, kwargs, 2, "index"), *items[dim + 1 :]])
+    return _take_along(x, dim, argument(args, kwargs, 2, "index"))
 
 
 @register_op(*find("unbind", namespaces=(torch, Tensor)))
@@ -272,8 +276,7 @@ def unbind(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     axis, local = spec.axis_of_dim(dim), x._local
     if axis is not None:
         local = all_gather_v(local, spec.sizes_of(axis), dim, spec.group(axis))
-    dims = [None if d is None or d == dim else d - (d > dim) for d in spec.dims]
-    new = spec.derive((*spec.global_shape[:dim], *spec.global_shape[dim + 1 :]), dims, spec.sizes)
+    new = spec.without([dim])
     if axis is None:
         return tuple(derived(x, part, new) for part in local.unbind(dim))
     return tuple(ShardTensor(part, new, copied=True) for part in local.unbind(dim))
@@ -290,8 +293,7 @@ def narrow(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     start += extent if start < 0 else 0
     if length < 0 or not 0 <= start <= extent - length:
         raise RuntimeError(f"narrow: start {start} and length {length} exceed dim {dim} of size {extent}")
-    items = [_WHOLE] * x._spec.ndim
-    part = take_basic(x, [*items[:dim], slice(start, start + length), *items[dim + 1 :]])
+    part = _take_along(x, dim, slice(start, start + length))
     return part.clone() if "copy" in func.__name__ else part
 
 
@@ -305,10 +307,9 @@ def split(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         return tuple(keep_dims(x, part) for part in func(x._local, *args[1:], **kwargs))
     rows = torch.empty(spec.global_shape[dim], device="meta")  # torch says how long the pieces are
     options = {name: value for name, value in kwargs.items() if name != "dim"}
-    pieces, start, items = [], 0, [_WHOLE] * spec.ndim
+    pieces, start = [], 0
     for piece in func(rows, *args[1:2], **options):
-        items[dim] = slice(start, start + len(piece))
-        pieces.append(take_basic(x, items))
+        pieces.append(_take_along(x, dim, slice(start, start + len(piece))))
         start += len(piece)
     return tuple(pieces)
 

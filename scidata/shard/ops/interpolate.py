@@ -16,12 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scidata.shard.op_table import register_op, unsupported
+from scidata.shard.ops.align import bind, refuse_plain
 from scidata.shard.ops.pooling import adaptive_average
-from scidata.shard.ops.sliding import Middle, Windows, bind, refuse_plain
+from scidata.shard.ops.sliding import Middle, Windows
 from scidata.shard.rows.runs import Runs
 from scidata.shard.tensor import ShardTensor
-
-__all__: list[str] = []
 
 _AREA = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)
 _NUM_SPATIAL = {"linear": (1,), "bilinear": (2,), "trilinear": (3,), "bicubic": (2,)}

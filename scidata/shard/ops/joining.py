@@ -20,14 +20,12 @@ from scidata.core.bounds import bounds_of, even_sizes
 from scidata.core.types import IntArray
 from scidata.shard.graphs.routed import accepts_filled
 from scidata.shard.op_table import find, register_op, unsupported
-from scidata.shard.ops.align import align, finish, operands_of, refuse_out, specs_of
+from scidata.shard.ops.align import align, finish, operands_of, refuse_out, spec_of_layout, specs_of
 from scidata.shard.ops.edges import join_edges
 from scidata.shard.ops.shapes import argument, many, normal_dim
 from scidata.shard.rows.redistribute import RowPlan, move_rows, plan_listed, plan_rows
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
-
-__all__: list[str] = []
 
 _BOTH = (torch, Tensor)
 
@@ -40,14 +38,10 @@ def _rows(
     axis = spec.axis_of_dim(dim)
     if axis is None:
         index = torch.from_numpy(build(spec.global_shape[dim], *args))
-        local, new_sizes, extent = x._local.index_select(dim, index.to(x.device)), spec.sizes, len(index)
-    else:
-        parts = spec.sizes_of(axis) if sizes is None else tuple(sizes)
-        plan = plan_rows(build, args, spec.sizes_of(axis), parts, spec.coordinate(axis))
-        local, extent = move_rows(x._local, plan, dim, spec.group(axis)), sum(parts)
-        new_sizes = tuple(parts if a == axis else s for a, s in enumerate(spec.sizes))
-    shape = (*spec.global_shape[:dim], extent, *spec.global_shape[dim + 1 :])
-    return ShardTensor(local, spec.derive(shape, spec.dims, new_sizes))
+        return ShardTensor(x._local.index_select(dim, index.to(x.device)), spec.with_rows(dim, len(index)))
+    parts = spec.sizes_of(axis) if sizes is None else tuple(sizes)
+    plan = plan_rows(build, args, spec.sizes_of(axis), parts, spec.coordinate(axis))
+    return ShardTensor(move_rows(x._local, plan, dim, spec.group(axis)), spec.with_rows(dim, parts))
 
 
 # -- joining -------------------------------------------------------------------------------------------------------
@@ -72,8 +66,7 @@ def cat(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if any(dim in each.sharded for each in specs_of(tensors)):
         return _cat_rows(func, tensors, dim)
     if all(isinstance(x, ShardTensor) and x._spec.lies_as(spec) for x in tensors):  # torch checks the other dims
-        extent = sum(x._spec.global_shape[dim] for x in tensors)
-        new = spec.derive((*spec.global_shape[:dim], extent, *spec.global_shape[dim + 1 :]), spec.dims, spec.sizes)
+        new = spec.with_rows(dim, sum(x._spec.global_shape[dim] for x in tensors))
         return ShardTensor(torch.cat([x._local for x in tensors], dim), new)
     labels = [[("joined", i) if d == dim else d for d in range(spec.ndim)] for i in range(len(tensors))]
     locals_, layout, extents = align(func, tensors, labels)
@@ -82,9 +75,7 @@ def cat(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         if any(x.shape[d] != shape[d] for d in range(spec.ndim) if d != dim):
             raise RuntimeError(f"cat: shapes {[tuple(x.shape) for x in tensors]} differ along other dims than {dim}")
     shape[dim] = sum(x.shape[dim] for x in tensors)
-    dims = [None if entry is None else entry[0] for entry in layout]
-    sizes = [None if entry is None else entry[1] for entry in layout]
-    return finish(torch.cat(locals_, dim), spec.derive(shape, dims, sizes))  # type: ignore[arg-type]
+    return finish(torch.cat(locals_, dim), spec_of_layout(layout, range(spec.ndim), shape, spec))
 
 
 def _cat_rows(func: Any, tensors: Sequence[Tensor], dim: int) -> Tensor:
@@ -113,10 +104,7 @@ def _cat_rows(func: Any, tensors: Sequence[Tensor], dim: int) -> Tensor:
         parts.append(part)
     plan, sizes = _cat_plan(tuple(part._spec.sizes_of(axis) for part in parts), first.coordinate(axis))
     local = move_rows(torch.cat([part._local for part in parts], dim), plan, dim, first.group(axis))
-    shape = (*first.global_shape[:dim], sum(sizes), *first.global_shape[dim + 1 :])
-    return ShardTensor(
-        local, first.derive(shape, first.dims, [sizes if a == axis else s for a, s in enumerate(first.sizes)])
-    )
+    return ShardTensor(local, first.with_rows(dim, sizes))
 
 
 @lru_cache(maxsize=32)
@@ -143,10 +131,9 @@ def stack(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         raise RuntimeError(f"stack: the tensors' shapes differ: {sorted(shapes)}")
     dim = normal_dim(argument(args, kwargs, 1, "dim", 0), spec.ndim + 1)
     locals_, layout, _ = align(func, tensors, [range(spec.ndim)] * len(tensors))
-    dims = [None if entry is None else entry[0] + (entry[0] >= dim) for entry in layout]  # type: ignore[operator]
-    sizes = [None if entry is None else entry[1] for entry in layout]
     shape = (*spec.global_shape[:dim], len(tensors), *spec.global_shape[dim:])
-    return finish(torch.stack(locals_, dim), spec.derive(shape, dims, sizes))
+    names = [*range(dim), "stacked", *range(dim, spec.ndim)]
+    return finish(torch.stack(locals_, dim), spec_of_layout(layout, names, shape, spec))
 
 
 # -- padding and repeating -----------------------------------------------------------------------------------------
@@ -188,14 +175,11 @@ def _padded_sizes(spec: ShardSpec, dim: int, lo: int, hi: int) -> tuple[int, ...
 def _pad_constant(x: ShardTensor, dim: int, lo: int, hi: int, value: float) -> ShardTensor:
     spec = x._spec
     axis, sizes = spec.axis_of_dim(dim), _padded_sizes(spec, dim, lo, hi)
-    shape = (*spec.global_shape[:dim], spec.global_shape[dim] + lo + hi, *spec.global_shape[dim + 1 :])
+    new = spec.with_rows(dim, spec.global_shape[dim] + lo + hi if sizes is None else sizes)
     if axis is not None:
         rank = spec.coordinate(axis)
         lo, hi = lo if rank == 0 else 0, hi if rank == spec.axes[axis].size - 1 else 0
-    local = F.pad(x._local, [*[0, 0] * (spec.ndim - 1 - dim), lo, hi], value=value)
-    return ShardTensor(
-        local, spec.derive(shape, spec.dims, [sizes if a == axis else s for a, s in enumerate(spec.sizes)])
-    )
+    return ShardTensor(F.pad(x._local, [*[0, 0] * (spec.ndim - 1 - dim), lo, hi], value=value), new)
 
 
 def _padded_rows(extent: int, lo: int, hi: int, mode: str) -> IntArray:
@@ -246,9 +230,9 @@ def repeat_interleave(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict
     if not isinstance(times, int) or dim is None:
         raise unsupported(func, "it needs one number of repeats, and a dim", spec, remedy="use index_select")
     dim = normal_dim(dim, spec.ndim)
-    sizes = [tuple(n * times for n in spec.sizes_of(a)) if d == dim else spec.sizes[a] for a, d in enumerate(spec.dims)]
-    shape = (*spec.global_shape[:dim], spec.global_shape[dim] * times, *spec.global_shape[dim + 1 :])
-    return finish(x._local.repeat_interleave(times, dim), spec.derive(shape, spec.dims, sizes))
+    axis = spec.axis_of_dim(dim)
+    rows = spec.global_shape[dim] * times if axis is None else [n * times for n in spec.sizes_of(axis)]
+    return finish(x._local.repeat_interleave(times, dim), spec.with_rows(dim, rows))
 
 
 # -- turning around ------------------------------------------------------------------------------------------------
@@ -270,11 +254,8 @@ def _dims(value: Any) -> tuple[int, ...]:
 def roll(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Shift rows of any dims around; the layout stays."""
     x: ShardTensor = argument(args, kwargs, 0, "input")
-    spec, shifts, dims = (
-        x._spec,
-        _dims(argument(args, kwargs, 1, "shifts")),
-        _dims(argument(args, kwargs, 2, "dims", ())),
-    )
+    spec, shifts = x._spec, _dims(argument(args, kwargs, 1, "shifts"))
+    dims = _dims(argument(args, kwargs, 2, "dims", ()))
     if not dims and len(shifts) == 1 and spec.ndim > 1:
         flat = torch.roll(x.reshape(-1), shifts, 0).reshape(spec.global_shape)
         sizes = {a: s for a, s in enumerate(spec.sizes) if s is not None}
@@ -283,8 +264,8 @@ def roll(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         raise RuntimeError(f"roll: shifts {shifts} and dims {dims} must be as many")
     for shift, d in zip(shifts, dims or (0,), strict=True):
         dim = normal_dim(d, spec.ndim)
-        local = None if dim in spec.sharded else x._local.roll(shift, dim)
-        x = _rows(x, dim, _rolled_rows, (shift,)) if local is None else ShardTensor(local, spec)
+        sharded = dim in spec.sharded
+        x = _rows(x, dim, _rolled_rows, (shift,)) if sharded else ShardTensor(x._local.roll(shift, dim), spec)
     return x
 
 

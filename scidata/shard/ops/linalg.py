@@ -18,13 +18,16 @@ from torch import Tensor
 from scidata.shard.comm.sums import all_reduce_sum
 from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops.align import (
+    Entry,
     Layout,
     align,
     align_parameters,
+    bind,
     extents_of,
     finish,
     operands_of,
     refuse_out,
+    spec_of_layout,
     specs_of,
 )
 from scidata.shard.spec import ShardSpec
@@ -54,7 +57,7 @@ def contract(
     for axis, entry in enumerate(layout):
         if entry is not None and entry[0] not in out:
             local = all_reduce_sum(local, spec.group(axis))
-    return local, _spec_of(spec, layout, out, extents)
+    return local, spec_of_layout(layout, out, [extents[name] for name in out], spec)
 
 
 def _meet(
@@ -69,7 +72,7 @@ def _meet(
     if len(specs) < 2 or any(spec.device_mesh != specs[0].device_mesh for spec in specs):
         return list(operands)
     extents = extents_of(func, operands, labels)
-    held: list[list[tuple[Hashable, tuple[int, ...]]]] = [[] for _ in specs[0].axes]
+    held: list[list[Entry]] = [[] for _ in specs[0].axes]
     largest = sorted(zip(operands, labels, strict=True), key=lambda pair: -math.prod(pair[0].shape))
     for x, names in largest:
         if not isinstance(x, ShardTensor):
@@ -108,12 +111,6 @@ def _plus(func: Any, x: Tensor, y: Tensor) -> Tensor:
     if not specs_of([x, y]):
         return x + y
     return finish(*contract(func, [x, y], [out[ndim - len(t.shape) :] for t in (x, y)], out, torch.add))
-
-
-def _spec_of(spec: ShardSpec, layout: Layout, out: Sequence[Hashable], extents: dict[Hashable, int]) -> ShardSpec:
-    kept = [entry if entry is not None and entry[0] in out else None for entry in layout]
-    places = [None if entry is None else list(out).index(entry[0]) for entry in kept]
-    return spec.derive([extents[name] for name in out], places, [None if entry is None else entry[1] for entry in kept])
 
 
 @register_op(
@@ -233,7 +230,7 @@ def add_product(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, 
 @register_op(F.bilinear, torch.bilinear)
 def bilinear(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """``x1 @ weight @ x2 + bias`` for each row; rows or features may be sharded."""
-    given = dict(zip(("input1", "input2", "weight", "bias"), args, strict=False)) | kwargs
+    given = bind("input1 input2 weight bias", args, kwargs)
     first, second, weight, bias = (given.get(name) for name in ("input1", "input2", "weight", "bias"))
     if first is None or second is None or weight is None:
         raise TypeError("bilinear: it needs input1, input2 and weight")

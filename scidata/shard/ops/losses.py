@@ -16,12 +16,11 @@ from torch import Tensor
 
 from scidata.shard.comm.sums import all_reduce_sum
 from scidata.shard.op_table import register_op, unsupported
-from scidata.shard.ops.align import Layout, align, finish, specs_of
+from scidata.shard.ops.align import align, bind, finish, spec_of_layout, specs_of
+from scidata.shard.ops.moments import widened
 from scidata.shard.ops.pointwise import elementwise
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
-
-__all__: list[str] = []
 
 
 @cache
@@ -97,31 +96,15 @@ def _class_labels(ndim: int) -> tuple[list[Hashable], list[Hashable]]:
     return ([*rest[:1], "class", *rest[1:]], rest) if ndim > 1 else (["class"], [])
 
 
-def _pick(scores: Tensor, target: Tensor, layout: Layout, spec: ShardSpec, dim: int) -> Tensor:
+def _pick(scores: Tensor, target: Tensor, axis: int | None, spec: ShardSpec, start: int, dim: int) -> Tensor:
     """Take each row's score of its class, which may be on another rank."""
-    axis = next((a for a, entry in enumerate(layout) if entry is not None and entry[0] == "class"), None)
     if axis is None:
         return scores.gather(dim, target.unsqueeze(dim)).squeeze(dim)
-    start = sum(layout[axis][1][: spec.coordinate(axis)])  # type: ignore[index]
     local, size = target - start, scores.shape[dim]
     mine = (local >= 0) & (local < size)
     spare = torch.cat([scores, scores.new_zeros([1 if d == dim else n for d, n in enumerate(scores.shape)])], dim)
     picked = spare.gather(dim, torch.where(mine, local, size).unsqueeze(dim)).squeeze(dim)
     return all_reduce_sum(picked, spec.group(axis))
-
-
-def _over_classes(values: Tensor, layout: Layout, spec: ShardSpec, dim: int) -> Tensor:
-    """Sum over the classes, on all ranks that share them."""
-    total = values.sum(dim)
-    for axis, entry in enumerate(layout):
-        if entry is not None and entry[0] == "class":
-            total = all_reduce_sum(total, spec.group(axis))
-    return total
-
-
-def _rows_spec(spec: ShardSpec, layout: Layout, names: Sequence[Hashable], shape: Sequence[int]) -> ShardSpec:
-    places = [None if entry is None or entry[0] not in names else names.index(entry[0]) for entry in layout]
-    return spec.derive(shape, places, [None if entry is None else entry[1] for entry in layout])
 
 
 def _class_loss(
@@ -137,33 +120,28 @@ def _class_loss(
         raise unsupported(func, "a weight that is sharded or requires grad", *specs_of([scores, target, weight]))
     (local, classes), layout, _ = align(func, [scores, target], [names, rows])
     spec = specs_of([scores, target])[0]
-    shape = tuple(target.shape)
     kept = classes != ignore
     if bool((kept & ((classes < 0) | (classes >= num_classes))).any()):
         raise IndexError(f"{func.__name__}: a target is out of bounds for {num_classes} classes")
     classes = torch.where(kept, classes, 0)
     factor = kept.to(local.dtype) if weight is None else weight[classes] * kept
-    each = (-_pick(local, classes, layout, spec, dim) * factor).masked_fill(~kept, 0)
+    axis, sizes = next(((a, e[1]) for a, e in enumerate(layout) if e is not None and e[0] == "class"), (None, ()))
+    start = 0 if axis is None else sum(sizes[: spec.coordinate(axis)])  # the first class of this rank
+    each = (-_pick(local, classes, axis, spec, start, dim) * factor).masked_fill(~kept, 0)
     if smoothing:
-        scaled = local if weight is None else local * _class_weight(weight, local, layout, spec, dim)
-        smooth = -_over_classes(scaled, layout, spec, dim).masked_fill(~kept, 0)
+        if weight is not None:
+            own = weight[start : start + local.shape[dim]]
+            local = local * own.view([-1 if d == dim else 1 for d in range(local.ndim)])
+        total = local.sum(dim)
+        smooth = -(total if axis is None else all_reduce_sum(total, spec.group(axis))).masked_fill(~kept, 0)
         each = (1 - smoothing) * each + smoothing / num_classes * smooth
-    new = _rows_spec(spec, layout, rows, shape)
+    new = spec_of_layout(layout, rows, tuple(target.shape), spec)
     return _reduced(finish(each, new), reduction, finish(factor, new))
-
-
-def _class_weight(weight: Tensor, local: Tensor, layout: Layout, spec: ShardSpec, dim: int) -> Tensor:
-    """Return the weights of this rank's classes, to multiply scores by."""
-    for axis, entry in enumerate(layout):
-        if entry is not None and entry[0] == "class":
-            weight = torch.split(weight, list(entry[1]))[spec.coordinate(axis)]
-    return weight.view([-1 if d == dim else 1 for d in range(local.ndim)])
 
 
 def _wide(x: Tensor) -> Tensor:
     """Take 16-bit scores in float32 where autocast does."""
-    half = x.dtype in (torch.float16, torch.bfloat16)
-    return x.float() if half and torch.is_autocast_enabled(x.device.type) else x
+    return widened(x) if torch.is_autocast_enabled(x.device.type) else x
 
 
 @register_op(F.nll_loss)
@@ -199,11 +177,9 @@ def cross_entropy(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str
 @register_op(F.cosine_similarity)
 def cosine_similarity(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Cosine of the angle between vectors along any dim."""
-    names = ("x1", "x2", "dim", "eps")
-    given = {"dim": 1, "eps": 1e-8, **dict(zip(names, args, strict=False)), **kwargs}
-    first, second = given["x1"], given["x2"]
+    given = bind("x1 x2 dim eps", args, kwargs, dim=1, eps=1e-8)
     units = []
-    for x in (first, second):
+    for x in (given["x1"], given["x2"]):
         norm = torch.linalg.vector_norm(x, 2, given["dim"], True)
         low = norm.detach() < given["eps"]  # torch raises short lengths to eps, and their gradient passes
         units.append(x / torch.where(low, norm + (given["eps"] - norm.detach()), norm))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,12 +13,10 @@ from torch import Tensor
 from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.comm.sums import all_reduce_sum
 from scidata.shard.op_table import register_op, unsupported
-from scidata.shard.ops.align import specs_of
+from scidata.shard.ops.align import bind, is_sharded, refuse_plain, specs_of
 from scidata.shard.ops.pooling import adaptive_windows, out_extents, spatial, spread_windows, strides, windows_of
-from scidata.shard.ops.sliding import Middle, Windows, bind, is_plain, output_sizes, refuse_plain
+from scidata.shard.ops.sliding import Middle, output_sizes
 from scidata.shard.tensor import ShardTensor
-
-__all__: list[str] = []
 
 _ADAPTIVE_WITH_INDICES = (
     F.adaptive_max_pool1d_with_indices,
@@ -57,19 +55,23 @@ def _places(x: ShardTensor, first: int) -> ShardTensor:
 
 def _maximum(x: Any, places: Any, dim: int, num_out: int) -> tuple[Any, Any]:
     """Take the maxima of adaptive windows along one dim, and the places of these."""
-    if not isinstance(x, ShardTensor) or dim not in x._spec.sharded:
-        return _plain_maximum(x, places, dim, num_out)
-    if num_out == 1:
+    if num_out == 1 and isinstance(x, ShardTensor) and dim in x._spec.sharded:
         result = x.max(dim, keepdim=True)
         return result.values, None if places is None else _place_of_row(places, dim, result.indices)
-    windows, bounds = adaptive_windows(x, dim, num_out)
-    spread, _ = spread_windows(windows.fetch(), dim, bounds)
+    spread, finish = _spread(x, dim, num_out)
     found = spread.max(dim + 1)  # of equal ones the first, so never a filled one
     if places is not None:
-        beside, _ = adaptive_windows(places, dim, num_out)
-        spread, _ = spread_windows(beside.fetch(), dim, bounds)
-        places = beside.finish(spread.gather(dim + 1, found.indices.unsqueeze(dim + 1)).squeeze(dim + 1))
-    return windows.finish(found.values), places
+        beside, finish_places = _spread(places, dim, num_out)
+        places = finish_places(beside.gather(dim + 1, found.indices.unsqueeze(dim + 1)).squeeze(dim + 1))
+    return finish(found.values), places
+
+
+def _spread(x: Any, dim: int, num_out: int) -> tuple[Tensor, Callable[[Tensor], Any]]:
+    """Lay adaptive windows side by side along a new dim; also return what wraps one number for each of them."""
+    if not isinstance(x, ShardTensor):
+        return spread_windows(x, dim, windows_of(0, num_out, x.shape[dim], num_out))[0], lambda result: result
+    windows, bounds = adaptive_windows(x, dim, num_out)
+    return spread_windows(windows.fetch(), dim, bounds)[0], windows.finish
 
 
 def _place_of_row(places: ShardTensor, dim: int, rows: Any) -> Any:
@@ -83,29 +85,6 @@ def _place_of_row(places: ShardTensor, dim: int, rows: Any) -> Any:
     return ShardTensor(found, rows._spec) if isinstance(rows, ShardTensor) else found
 
 
-def _plain_maximum(x: Any, places: Any, dim: int, num_out: int) -> tuple[Any, Any]:
-    """Take the maxima of adaptive windows along a dim that is not sharded."""
-    local = x._local if isinstance(x, ShardTensor) else x
-    bounds = windows_of(0, num_out, local.shape[dim], num_out)
-    spread, _ = spread_windows(local, dim, bounds)
-    found = spread.max(dim + 1)
-    result = [found.values]
-    if places is not None:
-        held = places._local if isinstance(places, ShardTensor) else places
-        spread, _ = spread_windows(held, dim, bounds)
-        result.append(spread.gather(dim + 1, found.indices.unsqueeze(dim + 1)).squeeze(dim + 1))
-    wrapped = [_as_pooled(x, part, dim, num_out) for part in result]
-    return wrapped[0], wrapped[1] if places is not None else None
-
-
-def _as_pooled(x: Any, local: Tensor, dim: int, num_out: int) -> Any:
-    if not isinstance(x, ShardTensor):
-        return local
-    windows = Windows(x)
-    windows.shape[dim] = num_out
-    return windows.finish(local)
-
-
 # -- the way back --------------------------------------------------------------------------------------------------
 
 
@@ -117,7 +96,7 @@ def max_unpool(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, A
     x, indices, count = given["input"], given["indices"], spatial(func)
     refuse_plain(func, x, indices)
     spec = x._spec
-    if is_plain(indices):
+    if not is_sharded(indices):
         raise unsupported(func, "plain indices of a sharded input", spec, remedy="use the indices of max_pool")
     if indices._spec != spec:
         raise unsupported(func, "input and indices are split differently", *specs_of([x, indices]))

@@ -79,15 +79,7 @@ def new(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return func(x._local, *args[1:], **kwargs)  # type: ignore[no-any-return]
 
 
-@register_op(
-    Tensor.item,
-    Tensor.__bool__,
-    Tensor.__float__,
-    Tensor.__int__,
-    Tensor.__index__,
-    Tensor.__complex__,
-    keeps_replicated=True,
-)
+@register_op(Tensor.item, *find("__bool__ __float__ __int__ __index__ __complex__"), keeps_replicated=True)
 def to_number(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Turn one element into a Python number. Collective where it is sharded."""
     x: ShardTensor = args[0]
@@ -115,15 +107,9 @@ def grad(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     given = kwargs.pop("grad_outputs", None)
     given = [None] * len(outputs) if given is None else [given] if isinstance(given, Tensor) else list(given)
     for output, gradient in zip(outputs, given, strict=True):
-        spec = output._spec if isinstance(output, ShardTensor) else None
-        if (
-            spec is not None
-            and not spec.is_replicated
-            and (not isinstance(gradient, ShardTensor) or gradient._spec != spec)
-        ):
-            raise unsupported(
-                func, "a sharded output needs grad_outputs of the same layout", spec, remedy="reduce it to a loss first"
-            )
+        if is_sharded(output) and (not isinstance(gradient, ShardTensor) or gradient._spec != output._spec):
+            reason = "a sharded output needs grad_outputs of the same layout"
+            raise unsupported(func, reason, output._spec, remedy="reduce it to a loss first")
     found = func([*map(local_of, outputs)], [*map(local_of, inputs)], [*map(local_of, given)], **kwargs)
     return tuple(
         ShardTensor(g, x._spec) if isinstance(x, ShardTensor) and g is not None else g

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from scidata.shard.comm.collectives import all_gather_v, replicate_to_shards
-from scidata.shard.comm.sums import all_reduce_sum
+from scidata.shard.comm.collectives import all_gather_v
+from scidata.shard.comm.sums import all_reduce_sum, replicate_to_shards
 from scidata.shard.comm.transport import Group
 from scidata.shard.spec import ShardSpec
 

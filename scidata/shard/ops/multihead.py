@@ -12,15 +12,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributed.tensor import Replicate
 
 from scidata.shard.op_table import register_op, unsupported
-from scidata.shard.ops.align import specs_of
-from scidata.shard.ops.sliding import bind, is_plain
+from scidata.shard.ops.align import bind, is_sharded, specs_of, whole_along
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import nested_from_mask
-
-__all__: list[str] = []
 
 _NAMES = """
     query key value embed_dim_to_check num_heads in_proj_weight in_proj_bias bias_k bias_v add_zero_attn dropout_p
@@ -31,7 +27,7 @@ _NAMES = """
 
 def _refuse(func: Any, given: dict[str, Any]) -> None:
     specs = specs_of([*given.values()])
-    if all(is_plain(given[name]) for name in ("query", "key", "value")):
+    if not any(is_sharded(given[name]) for name in ("query", "key", "value")):
         raise unsupported(func, "plain inputs meet sharded masks or parameters", *specs)
     for name in ("static_k", "static_v"):
         if given.get(name) is not None:
@@ -95,14 +91,6 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, float("-inf"))
 
 
-def _whole_sequence(x: Tensor) -> Tensor:
-    """Gather the rows, dim -2, where they are sharded."""
-    if not isinstance(x, ShardTensor) or x._spec.ndim - 2 not in x._spec.sharded:
-        return x
-    axis = x._spec.sharded[x._spec.ndim - 2]
-    return x.redistribute(placements=[Replicate() if i == axis else p for i, p in enumerate(x.placements)])
-
-
 @register_op(nested_from_mask)
 def takes_nested_path(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Send ``nn.TransformerEncoder`` past its nested tensors, which without autograd give zeros for padded rows."""
@@ -136,7 +124,7 @@ def multi_head(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, A
     dropout = given["dropout_p"] if given["training"] else 0.0
     weights = None
     if given["need_weights"]:
-        key, value = _whole_sequence(key), _whole_sequence(value)
+        key, value = whole_along(key, -2), whole_along(value, -2)
         scores = query * math.sqrt(1.0 / query.shape[-1]) @ key.transpose(-2, -1)
         weights = torch.softmax(scores if mask is None else scores + mask, -1)
         weights = F.dropout(weights, dropout) if dropout else weights

@@ -10,12 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scidata.shard.op_table import register_op, unsupported
-from scidata.shard.ops.align import align_parameters, finish, local_of, specs_of, to_axis
+from scidata.shard.ops.align import align_parameters, bind, finish, local_of, refuse_plain, specs_of, to_axis
 from scidata.shard.ops.moments import mean_of_squares, moments, widened
-from scidata.shard.ops.sliding import bind, refuse_plain
 from scidata.shard.tensor import ShardTensor
-
-__all__: list[str] = []
 
 
 def _parameter(func: Any, x: ShardTensor, given: Any, dims: Sequence[int]) -> Tensor | None:

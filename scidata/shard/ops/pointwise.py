@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scidata.core.bounds import window
-from scidata.shard.comm.collectives import replicate_to_shards
+from scidata.shard.comm.sums import replicate_to_shards
 from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops.align import Layout, align, finish, local_of, operands_of, refuse_out, specs_of
 from scidata.shard.spec import HaloDim, ShardSpec

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scidata.shard.op_table import register_op
-from scidata.shard.ops.sliding import Middle, Windows, bind, check_rows, per_dim, refuse_plain, row_values
-from scidata.shard.rows.runs import Runs, window_runs
+from scidata.shard.ops.align import bind, refuse_plain
+from scidata.shard.ops.sliding import Middle, Windows, check_rows, per_dim, row_values, under
+from scidata.shard.rows.runs import Runs
 from scidata.shard.tensor import ShardTensor
 
 _POOLS = (torch.max_pool1d, torch.max_pool2d, torch.max_pool3d)
@@ -29,10 +30,6 @@ def _num_out(extent: int, reach: int, stride: int, padding: int, ceil: bool) -> 
     rows = (extent + 2 * padding - reach + (stride - 1 if ceil else 0)) // stride + 1
     # the last window must begin inside the dim or the padding below it
     return rows - 1 if ceil and (rows - 1) * stride >= extent + padding else rows
-
-
-def _under(stride: int, padding: int, reach: int, extent: int) -> Callable[[int, int], Runs]:
-    return lambda start, stop: window_runs(start * stride - padding, (stop - 1) * stride - padding + reach, extent)
 
 
 def strides(given: dict[str, Any], count: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -69,7 +66,7 @@ def max_pool(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any
             windows.shape[d] = num_out
             continue
         middle = Middle(times=stride[s], plus=(reach - 1) // 2 - padding[s])
-        start, _ = windows.slide(d, num_out, middle, _under(stride[s], padding[s], reach, extent), reach)
+        start, _ = windows.slide(d, num_out, middle, under(stride[s], padding[s], reach, extent), reach)
         starts[s], left[s] = start * stride[s] - padding[s], 0
     local = windows.fetch(float("-inf"))
     options: dict[str, Any] = {"stride": stride, "padding": tuple(left), "dilation": dilation, "ceil_mode": ceil}
@@ -102,7 +99,7 @@ def avg_pool(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         if pad > k // 2:
             raise RuntimeError(f"pad should be at most half of kernel size, but got pad={pad} and kernel_size={k}")
         middle = Middle(times=step, plus=(k - 1) // 2 - pad)
-        start, rows = windows.slide(d, num_out, middle, _under(step, pad, k, extent), k)
+        start, rows = windows.slide(d, num_out, middle, under(step, pad, k, extent), k)
         lowest, highest = (-pad, extent + pad) if given["count_include_pad"] else (0, extent)
         begins = [o * step - pad for o in range(start, start + max(rows, 1))]
         divisors.append([min(b + k, highest) - max(b, lowest) for b in begins])

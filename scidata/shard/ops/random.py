@@ -16,12 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scidata.shard.op_table import find, register_op, unsupported
-from scidata.shard.ops.align import finish, specs_of
+from scidata.shard.ops.align import bind, finish, specs_of
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.views import refuse_write_to_copy, written
-
-__all__: list[str] = []
 
 _ALPHA = 1.7580993408473766  # of SELU: where dropped elements go in alpha dropout
 
@@ -46,9 +44,9 @@ def _kept(x: ShardTensor, shape: Sequence[int], p: float) -> Tensor:
     return _own_part(mask, x._spec).to(x.dtype)
 
 
-def _parsed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor, float, bool]:
+def _parsed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[ShardTensor, float, bool]:
     """Return the input, the probability (0 in evaluation) and whether to work in place."""
-    given = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | dict(kwargs)
+    given = bind("input p training inplace", args, kwargs)
     p, training = given.get("p", 0.5), given.get("train", given.get("training", func is not F.alpha_dropout))
     if not 0 <= p <= 1:
         raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
@@ -59,7 +57,6 @@ def _parsed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[
 def dropout(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Drop elements, or whole channels: the mask is that of one process with the same seed."""
     x, p, inplace = _parsed(func, args, kwargs)
-    assert isinstance(x, ShardTensor)
     if p == 0:
         return x
     _refuse_sets(func, x._spec)
@@ -82,7 +79,6 @@ def dropout(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 def alpha_dropout(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Dropout that keeps mean and variance of what SELU gives."""
     x, p, inplace = _parsed(func, args, kwargs)
-    assert isinstance(x, ShardTensor)
     _refuse_sets(func, x._spec)
     if inplace or p == 1:
         raise unsupported(func, "inplace=True, or p=1", x._spec)

@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from scidata.shard.comm.collectives import all_gather_v
+from scidata.shard.comm.functions import known
 from scidata.shard.comm.sums import all_reduce_sum
-from scidata.shard.comm.transport import call
 from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops.align import dims_of, finish, operands_of, refuse_out, specs_of
-from scidata.shard.ops.moments import deviations
+from scidata.shard.ops.moments import deviations, widened
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
 _BOTH = (torch, Tensor)
-_HALF = (torch.float16, torch.bfloat16)
+_Reduce = Callable[..., Tensor]  # of a tensor, dim and keepdim
 
 
 def _options(names: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,6 +42,14 @@ def _input(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ShardTe
     return x
 
 
+def _parsed(
+    func: Any, names: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[ShardTensor, dict[str, Any], tuple[int, ...], bool]:
+    """Return the input, the other arguments by name, the dims that are reduced, and whether they stay."""
+    x, options = _input(func, args, kwargs), _options(names, args, kwargs)
+    return x, options, dims_of(func, options.get("dim"), x._spec), bool(options.get("keepdim"))
+
+
 def _axes(spec: ShardSpec, dims: Sequence[int]) -> list[int]:
     return [spec.sharded[d] for d in dims if d in spec.sharded]
 
@@ -49,14 +57,7 @@ def _axes(spec: ShardSpec, dims: Sequence[int]) -> list[int]:
 def _reduced_spec(spec: ShardSpec, dims: Sequence[int], keepdim: bool) -> ShardSpec:
     key = ("reduce", tuple(dims), keepdim)
     found: ShardSpec | None = spec.plans.get(key)
-    return spec.plans.put(key, _without(spec, dims, keepdim)) if found is None else found
-
-
-def _without(spec: ShardSpec, dims: Sequence[int], keepdim: bool) -> ShardSpec:
-    kept = [d for d in range(spec.ndim) if keepdim or d not in dims]
-    shape = [1 if d in dims else spec.global_shape[d] for d in kept]
-    new = [None if d is None or d in dims else kept.index(d) for d in spec.dims]
-    return spec.derive(shape, new, spec.sizes)
+    return spec.plans.put(key, spec.without(dims, keepdim=keepdim)) if found is None else found
 
 
 def _drop(local: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
@@ -70,21 +71,18 @@ def _finish(x: ShardTensor, kept: Tensor, dims: Sequence[int], keepdim: bool) ->
     return finish(_drop(kept, dims, keepdim), _reduced_spec(x._spec, dims, keepdim))
 
 
-def _over_ranks(x: ShardTensor, local: Tensor, dim: int, reduce: Callable[[Tensor, int], Tensor]) -> Tensor:
+def _over_ranks(x: ShardTensor, local: Tensor, dim: int, reduce: _Reduce) -> Tensor:
     """Reduce one dim, kept with extent 1: locally, then over the ranks that have any rows of it."""
     axis = x._spec.axis_of_dim(dim)
-    if axis is None:
-        return reduce(local, dim)
-    sizes = x._spec.sizes_of(axis)
-    rows = tuple(int(size > 0) for size in sizes)
-    if local.shape[dim]:
-        local = reduce(local, dim)
-    if sum(rows) == 0:  # as one process does with no rows
-        return reduce(local, dim)
-    return reduce(all_gather_v(local, rows, dim, x._spec.group(axis)), dim)
+    rows = () if axis is None else tuple(int(size > 0) for size in x._spec.sizes_of(axis))
+    if local.shape[dim] or not any(rows):  # without any rows, as one process does
+        local = reduce(local, dim=dim, keepdim=True)
+    if axis is None or not any(rows):
+        return local
+    return reduce(all_gather_v(local, rows, dim, x._spec.group(axis)), dim=dim, keepdim=True)
 
 
-def _fold(x: ShardTensor, local: Tensor, dims: Sequence[int], reduce: Callable[[Tensor, int], Tensor]) -> Tensor:
+def _fold(x: ShardTensor, local: Tensor, dims: Sequence[int], reduce: _Reduce) -> Tensor:
     """Reduce several dims one by one, for reductions that allow it. Dims that are not sharded first."""
     for dim in sorted(dims, key=lambda d: d in x._spec.sharded):
         local = _over_ranks(x, local, dim, reduce)
@@ -109,22 +107,19 @@ def _count(spec: ShardSpec, dims: Sequence[int]) -> int:
 def _wide(local: Tensor, dtype: torch.dtype | None, *, integers: bool) -> tuple[Tensor, torch.dtype]:
     """Return the tensor in the dtype to add in, and the dtype of the result. 16-bit floats are added in float32."""
     out = dtype or (torch.int64 if integers and not (local.is_floating_point() or local.is_complex()) else local.dtype)
-    if out in _HALF:
-        return local.to(out).float(), out
-    return local.to(out), out
+    return widened(local.to(out)), out
 
 
-def _here(func: Any, x: ShardTensor, options: Mapping[str, Any], dims: Sequence[int], keepdim: bool) -> Tensor:
+def _here(func: Any, x: ShardTensor, options: Mapping[str, Any], dims: Sequence[int], keepdim: bool) -> Any:
     """Reduce dims that are not sharded: torch's own function on the part."""
-    return finish(func(x._local, **options), _reduced_spec(x._spec, dims, keepdim))
+    found, new = func(x._local, **options), _reduced_spec(x._spec, dims, keepdim)
+    return tuple(finish(each, new) for each in found) if isinstance(found, tuple) else finish(found, new)
 
 
 @register_op(*find("sum nansum", namespaces=_BOTH))
-def sum_(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def sum_(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Sum over any dims."""
-    x = _input(func, args, kwargs)
-    options = _options("dim keepdim dtype", args, kwargs)
-    dims, keepdim = dims_of(func, options.get("dim"), x._spec), bool(options.get("keepdim"))
+    x, options, dims, keepdim = _parsed(func, "dim keepdim dtype", args, kwargs)
     if not _axes(x._spec, dims):
         return _here(func, x, options, dims, keepdim)
     local, dtype = _wide(x._local, options.get("dtype"), integers=True)
@@ -134,11 +129,9 @@ def sum_(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 @register_op(*find("mean", namespaces=_BOTH))
-def mean(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def mean(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Mean over any dims: owners' sums over the global count."""
-    x = _input(func, args, kwargs)
-    options = _options("dim keepdim dtype", args, kwargs)
-    dims, keepdim = dims_of(func, options.get("dim"), x._spec), bool(options.get("keepdim"))
+    x, options, dims, keepdim = _parsed(func, "dim keepdim dtype", args, kwargs)
     if not _axes(x._spec, dims):
         return _here(func, x, options, dims, keepdim)
     local, dtype = _wide(x._local, options.get("dtype"), integers=False)
@@ -169,19 +162,14 @@ def _variance(x: ShardTensor, dims: Sequence[int], correction: float) -> tuple[T
 @register_op(*find("var std", namespaces=_BOTH), torch.var_mean, torch.std_mean)
 def var(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Variance and standard deviation over any dims, with torch's ``correction`` (or ``unbiased``)."""
-    x = _input(func, args, kwargs)
+    names = "unbiased" if len(args) > 1 and isinstance(args[1], bool) else "dim unbiased keepdim"
+    x, options, dims, keepdim = _parsed(func, names, args, kwargs)
     if not x._local.is_floating_point():
         raise RuntimeError(f"{func.__name__}: only floating point tensors have one, not {x._local.dtype}")
-    if len(args) > 1 and isinstance(args[1], bool):
-        options = _options("unbiased", args, kwargs)
-    else:
-        options = _options("dim unbiased keepdim", args, kwargs)
-    dims, keepdim = dims_of(func, options.get("dim"), x._spec), bool(options.get("keepdim"))
     given = options.get("correction")
     correction = given if given is not None else float(options.get("unbiased", True))
     if not _axes(x._spec, dims):
-        found, new = func(x._local, **options), _reduced_spec(x._spec, dims, keepdim)
-        return tuple(finish(each, new) for each in found) if isinstance(found, tuple) else finish(found, new)
+        return _here(func, x, options, dims, keepdim)
     result, centre = _variance(x, dims, correction)
     if "std" in func.__name__:
         zero = result == 0  # the gradient of sqrt at 0 is infinite; torch's std takes 0 there
@@ -194,35 +182,19 @@ def var(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 # -- extremes ------------------------------------------------------------------------------------------------------
 
 
-class _Extreme(Function):
-    """An extreme value that is known already; its gradient goes to all elements that equal it, in equal shares."""
-
-    @staticmethod
-    def forward(ctx: Any, local: Tensor, value: Tensor, share: Tensor) -> Tensor:
-        ctx.save_for_backward(share)
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        (share,) = ctx.saved_tensors
-        return grad * share, None, None
-
-
-def extreme(x: ShardTensor, local: Tensor, dims: Sequence[int], reduce: Any) -> Tensor:
-    """``amax`` or ``amin`` over dims, kept."""
-    value = _fold(x, local.detach(), dims, lambda part, dim: reduce(part, dim, keepdim=True))
+def extreme(x: ShardTensor, local: Tensor, dims: Sequence[int], reduce: _Reduce) -> Tensor:
+    """``amax`` or ``amin`` over dims, kept; the gradient goes to all elements that equal it, in equal shares."""
+    value = _fold(x, local.detach(), dims, reduce)
     if not local.requires_grad or not torch.is_grad_enabled():
         return value
     ties = (local.detach() == value).to(local.dtype)
-    return call(_Extreme, local, value, ties / _sum_kept(x, ties, dims))
+    return known(local, value, torch.mul, ties / _sum_kept(x, ties, dims))
 
 
 @register_op(*find("amax amin", namespaces=_BOTH))
 def amax(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Extreme values over any dims."""
-    x = _input(func, args, kwargs)
-    options = _options("dim keepdim", args, kwargs)
-    dims, keepdim = dims_of(func, options.get("dim"), x._spec), bool(options.get("keepdim"))
+    x, _, dims, keepdim = _parsed(func, "dim keepdim", args, kwargs)
     reduce = torch.amax if "amax" in func.__name__ else torch.amin
     return _finish(x, extreme(x, x._local, dims, reduce), dims, keepdim)
 
@@ -247,22 +219,11 @@ def _arg_extreme(x: ShardTensor, dim: int, largest: bool) -> tuple[Tensor, Tenso
     return value, indices.gather(dim, rank)
 
 
-class _Pick(Function):
-    """Values whose global index along ``dim`` is known; the gradient goes to that element alone."""
-
-    @staticmethod
-    def forward(ctx: Any, local: Tensor, value: Tensor, index: Tensor, dim: int, offset: int) -> Tensor:
-        ctx.save_for_backward(index)
-        ctx.place = local.shape, dim, offset
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        (index,) = ctx.saved_tensors
-        shape, dim, offset = ctx.place
-        rows = torch.arange(offset, offset + shape[dim], device=grad.device)
-        rows = rows.view([-1 if d == dim else 1 for d in range(len(shape))])
-        return torch.where(rows == index, grad, 0), None, None, None, None
+def _to_row(spec: ShardSpec, dim: int, grad: Tensor, index: Tensor) -> Tensor:
+    """Give the gradient of a value to the element at its global index along ``dim`` alone."""
+    start = spec.offsets[dim]
+    rows = torch.arange(start, start + spec.local_shape[dim], device=grad.device)
+    return torch.where(rows.view([-1 if d == dim else 1 for d in range(spec.ndim)]) == index, grad, 0)
 
 
 @register_op(*find("max min", namespaces=_BOTH))
@@ -272,18 +233,14 @@ def max_(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if any(isinstance(other, Tensor) for other in others):
         function = torch.maximum if func.__name__ == "max" else torch.minimum
         return function(args[0], args[1] if len(args) > 1 else kwargs["other"])
-    x = _input(func, args, kwargs)
-    options = _options("dim keepdim", args, kwargs)
+    x, options, dims, keepdim = _parsed(func, "dim keepdim", args, kwargs)
     largest, spec = func.__name__ == "max", x._spec
     if options.get("dim") is None:
-        reduce = torch.amax if largest else torch.amin
-        dims = range(spec.ndim)
-        return _finish(x, extreme(x, x._local, dims, reduce), dims, False)
-    (dim,) = dims_of(func, options["dim"], spec)
+        return _finish(x, extreme(x, x._local, dims, torch.amax if largest else torch.amin), dims, False)
+    (dim,) = dims
     value, index = _arg_extreme(x, dim, largest)
     if x._local.requires_grad and torch.is_grad_enabled():
-        value = call(_Pick, x._local, value, index, dim, spec.offsets[dim])
-    keepdim = bool(options.get("keepdim"))
+        value = known(x._local, value, partial(_to_row, spec, dim), index)
     result = _finish(x, value, [dim], keepdim), _finish(x, index, [dim], keepdim)
     return (torch.return_types.max if largest else torch.return_types.min)(result)
 
@@ -291,11 +248,10 @@ def max_(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 @register_op(*find("argmax argmin", namespaces=_BOTH))
 def argmax(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Global index of the extreme value, the first of equal ones: along one dim, or in the flattened tensor."""
-    x = _input(func, args, kwargs)
-    options = _options("dim keepdim", args, kwargs)
-    keepdim, largest, spec = bool(options.get("keepdim")), "argmax" in func.__name__, x._spec
+    x, options, dims, keepdim = _parsed(func, "dim keepdim", args, kwargs)
+    largest, spec = "argmax" in func.__name__, x._spec
     if options.get("dim") is not None:
-        (dim,) = dims_of(func, options["dim"], spec)
+        (dim,) = dims
         return _finish(x, _arg_extreme(x, dim, largest)[1], [dim], keepdim)
     # one dim after the other, the last first: each step keeps the first of equal ones in C order
     if not spec.ndim or 0 in spec.global_shape:
@@ -325,9 +281,7 @@ def _take(x: ShardTensor, index: Tensor, dim: int, place: Tensor) -> Tensor:
 @register_op(*find("any all", namespaces=_BOTH))
 def any_(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Whether any, or all, elements are true."""
-    x = _input(func, args, kwargs)
-    options = _options("dim keepdim", args, kwargs)
-    dims, keepdim = dims_of(func, options.get("dim"), x._spec), bool(options.get("keepdim"))
+    x, options, dims, keepdim = _parsed(func, "dim keepdim", args, kwargs)
     if options.get("dim") in ((), []):
         raise unsupported(func, "an empty dim", x._spec, remedy="leave dim out, or compare with 0")
     wanted = x._local != 0 if func.__name__ == "any" else x._local == 0
@@ -339,44 +293,38 @@ def any_(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 @register_op(*find("count_nonzero", namespaces=_BOTH))
 def count_nonzero(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Number of elements that are not zero."""
-    x = _input(func, args, kwargs)
-    dims = dims_of(func, _options("dim", args, kwargs).get("dim"), x._spec)
+    x, _, dims, _ = _parsed(func, "dim", args, kwargs)
     return _finish(x, _sum_kept(x, (x._local != 0).to(torch.int64), dims), dims, False)
 
 
 @register_op(*find("prod", namespaces=_BOTH))
 def prod(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Product over one dim or all."""
-    x = _input(func, args, kwargs)
-    options = _options("dim keepdim dtype", args, kwargs)
-    dims, keepdim = dims_of(func, options.get("dim"), x._spec), bool(options.get("keepdim"))
+    x, options, dims, keepdim = _parsed(func, "dim keepdim dtype", args, kwargs)
     local, dtype = _wide(x._local, options.get("dtype"), integers=True)
-    product = _fold(x, local, dims, lambda part, dim: part.prod(dim, keepdim=True))
+    product = _fold(x, local, dims, torch.prod)
     return _finish(x, product.to(dtype), dims, keepdim)
 
 
 @register_op(*find("logsumexp"))
 def logsumexp(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """log(sum(exp(x))) without overflow."""
-    x = _input(func, args, kwargs)
-    options = _options("dim keepdim", args, kwargs)
-    dims, keepdim = dims_of(func, options.get("dim"), x._spec), bool(options.get("keepdim"))
+    x, _, dims, keepdim = _parsed(func, "dim keepdim", args, kwargs)
     local, _ = _wide(x._local, None, integers=False)
-    result = _fold(x, local, dims, lambda part, dim: part.logsumexp(dim, keepdim=True))
+    result = _fold(x, local, dims, torch.logsumexp)
     return _finish(x, result.to(x._local.dtype) if x._local.is_floating_point() else result, dims, keepdim)
 
 
 @register_op(*find("norm", namespaces=_BOTH), torch.linalg.vector_norm)
 def norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Vector norms over any dims."""
-    x = _input(func, args, kwargs)
     vector = func is torch.linalg.vector_norm
-    options = _options("ord dim keepdim dtype" if vector else "p dim keepdim dtype", args, kwargs)
+    names = "ord dim keepdim dtype" if vector else "p dim keepdim dtype"
+    x, options, dims, keepdim = _parsed(func, names, args, kwargs)
     order = options.get("ord", 2) if vector else options.get("p", "fro")
     order = 2 if order in ("fro", None) else order
     if not isinstance(order, int | float):
         raise unsupported(func, f"p={order!r} is a matrix norm", x._spec, remedy="use a number, or full_tensor()")
-    dims, keepdim = dims_of(func, options.get("dim"), x._spec), bool(options.get("keepdim"))
     if x._local.is_complex():
         raise unsupported(func, "complex tensors", x._spec, remedy="take abs() first")
     local, dtype = _wide(x._local, options.get("dtype"), integers=False)
@@ -387,18 +335,9 @@ def norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         for axis in _axes(x._spec, dims):
             result = all_reduce_sum(result, x._spec.group(axis))
     elif order > 0:
-        inside = _sum_free(local, dims, order, x)
-        result = _fold(x, inside, [d for d in dims if d in x._spec.sharded], _norm_along(order))
+        free = [d for d in dims if d not in x._spec.sharded]
+        inside = torch.linalg.vector_norm(local, order, free, keepdim=True) if free else local
+        result = _fold(x, inside, [d for d in dims if d not in free], partial(torch.linalg.vector_norm, ord=order))
     else:
         raise unsupported(func, f"p={order} is negative", x._spec)
     return _finish(x, result.to(dtype), dims, keepdim)
-
-
-def _norm_along(order: float) -> Callable[[Tensor, int], Tensor]:
-    return lambda part, dim: torch.linalg.vector_norm(part, order, dim, keepdim=True)
-
-
-def _sum_free(local: Tensor, dims: Sequence[int], order: float, x: ShardTensor) -> Tensor:
-    """Take the norm over the dims that are not sharded."""
-    free = tuple(d for d in dims if d not in x._spec.sharded)
-    return torch.linalg.vector_norm(local, order, free, keepdim=True) if free else local

@@ -15,11 +15,11 @@ from torch import Tensor
 from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops.align import finish, refuse_out
+from scidata.shard.ops.moments import widened
 from scidata.shard.ops.shapes import argument, normal_dim
 from scidata.shard.tensor import ShardTensor
 
 _BOTH = (torch, Tensor)
-_HALF = (torch.float16, torch.bfloat16)
 
 
 @register_op(*find("softmax log_softmax"), F.softmin)
@@ -38,31 +38,21 @@ def softmax(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     axis = spec.axis_of_dim(dim)
     if axis is None:
         return finish((torch.log_softmax if log else torch.softmax)(local, dim), spec)
-    held, wide = tuple(int(size > 0) for size in spec.sizes_of(axis)), local.float() if local.dtype in _HALF else local
+    held, wide = tuple(int(size > 0) for size in spec.sizes_of(axis)), widened(local)
     own = wide.logsumexp(dim, keepdim=True) if wide.shape[dim] else wide
     # the ranks use the total each for their own part, hence grad="sum"
-    total = _log_add(all_gather_v(own, held, dim, spec.group(axis), grad="sum"), dim) if any(held) else wide
+    total = wide
+    if any(held):
+        total = all_gather_v(own, held, dim, spec.group(axis), grad="sum").logsumexp(dim, keepdim=True)
     total = total + (total - total).detach()  # inf among the values gives NaN, as torch has it
     return ShardTensor((wide - total if log else (wide - total).exp()).to(local.dtype), spec)
 
 
-def _add(total: Tensor, dim: int) -> Tensor:
-    return total.sum(dim, keepdim=True)
-
-
-def _multiply(total: Tensor, dim: int) -> Tensor:
-    return total.prod(dim, keepdim=True)
-
-
-def _log_add(total: Tensor, dim: int) -> Tensor:
-    return total.logsumexp(dim, keepdim=True)
-
-
-_Reduce = Callable[[Tensor, int], Tensor]
-_SCANS: dict[str, tuple[_Reduce, Callable[[Tensor, Tensor], Tensor]]] = {
-    "cumsum": (_add, torch.add),
-    "cumprod": (_multiply, torch.mul),
-    "logcumsumexp": (_log_add, torch.logaddexp),
+#: What totals of several ranks come to, and how that meets a rank's own part.
+_SCANS: dict[str, tuple[Callable[..., Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
+    "cumsum": (torch.sum, torch.add),
+    "cumprod": (torch.prod, torch.mul),
+    "logcumsumexp": (torch.logsumexp, torch.logaddexp),
 }
 
 
@@ -85,4 +75,4 @@ def scan(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     before = sum(held[: spec.coordinate(axis)])
     if before == 0 or not local.shape[dim]:
         return ShardTensor(local + totals.narrow(dim, 0, 0).sum(dim, keepdim=True).to(local.dtype), spec)
-    return ShardTensor(join(local, reduce(totals.narrow(dim, 0, before), dim).to(local.dtype)), spec)
+    return ShardTensor(join(local, reduce(totals.narrow(dim, 0, before), dim, keepdim=True).to(local.dtype)), spec)

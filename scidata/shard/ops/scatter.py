@@ -12,11 +12,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd import Function
 
-from scidata.shard.comm.collectives import all_reduce_max, all_reduce_min
+from scidata.shard.comm.functions import known
 from scidata.shard.comm.sums import all_reduce_sum
-from scidata.shard.comm.transport import call, group_size
+from scidata.shard.comm.transport import all_reduce_max, all_reduce_min, group_size
 from scidata.shard.graphs.routed import FilledTensor, RoutedIndex, accepts_filled
 from scidata.shard.op_table import find, op_name, register_op, unsupported
 from scidata.shard.ops.align import is_sharded, local_of, specs_of
@@ -26,9 +25,6 @@ from scidata.shard.ops.shapes import argument, normal_dim
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.views import refuse_write_to_copy, written
-
-__all__: list[str] = []
-
 
 Compute = Callable[[Tensor, Tensor, Tensor], Tensor]  # (target rows, to be written to; ids; values) -> target rows
 
@@ -50,21 +46,6 @@ def _to_nodes(
     sums = compute(empty, index.local_ids, values).movedim(dim, 0)
     total = exchange.add_ghosts(sums[:num_owned], sums[num_owned:])
     return base + total.movedim(0, dim), spec
-
-
-class _ScatterExtreme(Function):
-    """Extreme values that are known already; the gradient goes to all values that equal them, in equal shares."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, result: Tensor, ids: Tensor, share: Tensor, dim: int) -> Tensor:
-        ctx.save_for_backward(ids, share)
-        ctx.dim = dim
-        return result.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        ids, share = ctx.saved_tensors
-        return grad.gather(ctx.dim, ids) * share, None, None, None, None
 
 
 def _fault_of(ids: Tensor, num_rows: int, group: dist.ProcessGroup) -> str | None:
@@ -111,16 +92,18 @@ def _extreme_over_ranks(
     limits = torch.finfo(values.dtype) if values.is_floating_point() else torch.iinfo(values.dtype)
     neutral = (limits.min if largest else limits.max) if not values.is_floating_point() else None
     worst = (float("-inf") if largest else float("inf")) if neutral is None else neutral
-    known, ones = values.detach(), torch.ones_like(values)
-    best = torch.full_like(rows, worst).scatter_reduce_(dim, ids, known, reduce, include_self=False)
+    plain, ones = values.detach(), torch.ones_like(values)
+    best = torch.full_like(rows, worst).scatter_reduce_(dim, ids, plain, reduce, include_self=False)
     best = all_reduce_max(best, group) if largest else all_reduce_min(best, group)
     counts = _sum_over_ranks(func, torch.zeros_like(rows).scatter_add_(dim, ids, ones), fault, group)
     result = torch.where(counts > 0, best, rows)
     if not values.requires_grad or not torch.is_grad_enabled():
         return result
-    hits = (known == result.gather(dim, ids)).to(values.dtype)
+    hits = (plain == result.gather(dim, ids)).to(values.dtype)
     ties = all_reduce_sum(torch.zeros_like(rows).scatter_add_(dim, ids, hits), group)
-    return call(_ScatterExtreme, values, result, ids, hits / ties.gather(dim, ids), dim)
+    # to all values that equal the extreme one, in equal shares
+    share = hits / ties.gather(dim, ids)
+    return known(values, result, lambda grad, ids, share: grad.gather(dim, ids) * share, ids, share)
 
 
 def _to_all(
@@ -168,13 +151,15 @@ def _scatter(
     return plain
 
 
+def _named(names: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    return [argument(args, kwargs, i, name) for i, name in enumerate(names.split())]
+
+
 @accepts_filled
 @register_op(*find("scatter_add scatter_add_", namespaces=(Tensor,)), torch.scatter_add, keeps_replicated=True)
 def scatter_add(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Add values to rows by id."""
-    target, dim, index, src = (
-        argument(args, kwargs, i, name) for i, name in enumerate(("input", "dim", "index", "src"))
-    )
+    target, dim, index, src = _named("input dim index src", args, kwargs)
     if is_sharded(target) and not isinstance(index, RoutedIndex):
         return scatter_along(func, args, kwargs, ("source", "src"))
     _refuse_shapes(func, index, src)
@@ -189,8 +174,7 @@ def scatter_add(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, 
 @register_op(*find("scatter_reduce scatter_reduce_", namespaces=(Tensor,)), torch.scatter_reduce, keeps_replicated=True)
 def scatter_reduce(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Reduce values to rows by id."""
-    names = ("input", "dim", "index", "src", "reduce")
-    target, dim, index, src, reduce = (argument(args, kwargs, i, name) for i, name in enumerate(names))
+    target, dim, index, src, reduce = _named("input dim index src reduce", args, kwargs)
     if is_sharded(target) and not isinstance(index, RoutedIndex):
         return scatter_along(func, args, kwargs, ("source", "src"))
     include_self = kwargs.get("include_self", True)
@@ -213,8 +197,7 @@ def scatter_reduce(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[st
 @register_op(*find("index_add index_add_", namespaces=(Tensor,)), torch.index_add, keeps_replicated=True)
 def index_add(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Add rows to rows by id."""
-    names = ("input", "dim", "index", "source")
-    target, dim, index, src = (argument(args, kwargs, i, name) for i, name in enumerate(names))
+    target, dim, index, src = _named("input dim index source", args, kwargs)
     if is_sharded(target) and not isinstance(index, RoutedIndex):
         return scatter_along(func, args, kwargs, ("source", "src"))
     alpha = kwargs.get("alpha", 1)

@@ -312,9 +312,8 @@ def squeeze(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     dropped = {d for d in dropped if shape[d] == 1}
     if any(d in x._spec.sharded for d in dropped):  # one rank has it: all get a copy
         return x[tuple(0 if d in dropped else slice(None) for d in range(len(shape)))]
-    kept = [d for d in range(len(shape)) if d not in dropped]
-    spec = x._spec.move_dims([shape[d] for d in kept], {d: i for i, d in enumerate(kept)})
-    return derived(x, x._local.squeeze(tuple(dropped)) if dropped else x._local.view_as(x._local), spec)
+    part = x._local.squeeze(tuple(dropped)) if dropped else x._local.view_as(x._local)
+    return derived(x, part, x._spec.without(dropped))
 
 
 @register_op(*find("unsqueeze", namespaces=(torch, Tensor)))
@@ -341,11 +340,8 @@ def _expand(x: ShardTensor, shape: Sequence[int], like: ShardSpec | None = None)
             if spec.global_shape[d] != 1:
                 raise RuntimeError(f"expand: dim {d} of extent {spec.global_shape[d]} cannot become {new[d + added]}")
             same = like is not None and like.dims[axis] == d + added
-            grown, parts = (
-                True,
-                like.sizes_of(axis) if same and like else even_sizes(new[d + added], spec.axes[axis].size),
-            )
-            sizes[axis] = parts
+            parts = like.sizes_of(axis) if same and like else even_sizes(new[d + added], spec.axes[axis].size)
+            sizes[axis], grown = parts, True
             plan = plan_rows(_repeated, (new[d + added],), spec.sizes_of(axis), parts, spec.coordinate(axis))
             local = move_rows(local, plan, d, spec.group(axis))
     result = spec.derive(new, [None if d is None else d + added for d in spec.dims], sizes)

@@ -20,31 +20,11 @@ import torch
 from torch import Tensor
 
 from scidata.core.bounds import bounds_of, owners_of
-from scidata.shard.op_table import unsupported
-from scidata.shard.ops.align import finish, specs_of
+from scidata.shard.ops.align import finish
 from scidata.shard.rows.halo import halo_runs
-from scidata.shard.rows.runs import FILLED, Runs, edges_of, fetch_runs, runs_move, runs_of
+from scidata.shard.rows.runs import FILLED, Runs, edges_of, fetch_runs, runs_move, runs_of, window_runs
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
-
-# -- arguments -----------------------------------------------------------------------------------------------------
-
-
-def bind(names: str, args: Sequence[Any], kwargs: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:
-    """Name the arguments that were given by position."""
-    return {**defaults, **dict(zip(names.split(), args, strict=False)), **kwargs}
-
-
-def is_plain(x: Any) -> bool:
-    """Whether this is no ShardTensor, or one that is replicated on all axes."""
-    return not isinstance(x, ShardTensor) or x._spec.is_replicated
-
-
-def refuse_plain(func: Any, x: Any, *others: Any) -> None:
-    """Raise UnsupportedShardOp where the input is not sharded, so that something else must be."""
-    if is_plain(x):
-        specs = specs_of([x, *others])
-        raise unsupported(func, "a plain input meets sharded parameters", *specs, remedy="use full_tensor()")
 
 
 def per_dim(value: Any, count: int) -> tuple[int, ...]:
@@ -103,12 +83,9 @@ def _inside(available: tuple[Runs, ...], wanted: tuple[Runs, ...]) -> tuple[Runs
     return tuple(result)
 
 
-def _parts(spec: ShardSpec, dim: int) -> tuple[tuple[int, ...], int, Any]:
-    """Sizes, this rank and group along a dim; a dim that is not sharded is one part."""
-    axis = spec.axis_of_dim(dim)
-    if axis is None:
-        return (spec.global_shape[dim],), 0, None
-    return spec.sizes_of(axis), spec.coordinate(axis), spec.group(axis)
+def under(stride: int, below: int, reach: int, extent: int) -> Callable[[int, int], Runs]:
+    """Return what says the input rows under outputs ``[start, stop)``, of windows of ``reach`` rows."""
+    return lambda start, stop: window_runs(start * stride - below, (stop - 1) * stride - below + reach, extent)
 
 
 def _own_rows(sizes: tuple[int, ...]) -> tuple[Runs, ...]:
@@ -122,7 +99,7 @@ def _from_halo(x: ShardTensor, wanted: Mapping[int, tuple[Runs, ...]], fill: flo
         return None
     places = {}
     for dim in {*x._halo, *wanted}:
-        sizes, rank, _ = _parts(spec, dim)
+        sizes, rank, _ = spec.parts(dim)
         widths = x._halo.get(dim)
         has = _own_rows(sizes) if widths is None else halo_runs(sizes, **vars(widths))
         found = _inside(has, wanted.get(dim, _own_rows(sizes)))
@@ -141,14 +118,14 @@ def fetch(x: ShardTensor, wanted: Mapping[int, tuple[Runs, ...]], *, fill: float
     of another. The second exchange carries the corners.
     """
     spec = x._spec
-    if any(runs_move(_parts(spec, dim)[0], runs) for dim, runs in wanted.items()):
+    if any(runs_move(spec.parts(dim)[0], runs) for dim, runs in wanted.items()):
         held = _from_halo(x, wanted, fill)
         if held is not None:
             return held
     local = x._local
     # what shrinks a part comes first, so that less is sent; all ranks sort alike
     for dim in sorted(wanted, key=lambda d: d in spec.sharded):
-        sizes, _, group = _parts(spec, dim)
+        sizes, _, group = spec.parts(dim)
         local = fetch_runs(local, sizes, dim, wanted[dim], group, fill=fill)
     return local
 
@@ -171,11 +148,10 @@ class Windows:
 
     def keep(self, dims: Sequence[int]) -> None:
         """Leave dims as they are; where one has empty parts, those ranks compute on a filled row."""
+        spec = self.x._spec
         for dim in dims:
-            axis = self.x._spec.axis_of_dim(dim)
-            if axis is not None and 0 in self.x._spec.sizes_of(axis):
-                sizes = self.x._spec.sizes_of(axis)
-                self._want(dim, sizes, [runs[0] for runs in _own_rows(sizes)], 1)
+            if dim in spec.sharded and 0 in spec.parts(dim)[0]:
+                self.slide(dim, spec.global_shape[dim], Middle(), lambda start, stop: ((start, stop - start),), 1)
 
     def slide(
         self, dim: int, num_out: int, middle: Middle, rows: Callable[[int, int], Runs], least: int
@@ -210,11 +186,6 @@ class Windows:
         if sizes[rank] == 0:
             self.empty.append(dim)
         return bounds[rank], sizes[rank]
-
-    def _want(self, dim: int, sizes: tuple[int, ...], runs: list[tuple[int, int]], least: int) -> None:
-        self.wanted[dim] = tuple((run,) if size else ((FILLED, least),) for size, run in zip(sizes, runs, strict=True))
-        if sizes[self.x._spec.coordinate(self.x._spec.sharded[dim])] == 0:
-            self.empty.append(dim)
 
     def fetch(self, fill: float = 0.0) -> Tensor:
         """Return the rows that this rank needs. Collective where any rank needs another's."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.tensor import Replicate, Shard
 
 from scidata.shard.op_table import unsupported
-from scidata.shard.ops.advanced import whole_index
+from scidata.shard.ops.advanced import check_mask, flat_rows, split_alike, whole_index
 from scidata.shard.ops.align import align, specs_of
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
@@ -26,25 +26,12 @@ def fill_where(func: Any, target: ShardTensor, tensors: Mapping[int, Tensor], va
     (dim, mask), *rest = tensors.items()
     if rest or mask.dtype != torch.bool or (isinstance(value, Tensor) and value.ndim):
         return False
-    if isinstance(mask, ShardTensor) and not _lies_beside(target._spec, dim, mask._spec):
+    if isinstance(mask, ShardTensor) and not split_alike(target._spec, dim, mask._spec):
         return False
-    _check_mask(target._spec, dim, mask)
+    check_mask(target._spec, dim, mask)
     behind = target._spec.ndim - dim - len(mask.shape)
     target.masked_fill_(mask[(..., *[None] * behind)], value)
     return True
-
-
-def _check_mask(spec: ShardSpec, dim: int, mask: Tensor) -> None:
-    if tuple(mask.shape) != spec.global_shape[dim : dim + len(mask.shape)]:
-        raise IndexError(f"the mask of shape {tuple(mask.shape)} does not fit {spec.global_shape} at dim {dim}")
-
-
-def _lies_beside(spec: ShardSpec, dim: int, mask: ShardSpec) -> bool:
-    """Whether a mask is split as the dims that it covers, where it is split at all."""
-    places = {axis: (dim + d, mask.sizes_of(axis)) for d, axis in mask.sharded.items()}
-    return mask.device_mesh == spec.device_mesh and all(
-        (spec.dims[axis], spec.sizes[axis]) == place for axis, place in places.items()
-    )
 
 
 def put(func: Any, target: ShardTensor, tensors: Mapping[int, Tensor], value: Any) -> None:
@@ -56,7 +43,7 @@ def put(func: Any, target: ShardTensor, tensors: Mapping[int, Tensor], value: An
     spec, indices = target._spec, _indices(func, target, tensors)
     dims = list(indices)
     shape = tuple(torch.broadcast_shapes(*(index.shape for index in indices.values())))  # type: ignore[no-untyped-call]
-    flat = {d: _flat(index.expand(shape), d, spec.global_shape[d]) for d, index in indices.items()}
+    flat = {d: flat_rows(index.expand(shape), d, spec.global_shape[d]) for d, index in indices.items()}
     place = dims[0] if dims == list(range(dims[0], dims[0] + len(dims))) else 0
     labels: list[Hashable] = [d for d in range(spec.ndim) if d not in indices]
     labels[place:place] = [("index", i) for i in range(len(shape))]
@@ -96,18 +83,11 @@ def _indices(func: Any, target: ShardTensor, tensors: Mapping[int, Tensor]) -> d
         if index.dtype == torch.uint8:
             raise unsupported(func, "a mask of uint8", *specs_of([target]), remedy="use a bool mask")
         if index.dtype == torch.bool:
-            _check_mask(target._spec, dim, index)
+            check_mask(target._spec, dim, index)
             result |= {dim + i: rows for i, rows in enumerate(index.nonzero(as_tuple=True))}
         else:
             result[dim] = index
     return dict(sorted(result.items()))
-
-
-def _flat(index: Tensor, dim: int, extent: int) -> Tensor:
-    rows = index.reshape(-1).to(torch.int64)
-    if rows.numel() and not -extent <= int(rows.min()) <= int(rows.max()) < extent:
-        raise IndexError(f"an index is out of bounds for dimension {dim} with size {extent}")
-    return torch.where(rows < 0, rows + extent, rows)
 
 
 def _beside(value: Tensor, labels: Sequence[Hashable], spec: ShardSpec) -> Tensor:

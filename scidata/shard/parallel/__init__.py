@@ -1,7 +1,7 @@
 """``parallelize``: one model on a dp × domain mesh, its weights equal on all ranks and its gradients exact.
 
 The gradient of one process is the sum over the domain of what its shards give, averaged over dp. Both are done at once,
-by one mean over all ranks of both: see ``scidata/shard/comm/deferred.py``.
+by one mean over all ranks of both: see ``scidata/shard/comm/sums.py``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.nn.parameter import is_lazy
 from scidata.device_mesh import axes_of, axis_size
 from scidata.errors import ConfigError, near_matches
 from scidata.shard.comm.agreement import check_agreement
-from scidata.shard.comm.deferred import defer
+from scidata.shard.comm.sums import defer
 from scidata.shard.comm.transport import broadcast
 from scidata.shard.parallel.buckets import GradientBuckets
 from scidata.shard.parallel.buffers import ChangingBuffers
@@ -100,7 +100,7 @@ def parallelize(
     keep_out_of_graphs(load=True)
     dp_axis, domain_axes = axes_of(mesh, dp=dp, domain=domain)
     axes = (*(() if dp_axis is None else (dp_axis,)), *domain_axes)
-    tensors = dict(_named_tensors(model))
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     check_agreement("the model", {n: _describe(t) for n, t in tensors.items()}, mesh, axes)
     if model in _BUCKETS:
         raise ConfigError("the model was parallelized before; call parallelize once, on a model of plain parameters")
@@ -193,11 +193,6 @@ def _without_fsdp_sync(model: Any) -> Iterator[None]:
         yield
     finally:
         model.set_requires_gradient_sync(True)
-
-
-def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from model.named_parameters()
-    yield from model.named_buffers()
 
 
 def _describe(tensor: Tensor) -> str:

@@ -20,15 +20,16 @@ class ChangingBuffers:
     def __init__(self, model: nn.Module, groups: Sequence[Group]) -> None:
         self._groups = groups
         self._places = [(module, name) for module in model.modules() for name in buffers_of(module)]
-        self._seen = [(buffer, -1 if buffer is None else version_of(buffer)) for buffer in self._buffers()]
+        self._seen = self._versions()
 
-    def _buffers(self) -> list[Tensor | None]:
-        return [buffers_of(module).get(name) for module, name in self._places]
+    def _versions(self) -> list[tuple[Tensor | None, int]]:
+        buffers = [buffers_of(module).get(name) for module, name in self._places]
+        return [(buffer, -1 if buffer is None else version_of(buffer)) for buffer in buffers]
 
     @torch.no_grad()
     def send(self) -> None:
         """Make them equal. Collective where any has changed: one broadcast an axis."""
-        found = [(buffer, -1 if buffer is None else version_of(buffer)) for buffer in self._buffers()]
+        found = self._versions()
         changed = {
             id(buffer): buffer
             for (buffer, version), (before, seen) in zip(found, self._seen, strict=True)
@@ -42,4 +43,4 @@ class ChangingBuffers:
             parts = torch.split(packed, [buffer.numel() * buffer.element_size() for buffer in buffers])
             for buffer, part in zip(buffers, parts, strict=True):
                 buffer.copy_(part.clone().view(buffer.dtype).view(buffer.shape))  # cloned: bytes lie at odd offsets
-        self._seen = [(buffer, -1 if buffer is None else version_of(buffer)) for buffer in self._buffers()]
+        self._seen = self._versions()

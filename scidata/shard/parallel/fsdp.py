@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from scidata.errors import ConfigError
-from scidata.shard.comm.deferred import defer
+from scidata.shard.comm.sums import defer
 from scidata.shard.parallel.buffers import ChangingBuffers
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import backward_pass
@@ -51,12 +51,8 @@ def shard_fully(
     for module in _units(model, units):
         _shard(module, mesh, options)
     _shard(model, mesh, options)
-    model.register_forward_pre_hook(lambda *_: _in_backward() or buffers.send())
-
-
-def _in_backward() -> bool:
-    """Whether this is a second forward pass, of activation checkpointing."""
-    return backward_pass() != -1
+    # in a backward pass it is a second forward pass, of activation checkpointing
+    model.register_forward_pre_hook(lambda *_: backward_pass() != -1 or buffers.send())
 
 
 def _units(model: nn.Module, kinds: Sequence[type[nn.Module]] | None) -> Iterator[nn.Module]:

@@ -1,4 +1,4 @@
-"""Halo exchange along one dim: each rank's part grows by rows of its neighbours, differentiably.
+"""Halos: each rank's part grows by rows of its neighbours, by a differentiable exchange, or as it was read.
 
 Which rows a rank's halo holds is ``bounds.window``'s business, the same function that tells a reader what to read; here
 the rows are only moved. Two dims are exchanged one after the other: the second exchange carries the corners.
@@ -6,16 +6,17 @@ the rows are only moved. Two dims are exchanged one after the other: the second 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from torch import Tensor
 
-from scidata.core.bounds import bounds_of, window
-from scidata.errors import ConfigError
+from scidata.core.bounds import bounds_of, halo_widths, window
+from scidata.errors import ConfigError, ShardLayoutError
 from scidata.shard.comm.checks import check_part, normal_dim, normal_sizes
 from scidata.shard.comm.transport import Group
 from scidata.shard.rows.runs import Runs, fetch_runs
+from scidata.shard.spec import HaloDim, ShardSpec
 
 
 @lru_cache(maxsize=512)
@@ -56,3 +57,48 @@ def halo_exchange_dim(
     if lo == hi == 0:
         return local
     return fetch_runs(local, parts, dim, halo_runs(parts, int(lo), int(hi), bool(periodic)), group)
+
+
+# -- parts with their halo in memory -------------------------------------------------------------------------------
+
+
+def halo_dims(
+    halo: Mapping[int, int | tuple[int, int]], periodic: Sequence[int], spec: ShardSpec
+) -> dict[int, HaloDim]:
+    """Return widths as users type them, ``{dim: width or (lo, hi)}`` and the dims that wrap, by dims from 0 on."""
+    wraps, wanted = {dim % spec.ndim for dim in periodic}, {}
+    for dim, width in halo.items():
+        lo, hi = (width, width) if isinstance(width, int) else width
+        wanted[dim % spec.ndim] = HaloDim(lo=lo, hi=hi, periodic=dim % spec.ndim in wraps)
+    return wanted
+
+
+def owned_of(padded: Tensor, spec: ShardSpec, halo: Mapping[int, HaloDim]) -> Tensor:
+    """Return the owned rows of a part that holds its halo, as a view.
+
+    Raises
+    ------
+    ShardLayoutError
+        ``padded`` does not have the owned shape plus its halo.
+    """
+    shape, below = list(spec.local_shape), {}
+    for dim, widths in halo.items():
+        below[dim], above = halo_widths(*spec.dim_bounds(dim), **vars(widths))
+        shape[dim] += below[dim] + above
+    if tuple(padded.shape) != tuple(shape):
+        raise ShardLayoutError(
+            f"the padded part has shape {tuple(padded.shape)}, but owned {spec.local_shape} and halo {dict(halo)} make "
+            f"{tuple(shape)} ({spec})"
+        )
+    owned = padded
+    for dim, start in below.items():
+        owned = owned.narrow(dim, start, spec.local_shape[dim])
+    return owned
+
+
+def exchange_halo(local: Tensor, spec: ShardSpec, halo: Mapping[int, HaloDim]) -> Tensor:
+    """Return the owned rows with their halo along each dim. Collective, differentiable."""
+    for dim, widths in halo.items():
+        sizes, _, group = spec.parts(dim)
+        local = halo_exchange_dim(local, sizes, dim, widths.lo, widths.hi, widths.periodic, group)
+    return local

@@ -10,16 +10,16 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from scidata.core.bounds import bounds_of
-from scidata.shard.comm.transport import SUM_IN, Group, call, exchange, group_rank, with_dim
+from scidata.shard.comm.functions import linear
+from scidata.shard.comm.transport import SUM_IN, Group, exchange, group_rank, with_dim
 
 #: The start of a run of rows that nobody owns: they get the fill value.
 FILLED = -1
@@ -124,7 +124,7 @@ def _split(rows: Tensor, dim: int, pieces: Sequence[Piece]) -> list[tuple[Piece,
     return list(zip(pieces, torch.split(rows, [p.count for p in pieces], dim), strict=True)) if pieces else []
 
 
-def _collect(local: Tensor, plan: RunsPlan, dim: int, fill: float, group: Group) -> Tensor:
+def _collect(local: Tensor, plan: RunsPlan, dim: int, group: Group, fill: float = 0.0) -> Tensor:
     result = local.new_empty(with_dim(local.shape, dim, plan.length))
     for offset, count in plan.filled:
         result.narrow(dim, offset, count).fill_(fill)
@@ -154,29 +154,6 @@ def _add_up(held: Tensor, plan: RunsPlan, dim: int, group: Group) -> Tensor:
     return local.to(held.dtype)
 
 
-class _Fetch(Function):
-    @staticmethod
-    def forward(ctx: Any, local: Tensor, plan: RunsPlan, dim: int, fill: float, group: Group) -> Tensor:
-        ctx.how = plan, dim, group
-        return _collect(local.detach(), plan, dim, fill, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return call(_Return, grad, *ctx.how), None, None, None, None
-
-
-class _Return(Function):
-    @staticmethod
-    def forward(ctx: Any, held: Tensor, plan: RunsPlan, dim: int, group: Group) -> Tensor:
-        ctx.how = plan, dim, group
-        return _add_up(held.detach(), plan, dim, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        plan, dim, group = ctx.how
-        return call(_Fetch, grad, plan, dim, 0.0, group), None, None, None
-
-
 def fetch_runs(
     local: Tensor, sizes: tuple[int, ...], dim: int, wanted: tuple[Runs, ...], group: Group, *, fill: float = 0.0
 ) -> Tensor:
@@ -195,4 +172,4 @@ def fetch_runs(
     if not plan.moves and not plan.filled and len(plan.kept) == 1:
         (piece,) = plan.kept
         return local if piece.count == plan.owned else local.narrow(dim, piece.start, piece.count)
-    return call(_Fetch, local, plan, dim, fill, group)
+    return linear(partial(_collect, fill=fill), _add_up, local, plan, dim, group, linear_part=_collect)

@@ -1,0 +1,75 @@
+"""Autograd functions that others are made of: linear ones by their transposes, and values that are known already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.autograd import Function
+
+
+def call(function: type[Function], *args: Any) -> Tensor:
+    """Apply an autograd function of one result (torch does not type ``apply``)."""
+    result: Tensor = function.apply(*args)  # type: ignore[no-untyped-call, unused-ignore]
+    return result
+
+
+class _Linear(Function):
+    @staticmethod
+    def forward(ctx: Any, how: tuple[Any, ...], *tensors: Tensor) -> Any:
+        compute, transposed, again, layout = how  # in one, as torch looks at each argument
+        ctx.gradient = transposed, again, transposed, layout
+        return compute(*tensors, *layout)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        found: Any = call(_Linear, ctx.gradient, *grads)
+        return None, *(found if isinstance(found, tuple) else (found,))
+
+
+def linear(
+    compute: Callable[..., Tensor],
+    transposed: Callable[..., Tensor],
+    x: Tensor,
+    *layout: Any,
+    linear_part: Callable[..., Tensor] | None = None,
+) -> Tensor:
+    """Return ``compute(x, *layout)``, differentiable any number of times.
+
+    Parameters
+    ----------
+    compute
+        A linear function of ``x``.
+    transposed
+        Takes the gradient of the result, and the same ``layout``, to that of ``x``: what backward calls. Its own
+        gradient is ``compute`` again.
+    linear_part
+        That instead, where ``compute`` also puts in constants.
+    """
+    return call(_Linear, (compute, transposed, linear_part or compute, layout), x)
+
+
+def linear_together(
+    compute: Callable[..., tuple[Tensor, ...]], transposed: Callable[..., tuple[Tensor, ...]], xs: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """Do as :func:`linear` with several tensors; ``transposed`` is called once, when all gradients are there."""
+    results: Any = call(_Linear, (compute, transposed, compute, ()), *xs)
+    return results  # type: ignore[no-any-return]
+
+
+class _Known(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, value: Tensor, gradient: Callable[..., Tensor], *saved: Tensor) -> Tensor:
+        ctx.save_for_backward(*saved)
+        ctx.gradient = gradient
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return ctx.gradient(grad, *ctx.saved_tensors), *[None] * (len(ctx.needs_input_grad) - 1)
+
+
+def known(x: Tensor, value: Tensor, gradient: Callable[..., Tensor], *saved: Tensor) -> Tensor:
+    """Return a value that was computed from ``x`` without autograd; its gradient is ``gradient(grad, *saved)``."""
+    return call(_Known, x, value, gradient, *saved)

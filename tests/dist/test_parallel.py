@@ -104,6 +104,29 @@ def test_odd_tensors():
     assert torch.equal(weights[0], weights[1])
 
 
+class Scaled(nn.Module):
+    def __init__(self, dtype):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(3, dtype=dtype))
+
+    def forward(self, x):
+        return (self.weight * x).sum()
+
+
+def adds_short_floats(rank, num_ranks, dtype, large):
+    model = parallelize(Scaled(dtype), init_mesh(domain=1))
+    x = torch.ones(num_ranks, dtype=dtype)
+    x[rank] = large  # whichever is added first, one of the elements loses both ones if sums are of 16 bits
+    model(x).backward()
+    assert model.weight.grad.dtype == dtype
+    assert model.weight.grad.tolist() == [(large + 2) / 3] * 3
+
+
+@pytest.mark.parametrize(("dtype", "large"), [(torch.bfloat16, 256.0), (torch.float16, 2056.0)])
+def test_gradients_of_16_bits_are_added_in_wider_sums(dtype, large):
+    run_ranks(adds_short_floats, 3, dtype, large)
+
+
 def refuses(rank, num_ranks):
     mesh = init_mesh(domain=2)
     with pytest.raises(ConfigError, match=r"weight is float32 \(2, 2\).* on rank 0 and float32 \(2, 3\).* on rank 1"):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import time
 
+_TRIES = 100  # of removing a folder that threads still write to, 20 ms apart
 
 def write_text(path: str, text: str) -> None:
     """Write a small file whole or not at all, and durably."""
@@ -42,6 +45,20 @@ def remove(*paths: str) -> None:
     """Remove files and folders that are there."""
     for path in paths:
         if os.path.isdir(path) and not os.path.islink(path):
-            shutil.rmtree(path)
+            _remove_folder(path)
         elif os.path.lexists(path):
             os.unlink(path)
+
+
+def _remove_folder(path: str) -> None:
+    """Remove a folder, to which the threads of a write that has failed may add, or take from it, for a moment yet."""
+    for _ in range(_TRIES):
+        try:
+            shutil.rmtree(path)
+        except OSError as e:
+            if e.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+                raise
+        if not os.path.lexists(path):
+            return
+        time.sleep(0.02)
+    shutil.rmtree(path)

@@ -73,10 +73,11 @@ def bounds_of_sample(bounds: Any, index: int) -> Any:
     ConfigError
         They say nothing of it.
     """
-    found = bounds.get(index) if isinstance(bounds, Mapping) else bounds
-    if found is None:
+    if not isinstance(bounds, Mapping):
+        return bounds
+    if index not in bounds:
         raise ConfigError(f"bounds has no entry for sample {index}; it has {sorted(bounds)}")
-    return found
+    return bounds[index]
 
 
 def bounds_of_rows(

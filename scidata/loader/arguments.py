@@ -93,9 +93,11 @@ def check_sampler(sampler: Any, dataset: Any) -> None:
 
 def refuse(loader: Any, source: Source) -> None:
     """Refuse arguments that cannot be honoured."""
-    if loader.workers not in ("thread", "process"):
-        hint = near_matches(str(loader.workers), ("thread", "process"), listed=False)
-        raise ConfigError(f"workers must be 'thread' or 'process', not {loader.workers!r}{hint}")
+    for name, choices in (("workers", ("thread", "process")), ("on_error", ("raise", "skip"))):
+        given = getattr(loader, name)
+        if given not in choices:
+            hint = near_matches(str(given), choices, listed=False)
+            raise ConfigError(f"{name} must be {choices[0]!r} or {choices[1]!r}, not {given!r}{hint}")
     threads, context = loader.workers == "thread", loader.multiprocessing_context
     remedy = "there are no worker processes; leave it out, or pass workers='process'"
     refused = {
@@ -125,6 +127,3 @@ def refuse(loader: Any, source: Source) -> None:
         raise ConfigError("transform_stream: there are streams on device='cuda' only; pass that, or leave it out")
     if loader.device is not None and loader.device.type not in ("cpu", "cuda"):
         raise ConfigError(f"device={str(loader.device)!r}: the loader copies to 'cuda', or leaves data on 'cpu'")
-    if loader.on_error not in ("raise", "skip"):
-        hint = near_matches(str(loader.on_error), ("raise", "skip"), listed=False)
-        raise ConfigError(f"on_error must be 'raise' or 'skip', not {loader.on_error!r}{hint}")

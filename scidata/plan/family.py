@@ -18,7 +18,7 @@ _MAX_KEPT = 64 * MAX_BOXES
 
 
 class PlanFamily:
-    """Plans as :func:`~scidata.plan.plan_array` makes them, several times as fast from the second one on. Thread-safe.
+    """Plans as :func:`~scidata.plan.array.plan_array` makes, several times as fast from the second one on. Thread-safe.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ class PlanFamily:
     def plan(self, layout: ArrayLayout, selection: Selection, locate: Locate) -> ArrayPlan:
         """Plan a selection; ``locate`` is the source's.
 
-        Raises the errors of :func:`~scidata.plan.plan_array` and of ``locate``.
+        Raises the errors of :func:`~scidata.plan.array.plan_array` and of ``locate``.
         """
         alone = layout.edge_chunks_clipped or layout.fallback
         cut, origin = find_cut(layout, selection) if alone else self._find(layout, selection)

@@ -45,7 +45,7 @@ def read_plan(
     Parameters
     ----------
     plan
-        From :func:`scidata.plan.plan_array`. Places of chunks that it does not have are asked of ``source``.
+        From :func:`scidata.plan.array.plan_array`. Places of chunks that it does not have are asked of ``source``.
     out
         ``plan.out_shape``, C-contiguous. Elements outside the plan's selection keep what they held. Its dtype is the
         decoded one, the stored one in native byte order, or any other that values are then cast to once.

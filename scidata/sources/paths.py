@@ -8,9 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scidata.core.urls import Url, is_url, url_of
-from scidata.errors import (
-    ConfigError,
-)
+from scidata.errors import ConfigError
 
 
 def expand_paths(

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scidata.core.bounds import window
 from scidata.core.checks import optional_module
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError, OutputError, near_matches
@@ -287,29 +286,21 @@ def _halo_runs(
 ) -> tuple[list[tuple[float, float]], bool]:
     if axis.dim is None or axis.dim not in partition.halo:
         return [], False
-    lo, hi = partition.halo[axis.dim]
     below, above = partition.halo_rows(axis.dim, coordinate)
     start, stop = partition.owned_rows(axis.dim, coordinate)
-    part = coordinate[partition.axis_of_dim[axis.dim]] if axis.dim in partition.axis_of_dim else 0
-    periodic = axis.dim in partition.periodic
-    rows = window(partition.bounds[axis.dim], part, lo=lo, hi=hi, periodic=periodic)
     least = _MIN_HALO * axis.size
     runs: list[tuple[float, float]] = []
     widened = False
-    for segment in rows:
-        # each segment holds, in this order, rows below, owned rows and rows above; the owned ones are cut out
-        for first, last, upward in ((0, below, False), (below + stop - start, below + stop - start + above, True)):
-            begin, end = max(first, segment.offset), min(last, segment.offset + segment.count)
-            if begin >= end:
+    for first, count, upward in ((start - below, below, False), (stop, above, True)):
+        rows = np.arange(first, first + count) % axis.size
+        for run in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):  # where it wraps
+            if not len(run):
                 continue
-            low = segment.start + begin - segment.offset
-            high = float(low + end - begin)
+            low, high = float(run[0]), float(run[-1] + 1)
             if high - low < least:  # widen away from the shard that it touches
                 widened = True
-                low_f, high = (low, low + least) if upward else (high - least, high)
-                runs.append((max(0.0, low_f), min(float(axis.size), high)))
-            else:
-                runs.append((float(low), high))
+                low, high = (low, low + least) if upward else (high - least, high)
+            runs.append((max(0.0, low), min(float(axis.size), high)))
     return runs, widened
 
 

@@ -141,13 +141,11 @@ class HDF5Source:
         check_inside(layout, chunks)
         if storage.chunked:
             offset, nbytes, mask = self._locate_chunked(layout, storage, chunks)
-        elif layout.fallback:  # compact, external or virtual: somewhere inside, in no chunk of its own
-            offset = nbytes = np.zeros(len(chunks), np.int64)
-            mask = np.zeros(len(chunks), np.uint32)
         else:
-            begin = -1 if storage.offset is None else storage.offset
-            offset = np.full(len(chunks), begin, np.int64)
-            nbytes = np.full(len(chunks), 0 if begin < 0 else layout.nbytes, np.int64)
+            begin, size = (-1, 0) if storage.offset is None else (storage.offset, layout.nbytes)
+            if layout.fallback:  # compact, external or virtual: somewhere inside, in no chunk of its own
+                begin, size = 0, 0
+            offset, nbytes = np.full(len(chunks), begin, np.int64), np.full(len(chunks), size, np.int64)
             mask = np.zeros(len(chunks), np.uint32)
         stored = offset >= 0
         if not layout.fallback:

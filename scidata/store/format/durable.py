@@ -9,6 +9,7 @@ import time
 
 _TRIES = 100  # of removing a folder that threads still write to, 20 ms apart
 
+
 def write_text(path: str, text: str) -> None:
     """Write a small file whole or not at all, and durably."""
     temporary = os.path.join(os.path.dirname(path), f".tmp-{os.path.basename(path)}")

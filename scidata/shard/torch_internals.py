@@ -5,13 +5,12 @@ that no other module uses a private name; those of process groups and loaders ar
 :mod:`scidata.device_mesh.torch_internals`.
 
 Two things are patched for the whole process, neither at import. :func:`watch_functions`: the first ShardTensor replaces
-a helper of ``autograd.Function.apply`` by one that looks at the arguments first. :func:`keep_out_of_graphs`: the first
+``autograd.Function.apply`` by one that looks at the arguments first. :func:`keep_out_of_graphs`: the first
 tensor made, or model parallelized, in a process that has Dynamo adds this package to what Dynamo does not trace.
 """
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._C import DisableTorchFunctionSubclass as DisableTorchFunctionSubclass
-from torch.autograd import Variable
+from torch.autograd import Function, Variable
 from torch.distributed.device_mesh import DeviceMesh
 
 # The only way through nested arguments; torch's own tensor subclasses and the guide to writing one use it.
@@ -134,26 +133,22 @@ def watch_functions(kind: type[Any]) -> None:
     """Make ``Function.apply`` raise UnsupportedShardOp for a tensor of this kind that requires grad; once is enough.
 
     Autograd knows the local parts, not the wrapper, so what it records for an argument that is a ShardTensor is
-    nothing, and its gradient would get lost. ``apply`` asks neither ``__torch_function__`` nor the dispatcher; the
-    helper that looks at its arguments is the one place to notice. Forward works.
+    nothing, and its gradient would get lost. ``apply`` asks neither ``__torch_function__`` nor the dispatcher, and is
+    looked up in ``Function`` alone. Forward works.
     """
-    from torch._functorch import utils
+    plain = Function.__dict__["apply"]  # a class method in Python, from 2.15 on in C
 
-    plain: Callable[[tuple[Any, ...]], tuple[Any, ...]] = utils.unwrap_dead_wrappers
-
-    @functools.wraps(plain)
-    def checked(args: tuple[Any, ...]) -> tuple[Any, ...]:
-        for x in args:
+    def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
+        for x in (*args, *kwargs.values()):
             if isinstance(x, kind) and torch.is_grad_enabled() and x.requires_grad:
-                name = getattr(sys._getframe(1).f_locals.get("cls"), "__qualname__", "an autograd.Function")
                 raise UnsupportedShardOp(
-                    f"{name}: a custom autograd function does not pass on the gradient of a ShardTensor. "
+                    f"{cls.__qualname__}: a custom autograd function does not pass on the gradient of a ShardTensor. "
                     f"Layout: {x.spec}. Remedy: apply it to to_local() and wrap the result, where it works row by row; "
                     "register_op() a function that does so; for a checkpoint, use_reentrant=False"
                 )
-        return plain(args)
+        return plain.__get__(None, cls)(*args, **kwargs)
 
-    utils.unwrap_dead_wrappers = checked
+    Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment, unused-ignore]
 
 
 # -- the compiler ------------------------------------------------------------------------------------------------------

@@ -55,7 +55,8 @@ class CSR:
 
     def dst(self) -> NodeIds:
         """Return the destination of each edge, in the dtype of ``src``."""
-        return np.arange(self.num_nodes, dtype=self.src.dtype).repeat(np.diff(self.indptr))
+        nodes = np.arange(self.num_nodes, dtype=np.int64).repeat(np.diff(self.indptr))
+        return nodes.astype(np.int32) if self.src.dtype == np.int32 else nodes
 
 
 def csr_from_edges(src: npt.ArrayLike, dst: npt.ArrayLike, num_nodes: int) -> CSR:

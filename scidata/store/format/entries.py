@@ -107,7 +107,10 @@ class Entry:
 
     def counts(self, key: str) -> tuple[int, ...]:
         """Return a shape, or other list of numbers of things."""
-        return self._list(key, is_count, "a list of numbers of things")
+        value = self.data[key]
+        if not isinstance(value, list) or not all(map(is_count, value)):
+            self.wrong(key, "a list of numbers of things")
+        return tuple(value)
 
     def texts(self, key: str) -> tuple[str, ...]:
         """Return a list of texts."""

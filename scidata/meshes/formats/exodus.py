@@ -86,17 +86,14 @@ class ExodusTopology(RawTopology):
                 )
             offsets = bounds_of(counts)
             return RawCells(offsets=offsets, connectivity=nodes.reshape(-1), cell_type=polygon_types(offsets))
-        code = _code(kind, layout.shape[1] if len(layout.shape) == 2 else 0)
+        size = layout.shape[1] if len(layout.shape) == 2 else 0
+        code = next((codes.get(size) for letters, codes in _TYPES if kind.startswith(letters)), None)
         if code is None:
             raise UnsupportedFormatError(
                 f"{self.source.path}: field {name!r} of shape {layout.shape} has elem_type {kind!r}, which is not "
                 "read; read are SPHERE, BAR, TRI, QUAD, SHELL, TETRA, PYRAMID, WEDGE, HEX and NSIDED of the usual sizes"
             )
         return cells_of_kind(nodes[:, _ORDERS[code]] if code in _ORDERS else nodes, code)
-
-
-def _code(kind: str, size: int) -> int | None:
-    return next((codes.get(size) for letters, codes in _TYPES if kind.startswith(letters)), None)
 
 
 @dataclass(frozen=True, kw_only=True)

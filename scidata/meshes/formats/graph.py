@@ -66,22 +66,22 @@ def open_topology(source: Source, options: Options) -> GraphTopology:
     FieldMismatchError
         The edges have not the shape that was expected.
     """
-    pairs, pointers = find_array(source, EDGE_PAIRS), edge_pointers(source)
-    if pairs is None and pointers is None:
+    pairs = find_array(source, EDGE_PAIRS)
+    pointers = edge_pointers(source) if pairs is None else None
+    if pairs is not None:
+        num_edges = num_pairs(source.arrays[pairs])
+        structure = {pairs}
+    elif pointers is not None:
+        _check_pointers(source, pointers)
+        num_edges = source.arrays[pointers[1]].shape[0]
+        structure = {*pointers, "csr/edge_id"}
+    else:
         raise FieldMismatchError(
             f"{source.path}: has no edges: neither edge_index (2, E) nor indptr and indices; "
             "make them from the points with edges='knn:8' or edges='radius:0.1'"
         )
-    if pairs is not None:
-        num_edges = num_pairs(source.arrays[pairs])
-        structure = {pairs}
-    else:
-        assert pointers is not None
-        _check_pointers(source, pointers)
-        num_edges = source.arrays[pointers[1]].shape[0]
-        structure = {*pointers, "csr/edge_id"}
     layouts, on_sphere = _positions(source, options)
-    num_nodes = _num_nodes(source, layouts, None if pairs is not None else pointers)
+    num_nodes = _num_nodes(source, layouts, pointers)
     if num_nodes is None:
         assert pairs is not None
         num_nodes = int(read_pairs(source, pairs, options).max(initial=-1)) + 1
@@ -102,7 +102,7 @@ def open_topology(source: Source, options: Options) -> GraphTopology:
         leading_only=True,
         coordinates=tuple(layout.name for layout in layouts),
         pairs=pairs,
-        pointers=None if pairs is not None else pointers,
+        pointers=pointers,
     )
 
 
@@ -118,13 +118,10 @@ def _check_pointers(source: Source, pointers: tuple[str, str]) -> None:
 def _positions(source: Source, options: Options) -> tuple[list[ArrayLayout], bool]:
     # features named x and y (PyG's) are no coordinates: only one array of positions is taken without being named
     common = common_points(source) or []
-    if options.points is None and len(common) > 1 and not all(map(_is_position, common)):
+    said = all({"units", "standard_name", "axis"} & set(layout.attributes) for layout in common)
+    if options.points is None and len(common) > 1 and not said:
         return [], False
     return find_points(source, options) or ([], False)
-
-
-def _is_position(layout: ArrayLayout) -> bool:
-    return bool({"units", "standard_name", "axis"} & set(layout.attributes))
 
 
 def _num_nodes(source: Source, layouts: list[ArrayLayout], pointers: tuple[str, str] | None) -> int | None:

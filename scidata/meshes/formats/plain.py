@@ -54,7 +54,6 @@ from scidata.meshes.geometry import Geometry, RawCells
 from scidata.meshes.order.cells import NUM_NODES
 from scidata.sources.kinds import CELL_OFFSETS, CELL_ROWS, EDGE_PAIRS, find_array
 
-_PARTS = ("connectivity", "types", "type")
 _TYPES = {"line": 3, "triangle": 5, "polygon": 7, "quad": 9, "tetra": 10, "hexahedron": 12, "wedge": 13, "pyramid": 14}
 
 
@@ -148,7 +147,7 @@ def open_topology(source: Source, options: Options) -> PlainTopology:
     if offsets is not None:
         stem = offsets.removesuffix("offsets")
         connectivity = find_array(source, [f"{stem}connectivity"])
-        types = find_array(source, [f"{stem}{part}" for part in _PARTS[1:]])
+        types = find_array(source, [f"{stem}{part}" for part in ("types", "type")])
         if connectivity is None:
             raise UnknownNameError(
                 f"{source.path}: has {offsets!r} but no {stem + 'connectivity'!r}"

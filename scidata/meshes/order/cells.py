@@ -125,10 +125,7 @@ def _edges_of_type(kind: int, cells: RawCells) -> list[tuple[NodeIds, NodeIds]]:
 
 def _edges_of_quadratic(kind: int) -> list[tuple[int, int]]:
     linear, first_middle = _LINEAR[kind]
-    edges = []
-    for i, (a, b) in enumerate(_EDGES[linear]):
-        edges += [(a, first_middle + i), (first_middle + i, b)]
-    return edges
+    return [half for i, (a, b) in enumerate(_EDGES[linear], first_middle) for half in ((a, i), (i, b))]
 
 
 def _corners(kind: int, cells: RawCells) -> NodeIds:

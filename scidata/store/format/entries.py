@@ -73,11 +73,17 @@ class Entry:
         return found
 
     def _list(self, key: str, fits: Callable[[Any], bool], expected: str) -> tuple[Any, ...]:
-        return tuple(self._checked(key, lambda value: isinstance(value, list) and all(map(fits, value)), expected))
+        value = self.data[key]
+        if not isinstance(value, list) or not all(map(fits, value)):
+            self.wrong(key, expected)
+        return tuple(value)
 
     def text(self, key: str) -> str:
         """Return text, which may name things."""
-        return str(self._checked(key, _is_text, "text"))
+        value = self.data[key]
+        if not isinstance(value, str) or "\0" in value:
+            self.wrong(key, "text")
+        return value
 
     def optional_text(self, key: str) -> str | None:
         """Return text or None."""
@@ -89,7 +95,10 @@ class Entry:
 
     def count(self, key: str) -> int:
         """Return a number of things: no less than none, no more than files can hold."""
-        return int(self._checked(key, is_count, "a number of things"))
+        value = self.data[key]
+        if not is_count(value):
+            self.wrong(key, "a number of things")
+        return int(value)
 
     def one_of(self, key: str, known: tuple[Any, ...]) -> Any:
         """Return one of some values."""
@@ -98,7 +107,10 @@ class Entry:
 
     def counts(self, key: str) -> tuple[int, ...]:
         """Return a shape, or other list of numbers of things."""
-        return self._list(key, is_count, "a list of numbers of things")
+        value = self.data[key]
+        if not isinstance(value, list) or not all(map(is_count, value)):
+            self.wrong(key, "a list of numbers of things")
+        return tuple(value)
 
     def texts(self, key: str) -> tuple[str, ...]:
         """Return a list of texts."""

@@ -276,16 +276,11 @@ def sealed(description: SampleInfo | Manifest) -> dict[str, Any]:
     """Return the description as plain data with a digest of itself."""
     data = _plain(asdict(description))
     for sample in data.get("samples", [data]):
-        _leave_out_new(sample)
+        if sample["documents"] is None:  # of schema version 1: what that does not have is left out, so that it stays
+            del sample["documents"]
+            for array in sample["arrays"].values():
+                del array["chunks"]
     return {**data, "digest": digest_of(dump_json(data).encode())}
-
-
-def _leave_out_new(sample: dict[str, Any]) -> None:
-    """Leave out what schema version 1 does not have, so that its samples stay what they are."""
-    if sample["documents"] is None:
-        del sample["documents"]
-        for array in sample["arrays"].values():
-            del array["chunks"]
 
 
 def digest_of(*parts: bytes | memoryview) -> str:

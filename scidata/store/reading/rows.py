@@ -24,9 +24,8 @@ from scidata.store.format.store import Store
 #: Rows between two wanted ones that are read along: finer runs cost more than these rows.
 MAX_GAP = 64
 
-_MAX_GAP_BYTES = (
-    8 << 10
-)  # between two scattered rows: a run costs 10-20 µs to plan and copy, as much as these (measured)
+# Between two scattered rows: a run costs 10-20 µs to plan and copy, as much as these (measured).
+_MAX_GAP_BYTES = 8 << 10
 _FEW = 16  # segments that are worth objects of their own
 _SCRATCH_BYTES = 16 << 20  # scattered rows are read with what lies between, in windows of this size
 

@@ -21,7 +21,8 @@ from scidata.core.types import ArrayLayout, Segment, Selection, Source
 from scidata.core.urls import is_url, url_of
 from scidata.data.raw_kind import kind_of_raw
 from scidata.errors import ConfigError, UnknownNameError, near_matches
-from scidata.plan.array import chunks_needed, plan_array
+from scidata.plan.array import chunks_needed
+from scidata.plan.family import PlanFamily
 from scidata.read import read_plan
 from scidata.sources import open_source
 from scidata.sources.access.files import files
@@ -145,9 +146,11 @@ def _bench_case(
     out = np.zeros(shape, layout.dtype.newbyteorder("="))
     box = tuple(slice(dim[0].start, dim[0].start + dim[0].count) for dim in selection)
 
+    family = PlanFamily(None, shape)  # as a data set plans: what follows from the selection is found once
+
     def own(threads: ThreadPoolExecutor | None) -> Callable[[], object]:
         def run() -> object:
-            plan = plan_array(layout, selection, source.locate, out_shape=shape)
+            plan = family.plan(layout, selection, source.locate)
             return read_plan(plan, out, source=source, executor=threads, allow_missing=True)
 
         return run

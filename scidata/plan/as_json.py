@@ -29,6 +29,13 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
+def _descr(spec: Any) -> Any:
+    """Make a dtype's description what NumPy takes: a list of fields, each a tuple."""
+    if isinstance(spec, str):
+        return spec
+    return [(_tuples(name), _descr(of), *map(_tuples, shape)) for name, of, *shape in spec]
+
+
 def _layout_to_json(layout: ArrayLayout) -> dict[str, Any]:
     """Return all but the attributes, which decide nothing; the fill value bit for bit, as base64."""
     found: dict[str, Any] = _plain(layout)
@@ -39,8 +46,7 @@ def _layout_to_json(layout: ArrayLayout) -> dict[str, Any]:
 
 
 def _layout_from_json(value: Mapping[str, Any]) -> ArrayLayout:
-    spec, fill = value["dtype"], value["fill_value"]
-    dtype: np.dtype[Any] = np.dtype(spec if isinstance(spec, str) else list(map(_tuples, spec)))
+    dtype, fill = np.lib.format.descr_to_dtype(_descr(value["dtype"])), value["fill_value"]
     return ArrayLayout(
         **{name: _tuples(each) for name, each in value.items() if name not in ("dtype", "codecs", "fill_value")},
         dtype=dtype,

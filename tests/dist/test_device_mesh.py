@@ -4,6 +4,7 @@ import os
 import re
 import socket
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -80,6 +81,15 @@ def samples(rank, num_ranks):
     first = list(DistributedSampler(range(9), mesh, seed=4))
     with pytest.raises(ConfigError, match="about the sampler: seed is 0 on rank 0 and 1 on rank"):
         iter(DistributedSampler(range(9), mesh, seed=min(rank, 1)))
+    for name, group in (("weights", None), ("sizes", 2)):
+        with pytest.raises(ConfigError, match=f"about the sampler: {name} is"):
+            iter(DistributedSampler(range(9), mesh, group=group, **{name: np.arange(9.0) + rank}))
+        if rank:  # with them or without
+            options = {name: np.arange(9.0), "group": group}
+        else:
+            options = {}
+        with pytest.raises(ConfigError, match=f"about the sampler: {name} is none on rank 0"):
+            iter(DistributedSampler(range(9), mesh, **options))
     with pytest.raises(ConfigError, match=r"the number of samples is 9 on ranks? 0(, 1)? and 10 on rank"):
         iter(DistributedSampler(range(10 if rank == num_ranks - 1 else 9), mesh))
     unchecked = DistributedSampler(range(9), mesh, seed=rank, check=False)

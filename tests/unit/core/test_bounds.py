@@ -1,5 +1,7 @@
 """Bounds, windows and segments against plain NumPy indexing."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -107,7 +109,15 @@ def test_chunk_bounds_move_to_edges_unless_unbalanced():
     assert chunk_bounds(96, 2, edges=[45, 48], align=16).tolist() == [0, 48, 96]
 
 
+def test_chunk_bounds_take_the_nearest_edge():
+    assert chunk_bounds(100, 2, edges=[40, 52, 55]).tolist() == [0, 52, 100]
+    assert chunk_bounds(100, 2, edges=[38]).tolist() == [0, 38, 100]  # 1.24 times the mean, within the default
+    assert chunk_bounds(100, 2, edges=[37]).tolist() == [0, 50, 100]  # 1.26
+
+
 def test_chunk_bounds_take_an_edge_once():
+    found = chunk_bounds(100, 4, edges=[25, 74, 90, 95], max_imbalance=2)
+    assert found.tolist() == [0, 25, 74, 90, 100]  # 74 is nearest to 50 and to 75
     assert chunk_bounds(99, 3, edges=[49, 90], max_imbalance=2).tolist() == [
         0,
         49,
@@ -193,8 +203,14 @@ def test_compose_equals_indexing_twice(selection, data):
 def test_segments_refuse_what_is_out_of_range():
     with pytest.raises(ConfigError, match="index 20 is out of range for 20"):
         segments_of_slice([3, 20], 20)
+    with pytest.raises(ConfigError, match="index 20 is out of range for 20"):
+        segments_of_slice(np.array([3, 2**64 - 1], np.uint64), 20)  # not -1
     with pytest.raises(ConfigError, match="stride of 0"):
         segments_of_slice(slice(0, 4, 0), 20)
+    with pytest.raises(ConfigError, match=r"0.5 selects nothing of 20 rows: expected .* a value for each row"):
+        segments_of_slice(0.5, 20)
+    with pytest.raises(ConfigError, match=r"a mask of shape \(19,\) selects nothing of 20 rows"):
+        segments_of_slice(np.ones(19, bool), 20)
 
 
 @given(
@@ -228,6 +244,17 @@ def test_runs_of_a_list():
     for nothing in ("3", b"3", "", [0.5], [[1]], np.zeros(9, bool), None):
         with pytest.raises(ConfigError, match="selects nothing of 10 rows"):
             segments_of_slice(nothing, 10)
+
+
+@pytest.mark.parametrize("step", [1, 3, -2])
+def test_windows_that_begin_and_end_inside_the_runs_of_a_long_list(step):
+    chosen = (np.arange(100)[:, None] * 50 + 20 + step * np.arange(5)).reshape(-1)
+    outer = segments_of_slice(chosen, 5000)
+    assert isinstance(outer, SegmentTable)
+    assert len(outer) == 100
+    for start, count in itertools.product((0, 3, 247), (1, 2, 5, 9, 250)):
+        inner = segments_of_slice(slice(start, start + count), 500)
+        assert rows_of(compose(outer, inner)).tolist() == chosen[start : start + count].tolist()
 
 
 def test_a_long_list_composed_with_a_window_that_wraps():

@@ -69,12 +69,14 @@ def test_a_mixture_goes_through_all_of_a_data_set_before_it_repeats() -> None:
     assert np.bincount(repeated, minlength=12).tolist() == pytest.approx([12 / 5] * 5 + [12 / 7] * 7, abs=1.3)
 
 
-def test_the_data_sets_of_a_mixture_have_orders_of_their_own() -> None:
+@pytest.mark.parametrize("max_listed", [order_module.MAX_LISTED, 1])
+def test_the_data_sets_of_a_mixture_have_orders_of_their_own(monkeypatch, max_listed: int) -> None:
     """Or two of one length would show the samples of the same number side by side, in each epoch."""
+    monkeypatch.setattr(order_module, "MAX_LISTED", max_listed)
     mixed = order(150, mixture=Mixture.of((50, 50, 50), (1, 1, 1), None))
     rows = [entries[entries // 50 == part] % 50 for entries in map(mixed.entries, range(3)) for part in range(3)]
     assert all(sorted(row) == list(range(50)) for row in rows)
-    rows += [order(50).entries(epoch) for epoch in range(3)]  # nor that of a data set alone
+    rows += [list(order(50).dealt(epoch, 0, 1, 50)) for epoch in range(3)]  # nor that of a data set alone
     assert len({tuple(row) for row in rows}) == len(rows)
 
 

@@ -258,10 +258,14 @@ def test_places_that_make_no_sense_are_corrupt():
         plan_array(layout, full((8,)), refs, out_shape=(8,))
 
 
+# with a field of fields, and bytes between them
+RECORD = np.dtype({"names": ["a", "b"], "formats": ["<f4", [("c", ">i2", (2,))]], "offsets": [0, 8], "itemsize": 16})
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     cases=st.lists(dims(), max_size=3),
-    dtype=st.sampled_from(["<f4", ">i2", "u1", "<M8[s]"]),
+    dtype=st.sampled_from(["<f4", ">i2", "u1", "<M8[s]", RECORD]),
     fill=st.sampled_from([None, 3]),
     known=st.booleans(),
     masked=st.booleans(),
@@ -284,7 +288,10 @@ def test_json_round_trip(cases, dtype, fill, known, masked, reverse):
     assert again.to_json() == plan.to_json()
     assert again.layout == plan.layout or fill is not None
     assert again.selection == plan.selection
+    assert again.ranges()[0] == plan.ranges()[0] == (() if refs is None else refs.paths)
     assert np.array_equal(again.ranges()[1], plan.ranges()[1])
+    counts = ("bytes_wanted", "bytes_fetched", "bytes_decoded", "num_chunks", "exact")
+    assert {name: again.to_json()[name] for name in counts} == {name: getattr(plan, name) for name in counts}
     whole = ReadPlan(index=3, rank=1, fields={"u": (plan, plan), "v": ()})
     copy = ReadPlan.from_json(json.loads(json.dumps(whole.to_json())))
     assert copy.to_json() == whole.to_json()

@@ -84,10 +84,7 @@ def samples(rank, num_ranks):
     for name, group in (("weights", None), ("sizes", 2)):
         with pytest.raises(ConfigError, match=f"about the sampler: {name} is"):
             iter(DistributedSampler(range(9), mesh, group=group, **{name: np.arange(9.0) + rank}))
-        if rank:  # with them or without
-            options = {name: np.arange(9.0), "group": group}
-        else:
-            options = {}
+        options = {name: np.arange(9.0), "group": group} if rank else {}
         with pytest.raises(ConfigError, match=f"about the sampler: {name} is none on rank 0"):
             iter(DistributedSampler(range(9), mesh, **options))
     with pytest.raises(ConfigError, match=r"the number of samples is 9 on ranks? 0(, 1)? and 10 on rank"):

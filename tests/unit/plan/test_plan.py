@@ -325,9 +325,25 @@ def test_summary_equals_the_ranks_own_plans_and_counts_shared_chunks():
     assert found.shared_chunks == shared * 37 * 8
     assert not found.exact
     assert found.figures()["amplification"] > 1
+    for rank, plan in enumerate(plans):
+        figures = found.figures(rank)
+        assert (figures["bytes_fetched"], figures["num_chunks"]) == (plan.bytes_fetched, plan.num_chunks)
+        assert figures["amplification"] == plan.bytes_fetched / plan.bytes_wanted
+        assert figures["decode_amplification"] == plan.bytes_decoded / plan.bytes_wanted
     located = summarize(layout, selection_of, 8, lambda c: refs_for(layout, c))
     assert located.exact
     assert located.bytes_fetched.sum() == 100 * sum(p.num_chunks for p in plans)
+
+
+def test_a_rank_of_no_rows_reads_nothing():
+    layout = layout_of((37, 20), (1, 10))
+    found = summarize(layout, lambda rank: (full((37,))[0], () if rank else full((20,))[0]), 2)
+    assert found.num_chunks.tolist() == [74, 0]
+    assert found.figures(1) == {
+        "bytes_wanted": 0, "bytes_fetched": 0, "bytes_decoded": 0, "num_chunks": 0,
+        "amplification": None, "decode_amplification": None,
+    }  # fmt: skip
+    assert found.figures() == found.figures(0)
 
 
 def refs_for(layout, chunks):

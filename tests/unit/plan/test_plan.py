@@ -14,7 +14,7 @@ from scidata.errors import ConfigError, CorruptDataError, TooLargeError
 from scidata.plan import cut
 from scidata.plan.array import ArrayPlan, chunks_needed, plan_array
 from scidata.plan.family import PlanFamily
-from scidata.plan.spans import MAX_READ, group_reads
+from scidata.plan.spans import MAX_READ, MAX_SPAN, group_reads
 from scidata.plan.totals import ReadPlan, summarize
 from scidata.read.copies import merge_copies
 
@@ -305,6 +305,33 @@ def test_amplification():
     both = ReadPlan(index=0, rank=0, fields={"u": (plan,)})
     assert (both.amplification, both.decode_amplification) == (20 / 40, 80 / 40)
     assert ReadPlan(index=0, rank=0, fields={}).amplification == 1.0
+
+
+def test_rows_far_apart_are_read_alone_and_near_ones_together_up_to_a_limit():
+    layout = layout_of((4, 6, 4096), (4, 6, 4096))
+    narrow = planned(layout, (*full((4, 6)), (Segment(start=5, count=10),)))
+    assert narrow.bytes_fetched == narrow.bytes_wanted
+    assert len(narrow.ranges()[1]) == 24
+    layout = layout_of((5000, 1024), (5000, 1024))  # 20 MB
+    rows = full((5000,))[0]
+    near = planned(layout, (rows, (Segment(start=0, count=1000),)))
+    sizes = near.pattern.spans.nbytes
+    assert sizes.max() <= MAX_SPAN
+    assert len(sizes) == -(-layout.nbytes // MAX_SPAN)
+    assert near.ranges()[1][:, 2].max() <= MAX_READ
+
+
+def test_a_family_of_selections_that_do_not_move():
+    layout = layout_of((6, 8), (2, 4))
+    selection = ((Segment(start=1, count=4),), (Segment(start=2, count=5),))
+    family = PlanFamily(None, (4, 5))
+    wanted = planned(layout, selection).to_json()
+    for _ in range(2):
+        plan = family.plan(layout, selection, lambda layout, chunks: refs_of(layout, selection))
+        assert plan.to_json() == wanted
+    nothing = ((), full((8,))[0])
+    for dim in (None, 0):
+        assert PlanFamily(dim, (0, 8)).plan(layout, nothing, lambda *_: refs_of(layout, nothing)).num_chunks == 0
 
 
 def test_summary_equals_the_ranks_own_plans_and_counts_shared_chunks():

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import h5py
 import pytest
 
 ROOT = str(Path(__file__).parents[2])
@@ -22,6 +23,9 @@ def _run(*arguments):
     return subprocess.run(command, check=False, capture_output=True, text=True, **options)
 
 
+@pytest.mark.skipif(
+    h5py.version.hdf5_version_tuple < (2,), reason="HDF5 before 2.0 ends the process over some damaged files"
+)
 def test_damaged_files_of_every_format():
     done = _run("--cases", 150, "--seed", 0, "--jobs", 1)
     assert done.returncode == 0, done.stdout[done.stdout.find("FAILURE") :] + done.stderr[-2000:]

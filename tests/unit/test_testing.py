@@ -48,6 +48,7 @@ def test_a_traceback_comes_back_with_its_rank():
 
 
 def dies(rank, num_ranks):
+    dist.barrier()  # or the other may fail to connect, and that comes back
     if rank == 0:
         os._exit(7)
 

@@ -71,7 +71,7 @@ def start_of(layout: ArrayLayout) -> int:
     except (ValueError, IndexError, OverflowError, TypeError):
         pass
     raise CorruptDataError(
-        f"{layout.store}: field {layout.name!r}: attribute start_index is {layout.attributes['start_index']!r}, but an "
+        f"{layout.store}: field {layout.name!r}: attribute start_index is {layout.attributes['start_index']}, but an "
         "integer was expected"
     )
 

@@ -143,7 +143,7 @@ REFUSED = {
     "a start_index that is no integer": (
         {"points": XY, "cells": PERMUTED, "cells@start_index": 0.5},
         {},
-        "start_index is np.float64(0.5), but an integer",
+        "start_index is 0.5, but an integer",
     ),
     "a hole in a cell": ({"points": XY, "cells": [[0, -1, 1, 2]]}, {}, "1 of 1 cells lack a node"),
     "NaN for a cost": ({"points": XY, "w": np.r_[np.nan, np.ones(39)]}, {"weights": "w"}, "negative, NaN or infinite"),

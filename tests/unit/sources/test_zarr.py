@@ -432,13 +432,13 @@ def test_fallback_arrays(tmp_path):
     g = zarr.open_group(v3, mode="w")
     delta = {"name": "numcodecs.delta", "configuration": {"dtype": "<f8"}}
     g.create_array("delta", shape=(7, 10), chunks=(4, 4), dtype="f8", filters=[delta])[:] = f8
-    # no shard within lies beyond the array: before 3.1.6, zarr could not leave it out
-    nested = zarr.codecs.ShardingCodec(chunk_shape=(4, 5), codecs=[zarr.codecs.ShardingCodec(chunk_shape=(2, 5))])
-    zarr.create(store=v3, path="nested", shape=(7, 10), chunks=(8, 5), dtype="f8", codecs=[nested], zarr_format=3)[
+    nested = zarr.codecs.ShardingCodec(chunk_shape=(4, 4), codecs=[zarr.codecs.ShardingCodec(chunk_shape=(2, 2))])
+    zarr.create(store=v3, path="nested", shape=(7, 10), chunks=(8, 8), dtype="f8", codecs=[nested], zarr_format=3)[
         :
     ] = f8
-    around = [zarr.codecs.ShardingCodec(chunk_shape=(4, 4)), zarr.codecs.GzipCodec()]
-    zarr.create(store=v3, path="around", shape=(7, 10), chunks=(8, 8), dtype="f8", codecs=around, zarr_format=3)[:] = f8
+    # no chunk within lies beyond the array: before 3.1.6, zarr could not leave it out
+    around = [zarr.codecs.ShardingCodec(chunk_shape=(4, 5)), zarr.codecs.GzipCodec()]
+    zarr.create(store=v3, path="around", shape=(7, 10), chunks=(8, 5), dtype="f8", codecs=around, zarr_format=3)[:] = f8
     for path, names in [(v2, {"scaled", "delta"}), (v3, {"delta", "nested", "around"})]:
         source = ZarrSource(str(path))
         assert set(source.arrays) == names

@@ -1,5 +1,6 @@
 """One thing wrong in each call: the message names it, what was expected, and what is near."""
 
+import inspect
 import json
 import os
 
@@ -122,7 +123,7 @@ def test_arrays_of_a_mesh_are_timed_on_request(folder):
 
 def test_examples_in_the_help_use_options_that_exist():
     for command in app.registered_commands:
-        lines = [line.split() for line in command.callback.__doc__.splitlines() if line.startswith("    scidata ")]
+        lines = [line.split() for line in inspect.getdoc(command.callback).splitlines() if line.startswith("scidata ")]
         known = run(command.callback.__name__, "--help").stdout
         assert lines
         for words in lines:

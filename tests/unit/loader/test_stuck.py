@@ -1,6 +1,7 @@
 """The door to other threads and to broken process groups: who passes it, and what a look and a raised error do."""
 
 import ast
+import itertools
 import threading
 import time
 from collections import Counter
@@ -46,7 +47,7 @@ def test_an_error_is_raised_in_another_thread_as_soon_as_it_runs(in_python):
     def loop():
         try:
             begun.set()
-            while in_python:
+            for _ in itertools.repeat(0) if in_python else ():  # CPython catches nothing at the end of a while's round
                 pass
             time.sleep(0.5)
             for _ in range(10**6):

@@ -42,7 +42,9 @@ def test_what_json_refuses_is_refused(rest, items, data):
     try:
         wanted = json.loads(broken)
     except ValueError:
-        with pytest.raises(ValueError, match=r"expect|Expect|delimiter|follows|Unterminated|Invalid|property name"):
+        with pytest.raises(
+            ValueError, match=r"expect|Expect|delimiter|follows|Unterminated|Invalid|Illegal|property name"
+        ):
             parse_object(broken, "samples")
         return
     if isinstance(wanted, dict) and not (isinstance(wanted.get("samples"), list) and not all(wanted["samples"])):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from scidata.errors import ConfigError, ShardLayoutError
 from scidata.shard.comm.collectives import (
@@ -13,7 +14,7 @@ from scidata.shard.comm.collectives import (
 )
 from scidata.shard.comm.rooted import gather_v, scatter_v
 from scidata.shard.comm.sums import all_reduce_sum, replicate_all, replicate_to_shards
-from scidata.shard.comm.transport import all_reduce_max, all_reduce_min
+from scidata.shard.comm.transport import all_reduce_max, all_reduce_min, broadcast
 from scidata.shard.rows.halo import halo_exchange_dim
 from scidata.testing import run_ranks
 
@@ -359,3 +360,37 @@ def test_without_a_group_everything_is_the_identity():
     assert all_reduce_sum(x, None) is x
     assert replicate_to_shards(x, [None]) is x
     assert torch.equal(indexed_all_to_all_v(x, [torch.tensor([2, 2])], [2], None), x[[2, 2]])
+
+
+def on_groups_of_a_mesh(rank, num_ranks):
+    """Every group has data of its own: what goes to another group, or to all ranks, shows."""
+    group = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "domain")).get_group("domain")
+    row, here = divmod(rank, 2)
+    sizes = (3, 1)
+    full = random(4, 2, seed=row).requires_grad_()
+    parts = full.detach().split(sizes)
+    own = parts[here].clone().requires_grad_()
+    assert torch.equal(all_gather_v(own, sizes, 0, group), full)
+    assert torch.equal(slice_to_shard(full, sizes, 0, group), parts[here])
+    assert torch.equal(scatter_v(full if here == 1 else None, sizes, 0, 1, group), parts[here])
+    assert torch.equal(gather_v(own, sizes, 0, 1, group), full if here == 1 else full[:0])
+    sent = full.detach() * (1 + here)
+    close(reduce_scatter_v(sent, sizes, 0, group), 3 * parts[here])
+    close(all_reduce_sum(sent, group), 3 * full)
+    assert torch.equal(all_reduce_min(sent, group), torch.minimum(full, 2 * full))
+    assert torch.equal(all_reduce_max(sent, group), torch.maximum(full, 2 * full))
+    got = full.detach() + here
+    broadcast(got, 1, group)
+    assert torch.equal(got, full + 1)
+    one, both = 1 + here + 10 * row, 3 + 20 * row  # gradients of this rank, and of its group
+    for x, result, expected in (
+        (own, all_gather_v(own, sizes, 0, group), one),
+        (full, replicate_to_shards(full, [group]), both),
+        (full, replicate_all([full], [group])[0], both),
+    ):
+        (grad,) = torch.autograd.grad((result * one).sum(), [x])
+        close(grad, torch.full_like(grad, expected))
+
+
+def test_on_groups_of_a_mesh():
+    run_ranks(on_groups_of_a_mesh, 4)

@@ -78,3 +78,7 @@ def fake_store() -> Any:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     return FakeStore()
+
+
+#: Imported by optimizers, DDP and FSDP once they are built; no public module imports it earlier.
+DYNAMO = "torch._dynamo"

@@ -25,11 +25,10 @@ import torch
 import torch.distributed as dist
 
 from scidata import _HOME
-from scidata.device_mesh.torch_internals import fake_store
+from scidata.device_mesh.torch_internals import DYNAMO, fake_store
 
 # Imported once by the fork server, so that each rank starts in milliseconds; names that are not there are skipped.
-# DDP and optimizers import dynamo.
-_PRELOAD = ["torch", "torch.distributed.tensor", "torch._dynamo", "pytest", "scidata.testing", *set(_HOME.values())]
+_PRELOAD = ["torch", "torch.distributed.tensor", DYNAMO, "pytest", "scidata.testing", *set(_HOME.values())]
 # These too, where the caller has them: what ranks run is often in the caller's own module. No import of them starts a
 # thread, with which a fork would not be safe.
 _PRELOAD_IF_LOADED = ("h5py", "hypothesis", "netCDF4", "torch_geometric", "xarray", "zarr")

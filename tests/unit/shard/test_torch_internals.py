@@ -6,6 +6,7 @@ None is used anywhere else, and importing scidata patches nothing.
 import ast
 import inspect
 import logging
+import re
 import subprocess
 import sys
 import threading
@@ -66,6 +67,8 @@ def from_private_modules(tree):
                 yield node.module
         elif isinstance(node, ast.Import):
             yield from (a.name for a in node.names if a.name.startswith("torch") and "._" in a.name)
+        elif isinstance(node, ast.Constant) and re.match(r"torch\.([a-z.]+\.)?_[a-z]", str(node.value)):
+            yield str(node.value)
 
 
 def test_private_names_of_torch_are_used_in_two_files():
@@ -445,3 +448,10 @@ def test_fake_store():
     with fake_group(3, rank=2):
         assert (dist.get_rank(), dist.get_world_size()) == (2, 3)
         dist.all_reduce(torch.ones(1))  # of no other rank
+
+
+def test_dynamo_is_what_an_optimizer_imports():
+    program = f"import sys, torch\np = torch.nn.Parameter(torch.ones(1))\nprint({of_groups.DYNAMO!r} in sys.modules)\n"
+    program += f"torch.optim.SGD([p], 0.1).step()\nprint({of_groups.DYNAMO!r} in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=120)
+    assert ran.stdout.split() == ["False", "True"]

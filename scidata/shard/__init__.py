@@ -7,6 +7,7 @@ from scidata.shard.ops import (  # noqa: F401
     conv,
     elements,
     fft,
+    functions,
     indexing,
     interpolate,
     joining,

@@ -24,6 +24,9 @@ HANDLERS: dict[Any, Handler] = {}
 #: Handlers that answer for replicated tensors too; for the others these are unwrapped to plain ones first.
 KEEPS_REPLICATED: set[Handler] = set()
 
+#: Handlers that raise whatever they get, in time: before a part has changed, say.
+REFUSES: set[Handler] = set()
+
 #: Handlers that ask about the tensor as a whole, and do nothing with its rows.
 OF_THE_WHOLE: set[Handler] = set()
 
@@ -92,19 +95,23 @@ def getters(names: str) -> list[Any]:
 
 def op_name(func: Any) -> str:
     """Return the public name of a torch function, e.g. ``torch.Tensor.add``."""
+    if isinstance(func, type):
+        return f"{func.__module__}.{func.__qualname__}"
     name = resolve_name(func) or getattr(func, "__qualname__", None) or str(func)
     return name.replace("_VariableFunctionsClass.", "torch.")
 
 
 def shard_ops() -> tuple[str, ...]:
     """Return the sorted names of every torch function that ShardTensor supports."""
-    return tuple(sorted({op_name(function) for function in HANDLERS}))
+    return tuple(sorted({op_name(function) for function, handler in HANDLERS.items() if handler not in REFUSES}))
 
 
 def op_table() -> str:
     """Return the op table in Markdown, one row for each family; in-place forms and aliases are not repeated."""
     families: dict[str, set[str]] = {}
     for function, handler in HANDLERS.items():
+        if handler in REFUSES:
+            continue
         name = op_name(function).rsplit(".", 1)[-1]
         name = op_name(function).split(".")[-2] if name == "__get__" else name
         families.setdefault(handler.__module__.rsplit(".", 1)[-1].replace("_", " "), set()).add(name)

@@ -9,17 +9,20 @@ raises there: nothing is ever computed on the wrapper itself.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.placement_types import Placement
 
 from scidata.errors import ShardLayoutError, UnsupportedShardOp
 from scidata.shard import layouts
-from scidata.shard.op_table import HANDLERS, KEEPS_REPLICATED, Handler, op_name, unsupported
+from scidata.shard.memory import REARRANGES, UNKNOWN, Strides, laid_out, note
+from scidata.shard.op_table import HANDLERS, KEEPS_REPLICATED, OF_THE_WHOLE, Handler, op_name, unsupported
 from scidata.shard.rows.halo import exchange_halo, halo_dims, owned_of
 from scidata.shard.spec import HaloDim, ShardSpec, Sizes
 from scidata.shard.torch_internals import (
@@ -31,7 +34,7 @@ from scidata.shard.torch_internals import (
     version_of,
     watch_functions,
 )
-from scidata.shard.views import call_on_copies
+from scidata.shard.views import Copy, call_on_copies
 
 _watched: list[type] = []  # what watch_functions() was called for: nothing is patched before there is a tensor
 
@@ -48,7 +51,7 @@ class ShardTensor(Tensor):
     as long as nothing requires grad; other operations drop it.
     """
 
-    __slots__ = ("_copied", "_halo", "_local", "_narrowed", "_padded", "_padded_version", "_spec")
+    __slots__ = ("_copied", "_halo", "_local", "_memory", "_narrowed", "_padded", "_padded_version", "_spec")
 
     _local: Tensor
     _spec: ShardSpec
@@ -56,8 +59,8 @@ class ShardTensor(Tensor):
     _halo: Mapping[int, HaloDim]
     _padded_version: int
     _narrowed: bool  # the part lies inside a halo in memory
-    # a copy where torch would give a view: must not be written to, unless it is a function that puts it back
-    _copied: bool | Callable[[], None]
+    _copied: Copy | None  # where torch would give a view
+    _memory: Strides | None  # of the whole tensor, in one process; None: row-major
 
     @staticmethod
     def __new__(
@@ -68,12 +71,12 @@ class ShardTensor(Tensor):
         padded: Tensor | None = None,
         halo: Mapping[int, HaloDim] | None = None,
         narrowed: bool = False,
-        copied: bool | Callable[[], None] = False,
+        copied: Copy | None = None,
     ) -> ShardTensor:
         """Wrap without checks beyond the local shape; handlers of the op table call this."""
         if not _watched:
             _watched.append(ShardTensor)
-            watch_functions(ShardTensor)
+            watch_functions(ShardTensor, lambda cls, args, kwargs: HANDLERS[Function](cls, (), args, kwargs))
         if local.shape != spec.local_shape:
             raise ShardLayoutError(
                 f"the local part has shape {tuple(local.shape)}, but the layout gives this rank "
@@ -90,6 +93,7 @@ class ShardTensor(Tensor):
         self._halo = halo or {}
         self._narrowed = narrowed or padded is not None
         self._copied = copied
+        self._memory = None
         return self
 
     # -- making -------------------------------------------------------------------------------------------------
@@ -217,9 +221,15 @@ class ShardTensor(Tensor):
         """Return the owned part, connected to the graph; no copy.
 
         Writing to it makes the ghosts of a held halo old, so that the next use exchanges them (Collective): write on
-        all ranks of the mesh or on none.
+        all ranks of the mesh or on none. Collective where this is a copy for which torch has a view (``x[i]``), and
+        the original was written to since.
         """
+        self._refresh()
         return self._local
+
+    def _refresh(self) -> None:
+        if self._copied is not None:
+            self._copied.refresh()
 
     def _held_halo(self) -> Tensor | None:
         """Return the padded part while its ghosts are good: not after a write to the owned part alone."""
@@ -248,6 +258,7 @@ class ShardTensor(Tensor):
         ShardLayoutError
             There is no halo and no widths were given.
         """
+        self._refresh()
         if halo is not None:
             return exchange_halo(self._local, self._spec, halo_dims(halo, periodic, self._spec))
         held = self._held_halo()
@@ -259,6 +270,7 @@ class ShardTensor(Tensor):
 
     def full_tensor(self) -> Tensor:
         """Return the whole tensor on each rank, plain. Collective. Its gradient is taken as replicated."""
+        self._refresh()
         return layouts.gather_full(self._local, self._spec)
 
     def redistribute(
@@ -289,10 +301,16 @@ class ShardTensor(Tensor):
                 f"cannot redistribute from {self._spec.device_mesh} to another mesh {device_mesh}; "
                 "use full_tensor() and scatter_tensor()"
             )
+        self._refresh()
         target = layouts.target_spec(self._spec, self.placements if placements is None else placements, sizes)
         if target == self._spec:
             return self
-        return ShardTensor(layouts.change_layout(self._local, self._spec, target), target)
+        local = layouts.change_layout(self._local, self._spec, target)
+        if target.is_replicated and self._memory is not None and self._memory is not UNKNOWN:
+            local = laid_out(local, self._memory)  # operations on it are those on a plain tensor
+        moved = ShardTensor(local, target)
+        moved._memory = self._memory
+        return moved
 
     # -- autograd: all of it lives on the local part --------------------------------------------------------------
 
@@ -374,8 +392,14 @@ class ShardTensor(Tensor):
         if type(first) is list or type(first) is tuple:  # of cat, of stack
             first = next((x for x in first if isinstance(x, ShardTensor) and not x._spec.is_replicated), None)
         if handler is None or not isinstance(first, ShardTensor) or first._spec.is_replicated:
-            return _unusual(handler, func, types, args, kwargs or {})
-        return handler(func, types, args, kwargs or {})
+            run: Callable[..., Any] = partial(_unusual, handler)
+        else:
+            run = handler
+        if _is_ordinary(args) and (not kwargs or _is_ordinary(kwargs.values())) and func not in REARRANGES:
+            return run(func, types, args, kwargs or {})
+        if handler in OF_THE_WHOLE:
+            return handler(func, types, args, kwargs or {})
+        return _noted(run, func, types, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -418,6 +442,46 @@ class ShardTensor(Tensor):
         )
 
 
+_NO_TENSORS = frozenset({int, float, bool, str, slice, type(None), torch.dtype, torch.device})
+
+
+def _is_ordinary(values: Iterable[Any]) -> bool:
+    """Whether all tensors are row-major in one process, so that results are, and none is a copy."""
+    for x in values:
+        kind = type(x)
+        if isinstance(x, ShardTensor):
+            if x._memory is not None or x._copied is not None:
+                return False
+        elif kind in _NO_TENSORS:  # asking for an instance of Tensor takes longer
+            continue
+        elif kind is tuple or kind is list:
+            if not _is_ordinary(x):
+                return False
+        elif isinstance(x, Tensor):
+            if x.layout is torch.strided and not x.is_contiguous():
+                return False
+        elif kind is torch.memory_format and x is not torch.preserve_format:
+            return False
+    return True
+
+
+def _refresh_all(values: Iterable[Any]) -> None:
+    for x in values:
+        if type(x) is tuple or type(x) is list:
+            _refresh_all(x)
+        elif isinstance(x, ShardTensor):
+            x._refresh()
+
+
+def _noted(run: Callable[..., Any], func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Handle a function, and note how its results lie in memory; bring copies up to date first."""
+    _refresh_all(args)
+    if not kwargs:
+        return note(func, args, kwargs, run(func, types, args, {}))
+    _refresh_all(kwargs.values())
+    return note(func, args, kwargs, run(func, types, args, dict(kwargs)))
+
+
 def _unusual(handler: Handler | None, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run any function on tensors that are replicated on all axes; refuse an unknown one on any others."""
     if handler in KEEPS_REPLICATED:
@@ -425,7 +489,7 @@ def _unusual(handler: Handler | None, func: Any, types: Any, args: tuple[Any, ..
     flat, tree = tree_flatten((args, kwargs))
     specs = [x._spec for x in flat if isinstance(x, ShardTensor)]
     if specs and all(spec.is_replicated for spec in specs):
-        copies = [x for x in flat if isinstance(x, ShardTensor) and x._copied]
+        copies = [x for x in flat if isinstance(x, ShardTensor) and x._copied is not None]
         flat = [x._local if isinstance(x, ShardTensor) else x for x in flat]
         plain_args, plain_kwargs = tree_unflatten(flat, tree)
         if not copies:

@@ -12,22 +12,24 @@ tensor made, or model parallelized, in a process that has Dynamo adds this packa
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C import DisableTorchFunction
 from torch._C import DisableTorchFunctionSubclass as DisableTorchFunctionSubclass
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import Function, Variable
 from torch.distributed.device_mesh import DeviceMesh
+from torch.utils._python_dispatch import _disable_current_modes
 
 # The only way through nested arguments; torch's own tensor subclasses and the guide to writing one use it.
 from torch.utils._pytree import tree_flatten as tree_flatten
 from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map_only as tree_map_only
 from torch.utils._pytree import tree_unflatten as tree_unflatten
-
-from scidata.errors import UnsupportedShardOp
 
 # -- tensors that wrap others ------------------------------------------------------------------------------------------
 
@@ -49,6 +51,17 @@ def version_of(x: Tensor) -> int:
 def shares_memory(x: Tensor, y: Tensor) -> bool:
     """Whether two plain tensors lie in one storage: of empty ones, addresses do not tell."""
     return bool(x.untyped_storage()._cdata == y.untyped_storage()._cdata)
+
+
+@contextmanager
+def inferring(*, fake: bool) -> Iterator[None]:
+    """Run functions for the shapes and strides of their results, unseen by modes of the user's.
+
+    On tensors of the device ``"meta"``; or with ``fake``, on any device, where tensors made here have no values either.
+    What compilers ask is not public.
+    """
+    with _disable_current_modes(), DisableTorchFunction(), FakeTensorMode() if fake else nullcontext():
+        yield
 
 
 # -- functions ---------------------------------------------------------------------------------------------------------
@@ -84,6 +97,9 @@ def copy_each(targets: list[Tensor], sources: list[Tensor]) -> None:
 
 #: What all batch normalisations are, also SyncBatchNorm and those of users; the public classes have no common base.
 BatchNorm: type[nn.Module] = nn.modules.batchnorm._BatchNorm
+
+#: What ``register_full_backward_hook`` sends a module's inputs and outputs through, to find their nodes of the graph.
+BackwardHookFunction: type[Function] = nn.modules._functions.BackwardHookFunction
 
 
 def parameters_of(module: nn.Module) -> dict[str, Any]:
@@ -129,23 +145,19 @@ def is_accumulated(node: Any) -> bool:
         return False
 
 
-def watch_functions(kind: type[Any]) -> None:
-    """Make ``Function.apply`` raise UnsupportedShardOp for a tensor of this kind that requires grad; once is enough.
+def watch_functions(kind: type[Any], handle: Callable[..., Any]) -> None:
+    """Make ``Function.apply`` hand calls with a tensor of this kind to ``handle(cls, args, kwargs)``; once is enough.
 
     Autograd knows the local parts, not the wrapper, so what it records for an argument that is a ShardTensor is
-    nothing, and its gradient would get lost. ``apply`` asks neither ``__torch_function__`` nor the dispatcher, and is
-    looked up in ``Function`` alone. Forward works.
+    nothing, and gradients would get lost. ``apply`` asks neither ``__torch_function__`` nor the dispatcher, and is
+    looked up in ``Function`` alone.
     """
     plain = Function.__dict__["apply"]  # a class method in Python, from 2.15 on in C
 
     def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
-        for x in (*args, *kwargs.values()):
-            if isinstance(x, kind) and torch.is_grad_enabled() and x.requires_grad:
-                raise UnsupportedShardOp(
-                    f"{cls.__qualname__}: a custom autograd function does not pass on the gradient of a ShardTensor. "
-                    f"Layout: {x.spec}. Remedy: apply it to to_local() and wrap the result, where it works row by row; "
-                    "register_op() a function that does so; for a checkpoint, use_reentrant=False"
-                )
+        for x in (*args, *kwargs.values()) if kwargs else args:
+            if isinstance(x, kind):
+                return handle(cls, args, kwargs)
         return plain.__get__(None, cls)(*args, **kwargs)
 
     Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment, unused-ignore]

@@ -1,30 +1,82 @@
-"""ShardTensors that are copies where torch gives views: what is written to one is put back, or refused.
+"""ShardTensors that are copies where torch gives views: what is written to one shows in the other, or is refused.
 
-Tensors here are ShardTensors; ``_copied`` says what each is.
+Tensors here are ShardTensors; ``_copied`` says of what each is a copy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from scidata.shard.op_table import unsupported
 from scidata.shard.torch_internals import shares_memory, tree_map_only, version_of
 
+_writes = [0]  # what stands for a tensor's version in inference mode, where torch counts none
+
+
+class Copy:
+    """A copy that would be a view in one process.
+
+    Attributes
+    ----------
+    base
+        The ShardTensor that it would be a view of.
+    local
+        This rank's part of the copy. Views of it are copies too, in the same sense.
+    take
+        Returns what ``local`` should be now; collective where the copy was.
+    put
+        Writes ``local`` to the base; None where that is not done.
+    """
+
+    __slots__ = ("base", "local", "put", "seen", "take")
+
+    def __init__(
+        self, base: Any, local: Tensor, take: Callable[[], Tensor], put: Callable[[], object] | None = None
+    ) -> None:
+        self.base, self.local, self.take, self.put = base, local, take, put
+        self.seen = _version(base)
+
+    def refresh(self) -> None:
+        """Copy again where the base was written to since. Collective then, where the copy was."""
+        if self.base._copied is not None:
+            self.base._copied.refresh()
+        if self.seen != (now := _version(self.base)):
+            with torch.inference_mode() if self.local.is_inference() else nullcontext():
+                self.local.copy_(self.take())
+            self.seen = now
+
+    def put_back(self) -> None:
+        """Write to the base what was written to the copy."""
+        assert self.put is not None
+        count = _writes[0]
+        self.put()
+        _writes[0] = count  # one write: some ranks have a copy where others have a view
+        self.seen = _version(self.base)
+
+
+def _version(x: Any) -> tuple[int, int]:
+    """Return a number that differs after each write; ranks compare their own, and come to the same."""
+    count = version_of(x._local)
+    return count, _writes[0] if count < 0 else 0
+
 
 def written(target: Any) -> None:
-    """Say that the own part was written to: ghosts are old now; a copy of single rows goes back to the original."""
+    """Say that the own part was written to: ghosts are old now; what is a copy goes back to the original."""
+    _writes[0] += 1
     target._padded = None
-    if callable(target._copied):
-        target._copied()
+    if target._copied is not None:
+        target._copied.put_back()
 
 
 def refuse_write_to_copy(func: Any, x: Any) -> None:
     """Raise where ``x`` is a copy that would have been a view in torch, but for one that can be put back."""
-    copied = getattr(x, "_copied", False)  # plain tensors are what they are
-    if copied and not callable(copied):
+    copied = getattr(x, "_copied", None)  # plain tensors are what they are
+    if copied is not None and copied.put is None:
         raise unsupported(
             func,
             "this tensor is a copy where torch would have made a view, so writing to it would not reach the original",

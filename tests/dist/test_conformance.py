@@ -31,6 +31,7 @@ ELSEWHERE = (
     "embedding",
     "metadata",
     "fft",
+    "functions",
     "multihead",
 )
 POINTWISE_ELSEWHERE = ("addcdiv", "addcmul", "lerp", "masked_fill", "where", "sigmoid", "tanh")

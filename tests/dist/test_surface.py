@@ -98,6 +98,11 @@ RIGHT = {
     "float in range": lambda x: [list(range(int(x.max()))), [0] * len(x)],
     "special": lambda x: [torch.special.erf(x), torch.special.expit(x), torch.special.log_softmax(x, 0)],
     "linalg": lambda x: torch.linalg.vector_norm(x, dim=0),
+    "a function's gradient": lambda x: Double.apply(x.detach().requires_grad_()),
+    "reentrant checkpoint": lambda x: torch.utils.checkpoint.checkpoint(
+        torch.sin, x.detach().requires_grad_(), use_reentrant=True
+    ),
+    "stride": lambda x: [x.stride(), x.T.stride(0), x.is_contiguous(), x.T.is_contiguous()],
 }  # fmt: skip
 
 REFUSED = {
@@ -122,7 +127,6 @@ REFUSED = {
     "storage": lambda x: x.storage(),
     "__dlpack__": lambda x: x.__dlpack__(),
     "np.from_dlpack": np.from_dlpack,
-    "stride": lambda x: x.stride(),
     "set data": lambda x: setattr(x, "data", torch.ones(6, 4)),
     "set_": lambda x: x.set_(torch.ones(3).double()),
     "resize_": lambda x: x.resize_(2),
@@ -151,11 +155,7 @@ REFUSED = {
     "dist.all_reduce": lambda x: torch.distributed.all_reduce(x),
     "dist.broadcast": lambda x: torch.distributed.broadcast(x, 0),
     "dist.all_gather": lambda x: torch.distributed.all_gather([torch.empty(3, 4)] * 2, x),
-    "a function's gradient": lambda x: Double.apply(x.detach().requires_grad_()),
     "a full backward hook": lambda x: hooked()(x.detach().requires_grad_()),
-    "reentrant checkpoint": lambda x: torch.utils.checkpoint.checkpoint(
-        torch.sin, x.detach().requires_grad_(), use_reentrant=True
-    ),
     "lstm": lambda x: torch.nn.LSTM(4, 3).double()(x),
     "fft over shards": lambda x: torch.fft.fft(x, dim=0),
     "svd": torch.linalg.svd,

@@ -90,6 +90,9 @@ def _take_listed(func: Any, x: ShardTensor, tensors: dict[int, Tensor]) -> Tenso
         x = replicated(x, {spec.sharded[d] for d in split[1:]})
         spec = x._spec
     if not split:
+        if any(0 in sizes for sizes in spec.sizes if sizes is not None):  # there torch finds nothing out of bounds
+            for d, index in tensors.items():
+                flat_rows(index, d, spec.global_shape[d])
         local = x._local[tuple(tensors.get(d, slice(None)) for d in range(spec.ndim))]
         return derived(x, local, spec.move_dims(new_shape, new_dim))
     order = [split[0], *(d for d in dims if d != split[0])]  # merged with the sharded dim as the slowest

@@ -279,5 +279,5 @@ def map_local(x: ShardTensor, function: Callable[[Tensor], Tensor]) -> ShardTens
     local = function(x._local)
     if local is x._local:
         return x
-    shared = x._copied and shares_memory(local, x._local)
-    return ShardTensor(local, x._spec, halo=x._halo, copied=x._copied if shared else False)
+    shared = x._copied is not None and shares_memory(local, x._local)
+    return ShardTensor(local, x._spec, halo=x._halo, copied=x._copied if shared else None)

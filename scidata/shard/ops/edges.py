@@ -190,12 +190,13 @@ def set_where(func: Any, target: Tensor, mask: ShardTensor, value: Any) -> bool:
     if not lies_beside(target, 0, mask):
         return False
     plain = isinstance(value, Tensor) and value.ndim and not is_sharded(value)
-    if not is_sharded(target) or target._copied or (plain and mask._spec.exchange is not None):
+    if not is_sharded(target) or target._copied is not None or (plain and mask._spec.exchange is not None):
         raise unsupported(func, "it writes plain values, or to a tensor that cannot take them", mask._spec)
     local, spec = _where(func, target, 0, mask)
     if plain or (isinstance(value, ShardTensor) and value._spec != spec):
         return False
     local[mask._local] = local_of(value)
+    written(target)
     return True
 
 

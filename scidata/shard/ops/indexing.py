@@ -18,12 +18,13 @@ from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.graphs.routed import RoutedIndex, accepts_filled
 from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops.advanced import take_advanced
-from scidata.shard.ops.align import is_sharded, local_of, operands_of, refuse_out, specs_of
+from scidata.shard.ops.align import is_sharded, operands_of, refuse_out, specs_of
 from scidata.shard.ops.edges import lies_beside, only_index, set_rows, set_where, take_rows, take_where
 from scidata.shard.ops.shapes import argument, derived, keep_dims, normal_dim
 from scidata.shard.ops.writing import fill_where, overwrite, put, without_ones
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
+from scidata.shard.views import Copy, written
 
 _WHOLE = slice(None)
 
@@ -62,13 +63,25 @@ def take_basic(x: ShardTensor, items: Sequence[Any]) -> Tensor:
     part = x._local[plan.local]
     if not plan.rows:
         return derived(x, part, plan.spec)
-    for dim, axis, owner in reversed(plan.rows):
-        counts = tuple(int(rank == owner) for rank in range(plan.spec.axes[axis].size))
-        part = all_gather_v(part, counts, dim, plan.spec.group(axis)).squeeze(dim)
+    part = _with_rows(part, plan)
     # wrapped even where it is replicated: a view in torch, so what is written to this copy has to reach the original
     if all(plan.spec.axes[axis].size == 1 for _, axis, _ in plan.rows):
         return ShardTensor(part, plan.spec, copied=x._copied, narrowed=x._narrowed)
-    return ShardTensor(part, plan.spec, copied=lambda: _put_basic(x, items, ShardTensor(part, plan.spec)))
+    copied = Copy(
+        x,
+        part,
+        take=lambda: _with_rows(x._local[plan.local], plan),
+        put=lambda: _put_basic(x, items, ShardTensor(part, plan.spec)),
+    )
+    return ShardTensor(part, plan.spec, copied=copied)
+
+
+def _with_rows(part: Tensor, plan: _Take) -> Tensor:
+    """Get the rows of sharded dims from their owners. Collective."""
+    for dim, axis, owner in reversed(plan.rows):
+        counts = tuple(int(rank == owner) for rank in range(plan.spec.axes[axis].size))
+        part = all_gather_v(part, counts, dim, plan.spec.group(axis)).squeeze(dim)
+    return part
 
 
 def _planned(spec: ShardSpec, items: Sequence[Any]) -> _Take:
@@ -241,14 +254,8 @@ def _put_basic(x: ShardTensor, items: Sequence[Any], value: Any) -> None:
     assert isinstance(target, ShardTensor)
     if not isinstance(value, Tensor):
         target.fill_(value)
-    elif not _is_same(target._local, local_of(value)):
+    else:
         overwrite(target, value)
-
-
-def _is_same(x: Tensor, y: Tensor) -> bool:
-    """Whether two tensors are the same elements in memory, as in ``x[i] += 1``, which writes a view to itself."""
-    steps = [[(n, step) for n, step in zip(t.shape, t.stride(), strict=True) if n != 1] for t in (x, y)]
-    return steps[0] == steps[1] and x.numel() > 0 and x.data_ptr() == y.data_ptr() and x.dtype == y.dtype
 
 
 # -- by name -------------------------------------------------------------------------------------------------------
@@ -273,13 +280,28 @@ def unbind(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     x: ShardTensor = args[0]
     spec = x._spec
     dim = normal_dim(argument(args, kwargs, 1, "dim", 0), spec.ndim)
-    axis, local = spec.axis_of_dim(dim), x._local
-    if axis is not None:
-        local = all_gather_v(local, spec.sizes_of(axis), dim, spec.group(axis))
+    axis = spec.axis_of_dim(dim)
     new = spec.without([dim])
     if axis is None:
-        return tuple(derived(x, part, new) for part in local.unbind(dim))
-    return tuple(ShardTensor(part, new, copied=True) for part in local.unbind(dim))
+        return tuple(derived(x, part, new) for part in x._local.unbind(dim))
+    copied = _whole_rows(x, dim, axis)
+    return tuple(ShardTensor(part, new, copied=copied) for part in copied.local.unbind(dim))
+
+
+def _whole_rows(x: ShardTensor, dim: int, axis: int) -> Copy:
+    """Gather a dim, as a copy of which each row is to be a view. Collective."""
+    spec = x._spec
+    sizes, start = spec.sizes_of(axis), spec.offsets[dim]
+
+    def take() -> Tensor:
+        return all_gather_v(x._local, sizes, dim, spec.group(axis))
+
+    def put() -> None:
+        x._local.copy_(local.narrow(dim, start, spec.local_shape[dim]))
+        written(x)
+
+    local = take()
+    return Copy(x, local, take, put)
 
 
 @register_op(*find("narrow", namespaces=(torch, Tensor)), torch.narrow_copy, Tensor.narrow_copy)

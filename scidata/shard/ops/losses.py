@@ -6,6 +6,7 @@ Targets and weights lie beside the input or are plain: then they are sliced to t
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -19,6 +20,7 @@ from scidata.shard.op_table import register_op, unsupported
 from scidata.shard.ops.align import align, bind, finish, spec_of_layout, specs_of
 from scidata.shard.ops.moments import widened
 from scidata.shard.ops.pointwise import elementwise
+from scidata.shard.ops.shapes import normal_dim
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
@@ -178,10 +180,15 @@ def cross_entropy(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str
 def cosine_similarity(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Cosine of the angle between vectors along any dim."""
     given = bind("x1 x2 dim eps", args, kwargs, dim=1, eps=1e-8)
+    pair = [given["x1"], given["x2"]]
+    ndim = max(len(x.shape) for x in pair)
+    pair = [x[(None,) * (ndim - len(x.shape))] if len(x.shape) < ndim else x for x in pair]
+    dim = normal_dim(given["dim"], ndim)
     units = []
-    for x in (given["x1"], given["x2"]):
-        norm = torch.linalg.vector_norm(x, 2, given["dim"], True)
+    for x, other in (pair, reversed(pair)):
+        repeats = other.shape[dim] if x.shape[dim] == 1 else 1  # lengths are those of the vectors after broadcasting
+        norm = torch.linalg.vector_norm(x, 2, dim, True) * math.sqrt(repeats)
         low = norm.detach() < given["eps"]  # torch raises short lengths to eps, and their gradient passes
         units.append(x / torch.where(low, norm + (given["eps"] - norm.detach()), norm))
-    cosine: Tensor = (units[0] * units[1]).sum(given["dim"])
+    cosine: Tensor = (units[0] * units[1]).sum(dim)
     return cosine

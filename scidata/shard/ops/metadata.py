@@ -7,11 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from scidata.shard.memory import UNKNOWN, strides_of
 from scidata.shard.op_table import OF_THE_WHOLE, find, getters, register_op, unsupported
 from scidata.shard.ops.align import is_sharded, local_of, map_local, operands_of, specs_of
 from scidata.shard.ops.edges import new_filled
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import DisableTorchFunctionSubclass
+from scidata.shard.views import refuse_write_to_copy, written
 
 _GLOBAL = (
     "size dim ndimension numel nelement is_floating_point is_complex is_signed element_size get_device is_inference"
@@ -21,7 +23,7 @@ _GLOBAL_GETTERS = """
     is_mps is_xpu itemsize nbytes
 """
 _CONVERSIONS = """
-    to float double half bfloat16 int long short char byte bool type_as clone detach contiguous cuda cpu pin_memory
+    to float double half bfloat16 int long short char byte bool type_as clone detach cuda cpu pin_memory
 """
 _NEW = "new_zeros new_ones new_full new_empty new_tensor"
 _FILLED = (Tensor.new_zeros, Tensor.new_ones, Tensor.new_full)
@@ -40,7 +42,30 @@ def of_the_whole(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str,
 OF_THE_WHOLE.add(of_the_whole)
 
 
-@register_op(Tensor.is_contiguous, Tensor.is_pinned, Tensor.record_stream, torch.result_type, keeps_replicated=True)
+@register_op(Tensor.is_contiguous, Tensor.stride, keeps_replicated=True)
+def of_the_memory(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Answer as one process would, whatever this rank's part is like."""
+    x: ShardTensor = args[0]
+    strides = strides_of(x)
+    if strides is UNKNOWN:
+        raise unsupported(func, "the strides are not known", x._spec, remedy="use contiguous() first")
+    return func(torch.empty_strided(x._spec.global_shape, strides, device="meta"), *args[1:], **kwargs)
+
+
+@register_op(Tensor.data.__set__, keeps_replicated=True)  # type: ignore[attr-defined]
+def set_data(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Put other values in the place of a tensor's own, of the same layout; its gradient and graph stay."""
+    x, value = args
+    known = isinstance(x, ShardTensor) and value.shape == x.shape
+    if not known or not (value._spec == x._spec if isinstance(value, ShardTensor) else x._spec.is_replicated):
+        reason = "data of another layout takes the place of a tensor's own"
+        raise unsupported(func, reason, *specs_of(args), remedy="use copy_()")
+    refuse_write_to_copy(func, x)
+    func(x._local, local_of(value))
+    written(x)
+
+
+@register_op(Tensor.is_pinned, Tensor.record_stream, torch.result_type, keeps_replicated=True)
 def of_the_part(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Answer for, or act on, this rank's part."""
     return func(*map(local_of, args), **kwargs)
@@ -57,6 +82,21 @@ def convert(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     if not isinstance(x, ShardTensor):  # x.to(other), x.type_as(other): only the other's dtype and device count
         return func(x, *others, **others_by_name)  # type: ignore[no-any-return]
     return map_local(x, lambda part: func(part, *others, **others_by_name))
+
+
+@register_op(Tensor.contiguous, keeps_replicated=True)
+def contiguous(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Return the tensor itself where one process would, whatever this rank's part is like; else a copy."""
+    x: ShardTensor = args[0]
+    strides = strides_of(x)
+    if strides is UNKNOWN:
+        return map_local(x, lambda part: part.clone(memory_format=torch.contiguous_format))
+    whole = torch.empty_strided(x._spec.global_shape, strides, device="meta")
+    if func(whole, *args[1:], **kwargs) is whole:
+        return x
+    return map_local(
+        x, lambda part: part.clone(memory_format=(*args[1:], *kwargs.values(), torch.contiguous_format)[0])
+    )
 
 
 @register_op(*find(_LIKE, namespaces=(torch,)), keeps_replicated=True)

@@ -18,7 +18,7 @@ from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops.align import Layout, align, finish, local_of, operands_of, refuse_out, specs_of
 from scidata.shard.spec import HaloDim, ShardSpec
 from scidata.shard.tensor import ShardTensor
-from scidata.shard.torch_internals import version_of
+from scidata.shard.torch_internals import shares_memory, version_of
 from scidata.shard.views import refuse_write_to_copy, written
 
 _UNARY = """
@@ -146,10 +146,16 @@ def elementwise_in_place(func: Any, types: Any, args: tuple[Any, ...], kwargs: d
     locals_, layout, shape = _broadcast(func, operands)
     if tuple(shape) != spec.global_shape or _result_spec(specs_of(operands), layout, shape) != spec:
         raise unsupported(func, "the result has another layout than the tensor it is written to", *specs_of(operands))
-    new_args, new_kwargs = rebuild(locals_)
+    new_args, new_kwargs = rebuild([locals_[0], *(_apart(part, locals_[0]) for part in locals_[1:])])
     func(*new_args, **new_kwargs)
     written(target)
     return target
+
+
+def _apart(part: Tensor, target: Tensor) -> Tensor:
+    """Copy what overlaps with what is written to: torch refuses that on ranks where it sees it, by their rows."""
+    same = part.data_ptr() == target.data_ptr() and part.stride() == target.stride()
+    return part.clone() if shares_memory(part, target) and not same else part
 
 
 def _broadcast(func: Any, operands: Sequence[Tensor]) -> tuple[list[Tensor], Layout, tuple[int, ...]]:

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from scidata.shard.memory import UNKNOWN, strides_of
 from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops.align import bind, finish, specs_of
 from scidata.shard.spec import ShardSpec
@@ -39,9 +40,24 @@ def _refuse_sets(func: Any, spec: ShardSpec) -> None:
         raise unsupported(func, "edges have no order for random numbers", spec, remedy="draw for nodes, or use p=0")
 
 
-def _kept(x: ShardTensor, shape: Sequence[int], p: float) -> Tensor:
-    mask = torch.empty(tuple(shape), dtype=torch.bool, device=x.device).bernoulli_(1 - p)
-    return _own_part(mask, x._spec).to(x.dtype)
+def _whole(func: Any, x: ShardTensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return an uninitialised tensor of the whole shape that lies in memory as the tensor would in one process.
+
+    That is the order in which torch draws.
+    """
+    strides = strides_of(x)
+    if strides is UNKNOWN:
+        reason = "random numbers follow the order in memory, which is not known here"
+        raise unsupported(func, reason, x._spec, remedy="use contiguous() first")
+    if dtype is None:
+        return torch.empty_strided(x._spec.global_shape, strides, dtype=x.dtype, device=x.device)
+    like = torch.empty_strided(x._spec.global_shape, strides, dtype=dtype, device="meta")
+    return torch.empty_like(like, device=x.device)
+
+
+def _kept(func: Any, x: ShardTensor, p: float, shape: Sequence[int] | None = None) -> Tensor:
+    mask = _whole(func, x, torch.bool) if shape is None else torch.empty(shape, dtype=torch.bool, device=x.device)
+    return _own_part(mask.bernoulli_(1 - p), x._spec).to(x.dtype)
 
 
 def _parsed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[ShardTensor, float, bool]:
@@ -60,12 +76,13 @@ def dropout(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     if p == 0:
         return x
     _refuse_sets(func, x._spec)
-    shape: Sequence[int] = x._spec.global_shape
+    shape = None
     if func not in (F.dropout, torch.dropout):
-        unbatched = (func is F.dropout1d and len(shape) == 2) or (func is F.dropout3d and len(shape) == 4)
+        shape = x._spec.global_shape
+        unbatched = (func is F.dropout1d and x.ndim == 2) or (func is F.dropout3d and x.ndim == 4)
         lead = 1 if unbatched else 2
-        shape = [n if d < lead else 1 for d, n in enumerate(shape)]
-    scale = _kept(x, shape, p)
+        shape = tuple([n if d < lead else 1 for d, n in enumerate(shape)])
+    scale = _kept(func, x, p, shape)
     scale = scale.div_(1 - p) if p < 1 else scale
     if inplace:
         refuse_write_to_copy(func, x)
@@ -84,7 +101,7 @@ def alpha_dropout(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str
         raise unsupported(func, "inplace=True, or p=1", x._spec)
     if p == 0:
         return x
-    kept = _kept(x, x._spec.global_shape, p)
+    kept = _kept(func, x, p)
     a = 1 / math.sqrt((_ALPHA**2 * p + 1) * (1 - p))
     return finish(x._local * (kept * a) + ((kept - 1) * (_ALPHA * a) + _ALPHA * a * p), x._spec)
 
@@ -94,7 +111,7 @@ def random_like(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, 
     """Draw a tensor of the same layout."""
     x: ShardTensor = args[0]
     _refuse_sets(func, x._spec)
-    like = torch.empty(x._spec.global_shape, dtype=x.dtype, device=x.device)
+    like = _whole(func, x)
     options = dict(kwargs)
     grad = options.pop("requires_grad", False)
     return finish(_own_part(func(like, *args[1:], **options), x._spec).requires_grad_(grad), x._spec)
@@ -110,7 +127,7 @@ def random_in_place(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[s
         raise unsupported(func, "its parameters are tensors", *specs_of([*args, *kwargs.values()]))
     refuse_write_to_copy(func, x)
     _refuse_sets(func, x._spec)
-    full = func(torch.empty(x._spec.global_shape, dtype=x.dtype, device=x.device), *args[1:], **kwargs)
+    full = func(_whole(func, x), *args[1:], **kwargs)
     x._local.copy_(_own_part(full, x._spec))
     written(x)
     return x

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -16,16 +16,19 @@ from torch import Tensor
 
 from scidata.core.bounds import even_sizes
 from scidata.core.types import IntArray
-from scidata.shard.op_table import find, getters, register_op, unsupported
-from scidata.shard.ops.align import align, finish
+from scidata.shard.memory import UNKNOWN
+from scidata.shard.op_table import REFUSES, find, getters, register_op, unsupported
+from scidata.shard.ops.align import align, finish, specs_of
 from scidata.shard.rows.redistribute import move_rows, plan_reshape, plan_rows
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
+from scidata.shard.torch_internals import shares_memory
+from scidata.shard.views import Copy, written
 
 
-def derived(x: ShardTensor, local: Tensor, spec: ShardSpec, copied: bool = False) -> Tensor:
-    """Wrap what shares memory with ``x``, or may not where ``copied``."""
-    return finish(local, spec, copied=copied or x._copied, narrowed=x._narrowed)
+def derived(x: ShardTensor, local: Tensor, spec: ShardSpec) -> Tensor:
+    """Wrap what shares memory with ``x``."""
+    return finish(local, spec, copied=x._copied, narrowed=x._narrowed)
 
 
 def argument(args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int, name: str, default: Any = None) -> Any:
@@ -249,17 +252,53 @@ def _reshape(func: Any, x: ShardTensor, shape: Sequence[int]) -> Tensor:
     gather. An axis whose dim, of extent 1, vanishes replicates too.
     """
     before, moves, spec = _reshaped(func, x._spec, shape)
-    copied = before is not x._spec and before != x._spec
-    if copied:
-        x = x.redistribute(placements=before.placements)
-    if moves or copied:
-        local = _moved(x, moves) if moves else x._local
-        # wrapped even where it is replicated: a view in torch, so that writing to this copy has to raise
-        return ShardTensor(local.reshape(spec.local_shape), spec, copied=True)
+    is_view = _is_view(func, x, spec.global_shape)
+    gathered = before is not x._spec and before != x._spec
+
+    def take() -> Tensor:
+        source = x.redistribute(placements=before.placements) if gathered else x
+        return (_moved(source, moves) if moves else source._local).reshape(spec.local_shape)
+
+    def refuse() -> NoReturn:
+        raise unsupported(func, "whether this is a view of what was written to is not known", spec, remedy="clone() it")
+
+    local = take()
+    if is_view is None:
+        return ShardTensor(local, spec, copied=Copy(x, local, refuse))
+    if not is_view:
+        return finish(local.clone() if shares_memory(local, x._local) else local, spec)
+    if shares_memory(local, x._local):
+        return derived(x, local, spec)
+
+    def put() -> None:
+        if moves or gathered:
+            back: Any = ShardTensor(copy.local, spec).reshape(x._spec.global_shape)
+            sizes = {axis: x._spec.sizes_of(axis) for axis in x._spec.sharded.values()}
+            x.copy_(back.redistribute(placements=x.placements, sizes=sizes))
+        else:
+            x._local.copy_(copy.local.reshape(x._local.shape))
+            written(x)
+
+    # wrapped even where it is replicated
+    copy = Copy(x, local, take, put)
+    return ShardTensor(local, spec, copied=copy)
+
+
+def _is_view(func: Any, x: ShardTensor, shape: tuple[int, ...]) -> bool | None:
+    """Whether the result of a reshape shares memory with the tensor in one process; None where that is not known."""
+    must = func is Tensor.view or func is Tensor.view_as
+    if x._memory is None:
+        return True
+    if x._memory is UNKNOWN:
+        return True if must else None
+    whole = torch.empty_strided(x._spec.global_shape, x._memory, device="meta")
     try:
-        return derived(x, x._local.view(spec.local_shape), spec, copied=x._narrowed)
+        whole.view(shape)
     except RuntimeError:
-        return derived(x, x._local.reshape(spec.local_shape), spec, copied=x._narrowed or func is Tensor.view)
+        if must:
+            raise
+        return False
+    return True
 
 
 @register_op(*find("reshape view", namespaces=(Tensor,)), torch.reshape)
@@ -334,18 +373,29 @@ def _expand(x: ShardTensor, shape: Sequence[int], like: ShardSpec | None = None)
         raise RuntimeError(f"expand: {list(shape)} has fewer dims than the tensor's {spec.ndim}")
     old = (*[1] * added, *spec.global_shape)
     new = [n if s == -1 else s for s, n in zip(shape, old, strict=True)]
-    sizes, local, grown = list(spec.sizes), x._local, False
+    sizes = list(spec.sizes)
+    plans: list[tuple[int, int, Any]] = []
     for d, axis in spec.sharded.items():
         if new[d + added] != spec.global_shape[d]:
             if spec.global_shape[d] != 1:
                 raise RuntimeError(f"expand: dim {d} of extent {spec.global_shape[d]} cannot become {new[d + added]}")
             same = like is not None and like.dims[axis] == d + added
             parts = like.sizes_of(axis) if same and like else even_sizes(new[d + added], spec.axes[axis].size)
-            sizes[axis], grown = parts, True
+            sizes[axis] = parts
             plan = plan_rows(_repeated, (new[d + added],), spec.sizes_of(axis), parts, spec.coordinate(axis))
-            local = move_rows(local, plan, d, spec.group(axis))
+            plans.append((d, axis, plan))
     result = spec.derive(new, [None if d is None else d + added for d in spec.dims], sizes)
-    return derived(x, local.expand(result.local_shape), result, copied=grown)
+
+    def take() -> Tensor:
+        local = x._local
+        for d, axis, plan in plans:
+            local = move_rows(local, plan, d, spec.group(axis))
+        return local
+
+    if not plans:
+        return derived(x, x._local.expand(result.local_shape), result)
+    local = take()
+    return finish(local.expand(result.local_shape), result, copied=Copy(x, local, take))
 
 
 def _repeated(extent: int, count: int) -> IntArray:
@@ -367,3 +417,19 @@ def expand_as(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
     ndim = other._spec.ndim
     (part, _), _, _ = align(func, [x, other], [range(ndim - n, ndim) for n in (x.ndim, ndim)])
     return finish(part.expand(other._spec.local_shape), other._spec)
+
+
+# -- in place ----------------------------------------------------------------------------------------------------
+
+_IN_PLACE = "t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_ as_strided_ resize_ resize_as_"
+
+
+@register_op(*find(_IN_PLACE, namespaces=(Tensor,)), keeps_replicated=True)
+def change_shape(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
+    """Raise: a tensor's layout is its own from the start, also where it is replicated."""
+    name = func.__name__.rstrip("_")
+    remedy = f"assign the result: x = x.{name}(...)" if hasattr(ShardTensor, name) else "make a new tensor"
+    raise unsupported(func, "the shape of a ShardTensor does not change in place", *specs_of(args), remedy=remedy)
+
+
+REFUSES.add(change_shape)

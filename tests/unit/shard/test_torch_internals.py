@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import scidata
 from scidata.device_mesh import torch_internals as of_groups
@@ -317,7 +318,7 @@ def test_is_accumulated_tells_backward_from_grad():
     assert said == [True, False]
 
 
-def test_functions_refuse_a_sharded_tensor_that_requires_grad():
+def test_functions_that_get_a_sharded_tensor_are_handed_over():
     class Twice(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -330,13 +331,29 @@ def test_functions_refuse_a_sharded_tensor_that_requires_grad():
     with fake_group(2):
         x = sharded()
         assert torch.equal(Twice.apply(x), x.to_local() * 2)
-        with pytest.raises(UnsupportedShardOp, match="Twice: a custom autograd function"):
-            Twice.apply(x.requires_grad_())
+        Twice.apply(x.requires_grad_()).sum().backward()
+        assert torch.equal(x.grad.to_local(), torch.full((2, 4), 2.0))
         with torch.no_grad():
-            Twice.apply(x)
+            assert not Twice.apply(x).requires_grad
     plain = torch.ones(2, requires_grad=True)
     Twice.apply(plain).sum().backward()
     assert plain.grad.tolist() == [2, 2]
+
+
+def test_inferring_makes_tensors_without_values():
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            raise AssertionError("modes of the user's see nothing")
+
+    with Seen(), of_tensors.inferring(fake=False):
+        assert torch.empty(4, 3, device="meta").t().stride() == (1, 3)
+    with Seen(), of_tensors.inferring(fake=True):
+        x = torch.empty(2, 3, 4, 4).to(memory_format=torch.channels_last)
+        y = F.conv2d(x, torch.empty(5, 3, 1, 1))
+    assert y.device.type == "cpu"
+    assert y.stride() == (80, 1, 20, 5)
+    with pytest.raises(RuntimeError):
+        y.untyped_storage().tolist()
 
 
 COMPILED = """

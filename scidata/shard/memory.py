@@ -1,0 +1,197 @@
+"""Where one process would have a tensor's elements in memory: the strides of the whole tensor.
+
+They decide which random numbers an element gets, since torch draws in the order of memory, and whether a reshape is a
+view. A local part cannot say: it is a copy where elements were moved, and of a dim of one row any stride would do.
+Most tensors are row-major, of which nothing is noted. Where a function rearranges, or one of its tensors is not
+row-major, torch's own inference of shapes says what the strides of the result are; no rank asks another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from scidata.core.cache import Cache
+from scidata.shard.op_table import find, getters
+from scidata.shard.torch_internals import inferring, tree_leaves
+
+#: Strides of a tensor that is not row-major: one for each dim; none at all where they are not known.
+Strides = tuple[int, ...]
+UNKNOWN: Strides = (-1,)
+
+_INFERRED: Cache[tuple[Strides | None, ...]] = Cache(4096)
+_BOTH = (torch, Tensor)
+
+#: Functions whose result may not be row-major though all their tensors are.
+REARRANGES: frozenset[Any] = frozenset(
+    [
+        *find("t transpose swapaxes swapdims permute movedim moveaxis adjoint", namespaces=_BOTH),
+        *find("broadcast_to narrow select chunk split tensor_split split_with_sizes unbind", namespaces=_BOTH),
+        *find("unsafe_chunk unsafe_split hsplit vsplit dsplit diagonal rot90 quantile nanquantile", namespaces=_BOTH),
+        *find("expand expand_as unfold as_strided", namespaces=(Tensor,)),
+        *find("broadcast_tensors meshgrid einsum real imag stft", namespaces=(torch,)),
+        *find(
+            "fft ifft rfft irfft hfft ihfft fft2 ifft2 rfft2 irfft2 fftn ifftn rfftn irfftn", namespaces=(torch.fft,)
+        ),
+        *find("hfft2 ihfft2 hfftn ihfftn", namespaces=(torch.fft,)),
+        *find("inv solve qr svd eigh cholesky matrix_power diagonal", namespaces=(torch.linalg,)),
+        *getters("T mT H mH real imag"),
+        Tensor.__getitem__,
+        F.multi_head_attention_forward,
+        F.scaled_dot_product_attention,
+        *find("conv1d conv2d conv3d", namespaces=(F,)),  # by the strides of a weight of one channel, too
+    ]
+)
+
+# Where torch's inference differs from what its CPU kernels do: all elementwise ones go by the same rule as add;
+_AS_ADD = frozenset(
+    find("copysign div divide true_divide floor_divide logaddexp logaddexp2 xlogy xlog1py logical_and logical_or")
+    + find("logical_xor heaviside")
+)
+# these take the kernel into account only on fake tensors;
+_BY_KERNEL = frozenset([F.scaled_dot_product_attention, *find("conv1d conv2d conv3d", namespaces=(F,))])
+# these are right for row-major tensors alone.
+_UNSURE = frozenset(
+    find("ldexp", namespaces=_BOTH)
+    + find("max_pool1d max_unpool1d max_unpool2d max_unpool3d nll_loss cross_entropy", namespaces=(F,))
+    + find("irfft hfft ihfft ihfft2 irfft2 ihfftn irfftn", namespaces=(torch.fft,))
+)
+# and these not even for those.
+_NEVER = frozenset(find("hfft2 hfftn rfft2 rfftn", namespaces=(torch.fft,)))
+
+
+def _batch_norm(x: Tensor, *others: Any, **options: Any) -> Tensor:
+    for layout in (torch.channels_last, torch.channels_last_3d):
+        if x.ndim == (4 if layout is torch.channels_last else 5) and x.is_contiguous(memory_format=layout):
+            return x
+    return x.contiguous()
+
+
+def memory_of(x: Tensor) -> Strides | None:
+    """Return a tensor's strides in one process, UNKNOWN where nobody knows; None: it is row-major."""
+    try:
+        return x._memory  # type: ignore[attr-defined, no-any-return]
+    except AttributeError:
+        return x.stride() if x.layout is torch.strided and not x.is_contiguous() else None
+
+
+def strides_of(x: Tensor) -> Strides:
+    """Return a tensor's strides in one process, or UNKNOWN."""
+    return (x._memory or row_major(x.shape)) if hasattr(x, "_memory") else x.stride()
+
+
+def row_major(shape: Sequence[int]) -> Strides:
+    """Return the strides of a contiguous tensor, as torch counts them."""
+    steps = [1]
+    for extent in reversed(shape[1:]):
+        steps.append(steps[-1] * max(extent, 1))
+    return tuple(reversed(steps)) if len(shape) else ()
+
+
+def is_row_major(shape: Sequence[int], strides: Strides) -> bool:
+    """Say as ``Tensor.is_contiguous`` does, where the stride of a dim of extent 1 is no matter."""
+    wanted = zip(shape, strides, row_major(shape), strict=True)
+    return 0 in shape or all(extent == 1 or step == other for extent, step, other in wanted)
+
+
+def note(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
+    """Note how a call's results would lie in one process; lay out so those that are plain, as they are whole here."""
+    if hasattr(result, "_memory"):  # of one ShardTensor
+        if not args or result is not args[0]:
+            found = infer_strides(func, args, kwargs)
+            result._memory = found[0] if found else UNKNOWN
+        return result
+    results = list(result) if isinstance(result, tuple | list) else [result]
+    new = [i for i, x in enumerate(results) if isinstance(x, Tensor) and not any(x is given for given in args)]
+    if not new:
+        return result
+    found = infer_strides(func, args, kwargs)
+    changed = False
+    for i in new:
+        x, strides = results[i], found[i] if i < len(found) else UNKNOWN
+        if hasattr(x, "_memory"):
+            x._memory = strides
+        elif x.numel() > 1 and strides is not UNKNOWN and (strides or row_major(x.shape)) != x.stride():
+            results[i], changed = laid_out(x, strides or row_major(x.shape)), True
+    if not changed:
+        return result
+    return type(result)(results) if isinstance(result, tuple | list) else results[0]
+
+
+def infer_strides(func: Any, args: Any, kwargs: Any) -> tuple[Strides | None, ...]:
+    """Return what :func:`memory_of` would say of each result of a call in one process."""
+
+    if "generator" in kwargs:
+        kwargs = {name: value for name, value in kwargs.items() if name != "generator"}
+    try:
+        key = (func, torch.is_grad_enabled(), _keyed(args), _keyed(kwargs) if kwargs else ())
+        return _INFERRED.get(key) or _INFERRED.put(key, _inferred(func, args, kwargs))
+    except TypeError:  # what does not hash
+        return _inferred(func, args, kwargs)
+
+
+def _inferred(func: Any, args: Any, kwargs: Any) -> tuple[Strides | None, ...]:
+    if func in _NEVER:
+        return ()
+    tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+    if func in _UNSURE and any(map(memory_of, tensors)):
+        return ()
+    if func is Tensor.__getitem__ and any(x.dtype == torch.bool for x in tensors[1:]):  # of a size that values decide
+        return () if memory_of(tensors[0]) else (None,)
+    if func in _AS_ADD:
+        func, args, kwargs = torch.add, args[:2], {}
+    elif func is F.batch_norm:
+        func = _batch_norm
+    for fake in (False, True):  # the second knows devices, and more functions, and takes a hundred times as long
+        if func in _BY_KERNEL and not fake:
+            continue
+        try:
+            with inferring(fake=fake):
+                result = func(*_made(args, fake), **_made(kwargs, fake))
+        except Exception:
+            continue
+        results = result if isinstance(result, tuple | list) else [result]
+        return tuple(memory_of(x) if isinstance(x, Tensor) else UNKNOWN for x in results)
+    return ()
+
+
+def _keyed(value: Any) -> Any:
+    kind = type(value)
+    if kind is int or kind is str or value is None:
+        return value
+    if hasattr(value, "_memory"):
+        spec, local = value._spec, value._local
+        return spec.global_shape, local.dtype, local.device, local.requires_grad, value._memory
+    if kind is tuple or kind is list:
+        return tuple([_keyed(item) for item in value])
+    if isinstance(value, Tensor):
+        return value.shape, value.dtype, value.device, value.requires_grad, value.stride()
+    if kind is dict:
+        return tuple([(name, _keyed(item)) for name, item in value.items()])
+    if kind is slice:
+        return "slice", value.start, value.stop, value.step
+    return kind, value
+
+
+def _made(value: Any, fake: bool) -> Any:
+    """Put tensors of the same shapes, strides and dtypes in the places of tensors."""
+    if isinstance(value, Tensor):
+        strides = strides_of(value)
+        if strides is UNKNOWN:
+            raise ValueError("a tensor whose strides are not known")
+        made = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device if fake else "meta")
+        return made.requires_grad_(value.requires_grad)
+    if type(value) is tuple or type(value) is list:
+        return type(value)([_made(item, fake) for item in value])
+    if type(value) is dict:
+        return {name: _made(item, fake) for name, item in value.items()}
+    return value
+
+
+def laid_out(x: Tensor, strides: Strides) -> Tensor:
+    """Return a copy of a plain tensor that has these strides."""
+    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)

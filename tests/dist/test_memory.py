@@ -1,0 +1,194 @@
+"""Results that depend on where one process has a tensor's elements in memory: random numbers, strides, what is a view."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard
+
+from scidata.errors import UnsupportedShardOp
+from scidata.shard import ShardSpec, ShardTensor
+from scidata.testing import assert_like_one_process, run_ranks, shard_of
+
+LAYOUTS = {1: [(7,)], 2: [(4, 3), (0, 7)], 3: [(5, 1, 1), (4, 0, 3), (1, 1, 5)]}
+CHANNELS_LAST = torch.ones(5, 7, 3, 3, dtype=torch.float64).to(memory_format=torch.channels_last)
+
+
+def written(write):
+    def function(x):
+        y = x * 1
+        write(y)
+        return y
+
+    return function
+
+
+DRAWN = {
+    "transpose": lambda x: F.dropout(x.transpose(1, 2), 0.5),
+    "permute": lambda x: F.dropout(x.permute(3, 1, 0, 2) + 1, 0.5),
+    "patches": lambda x: F.dropout(x.flatten(2).transpose(1, 2), 0.5),
+    "einsum": lambda x: F.dropout(torch.einsum("abcd,ebfd->aebcf", x, torch.ones(3, 7, 2, 7).double()), 0.5),
+    "attention": lambda x: F.dropout(F.scaled_dot_product_attention(*[x.transpose(1, 2)] * 3), 0.5),
+    "reshape": lambda x: F.dropout(x.transpose(1, 2).reshape(8, 7, 7), 0.5),
+    "contiguous": lambda x: F.dropout(x.mT.contiguous(), 0.5),
+    "layer norm": lambda x: F.dropout(F.layer_norm(x.transpose(2, 3), (4,)), 0.5),
+    "cat": lambda x: F.dropout(torch.cat([x.transpose(1, 2), x.transpose(1, 2)], 0), 0.5),
+    "sum": lambda x: F.dropout(x.transpose(1, 2).sum(0), 0.5),
+    "plain sum": lambda x: [F.dropout(x.permute(3, 2, 1, 0).sum((d, e)), 0.5) for d, e in ((1, 2), (0, 2), (0, 1))],
+    "alpha": lambda x: F.alpha_dropout(x.transpose(1, 2), 0.5, True),
+    "channels": lambda x: F.dropout2d(x.transpose(1, 2), 0.5),
+    "rand_like": lambda x: [torch.rand_like(x.mT), torch.randn_like(x[..., 1:3]), torch.randint_like(x.mT, 9)],
+    "in place": written(lambda y: y.mT.normal_()),
+    "slices": written(lambda y: [y[:, :, 1:3].normal_(), y[:, 2:5].uniform_(), y.transpose(0, 3).bernoulli_(0.5)]),
+    "inplace=": written(lambda y: F.dropout(y.transpose(0, 2), 0.5, inplace=True)),
+    "moved": lambda x: (
+        F.dropout(x.transpose(1, 2).redistribute(placements=[Replicate()]), 0.5)
+        if isinstance(x, ShardTensor)
+        else F.dropout(x.transpose(1, 2), 0.5)
+    ),
+}
+VIEWS = {
+    "view": lambda x: x.view(-1),
+    "reshape": lambda x: x.reshape(14, 14),
+    "flatten": lambda x: x.flatten(0, 1),
+    "row": lambda x: x[2],
+    "rows": lambda x: x[:, 1],
+    "last": lambda x: x[:, :, 5],
+    "unbind": lambda x: x.unbind(0)[3] + 0 * x.unbind(2)[6].sum() if x.requires_grad else x.unbind(2)[6],
+    "squeeze": lambda x: x[3:4].squeeze(0),
+    "unflatten": lambda x: x.unflatten(1, (2, 2)).flatten(2),
+    "of a copy": lambda x: x.view(-1)[5:60].view(11, 5),
+    "of a row": lambda x: x[2].view(-1)[3:9],
+    "transposed": lambda x: x.transpose(0, 2).reshape(-1),  # a copy in one process too
+    "contiguous": lambda x: x.mT.contiguous(),
+    "part": lambda x: x[:, :, :2].contiguous(),
+    "steps": lambda x: x.reshape(-1)[2:40:3],
+    "expand": lambda x: x[:1].expand(5, -1, -1),
+}
+
+
+def base_written(take):
+    def function(x):
+        base = x * 1
+        y = take(base)
+        base.mul_(2)
+        base[1:3] = 7.0
+        return [base, y, y * 3]
+
+    return function
+
+
+def copy_written(take):
+    def function(x):
+        base = x * 1
+        y, row = take(base), base[0]
+        y.add_(1)
+        y.mul_(2)
+        return [base, y, row, y.sum()]
+
+    return function
+
+
+def differentiated(take):
+    def function(x):
+        base = x * 1
+        y = take(base)
+        base.mul_(x)
+        before = (y**2).sum()
+        y.mul_(3)
+        return [before, base * x, y]
+
+    return function
+
+
+def check(rank, num_ranks):
+    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
+    generator = torch.Generator().manual_seed(0)
+    image = torch.randn(2, 7, 4, 7, dtype=torch.float64, generator=generator)
+    cube = torch.randn(7, 4, 7, dtype=torch.float64, generator=generator)
+    for sizes in LAYOUTS[num_ranks]:
+        for dim in (1, 3):
+            spec = ShardSpec.even(mesh, [Shard(dim)], image.shape, {0: sizes})
+            for name, function in DRAWN.items():
+                if (name, dim) != ("attention", 3):  # the keys would be sharded as the queries are
+                    _run(f"{name} at {spec}", function, [image], [spec])
+            if dim == 3:
+                function = lambda x: F.dropout(F.conv2d(x, CHANNELS_LAST, padding=1), 0.5)  # noqa: E731
+                _run(f"convolution at {spec}", function, [image], [spec])
+        for dim in (0, 2):
+            spec = ShardSpec.even(mesh, [Shard(dim)], cube.shape, {0: sizes})
+            for name, take in VIEWS.items():
+                for inference in (False, True):
+                    with torch.inference_mode(inference):
+                        x = cube.clone()
+                        _run(f"base of {name} at {spec}", base_written(take), [x], [spec])
+                        if name != "expand":
+                            _run(f"copy {name} at {spec}", copy_written(take), [x], [spec])
+                if name != "expand":
+                    x = cube.clone().requires_grad_()
+                    _run(f"gradient of {name} at {spec}", differentiated(take), [x], [spec])
+
+
+def _run(name, function, inputs, specs):
+    try:
+        assert_like_one_process(function, inputs, specs)
+    except Exception as error:
+        raise AssertionError(name) from error
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_like_one_process(num_ranks):
+    run_ranks(check, num_ranks, timeout=240)
+
+
+def check_model(rank, num_ranks):
+    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
+    torch.manual_seed(1)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True).double()
+    patches = nn.Conv2d(3, 8, 2, 2).double()
+
+    def model(x):
+        return layer(patches(x).flatten(2).transpose(1, 2))
+
+    x = torch.randn(2, 3, 8, 4, dtype=torch.float64).requires_grad_()
+    spec = ShardSpec.even(mesh, [Shard(2)], x.shape, {0: (2, 6) if num_ranks == 2 else (4, 2, 2)})
+    assert_like_one_process(model, [x], [spec])
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_a_transformer_with_dropout(num_ranks):
+    run_ranks(check_model, num_ranks)
+
+
+def check_unknown(rank, num_ranks):
+    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
+    x = shard_of(torch.randn(6, 4), ShardSpec.even(mesh, [Shard(0)], (6, 4)))
+    y = torch.ldexp(x.T, torch.ones(4, 1))  # of which torch's inference is not sure
+    with pytest.raises(UnsupportedShardOp, match=r"order in memory, which is not known.*contiguous"):
+        F.dropout(y)
+    assert F.dropout(y.contiguous()).shape == (4, 6)
+    flat = y.reshape(-1)
+    with pytest.raises(UnsupportedShardOp, match="copy"):
+        flat.add_(1)
+    y.add_(1)
+    with pytest.raises(UnsupportedShardOp, match="whether this is a view"):
+        flat.sum()
+    z = x[:1].expand(3, 4)
+    with pytest.raises(UnsupportedShardOp, match="copy"):
+        z.mul_(2)
+    for name in ("t_", "unsqueeze_", "transpose_", "swapaxes_", "resize_"):
+        for tensor in (x, x.redistribute(placements=[Replicate()]), x[2]):
+            before = tensor.shape, tensor._local.shape
+            with pytest.raises(UnsupportedShardOp, match="does not change in place"):
+                getattr(tensor, name)(
+                    *{"unsqueeze_": (0,), "resize_": (2, 2)}.get(name, (0, -1) if name != "t_" else ())
+                )
+            assert (tensor.shape, tensor._local.shape) == before
+    x.data = x.detach() * 2
+    with pytest.raises(UnsupportedShardOp, match="another layout"):
+        x.data = torch.ones(6, 4)
+
+
+def test_what_is_not_known_raises():
+    run_ranks(check_unknown, 2)

@@ -26,6 +26,8 @@ UNKNOWN: Strides = (-1,)
 _INFERRED: Cache[tuple[Strides | None, ...]] = Cache(4096)
 _BOTH = (torch, Tensor)
 
+_CONVOLUTIONS = find("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d", namespaces=(F,))
+
 #: Functions whose result may not be row-major though all their tensors are.
 REARRANGES: frozenset[Any] = frozenset(
     [
@@ -43,7 +45,7 @@ REARRANGES: frozenset[Any] = frozenset(
         Tensor.__getitem__,
         F.multi_head_attention_forward,
         F.scaled_dot_product_attention,
-        *find("conv1d conv2d conv3d", namespaces=(F,)),  # by the strides of a weight of one channel, too
+        *_CONVOLUTIONS,  # by the strides of a weight of one channel, too
     ]
 )
 
@@ -53,7 +55,7 @@ _AS_ADD = frozenset(
     + find("logical_xor heaviside")
 )
 # these take the kernel into account only on fake tensors;
-_BY_KERNEL = frozenset([F.scaled_dot_product_attention, *find("conv1d conv2d conv3d", namespaces=(F,))])
+_BY_KERNEL = frozenset([F.scaled_dot_product_attention, *_CONVOLUTIONS])
 # these are right for row-major tensors alone.
 _UNSURE = frozenset(
     find("ldexp", namespaces=_BOTH)
@@ -76,7 +78,8 @@ def memory_of(x: Tensor) -> Strides | None:
     try:
         return x._memory  # type: ignore[attr-defined, no-any-return]
     except AttributeError:
-        return x.stride() if x.layout is torch.strided and not x.is_contiguous() else None
+        # a dim of extent 1 may have any stride in a contiguous tensor, but kernels take some for channels last
+        return x.stride() if x.layout is torch.strided and x.stride() != row_major(x.shape) else None
 
 
 def strides_of(x: Tensor) -> Strides:
@@ -142,6 +145,8 @@ def _inferred(func: Any, args: Any, kwargs: Any) -> tuple[Strides | None, ...]:
         return ()
     if func is Tensor.__getitem__ and any(x.dtype == torch.bool for x in tensors[1:]):  # of a size that values decide
         return () if memory_of(tensors[0]) else (None,)
+    if func is Tensor.contiguous and len(args) == 1 and not kwargs:
+        return (None,)
     if func in _AS_ADD:
         func, args, kwargs = torch.add, args[:2], {}
     elif func is F.batch_norm:
@@ -194,4 +199,5 @@ def _made(value: Any, fake: bool) -> Any:
 
 def laid_out(x: Tensor, strides: Strides) -> Tensor:
     """Return a copy of a plain tensor that has these strides."""
-    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
+    single = x[tuple([slice(0, 1) if step == 0 else slice(None) for step in strides])]  # what is expanded
+    return torch.empty_strided(single.shape, strides, dtype=x.dtype, device=x.device).copy_(single).expand(x.shape)

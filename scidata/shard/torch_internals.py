@@ -5,15 +5,19 @@ that no other module uses a private name; those of process groups and loaders ar
 :mod:`scidata.device_mesh.torch_internals`.
 
 Two things are patched for the whole process, neither at import. :func:`watch_functions`: the first ShardTensor replaces
-``autograd.Function.apply`` by one that looks at the arguments first. :func:`keep_out_of_graphs`: the first
+``autograd.Function.apply`` by one that looks at the arguments first, and ``forward`` of those functions whose ``apply``
+was taken before. :func:`keep_out_of_graphs`: the first
 tensor made, or model parallelized, in a process that has Dynamo adds this package to what Dynamo does not trace.
 """
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import wraps
+from types import BuiltinMethodType, MethodType
 from typing import Any
 
 import torch
@@ -30,6 +34,8 @@ from torch.utils._pytree import tree_flatten as tree_flatten
 from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map_only as tree_map_only
 from torch.utils._pytree import tree_unflatten as tree_unflatten
+
+from scidata.errors import UnsupportedShardOp
 
 # -- tensors that wrap others ------------------------------------------------------------------------------------------
 
@@ -146,11 +152,12 @@ def is_accumulated(node: Any) -> bool:
 
 
 def watch_functions(kind: type[Any], handle: Callable[..., Any]) -> None:
-    """Make ``Function.apply`` hand calls with a tensor of this kind to ``handle(cls, args, kwargs)``; once is enough.
+    """Hand calls of custom functions with a tensor of this kind to ``handle(cls, args, kwargs)``; once is enough.
 
     Autograd knows the local parts, not the wrapper, so what it records for an argument that is a ShardTensor is
     nothing, and gradients would get lost. ``apply`` asks neither ``__torch_function__`` nor the dispatcher, and is
-    looked up in ``Function`` alone.
+    looked up in ``Function`` alone. Who has taken it before (``swish = Swish.apply``) still has torch's own: of their
+    classes, and no others, ``forward`` is replaced.
     """
     plain = Function.__dict__["apply"]  # a class method in Python, from 2.15 on in C
 
@@ -160,7 +167,43 @@ def watch_functions(kind: type[Any], handle: Callable[..., Any]) -> None:
                 return handle(cls, args, kwargs)
         return plain.__get__(None, cls)(*args, **kwargs)
 
+    for function in _taken_before():
+        _watch_forward(function, kind, handle)
     Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment, unused-ignore]
+
+
+def _taken_before() -> set[type[Any]]:
+    """Return the functions whose bound ``apply`` somebody holds."""
+    bound = (x for x in gc.get_objects() if type(x) in (MethodType, BuiltinMethodType) and x.__name__ == "apply")
+    owners = (x.__self__ for x in bound)
+    return {owner for owner in owners if isinstance(owner, type) and issubclass(owner, Function)}
+
+
+def _watch_forward(function: type[Any], kind: type[Any], handle: Callable[..., Any]) -> None:
+    plain = function.forward
+
+    @wraps(plain)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if not any(isinstance(x, kind) for x in args):
+            return plain(*args, **kwargs)
+        given = args[1:] if function.setup_context is Function.setup_context else args
+        with torch.enable_grad():  # torch switches it off around forward
+            result = handle(function, given, kwargs)
+        if any(isinstance(x, Tensor) and not isinstance(x, kind) and x.requires_grad for x in tree_leaves(result)):
+            raise UnsupportedShardOp(
+                f"{function.__qualname__}: its apply was taken before there was a ShardTensor, and gives a plain "
+                f"tensor. Remedy: call {function.__qualname__}.apply(...) instead"
+            )
+        return result
+
+    forward.unwatched = plain  # type: ignore[attr-defined]
+    function.forward = staticmethod(forward)
+
+
+def forward_of(function: type[Any]) -> Callable[..., Any]:
+    """Return a custom function's own ``forward``."""
+    found: Callable[..., Any] = getattr(function.forward, "unwatched", function.forward)
+    return found
 
 
 # -- the compiler ------------------------------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 from scidata.errors import UnsupportedShardOp
 from scidata.shard import ShardSpec
-from scidata.testing import assert_like_one_process, run_ranks, shard_of
+from scidata.testing import run_ranks
+from scidata.testing.oracle import assert_like_one_process, shard_of
 
 
 class Scale(Function):
@@ -45,6 +46,20 @@ class Softmax(Function):
         (y,) = ctx.saved_tensors
         grad = ctx.k * y * (grad - (grad * y).sum(-1, keepdim=True))
         return grad + grad_mean.expand(ctx.like) / ctx.like.numel(), None
+
+
+class Multiplied(Function):
+    @staticmethod
+    def forward(x, k=2.0):
+        return x * k
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.k = inputs[1]
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.k, None
 
 
 class Tripled(Function):
@@ -110,6 +125,11 @@ class Numpy(Function):
         return grad * 2
 
 
+scale = Scale.apply  # taken before there is a ShardTensor, as models do
+multiplied = Multiplied.apply
+loss = Loss.apply
+
+
 def twice_differentiated(x, w):
     y = x * 1
     (found,) = torch.autograd.grad(Scale.apply(y, w).pow(3).sum(), y, create_graph=True)
@@ -128,10 +148,11 @@ CASES = {
     "apart": lambda x, w: [*Softmax.apply(x * w), *Softmax.apply(x, 3.0)],
     "in place": lambda x, w: [(lambda y: Tripled.apply(y) * y * w)(x * 1)],
     "not differentiable": largest,
-    "plain result": Loss.apply,
+    "plain result": lambda x, w: Loss.apply(x, w),
+    "taken": lambda x, w: [scale(x, w), scale(x.detach(), w), scale(x, w.detach()), scale(x.detach(), w.detach())],
+    "taken, apart": lambda x, w: [multiplied(x * w), multiplied(x, 3.0), multiplied(x.detach())],
     "another layout": lambda x, w: Moved.apply(x) * w,
     "twice": twice_differentiated,
-    "reentrant checkpoint": lambda x, w: checkpoint(lambda a, b: Scale.apply(a, b).sin(), x, w, use_reentrant=True),
     "within": lambda x, w: F.linear(Scale.apply(x, w).relu(), w.diag()),
 }
 
@@ -152,6 +173,8 @@ def check(rank, num_ranks):
                             assert_like_one_process(function, [x.detach(), w.detach()], [spec, None])
                 except Exception as error:
                     raise AssertionError(f"{name} at {spec}") from error
+            with pytest.raises(UnsupportedShardOp, match="Loss: its apply was taken before"):
+                loss(shard_of(x, spec).requires_grad_(), w)
             with pytest.raises(UnsupportedShardOp, match="numpy"):
                 Numpy.apply(shard_of(x, spec).requires_grad_())
 
@@ -159,3 +182,19 @@ def check(rank, num_ranks):
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_like_one_process(num_ranks):
     run_ranks(check, num_ranks)
+
+
+def check_reentrant(rank, num_ranks):
+    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
+    full = torch.linspace(-1, 1, 42, dtype=torch.float64).view(7, 2, 3)
+    x, w = full.clone().requires_grad_(), torch.ones(3, dtype=torch.float64, requires_grad=True)
+    part = shard_of(full, ShardSpec.even(mesh, [Shard(0)], full.shape)).requires_grad_()
+    v = w.detach().clone().requires_grad_()
+    for a, b in ((x, w), (part, v)):
+        checkpoint(lambda a, b: scale(a, b).sin(), a * 2, b, use_reentrant=True).sum().backward()
+    torch.testing.assert_close(part.grad.full_tensor(), x.grad, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(v.grad, w.grad, rtol=1e-12, atol=1e-12)
+
+
+def test_reentrant_checkpoints():
+    run_ranks(check_reentrant, 3)

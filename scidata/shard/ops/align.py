@@ -87,6 +87,13 @@ def refuse_plain(func: Any, x: Any, *others: Any) -> None:
         raise unsupported(func, "a plain input meets sharded parameters", *specs, remedy="use full_tensor()")
 
 
+def refuse_without_dims(func: Any, x: Tensor, *others: Any) -> None:
+    """Raise for a single number where rows are asked for: torch takes it for a row, here it has no layout."""
+    if not len(x.shape):
+        specs = specs_of([x, *others])
+        raise unsupported(func, "a tensor without dims beside sharded ones", *specs, remedy="use reshape(1)")
+
+
 def dims_of(func: Any, dim: Any, spec: ShardSpec) -> tuple[int, ...]:
     """Normalise a dim argument: None and () mean all dims."""
     if dim is None:

@@ -64,6 +64,11 @@ def attention(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
     """Attend to all keys from this rank's queries."""
     given = {**dict(zip(_NAMES, args, strict=False)), **kwargs}
     operands = {name: given[name] for name in _NAMES[:4] if given.get(name) is not None}
+    batches = {tuple(operands[name].shape[:-2]) for name in _NAMES[:3]}
+    if len(batches) > 1 and not given.get("enable_gqa"):  # of a part without rows, torch's result may lack dims
+        common = torch.broadcast_shapes(*batches)  # type: ignore[no-untyped-call]
+        operands |= {name: operands[name].expand(*common, -1, -1) for name in _NAMES[:3]}
+        given |= operands
     specs, labels = specs_of([*operands.values()]), _labels(operands)
     if any(spec.device_mesh != specs[0].device_mesh for spec in specs):
         raise unsupported(func, "the operands lie on different device meshes", *specs)

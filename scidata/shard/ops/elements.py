@@ -22,6 +22,7 @@ from scidata.shard.ops.align import (
     is_sharded,
     local_of,
     refuse_out,
+    refuse_without_dims,
     spec_of_layout,
     specs_of,
     whole_along,
@@ -61,6 +62,7 @@ def gather(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     """Pick one element of a row for each entry of the index."""
     x, index = argument(args, kwargs, 0, "input"), argument(args, kwargs, 2, "index")
     refuse_out(func, kwargs, *specs_of([x, index]))
+    refuse_without_dims(func, x, index)
     dim = normal_dim(argument(args, kwargs, 1, "dim"), len(x.shape))
     if isinstance(index, RoutedIndex):
         return gather_by_ids(func, x, dim, index)
@@ -93,6 +95,7 @@ def take_along_dim(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[st
     if dim is None or len(x.shape) != len(index.shape):
         raise unsupported(func, "it needs a dim, and as many dims in both", *specs_of([x, index]))
     dim = normal_dim(dim, len(x.shape))
+    index = index.remainder(max(x.shape[dim], 1))  # as torch takes any number here, and does not say so
     others = [torch.Size([*t.shape[:dim], *t.shape[dim + 1 :]]) for t in (x, index)]
     common = torch.broadcast_shapes(*others)  # type: ignore[no-untyped-call]
     x, index = (t.expand(*common[:dim], t.shape[dim], *common[dim:]) for t in (x, index))

@@ -19,7 +19,7 @@ from scidata.shard.op_table import register_op, unsupported
 from scidata.shard.ops.align import local_of
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
-from scidata.shard.torch_internals import BackwardHookFunction
+from scidata.shard.torch_internals import BackwardHookFunction, forward_of
 
 
 class _Context(FunctionCtx):
@@ -91,9 +91,9 @@ class _Call:
     def forward(self, real: Any) -> tuple[Any, ...]:
         args, self.args = self.args, ()
         if self.function.setup_context is Function.setup_context:
-            result = self.context.run(real, self.function.forward, *args)
+            result = self.context.run(real, forward_of(self.function), *args)
         else:
-            result = self.function.forward(*args)
+            result = forward_of(self.function)(*args)
             self.context.run(real, self.function.setup_context, args, result)
         self.single = not isinstance(result, tuple)
         results = (result,) if self.single else result
@@ -146,7 +146,7 @@ def apply_function(func: type[Any], types: Any, args: tuple[Any, ...], kwargs: d
         run, preserve, *rest = args
         return checkpoint(run, *rest, use_reentrant=False, preserve_rng_state=preserve)
     if func.setup_context is not Function.setup_context:  # it gets the defaults too
-        bound = inspect.signature(func.forward).bind(*args, **kwargs)
+        bound = inspect.signature(forward_of(func)).bind(*args, **kwargs)
         bound.apply_defaults()
         args = bound.args
     for x in args:

@@ -18,7 +18,7 @@ from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.graphs.routed import RoutedIndex, accepts_filled
 from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops.advanced import take_advanced
-from scidata.shard.ops.align import is_sharded, operands_of, refuse_out, specs_of
+from scidata.shard.ops.align import is_sharded, operands_of, refuse_out, refuse_without_dims, specs_of
 from scidata.shard.ops.edges import lies_beside, only_index, set_rows, set_where, take_rows, take_where
 from scidata.shard.ops.shapes import argument, derived, keep_dims, normal_dim
 from scidata.shard.ops.writing import fill_where, overwrite, put, without_ones
@@ -323,6 +323,8 @@ def narrow(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 def split(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
     """Cut along a dim; no communication, so a piece of a sharded dim may lie on few ranks."""
     x: ShardTensor = args[0]
+    if specs_of([*args[1:], *kwargs.values()]):
+        raise unsupported(func, "where to cut is sharded", *specs_of([*args, *kwargs.values()]))
     spec = x._spec
     dim = normal_dim(argument(args, kwargs, 2, "dim", 0), spec.ndim)
     if dim not in spec.sharded:
@@ -342,6 +344,7 @@ def index_select(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str,
     """Take the rows of a dim that an index names."""
     x, index = argument(args, kwargs, 0, "input"), argument(args, kwargs, 2, "index")
     refuse_out(func, kwargs, *specs_of([x, index]))
+    refuse_without_dims(func, x, index)
     if is_sharded(index):
         return take_rows(func, x, argument(args, kwargs, 1, "dim"), index)
     dim = normal_dim(argument(args, kwargs, 1, "dim"), x._spec.ndim)

@@ -152,7 +152,7 @@ def pad(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         dim, (lo, hi) = ndim - 1 - place // 2, widths[place : place + 2]
         if not lo and not hi:
             continue
-        if lo < 0 or hi < 0:  # crops
+        if (lo < 0 or hi < 0) and mode != "replicate":  # crops; which torch does last for that mode
             x = x.narrow(dim, max(0, -lo), x.shape[dim] + min(lo, 0) + min(hi, 0))  # type: ignore[assignment]
             lo, hi = max(0, lo), max(0, hi)
         if mode == "constant":
@@ -167,6 +167,8 @@ def _padded_sizes(spec: ShardSpec, dim: int, lo: int, hi: int) -> tuple[int, ...
     if axis is None:
         return None
     sizes = list(spec.sizes_of(axis))
+    if lo < 0 or hi < 0:
+        return even_sizes(sum(sizes) + lo + hi, len(sizes))
     sizes[0] += lo
     sizes[-1] += hi
     return tuple(sizes)

@@ -18,7 +18,7 @@ from scidata.shard.comm.sums import all_reduce_sum
 from scidata.shard.comm.transport import all_reduce_max, all_reduce_min, group_size
 from scidata.shard.graphs.routed import FilledTensor, RoutedIndex, accepts_filled
 from scidata.shard.op_table import find, op_name, register_op, unsupported
-from scidata.shard.ops.align import is_sharded, local_of, specs_of
+from scidata.shard.ops.align import is_sharded, local_of, refuse_without_dims, specs_of
 from scidata.shard.ops.edges import REMEDY, node_part, owned_everywhere, rows_like, write_to
 from scidata.shard.ops.elements import scatter_along
 from scidata.shard.ops.shapes import argument, normal_dim
@@ -133,6 +133,7 @@ def _scatter(
     specs = specs_of([target, index, src])
     if not isinstance(index, ShardTensor) or index._spec.is_replicated or not isinstance(src, Tensor):
         raise unsupported(func, "the index is not sharded, but what it scatters is", *specs, remedy=REMEDY)
+    refuse_without_dims(func, target, index)
     dim = normal_dim(dim, len(target.shape))
     if list(index._spec.sharded) != [dim if index._spec.ndim > 1 else 0]:
         raise unsupported(func, f"the index is sharded along another dim than {dim}", *specs)

@@ -1,0 +1,1 @@
+"""torch's own samples of its operations (OpInfo), run on shards and compared with one process."""

@@ -1,0 +1,76 @@
+"""Run torch's samples of all its operations on shards: ``python -m tests.opinfo --ranks 3 --most 20``.
+
+Prints each operation that is neither right nor refused, and totals; writes the counts of all with ``--json FILE``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import pickle
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from scidata.testing import RankError, run_ranks
+from tests.opinfo.cases import Found, on_ranks, operations
+
+STRETCH = 100  # operations on the same ranks, which take some seconds to import the samples
+BAD = ("wrong", "divergent", "broken", "other error", "accepted")
+
+
+def all_of(names: list[str], most: int, ranks: int) -> Iterator[Found]:
+    """Run operations on the same ranks, and on new ones after one that breaks them."""
+    left = list(names)
+    while left:
+        with tempfile.TemporaryDirectory() as folder:
+            done = Path(folder) / "done"
+            broken = None
+            try:
+                run_ranks(on_ranks, ranks, left[:STRETCH], most, done, timeout=600)
+            except RankError as error:
+                broken = str(error).strip().splitlines()[-1][:300]
+            count = 0
+            with done.open("rb") if done.exists() else io.BytesIO() as file:
+                while True:
+                    try:
+                        yield pickle.load(file)
+                    except EOFError:
+                        break
+                    count += 1
+        if broken is not None:
+            found = Found(left[count])
+            found.add("broken", broken)
+            yield found
+            count += 1
+        left = left[count:]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.opinfo", description=__doc__)
+    parser.add_argument("names", nargs="*", help="operations; all of them by default")
+    parser.add_argument("--ranks", type=int, default=3)
+    parser.add_argument("--most", type=int, default=10, help="samples of an operation")
+    parser.add_argument("--refused", action="store_true", help="also print what is refused, and why")
+    parser.add_argument("--json", type=Path, help="write counts and notes of each operation")
+    options = parser.parse_args()
+    names = options.names or list(operations())
+    total: Counter[str] = Counter()
+    results = []
+    for found in all_of(names, options.most, options.ranks):
+        total += found.counts
+        results.append({"name": found.name, "counts": dict(found.counts), "notes": found.notes})
+        for kind in (*BAD, *(["refused"] if options.refused else [])):
+            for note in found.notes.get(kind, ())[: 1 if kind == "refused" else 3]:
+                print(f"{found.name}: {kind} ({found.counts[kind]}): {note}", flush=True)
+    print(dict(total))
+    used = [r["counts"] for r in results if set(r["counts"]) - {"error"}]
+    print(f"{len(used)} operations; all right: {sum(set(c) <= {'right', 'error'} for c in used)}")
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()

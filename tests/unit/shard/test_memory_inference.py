@@ -1,0 +1,95 @@
+"""What is said of strides is what torch's CPU kernels do, on torch's own samples of every operation in the op table."""
+
+import random
+import warnings
+from collections import Counter
+from itertools import islice
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from scidata.shard import memory
+from scidata.shard.op_table import HANDLERS, op_name
+
+samples = pytest.importorskip("torch.testing._internal.common_methods_invocations", reason="needs expecttest")
+
+#: What values decide, or kernels of which inference is not sure: of permuted tensors, nothing is said.
+UNKNOWN = ("ldexp", "narrow", "tensor_split", "repeat_interleave", "cross_entropy", "nll_loss", "max_pool1d", "unpool")
+
+
+def row_major(x):
+    return x.detach().clone(memory_format=torch.contiguous_format) if x.layout is torch.strided else x.detach()
+
+
+def permuted(draw):
+    def of(x):
+        if x.layout is not torch.strided:
+            return x.detach()
+        order = draw.sample(range(x.ndim), x.ndim)
+        inverse = [order.index(d) for d in range(x.ndim)]
+        return torch.empty([x.shape[d] for d in order], dtype=x.dtype).permute(inverse).copy_(x.detach())
+
+    return of
+
+
+class Compared(TorchFunctionMode):
+    """Compares what is inferred for each call with what the call gives."""
+
+    def __init__(self):
+        super().__init__()
+        self.wrong, self.unknown, self.right = {}, Counter(), 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = op_name(func)
+        if func not in HANDLERS or (name.endswith("_") and not name.endswith("__")):
+            return func(*args, **kwargs)
+        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        plain = not any(map(memory.memory_of, given)) and "memory_format" not in kwargs
+        inferred = plain and func not in memory.REARRANGES
+        found = () if inferred else memory.infer_strides(func, args, kwargs)
+        result = func(*args, **kwargs)
+        for i, x in enumerate(result if isinstance(result, tuple | list) else [result]):
+            if not isinstance(x, Tensor) or x.layout is not torch.strided or any(x is y for y in args):
+                continue
+            strides = None if inferred else found[i] if i < len(found) else memory.UNKNOWN
+            if strides is memory.UNKNOWN:
+                self.unknown[name] += 1
+            elif self._steps(x, strides or memory.row_major(x.shape)) != self._steps(x, x.stride()):
+                self.wrong[name] = strides, x.stride(), [(tuple(y.shape), y.stride()) for y in given]
+            else:
+                self.right += 1
+        return result
+
+    @staticmethod
+    def _steps(x, strides):
+        return [step for step, extent in zip(strides, x.shape, strict=True) if extent > 1] if x.numel() > 1 else []
+
+
+@pytest.mark.parametrize("layout", ["row-major", "permuted"])
+def test_strides_of_all_results(layout):
+    change = row_major if layout == "row-major" else permuted(random.Random(0))
+    compared = Compared()
+    names = {op_name(function).rsplit(".", 1)[-1] for function in HANDLERS}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for op in samples.op_db:
+            if torch.float32 not in op.supported_dtypes("cpu") or op.name.rsplit(".", 1)[-1] not in names:
+                continue
+            for sample in islice(op.sample_inputs("cpu", torch.float32), 4):
+                for function in (op.op, op.method_variant):
+                    try:
+                        args, kwargs = tree_map_only(
+                            Tensor, change, ((sample.input, *sample.args), dict(sample.kwargs))
+                        )
+                        with compared:
+                            function(*args, **kwargs)
+                    except (AssertionError, RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
+                        continue  # what torch does not do is no matter here
+    assert not compared.wrong, "\n".join(f"{name}: {what}" for name, what in compared.wrong.items())
+    assert compared.right > 1000
+    left = {n for n in compared.unknown if "fft" not in n and not any(known in n for known in UNKNOWN)}
+    assert left <= {"torch.Tensor.__getitem__"}, left

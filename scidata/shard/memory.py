@@ -59,7 +59,7 @@ _BY_KERNEL = frozenset([F.scaled_dot_product_attention, *_CONVOLUTIONS])
 # these are right for row-major tensors alone.
 _UNSURE = frozenset(
     find("ldexp", namespaces=_BOTH)
-    + find("max_pool1d max_unpool1d max_unpool2d max_unpool3d nll_loss cross_entropy", namespaces=(F,))
+    + find("pad max_pool1d max_unpool1d max_unpool2d max_unpool3d nll_loss cross_entropy", namespaces=(F,))
     + find("irfft hfft ihfft ihfft2 irfft2 ihfftn irfftn", namespaces=(torch.fft,))
 )
 # and these not even for those.

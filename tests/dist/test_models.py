@@ -10,7 +10,7 @@ import scidata
 from scidata.errors import UnsupportedShardOp
 from scidata.shard import ShardSpec
 from scidata.testing import run_ranks
-from scidata.testing.oracle import shard_of
+from scidata.testing.oracle import assert_like_one_process, shard_of
 from tests.dist._layers import COLUMNS, GRIDS, LAYOUTS, ROWS, grid_mesh, mesh_of, random
 
 IMAGE = (2, 3, ROWS, COLUMNS)
@@ -182,27 +182,32 @@ def test_points_and_sequences(num_ranks):
 
 
 def check_fft(rank, num_ranks):
-    x = shard_of(random(*IMAGE), layouts_of(num_ranks, IMAGE, 2)[1])
-    for transform in (
-        lambda: torch.fft.rfft2(x),
-        lambda: torch.fft.fft(x, dim=2),
-        lambda: torch.fft.fftn(x),
-        lambda: torch.fft.ifft2(input=x, dim=(0, -2)),
-        lambda: torch.fft.fftshift(x),
-        lambda: torch.fft.rfftn(x, s=(4, 4)),
-        lambda: torch.stft(x[0, 0], 4, return_complex=True),
-    ):
-        with pytest.raises(UnsupportedShardOp, match="Remedy"):
-            transform()
-    full = x.full_tensor()
-    for transform in (
-        lambda x: torch.fft.fft2(x, dim=(1, -1)),
-        lambda x: torch.fft.irfft(torch.fft.rfft(x, 7), n=COLUMNS),
-        lambda x: torch.fft.fftshift(x, dim=3),
-        lambda x: torch.fft.rfftn(x, s=(5,), dim=(3,)),
-    ):
-        torch.testing.assert_close(transform(x).full_tensor(), transform(full), rtol=1e-12, atol=1e-12)
+    """Of one dim and of several, sharded or not, of other extents before and after, and the parts of complex numbers."""
+    shape = (2, ROWS, ROWS, COLUMNS)
+    full = random(*shape)
+    with pytest.raises(UnsupportedShardOp, match="Remedy"):
+        torch.stft(shard_of(full, layouts_of(num_ranks, shape, 2)[0])[0, 0], 4, return_complex=True)
+    for dim in (1, 2):
+        for spec in layouts_of(num_ranks, shape, dim)[:3]:
+            for name, transform in {
+                "rfft2": lambda x: torch.view_as_real(torch.fft.rfft2(x)),
+                "one": lambda x: torch.fft.fft(x, dim=2).abs(),
+                "all": lambda x: torch.fft.fftn(x).real,
+                "two": lambda x: torch.fft.ifft2(input=x, dim=(0, -2)).imag,
+                "shift": lambda x: [torch.fft.fftshift(x), torch.fft.ifftshift(x, dim=(2, 3))],
+                "cropped": lambda x: torch.fft.rfftn(x, s=(4, 4)).angle(),
+                "padded": lambda x: torch.fft.fft(x, 2 * ROWS, dim=2, norm="ortho").conj().abs(),
+                "back": lambda x: torch.fft.irfft2(torch.fft.rfft2(x, norm="forward") * 2, s=x.shape[-2:]),
+                "other dims": lambda x: torch.fft.fft2(x, dim=(1, -1)).abs(),
+                "longer": lambda x: torch.fft.irfft(torch.fft.rfft(x, 7), n=COLUMNS),
+                "complex": lambda x: torch.complex(x, x * 2).abs() + torch.polar(x.abs(), x).real,
+            }.items():
+                try:
+                    assert_like_one_process(transform, [full.detach().requires_grad_()], [spec], rtol=1e-10, atol=1e-11)
+                except Exception as error:
+                    raise AssertionError(f"{name} at {spec}") from error
 
 
-def test_transforms_of_sharded_dims_raise():
-    run_ranks(check_fft, 2)
+@RANKS
+def test_fourier_transforms(num_ranks):
+    run_ranks(check_fft, num_ranks, timeout=120)

@@ -19,6 +19,9 @@ TWO_ARGUMENTS = {
     "clamp_max": (0.3,),
     "clamp": (-0.2, 0.3),
     "clip": (0.1,),
+    "polygamma": (1,),
+    "mvlgamma": (1,),
+    "multigammaln": (1,),
 }
 INTEGER = {"bitwise_not", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift"}
 INTEGER |= {
@@ -34,7 +37,12 @@ INTEGER |= {
     "__lshift__",
     "__rshift__",
 }
-NO_DERIVATIVE = {"floor_divide", "__floordiv__", "__rfloordiv__", "heaviside", "nextafter"}
+INTEGER |= {"gcd", "lcm"}
+NO_DERIVATIVE = {"floor_divide", "__floordiv__", "__rfloordiv__", "heaviside", "nextafter", "airy_ai", "zeta"}
+NO_DERIVATIVE |= {"igamma", "igammac", "gammainc", "gammaincc"}  # but with respect to one operand
+NO_DERIVATIVE |= {
+    name for name in f"{pointwise._UNARY} {pointwise._BINARY}".split() if "bessel" in name or "polynomial" in name
+}
 
 
 def mesh_of(num_ranks):
@@ -62,7 +70,10 @@ def one_and_two_operands():
     for name in pointwise._UNARY.split():
         for function in forms(name):
             extra = TWO_ARGUMENTS.get(name, ())
-            yield name, lambda x, f=function, e=extra: f(x, *e), 1
+            if name == "polygamma" and function is not torch.Tensor.polygamma:
+                yield name, lambda x, f=function: f(1, x), 1
+            else:
+                yield name, lambda x, f=function, e=extra: f(x, *e), 1
     for name in pointwise._BINARY.split():
         for function in forms(name):
             yield name, function, 2
@@ -215,11 +226,12 @@ def check_two_axes(rank, num_ranks):
             for b in (spec, only_rows, only_columns):
                 assert_like_one_process(torch.mul, [x, uniform(2, 7, 5)], [a, b])
         turned = ShardSpec.even(mesh, [Shard(2), Shard(1)], (2, 7, 5), {"w": rows, "h": columns})
-        with pytest.raises(UnsupportedShardOp, match=r"redistribute\(\)"):
-            shard_of(x, spec) + shard_of(x, turned)
         half = ShardSpec.even(mesh, [Replicate(), Shard(1)], (2, 7, 5), {"w": rows})
-        with pytest.raises(UnsupportedShardOp, match="two mesh axes"):
-            shard_of(x, only_rows) + shard_of(x, half)
+        for a, b in ((spec, turned), (turned, only_rows), (only_rows, half), (half, spec), (half, only_columns)):
+            found = assert_like_one_process(torch.mul, [x, uniform(2, 7, 5)], [a, b])
+            assert found.placements[0] == a.placements[0] or isinstance(a.placements[0], Replicate), (
+                "of equals, the first"
+            )
 
 
 def test_two_axes_shard_two_dims():
@@ -232,17 +244,20 @@ def check_refused(rank, num_ranks):
     one, other = (ShardSpec.even(mesh, [Shard(0)], (6, 6), {0: sizes}) for sizes in ((4, 2), (3, 3)))
     columns = ShardSpec.even(mesh, [Shard(1)], (6, 6))
     a = shard_of(x, one)
-    for b in (shard_of(x, other), shard_of(x, columns)):
-        with pytest.raises(UnsupportedShardOp, match="redistribute"):
-            a + b
-    for function in (
-        torch.bernoulli,
-        torch.where,
-        torch.frexp,
-        torch.polygamma,
-    ):
+    for layout in (other, columns):
+        assert_like_one_process(torch.add, [x, x], [one, layout])
+        small = ShardSpec.even(
+            mesh, [Shard(layout.dims[0])], (1, 6) if layout is columns else (6, 1), {0: layout.sizes_of(0)}
+        )
+        found = assert_like_one_process(torch.add, [torch.rand(small.global_shape), x], [small, one])
+        assert found.spec == one, "the larger stays as it is"
+        b = shard_of(x, layout)
+        b.add_(a)
+        assert b.spec == layout
+        assert torch.equal(b.full_tensor(), x + x)
+    for function in (torch.bernoulli, torch.where, torch.frexp):
         with pytest.raises(UnsupportedShardOp) as error:
-            function(2, a) if function is torch.polygamma else function(a)
+            function(a)
         assert "Remedy" in str(error.value)
         assert "sizes (4, 2)" in str(error.value)
 

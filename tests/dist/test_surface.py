@@ -102,6 +102,8 @@ RIGHT = {
     "reentrant checkpoint": lambda x: torch.utils.checkpoint.checkpoint(
         torch.sin, x.detach().requires_grad_(), use_reentrant=True
     ),
+    "bessel": torch.special.bessel_j0,
+    "fft over shards": lambda x: [torch.fft.fft(x, dim=0).abs(), torch.fft.irfft2(torch.fft.rfft2(x), s=(6, 4))],
     "stride": lambda x: [x.stride(), x.T.stride(0), x.is_contiguous(), x.T.is_contiguous()],
 }  # fmt: skip
 
@@ -157,9 +159,7 @@ REFUSED = {
     "dist.all_gather": lambda x: torch.distributed.all_gather([torch.empty(3, 4)] * 2, x),
     "a full backward hook": lambda x: hooked()(x.detach().requires_grad_()),
     "lstm": lambda x: torch.nn.LSTM(4, 3).double()(x),
-    "fft over shards": lambda x: torch.fft.fft(x, dim=0),
     "svd": torch.linalg.svd,
-    "bessel": torch.special.bessel_j0,
     "backward without gradient": lambda x: x.detach().requires_grad_().sin().backward(),
     "pickle": pickle.dumps,
     "torch.save": lambda x: torch.save({"x": x}, io.BytesIO()),

@@ -7,6 +7,7 @@ full extent, and taken as it is where it broadcasts; either way its gradient is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
@@ -144,12 +145,13 @@ def align(
 ) -> tuple[list[Tensor], Layout, dict[Hashable, int]]:
     """Return each operand's local part in the common layout, the layout, and the global extent of each label.
 
-    A sharded dim of extent 1 that broadcasts is gathered.
+    A sharded dim of extent 1 that broadcasts is gathered, and a ShardTensor that is split otherwise than a larger one
+    is brought to its layout. Collective then.
 
     Raises
     ------
     UnsupportedShardOp
-        ShardTensors that are split differently.
+        ShardTensors on different meshes, or edges of a graph beside what is split otherwise.
     """
     specs = specs_of(operands)
     names = tuple([each if type(each) is range else tuple(each) for each in labels])
@@ -163,9 +165,7 @@ def align(
             plans.put(key, plan)
     if plan.gathered:
         new = [
-            x.redistribute(placements=plan.gathered[i].placements)
-            if isinstance(x, ShardTensor) and i in plan.gathered
-            else x
+            to_layout(x, plan.gathered[i]) if isinstance(x, ShardTensor) and i in plan.gathered else x
             for i, x in enumerate(operands)
         ]
         return align(func, new, labels)
@@ -191,9 +191,52 @@ def _planned(func: Any, operands: Sequence[Tensor], labels: Sequence[Labels], sp
     single = [_without_single(x, names, extents) for x, names in zip(operands, labels, strict=True)]
     if any(single):
         return _Plan({i: spec for i, spec in enumerate(single) if spec is not None}, [], extents, [], specs)
+    brought = _brought(operands, labels, specs)
+    if brought:
+        return _Plan(brought, [], extents, [], specs)
     layout = layout_of(func, operands, labels)
     moved = [_moves(x, list(names), layout) for x, names in zip(operands, labels, strict=True)]
     return _Plan({}, layout, extents, moved, specs)
+
+
+def _brought(operands: Sequence[Tensor], labels: Sequence[Labels], specs: list[ShardSpec]) -> dict[int, ShardSpec]:
+    """Return new layouts for ShardTensors that are split otherwise than a larger one; of equals, than the first."""
+    if any(spec.exchange is not None or spec.device_mesh != specs[0].device_mesh for spec in specs):
+        return {}
+    sharded = [(i, x._spec) for i, x in enumerate(operands) if isinstance(x, ShardTensor)]
+    by_size = sorted(sharded, key=lambda each: -math.prod(each[1].global_shape))
+    layout: Layout = []
+    for axis in range(len(specs[0].axes)):
+        used = {entry[0] for entry in layout if entry is not None}
+        entries = (_entry(spec, labels[i], axis) for i, spec in by_size)
+        layout.append(next((entry for entry in entries if entry is not None and entry[0] not in used), None))
+    found = {}
+    for i, spec in sharded:
+        dims, sizes = list(spec.dims), list(spec.sizes)
+        for axis, entry in enumerate(layout):
+            own = _entry(spec, labels[i], axis)
+            if own is None or own == entry:
+                continue
+            names = list(labels[i])
+            fits = entry is not None and entry[0] in names
+            dims[axis] = sizes[axis] = None
+            if entry is not None and fits and spec.global_shape[names.index(entry[0])] == sum(entry[1]):
+                dims[axis], sizes[axis] = names.index(entry[0]), entry[1]
+        if dims != list(spec.dims) or sizes != list(spec.sizes):
+            found[i] = spec.derive(spec.global_shape, dims, sizes)
+    return found
+
+
+def _entry(spec: ShardSpec, names: Labels, axis: int) -> Entry | None:
+    dim = spec.dims[axis]
+    return None if dim is None else (names[dim], spec.sizes_of(axis))
+
+
+def to_layout(x: ShardTensor, spec: ShardSpec) -> ShardTensor:
+    """Bring a tensor to another layout on its mesh. Collective where that differs."""
+    return x.redistribute(
+        placements=spec.placements, sizes={axis: spec.sizes_of(axis) for axis in spec.sharded.values()}
+    )
 
 
 def extents_of(func: Any, operands: Sequence[Tensor], labels: Sequence[Labels]) -> dict[Hashable, int]:

@@ -1,15 +1,19 @@
-"""Fourier transforms along dims that are not sharded; along a sharded one every row meets every other, which raises."""
+"""Fourier transforms along any dims, and the parts of complex numbers."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
 
-from scidata.shard.op_table import register_op, unsupported
+from scidata.core.bounds import even_sizes
+from scidata.shard.op_table import find, getters, register_op, unsupported
 from scidata.shard.ops.align import refuse_out, refuse_plain
-from scidata.shard.ops.shapes import argument, keep_dims, normal_dim
+from scidata.shard.ops.shapes import argument, derived, keep_dims, normal_dim
 from scidata.shard.tensor import ShardTensor
 
 _ONE = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
@@ -35,17 +39,16 @@ def _dims(func: Any, spec: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return [normal_dim(d, spec.ndim) for d in (dim if isinstance(dim, tuple | list) else (dim,))]
 
 
-@register_op(*_named(*_ONE, *_MANY, *_SHIFTS))
+@register_op(*_named(*_ONE, *_MANY))
 def fourier(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Transform dims that are not sharded."""
+    """Transform any dims. Collective where one is sharded: another dim is for the time being, one exchange each way."""
     x: ShardTensor = argument(args, kwargs, 0, "input")
     refuse_plain(func, x)
     refuse_out(func, kwargs, x._spec)
     rest = {name: value for name, value in kwargs.items() if name != "input"}
-    for d in _dims(func, x._spec, args, kwargs):
-        if d in x._spec.sharded:
-            remedy = "shard another dim for the transform: redistribute() there and back"
-            raise unsupported(func, f"dim {d} is sharded and would be transformed", x._spec, remedy=remedy)
+    dims = _dims(func, x._spec, args, kwargs)
+    if any(d in x._spec.sharded for d in dims):
+        return _there_and_back(x, dims, lambda moved: func(moved, *args[1:], **rest))
     local = x._local
     empty = [d for d in x._spec.sharded if local.shape[d] == 0]
     for d in empty:  # some kernels take no empty batch
@@ -56,3 +59,72 @@ def fourier(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     for d in empty:
         result = result.narrow(d, 0, 0)
     return keep_dims(x, result)
+
+
+def _there_and_back(x: ShardTensor, dims: Sequence[int], transform: Callable[[Tensor], Tensor]) -> Tensor:
+    """Transform with other dims sharded instead of those in ``dims``, the longest first; without any, gathered."""
+    spec = x._spec
+    extents = spec.global_shape
+    free = sorted((d for d in range(spec.ndim) if d not in dims and d not in spec.sharded), key=extents.__getitem__)
+    there: dict[int, int | None] = {spec.sharded[d]: None for d in dims if d in spec.sharded}
+    for axis in there:
+        if free and extents[free[-1]] > 1:
+            there[axis] = free.pop()
+    moved = x.redistribute(
+        placements=_placed(x.placements, there),
+        sizes={a: even_sizes(extents[d], spec.axes[a].size) for a, d in there.items() if d is not None},
+    )
+    result = transform(moved)
+    if not isinstance(result, ShardTensor):  # it was gathered
+        nothing = [None] * len(spec.axes)
+        result = ShardTensor(result, spec.derive(result.shape, nothing, nothing))
+    back: dict[int, int | None] = {axis: spec.dims[axis] for axis in there}
+    sizes: dict[int | str, Sequence[int]] = {}
+    for d in dims:
+        if d in spec.sharded:
+            axis, extent = spec.sharded[d], result.shape[d]
+            sizes[axis] = spec.sizes_of(axis) if extent == extents[d] else even_sizes(extent, spec.axes[axis].size)
+    return result.redistribute(placements=_placed(result.placements, back), sizes=sizes)
+
+
+def _placed(placements: Sequence[Placement], dims: Mapping[int, int | None]) -> list[Placement]:
+    chosen = [dims.get(axis, placement) for axis, placement in enumerate(placements)]
+    return [Shard(d) if isinstance(d, int) else Replicate() if d is None else d for d in chosen]
+
+
+@register_op(*_named(*_SHIFTS))
+def shift(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Bring the zero frequency to the middle, or back: rolls by half. Collective along sharded dims."""
+    x: ShardTensor = argument(args, kwargs, 0, "input")
+    dims = _dims(func, x._spec, args, kwargs)
+    halves = [x._spec.global_shape[d] // 2 for d in dims]
+    inverse = func is torch.fft.ifftshift
+    return torch.roll(x, [-half if inverse else half for half in halves], dims)
+
+
+# -- complex numbers -----------------------------------------------------------------------------------------------
+
+
+@register_op(*find("real imag conj", namespaces=(torch, Tensor)), *getters("real imag"))
+def parts_of_complex(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Take a part of complex numbers, or their conjugates, as views."""
+    x: ShardTensor = args[0] if args else kwargs["input"]
+    return derived(x, func(x._local), x._spec)
+
+
+@register_op(torch.view_as_real)
+def view_as_real(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """See complex numbers as pairs along a new last dim."""
+    x: ShardTensor = args[0] if args else kwargs["input"]
+    spec = x._spec
+    return derived(x, torch.view_as_real(x._local), spec.derive((*spec.global_shape, 2), spec.dims, spec.sizes))
+
+
+@register_op(torch.view_as_complex)
+def view_as_complex(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """See pairs along the last dim, which must not be sharded, as complex numbers."""
+    x: ShardTensor = args[0] if args else kwargs["input"]
+    spec = x._spec
+    if spec.ndim - 1 in spec.sharded:
+        raise unsupported(func, "the last dim is sharded", spec)
+    return derived(x, torch.view_as_complex(x._local), spec.without([spec.ndim - 1]))

@@ -27,7 +27,10 @@ _UNARY = """
     reciprocal floor ceil round trunc fix frac sign signbit sgn isnan isinf isfinite isposinf isneginf isreal
     logical_not bitwise_not nan_to_num deg2rad rad2deg lgamma digamma i0 sinc clamp clip clamp_min clamp_max
     relu relu6 selu celu elu gelu silu mish softplus softsign hardtanh hardsigmoid hardswish hardshrink softshrink
-    tanhshrink leaky_relu logsigmoid threshold __invert__
+    tanhshrink leaky_relu logsigmoid threshold __invert__ angle conj_physical resolve_conj resolve_neg
+    polygamma mvlgamma entr erfcx i0e i1 i1e log_ndtr ndtr ndtri psi gammaln multigammaln airy_ai bessel_j0 bessel_j1
+    bessel_y0 bessel_y1 modified_bessel_i0 modified_bessel_i1 modified_bessel_k0 modified_bessel_k1
+    scaled_modified_bessel_k0 scaled_modified_bessel_k1 spherical_bessel_j0
 """
 _BINARY = """
     add sub subtract rsub mul multiply div divide true_divide floor_divide pow float_power maximum minimum fmax fmin
@@ -35,7 +38,11 @@ _BINARY = """
     eq ne lt le gt ge not_equal less less_equal greater greater_equal isclose
     logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift
     __eq__ __ne__ __and__ __or__ __xor__ __rsub__ __rdiv__ __pow__ __rpow__ __floordiv__ __rfloordiv__ __mod__ __rmod__
-    __rand__ __ror__ __rxor__ __lshift__ __rshift__ __rlshift__ __rrshift__
+    __rand__ __ror__ __rxor__ __lshift__ __rshift__ __rlshift__ __rrshift__ complex polar gcd lcm igamma igammac
+    gammainc gammaincc zeta chebyshev_polynomial_t chebyshev_polynomial_u chebyshev_polynomial_v chebyshev_polynomial_w
+    hermite_polynomial_h hermite_polynomial_he laguerre_polynomial_l legendre_polynomial_p
+    shifted_chebyshev_polynomial_t shifted_chebyshev_polynomial_u shifted_chebyshev_polynomial_v
+    shifted_chebyshev_polynomial_w
 """
 _TERNARY = "lerp addcmul addcdiv masked_fill"
 _IN_PLACE = """

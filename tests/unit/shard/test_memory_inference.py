@@ -17,7 +17,17 @@ from scidata.shard.op_table import HANDLERS, op_name
 samples = pytest.importorskip("torch.testing._internal.common_methods_invocations", reason="needs expecttest")
 
 #: What values decide, or kernels of which inference is not sure: of permuted tensors, nothing is said.
-UNKNOWN = ("ldexp", "narrow", "tensor_split", "repeat_interleave", "cross_entropy", "nll_loss", "max_pool1d", "unpool")
+UNKNOWN = (
+    "ldexp",
+    "narrow",
+    "tensor_split",
+    "repeat_interleave",
+    "cross_entropy",
+    "nll_loss",
+    "max_pool1d",
+    "unpool",
+    "pad",
+)
 
 
 def row_major(x):

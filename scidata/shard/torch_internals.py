@@ -173,7 +173,7 @@ def watch_functions(kind: type[Any], handle: Callable[..., Any]) -> None:
 
 
 def _taken_before() -> set[type[Any]]:
-    """Return the functions whose bound ``apply`` somebody holds, but for torch's own, behind which is the dispatcher."""
+    """Return the functions whose bound ``apply`` somebody holds; torch's own are reached through the dispatcher."""
     bound = (x for x in gc.get_objects() if type(x) in (MethodType, BuiltinMethodType))
     owners = ((x, x.__self__) for x in bound if isinstance(x.__self__, type) and issubclass(x.__self__, Function))
     return {owner for x, owner in owners if x.__name__ == "apply" and owner.__module__.split(".")[0] != "torch"}

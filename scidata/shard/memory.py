@@ -60,9 +60,9 @@ _BY_KERNEL = frozenset([F.scaled_dot_product_attention, *_CONVOLUTIONS])
 _UNSURE = frozenset(
     find("ldexp", namespaces=_BOTH)
     + find("pad max_pool1d max_unpool1d max_unpool2d max_unpool3d nll_loss cross_entropy", namespaces=(F,))
-    + find("irfft hfft ihfft ihfft2 irfft2 ihfftn irfftn", namespaces=(torch.fft,))
+    + find("irfft hfft ihfft ihfft2 irfft2 ihfftn irfftn rfft2 rfftn", namespaces=(torch.fft,))
 )
-# and these not even for those.
+# and these not even for those, but for the last two dims.
 _NEVER = frozenset(find("hfft2 hfftn rfft2 rfftn", namespaces=(torch.fft,)))
 
 
@@ -132,21 +132,23 @@ def infer_strides(func: Any, args: Any, kwargs: Any) -> tuple[Strides | None, ..
         kwargs = {name: value for name, value in kwargs.items() if name != "generator"}
     try:
         key = (func, torch.is_grad_enabled(), _keyed(args), _keyed(kwargs) if kwargs else ())
-        return _INFERRED.get(key) or _INFERRED.put(key, _inferred(func, args, kwargs))
+        found = _INFERRED.get(key)
+        return _INFERRED.put(key, _inferred(func, args, kwargs)) if found is None else found
     except TypeError:  # what does not hash
         return _inferred(func, args, kwargs)
 
 
 def _inferred(func: Any, args: Any, kwargs: Any) -> tuple[Strides | None, ...]:
-    if func in _NEVER:
-        return ()
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-    if func in _UNSURE and any(map(memory_of, tensors)):
+    memories = [memory for x in tensors if (memory := memory_of(x)) is not None]
+    if func is Tensor.contiguous and len(args) == 1 and not kwargs:
+        return (None,)
+    if any(memory is UNKNOWN for memory in memories) or (memories and func in _UNSURE):
+        return ()
+    if func in _NEVER and not _is_of_last_two(func, args, kwargs):
         return ()
     if func is Tensor.__getitem__ and any(x.dtype == torch.bool for x in tensors[1:]):  # of a size that values decide
         return () if memory_of(tensors[0]) else (None,)
-    if func is Tensor.contiguous and len(args) == 1 and not kwargs:
-        return (None,)
     if func in _AS_ADD:
         func, args, kwargs = torch.add, args[:2], {}
     elif func is F.batch_norm:
@@ -162,6 +164,12 @@ def _inferred(func: Any, args: Any, kwargs: Any) -> tuple[Strides | None, ...]:
         results = result if isinstance(result, tuple | list) else [result]
         return tuple(memory_of(x) if isinstance(x, Tensor) else UNKNOWN for x in results)
     return ()
+
+
+def _is_of_last_two(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether this is a real Fourier transform of the last two dims, as in models: its strides are inferred rightly."""
+    dim = kwargs.get("dim", args[2] if len(args) > 2 else (-2, -1) if func is torch.fft.rfft2 else None)
+    return func in (torch.fft.rfft2, torch.fft.rfftn) and dim is not None and tuple(dim) == (-2, -1)
 
 
 def _keyed(value: Any) -> Any:

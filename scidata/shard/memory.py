@@ -23,6 +23,7 @@ from scidata.shard.torch_internals import inferring, tree_leaves
 Strides = tuple[int, ...]
 UNKNOWN: Strides = (-1,)
 
+_CALLED = ("torch", "torch_geometric", "einops")  # others' functions may do more than return a tensor
 _INFERRED: Cache[tuple[Strides | None, ...]] = Cache(4096)
 _BOTH = (torch, Tensor)
 
@@ -143,6 +144,8 @@ def _inferred(func: Any, args: Any, kwargs: Any) -> tuple[Strides | None, ...]:
     memories = [memory for x in tensors if (memory := memory_of(x)) is not None]
     if func is Tensor.contiguous and len(args) == 1 and not kwargs:
         return (None,)
+    if (getattr(func, "__module__", None) or "torch").split(".")[0] not in _CALLED:
+        return ()
     if any(memory is UNKNOWN for memory in memories) or (memories and func in _UNSURE):
         return ()
     if func in _NEVER and not _is_of_last_two(func, args, kwargs):

@@ -1,5 +1,8 @@
 """Results that depend on where one process has a tensor's elements in memory: random numbers, strides, what is a view."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +12,7 @@ from torch.distributed.tensor import Replicate, Shard
 
 from scidata.errors import UnsupportedShardOp
 from scidata.shard import ShardSpec, ShardTensor
-from scidata.testing import run_ranks
+from scidata.testing import fake_group, run_ranks
 from scidata.testing.oracle import assert_like_one_process, shard_of
 
 LAYOUTS = {1: [(7,)], 2: [(4, 3), (0, 7)], 3: [(5, 1, 1), (4, 0, 3), (1, 1, 5)]}
@@ -193,3 +196,21 @@ def check_unknown(rank, num_ranks):
 
 def test_what_is_not_known_raises():
     run_ranks(check_unknown, 2)
+
+
+def test_copies_go_with_their_last_use():
+    """Without the collector: what keeps a copy and its base together is no circle."""
+    gc.disable()
+    try:
+        with fake_group(2):
+            mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("domain",))
+            spec = ShardSpec.even(mesh, [Shard(1)], (2, 7, 3))
+            for take in (lambda x: x.reshape(14, 3), lambda x: x[:, 2], lambda x: x.unbind(1)[0], lambda x: x.view(-1)):
+                x = ShardTensor(torch.rand(spec.local_shape), spec)
+                y = take(x)
+                assert y._copied is not None
+                parts = weakref.ref(x._local), weakref.ref(y._local)
+                del x, y
+                assert [part() for part in parts] == [None, None]
+    finally:
+        gc.enable()

@@ -272,16 +272,15 @@ def _reshape(func: Any, x: ShardTensor, shape: Sequence[int]) -> Tensor:
 
     def put() -> None:
         if moves or gathered:
-            back: Any = ShardTensor(copy.local, spec).reshape(x._spec.global_shape)
+            back: Any = ShardTensor(local, spec).reshape(x._spec.global_shape)
             sizes = {axis: x._spec.sizes_of(axis) for axis in x._spec.sharded.values()}
             x.copy_(back.redistribute(placements=x.placements, sizes=sizes))
         else:
-            x._local.copy_(copy.local.reshape(x._local.shape))
+            x._local.copy_(local.reshape(x._local.shape))
             written(x)
 
     # wrapped even where it is replicated
-    copy = Copy(x, local, take, put)
-    return ShardTensor(local, spec, copied=copy)
+    return ShardTensor(local, spec, copied=Copy(x, local, take, put))
 
 
 def _is_view(func: Any, x: ShardTensor, shape: tuple[int, ...]) -> bool | None:

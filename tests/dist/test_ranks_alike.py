@@ -1,0 +1,66 @@
+"""What ranks with one row, or none, have to decide as the others do; and what torch's samples do not reach."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard
+
+from scidata.shard import ShardSpec
+from scidata.testing import run_ranks
+from scidata.testing.oracle import assert_like_one_process, shard_of
+
+LAYOUTS = {1: [(7,)], 2: [(6, 1), (0, 7)], 3: [(5, 1, 1), (4, 0, 3)]}
+
+
+def left(y):
+    y[:, :-1] = y[:, 1:].clone() if type(y) is torch.Tensor else y[:, 1:]  # torch copies in an order of its own
+    return y
+
+
+def right(y):
+    y[:, 1:] = y[:, :-1].clone() if type(y) is torch.Tensor else y[:, :-1]
+    return y
+
+
+def added(y):
+    y[:-1].add_(y[1:].clone() if type(y) is torch.Tensor else y[1:])
+    return y
+
+
+PLACES = torch.tensor([[[9, -1, 3]]])
+CASES = {
+    "left": lambda x: left(x * 1),
+    "right": lambda x: right(x * 1),
+    "turned": lambda x: right((x * 1).transpose(0, 1)),
+    "added": lambda x: added((x * 1).transpose(0, 1)),
+    "itself": lambda x: (lambda y: (y.__setitem__(2, y[2].mul_(2)), y)[1])(x * 1),
+    "cosine": lambda x: [F.cosine_similarity(x, x[:1] + 1, d) for d in (0, 1, -1)],
+    "cosine of a row": lambda x: [F.cosine_similarity(x, x[:, :, :1] + 1, 2), F.cosine_similarity(x, PLAIN, -1)],
+    "wrapped": lambda x: torch.take_along_dim(x, PLACES, 2),
+    "cropped": lambda x: F.pad(x[None], (0, 0, -6, 2, 1, -3), mode="replicate"),
+    "attention": lambda x: F.scaled_dot_product_attention(x, KEYS, KEYS),
+    "nothing rolled": lambda x: x[:0].roll(1, 0),
+}
+PLAIN = torch.linspace(1, 2, 3, dtype=torch.float64)
+KEYS = torch.linspace(-1, 1, 4 * 7 * 5 * 3, dtype=torch.float64).view(4, 7, 5, 3)
+
+
+def check(rank, num_ranks):
+    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
+    x = torch.randn(7, 7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    for sizes in LAYOUTS[num_ranks]:
+        for dim in (0, 1):
+            spec = ShardSpec.even(mesh, [Shard(dim)], x.shape, {0: sizes})
+            for name, function in CASES.items():
+                try:
+                    assert_like_one_process(function, [x], [spec])
+                except Exception as error:
+                    raise AssertionError(f"{name} at {spec}") from error
+            with pytest.raises(IndexError, match="out of bounds"):  # also where there is no row to index
+                shard_of(x, spec)[:, :, torch.tensor([0, 5])]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_like_one_process(num_ranks):
+    run_ranks(check, num_ranks)

@@ -96,12 +96,6 @@ def row_major(shape: Sequence[int]) -> Strides:
     return tuple(reversed(steps)) if len(shape) else ()
 
 
-def is_row_major(shape: Sequence[int], strides: Strides) -> bool:
-    """Say as ``Tensor.is_contiguous`` does, where the stride of a dim of extent 1 is no matter."""
-    wanted = zip(shape, strides, row_major(shape), strict=True)
-    return 0 in shape or all(extent == 1 or step == other for extent, step, other in wanted)
-
-
 def note(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
     """Note how a call's results would lie in one process; lay out so those that are plain, as they are whole here."""
     if hasattr(result, "_memory"):  # of one ShardTensor
@@ -128,7 +122,6 @@ def note(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
 
 def infer_strides(func: Any, args: Any, kwargs: Any) -> tuple[Strides | None, ...]:
     """Return what :func:`memory_of` would say of each result of a call in one process."""
-
     if "generator" in kwargs:
         kwargs = {name: value for name, value in kwargs.items() if name != "generator"}
     try:

@@ -9,7 +9,7 @@ raises there: nothing is ever computed on the wrapper itself.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -21,8 +21,9 @@ from torch.distributed.tensor.placement_types import Placement
 
 from scidata.errors import ShardLayoutError, UnsupportedShardOp
 from scidata.shard import layouts
-from scidata.shard.memory import REARRANGES, UNKNOWN, Strides, laid_out, note
-from scidata.shard.op_table import HANDLERS, KEEPS_REPLICATED, OF_THE_WHOLE, Handler, op_name, unsupported
+from scidata.shard.calls import call_noted, call_unusual, is_ordinary
+from scidata.shard.memory import REARRANGES, UNKNOWN, Strides, laid_out
+from scidata.shard.op_table import HANDLERS, OF_THE_WHOLE, unsupported
 from scidata.shard.rows.halo import exchange_halo, halo_dims, owned_of
 from scidata.shard.spec import HaloDim, ShardSpec, Sizes
 from scidata.shard.torch_internals import (
@@ -30,11 +31,10 @@ from scidata.shard.torch_internals import (
     keep_out_of_graphs,
     make_wrapper,
     tree_flatten,
-    tree_unflatten,
     version_of,
     watch_functions,
 )
-from scidata.shard.views import Copy, call_on_copies
+from scidata.shard.views import Copy
 
 _watched: list[type] = []  # what watch_functions() was called for: nothing is patched before there is a tensor
 
@@ -51,14 +51,13 @@ class ShardTensor(Tensor):
     as long as nothing requires grad; other operations drop it.
     """
 
-    __slots__ = ("_copied", "_halo", "_local", "_memory", "_narrowed", "_padded", "_padded_version", "_spec")
+    __slots__ = ("_copied", "_halo", "_local", "_memory", "_padded", "_padded_version", "_spec")
 
     _local: Tensor
     _spec: ShardSpec
     _padded: Tensor | None
     _halo: Mapping[int, HaloDim]
     _padded_version: int
-    _narrowed: bool  # the part lies inside a halo in memory
     _copied: Copy | None  # where torch would give a view
     _memory: Strides | None  # of the whole tensor, in one process; None: row-major
 
@@ -70,7 +69,6 @@ class ShardTensor(Tensor):
         *,
         padded: Tensor | None = None,
         halo: Mapping[int, HaloDim] | None = None,
-        narrowed: bool = False,
         copied: Copy | None = None,
     ) -> ShardTensor:
         """Wrap without checks beyond the local shape; handlers of the op table call this."""
@@ -91,7 +89,6 @@ class ShardTensor(Tensor):
         self._padded = padded
         self._padded_version = 0 if padded is None else version_of(padded)
         self._halo = halo or {}
-        self._narrowed = narrowed or padded is not None
         self._copied = copied
         self._memory = None
         return self
@@ -392,14 +389,15 @@ class ShardTensor(Tensor):
         if type(first) is list or type(first) is tuple:  # of cat, of stack
             first = next((x for x in first if isinstance(x, ShardTensor) and not x._spec.is_replicated), None)
         if handler is None or not isinstance(first, ShardTensor) or first._spec.is_replicated:
-            run: Callable[..., Any] = partial(_unusual, handler)
+            run: Callable[..., Any] = partial(call_unusual, handler, ShardTensor)
         else:
             run = handler
-        if _is_ordinary(args) and (not kwargs or _is_ordinary(kwargs.values())) and func not in REARRANGES:
+        ordinary = is_ordinary(args, ShardTensor) and (not kwargs or is_ordinary(kwargs.values(), ShardTensor))
+        if ordinary and func not in REARRANGES:
             return run(func, types, args, kwargs or {})
         if handler in OF_THE_WHOLE:
             return handler(func, types, args, kwargs or {})
-        return _noted(run, func, types, args, kwargs or {})
+        return call_noted(run, func, types, args, kwargs or {}, ShardTensor)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -440,61 +438,3 @@ class ShardTensor(Tensor):
             "a ShardTensor does not pickle: it is one part of a tensor, tied to this run's process groups. "
             "Save full_tensor(), or to_local() together with sharding_shapes() and offsets"
         )
-
-
-_NO_TENSORS = frozenset({int, float, bool, str, slice, type(None), torch.dtype, torch.device})
-
-
-def _is_ordinary(values: Iterable[Any]) -> bool:
-    """Whether all tensors are row-major in one process, so that results are, and none is a copy."""
-    for x in values:
-        kind = type(x)
-        if isinstance(x, ShardTensor):
-            if x._memory is not None or x._copied is not None:
-                return False
-        elif kind in _NO_TENSORS:  # asking for an instance of Tensor takes longer
-            continue
-        elif kind is tuple or kind is list:
-            if not _is_ordinary(x):
-                return False
-        elif isinstance(x, Tensor):
-            if x.layout is torch.strided and not x.is_contiguous():
-                return False
-        elif kind is torch.memory_format and x is not torch.preserve_format:
-            return False
-    return True
-
-
-def _refresh_all(values: Iterable[Any]) -> None:
-    for x in values:
-        if type(x) is tuple or type(x) is list:
-            _refresh_all(x)
-        elif isinstance(x, ShardTensor):
-            x._refresh()
-
-
-def _noted(run: Callable[..., Any], func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Handle a function, and note how its results lie in memory; bring copies up to date first."""
-    _refresh_all(args)
-    if not kwargs:
-        return note(func, args, kwargs, run(func, types, args, {}))
-    _refresh_all(kwargs.values())
-    return note(func, args, kwargs, run(func, types, args, dict(kwargs)))
-
-
-def _unusual(handler: Handler | None, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run any function on tensors that are replicated on all axes; refuse an unknown one on any others."""
-    if handler in KEEPS_REPLICATED:
-        return handler(func, types, args, kwargs)
-    flat, tree = tree_flatten((args, kwargs))
-    specs = [x._spec for x in flat if isinstance(x, ShardTensor)]
-    if specs and all(spec.is_replicated for spec in specs):
-        copies = [x for x in flat if isinstance(x, ShardTensor) and x._copied is not None]
-        flat = [x._local if isinstance(x, ShardTensor) else x for x in flat]
-        plain_args, plain_kwargs = tree_unflatten(flat, tree)
-        if not copies:
-            return func(*plain_args, **plain_kwargs)
-        return call_on_copies(func, copies, plain_args, plain_kwargs, ShardTensor)
-    if handler is None:
-        raise unsupported(func, f"{op_name(func)} has no rule for sharded tensors", *specs)
-    return handler(func, types, args, kwargs)

@@ -18,8 +18,7 @@ from torch.distributed.tensor import Replicate, Shard
 from scidata.core.bounds import even_sizes
 from scidata.shard.comm.transport import gather
 from scidata.shard.op_table import unsupported
-from scidata.shard.ops.align import is_sharded, local_of, replicated, specs_of
-from scidata.shard.ops.shapes import derived
+from scidata.shard.ops.align import finish, is_sharded, local_of, replicated, specs_of
 from scidata.shard.rows.redistribute import fetch_rows, move_rows, plan_listed
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
@@ -94,7 +93,7 @@ def _take_listed(func: Any, x: ShardTensor, tensors: dict[int, Tensor]) -> Tenso
             for d, index in tensors.items():
                 flat_rows(index, d, spec.global_shape[d])
         local = x._local[tuple(tensors.get(d, slice(None)) for d in range(spec.ndim))]
-        return derived(x, local, spec.move_dims(new_shape, new_dim))
+        return finish(local, spec.move_dims(new_shape, new_dim))
     order = [split[0], *(d for d in dims if d != split[0])]  # merged with the sharded dim as the slowest
     linear = torch.zeros(math.prod(shape), dtype=torch.int64)
     for d in order:
@@ -167,7 +166,7 @@ def _take_mask(func: Any, x: ShardTensor, dim: int, mask: Tensor) -> Tensor:
     before: Any = (slice(None),) * dim
     if not axes:
         local = x._local[(*before, mask)]
-        return derived(x, local, spec.move_dims(_masked_shape(spec, covered, local.shape[dim]), new_dim))
+        return finish(local, spec.move_dims(_masked_shape(spec, covered, local.shape[dim]), new_dim))
     # Elements come in C order, so the slowest dim of the mask has to be the sharded one, and the only one.
     axis = min(axes, key=lambda a: (spec.dims[a] != dim, theirs.get(a) != dim, a))
     x = replicated(x, {a for a in axes - {axis} if spec.dims[a] in covered})

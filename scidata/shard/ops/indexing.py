@@ -66,7 +66,7 @@ def take_basic(x: ShardTensor, items: Sequence[Any]) -> Tensor:
     part = _with_rows(part, plan)
     # wrapped even where it is replicated: a view in torch, so what is written to this copy has to reach the original
     if all(plan.spec.axes[axis].size == 1 for _, axis, _ in plan.rows):
-        return ShardTensor(part, plan.spec, copied=x._copied, narrowed=x._narrowed)
+        return ShardTensor(part, plan.spec, copied=x._copied)
     copied = Copy(
         x,
         part,

@@ -28,7 +28,7 @@ from scidata.shard.views import Copy, written
 
 def derived(x: ShardTensor, local: Tensor, spec: ShardSpec) -> Tensor:
     """Wrap what shares memory with ``x``."""
-    return finish(local, spec, copied=x._copied, narrowed=x._narrowed)
+    return finish(local, spec, copied=x._copied)
 
 
 def argument(args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int, name: str, default: Any = None) -> Any:

@@ -4,6 +4,7 @@
 from scidata.shard.op_table import register_op, shard_ops
 from scidata.shard.ops import (  # noqa: F401
     attention,
+    composed,
     conv,
     elements,
     fft,
@@ -13,6 +14,7 @@ from scidata.shard.ops import (  # noqa: F401
     joining,
     linalg,
     losses,
+    matrices,
     maxima,
     metadata,
     multihead,
@@ -20,6 +22,7 @@ from scidata.shard.ops import (  # noqa: F401
     norm_layers,
     pointwise,
     pooling,
+    products,
     random,
     reductions,
     scan,

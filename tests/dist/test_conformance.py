@@ -33,6 +33,9 @@ ELSEWHERE = (
     "fft",
     "functions",
     "multihead",
+    "composed",
+    "products",
+    "matrices",
 )
 POINTWISE_ELSEWHERE = ("addcdiv", "addcmul", "lerp", "masked_fill", "where", "sigmoid", "tanh")
 

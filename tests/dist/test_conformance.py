@@ -33,6 +33,7 @@ ELSEWHERE = (
     "fft",
     "functions",
     "multihead",
+    "sorting",
 )
 POINTWISE_ELSEWHERE = ("addcdiv", "addcmul", "lerp", "masked_fill", "where", "sigmoid", "tanh")
 

@@ -28,6 +28,7 @@ from scidata.shard.ops import (  # noqa: F401
     scan,
     scatter,
     shapes,
+    sorting,
 )
 from scidata.shard.scatter_tensor import scatter_tensor
 from scidata.shard.spec import HaloDim, ShardSpec

@@ -36,6 +36,7 @@ ELSEWHERE = (
     "composed",
     "products",
     "matrices",
+    "sorting",
 )
 POINTWISE_ELSEWHERE = ("addcdiv", "addcmul", "lerp", "masked_fill", "where", "sigmoid", "tanh")
 

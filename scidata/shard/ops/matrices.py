@@ -12,9 +12,8 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import Replicate, Shard
 
-from scidata.core.bounds import bounds_of, even_sizes
+from scidata.core.bounds import bounds_of
 from scidata.shard.op_table import find, register_op
 from scidata.shard.ops.align import (
     align,
@@ -27,30 +26,16 @@ from scidata.shard.ops.align import (
     specs_of,
 )
 from scidata.shard.ops.composed import composed
+from scidata.shard.ops.moving import moved_off
 from scidata.shard.ops.shapes import argument, derived, normal_dim
 from scidata.shard.tensor import ShardTensor
 
 _BOTH = (torch, Tensor)
 
 
-def freed(x: Any, dims: Sequence[int]) -> Any:
-    """Return a tensor with other dims sharded instead of these, the longest first; without any, gathered.
-
-    Collective where one of them is sharded.
-    """
-    if not isinstance(x, ShardTensor) or not any(d in x._spec.sharded for d in dims):
-        return x
-    spec = x._spec
-    extents = spec.global_shape
-    free = sorted((d for d in range(spec.ndim) if d not in dims and d not in spec.sharded), key=extents.__getitem__)
-    placements = list(x.placements)
-    sizes: dict[int | str, Sequence[int]] = {}
-    for axis in [spec.sharded[d] for d in dims if d in spec.sharded]:
-        placements[axis] = Replicate()
-        if free and extents[free[-1]] > 1:
-            dim = free.pop()
-            placements[axis], sizes[axis] = Shard(dim), even_sizes(extents[dim], spec.axes[axis].size)
-    return x.redistribute(placements=placements, sizes=sizes)
+def _freed(x: Any, dims: Sequence[int]) -> Any:
+    """Return a tensor of which none of these dims is sharded. Collective where one is."""
+    return moved_off(x, dims) if isinstance(x, ShardTensor) and any(d in x._spec.sharded for d in dims) else x
 
 
 # -- triangles and diagonals ---------------------------------------------------------------------------------------
@@ -77,7 +62,7 @@ def diagonal(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     if first == second:
         raise RuntimeError(f"diagonal: dims {first} and {second} are the same")
     if first in x._spec.sharded and second in x._spec.sharded:
-        x = freed(x, [second])
+        x = _freed(x, [second])
     spec = x._spec
     rest = [d for d in range(ndim) if d not in (first, second)]
     rows, columns = spec.global_shape[first], spec.global_shape[second]
@@ -245,7 +230,7 @@ def of_matrices(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, 
     if name in ("linalg_solve", "linalg_solve_ex") and len(operands[1].shape) in (1, len(operands[0].shape) - 1):
         vectors = tuple(operands[1].shape) == tuple(operands[0].shape[:-1]) or len(operands[1].shape) == 1
         core[1] = 1 if vectors else 2
-    new = [freed(x, range(len(x.shape) - n, len(x.shape))) for x, n in zip(operands, core, strict=True)]
+    new = [_freed(x, range(len(x.shape) - n, len(x.shape))) for x, n in zip(operands, core, strict=True)]
     batch = max(len(x.shape) - n for x, n in zip(new, core, strict=True))
     labels: list[list[Hashable]] = [
         [*range(batch - (len(x.shape) - n), batch), *[("core", i, d) for d in range(n)]]

@@ -33,6 +33,12 @@ ELSEWHERE = (
     "fft",
     "functions",
     "multihead",
+    "gates",
+    "margins",
+    "points",
+    "recurrent",
+    "tables",
+    "windows",
 )
 POINTWISE_ELSEWHERE = ("addcdiv", "addcmul", "lerp", "masked_fill", "where", "sigmoid", "tanh")
 

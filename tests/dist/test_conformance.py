@@ -37,6 +37,12 @@ ELSEWHERE = (
     "products",
     "matrices",
     "sorting",
+    "gates",
+    "margins",
+    "points",
+    "recurrent",
+    "tables",
+    "windows",
 )
 POINTWISE_ELSEWHERE = ("addcdiv", "addcmul", "lerp", "masked_fill", "where", "sigmoid", "tanh")
 

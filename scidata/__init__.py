@@ -6,6 +6,7 @@ Names are imported on first use, so that the command line answers without loadin
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from scidata.shard.comm.collectives import reduce_scatter_v as reduce_scatter_v
     from scidata.shard.comm.rooted import gather_v as gather_v
     from scidata.shard.comm.rooted import scatter_v as scatter_v
+    from scidata.shard.explain import explain as explain
+    from scidata.shard.gathering import gather as gather
     from scidata.shard.graphs.ghosts import halo_exchange as halo_exchange
     from scidata.shard.graphs.routed import start_exchange as start_exchange
     from scidata.shard.parallel import no_sync as no_sync
@@ -69,6 +72,8 @@ _NAMES = {
     "scidata.shard.attention.ways": ("attention",),
     "scidata.shard.comm.collectives": ("all_gather_v", "indexed_all_to_all_v", "reduce_scatter_v"),
     "scidata.shard.comm.rooted": ("gather_v", "scatter_v"),
+    "scidata.shard.explain": ("explain",),
+    "scidata.shard.gathering": ("gather",),
     "scidata.shard.graphs.ghosts": ("halo_exchange",),
     "scidata.shard.graphs.routed": ("start_exchange",),
     "scidata.shard.parallel": ("no_sync", "parallelize"),
@@ -76,6 +81,9 @@ _NAMES = {
     "scidata.store.partitioning.partition": ("partition",),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
+
+#: What opt_einsum looks for in the package that the class of a tensor is of: here, its functions for torch's tensors.
+_OF_OPT_EINSUM = ("einsum", "tensordot", "transpose")
 
 __all__ = sorted([*_HOME, "__version__", "errors"])  # noqa: PLE0605 - strings all, spelled once, above
 
@@ -85,6 +93,8 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(_HOME[name]), name)
     elif name == "errors":
         value = importlib.import_module("scidata.errors")
+    elif name in _OF_OPT_EINSUM and importlib.util.find_spec("opt_einsum"):
+        value = getattr(importlib.import_module("opt_einsum.backends.torch"), name)
     else:
         hint = "" if name.startswith("_") else _near(name)
         raise AttributeError(f"module 'scidata' has no attribute {name!r}{hint}")

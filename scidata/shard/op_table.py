@@ -30,9 +30,15 @@ REFUSES: set[Handler] = set()
 #: Handlers that ask about the tensor as a whole, and do nothing with its rows.
 OF_THE_WHOLE: set[Handler] = set()
 
+#: What is tried, the last one first, where a function is refused: see :func:`scidata.gather`.
+FALLBACKS: list[Callable[[Any, tuple[Any, ...], dict[str, Any], UnsupportedShardOp], Any]] = []
+
 _NAMESPACES: tuple[Any, ...] = (torch, torch.Tensor, F, torch.special, torch.linalg)
 _SHOWN_OPERATORS = ("__getitem__", "__setitem__", "__matmul__")  # the others are of functions that are named
-_REMEDY = "redistribute() to Replicate() on that axis first, or work on to_local() or full_tensor()"
+_REMEDY = (
+    "redistribute() to Replicate() on that axis first, work on to_local() or full_tensor(), or run it in a block of "
+    "scidata.gather()"
+)
 
 
 def register_op(*functions: Any, keeps_replicated: bool = False) -> Callable[[Handler], Handler]:

@@ -23,7 +23,7 @@ from scidata.errors import ShardLayoutError, UnsupportedShardOp
 from scidata.shard import layouts
 from scidata.shard.calls import call_noted, call_unusual, is_ordinary
 from scidata.shard.memory import REARRANGES, UNKNOWN, Strides, laid_out
-from scidata.shard.op_table import HANDLERS, OF_THE_WHOLE, unsupported
+from scidata.shard.op_table import FALLBACKS, HANDLERS, OF_THE_WHOLE, unsupported
 from scidata.shard.rows.halo import exchange_halo, halo_dims, owned_of
 from scidata.shard.spec import HaloDim, ShardSpec, Sizes
 from scidata.shard.torch_internals import (
@@ -393,11 +393,16 @@ class ShardTensor(Tensor):
         else:
             run = handler
         ordinary = is_ordinary(args, ShardTensor) and (not kwargs or is_ordinary(kwargs.values(), ShardTensor))
-        if ordinary and func not in REARRANGES:
-            return run(func, types, args, kwargs or {})
-        if handler in OF_THE_WHOLE:
-            return handler(func, types, args, kwargs or {})
-        return call_noted(run, func, types, args, kwargs or {}, ShardTensor)
+        try:
+            if ordinary and func not in REARRANGES:
+                return run(func, types, args, kwargs or {})
+            if handler in OF_THE_WHOLE:
+                return handler(func, types, args, kwargs or {})
+            return call_noted(run, func, types, args, kwargs or {}, ShardTensor)
+        except UnsupportedShardOp as error:
+            if not FALLBACKS:
+                raise
+            return FALLBACKS[-1](func, args, kwargs or {}, error)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]

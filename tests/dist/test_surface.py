@@ -104,6 +104,8 @@ RIGHT = {
     ),
     "bessel": torch.special.bessel_j0,
     "fft over shards": lambda x: [torch.fft.fft(x, dim=0).abs(), torch.fft.irfft2(torch.fft.rfft2(x), s=(6, 4))],
+    "types": lambda x: [x.type(torch.float32), x.sin().type_as(x), torch.tensor(len(x.type()))],
+    "detach_": with_gradient(lambda x: x * torch.detach_(x.sin()) + x.cos().detach_()),
     "reversed": lambda x: [reversed(x), *x],
     "plain += sharded": lambda x: torch.ones(6, 4).double().__iadd__(x),
     "plain.copy_": lambda x: torch.ones(6, 4).double().copy_(x),

@@ -18,7 +18,7 @@ from torch.autograd import Function
 from scidata.device_mesh.groups import explaining
 from scidata.errors import UnsupportedShardOp
 from scidata.shard.attention.blocks import Partial, block_backward, block_forward, merge
-from scidata.shard.comm.transport import Group, group_rank
+from scidata.shard.comm.transport import Group, count_sent, group_rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +50,7 @@ def _pass_on(buffer: Tensor, num_received: int, group: Group) -> Callable[[], Te
     received = buffer.new_empty(num_received)
     operations = []
     if buffer.numel():
+        count_sent(buffer.nbytes)
         operations.append(dist.P2POp(dist.isend, buffer, group=group, group_peer=(rank + 1) % num_ranks))
     if num_received:
         operations.append(dist.P2POp(dist.irecv, received, group=group, group_peer=(rank - 1) % num_ranks))

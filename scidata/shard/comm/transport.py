@@ -68,6 +68,15 @@ def with_dim(shape: Sequence[int], dim: int, size: int) -> tuple[int, ...]:
     return (*shape[:dim], size, *shape[dim + 1 :])
 
 
+_sent = [0]
+
+
+def count_sent(num_bytes: int = 0) -> int:
+    """Add to the bytes that this rank has sent, and return how many these are; of reductions those of a ring."""
+    _sent[0] += num_bytes
+    return _sent[0]
+
+
 def exchange(parts: Sequence[Tensor], shapes: Sequence[Sequence[int]], group: Group) -> list[Tensor]:
     """Send ``parts[p]`` to rank p and return what each rank sent, of the given shapes. Collective, not differentiable.
 
@@ -80,6 +89,7 @@ def exchange(parts: Sequence[Tensor], shapes: Sequence[Sequence[int]], group: Gr
     send_counts = [len(part) for part in outgoing]
     recv_counts = [dtype.itemsize * torch.Size(shape).numel() for shape in shapes]
     received = torch.empty(sum(recv_counts), dtype=torch.uint8, device=device)
+    count_sent(sum(send_counts) - send_counts[group_rank(group)])
     dist.all_to_all_single(received, torch.cat(outgoing), recv_counts, send_counts, group=group)
     return [
         part.view(dtype).view(tuple(shape))
@@ -92,6 +102,7 @@ def broadcast(x: Tensor, src: int, group: Group) -> None:
     if group_size(group) == 1 or x.numel() == 0:
         return
     values = x.detach().contiguous()
+    count_sent(values.nbytes * (group_size(group) - 1) if group_rank(group) == src else 0)
     dist.broadcast(as_bytes(values), group=group, group_src=src)
     if values.data_ptr() != x.data_ptr():
         x.detach().copy_(values)
@@ -112,6 +123,7 @@ def gather(x: Tensor, sizes: tuple[int, ...], dim: int, group: Group) -> Tensor:
         padded = rows.new_zeros((longest, *rest))
         padded[: len(rows)] = rows
     gathered = torch.empty((len(sizes), longest, *rest), dtype=x.dtype, device=x.device)
+    count_sent(padded.nbytes * (len(sizes) - 1))
     _all_gather(gathered.view(-1).view(torch.uint8), as_bytes(padded), group=group)
     if min(sizes) == longest:
         return gathered.flatten(0, 1).movedim(0, dim).contiguous()
@@ -133,6 +145,7 @@ def reduce(x: Tensor, op: Any, group: Group) -> Tensor:
     wide = torch.empty_like(x, dtype=SUM_IN.get(x.dtype, x.dtype), memory_format=torch.contiguous_format)
     wide.copy_(x.detach())
     if wide.numel() > 0:
+        count_sent(2 * wide.nbytes * (group_size(group) - 1) // group_size(group))
         dist.all_reduce(torch.view_as_real(wide) if wide.is_complex() else wide, op, group=group)
     return wide.to(x.dtype)
 

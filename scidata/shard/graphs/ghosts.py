@@ -26,7 +26,7 @@ from scidata.device_mesh.groups import explaining
 from scidata.errors import ShardLayoutError
 from scidata.shard.comm.collectives import indexed_all_to_all_v, return_rows
 from scidata.shard.comm.functions import call
-from scidata.shard.comm.transport import Group, exchange, gather, group_rank, group_size
+from scidata.shard.comm.transport import Group, count_sent, exchange, gather, group_rank, group_size
 from scidata.shard.spec import MeshAxis, ShardSpec, mesh_axes
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import version_of
@@ -225,6 +225,7 @@ class _Flight:
         outgoing, incoming = (held, sent) if back else (sent, held)
         received = rows.new_empty((sum(incoming), *rows.shape[1:]))
         self.rows = rows, received
+        count_sent(rows.nbytes)
         self.work = dist.all_to_all_single(received, rows, incoming, outgoing, group=self.plan.group, async_op=True)
         return received
 

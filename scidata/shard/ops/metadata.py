@@ -27,6 +27,7 @@ _CONVERSIONS = """
 """
 _NEW = "new_zeros new_ones new_full new_empty new_tensor"
 _FILLED = (Tensor.new_zeros, Tensor.new_ones, Tensor.new_full)
+_BOTH = (torch, Tensor)
 _LIKE = "zeros_like ones_like full_like empty_like"
 
 
@@ -82,6 +83,20 @@ def convert(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     if not isinstance(x, ShardTensor):  # x.to(other), x.type_as(other): only the other's dtype and device count
         return func(x, *others, **others_by_name)  # type: ignore[no-any-return]
     return map_local(x, lambda part: func(part, *others, **others_by_name))
+
+
+@register_op(Tensor.type, keeps_replicated=True)
+def type_of(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Say the type of the parts, or convert to another."""
+    return func(args[0]._local) if len(args) == 1 and not kwargs else convert(func, types, args, kwargs)
+
+
+@register_op(*find("detach_", namespaces=_BOTH), keeps_replicated=True)
+def detach_in_place(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Take the part out of the graph."""
+    x: ShardTensor = args[0]
+    func(x._local)
+    return x
 
 
 @register_op(Tensor.contiguous, keeps_replicated=True)

@@ -1,0 +1,161 @@
+"""What a model does with sharded tensors, one operation after the other: layouts, bytes sent, and by which rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from scidata.shard.comm.transport import count_sent
+from scidata.shard.gathering import Gathering
+from scidata.shard.op_table import FALLBACKS, HANDLERS, OF_THE_WHOLE, op_name
+from scidata.shard.tensor import ShardTensor
+from scidata.shard.torch_internals import tree_leaves
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainedOp:
+    """One operation of a forward pass.
+
+    Attributes
+    ----------
+    name
+        The public name of the torch function.
+    inputs, outputs
+        The layouts of its sharded tensors; what is plain is left out.
+    bytes_sent
+        How many bytes this rank sent, of reductions as many as in a ring.
+    rule
+        The family of the op table that served it, ``"replicated"`` where no axis shards any of its tensors, or
+        ``"gather"`` where there is no rule.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    bytes_sent: int
+    rule: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """All operations in order, and the result of the model; ``str`` makes a table of it."""
+
+    ops: tuple[ExplainedOp, ...]
+    result: Any
+
+    @property
+    def bytes_sent(self) -> int:
+        """How many bytes this rank sent in all."""
+        return sum(op.bytes_sent for op in self.ops)
+
+    @property
+    def gathered(self) -> tuple[str, ...]:
+        """The names of the operations that have no rule, each once."""
+        return tuple(dict.fromkeys(op.name for op in self.ops if op.rule == "gather"))
+
+    def __str__(self) -> str:
+        rows = [("operation", "bytes sent", "rule", "layouts")]
+        for op in self.ops:
+            layouts = f"{'; '.join(op.inputs)} -> {'; '.join(op.outputs) or 'plain'}"
+            rows.append((op.name, f"{op.bytes_sent:,}", op.rule, layouts))
+        widths = [max(len(row[i]) for row in rows) for i in range(3)]
+        lines = [
+            f"{name:<{widths[0]}}  {sent:>{widths[1]}}  {rule:<{widths[2]}}  {layouts}"
+            for name, sent, rule, layouts in rows
+        ]
+        end = f"{len(self.ops)} operations, {self.bytes_sent:,} bytes sent by this rank"
+        if self.gathered:
+            end += f"; without a rule, so on gathered tensors: {', '.join(self.gathered)}"
+        return "\n".join([*lines, end])
+
+
+def explain(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
+    """Run a model once, and list each operation on sharded tensors.
+
+    Operations without a rule run on gathered tensors, as in a block of :func:`scidata.gather`. Collective.
+
+    Parameters
+    ----------
+    model
+        Called with the other arguments.
+
+    Returns
+    -------
+    explanation
+        ``print`` shows a table; ``ops`` has a row for each operation.
+
+    Raises
+    ------
+    UnsupportedShardOp
+        What gathered tensors cannot stand in for: see :func:`scidata.gather`.
+
+    Examples
+    --------
+    >>> print(scidata.explain(model, batch))
+    """
+    ops: list[ExplainedOp] = []
+    gathering = _Named()
+    FALLBACKS.append(gathering)
+    try:
+        with _recorded(ops, gathering):
+            result = model(*args, **kwargs)
+    finally:
+        FALLBACKS.remove(gathering)
+    return Explanation(ops=tuple(ops), result=result)
+
+
+class _Named(Gathering):
+    """Remembers that it was called."""
+
+    def __init__(self) -> None:
+        super().__init__(quiet=True)
+        self.calls = 0
+
+    def __call__(self, func: Any, args: Any, kwargs: Any, error: Any) -> Any:
+        self.calls += 1
+        return super().__call__(func, args, kwargs, error)
+
+
+@contextmanager
+def _recorded(ops: list[ExplainedOp], gathering: _Named) -> Iterator[None]:
+    """Note what arrives at ShardTensor, but for what that calls in turn."""
+    usual = ShardTensor.__dict__["__torch_function__"]
+    inside = [False]
+
+    def record(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        run = usual.__get__(None, cls)
+        handler = HANDLERS.get(func)
+        if inside[0] or handler in OF_THE_WHOLE:
+            return run(func, types, args, kwargs)
+        inputs = [x._spec for x in tree_leaves((args, kwargs or {})) if isinstance(x, ShardTensor)]
+        sent, calls = count_sent(), gathering.calls
+        inside[0] = True
+        try:
+            result = run(func, types, args, kwargs)
+        finally:
+            inside[0] = False
+        outputs = [x._spec for x in tree_leaves(result) if isinstance(x, ShardTensor)]
+        if gathering.calls > calls:
+            rule = "gather"
+        elif handler is None or all(spec.is_replicated for spec in inputs):
+            rule = "replicated"
+        else:
+            rule = handler.__module__.rsplit(".", 1)[-1].replace("_", " ")
+        ops.append(
+            ExplainedOp(
+                name=op_name(func),
+                inputs=tuple(map(str, inputs)),
+                outputs=tuple(map(str, outputs)),
+                bytes_sent=count_sent() - sent,
+                rule=rule,
+            )
+        )
+        return result
+
+    ShardTensor.__torch_function__ = classmethod(record)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        ShardTensor.__torch_function__ = usual  # type: ignore[method-assign]

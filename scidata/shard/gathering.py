@@ -1,0 +1,148 @@
+"""A way out for what has no rule: gather the operands, run torch's own function, shard the result again."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Function
+
+from scidata.errors import UnsupportedShardOp
+from scidata.shard.memory import UNKNOWN, laid_out
+from scidata.shard.op_table import FALLBACKS, HANDLERS, REFUSES, op_name
+from scidata.shard.spec import ShardSpec
+from scidata.shard.tensor import ShardTensor
+from scidata.shard.torch_internals import tree_flatten, tree_map_only, tree_unflatten, version_of
+from scidata.shard.views import refuse_write_to_copy, written
+
+#: What asks for the tensor's own memory, or for its place in the graph: another tensor cannot answer.
+_ITS_OWN = """
+    data_ptr storage untyped_storage share_memory_ is_shared set_ __dlpack__ __dlpack_device__ backward grad __set__
+    record_stream register_hook retain_grad __reduce_ex__ __deepcopy__
+"""
+
+
+@contextmanager
+def gather() -> Iterator[None]:
+    """Run operations that have no rule for sharded tensors on gathered ones, in this block, or a function decorated.
+
+    Each rank then holds the operands whole, for as long as autograd does, and computes the whole result, which is
+    sharded again where an operand's layout fits it; else it is plain. Values and gradients are those of one process.
+    Each place is named once, in a warning of rank 0, with the bytes that it gathers on each rank.
+
+    For the whole process, backward passes in the block included. Collective: enter it on all ranks.
+
+    Raises
+    ------
+    UnsupportedShardOp
+        From operations that another tensor cannot stand in for: those of memory (``data_ptr``, ``set_``), in-place
+        changes of shape, and what works on the edges of a graph, whose order is not that of the whole.
+
+    Examples
+    --------
+    >>> with scidata.gather():
+    ...     loss = model(x).square().mean()
+    """
+    run = Gathering()
+    FALLBACKS.append(run)
+    try:
+        yield
+    finally:
+        FALLBACKS.remove(run)
+
+
+class Gathering:
+    """What a block of :func:`gather` does; with ``quiet``, without a word."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self.seen: set[Any] = set()
+
+    def __call__(self, func: Any, args: Any, kwargs: Any, error: UnsupportedShardOp) -> Any:
+        """Run a function on gathered tensors, or raise the error. Collective."""
+        flat, tree = tree_flatten((args, kwargs))
+        tensors = [x for x in flat if isinstance(x, ShardTensor)]
+        if not _can_gather(func, tensors):
+            raise error
+        if not self.quiet:
+            self._tell(func, error, tensors)
+        whole = {id(x): _whole(x) for x in tensors}
+        versions = {key: version_of(x) for key, x in whole.items()}
+        full_args, full_kwargs = tree_unflatten([whole.get(id(x), x) for x in flat], tree)
+        run: Callable[..., Any] = func.apply if isinstance(func, type) and issubclass(func, Function) else func
+        result = run(*full_args, **full_kwargs)
+        for x in tensors:
+            full = whole[id(x)]
+            if version_of(full) != versions[id(x)] or (_writes(func) and x is args[0]):  # some writes are not counted
+                _write_back(func, x, full)
+        owners = {id(whole[id(x)]): x for x in tensors} | {id(x): x for x in flat if type(x) is Tensor}
+        return tree_map_only(Tensor, lambda x: owners[id(x)] if id(x) in owners else _sharded(x, tensors), result)
+
+    def _tell(self, func: Any, error: UnsupportedShardOp, tensors: list[ShardTensor]) -> None:
+        """Warn of a place that gathers, once."""
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("scidata", "torch"):
+            frame = frame.f_back
+        place = (frame.f_code.co_filename, frame.f_lineno)
+        if (func, place) in self.seen:
+            return
+        self.seen.add((func, place))
+        if dist.get_rank() == 0:
+            held = sum(x.numel() * x.element_size() for x in tensors)
+            message = f"{op_name(func)} runs on gathered tensors, {held:,} bytes on each rank: {error}"
+            warnings.warn_explicit(message, UserWarning, *place, registry={})
+
+
+def _can_gather(func: Any, tensors: list[ShardTensor]) -> bool:
+    name = getattr(func, "__name__", "")
+    mine = HANDLERS.get(func) in REFUSES or name in _ITS_OWN.split()
+    return not mine and bool(tensors) and all(x._spec.exchange is None or x._spec.is_replicated for x in tensors)
+
+
+def _writes(func: Any) -> bool:
+    name = getattr(func, "__name__", "")
+    return (name.endswith("_") and not name.endswith("__")) or name == "__setitem__" or name.startswith("__i")
+
+
+def _whole(x: ShardTensor) -> Tensor:
+    """Gather a tensor, as it would lie in memory in one process; never its own part, which may be written to."""
+    if x._memory is UNKNOWN:
+        raise UnsupportedShardOp(f"the strides of a tensor are not known ({x._spec}); use contiguous() first")
+    full = x.full_tensor()
+    full = full if x._memory is None else laid_out(full, x._memory)
+    return full.clone() if full is x._local or x._spec.is_replicated else full
+
+
+def _write_back(func: Any, x: ShardTensor, full: Tensor) -> None:
+    refuse_write_to_copy(func, x)
+    for d, start in enumerate(x._spec.offsets):
+        full = full.narrow(d, start, x._spec.local_shape[d])
+    x._local.copy_(full)
+    written(x)
+
+
+def _sharded(result: Tensor, tensors: list[ShardTensor]) -> Tensor:
+    """Cut a result as the largest operand whose sharded dims it has, with its graph; else leave it plain."""
+    for x in sorted(tensors, key=lambda x: -x.numel()):
+        spec = x._spec
+        if spec.is_replicated or result.ndim != spec.ndim:
+            continue
+        if all(result.shape[d] == spec.global_shape[d] for d in spec.sharded):
+            return _cut(result, spec.derive(tuple(result.shape), spec.dims, spec.sizes))
+    return result
+
+
+def _cut(result: Tensor, spec: ShardSpec) -> Tensor:
+    nothing = [None] * len(spec.axes)
+    sizes: dict[int | str, Sequence[int]] = {axis: spec.sizes_of(axis) for axis in spec.sharded.values()}
+    whole = ShardTensor(result, spec.derive(tuple(result.shape), nothing, nothing))
+    cut = whole.redistribute(placements=spec.placements, sizes=sizes)
+    contiguous = result.is_contiguous() if result.layout is torch.strided else True
+    cut._memory = None if contiguous else tuple(result.stride())
+    return cut

@@ -5,6 +5,7 @@ from scidata.shard.op_table import register_op, shard_ops
 from scidata.shard.ops import (  # noqa: F401
     attention,
     conv,
+    counting,
     elements,
     fft,
     functions,
@@ -18,14 +19,17 @@ from scidata.shard.ops import (  # noqa: F401
     multihead,
     norm,
     norm_layers,
+    placing,
     pointwise,
     pooling,
     random,
     reductions,
     scan,
     scatter,
+    selection,
     shapes,
     sorting,
+    tallies,
 )
 from scidata.shard.scatter_tensor import scatter_tensor
 from scidata.shard.spec import HaloDim, ShardSpec

@@ -34,6 +34,10 @@ ELSEWHERE = (
     "functions",
     "multihead",
     "sorting",
+    "counting",
+    "tallies",
+    "placing",
+    "selection",
 )
 POINTWISE_ELSEWHERE = ("addcdiv", "addcmul", "lerp", "masked_fill", "where", "sigmoid", "tanh")
 

@@ -170,7 +170,7 @@ def _inferred(func: Any, args: Any, kwargs: Any) -> tuple[Strides | None, ...]:
 def _is_of_last_two(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether this is a real Fourier transform of the last two dims, as in models: its strides are inferred rightly."""
     dim = kwargs.get("dim", args[2] if len(args) > 2 else (-2, -1) if func is torch.fft.rfft2 else None)
-    return func in (torch.fft.rfft2, torch.fft.rfftn) and dim is not None and tuple(dim) == (-2, -1)
+    return func in (torch.fft.rfft2, torch.fft.rfftn) and dim in ((-2, -1), [-2, -1])
 
 
 def _keyed(value: Any) -> Any:

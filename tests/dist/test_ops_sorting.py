@@ -7,6 +7,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 
+from scidata.errors import UnsupportedShardOp
 from scidata.shard import ShardSpec
 from scidata.shard.rows.ordered import sorted_ids
 from scidata.testing import run_ranks
@@ -269,3 +270,81 @@ def check_searches(rank, num_ranks):
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_searches(num_ranks):
     run_ranks(check_searches, num_ranks)
+
+
+def check_strides_and_refusals(rank, num_ranks):
+    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
+    whole = drawn((7, 7, 2)).detach()
+    for dim in (0, 1):
+        x = shard_of(whole, ShardSpec.even(mesh, [Shard(dim)], whole.shape, {0: SIZES[num_ranks][-1]}))
+        for function in (
+            lambda y: y.nonzero(),
+            lambda y: y.mT.argwhere(),
+            lambda y: y.quantile(QS, 1),
+            lambda y: y.unique_consecutive(dim=1),
+            lambda y: torch.unique(y, dim=2),
+            lambda y: y.mT.masked_select(y.mT > 0),
+            lambda y: y.mT.sort(1).values,
+            lambda y: y.mT.topk(2, 0).indices,
+            lambda y: y.mT.cummax(1).values,
+            lambda y: y.mT.masked_scatter(y.mT > 0, y),
+            lambda y: y.mT.put(NUMBERS, EDGES[:6]),
+        ):
+            assert function(x).stride() == function(whole).stride()
+        for call in (
+            lambda y=x: torch.sort(y, out=(whole * 1, whole.long())),
+            lambda y=x: torch.median(y, 1, out=(whole * 1, whole.long())),
+            lambda y=x: torch.quantile(y, 0.5, out=whole * 1),
+            lambda y=x: torch.nonzero(y, out=whole.long()),
+            lambda y=x: torch.take(y, NUMBERS, out=whole * 1),
+            lambda y=x: torch.zeros(7, 7, 2, dtype=torch.float64).masked_scatter_(y > 0, whole),
+        ):
+            with pytest.raises(UnsupportedShardOp, match="Remedy"):
+                call()
+        for call in (
+            lambda y=x: y.kthvalue(8, 1),
+            lambda y=x: y.topk(8, 0),
+            lambda y=x: y.quantile(1.5),
+            lambda y=x: y.masked_scatter(y < 9, y[:1]),
+            lambda y=x: torch.bincount(y[:, 0, 0].long() - 1),
+            lambda y=x: torch.histc(y / 0),
+            lambda y=x: y.to(torch.complex128).sort(0),
+            lambda y=x: y.put(NUMBERS, EDGES),
+        ):
+            with pytest.raises(RuntimeError):
+                call()
+        with pytest.raises(IndexError):
+            x.take(torch.tensor([98]))
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_strides_and_refusals(num_ranks):
+    run_ranks(check_strides_and_refusals, num_ranks)
+
+
+def check_nothing(rank, num_ranks):
+    """Tensors without elements, and numbers that are missing everywhere or somewhere."""
+    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
+    sizes = (0,) * num_ranks
+    empty = torch.zeros(0, 3, dtype=torch.float64)
+    spec = ShardSpec.even(mesh, [Shard(0)], empty.shape, {0: sizes})
+    for function in (
+        lambda x: [*x.sort(0), *x.sort(1), *x.topk(2, 1), x.median(), *x.median(1), x.nonzero(), *torch.where(x)],
+        lambda x: [x.unique(), *x.unique(return_counts=True), x.unique_consecutive(), x.masked_select(x > 0)],
+        lambda x: [x.histc(3), torch.equal(x, x), x.allclose(x), torch.isin(x, 1), x.masked_scatter(x > 0, x)],
+        lambda x: [x[:, 0].long().bincount(minlength=2), x.nanmean(), *x.cummax(0), torch.searchsorted(EDGES, x)],
+    ):
+        assert_like_one_process(function, [empty], [spec])
+    missing = torch.tensor([3.0, math.nan, 1.0, math.nan, 2.0, math.inf, 0.5], dtype=torch.float64)
+    spec = ShardSpec.even(mesh, [Shard(0)], (7,), {0: SIZES[num_ranks][-1]})
+    for function in (
+        lambda x: [x.median(), x.nanmedian(), x.nanmedian(0).values, x.median(0).values, x.kthvalue(2).values],
+        lambda x: [x.quantile(0.3), x.nanquantile(QS), (x * math.nan).nanquantile(0.2), (x * math.nan).nanmedian()],
+        lambda x: [x.mode(0).values, x.cummax(0).values, x.cummin(0).values, x.aminmax().max, x.nanmean()],
+    ):
+        assert_like_one_process(function, [missing], [spec])
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_nothing_and_missing(num_ranks):
+    run_ranks(check_nothing, num_ranks)

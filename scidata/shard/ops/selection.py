@@ -16,7 +16,7 @@ from torch import Tensor
 
 from scidata.shard.comm.functions import known
 from scidata.shard.comm.sums import all_reduce_sum
-from scidata.shard.op_table import find, register_op, unsupported
+from scidata.shard.op_table import find, register_op
 from scidata.shard.ops.align import bind, finish, is_sharded, local_of, refuse_out, specs_of, to_layout
 from scidata.shard.ops.moving import as_sharded, cut_to, moved_off, without_empty
 from scidata.shard.ops.shapes import normal_dim
@@ -129,11 +129,10 @@ def _at_place(func: Any, line: ShardTensor, k: int | None) -> tuple[Tensor, ...]
 
 
 def _mode_of(line: ShardTensor) -> tuple[Tensor, ...]:
-    keys = ShardTensor(order_keys(line._local), line._spec)
-    values, counts = torch.unique(keys, return_counts=True)
-    place = counts.argmax(0)  # the first of equal ones
-    key = int(values.index_select(0, place.reshape(1)).full_tensor())
-    hits = (keys._local == key).nonzero()
+    values, counts = torch.unique(line.detach(), return_counts=True)
+    place = counts.argmax(0)  # the first of equal ones; each NaN is one of its own
+    value = values.index_select(0, place.reshape(1)).full_tensor()
+    hits = (order_keys(line._local) == order_keys(value)).nonzero()
     last = hits[-1] + line._spec.offsets[0] if len(hits) else hits.new_full((1,), -1)
     last = -least_over(-last, line._spec.shard_groups)  # torch says where the last of them is
     return line[last].full_tensor(), last  # type: ignore[attr-defined]
@@ -171,9 +170,9 @@ def quantile(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     given = bind("input q dim keepdim", args, kwargs, dim=None, keepdim=False, interpolation="linear")
     x, q = given.pop("input"), given["q"]
     refuse_out(func, given, *specs_of([x, q]))
-    if is_sharded(q) or not isinstance(x, ShardTensor):
-        raise unsupported(func, "q is sharded", *specs_of([x, q]), remedy="use full_tensor()")
-    q = given["q"] = local_of(q)
+    q = given["q"] = q.full_tensor() if isinstance(q, ShardTensor) else q
+    if not is_sharded(x):
+        return func(local_of(x), **given)  # type: ignore[no-any-return]
     func(x._local.detach().new_zeros(1), q, interpolation=given["interpolation"])  # torch says what does not fit
     spec, many = x._spec, isinstance(q, Tensor) and q.ndim == 1
     if 0 in spec.global_shape:

@@ -67,17 +67,17 @@ def _rows(local: Tensor, like: ShardSpec, axis: int, counts: tuple[int, ...], di
 def nonzero(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """List the global places of what is not zero. Collective."""
     given = bind("input", args, kwargs)
-    x: ShardTensor = given["input"]
-    refuse_out(func, kwargs, x._spec)
-    if 0 in x._spec.global_shape:
-        return func(x.full_tensor(), **kwargs)
+    x: ShardTensor = given.pop("input")
     spec = x._spec
+    refuse_out(func, given, spec)
+    if 0 in spec.global_shape:
+        return func(x.full_tensor(), **given)
     line, axis = in_a_row(x.detach())
     own = x._local.dtype == torch.bool and [*spec.sharded] == [0] and spec.global_shape[0] > 1  # so flat as it lies
     counts = count_true(x if own else line != 0)  # type: ignore[arg-type]
     flat = line._local.nonzero().squeeze(1) + line._spec.offsets[0]
     places = torch.unravel_index(flat, spec.global_shape)
-    if kwargs.get("as_tuple"):
+    if given.get("as_tuple"):
         return tuple(_rows(place, spec, axis, counts) for place in places)
     result = _rows(torch.stack(places, 1), spec, axis, counts)
     if spec.ndim > 1 and sum(counts) > 1:

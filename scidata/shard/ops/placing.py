@@ -55,7 +55,7 @@ def _check_dtypes(func: Any, x: Tensor, source: Any) -> None:
         raise RuntimeError(f"{func.__name__}: values must have the dtype {x.dtype} of what they are written to")
 
 
-@register_op(*find("index_put index_put_", namespaces=_BOTH), keeps_replicated=False)
+@register_op(*find("index_put index_put_", namespaces=_BOTH))
 def index_put(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Write values through index tensors and masks, or add them. Collective where one of these is sharded."""
     given = bind("input indices values accumulate", args, kwargs, accumulate=False)

@@ -33,11 +33,20 @@ ELSEWHERE = (
     "fft",
     "functions",
     "multihead",
+    "composed",
+    "products",
+    "matrices",
     "sorting",
     "counting",
     "tallies",
     "placing",
     "selection",
+    "gates",
+    "margins",
+    "points",
+    "recurrent",
+    "tables",
+    "windows",
 )
 POINTWISE_ELSEWHERE = ("addcdiv", "addcmul", "lerp", "masked_fill", "where", "sigmoid", "tanh")
 

@@ -168,13 +168,3 @@ def nanmean(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     count = (~x.detach().isnan()).sum(**dims)
     total: Tensor = torch.nansum(x, **dims, **({} if dtype is None else {"dtype": dtype})) / count
     return total
-
-
-@register_op(*find("aminmax", namespaces=_BOTH))
-def aminmax(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Least and largest values of all, or along one dim."""
-    refuse_out(func, kwargs)
-    given = bind("input", args, kwargs, dim=None, keepdim=False)
-    dims = [] if given["dim"] is None else given["dim"]
-    pair = [reduce(given["input"], dims, given["keepdim"]) for reduce in (torch.amin, torch.amax)]
-    return torch.return_types.aminmax(pair)  # type: ignore[arg-type]

@@ -67,8 +67,8 @@ _UNSURE = frozenset(
 )
 # and these not even for those, but for the last two dims.
 _NEVER = frozenset(find("hfft2 hfftn rfft2 rfftn", namespaces=(torch.fft,)))
-# Of sizes that values decide: handlers note what is not row-major.
-_OF_VALUES = frozenset(find("nonzero argwhere masked_select unique unique_consecutive", namespaces=_BOTH))
+#: Functions of results whose sizes values decide: handlers note what is not row-major.
+OF_VALUES = frozenset(find("nonzero argwhere masked_select unique unique_consecutive", namespaces=_BOTH))
 _WHERE = (torch.where, Tensor.where)  # of one argument too
 
 
@@ -103,7 +103,7 @@ def row_major(shape: Sequence[int]) -> Strides:
 
 def note(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
     """Note how a call's results would lie in one process; lay out so those that are plain, as they are whole here."""
-    if func in _OF_VALUES or (func in _WHERE and len(args) + len(kwargs) == 1):
+    if func in OF_VALUES or (func in _WHERE and len(args) + len(kwargs) == 1):
         return result
     if hasattr(result, "_memory"):  # of one ShardTensor
         if not args or result is not args[0]:

@@ -6,6 +6,7 @@ from scidata.shard.ops import (  # noqa: F401
     attention,
     composed,
     conv,
+    counting,
     elements,
     fft,
     functions,
@@ -22,6 +23,7 @@ from scidata.shard.ops import (  # noqa: F401
     multihead,
     norm,
     norm_layers,
+    placing,
     points,
     pointwise,
     pooling,
@@ -31,9 +33,11 @@ from scidata.shard.ops import (  # noqa: F401
     reductions,
     scan,
     scatter,
+    selection,
     shapes,
     sorting,
     tables,
+    tallies,
     windows,
 )
 from scidata.shard.scatter_tensor import scatter_tensor

@@ -67,6 +67,9 @@ _UNSURE = frozenset(
 )
 # and these not even for those, but for the last two dims.
 _NEVER = frozenset(find("hfft2 hfftn rfft2 rfftn", namespaces=(torch.fft,)))
+#: Functions of results whose sizes values decide: handlers note what is not row-major.
+OF_VALUES = frozenset(find("nonzero argwhere masked_select unique unique_consecutive", namespaces=_BOTH))
+_WHERE = (torch.where, Tensor.where)  # of one argument too
 
 
 def _batch_norm(x: Tensor, *others: Any, **options: Any) -> Tensor:
@@ -100,6 +103,8 @@ def row_major(shape: Sequence[int]) -> Strides:
 
 def note(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
     """Note how a call's results would lie in one process; lay out so those that are plain, as they are whole here."""
+    if func in OF_VALUES or (func in _WHERE and len(args) + len(kwargs) == 1):
+        return result
     if hasattr(result, "_memory"):  # of one ShardTensor
         if not args or result is not args[0]:
             found = infer_strides(func, args, kwargs)
@@ -167,7 +172,7 @@ def _inferred(func: Any, args: Any, kwargs: Any) -> tuple[Strides | None, ...]:
 def _is_of_last_two(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether this is a real Fourier transform of the last two dims, as in models: its strides are inferred rightly."""
     dim = kwargs.get("dim", args[2] if len(args) > 2 else (-2, -1) if func is torch.fft.rfft2 else None)
-    return func in (torch.fft.rfft2, torch.fft.rfftn) and dim is not None and tuple(dim) == (-2, -1)
+    return func in (torch.fft.rfft2, torch.fft.rfftn) and dim in ((-2, -1), [-2, -1])
 
 
 def _keyed(value: Any) -> Any:

@@ -118,10 +118,9 @@ def _lies_inside(shape: Sequence[int], spec: ShardSpec) -> bool:
 
 @register_op(torch.where, Tensor.where)
 def where(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``where`` with three arguments; with one it lists indices, which has no sharded form."""
-    if len(args) + len(kwargs) < 3:
-        specs = specs_of(operands_of(args, kwargs)[0])
-        raise unsupported(func, "the number of non-zero elements differs from rank to rank", *specs)
+    """``where`` with three arguments; with one it lists where something is."""
+    if len(args) + len(kwargs) < 2:
+        return torch.nonzero(*args, *kwargs.values(), as_tuple=True)
     return elementwise(func, types, args, kwargs)
 
 

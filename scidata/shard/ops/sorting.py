@@ -56,7 +56,7 @@ def on_lines(x: ShardTensor, dim: int, function: Callable[[ShardTensor], tuple[T
     if x._spec.ndim == 1:
         return function(x)
     other = int(dim == 0)
-    found = [on_lines(row, dim - (other < dim), function) for row in x.unbind(other)]  # type: ignore[arg-type, no-untyped-call]
+    found = [on_lines(row, dim - (other < dim), function) for row in x.unbind(other)]  # type: ignore[arg-type]
     return tuple(torch.stack(each, other) for each in zip(*found, strict=True))
 
 
@@ -122,7 +122,7 @@ def topk(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         found = on_lines(x, dim, lambda line: _top_of_line(line, k, bool(given["largest"])))
     else:
         found = tuple(moved_back(each, [dim], spec) for each in func(moved_off(x, [dim]), **given))
-    return torch.return_types.topk(found)
+    return torch.return_types.topk(found)  # type: ignore[arg-type]
 
 
 def _top_of_line(line: ShardTensor, k: int, largest: bool) -> tuple[Tensor, ...]:

@@ -34,8 +34,8 @@ def fill_where(func: Any, target: ShardTensor, tensors: Mapping[int, Tensor], va
     return True
 
 
-def put(func: Any, target: ShardTensor, tensors: Mapping[int, Tensor], value: Any) -> None:
-    """Write values through index tensors and masks, ``tensors`` by the first dim that each stands for.
+def put(func: Any, target: ShardTensor, tensors: Mapping[int, Tensor], value: Any, *, accumulate: bool = False) -> None:
+    """Write values through index tensors and masks, or add them, ``tensors`` by the first dim that each stands for.
 
     Collective where an index, or the values along one, are sharded.
     """
@@ -71,7 +71,12 @@ def put(func: Any, target: ShardTensor, tensors: Mapping[int, Tensor], value: An
     (chosen,) = mine.nonzero(as_tuple=True)
     for d in flat:
         items[d] = items[d][chosen]
-    part[tuple(items)] = values.index_select(place, chosen).to(part.dtype)
+    values = values.index_select(place, chosen).to(part.dtype)
+    if accumulate:
+        rows = part.movedim(dims, list(range(len(dims))))
+        rows.index_put_(tuple(items[d] for d in dims), values.movedim(place, 0), accumulate=True)
+    else:
+        part[tuple(items)] = values
     written(target)
 
 

@@ -50,14 +50,15 @@ def sorted_ids(keys: Tensor, sizes: Sequence[int], group: Group) -> tuple[Tensor
     """
     rank, num_ranks = group_rank(group), group_size(group)
     keys, order = torch.sort(keys, stable=True)
-    pairs = torch.stack([keys, order + sum(sizes[:rank])], 1)
+    ids = order + sum(sizes[:rank])
     if num_ranks == 1 or not sum(sizes):
-        return pairs[:, 1], tuple(sizes)
+        return ids, tuple(sizes)
+    pairs = torch.stack([keys, ids], 1)
     step = max(1, sum(sizes) // (_SAMPLES * num_ranks * num_ranks))
     samples = gather(pairs[step // 2 :: step], tuple(len(range(step // 2, n, step)) for n in sizes), 0, group)
     samples = samples[torch.sort(samples[:, 0], stable=True).indices]
     splitters = samples[[i * len(samples) // num_ranks for i in range(1, num_ranks)]]
-    cuts = [0, *[_first_not_before(pairs, splitter) for splitter in splitters], len(pairs)]
+    cuts = [0, *[_first_not_before(keys, ids, key, number) for key, number in splitters.tolist()], len(pairs)]
     counts = torch.tensor([b - a for a, b in itertools.pairwise(cuts)], device=keys.device)
     table = gather(counts[None], (1,) * num_ranks, 0, group)
     parts = torch.split(pairs, counts.tolist())
@@ -67,10 +68,8 @@ def sorted_ids(keys: Tensor, sizes: Sequence[int], group: Group) -> tuple[Tensor
     return ids, tuple(table.sum(0).tolist())
 
 
-def _first_not_before(pairs: Tensor, splitter: Tensor) -> int:
-    """Return the number of pairs that come before another, key first."""
-    key, number = splitter.contiguous().unbind()
-    keys, ids = pairs.t().contiguous().unbind()
+def _first_not_before(keys: Tensor, ids: Tensor, key: int, number: int) -> int:
+    """Return how many of the sorted pairs of key and id come before another pair."""
     low, high = (int(torch.searchsorted(keys, key, right=right)) for right in (False, True))
     return low + int(torch.searchsorted(ids[low:high], number))
 
@@ -78,7 +77,8 @@ def _first_not_before(pairs: Tensor, splitter: Tensor) -> int:
 def keys_at(keys: Tensor, places: Sequence[int], groups: Sequence[Group]) -> list[int]:
     """Return the keys at these places, counted from 0, of all ranks' keys in order. Collective over each group.
 
-    Memory is that of the rank's own keys and one table for each place.
+    The digits of a key are found one after the other: by each, those that begin otherwise drop out. Each round sums up
+    one table for each place.
     """
     lowest = torch.iinfo(torch.int64).min
     active: dict[int, Tensor] = {0: keys.flatten() ^ lowest}  # by leading digits, as if unsigned
@@ -96,7 +96,7 @@ def keys_at(keys: Tensor, places: Sequence[int], groups: Sequence[Group]) -> lis
             for longer, (prefix, _), digit in zip(new, at, found, strict=True)
         }
         at = [(longer, place - n) for longer, (_, place), n in zip(new, at, before, strict=True)]
-    return [prefix - (1 << 63) for prefix, _ in at]  # leading zeros: 65 bits are 5 digits, of which one is short
+    return [prefix - (1 << 63) for prefix, _ in at]  # signed again
 
 
 def sum_over(x: Tensor, group: Group) -> Tensor:

@@ -56,7 +56,7 @@ class Compared(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         name = op_name(func)
-        if func not in HANDLERS or (name.endswith("_") and not name.endswith("__")):
+        if func not in HANDLERS or func in memory.OF_VALUES or (name.endswith("_") and not name.endswith("__")):
             return func(*args, **kwargs)
         given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         plain = not any(map(memory.memory_of, given)) and "memory_format" not in kwargs

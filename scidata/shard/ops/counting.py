@@ -1,0 +1,229 @@
+"""Results whose size values decide: which elements are not zero, which differ; an exchange says how many each rank has.
+
+They come in C order of the whole, split by the rank that has them; where dim 0 is not sharded, it is for that.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import Replicate, Shard
+
+from scidata.core.bounds import even_sizes
+from scidata.shard.comm.collectives import all_gather_v
+from scidata.shard.comm.transport import Group, gather, group_rank
+from scidata.shard.op_table import find, register_op
+from scidata.shard.ops.advanced import count_true
+from scidata.shard.ops.align import align, bind, is_sharded, refuse_out, replicated, spec_of_layout, specs_of, to_layout
+from scidata.shard.ops.moving import as_sharded
+from scidata.shard.ops.shapes import normal_dim
+from scidata.shard.ops.sorting import sort_line
+from scidata.shard.rows.ordered import counts_of
+from scidata.shard.spec import ShardSpec
+from scidata.shard.tensor import ShardTensor
+
+_BOTH = (torch, Tensor)
+
+
+def split_along(x: ShardTensor, dim: int) -> tuple[ShardTensor, int]:
+    """Shard one dim and no other, evenly where it was not; return the mesh axis too. Collective where that differs."""
+    spec = x._spec
+    axis = spec.sharded.get(dim, max(spec.sharded.values(), key=lambda a: spec.axes[a].size))
+    x = replicated(x, set(spec.sharded.values()) - {axis})
+    if spec.dims[axis] == dim:
+        return x, axis
+    placements = [Shard(dim) if a == axis else p for a, p in enumerate(x.placements)]
+    return x.redistribute(placements=placements, sizes={axis: even_sizes(x.shape[dim], spec.axes[axis].size)}), axis
+
+
+def in_a_row(x: Any) -> tuple[ShardTensor, int]:
+    """Flatten in C order; the rows of dim 0 stay together where there are some for each rank. Collective."""
+    spec = x._spec
+    if 0 not in spec.sharded and spec.global_shape[0] >= max(2, *(spec.axes[a].size for a in spec.sharded.values())):
+        x, _ = split_along(x, 0)
+    flat = as_sharded(x.reshape(-1), spec)
+    return split_along(flat, 0) if is_sharded(flat) else _split_anew(flat, min(spec.sharded.values()))
+
+
+def _split_anew(x: ShardTensor, axis: int) -> tuple[ShardTensor, int]:
+    """Split what is replicated, since its sharded dim had one row, evenly along a mesh axis."""
+    placements = [Shard(0) if a == axis else Replicate() for a in range(len(x.placements))]
+    return x.redistribute(placements=placements, sizes={axis: even_sizes(x.shape[0], x._spec.axes[axis].size)}), axis
+
+
+def _rows(local: Tensor, like: ShardSpec, axis: int, counts: tuple[int, ...], dim: int = 0) -> ShardTensor:
+    """Wrap rows of which each rank along one axis has so many, and all ranks along the others the same."""
+    shape = (*local.shape[:dim], sum(counts), *local.shape[dim + 1 :])
+    dims = [dim if a == axis else None for a in range(len(like.axes))]
+    return ShardTensor(local, like.derive(shape, dims, [counts if d is not None else None for d in dims]))
+
+
+# -- where something is --------------------------------------------------------------------------------------------
+
+
+@register_op(*find("nonzero argwhere", namespaces=_BOTH))
+def nonzero(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """List the global places of what is not zero. Collective."""
+    given = bind("input", args, kwargs)
+    x: ShardTensor = given.pop("input")
+    spec = x._spec
+    refuse_out(func, given, spec)
+    if 0 in spec.global_shape:
+        return func(x.full_tensor(), **given)
+    line, axis = in_a_row(x.detach())
+    own = x._local.dtype == torch.bool and [*spec.sharded] == [0] and spec.global_shape[0] > 1  # so flat as it lies
+    counts = count_true(x if own else line != 0)  # type: ignore[arg-type]
+    flat = line._local.nonzero().squeeze(1) + line._spec.offsets[0]
+    places = torch.unravel_index(flat, spec.global_shape)
+    if given.get("as_tuple"):
+        return tuple(_rows(place, spec, axis, counts) for place in places)
+    result = _rows(torch.stack(places, 1), spec, axis, counts)
+    if spec.ndim > 1 and sum(counts) > 1:
+        result._memory = (1, sum(counts))  # torch has one dim after the other
+    return result
+
+
+@register_op(*find("masked_select", namespaces=_BOTH))
+def masked_select(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Take the elements where a mask is true, both broadcast. Collective."""
+    given = bind("input mask", args, kwargs)
+    operands = [given["input"], given["mask"]]
+    refuse_out(func, kwargs, *specs_of(operands))
+    if operands[1].dtype != torch.bool:
+        raise RuntimeError(f"masked_select: the mask must be of bools, not {operands[1].dtype}")
+    x, mask = alike(func, operands)
+    return x[mask]
+
+
+def alike(func: Any, operands: list[Tensor]) -> list[ShardTensor]:
+    """Broadcast tensors, and bring them to one layout. Collective where these differ."""
+    ndim = max(len(x.shape) for x in operands)
+    labels = [range(ndim - len(x.shape), ndim) for x in operands]
+    parts, layout, extents = align(func, operands, labels)
+    spec = spec_of_layout(layout, range(ndim), [extents[d] for d in range(ndim)], specs_of(operands)[0])
+    return [ShardTensor(part.expand(spec.local_shape), spec) for part in parts]
+
+
+# -- what differs --------------------------------------------------------------------------------------------------
+
+
+def _starts(rows: Tensor, sizes: tuple[int, ...], group: Group) -> Tensor:
+    """Say which rows differ from the one before, the first of all does; rows of a rank may begin with another's."""
+    held = tuple(int(size > 0) for size in sizes)
+    lasts = gather(rows[-1:], held, 0, group) if len(held) > 1 else rows[-1:]
+    before = sum(held[: group_rank(group)])
+    seen = torch.cat([lasts[before - 1 : before] if before else rows[:0], rows])
+    differs = (seen[1:] != seen[:-1]).flatten(1).any(1) if rows.ndim > 1 else seen[1:] != seen[:-1]
+    return differs if before or not len(rows) else torch.cat([differs.new_ones(1), differs])
+
+
+def _lengths(starts: Tensor, end: int, counts: tuple[int, ...], group: Group) -> Tensor:
+    """Return how far it is from each start to the next, which may be another rank's, or to the end."""
+    held = tuple(int(count > 0) for count in counts)
+    firsts = gather(starts[:1], held, 0, group) if len(held) > 1 else starts[:1]
+    after = sum(held[: group_rank(group) + 1])
+    following = torch.cat([starts, firsts[after:], starts.new_full((1,), end)])[1 : len(starts) + 1]
+    return following - starts
+
+
+def _of_runs(
+    x: ShardTensor, dim: int, axis: int, weights: Tensor | None = None
+) -> tuple[ShardTensor, ShardTensor, ShardTensor]:
+    """Keep the first row of each run of equal ones; return these, the number of each row's run, and lengths of runs.
+
+    ``weights``: how often each row counts.
+    """
+    spec = x._spec
+    sizes, _, group = spec.parts(dim)
+    rows = x._local.movedim(dim, 0)
+    starts = _starts(rows, sizes, group)
+    counts = counts_of(int(starts.sum()), group, rows.device)
+    kept = rows[starts].movedim(0, dim)
+    ends = (torch.ones_like(starts, dtype=torch.int64) if weights is None else weights).cumsum(0)
+    totals = counts_of(int(ends[-1]) if len(ends) else 0, group, rows.device)
+    rank = group_rank(group)
+    runs = starts.cumsum(0) - 1 + sum(counts[:rank])
+    begins = torch.cat([ends.new_zeros(1), ends])[:-1][starts] + sum(totals[:rank])
+    lengths = _lengths(begins, sum(totals), counts, group)
+    return _rows(kept, spec, axis, counts, dim), _rows(runs, spec, axis, sizes), _rows(lengths, spec, axis, counts)
+
+
+def _chosen(result: Any, inverse: Any, counts: Any, given: dict[str, Any]) -> Any:
+    """Return what was asked for."""
+    rest = [each for each, name in ((inverse, "return_inverse"), (counts, "return_counts")) if given.get(name)]
+    return (result, *rest) if rest else result
+
+
+def _bound(names: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ShardTensor, dict[str, Any]]:
+    given = bind(f"input {names}", args, kwargs)
+    return given["input"].detach(), {name: value for name, value in given.items() if name != "input"}
+
+
+@register_op(torch.unique_consecutive, Tensor.unique_consecutive)
+def unique_consecutive(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Keep the first of each run of equal elements, or rows of a dim. Collective."""
+    x, given = _bound("return_inverse return_counts dim", args, kwargs)
+    if 0 in x._spec.global_shape:
+        return func(x.full_tensor(), **given)
+    if given.get("dim") is None:
+        line, axis = in_a_row(x)
+        result, inverse, counts = _of_runs(line, 0, axis)
+        back = to_layout(inverse.reshape(x.shape), x._spec) if given.get("return_inverse") else None  # type: ignore[arg-type]
+        return _chosen(result, back, counts, given)
+    dim = normal_dim(given["dim"], x._spec.ndim)
+    result, inverse, counts = _of_runs(*_with_dim(x, dim))
+    _note_rows(result, dim)
+    return _chosen(result, inverse, counts, given)
+
+
+def _with_dim(x: ShardTensor, dim: int) -> tuple[ShardTensor, int, int]:
+    split, axis = split_along(x, dim)
+    return split, dim, axis
+
+
+def _note_rows(result: Any, dim: int) -> None:
+    """Note that torch has the rows of a dim one after the other."""
+    moved = torch.empty(result.shape, device="meta").movedim(dim, 0).contiguous().movedim(0, dim)
+    result._memory = None if moved.is_contiguous() else moved.stride()
+
+
+@register_op(torch.unique, Tensor.unique)
+def unique(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """List the values, or rows of a dim, that differ, in order: values split by rank, rows on each. Collective.
+
+    Each rank finds its own first; those of all ranks are sorted where they lie. Rows are gathered.
+    """
+    x, given = _bound("sorted return_inverse return_counts dim", args, kwargs)
+    if 0 in x._spec.global_shape:
+        return func(x.full_tensor(), **given)
+    if given.get("dim") is not None:
+        return _unique_rows(x, normal_dim(given["dim"], x._spec.ndim), given)
+    spec = x._spec
+    axis = max(spec.sharded.values(), key=lambda a: spec.axes[a].size)
+    x = replicated(x, set(spec.sharded.values()) - {axis})
+    own, inverse, counts = torch.unique(x._local, return_inverse=True, return_counts=True)
+    line = _rows(own, spec, axis, counts_of(len(own), spec.group(axis), own.device))
+    values, places = sort_line(line)
+    weights: Any = ShardTensor(counts, line._spec)[places]
+    result, numbers, lengths = _of_runs(values, 0, axis, weights._local)
+    back: Any = None
+    if given.get("return_inverse"):
+        ranks: Any = numbers[sort_line(places)[1]]  # where each of my own went
+        back = to_layout(ShardTensor(ranks._local[inverse], x._spec), spec)
+    return _chosen(result, back, lengths, given)
+
+
+def _unique_rows(x: ShardTensor, dim: int, given: dict[str, Any]) -> Any:
+    x, axis = split_along(x, dim)
+    spec = x._spec
+    sizes, rank, group = spec.parts(dim)
+    own, inverse, counts = torch.unique(x._local, dim=dim, return_inverse=True, return_counts=True)
+    found = counts_of(own.shape[dim], group, own.device)
+    rows = all_gather_v(own, found, dim, group)
+    weights = all_gather_v(counts, found, 0, group)
+    result, numbers = torch.unique(rows, dim=dim, return_inverse=True)
+    total = weights.new_zeros(result.shape[dim]).index_add_(0, numbers, weights)
+    mine = numbers[sum(found[:rank]) :][: found[rank]]
+    return _chosen(result, _rows(mine[inverse], spec, axis, sizes), total, given)

@@ -1,0 +1,111 @@
+"""Elements by their number in C order of the whole tensor, and writes through index tensors and masks by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scidata.shard.comm.collectives import slice_to_shard
+from scidata.shard.comm.sums import replicate_to_shards
+from scidata.shard.op_table import find, register_op, unsupported
+from scidata.shard.ops.advanced import count_true
+from scidata.shard.ops.align import bind, finish, is_sharded, local_of, refuse_out, specs_of, to_layout
+from scidata.shard.ops.counting import alike, in_a_row
+from scidata.shard.ops.moving import as_sharded
+from scidata.shard.ops.writing import put as write
+from scidata.shard.tensor import ShardTensor
+from scidata.shard.views import refuse_write_to_copy
+
+_BOTH = (torch, Tensor)
+
+
+@register_op(*find("take", namespaces=_BOTH))
+def take(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Take elements by their number in C order. Collective."""
+    given = bind("input index", args, kwargs)
+    x, index = given["input"], given["index"]
+    refuse_out(func, kwargs, *specs_of([x, index]))
+    if not is_sharded(x):
+        whole = replicate_to_shards(local_of(x), index._spec.shard_groups)
+        return ShardTensor(torch.take(whole, index._local), index._spec)
+    line, _ = in_a_row(x)
+    if not is_sharded(index):
+        return line[local_of(index).reshape(-1)].reshape(tuple(index.shape))
+    rows, _ = in_a_row(index)
+    return to_layout(as_sharded(line[rows].reshape(index.shape), index._spec), index._spec)
+
+
+# -- what is written -----------------------------------------------------------------------------------------------
+
+
+def _in_place(func: Any, x: Any) -> bool:
+    """Whether a function writes to its first argument, which must not be plain then."""
+    if not is_sharded(x):
+        raise unsupported(func, "a plain tensor cannot take sharded values", *specs_of([x]))
+    in_place: bool = func.__name__.endswith("_")
+    if in_place:
+        refuse_write_to_copy(func, x)
+    return in_place
+
+
+def _check_dtypes(func: Any, x: Tensor, source: Any) -> None:
+    if not isinstance(source, Tensor) or source.dtype != x.dtype:
+        raise RuntimeError(f"{func.__name__}: values must have the dtype {x.dtype} of what they are written to")
+
+
+@register_op(*find("index_put index_put_", namespaces=_BOTH))
+def index_put(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Write values through index tensors and masks, or add them. Collective where one of these is sharded."""
+    given = bind("input indices values accumulate", args, kwargs, accumulate=False)
+    x, values = given["input"], given["values"]
+    target: ShardTensor = x if _in_place(func, x) else x.clone()
+    _check_dtypes(func, x, values)
+    tensors, dim = {}, 0
+    for index in given["indices"]:
+        tensors[dim] = index
+        dim += len(index.shape) if index.dtype == torch.bool else 1
+    write(func, target, tensors, values, accumulate=bool(given["accumulate"]))
+    return target
+
+
+@register_op(*find("put", namespaces=_BOTH), Tensor.put_)
+def put(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Write values to elements by their number in C order, or add them. Collective."""
+    given = bind("input index source accumulate", args, kwargs, accumulate=False)
+    x, index, source = given["input"], given["index"], given["source"]
+    in_place = _in_place(func, x)
+    _check_dtypes(func, x, source)
+    if index.shape.numel() != source.shape.numel():
+        raise RuntimeError(f"put: {index.shape.numel()} places for {source.shape.numel()} values")
+    line: Any = in_a_row(x)[0].clone()
+    write(func, line, {0: index.reshape(-1)}, source.reshape(-1), accumulate=bool(given["accumulate"]))
+    result = to_layout(as_sharded(line.reshape(x.shape), x._spec), x._spec)
+    return x.copy_(result) if in_place else result
+
+
+@register_op(torch.masked_scatter, Tensor.masked_scatter, Tensor.masked_scatter_)
+def masked_scatter(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Write one value after the other where a mask is true, in C order. Collective."""
+    given = bind("input mask source", args, kwargs)
+    x, mask, source = given["input"], given["mask"], given["source"]
+    in_place = func.__name__.endswith("_") and _in_place(func, x)
+    _check_dtypes(func, x, source)
+    if mask.dtype != torch.bool:
+        raise RuntimeError(f"masked_scatter: the mask must be of bools, not {mask.dtype}")
+    values, where = alike(func, [x, mask])
+    if not is_sharded(values):
+        raise unsupported(func, "only the values are sharded", *specs_of([x, mask, source]))
+    (line, axis), (chosen, _) = in_a_row(values), in_a_row(where)
+    counts = count_true(chosen)
+    if source.shape.numel() < sum(counts):
+        raise RuntimeError(f"masked_scatter: {source.shape.numel()} values for {sum(counts)} places")
+    if is_sharded(source):
+        wanted = in_a_row(source)[0][: sum(counts)]
+        own = wanted.redistribute(placements=line.placements, sizes={axis: counts})._local  # type: ignore[attr-defined]
+    else:
+        own = slice_to_shard(local_of(source).reshape(-1)[: sum(counts)], counts, 0, line._spec.group(axis))
+    written = ShardTensor(line._local.masked_scatter(chosen._local, own), line._spec).reshape(values.shape)
+    result = to_layout(as_sharded(written, values._spec), values._spec)
+    return x.copy_(result) if in_place else finish(result._local, result._spec)

@@ -265,6 +265,7 @@ def route_edges(
         sizes=(sizes,),
         axes=(axis,),
         exchange=exchange,
+        edge_parts=(sizes,),
     )
     ids = edge_index.to(torch.int64)
     to_global = exchange.on(ids.device)[1]

@@ -85,7 +85,9 @@ def _where(func: Any, x: Tensor, dim: int, mask: ShardTensor) -> tuple[Tensor, S
     else:
         local = slice_to_shard(local_of(x), spec.sizes_of(axis), dim, spec.group(axis))
         base = spec.derive(shape, [dim if a == axis else None for a in range(len(spec.axes))], spec.sizes)
-    return local, base.with_rows(dim, count_true(mask))
+    counts = count_true(mask)
+    one = base.edge_parts is not None and len(base.edge_parts) == 1
+    return local, base.with_rows(dim, counts).with_edge_parts([counts] if one else None)
 
 
 def take_where(func: Any, x: Tensor, dim: int, mask: ShardTensor) -> ShardTensor:
@@ -131,13 +133,20 @@ def join_edges(func: Any, tensors: Sequence[Tensor], dim: int, spec: ShardSpec) 
     parts = [_part_of(func, x, dim, axis, spec) for x in tensors]
     sizes = [sum(each) for each in zip(*(sizes for _, sizes in parts), strict=True)]
     local = torch.cat([part for part, _ in parts], dim)
-    new = spec.with_rows(dim, sizes)
+    known = [_edge_parts(x, own) for x, (_, own) in zip(tensors, parts, strict=True)]
+    together = None if None in known else [part for each in known if each is not None for part in each]
+    new = spec.with_rows(dim, sizes).with_edge_parts(together)
     routed = [x for x in tensors if isinstance(x, RoutedIndex)]
     if not routed:
         return ShardTensor(local, new)
     ids = torch.cat([_ids_of(func, x, spec, exchange) for x in tensors], dim)
     owned = [all(flags) for flags in zip(*(x._owned for x in routed), strict=True)]
     return RoutedIndex(local, new, exchange=exchange, ids=ids, owned=owned)
+
+
+def _edge_parts(x: Tensor, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], ...] | None:
+    """Return what a tensor of edges is joined of: one row for each node is a part of its own."""
+    return x._spec.edge_parts if is_sharded(x) else (sizes,)
 
 
 def _part_of(func: Any, x: Tensor, dim: int, axis: int, spec: ShardSpec) -> tuple[Tensor, tuple[int, ...]]:

@@ -4,6 +4,7 @@
 from scidata.shard.op_table import register_op, shard_ops
 from scidata.shard.ops import (  # noqa: F401
     attention,
+    composed,
     conv,
     elements,
     fft,
@@ -15,6 +16,7 @@ from scidata.shard.ops import (  # noqa: F401
     linalg,
     losses,
     margins,
+    matrices,
     maxima,
     metadata,
     multihead,
@@ -23,12 +25,14 @@ from scidata.shard.ops import (  # noqa: F401
     points,
     pointwise,
     pooling,
+    products,
     random,
     recurrent,
     reductions,
     scan,
     scatter,
     shapes,
+    sorting,
     tables,
     windows,
 )

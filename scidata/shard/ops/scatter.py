@@ -129,7 +129,7 @@ def _to_all(
         own = compute(torch.ones_like(base, memory_format=torch.contiguous_format), ids, values)
         _sum_over_ranks(func, base.new_zeros(1), fault, group)
         parts = all_gather_v(own[None], (1,) * group_size(group), 0, group)
-        product: Tensor = base * parts.prod(0)
+        product: Tensor = base.clone() * parts.prod(0)  # base may be written to
         return product
     raise unsupported(func, f"reduce={reduce!r} to rows that all ranks hold", index._spec)
 

@@ -122,8 +122,8 @@ class ShardSpec:
         comes back to an extent of its way down, its parts are split as they were there. Carried along, never compared.
     edge_parts
         Where the rows are edges: what each rank's are joined of (those of the graph, then self-loops), as the sizes of
-        each part on all ranks. In one process, all of one part come before the next. Carried along while the sizes
-        stay, never compared; None where that is not known.
+        each part on all ranks. In one process, all of one part come before the next. Carried along, of several parts
+        while the sizes stay; never compared. None where that is not known.
 
     Raises
     ------
@@ -272,7 +272,7 @@ class ShardSpec:
             axes=self.axes,
             exchange=self.exchange,
             past_sizes=self.past_sizes,
-            edge_parts=self.edge_parts if new == self.sizes else None,
+            edge_parts=self.edge_parts if new == self.sizes else self._new_edge_parts(new),
         )
 
     def resize(self, global_shape: Sequence[int], sizes: Sequence[Any]) -> ShardSpec:
@@ -296,9 +296,18 @@ class ShardSpec:
         sizes = [rows if a == axis else s for a, s in enumerate(self.sizes)]
         return self.derive((*self.global_shape[:dim], extent, *self.global_shape[dim + 1 :]), self.dims, sizes)
 
+    def _new_edge_parts(self, sizes: Sequence[tuple[int, ...] | None]) -> tuple[tuple[int, ...], ...] | None:
+        one = self.edge_parts is not None and len(self.edge_parts) == 1
+        return tuple([each for each in sizes if each is not None]) or None if one else None
+
     def with_edge_parts(self, parts: Sequence[Sequence[int]] | None) -> ShardSpec:
         """Say what the edges of each rank are joined of."""
-        return self if parts is None else replace(self, edge_parts=tuple(map(tuple, parts)))
+        return replace(self, edge_parts=None if parts is None else tuple(map(tuple, parts)))
+
+    @cached_property
+    def in_order(self) -> bool:
+        """Whether the rows of all ranks, one after the other, are in the order of one process; edges may not be."""
+        return self.exchange is None or (self.edge_parts is not None and len(self.edge_parts) == 1)
 
     def without(self, dims: Collection[int], *, keepdim: bool = False) -> ShardSpec:
         """Drop dims, or leave them with extent 1; axes that shard them replicate."""

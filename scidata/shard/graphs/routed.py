@@ -135,10 +135,10 @@ def _keeps_rows(item: Any, place: int, dim: int, spec: ShardSpec) -> bool:
     """Whether an item of an index takes each rank's own: a mask that lies beside, rows of a dim before the sharded."""
     if item is None or item is Ellipsis or isinstance(item, int | slice):
         return True
-    sharded = isinstance(item, ShardTensor) and not item._spec.is_replicated
+    theirs = item._spec if isinstance(item, ShardTensor) and not item._spec.is_replicated else None
     if isinstance(item, Tensor) and item.dtype == torch.bool and item.ndim == 1 and place == dim:
-        return not sharded or item._spec.sizes == spec.sizes
-    return not sharded and place < dim and (not isinstance(item, Tensor) or item.dtype != torch.bool)
+        return theirs is None or theirs.sizes == spec.sizes
+    return theirs is None and place < dim and (not isinstance(item, Tensor) or item.dtype != torch.bool)
 
 
 def _rewrap(x: RoutedIndex, result: Any, twin: Any, owned: Sequence[bool]) -> Any:

@@ -85,9 +85,7 @@ def _where(func: Any, x: Tensor, dim: int, mask: ShardTensor) -> tuple[Tensor, S
     else:
         local = slice_to_shard(local_of(x), spec.sizes_of(axis), dim, spec.group(axis))
         base = spec.derive(shape, [dim if a == axis else None for a in range(len(spec.axes))], spec.sizes)
-    counts = count_true(mask)
-    one = base.edge_parts is not None and len(base.edge_parts) == 1
-    return local, base.with_rows(dim, counts).with_edge_parts([counts] if one else None)
+    return local, base.with_rows(dim, count_true(mask))
 
 
 def take_where(func: Any, x: Tensor, dim: int, mask: ShardTensor) -> ShardTensor:

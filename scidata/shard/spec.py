@@ -120,6 +120,10 @@ class ShardSpec:
     past_sizes
         The sizes that a mesh axis had at other extents of this tensor's past, by (axis, extent): where a U-Net's way up
         comes back to an extent of its way down, its parts are split as they were there. Carried along, never compared.
+    edge_parts
+        Where the rows are edges: what each rank's are joined of (those of the graph, then self-loops), as the sizes of
+        each part on all ranks. In one process, all of one part come before the next. Carried along, of several parts
+        while the sizes stay; never compared. None where that is not known.
 
     Raises
     ------
@@ -134,6 +138,7 @@ class ShardSpec:
     axes: tuple[MeshAxis, ...] = field(default=(), compare=False, repr=False)
     exchange: Any = field(default=None, compare=False, repr=False)
     past_sizes: Mapping[tuple[int, int], tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
+    edge_parts: tuple[tuple[int, ...], ...] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.axes:
@@ -258,14 +263,16 @@ class ShardSpec:
     def _new(
         self, global_shape: tuple[int, ...], dims: Sequence[int | None], sizes: Sequence[tuple[int, ...] | None]
     ) -> ShardSpec:
+        new = tuple(None if d is None else s for d, s in zip(dims, sizes, strict=True))
         return ShardSpec(
             device_mesh=self.device_mesh,
             placements=tuple(Replicate() if d is None else Shard(d) for d in dims),
             global_shape=global_shape,
-            sizes=tuple(None if d is None else s for d, s in zip(dims, sizes, strict=True)),
+            sizes=new,
             axes=self.axes,
             exchange=self.exchange,
             past_sizes=self.past_sizes,
+            edge_parts=self.edge_parts if new == self.sizes else self._new_edge_parts(new),
         )
 
     def resize(self, global_shape: Sequence[int], sizes: Sequence[Any]) -> ShardSpec:
@@ -288,6 +295,19 @@ class ShardSpec:
         extent = rows if isinstance(rows, int) else sum(rows)
         sizes = [rows if a == axis else s for a, s in enumerate(self.sizes)]
         return self.derive((*self.global_shape[:dim], extent, *self.global_shape[dim + 1 :]), self.dims, sizes)
+
+    def _new_edge_parts(self, sizes: Sequence[tuple[int, ...] | None]) -> tuple[tuple[int, ...], ...] | None:
+        one = self.edge_parts is not None and len(self.edge_parts) == 1
+        return tuple([each for each in sizes if each is not None]) or None if one else None
+
+    def with_edge_parts(self, parts: Sequence[Sequence[int]] | None) -> ShardSpec:
+        """Say what the edges of each rank are joined of."""
+        return replace(self, edge_parts=None if parts is None else tuple(map(tuple, parts)))
+
+    @cached_property
+    def in_order(self) -> bool:
+        """Whether the rows of all ranks, one after the other, are in the order of one process; edges may not be."""
+        return self.exchange is None or (self.edge_parts is not None and len(self.edge_parts) == 1)
 
     def without(self, dims: Collection[int], *, keepdim: bool = False) -> ShardSpec:
         """Drop dims, or leave them with extent 1; axes that shard them replicate."""

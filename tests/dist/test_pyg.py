@@ -62,6 +62,10 @@ def _layers():
         "PNAConv": (g.PNAConv(4, 4, aggregators, **pna, edge_dim=2, towers=2, pre_layers=2, post_layers=2), "x e a"),
         "PNAConv divided": (g.PNAConv(4, 4, aggregators, **pna, towers=2, divide_input=True, train_norm=True), "x e"),
     }
+    layers["GATConv dropout"] = (g.GATConv(4, 3, heads=2, edge_dim=2, dropout=0.5), "x e a")
+    layers["GATv2Conv dropout"] = (g.GATv2Conv(4, 3, heads=2, dropout=0.4), "x e")
+    layers["TransformerConv dropout"] = (g.TransformerConv(4, 3, dropout=0.5), "x e")
+    layers["GatedGraphConv"] = (g.GatedGraphConv(4, 1), "x e")
     layers["ChebConv"] = (g.ChebConv(4, 3, 2), "x e w")
     layers["DirGNNConv"] = (g.DirGNNConv(g.SAGEConv(4, 3)), "x e")
     layers["GENConv"] = (g.GENConv(4, 3, learn_t=True, edge_dim=2, norm="batch"), "x e a")
@@ -133,12 +137,14 @@ def _compare(layer, whole, shards, what):
             each.requires_grad_()
             each.grad = None
     layer.zero_grad()
+    torch.manual_seed(4)
     expected = layer(*whole)
     torch.manual_seed(5)
     seed = torch.randn_like(expected)
     (expected * seed).sum().backward()
     wanted = [p.grad.clone() if p.grad is not None else None for p in layer.parameters()]
     layer.zero_grad()
+    torch.manual_seed(4)
     found = layer(*shards)
     _close(found, expected.detach(), what)
     loss = (found * seed).sum()
@@ -316,12 +322,16 @@ def check_data(rank, num_ranks):
             pool(wrong.x, wrong.batch, 3)
     for refused in (
         g.SimpleConv(aggr="median"),
-        g.GATv2Conv(4, 3, dropout=0.5).double(),
         g.SimpleConv(aggr="max", flow="target_to_source"),
         g.GraphConv(4, 3, aggr=g.LSTMAggregation(4, 4)).double(),
     ):
         with pytest.raises(UnsupportedShardOp):
             refused(data.x, data.edge_index)
+    order = torch.randperm(edges.shape[1], generator=torch.Generator().manual_seed(1))
+    for move in (lambda e: e.flip(1), lambda e: e[:, order], lambda e: e[:, e[0].argsort()], lambda e: e[[1, 0], 3:25]):
+        _close(conv(data.x, move(data.edge_index)), conv(x, move(edges)).detach(), "edges on other ranks")
+    with pytest.raises(UnsupportedShardOp, match="no order for random numbers"):
+        F.dropout(data.x[data.edge_index[0]][1:], 0.5)
     with pytest.raises(UnsupportedShardOp, match="one row for each of the 11 nodes"):
         torch.cat([data.edge_index, edges.flip(0)], 1)
 

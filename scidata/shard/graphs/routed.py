@@ -6,6 +6,7 @@ same ids in local numbering (owned nodes, then ghosts), so that gathers and scat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +28,8 @@ from scidata.shard.torch_internals import tree_leaves, tree_map_only, version_of
 _COPIES = find("clone detach contiguous to cuda cpu pin_memory", namespaces=(Tensor,))
 _KEEPS_ROWS = {*_COPIES, torch.clone, torch.detach}
 _MOVES = "view reshape expand expand_as unsqueeze squeeze flatten select unbind flip"
+_FLIPS = {torch.flip, Tensor.flip}
+_RESHAPES = {torch.reshape, torch.flatten, Tensor.view, Tensor.reshape, Tensor.flatten}
 _REARRANGES = {*find(_MOVES, namespaces=(torch, Tensor)), Tensor.__getitem__}
 
 
@@ -90,7 +93,7 @@ class RoutedIndex(ShardTensor):
             x._ids.record_stream(*args[1:])
         if not isinstance(x, RoutedIndex) or (func not in _REARRANGES and func not in _KEEPS_ROWS):
             return result
-        if result is x or isinstance(result, RoutedIndex):
+        if result is x or isinstance(result, RoutedIndex) or not _rows_stay(func, x, args, kwargs or {}, result):
             return result
         twin = super().__torch_function__(func, types, (ShardTensor(x.local_ids, x._spec), *args[1:]), kwargs)
         if isinstance(result, tuple):
@@ -104,6 +107,38 @@ class RoutedIndex(ShardTensor):
         )
         memo[id(self)] = result
         return result
+
+
+def _rows_stay(func: Any, x: RoutedIndex, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
+    """Whether ids stay with their ranks: another rank has other numbers for what it does not own."""
+    if func in _KEEPS_ROWS:
+        return True
+    parts = [part for part in (result if isinstance(result, tuple) else (result,)) if isinstance(part, ShardTensor)]
+    if any(part._spec.is_replicated for part in parts):
+        return False
+    (dim,), spec = x._spec.sharded, x._spec
+    if func is Tensor.__getitem__:
+        items = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return all(_keeps_rows(item, i, dim, spec) for i, item in enumerate(items))
+    if func in _FLIPS:
+        dims = [*args[1:], *kwargs.values()]
+        dims = [*dims[0]] if len(dims) == 1 and isinstance(dims[0], list | tuple) else dims
+        return dim not in [d % spec.ndim for d in dims]
+    if func in _RESHAPES:
+        slower = [math.prod(part._spec.global_shape[: next(iter(part._spec.sharded))]) for part in parts]
+        same = all(part._spec.sizes == spec.sizes for part in parts)
+        return same and slower == [math.prod(spec.global_shape[:dim])] * len(parts)
+    return True
+
+
+def _keeps_rows(item: Any, place: int, dim: int, spec: ShardSpec) -> bool:
+    """Whether an item of an index takes each rank's own: a mask that lies beside, rows of a dim before the sharded."""
+    if item is None or item is Ellipsis or isinstance(item, int | slice):
+        return True
+    theirs = item._spec if isinstance(item, ShardTensor) and not item._spec.is_replicated else None
+    if isinstance(item, Tensor) and item.dtype == torch.bool and item.ndim == 1 and place == dim:
+        return theirs is None or theirs.sizes == spec.sizes
+    return theirs is None and place < dim and (not isinstance(item, Tensor) or item.dtype != torch.bool)
 
 
 def _rewrap(x: RoutedIndex, result: Any, twin: Any, owned: Sequence[bool]) -> Any:
@@ -265,6 +300,7 @@ def route_edges(
         sizes=(sizes,),
         axes=(axis,),
         exchange=exchange,
+        edge_parts=(sizes,),
     )
     ids = edge_index.to(torch.int64)
     to_global = exchange.on(ids.device)[1]

@@ -201,7 +201,7 @@ def _planned(func: Any, operands: Sequence[Tensor], labels: Sequence[Labels], sp
 
 def _brought(operands: Sequence[Tensor], labels: Sequence[Labels], specs: list[ShardSpec]) -> dict[int, ShardSpec]:
     """Return new layouts for ShardTensors that are split otherwise than a larger one; of equals, than the first."""
-    if any(spec.exchange is not None or spec.device_mesh != specs[0].device_mesh for spec in specs):
+    if any(not spec.in_order or spec.device_mesh != specs[0].device_mesh for spec in specs):
         return {}
     sharded = [(i, x._spec) for i, x in enumerate(operands) if isinstance(x, ShardTensor)]
     by_size = sorted(sharded, key=lambda each: -math.prod(each[1].global_shape))
@@ -322,7 +322,7 @@ def write_to_plain(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     """
     given = [*args, *kwargs.values()]
     specs = specs_of([x for value in given for x in (value if isinstance(value, tuple | list) else (value,))])
-    if any(spec.exchange is not None and not spec.is_replicated for spec in specs):
+    if any(not spec.in_order and not spec.is_replicated for spec in specs):
         reason = "a plain tensor takes no edges of a graph, whose order is not that of the whole"
         raise unsupported(func, reason, *specs)
     return func(*map(_whole, args), **{name: _whole(value) for name, value in kwargs.items()})

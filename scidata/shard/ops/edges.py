@@ -131,13 +131,20 @@ def join_edges(func: Any, tensors: Sequence[Tensor], dim: int, spec: ShardSpec) 
     parts = [_part_of(func, x, dim, axis, spec) for x in tensors]
     sizes = [sum(each) for each in zip(*(sizes for _, sizes in parts), strict=True)]
     local = torch.cat([part for part, _ in parts], dim)
-    new = spec.with_rows(dim, sizes)
+    known = [_edge_parts(x, own) for x, (_, own) in zip(tensors, parts, strict=True)]
+    together = None if None in known else [part for each in known if each is not None for part in each]
+    new = spec.with_rows(dim, sizes).with_edge_parts(together)
     routed = [x for x in tensors if isinstance(x, RoutedIndex)]
     if not routed:
         return ShardTensor(local, new)
     ids = torch.cat([_ids_of(func, x, spec, exchange) for x in tensors], dim)
     owned = [all(flags) for flags in zip(*(x._owned for x in routed), strict=True)]
     return RoutedIndex(local, new, exchange=exchange, ids=ids, owned=owned)
+
+
+def _edge_parts(x: Tensor, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], ...] | None:
+    """Return what a tensor of edges is joined of: one row for each node is a part of its own."""
+    return x._spec.edge_parts if is_sharded(x) else (sizes,)
 
 
 def _part_of(func: Any, x: Tensor, dim: int, axis: int, spec: ShardSpec) -> tuple[Tensor, tuple[int, ...]]:

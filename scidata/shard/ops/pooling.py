@@ -115,6 +115,21 @@ def avg_pool(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     return windows.finish(total)
 
 
+@register_op(F.lp_pool1d, F.lp_pool2d, F.lp_pool3d)
+def lp_pool(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Root of the sum of powers of each window."""
+    given = bind("input norm_type kernel_size stride ceil_mode", args, kwargs, stride=None, ceil_mode=False)
+    x, power, how = given["input"], given["norm_type"], {"stride": given["stride"], "ceil_mode": given["ceil_mode"]}
+    refuse_plain(func, x)
+    count = spatial(func)
+    if math.isinf(power):
+        sign = math.copysign(1, power)
+        return sign * _POOLS_BY_FLAG[count - 1](sign * x.abs(), given["kernel_size"], **how)  # type: ignore[no-any-return]
+    mean: Any = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[count - 1](x.pow(power), given["kernel_size"], **how)
+    size = math.prod(per_dim(given["kernel_size"], count))
+    return (torch.sign(mean) * F.relu(torch.abs(mean)) * size).pow(1.0 / power)
+
+
 def _window_sums(local: Tensor, kernel: Sequence[int], stride: Sequence[int]) -> Tensor:
     if len(kernel) == 3:
         return F.avg_pool3d(local, tuple(kernel), tuple(stride), divisor_override=1)

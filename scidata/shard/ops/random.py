@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -30,13 +31,21 @@ def _own_part(full: Tensor, spec: ShardSpec) -> Tensor:
     part = full
     for dim in spec.sharded:
         if full.shape[dim] == spec.global_shape[dim]:
-            part = part.narrow(dim, spec.offsets[dim], spec.local_shape[dim])
+            part = torch.cat([part.narrow(dim, start, rows) for start, rows in _runs(spec, dim)], dim)
     return part.clone(memory_format=torch.contiguous_format)
 
 
+def _runs(spec: ShardSpec, dim: int) -> list[tuple[int, int]]:
+    """Return where one process has this rank's rows: edges with self-loops are joined of several parts."""
+    if spec.edge_parts is None:
+        return [(spec.offsets[dim], spec.local_shape[dim])]
+    rank, starts = spec.coordinate(spec.sharded[dim]), accumulate(map(sum, spec.edge_parts), initial=0)
+    return [(start + sum(sizes[:rank]), sizes[rank]) for start, sizes in zip(starts, spec.edge_parts, strict=False)]
+
+
 def _refuse_sets(func: Any, spec: ShardSpec) -> None:
-    """Raise for edges of a graph: their order differs with the number of ranks, and so would their numbers."""
-    if spec.exchange is not None:
+    """Raise for edges of a graph whose order in one process is not known."""
+    if spec.exchange is not None and spec.edge_parts is None:
         raise unsupported(func, "edges have no order for random numbers", spec, remedy="draw for nodes, or use p=0")
 
 

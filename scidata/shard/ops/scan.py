@@ -14,7 +14,7 @@ from torch import Tensor
 
 from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.op_table import find, register_op, unsupported
-from scidata.shard.ops.align import finish, refuse_out
+from scidata.shard.ops.align import finish, refuse_out, write_to_plain
 from scidata.shard.ops.moments import widened
 from scidata.shard.ops.shapes import argument, normal_dim
 from scidata.shard.tensor import ShardTensor
@@ -60,6 +60,8 @@ _SCANS: dict[str, tuple[Callable[..., Tensor], Callable[[Tensor, Tensor], Tensor
 def scan(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Accumulate along one dim; on a sharded one each rank starts from what the ranks before it add up to."""
     x: ShardTensor = argument(args, kwargs, 0, "input")
+    if type(kwargs.get("out")) is Tensor:  # PyG's way to put a zero before the sums
+        return write_to_plain(func, args, kwargs)  # type: ignore[no-any-return]
     refuse_out(func, kwargs, x._spec)
     spec, dim = x._spec, normal_dim(argument(args, kwargs, 1, "dim"), x._spec.ndim)
     dtype = {"dtype": kwargs["dtype"]} if kwargs.get("dtype") is not None else {}

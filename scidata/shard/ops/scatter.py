@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.comm.functions import known
 from scidata.shard.comm.sums import all_reduce_sum
 from scidata.shard.comm.transport import all_reduce_max, all_reduce_min, group_size
@@ -124,6 +125,12 @@ def _to_all(
         return total
     if reduce in ("amax", "amin"):
         return _extreme_over_ranks(func, base.contiguous(), dim, ids, values, reduce=reduce, fault=fault, group=group)
+    if reduce == "prod":
+        own = compute(torch.ones_like(base, memory_format=torch.contiguous_format), ids, values)
+        _sum_over_ranks(func, base.new_zeros(1), fault, group)
+        parts = all_gather_v(own[None], (1,) * group_size(group), 0, group)
+        product: Tensor = base.clone() * parts.prod(0)  # base may be written to
+        return product
     raise unsupported(func, f"reduce={reduce!r} to rows that all ranks hold", index._spec)
 
 
@@ -187,10 +194,10 @@ def scatter_reduce(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[st
     routed = isinstance(index, RoutedIndex) and target.shape[normal_dim(dim, len(target.shape))] == sum(
         index.exchange.node_sizes
     )
-    if include_self and not routed and reduce != "sum":
+    if include_self and not routed and reduce not in ("sum", "prod"):
         raise unsupported(func, f"include_self=True with reduce={reduce!r}", *specs_of([target, index, src]))
-    if not include_self and reduce == "sum":  # rows without values keep theirs, the others start anew
-        raise unsupported(func, "include_self=False with reduce='sum'", *specs_of([target, index, src]))
+    if not include_self and reduce in ("sum", "prod"):  # rows without values keep theirs, the others start anew
+        raise unsupported(func, f"include_self=False with reduce={reduce!r}", *specs_of([target, index, src]))
     return _scatter(func, target, dim, index, src, compute, reduce)
 
 

@@ -23,6 +23,7 @@ from scidata.shard.ops.align import (
     to_layout,
     whole_along,
 )
+from scidata.shard.ops.shapes import argument
 from scidata.shard.rows.redistribute import fetch_rows
 from scidata.shard.tensor import ShardTensor
 
@@ -119,8 +120,7 @@ def embedding_bag(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str
 @register_op(F.one_hot)
 def one_hot(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Mark each class number among all classes."""
-    given = bind("tensor num_classes", args, kwargs, num_classes=-1)
-    x, classes = given["tensor"], given["num_classes"]
+    x, classes = argument(args, kwargs, 0, "input"), argument(args, kwargs, 1, "num_classes", -1)
     if x.dtype != torch.int64:
         raise RuntimeError(f"one_hot is only applicable to class numbers of int64, not {x.dtype}")
     low, high = int(x.min()), int(x.max())

@@ -1,0 +1,151 @@
+"""PyG's aggregators, norms, pools, tools and models on a graph of three uneven parts, against one process."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from scidata.errors import UnsupportedShardOp
+from scidata.shard.torch_internals import tree_leaves
+from scidata.testing import run_ranks
+from tests.dist._graphs import NUM_NODES
+from tests.dist.test_pyg import _close, _inputs, _parts
+
+SIZES = (5, 1, 5)
+BATCH = torch.tensor([0] * 4 + [1] * 5 + [2] * 2)
+
+
+class Calls(nn.Module):
+    """A function as a module, or a module that is called otherwise than with all that is given."""
+
+    def __init__(self, call, inner=None):
+        super().__init__()
+        self.call, self.inner = call, inner
+
+    def forward(self, *given):
+        return self.call(*given) if self.inner is None else self.call(self.inner, *given)
+
+
+def _aggregators(g):
+    degrees = torch.tensor([2, 1, 2, 3])
+    yield g.MulAggregation()
+    yield g.SoftmaxAggregation(learn=True)
+    yield g.PowerMeanAggregation(learn=True)
+    yield g.LSTMAggregation(4, 3)
+    yield g.GRUAggregation(4, 3)
+    yield g.Set2Set(4, 2)
+    yield g.DegreeScalerAggregation(["mean", "max"], ["identity", "amplification"], degrees)
+    yield g.SortAggregation(3)
+    yield g.GraphMultisetTransformer(4, 2, heads=2)
+    yield g.AttentionalAggregation(nn.Linear(4, 1))
+    yield g.MLPAggregation(4, 3, 5, num_layers=1)
+    yield g.DeepSetsAggregation(nn.Linear(4, 5), nn.Linear(5, 3))
+    yield g.SetTransformerAggregation(4, 2, heads=2)
+    yield g.LCMAggregation(4, 3)
+    yield g.VariancePreservingAggregation()
+
+
+def _cases():
+    import torch_geometric.nn as g
+    import torch_geometric.utils as u
+
+    yield from ((aggregator, "x b") for aggregator in _aggregators(g))
+    for norm in (
+        g.GraphNorm(4),
+        g.GraphSizeNorm(),
+        g.PairNorm(),
+        g.MeanSubtractionNorm(),
+        g.InstanceNorm(4, affine=True),
+    ):
+        yield norm, "x b"
+    yield g.DiffGroupNorm(4, 2), "x"
+    conv = g.SimpleConv()
+    for pool in (g.TopKPooling(4, 0.5), g.SAGPooling(4, 0.5)):
+        yield Calls(lambda p, x, e, b: (lambda o: [o[0], conv(o[0], o[1])])(p(x, e, batch=b)), pool), "x e b"
+        yield Calls(lambda p, x, e: (lambda o: [o[0], conv(o[0], o[1])])(p(x, e)), pool), "x e"
+    yield Calls(lambda p, x, b: [*p(x, b)], g.MemPooling(4, 4, 2, 2)), "x b"
+    tools = [
+        (lambda x, e: conv(x, u.dropout_edge(e, 0.5)[0]), "x e"),
+        (lambda x, e: conv(x, u.dropout_node(e, 0.5, num_nodes=NUM_NODES)[0]), "x e"),
+        (lambda x, b: [*u.to_dense_batch(x, b)], "x b"),
+        (lambda x, e: u.to_dense_adj(e, max_num_nodes=NUM_NODES) + x.sum(), "x e"),
+        (lambda x, e: conv(x, u.coalesce(e)), "x e"),
+        (lambda x, e, w: conv(x, *u.coalesce(e, w)), "x e w"),
+        (lambda x, e: conv(x, u.sort_edge_index(e)), "x e"),
+        (lambda x, e: conv(x, u.add_self_loops(u.remove_self_loops(e)[0], num_nodes=NUM_NODES)[0]), "x e"),
+        (lambda x, e: conv(x, u.subgraph(torch.arange(5), e, num_nodes=NUM_NODES)[0]), "x e"),
+    ]
+    yield from ((Calls(tool), names) for tool, names in tools)
+    for name in ("GCN", "GIN", "GAT", "EdgeCNN"):
+        yield getattr(g.models, name)(4, 6, 2, 3, dropout=0.3, jk="cat", norm="graph_norm"), "x e"
+    yield g.models.GCN(4, 6, 2, 3, jk="lstm"), "x e"
+    yield g.models.AttentiveFP(4, 6, 3, 2, 2, 2), "x e a b"
+    yield g.SAGEConv(4, 3, aggr="lstm"), "x e"
+    yield g.SimpleConv(aggr=g.SetTransformerAggregation(4, 2, heads=2)), "x e"
+
+
+def _run(module, given):
+    for x in given:
+        if x.is_floating_point():
+            x.requires_grad_()
+    torch.manual_seed(11)
+    results = [x for x in tree_leaves(module(*given)) if x.is_floating_point()]
+    torch.manual_seed(5)
+    loss = sum((x * torch.randn(x.shape, dtype=x.dtype)).sum() for x in results)
+    assert type(loss) is torch.Tensor
+    loss.backward()
+    return results
+
+
+def check_cases(rank, num_ranks):
+    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
+    torch.manual_seed(7)
+    for i, (module, names) in enumerate(_cases()):
+        edges, x, attr, weight = _inputs()
+        data = _parts(mesh, SIZES, rank, b=BATCH)
+        whole = {"x": x, "e": edges, "a": attr, "w": weight, "b": BATCH}
+        parts = {"x": data.x, "e": data.edge_index, "a": data.edge_attr, "w": data.edge_weight, "b": data.b}
+        one, many = [[given[name] for name in names.split()] for given in (whole, parts)]
+        twin = copy.deepcopy(module.double())
+        module.zero_grad()  # one is in two cases
+        try:
+            expected, found = _run(module, one), _run(twin, many)
+            for theirs, ours in zip(expected, found, strict=True):
+                _close(ours, theirs, "result")
+            for (name, theirs), ours in zip(module.named_parameters(), twin.parameters(), strict=True):
+                assert (theirs.grad is None) == (ours.grad is None), name
+                if theirs.grad is not None:
+                    _close(ours.grad, theirs.grad, name)
+            for theirs, ours in zip(one, many, strict=True):
+                if theirs.grad is not None:
+                    _close(ours.grad, theirs.grad, "input grad")
+        except Exception as error:
+            raise AssertionError(f"case {i}: {module} of {names}") from error
+
+
+def test_like_one_process():
+    run_ranks(check_cases, 3, timeout=300)
+
+
+def check_refused(rank, num_ranks):
+    import torch_geometric.nn as g
+    import torch_geometric.utils as u
+
+    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
+    data = _parts(mesh, (6, 5), rank, b=BATCH)
+    for call in (
+        lambda: g.EdgePooling(4).double()(data.x, data.edge_index, data.b),
+        lambda: u.to_undirected(data.edge_index),
+        lambda: u.negative_sampling(data.edge_index, NUM_NODES),
+        lambda: g.HGTConv(4, 4, (["n"], [("n", "to", "n")])).double()(
+            {"n": data.x}, {("n", "to", "n"): data.edge_index}
+        ),
+    ):
+        with pytest.raises(UnsupportedShardOp):
+            call()
+
+
+def test_refused():
+    run_ranks(check_refused, 2)

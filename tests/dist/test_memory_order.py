@@ -62,6 +62,8 @@ VIEWS = {
     "unbind": lambda x: x.unbind(0)[3] + 0 * x.unbind(2)[6].sum() if x.requires_grad else x.unbind(2)[6],
     "squeeze": lambda x: x[3:4].squeeze(0),
     "unflatten": lambda x: x.unflatten(1, (2, 2)).flatten(2),
+    "single": lambda x: x[3:4].view(-1),
+    "nothing": lambda x: x[:0].reshape(0),
     "of a copy": lambda x: x.view(-1)[5:60].view(11, 5),
     "of a row": lambda x: x[2].view(-1)[3:9],
     "transposed": lambda x: x.transpose(0, 2).reshape(-1),  # a copy in one process too

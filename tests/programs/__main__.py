@@ -86,7 +86,7 @@ def main() -> None:
             kinds[outcome.kind] += 1
             refused += outcome.refused
             lines += outcome.lines
-            if outcome.kind != "right":
+            if outcome.kind in BAD:
                 small, now = (program, outcome) if options.whole else shrink(program, outcome, outcome_of)
                 print(f"\n==== {now.kind}: {now.note}\n{small}", flush=True)
     print(f"\n{dict(kinds)}; {lines} lines in {time.monotonic() - start:.0f} s; refused {sum(refused.values())}:")

@@ -28,7 +28,7 @@ AXES = ("h", "w", "d")
 
 @dataclass
 class Outcome:
-    """What became of a program: right, wrong, divergent, hang, other error or accepted, and a word on it."""
+    """What became of a program: right, wrong, divergent, hang, other error, accepted or lenient, and why."""
 
     kind: str = "right"
     note: str = ""
@@ -115,6 +115,8 @@ class _Trial:
         if error is not None and theirs is None:
             return self._found("other error", f"{line}: {type(error).__name__}: {error}")
         if error is None and theirs is not None:
+            if "modified" in str(theirs):  # torch's rules for writes to what is differentiated: copies know fewer
+                return self._found("lenient", line)
             return self._found("accepted", f"{line}: {type(theirs).__name__}: {theirs}")
         return True
 

@@ -241,7 +241,7 @@ def differentiated(s: Scope) -> str:
         f"(NEW0,) = torch.autograd.grad(({power}).sum(), [{source}], create_graph=True, allow_unused=True)",
         f"{name}.backward(torch.ones_like({name}), retain_graph=True)",
         f"{name}.retain_grad()",
-        f"{name}.register_hook(lambda g: g * 2)",
+        f"{s.pick(lambda y: y.requires_grad and y.is_leaf)[0]}.register_hook(lambda g: g * 2)",  # torch dies of views
         f"{source}.grad = None",
         f"NEW0 = {source}.grad * 2",
         f"{source}.grad.mul_(0.5)",

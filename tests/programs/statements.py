@@ -260,7 +260,7 @@ def with_autograd(s: Scope) -> str:
         else f"NEW0 = checkpoint(cube, {name}, use_reentrant=False)",
         f"with torch.no_grad(): {target}.mul_({s.number()})",
         f"with torch.no_grad(): {target}.copy_({s.apart(s.fitting(y.shape), y)})",
-        f"with torch.no_grad(): NEW0 = {view(s, name, x)}",
+        f"with torch.no_grad(): NEW0 = {view(s, name, x.detach())}.clone()",
         f"with torch.no_grad(): NEW0 = {name} * 2",
     ]
     return s.draw.choice(ways)

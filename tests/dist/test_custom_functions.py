@@ -130,6 +130,19 @@ multiplied = Multiplied.apply
 loss = Loss.apply
 
 
+def hooked(x, w):
+    """A module's full backward hooks, which change what goes through."""
+    module, seen = torch.nn.Tanh(), []
+    module.register_full_backward_pre_hook(lambda module, outputs: (outputs[0] * outputs[0].mean(),))
+    module.register_full_backward_hook(lambda module, inputs, outputs: seen.append(outputs[0]) or (inputs[0] * 2,))
+    y = module(x * w)
+    if not w.requires_grad:
+        return y
+    (grad,) = torch.autograd.grad(y.sum(), w, retain_graph=True)
+    assert type(seen[0]) is type(y)
+    return [y * 3, grad, seen[0]]
+
+
 def twice_differentiated(x, w):
     y = x * 1
     (found,) = torch.autograd.grad(Scale.apply(y, w).pow(3).sum(), y, create_graph=True)
@@ -153,6 +166,7 @@ CASES = {
     "taken, apart": lambda x, w: [multiplied(x * w), multiplied(x, 3.0), multiplied(x.detach())],
     "another layout": lambda x, w: Moved.apply(x) * w,
     "twice": twice_differentiated,
+    "hooked": hooked,
     "within": lambda x, w: F.linear(Scale.apply(x, w).relu(), w.diag()),
 }
 

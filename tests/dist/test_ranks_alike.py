@@ -28,6 +28,14 @@ def added(y):
     return y
 
 
+def plain(x, write):
+    """A tensor that is made plain, as many models do, and written to."""
+    result = torch.zeros(x.shape, dtype=x.dtype)
+    write(result)
+    return result
+
+
+ROWS = torch.tensor([4, 0, 6])
 PLACES = torch.tensor([[[9, -1, 3]]])
 CASES = {
     "left": lambda x: left(x * 1),
@@ -41,6 +49,10 @@ CASES = {
     "cropped": lambda x: F.pad(x[None], (0, 0, -6, 2, 1, -3), mode="replicate"),
     "attention": lambda x: F.scaled_dot_product_attention(x, KEYS, KEYS),
     "nothing rolled": lambda x: x[:0].roll(1, 0),
+    "a plain tensor takes rows": lambda x: plain(x, lambda p: p.__setitem__((slice(1, 4), ..., 0), x[2:5, :, 1])),
+    "a plain tensor takes rows by index": lambda x: plain(x, lambda p: p.__setitem__(ROWS, x[:3] * 2)),
+    "a plain tensor is added to": lambda x: plain(x, lambda p: p.add_(x).mul_(x[:1])) * x,
+    "a plain tensor is scattered to": lambda x: plain(x, lambda p: p.scatter_(0, (x.detach() * 0).long(), x.detach())),
 }
 PLAIN = torch.linspace(1, 2, 3, dtype=torch.float64)
 KEYS = torch.linspace(-1, 1, 4 * 7 * 5 * 3, dtype=torch.float64).view(4, 7, 5, 3)

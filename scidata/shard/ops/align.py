@@ -315,6 +315,27 @@ def whole_along(x: Any, dim: int) -> Any:
     return x if axis is None else replicated(x, {axis})
 
 
+def write_to_plain(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Run a function that writes to a plain tensor, which every rank holds whole: what is sharded is gathered.
+
+    Collective. The gradient of what is gathered is that of the plain tensor, the same on all ranks.
+    """
+    given = [*args, *kwargs.values()]
+    specs = specs_of([x for value in given for x in (value if isinstance(value, tuple | list) else (value,))])
+    if any(spec.exchange is not None and not spec.is_replicated for spec in specs):
+        reason = "a plain tensor takes no edges of a graph, whose order is not that of the whole"
+        raise unsupported(func, reason, *specs)
+    return func(*map(_whole, args), **{name: _whole(value) for name, value in kwargs.items()})
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, ShardTensor):
+        return value.full_tensor()
+    if isinstance(value, tuple | list) and any(isinstance(x, ShardTensor) for x in value):
+        return type(value)(map(_whole, value))
+    return value
+
+
 def finish(local: Tensor, spec: ShardSpec, **how: Any) -> Tensor:
     """Wrap a result; one that is replicated on all axes is a plain tensor."""
     return local if spec.is_replicated else ShardTensor(local, spec, **how)

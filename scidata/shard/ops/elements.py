@@ -26,6 +26,7 @@ from scidata.shard.ops.align import (
     spec_of_layout,
     specs_of,
     whole_along,
+    write_to_plain,
 )
 from scidata.shard.ops.edges import gather_by_ids
 from scidata.shard.ops.shapes import argument, normal_dim
@@ -166,9 +167,11 @@ def write_at(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     target, index = named.get("input"), named.get("index")
     if is_sharded(target) and not isinstance(index, RoutedIndex):
         return scatter_along(func, args, kwargs, ("source", "src", "value"))
+    if not isinstance(target, ShardTensor):
+        return write_to_plain(func, args, kwargs)
     operands = [x for x in (*args, *kwargs.values()) if isinstance(x, ShardTensor)]
     if any(map(is_sharded, operands)):
-        raise unsupported(func, "the tensor written to is plain, or the ids are those of a graph", *specs_of(operands))
+        raise unsupported(func, "the ids are those of a graph", *specs_of(operands))
     in_place = func.__name__.endswith("_") and isinstance(target, ShardTensor)
     if in_place:
         refuse_write_to_copy(func, target)

@@ -15,7 +15,7 @@ from torch.autograd import Function
 from torch.autograd.function import FunctionCtx
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
-from scidata.shard.op_table import register_op, unsupported
+from scidata.shard.op_table import register_op
 from scidata.shard.ops.align import local_of
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
@@ -139,9 +139,7 @@ class _OnParts(Function):
 def apply_function(func: type[Any], types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Apply a custom function to tensors of which some are sharded. Collective where its operations are."""
     if func is BackwardHookFunction:
-        specs = [x._spec for x in args if isinstance(x, ShardTensor)]
-        reason = "a module's full backward hook would get the gradients of the local parts"
-        raise unsupported(func, reason, *specs, remedy="register_hook() on the tensors")
+        return _hooked(args)
     if func is CheckpointFunction:  # it would call backward() within backward()
         run, preserve, *rest = args
         return checkpoint(run, *rest, use_reentrant=False, preserve_rng_state=preserve)
@@ -161,3 +159,29 @@ def apply_function(func: type[Any], types: Any, args: tuple[Any, ...], kwargs: d
         for x, wrap in zip(results, call.wrappers, strict=True)
     ]
     return wrapped[0] if call.single else tuple(wrapped)
+
+
+def _hooked(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Pass what goes into a module, or comes out, through a node whose hook gets the gradients as ShardTensors."""
+    specs = [x._spec if isinstance(x, ShardTensor) else None for x in args]
+    parts: Any = BackwardHookFunction.apply(*map(local_of, args))  # type: ignore[no-untyped-call, unused-ignore]
+    node = next(part.grad_fn for part in parts if part.grad_fn is not None)
+
+    def wrap(grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+        return tuple(
+            g if g is None or spec is None else ShardTensor(g, spec) for g, spec in zip(grads, specs, strict=True)
+        )
+
+    def register_hook(hook: Callable[..., Any]) -> Any:
+        def on_parts(*grads: Any) -> Any:
+            found = hook(*map(wrap, grads))
+            return found and tuple(_as_gradient(g, spec) for g, spec in zip(found, specs, strict=True))
+
+        del node.register_hook  # torch asks for it once; for longer, it would be a circle
+        return node.register_hook(on_parts)
+
+    node.register_hook = register_hook
+    return tuple(
+        ShardTensor(part, x._spec, halo=x._halo, copied=x._copied) if isinstance(x, ShardTensor) else part
+        for x, part in zip(args, parts, strict=True)
+    )

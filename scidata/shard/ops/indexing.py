@@ -18,7 +18,14 @@ from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.graphs.routed import RoutedIndex, accepts_filled
 from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops.advanced import take_advanced
-from scidata.shard.ops.align import is_sharded, operands_of, refuse_out, refuse_without_dims, specs_of
+from scidata.shard.ops.align import (
+    is_sharded,
+    operands_of,
+    refuse_out,
+    refuse_without_dims,
+    specs_of,
+    write_to_plain,
+)
 from scidata.shard.ops.edges import lies_beside, only_index, set_rows, set_where, take_rows, take_where
 from scidata.shard.ops.shapes import argument, derived, keep_dims, normal_dim
 from scidata.shard.ops.writing import fill_where, overwrite, put, without_ones
@@ -230,14 +237,15 @@ def _as_view(spec: ShardSpec, items: Sequence[Any], value: Any) -> tuple[list[An
 def setitem(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Write to slices and rows of any dims, where a mask is true, through index tensors or ids that have routes."""
     x, index, value = args
+    if not isinstance(x, ShardTensor):
+        write_to_plain(func, args, kwargs)
+        return
     if is_sharded(index) and index.dtype == torch.bool:
         if set_where(func, x, index, value):
             return
     elif isinstance(index, RoutedIndex):
         set_rows(func, x, index, value)
         return
-    if not isinstance(x, ShardTensor):
-        raise unsupported(func, "a plain tensor cannot take sharded values", *specs_of(operands_of(args, kwargs)[0]))
     parsed = _parsed(func, x, index)
     if not parsed.tensors:
         _put_basic(x, parsed.basic, value)

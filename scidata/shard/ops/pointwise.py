@@ -15,7 +15,7 @@ from torch import Tensor
 from scidata.core.bounds import window
 from scidata.shard.comm.sums import replicate_to_shards
 from scidata.shard.op_table import find, register_op, unsupported
-from scidata.shard.ops.align import Layout, align, finish, local_of, operands_of, refuse_out, specs_of
+from scidata.shard.ops.align import Layout, align, finish, operands_of, refuse_out, specs_of, write_to_plain
 from scidata.shard.spec import HaloDim, ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import shares_memory, version_of
@@ -133,15 +133,7 @@ def elementwise_in_place(func: Any, types: Any, args: tuple[Any, ...], kwargs: d
     operands, rebuild = operands_of(args, kwargs)
     target = args[0]
     if not isinstance(target, ShardTensor):
-        if all(spec.is_replicated for spec in specs_of(operands)):
-            new_args, new_kwargs = rebuild([local_of(x) for x in operands])
-            return func(*new_args, **new_kwargs)  # type: ignore[no-any-return]
-        raise unsupported(
-            func,
-            "a plain tensor cannot take a sharded result",
-            *specs_of(operands),
-            remedy="write it as an expression, or use full_tensor()",
-        )
+        return write_to_plain(func, args, kwargs)  # type: ignore[no-any-return]
     refuse_write_to_copy(func, target)
     spec = target._spec
     held = _held(operands)

@@ -26,6 +26,7 @@ from torch._C import DisableTorchFunction
 from torch._C import DisableTorchFunctionSubclass as DisableTorchFunctionSubclass
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import Function, Variable
+from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -46,6 +47,10 @@ make_wrapper: Callable[..., Any] = Tensor._make_wrapper_subclass
 forbid_address: Callable[[Tensor], None] = torch._C._set_throw_on_mutable_data_ptr
 
 
+# torch.func switches hooks off, and then to set one raises.
+_hooks_allowed: Callable[[], bool] = torch._C._autograd._saved_tensors_hooks_is_enabled  # type: ignore[attr-defined]
+
+
 def version_of(x: Tensor) -> int:
     """Return how often a plain tensor was written to; -1 where torch does not count.
 
@@ -59,15 +64,26 @@ def shares_memory(x: Tensor, y: Tensor) -> bool:
     return bool(x.untyped_storage()._cdata == y.untyped_storage()._cdata)
 
 
+def is_of_leaf(x: Tensor) -> bool:
+    """Whether a plain tensor is a leaf that requires grad, or a view of one: torch lets nobody write to those."""
+    base = x if x._base is None else x._base
+    return base.is_leaf and base.requires_grad
+
+
 @contextmanager
 def inferring(*, fake: bool) -> Iterator[None]:
     """Run functions for the shapes and strides of their results, unseen by modes of the user's.
 
     On tensors of the device ``"meta"``; or with ``fake``, on any device, where tensors made here have no values either.
-    What compilers ask is not public.
+    What compilers ask is not public. Hooks on saved tensors do not see it either: a checkpoint counts what is saved.
     """
-    with _disable_current_modes(), DisableTorchFunction(), FakeTensorMode() if fake else nullcontext():
+    hooks = saved_tensors_hooks(_unchanged, _unchanged) if _hooks_allowed() else nullcontext()
+    with hooks, _disable_current_modes(), DisableTorchFunction(), FakeTensorMode() if fake else nullcontext():
         yield
+
+
+def _unchanged(saved: Any) -> Any:
+    return saved
 
 
 # -- functions ---------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from scidata.shard.op_table import unsupported
-from scidata.shard.torch_internals import shares_memory, tree_map_only, version_of
+from scidata.shard.torch_internals import is_of_leaf, shares_memory, tree_map_only, version_of
 
 _writes = [0]  # what stands for a tensor's version in inference mode, where torch counts none
 
@@ -50,6 +50,21 @@ class Copy:
                 self.local.copy_(self.take())
             self.seen = now
 
+    def detached(self, local: Tensor) -> Copy:
+        """Return what a part is a copy of that shares memory with this one, and nothing of autograd."""
+
+        def put() -> None:
+            with torch.no_grad():
+                self.put_back()
+
+        def take() -> Tensor:
+            with torch.no_grad():
+                return self.take()
+
+        copied = Copy(self.base, local, take, None if self.put is None else put)
+        copied.seen = self.seen
+        return copied
+
     def put_back(self) -> None:
         """Write to the base what was written to the copy."""
         assert self.put is not None
@@ -76,13 +91,19 @@ def written(target: Any) -> None:
 def refuse_write_to_copy(func: Any, x: Any) -> None:
     """Raise where ``x`` is a copy that would have been a view in torch, but for one that can be put back."""
     copied = getattr(x, "_copied", None)  # plain tensors are what they are
-    if copied is not None and copied.put is None:
+    if copied is None:
+        return
+    if copied.put is None:
         raise unsupported(
             func,
             "this tensor is a copy where torch would have made a view, so writing to it would not reach the original",
             x._spec,
             remedy="clone() it, write it as an expression, or write to the original by an index: x[i] = ...",
         )
+    while copied is not None and x._local.requires_grad and torch.is_grad_enabled():
+        x, copied = copied.base, copied.base._copied
+        if is_of_leaf(x._local):  # torch's own error would come when the copy has changed
+            raise RuntimeError(f"{func.__name__}: a view of a leaf that requires grad is written to in place")
 
 
 def call_on_copies(func: Any, copies: Sequence[Any], args: Any, kwargs: Any, make: Callable[..., Any]) -> Any:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
+from torch.utils.checkpoint import checkpoint
 
 from scidata.errors import UnsupportedShardOp
 from scidata.shard import ShardSpec, ShardTensor
@@ -62,6 +63,8 @@ VIEWS = {
     "unbind": lambda x: x.unbind(0)[3] + 0 * x.unbind(2)[6].sum() if x.requires_grad else x.unbind(2)[6],
     "squeeze": lambda x: x[3:4].squeeze(0),
     "unflatten": lambda x: x.unflatten(1, (2, 2)).flatten(2),
+    "single": lambda x: x[3:4].view(-1),
+    "nothing": lambda x: x[:0].reshape(0),
     "of a copy": lambda x: x.view(-1)[5:60].view(11, 5),
     "of a row": lambda x: x[2].view(-1)[3:9],
     "transposed": lambda x: x.transpose(0, 2).reshape(-1),  # a copy in one process too
@@ -106,6 +109,18 @@ def differentiated(take):
     return function
 
 
+def detached_written(take):
+    def function(x):
+        base = x * 1
+        y = take(base)
+        y.detach().mul_(2)
+        base.data.add_(1)
+        y.detach()[..., :1].sub_(0.5)
+        return [base, y, y * 3]
+
+    return function
+
+
 def check(rank, num_ranks):
     mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
     generator = torch.Generator().manual_seed(0)
@@ -132,6 +147,14 @@ def check(rank, num_ranks):
                 if name != "expand":
                     x = cube.clone().requires_grad_()
                     _run(f"gradient of {name} at {spec}", differentiated(take), [x], [spec])
+                    _run(f"detached {name} at {spec}", detached_written(take), [x], [spec])
+                    if name not in ("transposed", "contiguous", "part", "unbind"):  # copies in one process too
+                        leaf = shard_of(cube, spec).requires_grad_()
+                        y = take(leaf)
+                        with pytest.raises(RuntimeError, match="leaf"):
+                            y.mul_(2)
+                        y = y.full_tensor() if isinstance(y, ShardTensor) else y
+                        assert torch.equal(y, take(cube)), name
 
 
 def _run(name, function, inputs, specs):
@@ -158,6 +181,11 @@ def check_model(rank, num_ranks):
     x = torch.randn(2, 3, 8, 4, dtype=torch.float64).requires_grad_()
     spec = ShardSpec.even(mesh, [Shard(2)], x.shape, {0: (2, 6) if num_ranks == 2 else (4, 2, 2)})
     assert_like_one_process(model, [x], [spec])
+    assert_like_one_process(lambda x: checkpoint(turned, x, use_reentrant=False), [x], [spec])
+
+
+def turned(x):
+    return F.dropout(x.mT, 0.5).tanh() * x.mT
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])

@@ -23,7 +23,7 @@ _GLOBAL_GETTERS = """
     is_mps is_xpu itemsize nbytes
 """
 _CONVERSIONS = """
-    to float double half bfloat16 int long short char byte bool type_as clone detach cuda cpu pin_memory
+    to float double half bfloat16 int long short char byte bool type_as clone cuda cpu pin_memory
 """
 _NEW = "new_zeros new_ones new_full new_empty new_tensor"
 _FILLED = (Tensor.new_zeros, Tensor.new_ones, Tensor.new_full)
@@ -72,9 +72,7 @@ def of_the_part(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, 
     return func(*map(local_of, args), **kwargs)
 
 
-@register_op(
-    *find(_CONVERSIONS, namespaces=(torch.Tensor,)), torch.clone, torch.detach, *getters("data"), keeps_replicated=True
-)
+@register_op(*find(_CONVERSIONS, namespaces=(torch.Tensor,)), torch.clone, keeps_replicated=True)
 def convert(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Change dtype, device or memory, element by element; the layout and the halo stay."""
     x, *rest = args
@@ -97,6 +95,15 @@ def detach_in_place(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[s
     x: ShardTensor = args[0]
     func(x._local)
     return x
+
+
+@register_op(torch.detach, Tensor.detach, *getters("data"), keeps_replicated=True)
+def detach(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Share the values, not the graph. Writes to ``data`` are counted too, or copies of the tensor would miss them."""
+    result: Any = map_local(args[0], Tensor.detach)
+    if result._copied is not None:
+        result._copied = result._copied.detached(result._local)
+    return result  # type: ignore[no-any-return]
 
 
 @register_op(Tensor.contiguous, keeps_replicated=True)

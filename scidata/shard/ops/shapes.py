@@ -273,8 +273,10 @@ def _reshape(func: Any, x: ShardTensor, shape: Sequence[int]) -> Tensor:
     def put() -> None:
         if moves or gathered:
             back: Any = ShardTensor(local, spec).reshape(x._spec.global_shape)
-            sizes = {axis: x._spec.sizes_of(axis) for axis in x._spec.sharded.values()}
-            x.copy_(back.redistribute(placements=x.placements, sizes=sizes))
+            if isinstance(back, ShardTensor):  # plain where it is replicated: copy_() cuts it
+                sizes: dict[int | str, Sequence[int]] = {a: x._spec.sizes_of(a) for a in x._spec.sharded.values()}
+                back = back.redistribute(placements=x.placements, sizes=sizes)
+            x.copy_(back)
         else:
             x._local.copy_(local.reshape(x._local.shape))
             written(x)

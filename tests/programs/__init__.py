@@ -1,0 +1,1 @@
+"""Random programs on shards, held against one process."""

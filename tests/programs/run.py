@@ -1,0 +1,209 @@
+"""Run programs on the ranks of a mesh, each line on shards and then on whole tensors, and compare what they leave."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Replicate, Shard
+
+from scidata.errors import UnsupportedShardOp
+from scidata.shard import ShardSpec, ShardTensor
+from scidata.testing.oracle import shard_of
+from tests.programs.program import NAMES, Given, Program, run_line, tensors_of
+
+TOLERANCE = 1e-10  # of the largest element, or 1: sums are taken in another order
+AXES = ("h", "w", "d")
+
+
+@dataclass
+class Outcome:
+    """What became of a program: right, wrong, divergent, hang, other error, accepted or lenient, and why."""
+
+    kind: str = "right"
+    note: str = ""
+    refused: Counter[str] = field(default_factory=Counter)
+    lines: int = 0  # that ran
+
+
+class _OutOfStepError(Exception):
+    """Ranks have done different things: what comes next would mean nothing."""
+
+
+def on_ranks(rank: int, num_ranks: int, programs: Sequence[Program], done: Path) -> None:
+    """Run programs of the same mesh; the first rank adds what became of each to a file. Collective.
+
+    Ends early after a program in which the ranks are no longer in step.
+    """
+    warnings.simplefilter("ignore")
+    mesh = init_device_mesh("cpu", programs[0].mesh, mesh_dim_names=AXES[: len(programs[0].mesh)])
+    control = dist.new_group()  # apart from the programs' own collectives
+    for program in programs:
+        outcome = Outcome()
+        trial = _Trial(program, mesh, control, outcome)
+        try:
+            trial.run()
+        except _OutOfStepError:
+            pass
+        finally:  # also where this rank waits in vain for the others
+            if rank == 0 and (outcome.kind != "right" or trial.finished):
+                with done.open("ab") as file:
+                    pickle.dump(outcome, file)
+        if outcome.kind == "divergent":
+            return
+
+
+class _Trial:
+    def __init__(self, program: Program, mesh: DeviceMesh, control: dist.ProcessGroup, outcome: Outcome) -> None:
+        self.program, self.control, self.outcome = program, control, outcome
+        self.whole: dict[str, Any] = dict(NAMES)
+        self.parts: dict[str, Any] = dict(NAMES)
+        self.finished = False
+        for given in program.given:
+            self.whole[given.name] = given.whole().requires_grad_(given.requires_grad)
+            self.parts[given.name] = _placed(given, mesh).requires_grad_(given.requires_grad)
+
+    def run(self) -> None:
+        """Run all lines, and compare all that is left."""
+        for line in self.program.lines:
+            if not self._line(line):
+                break
+        else:
+            self._compare()
+        self.finished = True
+
+    def _found(self, kind: str, note: str) -> bool:
+        self.outcome.kind, self.outcome.note = kind, note
+        return False
+
+    def _agreed(self, error: Exception | None, where: str) -> None:
+        """Raise where the ranks have different errors, or some have none."""
+        said = type(error).__name__
+        mine = torch.tensor([zlib.crc32(said.encode())])
+        others = torch.empty(dist.get_world_size(), dtype=torch.int64)
+        try:
+            dist.all_gather_into_tensor(others, mine, group=self.control)
+        except RuntimeError:
+            self._found("hang", f"{where}: rank {dist.get_rank()} is done ({said}: {error}), others are not")
+            raise
+        if len(others.unique()) > 1:
+            self._found("divergent", f"{where}: rank {dist.get_rank()}: {said}: {error}")
+            raise _OutOfStepError
+
+    def _line(self, line: str) -> bool:
+        error = _error_of(run_line, line, self.parts)
+        if isinstance(error, RuntimeError) and "gloo" in str(error):
+            self._found("hang", f"{line}: {error}")
+            raise error
+        self._agreed(error, line)
+        if isinstance(error, UnsupportedShardOp):
+            self.outcome.refused[str(error).split(":")[0]] += 1
+            self._forget_gradients(line)
+            return True
+        theirs = _error_of(run_line, line, self.whole)
+        self.outcome.lines += 1
+        if error is not None and theirs is None:
+            return self._found("other error", f"{line}: {type(error).__name__}: {error}")
+        if error is None and theirs is not None:
+            if "modified" in str(theirs):  # torch's rules for writes to what is differentiated: copies know fewer
+                return self._found("lenient", line)
+            return self._found("accepted", f"{line}: {type(theirs).__name__}: {theirs}")
+        return True
+
+    def _forget_gradients(self, line: str) -> None:
+        """Drop what a refused backward pass has left on its way."""
+        if "backward" in line:
+            for x in (*tensors_of(self.whole).values(), *tensors_of(self.parts).values()):
+                x.grad = None
+
+    def _compare(self) -> None:
+        """Compare variables and gradients; each rank looks at its own parts."""
+        pairs: dict[str, tuple[Any, Any]] = {}
+        for name, whole in tensors_of(self.whole).items():
+            if _error_of(lambda x=whole: x.grad_fn) is None:  # not a view that torch does not let be used any more
+                part = self.parts[name]
+                pairs |= {name: (whole, part), f"{name}.grad": (whole.grad, part.grad)}
+        notes = [(name, got is None, *_compared(want, got)) for name, (want, got) in pairs.items()]
+        gathered: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, notes, group=self.control)
+        for same in zip(*gathered, strict=True):
+            name, _, kind, note = next((each for each in same if each[2] == "wrong"), same[0])
+            if len({each[1:3] for each in same if each[2] != "wrong"}) > 1:
+                self._found("divergent", f"reading {name}: {same}")
+            elif kind == "refused":
+                self.outcome.refused[f"reading: {note.split(':')[0]}"] += 1
+            elif kind != "right":
+                self._found(kind, f"{name}: {note}")
+
+
+def _placed(given: Given, mesh: DeviceMesh) -> Tensor:
+    if given.dims is None:
+        return given.whole()
+    placements = [Replicate() if d is None else Shard(d) for d in given.dims]
+    sizes = {axis: n for axis, n in enumerate(given.sizes) if n is not None}
+    return shard_of(given.whole(), ShardSpec.even(mesh, placements, given.shape, sizes))
+
+
+def _error_of(function: Callable[..., Any], *args: Any) -> Exception | None:
+    try:
+        function(*args)
+    except Exception as error:
+        return error
+    return None
+
+
+def _compared(want: Any, got: Any) -> tuple[str, str]:
+    """Return a kind of outcome and what differs. Collective where a copy has to be brought up to date."""
+    try:
+        message = _difference(want, got)
+    except UnsupportedShardOp as error:
+        return "refused", str(error)
+    except Exception as error:
+        return "other error", f"{type(error).__name__}: {error}"
+    return ("right", "") if message is None else ("wrong", message)
+
+
+def _difference(want: Any, got: Any) -> str | None:
+    """Return what differs between a tensor and its shards, in words."""
+    if want is None or got is None:  # no gradient is as good as one of zeros
+        left = want if got is None else got.to_local() if isinstance(got, ShardTensor) else got
+        return (
+            None if left is None or not left.any() else f"{'None' if got is None else 'not None'}, unlike one process"
+        )
+    if (got.shape, got.dtype) != (want.shape, want.dtype):
+        return f"{tuple(got.shape)} {got.dtype}, not {tuple(want.shape)} {want.dtype}"
+    if got.requires_grad != want.requires_grad:
+        return f"requires_grad is {got.requires_grad}"
+    mine, part = want, got
+    if isinstance(got, ShardTensor):
+        part = got.to_local()
+        for dim, start in enumerate(got.spec.offsets):
+            mine = mine.narrow(dim, start, part.shape[dim])
+    if want.is_floating_point() or want.is_complex():
+        bound = TOLERANCE * max(1.0, float(want.detach().abs().max()) if want.numel() else 0.0)
+        if not torch.allclose(mine, part, rtol=0, atol=bound, equal_nan=True):
+            return f"values differ by {float((mine - part).detach().abs().max()):.2g}"
+    elif not torch.equal(mine, part):
+        return "values differ"
+    return _strides_differ(want, got)
+
+
+def _strides_differ(want: Tensor, got: Any) -> str | None:
+    """Compare strides where they say anything: of dims of several rows."""
+    try:
+        found = got.stride()
+    except UnsupportedShardOp:
+        return None
+    if want.numel() < 2 or all(a == b for n, a, b in zip(want.shape, want.stride(), found, strict=True) if n > 1):
+        return None
+    return f"strides {found}, not {want.stride()}"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from scidata.core.bounds import chunk_sizes
 from scidata.errors import ShardLayoutError
 from scidata.shard.spec import ShardSpec, mesh_axes
 from scidata.shard.tensor import ShardTensor
@@ -78,9 +79,3 @@ def from_dtensor(tensor: DTensor) -> ShardTensor:
             sizes[i] = chunk_sizes(tensor.shape[placement.dim], axis.size)
     spec = ShardSpec.even(tensor.device_mesh, tensor.placements, tensor.shape, sizes)
     return ShardTensor(tensor.to_local(), spec)
-
-
-def chunk_sizes(num_rows: int, num_parts: int) -> tuple[int, ...]:
-    """Return the sizes that ``torch.chunk`` gives, with zeros for the parts that it leaves out."""
-    size = -(-num_rows // num_parts)
-    return tuple(min(size, max(0, num_rows - size * part)) for part in range(num_parts))

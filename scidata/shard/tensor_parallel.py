@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -21,7 +20,8 @@ from torch.distributed.tensor.placement_types import Placement
 
 from scidata.core.bounds import chunk_sizes
 from scidata.errors import ShardLayoutError
-from scidata.shard.comm.sums import all_reduce_sum, defer, deferred_groups
+from scidata.shard.comm.sums import defer, deferred_groups
+from scidata.shard.layouts import add_up
 from scidata.shard.memory import UNKNOWN, Strides, memory_of
 from scidata.shard.op_table import unsupported
 from scidata.shard.spec import ShardSpec, kept_beside
@@ -234,7 +234,7 @@ def from_local(
         new[axis], sizes[axis] = spec.placements[own], spec.sizes[own]
     for axis, placement in zip(meshes.tp_axes, placements, strict=True):
         if isinstance(placement, Partial):
-            local = _reduced(local, placement, meshes.both.get_group(axis), spec)
+            local = add_up(local, placement, meshes.both.get_group(axis))
             continue
         new[axis], dim = _checked(placement, spec)
         if dim is None:
@@ -252,14 +252,6 @@ def from_local(
     whole = ShardTensor(local, _spec(spec, meshes.both, tuple(new), shape, tuple(sizes)))
     whole._memory = _memory_of_part(x._memory, placements)
     return ShardedDTensor(whole, meshes)
-
-
-def _reduced(local: Tensor, placement: Partial, group: dist.ProcessGroup, spec: ShardSpec) -> Tensor:
-    """Add up what is partial: what a DTensor puts off is done at once, its gradient is replicated in both."""
-    if placement.reduce_op not in ("sum", "avg"):
-        raise unsupported(DTensor.from_local, f"{placement} is neither a sum nor a mean", spec)
-    total = all_reduce_sum(local, group)
-    return total if placement.reduce_op == "sum" else total / dist.get_world_size(group)
 
 
 def _checked(placement: Placement, spec: ShardSpec) -> tuple[Placement, int | None]:

@@ -4,6 +4,7 @@
     python examples/train_vit.py --data era5.zarr                                          # one process
     torchrun --nproc-per-node 4 examples/train_vit.py --data era5.zarr --domain 2          # 2 dp × 2 domain
     torchrun --nproc-per-node 4 examples/train_vit.py --data era5.zarr --domain 2 --check --dtype float64
+    torchrun --nproc-per-node 8 examples/train_vit.py --data era5.zarr --domain 2 --tp 2   # 2 dp × 2 domain × 2 tp
 
 The model is plain PyTorch and knows nothing of ranks. What is different from a script for one process is four lines,
 marked ``# scidata``: ``open_era5(..., mesh)`` here, ``init_mesh``, ``parallelize`` and the sampler in ``trainer.py``.
@@ -18,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
 # neither pipelines/, beside this folder, nor this folder is installed
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -32,20 +34,23 @@ from pipelines.era5_grid import channel_names, normalisation, open_era5, stack_c
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention over all tokens."""
+    """Multi-head self-attention over all tokens.
+
+    The heads are those whose features are there, a part of them under tensor parallelism: each lies together.
+    """
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
-        self.heads = heads
+        self.head_dim = dim // heads
         self.qkv = nn.Linear(dim, 3 * dim)
         self.out = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, D) → (B, N, D)."""
-        B, N, D = x.shape
-        q, k, v = (t.reshape(B, N, self.heads, D // self.heads).transpose(1, 2) for t in self.qkv(x).chunk(3, dim=-1))
-        x = F.scaled_dot_product_attention(q, k, v)
-        return self.out(x.transpose(1, 2).reshape(B, N, D))
+        B, N, _ = x.shape
+        heads = self.qkv(x).reshape(B, N, -1, 3 * self.head_dim)
+        x = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in heads.chunk(3, dim=-1)))
+        return self.out(x.transpose(1, 2).reshape(B, N, -1))
 
 
 class Block(nn.Module):
@@ -89,6 +94,14 @@ class ViT(nn.Module):
         return x.permute(0, 3, 1, 4, 2, 5).reshape(B, C, H, W)
 
 
+TENSOR_PARALLEL: dict[str, ParallelStyle] = {  # one sum over tp for each attention, and one for each MLP
+    "blocks.*.attention.qkv": ColwiseParallel(),
+    "blocks.*.attention.out": RowwiseParallel(),
+    "blocks.*.mlp.0": ColwiseParallel(),
+    "blocks.*.mlp.2": RowwiseParallel(),
+}
+
+
 # -- one step ------------------------------------------------------------------------------------------------------
 
 
@@ -103,6 +116,8 @@ def loss_of(model: nn.Module, batch: scidata.Sample, mean: Tensor, std: Tensor) 
 
 class Training(Trainer):
     """What is this script's own of a run."""
+
+    plan = TENSOR_PARALLEL
 
     def open(self, mesh: DeviceMesh | None) -> scidata.ShardedDataset:
         """Open the data: this rank's part of each sample, or whole samples without a mesh."""
@@ -142,10 +157,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--dim", default=128, **number)
     parser.add_argument("--depth", default=4, **number)
     parser.add_argument("--heads", default=4, **number)
+    parser.add_argument("--tp", default=1, help="ranks that share the features of each layer", **number)
     args = parser.parse_args(argv)
-    check_arguments(parser, args, ("patch", "dim", "depth", "heads"))
+    check_arguments(parser, args, ("patch", "dim", "depth", "heads", "tp"))
     if args.dim % args.heads:
         parser.error(f"--dim {args.dim} must be a multiple of --heads {args.heads}")
+    if args.heads % args.tp:
+        parser.error(f"--heads {args.heads} must be a multiple of --tp {args.tp}")
     return run(Training, parser, args)
 
 

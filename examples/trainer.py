@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from torch.optim import Optimizer
 from tqdm import tqdm
 
@@ -42,8 +43,17 @@ def average(value: Tensor, mesh: DeviceMesh) -> float:
 
 
 def whole_of(value: Tensor) -> Tensor:
-    """Return the whole of what FSDP has spread over the ranks."""
+    """Return the whole of what FSDP or tensor parallelism has spread over the ranks."""
     return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def clip_gradients(model: nn.Module, largest: float) -> None:
+    """Do as ``clip_grad_norm_``, which does not take DTensors and plain tensors together."""
+    parameters = [p for p in model.parameters() if p.grad is not None]
+    kinds = [[p for p in parameters if isinstance(p, DTensor) == is_split] for is_split in (True, False)]
+    norms = [whole_of(nn.utils.get_total_norm([p.grad for p in kind])) for kind in kinds if kind]
+    for kind in kinds:
+        nn.utils.clip_grads_with_norm_(kind, largest, torch.stack(norms).norm())
 
 
 # -- checkpoints ---------------------------------------------------------------------------------------------------
@@ -105,9 +115,12 @@ class Trainer:
     A script says what is its own: how the data are opened, the model, the normalisation and the loss.
     """
 
+    plan: ClassVar[dict[str, ParallelStyle]] = {}  # what tensor parallelism does to modules, by their names
+
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        self.mesh = scidata.init_mesh(dp=args.dp, domain=args.domain, device=args.device)  # scidata
+        extra = {"tp": args.tp} if args.tp > 1 else None
+        self.mesh = scidata.init_mesh(dp=args.dp, domain=args.domain, extra=extra, device=args.device)  # scidata
         self.device = torch.device(args.device, torch.cuda.current_device() if args.device == "cuda" else None)
         self.dtype = getattr(torch, args.dtype)
         self.num_dp = self.mesh["dp"].size()
@@ -116,6 +129,8 @@ class Trainer:
         torch.manual_seed(args.seed)  # the same first weights on every rank
         self.model = self.make_model().to(self.device, self.dtype)
         self.single = copy.deepcopy(self.model) if args.check else None
+        if extra:
+            parallelize_module(self.model, self.mesh["tp"], self.plan)
         scidata.parallelize(self.model, self.mesh, strategy=args.strategy)  # scidata
         order = scidata.DistributedSampler(self.ds, self.mesh, seed=args.seed)  # scidata
         self.loader = self.load_from(self.ds, order, args.batch_size)
@@ -212,7 +227,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         if args.clip is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), args.clip)
+            clip_gradients(self.model, args.clip)
         self.optimizer.step()
         progress.step += 1
         progress.samples += taken
@@ -265,8 +280,10 @@ class Trainer:
         losses, gradients = worst.tolist()
         passed = max(losses, gradients) <= TOLERANCE[self.args.dtype]
         if self.is_main:
+            axes = f"{self.num_dp} dp x {self.mesh['domain'].size()} domain"
+            axes += f" x {self.args.tp} tp" if self.args.tp > 1 else ""
             print(
-                f"check {self.num_dp} dp x {self.mesh['domain'].size()} domain, {self.args.dtype}, samples {indices}, "
+                f"check {axes}, {self.args.dtype}, samples {indices}, "
                 f"loss {expected.item():.12g}: max relative difference to one process: loss {losses:.2e}, "
                 f"gradients {gradients:.2e}: {'ok' if passed else 'FAILED'}"
             )
@@ -282,6 +299,7 @@ def parser_of(description: str | None, *, out: str, lr: float, lr_batch: int, de
     number = {"type": int, "metavar": "N"}
     parser.add_argument("--dp", default=-1, help="ranks with different samples; -1: what is left", **number)
     parser.add_argument("--domain", default=1, help="ranks that share a sample", **number)
+    parser.set_defaults(tp=1)
     parser.add_argument("--batch-size", default=1, help="samples per dp rank", **number)
     parser.add_argument("--epochs", default=1, **number)
     parser.add_argument("--max-steps", help="stop early; the schedule still spans --epochs", **number)

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from scidata.shard.graphs.routed import start_exchange as start_exchange
     from scidata.shard.parallel import no_sync as no_sync
     from scidata.shard.parallel import parallelize as parallelize
+    from scidata.shard.parallel.sync import sync_module_over_mesh as sync_module_over_mesh
     from scidata.sources.access.retry import set_retry as set_retry
     from scidata.store.partitioning.partition import partition as partition
 
@@ -77,6 +78,7 @@ _NAMES = {
     "scidata.shard.graphs.ghosts": ("halo_exchange",),
     "scidata.shard.graphs.routed": ("start_exchange",),
     "scidata.shard.parallel": ("no_sync", "parallelize"),
+    "scidata.shard.parallel.sync": ("sync_module_over_mesh",),
     "scidata.sources.access.retry": ("set_retry",),
     "scidata.store.partitioning.partition": ("partition",),
 }

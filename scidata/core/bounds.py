@@ -294,6 +294,12 @@ def even_sizes(num_rows: int, num_parts: int) -> tuple[int, ...]:
     return (size + 1,) * rest + (size,) * (num_parts - rest)
 
 
+def chunk_sizes(num_rows: int, num_parts: int) -> tuple[int, ...]:
+    """Return the sizes that ``torch.chunk`` gives, with zeros for the parts that it leaves out."""
+    size = -(-num_rows // num_parts)
+    return tuple(min(size, max(0, num_rows - size * part)) for part in range(num_parts))
+
+
 def owners_of(bounds: npt.ArrayLike, rows: npt.ArrayLike) -> IntArray:
     """Return the part that owns each row, int64: of equal bounds the last, because an empty part owns nothing."""
     owners: IntArray = np.searchsorted(np.asarray(bounds), rows, side="right").astype(np.int64, copy=False) - 1

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor
 
+from scidata.core.bounds import chunk_sizes
 from scidata.errors import ShardLayoutError
-from scidata.shard.spec import ShardSpec, mesh_axes
 from scidata.shard.tensor import ShardTensor
 
 
@@ -65,22 +63,4 @@ def from_dtensor(tensor: DTensor) -> ShardTensor:
         axes that shard one dim, or a local part that is not that of ``torch.chunk``. What ``DTensor.from_local`` makes
         of uneven parts without a ``shape`` cannot be told: its ranks each believe in another global shape.
     """
-    if not isinstance(tensor, DTensor):
-        raise ShardLayoutError(f"from_dtensor takes a DTensor, not {type(tensor).__name__}")
-    sizes: dict[int | str, Sequence[int]] = {}
-    for i, (axis, placement) in enumerate(zip(mesh_axes(tensor.device_mesh), tensor.placements, strict=True)):
-        if type(placement) not in (Shard, Replicate):
-            raise ShardLayoutError(
-                f"axis {axis.name!r}: placement {placement!r} has no counterpart; redistribute it to Shard(dim) or "
-                "Replicate() first"
-            )
-        if isinstance(placement, Shard):
-            sizes[i] = chunk_sizes(tensor.shape[placement.dim], axis.size)
-    spec = ShardSpec.even(tensor.device_mesh, tensor.placements, tensor.shape, sizes)
-    return ShardTensor(tensor.to_local(), spec)
-
-
-def chunk_sizes(num_rows: int, num_parts: int) -> tuple[int, ...]:
-    """Return the sizes that ``torch.chunk`` gives, with zeros for the parts that it leaves out."""
-    size = -(-num_rows // num_parts)
-    return tuple(min(size, max(0, num_rows - size * part)) for part in range(num_parts))
+    return ShardTensor.from_dtensor(tensor)

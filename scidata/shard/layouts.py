@@ -10,13 +10,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
+from scidata.core.bounds import chunk_sizes
 from scidata.errors import ShardLayoutError
 from scidata.shard.comm.collectives import all_gather_v, slice_to_shard
 from scidata.shard.comm.functions import linear
 from scidata.shard.comm.rooted import scatter_v
+from scidata.shard.comm.sums import all_reduce_sum, replicate_to_shards
 from scidata.shard.comm.transport import DTYPES, MAX_DIMS, Group, exchange, group_rank, group_size, with_dim
 from scidata.shard.spec import MeshAxis, ShardSpec, Sizes, by_axis, kept_spec, mesh_axes
 
@@ -30,6 +32,109 @@ def gather_full(local: Tensor, spec: ShardSpec) -> Tensor:
     for dim, axis in spec.sharded.items():
         local = all_gather_v(local, spec.sizes_of(axis), dim, spec.group(axis))
     return local
+
+
+class Offsets(tuple[int, ...]):
+    """Global index of a part's first element along each tensor dim; when called, along each mesh axis, or one."""
+
+    _along: tuple[int, ...]
+
+    def __new__(cls, spec: ShardSpec) -> Offsets:
+        """Read them from a layout."""
+        self = super().__new__(cls, spec.offsets)
+        self._along = tuple(0 if dim is None else spec.offsets[dim] for dim in spec.dims)
+        return self
+
+    def __call__(self, mesh_dim: int | None = None) -> Any:
+        """Return them for all axes of the mesh, 0 where one replicates, or for one axis."""
+        return self._along if mesh_dim is None else self._along[mesh_dim]
+
+    def __reduce__(self) -> Any:
+        return torch.Size, (tuple(self),)  # a tuple that torch.load() takes; plain ones it knows under no name
+
+
+def with_gradient(x: Tensor, spec: ShardSpec, given: Sequence[Placement] | None, *, whole: bool = False) -> Tensor:
+    """Say how the gradient of a part, or of the whole, comes: as this lies, or where replicated as shares of a sum.
+
+    Collective in backward where there are such shares.
+    """
+    if given is None:
+        return x
+    check_layout(x, given)
+    if len(given) != len(spec.axes):
+        raise ShardLayoutError(
+            f"grad_placements={given}: expected one for each of the {len(spec.axes)} axes of the mesh"
+        )
+    shares = []
+    for axis, dim, wanted in zip(spec.axes, spec.dims, given, strict=True):
+        own = Replicate() if dim is None or whole else Shard(dim)
+        if isinstance(own, Replicate) and type(wanted) is Partial and wanted.reduce_op == "sum":
+            shares.append(axis.group)
+        elif wanted not in (own, own if isinstance(own, Replicate) else Shard(own.dim - spec.ndim)):
+            raise ShardLayoutError(
+                f"axis {axis.name!r}: a gradient of what lies as {own!r} cannot come as {wanted!r}; it comes as "
+                "that lies, or where that is Replicate() as Partial()"
+            )
+    return replicate_to_shards(x, shares)
+
+
+def add_up(x: Tensor, placement: Partial, group: Group) -> Tensor:
+    """Reduce what is partial, at once; the gradient of the result is replicated. Collective."""
+    if placement.reduce_op not in ("sum", "avg"):
+        raise ShardLayoutError(f"{placement!r} is neither a sum nor a mean; reduce it first, by all_reduce")
+    total = all_reduce_sum(x, group)
+    return total if placement.reduce_op == "sum" else total / group_size(group)
+
+
+def part_and_spec(
+    local: Tensor,
+    mesh: DeviceMesh,
+    placements: Sequence[Placement],
+    sharding_shapes: str | Shapes,
+    global_shape: Sequence[int] | None,
+) -> tuple[Tensor, ShardSpec]:
+    """Return a part, with what is partial added up, and its spec. Collective for the former, and for ``"infer"``."""
+    check_layout(local, placements)
+    settled = [Replicate() if type(p) is Partial else p for p in placements]
+    if not isinstance(sharding_shapes, str):
+        spec = spec_of_shapes(local, mesh, settled, sharding_shapes)
+    elif sharding_shapes == "infer":
+        spec = infer_spec(local, mesh, settled)
+    elif sharding_shapes == "chunk" and global_shape is not None:
+        spec = chunked_spec(mesh, settled, global_shape)
+    else:
+        raise ShardLayoutError(
+            f'sharding_shapes must be "infer" or a dict of shapes, or "chunk" with a global_shape, not '
+            f"{sharding_shapes!r}"
+        )
+    for axis, placement in zip(spec.axes, placements, strict=True):
+        if type(placement) is Partial:
+            local = add_up(local, placement, axis.group)
+    return local, spec
+
+
+def chunked_spec(mesh: DeviceMesh, placements: Sequence[Placement], global_shape: Sequence[int]) -> ShardSpec:
+    """Split as ``torch.chunk`` and DTensors do."""
+    shape = tuple(global_shape)
+    sizes: dict[int | str, Sequence[int]] = {
+        i: chunk_sizes(shape[placement.dim], axis.size)
+        for i, (axis, placement) in enumerate(zip(mesh_axes(mesh), placements, strict=False))
+        if isinstance(placement, Shard) and -len(shape) <= placement.dim < len(shape)
+    }
+    return ShardSpec.even(mesh, placements, shape, sizes)
+
+
+def spec_of_dtensor(tensor: DTensor) -> ShardSpec:
+    """Return the layout of a DTensor, whose parts are those of ``torch.chunk``."""
+    if not isinstance(tensor, DTensor):
+        raise ShardLayoutError(f"from_dtensor takes a DTensor, not {type(tensor).__name__}")
+    for axis, placement in zip(mesh_axes(tensor.device_mesh), tensor.placements, strict=True):
+        if type(placement) not in (Shard, Replicate):
+            raise ShardLayoutError(
+                f"axis {axis.name!r}: placement {placement!r} has no counterpart; redistribute it to Shard(dim) or "
+                "Replicate() first"
+            )
+    return chunked_spec(tensor.device_mesh, tensor.placements, tensor.shape)
 
 
 def target_spec(spec: ShardSpec, placements: Sequence[Placement], sizes: Sizes | None) -> ShardSpec:

@@ -60,11 +60,12 @@ class MeshAxis(NamedTuple):
 class _OfMesh:
     """What is known of a mesh. Stored in the mesh, so that specs, which hold their mesh, go when it does."""
 
-    __slots__ = ("axes", "specs")
+    __slots__ = ("axes", "beside", "specs")
 
     def __init__(self, axes: tuple[MeshAxis, ...]) -> None:
         self.axes = axes
         self.specs: Cache[ShardSpec] = Cache(_KEPT)
+        self.beside: dict[DeviceMesh, Any] = {}
 
     def __reduce__(self) -> Any:
         return OrderedDict, ()  # a pickled mesh carries nothing of it, and nothing that torch.load() would refuse
@@ -73,6 +74,11 @@ class _OfMesh:
 def kept_spec(mesh: DeviceMesh, key: Hashable, make: Callable[[], ShardSpec]) -> ShardSpec:
     """Return the spec that was made for this key before, else make it."""
     return _of_mesh(mesh).specs.get_or_make(key, make)
+
+
+def kept_beside(mesh: DeviceMesh) -> dict[DeviceMesh, Any]:
+    """Return what was found out about this mesh together with others, to be added to."""
+    return _of_mesh(mesh).beside
 
 
 def mesh_axes(mesh: DeviceMesh) -> tuple[MeshAxis, ...]:

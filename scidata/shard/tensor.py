@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
 from scidata.errors import ShardLayoutError, UnsupportedShardOp
@@ -103,6 +104,7 @@ class ShardTensor(Tensor):
         placements: Sequence[Placement],
         *,
         sharding_shapes: str | layouts.Shapes = "infer",
+        global_shape: Sequence[int] | None = None,
     ) -> ShardTensor:
         """Wrap this rank's part.
 
@@ -113,10 +115,11 @@ class ShardTensor(Tensor):
         device_mesh
             The domain axes only.
         placements
-            ``Shard(dim)`` or ``Replicate()``, one per mesh axis.
+            ``Shard(dim)`` or ``Replicate()``, one per mesh axis. ``Partial()`` is added up at once: Collective.
         sharding_shapes
             Local shape of each rank along each mesh axis that shards: ``{axis: [shape, ...]}``, no communication. Or
-            ``"infer"``: Collective, one gather of shapes per axis.
+            ``"infer"``: Collective, one gather of shapes per axis. Or ``"chunk"``: as ``torch.chunk`` splits
+            ``global_shape``.
 
         Raises
         ------
@@ -126,13 +129,13 @@ class ShardTensor(Tensor):
         if isinstance(local, ShardTensor):
             raise ShardLayoutError("from_local takes this rank's plain part, not a ShardTensor; use redistribute()")
         keep_out_of_graphs()
-        if isinstance(sharding_shapes, str):
-            if sharding_shapes != "infer":
-                raise ShardLayoutError(f'sharding_shapes must be "infer" or a dict of shapes, not {sharding_shapes!r}')
-            spec = layouts.infer_spec(local, device_mesh, placements)
-        else:
-            spec = layouts.spec_of_shapes(local, device_mesh, placements, sharding_shapes)
-        return cls(local, spec)
+        return cls(*layouts.part_and_spec(local, device_mesh, placements, sharding_shapes, global_shape))
+
+    @classmethod
+    def from_dtensor(cls, dtensor: DTensor) -> ShardTensor:
+        """Wrap the local part of a DTensor, as :func:`scidata.from_dtensor` does."""
+        spec = layouts.spec_of_dtensor(dtensor)
+        return cls(dtensor.to_local(), spec)
 
     @classmethod
     def from_padded(cls, padded: Tensor, spec: ShardSpec, halo: Mapping[int, HaloDim]) -> ShardTensor:
@@ -195,9 +198,9 @@ class ShardTensor(Tensor):
         return self._spec.placements
 
     @property
-    def offsets(self) -> tuple[int, ...]:
-        """Global index of the own part's first element along each dim."""
-        return self._spec.offsets
+    def offsets(self) -> layouts.Offsets:
+        """Global index of the own part's first element along each dim; ``offsets()``: along each mesh axis."""
+        return layouts.Offsets(self._spec)
 
     @property
     def halo(self) -> Mapping[int, HaloDim]:
@@ -214,15 +217,18 @@ class ShardTensor(Tensor):
 
     # -- values -------------------------------------------------------------------------------------------------
 
-    def to_local(self) -> Tensor:
+    def to_local(self, *, grad_placements: Sequence[Placement] | None = None) -> Tensor:
         """Return the owned part, connected to the graph; no copy.
+
+        Its gradient is taken as lying as the part does; where that is replicated, ``Partial()`` in ``grad_placements``
+        says that it is to be summed over the ranks of the axis.
 
         Writing to it makes the ghosts of a held halo old, so that the next use exchanges them (Collective): write on
         all ranks of the mesh or on none. Collective where this is a copy for which torch has a view (``x[i]``), and
         the original was written to since.
         """
         self._refresh()
-        return self._local
+        return layouts.with_gradient(self._local, self._spec, grad_placements)
 
     def _refresh(self) -> None:
         if self._copied is not None:
@@ -265,10 +271,13 @@ class ShardTensor(Tensor):
             raise ShardLayoutError(f"this tensor has no halo ({self._spec}); pass widths, e.g. halo={{0: 1}}")
         return exchange_halo(self._local, self._spec, self._halo)
 
-    def full_tensor(self) -> Tensor:
-        """Return the whole tensor on each rank, plain. Collective. Its gradient is taken as replicated."""
+    def full_tensor(self, *, grad_placements: Sequence[Placement] | None = None) -> Tensor:
+        """Return the whole tensor on each rank, plain. Collective. Its gradient is taken as replicated, or as
+        ``Partial()`` where ``grad_placements`` says so.
+        """
         self._refresh()
-        return layouts.gather_full(self._local, self._spec)
+        full = layouts.gather_full(self._local, self._spec)
+        return layouts.with_gradient(full, self._spec, grad_placements, whole=True)
 
     def redistribute(
         self,

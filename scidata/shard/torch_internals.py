@@ -28,6 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import Function, Variable
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor._api import _FromTorchTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 # The only way through nested arguments; torch's own tensor subclasses and the guide to writing one use it.
@@ -169,8 +170,10 @@ def is_accumulated(node: Any) -> bool:
 
     False where ``torch.autograd.grad`` captures it. Public hooks are called in both cases.
     """
+    while node.next_functions:  # a leaf that is a DTensor is seen through its local part
+        node = node.next_functions[0][0]
     try:
-        return bool(torch._C._will_engine_execute_node(node.next_functions[0][0]))
+        return bool(torch._C._will_engine_execute_node(node))
     except RuntimeError:  # torch's answer for a leaf that is captured
         return False
 
@@ -251,6 +254,15 @@ def keep_out_of_graphs(*, load: bool = False) -> None:
 
 
 # -- meshes ------------------------------------------------------------------------------------------------------------
+
+
+#: What ``DTensor.from_local`` applies, which asks nobody before: by it, one of a ShardTensor is seen.
+FromTorchTensor: type[Function] = _FromTorchTensor
+
+
+def root_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """Return the mesh that this one was cut out of, where both are; two cuts do not know each other otherwise."""
+    return mesh._get_root_mesh()
 
 
 def flatten_mesh(mesh: DeviceMesh) -> DeviceMesh:

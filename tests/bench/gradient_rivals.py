@@ -93,11 +93,12 @@ def sums_wide(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch
     return future.then(lambda done: (done.value()[0] / group.size()).to(bucket.buffer().dtype))
 
 
-def deferred(model: nn.Module) -> nn.Module:
+def deferred(model: nn.Module, mesh: Any) -> nn.Module:
     """Leave sums over the domain to the mean over the mesh."""
+    groups = [mesh.get_group("domain")]
     for parameter in model.parameters():
         if parameter.requires_grad:
-            defer(parameter)
+            defer(parameter, groups)
     return model
 
 
@@ -115,7 +116,7 @@ class Packing(nn.Module):
 
 def by_ddp(model: nn.Module, mesh: Any, **options: Any) -> nn.Module:
     """Wrap in DDP."""
-    wrapped = DistributedDataParallel(Packing(deferred(model)), **options)
+    wrapped = DistributedDataParallel(Packing(deferred(model, mesh)), **options)
     wrapped.register_forward_hook(lambda _, args, output: _map(_Carrier, _unpack, output))
     wrapped.register_comm_hook(dist.group.WORLD, sums_wide)
     return wrapped

@@ -8,8 +8,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from scidata import from_dtensor, from_physicsnemo, to_dtensor, to_physicsnemo
+from scidata.core.bounds import chunk_sizes
 from scidata.errors import MissingDependencyError, ShardLayoutError
-from scidata.interop.dtensor import chunk_sizes
 from scidata.shard import ShardSpec, ShardTensor
 from scidata.testing import run_ranks
 from scidata.testing.oracle import shard_of

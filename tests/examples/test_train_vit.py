@@ -112,6 +112,12 @@ def test_check_of_fsdp_on_two_domains_of_two(era5: str) -> None:
     assert_equal_to_one_process(code, output, "2 dp x 2 domain")
 
 
+def test_check_on_domain_x_tp(era5: str) -> None:
+    args = ("--domain", 2, "--tp", 2, "--patch", 8, "--dtype", "float64", "--check")
+    code, output = on_ranks(4, "--data", era5, *args)
+    assert_equal_to_one_process(code, output, "1 dp x 2 domain x 2 tp")
+
+
 @pytest.mark.skipif(not ERA_INTERIM.exists(), reason="the real ERA-Interim file is not beside the repository")
 def test_check_on_packed_netcdf() -> None:
     """241 latitudes are cropped to 240; two months are one pair of steps."""
@@ -213,6 +219,7 @@ def test_mixed_precision_with_clipping_on_a_domain(era5: str, tmp_path: Path, st
     ("args", "message"),
     [
         (["--dim", "10", "--heads", "4"], "--dim 10 must be a multiple of --heads 4"),
+        (["--heads", "2", "--tp", "3"], "--heads 2 must be a multiple of --tp 3"),
         (["--batch-size", "0"], "--batch-size must be at least 1, not 0"),
         (["--warmup", "1.5"], "--warmup is a part of the training"),
         (["--resume", "nowhere"], "no complete checkpoint there"),

@@ -16,7 +16,7 @@ from scidata.shard.comm.transport import Group, gather, group_size
 _MAX_SHOWN = 3
 
 
-def check_agreement(subject: str, values: Mapping[str, object], mesh: DeviceMesh, axes: Sequence[str]) -> None:
+def check_agreement(subject: str, values: Mapping[str, object], mesh: DeviceMesh, axes: Sequence[str | int]) -> None:
     """Raise on every rank when the ranks along ``axes`` do not hold the same values. Collective.
 
     Costs one exchange of 32 bytes where they do.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -100,20 +100,34 @@ def replicate_parameters(values: Sequence[Tensor], groups: Sequence[Group]) -> l
 
 # -- put off -------------------------------------------------------------------------------------------------------
 
-_DEFERRED: dict[int, weakref.ref[Tensor]] = {}  # by id: a tensor's own equality is elementwise
+# by id, as a tensor's own equality is elementwise: the leaf, and the names of the groups whose sum is put off
+_DEFERRED: dict[int, tuple[weakref.ref[Tensor], frozenset[str]]] = {}
 
 
-def defer(parameter: Tensor) -> None:
-    """Leave the sum over the domain to the mean over the mesh, for all later uses of this leaf."""
-    if not is_deferred(parameter):
-        key = id(parameter)
-        _DEFERRED[key] = weakref.ref(parameter, lambda ref: _DEFERRED.pop(key) if _DEFERRED.get(key) is ref else None)
+def defer(parameter: Tensor, groups: Iterable[dist.ProcessGroup | str]) -> None:
+    """Leave the sums over these groups to the mean over the mesh, for all later uses of this leaf.
+
+    Also what ``to_local()`` returns of a leaf that is a DTensor can be given.
+    """
+    key = id(parameter)
+
+    def forget(ref: weakref.ref[Tensor]) -> None:
+        if key in _DEFERRED and _DEFERRED[key][0] is ref:
+            del _DEFERRED[key]
+
+    names = frozenset(group if isinstance(group, str) else group.group_name for group in groups)
+    _DEFERRED[key] = weakref.ref(parameter, forget), names
+
+
+def deferred_groups(x: Tensor) -> frozenset[str] | None:
+    """Return the names of the groups that :func:`defer` was called with for this very tensor, or None."""
+    found = _DEFERRED.get(id(x))
+    return found[1] if found is not None and found[0]() is x else None
 
 
 def is_deferred(x: Tensor) -> bool:
     """Whether :func:`defer` was called for this very tensor."""
-    ref = _DEFERRED.get(id(x))
-    return ref is not None and ref() is x
+    return deferred_groups(x) is not None
 
 
 class _ReplicateDeferred(Function):
@@ -134,4 +148,7 @@ class _ReplicateDeferred(Function):
 
 def replicate_deferred(x: Tensor, groups: Sequence[Group]) -> Tensor:
     """Do as ``replicate_to_shards`` for a deferred leaf: without communication where its ``.grad`` is averaged."""
-    return call(_ReplicateDeferred, x, tuple(groups))
+    names = deferred_groups(x) or ()
+    later = [group for group in groups if group is not None and group.group_name in names]
+    x = call(_ReplicateDeferred, x, tuple(later)) if later else x.view_as(x)
+    return replicate_to_shards(x, [group for group in groups if group not in later])

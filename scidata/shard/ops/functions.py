@@ -19,7 +19,8 @@ from scidata.shard.op_table import register_op
 from scidata.shard.ops.align import local_of
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
-from scidata.shard.torch_internals import BackwardHookFunction, forward_of
+from scidata.shard.tensor_parallel import ShardedDTensor, from_local
+from scidata.shard.torch_internals import BackwardHookFunction, FromTorchTensor, forward_of
 
 
 class _Context(FunctionCtx):
@@ -140,6 +141,10 @@ def apply_function(func: type[Any], types: Any, args: tuple[Any, ...], kwargs: d
     """Apply a custom function to tensors of which some are sharded. Collective where its operations are."""
     if func is BackwardHookFunction:
         return _hooked(args)
+    if func is FromTorchTensor:
+        return from_local(func, *args, **kwargs)
+    if any(isinstance(x, ShardedDTensor) for x in args):
+        return ShardedDTensor.__torch_function__(func.apply, types, args, kwargs)
     if func is CheckpointFunction:  # it would call backward() within backward()
         run, preserve, *rest = args
         return checkpoint(run, *rest, use_reentrant=False, preserve_rng_state=preserve)

@@ -18,7 +18,7 @@ from scidata.core.bounds import even_sizes
 from scidata.core.types import IntArray
 from scidata.shard.memory import UNKNOWN
 from scidata.shard.op_table import REFUSES, find, getters, register_op, unsupported
-from scidata.shard.ops.align import align, finish, specs_of
+from scidata.shard.ops.align import align, finish, map_local, specs_of
 from scidata.shard.rows.redistribute import move_rows, plan_reshape, plan_rows
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
@@ -304,10 +304,16 @@ def _is_view(func: Any, x: ShardTensor, shape: tuple[int, ...]) -> bool | None:
 
 @register_op(*find("reshape view", namespaces=(Tensor,)), torch.reshape)
 def reshape(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Reshape to a global shape; a copy where the part is not contiguous. Collective where elements change ranks."""
+    """Reshape to a global shape; a copy where the part is not contiguous. Collective where elements change ranks.
+
+    Or view as a dtype of the same width.
+    """
     x: ShardTensor = args[0]
-    if any(isinstance(a, torch.dtype) for a in (*args[1:], *kwargs.values())):
-        raise unsupported(func, "a view as another dtype changes the shape", x._spec, remedy="use to(dtype)")
+    dtype = next((given for given in (*args[1:], *kwargs.values()) if isinstance(given, torch.dtype)), None)
+    if dtype is not None:
+        if dtype.itemsize != x.dtype.itemsize:
+            raise unsupported(func, "a dtype of another width changes the shape", x._spec, remedy="use to(dtype)")
+        return map_local(x, lambda part: part.view(dtype))
     return _reshape(func, x, many(args, kwargs, "shape", "size"))
 
 

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
 from scidata.device_mesh import axes_of, axis_size
@@ -23,7 +24,7 @@ from scidata.errors import ConfigError, near_matches
 from scidata.shard.comm.agreement import check_agreement
 from scidata.shard.comm.sums import defer
 from scidata.shard.comm.transport import broadcast
-from scidata.shard.parallel.buckets import GradientBuckets
+from scidata.shard.parallel.buckets import GradientBuckets, part_of
 from scidata.shard.parallel.buffers import ChangingBuffers
 from scidata.shard.torch_internals import compiled_from, flatten_mesh, keep_out_of_graphs
 
@@ -53,11 +54,14 @@ def parallelize(
 
     Gradients taken by ``torch.autograd.grad`` are those of this dp rank's own samples.
 
+    For tensor parallelism on another axis of the mesh, call torch's ``parallelize_module`` first: its DTensors stay
+    split along that axis, as do their gradients, and plain parameters are made the same along it.
+
     Parameters
     ----------
     model
-        On the mesh's device, its parameters plain tensors; changed in place. All that is to be trained requires grad;
-        what is to be frozen later may be.
+        On the mesh's device, its parameters plain tensors, or DTensors of ``parallelize_module``; changed in place. All
+        that is to be trained requires grad; what is to be frozen later may be.
     mesh
         None returns the model as it is.
     strategy
@@ -108,9 +112,11 @@ def parallelize(
         _check(name, tensor, mesh.device_type)
     # Axis after axis: each rank ends with the weights of the mesh's first rank.
     groups = [mesh.get_group(axis) for axis in axes]
-    for group in groups:
-        for tensor in tensors.values():
-            broadcast(tensor, 0, group)
+    beside = _axes_beside(tensors, mesh, axes, strategy)
+    for tensor in tensors.values():
+        is_split = isinstance(tensor, DTensor)
+        for group in (*groups, *(() if is_split else map(mesh.get_group, beside))):
+            broadcast(part_of(tensor), 0, group)
     trained = [p for p in model.parameters() if p.requires_grad]
     if strategy == "fsdp":
         _fsdp(model, mesh, dp_axis, domain_axes, units, fsdp_options or {}, ChangingBuffers(model, groups))
@@ -119,7 +125,7 @@ def parallelize(
         group = _joint_group(mesh, axes)
         _BUCKETS[model] = GradientBuckets(dict(model.named_parameters()), group, bucket_bytes, buffers.send)
         for parameter in trained:
-            defer(parameter)
+            defer(parameter, [mesh.get_group(axis) for axis in domain_axes])
     return model
 
 
@@ -140,7 +146,7 @@ def _fsdp(
         return
     dp_group, replicas = mesh.get_group(dp_axis), [a for a in domain_axes if axis_size(mesh, a) > 1]
     if not replicas:
-        shard_fully(model, mesh[dp_axis] if mesh.ndim > 1 else mesh, units, options, buffers)
+        shard_fully(model, mesh[dp_axis] if mesh.ndim > 1 else mesh, (), units, options, buffers)
         return
     part = mesh[(dp_axis, *replicas)] if set(mesh.mesh_dim_names or ()) != {dp_axis, *replicas} else mesh
     names = part.mesh_dim_names or ()
@@ -148,7 +154,7 @@ def _fsdp(
     both = DeviceMesh.from_group(
         [_joint_group(mesh, replicas), dp_group], mesh.device_type, ranks, mesh_dim_names=("domain", dp_axis)
     )
-    shard_fully(model, both, units, options, buffers)
+    shard_fully(model, both, [mesh.get_group(axis) for axis in replicas], units, options, buffers)
 
 
 def _joint_group(mesh: DeviceMesh, axes: Sequence[str]) -> dist.ProcessGroup:
@@ -195,17 +201,36 @@ def _without_fsdp_sync(model: Any) -> Iterator[None]:
         model.set_requires_gradient_sync(True)
 
 
+def _axes_beside(
+    tensors: Mapping[str, Tensor], mesh: DeviceMesh, axes: Sequence[str], strategy: str
+) -> tuple[str, ...]:
+    """Return the axes of tensor parallelism: plain parameters are the same along them, DTensors are split."""
+    found: dict[str, None] = {}
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, DTensor):
+            continue
+        own = tensor.device_mesh.mesh_dim_names or ()
+        if strategy != "ddp" or not own or not {*own} <= {*(mesh.mesh_dim_names or ())} - {*axes}:
+            raise ConfigError(
+                f"parameter {name!r} is a DTensor on {tensor.device_mesh}; parallelize takes plain parameters, and for "
+                "strategy='ddp' those of parallelize_module, on axes of this mesh that are neither dp nor domain"
+            )
+        found.update(dict.fromkeys(own))
+    return tuple(found)
+
+
 def _describe(tensor: Tensor) -> str:
     if is_lazy(tensor):
         return "not initialised"
     grad = "" if tensor.requires_grad else ", no gradient"
+    grad += f", {tensor.placements}" if isinstance(tensor, DTensor) else ""
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)} on {tensor.device.type}{grad}"
 
 
 def _check(name: str, tensor: Tensor, device_type: str) -> None:
     if is_lazy(tensor):
         raise ConfigError(f"parameter {name!r} is not initialised; run the lazy module once before parallelize")
-    if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
+    if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer, DTensor):
         raise ConfigError(f"parameter {name!r} is a {type(tensor).__name__}; parallelize takes plain parameters")
     if tensor.device.type != device_type:
         raise ConfigError(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from scidata.device_mesh.groups import explaining
 from scidata.errors import ConfigError
@@ -17,6 +18,12 @@ from scidata.shard.comm.transport import SUM_IN, broadcast
 from scidata.shard.torch_internals import backward_pass, copy_each, when_backward_ends
 
 _FIRST_BYTES = 2**20  # a small first bucket starts communication early
+
+
+def part_of(x: Tensor) -> Tensor:
+    """Return what this rank holds of a tensor that tensor parallelism splits, on the same memory."""
+    with torch.no_grad():
+        return x.to_local() if isinstance(x, DTensor) else x
 
 
 @dataclass(eq=False)
@@ -120,6 +127,8 @@ class GradientBuckets:
     def _check(self, parameter: Tensor) -> None:
         grad = parameter.grad
         assert grad is not None
+        if isinstance(grad, DTensor) and isinstance(parameter, DTensor) and grad.placements != parameter.placements:
+            parameter.grad = grad = grad.redistribute(placements=parameter.placements)  # torch leaves some partial
         if grad.layout != torch.strided or grad.requires_grad:
             kind = "has a graph of its own" if grad.requires_grad else "is sparse"
             remedy = "take it by torch.autograd.grad" if grad.requires_grad else "use sparse=False"
@@ -129,7 +138,7 @@ class GradientBuckets:
     def _send(self) -> None:
         bucket = self._buckets[self._num_sent]
         self._num_sent += 1
-        grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in bucket.parameters]
+        grads = [part_of(p.grad if p.grad is not None else torch.zeros_like(p)) for p in bucket.parameters]
         flags = [float(id(p) in self._used) for p in bucket.parameters]
         first = grads[0]
         if all(flags):
@@ -177,7 +186,7 @@ class GradientBuckets:
         flat = bucket.flat
         assert flat is not None
         _real(flat).div_(dist.get_world_size(self._group))
-        sizes = [*(p.numel() for p in bucket.parameters), len(bucket.parameters)]
+        sizes = [*(part_of(p).numel() for p in bucket.parameters), len(bucket.parameters)]
         *means, flags = torch.split(flat, sizes)
         used = [id(p) in self._used for p in bucket.parameters]
         if not all(used):  # only then their values matter: on a device, reading them waits for it
@@ -188,8 +197,9 @@ class GradientBuckets:
                 continue
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            targets.append(parameter.grad)
-            sources.append(mean.view(parameter.shape))
+            target = part_of(parameter.grad)
+            targets.append(target)
+            sources.append(mean.view(target.shape))
         if targets:
             copy_each(targets, sources)
 
@@ -214,7 +224,7 @@ def _fill(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[_Bucket
             bucket = opened[parameter.dtype] = _Bucket()
             buckets.append(bucket)
         bucket.parameters.append(parameter)
-        bucket.num_bytes += parameter.numel() * parameter.element_size()
+        bucket.num_bytes += part_of(parameter).numel() * parameter.element_size()
         limit = min(bucket_bytes, _FIRST_BYTES) if bucket is buckets[0] else bucket_bytes
         if bucket.num_bytes >= limit:
             del opened[parameter.dtype]

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -34,11 +35,12 @@ class _Carrier(NamedTuple):
 def shard_fully(
     model: nn.Module,
     mesh: DeviceMesh,
+    domain_groups: Sequence[dist.ProcessGroup],
     units: Sequence[type[nn.Module]] | None,
     options: Mapping[str, Any],
     buffers: ChangingBuffers,
 ) -> None:
-    """Shard the parameters over the last axis of ``mesh``; gradients are averaged over all of it.
+    """Shard the parameters over the last axis of ``mesh``; gradients are averaged over all of it, the domain's too.
 
     Raises
     ------
@@ -49,8 +51,8 @@ def shard_fully(
     if scalars:
         raise ConfigError(f"fsdp cannot shard parameter {scalars[0]!r}, which has no dims; give it the shape (1,)")
     for module in _units(model, units):
-        _shard(module, mesh, options)
-    _shard(model, mesh, options)
+        _shard(module, mesh, domain_groups, options)
+    _shard(model, mesh, domain_groups, options)
     # in a backward pass it is a second forward pass, of activation checkpointing
     model.register_forward_pre_hook(lambda *_: backward_pass() != -1 or buffers.send())
 
@@ -88,21 +90,22 @@ def _is_unit(model: nn.Module, name: str, module: nn.Module, kinds: Sequence[typ
     return sum(p.numel() * p.element_size() for p in module.parameters()) >= _UNIT_BYTES
 
 
-def _shard(module: nn.Module, mesh: DeviceMesh, options: Mapping[str, Any]) -> None:
+def _shard(
+    module: nn.Module, mesh: DeviceMesh, domain_groups: Sequence[dist.ProcessGroup], options: Mapping[str, Any]
+) -> None:
     own = [
         (m, name)
         for m in module.modules()
         for name, p in m.named_parameters(recurse=False)
         if p.requires_grad and not isinstance(p, DTensor)
     ]
-    is_replicated = mesh.ndim == 2
 
     def enter(_: nn.Module, args: Any, kwargs: Any) -> Any:
-        if is_replicated:  # FSDP's mean is over the domain too, so it can be left to add up what shards give
+        if domain_groups:  # FSDP's mean is over the domain too, so it can be left to add up what shards give
             for m, name in own:
                 parameter = getattr(m, name)
                 if not isinstance(parameter, DTensor):
-                    defer(parameter)
+                    defer(parameter, domain_groups)
         return _map(_Carrier, _unpack, args), _map(_Carrier, _unpack, kwargs)
 
     # Around the hooks of fully_shard, but inside those of the user.

@@ -19,7 +19,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import scidata
@@ -108,7 +108,7 @@ assert "torch._dynamo" not in sys.modules
 import torch
 from scidata.shard import ShardSpec, ShardTensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Shard
 with fake_group(2):
     mesh = init_device_mesh("cpu", (2,))
     for _ in range(3):
@@ -316,6 +316,11 @@ def test_is_accumulated_tells_backward_from_grad():
     Through.apply(x).sum().backward()
     torch.autograd.grad(Through.apply(x).sum(), x)
     assert said == [True, False]
+    with fake_group(2):
+        leaf = DTensor.from_local(torch.ones(1), init_device_mesh("cpu", (2,)), [Shard(0)]).requires_grad_()
+        Through.apply(leaf.to_local()).sum().backward()
+        torch.autograd.grad(Through.apply(leaf.to_local()).sum(), leaf)
+    assert said[2:] == [True, False]
 
 
 def test_functions_that_get_a_sharded_tensor_are_handed_over():
@@ -359,7 +364,7 @@ def test_inferring_makes_tensors_without_values():
 COMPILED = """
 import torch, torch._dynamo
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Shard
 from scidata.shard import ShardTensor
 from scidata.shard.torch_internals import keep_out_of_graphs
 from scidata.testing import fake_group
@@ -393,6 +398,24 @@ def test_flatten_mesh_is_one_axis_of_the_same_ranks():
         assert flat.mesh.tolist() == [0, 1, 2, 3]
         assert flat.get_group().size() == 4
         assert of_tensors.flatten_mesh(mesh["h", "w"]).get_group() is flat.get_group()
+
+
+def test_root_mesh_is_what_both_were_cut_out_of():
+    with fake_group(8, rank=3):
+        mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("dp", "domain", "tp"))
+        assert of_tensors.root_mesh(mesh["tp"]) == of_tensors.root_mesh(mesh["dp", "domain"]) == mesh
+        assert of_tensors.root_mesh(mesh) == mesh
+
+
+def test_from_local_of_a_dtensor_applies_a_function():
+    given = []
+    with fake_group(2), pytest.MonkeyPatch.context() as patch:
+        mesh = init_device_mesh("cpu", (2,))
+        patch.setattr(of_tensors.FromTorchTensor, "apply", lambda *args: given.append(args))
+        x = torch.ones(2)
+        DTensor.from_local(x, mesh, [Shard(-1)])
+    assert given[0][:4] == (x, mesh, (Shard(0),), False)
+    assert given[0][4:] == (None, None, None)  # shape, stride, grad_placements
 
 
 # -- of process groups and loaders -------------------------------------------------------------------------------------

@@ -36,12 +36,14 @@ REARRANGES: frozenset[Any] = frozenset(
         *find("broadcast_to narrow select chunk split tensor_split split_with_sizes unbind", namespaces=_BOTH),
         *find("unsafe_chunk unsafe_split hsplit vsplit dsplit diagonal rot90 quantile nanquantile", namespaces=_BOTH),
         *find("expand expand_as unfold as_strided", namespaces=(Tensor,)),
-        *find("broadcast_tensors meshgrid einsum real imag stft", namespaces=(torch,)),
+        *find("broadcast_tensors meshgrid einsum real imag", namespaces=(torch,)),
         *find(
             "fft ifft rfft irfft hfft ihfft fft2 ifft2 rfft2 irfft2 fftn ifftn rfftn irfftn", namespaces=(torch.fft,)
         ),
         *find("hfft2 ihfft2 hfftn ihfftn", namespaces=(torch.fft,)),
-        *find("inv solve qr svd eigh cholesky matrix_power diagonal", namespaces=(torch.linalg,)),
+        *find("diagonal inv inv_ex solve solve_ex qr svd eig eigh cholesky cholesky_ex matrix_power lu lu_factor"),
+        *find("lu_factor_ex lu_solve ldl_factor ldl_factor_ex householder_product geqrf triangular_solve"),
+        *find("cholesky_solve cholesky_inverse inverse pinverse matrix_exp solve_triangular pinv stft"),
         *getters("T mT H mH real imag"),
         Tensor.__getitem__,
         F.multi_head_attention_forward,

@@ -82,6 +82,14 @@ flash_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
+def of_lists(name: str) -> Any:
+    """Return what a Python function of ``torch.functional`` calls where it is given one list of tensors.
+
+    Only that arrives at ``__torch_function__`` then.
+    """
+    return getattr(torch._VF, name)
+
+
 def unpatched(namespace: Any, name: str) -> Any:
     """Return torch's own function, under which calls arrive, where PyTorch Geometric was imported first.
 

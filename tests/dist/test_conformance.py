@@ -33,6 +33,16 @@ ELSEWHERE = (
     "fft",
     "functions",
     "multihead",
+    "composed",
+    "products",
+    "matrices",
+    "sorting",
+    "gates",
+    "margins",
+    "points",
+    "recurrent",
+    "tables",
+    "windows",
 )
 POINTWISE_ELSEWHERE = ("addcdiv", "addcmul", "lerp", "masked_fill", "where", "sigmoid", "tanh")
 

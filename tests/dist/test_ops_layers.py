@@ -3,7 +3,6 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 
@@ -75,7 +74,6 @@ def test_two_axes():
 #: Functions of a (2, 4, 8, 6) tensor sharded on dim 2, and of a (2, 8, 4, 4) one sharded on dim 1.
 REFUSED = [
     lambda x, channels: F.conv2d(channels, torch.zeros(3, 8, 1, 1)),
-    lambda x, channels: nn.LSTM(6, 6)(x[0]),
 ]
 
 

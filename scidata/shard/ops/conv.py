@@ -69,7 +69,7 @@ def conv(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return windows.finish(result, channels=first - 1)
 
 
-def _reached(stride: int, padding: int, reach: int, extent: int, place: dict[int, int]) -> Callable[[int, int], Runs]:
+def reached(stride: int, padding: int, reach: int, extent: int, place: dict[int, int]) -> Callable[[int, int], Runs]:
     """Return the input rows that reach outputs ``[start, stop)`` of a transposed convolution.
 
     Filled rows are added at both ends until the rows' outputs cover the interval; where these begin is put in
@@ -116,7 +116,7 @@ def conv_transpose(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[st
             continue
         place: dict[int, int] = {}
         middle = Middle(plus=padding[s] - (reach - 1) // 2, over=stride[s])
-        start, rows = windows.slide(d, num_out, middle, _reached(stride[s], padding[s], reach, extent, place), 1)
+        start, rows = windows.slide(d, num_out, middle, reached(stride[s], padding[s], reach, extent, place), 1)
         own[d] = (start - place[start], rows) if rows else (0, 0)
         left[s] = left_extra[s] = 0
     given["weight"], given["bias"] = align_parameters(func, x, weight, given["bias"])

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.placement_types import Placement
 
-from scidata.core.bounds import even_sizes
 from scidata.shard.op_table import find, getters, register_op, unsupported
 from scidata.shard.ops.align import refuse_out, refuse_plain
+from scidata.shard.ops.moving import there_and_back, without_empty
 from scidata.shard.ops.shapes import argument, derived, keep_dims, normal_dim
 from scidata.shard.tensor import ShardTensor
 
@@ -48,48 +45,11 @@ def fourier(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     rest = {name: value for name, value in kwargs.items() if name != "input"}
     dims = _dims(func, x._spec, args, kwargs)
     if any(d in x._spec.sharded for d in dims):
-        return _there_and_back(x, dims, lambda moved: func(moved, *args[1:], **rest))
-    local = x._local
-    empty = [d for d in x._spec.sharded if local.shape[d] == 0]
-    for d in empty:  # some kernels take no empty batch
-        shape = list(local.shape)
-        shape[d] = 1
-        local = torch.cat([local, local.new_zeros(shape)], d)
-    result = func(local, *args[1:], **rest)
-    for d in empty:
-        result = result.narrow(d, 0, 0)
+        return there_and_back(x, dims, lambda moved: func(moved, *args[1:], **rest))
+    result = func(without_empty(x._local, x._spec), *args[1:], **rest)
+    for d in x._spec.sharded:
+        result = result.narrow(d, 0, x._local.shape[d])
     return keep_dims(x, result)
-
-
-def _there_and_back(x: ShardTensor, dims: Sequence[int], transform: Callable[[Tensor], Tensor]) -> Tensor:
-    """Transform with other dims sharded instead of those in ``dims``, the longest first; without any, gathered."""
-    spec = x._spec
-    extents = spec.global_shape
-    free = sorted((d for d in range(spec.ndim) if d not in dims and d not in spec.sharded), key=extents.__getitem__)
-    there: dict[int, int | None] = {spec.sharded[d]: None for d in dims if d in spec.sharded}
-    for axis in there:
-        if free and extents[free[-1]] > 1:
-            there[axis] = free.pop()
-    moved = x.redistribute(
-        placements=_placed(x.placements, there),
-        sizes={a: even_sizes(extents[d], spec.axes[a].size) for a, d in there.items() if d is not None},
-    )
-    result = transform(moved)
-    if not isinstance(result, ShardTensor):  # it was gathered
-        nothing = [None] * len(spec.axes)
-        result = ShardTensor(result, spec.derive(result.shape, nothing, nothing))
-    back: dict[int, int | None] = {axis: spec.dims[axis] for axis in there}
-    sizes: dict[int | str, Sequence[int]] = {}
-    for d in dims:
-        if d in spec.sharded:
-            axis, extent = spec.sharded[d], result.shape[d]
-            sizes[axis] = spec.sizes_of(axis) if extent == extents[d] else even_sizes(extent, spec.axes[axis].size)
-    return result.redistribute(placements=_placed(result.placements, back), sizes=sizes)
-
-
-def _placed(placements: Sequence[Placement], dims: Mapping[int, int | None]) -> list[Placement]:
-    chosen = [dims.get(axis, placement) for axis, placement in enumerate(placements)]
-    return [Shard(d) if isinstance(d, int) else Replicate() if d is None else d for d in chosen]
 
 
 @register_op(*_named(*_SHIFTS))

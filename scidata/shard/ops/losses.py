@@ -30,7 +30,7 @@ def _signature(func: Any) -> inspect.Signature:
     return inspect.signature(func)
 
 
-def _bound(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def bound(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return all arguments by name; ``size_average`` and ``reduce``, long deprecated, are refused."""
     bound = _signature(func).bind(*args, **kwargs)
     bound.apply_defaults()
@@ -42,7 +42,7 @@ def _bound(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[st
     return given
 
 
-def _reduced(each: Tensor, reduction: str, weights: Tensor | None = None) -> Tensor:
+def reduced(each: Tensor, reduction: str, weights: Tensor | None = None) -> Tensor:
     """Reduce elements over the whole; with weights, a mean is over their sum."""
     if reduction == "none":
         return each
@@ -57,17 +57,17 @@ def _reduced(each: Tensor, reduction: str, weights: Tensor | None = None) -> Ten
 @register_op(F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss)
 def regression_loss(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Compare with a target of the same layout, or a plain one; mean and sum are over the whole tensor."""
-    given = _bound(func, args, kwargs)
+    given = bound(func, args, kwargs)
     reduction, weight = given.pop("reduction"), given.pop("weight", None)
     operands = given.pop("input"), given.pop("target")
     each: Tensor = elementwise(func, types, operands, {**given, "reduction": "none"})
     if weight is None:
-        return _reduced(each, reduction)
+        return reduced(each, reduction)
     if tuple(weight.shape) != tuple(each.shape):
         raise unsupported(
             func, f"weight {tuple(weight.shape)} differs from input {tuple(each.shape)}", *specs_of([each])
         )
-    return _reduced(each * weight, reduction, weight)
+    return reduced(each * weight, reduction, weight)
 
 
 @register_op(
@@ -75,7 +75,7 @@ def regression_loss(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[s
 )
 def other_loss(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Losses whose weights, where they have any, do not count in the mean."""
-    given = _bound(func, args, kwargs)
+    given = bound(func, args, kwargs)
     reduction = given.pop("reduction")
     first, second, *_ = given.values()
     if tuple(first.shape) != tuple(second.shape):
@@ -86,7 +86,7 @@ def other_loss(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, A
     if reduction == "batchmean":
         mean: Tensor = each.sum() / first.shape[0]
         return mean
-    return _reduced(each, reduction)
+    return reduced(each, reduction)
 
 
 # -- classes -------------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def _class_loss(
         smooth = -(total if axis is None else all_reduce_sum(total, spec.group(axis))).masked_fill(~kept, 0)
         each = (1 - smoothing) * each + smoothing / num_classes * smooth
     new = spec_of_layout(layout, rows, tuple(target.shape), spec)
-    return _reduced(finish(each, new), reduction, finish(factor, new))
+    return reduced(finish(each, new), reduction, finish(factor, new))
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -149,7 +149,7 @@ def _wide(x: Tensor) -> Tensor:
 @register_op(F.nll_loss)
 def nll_loss(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Negative log-likelihood; rows, positions and classes may be sharded."""
-    given = _bound(func, args, kwargs)
+    given = bound(func, args, kwargs)
     scores, target, weight = _wide(given["input"]), given["target"], given["weight"]
     return _class_loss(func, scores, target, weight, given["ignore_index"], given["reduction"], 0.0)
 
@@ -157,7 +157,7 @@ def nll_loss(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 @register_op(F.cross_entropy)
 def cross_entropy(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Cross entropy with class numbers or probabilities; rows, positions and classes may be sharded."""
-    given = _bound(func, args, kwargs)
+    given = bound(func, args, kwargs)
     x, target, weight, smoothing = given["input"], given["target"], given["weight"], given["label_smoothing"]
     x, target = _wide(x), _wide(target)
     dim = 1 if len(x.shape) > 1 else 0
@@ -172,7 +172,7 @@ def cross_entropy(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str
     if weight is not None:
         products = products * weight.view([-1 if d == dim else 1 for d in range(len(x.shape))])
     each: Tensor = -products.sum(dim)
-    result = _reduced(each, "sum" if given["reduction"] == "mean" else given["reduction"])
+    result = reduced(each, "sum" if given["reduction"] == "mean" else given["reduction"])
     return result / each.numel() if given["reduction"] == "mean" else result
 
 

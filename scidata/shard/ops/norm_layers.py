@@ -1,4 +1,4 @@
-"""Layer and RMS norm over any trailing dims, and embedding."""
+"""Layer and RMS norm over any trailing dims."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scidata.shard.op_table import register_op, unsupported
-from scidata.shard.ops.align import align_parameters, bind, finish, local_of, refuse_plain, specs_of, to_axis
+from scidata.shard.ops.align import align_parameters, bind, finish, local_of, refuse_plain, to_axis
 from scidata.shard.ops.moments import mean_of_squares, moments, widened
 from scidata.shard.tensor import ShardTensor
 
@@ -69,18 +69,3 @@ def rms_norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     result = local * torch.rsqrt(mean_of_squares(local, x._spec, dims) + eps)
     result = result if weight is None else result * weight
     return finish(result.to(x._local.dtype), x._spec)
-
-
-@register_op(F.embedding)
-def embedding(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Look sharded ids up in a table that every rank holds."""
-    names = "input weight padding_idx max_norm norm_type scale_grad_by_freq sparse"
-    given = bind(names, args, kwargs, padding_idx=None)
-    x, weight = given["input"], given["weight"]
-    refuse_plain(func, x, weight)
-    for name in ("max_norm", "scale_grad_by_freq", "sparse"):
-        if given.get(name):
-            raise unsupported(func, f"{name}={given[name]}", *specs_of([x]), remedy="look up without it")
-    (table,) = align_parameters(func, x, weight)
-    spec = x._spec.derive((*x._spec.global_shape, table.shape[-1]), x._spec.dims, x._spec.sizes)
-    return finish(F.embedding(x._local, table, given["padding_idx"]), spec)

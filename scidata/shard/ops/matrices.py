@@ -1,0 +1,272 @@
+"""Matrices in the last dims: triangles and diagonals by global row and column, decompositions of whole matrices.
+
+A decomposition takes a matrix as a whole: where rows or columns are sharded, another dim is instead, and where there
+is none, every rank gets the matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from itertools import pairwise
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from scidata.core.bounds import bounds_of
+from scidata.shard.op_table import find, register_op
+from scidata.shard.ops.align import (
+    align,
+    finish,
+    is_sharded,
+    local_of,
+    operands_of,
+    refuse_out,
+    spec_of_layout,
+    specs_of,
+)
+from scidata.shard.ops.composed import composed
+from scidata.shard.ops.moving import moved_off
+from scidata.shard.ops.shapes import argument, derived, normal_dim
+from scidata.shard.tensor import ShardTensor
+
+_BOTH = (torch, Tensor)
+
+
+def _freed(x: Any, dims: Sequence[int]) -> Any:
+    """Return a tensor of which none of these dims is sharded. Collective where one is."""
+    return moved_off(x, dims) if isinstance(x, ShardTensor) and any(d in x._spec.sharded for d in dims) else x
+
+
+# -- triangles and diagonals ---------------------------------------------------------------------------------------
+
+
+@register_op(*find("tril triu", namespaces=_BOTH))
+def triangle(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Keep what is below or above a diagonal of the whole matrix."""
+    x: ShardTensor = argument(args, kwargs, 0, "input")
+    refuse_out(func, kwargs, x._spec)
+    normal_dim(-2, x._spec.ndim)
+    row, column = x._spec.offsets[-2:]
+    diagonal = int(argument(args, kwargs, 1, "diagonal", 0)) + row - column
+    return ShardTensor(getattr(torch, func.__name__)(x._local, diagonal), x._spec)
+
+
+@register_op(*find("diagonal", namespaces=_BOTH))
+def diagonal(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """See a diagonal of two dims as the last dim; no communication unless both are sharded."""
+    x: ShardTensor = argument(args, kwargs, 0, "input")
+    ndim = x._spec.ndim
+    offset = int(argument(args, kwargs, 1, "offset", 0))
+    first, second = (normal_dim(argument(args, kwargs, 2 + i, f"dim{i + 1}", i), ndim) for i in range(2))
+    if first == second:
+        raise RuntimeError(f"diagonal: dims {first} and {second} are the same")
+    if first in x._spec.sharded and second in x._spec.sharded:
+        x = _freed(x, [second])
+    spec = x._spec
+    rest = [d for d in range(ndim) if d not in (first, second)]
+    rows, columns = spec.global_shape[first], spec.global_shape[second]
+    start = max(0, -offset)  # the row of its first element
+    count = max(0, min(rows - start, columns - max(0, offset)))
+    dims: list[int | None] = [rest.index(d) if d in rest else None for d in spec.dims]
+    sizes = list(spec.sizes)
+    split = next((d for d in (first, second) if d in spec.sharded), None)
+    if split is not None:
+        axis = spec.sharded[split]
+        low = start if split == first else start + offset  # in rows of the dim that is sharded
+        bounds = bounds_of(spec.sizes_of(axis))
+        sizes[axis] = tuple(max(0, min(b, low + count) - max(a, low)) for a, b in pairwise(bounds))
+        dims[axis] = len(rest)
+    local = x._local.diagonal(offset + spec.offsets[first] - spec.offsets[second], first, second)
+    new = spec.derive([*(spec.global_shape[d] for d in rest), count], dims, sizes)
+    return derived(x, local, new)
+
+
+@composed(torch.linalg.diagonal)
+def linalg_diagonal(
+    A: Tensor,  # noqa: N803
+    *,
+    offset: int = 0,
+    dim1: int = -2,
+    dim2: int = -1,
+) -> Tensor:
+    """See a diagonal of matrices as the last dim."""
+    return A.diagonal(offset, dim1, dim2)
+
+
+@composed(*find("trace", namespaces=_BOTH))
+def trace(input: Tensor) -> Tensor:
+    """Sum of the diagonal of a matrix."""
+    if len(input.shape) != 2:
+        raise RuntimeError(f"trace: expected a matrix, not {tuple(input.shape)}")
+    return input.diagonal().sum()
+
+
+@composed(*find("diag_embed", namespaces=_BOTH))
+def diag_embed(input: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
+    """Put rows on a diagonal of new matrices."""
+    ndim = len(input.shape) + 1
+    first, second = normal_dim(dim1, ndim), normal_dim(dim2, ndim)
+    if first == second:
+        raise RuntimeError(f"diag_embed: dims {first} and {second} are the same")
+    count, before = input.shape[-1], max(0, -offset)
+    size = count + abs(offset)
+    rows = torch.nn.functional.pad(input, (before, size - count - before))
+    places = torch.arange(size, device=input.device)
+    result = torch.where(places == places.unsqueeze(1) + offset, rows.unsqueeze(-1), 0)
+    return result.movedim((-2, -1), (first, second))
+
+
+@composed(*find("diag", namespaces=_BOTH))
+def diag(input: Tensor, diagonal: int = 0) -> Tensor:
+    """The diagonal of a matrix, or the matrix with this diagonal."""
+    return torch.diag_embed(input, diagonal) if len(input.shape) == 1 else input.diagonal(diagonal).clone()
+
+
+@composed(*find("diagflat", namespaces=_BOTH))
+def diagflat(input: Tensor, offset: int = 0) -> Tensor:
+    """The matrix with all elements on its diagonal."""
+    return torch.diag_embed(input.reshape(-1), offset)
+
+
+@composed(*find("diagonal_scatter", namespaces=_BOTH))
+def diagonal_scatter(input: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    """A copy with another diagonal."""
+    result = input.clone()
+    result.diagonal(offset, dim1, dim2).copy_(src)
+    return result
+
+
+@register_op(Tensor.fill_diagonal_, keeps_replicated=True)
+def fill_diagonal(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Write one value to the diagonal of a matrix."""
+    x: Tensor = args[0]
+    value, wrap = argument(args, kwargs, 1, "fill_value"), argument(args, kwargs, 2, "wrap", False)
+    if len(x.shape) != 2 or wrap:
+        dims = torch.arange(min(x.shape), device=x.device)
+        if wrap or len(set(x.shape)) != 1:
+            raise RuntimeError(f"fill_diagonal_: {tuple(x.shape)} is no matrix, nor do all dims have the same extent")
+        x[(dims,) * len(x.shape)] = value
+        return x
+    x.diagonal().fill_(value)
+    return x
+
+
+# -- norms ---------------------------------------------------------------------------------------------------------
+
+
+@composed(torch.linalg.matrix_norm)
+def matrix_norm(
+    A: Tensor,  # noqa: N803
+    ord: Any = "fro",
+    dim: Sequence[int] = (-2, -1),
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Norms of matrices in any two dims."""
+    x = A if dtype is None else A.to(dtype)
+    first, second = (normal_dim(d, len(x.shape)) for d in dim)
+    if ord == "fro":
+        return cast("Tensor", torch.linalg.vector_norm(x, 2, (first, second), keepdim))
+    if ord in ("nuc", 2, -2):
+        values = torch.linalg.svdvals(x.movedim((first, second), (-2, -1)))
+        found = values.sum(-1) if ord == "nuc" else values.amax(-1) if ord == 2 else values.amin(-1)
+    elif ord in (1, -1, float("inf"), -float("inf")):
+        summed, other = (first, second) if abs(ord) == 1 else (second, first)
+        sums = x.abs().sum(summed, keepdim=True)
+        found = (sums.amax if ord > 0 else sums.amin)((other, summed))
+    else:
+        raise RuntimeError(f"matrix_norm: there is no norm {ord!r} of matrices")
+    result: Tensor = found.unsqueeze(min(first, second)).unsqueeze(max(first, second)) if keepdim else found
+    return result
+
+
+@composed(torch.linalg.norm)
+def norm(
+    A: Tensor,  # noqa: N803
+    ord: Any = None,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Norms of vectors, of matrices in two dims, or of all elements."""
+    dims = (dim,) if isinstance(dim, int) else dim
+    count = len(A.shape) if dims is None else len(dims)
+    if ord is None or count == 1:
+        return cast("Tensor", torch.linalg.vector_norm(A, 2 if ord is None else ord, dims, keepdim, dtype=dtype))
+    if count != 2:
+        raise RuntimeError(f"norm: {ord!r} is of one dim or two, not of {count}")
+    return cast("Tensor", torch.linalg.matrix_norm(A, ord, dims or (-2, -1), keepdim, dtype=dtype))
+
+
+# -- whole matrices ------------------------------------------------------------------------------------------------
+
+_ONE = """
+    det slogdet logdet cholesky cholesky_ex cholesky_inverse inv inv_ex inverse pinv pinverse matrix_exp matrix_power
+    matrix_rank svd svdvals qr eig eigvals eigh eigvalsh cond lu lu_factor lu_factor_ex ldl_factor ldl_factor_ex geqrf
+"""
+_TWO = "cholesky_solve solve solve_ex solve_triangular triangular_solve"
+#: Of each tensor, in order, the number of last dims that belong to one matrix (or row); all before are a batch.
+_CORE: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(_ONE.split(), (2,)),
+    **dict.fromkeys(_TWO.split(), (2, 2)),
+    "lu_solve": (2, 2, 1),
+    "linalg_lu_solve": (2, 1, 2),
+    "householder_product": (2, 1),
+    "stft": (1, 1),
+}
+
+
+@register_op(*find(name for name in _CORE if not name.startswith("linalg_")))
+def of_matrices(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Act on each matrix of a batch by itself. Collective where rows or columns are sharded."""
+    operands, rebuild = operands_of(args, kwargs)
+    refuse_out(func, kwargs, *specs_of(operands))
+    name = func.__name__
+    own = _CORE.get(name) or _CORE[name.removeprefix("linalg_")]
+    core = [*own, *[0] * len(operands)][: len(operands)]
+    if name in ("linalg_solve", "linalg_solve_ex") and len(operands[1].shape) in (1, len(operands[0].shape) - 1):
+        vectors = tuple(operands[1].shape) == tuple(operands[0].shape[:-1]) or len(operands[1].shape) == 1
+        core[1] = 1 if vectors else 2
+    new = [_freed(x, range(len(x.shape) - n, len(x.shape))) for x, n in zip(operands, core, strict=True)]
+    batch = max(len(x.shape) - n for x, n in zip(new, core, strict=True))
+    labels: list[list[Hashable]] = [
+        [*range(batch - (len(x.shape) - n), batch), *[("core", i, d) for d in range(n)]]
+        for i, (x, n) in enumerate(zip(new, core, strict=True))
+    ]
+    if not any(map(is_sharded, new)):
+        new_args, new_kwargs = rebuild(list(map(local_of, new)))
+        return func(*new_args, **new_kwargs)
+    locals_, layout, extents = align(func, new, labels)
+    empty = any(0 in x.shape[: x.ndim - n] for x, n in zip(locals_, core, strict=True)) and 0 not in extents.values()
+    if empty:
+        locals_ = [_with_one(x, n) for x, n in zip(locals_, core, strict=True)]
+    new_args, new_kwargs = rebuild(locals_)
+    result = func(*new_args, **new_kwargs)
+    like = specs_of(new)[0]
+
+    def wrap(part: Any) -> Any:
+        if not isinstance(part, Tensor):
+            return part
+        names: list[Hashable] = [*range(batch), *[("result", d) for d in range(part.ndim - batch)]]
+        spec = spec_of_layout(layout, names, [extents[d] for d in range(batch)] + list(part.shape[batch:]), like)
+        for d in spec.sharded if empty else ():
+            part = part.narrow(d, 0, spec.local_shape[d])
+        return finish(part, spec)
+
+    if isinstance(result, Tensor):
+        return wrap(result)
+    parts = [wrap(part) for part in result]
+    return type(result)(parts)
+
+
+def _with_one(x: Tensor, core: int) -> Tensor:
+    """Put one matrix, the unit, into a batch without any: some functions take no empty batch."""
+    for d in range(x.ndim - core):
+        if not x.shape[d]:
+            shape = [1 if e == d else n for e, n in enumerate(x.shape)]
+            ones = torch.eye(*shape[-2:], dtype=x.dtype, device=x.device) if core == 2 else x.new_ones(())
+            x = torch.cat([x, ones.expand(shape)], d)
+    return x

@@ -1,0 +1,77 @@
+"""Along a dim that has to be whole on a rank: another dim is sharded for the time being, in one exchange each way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from scidata.core.bounds import even_sizes
+from scidata.shard.spec import ShardSpec
+from scidata.shard.tensor import ShardTensor
+
+
+def moved_off(x: ShardTensor, dims: Sequence[int]) -> ShardTensor:
+    """Shard other dims instead of those in ``dims``, the longest first; gather where there is none. Collective."""
+    spec = x._spec
+    extents = spec.global_shape
+    free = sorted((d for d in range(spec.ndim) if d not in dims and d not in spec.sharded), key=extents.__getitem__)
+    there: dict[int, int | None] = {spec.sharded[d]: None for d in dims if d in spec.sharded}
+    for axis in there:
+        if free and extents[free[-1]] > 1:
+            there[axis] = free.pop()
+    return x.redistribute(
+        placements=_placed(x.placements, there),
+        sizes={a: even_sizes(extents[d], spec.axes[a].size) for a, d in there.items() if d is not None},
+    )
+
+
+def moved_back(result: Tensor, dims: Sequence[int], spec: ShardSpec) -> ShardTensor:
+    """Shard ``dims`` of a result again as ``spec`` says, evenly where their extents are new ones. Collective."""
+    result = as_sharded(result, spec)
+    back: dict[int, int | None] = {}
+    sizes: dict[int | str, Sequence[int]] = {}
+    for d in dims:
+        if d in spec.sharded:
+            axis, extent = spec.sharded[d], result.shape[d]
+            back[axis] = d
+            same = extent == spec.global_shape[d]
+            sizes[axis] = spec.sizes_of(axis) if same else even_sizes(extent, spec.axes[axis].size)
+    return result.redistribute(placements=_placed(result.placements, back), sizes=sizes)
+
+
+def there_and_back(x: ShardTensor, dims: Sequence[int], transform: Callable[[Tensor], Tensor]) -> ShardTensor:
+    """Transform with other dims sharded instead of those in ``dims``. Collective."""
+    return moved_back(transform(moved_off(x, dims)), dims, x._spec)
+
+
+def as_sharded(result: Tensor, spec: ShardSpec) -> ShardTensor:
+    """Return a ShardTensor as it is, a plain tensor as one that is replicated on the mesh of ``spec``."""
+    if isinstance(result, ShardTensor):
+        return result
+    nothing = [None] * len(spec.axes)
+    return ShardTensor(result, spec.derive(result.shape, nothing, nothing))
+
+
+def _placed(placements: Sequence[Placement], dims: Mapping[int, int | None]) -> list[Placement]:
+    chosen = [dims.get(axis, placement) for axis, placement in enumerate(placements)]
+    return [Shard(d) if isinstance(d, int) else Replicate() if d is None else d for d in chosen]
+
+
+def without_empty(local: Tensor, spec: ShardSpec) -> Tensor:
+    """Give a part one row of zeros along each sharded dim of which it has none: some kernels take no empty batch."""
+    for d in spec.sharded:
+        if local.shape[d] == 0:
+            local = torch.cat([local, local.new_zeros([1 if i == d else n for i, n in enumerate(local.shape)])], d)
+    return local
+
+
+def cut_to(local: Tensor, spec: ShardSpec) -> Tensor:
+    """Drop from a result what :func:`without_empty` added: rows beyond the shape of this rank's part."""
+    for d, size in enumerate(spec.local_shape):
+        if local.shape[d] != size:
+            local = local.narrow(d, 0, size)
+    return local

@@ -1,0 +1,184 @@
+"""Products of vectors and matrices, and statistics made of them, as sums of products that have rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from scidata.shard.op_table import find
+from scidata.shard.ops.composed import composed, several
+from scidata.shard.ops.shapes import normal_dim
+
+_BOTH = (torch, Tensor)
+
+
+def _letters(count: int, start: int = 0) -> str:
+    return "".join(chr(ord("a") + i) for i in range(start, start + count))
+
+
+@composed(torch.tensordot)
+def tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Tensor:
+    """Sum products over dims of both."""
+    if isinstance(dims, int):
+        left, right = list(range(len(a.shape) - dims, len(a.shape))), list(range(dims))
+    else:
+        given = dims.tolist() if isinstance(dims, Tensor) else dims
+        left, right = ([*d] if isinstance(d, tuple | list) else [d] for d in given)
+    left, right = [normal_dim(d, len(a.shape)) for d in left], [normal_dim(d, len(b.shape)) for d in right]
+    pairs = [(d, e) for d, e in zip(left, right, strict=True) if a.shape[d] != b.shape[e]]
+    for d, e in pairs:  # one of them has one row, which goes with all of the other
+        a = a.sum(d, keepdim=True) if b.shape[e] == 1 else a
+        b = b.sum(e, keepdim=True) if a.shape[d] == 1 else b
+    if [a.shape[d] for d in left] != [b.shape[d] for d in right]:
+        raise RuntimeError(f"tensordot: dims {left} of {tuple(a.shape)} do not match dims {right} of {tuple(b.shape)}")
+    ours, theirs = _letters(len(a.shape)), [*_letters(len(b.shape), len(a.shape))]
+    for d, e in zip(left, right, strict=True):
+        theirs[e] = ours[d]
+    summed = {ours[d] for d in left}
+    out = [c for c in (*ours, *theirs) if c not in summed]
+    return torch.einsum(f"{ours},{''.join(theirs)}->{''.join(out)}", a, b)
+
+
+@composed(*find("inner", namespaces=_BOTH))
+def inner(input: Tensor, other: Tensor) -> Tensor:
+    """Products summed over the last dim of both."""
+    if not len(input.shape) or not len(other.shape):
+        return input * other
+    return cast("Tensor", torch.tensordot(input, other, dims=([-1], [-1])))
+
+
+@composed(*find("vdot", namespaces=_BOTH))
+def vdot(input: Tensor, other: Tensor) -> Tensor:
+    """Product of two rows, the first conjugated."""
+    return torch.dot(input.conj(), other) if input.is_complex() else torch.dot(input, other)
+
+
+@composed(torch.linalg.vecdot)
+def vecdot(x: Tensor, y: Tensor, *, dim: int = -1) -> Tensor:
+    """Products of rows along a dim, the first conjugated."""
+    return ((x.conj() if x.is_complex() else x) * y).sum(dim)
+
+
+@composed(*find("kron", namespaces=_BOTH))
+def kron(input: Tensor, other: Tensor) -> Tensor:
+    """Kronecker product."""
+    ndim = max(len(input.shape), len(other.shape))
+    first = input.reshape((1,) * (ndim - len(input.shape)) + tuple(input.shape))
+    second = other.reshape((1,) * (ndim - len(other.shape)) + tuple(other.shape))
+    shape = [n * m for n, m in zip(first.shape, second.shape, strict=True)]
+    left = first.reshape([n for extent in first.shape for n in (extent, 1)])
+    return (left * second.reshape([n for extent in second.shape for n in (1, extent)])).reshape(shape)
+
+
+@composed(torch.linalg.multi_dot)
+def multi_dot(tensors: Sequence[Tensor]) -> Tensor:
+    """Product of several matrices; the first and the last may be rows."""
+    result = tensors[0]
+    for x in tensors[1:]:
+        result = result @ x
+    return result
+
+
+@composed(torch.chain_matmul)
+def chain_matmul(*matrices: Any) -> Tensor:
+    """Product of several matrices."""
+    return cast("Tensor", torch.linalg.multi_dot(several(matrices)))
+
+
+@composed(torch.linalg.cross)
+def linalg_cross(input: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
+    """Cross product of vectors along a dim of three."""
+    x, y = torch.broadcast_tensors(input, other)  # type: ignore[no-untyped-call]
+    dim = normal_dim(dim, len(x.shape))
+    if x.shape[dim] != 3:
+        raise RuntimeError(f"cross: dim {dim} has {x.shape[dim]} elements, not 3")
+    result: Tensor = x.roll(-1, dim) * y.roll(-2, dim) - x.roll(-2, dim) * y.roll(-1, dim)
+    return result
+
+
+@composed(*find("cross", namespaces=_BOTH))
+def cross(input: Tensor, other: Tensor, dim: int | None = None) -> Tensor:
+    """Cross product along a dim of three, by default the first such."""
+    if dim is None:
+        dim = next((d for d, n in enumerate(input.shape) if n == 3), None)
+        if dim is None:
+            raise RuntimeError(f"cross: no dim of {tuple(input.shape)} has three elements")
+    return cast("Tensor", torch.linalg.cross(input, other, dim=dim))
+
+
+@composed(*find("dist", namespaces=_BOTH))
+def dist(input: Tensor, other: Tensor, p: float = 2) -> Tensor:
+    """Norm of the difference."""
+    return cast("Tensor", torch.linalg.vector_norm(input - other, p))
+
+
+@composed(*find("renorm", namespaces=_BOTH))
+def renorm(input: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
+    """Scale the slices along a dim whose norm is larger than ``maxnorm`` to that."""
+    rest = [d for d in range(len(input.shape)) if d != normal_dim(dim, len(input.shape))]
+    norm = torch.linalg.vector_norm(input, p, rest, keepdim=True)
+    return input * torch.where(norm > maxnorm, maxnorm / (norm + 1e-7), 1.0)
+
+
+@composed(torch.vander)
+def vander(x: Tensor, N: int | None = None, increasing: bool = False) -> Tensor:  # noqa: N803
+    """Powers of each element, the highest first."""
+    count = len(x) if N is None else N
+    powers = [x**i for i in (range(count) if increasing else reversed(range(count)))]
+    return torch.stack(powers, 1) if powers else x.unsqueeze(1)[:, :0]
+
+
+@composed(torch.linalg.vander)
+def linalg_vander(x: Tensor, N: int | None = None) -> Tensor:  # noqa: N803
+    """Powers of each element, the lowest first."""
+    return torch.stack([x**i for i in range(x.shape[-1] if N is None else N)], -1)
+
+
+@composed(*find("cov", namespaces=_BOTH))
+def cov(
+    input: Tensor, *, correction: Any = 1, fweights: Tensor | None = None, aweights: Tensor | None = None
+) -> Tensor:
+    """Covariances of variables, the rows, over observations, the columns."""
+    x = input if len(input.shape) > 1 else input.unsqueeze(0)
+    if not (x.is_floating_point() or x.is_complex()):
+        x = x.to(torch.get_default_dtype())
+    given = [w for w in (fweights, aweights) if w is not None]
+    count: Any = x.shape[1]
+    if given:
+        weights = given[0] * given[1] if len(given) > 1 else given[0]
+        total = weights.sum()
+        mean = (x * weights).sum(1, keepdim=True) / total
+        count = total
+        if aweights is not None:
+            correction = correction * (weights * aweights).sum() / total
+    else:
+        mean = x.mean(1, keepdim=True)
+    centred = x - mean
+    right = centred * weights if given else centred
+    product = centred @ (right.conj() if x.is_complex() else right).transpose(0, 1)
+    freedom = count - correction
+    freedom = freedom.clamp(min=0) if isinstance(freedom, Tensor) else max(freedom, 0)
+    result = product / freedom
+    return result.squeeze()
+
+
+@composed(*find("corrcoef", namespaces=_BOTH))
+def corrcoef(input: Tensor) -> Tensor:
+    """Correlations of variables, the rows."""
+    covariance = torch.cov(input)
+    if not len(covariance.shape):
+        return covariance / covariance
+    deviation = covariance.diagonal().real.sqrt() if covariance.is_complex() else covariance.diagonal().sqrt()
+    result = covariance / deviation.unsqueeze(1) / deviation
+    return result if result.is_complex() else result.clamp(-1, 1)
+
+
+@composed(*find("aminmax", namespaces=_BOTH))
+def aminmax(input: Tensor, *, dim: int | None = None, keepdim: bool = False) -> Any:
+    """Smallest and largest elements."""
+    dims = () if dim is None else dim
+    low, high = input.amin(dims, keepdim=keepdim), input.amax(dims, keepdim=keepdim)
+    return torch.return_types.aminmax((low, high))

@@ -1,0 +1,116 @@
+"""Elements of all ranks in the order of their values: a sort, and what stands at a place of that order.
+
+Everything goes by integer keys, of which one is less than another where torch sorts the value first, NaN last. The sort
+is a sample sort (Frazer and McKellar, 1970): equal values are told apart by their global number, so the result is
+stable, and no rank gets more than about its share, whatever repeats. One place of the order is found by counting how
+many keys begin with which digits, where no element moves.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from functools import reduce
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from scidata.shard.comm import transport
+from scidata.shard.comm.transport import Group, exchange, gather, group_rank, group_size
+
+LARGEST = torch.iinfo(torch.int64).max  # the key of NaN
+_SAMPLES = 32  # of each rank for each rank: parts then differ by some percent
+_DIGIT = 13  # bits; five rounds for a key, of 64 KiB each
+
+
+def order_keys(x: Tensor) -> Tensor:
+    """Return int64 keys in the order of the values; those of equal values are equal, -0 and 0 among them.
+
+    Raises
+    ------
+    RuntimeError
+        Complex numbers, as torch says.
+    """
+    if x.is_complex():
+        raise RuntimeError("complex numbers have no order")
+    if not x.is_floating_point():
+        return x.detach().to(torch.int64)
+    bits = (x.detach().double() + 0.0).view(torch.int64)
+    return torch.where(bits < 0, bits ^ LARGEST, bits).masked_fill_(x.isnan(), LARGEST)
+
+
+def sorted_ids(keys: Tensor, sizes: Sequence[int], group: Group) -> tuple[Tensor, tuple[int, ...]]:
+    """Return the global numbers of this rank's share in the sorted whole, and how many each rank has. Collective.
+
+    Parameters
+    ----------
+    keys
+        ``(sizes[rank],)`` int64.
+    """
+    rank, num_ranks = group_rank(group), group_size(group)
+    keys, order = torch.sort(keys, stable=True)
+    pairs = torch.stack([keys, order + sum(sizes[:rank])], 1)
+    if num_ranks == 1 or not sum(sizes):
+        return pairs[:, 1], tuple(sizes)
+    step = max(1, sum(sizes) // (_SAMPLES * num_ranks * num_ranks))
+    samples = gather(pairs[step // 2 :: step], tuple(len(range(step // 2, n, step)) for n in sizes), 0, group)
+    samples = samples[torch.sort(samples[:, 0], stable=True).indices]
+    splitters = samples[[i * len(samples) // num_ranks for i in range(1, num_ranks)]]
+    cuts = [0, *[_first_not_before(pairs, splitter) for splitter in splitters], len(pairs)]
+    counts = torch.tensor([b - a for a, b in itertools.pairwise(cuts)], device=keys.device)
+    table = gather(counts[None], (1,) * num_ranks, 0, group)
+    parts = torch.split(pairs, counts.tolist())
+    received = torch.cat(exchange(parts, [(n, 2) for n in table[:, rank].tolist()], group))
+    # in rank order, so in the order of the global numbers where keys are equal
+    ids = received[torch.sort(received[:, 0], stable=True).indices, 1]
+    return ids, tuple(table.sum(0).tolist())
+
+
+def _first_not_before(pairs: Tensor, splitter: Tensor) -> int:
+    """Return the number of pairs that come before another, key first."""
+    key, number = splitter.contiguous().unbind()
+    keys, ids = pairs.t().contiguous().unbind()
+    low, high = (int(torch.searchsorted(keys, key, right=right)) for right in (False, True))
+    return low + int(torch.searchsorted(ids[low:high], number))
+
+
+def keys_at(keys: Tensor, places: Sequence[int], groups: Sequence[Group]) -> list[int]:
+    """Return the keys at these places, counted from 0, of all ranks' keys in order. Collective over each group.
+
+    Memory is that of the rank's own keys and one table for each place.
+    """
+    lowest = torch.iinfo(torch.int64).min
+    active: dict[int, Tensor] = {0: keys.flatten() ^ lowest}  # by leading digits, as if unsigned
+    at = [(0, place) for place in places]
+    for shift in reversed(range(0, 64, _DIGIT)):
+        digits = {prefix: (left >> shift) & ((1 << min(_DIGIT, 64 - shift)) - 1) for prefix, left in active.items()}
+        counts = torch.stack([torch.bincount(each, minlength=1 << _DIGIT) for each in digits.values()])
+        counts = reduce(sum_over, groups, counts)
+        rows = dict(zip(digits, counts.cumsum(1), strict=True))
+        found = [int(torch.searchsorted(rows[prefix], place, right=True)) for prefix, place in at]
+        before = [int(rows[prefix][digit - 1]) if digit else 0 for (prefix, _), digit in zip(at, found, strict=True)]
+        new = [(prefix << _DIGIT) | digit for (prefix, _), digit in zip(at, found, strict=True)]
+        active = {
+            longer: active[prefix][digits[prefix] == digit]
+            for longer, (prefix, _), digit in zip(new, at, found, strict=True)
+        }
+        at = [(longer, place - n) for longer, (_, place), n in zip(new, at, before, strict=True)]
+    return [prefix - (1 << 63) for prefix, _ in at]  # leading zeros: 65 bits are 5 digits, of which one is short
+
+
+def sum_over(x: Tensor, group: Group) -> Tensor:
+    """Add up without autograd; a group of one communicates nothing. Collective."""
+    return x if group_size(group) == 1 else transport.reduce(x, dist.ReduceOp.SUM, group)
+
+
+def least_over(x: Tensor, groups: Sequence[Group]) -> Tensor:
+    """Return the elementwise least. Collective over each group."""
+    return reduce(transport.all_reduce_min, groups, x)
+
+
+def counts_of(count: int, group: Group, device: torch.device) -> tuple[int, ...]:
+    """Return how many each rank has of something. Collective."""
+    num_ranks = group_size(group)
+    mine = torch.tensor([count], device=device)
+    return tuple((gather(mine, (1,) * num_ranks, 0, group) if num_ranks > 1 else mine).tolist())

@@ -6,7 +6,7 @@ Names are imported on first use, so that the command line answers without loadin
 from __future__ import annotations
 
 import importlib
-import importlib.util
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -82,10 +82,9 @@ _NAMES = {
     "scidata.sources.access.retry": ("set_retry",),
     "scidata.store.partitioning.partition": ("partition",),
 }
+#: What opt_einsum, and tensorly with it, looks for in the package of an array's class, or else takes it for NumPy's.
+_ASKED_BY_OPT_EINSUM = ("einsum", "tensordot", "transpose")
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
-
-#: What opt_einsum looks for in the package that the class of a tensor is of: here, its functions for torch's tensors.
-_OF_OPT_EINSUM = ("einsum", "tensordot", "transpose")
 
 __all__ = sorted([*_HOME, "__version__", "errors"])  # noqa: PLE0605 - strings all, spelled once, above
 
@@ -95,7 +94,7 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(_HOME[name]), name)
     elif name == "errors":
         value = importlib.import_module("scidata.errors")
-    elif name in _OF_OPT_EINSUM and importlib.util.find_spec("opt_einsum"):
+    elif name in _ASKED_BY_OPT_EINSUM and "opt_einsum" in sys.modules:
         value = getattr(importlib.import_module("opt_einsum.backends.torch"), name)
     else:
         hint = "" if name.startswith("_") else _near(name)

@@ -1,0 +1,1 @@
+"""Public models, unmodified, on shards, compared with one process."""

@@ -1,0 +1,260 @@
+"""One public model on the ranks of a mesh: is it right, refused, or neither."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Shard
+from torch.utils._pytree import tree_leaves
+
+from scidata.core.index_map import IndexMap
+from scidata.errors import UnsupportedShardOp
+from scidata.interop.pyg import to_pyg
+from scidata.shard import ShardSpec, ShardTensor
+from scidata.testing.oracle import shard_of
+
+#: The ways of cutting a sample, by name, and the ranks of each.
+LAYOUTS = {"whole": 1, "two": 2, "two, one empty": 2, "three": 3, "three, one empty": 3, "2 x 2": 4}
+PATIENCE = timedelta(seconds=60)  # of a collective; after it, ranks are out of step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A model and its inputs.
+
+    Attributes
+    ----------
+    build
+        Makes the model.
+    inputs
+        Makes the whole inputs by the names that ``forward`` knows them by.
+    cut
+        Which dims of an input to cut, by the same names: on a line of ranks the first of them, on 2 x 2 ranks the first
+        two. Or "nodes" or "edges", "index" for the ``edge_index``. The others are plain.
+    call
+        Calls the model with the inputs, where that is not ``model(**inputs)``.
+    train
+        Whether to run it in training mode; then dropout draws the same on both sides.
+    tolerance
+        Relative; 1e-4 for models that compute in single precision whatever they are given.
+    """
+
+    build: Callable[[], nn.Module]
+    inputs: Callable[[], Mapping[str, Any]]
+    cut: Mapping[str, tuple[int, ...] | str]
+    call: Callable[..., Any] = lambda model, **inputs: model(**inputs)
+    train: bool = True
+    tolerance: float = 1e-9
+
+
+@dataclass
+class Found:
+    """What became of a case."""
+
+    name: str
+    layout: str
+    kind: str  # "right", "refused", "wrong", "divergent", "other error", "broken" or "not run"
+    note: str = ""
+
+
+@dataclass
+class Result:
+    """What a model gave: a loss, gradients and buffers by name."""
+
+    loss: Tensor
+    values: dict[str, Tensor] = field(default_factory=dict)
+
+
+def image(build: Callable[[], nn.Module], *shape: int, **options: Any) -> Case:
+    """Return a case of a model of one picture, ``(2, 3, 32, 32)`` unless told, cut by rows (and columns)."""
+    shape = shape or (2, 3, 32, 32)
+    return Case(
+        build=build,
+        inputs=lambda: {"x": torch.randn(shape)},
+        cut={"x": (2, 3)},
+        **{"call": lambda model, x: model(x)} | options,
+    )
+
+
+def split(extent: int, num_ranks: int, *, empty: bool = False) -> tuple[int, ...]:
+    """Return uneven sizes, one of them 0 if ``empty``: of 32 rows (18, 8, 6), (26, 0, 6)."""
+    last = extent // (num_ranks + 2) if num_ranks > 1 else extent
+    middle = 0 if empty else extent // 4
+    rest = [middle] * (num_ranks - 2)
+    sizes = (extent - last - sum(rest), *rest, last)
+    return (0, extent) if empty and num_ranks == 2 else sizes[:num_ranks] if num_ranks > 1 else (extent,)
+
+
+def on_ranks(
+    rank: int, num_ranks: int, library: str, names: Sequence[str], layouts: Sequence[str], folder: str, patience: int
+) -> None:
+    """Run cases one after the other; the first rank adds what it found to a file. Collective."""
+    from tests.models.registry import cases_of
+
+    warnings.simplefilter("ignore")
+    torch.set_default_dtype(torch.float64)
+    torch.cfloat = torch.complex128  # what models that name it would use in double precision
+    store = dist.FileStore(str(Path(folder) / "store"), num_ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=timedelta(seconds=patience))
+    shape = (2, 2) if num_ranks == 4 else (num_ranks,)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("domain", "columns")[: len(shape)])
+    cases = cases_of(library)
+    for name in names:
+        for found in _run(cases[name], name, layouts, mesh):
+            if rank == 0:
+                with (Path(folder) / "done").open("ab") as file:
+                    pickle.dump(found, file)
+
+
+def _run(case: Case, name: str, layouts: Sequence[str], mesh: DeviceMesh) -> list[Found]:
+    """Run one case in some layouts. Raises where ranks are no longer in step."""
+    try:
+        expected = _step(case, case.inputs)
+    except Exception as error:
+        return [Found(name, layout, "not run", _words(error)) for layout in layouts]
+    results = []
+    for layout in layouts:
+        try:
+            found = _step(case, lambda layout=layout: _cut(case, mesh, empty="empty" in layout))
+            kind, note = _compare(found, expected, case.tolerance)
+        except UnsupportedShardOp as error:
+            kind, note = "refused", str(error)
+        except Exception as error:
+            kind, note = "other error", _words(error)
+        kinds: list[Any] = [None] * mesh.size()
+        dist.all_gather_object(kinds, (kind, note))
+        if len({each for each, _ in kinds}) > 1:
+            kind, note = "divergent", "; ".join(f"{each}: {words[:150]}" for each, words in kinds)
+        results.append(Found(name, layout, kind, note))
+    return results
+
+
+def _words(error: Exception) -> str:
+    where = error.__traceback__
+    while where is not None and where.tb_next is not None:
+        where = where.tb_next
+    place = "" if where is None else f" ({Path(where.tb_frame.f_code.co_filename).name}:{where.tb_lineno})"
+    return f"{type(error).__name__}: {error}"[:300] + place
+
+
+def _seed(seed: int) -> None:
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+
+
+def _step(case: Case, inputs: Callable[[], Mapping[str, Any]]) -> Result:
+    """Run a model forward and backward."""
+    _seed(0)
+    model = case.build().double().train(case.train)
+    with torch.no_grad():
+        for p in model.parameters():  # gates that start at nought would hide what is behind them
+            p.add_(0.02 * torch.randn_like(p))
+    _seed(1)
+    given = dict(inputs())
+    for x in given.values():
+        if isinstance(x, Tensor) and x.is_floating_point():
+            x.requires_grad_()
+    _seed(2)
+    outputs = [x for x in tree_leaves(_plain_tree(case.call(model, **given))) if isinstance(x, Tensor)]
+    outputs = [x for x in outputs if (x.is_floating_point() or x.is_complex()) and x.requires_grad]
+    assert outputs, "no output requires grad"
+    _seed(3)
+    loss: Any = 0
+    for x in outputs:
+        x = torch.view_as_real(x) if x.is_complex() else x
+        loss = loss + (x * torch.randn(x.shape, dtype=torch.float64).to(x.dtype)).sum()
+    assert type(loss) is Tensor, f"the loss is a {type(loss).__name__}"
+    loss.backward()
+    result = Result(loss.detach())
+    for name, x in given.items():
+        if isinstance(x, Tensor) and x.requires_grad:
+            grad = torch.zeros_like(x) if x.grad is None else x.grad
+            result.values[f"gradient of {name}"] = grad.full_tensor() if isinstance(grad, ShardTensor) else grad
+    for name, p in model.named_parameters():
+        if p.grad is not None and p.grad.any():
+            result.values[f"gradient of {name}"] = p.grad
+    result.values |= {name: b for name, b in model.named_buffers() if b.is_floating_point()}
+    return result
+
+
+def _plain_tree(x: Any) -> Any:
+    """Return outputs of all kinds (data classes, mappings) as what a tree is made of."""
+    if isinstance(x, Mapping):
+        return {key: _plain_tree(value) for key, value in x.items()}
+    if isinstance(x, list | tuple):
+        return [_plain_tree(value) for value in x]
+    return x
+
+
+def _compare(found: Result, expected: Result, tolerance: float) -> tuple[str, str]:
+    if not torch.allclose(found.loss, expected.loss, rtol=tolerance, atol=tolerance):
+        return "wrong", f"loss {float(found.loss)}, not {float(expected.loss)}"
+    if found.values.keys() != expected.values.keys():
+        return "wrong", f"not on both sides: {sorted(found.values.keys() ^ expected.values.keys())[:3]}"
+    # a bias before a normalisation has a gradient of rounding errors
+    total = float(sum(x.norm() for x in expected.values.values()))
+    for name, wanted in expected.values.items():
+        given = found.values[name]
+        if given.shape != wanted.shape:
+            return "wrong", f"{name}: {tuple(given.shape)}, not {tuple(wanted.shape)}"
+        off, norm = float((given - wanted).norm()), float(wanted.norm())
+        if not off <= tolerance * (norm + 1e-3 * total):
+            return "wrong", f"{name}: {off:.2g} off, of norm {norm:.2g}"
+    return "right", ""
+
+
+# -- cutting -----------------------------------------------------------------------------------------------------------
+
+
+def _cut(case: Case, mesh: DeviceMesh, *, empty: bool) -> dict[str, Any]:
+    """Return this rank's part of the inputs. Collective."""
+    whole = dict(case.inputs())
+    if "index" in case.cut.values():
+        return _cut_graph(case, whole, mesh["domain"] if mesh.ndim > 1 else mesh, empty=empty)
+    given = {}
+    for name, x in whole.items():
+        dims = case.cut.get(name, ())
+        if not dims:
+            given[name] = x
+            continue
+        on = mesh if len(dims) >= mesh.ndim else mesh["domain"]
+        dims = dims[: on.ndim]
+        sizes = {axis: split(x.shape[dim], on.size(axis), empty=empty) for axis, dim in enumerate(dims)}
+        given[name] = shard_of(x, ShardSpec.even(on, [Shard(dim) for dim in dims], x.shape, sizes))
+    return given
+
+
+def _cut_graph(case: Case, whole: dict[str, Any], mesh: DeviceMesh, *, empty: bool) -> dict[str, Any]:
+    """Cut nodes, and give each rank the edges that end at its own; whole edges are in the order of where they end."""
+    kinds = {kind: [name for name, each in case.cut.items() if each == kind] for kind in ("nodes", "edges", "index")}
+    (index,) = kinds["index"]
+    src, dst = whole[index].numpy()
+    sizes = split(len(whole[kinds["nodes"][0]]), mesh.size(), empty=empty)
+    bounds = np.array([0, *accumulate(sizes)])
+    rank = mesh.get_local_rank()
+    first, last = np.searchsorted(dst, bounds[rank : rank + 2])
+    mine = src[first:last]
+    ghosts = np.unique(mine[(mine < bounds[rank]) | (mine >= bounds[rank + 1])])
+    index_map = IndexMap(bounds=bounds, part=rank, ghosts=ghosts)
+    local = np.stack([index_map.to_local(mine), index_map.to_local(dst[first:last])])
+    data = to_pyg(
+        torch.from_numpy(local),
+        index_map,
+        mesh,
+        node={name: whole[name][bounds[rank] : bounds[rank + 1]].clone() for name in kinds["nodes"]},
+        edge={name: whole[name][first:last].clone() for name in kinds["edges"]},
+    )
+    given = {name: data[name] for name in (*kinds["nodes"], *kinds["edges"])}
+    return {name: x for name, x in whole.items() if name not in case.cut} | given | {index: data.edge_index}

@@ -322,6 +322,25 @@ def test_strides_and_refusals(num_ranks):
     run_ranks(check_strides_and_refusals, num_ranks)
 
 
+def check_places(rank, num_ranks):
+    """The gradient of the places that quantiles are taken at, whole or split."""
+    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
+    places = torch.tensor([0.31, 0.57, 0.9], dtype=torch.float64).requires_grad_()
+    split = ShardSpec.even(mesh, [Shard(0)], (3,), {0: (0,) * (num_ranks - 1) + (3,)})
+    for shape in ((7, 7), (7,)):
+        for dim in range(len(shape)):
+            spec = ShardSpec.even(mesh, [Shard(dim)], shape, {0: SIZES[num_ranks][-1]})
+            for q in (None, split):
+                for along in (*range(len(shape)), None):
+                    assert_like_one_process(lambda x, q, d=along: x.quantile(q, d), [drawn(shape), places], [spec, q])
+    assert_like_one_process(torch.quantile, [drawn((7,)), places], [None, split])
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_places_of_quantiles(num_ranks):
+    run_ranks(check_places, num_ranks)
+
+
 def check_nothing(rank, num_ranks):
     """Tensors without elements, and numbers that are missing everywhere or somewhere."""
     mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from scidata.shard.comm.functions import known
-from scidata.shard.comm.sums import all_reduce_sum
+from scidata.shard.comm.sums import all_reduce_sum, replicate_to_shards
 from scidata.shard.op_table import find, register_op
 from scidata.shard.ops.align import bind, finish, is_sharded, local_of, refuse_out, specs_of, to_layout
 from scidata.shard.ops.moving import as_sharded, cut_to, moved_off, without_empty
@@ -184,6 +184,8 @@ def quantile(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     dim, keepdim = normal_dim(given["dim"], spec.ndim), bool(given["keepdim"])
     new = _with_quantiles(spec.without([dim], keepdim=keepdim), len(q) if many else None)
     if is_whole(spec, dim):
+        if isinstance(q, Tensor) and q.requires_grad:
+            given["q"] = replicate_to_shards(q, new.shard_groups)
         return finish(cut_to(func(without_empty(x._local, spec), **given), new), new)
     if not by_lines(spec, dim):
         return local_or_sharded(to_layout(as_sharded(func(moved_off(x, [dim]), **given), spec), new))

@@ -117,9 +117,13 @@ class ShardedDTensor(ShardTensor):
         meshes, spec, local = self._meshes, self._spec, self._whole.to_local()
         shape = list(spec.global_shape)
         for axis in meshes.tp_axes:
-            dim = spec.dims[axis]
-            if dim is not None:
-                shape[dim] = local.shape[dim]
+            dim, parts = spec.dims[axis], spec.sizes[axis]
+            if dim is None or parts is None:
+                continue
+            if len(set(parts)) > 1:  # no hook could tell the sizes of the others again
+                remedy = "use_local_output=False, or a number of features that the tp axis divides"
+                raise unsupported(DTensor.to_local, f"the parts differ along dim {dim}", spec, remedy=remedy)
+            shape[dim] = local.shape[dim]
         placements, sizes = zip(*[(spec.placements[a], spec.sizes[a]) for a in meshes.domain_axes], strict=True)
         new = _spec(spec, meshes.domain, placements, shape, sizes)
         if new.is_replicated:
@@ -151,7 +155,8 @@ class ShardedDTensor(ShardTensor):
 
     def full_tensor(self, *, grad_placements: Sequence[Placement] | None = None) -> Tensor:
         """Return the whole along the axes of tensor parallelism: a ShardTensor over the domain. Collective."""
-        return self.redistribute(placements=[Replicate()] * self._meshes.tp.ndim).to_local()
+        whole = self.redistribute(placements=[Replicate()] * self._meshes.tp.ndim)
+        return whole.to_local(grad_placements=grad_placements)
 
     @classmethod
     def __torch_function__(
@@ -183,7 +188,11 @@ def _joining(func: Any, x: Any, meshes: _Meshes) -> Any:
     if isinstance(x, ShardTensor):
         remedy = "to_local() of the one, or DTensor.from_local() of the other"
         raise unsupported(func, "a ShardTensor meets a DTensor of ShardTensors", x._spec, remedy=remedy)
-    return _of_parameter(func, x, meshes) if isinstance(x, DTensor) else x
+    if not isinstance(x, DTensor):
+        return x
+    if func is torch.autograd.grad:  # of its local part, made anew, nothing depends
+        raise unsupported(func, "the gradient of a DTensor", x.placements, remedy="use backward(), or to_local() first")
+    return _of_parameter(func, x, meshes)
 
 
 def _of_parameter(func: Any, x: DTensor, meshes: _Meshes) -> Tensor:

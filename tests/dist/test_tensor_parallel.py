@@ -1,5 +1,7 @@
 """Tensor parallelism by torch's ``parallelize_module`` beside the domain: loss and gradients of one process."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -230,6 +232,16 @@ def check_part(rank, num_ranks):
         y + y.to_local()
     with pytest.raises(ShardLayoutError, match="axes of one mesh"):
         DTensor.from_local(x, init_device_mesh("cpu", (4,), mesh_dim_names=("tp",)), [Replicate()])
+    with pytest.raises(UnsupportedShardOp, match="the gradient of a DTensor"):
+        torch.autograd.grad(y.sum(), distribute_tensor(full, mesh["tp"], [Replicate()]).requires_grad_())
+    plain = nn.Sequential(nn.Linear(4, 7), nn.Tanh(), nn.Linear(7, 4)).double()  # features that tp does not divide
+    broadcast = [torch.distributed.broadcast(p.detach(), 0) for p in plain.parameters()]
+    assert len(broadcast) == 4
+    split = parallelize_module(copy.deepcopy(plain), mesh["tp"], {"0": ColwiseParallel(use_local_output=False)})
+    parallelize_module(split, mesh["tp"], {"2": RowwiseParallel()})
+    torch.testing.assert_close(split(total.to_local()).full_tensor(), plain(full[:, :4] + full[:, 4:]))
+    with pytest.raises(UnsupportedShardOp, match=r"the parts differ along dim 1.*use_local_output"):
+        parallelize_module(copy.deepcopy(plain), mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})(x)
     model = parallelize_module(MLP(), mesh["tp"], PAIR)
     with pytest.raises(ConfigError, match="strategy='ddp'"):
         scidata.parallelize(model, mesh, strategy="fsdp")

@@ -323,7 +323,6 @@ def check_data(rank, num_ranks):
     for refused in (
         g.SimpleConv(aggr="median"),
         g.SimpleConv(aggr="max", flow="target_to_source"),
-        g.GraphConv(4, 3, aggr=g.LSTMAggregation(4, 4)).double(),
     ):
         with pytest.raises(UnsupportedShardOp):
             refused(data.x, data.edge_index)

@@ -71,6 +71,10 @@ def check(rank, num_ranks):
                     raise AssertionError(f"{name} at {spec}") from error
             with pytest.raises(IndexError, match="out of bounds"):  # also where there is no row to index
                 shard_of(x, spec)[:, :, torch.tensor([0, 5])]
+            with pytest.raises(RuntimeError, match="in memory"):  # also where no rows are
+                shard_of(x, spec)[None].expand(2, -1, -1, -1).detach().add_(1)
+            leaf = shard_of(x, spec)
+            assert leaf.flatten(1, 1) is leaf
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])

@@ -169,7 +169,6 @@ def _view(s: Scope, name: str, x: Tensor) -> str:
         f"{name}.view_as({name})",
         f"{name}.to(torch.float64)",
         f"{name}.swapaxes({a}, {b})",
-        f"{name}.data",
     ]
     if n:
         row = draw.randrange(-n, n)

@@ -334,6 +334,8 @@ def flatten(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     last = normal_dim(argument(args, kwargs, 2, "end_dim", -1), len(shape))
     if first > last:
         raise RuntimeError(f"flatten: start_dim {first} comes after end_dim {last}")
+    if first == last and func in (torch.flatten, Tensor.flatten):
+        return x  # as torch: the tensor itself
     return _reshape(func, x, (*shape[:first], math.prod(shape[first : last + 1]), *shape[last + 1 :]))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -86,7 +86,8 @@ class Gathering:
 
     def _tell(self, func: Any, error: UnsupportedShardOp, tensors: list[ShardTensor]) -> None:
         """Warn of a place that gathers, once."""
-        frame = sys._getframe(1)
+        frame = inspect.currentframe()
+        assert frame is not None
         while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("scidata", "torch"):
             frame = frame.f_back
         place = (frame.f_code.co_filename, frame.f_lineno)

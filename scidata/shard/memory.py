@@ -66,7 +66,7 @@ _UNSURE = frozenset(
     + find("irfft hfft ihfft ihfft2 irfft2 ihfftn irfftn rfft2 rfftn", namespaces=(torch.fft,))
 )
 # and these not even for those, but for the last two dims.
-_NEVER = frozenset(find("hfft2 hfftn rfft2 rfftn", namespaces=(torch.fft,)))
+_NEVER = frozenset([*find("hfft2 hfftn rfft2 rfftn", namespaces=(torch.fft,)), torch.linalg.eig])
 #: Functions of results whose sizes values decide: handlers note what is not row-major.
 OF_VALUES = frozenset(find("nonzero argwhere masked_select unique unique_consecutive", namespaces=_BOTH))
 _WHERE = (torch.where, Tensor.where)  # of one argument too

@@ -35,6 +35,12 @@ def plain(x, write):
     return result
 
 
+def looked_up(x, table):
+    """Rows of a plain table by sharded numbers."""
+    ids = x.long() % 4
+    return [table[:, ids], table[0][ids], table[..., ids % 3], table[:, ids[0]], x[..., None] * table[1][ids].sin()]
+
+
 ROWS = torch.tensor([4, 0, 6])
 PLACES = torch.tensor([[[9, -1, 3]]])
 CASES = {
@@ -69,6 +75,8 @@ def check(rank, num_ranks):
                     assert_like_one_process(function, [x], [spec])
                 except Exception as error:
                     raise AssertionError(f"{name} at {spec}") from error
+            table = torch.linspace(-1, 1, 24, dtype=torch.float64).view(2, 4, 3).requires_grad_()
+            assert_like_one_process(looked_up, [x.detach() * 2, table], [spec, None])
             with pytest.raises(IndexError, match="out of bounds"):  # also where there is no row to index
                 shard_of(x, spec)[:, :, torch.tensor([0, 5])]
             with pytest.raises(RuntimeError, match="in memory"):  # also where no rows are

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed.tensor import Replicate, Shard
 
 from scidata.core.bounds import even_sizes
+from scidata.shard.comm.sums import replicate_to_shards
 from scidata.shard.comm.transport import gather
 from scidata.shard.op_table import unsupported
 from scidata.shard.ops.align import finish, is_sharded, local_of, replicated, specs_of
@@ -30,7 +31,7 @@ def take_advanced(func: Any, x: Tensor, tensors: Mapping[int, Tensor]) -> Tensor
     found = {d: t if is_sharded(t) else local_of(t) for d, t in tensors.items()}
     if not is_sharded(x):
         if any(map(is_sharded, found.values())):
-            raise unsupported(func, "sharded indices of a plain tensor", *specs_of([*found.values()]))
+            return _look_up(func, local_of(x), found)
         plain: Tensor = local_of(x)
         return plain[tuple(found.get(d, slice(None)) for d in range(plain.ndim))]
     masks = {d: t for d, t in found.items() if t.dtype in (torch.bool, torch.uint8)}
@@ -48,6 +49,18 @@ def take_advanced(func: Any, x: Tensor, tensors: Mapping[int, Tensor]) -> Tensor
             return _take_sharded(x, dim, index)
         found = {dim: whole_index(func, x, index) for dim, index in found.items()}
     return _take_listed(func, x, dict(sorted(found.items())))
+
+
+def _look_up(func: Any, table: Tensor, tensors: Mapping[int, Tensor]) -> Tensor:
+    """Take rows of a plain tensor by numbers of which each rank has its own."""
+    (dim, index), *rest = tensors.items()
+    if rest or not isinstance(index, ShardTensor) or index.dtype == torch.bool:
+        raise unsupported(func, "several indices of a plain tensor, or a mask", *specs_of([*tensors.values()]))
+    spec = index._spec
+    flat_rows(index._local, dim, table.shape[dim])
+    local = replicate_to_shards(table, spec.shard_groups)[(slice(None),) * dim + (index._local,)]
+    shape = (*table.shape[:dim], *spec.global_shape, *table.shape[dim + 1 :])
+    return ShardTensor(local, spec.derive(shape, [None if d is None else d + dim for d in spec.dims], spec.sizes))
 
 
 def _lies_along(spec: ShardSpec, dim: int, index: ShardSpec) -> bool:

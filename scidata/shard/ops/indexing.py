@@ -204,12 +204,24 @@ def getitem(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         if lies_beside(x, dim, rows):
             return take_where(func, x, dim, rows)
     if not isinstance(x, ShardTensor):
-        raise unsupported(func, "the index is sharded", *specs_of(operands_of(args, kwargs)[0]))
+        return _of_plain(func, x, items)
     parsed = _parsed(func, x, index)
     if not parsed.tensors:
         return take_basic(x, parsed.basic)
     whole = all(isinstance(item, slice) and item == _WHOLE for item in parsed.basic)
     return take_advanced(func, x if whole else take_basic(x, parsed.basic), parsed.tensors)
+
+
+def _of_plain(func: Any, x: Tensor, items: tuple[Any, ...]) -> Tensor:
+    """Take rows of a plain tensor by one sharded index, whole along all other dims."""
+    places = [i for i, item in enumerate(items) if isinstance(item, Tensor)]
+    others = [item for i, item in enumerate(items) if i not in places]
+    whole = all(item is Ellipsis or (isinstance(item, slice) and item == _WHOLE) for item in others)
+    if len(places) != 1 or not whole or sum(item is Ellipsis for item in others) > 1:
+        raise unsupported(func, "the index of a plain tensor is sharded", *specs_of(items))
+    ellipsis = next((i for i, item in enumerate(items) if item is Ellipsis), len(items))
+    dim = places[0] if ellipsis > places[0] else x.ndim - (len(items) - places[0])
+    return take_advanced(func, x, {dim: items[places[0]]})
 
 
 def _as_view(spec: ShardSpec, items: Sequence[Any], value: Any) -> tuple[list[Any], Any]:

@@ -40,7 +40,7 @@ def sharded():
 @pytest.mark.filterwarnings("ignore")
 def test_no_function_outside_the_table_gives_a_result():
     outside = {f for functions in get_overridable_functions().values() for f in functions if f not in HANDLERS}
-    assert len(outside) > 400
+    assert len(outside) > 200
     refused = 0
     with fake_group(2):
         for function in outside:
@@ -59,7 +59,7 @@ def test_no_function_outside_the_table_gives_a_result():
                 assert arrivals.seen[:1], f"{op_name(function)} gave {type(result)}"
                 assert arrivals.seen[0] in HANDLERS, f"{op_name(function)} gave {type(result)}"
                 break  # another spelling of a function in the table
-    assert refused > 400
+    assert refused > 200
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -153,6 +153,6 @@ def test_entries_are_added_once_and_found_by_name():
     with pytest.raises(ValueError, match=r"torch\.add already has a handler"):
         register_op(torch.add)(lambda func, types, args, kwargs: None)
     with fake_group(2), contextlib.ExitStack() as stack:
-        stack.callback(HANDLERS.pop, torch.tril)
-        register_op(torch.tril)(lambda func, types, args, kwargs: "mine")
-        assert torch.tril(sharded()) == "mine"
+        stack.callback(HANDLERS.pop, torch.multinomial)
+        register_op(torch.multinomial)(lambda func, types, args, kwargs: "mine")
+        assert torch.multinomial(sharded()) == "mine"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,7 @@ def graph(*, sym: bool = False) -> dict[str, torch.Tensor]:
 
 def mlp(*widths: int) -> nn.Sequential:
     layers: list[nn.Module] = [nn.Linear(widths[0], widths[1])]
-    for a, b in zip(widths[1:], widths[2:], strict=False):
+    for a, b in pairwise(widths[1:]):
         layers += [nn.Tanh(), nn.Linear(a, b)]
     return nn.Sequential(*layers)
 

@@ -185,8 +185,7 @@ def _step(case: Case, inputs: Callable[[], Mapping[str, Any]]) -> Result:
             grad = torch.zeros_like(x) if x.grad is None else x.grad
             result.values[f"gradient of {name}"] = grad.full_tensor() if isinstance(grad, ShardTensor) else grad
     for name, p in model.named_parameters():
-        if p.grad is not None and p.grad.any():
-            result.values[f"gradient of {name}"] = p.grad
+        result.values[f"gradient of {name}"] = torch.zeros_like(p) if p.grad is None else p.grad
     result.values |= {name: b for name, b in model.named_buffers() if b.is_floating_point()}
     return result
 

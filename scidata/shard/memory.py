@@ -79,6 +79,15 @@ def _batch_norm(x: Tensor, *others: Any, **options: Any) -> Tensor:
     return x.contiguous()
 
 
+def _group_norm(x: Tensor, *others: Any, **options: Any) -> Tensor:
+    """Do as the CPU's kernel, which keeps channels last where torch's inference does not."""
+    found = _batch_norm(x)
+    spatial = x.stride()[2:]
+    if found is not x and x.ndim in (4, 5) and x.stride(1) == 1 and list(spatial) == sorted(spatial, reverse=True):
+        raise ValueError("not dense: unlike a batch norm, it may be channels last all the same")
+    return found
+
+
 def memory_of(x: Tensor) -> Strides | None:
     """Return a tensor's strides in one process, UNKNOWN where nobody knows; None: it is row-major."""
     try:
@@ -156,6 +165,8 @@ def _inferred(func: Any, args: Any, kwargs: Any) -> tuple[Strides | None, ...]:
         func, args, kwargs = torch.add, args[:2], {}
     elif func is F.batch_norm:
         func = _batch_norm
+    elif func in (F.group_norm, torch.group_norm) and tensors[0].device.type == "cpu":
+        func = _group_norm
     for fake in (False, True):  # the second knows devices, and more functions, and takes a hundred times as long
         if func in _BY_KERNEL and not fake:
             continue

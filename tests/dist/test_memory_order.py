@@ -132,6 +132,10 @@ def check(rank, num_ranks):
             for name, function in DRAWN.items():
                 if (name, dim) != ("attention", 3):  # the keys would be sharded as the queries are
                     _run(f"{name} at {spec}", function, [image], [spec])
+            if dim == 1:  # the channels are not
+                for order in ((0, 3, 1, 2), (0, 3, 2, 1)):
+                    function = lambda x, order=order: F.dropout(F.group_norm(x.permute(order), 1), 0.5)  # noqa: E731
+                    _run(f"group norm at {spec}", function, [image], [spec])
             if dim == 3:
                 function = lambda x: F.dropout(F.conv2d(x, CHANNELS_LAST, padding=1), 0.5)  # noqa: E731
                 _run(f"convolution at {spec}", function, [image], [spec])

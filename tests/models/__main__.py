@@ -9,16 +9,19 @@ import argparse
 import io
 import json
 import pickle
+import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from datetime import date
 from pathlib import Path
 
 from scidata.testing import RankError, run_ranks
 from tests.models.cases import LAYOUTS, Found, on_ranks
 from tests.models.registry import LIBRARIES, cases_of, is_installed
+from tests.models.report import table
 
 STRETCH = 12  # models on the same ranks, which take some seconds to import a library
 PATIENCE = 60  # seconds that a collective waits for the other ranks
@@ -61,6 +64,7 @@ def main() -> None:
     parser.add_argument("--library", nargs="*", choices=LIBRARIES, help="default: all that are installed")
     parser.add_argument("--ranks", type=int, nargs="*", default=[3], choices=sorted(set(LAYOUTS.values())))
     parser.add_argument("--refused", action="store_true", help="also print what is refused, and why")
+    parser.add_argument("--write", type=Path, help="write the table, in Markdown")
     parser.add_argument("--json", type=Path, help="write what became of each model")
     parser.add_argument("--layouts", nargs="*", choices=LAYOUTS, help="in place of --ranks")
     options = parser.parse_args()
@@ -80,6 +84,9 @@ def main() -> None:
                 if options.json:
                     options.json.write_text(json.dumps(results, indent=1))
         print(f"{library}: {dict(total)}, {time.monotonic() - start:.0f} s", flush=True)
+    if options.write:
+        command = f"python -m tests.models {' '.join(sys.argv[1:])}"
+        options.write.write_text(table(results, command, f"{date.today()}"))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import diffusers as df
@@ -12,7 +13,10 @@ from tests.models.cases import Case
 
 BLOCKS = {"block_out_channels": (8, 16), "norm_num_groups": 4, "layers_per_block": 1}
 DOWN, UP = ("DownBlock2D", "AttnDownBlock2D"), ("AttnUpBlock2D", "UpBlock2D")
-CROSS = {"down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"), "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D")}
+CROSS = {
+    "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+    "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+}
 HEADS = {"num_attention_heads": 2, "attention_head_dim": 8, "num_layers": 2}
 
 
@@ -50,7 +54,13 @@ def cases() -> dict[str, Case]:
     cross = {**BLOCKS, **CROSS, "cross_attention_dim": 12, "attention_head_dim": 4, "sample_size": 16}
     vae = {**BLOCKS, "down_block_types": ("DownEncoderBlock2D",) * 2, "up_block_types": ("UpDecoderBlock2D",) * 2}
     dit = {**HEADS, "sample_size": 16, "patch_size": 2, "in_channels": 4}
-    tokens = {"in_channels": 16, "num_layers": 1, "num_single_layers": 1, "attention_head_dim": 8, "num_attention_heads": 2}
+    tokens = {
+        "in_channels": 16,
+        "num_layers": 1,
+        "num_single_layers": 1,
+        "attention_head_dim": 8,
+        "num_attention_heads": 2,
+    }
 
     def flux() -> Mapping[str, Any]:
         return {
@@ -105,4 +115,6 @@ def cases() -> dict[str, Case]:
         "Prior": case(lambda: df.PriorTransformer(2, 8, 2, 16, 6), {"encoder_hidden_states": (1,)},
                       lambda: {"hidden_states": torch.randn(2, 16), "timestep": torch.tensor([3, 7]), "proj_embedding": torch.randn(2, 16), "encoder_hidden_states": torch.randn(2, 6, 16)}),
     }  # fmt: skip
+    for name in ("AutoencoderDC", "Sana", "Wan"):  # .float() in their code
+        found[name] = replace(found[name], tolerance=1e-4)
     return found

@@ -33,7 +33,9 @@ def cases() -> dict[str, Case]:
             th.RealSHT(*SIZE, grid=grid), th.InverseRealSHT(*SIZE, grid=grid)
         )
     made |= {
-        "InverseRealSHT to a finer grid": lambda: Scaled(th.RealSHT(*SIZE), th.InverseRealSHT(24, 48, lmax=16, mmax=17)),
+        "InverseRealSHT to a finer grid": lambda: Scaled(
+            th.RealSHT(*SIZE), th.InverseRealSHT(24, 48, lmax=16, mmax=17)
+        ),
         "DiscreteContinuousConvS2": lambda: th.DiscreteContinuousConvS2(3, 4, SIZE, SIZE, (3, 2)),
         "DiscreteContinuousConvS2 strided": lambda: th.DiscreteContinuousConvS2(3, 4, SIZE, (8, 16), (3, 2)),
         "DiscreteContinuousConvTransposeS2": lambda: th.DiscreteContinuousConvTransposeS2(3, 4, SIZE, (32, 64), (3, 2)),

@@ -42,7 +42,9 @@ def cases() -> dict[str, Case]:
         "FNO complex": {"complex_data": True},
     }
     shapes = {"FNO 1-D": (2, 3, 40), "FNO 3-D": (1, 3, 12, 8, 10)}
-    found = {name: grid(lambda o=options: models.FNO(**FNO | o), *shapes.get(name, ())) for name, options in fno.items()}
+    found = {
+        name: grid(lambda o=options: models.FNO(**FNO | o), *shapes.get(name, ())) for name, options in fno.items()
+    }
     found["FNO 1-D"] = Case(**{**vars(found["FNO 1-D"]), "cut": {"x": (2,)}})
     found["FNO complex"] = Case(
         build=found["FNO complex"].build,
@@ -100,14 +102,8 @@ def _between_points_and_grids() -> dict[str, Case]:
         return {"in_p": _cube(6), "out_p": torch.rand(40, 3), "f": torch.randn(6, 6, 6, 3)}
 
     return {
-        "GINO": Case(
-            build=lambda: models.GINO(**gino), inputs=gino_inputs, cut={"input_geom": (1,), "x": (1,)}
-        ),
-        "GINO latent grid": Case(
-            build=lambda: models.GINO(**gino), inputs=gino_inputs, cut={"latent_queries": (1,)}
-        ),
+        "GINO": Case(build=lambda: models.GINO(**gino), inputs=gino_inputs, cut={"input_geom": (1,), "x": (1,)}),
+        "GINO latent grid": Case(build=lambda: models.GINO(**gino), inputs=gino_inputs, cut={"latent_queries": (1,)}),
         "FNOGNO": Case(build=lambda: models.FNOGNO(**fnogno), inputs=fnogno_inputs, cut={"f": (0, 1)}),
-        "FNOGNO points": Case(
-            build=lambda: models.FNOGNO(**fnogno), inputs=fnogno_inputs, cut={"out_p": (0,)}
-        ),
+        "FNOGNO points": Case(build=lambda: models.FNOGNO(**fnogno), inputs=fnogno_inputs, cut={"out_p": (0,)}),
     }

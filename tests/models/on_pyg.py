@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -43,12 +44,14 @@ def graph(*, sym: bool = False) -> dict[str, torch.Tensor]:
 
 def mlp(*widths: int) -> nn.Sequential:
     layers: list[nn.Module] = [nn.Linear(widths[0], widths[1])]
-    for a, b in zip(widths[1:], widths[2:], strict=False):
+    for a, b in pairwise(widths[1:]):
         layers += [nn.Tanh(), nn.Linear(a, b)]
     return nn.Sequential(*layers)
 
 
-def on_graph(build: Callable[[], nn.Module], fields: str, call: Callable[..., Any] | None = None, **options: Any) -> Case:
+def on_graph(
+    build: Callable[[], nn.Module], fields: str, call: Callable[..., Any] | None = None, **options: Any
+) -> Case:
     """Return a case that gives a model these fields, in this order."""
     names = fields.split()
     sym = options.pop("sym", False)
@@ -77,7 +80,7 @@ def convolutions() -> dict[str, Case]:
     scalers = ["identity", "amplification", "attenuation", "linear"]
     normals = lambda model, x, pos, edge_index: model(x, pos, pos.sin(), edge_index)  # noqa: E731
     made: dict[str, tuple[Callable[[], nn.Module], str]] = {
-        "SimpleConv": (lambda: g.SimpleConv(), XE),
+        "SimpleConv": (g.SimpleConv, XE),
         "GCNConv": (lambda: g.GCNConv(4, 3), XEW),
         "ChebConv": (lambda: g.ChebConv(4, 3, 3), XEW),
         "SAGEConv": (lambda: g.SAGEConv(4, 3), XE),
@@ -92,7 +95,7 @@ def convolutions() -> dict[str, Case]:
         "GATv2Conv dropout": (lambda: g.GATv2Conv(4, 3, heads=2, dropout=0.4), XE),
         "TransformerConv": (lambda: g.TransformerConv(4, 3, heads=2, edge_dim=2), XEA),
         "TransformerConv dropout": (lambda: g.TransformerConv(4, 3, heads=2, dropout=0.3), XE),
-        "AGNNConv": (lambda: g.AGNNConv(), XE),
+        "AGNNConv": (g.AGNNConv, XE),
         "TAGConv": (lambda: g.TAGConv(4, 3), XEW),
         "GINConv": (lambda: g.GINConv(mlp(4, 5, 3), train_eps=True), XE),
         "GINEConv": (lambda: g.GINEConv(mlp(4, 5, 3), edge_dim=2), XEA),
@@ -120,12 +123,15 @@ def convolutions() -> dict[str, Case]:
         "PointTransformerConv": (lambda: g.PointTransformerConv(4, 3), "x pos edge_index"),
         "HypergraphConv": (lambda: g.HypergraphConv(4, 3), XE),
         "LEConv": (lambda: g.LEConv(4, 3), XEW),
-        "PNAConv": (lambda: g.PNAConv(4, 4, ["mean", "min", "max", "std"], scalers, degrees, edge_dim=2, towers=2), XEA),
+        "PNAConv": (
+            lambda: g.PNAConv(4, 4, ["mean", "min", "max", "std"], scalers, degrees, edge_dim=2, towers=2),
+            XEA,
+        ),
         "ClusterGCNConv": (lambda: g.ClusterGCNConv(4, 3, diag_lambda=0.1), XE),
         "GENConv": (lambda: g.GENConv(4, 3, learn_t=True, edge_dim=2), XEA),
         "GENConv powermean": (lambda: g.GENConv(4, 3, aggr="powermean", learn_p=True, edge_dim=2), XEA),
         "GCN2Conv": (lambda: g.GCN2Conv(4, 0.1, 0.5, 1), XEW),
-        "WLConvContinuous": (lambda: g.WLConvContinuous(), XEW),
+        "WLConvContinuous": (g.WLConvContinuous, XEW),
         "FiLMConv": (lambda: g.FiLMConv(4, 3, 2), "x edge_index edge_type"),
         "SuperGATConv": (lambda: g.SuperGATConv(4, 3, heads=2), XE),
         "FAConv": (lambda: g.FAConv(4), "x edge_index"),
@@ -133,16 +139,19 @@ def convolutions() -> dict[str, Case]:
         "PDNConv": (lambda: g.PDNConv(4, 3, 2, 4), XEA),
         "GeneralConv": (lambda: g.GeneralConv(4, 3, 2, heads=2, attention=True), XEA),
         "HEATConv": (lambda: g.HEATConv(4, 3, 3, 2, 2, 2, 2, 2), "x edge_index kind edge_type edge_attr"),
-        "LGConv": (lambda: g.LGConv(), XEW),
+        "LGConv": (g.LGConv, XEW),
         "PointGNNConv": (lambda: g.PointGNNConv(mlp(4, 3), mlp(7, 5), mlp(5, 4)), "x pos edge_index"),
         "GPSConv": (lambda: g.GPSConv(4, g.GCNConv(4, 4), heads=2), "x edge_index batch"),
         "GPSConv dropout": (lambda: g.GPSConv(4, g.GCNConv(4, 4), heads=2, dropout=0.3), "x edge_index batch"),
-        "GPSConv performer": (lambda: g.GPSConv(4, g.GCNConv(4, 4), heads=2, attn_type="performer"), "x edge_index batch"),
+        "GPSConv performer": (
+            lambda: g.GPSConv(4, g.GCNConv(4, 4), heads=2, attn_type="performer"),
+            "x edge_index batch",
+        ),
         "AntiSymmetricConv": (lambda: g.AntiSymmetricConv(4), XE),
         "DirGNNConv": (lambda: g.DirGNNConv(g.SAGEConv(4, 3)), XE),
         "MixHopConv": (lambda: g.MixHopConv(4, 3, [0, 1, 2]), XEW),
         "SignedConv": (lambda: g.SignedConv(4, 3, True), XE),
-               "DeepGCNLayer": (lambda: g.DeepGCNLayer(g.GENConv(4, 4), g.LayerNorm(4), nn.ReLU(), dropout=0.2), XE),
+        "DeepGCNLayer": (lambda: g.DeepGCNLayer(g.GENConv(4, 4), g.LayerNorm(4), nn.ReLU(), dropout=0.2), XE),
     }
     found = {name: on_graph(build, fields) for name, (build, fields) in made.items()}
 
@@ -176,16 +185,16 @@ def aggregators() -> dict[str, Case]:
     """Of nodes by graph, and as the aggregation of a convolution."""
     deg = torch.tensor([2, 1, 2, 3, 2, 1])
     made: dict[str, Callable[[], nn.Module]] = {
-        "Sum": lambda: g.SumAggregation(),
-        "Mean": lambda: g.MeanAggregation(),
-        "Max": lambda: g.MaxAggregation(),
-        "Min": lambda: g.MinAggregation(),
-        "Mul": lambda: g.MulAggregation(),
-        "Var": lambda: g.VarAggregation(),
-        "Std": lambda: g.StdAggregation(),
+        "Sum": g.SumAggregation,
+        "Mean": g.MeanAggregation,
+        "Max": g.MaxAggregation,
+        "Min": g.MinAggregation,
+        "Mul": g.MulAggregation,
+        "Var": g.VarAggregation,
+        "Std": g.StdAggregation,
         "Softmax": lambda: g.SoftmaxAggregation(learn=True),
         "PowerMean": lambda: g.PowerMeanAggregation(learn=True),
-        "Median": lambda: g.MedianAggregation(),
+        "Median": g.MedianAggregation,
         "Quantile": lambda: g.QuantileAggregation([0.2, 0.5]),
         "LSTM": lambda: g.LSTMAggregation(4, 4),
         "GRU": lambda: g.GRUAggregation(4, 4),
@@ -199,15 +208,24 @@ def aggregators() -> dict[str, Case]:
         "DeepSets": lambda: g.DeepSetsAggregation(mlp(4, 4), mlp(4, 4)),
         "SetTransformer": lambda: g.SetTransformerAggregation(4, heads=2),
         "LCM": lambda: g.LCMAggregation(4, 4),
-        "VariancePreserving": lambda: g.VariancePreservingAggregation(),
+        "VariancePreserving": g.VariancePreservingAggregation,
         "PatchTransformer": lambda: g.PatchTransformerAggregation(4, 4, 3, 8, heads=2),
         "Multi": lambda: g.MultiAggregation(["mean", "std", "max"]),
         "Multi attention": lambda: g.MultiAggregation(
             ["mean", "std"], mode="attn", mode_kwargs={"in_channels": 4, "out_channels": 4, "num_heads": 2}
         ),
     }
-    found = {name: on_graph(build, "x batch edge_index", lambda model, x, batch, edge_index: model(x, batch)) for name, build in made.items()}
-    narrow = {"DegreeScaler", "GraphMultisetTransformer", "MLP", "PatchTransformer", "Equilibrium"}  # large, or of graphs
+    found = {
+        name: on_graph(build, "x batch edge_index", lambda model, x, batch, edge_index: model(x, batch))
+        for name, build in made.items()
+    }
+    narrow = {
+        "DegreeScaler",
+        "GraphMultisetTransformer",
+        "MLP",
+        "PatchTransformer",
+        "Equilibrium",
+    }  # large, or of graphs
     for name, build in made.items():
         if name not in narrow:
             found[f"{name} of neighbours"] = on_graph(lambda build=build: g.SimpleConv(aggr=build()), XE)
@@ -229,10 +247,10 @@ def norms() -> dict[str, Case]:
         "LayerNorm all": (lambda: g.LayerNorm(4), alone),
         "LayerNorm node": (lambda: g.LayerNorm(4, mode="node"), alone),
         "GraphNorm": (lambda: g.GraphNorm(4), batched),
-        "GraphSizeNorm": (lambda: g.GraphSizeNorm(), batched),
-        "PairNorm": (lambda: g.PairNorm(), batched),
+        "GraphSizeNorm": (g.GraphSizeNorm, batched),
+        "PairNorm": (g.PairNorm, batched),
         "PairNorm all": (lambda: g.PairNorm(scale_individually=True), alone),
-        "MeanSubtractionNorm": (lambda: g.MeanSubtractionNorm(), batched),
+        "MeanSubtractionNorm": (g.MeanSubtractionNorm, batched),
         "MessageNorm": (lambda: g.MessageNorm(True), lambda model, x, **_: model(x, x.cos())),
         "DiffGroupNorm": (lambda: g.DiffGroupNorm(4, 3), alone),
         "HeteroBatchNorm": (lambda: g.HeteroBatchNorm(4, 3), lambda model, x, kind, **_: model(x, kind)),
@@ -314,7 +332,10 @@ def models() -> dict[str, Case]:
         "GAT v2 dropout": (lambda: g.GAT(4, 6, 2, 4, heads=2, v2=True, dropout=0.2), XE),
         "PNA": (lambda: g.PNA(4, 6, 2, 3, **pna), XE),
         "EdgeCNN": (lambda: g.EdgeCNN(4, 6, 2, 3), XE),
-        "DeepGraphInfomax": (lambda: g.DeepGraphInfomax(6, g.GCNConv(4, 6), lambda z, *_: z.mean(0), lambda x, e: (x.flip(0), e)), XE),
+        "DeepGraphInfomax": (
+            lambda: g.DeepGraphInfomax(6, g.GCNConv(4, 6), lambda z, *_: z.mean(0), lambda x, e: (x.flip(0), e)),
+            XE,
+        ),
         "GraphUNet": (lambda: g.GraphUNet(4, 6, 3, 2), "x edge_index batch"),
         "AttentiveFP": (lambda: g.AttentiveFP(4, 6, 3, 2, 2, 2), "x edge_index edge_attr batch"),
         "RECT_L": (lambda: g.RECT_L(4, 6), XEW),
@@ -325,7 +346,10 @@ def models() -> dict[str, Case]:
         "SchNet": (lambda: g.SchNet(8, 8, 2, 8, cutoff=0.6), "kind pos batch"),
         "DimeNet": (lambda: g.DimeNet(8, 3, 2, 2, 3, 2, cutoff=0.6), "kind pos batch"),
         "DimeNetPlusPlus": (lambda: g.DimeNetPlusPlus(8, 3, 2, 4, 4, 8, 3, 2, cutoff=0.6), "kind pos batch"),
-        "ViSNet": (lambda: g.ViSNet(lmax=1, num_heads=2, num_layers=2, hidden_channels=8, num_rbf=4, cutoff=0.6), "kind pos batch"),
+        "ViSNet": (
+            lambda: g.ViSNet(lmax=1, num_heads=2, num_layers=2, hidden_channels=8, num_rbf=4, cutoff=0.6),
+            "kind pos batch",
+        ),
         "SGFormer": (lambda: g.SGFormer(4, 6, 3), "x edge_index batch"),
         "Polynormer": (lambda: g.Polynormer(4, 6, 3, local_layers=2, global_layers=1), "x edge_index batch"),
         "GroupAddRev": (lambda: g.GroupAddRev(g.SAGEConv(2, 2), num_groups=2), XE),

@@ -37,11 +37,19 @@ def cases() -> dict[str, Case]:
         side = 128 if name == "PAN" else 64
         found[name] = image(build, 2, 3, side, side)
     for encoder in ("mit_b0", "mobileone_s0", "tu-test_convnext", "tu-test_efficientnet", "tu-pvt_v2_b0"):
-        depth = {"encoder_depth": 4, "decoder_channels": (16, 8, 8, 4)} if "convnext" in encoder or "pvt" in encoder else {}
+        depth = (
+            {"encoder_depth": 4, "decoder_channels": (16, 8, 8, 4)} if "convnext" in encoder or "pvt" in encoder else {}
+        )
         options = {"decoder_channels": (16, 8, 8, 4, 4)} | depth
-        found[f"Unet on {encoder}"] = image(partial(smp.Unet, encoder, encoder_weights=None, classes=2, **options), 2, 3, 64, 64)
+        found[f"Unet on {encoder}"] = image(
+            partial(smp.Unet, encoder, encoder_weights=None, classes=2, **options), 2, 3, 64, 64
+        )
     aux = {"classes": 3, "pooling": "avg", "dropout": 0.3}
     found["Unet with classes"] = image(
-        partial(smp.Unet, "tu-test_resnet", encoder_weights=None, decoder_channels=(16, 8, 8, 4, 4), aux_params=aux), 2, 3, 64, 64
+        partial(smp.Unet, "tu-test_resnet", encoder_weights=None, decoder_channels=(16, 8, 8, 4, 4), aux_params=aux),
+        2,
+        3,
+        64,
+        64,
     )
     return found

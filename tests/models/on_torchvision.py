@@ -11,13 +11,13 @@ from torch import nn
 from torchvision import models
 from torchvision.models.convnext import CNBlockConfig
 from torchvision.models.resnet import Bottleneck
-from torchvision.models.segmentation.deeplabv3 import DeepLabV3, DeepLabHead
+from torchvision.models.segmentation.deeplabv3 import DeepLabHead, DeepLabV3
 from torchvision.models.segmentation.fcn import FCN, FCNHead
 from torchvision.models.segmentation.lraspp import LRASPP
 from torchvision.models.swin_transformer import (
+    PatchMergingV2,
     SwinTransformer,
     SwinTransformerBlockV2,
-    PatchMergingV2,
 )
 from torchvision.models.video.mvit import MSBlockConfig
 from torchvision.models.video.swin_transformer import SwinTransformer3d
@@ -28,7 +28,7 @@ from tests.models.cases import Case, image
 PICTURES = {
     "resnet18": 64,
     "mobilenet_v2": 64, "mobilenet_v3_small": 64, "mnasnet0_5": 64, "shufflenet_v2_x0_5": 64, "squeezenet1_1": 64,
-    "regnet_x_400mf": 64, "regnet_y_400mf": 64, "efficientnet_b0": 64, 
+    "regnet_x_400mf": 64, "regnet_y_400mf": 64, "efficientnet_b0": 64,
 }  # fmt: skip
 SWIN = {"patch_size": [4, 4], "embed_dim": 12, "depths": [2, 2], "num_heads": [2, 4], "window_size": [4, 4]}
 
@@ -49,9 +49,7 @@ class Backbone(nn.Module):
 
 def cases() -> dict[str, Case]:
     small = {"num_classes": 5}
-    found = {
-        name: image(partial(getattr(models, name), **small), 2, 3, side, side) for name, side in PICTURES.items()
-    }
+    found = {name: image(partial(getattr(models, name), **small), 2, 3, side, side) for name, side in PICTURES.items()}
     made: dict[str, Callable[[], Any]] = {
         "densenet": lambda: models.DenseNet(4, (2, 2, 2), 8, num_classes=5),
         "densenet dropout": lambda: models.DenseNet(4, (2, 2, 2), 8, drop_rate=0.2, num_classes=5),

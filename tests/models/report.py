@@ -1,0 +1,73 @@
+"""The table of what became of the models."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+
+#: What a model is that is several of these in different layouts: the first.
+WORST = ("wrong", "divergent", "broken", "other error", "not run", "refused", "right")
+_PACKAGES = {
+    "smp": "segmentation-models-pytorch",
+    "neuralop": "neuraloperator",
+    "harmonics": "torch-harmonics",
+    "pyg": "torch-geometric",
+    "physicsnemo": "nvidia-physicsnemo",
+}
+
+
+def table(results: Iterable[Mapping[str, str]], command: str, day: str) -> str:
+    """Return Markdown: how many models of each library are right, and what stops the others."""
+    layouts: dict[str, None] = {}
+    models: dict[str, dict[str, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
+    for each in results:
+        layouts[each["layout"]] = None
+        models[each["library"]][each["name"]].setdefault(each["kind"], each["note"])
+    lines = [
+        "# Public models on shards",
+        "",
+        f"Written by `{command}` on {day}. Each model, unmodified and in double precision, on a sample that is cut as",
+        f"{_listed(layouts)}: loss, gradients of inputs and of all parameters, and buffers, against one process.",
+        "",
+        "| library | models | right | refused | other | not run |",
+        "|---|---|---|---|---|---|",
+    ]
+    reasons: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for library, found in models.items():
+        counts: dict[str, int] = defaultdict(int)
+        for name, kinds in found.items():
+            kind = min(kinds, key=WORST.index)
+            counts[kind] += 1
+            if kind != "right":
+                reasons[kind][_reason(kind, kinds[kind])].append(f"{library} {name}")
+        other = sum(counts[kind] for kind in WORST[:4])
+        row = (len(found), counts["right"], counts["refused"], other, counts["not run"])
+        lines.append(f"| {_versioned(library)} | {' | '.join(map(str, row))} |")
+    for kind in WORST[:-1]:
+        if reasons[kind]:
+            lines += ["", f"## {kind.capitalize()}", ""]
+            most = sorted(reasons[kind].items(), key=lambda pair: (-len(pair[1]), pair[0]))
+            lines += [f"- {reason} ({len(names)}): {', '.join(names)}" for reason, names in most]
+    return "\n".join(lines) + "\n"
+
+
+def _reason(kind: str, note: str) -> str:
+    if kind != "refused":
+        return note.replace("|", "/")
+    operation, _, rest = note.partition(": ")
+    why = re.split(r"\. Layout:", rest)[0].removeprefix(operation).strip()
+    return f"`{operation}`: {why}"
+
+
+def _listed(layouts: Iterable[str]) -> str:
+    return ", ".join(f'"{name}"' for name in layouts)
+
+
+def _versioned(library: str) -> str:
+    package = _PACKAGES.get(library, library)
+    try:
+        return f"{package} {version(package)}"
+    except PackageNotFoundError:
+        return package

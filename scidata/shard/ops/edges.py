@@ -32,11 +32,15 @@ REMEDY = "use sample.to_pyg(), whose edge_index knows its routes"
 # -- gathers -------------------------------------------------------------------------------------------------------
 
 
-def take_rows(func: Any, x: Tensor, dim: int, index: ShardTensor) -> ShardTensor:
+def take_rows(func: Any, x: Tensor, dim: int, index: ShardTensor) -> Tensor:
     """Take the rows of ``x`` at sharded global ids: one for each id, in the ids' layout. Collective for ghosts."""
     ispec = index._spec
-    if ispec.ndim != 1 or index.dtype not in (torch.int64, torch.int32):
-        raise unsupported(func, "a sharded index must have one dim and hold integers", ispec)
+    if index.dtype not in (torch.int64, torch.int32):
+        raise unsupported(func, "a sharded index must hold integers", ispec)
+    if ispec.ndim != 1:
+        if isinstance(index, RoutedIndex):
+            raise unsupported(func, "ids of a graph must have one dim here", ispec)
+        return take_advanced(func, x, {normal_dim(dim, len(x.shape)): index})
     (axis,) = ispec.sharded.values()
     if not is_sharded(x):
         plain = local_of(x)
@@ -47,7 +51,7 @@ def take_rows(func: Any, x: Tensor, dim: int, index: ShardTensor) -> ShardTensor
     else:
         spec, dim = x._spec, normal_dim(dim, x._spec.ndim)
         if not isinstance(index, RoutedIndex):
-            return take_advanced(func, x, {dim: index})  # type: ignore[return-value]
+            return take_advanced(func, x, {dim: index})
         check_nodes(func, x, dim, index)
         source = x._local if index.all_owned else with_ghosts(x, dim, index.exchange)
         rows = source.index_select(dim, index.local_ids)

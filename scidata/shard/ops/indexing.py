@@ -20,7 +20,6 @@ from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops.advanced import take_advanced
 from scidata.shard.ops.align import (
     is_sharded,
-    operands_of,
     refuse_out,
     refuse_without_dims,
     specs_of,

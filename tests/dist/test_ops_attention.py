@@ -268,9 +268,13 @@ def check_refused(rank, num_ranks):
     x = torch.randn(2, 4, 4, 4)
     batch, heads, rows, width = (ShardSpec.even(mesh, [Shard(d)], x.shape) for d in range(4))
     other = ShardSpec.even(mesh, [Shard(1)], x.shape, {0: (3, 1)})
+    three = [normal(2, 4, 4, 4) for _ in range(3)]
     for specs in ([batch, heads, heads], [heads, rows, rows], [width] * 3, [heads, other, other], [rows, heads, heads]):
-        with pytest.raises(UnsupportedShardOp, match="Remedy"):
-            ATTENTION(*(shard_of(x, spec) for spec in specs))
+        assert_like_one_process(ATTENTION, three, specs)
+    for mask, dim in ((normal(2, 1, 4, 4), 0), (normal(2, 4, 1, 4), 1), (normal(4, 4), 0)):
+        for spec in (batch, heads, rows):
+            specs = [spec] * 3 + [ShardSpec.even(mesh, [Shard(dim)], mask.shape, {0: (mask.shape[dim], 0)})]
+            assert_like_one_process(ATTENTION, [*three, mask], specs)
     three = [shard_of(x, rows) for _ in range(3)]
     with pytest.raises(UnsupportedShardOp, match="Remedy"):
         ATTENTION(*three, is_causal=True, attn_mask=torch.ones(4, 4, dtype=torch.bool))
@@ -280,7 +284,7 @@ def check_refused(rank, num_ranks):
         ATTENTION(shard_of(x, odd), *pairs, enable_gqa=True)
 
 
-def test_layouts_that_do_not_meet_raise():
+def test_layouts_that_do_not_meet():
     run_ranks(check_refused, 2)
 
 

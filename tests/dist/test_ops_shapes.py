@@ -152,6 +152,25 @@ def test_what_has_no_rule_raises_on_every_rank(num_ranks):
     run_ranks(check_refused, num_ranks)
 
 
+def check_windows(rank, num_ranks):
+    """Windows of an image and back: no rank is left without rows where there are enough for all."""
+    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
+    x = torch.randn(2, 16, 16, 4, dtype=torch.float64).requires_grad_()
+    spec = ShardSpec.even(mesh, [Shard(1)], x.shape)
+    windows = lambda x: x.view(2, 4, 4, 4, 4, 4).transpose(2, 3).reshape(-1, 4, 4, 4)  # noqa: E731
+    back = lambda x: windows(x).view(2, 4, 4, 4, 4, 4).transpose(2, 3).reshape(2, 16, 16, 4)  # noqa: E731
+    for function in (windows, back):
+        found = assert_like_one_process(function, [x], [spec])
+        shares = [shape.numel() * num_ranks / found.numel() for shape in found.sharding_shapes()[0]]
+        assert max(shares) <= 1.5, found.spec
+        assert min(shares) >= 0.5, found.spec
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_windows_stay_balanced(num_ranks):
+    run_ranks(check_windows, num_ranks)
+
+
 def check_two_axes(rank, num_ranks):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("h", "w"))
     torch.manual_seed(10)

@@ -20,6 +20,7 @@ from scidata.shard.comm.sums import replicate_to_shards
 from scidata.shard.comm.transport import gather
 from scidata.shard.op_table import unsupported
 from scidata.shard.ops.align import finish, is_sharded, local_of, replicated, specs_of
+from scidata.shard.ops.edge_order import as_joined, refuse_disorder
 from scidata.shard.rows.redistribute import fetch_rows, move_rows, plan_listed
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
@@ -98,6 +99,8 @@ def _take_listed(func: Any, x: ShardTensor, tensors: dict[int, Tensor]) -> Tenso
     new_shape = [spec.global_shape[d] for d in others]
     new_shape[place:place] = shape
     split = [d for d in dims if d in spec.sharded]
+    if split:
+        refuse_disorder(func, spec)
     if len(split) > 1:  # the first stays sharded, the axes of the others replicate
         x = replicated(x, {spec.sharded[d] for d in split[1:]})
         spec = x._spec
@@ -180,6 +183,8 @@ def _take_mask(func: Any, x: ShardTensor, dim: int, mask: Tensor) -> Tensor:
     if not axes:
         local = x._local[(*before, mask)]
         return finish(local, spec.move_dims(_masked_shape(spec, covered, local.shape[dim]), new_dim))
+    if not isinstance(mask, ShardTensor) and dim in spec.sharded:
+        mask = as_joined(func, mask, 0, spec)
     # Elements come in C order, so the slowest dim of the mask has to be the sharded one, and the only one.
     axis = min(axes, key=lambda a: (spec.dims[a] != dim, theirs.get(a) != dim, a))
     x = replicated(x, {a for a in axes - {axis} if spec.dims[a] in covered})

@@ -17,6 +17,7 @@ from torch.distributed.tensor import Replicate
 from scidata.shard.comm.collectives import slice_to_shard
 from scidata.shard.comm.sums import replicate_parameters, replicate_to_shards
 from scidata.shard.op_table import unsupported
+from scidata.shard.ops.edge_order import as_joined
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import shares_memory
@@ -173,6 +174,8 @@ def align(
     for x, moved in zip(operands, plan.moved, strict=True):
         local = local_of(x)
         for entry, axis, dim in moved:
+            if plan.edges is not None and dim is not None and local.shape[dim] == sum(entry[1]):
+                local = as_joined(func, local, dim, plan.edges)
             local = _cut(local, dim, entry[1], specs[0], axis)
         locals_.append(local)
     return locals_, plan.layout, plan.extents
@@ -184,6 +187,7 @@ class _Plan(NamedTuple):
     extents: dict[Hashable, int]
     moved: list[list[tuple[Any, int, int | None]]]  # of each operand: entry, mesh axis and dim of what it is sliced on
     specs: list[ShardSpec]  # held, so that their ids stay theirs
+    edges: ShardSpec | None = None  # of edges that are not in the order of one process
 
 
 def _planned(func: Any, operands: Sequence[Tensor], labels: Sequence[Labels], specs: list[ShardSpec]) -> _Plan:
@@ -196,7 +200,7 @@ def _planned(func: Any, operands: Sequence[Tensor], labels: Sequence[Labels], sp
         return _Plan(brought, [], extents, [], specs)
     layout = layout_of(func, operands, labels)
     moved = [_moves(x, list(names), layout) for x, names in zip(operands, labels, strict=True)]
-    return _Plan({}, layout, extents, moved, specs)
+    return _Plan({}, layout, extents, moved, specs, next((spec for spec in specs if not spec.in_order), None))
 
 
 def _brought(operands: Sequence[Tensor], labels: Sequence[Labels], specs: list[ShardSpec]) -> dict[int, ShardSpec]:

@@ -30,8 +30,10 @@ from scidata.shard.ops.align import (
     spec_of_layout,
     specs_of,
     to_axis,
+    to_layout,
     whole_along,
 )
+from scidata.shard.ops.moving import moved_off
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
@@ -59,6 +61,25 @@ def _sharded_label(x: Any, labels: list[Hashable], axis: int) -> Entry | None:
     return None if dim is None else (labels[dim], x._spec.sizes_of(axis))
 
 
+def _beside_query(x: Tensor, names: list[Hashable], query: Tensor, query_names: list[Hashable]) -> Tensor:
+    """Bring an operand that is split otherwise than the queries to their layout, or gather it. Collective then."""
+    if x is query or not isinstance(x, ShardTensor):
+        return x
+    dims, sizes = list(x._spec.dims), list(x._spec.sizes)
+    for axis in range(len(dims)):
+        own, goal = _sharded_label(x, names, axis), _sharded_label(query, query_names, axis)
+        if own is None or goal is None or own == goal or (own[0], goal[0]) == ("S", "L"):
+            continue
+        place = names.index(goal[0]) if goal[0] in names else None
+        if own[0] == goal[0] and sum(own[1]) != sum(goal[1]):  # fewer heads than the queries have
+            continue
+        fits = place is not None and x.shape[place] == sum(goal[1]) and place not in (*dims[:axis], *dims[axis + 1 :])
+        dims[axis], sizes[axis] = (place, goal[1]) if fits else (None, None)
+    if dims == list(x._spec.dims) and sizes == list(x._spec.sizes):
+        return x
+    return to_layout(x, x._spec.derive(x._spec.global_shape, dims, sizes))
+
+
 @register_op(F.scaled_dot_product_attention)
 def attention(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Attend to all keys from this rank's queries."""
@@ -72,6 +93,12 @@ def attention(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
     specs, labels = specs_of([*operands.values()]), _labels(operands)
     if any(spec.device_mesh != specs[0].device_mesh for spec in specs):
         raise unsupported(func, "the operands lie on different device meshes", *specs)
+    for name, x in operands.items():
+        if name != "attn_mask" and isinstance(x, ShardTensor) and x._spec.ndim - 1 in x._spec.sharded:
+            operands[name] = moved_off(x, [x._spec.ndim - 1])
+    query = operands["query"]
+    operands = {name: _beside_query(x, labels[name], query, labels["query"]) for name, x in operands.items()}
+    given |= operands
     if given.get("is_causal") and "attn_mask" in operands:
         raise unsupported(func, "is_causal beside an attn_mask", *specs, remedy="put the causal mask into attn_mask")
     device = operands["query"].device.type

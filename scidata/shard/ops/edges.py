@@ -21,6 +21,7 @@ from scidata.shard.graphs.routed import FilledTensor, MovedTensor, RoutedIndex, 
 from scidata.shard.op_table import unsupported
 from scidata.shard.ops.advanced import count_true, split_alike, take_advanced
 from scidata.shard.ops.align import is_sharded, local_of, specs_of
+from scidata.shard.ops.edge_order import as_joined
 from scidata.shard.ops.shapes import argument, many, normal_dim
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
@@ -87,7 +88,8 @@ def _where(func: Any, x: Tensor, dim: int, mask: ShardTensor) -> tuple[Tensor, S
     if is_sharded(x):
         local, base = x._local, x._spec
     else:
-        local = slice_to_shard(local_of(x), spec.sizes_of(axis), dim, spec.group(axis))
+        whole = as_joined(func, local_of(x), dim, spec)
+        local = slice_to_shard(whole, spec.sizes_of(axis), dim, spec.group(axis))
         base = spec.derive(shape, [dim if a == axis else None for a in range(len(spec.axes))], spec.sizes)
     return local, base.with_rows(dim, count_true(mask))
 

@@ -168,7 +168,8 @@ class _Move(NamedTuple):
     group: Group
     dim: int
     axis: int
-    sizes: tuple[int, ...]  # elements of the group on each rank after the reshape
+    new: tuple[int, int]  # how many elements of the group come before and behind the new sharded dim
+    sizes: tuple[int, ...]  # rows of that dim on each rank
 
 
 class _Plan(NamedTuple):
@@ -191,6 +192,11 @@ def _reshaped(func: Any, spec: ShardSpec, shape: Sequence[int]) -> _Plan:
 def _goes_to(group: Group, shape: Sequence[int]) -> int | None:
     """Return the dim that a sharded one of the group becomes: the slowest new one of more than one row."""
     return next((d for d in group.new if shape[d] != 1), group.new[0] if group.new else None)
+
+
+def _balanced(group: Group, shape: Sequence[int], num_ranks: int) -> int:
+    """Return the dim to shard where elements move anyway: the slowest of which each rank gets a row, or the longest."""
+    return next((d for d in group.new if shape[d] >= num_ranks), max(group.new, key=lambda d: shape[d]))
 
 
 def _without_merged(spec: ShardSpec, groups: Sequence[Group], shape: Sequence[int]) -> ShardSpec:
@@ -223,23 +229,28 @@ def _find_reshaped(func: Any, spec: ShardSpec, shape: Sequence[int]) -> _Plan:
         old_row = math.prod(spec.global_shape[d] for d in group.old if d > dim)
         new_row = math.prod(new_shape[d] for d in group.new if d > goes_to)
         old_sizes = spec.sizes_of(axis)
-        dims[axis] = goes_to
         if slower == 1 and not any(size * old_row % new_row for size in old_sizes):
             sizes[axis] = tuple(size * old_row // new_row for size in old_sizes)
         else:
+            goes_to = _balanced(group, new_shape, len(old_sizes))
             sizes[axis] = rows = even_sizes(new_shape[goes_to], len(old_sizes))
-            moves.append(_Move(group, dim, axis, tuple(n * new_row for n in rows)))
+            around = tuple(
+                math.prod(new_shape[d] for d in part)
+                for part in (range(group.new.start, goes_to), range(goes_to + 1, group.new.stop))
+            )
+            moves.append(_Move(group, dim, axis, (around[0], around[1]), rows))
+        dims[axis] = goes_to
     return _Plan(before, moves, spec.derive(new_shape, dims, sizes))
 
 
 def _moved(x: ShardTensor, moves: Sequence[_Move]) -> Tensor:
     """Bring elements to the ranks that own them after the reshape, their dims merged. Collective."""
     spec, local = x._spec, x._local
-    for group, dim, axis, sizes in reversed(moves):
+    for group, dim, axis, new, sizes in reversed(moves):
         first, last = group.old.start, group.old.stop
         outer = math.prod(spec.global_shape[first:dim])
         inner = math.prod(spec.global_shape[dim + 1 : last])
-        plan = plan_reshape(outer, inner, spec.sizes_of(axis), sizes, spec.coordinate(axis))
+        plan = plan_reshape((outer, inner), spec.sizes_of(axis), new, sizes, spec.coordinate(axis))
         local = local.reshape(*local.shape[:first], math.prod(local.shape[first:last]), *local.shape[last:])
         local = move_rows(local, plan, first, spec.group(axis))
     return local

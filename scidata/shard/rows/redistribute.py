@@ -7,7 +7,6 @@ from, as in ``indexed_all_to_all_v``, which moves the rows.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -64,15 +63,24 @@ def plan_rows(
 
 
 @lru_cache(maxsize=32)
-def plan_reshape(outer: int, inner: int, sizes: tuple[int, ...], new_sizes: tuple[int, ...], rank: int) -> RowPlan:
-    """Plan from dims ``(outer, sharded, inner)``, flat in C order, to contiguous runs of ``new_sizes`` elements."""
-    bounds, new, extent = bounds_of(sizes), bounds_of(new_sizes), sum(sizes)
-    mine = np.arange(outer)[:, None, None] * extent + np.arange(bounds[rank], bounds[rank + 1])[:, None]
-    held = (mine * inner + np.arange(inner)).reshape(-1)
-    cuts = np.searchsorted(held, new)
-    send = [np.arange(start, stop) for start, stop in itertools.pairwise(cuts)]
-    wanted = np.arange(new[rank], new[rank + 1]) // inner % extent
-    return _as_plan(send, owners_of(bounds, wanted), False)
+def plan_reshape(
+    old: tuple[int, int], sizes: tuple[int, ...], new: tuple[int, int], new_sizes: tuple[int, ...], rank: int
+) -> RowPlan:
+    """Plan from dims ``(outer, sharded, inner)`` to others, all flat in C order; ``old``, ``new``: (outer, inner)."""
+    bounds, new_bounds, extent, new_extent = bounds_of(sizes), bounds_of(new_sizes), sum(sizes), sum(new_sizes)
+    held = _elements(old, extent, bounds[rank], bounds[rank + 1])
+    holders = owners_of(new_bounds, held // new[1] % new_extent)
+    send = [np.flatnonzero(holders == holder) for holder in range(len(sizes))]
+    wanted = _elements(new, new_extent, new_bounds[rank], new_bounds[rank + 1])
+    return _as_plan(send, owners_of(bounds, wanted // old[1] % extent), False)
+
+
+def _elements(shape: tuple[int, int], extent: int, start: int, stop: int) -> IntArray:
+    """Return the flat numbers of some rows of the middle one of three dims."""
+    outer, inner = shape
+    rows = np.arange(outer)[:, None, None] * extent + np.arange(start, stop)[:, None]
+    found: IntArray = (rows * inner + np.arange(inner)).reshape(-1)
+    return found
 
 
 def move_rows(local: Tensor, plan: RowPlan, dim: int, group: Group) -> Tensor:

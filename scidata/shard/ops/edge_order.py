@@ -1,0 +1,46 @@
+"""The order of edges: what is joined on each rank by itself (edges, then self-loops) is not in one process's order.
+
+A plain tensor with a row for each edge is, so its rows are brought to the order of the ranks before they are cut.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scidata.shard.op_table import unsupported
+from scidata.shard.spec import ShardSpec
+
+
+def as_joined(func: Any, x: Tensor, dim: int, spec: ShardSpec) -> Tensor:
+    """Bring a plain tensor, of which ``dim`` has a row for each edge of ``spec``, to the order of the ranks."""
+    if spec.in_order or all(spec.axes[axis].size == 1 for axis in spec.sharded.values()):
+        return x
+    if spec.edge_parts is not None:
+        return x.index_select(dim, _rows_by_rank(spec.edge_parts).to(x.device))
+    if x.requires_grad or not bool((x == x.narrow(dim, 0, 1)).all()):  # the same on all ranks, so all raise
+        refuse_disorder(func, spec)
+    return x
+
+
+def refuse_disorder(func: Any, *specs: ShardSpec) -> None:
+    """Raise for edges that are not in the order of one process, where that matters."""
+    if not all(spec.in_order or all(spec.axes[axis].size == 1 for axis in spec.sharded.values()) for spec in specs):
+        reason = "these edges were joined on each rank by itself, so that no plain tensor knows their order"
+        raise unsupported(func, reason, *specs, remedy="make it of edge_index, by its methods and functions")
+
+
+@lru_cache(maxsize=64)
+def _rows_by_rank(parts: tuple[tuple[int, ...], ...]) -> Tensor:
+    """Return which rows each rank has, one rank after the other, in numbers of one process."""
+    starts = list(accumulate(map(sum, parts), initial=0))
+    rows = []
+    for rank in range(len(parts[0])):
+        for start, sizes in zip(starts, parts, strict=False):
+            first = start + sum(sizes[:rank])
+            rows.append(torch.arange(first, first + sizes[rank]))
+    return torch.cat(rows)

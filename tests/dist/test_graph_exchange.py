@@ -344,7 +344,6 @@ def check_refusals(rank, num_ranks):
         "edges to join": lambda: torch.cat([e, torch.zeros(2, NUM_NODES, dtype=torch.int64)], 1),
         "rows to join": lambda: torch.cat([messages, torch.zeros(5, 2)]),
         "a parameter in place": lambda: nn.Parameter(zeros.clone()).scatter_add_(0, index, messages),
-        "prod over ranks": lambda: torch.zeros(3).scatter_reduce(0, (x[:, 0] * 3).long(), x[:, 0], "prod"),
         "plain values where": lambda: messages.__setitem__(e[0] == e[1], torch.zeros(1, 2)),
         "channels": lambda: nn.BatchNorm1d(NUM_NODES)(x.t()),
     }

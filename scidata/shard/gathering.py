@@ -103,7 +103,7 @@ class Gathering:
 def _can_gather(func: Any, tensors: list[ShardTensor]) -> bool:
     name = getattr(func, "__name__", "")
     mine = HANDLERS.get(func) in REFUSES or name in _ITS_OWN.split()
-    return not mine and bool(tensors) and all(x._spec.exchange is None or x._spec.is_replicated for x in tensors)
+    return not mine and bool(tensors) and all(x._spec.in_order or x._spec.is_replicated for x in tensors)
 
 
 def _writes(func: Any) -> bool:

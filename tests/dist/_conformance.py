@@ -69,7 +69,7 @@ _SHAPES: dict[str, Callable[[Any], Any]] = {
     "expand": lambda x: [x.expand(2, 7, 7, 7), x[:, :1].expand(-1, 5, 7), torch.broadcast_to(x, (1, 7, 7, 7))],
     "broadcast": lambda x: [x.broadcast_to(2, 7, 7, 7), x[:, :, :1].expand_as(x)],
     "repeat": lambda x: [x.repeat(1, 3, 2), x.repeat(2, 1, 2, 1), x.tile(2, 1), torch.tile(x, (2,))],
-    "repeat_interleave": lambda x: [x.repeat_interleave(2, 1), torch.repeat_interleave(x, 3, dim=0)],
+    "repeat_interleave": lambda x: [x.repeat_interleave(2, 1), torch.repeat_interleave(x, 3, dim=0), x.repeat_interleave(INDEX.new_tensor([2, 0, 1, 3, 0, 1, 1]), 1), x.repeat_interleave(2)],
     "getitem": lambda x: [x[:, 0], x[-1, 2:5], x[:, 1:], x[::2, 5:1], x[2:6:3, None], x[..., 3, None], x[1, 2, 3:]],
     "index": lambda x: [x[:, INDEX], x[[3, 0]], x[INDEX], x[..., INDEX], x[0, :, [1, 2]], x[:, None, INDEX]],
     "permuted": lambda x: [x[torch.arange(7).flip(0)], x[:, :, torch.tensor([], dtype=torch.long)]],

@@ -160,7 +160,8 @@ def _seed(seed: int) -> None:
 def _step(case: Case, inputs: Callable[[], Mapping[str, Any]]) -> Result:
     """Run a model forward and backward."""
     _seed(0)
-    model = case.build().to(case.dtype).train(case.train)
+    model = case.build().train(case.train)
+    model = model.double() if case.dtype == torch.float64 else model.float()  # to(dtype) makes complex numbers real
     with torch.no_grad():
         for p in model.parameters():  # gates that start at nought would hide what is behind them
             p.add_(0.02 * torch.randn_like(p))

@@ -20,7 +20,7 @@ from scidata.shard.comm.sums import replicate_to_shards
 from scidata.shard.comm.transport import gather
 from scidata.shard.op_table import unsupported
 from scidata.shard.ops.align import finish, is_sharded, local_of, replicated, specs_of
-from scidata.shard.ops.edge_order import as_joined, refuse_disorder
+from scidata.shard.ops.edge_order import as_joined, places_by_rank
 from scidata.shard.rows.redistribute import fetch_rows, move_rows, plan_listed
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
@@ -99,8 +99,14 @@ def _take_listed(func: Any, x: ShardTensor, tensors: dict[int, Tensor]) -> Tenso
     new_shape = [spec.global_shape[d] for d in others]
     new_shape[place:place] = shape
     split = [d for d in dims if d in spec.sharded]
-    if split:
-        refuse_disorder(func, spec)
+    if not spec.in_order:
+        tensors = {
+            d: places_by_rank(func, flat_rows(index, d, spec.global_shape[d]), spec).view(index.shape)
+            if d in split
+            else index
+            for d, index in tensors.items()
+        }
+        indices = torch.broadcast_tensors(*tensors.values())  # type: ignore[no-untyped-call]
     if len(split) > 1:  # the first stays sharded, the axes of the others replicate
         x = replicated(x, {spec.sharded[d] for d in split[1:]})
         spec = x._spec

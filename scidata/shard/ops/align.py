@@ -17,7 +17,7 @@ from torch.distributed.tensor import Replicate
 from scidata.shard.comm.collectives import slice_to_shard
 from scidata.shard.comm.sums import replicate_parameters, replicate_to_shards
 from scidata.shard.op_table import unsupported
-from scidata.shard.ops.edge_order import as_joined
+from scidata.shard.ops.edge_order import as_in_one_process, as_joined
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import shares_memory
@@ -324,19 +324,15 @@ def write_to_plain(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
     Collective. The gradient of what is gathered is that of the plain tensor, the same on all ranks.
     """
-    given = [*args, *kwargs.values()]
-    specs = specs_of([x for value in given for x in (value if isinstance(value, tuple | list) else (value,))])
-    if any(not spec.in_order and not spec.is_replicated for spec in specs):
-        reason = "a plain tensor takes no edges of a graph, whose order is not that of the whole"
-        raise unsupported(func, reason, *specs)
-    return func(*map(_whole, args), **{name: _whole(value) for name, value in kwargs.items()})
+    return func(*[_whole(func, x) for x in args], **{name: _whole(func, x) for name, x in kwargs.items()})
 
 
-def _whole(value: Any) -> Any:
+def _whole(func: Any, value: Any) -> Any:
     if isinstance(value, ShardTensor):
-        return value.full_tensor()
+        full = value.full_tensor()
+        return full if value._spec.is_replicated else as_in_one_process(func, full, value._spec)
     if isinstance(value, tuple | list) and any(isinstance(x, ShardTensor) for x in value):
-        return type(value)(map(_whole, value))
+        return type(value)(_whole(func, x) for x in value)
     return value
 
 

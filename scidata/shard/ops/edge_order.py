@@ -27,6 +27,25 @@ def as_joined(func: Any, x: Tensor, dim: int, spec: ShardSpec) -> Tensor:
     return x
 
 
+def as_in_one_process(func: Any, whole: Tensor, spec: ShardSpec) -> Tensor:
+    """Bring edges that were gathered, one rank after the other, to the order of one process."""
+    if spec.edge_parts is None:
+        refuse_disorder(func, spec)
+    if spec.in_order or spec.edge_parts is None:
+        return whole
+    (dim,) = spec.sharded
+    return whole.index_select(dim, _rows_by_rank(spec.edge_parts).argsort().to(whole.device))
+
+
+def places_by_rank(func: Any, rows: Tensor, spec: ShardSpec) -> Tensor:
+    """Return where edges of these numbers, from 0 on in one process, are: the ranks' edges one after the other."""
+    if spec.edge_parts is None:
+        refuse_disorder(func, spec)
+    if spec.in_order or spec.edge_parts is None:
+        return rows
+    return _rows_by_rank(spec.edge_parts).argsort().to(rows.device)[rows]
+
+
 def refuse_disorder(func: Any, *specs: ShardSpec) -> None:
     """Raise for edges that are not in the order of one process, where that matters."""
     if not all(spec.in_order or all(spec.axes[axis].size == 1 for axis in spec.sharded.values()) for spec in specs):

@@ -226,15 +226,21 @@ def _tiled_rows(extent: int, times: int) -> IntArray:
 
 @register_op(*find("repeat_interleave", namespaces=_BOTH))
 def repeat_interleave(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Repeat each row of a dim a number of times."""
-    x: ShardTensor = argument(args, kwargs, 0, "input")
-    spec, times, dim = x._spec, argument(args, kwargs, 1, "repeats"), argument(args, kwargs, 2, "dim")
-    if not isinstance(times, int) or dim is None:
-        raise unsupported(func, "it needs one number of repeats, and a dim", spec, remedy="use index_select")
-    dim = normal_dim(dim, spec.ndim)
+    """Repeat each row of a dim a number of times, which is the same for all or is given for each."""
+    x: Any = argument(args, kwargs, 0, "input")
+    times, dim = argument(args, kwargs, 1, "repeats"), argument(args, kwargs, 2, "dim")
+    if not isinstance(times, int | Tensor):  # the only tensor says how often each of its own numbers is repeated
+        counts = x.full_tensor()
+        return torch.repeat_interleave(counts, **{n: v for n, v in kwargs.items() if n not in ("input", "repeats")})
+    x, dim = (x.reshape(-1), 0) if dim is None else (x, normal_dim(dim, len(x.shape)))
+    if isinstance(times, Tensor):
+        counts = times.full_tensor() if isinstance(times, ShardTensor) else times
+        rows = torch.arange(x.shape[dim], device=counts.device)
+        return x.index_select(dim, rows.repeat_interleave(counts))  # type: ignore[no-any-return]
+    spec = x._spec
     axis = spec.axis_of_dim(dim)
-    rows = spec.global_shape[dim] * times if axis is None else [n * times for n in spec.sizes_of(axis)]
-    return finish(x._local.repeat_interleave(times, dim), spec.with_rows(dim, rows))
+    new = spec.global_shape[dim] * times if axis is None else [n * times for n in spec.sizes_of(axis)]
+    return finish(x._local.repeat_interleave(times, dim), spec.with_rows(dim, new))
 
 
 # -- turning around ------------------------------------------------------------------------------------------------

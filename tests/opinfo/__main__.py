@@ -21,7 +21,7 @@ STRETCH = 100  # operations on the same ranks, which take some seconds to import
 BAD = ("wrong", "divergent", "broken", "other error", "accepted")
 
 
-def all_of(names: list[str], most: int, ranks: int) -> Iterator[Found]:
+def all_of(names: list[str], most: int, ranks: int, *, rival: bool = False) -> Iterator[Found]:
     """Run operations on the same ranks, and on new ones after one that breaks them."""
     left = list(names)
     while left:
@@ -29,7 +29,7 @@ def all_of(names: list[str], most: int, ranks: int) -> Iterator[Found]:
             done = Path(folder) / "done"
             broken = None
             try:
-                run_ranks(on_ranks, ranks, left[:STRETCH], most, done, timeout=600)
+                run_ranks(on_ranks, ranks, left[:STRETCH], most, done, rival, timeout=600)
             except RankError as error:
                 broken = str(error).strip().splitlines()[-1][:300]
             count = 0
@@ -54,12 +54,13 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=3)
     parser.add_argument("--most", type=int, default=10, help="samples of an operation")
     parser.add_argument("--refused", action="store_true", help="also print what is refused, and why")
+    parser.add_argument("--dtensor", action="store_true", help="run torch's DTensor instead, on even parts")
     parser.add_argument("--json", type=Path, help="write counts and notes of each operation")
     options = parser.parse_args()
     names = options.names or list(operations())
     total: Counter[str] = Counter()
     results = []
-    for found in all_of(names, options.most, options.ranks):
+    for found in all_of(names, options.most, options.ranks, rival=options.dtensor):
         total += found.counts
         results.append({"name": found.name, "counts": dict(found.counts), "notes": found.notes})
         for kind in (*BAD, *(["refused"] if options.refused else [])):

@@ -7,6 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -104,27 +105,31 @@ def variants(op: Any) -> dict[str, Callable[..., Any]]:
     return {name: form for name, form in named.items() if form is not None}
 
 
-def on_ranks(rank: int, num_ranks: int, names: list[str], most: int, done: Path) -> None:
+def on_ranks(rank: int, num_ranks: int, names: list[str], most: int, done: Path, rival: bool = False) -> None:
     """Run operations one after the other; the first rank adds what it found to a file. Collective."""
     for name in names:
-        found = run(name, most, rank, num_ranks)
+        found = run(name, most, rank, num_ranks, rival=rival)
         if rank == 0:
             with done.open("ab") as file:
                 pickle.dump(found, file)
 
 
-def run(name: str, most: int, rank: int, num_ranks: int) -> Found:
-    """Run an operation's samples. Collective; raises where ranks are no longer in step."""
+def run(name: str, most: int, rank: int, num_ranks: int, *, rival: bool = False) -> Found:
+    """Run an operation's samples; ``rival``: as DTensors, the functions alone, all tensors cut by ``torch.chunk``.
+
+    Collective; raises where ranks are no longer in step.
+    """
     warnings.simplefilter("ignore")
     op = operations()[name]
     mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
     found = Found(name)
     for i, sample in enumerate(samples(op, most)):
-        for form, function in variants(op).items():
-            for way in WAYS:
+        for form, function in list(variants(op).items())[: 1 if rival else None]:
+            for way in WAYS[: 1 if rival else None]:
                 for dim in (0, -1):
                     case = f"sample {i}, {form}, {way} on {dim}"
-                    kind, note = _outcome(op, function, form, sample, way, dim, mesh, num_ranks, empty=i % 2 == 1)
+                    place = _as_dtensors if rival else partial(_as_shards, num_ranks=num_ranks, empty=i % 2 == 1)
+                    kind, note = _outcome(op, function, form, sample, way, dim, partial(place, mesh))
                     kinds: list[Any] = [None] * num_ranks
                     dist.all_gather_object(kinds, kind)
                     if len(set(kinds)) > 1:
@@ -134,8 +139,17 @@ def run(name: str, most: int, rank: int, num_ranks: int) -> Found:
     return found
 
 
+def _as_shards(mesh: Any, x: Tensor, dim: int, *, num_ranks: int, empty: bool) -> Tensor:
+    sizes = split(x.shape[dim], num_ranks, empty=empty)
+    return shard_of(x, ShardSpec.even(mesh, [Shard(dim % x.ndim)], x.shape, {0: sizes}))
+
+
+def _as_dtensors(mesh: Any, x: Tensor, dim: int) -> Tensor:
+    return distribute_tensor(x.detach().clone(), mesh, [Shard(dim % x.ndim)]).detach()
+
+
 def _outcome(
-    op: Any, function: Any, form: str, sample: Any, way: str, dim: int, mesh: Any, num_ranks: int, *, empty: bool
+    op: Any, function: Any, form: str, sample: Any, way: str, dim: int, place: Callable[[Tensor, int], Tensor]
 ) -> tuple[str | None, str]:
     """Return what became of one call, and a word on it; None where no tensor can be sharded."""
     tensors = [x for x in tree_leaves(sample) if isinstance(x, Tensor)]
@@ -143,18 +157,13 @@ def _outcome(
     if not chosen or (way == "first" and len(tensors) == 1):
         return None, ""
     differentiable = op.supports_autograd and form != "in place"
-    placed: dict[int, ShardSpec] = {}
-    for x in chosen:
-        sizes = split(x.shape[dim], num_ranks, empty=empty)
-        placed[id(x)] = ShardSpec.even(mesh, [Shard(dim % x.ndim)], x.shape, {0: sizes})
+    placed = {id(x) for x in chosen}
 
     def leaf(x: Tensor) -> Tensor:
         return x.detach().clone().requires_grad_(differentiable and (x.is_floating_point() or x.is_complex()))
 
     def shard(x: Tensor) -> Tensor:
-        if id(x) not in placed:
-            return leaf(x)
-        return shard_of(x, placed[id(x)]).requires_grad_(leaf(x).requires_grad)
+        return place(x, dim).requires_grad_(leaf(x).requires_grad) if id(x) in placed else leaf(x)
 
     whole = tree_map_only(Tensor, leaf, sample)
     want, error = _called(function, form, whole)
@@ -189,7 +198,7 @@ def _called(function: Any, form: str, sample: Any) -> tuple[Any, Exception | Non
 
 
 def _whole(x: Any) -> Any:
-    return x.full_tensor() if isinstance(x, ShardTensor) else x
+    return x.full_tensor() if isinstance(x, ShardTensor | DTensor) else x
 
 
 def _compare(want: Any, got: Any) -> str | None:
@@ -224,7 +233,7 @@ def _gradients(want: Any, got: Any, whole: Any, parts: Any) -> tuple[str | None,
         total: Any = 0
         for i, (y, x) in enumerate(zip(results, plain, strict=True)):
             weight = torch.linspace(0.5, 1.5, x.numel(), dtype=torch.float64).view(x.shape).to(x.dtype) * (i + 1)
-            part = (y * weight).sum()
+            part = ((y.full_tensor() if isinstance(y, DTensor) else y) * weight).sum()
             total = total + (torch.view_as_real(part).sum() if part.is_complex() else part)
         return total
 

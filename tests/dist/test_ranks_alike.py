@@ -41,6 +41,15 @@ def looked_up(x, table):
     return [table[:, ids], table[0][ids], table[..., ids % 3], table[:, ids[0]], x[..., None] * table[1][ids].sin()]
 
 
+def written_between(x, rows):
+    """The gradient of rows that were written to, seen through a view that was made before."""
+    y = x.detach().requires_grad_()[rows]
+    seen = y.transpose(1, 2)
+    y.mul_(3)
+    (grad,) = torch.autograd.grad(seen.exp().sum(), y)
+    return [grad, y * x[:1]]
+
+
 ROWS = torch.tensor([4, 0, 6])
 PLACES = torch.tensor([[[9, -1, 3]]])
 CASES = {
@@ -77,6 +86,8 @@ def check(rank, num_ranks):
                     raise AssertionError(f"{name} at {spec}") from error
             table = torch.linspace(-1, 1, 24, dtype=torch.float64).view(2, 4, 3).requires_grad_()
             assert_like_one_process(looked_up, [x.detach() * 2, table], [spec, None])
+            for rows in (ROWS, torch.tensor([1, 1])):
+                assert_like_one_process(lambda x, rows=rows: written_between(x, rows), [x], [spec])
             with pytest.raises(IndexError, match="out of bounds"):  # also where there is no row to index
                 shard_of(x, spec)[:, :, torch.tensor([0, 5])]
             with pytest.raises(RuntimeError, match="in memory"):  # also where no rows are

@@ -172,6 +172,9 @@ def cases() -> dict[str, Case]:
         found[name] = image(partial(timm.create_model, name, num_classes=5, **small), 2, 3, side, side)
     evo = "test_efficientnet_evos"  # .float() in its norms
     found[evo] = replace(found[evo], tolerance=1e-4)
-    for name in ("inception_v3", "efficientvim_m1"):  # norms over two numbers in the end, which make rounding errors large
+    for name in (
+        "inception_v3",
+        "efficientvim_m1",
+    ):  # norms over two numbers in the end, which make rounding errors large
         found[name] = replace(found[name], tolerance=1e-6)
     return found

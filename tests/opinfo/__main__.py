@@ -12,10 +12,14 @@ import pickle
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
+
+import torch
 
 from scidata.testing import RankError, run_ranks
 from tests.opinfo.cases import Found, on_ranks, operations
+from tests.opinfo.report import table
 
 STRETCH = 100  # operations on the same ranks, which take some seconds to import the samples
 BAD = ("wrong", "divergent", "broken", "other error", "accepted")
@@ -55,6 +59,8 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=10, help="samples of an operation")
     parser.add_argument("--refused", action="store_true", help="also print what is refused, and why")
     parser.add_argument("--dtensor", action="store_true", help="run torch's DTensor instead, on even parts")
+    parser.add_argument("--write", type=Path, help="write a table of all operations, in Markdown")
+    parser.add_argument("--beside", type=Path, help="what --dtensor --json wrote, for the table")
     parser.add_argument("--json", type=Path, help="write counts and notes of each operation")
     options = parser.parse_args()
     names = options.names or list(operations())
@@ -69,6 +75,10 @@ def main() -> None:
     print(dict(total))
     used = [r["counts"] for r in results if set(r["counts"]) - {"error"}]
     print(f"{len(used)} operations; all right: {sum(set(c) <= {'right', 'error'} for c in used)}")
+    if options.write:
+        rivals = json.loads(options.beside.read_text()) if options.beside else []
+        words = f"`python -m tests.opinfo --ranks {options.ranks} --most {options.most}`, torch {torch.__version__}, {date.today()}."
+        options.write.write_text(table(results, rivals, words))
     if options.json:
         options.json.write_text(json.dumps(results, indent=1))
 

@@ -131,7 +131,9 @@ def _take_listed(func: Any, x: ShardTensor, tensors: dict[int, Tensor]) -> Tenso
     local = x._local.permute(*others[:place], *order, *others[place:])
     local = local.reshape(*local.shape[:place], sizes[spec.coordinate(axis)], *local.shape[place + len(dims) :])
     local = move_rows(local, plan, place, spec.group(axis))
-    local = local.reshape(*local.shape[:place], new_sizes[spec.coordinate(axis)], *shape[1:], *local.shape[place + 1 :])
+    if len(shape) > 1:
+        rows = new_sizes[spec.coordinate(axis)]
+        local = local.reshape(*local.shape[:place], rows, *shape[1:], *local.shape[place + 1 :])
     new = [place if a == axis else None if d is None else new_dim[d] for a, d in enumerate(spec.dims)]
     return ShardTensor(
         local, spec.derive(new_shape, new, [new_sizes if a == axis else s for a, s in enumerate(spec.sizes)])

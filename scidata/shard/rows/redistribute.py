@@ -88,7 +88,7 @@ def move_rows(local: Tensor, plan: RowPlan, dim: int, group: Group) -> Tensor:
     if plan.stays:
         return local.index_select(dim, plan.send[group_rank(group)].to(local.device))
     rows = indexed_all_to_all_v(local.movedim(dim, 0), plan.send, plan.counts, group)
-    return rows.index_select(0, plan.order.to(local.device)).movedim(0, dim)
+    return rows.movedim(0, dim).index_select(dim, plan.order.to(local.device))  # last, so that it is no view
 
 
 def fetch_rows(local: Tensor, ids: Tensor, sizes: Sequence[int], dim: int, group: Group) -> Tensor:
@@ -115,4 +115,4 @@ def fetch_rows(local: Tensor, ids: Tensor, sizes: Sequence[int], dim: int, group
     rows = indexed_all_to_all_v(local.movedim(dim, 0), send, received, group)
     place = torch.empty_like(order)
     place[order] = torch.arange(len(order), device=order.device)
-    return rows.index_select(0, place).movedim(0, dim)
+    return rows.movedim(0, dim).index_select(dim, place)

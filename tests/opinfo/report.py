@@ -1,0 +1,47 @@
+"""The table of torch's operations in Markdown, beside DTensor's."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_PASSED = {"right", "error"}  # error: torch's own, for what one process refuses too
+
+
+def table(results: Sequence[Mapping[str, Any]], rivals: Sequence[Mapping[str, Any]], words: str) -> str:
+    """Return the page: totals, and a row for each operation."""
+    theirs = {each["name"]: Counter(each["counts"]) for each in rivals}
+    ours = {each["name"]: Counter(each["counts"]) for each in results if set(each["counts"]) - {"error"}}
+    total = sum(ours.values(), Counter())
+    whole = [name for name, counts in ours.items() if _all_right(counts)]
+    lines = ["# torch's samples of its operations, on shards", "", words, ""]
+    lines += [
+        f"{len(ours)} operations, {len(whole)} with all calls right; of the calls {total['right']:,} right, "
+        f"{total['refused']:,} refused, {_others(total):,} neither.",
+        "",
+    ]
+    good = [name for name, counts in theirs.items() if _all_right(counts) and name in ours]
+    tried = [name for name, counts in theirs.items() if set(counts) - {"error"} and name in ours]
+    if tried:
+        also = [name for name in good if not ours[name]["refused"] and not _others(ours[name])]
+        lines += [
+            f"DTensor, functions alone, all tensors cut by `torch.chunk` along dim 0 and -1: of {len(tried)} operations "
+            f"{len(good)} with all calls right, of which scidata has {len(also)} all right too, on uneven and empty parts.",
+            "",
+        ]
+    lines += ["| operation | right | refused | neither | DTensor |", "|---|---|---|---|---|"]
+    for name, counts in sorted(ours.items()):
+        beside = theirs.get(name, Counter())
+        tries = sum(n for kind, n in beside.items() if kind != "error")
+        rival = f"{beside['right']} of {tries}" if tries else ""
+        lines.append(f"| {name} | {counts['right']} | {counts['refused'] or ''} | {_others(counts) or ''} | {rival} |")
+    return "\n".join(lines) + "\n"
+
+
+def _all_right(counts: Mapping[str, int]) -> bool:
+    return bool(counts.get("right")) and set(counts) <= _PASSED
+
+
+def _others(counts: Mapping[str, int]) -> int:
+    return sum(n for kind, n in counts.items() if kind not in (*_PASSED, "refused"))

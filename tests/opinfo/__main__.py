@@ -68,7 +68,8 @@ def main() -> None:
     results = []
     for found in all_of(names, options.most, options.ranks, rival=options.dtensor):
         total += found.counts
-        results.append({"name": found.name, "counts": dict(found.counts), "notes": found.notes})
+        counts = {"counts": dict(found.counts), "alone": dict(+found.alone)}
+        results.append({"name": found.name, **counts, "notes": found.notes})
         for kind in (*BAD, *(["refused"] if options.refused else [])):
             for note in found.notes.get(kind, ())[: 1 if kind == "refused" else 3]:
                 print(f"{found.name}: {kind} ({found.counts[kind]}): {note}", flush=True)
@@ -77,7 +78,8 @@ def main() -> None:
     print(f"{len(used)} operations; all right: {sum(set(c) <= {'right', 'error'} for c in used)}")
     if options.write:
         rivals = json.loads(options.beside.read_text()) if options.beside else []
-        words = f"`python -m tests.opinfo --ranks {options.ranks} --most {options.most}`, torch {torch.__version__}, {date.today()}."
+        command = f"python -m tests.opinfo --ranks {options.ranks} --most {options.most}"
+        words = f"`{command}`, torch {torch.__version__}, {date.today()}."
         options.write.write_text(table(results, rivals, words))
     if options.json:
         options.json.write_text(json.dumps(results, indent=1))

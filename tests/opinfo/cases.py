@@ -55,6 +55,7 @@ class Found:
 
     name: str
     counts: Counter[str] = field(default_factory=Counter)
+    alone: Counter[str] = field(default_factory=Counter)  # of the function, all its tensors sharded
     notes: dict[str, list[str]] = field(default_factory=dict)
 
     def add(self, kind: str, note: str = "") -> None:
@@ -133,9 +134,10 @@ def run(name: str, most: int, rank: int, num_ranks: int, *, rival: bool = False)
                     kinds: list[Any] = [None] * num_ranks
                     dist.all_gather_object(kinds, kind)
                     if len(set(kinds)) > 1:
-                        found.add("divergent", f"{case}: {kinds} {note}")
-                    elif kind:
+                        kind, note = "divergent", f"{kinds} {note}"
+                    if kind:
                         found.add(kind, f"{case}: {note}" if note else "")
+                        found.alone[kind] += form == "function" and way == "all"
     return found
 
 

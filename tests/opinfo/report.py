@@ -24,10 +24,13 @@ def table(results: Sequence[Mapping[str, Any]], rivals: Sequence[Mapping[str, An
     good = [name for name, counts in theirs.items() if _all_right(counts) and name in ours]
     tried = [name for name, counts in theirs.items() if set(counts) - {"error"} and name in ours]
     if tried:
-        also = [name for name in good if not ours[name]["refused"] and not _others(ours[name])]
+        alone = {each["name"]: each["alone"] for each in results}
+        also = [name for name in good if _all_right(alone[name])]
         lines += [
-            f"DTensor, functions alone, all tensors cut by `torch.chunk` along dim 0 and -1: of {len(tried)} operations "
-            f"{len(good)} with all calls right, of which scidata has {len(also)} all right too, on uneven and empty parts.",
+            "DTensor gets the functions alone, all their tensors sharded along dim 0 or -1, cut by `torch.chunk`: of "
+            f"{len(tried)} operations it has {len(good)} all right. Of these scidata has {len(also)} all right in the same "
+            "calls, on uneven parts and empty ones. Beside these calls, the columns count methods, in-place forms, and",
+            "calls of which the first tensor alone is sharded.",
             "",
         ]
     lines += ["| operation | right | refused | neither | DTensor |", "|---|---|---|---|---|"]

@@ -28,9 +28,9 @@ def table(results: Sequence[Mapping[str, Any]], rivals: Sequence[Mapping[str, An
         also = [name for name in good if _all_right(alone[name])]
         lines += [
             "DTensor gets the functions alone, all their tensors sharded along dim 0 or -1, cut by `torch.chunk`: of "
-            f"{len(tried)} operations it has {len(good)} all right. Of these scidata has {len(also)} all right in these "
-            "calls, on uneven parts and empty ones. Beside these calls, the columns count methods, in-place forms, and",
-            "calls of which the first tensor alone is sharded.",
+            f"{len(tried)} operations it has {len(good)} all right. Of these scidata has {len(also)} all right in "
+            "these calls, on uneven parts and empty ones. Beside them, the columns count methods, in-place forms,",
+            "and calls of which the first tensor alone is sharded.",
             "",
         ]
     lines += ["| operation | right | refused | neither | DTensor |", "|---|---|---|---|---|"]

@@ -99,6 +99,10 @@ flash_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
+#: What ``forward_ad.make_dual`` and ``unpack_dual`` call: only these arrive at ``__torch_function__``.
+make_dual, unpack_dual = torch._VF._make_dual, torch._VF._unpack_dual
+
+
 def of_lists(name: str) -> Any:
     """Return what a Python function of ``torch.functional`` calls where it is given one list of tensors.
 

@@ -104,6 +104,8 @@ RIGHT = {
     ),
     "bessel": torch.special.bessel_j0,
     "fft over shards": lambda x: [torch.fft.fft(x, dim=0).abs(), torch.fft.irfft2(torch.fft.rfft2(x), s=(6, 4))],
+    "forward derivatives": lambda x: forward_derivatives(x),
+    "func.jvp": lambda x: [*torch.func.jvp(lambda t: t.sin() * t, (x,), (x + 1,))],
     "view as dtype": lambda x: x.view(torch.int64),
     "types": lambda x: [x.type(torch.float32), x.sin().type_as(x), torch.tensor(len(x.type()))],
     "detach_": with_gradient(lambda x: x * torch.detach_(x.sin()) + x.cos().detach_()),
@@ -153,9 +155,7 @@ REFUSED = {
     "vmap, closed over": lambda x: torch.vmap(lambda w: x * w)(torch.ones(3, 4)),
     "func.grad": lambda x: torch.func.grad(lambda t: t.sum())(x),
     "func.vjp": lambda x: torch.func.vjp(torch.sin, x),
-    "func.jvp": lambda x: torch.func.jvp(torch.sin, (x,), (x,)),
     "jacrev": lambda x: torch.func.jacrev(torch.sin)(x),
-    "make_dual": lambda x: dual(x),
     "export": lambda x: torch.export.export(torch.nn.Linear(4, 2), (x,)),
     "dist.all_reduce": lambda x: torch.distributed.all_reduce(x),
     "dist.broadcast": lambda x: torch.distributed.broadcast(x, 0),
@@ -173,9 +173,19 @@ def hooked():
     return module
 
 
-def dual(x):
+def forward_derivatives(x):
+    """Of functions that move and add rows of other ranks."""
     with forward_ad.dual_level():
-        return forward_ad.make_dual(x, x)
+        y = forward_ad.make_dual(x, x.cos() + 1)
+        found = [
+            y.sin(),
+            y.sum(0),
+            y.flip(0) * y,
+            y.softmax(0),
+            y @ torch.ones(4, 2).double(),
+            torch.cat([y, y]).mean(),
+        ]
+        return [part for each in found for part in forward_ad.unpack_dual(each)]
 
 
 def plain(result):

@@ -27,6 +27,11 @@ class _Linear(Function):
         found: Any = call(_Linear, ctx.gradient, *grads)
         return None, *(found if isinstance(found, tuple) else (found,))
 
+    @staticmethod
+    def jvp(ctx: Any, how: None, *tangents: Tensor) -> Any:
+        _, again, _, layout = ctx.gradient
+        return again(*tangents, *layout)
+
 
 def linear(
     compute: Callable[..., Tensor],

@@ -12,7 +12,7 @@ from scidata.shard.op_table import OF_THE_WHOLE, find, getters, register_op, uns
 from scidata.shard.ops.align import is_sharded, local_of, map_local, operands_of, specs_of
 from scidata.shard.ops.edges import new_filled
 from scidata.shard.tensor import ShardTensor
-from scidata.shard.torch_internals import DisableTorchFunctionSubclass
+from scidata.shard.torch_internals import DisableTorchFunctionSubclass, make_dual, unpack_dual
 from scidata.shard.views import refuse_write_to_copy, written
 
 _GLOBAL = (
@@ -177,3 +177,19 @@ def grad(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         ShardTensor(g, x._spec) if isinstance(x, ShardTensor) and g is not None else g
         for x, g in zip(inputs, found, strict=True)
     )
+
+
+@register_op(make_dual, keeps_replicated=True)
+def with_tangent(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Give a tensor a tangent of the same layout, for forward-mode differentiation."""
+    x, tangent = args
+    if not isinstance(x, ShardTensor) or not isinstance(tangent, ShardTensor) or x._spec != tangent._spec:
+        raise unsupported(func, "a tangent of another layout", *specs_of(args), remedy="use redistribute()")
+    return ShardTensor(func(x._local, tangent._local, **kwargs), x._spec)
+
+
+@register_op(unpack_dual, keeps_replicated=True)
+def primal_and_tangent(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the values and the tangents."""
+    x: ShardTensor = args[0]
+    return tuple(None if part is None else ShardTensor(part, x._spec) for part in func(x._local, **kwargs))

@@ -79,7 +79,9 @@ def explain(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation
     Parameters
     ----------
     model
-        Called with the other arguments.
+        What is called.
+    args, kwargs
+        What it is called with.
 
     Returns
     -------

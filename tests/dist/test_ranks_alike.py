@@ -63,6 +63,7 @@ CASES = {
     "wrapped": lambda x: torch.take_along_dim(x, PLACES, 2),
     "cropped": lambda x: F.pad(x[None], (0, 0, -6, 2, 1, -3), mode="replicate"),
     "attention": lambda x: F.scaled_dot_product_attention(x, KEYS, KEYS),
+    "nothing dropped": lambda x: F.dropout(x[:, :0], 0.5, inplace=True),
     "nothing rolled": lambda x: x[:0].roll(1, 0),
     "a plain tensor takes rows": lambda x: plain(x, lambda p: p.__setitem__((slice(1, 4), ..., 0), x[2:5, :, 1])),
     "a plain tensor takes rows by index": lambda x: plain(x, lambda p: p.__setitem__(ROWS, x[:3] * 2)),

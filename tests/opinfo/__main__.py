@@ -21,19 +21,22 @@ from scidata.testing import RankError, run_ranks
 from tests.opinfo.cases import Found, on_ranks, operations
 from tests.opinfo.report import table
 
-STRETCH = 100  # operations on the same ranks, which take some seconds to import the samples
+#: Operations on the same ranks, which take some seconds to import the samples, and what these may take, in seconds; of
+#: DTensors, of which many hang, in short stretches.
+STRETCH, RIVALS = (100, 600), (10, 100)
 BAD = ("wrong", "divergent", "broken", "other error", "accepted")
 
 
 def all_of(names: list[str], most: int, ranks: int, *, rival: bool = False) -> Iterator[Found]:
     """Run operations on the same ranks, and on new ones after one that breaks them."""
     left = list(names)
+    stretch, limit = RIVALS if rival else STRETCH
     while left:
         with tempfile.TemporaryDirectory() as folder:
             done = Path(folder) / "done"
             broken = None
             try:
-                run_ranks(on_ranks, ranks, left[:STRETCH], most, done, rival, timeout=600)
+                run_ranks(on_ranks, ranks, left[:stretch], most, done, rival, timeout=limit)
             except RankError as error:
                 broken = str(error).strip().splitlines()[-1][:300]
             count = 0

@@ -82,7 +82,7 @@ def _parsed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[
 def dropout(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Drop elements, or whole channels: the mask is that of one process with the same seed."""
     x, p, inplace = _parsed(func, args, kwargs)
-    if p == 0:
+    if p == 0 or 0 in x._spec.global_shape:
         return x
     _refuse_sets(func, x._spec)
     shape = None
@@ -108,7 +108,7 @@ def alpha_dropout(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str
     _refuse_sets(func, x._spec)
     if inplace or p == 1:
         raise unsupported(func, "inplace=True, or p=1", x._spec)
-    if p == 0:
+    if p == 0 or 0 in x._spec.global_shape:
         return x
     kept = _kept(func, x, p)
     a = 1 / math.sqrt((_ALPHA**2 * p + 1) * (1 - p))

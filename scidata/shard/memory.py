@@ -159,6 +159,10 @@ def _inferred(func: Any, args: Any, kwargs: Any) -> tuple[Strides | None, ...]:
         return ()
     if func in _NEVER and not _is_of_last_two(func, args, kwargs):
         return ()
+    if (
+        func in (torch.fft.fftn, torch.fft.ifftn) and _num_transformed(args, kwargs) > 3
+    ):  # kernels on CPU take all at once
+        return ()
     if func is Tensor.__getitem__ and any(x.dtype == torch.bool for x in tensors[1:]):  # of a size that values decide
         return () if memory_of(tensors[0]) else (None,)
     if func in _AS_ADD:
@@ -178,6 +182,11 @@ def _inferred(func: Any, args: Any, kwargs: Any) -> tuple[Strides | None, ...]:
         results = result if isinstance(result, tuple | list) else [result]
         return tuple(memory_of(x) if isinstance(x, Tensor) else UNKNOWN for x in results)
     return ()
+
+
+def _num_transformed(args: Any, kwargs: Any) -> int:
+    given = [*args[1:3], kwargs.get("s"), kwargs.get("dim")]
+    return next((len(each) for each in given if isinstance(each, tuple | list)), len(args[0].shape) if args else 0)
 
 
 def _is_of_last_two(func: Any, args: Any, kwargs: Any) -> bool:

@@ -338,7 +338,11 @@ class ShardTensor(Tensor):
     def grad(self) -> ShardTensor | None:
         """The gradient, a ShardTensor of the same layout."""
         grad = self._local.grad
-        return None if grad is None else ShardTensor(grad, self._spec)
+        if grad is None:
+            return None
+        result = ShardTensor(grad, self._spec)
+        result._memory = self._memory  # autograd makes it so
+        return result
 
     @grad.setter
     def grad(self, value: ShardTensor | None) -> None:

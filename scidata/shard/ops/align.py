@@ -294,11 +294,9 @@ def _cut(local: Tensor, dim: int | None, sizes: tuple[int, ...], spec: ShardSpec
 def align_parameters(func: Any, x: ShardTensor, *parameters: Any) -> list[Any]:
     """Say that plain parameters meet the shards of ``x`` as a whole: their gradients are summed over its axes.
 
-    Replicated ShardTensors count as plain, None stays None.
+    Replicated ShardTensors count as plain, sharded ones are gathered (Collective then), None stays None.
     """
-    for given in parameters:
-        if isinstance(given, ShardTensor) and not given._spec.is_replicated:
-            raise unsupported(func, "a parameter is sharded", given._spec)
+    parameters = tuple([given.full_tensor() if is_sharded(given) else given for given in parameters])
     result = [local_of(given) for given in parameters]
     learned = [i for i, parameter in enumerate(result) if parameter is not None and parameter.requires_grad]
     if learned:

@@ -38,11 +38,43 @@ def composed(*functions: Any) -> Callable[[Callable[..., Any]], Handler]:
     return add
 
 
-@register_op(*find("tril_ triu_ renorm_ cumsum_ cumprod_", namespaces=(Tensor,)), keeps_replicated=True)
+@register_op(
+    *find("tril_ triu_ renorm_ cumsum_ cumprod_ addmm_ addmv_ addr_ addbmm_ baddbmm_", namespaces=(Tensor,)),
+    keeps_replicated=True,
+)
 def in_place(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Write the result to the tensor itself."""
     x: Tensor = args[0]
     return x.copy_(getattr(x.clone(), func.__name__.rstrip("_"))(*args[1:], **kwargs))
+
+
+_COPIES = "expand diagonal permute select split split_with_sizes squeeze t transpose unbind unsqueeze view detach"
+
+
+@register_op(*[getattr(torch, f"{name}_copy") for name in _COPIES.split()])
+def copied(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Do what is a view otherwise, as a copy."""
+    refuse_out(func, kwargs, *specs_of(args))
+    result = getattr(Tensor, func.__name__.removesuffix("_copy"))(*args, **kwargs)
+    return tuple(x.clone() for x in result) if isinstance(result, list | tuple) else result.clone()
+
+
+@composed(torch.alias_copy)
+def alias_copy(input: Tensor) -> Tensor:
+    """A copy of all."""
+    return input.clone()
+
+
+@composed(torch.slice_copy)
+def slice_copy(input: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Tensor:
+    """A copy of some rows of a dim."""
+    return input[(slice(None),) * normal_dim(dim, len(input.shape)) + (slice(start, end, step),)].clone()
+
+
+@composed(torch.constant_pad_nd)
+def constant_pad(input: Tensor, pad: Sequence[int], value: float = 0) -> Tensor:
+    """Put a number around any dims."""
+    return torch.nn.functional.pad(input, pad, value=value)
 
 
 def several(tensors: Sequence[Any]) -> list[Tensor]:

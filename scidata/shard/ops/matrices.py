@@ -215,7 +215,9 @@ _CORE: dict[str, tuple[int, ...]] = {
     "lu_solve": (2, 2, 1),
     "linalg_lu_solve": (2, 1, 2),
     "householder_product": (2, 1),
+    "lu_unpack": (2, 1),
     "stft": (1, 1),
+    "istft": (2, 1),
 }
 
 

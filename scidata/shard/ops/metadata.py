@@ -174,9 +174,15 @@ def grad(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
             raise unsupported(func, reason, output._spec, remedy="reduce it to a loss first")
     found = func([*map(local_of, outputs)], [*map(local_of, inputs)], [*map(local_of, given)], **kwargs)
     return tuple(
-        ShardTensor(g, x._spec) if isinstance(x, ShardTensor) and g is not None else g
+        _gradient(x, g) if isinstance(x, ShardTensor) and g is not None else g
         for x, g in zip(inputs, found, strict=True)
     )
+
+
+def _gradient(x: ShardTensor, local: Tensor) -> ShardTensor:
+    result = ShardTensor(local, x._spec)
+    result._memory = UNKNOWN  # autograd's own: of a sum's gradient, say, all strides are 0
+    return result
 
 
 @register_op(make_dual, keeps_replicated=True)

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scidata.shard.op_table import register_op, unsupported
-from scidata.shard.ops.align import align_parameters, bind, finish, local_of, refuse_plain, to_axis
+from scidata.shard.op_table import register_op
+from scidata.shard.ops.align import align_parameters, bind, finish, refuse_plain, to_axis
 from scidata.shard.ops.moments import mean_of_squares, moments, widened
 from scidata.shard.tensor import ShardTensor
 
@@ -19,9 +19,7 @@ def _parameter(func: Any, x: ShardTensor, given: Any, dims: Sequence[int]) -> Te
     """Cut a parameter of the shape of the trailing dims to this rank's part of them."""
     if given is None:
         return None
-    if isinstance(given, ShardTensor) and not given._spec.is_replicated:
-        raise unsupported(func, "a parameter is sharded", given._spec, x._spec)
-    parameter: Tensor = local_of(given)
+    parameter: Tensor = given.full_tensor() if isinstance(given, ShardTensor) else given
     for d, axis in x._spec.sharded.items():
         parameter = to_axis(parameter, dims, (d, x._spec.sizes_of(axis)), x._spec, axis)
     return parameter

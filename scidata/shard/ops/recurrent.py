@@ -33,9 +33,7 @@ from scidata.shard.tensor import ShardTensor
 
 def _shared(func: Any, parameters: Sequence[Any], layout: Layout, spec: ShardSpec) -> list[Any]:
     """Say that plain parameters meet the shards of a layout: their gradients are summed over its axes."""
-    if any(map(is_sharded, parameters)):
-        raise unsupported(func, "a parameter is sharded", *specs_of(parameters))
-    result = [local_of(p) for p in parameters]
+    result = [p.full_tensor() if isinstance(p, ShardTensor) else p for p in parameters]
     learned = [i for i, p in enumerate(result) if p is not None and p.requires_grad]
     groups = [spec.group(axis) for axis, entry in enumerate(layout) if entry is not None]
     if learned and groups:
@@ -58,10 +56,10 @@ def cell(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if any(len(x.shape) != 2 for x in operands) or len({x.shape[0] for x in operands}) > 1:
         raise RuntimeError(f"{func.__name__}: rows of {[tuple(x.shape) for x in operands]} do not fit")
     if not any(map(is_sharded, operands)):
-        if any(map(is_sharded, parameters)):
-            raise unsupported(func, "a parameter is sharded", *specs_of(parameters))
-        plain = [local_of(x) for x in operands]
-        return func(plain[0], plain[1:] if several else plain[1], *map(local_of, parameters))
+        plain, *rest = (
+            [x.full_tensor() if isinstance(x, ShardTensor) else x for x in e] for e in (operands, parameters)
+        )
+        return func(plain[0], plain[1:] if several else plain[1], *rest[0])
     labels: list[list[Hashable]] = [["row", i] for i, _ in enumerate(operands)]
     locals_, layout, _ = align(func, operands, labels)
     spec = specs_of(operands)[0]

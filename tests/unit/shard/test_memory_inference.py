@@ -113,3 +113,12 @@ def test_strides_of_all_results(layout):
     assert compared.right > 1000
     left = {n for n in compared.unknown if "fft" not in n and not any(known in n for known in UNKNOWN)}
     assert left <= {"torch.Tensor.__getitem__"}, left
+
+
+@pytest.mark.parametrize("function", [torch.fft.fftn, torch.fft.ifftn, torch.fft.fft2, torch.fft.rfft, torch.fft.irfft])
+@pytest.mark.parametrize("shape", [(5, 3, 2, 6), (2, 3, 4), (4, 3)])
+def test_transforms_of_many_dims(function, shape):
+    x = torch.randn(shape, dtype=torch.complex128 if function is not torch.fft.rfft else torch.float64)
+    found = memory.infer_strides(function, (x,), {})
+    assert found == () or (found[0] or memory.row_major(function(x).shape)) == function(x).stride()
+    assert bool(found) == (len(shape) < 4 or function not in (torch.fft.fftn, torch.fft.ifftn))

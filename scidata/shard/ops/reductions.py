@@ -147,7 +147,8 @@ def _variance(x: ShardTensor, dims: Sequence[int], correction: float) -> tuple[T
     local, _ = _wide(x._local, None, integers=False)
     count = _count(x._spec, dims)
     if count > correction:
-        centre, squares = deviations(local, x._spec, dims, x._spec.sharded)[0].unbind(0)
+        pair, _ = deviations(local, x._spec, dims, x._spec.sharded)
+        centre, squares = pair[0], pair[1]  # unbind would make views that nobody may write to
         return squares / (count - correction), centre
     # torch's gradient treats the mean as fixed, which only shows (inf, not NaN) where no degree of freedom is left
     centre = _sum_kept(x, local, dims) / count
@@ -329,7 +330,11 @@ def norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         raise unsupported(func, "complex tensors", x._spec, remedy="take abs() first")
     local, dtype = _wide(x._local, options.get("dtype"), integers=False)
     if abs(order) == math.inf:
-        result = extreme(x, local.abs(), dims, torch.amax if order > 0 else torch.amin)
+        sizes = local.abs()
+        result = extreme(x, sizes, dims, torch.amax if order > 0 else torch.amin)
+        if sizes.requires_grad:  # of a norm that is NaN, torch has no gradient
+            missing = result.detach().isnan()
+            sizes.register_hook(lambda grad: grad.masked_fill(missing, 0))  # type: ignore[no-untyped-call]
     elif order == 0:
         result = torch.linalg.vector_norm(local, 0, dims, keepdim=True)
         for axis in _axes(x._spec, dims):

@@ -62,7 +62,7 @@ CASES = {
     "triangles": lambda x: [x.tril(), torch.triu(x, 1), x.tril(-2), written(lambda y: y.tril_(1))(x)],
     "in place": lambda x: [written(lambda y: y.cumsum_(0))(x), written(lambda y: y.renorm_(2, 0, 0.5))(x), written(lambda y: y[0].fill_diagonal_(2.0))(x)],
     "diagonals": lambda x: [x.diagonal(o, a, b) for a, b in ((0, 1), (1, 2), (2, 0)) for o in (-4, -1, 0, 3, 5)],
-    "a diagonal is written to": written(lambda y: y.diagonal(1, 0, 2).mul_(3)),
+    "a diagonal is written to": written(lambda y: [y.diagonal(o, a, b).mul_(3) for o, a, b in ((1, 0, 2), (-1, 0, 1))]),
     "diag": lambda x: [x[0].diag(1), torch.diag(x[0, 0], -2), x[0].trace(), x[0, :2].diagflat(1), torch.linalg.diagonal(x, offset=1)],
     "embedded": lambda x: [torch.diag_embed(x, o, a, b) for o, a, b in ((0, -2, -1), (2, 0, 2), (-1, 1, 0))],
     "norms": lambda x: [torch.linalg.norm(x), torch.linalg.norm(x, 1, 0), torch.linalg.norm(x[0], "nuc"), torch.linalg.norm(x, 2, (0, 2), True)],
@@ -101,6 +101,22 @@ def check(rank, num_ranks):
     ]:
         with pytest.raises(RuntimeError, match=error):
             wrong()
+
+
+def check_two_axes(rank, num_ranks):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("h", "w"))
+    x = torch.randn(5, 5, 5, dtype=torch.float64).requires_grad_()
+    for dims in ((0, 1), (2, 0)):
+        spec = ShardSpec.even(mesh, [Shard(d) for d in dims], x.shape, {0: (4, 1), 1: (0, 5)})
+        for name in ("diagonals", "a diagonal is written to", "triangles", "in place", "matrices", "matrix norms"):
+            try:
+                assert_like_one_process(CASES[name], [x], [spec], rtol=1e-10, atol=1e-10)
+            except Exception as error:
+                raise AssertionError(f"{name} at {spec}") from error
+
+
+def test_two_axes():
+    run_ranks(check_two_axes, 4)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])

@@ -50,6 +50,19 @@ def written_between(x, rows):
     return [grad, y * x[:1]]
 
 
+def after_einsum(x):
+    """What is summed alone is not kept for backward, so it may be written to, on ranks with one row too."""
+    y = x.detach() * 1
+    result = torch.einsum("abc,c->ac", y, (x * x).sum((0, 1)))
+    y.zero_()
+    return [
+        result,
+        torch.einsum("abc,d->d", x, x[0, 0]),
+        torch.einsum("abc->", x),
+        torch.einsum("abc,->ab", x, x.sum()),
+    ]
+
+
 ROWS = torch.tensor([4, 0, 6])
 PLACES = torch.tensor([[[9, -1, 3]]])
 CASES = {
@@ -63,6 +76,7 @@ CASES = {
     "wrapped": lambda x: torch.take_along_dim(x, PLACES, 2),
     "cropped": lambda x: F.pad(x[None], (0, 0, -6, 2, 1, -3), mode="replicate"),
     "attention": lambda x: F.scaled_dot_product_attention(x, KEYS, KEYS),
+    "written to after an einsum": lambda x: after_einsum(x),
     "nothing dropped": lambda x: F.dropout(x[:, :0], 0.5, inplace=True),
     "nothing rolled": lambda x: x[:0].roll(1, 0),
     "a plain tensor takes rows": lambda x: plain(x, lambda p: p.__setitem__((slice(1, 4), ..., 0), x[2:5, :, 1])),

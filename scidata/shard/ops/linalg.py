@@ -165,7 +165,7 @@ def einsum(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     operands, _ = operands_of(args[1:], kwargs)
     specs = specs_of(operands)
     equation = _spelled_out(args[0], operands) if isinstance(args[0], str) else ""
-    match = re.fullmatch(r"([a-zA-Z]+(?:,[a-zA-Z]+)*)(?:->([a-zA-Z]*))?", equation)
+    match = re.fullmatch(r"([a-zA-Z]*(?:,[a-zA-Z]*)*)(?:->([a-zA-Z]*))?", equation)
     inputs = match[1].split(",") if match else []
     if match is None or len(inputs) != len(operands) or any(len(set(i)) != len(i) for i in inputs):
         raise unsupported(func, f"the equation {args[0]!r} is not supported", *specs, remedy="name each dim once")
@@ -174,6 +174,14 @@ def einsum(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     for names, x in zip(inputs, operands, strict=True):
         if len(names) != len(x.shape):
             raise RuntimeError(f"einsum: {names!r} names {len(names)} dims, but the operand has {len(x.shape)}")
+    lone = [{c for c in names if c not in out and letters.count(c) == 1} for names in inputs]
+    if any(lone):  # as torch does; and what backward keeps is then never a view of an operand on ranks with one row
+        operands = [
+            x.sum([names.index(c) for c in sorted(alone)]) if alone else x
+            for x, names, alone in zip(operands, inputs, lone, strict=True)
+        ]
+        terms = ("".join(c for c in names if c not in alone) for names, alone in zip(inputs, lone, strict=True))
+        return torch.einsum(f"{','.join(terms)}->{out}", *operands)
     extents = extents_of(func, operands, inputs)
     is_product = any(letters.count(c) > 1 and extents[c] > 1 for c in set(letters) - set(out))
 

@@ -24,11 +24,14 @@ from scidata.shard.ops.align import (
     refuse_out,
     spec_of_layout,
     specs_of,
+    to_layout,
 )
 from scidata.shard.ops.composed import composed
 from scidata.shard.ops.moving import moved_off
 from scidata.shard.ops.shapes import argument, derived, normal_dim
+from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
+from scidata.shard.views import Copy
 
 _BOTH = (torch, Tensor)
 
@@ -61,9 +64,24 @@ def diagonal(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     first, second = (normal_dim(argument(args, kwargs, 2 + i, f"dim{i + 1}", i), ndim) for i in range(2))
     if first == second:
         raise RuntimeError(f"diagonal: dims {first} and {second} are the same")
-    if first in x._spec.sharded and second in x._spec.sharded:
-        x = _freed(x, [second])
-    spec = x._spec
+    if not (first in x._spec.sharded and second in x._spec.sharded):
+        return derived(x, *_diagonal(x, offset, first, second))
+
+    def take() -> Tensor:
+        return _diagonal(moved_off(x, [second]), offset, first, second)[0]
+
+    def put() -> None:
+        moved = moved_off(x, [second])
+        _diagonal(moved, offset, first, second)[0].copy_(local)
+        x.copy_(to_layout(moved, x._spec))
+
+    local, new = _diagonal(moved_off(x, [second]), offset, first, second)
+    return ShardTensor(local, new, copied=Copy(x, local, take, put))
+
+
+def _diagonal(x: ShardTensor, offset: int, first: int, second: int) -> tuple[Tensor, ShardSpec]:
+    """Return this rank's part of a diagonal of two dims, of which one at most is sharded, and its layout."""
+    spec, ndim = x._spec, x._spec.ndim
     rest = [d for d in range(ndim) if d not in (first, second)]
     rows, columns = spec.global_shape[first], spec.global_shape[second]
     start = max(0, -offset)  # the row of its first element
@@ -79,7 +97,7 @@ def diagonal(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         dims[axis] = len(rest)
     local = x._local.diagonal(offset + spec.offsets[first] - spec.offsets[second], first, second)
     new = spec.derive([*(spec.global_shape[d] for d in rest), count], dims, sizes)
-    return derived(x, local, new)
+    return local, new
 
 
 @composed(torch.linalg.diagonal)

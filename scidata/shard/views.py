@@ -50,8 +50,8 @@ class Copy:
                 self.local.copy_(self.take())
             self.seen = now
 
-    def detached(self, local: Tensor) -> Copy:
-        """Return what a part is a copy of that shares memory with this one, and nothing of autograd."""
+    def detached(self) -> Copy:
+        """Return the same without a graph, for what shares memory with this one or a view of it."""
 
         def put() -> None:
             with torch.no_grad():
@@ -61,7 +61,7 @@ class Copy:
             with torch.no_grad():
                 return self.take()
 
-        copied = Copy(self.base, local, take, None if self.put is None else put)
+        copied = Copy(self.base, self.local.detach(), take, None if self.put is None else put)
         copied.seen = self.seen
         return copied
 
@@ -89,17 +89,22 @@ def written(target: Any) -> None:
 
 
 def refuse_write_to_copy(func: Any, x: Any) -> None:
-    """Raise where ``x`` is a copy that would have been a view in torch, but for one that can be put back."""
+    """Raise where ``x`` is a copy that would have been a view in torch, but for one that can be put back.
+
+    Also where several of its elements are one in memory: torch raises on ranks whose parts have any.
+    """
     copied = getattr(x, "_copied", None)  # plain tensors are what they are
-    if copied is None:
-        return
-    if copied.put is None:
+    if copied is not None and copied.put is None:
         raise unsupported(
             func,
             "this tensor is a copy where torch would have made a view, so writing to it would not reach the original",
             x._spec,
             remedy="clone() it, write it as an expression, or write to the original by an index: x[i] = ...",
         )
+    memory = getattr(x, "_memory", None)
+    if memory and any(n > 1 and not step for n, step in zip(x._spec.global_shape, memory, strict=False)):
+        reason = "several elements of what is written to are one in memory"
+        raise unsupported(func, reason, x._spec, remedy="clone() it")
     while copied is not None and x._local.requires_grad and torch.is_grad_enabled():
         x, copied = copied.base, copied.base._copied
         if is_of_leaf(x._local):  # torch's own error would come when the copy has changed

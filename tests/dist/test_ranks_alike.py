@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
 
+from scidata.errors import UnsupportedShardOp
 from scidata.shard import ShardSpec
 from scidata.testing import run_ranks
 from scidata.testing.oracle import assert_like_one_process, shard_of
@@ -63,6 +64,12 @@ def after_einsum(x):
     ]
 
 
+def detached_row(y):
+    row = y.unbind(0)[1].detach()
+    y.mul_(2)
+    return [row * 1, row]
+
+
 ROWS = torch.tensor([4, 0, 6])
 PLACES = torch.tensor([[[9, -1, 3]]])
 CASES = {
@@ -77,6 +84,7 @@ CASES = {
     "cropped": lambda x: F.pad(x[None], (0, 0, -6, 2, 1, -3), mode="replicate"),
     "attention": lambda x: F.scaled_dot_product_attention(x, KEYS, KEYS),
     "written to after an einsum": lambda x: after_einsum(x),
+    "one of several rows, detached": lambda x: detached_row(x * 1),
     "nothing dropped": lambda x: F.dropout(x[:, :0], 0.5, inplace=True),
     "nothing rolled": lambda x: x[:0].roll(1, 0),
     "a plain tensor takes rows": lambda x: plain(x, lambda p: p.__setitem__((slice(1, 4), ..., 0), x[2:5, :, 1])),
@@ -103,6 +111,10 @@ def check(rank, num_ranks):
             assert_like_one_process(looked_up, [x.detach() * 2, table], [spec, None])
             for rows in (ROWS, torch.tensor([1, 1])):
                 assert_like_one_process(lambda x, rows=rows: written_between(x, rows), [x], [spec])
+            wide = shard_of(x.detach(), spec).unsqueeze(2).expand(-1, -1, 2, -1)
+            for write in (lambda y: F.dropout(y, 0.5, inplace=True), lambda y: y.add_(1), lambda y: y.uniform_()):
+                with pytest.raises(UnsupportedShardOp, match="one in memory"):
+                    write(wide)
             with pytest.raises(IndexError, match="out of bounds"):  # also where there is no row to index
                 shard_of(x, spec)[:, :, torch.tensor([0, 5])]
             with pytest.raises(RuntimeError, match="in memory"):  # also where no rows are

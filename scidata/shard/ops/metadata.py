@@ -102,7 +102,7 @@ def detach(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     """Share the values, not the graph. Writes to ``data`` are counted too, or copies of the tensor would miss them."""
     result: Any = map_local(args[0], Tensor.detach)
     if result._copied is not None:
-        result._copied = result._copied.detached(result._local)
+        result._copied = result._copied.detached()
     return result  # type: ignore[no-any-return]
 
 

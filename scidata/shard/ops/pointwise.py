@@ -135,9 +135,6 @@ def elementwise_in_place(func: Any, types: Any, args: tuple[Any, ...], kwargs: d
         return write_to_plain(func, args, kwargs)  # type: ignore[no-any-return]
     refuse_write_to_copy(func, target)
     spec = target._spec
-    if target._memory and any(n > 1 and not step for n, step in zip(spec.global_shape, target._memory, strict=False)):
-        reason = "several elements of what is written to are one in memory"  # torch raises where its part has any
-        raise unsupported(func, reason, spec, remedy="clone() it")
     held = _held(operands)
     if held is not None:
         new_args, new_kwargs = rebuild(held)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Replicate, Shard
 
 from scidata.core.bounds import bounds_of, even_sizes
 from scidata.core.types import IntArray
@@ -88,7 +88,8 @@ def _cat_rows(func: Any, tensors: Sequence[Tensor], dim: int) -> Tensor:
         part = x if isinstance(x, ShardTensor) else ShardTensor(x, first.derive(x.shape, nothing, nothing))
         if part._spec.dims[axis] != dim:
             sizes = even_sizes(x.shape[dim], first.axes[axis].size)
-            placements = [Shard(dim) if a == axis else p for a, p in enumerate(part.placements)]
+            others = [Replicate() if d == dim else p for d, p in zip(part._spec.dims, part.placements, strict=True)]
+            placements = [Shard(dim) if a == axis else p for a, p in enumerate(others)]
             part = part.redistribute(placements=placements, sizes={axis: sizes})
         if not isinstance(x, ShardTensor) and len(first.sharded) > 1:
             wanted: dict[int | str, Sequence[int]] = {a: s for a, s in enumerate(first.sizes) if s is not None}

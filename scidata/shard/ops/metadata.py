@@ -180,7 +180,7 @@ def grad(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def _gradient(x: ShardTensor, local: Tensor) -> ShardTensor:
-    result = ShardTensor(local, x._spec)
+    result = ShardTensor(local.contiguous(), x._spec)  # or parts without elements alone could be written to
     result._memory = UNKNOWN  # autograd's own: of a sum's gradient, say, all strides are 0
     return result
 

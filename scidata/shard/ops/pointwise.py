@@ -166,10 +166,11 @@ def _broadcast(func: Any, operands: Sequence[Tensor]) -> tuple[list[Tensor], Lay
 
 def _result_spec(specs: Sequence[ShardSpec], layout: Layout, shape: tuple[int, ...]) -> ShardSpec:
     dims = tuple(None if entry is None else entry[0] for entry in layout)
+    sizes = tuple(None if entry is None else entry[1] for entry in layout)
     for spec in specs:
-        if spec.global_shape == shape and spec.dims == dims:
+        if spec.global_shape == shape and spec.dims == dims and spec.sizes == sizes:
             return spec
-    return specs[0].derive(shape, dims, [None if entry is None else entry[1] for entry in layout])  # type: ignore[arg-type]
+    return specs[0].derive(shape, dims, sizes)  # type: ignore[arg-type]
 
 
 def _common_halo(operands: Sequence[Tensor], spec: ShardSpec) -> Mapping[int, HaloDim]:

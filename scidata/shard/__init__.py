@@ -31,6 +31,7 @@ from scidata.shard.ops import (  # noqa: F401
     random,
     recurrent,
     reductions,
+    reshaping,
     scan,
     scatter,
     selection,

@@ -1,4 +1,4 @@
-"""Between layouts: gathering, slicing and scattering plain local parts by spec. Knows no ShardTensor."""
+"""Layouts from what users say: placements, shapes, parts, DTensors, gradients. Knows no ShardTensor."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -15,23 +14,13 @@ from torch.distributed.tensor.placement_types import Placement
 
 from scidata.core.bounds import chunk_sizes
 from scidata.errors import ShardLayoutError
-from scidata.shard.comm.collectives import all_gather_v, slice_to_shard
-from scidata.shard.comm.functions import linear
-from scidata.shard.comm.rooted import scatter_v
+from scidata.shard.axes import by_axis, kept_spec, mesh_axes
+from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.comm.sums import all_reduce_sum, replicate_to_shards
-from scidata.shard.comm.transport import DTYPES, MAX_DIMS, Group, exchange, group_rank, group_size, with_dim
-from scidata.shard.spec import MeshAxis, ShardSpec, Sizes, by_axis, kept_spec, mesh_axes
+from scidata.shard.comm.transport import DTYPES, MAX_DIMS, Group, group_size
+from scidata.shard.spec import ShardSpec, Sizes
 
-SharedDim: TypeAlias = tuple[int, tuple[int, ...]]  # a dim and the sizes of its parts
 Shapes: TypeAlias = Mapping[int | str, Sequence[Sequence[int]]]  # of the ranks' parts, by mesh axis
-Place: TypeAlias = tuple[int | None, tuple[int, ...] | None]  # the same, or that a mesh axis replicates
-
-
-def gather_full(local: Tensor, spec: ShardSpec) -> Tensor:
-    """Return the whole tensor; backward keeps the own part of a replicated gradient. Collective."""
-    for dim, axis in spec.sharded.items():
-        local = all_gather_v(local, spec.sizes_of(axis), dim, spec.group(axis))
-    return local
 
 
 class Offsets(tuple[int, ...]):
@@ -149,70 +138,6 @@ def target_spec(spec: ShardSpec, placements: Sequence[Placement], sizes: Sizes |
     return ShardSpec.even(spec.device_mesh, placements, spec.global_shape, given)
 
 
-def change_layout(local: Tensor, old: ShardSpec, new: ShardSpec) -> Tensor:
-    """Bring a part to another layout: one exchange of the overlapping pieces for each mesh axis that changes.
-
-    Collective; the gradient takes the way back. An axis waits for its new dim until no other axis shards it; where
-    axes wait for each other (two that swap their dims), one of them is gathered.
-    """
-    now = [*zip(old.dims, old.sizes, strict=True)]
-    goal = [*zip(new.dims, new.sizes, strict=True)]
-    while True:
-        waiting = [axis for axis in range(len(goal)) if now[axis] != goal[axis]]
-        if not waiting:
-            return local
-        taken = {axis: {dim for other, (dim, _) in enumerate(now) if other != axis} for axis in waiting}
-        ready = [axis for axis in waiting if goal[axis][0] is None or goal[axis][0] not in taken[axis]]
-        # cutting first and gathering last keeps the parts small
-        ready.sort(key=lambda axis: (goal[axis][0] is None, now[axis][0] is not None))
-        axis = ready[0] if ready else waiting[0]
-        step = goal[axis] if ready else (None, None)
-        local = _move_axis(local, now[axis], step, old.group(axis))
-        now[axis] = step
-
-
-def _move_axis(local: Tensor, old: Place, new: Place, group: Group) -> Tensor:
-    """Change what one mesh axis shards."""
-    (old_dim, old_sizes), (new_dim, new_sizes) = old, new
-    if old_dim is None or old_sizes is None:
-        return slice_to_shard(local, new_sizes or (), new_dim or 0, group)
-    if new_dim is None or new_sizes is None:
-        return all_gather_v(local, old_sizes, old_dim, group)
-    if group_size(group) == 1:
-        return local
-    return linear(_resharded, _resharded_back, local, (old_dim, old_sizes), (new_dim, new_sizes), group)
-
-
-def _resharded(x: Tensor, old: SharedDim, new: SharedDim, group: Group) -> Tensor:
-    """Each rank sends each other one what of its part that one is to hold."""
-    (old_dim, old_sizes), (new_dim, new_sizes) = old, new
-    rank, ranks = group_rank(group), range(len(old_sizes))
-    if old_dim == new_dim:
-        sent, got = _overlaps(old_sizes, new_sizes, rank), _overlaps(new_sizes, old_sizes, rank)
-        parts = [x.narrow(old_dim, start, count) for start, count in sent]
-        shapes = [with_dim(x.shape, old_dim, count) for _, count in got]
-    else:
-        parts = list(torch.split(x, list(new_sizes), new_dim))
-        cut = with_dim(x.shape, new_dim, new_sizes[rank])
-        shapes = [with_dim(cut, old_dim, old_sizes[p]) for p in ranks]
-    return torch.cat(exchange(parts, shapes, group), old_dim)
-
-
-def _resharded_back(x: Tensor, old: SharedDim, new: SharedDim, group: Group) -> Tensor:
-    return _resharded(x, new, old, group)
-
-
-def _overlaps(mine: Sequence[int], theirs: Sequence[int], rank: int) -> list[tuple[int, int]]:
-    """Return (first row in my part, number of rows) of what each rank's part shares with mine."""
-    low, result, start = sum(mine[:rank]), [], 0
-    high = low + mine[rank]
-    for size in theirs:
-        first, last = max(low, start), min(high, start + size)
-        result.append((first - low, last - first) if last > first else (0, 0))
-        start += size
-    return result
-
-
 def spec_of_shapes(local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], shapes: Shapes) -> ShardSpec:
     """Make a spec from the explicit local shapes along each mesh axis, checked against the own part."""
     given = tuple([(axis, tuple(map(tuple, each))) for axis, each in shapes.items()])
@@ -253,7 +178,7 @@ def _spec_of_shapes(local: Tensor, mesh: DeviceMesh, placements: Sequence[Placem
     return ShardSpec.even(mesh, placements, global_shape, sizes)
 
 
-def _describe(x: Tensor) -> Tensor:
+def describe(x: Tensor) -> Tensor:
     """Shape and dtype as ``(1, 2 + 14)`` int64."""
     if x.ndim > MAX_DIMS:
         raise ShardLayoutError(f"at most {MAX_DIMS} dims can be sharded, not {x.ndim}")
@@ -277,7 +202,7 @@ def infer_spec(local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement])
     """Make a spec from what all ranks hold; contradictions raise on every rank. Collective."""
     axes = mesh_axes(mesh)
     check_layout(local, placements)
-    table = _describe(local)[0]
+    table = describe(local)[0]
     for axis in reversed(axes):
         table = all_gather_v(table[None], (1,) * axis.size, 0, axis.group)
     held = table.cpu().numpy()  # (axis 0 ranks, axis 1 ranks, ..., 16)
@@ -300,51 +225,3 @@ def infer_spec(local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement])
             f"dtypes {kinds}; they may differ along the sharded dims only"
         )
     return ShardSpec.even(mesh, placements, shape.tolist(), sizes)
-
-
-def _broadcast(x: Tensor, src: int, axis: MeshAxis) -> Tensor:
-    """Return rank ``src``'s ``x``; the others pass any ``x`` of the same shape."""
-    sizes = tuple(int(rank == src) for rank in range(axis.size))
-    return all_gather_v(x[None][: sizes[axis.rank]], sizes, 0, axis.group)[0]
-
-
-def _checked_source(tensor: Tensor | None) -> Tensor:
-    if tensor is None:
-        raise ShardLayoutError("this rank is the source of scatter_tensor and must pass a tensor, not None")
-    return tensor.detach()
-
-
-def scatter(
-    tensor: Tensor | None, global_src: int, mesh: DeviceMesh, placements: Sequence[Placement], sizes: Sizes | None
-) -> tuple[Tensor, ShardSpec]:
-    """Split one rank's tensor: along axis 0 in the source's slice of the mesh, then axis 1 and so on. Collective."""
-    axes = mesh_axes(mesh)
-    check_layout(tensor, placements)
-    found = [] if isinstance(global_src, str) else (mesh.mesh == global_src).nonzero().tolist()
-    if not found:
-        raise ShardLayoutError(f"global_src={global_src!r} is not in the device mesh {mesh.mesh.tolist()}")
-    source = found[0]
-    on_cuda = mesh.device_type == "cuda"
-    device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device(mesh.device_type)
-    whole = _checked_source(tensor).to(device) if dist.get_rank() == global_src else None
-    header = torch.zeros(2 + MAX_DIMS, dtype=torch.int64, device=device) if whole is None else _describe(whole)[0]
-    for i, axis in enumerate(axes):
-        if all(later.rank == at for later, at in zip(axes[i + 1 :], source[i + 1 :], strict=True)):
-            header = _broadcast(header, source[i], axis)
-    ndim, dtype, *extents = header.tolist()
-    spec = ShardSpec.even(mesh, placements, extents[:ndim], sizes)
-    if whole is None:
-        whole = torch.empty(0, dtype=DTYPES[dtype], device=device)
-    shape = list(spec.global_shape)
-    for i, axis in enumerate(axes):
-        dim, holds = spec.dims[i], axis.rank == source[i]
-        if any(later.rank != at for later, at in zip(axes[i + 1 :], source[i + 1 :], strict=True)):
-            part = whole  # not this rank's turn yet
-        elif dim is None:
-            part = _broadcast(whole if holds else whole.new_empty(shape), source[i], axis)
-        else:
-            part = scatter_v(whole if holds else None, spec.sizes_of(i), dim, source[i], axis.group, device=device)
-        whole = part
-        if dim is not None:
-            shape[dim] = spec.sizes_of(i)[axis.rank]
-    return whole.detach().clone(), spec

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.placement_types import Placement
 
 from scidata.errors import ShardLayoutError
-from scidata.shard import layouts
-from scidata.shard.spec import Sizes
+from scidata.shard.axes import MeshAxis, mesh_axes
+from scidata.shard.comm.collectives import all_gather_v
+from scidata.shard.comm.rooted import scatter_v
+from scidata.shard.comm.transport import DTYPES, MAX_DIMS
+from scidata.shard.layouts import check_layout, describe
+from scidata.shard.spec import ShardSpec, Sizes
 from scidata.shard.tensor import ShardTensor
 
 
@@ -48,9 +53,57 @@ def scatter_tensor(
     ShardLayoutError
         The source is not in the mesh, or shape, dtype or sizes do not fit.
     """
-    local, spec = layouts.scatter(tensor, global_src, mesh, placements, sizes)
+    local, spec = _scattered(tensor, global_src, mesh, placements, sizes)
     if global_shape is not None and tuple(global_shape) != spec.global_shape:
         raise ShardLayoutError(f"rank {global_src} sent shape {spec.global_shape}, not {tuple(global_shape)}")
     if dtype is not None and dtype != local.dtype:
         raise ShardLayoutError(f"rank {global_src} sent dtype {local.dtype}, not {dtype}")
     return ShardTensor(local.requires_grad_(requires_grad), spec)
+
+
+def _broadcast(x: Tensor, src: int, axis: MeshAxis) -> Tensor:
+    """Return rank ``src``'s ``x``; the others pass any ``x`` of the same shape."""
+    sizes = tuple(int(rank == src) for rank in range(axis.size))
+    return all_gather_v(x[None][: sizes[axis.rank]], sizes, 0, axis.group)[0]
+
+
+def _checked_source(tensor: Tensor | None) -> Tensor:
+    if tensor is None:
+        raise ShardLayoutError("this rank is the source of scatter_tensor and must pass a tensor, not None")
+    return tensor.detach()
+
+
+def _scattered(
+    tensor: Tensor | None, global_src: int, mesh: DeviceMesh, placements: Sequence[Placement], sizes: Sizes | None
+) -> tuple[Tensor, ShardSpec]:
+    """Split one rank's tensor: along axis 0 in the source's slice of the mesh, then axis 1 and so on. Collective."""
+    axes = mesh_axes(mesh)
+    check_layout(tensor, placements)
+    found = [] if isinstance(global_src, str) else (mesh.mesh == global_src).nonzero().tolist()
+    if not found:
+        raise ShardLayoutError(f"global_src={global_src!r} is not in the device mesh {mesh.mesh.tolist()}")
+    source = found[0]
+    on_cuda = mesh.device_type == "cuda"
+    device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device(mesh.device_type)
+    whole = _checked_source(tensor).to(device) if dist.get_rank() == global_src else None
+    header = torch.zeros(2 + MAX_DIMS, dtype=torch.int64, device=device) if whole is None else describe(whole)[0]
+    for i, axis in enumerate(axes):
+        if all(later.rank == at for later, at in zip(axes[i + 1 :], source[i + 1 :], strict=True)):
+            header = _broadcast(header, source[i], axis)
+    ndim, dtype, *extents = header.tolist()
+    spec = ShardSpec.even(mesh, placements, extents[:ndim], sizes)
+    if whole is None:
+        whole = torch.empty(0, dtype=DTYPES[dtype], device=device)
+    shape = list(spec.global_shape)
+    for i, axis in enumerate(axes):
+        dim, holds = spec.dims[i], axis.rank == source[i]
+        if any(later.rank != at for later, at in zip(axes[i + 1 :], source[i + 1 :], strict=True)):
+            part = whole  # not this rank's turn yet
+        elif dim is None:
+            part = _broadcast(whole if holds else whole.new_empty(shape), source[i], axis)
+        else:
+            part = scatter_v(whole if holds else None, spec.sizes_of(i), dim, source[i], axis.group, device=device)
+        whole = part
+        if dim is not None:
+            shape[dim] = spec.sizes_of(i)[axis.rank]
+    return whole.detach().clone(), spec

@@ -5,11 +5,10 @@ Pure metadata: making or changing a spec never communicates, so the same mistake
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,13 +20,13 @@ from scidata.core.bounds import bounds_of, even_bounds, sizes_of
 from scidata.core.cache import Cache
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError, ShardLayoutError
+from scidata.shard.axes import KEPT, MeshAxis, by_axis, kept_spec, mesh_axes, of_mesh
 
 _T = TypeVar("_T")
 
 #: Sizes by mesh axis, number or name.
 Sizes: TypeAlias = Mapping[int | str, Sequence[int]]
 
-_KEPT = 512  # some hundred bytes each; a model has fewer layouts, and fewer plans for one of them
 _KEEPS_NOTHING: Cache[Any] = Cache(0)
 
 
@@ -46,63 +45,6 @@ class HaloDim:
     def __post_init__(self) -> None:
         if self.lo < 0 or self.hi < 0:
             raise ConfigError(f"halo widths must not be negative: ({self.lo}, {self.hi})")
-
-
-class MeshAxis(NamedTuple):
-    """One axis of the domain mesh as this rank sees it."""
-
-    name: str
-    group: dist.ProcessGroup
-    rank: int
-    size: int
-
-
-class _OfMesh:
-    """What is known of a mesh. Stored in the mesh, so that specs, which hold their mesh, go when it does."""
-
-    __slots__ = ("axes", "beside", "specs")
-
-    def __init__(self, axes: tuple[MeshAxis, ...]) -> None:
-        self.axes = axes
-        self.specs: Cache[ShardSpec] = Cache(_KEPT)
-        self.beside: dict[DeviceMesh, Any] = {}
-
-    def __reduce__(self) -> Any:
-        return OrderedDict, ()  # a pickled mesh carries nothing of it, and nothing that torch.load() would refuse
-
-
-def kept_spec(mesh: DeviceMesh, key: Hashable, make: Callable[[], ShardSpec]) -> ShardSpec:
-    """Return the spec that was made for this key before, else make it."""
-    return _of_mesh(mesh).specs.get_or_make(key, make)
-
-
-def kept_beside(mesh: DeviceMesh) -> dict[DeviceMesh, Any]:
-    """Return what was found out about this mesh together with others, to be added to."""
-    return _of_mesh(mesh).beside
-
-
-def mesh_axes(mesh: DeviceMesh) -> tuple[MeshAxis, ...]:
-    """Return the axes of a mesh; raises ShardLayoutError where this rank is not part of it."""
-    return _of_mesh(mesh).axes
-
-
-def _of_mesh(mesh: DeviceMesh) -> _OfMesh:
-    if not isinstance(mesh, DeviceMesh):
-        raise ShardLayoutError(f"device_mesh must be a DeviceMesh, not {type(mesh).__name__}")
-    found = mesh.__dict__.get("_scidata")
-    if type(found) is not _OfMesh:
-        found = mesh.__dict__["_scidata"] = _OfMesh(_found_axes(mesh))
-    return found
-
-
-def _found_axes(mesh: DeviceMesh) -> tuple[MeshAxis, ...]:
-    coordinate = mesh.get_coordinate()
-    if coordinate is None:
-        raise ShardLayoutError(
-            f"rank {dist.get_rank()} is not part of the device mesh {mesh}; use a mesh that holds it"
-        )
-    names = mesh.mesh_dim_names or tuple(f"axis {i}" for i in range(mesh.ndim))
-    return tuple(MeshAxis(names[i], mesh.get_group(i), int(coordinate[i]), int(mesh.size(i))) for i in range(mesh.ndim))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -228,13 +170,16 @@ class ShardSpec:
         sizes: tuple[tuple[int, ...] | None, ...],
     ) -> ShardSpec:
         """Return the spec of this description, the same object each time. Raises as the class does."""
-        kept = _of_mesh(device_mesh)
 
         def make() -> ShardSpec:
             new = cls(
-                device_mesh=device_mesh, placements=placements, global_shape=global_shape, sizes=sizes, axes=kept.axes
+                device_mesh=device_mesh,
+                placements=placements,
+                global_shape=global_shape,
+                sizes=sizes,
+                axes=mesh_axes(device_mesh),
             )
-            return kept.specs.get_or_make((global_shape, new.dims, sizes), lambda: new)  # where derive() looks
+            return kept_spec(device_mesh, (global_shape, new.dims, sizes), lambda: new)  # where derive() looks
 
         return kept_spec(device_mesh, (placements, global_shape, sizes), make)
 
@@ -255,7 +200,7 @@ class ShardSpec:
     @cached_property
     def _relatives(self) -> Cache[ShardSpec]:
         """Specs of the same mesh, graph and past, which share it."""
-        return Cache(_KEPT) if self.past_sizes or self.exchange is not None else _of_mesh(self.device_mesh).specs
+        return Cache(KEPT) if self.past_sizes or self.exchange is not None else of_mesh(self.device_mesh).specs
 
     @property
     def plans(self) -> Cache[Any]:
@@ -264,7 +209,7 @@ class ShardSpec:
 
     @cached_property
     def _plans(self) -> Cache[Any]:
-        return Cache(_KEPT)
+        return Cache(KEPT)
 
     def _new(
         self, global_shape: tuple[int, ...], dims: Sequence[int | None], sizes: Sequence[tuple[int, ...] | None]
@@ -313,7 +258,9 @@ class ShardSpec:
     @cached_property
     def in_order(self) -> bool:
         """Whether the rows of all ranks, one after the other, are in the order of one process; edges may not be."""
-        return self.exchange is None or (self.edge_parts is not None and len(self.edge_parts) == 1)
+        if self.exchange is None or all(self.axes[axis].size == 1 for axis in self.sharded.values()):
+            return True
+        return self.edge_parts is not None and len(self.edge_parts) == 1
 
     def without(self, dims: Collection[int], *, keepdim: bool = False) -> ShardSpec:
         """Drop dims, or leave them with extent 1; axes that shard them replicate."""
@@ -432,21 +379,3 @@ class ShardSpec:
             for axis, dim, sizes in zip(self.axes, self.dims, self.sizes, strict=True)
         ]
         return f"{', '.join(parts)}, global shape {self.global_shape}"
-
-
-def by_axis(given: Mapping[int | str, _T], axes: tuple[MeshAxis, ...]) -> dict[int, _T]:
-    """Index what was given by mesh axis, name or number, by the axis's number.
-
-    Raises
-    ------
-    ShardLayoutError
-        An axis that the mesh does not have.
-    """
-    names = {axis.name: i for i, axis in enumerate(axes)}
-    result = {}
-    for key, value in given.items():
-        index = names.get(key, -1) if isinstance(key, str) else key
-        if not 0 <= index < len(axes):
-            raise ShardLayoutError(f"sizes for mesh axis {key!r}, but the mesh has {list(names)}")
-        result[index] = value
-    return result

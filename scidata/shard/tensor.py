@@ -26,6 +26,7 @@ from scidata.shard.calls import call_noted, call_unusual, is_ordinary
 from scidata.shard.memory import REARRANGES, UNKNOWN, Strides, laid_out
 from scidata.shard.op_table import FALLBACKS, HANDLERS, OF_THE_WHOLE, unsupported
 from scidata.shard.rows.halo import exchange_halo, halo_dims, owned_of
+from scidata.shard.rows.relayout import change_layout, gather_full
 from scidata.shard.spec import HaloDim, ShardSpec, Sizes
 from scidata.shard.torch_internals import (
     forbid_address,
@@ -276,7 +277,7 @@ class ShardTensor(Tensor):
         ``Partial()`` where ``grad_placements`` says so.
         """
         self._refresh()
-        full = layouts.gather_full(self._local, self._spec)
+        full = gather_full(self._local, self._spec)
         return layouts.with_gradient(full, self._spec, grad_placements, whole=True)
 
     def redistribute(
@@ -311,7 +312,7 @@ class ShardTensor(Tensor):
         target = layouts.target_spec(self._spec, self.placements if placements is None else placements, sizes)
         if target == self._spec:
             return self
-        local = layouts.change_layout(self._local, self._spec, target)
+        local = change_layout(self._local, self._spec, target)
         if target.is_replicated and self._memory is not None and self._memory is not UNKNOWN:
             local = laid_out(local, self._memory)  # operations on it are those on a plain tensor
         moved = ShardTensor(local, target)
@@ -364,12 +365,28 @@ class ShardTensor(Tensor):
         """Keep the gradient of a tensor that is not a leaf."""
         self._local.retain_grad()
 
-    def register_hook(self, hook: Callable[[ShardTensor], ShardTensor | None]) -> Any:
-        """Call ``hook`` with the gradient, a ShardTensor, when it is computed."""
+    def _gradient(self, local: Tensor) -> ShardTensor:
+        """Wrap a gradient that autograd made: how it lies in memory is not known (of a sum's, all strides are 0)."""
+        result = ShardTensor(local.contiguous(), self._spec)  # or parts without elements alone could be written to
+        result._memory = UNKNOWN
+        return result
+
+    def register_hook(self, hook: Callable[[ShardTensor], Tensor | None]) -> Any:
+        """Call ``hook`` with the gradient, a ShardTensor, when it is computed; what it returns takes its place.
+
+        Raises
+        ------
+        ShardLayoutError
+            In backward: the hook returned something of another layout.
+        """
 
         def on_local(grad: Tensor) -> Tensor | None:
-            changed = hook(ShardTensor(grad, self._spec))
-            return None if changed is None else changed._local
+            changed = hook(self._gradient(grad))
+            if isinstance(changed, ShardTensor) and changed._spec == self._spec:
+                return changed._local
+            if changed is not None and (isinstance(changed, ShardTensor) or not self._spec.is_replicated):
+                raise ShardLayoutError(f"a hook must return None or a ShardTensor of the same layout ({self._spec})")
+            return changed
 
         return self._local.register_hook(on_local)  # type: ignore[no-untyped-call]
 

@@ -118,11 +118,16 @@ def call_on_copies(func: Any, copies: Sequence[Any], args: Any, kwargs: Any, mak
     """
     name = func.__name__
     by_name = (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__set__")
+    targets = [x for x in copies if by_name and x._local is args[0]]
     before = [version_of(x._local) for x in copies]
-    for x in copies if by_name else ():
+    for x in targets:
         refuse_write_to_copy(func, x)
     result = func(*args, **kwargs)
-    changed = [x for x, old in zip(copies, before, strict=True) if version_of(x._local) != old or (by_name and old < 0)]
+    changed = [
+        x
+        for x, old in zip(copies, before, strict=True)
+        if version_of(x._local) != old or (old < 0 and any(x is target for target in targets))
+    ]
     for x in changed:
         refuse_write_to_copy(func, x)
     for x in changed:

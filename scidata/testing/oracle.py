@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scidata.shard.layouts import gather_full
+from scidata.shard.rows.relayout import gather_full
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import tree_leaves

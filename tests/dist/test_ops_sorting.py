@@ -118,6 +118,11 @@ TALLIES = {
         x.masked_scatter(few(x) > 9, EDGES), x.masked_scatter(few(x) > 0, torch.arange(200.0).double()),
     ],
     "masked_scatter_": written(lambda y: y.masked_scatter_(few(y) > 0, y * 2)),
+    "plain targets": lambda x: [
+        torch.zeros(9).double().put_(NUMBERS % 9, x.flatten()[:6].reshape(3, 2)), (EDGES * 1).put((few(x).flatten()[:5] % 3).long(), EDGES[:5], True),
+        torch.ones(8).double().index_put_((torch.arange(5),), x.flatten()[:5]), (EDGES * 1).index_put(((few(x).flatten()[:2] % 3).long(),), EDGES[0]),
+        torch.ones(tuple(x.shape)).double().masked_scatter_(few(x) > 0, torch.arange(200.0).double()),
+    ],
 }  # fmt: skip
 INDEX = torch.tensor([0, -1, 0])
 EDGES = torch.tensor([-0.5, 0.0, 0.1, 0.3, 0.5, 1.0, 2.0], dtype=torch.float64)
@@ -256,7 +261,15 @@ def check_searches(rank, num_ranks):
             )
             assert_like_one_process(search, [long, values], [ShardSpec.even(mesh, [Shard(0)], (400,), {0: half}), spec])
         assert_like_one_process(search, [rows, values], [split, None])
-        assert_like_one_process(lambda a: [torch.searchsorted(a, 0.1), torch.bucketize(0.3, a)], [rows], [split])
+        assert_like_one_process(
+            lambda a: [
+                torch.searchsorted(a, 0.1),
+                torch.bucketize(0.3, a),
+                torch.searchsorted(a.flip(0), 0.1, sorter=torch.arange(6, -1, -1)),
+            ],
+            [rows],
+            [split],
+        )
         for dims in ((0, 0), (1, 1), (1, 0), (0, None), (None, 0), (1, None), (None, 1)):
             specs = [None if d is None else ShardSpec.even(mesh, [Shard(d)], (7, 7), {0: sizes}) for d in dims]
             assert_like_one_process(lambda a, v: torch.searchsorted(a, v, right=True), [many, values[:, 0]], specs)
@@ -297,7 +310,6 @@ def check_strides_and_refusals(rank, num_ranks):
             lambda y=x: torch.quantile(y, 0.5, out=whole * 1),
             lambda y=x: torch.nonzero(y, out=whole.long()),
             lambda y=x: torch.take(y, NUMBERS, out=whole * 1),
-            lambda y=x: torch.zeros(7, 7, 2, dtype=torch.float64).masked_scatter_(y > 0, whole),
         ):
             with pytest.raises(UnsupportedShardOp, match="Remedy"):
                 call()

@@ -14,7 +14,7 @@ from scidata.errors import ConfigError, MissingDependencyError, ShardLayoutError
 from scidata.shard import ShardTensor
 from scidata.shard.graphs.ghosts import halo_exchange
 from scidata.shard.graphs.parts import call_on_parts
-from scidata.shard.layouts import gather_full
+from scidata.shard.rows.relayout import gather_full
 from scidata.testing import run_ranks
 from tests.dist._graphs import LAYOUTS, NUM_NODES, khop_part_of, part_of, parts_of, whole_edges
 

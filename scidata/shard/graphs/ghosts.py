@@ -24,10 +24,11 @@ from torch.distributed.tensor import Shard
 from scidata.core.index_map import IndexMap
 from scidata.device_mesh.groups import explaining
 from scidata.errors import ShardLayoutError
+from scidata.shard.axes import MeshAxis, mesh_axes
 from scidata.shard.comm.collectives import indexed_all_to_all_v, return_rows
 from scidata.shard.comm.functions import call
 from scidata.shard.comm.transport import Group, count_sent, exchange, gather, group_rank, group_size
-from scidata.shard.spec import MeshAxis, ShardSpec, mesh_axes
+from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import version_of
 

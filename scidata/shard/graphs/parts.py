@@ -20,10 +20,10 @@ from torch.distributed.tensor import DTensor
 
 from scidata.core.index_map import IndexMap
 from scidata.errors import ConfigError, UnsupportedShardOp
+from scidata.shard.axes import mesh_axes
 from scidata.shard.comm.sums import replicate_all
 from scidata.shard.graphs.ghosts import node_tensor
 from scidata.shard.graphs.halo_depth import check_halo_depth
-from scidata.shard.spec import mesh_axes
 from scidata.shard.torch_internals import BatchNorm, parameters_of, tree_map_only
 
 

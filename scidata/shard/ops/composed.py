@@ -15,7 +15,7 @@ from torch import Tensor
 
 from scidata.shard.op_table import Handler, find, getters, register_op
 from scidata.shard.ops.align import operands_of, refuse_out, specs_of
-from scidata.shard.ops.shapes import normal_dim
+from scidata.shard.ops.arguments import normal_dim
 from scidata.shard.torch_internals import of_lists
 
 _BOTH = (torch, Tensor)

@@ -17,8 +17,8 @@ from scidata.shard.comm.transport import Group, gather, group_rank
 from scidata.shard.op_table import find, register_op
 from scidata.shard.ops.advanced import count_true
 from scidata.shard.ops.align import align, bind, is_sharded, refuse_out, replicated, spec_of_layout, specs_of, to_layout
+from scidata.shard.ops.arguments import normal_dim
 from scidata.shard.ops.moving import as_sharded
-from scidata.shard.ops.shapes import normal_dim
 from scidata.shard.ops.sorting import sort_line
 from scidata.shard.rows.ordered import counts_of
 from scidata.shard.spec import ShardSpec

@@ -5,6 +5,7 @@ A plain tensor with a row for each edge is, so its rows are brought to the order
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any
@@ -18,7 +19,7 @@ from scidata.shard.spec import ShardSpec
 
 def as_joined(func: Any, x: Tensor, dim: int, spec: ShardSpec) -> Tensor:
     """Bring a plain tensor, of which ``dim`` has a row for each edge of ``spec``, to the order of the ranks."""
-    if spec.in_order or all(spec.axes[axis].size == 1 for axis in spec.sharded.values()):
+    if spec.in_order:
         return x
     if spec.edge_parts is not None:
         return x.index_select(dim, _rows_by_rank(spec.edge_parts).to(x.device))
@@ -29,9 +30,8 @@ def as_joined(func: Any, x: Tensor, dim: int, spec: ShardSpec) -> Tensor:
 
 def as_in_one_process(func: Any, whole: Tensor, spec: ShardSpec) -> Tensor:
     """Bring edges that were gathered, one rank after the other, to the order of one process."""
-    if spec.edge_parts is None:
+    if spec.edge_parts is None or spec.in_order:
         refuse_disorder(func, spec)
-    if spec.in_order or spec.edge_parts is None:
         return whole
     (dim,) = spec.sharded
     return whole.index_select(dim, _rows_by_rank(spec.edge_parts).argsort().to(whole.device))
@@ -39,27 +39,27 @@ def as_in_one_process(func: Any, whole: Tensor, spec: ShardSpec) -> Tensor:
 
 def places_by_rank(func: Any, rows: Tensor, spec: ShardSpec) -> Tensor:
     """Return where edges of these numbers, from 0 on in one process, are: the ranks' edges one after the other."""
-    if spec.edge_parts is None:
+    if spec.edge_parts is None or spec.in_order:
         refuse_disorder(func, spec)
-    if spec.in_order or spec.edge_parts is None:
         return rows
     return _rows_by_rank(spec.edge_parts).argsort().to(rows.device)[rows]
 
 
 def refuse_disorder(func: Any, *specs: ShardSpec) -> None:
     """Raise for edges that are not in the order of one process, where that matters."""
-    if not all(spec.in_order or all(spec.axes[axis].size == 1 for axis in spec.sharded.values()) for spec in specs):
+    if not all(spec.in_order for spec in specs):
         reason = "these edges were joined on each rank by itself, so that no plain tensor knows their order"
         raise unsupported(func, reason, *specs, remedy="make it of edge_index, by its methods and functions")
+
+
+def runs_of(parts: Sequence[Sequence[int]], rank: int) -> list[tuple[int, int]]:
+    """Return where one process has the edges of a rank: (first, number), one run for each of the parts."""
+    starts = accumulate(map(sum, parts), initial=0)
+    return [(start + sum(sizes[:rank]), sizes[rank]) for start, sizes in zip(starts, parts, strict=False)]
 
 
 @lru_cache(maxsize=64)
 def _rows_by_rank(parts: tuple[tuple[int, ...], ...]) -> Tensor:
     """Return which rows each rank has, one rank after the other, in numbers of one process."""
-    starts = list(accumulate(map(sum, parts), initial=0))
-    rows = []
-    for rank in range(len(parts[0])):
-        for start, sizes in zip(starts, parts, strict=False):
-            first = start + sum(sizes[:rank])
-            rows.append(torch.arange(first, first + sizes[rank]))
-    return torch.cat(rows)
+    runs = [run for rank in range(len(parts[0])) for run in runs_of(parts, rank)]
+    return torch.cat([torch.arange(first, first + rows) for first, rows in runs])

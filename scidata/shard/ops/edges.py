@@ -21,8 +21,8 @@ from scidata.shard.graphs.routed import FilledTensor, MovedTensor, RoutedIndex, 
 from scidata.shard.op_table import unsupported
 from scidata.shard.ops.advanced import count_true, split_alike, take_advanced
 from scidata.shard.ops.align import is_sharded, local_of, specs_of
+from scidata.shard.ops.arguments import argument, many, normal_dim
 from scidata.shard.ops.edge_order import as_joined
-from scidata.shard.ops.shapes import argument, many, normal_dim
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.views import refuse_write_to_copy, written

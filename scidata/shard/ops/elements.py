@@ -28,8 +28,8 @@ from scidata.shard.ops.align import (
     whole_along,
     write_to_plain,
 )
+from scidata.shard.ops.arguments import argument, normal_dim
 from scidata.shard.ops.edges import gather_by_ids
-from scidata.shard.ops.shapes import argument, normal_dim
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.views import refuse_write_to_copy, written

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from scidata.shard.op_table import find, getters, register_op, unsupported
 from scidata.shard.ops.align import refuse_out, refuse_plain
-from scidata.shard.ops.moving import there_and_back, without_empty
-from scidata.shard.ops.shapes import argument, derived, keep_dims, normal_dim
+from scidata.shard.ops.arguments import argument, normal_dim
+from scidata.shard.ops.moving import cut_to, there_and_back, without_empty
+from scidata.shard.ops.shapes import derived
 from scidata.shard.tensor import ShardTensor
 
 _ONE = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
@@ -47,9 +48,9 @@ def fourier(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     if any(d in x._spec.sharded for d in dims):
         return there_and_back(x, dims, lambda moved: func(moved, *args[1:], **rest))
     result = func(without_empty(x._local, x._spec), *args[1:], **rest)
-    for d in x._spec.sharded:
-        result = result.narrow(d, 0, x._local.shape[d])
-    return keep_dims(x, result)
+    shape = [n if d in x._spec.sharded else result.shape[d] for d, n in enumerate(x._spec.global_shape)]
+    spec = x._spec.derive(shape, x._spec.dims, x._spec.sizes)
+    return ShardTensor(cut_to(result, spec), spec)
 
 
 @register_op(*_named(*_SHIFTS))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from scidata.shard.op_table import register_op, unsupported
 from scidata.shard.ops.align import align, bind, finish, spec_of_layout, specs_of
-from scidata.shard.ops.shapes import argument, normal_dim
+from scidata.shard.ops.arguments import argument, normal_dim
 from scidata.shard.tensor import ShardTensor
 
 

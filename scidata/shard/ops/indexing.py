@@ -25,8 +25,9 @@ from scidata.shard.ops.align import (
     specs_of,
     write_to_plain,
 )
+from scidata.shard.ops.arguments import argument, normal_dim
 from scidata.shard.ops.edges import lies_beside, only_index, set_rows, set_where, take_rows, take_where
-from scidata.shard.ops.shapes import argument, derived, keep_dims, normal_dim
+from scidata.shard.ops.shapes import derived, keep_dims
 from scidata.shard.ops.writing import fill_where, overwrite, put, without_ones
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor

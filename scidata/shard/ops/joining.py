@@ -21,8 +21,9 @@ from scidata.core.types import IntArray
 from scidata.shard.graphs.routed import accepts_filled
 from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops.align import align, finish, operands_of, refuse_out, spec_of_layout, specs_of
+from scidata.shard.ops.arguments import argument, many, normal_dim
 from scidata.shard.ops.edges import join_edges
-from scidata.shard.ops.shapes import argument, many, normal_dim
+from scidata.shard.ops.moving import as_sharded
 from scidata.shard.rows.redistribute import RowPlan, move_rows, plan_listed, plan_rows
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
@@ -83,9 +84,8 @@ def _cat_rows(func: Any, tensors: Sequence[Tensor], dim: int) -> Tensor:
     first = next(spec for spec in specs_of(tensors) if dim in spec.sharded)
     axis = first.sharded[dim]
     parts: list[ShardTensor] = []
-    nothing = [None] * len(first.axes)
     for x in tensors:
-        part = x if isinstance(x, ShardTensor) else ShardTensor(x, first.derive(x.shape, nothing, nothing))
+        part = as_sharded(x, first)
         if part._spec.dims[axis] != dim:
             sizes = even_sizes(x.shape[dim], first.axes[axis].size)
             others = [Replicate() if d == dim else p for d, p in zip(part._spec.dims, part.placements, strict=True)]
@@ -97,7 +97,7 @@ def _cat_rows(func: Any, tensors: Sequence[Tensor], dim: int) -> Tensor:
             part = part.redistribute(placements=first.placements, sizes=wanted)
         same = [d for a, d in enumerate(part._spec.dims) if a != axis]
         if same != [d for a, d in enumerate(first.dims) if a != axis] or any(
-            part._spec.sizes[a] != first.sizes[a] for a in range(len(nothing)) if a != axis
+            part._spec.sizes[a] != first.sizes[a] for a in range(len(first.axes)) if a != axis
         ):
             raise unsupported(func, "the tensors are split differently along other dims", *specs_of(tensors))
         if any(n != m for d, (n, m) in enumerate(zip(part.shape, first.global_shape, strict=True)) if d != dim):

@@ -18,9 +18,9 @@ from torch import Tensor
 from scidata.shard.comm.sums import all_reduce_sum
 from scidata.shard.op_table import register_op, unsupported
 from scidata.shard.ops.align import align, bind, finish, spec_of_layout, specs_of
+from scidata.shard.ops.arguments import normal_dim
 from scidata.shard.ops.moments import widened
 from scidata.shard.ops.pointwise import elementwise
-from scidata.shard.ops.shapes import normal_dim
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 

@@ -26,9 +26,10 @@ from scidata.shard.ops.align import (
     specs_of,
     to_layout,
 )
+from scidata.shard.ops.arguments import argument, normal_dim
 from scidata.shard.ops.composed import composed
 from scidata.shard.ops.moving import moved_off
-from scidata.shard.ops.shapes import argument, derived, normal_dim
+from scidata.shard.ops.shapes import derived
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.views import Copy

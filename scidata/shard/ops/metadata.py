@@ -174,15 +174,9 @@ def grad(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
             raise unsupported(func, reason, output._spec, remedy="reduce it to a loss first")
     found = func([*map(local_of, outputs)], [*map(local_of, inputs)], [*map(local_of, given)], **kwargs)
     return tuple(
-        _gradient(x, g) if isinstance(x, ShardTensor) and g is not None else g
+        x._gradient(g) if isinstance(x, ShardTensor) and g is not None else g
         for x, g in zip(inputs, found, strict=True)
     )
-
-
-def _gradient(x: ShardTensor, local: Tensor) -> ShardTensor:
-    result = ShardTensor(local.contiguous(), x._spec)  # or parts without elements alone could be written to
-    result._memory = UNKNOWN  # autograd's own: of a sum's gradient, say, all strides are 0
-    return result
 
 
 @register_op(make_dual, keeps_replicated=True)

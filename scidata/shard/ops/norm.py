@@ -13,8 +13,8 @@ from torch import Tensor
 from scidata.shard.comm.sums import all_reduce_sum
 from scidata.shard.op_table import register_op, unsupported
 from scidata.shard.ops.align import align_parameters, bind, finish, refuse_out, refuse_plain
+from scidata.shard.ops.arguments import argument, normal_dim
 from scidata.shard.ops.moments import moments, widened
-from scidata.shard.ops.shapes import argument, normal_dim
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 

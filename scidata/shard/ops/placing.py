@@ -11,7 +11,7 @@ from scidata.shard.comm.collectives import slice_to_shard
 from scidata.shard.comm.sums import replicate_to_shards
 from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops.advanced import count_true
-from scidata.shard.ops.align import bind, finish, is_sharded, local_of, refuse_out, specs_of, to_layout
+from scidata.shard.ops.align import bind, finish, is_sharded, local_of, refuse_out, specs_of, to_layout, write_to_plain
 from scidata.shard.ops.counting import alike, in_a_row
 from scidata.shard.ops.moving import as_sharded
 from scidata.shard.ops.writing import put as write
@@ -41,9 +41,9 @@ def take(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def _in_place(func: Any, x: Any) -> bool:
-    """Whether a function writes to its first argument, which must not be plain then."""
+    """Whether a function writes to its first argument."""
     if not is_sharded(x):
-        raise unsupported(func, "a plain tensor cannot take sharded values", *specs_of([x]))
+        raise unsupported(func, "what is written to is replicated, what is written sharded", *specs_of([x]))
     in_place: bool = func.__name__.endswith("_")
     if in_place:
         refuse_write_to_copy(func, x)
@@ -60,7 +60,9 @@ def index_put(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
     """Write values through index tensors and masks, or add them. Collective where one of these is sharded."""
     given = bind("input indices values accumulate", args, kwargs, accumulate=False)
     x, values = given["input"], given["values"]
-    target: ShardTensor = x if _in_place(func, x) else x.clone()
+    if not isinstance(x, ShardTensor):
+        return write_to_plain(func, args, kwargs)  # type: ignore[no-any-return]
+    target: ShardTensor = x if _in_place(func, x) else x.clone()  # type: ignore[assignment]
     _check_dtypes(func, x, values)
     tensors, dim = {}, 0
     for index in given["indices"]:
@@ -75,6 +77,8 @@ def put(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     """Write values to elements by their number in C order, or add them. Collective."""
     given = bind("input index source accumulate", args, kwargs, accumulate=False)
     x, index, source = given["input"], given["index"], given["source"]
+    if not isinstance(x, ShardTensor):
+        return write_to_plain(func, args, kwargs)  # type: ignore[no-any-return]
     in_place = _in_place(func, x)
     _check_dtypes(func, x, source)
     if index.shape.numel() != source.shape.numel():
@@ -90,6 +94,8 @@ def masked_scatter(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[st
     """Write one value after the other where a mask is true, in C order. Collective."""
     given = bind("input mask source", args, kwargs)
     x, mask, source = given["input"], given["mask"], given["source"]
+    if not isinstance(x, ShardTensor) and (func.__name__.endswith("_") or not is_sharded(mask)):
+        return write_to_plain(func, args, kwargs)  # type: ignore[no-any-return]
     in_place = func.__name__.endswith("_") and _in_place(func, x)
     _check_dtypes(func, x, source)
     if mask.dtype != torch.bool:

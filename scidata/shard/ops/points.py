@@ -23,6 +23,7 @@ from scidata.shard.ops.align import (
     to_layout,
     whole_along,
 )
+from scidata.shard.ops.moving import as_sharded
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
@@ -58,9 +59,7 @@ def _split_as_image(x: Tensor, grid: Tensor) -> Tensor:
     if not isinstance(x, ShardTensor):
         return grid
     spec = x._spec
-    if not isinstance(grid, ShardTensor):
-        nothing = [None] * len(spec.axes)
-        grid = ShardTensor(grid, spec.derive(tuple(grid.shape), nothing, nothing))
+    grid = as_sharded(grid, spec)
     old, new = grid._spec, {}
     for d, axis in spec.sharded.items():
         if d > 1 and old.dims[axis] is None and d - 1 not in old.sharded:

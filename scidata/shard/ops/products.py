@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from scidata.shard.op_table import find
+from scidata.shard.ops.arguments import normal_dim
 from scidata.shard.ops.composed import composed, several
-from scidata.shard.ops.shapes import normal_dim
 
 _BOTH = (torch, Tensor)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch import Tensor
 from scidata.shard.memory import UNKNOWN, strides_of
 from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops.align import bind, finish, specs_of
+from scidata.shard.ops.edge_order import runs_of
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.views import refuse_write_to_copy, written
@@ -39,13 +39,12 @@ def _runs(spec: ShardSpec, dim: int) -> list[tuple[int, int]]:
     """Return where one process has this rank's rows: edges with self-loops are joined of several parts."""
     if spec.edge_parts is None:
         return [(spec.offsets[dim], spec.local_shape[dim])]
-    rank, starts = spec.coordinate(spec.sharded[dim]), accumulate(map(sum, spec.edge_parts), initial=0)
-    return [(start + sum(sizes[:rank]), sizes[rank]) for start, sizes in zip(starts, spec.edge_parts, strict=False)]
+    return runs_of(spec.edge_parts, spec.coordinate(spec.sharded[dim]))
 
 
 def _refuse_sets(func: Any, spec: ShardSpec) -> None:
     """Raise for edges of a graph whose order in one process is not known."""
-    if spec.exchange is not None and spec.edge_parts is None:
+    if not spec.in_order and spec.edge_parts is None:
         raise unsupported(func, "edges have no order for random numbers", spec, remedy="draw for nodes, or use p=0")
 
 

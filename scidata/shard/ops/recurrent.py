@@ -21,19 +21,23 @@ from scidata.shard.ops.align import (
     bind,
     finish,
     is_sharded,
-    local_of,
     spec_of_layout,
     specs_of,
     to_layout,
     whole_along,
 )
+from scidata.shard.ops.moving import as_sharded
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
 
-def _shared(func: Any, parameters: Sequence[Any], layout: Layout, spec: ShardSpec) -> list[Any]:
+def _whole(values: Sequence[Any]) -> list[Any]:
+    return [x.full_tensor() if isinstance(x, ShardTensor) else x for x in values]
+
+
+def _shared(parameters: Sequence[Any], layout: Layout, spec: ShardSpec) -> list[Any]:
     """Say that plain parameters meet the shards of a layout: their gradients are summed over its axes."""
-    result = [p.full_tensor() if isinstance(p, ShardTensor) else p for p in parameters]
+    result = _whole(parameters)
     learned = [i for i, p in enumerate(result) if p is not None and p.requires_grad]
     groups = [spec.group(axis) for axis, entry in enumerate(layout) if entry is not None]
     if learned and groups:
@@ -56,14 +60,12 @@ def cell(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if any(len(x.shape) != 2 for x in operands) or len({x.shape[0] for x in operands}) > 1:
         raise RuntimeError(f"{func.__name__}: rows of {[tuple(x.shape) for x in operands]} do not fit")
     if not any(map(is_sharded, operands)):
-        plain, *rest = (
-            [x.full_tensor() if isinstance(x, ShardTensor) else x for x in e] for e in (operands, parameters)
-        )
-        return func(plain[0], plain[1:] if several else plain[1], *rest[0])
+        plain = _whole(operands)
+        return func(plain[0], plain[1:] if several else plain[1], *_whole(parameters))
     labels: list[list[Hashable]] = [["row", i] for i, _ in enumerate(operands)]
     locals_, layout, _ = align(func, operands, labels)
     spec = specs_of(operands)[0]
-    weights = _shared(func, parameters, layout, spec)
+    weights = _shared(parameters, layout, spec)
     found = func(locals_[0], locals_[1:] if several else locals_[1], *weights)
     new = spec_of_layout(layout, ["row", "state"], tuple(operands[1].shape), spec)
     return tuple(finish(x, new) for x in found) if several else finish(found, new)
@@ -114,8 +116,8 @@ def _together(
     operands = [_by_batch(x), *states]
     flags = given["has_biases"], count, 0.0, given["train"], given["bidirectional"], False
     if not any(map(is_sharded, operands)):
-        plain = [local_of(o) for o in operands]
-        result = func(plain[0], plain[1:] if func is torch.lstm else plain[1], [*map(local_of, params)], *flags)
+        plain = _whole(operands)
+        result = func(plain[0], plain[1:] if func is torch.lstm else plain[1], _whole(params), *flags)
     else:
         labels: list[list[Hashable]] = [
             ["time", "row", "in"],
@@ -123,7 +125,7 @@ def _together(
         ]
         locals_, layout, _ = align(func, operands, labels)
         spec = specs_of(operands)[0]
-        weights = _shared(func, params, layout, spec)
+        weights = _shared(params, layout, spec)
         found = func(locals_[0], locals_[1:] if func is torch.lstm else locals_[1], weights, *flags)
         result = tuple(_of_batch(part, layout, x.shape[1], spec) for part in found)
     return (result[0] if time is None else _by_time(result[0], time)), *result[1:]
@@ -147,7 +149,4 @@ def _by_batch(x: Any) -> Any:
 
 def _by_time(output: Any, time: ShardSpec) -> Any:
     """Split the output as the input was."""
-    if not isinstance(output, ShardTensor):
-        nothing = [None] * len(time.axes)
-        output = ShardTensor(output, time.derive(tuple(output.shape), nothing, nothing))
-    return to_layout(output, time.derive(tuple(output.shape), time.dims, time.sizes))
+    return to_layout(as_sharded(output, time), time.derive(tuple(output.shape), time.dims, time.sizes))

@@ -15,8 +15,8 @@ from torch import Tensor
 from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops.align import finish, refuse_out, write_to_plain
+from scidata.shard.ops.arguments import argument, normal_dim
 from scidata.shard.ops.moments import widened
-from scidata.shard.ops.shapes import argument, normal_dim
 from scidata.shard.tensor import ShardTensor
 
 _BOTH = (torch, Tensor)

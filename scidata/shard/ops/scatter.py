@@ -20,9 +20,9 @@ from scidata.shard.comm.transport import all_reduce_max, all_reduce_min, group_s
 from scidata.shard.graphs.routed import FilledTensor, RoutedIndex, accepts_filled
 from scidata.shard.op_table import find, op_name, register_op, unsupported
 from scidata.shard.ops.align import is_sharded, local_of, refuse_without_dims, specs_of
+from scidata.shard.ops.arguments import argument, normal_dim
 from scidata.shard.ops.edges import REMEDY, node_part, owned_everywhere, rows_like, write_to
 from scidata.shard.ops.elements import scatter_along
-from scidata.shard.ops.shapes import argument, normal_dim
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.views import refuse_write_to_copy, written

@@ -18,8 +18,8 @@ from scidata.shard.comm.functions import known
 from scidata.shard.comm.sums import all_reduce_sum, replicate_to_shards
 from scidata.shard.op_table import find, register_op
 from scidata.shard.ops.align import bind, finish, is_sharded, local_of, refuse_out, specs_of, to_layout
+from scidata.shard.ops.arguments import normal_dim
 from scidata.shard.ops.moving import as_sharded, cut_to, moved_off, without_empty
-from scidata.shard.ops.shapes import normal_dim
 from scidata.shard.ops.sorting import by_lines, is_whole, on_lines
 from scidata.shard.rows.ordered import LARGEST, keys_at, least_over, order_keys, sum_over
 from scidata.shard.spec import ShardSpec

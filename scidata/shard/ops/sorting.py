@@ -29,8 +29,8 @@ from scidata.shard.ops.align import (
     to_layout,
     whole_along,
 )
+from scidata.shard.ops.arguments import normal_dim
 from scidata.shard.ops.moving import as_sharded, moved_back, moved_off
-from scidata.shard.ops.shapes import normal_dim
 from scidata.shard.rows.ordered import order_keys, sorted_ids, sum_over
 from scidata.shard.rows.redistribute import fetch_rows
 from scidata.shard.spec import ShardSpec
@@ -202,7 +202,9 @@ def searchsorted(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str,
     rows, sorter = given.pop("sorted_sequence"), given.pop("sorter")
     values = given.pop("self") if "self" in given else given.pop("input")
     refuse_out(func, given, *specs_of([rows, values]))
-    if not isinstance(values, Tensor) and sorter is None:
+    if not isinstance(values, Tensor):  # one number, in a sequence of one dim
+        if sorter is not None:
+            rows = rows[sorter]
         return sum_over(func(rows._local, values, **given), rows._spec.group(rows._spec.sharded[0]))
     if sorter is not None or math.prod(rows.shape) < math.prod(values.shape):
         rows, sorter = whole_along(rows, -1), whole_along(sorter, -1)

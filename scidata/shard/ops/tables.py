@@ -23,7 +23,8 @@ from scidata.shard.ops.align import (
     to_layout,
     whole_along,
 )
-from scidata.shard.ops.shapes import argument
+from scidata.shard.ops.arguments import argument
+from scidata.shard.ops.moving import as_sharded
 from scidata.shard.rows.redistribute import fetch_rows
 from scidata.shard.tensor import ShardTensor
 
@@ -64,10 +65,7 @@ def _in_sharded_rows(ids: Any, table: ShardTensor, axis: int, padding: int | Non
             found = _without_padding(found.view(*local.shape, found.shape[-1]), local, padding)
             shape = (*ids._spec.global_shape, spec.global_shape[1])
             return ShardTensor(found, ids._spec.derive(shape, ids._spec.dims, ids._spec.sizes))
-        whole: Any = _in_sharded_rows(replicated(ids, {axis}), table, axis, padding)
-        if not isinstance(whole, ShardTensor):
-            nothing = [None] * len(spec.axes)
-            whole = ShardTensor(whole, spec.derive(tuple(whole.shape), nothing, nothing))
+        whole = as_sharded(_in_sharded_rows(replicated(ids, {axis}), table, axis, padding), spec)
         held = whole._spec
         dims = [d if a == axis else held.dims[a] for a, d in enumerate(ids._spec.dims)]
         sizes = [s if a == axis else held.sizes[a] for a, s in enumerate(ids._spec.sizes)]

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from scidata.shard.op_table import register_op, unsupported
 from scidata.shard.ops.align import bind, finish, refuse_out, refuse_plain, specs_of
+from scidata.shard.ops.arguments import normal_dim
 from scidata.shard.ops.conv import reached
-from scidata.shard.ops.shapes import derived, normal_dim
+from scidata.shard.ops.shapes import derived
 from scidata.shard.ops.sliding import Middle, Windows, check_rows, per_dim, under
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import shares_memory

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from scidata.errors import ConfigError, ShardLayoutError
 from scidata.shard import HaloDim, ShardSpec, ShardTensor
-from scidata.shard.ops.shapes import Group, reshape_groups
+from scidata.shard.ops.reshaping import Group, reshape_groups
 from scidata.testing import fake_group
 
 

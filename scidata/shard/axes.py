@@ -1,0 +1,94 @@
+"""The axes of a domain mesh as this rank sees them, and what is kept with a mesh."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from scidata.core.cache import Cache
+from scidata.errors import ShardLayoutError
+
+_T = TypeVar("_T")
+
+KEPT = 512  # specs, some hundred bytes each; a model has fewer layouts, and fewer plans for one of them
+
+
+class MeshAxis(NamedTuple):
+    """One axis of the domain mesh as this rank sees it."""
+
+    name: str
+    group: dist.ProcessGroup
+    rank: int
+    size: int
+
+
+class OfMesh:
+    """What is known of a mesh. Stored in the mesh, so that specs, which hold their mesh, go when it does."""
+
+    __slots__ = ("axes", "beside", "specs")
+
+    def __init__(self, axes: tuple[MeshAxis, ...]) -> None:
+        self.axes = axes
+        self.specs: Cache[Any] = Cache(KEPT)
+        self.beside: dict[DeviceMesh, Any] = {}
+
+    def __reduce__(self) -> Any:
+        return OrderedDict, ()  # a pickled mesh carries nothing of it, and nothing that torch.load() would refuse
+
+
+def of_mesh(mesh: DeviceMesh) -> OfMesh:
+    """Return what is known of a mesh; raises ShardLayoutError as :func:`mesh_axes` does."""
+    if not isinstance(mesh, DeviceMesh):
+        raise ShardLayoutError(f"device_mesh must be a DeviceMesh, not {type(mesh).__name__}")
+    found = mesh.__dict__.get("_scidata")
+    if type(found) is not OfMesh:
+        found = mesh.__dict__["_scidata"] = OfMesh(_found_axes(mesh))
+    return found
+
+
+def _found_axes(mesh: DeviceMesh) -> tuple[MeshAxis, ...]:
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        raise ShardLayoutError(
+            f"rank {dist.get_rank()} is not part of the device mesh {mesh}; use a mesh that holds it"
+        )
+    names = mesh.mesh_dim_names or tuple(f"axis {i}" for i in range(mesh.ndim))
+    return tuple(MeshAxis(names[i], mesh.get_group(i), int(coordinate[i]), int(mesh.size(i))) for i in range(mesh.ndim))
+
+
+def mesh_axes(mesh: DeviceMesh) -> tuple[MeshAxis, ...]:
+    """Return the axes of a mesh; raises ShardLayoutError where this rank is not part of it."""
+    return of_mesh(mesh).axes
+
+
+def kept_spec(mesh: DeviceMesh, key: Hashable, make: Callable[[], _T]) -> _T:
+    """Return the spec that was made for this key before, else make it."""
+    found: _T = of_mesh(mesh).specs.get_or_make(key, make)
+    return found
+
+
+def kept_beside(mesh: DeviceMesh) -> dict[DeviceMesh, Any]:
+    """Return what was found out about this mesh together with others, to be added to."""
+    return of_mesh(mesh).beside
+
+
+def by_axis(given: Mapping[int | str, _T], axes: tuple[MeshAxis, ...]) -> dict[int, _T]:
+    """Index what was given by mesh axis, name or number, by the axis's number.
+
+    Raises
+    ------
+    ShardLayoutError
+        An axis that the mesh does not have.
+    """
+    names = {axis.name: i for i, axis in enumerate(axes)}
+    result = {}
+    for key, value in given.items():
+        index = names.get(key, -1) if isinstance(key, str) else key
+        if not 0 <= index < len(axes):
+            raise ShardLayoutError(f"sizes for mesh axis {key!r}, but the mesh has {list(names)}")
+        result[index] = value
+    return result

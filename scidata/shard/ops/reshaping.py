@@ -1,0 +1,263 @@
+"""Reshapes: the sharded dims of groups of dims that hold the same elements, before and after.
+
+Where a part is not a run of rows of the new dim, elements change ranks, in one exchange.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from scidata.core.bounds import even_sizes
+from scidata.shard.memory import UNKNOWN
+from scidata.shard.op_table import find, register_op, unsupported
+from scidata.shard.ops.align import finish, map_local
+from scidata.shard.ops.arguments import argument, many, normal_dim
+from scidata.shard.ops.shapes import derived
+from scidata.shard.rows.redistribute import move_rows, plan_reshape
+from scidata.shard.spec import ShardSpec
+from scidata.shard.tensor import ShardTensor
+from scidata.shard.torch_internals import shares_memory
+from scidata.shard.views import Copy, written
+
+
+class Group(NamedTuple):
+    """Dims of the old shape and dims of the new one that hold the same elements."""
+
+    old: range
+    new: range
+
+
+def reshape_groups(old: Sequence[int], new: Sequence[int]) -> list[Group]:
+    """Cut two shapes without empty dims and of equal product into the smallest groups of equal product."""
+    groups, i, j = [], 0, 0
+    while i < len(old) or j < len(new):
+        first_i, first_j = i, j
+        if i < len(old) and j < len(new) and old[i] == new[j]:
+            i, j = i + 1, j + 1
+        elif i < len(old) and old[i] == 1:
+            i += 1
+        elif j < len(new) and new[j] == 1:
+            j += 1
+        else:
+            left, right = old[i], new[j]
+            i, j = i + 1, j + 1
+            while left != right:
+                if left < right:
+                    left, i = left * old[i], i + 1
+                else:
+                    right, j = right * new[j], j + 1
+        groups.append(Group(range(first_i, i), range(first_j, j)))
+    return groups
+
+
+def _full_shape(old: Sequence[int], new: Sequence[int]) -> tuple[int, ...]:
+    """Fill in a -1."""
+    shape, count = list(new), math.prod(old)
+    if shape.count(-1) == 1 and (rest := -math.prod(shape)):
+        shape[shape.index(-1)] = count // rest
+    if math.prod(shape) != count or min(shape, default=0) < 0:
+        raise RuntimeError(f"shape {list(new)} is invalid for a tensor of global shape {tuple(old)}")
+    return tuple(shape)
+
+
+class _Move(NamedTuple):
+    """Dims of the old shape whose elements change ranks: one of them is sharded, and not by runs of new rows."""
+
+    group: Group
+    dim: int
+    axis: int
+    new: tuple[int, int]  # how many elements of the group come before and behind the new sharded dim
+    sizes: tuple[int, ...]  # rows of that dim on each rank
+
+
+class _Plan(NamedTuple):
+    """How a reshape is done: gather to ``before``, move elements between ranks, view the parts as ``after`` says."""
+
+    before: ShardSpec
+    moves: list[_Move]
+    after: ShardSpec
+
+
+def _reshaped(func: Any, spec: ShardSpec, shape: Sequence[int]) -> _Plan:
+    """Return how to reshape, and the layout after it; kept with the layout before."""
+    known: dict[Any, _Plan] = spec.__dict__.setdefault("_reshapes", {})
+    key = tuple(shape)
+    if key not in known:
+        known[key] = _find_reshaped(func, spec, key)
+    return known[key]
+
+
+def _goes_to(group: Group, shape: Sequence[int]) -> int | None:
+    """Return the dim that a sharded one of the group becomes: the slowest new one of more than one row."""
+    return next((d for d in group.new if shape[d] != 1), group.new[0] if group.new else None)
+
+
+def _balanced(group: Group, shape: Sequence[int], num_ranks: int) -> int:
+    """Return the dim to shard where elements move anyway: the slowest of which each rank gets a row, or the longest."""
+    return next((d for d in group.new if shape[d] >= num_ranks), max(group.new, key=lambda d: shape[d]))
+
+
+def _without_merged(spec: ShardSpec, groups: Sequence[Group], shape: Sequence[int]) -> ShardSpec:
+    """Replicate axes so that of each group at most the slowest dim stays sharded, and none that vanishes."""
+    gathered: set[int] = set()
+    for group in groups:
+        inside = [d for d in group.old if d in spec.sharded]
+        kept = next((d for d in inside if spec.global_shape[d] != 1), next(iter(inside), None))
+        gathered |= {spec.sharded[d] for d in inside if d != kept or _goes_to(group, shape) is None}
+    return spec.derive(spec.global_shape, [None if a in gathered else d for a, d in enumerate(spec.dims)], spec.sizes)
+
+
+def _find_reshaped(func: Any, spec: ShardSpec, shape: Sequence[int]) -> _Plan:
+    new_shape = _full_shape(spec.global_shape, shape)
+    if new_shape == spec.global_shape or spec.is_replicated:
+        return _Plan(spec, [], spec.derive(new_shape, spec.dims, spec.sizes))
+    if 0 in spec.global_shape:  # which rank has nothing of it is no matter
+        nothing = [None] * len(spec.axes)
+        return _Plan(spec.derive(spec.global_shape, nothing, nothing), [], spec.derive(new_shape, nothing, nothing))
+    groups = reshape_groups(spec.global_shape, new_shape)
+    before = _without_merged(spec, groups, new_shape)
+    dims, sizes, moves = list(before.dims), list(before.sizes), []
+    for group in groups:
+        dim = next((d for d in group.old if d in before.sharded), None)
+        goes_to = _goes_to(group, new_shape)
+        if dim is None or goes_to is None:
+            continue
+        axis = before.sharded[dim]
+        slower = math.prod(spec.global_shape[d] for d in group.old if d < dim)
+        old_row = math.prod(spec.global_shape[d] for d in group.old if d > dim)
+        new_row = math.prod(new_shape[d] for d in group.new if d > goes_to)
+        old_sizes = spec.sizes_of(axis)
+        if slower == 1 and not any(size * old_row % new_row for size in old_sizes):
+            sizes[axis] = tuple(size * old_row // new_row for size in old_sizes)
+        else:
+            goes_to = _balanced(group, new_shape, len(old_sizes))
+            sizes[axis] = rows = even_sizes(new_shape[goes_to], len(old_sizes))
+            around = tuple(
+                math.prod(new_shape[d] for d in part)
+                for part in (range(group.new.start, goes_to), range(goes_to + 1, group.new.stop))
+            )
+            moves.append(_Move(group, dim, axis, (around[0], around[1]), rows))
+        dims[axis] = goes_to
+    return _Plan(before, moves, spec.derive(new_shape, dims, sizes))
+
+
+def _moved(x: ShardTensor, moves: Sequence[_Move]) -> Tensor:
+    """Bring elements to the ranks that own them after the reshape, their dims merged. Collective."""
+    spec, local = x._spec, x._local
+    for group, dim, axis, new, sizes in reversed(moves):
+        first, last = group.old.start, group.old.stop
+        outer = math.prod(spec.global_shape[first:dim])
+        inner = math.prod(spec.global_shape[dim + 1 : last])
+        plan = plan_reshape((outer, inner), spec.sizes_of(axis), new, sizes, spec.coordinate(axis))
+        local = local.reshape(*local.shape[:first], math.prod(local.shape[first:last]), *local.shape[last:])
+        local = move_rows(local, plan, first, spec.group(axis))
+    return local
+
+
+def _reshape(func: Any, x: ShardTensor, shape: Sequence[int]) -> Tensor:
+    """Reshape; where elements change ranks, or a part inside its halo is not contiguous, torch's view is a copy.
+
+    Of several sharded dims that become one, the slowest stays sharded: the mesh axes of the others replicate, by a
+    gather. An axis whose dim, of extent 1, vanishes replicates too.
+    """
+    before, moves, spec = _reshaped(func, x._spec, shape)
+    is_view = _is_view(func, x, spec.global_shape)
+    gathered = before is not x._spec and before != x._spec
+
+    def take() -> Tensor:
+        source = x.redistribute(placements=before.placements) if gathered else x
+        return (_moved(source, moves) if moves else source._local).reshape(spec.local_shape)
+
+    def refuse() -> NoReturn:
+        raise unsupported(func, "whether this is a view of what was written to is not known", spec, remedy="clone() it")
+
+    local = take()
+    if is_view is None:
+        return ShardTensor(local, spec, copied=Copy(x, local, refuse))
+    if not is_view:
+        return finish(local.clone() if shares_memory(local, x._local) else local, spec)
+    if shares_memory(local, x._local):
+        return derived(x, local, spec)
+
+    def put() -> None:
+        if moves or gathered:
+            back: Any = ShardTensor(local, spec).reshape(x._spec.global_shape)
+            if isinstance(back, ShardTensor):  # plain where it is replicated: copy_() cuts it
+                sizes: dict[int | str, Sequence[int]] = {a: x._spec.sizes_of(a) for a in x._spec.sharded.values()}
+                back = back.redistribute(placements=x.placements, sizes=sizes)
+            x.copy_(back)
+        else:
+            x._local.copy_(local.reshape(x._local.shape))
+            written(x)
+
+    # wrapped even where it is replicated
+    return ShardTensor(local, spec, copied=Copy(x, local, take, put))
+
+
+def _is_view(func: Any, x: ShardTensor, shape: tuple[int, ...]) -> bool | None:
+    """Whether the result of a reshape shares memory with the tensor in one process; None where that is not known."""
+    must = func is Tensor.view or func is Tensor.view_as
+    if x._memory is None:
+        return True
+    if x._memory is UNKNOWN:
+        return True if must else None
+    whole = torch.empty_strided(x._spec.global_shape, x._memory, device="meta")
+    try:
+        whole.view(shape)
+    except RuntimeError:
+        if must:
+            raise
+        return False
+    return True
+
+
+@register_op(*find("reshape view", namespaces=(Tensor,)), torch.reshape)
+def reshape(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Reshape to a global shape; a copy where the part is not contiguous. Collective where elements change ranks.
+
+    Or view as a dtype of the same width.
+    """
+    x: ShardTensor = args[0]
+    dtype = next((given for given in (*args[1:], *kwargs.values()) if isinstance(given, torch.dtype)), None)
+    if dtype is not None:
+        if dtype.itemsize != x.dtype.itemsize:
+            raise unsupported(func, "a dtype of another width changes the shape", x._spec, remedy="use to(dtype)")
+        return map_local(x, lambda part: part.view(dtype))
+    return _reshape(func, x, many(args, kwargs, "shape", "size"))
+
+
+@register_op(Tensor.reshape_as, Tensor.view_as)
+def reshape_as(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Reshape to another tensor's global shape."""
+    if not isinstance(args[0], ShardTensor):
+        raise unsupported(func, "the tensor itself is plain", args[1]._spec, remedy="use reshape(other.shape)")
+    return _reshape(func, args[0], tuple(args[1].shape))
+
+
+@register_op(*find("flatten ravel", namespaces=(torch, Tensor)))
+def flatten(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Merge neighbouring dims."""
+    x: ShardTensor = args[0]
+    shape = x._spec.global_shape
+    first = normal_dim(argument(args, kwargs, 1, "start_dim", 0), len(shape))
+    last = normal_dim(argument(args, kwargs, 2, "end_dim", -1), len(shape))
+    if first > last:
+        raise RuntimeError(f"flatten: start_dim {first} comes after end_dim {last}")
+    if first == last and func in (torch.flatten, Tensor.flatten):
+        return x  # as torch: the tensor itself
+    return _reshape(func, x, (*shape[:first], math.prod(shape[first : last + 1]), *shape[last + 1 :]))
+
+
+@register_op(*find("unflatten", namespaces=(torch, Tensor)))
+def unflatten(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Split one dim."""
+    x: ShardTensor = args[0]
+    shape = x._spec.global_shape
+    dim = normal_dim(argument(args, kwargs, 1, "dim"), len(shape))
+    parts = _full_shape([shape[dim]], argument(args, kwargs, 2, "sizes"))
+    return _reshape(func, x, (*shape[:dim], *parts, *shape[dim + 1 :]))

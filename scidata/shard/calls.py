@@ -1,4 +1,4 @@
-"""What a call through ``__torch_function__`` passes besides its handler: copies brought up to date, strides noted.
+"""What a call passes besides its handler: copies brought up to date, edges brought in order, strides noted.
 
 ``kind`` is ShardTensor, which is made upon this.
 """
@@ -13,7 +13,8 @@ from torch import Tensor
 
 from scidata.shard.memory import note
 from scidata.shard.op_table import KEEPS_REPLICATED, Handler, op_name, unsupported
-from scidata.shard.torch_internals import tree_flatten, tree_unflatten
+from scidata.shard.rows.edge_order import in_one_order, refuse_disorder
+from scidata.shard.torch_internals import tree_flatten, tree_map_only, tree_unflatten
 from scidata.shard.views import call_on_copies
 
 _NO_TENSORS = frozenset({int, float, bool, str, slice, type(None), torch.dtype, torch.device})
@@ -46,6 +47,32 @@ def _refresh(values: Iterable[Any], kind: type[Any]) -> None:
             _refresh(x, kind)
         elif isinstance(x, kind) and x._copied is not None:
             x._copied.refresh()
+
+
+def any_disorder(values: Iterable[Any], kind: type[Any]) -> bool:
+    """Whether there are edges that are not in the order of one process."""
+    return any(
+        not x._spec.in_order if isinstance(x, kind) else type(x) in (tuple, list) and any_disorder(x, kind)
+        for x in values
+    )
+
+
+def all_in_order(func: Any, args: Any, kind: type[Any]) -> Any:
+    """Bring edges among the arguments to the order of one process. Collective where they are not in it."""
+    name = func.__name__
+
+    def ordered(x: Any) -> Any:
+        if x._spec.in_order:
+            return x
+        if name.endswith("_") and not name.endswith("__"):
+            refuse_disorder(func, x._spec)
+        if x._copied is not None:
+            x._copied.refresh()
+        result = kind(*in_one_order(func, x._local, x._spec))
+        result._memory = x._memory
+        return result
+
+    return tree_map_only(kind, ordered, args)
 
 
 def call_noted(

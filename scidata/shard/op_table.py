@@ -30,6 +30,9 @@ REFUSES: set[Handler] = set()
 #: Handlers that ask about the tensor as a whole, and do nothing with its rows.
 OF_THE_WHOLE: set[Handler] = set()
 
+#: Handlers to which the order of edges is no matter: for others they are brought to that of one process first.
+ANY_ORDER: set[Handler] = set()
+
 #: What is tried, the last one first, where a function is refused: see :func:`scidata.gather`.
 FALLBACKS: list[Callable[[Any, tuple[Any, ...], dict[str, Any], UnsupportedShardOp], Any]] = []
 
@@ -41,7 +44,9 @@ _REMEDY = (
 )
 
 
-def register_op(*functions: Any, keeps_replicated: bool = False) -> Callable[[Handler], Handler]:
+def register_op(
+    *functions: Any, keeps_replicated: bool = False, any_order: bool = False
+) -> Callable[[Handler], Handler]:
     """Make the decorated handler answer for these torch functions, methods or property getters.
 
     Where all ShardTensors among the arguments are replicated on all axes, the function runs on plain tensors instead,
@@ -54,6 +59,9 @@ def register_op(*functions: Any, keeps_replicated: bool = False) -> Callable[[Ha
         The handler gets the function, the types of its ShardTensors, its args and kwargs.
     keeps_replicated
         Also call the handler where no axis shards.
+    any_order
+        Each row is handled by itself, or all alike (a sum): where rows are the edges of a graph that were joined on
+        each rank by itself, their order is no matter, or the handler knows of it.
 
     Raises
     ------
@@ -66,6 +74,8 @@ def register_op(*functions: Any, keeps_replicated: bool = False) -> Callable[[Ha
     def add(handler: Handler) -> Handler:
         if keeps_replicated:
             KEEPS_REPLICATED.add(handler)
+        if any_order:
+            ANY_ORDER.add(handler)
         for function in functions:
             if not callable(function):
                 raise TypeError(f"register_op takes torch's functions, such as torch.sin, not {function!r}")

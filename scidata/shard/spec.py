@@ -71,7 +71,7 @@ class ShardSpec:
     edge_parts
         Where the rows are edges: what each rank's are joined of (those of the graph, then self-loops), as the sizes of
         each part on all ranks. In one process, all of one part come before the next. Carried along, of several parts
-        while the sizes stay; never compared. None where that is not known.
+        while the sizes stay. None where that is not known.
 
     Raises
     ------
@@ -262,6 +262,11 @@ class ShardSpec:
             return True
         return self.edge_parts is not None and len(self.edge_parts) == 1
 
+    @cached_property
+    def order(self) -> tuple[tuple[int, ...], ...] | None:
+        """What the order of the rows depends on: None for that of one process, () where it is not known."""
+        return None if self.in_order else self.edge_parts or ()
+
     def without(self, dims: Collection[int], *, keepdim: bool = False) -> ShardSpec:
         """Drop dims, or leave them with extent 1; axes that shard them replicate."""
         kept = [d for d in range(self.ndim) if keepdim or d not in dims]
@@ -278,16 +283,16 @@ class ShardSpec:
             return True
         if not isinstance(other, ShardSpec):
             return NotImplemented
-        mine = (self.global_shape, self.sizes, self.placements, self.device_mesh)
-        return mine == (other.global_shape, other.sizes, other.placements, other.device_mesh)
+        mine = (self.global_shape, self.sizes, self.placements, self.order, self.device_mesh)
+        return mine == (other.global_shape, other.sizes, other.placements, other.order, other.device_mesh)
 
     def __hash__(self) -> int:
         return hash((self.global_shape, self.sizes, self.dims))
 
     def lies_as(self, other: ShardSpec) -> bool:
-        """Whether both shard the same dims into the same sizes, whatever the other dims are."""
+        """Whether both shard the same dims into the same sizes and order, whatever the other dims are."""
         return self is other or (
-            (self.dims, self.sizes, self.ndim) == (other.dims, other.sizes, other.ndim)
+            (self.dims, self.sizes, self.ndim, self.order) == (other.dims, other.sizes, other.ndim, other.order)
             and self.device_mesh == other.device_mesh
         )
 

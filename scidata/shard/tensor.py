@@ -22,9 +22,9 @@ from torch.distributed.tensor.placement_types import Placement
 
 from scidata.errors import ShardLayoutError, UnsupportedShardOp
 from scidata.shard import layouts
-from scidata.shard.calls import call_noted, call_unusual, is_ordinary
+from scidata.shard.calls import all_in_order, any_disorder, call_noted, call_unusual, is_ordinary
 from scidata.shard.memory import REARRANGES, UNKNOWN, Strides, laid_out
-from scidata.shard.op_table import FALLBACKS, HANDLERS, OF_THE_WHOLE, unsupported
+from scidata.shard.op_table import ANY_ORDER, FALLBACKS, HANDLERS, OF_THE_WHOLE, unsupported
 from scidata.shard.rows.halo import exchange_halo, halo_dims, owned_of
 from scidata.shard.rows.relayout import change_layout, gather_full
 from scidata.shard.spec import HaloDim, ShardSpec, Sizes
@@ -422,6 +422,8 @@ class ShardTensor(Tensor):
             run: Callable[..., Any] = partial(call_unusual, handler, ShardTensor)
         else:
             run = handler
+        if handler not in ANY_ORDER and handler not in OF_THE_WHOLE and any_disorder(args, ShardTensor):
+            args, kwargs = all_in_order(func, (args, kwargs or {}), ShardTensor)
         ordinary = is_ordinary(args, ShardTensor) and (not kwargs or is_ordinary(kwargs.values(), ShardTensor))
         try:
             if ordinary and func not in REARRANGES:

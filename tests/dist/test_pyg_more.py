@@ -8,6 +8,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from scidata.errors import UnsupportedShardOp
+from scidata.shard import ShardTensor
 from scidata.shard.torch_internals import tree_leaves
 from scidata.testing import run_ranks
 from tests.dist._graphs import NUM_NODES
@@ -129,6 +130,39 @@ def test_like_one_process():
     run_ranks(check_cases, 3, timeout=300)
 
 
+def check_order(rank, num_ranks):
+    """What goes along the edges, also those that were joined with self-loops on each rank, is as in one process."""
+    import torch_geometric.utils as u
+
+    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
+    index, whole = _parts(mesh, (6, 5), rank).edge_index, _parts(mesh, (6, 5), rank).edge_index.full_tensor()
+    loops, looped = u.add_self_loops(index)[0], u.add_self_loops(whole)[0]
+    numbers = torch.arange(looped.shape[1])
+    mixed, plain = loops[0] * 3 + loops[1] * numbers, looped[0] * 3 + looped[1] * numbers
+    for function in (
+        lambda e, m: u.to_undirected(e),
+        lambda e, m: u.coalesce(e.flip(1)),
+        lambda e, m: m.sort().values,
+        lambda e, m: m.argsort(stable=True) * numbers,
+        lambda e, m: m.cumsum(0) - m.flip(0) + m.roll(3),
+        lambda e, m: m[numbers.flip(0)] + numbers,
+        lambda e, m: m.topk(4).indices,
+        lambda e, m: torch.stack([m.argmax(), (m * 2).argmin()]),
+        lambda e, m: torch.zeros(5, dtype=torch.int64).index_add(0, m % 5, numbers),
+        lambda e, m: m.diff() * numbers[1:],
+        lambda e, m: m.sort().values * 2 + m,
+    ):
+        expected, found = function(whole, plain), function(index, mixed)
+        assert torch.equal(found.full_tensor() if isinstance(found, ShardTensor) else found, expected)
+    for refused in (lambda m: m[1:], lambda m: m[0], lambda m: m.index_put_((numbers[:1],), numbers[0])):
+        with pytest.raises(UnsupportedShardOp, match="their order"):
+            refused(mixed)
+
+
+def test_order():
+    run_ranks(check_order, 2)
+
+
 def check_refused(rank, num_ranks):
     import torch_geometric.nn as g
     import torch_geometric.utils as u
@@ -137,7 +171,6 @@ def check_refused(rank, num_ranks):
     data = _parts(mesh, (6, 5), rank, b=BATCH)
     for call in (
         lambda: g.EdgePooling(4).double()(data.x, data.edge_index, data.b),
-        lambda: u.to_undirected(data.edge_index),
         lambda: u.negative_sampling(data.edge_index, NUM_NODES),
         lambda: g.HGTConv(4, 4, (["n"], [("n", "to", "n")])).double()(
             {"n": data.x}, {("n", "to", "n"): data.edge_index}

@@ -20,7 +20,7 @@ from scidata.shard.comm.sums import replicate_to_shards
 from scidata.shard.comm.transport import gather
 from scidata.shard.op_table import unsupported
 from scidata.shard.ops.align import finish, is_sharded, local_of, replicated, specs_of
-from scidata.shard.ops.edge_order import as_joined, places_by_rank
+from scidata.shard.rows.edge_order import as_joined, places_by_rank, refuse_disorder
 from scidata.shard.rows.redistribute import fetch_rows, move_rows, plan_listed
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
@@ -135,9 +135,10 @@ def _take_listed(func: Any, x: ShardTensor, tensors: dict[int, Tensor]) -> Tenso
         rows = new_sizes[spec.coordinate(axis)]
         local = local.reshape(*local.shape[:place], rows, *shape[1:], *local.shape[place + 1 :])
     new = [place if a == axis else None if d is None else new_dim[d] for a, d in enumerate(spec.dims)]
-    return ShardTensor(
-        local, spec.derive(new_shape, new, [new_sizes if a == axis else s for a, s in enumerate(spec.sizes)])
-    )
+    result = spec.derive(new_shape, new, [new_sizes if a == axis else s for a, s in enumerate(spec.sizes)])
+    if not spec.in_order:
+        result = result.with_edge_parts((tuple(new_sizes),))  # in the order of the list
+    return ShardTensor(local, result)
 
 
 def _take_sharded(x: ShardTensor, dim: int, index: ShardTensor) -> Tensor:
@@ -172,6 +173,8 @@ def check_mask(spec: ShardSpec, dim: int, mask: Tensor) -> None:
 def split_alike(spec: ShardSpec, dim: int, mask: ShardSpec) -> bool:
     """Whether a mask is split as the dims that it covers, where it is split at all."""
     places = {axis: (dim + d, mask.sizes_of(axis)) for d, axis in mask.sharded.items()}
+    if places and spec.order != mask.order:
+        return False
     return mask.device_mesh == spec.device_mesh and all(
         (spec.dims[axis], spec.sizes[axis]) == place for axis, place in places.items()
     )
@@ -186,6 +189,8 @@ def _take_mask(func: Any, x: ShardTensor, dim: int, mask: Tensor) -> Tensor:
     axes = {axis for d, axis in spec.sharded.items() if d in covered} | set(theirs)
     if any(other.device_mesh != spec.device_mesh for other in specs_of([mask])):
         raise unsupported(func, "the operands lie on different device meshes", *specs_of([x, mask]))
+    if isinstance(mask, ShardTensor) and mask._spec.order != spec.order:
+        refuse_disorder(func, spec, mask._spec)
     new_dim = {d: d if d < dim else d - len(mask.shape) + 1 for d in range(spec.ndim) if d not in covered}
     before: Any = (slice(None),) * dim
     if not axes:

@@ -17,7 +17,7 @@ from torch.distributed.tensor import Replicate
 from scidata.shard.comm.collectives import slice_to_shard
 from scidata.shard.comm.sums import replicate_parameters, replicate_to_shards
 from scidata.shard.op_table import unsupported
-from scidata.shard.ops.edge_order import as_in_one_process, as_joined
+from scidata.shard.rows.edge_order import as_in_one_process, as_joined, in_one_order, refuse_disorder
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import shares_memory
@@ -164,6 +164,8 @@ def align(
         plan = _planned(func, operands, names, specs)
         if all(spec.exchange is None for spec in specs):  # a graph's exchange goes when its last tensor does
             plans.put(key, plan)
+    if plan.mixed:
+        return align(func, [_in_one_order(func, x) for x in operands], labels)
     if plan.gathered:
         new = [
             to_layout(x, plan.gathered[i]) if isinstance(x, ShardTensor) and i in plan.gathered else x
@@ -188,10 +190,13 @@ class _Plan(NamedTuple):
     moved: list[list[tuple[Any, int, int | None]]]  # of each operand: entry, mesh axis and dim of what it is sliced on
     specs: list[ShardSpec]  # held, so that their ids stay theirs
     edges: ShardSpec | None = None  # of edges that are not in the order of one process
+    mixed: bool = False  # edges beside others in another order
 
 
 def _planned(func: Any, operands: Sequence[Tensor], labels: Sequence[Labels], specs: list[ShardSpec]) -> _Plan:
     extents = extents_of(func, operands, labels)
+    if _is_mixed(operands, labels):
+        return _Plan({}, [], extents, [], specs, mixed=True)
     single = [_without_single(x, names, extents) for x, names in zip(operands, labels, strict=True)]
     if any(single):
         return _Plan({i: spec for i, spec in enumerate(single) if spec is not None}, [], extents, [], specs)
@@ -201,6 +206,25 @@ def _planned(func: Any, operands: Sequence[Tensor], labels: Sequence[Labels], sp
     layout = layout_of(func, operands, labels)
     moved = [_moves(x, list(names), layout) for x, names in zip(operands, labels, strict=True)]
     return _Plan({}, layout, extents, moved, specs, next((spec for spec in specs if not spec.in_order), None))
+
+
+def _is_mixed(operands: Sequence[Tensor], labels: Sequence[Labels]) -> bool:
+    """Whether edges meet others, split alike, that are in another order."""
+    orders: dict[Hashable, set[Any]] = {}
+    for x, names in zip(operands, labels, strict=True):
+        if isinstance(x, ShardTensor):
+            for dim in x._spec.sharded:
+                orders.setdefault(names[dim], set()).add(x._spec.order)
+    return any(len(found) > 1 for found in orders.values())
+
+
+def _in_one_order(func: Any, x: Any) -> Any:
+    """Bring edges to the order of one process. Collective where they are not in it."""
+    if not isinstance(x, ShardTensor) or x._spec.in_order:
+        return x
+    if func.__name__.endswith("_") and not func.__name__.endswith("__"):
+        refuse_disorder(func, x._spec)
+    return ShardTensor(*in_one_order(func, x._local, x._spec))
 
 
 def _brought(operands: Sequence[Tensor], labels: Sequence[Labels], specs: list[ShardSpec]) -> dict[int, ShardSpec]:

@@ -22,7 +22,7 @@ from scidata.shard.op_table import unsupported
 from scidata.shard.ops.advanced import count_true, split_alike, take_advanced
 from scidata.shard.ops.align import is_sharded, local_of, specs_of
 from scidata.shard.ops.arguments import argument, many, normal_dim
-from scidata.shard.ops.edge_order import as_joined
+from scidata.shard.rows.edge_order import as_joined, refuse_disorder
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.views import refuse_write_to_copy, written
@@ -150,7 +150,7 @@ def join_edges(func: Any, tensors: Sequence[Tensor], dim: int, spec: ShardSpec) 
 
 def _edge_parts(x: Tensor, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], ...] | None:
     """Return what a tensor of edges is joined of: one row for each node is a part of its own."""
-    return x._spec.edge_parts if is_sharded(x) else (sizes,)
+    return x._spec.edge_parts if is_sharded(x) and not x._spec.in_order else (sizes,)
 
 
 def _part_of(func: Any, x: Tensor, dim: int, axis: int, spec: ShardSpec) -> tuple[Tensor, tuple[int, ...]]:
@@ -247,11 +247,13 @@ def rows_like(func: Any, src: Tensor, dim: int, index: ShardTensor) -> Tensor:
     if is_sharded(src):
         if src._spec.sharded != {dim: axis} or src._spec.sizes_of(axis) != sizes:
             raise unsupported(func, "the values are split differently from their index", src._spec, index._spec)
+        if src._spec.order != index._spec.order:
+            refuse_disorder(func, src._spec, index._spec)
         return src._local
     plain = local_of(src)
     if plain.shape[dim] != index._spec.global_shape[index_dim]:
         raise unsupported(func, f"{plain.shape[dim]} rows for {index._spec.global_shape[index_dim]} ids", index._spec)
-    return slice_to_shard(plain, sizes, dim, index._spec.group(axis))
+    return slice_to_shard(as_joined(func, plain, dim, index._spec), sizes, dim, index._spec.group(axis))
 
 
 def write_to(func: Any, target: Tensor, result: Tensor, spec: ShardSpec) -> Tensor:

@@ -30,6 +30,7 @@ from scidata.shard.ops.align import (
 )
 from scidata.shard.ops.arguments import argument, normal_dim
 from scidata.shard.ops.edges import gather_by_ids
+from scidata.shard.rows.edge_order import refuse_disorder
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.views import refuse_write_to_copy, written
@@ -58,7 +59,7 @@ def _check_sharded_extents(func: Any, operands: Sequence[Tensor], dim: int) -> N
 
 
 @accepts_filled
-@register_op(*find("gather", namespaces=_BOTH))
+@register_op(*find("gather", namespaces=_BOTH), any_order=True)
 def gather(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Pick one element of a row for each entry of the index."""
     x, index = argument(args, kwargs, 0, "input"), argument(args, kwargs, 2, "index")
@@ -73,6 +74,7 @@ def gather(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 def _gather(func: Any, x: Tensor, dim: int, index: Tensor) -> Tensor:
     if is_sharded(x) and dim in x._spec.sharded:
         spec: ShardSpec = x._spec
+        refuse_disorder(func, spec)
         axis, extent = spec.sharded[dim], index.shape[dim]
         if not isinstance(index, ShardTensor):
             sizes = spec.sizes_of(axis) if extent == x.shape[dim] else even_sizes(extent, spec.axes[axis].size)
@@ -87,7 +89,7 @@ def _gather(func: Any, x: Tensor, dim: int, index: Tensor) -> Tensor:
     return finish(source.gather(dim, ids), spec_of_layout(layout, labels[1], tuple(index.shape), specs_of(operands)[0]))
 
 
-@register_op(*find("take_along_dim", namespaces=_BOTH))
+@register_op(*find("take_along_dim", namespaces=_BOTH), any_order=True)
 def take_along_dim(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """``gather`` with broadcasting of the other dims."""
     x, index = argument(args, kwargs, 0, "input"), argument(args, kwargs, 1, "indices")
@@ -116,6 +118,9 @@ def _scatter(
     function = getattr(torch, func.__name__.rstrip("_"))
     dim = normal_dim(dim, target._spec.ndim)
     one_dim = "index" in func.__name__
+    beside = [index] if src is None else [index, src]
+    if dim in target._spec.sharded or len({x._spec.order if is_sharded(x) else None for x in beside}) > 1:
+        refuse_disorder(func, *specs_of([target, *beside]))
     given = [target, whole_along(index, 0 if one_dim else dim), *([] if src is None else [whole_along(src, dim)])]
     operands = [given[0], *given[2:]] if one_dim else given
     _check_sharded_extents(func, operands, dim)
@@ -160,6 +165,7 @@ def scatter_along(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], val
     *find("scatter index_copy index_fill index_reduce", namespaces=_BOTH),
     *find("scatter_ index_copy_ index_fill_ index_reduce_", namespaces=(Tensor,)),
     keeps_replicated=True,
+    any_order=True,
 )
 def write_at(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Write values into the rows of a sharded tensor."""

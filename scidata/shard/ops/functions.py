@@ -136,7 +136,7 @@ class _OnParts(Function):
         return None, *ctx.call.backward(ctx, grads)
 
 
-@register_op(Function)
+@register_op(Function, any_order=True)
 def apply_function(func: type[Any], types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Apply a custom function to tensors of which some are sharded. Collective where its operations are."""
     if func is BackwardHookFunction:

@@ -15,7 +15,7 @@ from scidata.shard.ops.arguments import argument, normal_dim
 from scidata.shard.tensor import ShardTensor
 
 
-@register_op(F.prelu, Tensor.prelu)
+@register_op(F.prelu, Tensor.prelu, any_order=True)
 def prelu(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Scale what is negative by a learned number, or by one for each channel (dim 1)."""
     given = bind("input weight", args, kwargs)

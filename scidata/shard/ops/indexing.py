@@ -29,6 +29,7 @@ from scidata.shard.ops.arguments import argument, normal_dim
 from scidata.shard.ops.edges import lies_beside, only_index, set_rows, set_where, take_rows, take_where
 from scidata.shard.ops.shapes import derived, keep_dims
 from scidata.shard.ops.writing import fill_where, overwrite, put, without_ones
+from scidata.shard.rows.edge_order import refuse_disorder
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.views import Copy, written
@@ -119,6 +120,8 @@ def _plan(spec: ShardSpec, items: Sequence[Any]) -> _Take:
             if step <= 0:
                 raise ValueError("step must be greater than zero")
             count = max(0, -((start - stop) // step))
+            if axis is not None and count != extent:
+                refuse_disorder(Tensor.__getitem__, spec)
             if axis is not None:
                 dims[axis] = len(shape)
                 mine = _WHOLE
@@ -129,6 +132,7 @@ def _plan(spec: ShardSpec, items: Sequence[Any]) -> _Take:
         elif axis is None:
             local.append(_row(extent, item, old))
         else:
+            refuse_disorder(Tensor.__getitem__, spec)
             mine, counts = _cut(spec.sizes_of(axis), spec.coordinate(axis), _row(extent, item, old), 1, 1)
             rows.append((len(shape) + len(rows), axis, counts.index(1)))
             local.append(mine)
@@ -187,7 +191,7 @@ def _parsed(func: Any, x: ShardTensor, index: Any) -> _Index:
 
 
 @accepts_filled
-@register_op(Tensor.__getitem__)
+@register_op(Tensor.__getitem__, any_order=True)
 def getitem(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Index with integers, slices, None, Ellipsis, index tensors and masks, on any dims."""
     x, index = args
@@ -245,7 +249,7 @@ def _as_view(spec: ShardSpec, items: Sequence[Any], value: Any) -> tuple[list[An
 
 
 @accepts_filled
-@register_op(Tensor.__setitem__)
+@register_op(Tensor.__setitem__, any_order=True)
 def setitem(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Write to slices and rows of any dims, where a mask is true, through index tensors or ids that have routes."""
     x, index, value = args
@@ -286,7 +290,7 @@ def _take_along(x: ShardTensor, dim: int, item: Any) -> Tensor:
     return take_basic(x, [item if d == dim else _WHOLE for d in range(x._spec.ndim)])
 
 
-@register_op(*find("select", namespaces=(torch, Tensor)))
+@register_op(*find("select", namespaces=(torch, Tensor)), any_order=True)
 def select(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Take one row of a dim."""
     x: ShardTensor = args[0]
@@ -294,7 +298,7 @@ def select(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     return _take_along(x, dim, argument(args, kwargs, 2, "index"))
 
 
-@register_op(*find("unbind", namespaces=(torch, Tensor)))
+@register_op(*find("unbind", namespaces=(torch, Tensor)), any_order=True)
 def unbind(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
     """Take all rows of a dim one by one. Collective where it is sharded: each rank gets all rows."""
     x: ShardTensor = args[0]
@@ -324,7 +328,7 @@ def _whole_rows(x: ShardTensor, dim: int, axis: int) -> Copy:
     return Copy(x, local, take, put)
 
 
-@register_op(*find("narrow", namespaces=(torch, Tensor)), torch.narrow_copy, Tensor.narrow_copy)
+@register_op(*find("narrow", namespaces=(torch, Tensor)), torch.narrow_copy, Tensor.narrow_copy, any_order=True)
 def narrow(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Keep some rows of a dim."""
     x: ShardTensor = args[0]
@@ -359,7 +363,7 @@ def split(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 @accepts_filled
-@register_op(*find("index_select", namespaces=(torch, Tensor)))
+@register_op(*find("index_select", namespaces=(torch, Tensor)), any_order=True)
 def index_select(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Take the rows of a dim that an index names."""
     x, index = argument(args, kwargs, 0, "input"), argument(args, kwargs, 2, "index")

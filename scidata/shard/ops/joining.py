@@ -49,7 +49,7 @@ def _rows(
 
 
 @accepts_filled
-@register_op(torch.cat, torch.concat, torch.concatenate)
+@register_op(torch.cat, torch.concat, torch.concatenate, any_order=True)
 def cat(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Join along a dim; plain tensors are sliced to the shards. Collective along a sharded dim, but for edges."""
     tensors = list(argument(args, kwargs, 0, "tensors"))
@@ -121,7 +121,7 @@ def _cat_plan(sizes: tuple[tuple[int, ...], ...], rank: int) -> tuple[RowPlan, t
     return plan_listed(np.concatenate(index), together, together, rank), tuple(together)
 
 
-@register_op(torch.stack)
+@register_op(torch.stack, any_order=True)
 def stack(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Join along a new dim."""
     refuse_out(func, kwargs, *specs_of(operands_of(args, {})[0]))

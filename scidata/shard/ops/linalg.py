@@ -114,7 +114,10 @@ def _plus(func: Any, x: Tensor, y: Tensor) -> Tensor:
 
 
 @register_op(
-    *find("matmul", namespaces=(torch, Tensor)), Tensor.__matmul__, *find("mm bmm mv dot", namespaces=(torch, Tensor))
+    *find("matmul", namespaces=(torch, Tensor)),
+    Tensor.__matmul__,
+    *find("mm bmm mv dot", namespaces=(torch, Tensor)),
+    any_order=True,
 )
 def matmul(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Matrix product: rows, columns, batch and the summed dim may be sharded."""
@@ -129,14 +132,14 @@ def matmul(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     return finish(*contract(func, operands, [lhs, rhs], out, compute))
 
 
-@register_op(Tensor.__rmatmul__)
+@register_op(Tensor.__rmatmul__, any_order=True)
 def rmatmul(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """``plain @ sharded``."""
     product: Tensor = matmul(torch.matmul, types, (args[1], args[0]), {})
     return product
 
 
-@register_op(F.linear)
+@register_op(F.linear, any_order=True)
 def linear(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """``x @ weight.T + bias``; a sharded last dim of ``x`` meets the columns of the weight."""
     x, weight, *rest = (*args, *(kwargs[name] for name in ("input", "weight", "bias") if name in kwargs))
@@ -159,7 +162,7 @@ def linear(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     return result if bias is None else _plus(func, result, bias.to(result.dtype))  # autocast casts both
 
 
-@register_op(torch.einsum, torch.functional.einsum)
+@register_op(torch.einsum, torch.functional.einsum, any_order=True)
 def einsum(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Einstein sums without a letter twice in one operand."""
     operands, _ = operands_of(args[1:], kwargs)
@@ -218,7 +221,7 @@ def _spelled_out(equation: str, operands: Sequence[Tensor]) -> str:
     return ",".join(terms) + "->" + out.replace("...", "".join(free[:longest]))
 
 
-@register_op(*find("addmm addmv addbmm baddbmm addr", namespaces=(torch, Tensor)))
+@register_op(*find("addmm addmv addbmm baddbmm addr", namespaces=(torch, Tensor)), any_order=True)
 def add_product(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """``beta * x + alpha * (a @ b)``, with the sum over a batch for ``addbmm``."""
     operands, _ = operands_of(args, {name: x for name, x in kwargs.items() if name != "out"})
@@ -235,7 +238,7 @@ def add_product(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, 
     return product if beta == 0 else _plus(func, product, x if beta == 1 else x * beta)
 
 
-@register_op(F.bilinear, torch.bilinear)
+@register_op(F.bilinear, torch.bilinear, any_order=True)
 def bilinear(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """``x1 @ weight @ x2 + bias`` for each row; rows or features may be sharded."""
     given = bind("input1 input2 weight bias", args, kwargs)
@@ -254,7 +257,7 @@ def bilinear(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     return result if bias is None else _plus(func, result, bias)
 
 
-@register_op(*find("outer ger", namespaces=(torch, Tensor)))
+@register_op(*find("outer ger", namespaces=(torch, Tensor)), any_order=True)
 def outer(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Outer product of two vectors."""
     refuse_out(func, kwargs, *specs_of(args))

@@ -54,7 +54,7 @@ def reduced(each: Tensor, reduction: str, weights: Tensor | None = None) -> Tens
     return total
 
 
-@register_op(F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss)
+@register_op(F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, any_order=True)
 def regression_loss(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Compare with a target of the same layout, or a plain one; mean and sum are over the whole tensor."""
     given = bound(func, args, kwargs)
@@ -71,7 +71,12 @@ def regression_loss(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[s
 
 
 @register_op(
-    F.soft_margin_loss, F.binary_cross_entropy, F.binary_cross_entropy_with_logits, F.kl_div, F.poisson_nll_loss
+    F.soft_margin_loss,
+    F.binary_cross_entropy,
+    F.binary_cross_entropy_with_logits,
+    F.kl_div,
+    F.poisson_nll_loss,
+    any_order=True,
 )
 def other_loss(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Losses whose weights, where they have any, do not count in the mean."""
@@ -146,7 +151,7 @@ def _wide(x: Tensor) -> Tensor:
     return widened(x) if torch.is_autocast_enabled(x.device.type) else x
 
 
-@register_op(F.nll_loss)
+@register_op(F.nll_loss, any_order=True)
 def nll_loss(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Negative log-likelihood; rows, positions and classes may be sharded."""
     given = bound(func, args, kwargs)
@@ -154,7 +159,7 @@ def nll_loss(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     return _class_loss(func, scores, target, weight, given["ignore_index"], given["reduction"], 0.0)
 
 
-@register_op(F.cross_entropy)
+@register_op(F.cross_entropy, any_order=True)
 def cross_entropy(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Cross entropy with class numbers or probabilities; rows, positions and classes may be sharded."""
     given = bound(func, args, kwargs)
@@ -176,7 +181,7 @@ def cross_entropy(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str
     return result / each.numel() if given["reduction"] == "mean" else result
 
 
-@register_op(F.cosine_similarity)
+@register_op(F.cosine_similarity, any_order=True)
 def cosine_similarity(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Cosine of the angle between vectors along any dim."""
     given = bind("x1 x2 dim eps", args, kwargs, dim=1, eps=1e-8)

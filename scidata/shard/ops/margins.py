@@ -15,7 +15,7 @@ from scidata.shard.ops.align import align, finish, is_sharded, local_of, spec_of
 from scidata.shard.ops.losses import bound, reduced
 
 
-@register_op(F.gaussian_nll_loss)
+@register_op(F.gaussian_nll_loss, any_order=True)
 def gaussian_nll_loss(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Negative log-likelihood of a normal distribution whose variances are given."""
     given = bound(func, args, kwargs)
@@ -37,7 +37,7 @@ def gaussian_nll_loss(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict
     return reduced(each + 0.5 * math.log(2 * math.pi) if given["full"] else each, given["reduction"])
 
 
-@register_op(F.margin_ranking_loss)
+@register_op(F.margin_ranking_loss, any_order=True)
 def margin_ranking_loss(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Which of two scores should be the larger, by a margin."""
     given = bound(func, args, kwargs)
@@ -47,7 +47,7 @@ def margin_ranking_loss(func: Any, types: Any, args: tuple[Any, ...], kwargs: di
     return reduced((-target * (first - second) + given["margin"]).clamp_min(0), given["reduction"])
 
 
-@register_op(F.hinge_embedding_loss)
+@register_op(F.hinge_embedding_loss, any_order=True)
 def hinge_embedding_loss(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Distances that should be small where the target is 1, and above a margin where it is -1."""
     given = bound(func, args, kwargs)
@@ -57,7 +57,7 @@ def hinge_embedding_loss(func: Any, types: Any, args: tuple[Any, ...], kwargs: d
     return reduced(far + near, given["reduction"])
 
 
-@register_op(F.cosine_embedding_loss)
+@register_op(F.cosine_embedding_loss, any_order=True)
 def cosine_embedding_loss(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Vectors that should point the same way where the target is 1, and apart where it is -1."""
     given = bound(func, args, kwargs)
@@ -86,7 +86,7 @@ def _triplets(given: dict[str, Any], distance: Any) -> Tensor:
     return reduced((near - far + given["margin"]).clamp_min(0), given["reduction"])
 
 
-@register_op(F.triplet_margin_loss)
+@register_op(F.triplet_margin_loss, any_order=True)
 def triplet_margin_loss(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Rows that should be nearer to one row than to another, by a margin."""
     given = bound(func, args, kwargs)

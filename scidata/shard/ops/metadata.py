@@ -43,7 +43,7 @@ def of_the_whole(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str,
 OF_THE_WHOLE.add(of_the_whole)
 
 
-@register_op(Tensor.is_contiguous, Tensor.stride, keeps_replicated=True)
+@register_op(Tensor.is_contiguous, Tensor.stride, keeps_replicated=True, any_order=True)
 def of_the_memory(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Answer as one process would, whatever this rank's part is like."""
     x: ShardTensor = args[0]
@@ -53,7 +53,7 @@ def of_the_memory(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str
     return func(torch.empty_strided(x._spec.global_shape, strides, device="meta"), *args[1:], **kwargs)
 
 
-@register_op(Tensor.data.__set__, keeps_replicated=True)  # type: ignore[attr-defined]
+@register_op(Tensor.data.__set__, keeps_replicated=True, any_order=True)  # type: ignore[attr-defined]
 def set_data(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Put other values in the place of a tensor's own, of the same layout; its gradient and graph stay."""
     x, value = args
@@ -66,13 +66,13 @@ def set_data(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     written(x)
 
 
-@register_op(Tensor.is_pinned, Tensor.record_stream, torch.result_type, keeps_replicated=True)
+@register_op(Tensor.is_pinned, Tensor.record_stream, torch.result_type, keeps_replicated=True, any_order=True)
 def of_the_part(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Answer for, or act on, this rank's part."""
     return func(*map(local_of, args), **kwargs)
 
 
-@register_op(*find(_CONVERSIONS, namespaces=(torch.Tensor,)), torch.clone, keeps_replicated=True)
+@register_op(*find(_CONVERSIONS, namespaces=(torch.Tensor,)), torch.clone, keeps_replicated=True, any_order=True)
 def convert(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Change dtype, device or memory, element by element; the layout and the halo stay."""
     x, *rest = args
@@ -83,13 +83,13 @@ def convert(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     return map_local(x, lambda part: func(part, *others, **others_by_name))
 
 
-@register_op(Tensor.type, keeps_replicated=True)
+@register_op(Tensor.type, keeps_replicated=True, any_order=True)
 def type_of(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Say the type of the parts, or convert to another."""
     return func(args[0]._local) if len(args) == 1 and not kwargs else convert(func, types, args, kwargs)
 
 
-@register_op(*find("detach_", namespaces=_BOTH), keeps_replicated=True)
+@register_op(*find("detach_", namespaces=_BOTH), keeps_replicated=True, any_order=True)
 def detach_in_place(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Take the part out of the graph."""
     x: ShardTensor = args[0]
@@ -97,7 +97,7 @@ def detach_in_place(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[s
     return x
 
 
-@register_op(torch.detach, Tensor.detach, *getters("data"), keeps_replicated=True)
+@register_op(torch.detach, Tensor.detach, *getters("data"), keeps_replicated=True, any_order=True)
 def detach(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Share the values, not the graph. Writes to ``data`` are counted too, or copies of the tensor would miss them."""
     result: Any = map_local(args[0], Tensor.detach)
@@ -106,7 +106,7 @@ def detach(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     return result  # type: ignore[no-any-return]
 
 
-@register_op(Tensor.contiguous, keeps_replicated=True)
+@register_op(Tensor.contiguous, keeps_replicated=True, any_order=True)
 def contiguous(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Return the tensor itself where one process would, whatever this rank's part is like; else a copy."""
     x: ShardTensor = args[0]
@@ -121,14 +121,14 @@ def contiguous(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, A
     )
 
 
-@register_op(*find(_LIKE, namespaces=(torch,)), keeps_replicated=True)
+@register_op(*find(_LIKE, namespaces=(torch,)), keeps_replicated=True, any_order=True)
 def like(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Make a tensor of the same layout. Memory formats are those of the parts."""
     x: ShardTensor = args[0] if args else kwargs.pop("input")
     return ShardTensor(func(x._local, *args[1:], **kwargs), x._spec, halo=x._halo)
 
 
-@register_op(*find(_NEW, namespaces=(Tensor,)), keeps_replicated=True)
+@register_op(*find(_NEW, namespaces=(Tensor,)), keeps_replicated=True, any_order=True)
 def new(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Make a plain tensor of the shape that is asked for, the same on each rank; from edges, a constant for now."""
     x = args[0]
@@ -141,7 +141,9 @@ def new(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return func(x._local, *args[1:], **kwargs)  # type: ignore[no-any-return]
 
 
-@register_op(Tensor.item, *find("__bool__ __float__ __int__ __index__ __complex__"), keeps_replicated=True)
+@register_op(
+    Tensor.item, *find("__bool__ __float__ __int__ __index__ __complex__"), keeps_replicated=True, any_order=True
+)
 def to_number(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Turn one element into a Python number. Collective where it is sharded."""
     x: ShardTensor = args[0]
@@ -152,7 +154,7 @@ def to_number(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
     return func(x.full_tensor())
 
 
-@register_op(Tensor.tolist, Tensor.numpy, Tensor.__array__, keeps_replicated=True)
+@register_op(Tensor.tolist, Tensor.numpy, Tensor.__array__, keeps_replicated=True, any_order=True)
 def to_numpy(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Hand the values to Python only where this rank holds all of them."""
     x: ShardTensor = args[0]
@@ -162,7 +164,7 @@ def to_numpy(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     return func(x._local, *args[1:], **kwargs)
 
 
-@register_op(torch.autograd.grad, keeps_replicated=True)
+@register_op(torch.autograd.grad, keeps_replicated=True, any_order=True)
 def grad(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor | None, ...]:
     """Differentiate with respect to sharded tensors. A sharded output needs its ``grad_outputs``. Collective."""
     outputs, inputs = args
@@ -179,7 +181,7 @@ def grad(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     )
 
 
-@register_op(make_dual, keeps_replicated=True)
+@register_op(make_dual, keeps_replicated=True, any_order=True)
 def with_tangent(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Give a tensor a tangent of the same layout, for forward-mode differentiation."""
     x, tangent = args
@@ -188,7 +190,7 @@ def with_tangent(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str,
     return ShardTensor(func(x._local, tangent._local, **kwargs), x._spec)
 
 
-@register_op(unpack_dual, keeps_replicated=True)
+@register_op(unpack_dual, keeps_replicated=True, any_order=True)
 def primal_and_tangent(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """Return the values and the tangents."""
     x: ShardTensor = args[0]

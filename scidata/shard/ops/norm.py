@@ -46,7 +46,7 @@ def _update(running: Tensor | None, new: Tensor, momentum: float) -> None:
         running.lerp_(new.detach().flatten().to(running.dtype), momentum)
 
 
-@register_op(F.batch_norm)
+@register_op(F.batch_norm, any_order=True)
 def batch_norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Normalise each channel over all other dims. Collective in training; running statistics are one process's."""
     given = bind(f"{_STATISTICS} training momentum eps", args, kwargs, weight=None, bias=None, training=False)
@@ -69,7 +69,7 @@ def batch_norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, A
     return finish(_scaled((local - mean) * torch.rsqrt(var + given["eps"]), weight, bias, x._local), spec)
 
 
-@register_op(F.instance_norm)
+@register_op(F.instance_norm, any_order=True)
 def instance_norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Normalise each channel of each sample over the spatial dims; running statistics are means over the batch."""
     given = bind(f"{_STATISTICS} use_input_stats momentum eps", args, kwargs, running_mean=None, running_var=None)
@@ -99,7 +99,7 @@ def _batch_mean(value: Tensor, spec: ShardSpec) -> Tensor:
     return value.detach().flatten(1).sum(0) / spec.global_shape[0]
 
 
-@register_op(F.group_norm, torch.group_norm)
+@register_op(F.group_norm, torch.group_norm, any_order=True)
 def group_norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Normalise groups of channels over themselves and the spatial dims."""
     given = bind("input num_groups weight bias eps", args, kwargs, weight=None, bias=None, eps=1e-5)
@@ -117,7 +117,7 @@ def group_norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, A
     return finish(_scaled(result, weight, bias, x._local), spec)
 
 
-@register_op(F.normalize)
+@register_op(F.normalize, any_order=True)
 def normalize(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Scale vectors along any dims to length one."""
     x: ShardTensor = argument(args, kwargs, 0, "input")

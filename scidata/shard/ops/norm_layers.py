@@ -33,7 +33,7 @@ def _trailing(func: Any, x: ShardTensor, shape: Any) -> tuple[tuple[int, ...], l
     return shape, list(range(ndim - len(shape), ndim))
 
 
-@register_op(F.layer_norm, torch.layer_norm)
+@register_op(F.layer_norm, torch.layer_norm, any_order=True)
 def layer_norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Normalise over trailing dims; one round where any of them is sharded."""
     given = bind("input normalized_shape weight bias eps", args, kwargs, weight=None, bias=None, eps=1e-5)
@@ -52,7 +52,7 @@ def layer_norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, A
     return finish(result.to(x._local.dtype), x._spec)
 
 
-@register_op(F.rms_norm, torch.rms_norm)
+@register_op(F.rms_norm, torch.rms_norm, any_order=True)
 def rms_norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Divide by the root of the mean square over trailing dims; one round where any of them is sharded."""
     given = bind("input normalized_shape weight eps", args, kwargs, weight=None, eps=None)

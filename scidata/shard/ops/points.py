@@ -146,7 +146,7 @@ def pdist(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return func(given["input"].full_tensor(), given["p"])  # type: ignore[no-any-return]
 
 
-@register_op(F.pairwise_distance)
+@register_op(F.pairwise_distance, any_order=True)
 def pairwise_distance(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Distance of each row of one tensor from the row beside it."""
     given = bind("x1 x2 p eps keepdim", args, kwargs, p=2.0, eps=1e-6, keepdim=False)

@@ -59,7 +59,7 @@ def _in_place_of(names: str) -> list[Any]:
     )
 
 
-@register_op(*find(_UNARY), *find(_BINARY), *find(_TERNARY))
+@register_op(*find(_UNARY), *find(_BINARY), *find(_TERNARY), any_order=True)
 def elementwise(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Handle any function that acts elementwise over all its tensor arguments, with broadcasting."""
     if not kwargs and len(args) < 3 and (quick := _same_layout(func, *args)) is not None:
@@ -116,7 +116,7 @@ def _lies_inside(shape: Sequence[int], spec: ShardSpec) -> bool:
     )
 
 
-@register_op(torch.where, Tensor.where)
+@register_op(torch.where, Tensor.where, any_order=True)
 def where(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``where`` with three arguments; with one it lists where something is."""
     if len(args) + len(kwargs) < 2:
@@ -125,7 +125,12 @@ def where(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 @register_op(
-    *_in_place_of(_UNARY), *_in_place_of(_BINARY), *_in_place_of(_TERNARY), *find(_IN_PLACE), keeps_replicated=True
+    *_in_place_of(_UNARY),
+    *_in_place_of(_BINARY),
+    *_in_place_of(_TERNARY),
+    *find(_IN_PLACE),
+    keeps_replicated=True,
+    any_order=True,
 )
 def elementwise_in_place(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Write to the first argument's part, and to its halo where all others have one."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from scidata.shard.memory import UNKNOWN, strides_of
 from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops.align import bind, finish, specs_of
-from scidata.shard.ops.edge_order import runs_of
+from scidata.shard.rows.edge_order import runs_of
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.views import refuse_write_to_copy, written
@@ -77,7 +77,7 @@ def _parsed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[
     return given["input"], p if training else 0.0, bool(given.get("inplace"))
 
 
-@register_op(F.dropout, torch.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
+@register_op(F.dropout, torch.dropout, F.dropout1d, F.dropout2d, F.dropout3d, any_order=True)
 def dropout(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Drop elements, or whole channels: the mask is that of one process with the same seed."""
     x, p, inplace = _parsed(func, args, kwargs)
@@ -100,7 +100,7 @@ def dropout(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     return finish(x._local * scale, x._spec)
 
 
-@register_op(F.alpha_dropout)
+@register_op(F.alpha_dropout, any_order=True)
 def alpha_dropout(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Dropout that keeps mean and variance of what SELU gives."""
     x, p, inplace = _parsed(func, args, kwargs)
@@ -114,7 +114,7 @@ def alpha_dropout(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str
     return finish(x._local * (kept * a) + ((kept - 1) * (_ALPHA * a) + _ALPHA * a * p), x._spec)
 
 
-@register_op(torch.rand_like, torch.randn_like, torch.randint_like)
+@register_op(torch.rand_like, torch.randn_like, torch.randint_like, any_order=True)
 def random_like(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Draw a tensor of the same layout."""
     x: ShardTensor = args[0]
@@ -126,7 +126,8 @@ def random_like(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 @register_op(
-    *find("uniform_ normal_ exponential_ bernoulli_ random_ log_normal_ cauchy_ geometric_", namespaces=(Tensor,))
+    *find("uniform_ normal_ exponential_ bernoulli_ random_ log_normal_ cauchy_ geometric_", namespaces=(Tensor,)),
+    any_order=True,
 )
 def random_in_place(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Overwrite with random numbers; parameters are numbers."""

@@ -116,7 +116,7 @@ def _here(func: Any, x: ShardTensor, options: Mapping[str, Any], dims: Sequence[
     return tuple(finish(each, new) for each in found) if isinstance(found, tuple) else finish(found, new)
 
 
-@register_op(*find("sum nansum", namespaces=_BOTH))
+@register_op(*find("sum nansum", namespaces=_BOTH), any_order=True)
 def sum_(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Sum over any dims."""
     x, options, dims, keepdim = _parsed(func, "dim keepdim dtype", args, kwargs)
@@ -128,7 +128,7 @@ def sum_(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return _finish(x, _sum_kept(x, local, dims).to(dtype), dims, keepdim)
 
 
-@register_op(*find("mean", namespaces=_BOTH))
+@register_op(*find("mean", namespaces=_BOTH), any_order=True)
 def mean(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Mean over any dims: owners' sums over the global count."""
     x, options, dims, keepdim = _parsed(func, "dim keepdim dtype", args, kwargs)
@@ -160,7 +160,7 @@ def _variance(x: ShardTensor, dims: Sequence[int], correction: float) -> tuple[T
     return infinite.detach() + (left - left.detach()), centre
 
 
-@register_op(*find("var std", namespaces=_BOTH), torch.var_mean, torch.std_mean)
+@register_op(*find("var std", namespaces=_BOTH), torch.var_mean, torch.std_mean, any_order=True)
 def var(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Variance and standard deviation over any dims, with torch's ``correction`` (or ``unbiased``)."""
     names = "unbiased" if len(args) > 1 and isinstance(args[1], bool) else "dim unbiased keepdim"
@@ -192,7 +192,7 @@ def extreme(x: ShardTensor, local: Tensor, dims: Sequence[int], reduce: _Reduce)
     return known(local, value, torch.mul, ties / _sum_kept(x, ties, dims))
 
 
-@register_op(*find("amax amin", namespaces=_BOTH))
+@register_op(*find("amax amin", namespaces=_BOTH), any_order=True)
 def amax(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Extreme values over any dims."""
     x, _, dims, keepdim = _parsed(func, "dim keepdim", args, kwargs)
@@ -279,7 +279,7 @@ def _take(x: ShardTensor, index: Tensor, dim: int, place: Tensor) -> Tensor:
 # -- the rest ------------------------------------------------------------------------------------------------------
 
 
-@register_op(*find("any all", namespaces=_BOTH))
+@register_op(*find("any all", namespaces=_BOTH), any_order=True)
 def any_(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Whether any, or all, elements are true."""
     x, options, dims, keepdim = _parsed(func, "dim keepdim", args, kwargs)
@@ -291,14 +291,14 @@ def any_(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return _finish(x, result.to(torch.uint8) if x._local.dtype == torch.uint8 else result, dims, keepdim)
 
 
-@register_op(*find("count_nonzero", namespaces=_BOTH))
+@register_op(*find("count_nonzero", namespaces=_BOTH), any_order=True)
 def count_nonzero(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Number of elements that are not zero."""
     x, _, dims, _ = _parsed(func, "dim", args, kwargs)
     return _finish(x, _sum_kept(x, (x._local != 0).to(torch.int64), dims), dims, False)
 
 
-@register_op(*find("prod", namespaces=_BOTH))
+@register_op(*find("prod", namespaces=_BOTH), any_order=True)
 def prod(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Product over one dim or all."""
     x, options, dims, keepdim = _parsed(func, "dim keepdim dtype", args, kwargs)
@@ -307,7 +307,7 @@ def prod(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return _finish(x, product.to(dtype), dims, keepdim)
 
 
-@register_op(*find("logsumexp"))
+@register_op(*find("logsumexp"), any_order=True)
 def logsumexp(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """log(sum(exp(x))) without overflow."""
     x, _, dims, keepdim = _parsed(func, "dim keepdim", args, kwargs)
@@ -316,7 +316,7 @@ def logsumexp(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
     return _finish(x, result.to(x._local.dtype) if x._local.is_floating_point() else result, dims, keepdim)
 
 
-@register_op(*find("norm", namespaces=_BOTH), torch.linalg.vector_norm)
+@register_op(*find("norm", namespaces=_BOTH), torch.linalg.vector_norm, any_order=True)
 def norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Vector norms over any dims."""
     vector = func is torch.linalg.vector_norm

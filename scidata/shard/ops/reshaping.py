@@ -216,7 +216,7 @@ def _is_view(func: Any, x: ShardTensor, shape: tuple[int, ...]) -> bool | None:
     return True
 
 
-@register_op(*find("reshape view", namespaces=(Tensor,)), torch.reshape)
+@register_op(*find("reshape view", namespaces=(Tensor,)), torch.reshape, any_order=True)
 def reshape(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Reshape to a global shape; a copy where the part is not contiguous. Collective where elements change ranks.
 
@@ -231,7 +231,7 @@ def reshape(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     return _reshape(func, x, many(args, kwargs, "shape", "size"))
 
 
-@register_op(Tensor.reshape_as, Tensor.view_as)
+@register_op(Tensor.reshape_as, Tensor.view_as, any_order=True)
 def reshape_as(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Reshape to another tensor's global shape."""
     if not isinstance(args[0], ShardTensor):
@@ -239,7 +239,7 @@ def reshape_as(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, A
     return _reshape(func, args[0], tuple(args[1].shape))
 
 
-@register_op(*find("flatten ravel", namespaces=(torch, Tensor)))
+@register_op(*find("flatten ravel", namespaces=(torch, Tensor)), any_order=True)
 def flatten(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Merge neighbouring dims."""
     x: ShardTensor = args[0]
@@ -253,7 +253,7 @@ def flatten(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     return _reshape(func, x, (*shape[:first], math.prod(shape[first : last + 1]), *shape[last + 1 :]))
 
 
-@register_op(*find("unflatten", namespaces=(torch, Tensor)))
+@register_op(*find("unflatten", namespaces=(torch, Tensor)), any_order=True)
 def unflatten(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Split one dim."""
     x: ShardTensor = args[0]

@@ -22,7 +22,7 @@ from scidata.shard.tensor import ShardTensor
 _BOTH = (torch, Tensor)
 
 
-@register_op(*find("softmax log_softmax"), F.softmin)
+@register_op(*find("softmax log_softmax"), F.softmin, any_order=True)
 def softmax(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Softmax over one dim. Collective where it is sharded: one round of a number for each row and rank."""
     x: ShardTensor = argument(args, kwargs, 0, "input")

@@ -164,7 +164,9 @@ def _named(names: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[An
 
 
 @accepts_filled
-@register_op(*find("scatter_add scatter_add_", namespaces=(Tensor,)), torch.scatter_add, keeps_replicated=True)
+@register_op(
+    *find("scatter_add scatter_add_", namespaces=(Tensor,)), torch.scatter_add, keeps_replicated=True, any_order=True
+)
 def scatter_add(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Add values to rows by id."""
     target, dim, index, src = _named("input dim index src", args, kwargs)
@@ -179,7 +181,12 @@ def scatter_add(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 @accepts_filled
-@register_op(*find("scatter_reduce scatter_reduce_", namespaces=(Tensor,)), torch.scatter_reduce, keeps_replicated=True)
+@register_op(
+    *find("scatter_reduce scatter_reduce_", namespaces=(Tensor,)),
+    torch.scatter_reduce,
+    keeps_replicated=True,
+    any_order=True,
+)
 def scatter_reduce(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Reduce values to rows by id."""
     target, dim, index, src, reduce = _named("input dim index src reduce", args, kwargs)
@@ -202,7 +209,9 @@ def scatter_reduce(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[st
 
 
 @accepts_filled
-@register_op(*find("index_add index_add_", namespaces=(Tensor,)), torch.index_add, keeps_replicated=True)
+@register_op(
+    *find("index_add index_add_", namespaces=(Tensor,)), torch.index_add, keeps_replicated=True, any_order=True
+)
 def index_add(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Add rows to rows by id."""
     target, dim, index, src = _named("input dim index source", args, kwargs)

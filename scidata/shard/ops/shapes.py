@@ -45,7 +45,7 @@ def _permute(x: ShardTensor, order: Sequence[int]) -> Tensor:
     return derived(x, x._local.permute(*order), new)
 
 
-@register_op(*find("permute"))
+@register_op(*find("permute"), any_order=True)
 def permute(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Reorder all dims."""
     x: ShardTensor = args[0]
@@ -55,7 +55,7 @@ def permute(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     return _permute(x, order)
 
 
-@register_op(*find("transpose swapaxes swapdims", namespaces=(torch, Tensor)))
+@register_op(*find("transpose swapaxes swapdims", namespaces=(torch, Tensor)), any_order=True)
 def transpose(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Swap two dims."""
     x: ShardTensor = args[0]
@@ -68,7 +68,7 @@ def transpose(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
     return _permute(x, order)
 
 
-@register_op(torch.t, Tensor.t, *getters("T mT"), torch.adjoint, Tensor.adjoint)
+@register_op(torch.t, Tensor.t, *getters("T mT"), torch.adjoint, Tensor.adjoint, any_order=True)
 def transpose_matrix(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Swap the last two dims."""
     x: ShardTensor = args[0]
@@ -82,7 +82,7 @@ def transpose_matrix(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[
     return _permute(x, [*range(ndim - 2), ndim - 1, ndim - 2] if ndim > 1 else [0])
 
 
-@register_op(*find("movedim moveaxis", namespaces=(torch, Tensor)))
+@register_op(*find("movedim moveaxis", namespaces=(torch, Tensor)), any_order=True)
 def movedim(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Move dims to other places, the rest keep their order."""
     x: ShardTensor = args[0]
@@ -96,7 +96,7 @@ def movedim(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     return _permute(x, [take[put.index(i)] if i in put else next(rest) for i in range(ndim)])
 
 
-@register_op(*find("squeeze", namespaces=(torch, Tensor)))
+@register_op(*find("squeeze", namespaces=(torch, Tensor)), any_order=True)
 def squeeze(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Drop dims of global extent 1."""
     x: ShardTensor = args[0]
@@ -111,7 +111,7 @@ def squeeze(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     return derived(x, part, x._spec.without(dropped))
 
 
-@register_op(*find("unsqueeze", namespaces=(torch, Tensor)))
+@register_op(*find("unsqueeze", namespaces=(torch, Tensor)), any_order=True)
 def unsqueeze(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Add a dim of extent 1."""
     x: ShardTensor = args[0]
@@ -158,13 +158,13 @@ def _repeated(extent: int, count: int) -> IntArray:
     return np.zeros(count, dtype=np.int64)
 
 
-@register_op(*find("expand broadcast_to", namespaces=(torch, Tensor)))
+@register_op(*find("expand broadcast_to", namespaces=(torch, Tensor)), any_order=True)
 def expand(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Repeat dims of extent 1: without a copy, except a sharded one."""
     return _expand(args[0], many(args, kwargs, "size", "shape"))
 
 
-@register_op(Tensor.expand_as)
+@register_op(Tensor.expand_as, any_order=True)
 def expand_as(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Expand to another tensor's global shape; a plain tensor expands to the shards of the other."""
     x, other = args
@@ -180,7 +180,7 @@ def expand_as(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
 _IN_PLACE = "t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_ as_strided_ resize_ resize_as_"
 
 
-@register_op(*find(_IN_PLACE, namespaces=(Tensor,)), keeps_replicated=True)
+@register_op(*find(_IN_PLACE, namespaces=(Tensor,)), keeps_replicated=True, any_order=True)
 def change_shape(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
     """Raise: a tensor's layout is its own from the start, also where it is replicated."""
     name = func.__name__.rstrip("_")

@@ -29,7 +29,7 @@ from scidata.shard.rows.redistribute import fetch_rows
 from scidata.shard.tensor import ShardTensor
 
 
-@register_op(F.embedding)
+@register_op(F.embedding, any_order=True)
 def embedding(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Look ids up in a table; ids, rows of the table and features may be sharded."""
     names = "input weight padding_idx max_norm norm_type scale_grad_by_freq sparse"
@@ -115,7 +115,7 @@ def embedding_bag(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str
     return finish(found, spec_of_layout(layout, ["bag", "feature"], shape, specs_of(operands)[0]))
 
 
-@register_op(F.one_hot)
+@register_op(F.one_hot, any_order=True)
 def one_hot(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Mark each class number among all classes."""
     x, classes = argument(args, kwargs, 0, "input"), argument(args, kwargs, 1, "num_classes", -1)

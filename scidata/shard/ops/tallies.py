@@ -51,7 +51,7 @@ def _range_of(x: ShardTensor) -> tuple[Tensor, Tensor]:
     return least_over(low, groups), high
 
 
-@register_op(*find("bincount", namespaces=_BOTH))
+@register_op(*find("bincount", namespaces=_BOTH), any_order=True)
 def bincount(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Count how often each number occurs, or sum up its weights: plain, the same on each rank. Collective."""
     given = bind("input weights minlength", args, kwargs, weights=None, minlength=0)
@@ -72,7 +72,7 @@ def bincount(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     return _total(found, x)
 
 
-@register_op(*find("histc", namespaces=_BOTH))
+@register_op(*find("histc", namespaces=_BOTH), any_order=True)
 def histc(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Count the values in bins of equal width: plain, the same on each rank. Collective."""
     given = bind("input bins min max", args, kwargs, bins=100, min=0, max=0)
@@ -92,7 +92,7 @@ def _check_range(func: Any, low: float, high: float) -> None:
         raise RuntimeError(f"{func.__name__}: range of [{low}, {high}] is not finite")
 
 
-@register_op(*find("histogram", namespaces=_BOTH))
+@register_op(*find("histogram", namespaces=_BOTH), any_order=True)
 def histogram(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Count the values in bins, or sum up their weights: plain, the same on each rank. Collective."""
     given = bind("input bins", args, kwargs, weight=None, density=False, range=None)
@@ -134,7 +134,7 @@ def isin(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 # -- one answer ----------------------------------------------------------------------------------------------------
 
 
-@register_op(*find("equal", namespaces=_BOTH))
+@register_op(*find("equal", namespaces=_BOTH), any_order=True)
 def equal(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether two tensors have one shape and the same elements; the same answer on each rank. Collective."""
     given = bind("input other", args, kwargs)
@@ -142,7 +142,7 @@ def equal(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return tuple(x.shape) == tuple(other.shape) and bool((x == other).all())
 
 
-@register_op(*find("allclose", namespaces=_BOTH))
+@register_op(*find("allclose", namespaces=_BOTH), any_order=True)
 def allclose(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether all elements of two tensors are close; the same answer on each rank. Collective."""
     given = bind("input other rtol atol equal_nan", args, kwargs)
@@ -150,13 +150,13 @@ def allclose(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     return bool(torch.isclose(x, other, **given).all())
 
 
-@register_op(*find("is_nonzero", namespaces=_BOTH))
+@register_op(*find("is_nonzero", namespaces=_BOTH), any_order=True)
 def is_nonzero(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether the only element is not zero. Collective."""
     return bool(args[0] if args else kwargs["input"])
 
 
-@register_op(*find("nanmean", namespaces=_BOTH))
+@register_op(*find("nanmean", namespaces=_BOTH), any_order=True)
 def nanmean(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Mean of what is not NaN."""
     given = bind("input dim keepdim", args, kwargs, dim=None, keepdim=False)

@@ -16,6 +16,7 @@ from torch.distributed.tensor import Replicate, Shard
 from scidata.shard.op_table import unsupported
 from scidata.shard.ops.advanced import check_mask, flat_rows, split_alike, whole_index
 from scidata.shard.ops.align import align, specs_of
+from scidata.shard.rows.edge_order import refuse_disorder
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.views import refuse_write_to_copy, written
@@ -42,6 +43,8 @@ def put(func: Any, target: ShardTensor, tensors: Mapping[int, Tensor], value: An
     refuse_write_to_copy(func, target)
     spec, indices = target._spec, _indices(func, target, tensors)
     dims = list(indices)
+    if any(d in spec.sharded for d in dims):
+        refuse_disorder(func, spec)
     shape = tuple(torch.broadcast_shapes(*(index.shape for index in indices.values())))  # type: ignore[no-untyped-call]
     flat = {d: flat_rows(index.expand(shape), d, spec.global_shape[d]) for d, index in indices.items()}
     place = dims[0] if dims == list(range(dims[0], dims[0] + len(dims))) else 0

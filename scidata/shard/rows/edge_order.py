@@ -1,6 +1,7 @@
 """The order of edges: what is joined on each rank by itself (edges, then self-loops) is not in one process's order.
 
-A plain tensor with a row for each edge is, so its rows are brought to the order of the ranks before they are cut.
+A plain tensor with a row for each edge is, so its rows are brought to the order of the ranks before they are cut. What
+asks for rows by their number, or goes along them, gets the edges in the order of one process, by one exchange.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from scidata.shard.op_table import unsupported
+from scidata.shard.rows.redistribute import move_rows, plan_listed
 from scidata.shard.spec import ShardSpec
 
 
@@ -45,10 +47,21 @@ def places_by_rank(func: Any, rows: Tensor, spec: ShardSpec) -> Tensor:
     return _rows_by_rank(spec.edge_parts).argsort().to(rows.device)[rows]
 
 
+def in_one_order(func: Any, local: Tensor, spec: ShardSpec) -> tuple[Tensor, ShardSpec]:
+    """Bring a part of edges to the order of one process; their numbers on the ranks stay. Collective."""
+    if spec.edge_parts is None or spec.in_order:
+        refuse_disorder(func, spec)
+        return local, spec
+    ((dim, axis),) = spec.sharded.items()
+    sizes = spec.sizes_of(axis)
+    plan = plan_listed(_rows_by_rank(spec.edge_parts).argsort().numpy(), sizes, sizes, spec.coordinate(axis))
+    return move_rows(local, plan, dim, spec.group(axis)), spec.with_edge_parts((sizes,))
+
+
 def refuse_disorder(func: Any, *specs: ShardSpec) -> None:
     """Raise for edges that are not in the order of one process, where that matters."""
     if not all(spec.in_order for spec in specs):
-        reason = "these edges were joined on each rank by itself, so that no plain tensor knows their order"
+        reason = "these edges were joined on each rank by itself, so that their order is not that of one process"
         raise unsupported(func, reason, *specs, remedy="make it of edge_index, by its methods and functions")
 
 

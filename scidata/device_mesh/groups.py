@@ -23,7 +23,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -70,7 +70,7 @@ def _break_gloo(group: Any) -> None:
 class _Process:
     """What is true of this process, and asked for where torch, or the interpreter, calls."""
 
-    explain: Callable[[], Exception | None] | None = None
+    explainers: list[Callable[[], Exception | None]] = field(default_factory=list)
     own_world: weakref.ref[Any] | None = None
     registered: int = 0  # its number: a fork inherits all of this, and none of the threads
 
@@ -95,14 +95,14 @@ class _InPlace(logging.Filter):
 _in_place = _InPlace()
 
 
-def set_explainer(explain: Callable[[], Exception | None]) -> None:
+def add_explainer(explain: Callable[[], Exception | None], *, first: bool = False) -> None:
     """From now on, have the functions of ``torch.distributed`` raise what this returns, when they fail for a peer.
 
-    It is called when one has failed, and returns None where it knows of no reason. What torch does without its Python
-    functions (``Work.wait``, the end of DDP's backward) keeps torch's error; where nobody catches that, the traceback
-    that is printed is the reason's.
+    It is called when one has failed, and returns None where it knows of no reason; then the next one is asked. What
+    torch does without its Python functions (``Work.wait``, the end of DDP's backward) keeps torch's error; where nobody
+    catches that, the traceback that is printed is the reason's.
     """
-    _process.explain = explain
+    _process.explainers.insert(0 if first else len(_process.explainers), explain)
     logger = collectives_logger()
     if logger is not None:
         logger.addFilter(_in_place)  # once: a logger has a filter only once
@@ -126,7 +126,8 @@ class _Excepthook:
 
 def explained(error: BaseException) -> Exception | None:
     """Return what to raise in place of a collective's error, if a peer is its reason."""
-    return None if _process.explain is None or not _is_of_a_collective(error) else _process.explain()
+    found = (explain() for explain in _process.explainers if _is_of_a_collective(error))
+    return next((reason for reason in found if reason is not None), None)
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
+from scidata.device_mesh.last_words import leave_and_ask, met
 from scidata.errors import ShardLayoutError, UnsupportedShardOp
 from scidata.shard import layouts
 from scidata.shard.calls import all_in_order, any_disorder, call_noted, call_unusual, is_ordinary
@@ -76,6 +77,7 @@ class ShardTensor(Tensor):
         """Wrap without checks beyond the local shape; handlers of the op table call this."""
         if not _watched:
             _watched.append(ShardTensor)
+            leave_and_ask()
             watch_functions(ShardTensor, lambda cls, args, kwargs: HANDLERS[Function](cls, (), args, kwargs))
         if local.shape != spec.local_shape:
             raise ShardLayoutError(
@@ -435,6 +437,9 @@ class ShardTensor(Tensor):
             if not FALLBACKS:
                 raise
             return FALLBACKS[-1](func, args, kwargs or {}, error)
+        except Exception as error:
+            met(error)  # the others may be in a collective by now
+            raise
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]

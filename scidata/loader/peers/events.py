@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,11 +49,6 @@ class Event:
         return ConfigError(self.text) if self.kind == "disagree" else RankFailedError(self.text, self.rank)
 
 
-def common_store() -> Store:
-    """Return the ranks' store, below a name of its own."""
-    return dist.PrefixStore("scidata", dist.group.WORLD.get_group_store())  # type: ignore[attr-defined, union-attr]
-
-
 def post(store: Store, event: Event) -> None:
     """Tell all ranks."""
     number = store.add("events", 1) - 1
@@ -100,23 +93,6 @@ def events_of(store: Store, first: int = 0) -> Iterator[Event]:
     while store.check([f"event/{first}"]):
         yield Event(**json.loads(store.get(f"event/{first}")))
         first += 1
-
-
-def within(seconds: float, ask: Callable[[], _T]) -> _T | None:
-    """Return what a conversation with the common store gives; None where nobody answers in time.
-
-    The client waits for ever for a server that is stopped, and holds the connection meanwhile.
-    """
-    answers: list[_T] = []
-
-    def run() -> None:
-        with contextlib.suppress(dist.DistError, RuntimeError):
-            answers.append(ask())
-
-    thread = threading.Thread(target=run, name="scidata-ask", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return answers[0] if answers else None
 
 
 class Others:

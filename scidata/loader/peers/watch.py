@@ -40,19 +40,18 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from scidata.device_mesh import groups
+from scidata.device_mesh.last_words import common_store, within
 from scidata.errors import RankFailedError
 from scidata.loader.peers import stuck
 from scidata.loader.peers.events import (
     Event,
     Others,
     Store,
-    common_store,
     ended_key,
     events_of,
     failure,
     has_left,
     post,
-    within,
 )
 from scidata.loader.peers.processes import StepShown
 
@@ -258,7 +257,7 @@ class _Watches:
             self._process = os.getpid()
             groups.end_well()
             atexit.register(self._leave)  # runs before groups are destroyed: it is registered after that
-            groups.set_explainer(self._reason)
+            groups.add_explainer(self._reason, first=True)
 
     def _reason(self) -> Exception | None:
         iterated = [watch for watch in self._alive if watch.is_iterated]

@@ -63,6 +63,9 @@ def _cases():
         yield norm, "x b"
     yield g.DiffGroupNorm(4, 2), "x"
     conv = g.SimpleConv()
+    relation = ("n", "to", "n")
+    yield Calls(lambda m, x, e: m({"n": x}, {relation: e})["n"], g.HGTConv(4, 4, (["n"], [relation]))), "x e"
+    yield Calls(lambda x, e: conv(x, u.add_self_loops(e)[0].remainder_(7))), "x e"
     for pool in (g.TopKPooling(4, 0.5), g.SAGPooling(4, 0.5)):
         yield Calls(lambda p, x, e, b: (lambda o: [o[0], conv(o[0], o[1])])(p(x, e, batch=b)), pool), "x e b"
         yield Calls(lambda p, x, e: (lambda o: [o[0], conv(o[0], o[1])])(p(x, e)), pool), "x e"
@@ -172,9 +175,6 @@ def check_refused(rank, num_ranks):
     for call in (
         lambda: g.EdgePooling(4).double()(data.x, data.edge_index, data.b),
         lambda: u.negative_sampling(data.edge_index, NUM_NODES),
-        lambda: g.HGTConv(4, 4, (["n"], [("n", "to", "n")])).double()(
-            {"n": data.x}, {("n", "to", "n"): data.edge_index}
-        ),
     ):
         with pytest.raises(UnsupportedShardOp):
             call()

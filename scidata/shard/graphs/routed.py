@@ -7,7 +7,7 @@ same ids in local numbering (owned nodes, then ghosts), so that gathers and scat
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -68,11 +68,20 @@ class RoutedIndex(ShardTensor):
         UnsupportedShardOp
             The ids were written to.
         """
-        if version_of(self._local) != self._ids_version:
+        if self.is_written:
             raise UnsupportedShardOp(
                 f"an edge index was written to after its routes were made ({self._spec}); make a new one instead"
             )
         return self._ids
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the ids were written to, so that there are no routes for what they are now."""
+        return version_of(self._local) != self._ids_version
+
+    def as_written(self) -> ShardTensor:
+        """Return the index itself, or where its ids were written to what it is now: sharded numbers without routes."""
+        return ShardTensor(self._local, self._spec, copied=self._copied) if self.is_written else self
 
     @property
     def all_owned(self) -> bool:
@@ -83,6 +92,8 @@ class RoutedIndex(ShardTensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if _any_written(args):
+            args, kwargs = tree_map_only(RoutedIndex, RoutedIndex.as_written, (args, kwargs or {}))
         result = super().__torch_function__(func, types, args, kwargs)
         x = args[0] if args else None
         if func is torch.stack and isinstance(x, list | tuple) and all(isinstance(r, RoutedIndex) for r in x):
@@ -107,6 +118,12 @@ class RoutedIndex(ShardTensor):
         )
         memo[id(self)] = result
         return result
+
+
+def _any_written(values: Iterable[Any]) -> bool:
+    return any(
+        x.is_written if isinstance(x, RoutedIndex) else type(x) in (tuple, list) and _any_written(x) for x in values
+    )
 
 
 def _rows_stay(func: Any, x: RoutedIndex, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ def take_advanced(func: Any, x: Tensor, tensors: Mapping[int, Tensor]) -> Tensor
     if any(is_sharded(index) for index in found.values()):
         (dim, index), *rest = found.items()
         if not rest and isinstance(index, ShardTensor) and _lies_along(x._spec, dim, index._spec):
-            return _take_sharded(x, dim, index)
+            return _take_sharded(func, x, dim, index)
         found = {dim: whole_index(func, x, index) for dim, index in found.items()}
     return _take_listed(func, x, dict(sorted(found.items())))
 
@@ -141,12 +142,16 @@ def _take_listed(func: Any, x: ShardTensor, tensors: dict[int, Tensor]) -> Tenso
     return ShardTensor(local, result)
 
 
-def _take_sharded(x: ShardTensor, dim: int, index: ShardTensor) -> Tensor:
+def _take_sharded(func: Any, x: ShardTensor, dim: int, index: ShardTensor) -> Tensor:
     """Take rows by ids of which each rank has its own."""
     spec, ispec = x._spec, index._spec
+    refuse_disorder(func, spec)
     (axis,) = ispec.sharded.values()
     rows = fetch_rows(x._local, index._local, spec.sizes_of(axis), dim, spec.group(axis))
-    return ShardTensor(rows, spec.with_rows(dim, ispec.sizes_of(axis)))
+    new = spec.with_rows(dim, ispec.sizes_of(axis))
+    if ispec.exchange is not None:
+        new = replace(new, exchange=ispec.exchange, edge_parts=ispec.edge_parts)
+    return ShardTensor(rows, new)
 
 
 # -- masks ---------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from scidata.errors import ShardLayoutError, UnsupportedShardOp
 from scidata.shard import layouts
 from scidata.shard.calls import call_noted, call_unusual, is_ordinary
 from scidata.shard.memory import REARRANGES, UNKNOWN, Strides, laid_out
-from scidata.shard.op_table import FALLBACKS, HANDLERS, OF_THE_WHOLE, unsupported
+from scidata.shard.op_table import FALLBACKS, HANDLERS, OF_THE_WHOLE, TRANSFORMS, unsupported
 from scidata.shard.rows.halo import exchange_halo, halo_dims, owned_of
 from scidata.shard.spec import HaloDim, ShardSpec, Sizes
 from scidata.shard.torch_internals import (
@@ -34,6 +34,7 @@ from scidata.shard.torch_internals import (
     tree_flatten,
     version_of,
     watch_functions,
+    watch_transforms,
 )
 from scidata.shard.views import Copy
 
@@ -76,6 +77,7 @@ class ShardTensor(Tensor):
         if not _watched:
             _watched.append(ShardTensor)
             watch_functions(ShardTensor, lambda cls, args, kwargs: HANDLERS[Function](cls, (), args, kwargs))
+            watch_transforms(ShardTensor, TRANSFORMS)
         if local.shape != spec.local_shape:
             raise ShardLayoutError(
                 f"the local part has shape {tuple(local.shape)}, but the layout gives this rank "

@@ -87,9 +87,7 @@ def _in_loop(given: _Call) -> Any:
     """Call the function on each row, as often on each rank."""
     if not given.num_rows:
         raise unsupported(torch.func.vmap, "there are no rows", *_specs((given.flat, given.kwargs)), remedy="map some")
-    columns = [
-        [x] * given.num_rows if d is None else x.unbind(d) for x, d in zip(given.flat, given.dims, strict=True)
-    ]
+    columns = [[x] * given.num_rows if d is None else x.unbind(d) for x, d in zip(given.flat, given.dims, strict=True)]
     before = _generators()
     results = [given.func(*tree_unflatten(row, given.tree), **given.kwargs) for row in zip(*columns, strict=True)]
     if not all(map(torch.equal, before, _generators())):

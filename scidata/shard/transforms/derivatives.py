@@ -26,6 +26,9 @@ from scidata.shard.torch_internals import (
     tree_unflatten,
 )
 
+_dual: Callable[..., Any] = forward_ad.make_dual  # torch does not type them
+_unpacked: Callable[..., Any] = forward_ad.unpack_dual
+
 
 def refuse_inside(func: Any) -> None:
     """Raise where a transform of torch's own runs: its wrapped tensors do not go through collectives."""
@@ -98,8 +101,9 @@ def _without_graph(x: Tensor) -> Tensor:
     """Detach, but keep the tangent that a transform further out follows; ``detach`` drops it."""
     if isinstance(x, ShardTensor):
         return _with_local(x, _without_graph(x._local))
-    value, tangent = forward_ad.unpack_dual(x)
-    return x.detach() if tangent is None else forward_ad.make_dual(value.detach(), tangent.detach())
+    value, tangent = _unpacked(x)
+    new: Tensor = x.detach() if tangent is None else _dual(value.detach(), tangent.detach())
+    return new
 
 
 def _leads_elsewhere(x: Tensor, own: set[int], idle: set[Any]) -> bool:
@@ -245,22 +249,21 @@ def jvp(
 
     def run(duals: Sequence[Tensor]) -> Any:
         new = tree_unflatten(duals, tree)
-        return func(*(new if argnums is None else _replace(primals, argnums, new[0] if len(new) == 1 else new)))
+        return func(
+            *(new if argnums is None else _replace(primals, argnums, new[0] if isinstance(argnums, int) else new))
+        )
 
     follow = _by_reverse if has_dual_level() else _by_dual_numbers
     results, moved = follow(run, flat, [_like(t, x) for t, x in zip(given, flat, strict=True)])
     fits, outputs, aux = _parted(results, has_aux)
     flat, tree = tree_flatten(outputs)
-    given = tree_flatten(moved[0] if has_aux and fits else moved)[0]
-    if not fits or not flat or not all(isinstance(x, Tensor) for x in flat) or (strict and None in map(_kind, given)):
+    found = tree_flatten(moved[0] if has_aux and fits else moved)[0]
+    complete = not strict or all(t is not None for t in found)
+    if not fits or not complete or not flat or not all(isinstance(x, Tensor) for x in flat):
         one = (torch.zeros(()),)
         return _as_plain(plain, results, one, one, None, strict=strict, has_aux=has_aux)
-    found = tree_unflatten([torch.zeros_like(x) if t is None else t for x, t in zip(flat, given, strict=True)], tree)
-    return (outputs, found, aux) if has_aux else (outputs, found)
-
-
-def _kind(x: Any) -> type[Any] | None:
-    return None if x is None else type(x)
+    found = [torch.zeros_like(x) if t is None else t for x, t in zip(flat, found, strict=True)]
+    return (outputs, tree_unflatten(found, tree), aux) if has_aux else (outputs, tree_unflatten(found, tree))
 
 
 def _fit(flat: Sequence[Any], given: Sequence[Any]) -> bool:
@@ -273,13 +276,13 @@ def _fit(flat: Sequence[Any], given: Sequence[Any]) -> bool:
 def _by_dual_numbers(run: Callable[..., Any], primals: Sequence[Tensor], tangents: Sequence[Tensor]) -> tuple[Any, Any]:
     """Return the nested results, and in their places the tangents, None where there is none."""
     with forward_ad.dual_level():
-        flat, tree = tree_flatten(run([forward_ad.make_dual(x, t) for x, t in zip(primals, tangents, strict=True)]))
-        parts = [forward_ad.unpack_dual(x) if isinstance(x, Tensor) else (x, None) for x in flat]
+        flat, tree = tree_flatten(run([_dual(x, t) for x, t in zip(primals, tangents, strict=True)]))
+        parts = [_unpacked(x) if isinstance(x, Tensor) else (x, None) for x in flat]
     return tree_unflatten([value for value, _ in parts], tree), tree_unflatten([moved for _, moved in parts], tree)
 
 
 def _by_reverse(run: Callable[..., Any], primals: Sequence[Tensor], tangents: Sequence[Tensor]) -> tuple[Any, Any]:
-    """Do the same without dual numbers, which do not nest: the gradient is linear in what is put in, differentiate it."""
+    """Do the same without dual numbers, which do not nest: a gradient is linear in what is put in: differentiate it."""
     level = _Level()
     with torch.enable_grad():
         results = run(level.differentiate(list(primals)))
@@ -290,8 +293,9 @@ def _by_reverse(run: Callable[..., Any], primals: Sequence[Tensor], tangents: Se
         linear = [(g, t) for g, t in zip(found, tangents, strict=True) if g.requires_grad]
         moved: list[Any] = [None] * len(flat)
         if linear:
-            options = {"grad_outputs": [t for _, t in linear], "create_graph": True, "allow_unused": True}
-            for i, x in zip(places, torch.autograd.grad([g for g, _ in linear], weights, **options), strict=True):
+            outputs, given = [g for g, _ in linear], [t for _, t in linear]
+            derived = torch.autograd.grad(outputs, weights, given, create_graph=True, allow_unused=True)
+            for i, x in zip(places, derived, strict=True):
                 moved[i] = x
     return level.release(results), level.release(tree_unflatten(moved, tree))
 

@@ -1,4 +1,4 @@
-"""``vmap`` of functions that see ShardTensors: over this rank's rows at once, or one row of all ranks after the other."""
+"""``vmap`` of functions that see ShardTensors: over this rank's rows at once, or row by row on all ranks."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """torch.func on shards: derivatives and maps give what one process gives, or raise, on all ranks alike."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
@@ -127,20 +129,26 @@ def in_modules(x, model):
     return [p.grad for p in model.parameters()]
 
 
+def one_of(model, parameters, buffers, x):
+    return functional_call(model, (parameters, buffers), (x,))
+
+
 def check_modules(rank, num_ranks):
     for sizes in layouts(num_ranks):
         x, _, spec = given(num_ranks, sizes)
         found = []
         for each in (x.clone(), shard_of(x, spec)):
             torch.manual_seed(0)
-            found.append(in_modules(each, torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)).double()))
+            found.append(
+                in_modules(
+                    each, torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)).double()
+                )
+            )
         torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-12)
         models = [torch.nn.Linear(3, 2).double() for _ in range(2)]
         parameters, buffers = stack_module_state(models)
 
-        def one(p, b, t):
-            return functional_call(models[0], (p, b), (t,))
-
+        one = partial(one_of, models[0])
         ours = torch.vmap(one, in_dims=(0, 0, None))(parameters, buffers, shard_of(x, spec))
         torch.testing.assert_close(ours.full_tensor(), torch.stack([model(x) for model in models]))
 
@@ -199,7 +207,7 @@ def check_refused(rank, num_ranks):
         (lambda: torch.vmap(lambda row: (row, learned * 2), in_dims=0, out_dims=(0, None))(part), "requires grad"),
         (lambda: torch.vmap(lambda row: row.add_(1))(part), "writes to its arguments"),
     ]:
-        with pytest.raises(UnsupportedShardOp, match="torch.func.vmap: .*Remedy: ") as raised:
+        with pytest.raises(UnsupportedShardOp, match=r"torch\.func\.vmap: .*Remedy: ") as raised:
             pytest.fail(f"{reason}: {refused()!r}")
         assert reason in str(raised.value)
     with torch.no_grad():

@@ -66,9 +66,9 @@ class _Level:
         idle: set[Any] = set()
 
         def released(x: Tensor) -> Tensor:
-            if not x.requires_grad or (self.keeps_graphs and _leads_elsewhere(local_of(x), own, idle)):
-                return x
-            return _without_graph(x)
+            local = local_of(x)
+            kept = self.keeps_graphs or local.is_leaf  # a leaf came in from outside
+            return x if not x.requires_grad or (kept and _leads_elsewhere(local, own, idle)) else _without_graph(x)
 
         return tree_map_only(Tensor, released, results)
 

@@ -8,11 +8,9 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Function
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from scidata.shard.comm.functions import call
 from scidata.shard.comm.sums import replicate_to_shards
 from scidata.shard.memory import UNKNOWN
 from scidata.shard.op_table import TRANSFORMS, unsupported
@@ -118,46 +116,27 @@ def _stacked(rows: Sequence[Any], place: int | None) -> Any:
 # -- over this rank's rows ---------------------------------------------------------------------------------------------
 
 
-class _Empty(Function):
-    """No rows, with the graph that a row would have: its gradients are zeros, not what 0 × inf gives."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, *anchors: Tensor) -> Tensor:
-        ctx.like = [(each.shape, each.dtype) for each in anchors]
-        ctx.mine = x.shape, x.dtype
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return None, *(grad.new_zeros(shape, dtype=dtype) for shape, dtype in ctx.like)
-
-    @staticmethod
-    def jvp(ctx: Any, none: None, *tangents: Tensor | None) -> Tensor:
-        shape, dtype = ctx.mine
-        return next(x for x in tangents if x is not None).new_zeros(shape, dtype=dtype)
-
-
 class _Borders:
     """Views of what goes into rows, where the graph of what comes out has to end."""
 
     def __init__(self) -> None:
-        self._anchors: dict[Any, Tensor] = {}
+        self._nodes: set[Any] = set()
 
-    def view(self, x: Any, anchor: Any = None) -> Any:
-        """Return a view of a tensor that requires grad, anything else as it is; ``anchor`` is what it stands for."""
-        if not isinstance(x, Tensor) or not x.requires_grad or not torch.is_grad_enabled():
+    def view(self, x: Tensor) -> Tensor:
+        """Return a view of a tensor that autograd follows, others as they are."""
+        if not x.requires_grad or not torch.is_grad_enabled():
             return x
         view = x.view_as(x)
-        self._anchors[view.grad_fn] = x if anchor is None else anchor
+        self._nodes.add(view.grad_fn)
         return view
 
-    def reached(self, result: Tensor) -> list[Tensor]:
-        """Return the anchors behind a result; raise for another leaf, whose gradient nobody would sum."""
+    def check(self, result: Tensor) -> None:
+        """Raise where a result depends on another leaf, whose gradient nobody would sum over the ranks."""
         seen: set[Any] = set()
         left: list[Any] = [result.grad_fn]
         while left:
             node = left.pop()
-            if node is None or node in seen:
+            if node is None or node in seen or node in self._nodes:
                 continue
             seen.add(node)
             if getattr(node, "variable", None) is not None:
@@ -166,9 +145,7 @@ class _Borders:
                     "the function closes over a tensor that requires grad, whose gradient is the sum over all rows",
                     remedy="pass it as an argument with in_dims=None",
                 )
-            if node not in self._anchors:
-                left.extend(following for following, _ in node.next_functions)
-        return [x for node, x in self._anchors.items() if node in seen]
+            left.extend(following for following, _ in node.next_functions)
 
 
 class _Rows:
@@ -179,7 +156,6 @@ class _Rows:
         self.spec, self.axis = spec, spec.sharded[dim]
         self.sizes = spec.sizes_of(self.axis)
         self.some_empty = 0 in self.sizes and sum(self.sizes) > 0
-        self.nothing_here = self.some_empty and not self.sizes[spec.coordinate(self.axis)]
 
     def check(self, func: Any, flat: Sequence[Any], dims: Sequence[int | None], kwargs: dict[str, Any]) -> None:
         """Raise where a row needs what other ranks hold."""
@@ -205,17 +181,16 @@ class _Rows:
             x._refresh()
         if dim is None:
             return borders.view(self._shared(local_of(x)))
-        row = None
-        if is_sharded(x):
-            x = x.redistribute(placements=self._placed(dim), sizes={self.axis: self.sizes})
-            row = x.detach().narrow(dim, 0, 1).full_tensor() if self.some_empty else None
-            part = x._local
+        whole = x if is_sharded(x) else local_of(x)
+        if is_sharded(whole):
+            whole = whole.redistribute(placements=self._placed(dim), sizes={self.axis: self.sizes})
+            part = whole._local
         else:
-            x = local_of(x)
-            row = x.detach().narrow(dim, 0, 1) if self.some_empty else None
-            part = to_axis(x, range(x.ndim), (dim, self.sizes), self.spec, self.axis)
-        if self.nothing_here and row is not None:
-            return borders.view(row.clone().requires_grad_(part.requires_grad), part)
+            part = to_axis(whole, range(whole.ndim), (dim, self.sizes), self.spec, self.axis)
+        if self.some_empty:  # torch does not map over no rows
+            row = whole.detach().narrow(dim, 0, 1)
+            row = row.full_tensor() if isinstance(row, ShardTensor) else row
+            part = part if self.sizes[self.spec.coordinate(self.axis)] else torch.cat([part, row], dim)
         return borders.view(part)
 
     def _placed(self, dim: int) -> list[Placement]:
@@ -241,15 +216,16 @@ class _Rows:
 
     def outputs(self, result: Any, place: int | None, borders: _Borders) -> Any:
         """Return one result of this rank's rows as part of that of all."""
-        found = borders.reached(result) if isinstance(result, Tensor) and result.requires_grad else []
+        learned = isinstance(result, Tensor) and result.requires_grad
+        if learned:
+            borders.check(result)
         if place is None:
-            if found:
+            if learned:
                 self._refuse("a result at out_dims=None requires grad", "give it a place, and take one row of it")
             return result
         place %= result.ndim
-        if self.nothing_here:
-            result = result.detach().narrow(place, 0, 0)
-            result = call(_Empty, result, *found) if found else result
+        if self.some_empty:
+            result = result.narrow(place, 0, self.sizes[self.spec.coordinate(self.axis)])
         axes = range(len(self.spec.axes))
         spec = self.spec.derive(
             [sum(self.sizes) if d == place else n for d, n in enumerate(result.shape)],

@@ -52,7 +52,7 @@ CASES = {
     "grad of what it does not depend on": lambda x, w: grad(lambda t, v: v.sum(), argnums=(0, 1))(x, w),
     "grad of a constant": lambda x, w: grad(lambda t: torch.zeros((), dtype=t.dtype))(x),
     "grad of grad": lambda x, w: grad(lambda t: (t * grad(lambda s: (s.sin() * t * w[0, :3]).sum())(t * 2)).sum())(x),
-    "residual": lambda x, w: grad(residual)(parameters_of(w), x),
+    "residual": lambda x, w: list(grad(residual)(parameters_of(w), x).values())[:3],  # the last has none
     "vjp": lambda x, w: pulled(vjp(lambda t, v: t.flip(0) * v[0, :3], x, w), torch.ones_like(x), x * 2, torch.ones(x.shape).to(x)),
     "vjp of a dict": lambda x, w: pulled(vjp(lambda t: {"a": t.flip(0) * w[0, :3], "b": t.sum()}, x), {"a": x, "b": w[0, 0]}),
     "jvp": lambda x, w: jvp(lambda t, v: (t.sin() * v[0, :3]).cumsum(0), (x, w), (x.cos(), w * 2)),
@@ -106,12 +106,11 @@ def check(rank, num_ranks, names):
         x, w, spec = given(num_ranks, sizes)
         for name in names:
             try:
-                for learned in (True, False):
-                    inputs = [x.clone().requires_grad_(learned), w.clone().requires_grad_()]
-                    assert_like_one_process(CASES[name], inputs, [spec, None])
+                inputs = [x.clone().requires_grad_(), w.clone().requires_grad_()]
+                assert_like_one_process(CASES[name], inputs, [spec, None])
+                assert_like_one_process(CASES[name], [x, inputs[1]], [spec, None])
                 with torch.no_grad():
                     assert_like_one_process(CASES[name], inputs, [spec, None])
-                assert_like_one_process(CASES[name], [x, w], [spec, None])
             except Exception as error:
                 raise AssertionError(f"{name} at {spec}") from error
 

@@ -277,7 +277,8 @@ def _by_dual_numbers(run: Callable[..., Any], primals: Sequence[Tensor], tangent
     """Return the nested results, and in their places the tangents, None where there is none."""
     with forward_ad.dual_level():
         flat, tree = tree_flatten(run([_dual(x, t) for x, t in zip(primals, tangents, strict=True)]))
-        parts = [_unpacked(x) if isinstance(x, Tensor) else (x, None) for x in flat]
+        pairs = [_unpacked(x) if isinstance(x, Tensor) else (x, None) for x in flat]
+        parts = [(x if moved is None else value, moved) for x, (value, moved) in zip(flat, pairs, strict=True)]
     return tree_unflatten([value for value, _ in parts], tree), tree_unflatten([moved for _, moved in parts], tree)
 
 

@@ -44,5 +44,6 @@ from scidata.shard.ops import (  # noqa: F401
 from scidata.shard.scatter_tensor import scatter_tensor
 from scidata.shard.spec import HaloDim, ShardSpec
 from scidata.shard.tensor import ShardTensor
+from scidata.shard.transforms import derivatives, maps  # noqa: F401
 
 __all__ = ["HaloDim", "ShardSpec", "ShardTensor", "register_op", "scatter_tensor", "shard_ops"]

@@ -36,6 +36,9 @@ ANY_ORDER: set[Handler] = set()
 #: What is tried, the last one first, where a function is refused: see :func:`scidata.gather`.
 FALLBACKS: list[Callable[[Any, tuple[Any, ...], dict[str, Any], UnsupportedShardOp], Any]] = []
 
+#: What ``torch.func``'s transforms of functions do on ShardTensors, by torch's names for them.
+TRANSFORMS: dict[str, Callable[..., Any]] = {}
+
 _NAMESPACES: tuple[Any, ...] = (torch, torch.Tensor, F, torch.special, torch.linalg)
 _SHOWN_OPERATORS = ("__getitem__", "__setitem__", "__matmul__")  # the others are of functions that are named
 _REMEDY = (
@@ -113,6 +116,8 @@ def op_name(func: Any) -> str:
     """Return the public name of a torch function, e.g. ``torch.Tensor.add``."""
     if isinstance(func, type):
         return f"{func.__module__}.{func.__qualname__}"
+    if getattr(func, "__module__", None) == "torch.func":
+        return f"torch.func.{func.__name__}"
     name = resolve_name(func) or getattr(func, "__qualname__", None) or str(func)
     return name.replace("_VariableFunctionsClass.", "torch.")
 

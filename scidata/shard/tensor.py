@@ -25,7 +25,7 @@ from scidata.errors import ShardLayoutError, UnsupportedShardOp
 from scidata.shard import layouts
 from scidata.shard.calls import all_in_order, any_disorder, call_noted, call_unusual, is_ordinary
 from scidata.shard.memory import REARRANGES, UNKNOWN, Strides, laid_out
-from scidata.shard.op_table import ANY_ORDER, FALLBACKS, HANDLERS, OF_THE_WHOLE, unsupported
+from scidata.shard.op_table import ANY_ORDER, FALLBACKS, HANDLERS, OF_THE_WHOLE, TRANSFORMS, unsupported
 from scidata.shard.rows.halo import exchange_halo, halo_dims, owned_of
 from scidata.shard.rows.relayout import change_layout, gather_full
 from scidata.shard.spec import HaloDim, ShardSpec, Sizes
@@ -36,6 +36,7 @@ from scidata.shard.torch_internals import (
     tree_flatten,
     version_of,
     watch_functions,
+    watch_transforms,
 )
 from scidata.shard.views import Copy
 
@@ -79,6 +80,7 @@ class ShardTensor(Tensor):
             _watched.append(ShardTensor)
             leave_and_ask()
             watch_functions(ShardTensor, lambda cls, args, kwargs: HANDLERS[Function](cls, (), args, kwargs))
+            watch_transforms(ShardTensor, TRANSFORMS)
         if local.shape != spec.local_shape:
             raise ShardLayoutError(
                 f"the local part has shape {tuple(local.shape)}, but the layout gives this rank "

@@ -4,10 +4,12 @@ Tried with torch 2.13 and 2.15. ``tests/unit/shard/test_torch_internals.py`` hol
 that no other module uses a private name; those of process groups and loaders are in
 :mod:`scidata.device_mesh.torch_internals`.
 
-Two things are patched for the whole process, neither at import. :func:`watch_functions`: the first ShardTensor replaces
+Three things are patched for the whole process, none at import. :func:`watch_functions`: the first ShardTensor replaces
 ``autograd.Function.apply`` by one that looks at the arguments first, and ``forward`` of those functions whose ``apply``
 was taken before. :func:`keep_out_of_graphs`: the first
 tensor made, or model parallelized, in a process that has Dynamo adds this package to what Dynamo does not trace.
+The first ShardTensor also has :func:`watch_transforms` put functions that look at the arguments first in the places of
+four that ``torch.func`` calls.
 """
 
 from __future__ import annotations
@@ -15,23 +17,25 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from functools import wraps
-from types import BuiltinMethodType, MethodType
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial, wraps
+from types import BuiltinMethodType, CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._C import DisableTorchFunction
 from torch._C import DisableTorchFunctionSubclass as DisableTorchFunctionSubclass
+from torch._functorch import apis, eager_transforms, vmap
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd import Function, Variable
+from torch.autograd import Function, Variable, forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor._api import _FromTorchTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 # The only way through nested arguments; torch's own tensor subclasses and the guide to writing one use it.
+from torch.utils._pytree import _broadcast_to_and_flatten
 from torch.utils._pytree import tree_flatten as tree_flatten
 from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map_only as tree_map_only
@@ -234,6 +238,112 @@ def _watch_forward(function: type[Any], kind: type[Any], handle: Callable[..., A
 def forward_of(function: type[Any]) -> Callable[..., Any]:
     """Return a custom function's own ``forward``."""
     found: Callable[..., Any] = getattr(function.forward, "unwatched", function.forward)
+    return found
+
+
+# -- transforms of functions -------------------------------------------------------------------------------------------
+
+#: Picks the arguments that ``argnums`` says, with torch's own errors.
+slice_argnums: Callable[..., Any] = eager_transforms._slice_argnums
+
+#: Returns how many rows are mapped, the flat in_dims and arguments, and their tree, with torch's own errors.
+mapped_inputs: Callable[..., Any] = vmap._process_batched_inputs
+
+# What ``torch.func``'s functions look up when they are called; users hold those themselves, imported by name.
+_TRANSFORMS: dict[str, Any] = {
+    "grad_and_value_impl": eager_transforms,
+    "_vjp_with_argnums": eager_transforms,
+    "_jvp_with_argnums": eager_transforms,
+    "vmap_impl": apis,
+}
+
+
+def watch_transforms(kind: type[Any], handlers: dict[str, Callable[..., Any]]) -> None:
+    """Hand transforms of functions that see a tensor of this kind to ``handlers[name](plain, ...)``; once is enough.
+
+    As arguments, or closed over by the function: see :func:`sees`. torch wraps tensors then in others, in C++, asking
+    neither ``__torch_function__`` nor the subclass.
+    """
+    for name, handler in handlers.items():
+        setattr(_TRANSFORMS[name], name, _watched(getattr(_TRANSFORMS[name], name), kind, handler))
+
+
+def _watched(plain: Callable[..., Any], kind: type[Any], handler: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(plain)
+    def watched(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if sees((function, args, kwargs), kind):
+            return handler(plain, function, *args, **kwargs)
+        return plain(function, *args, **kwargs)
+
+    watched._torchdynamo_inline = plain  # type: ignore[attr-defined]  # what is compiled meets no ShardTensor
+    return watched
+
+
+def sees(given: Any, kind: type[Any]) -> bool:
+    """Whether there is a tensor of this kind among nested values, or in what functions among them hold."""
+    return any(isinstance(x, kind) or getattr(x, "of_shards", False) for x in reached(given))
+
+
+def reached(given: Any) -> Iterator[Any]:
+    """Return nested values, and those that functions among them hold.
+
+    Functions hold what they close over, their defaults and bound arguments, and the globals that they name; of
+    functions among those, nothing more.
+    """
+    seen: set[int] = set()
+    left = tree_leaves(given)
+    while left:
+        x = left.pop()
+        yield x
+        if isinstance(x, partial | FunctionType | MethodType) and id(x) not in seen:
+            seen.add(id(x))
+            left.extend(tree_leaves(list(_held(x))))
+            if isinstance(x, FunctionType):
+                yield from tree_leaves([x.__globals__.get(name) for name in _names(x.__code__)])
+
+
+def _held(function: Any) -> Iterator[Any]:
+    if isinstance(function, partial):
+        yield from (function.func, function.args, function.keywords)
+    elif isinstance(function, MethodType):
+        yield from (function.__self__, function.__func__)
+    else:
+        yield from (function.__defaults__, function.__kwdefaults__)
+        for cell in function.__closure__ or ():
+            with suppress(ValueError):  # empty as yet
+                yield cell.cell_contents
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names(inner)
+
+
+def is_transforming() -> bool:
+    """Whether a transform of torch's own is at work, so that plain tensors may be wrapped ones."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def has_dual_level() -> bool:
+    """Whether forward-mode derivatives are being taken: torch allows one level of them."""
+    return forward_ad._current_level >= 0
+
+
+def flat_out_dims(out_dims: Any, results: Any) -> list[int | None]:
+    """Return ``vmap``'s ``out_dims`` for each tensor of one call's results.
+
+    Raises
+    ------
+    ValueError
+        They do not have the structure of the results.
+    """
+    if isinstance(results, Tensor) and isinstance(out_dims, tuple) and len(out_dims) == 1:
+        (out_dims,) = out_dims
+    found = _broadcast_to_and_flatten(out_dims, tree_flatten(results)[1])
+    if found is None:
+        raise ValueError(f"vmap: out_dims={out_dims} does not have the structure of the results")
     return found
 
 

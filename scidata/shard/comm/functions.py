@@ -29,8 +29,8 @@ class _Linear(Function):
 
     @staticmethod
     def jvp(ctx: Any, how: None, *tangents: Tensor) -> Any:
-        _, again, _, layout = ctx.gradient
-        return again(*tangents, *layout)
+        transposed, again, _, layout = ctx.gradient
+        return call(_Linear, (again, transposed, again, layout), *tangents)  # tangents may have graphs, too
 
 
 def linear(

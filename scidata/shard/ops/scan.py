@@ -39,7 +39,8 @@ def softmax(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     if axis is None:
         return finish((torch.log_softmax if log else torch.softmax)(local, dim), spec)
     held, wide = tuple(int(size > 0) for size in spec.sizes_of(axis)), widened(local)
-    own = wide.logsumexp(dim, keepdim=True) if wide.shape[dim] else wide
+    # of no rows too, so that all ranks have the same graph, and come to collectives in one order
+    own = wide.logsumexp(dim, keepdim=True).narrow(dim, 0, held[spec.coordinate(axis)])
     # the ranks use the total each for their own part, hence grad="sum"
     total = wide
     if any(held):

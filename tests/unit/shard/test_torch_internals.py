@@ -4,6 +4,7 @@ None is used anywhere else, and importing scidata patches nothing.
 """
 
 import ast
+import functools
 import inspect
 import logging
 import re
@@ -343,6 +344,43 @@ def test_functions_that_get_a_sharded_tensor_are_handed_over():
     plain = torch.ones(2, requires_grad=True)
     Twice.apply(plain).sum().backward()
     assert plain.grad.tolist() == [2, 2]
+
+
+HELD = torch.ones(2)
+
+
+def test_what_functions_hold_is_reached():
+    def held(function, *others):
+        return [x for x in of_tensors.reached((function, *others)) if isinstance(x, torch.Tensor)]
+
+    x, y = torch.ones(1), torch.zeros(1)
+
+    def inner(t, k=y):
+        return t * x
+
+    assert held(torch.func.grad(inner)) == [x, y] or held(torch.func.grad(inner)) == [y, x]
+    assert held(functools.partial(print, x), {"y": [y]})[0] in (x, y)
+    assert held(lambda t: (lambda: t + HELD)())[0] is HELD
+    assert not held(lambda t: t)
+    with fake_group(2):
+        part = sharded()
+        assert of_tensors.sees((torch.func.grad(lambda t: (t * part).sum()),), ShardTensor)
+        assert not of_tensors.sees((inner, x), ShardTensor)
+
+
+def test_transforms_of_functions():
+    assert not of_tensors.is_transforming()
+    assert torch.vmap(lambda x: x * of_tensors.is_transforming())(torch.ones(2)).tolist() == [1, 1]
+    assert not of_tensors.has_dual_level()
+    with torch.autograd.forward_ad.dual_level():
+        assert of_tensors.has_dual_level()
+    assert of_tensors.slice_argnums((1, 2, 3), (-1, 0), as_tuple=False) == (3, 1)
+    rows, dims, flat, _ = of_tensors.mapped_inputs((-1, None), (torch.ones(2, 3), 5), print)
+    assert (rows, dims, flat[1]) == (3, [1, None], 5)
+    assert of_tensors.flat_out_dims((1,), torch.ones(2)) == [1]
+    assert of_tensors.flat_out_dims({"a": 0, "b": None}, {"a": 1, "b": 2}) == [0, None]
+    with pytest.raises(ValueError, match="structure"):
+        of_tensors.flat_out_dims((0, 1), torch.ones(2))
 
 
 def test_inferring_makes_tensors_without_values():

@@ -94,11 +94,9 @@ def test_one_round_and_none_for_copies():
 def check_refused(rank, num_ranks):
     x = shard_of(random(*IMAGE), ShardSpec.even(mesh_of(num_ranks), [Shard(2)], IMAGE))
     channels = shard_of(random(*IMAGE), ShardSpec.even(mesh_of(num_ranks), [Shard(1)], IMAGE))
-    grid = torch.zeros(2, 3, 3, 2, dtype=torch.float64)
     for function in (
         lambda: F.interpolate(x, size=(5, 5), mode="bilinear", antialias=True),
         lambda: F.interpolate(x.byte(), size=(5, 5), mode="bilinear"),
-        lambda: F.grid_sample(x, grid),
         lambda: F.pixel_shuffle(channels, 2),
     ):
         with pytest.raises(UnsupportedShardOp, match="Remedy"):

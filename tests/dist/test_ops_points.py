@@ -204,7 +204,6 @@ def check_errors(rank, num_ranks):
     for call in (
         lambda: F.embedding(_places(rows), torch.randn(20, 3), max_norm=1.0),
         lambda: F.embedding_bag(_places(rows)[:, 0], torch.randn(20, 3), torch.tensor([0, 4])),
-        lambda: torch.gru_cell(rows, torch.zeros(12, 4), rows, rows),
         lambda: nn.GRU(4, 3)(nn.utils.rnn.PackedSequence(rows, torch.tensor([6, 6]))),
     ):
         with pytest.raises(UnsupportedShardOp, match="Remedy"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -324,6 +324,8 @@ def norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     x, options, dims, keepdim = _parsed(func, names, args, kwargs)
     order = options.get("ord", 2) if vector else options.get("p", "fro")
     order = 2 if order in ("fro", None) else order
+    if order == "nuc" and not vector:
+        return cast("Tensor", torch.linalg.matrix_norm(x, "nuc", dims, keepdim, dtype=options.get("dtype")))
     if not isinstance(order, int | float):
         raise unsupported(func, f"p={order!r} is a matrix norm", x._spec, remedy="use a number, or full_tensor()")
     if x._local.is_complex():

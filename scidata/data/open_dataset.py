@@ -52,6 +52,7 @@ class _Options(TypedDict, total=False):
     subsample_seed: int
     num_threads: int
     cache_bytes: int | None
+    pool_bytes: int
     storage_options: Mapping[str, Any] | None
 
 
@@ -105,6 +106,7 @@ def open_dataset(
     subsample_seed: int = 0,
     num_threads: int = 4,
     cache_bytes: int | None = None,
+    pool_bytes: int = 0,
     storage_options: Mapping[str, Any] | None = None,
 ) -> ShardedDataset | IrregularDataset:
     """Open a gridded data set, or a store of meshes, clouds or graphs: each rank reads only its part of a sample.
@@ -189,7 +191,12 @@ def open_dataset(
         Stores: edges, cells and index maps that were read are kept for further times of the same stored sample, at most
         so many bytes of them; default 512 MiB. So are fields without times, up to 128 MiB besides. What does not fit is
         read anew each time.
-
+    pool_bytes
+        Grids whose chunks hold several steps: decoded rows of this rank's part are kept for other samples, at most so
+        many bytes of them in each process, so that a chunk is decoded once for all steps in it. For orders in which
+        samples of a chunk come close to each other: as they are stored, windows of several steps, or
+        ``DistributedSampler(shuffle="blocks")``; where they do not, samples are read alone after a while. ``plan``
+        says how much is needed. 0 keeps nothing.
     storage_options
         URLs: what fsspec's file system is made with, such as ``{"endpoint_url": …, "key": …, "secret": …}`` or
         ``{"anon": True}`` of s3fs. No message, plan or state shows it, nor the user, password and query of a URL; a
@@ -220,12 +227,14 @@ def open_dataset(
         shard=shard, bounds=bounds, weights=weights, align=align, halo=halo, ghosts=ghosts, periodic=periodic, dp=dp
     )
     reach = HowToReach(
-        allow_missing=allow_missing, allow_external=allow_external, num_threads=num_threads, cache_bytes=cache_bytes
-    )
+        allow_missing=allow_missing, allow_external=allow_external, num_threads=num_threads, cache_bytes=cache_bytes,
+        pool_bytes=pool_bytes,
+    )  # fmt: skip
     if mesh is None and (halo or shard):
         given = f"halo={halo}" if halo else f"shard={shard}"
         raise ConfigError(f"{given} needs a mesh: pass scidata.init_mesh(), which also works in a single process")
     if isinstance(path, str) and is_store(path):
+        _refuse({"pool_bytes": pool_bytes > 0}, "means nothing for a partitioned store, whose chunks are of one sample")
         return _open_store(path, mesh, what, cut, reach)
     _refuse(
         {"cache_bytes": cache_bytes is not None},
@@ -234,6 +243,7 @@ def open_dataset(
     like_grid = any((cut.given_for_grids | what.chosen_samples).values())
     raw, first = kind_of_raw(path, kind, allow_external, like_grid=like_grid)
     if raw == "points":
+        _refuse({"pool_bytes": pool_bytes > 0}, "means nothing for points, of which each file is a sample")
         return _open_points(path, mesh, what, cut, reach)
     return _open_grid(path, first, mesh, what, cut, reach)
 
@@ -300,7 +310,7 @@ def _open_grid(
     reader = GridReader(
         path, first=first, **_common(what, cut, reach), **what.samples, **reach.trust,
         align=cut.align, halo=cut.halo, periodic=cut.periodic, decode=what.decode,
-        shard=cut.shard if mesh is not None else {},
+        shard=cut.shard if mesh is not None else {}, pool_bytes=reach.pool_bytes,
         axis_sizes={axis: axis_size(mesh, axis) for axis in axes},
     )  # fmt: skip
     return ShardedDataset(reader, mesh, axes, dp_axis=dp_axis, **what.wrapping)

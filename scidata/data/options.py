@@ -110,11 +110,13 @@ class HowToReach:
     allow_external: bool
     num_threads: int
     cache_bytes: int | None
+    pool_bytes: int
 
     def __post_init__(self) -> None:
         _check_flag("allow_missing", self.allow_missing)
         _check_flag("allow_external", self.allow_external)
         whole("num_threads", self.num_threads, least=0)
+        whole("pool_bytes", self.pool_bytes, least=0)
 
     @property
     def trust(self) -> dict[str, Any]:

@@ -12,8 +12,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +20,7 @@ import numpy.typing as npt
 from scidata.core.bounds import num_rows_of, rows_of, segments_of_slice
 from scidata.core.cache import Cache
 from scidata.core.checks import offsets
-from scidata.core.types import ArrayLayout, BufferSpec, Decoding, Segment, Segments, Selection, Source
+from scidata.core.types import ArrayLayout, BufferSpec, Segment, Selection, Source
 from scidata.core.urls import Url
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
 from scidata.grids.choices import (
@@ -35,6 +34,8 @@ from scidata.grids.choices import (
     sizes_of,
 )
 from scidata.grids.partition import GridPartition, make_partition, per_dim, resolve_dim, selected_rows
+from scidata.grids.parts import Field, Jobs, Part
+from scidata.grids.pool import SharedRows
 from scidata.grids.series import Series
 from scidata.plan.array import MAX_PLAN_BYTES
 from scidata.plan.family import PlanFamily
@@ -51,31 +52,6 @@ from scidata.sources.paths import expand_paths
 _THREADS = 4  # decoding threads a process by default: several ranks usually share a machine
 
 
-#: What a sample takes: the reads of each field, one of each file that holds a part of it.
-_Jobs: TypeAlias = dict[str, list[Job]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Field:
-    """What reading one field needs beyond its layout."""
-
-    dims: tuple[str, ...]  # of one sample, as the user sees them
-    source_dims: tuple[str, ...]
-    dtype: np.dtype[Any]
-    decodings: tuple[Decoding | None, ...]  # one per file: packing differs from file to file
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Part:
-    """One rank's part of a sample: rows with halo of every dimension, and how many they are."""
-
-    position: tuple[int, ...]  # along the sharding axes
-    segments: Mapping[str, Segments]
-    shapes: Mapping[str, tuple[int, ...]]  # of each field's buffer
-    families: Mapping[str, PlanFamily]  # of each field
-    jobs: Cache[_Jobs]  # of samples that were read or planned
-
-
 class GridReader:
     """A gridded data set, cut for a domain.
 
@@ -89,6 +65,8 @@ class GridReader:
         NumPy dtype of decoded floating fields; None keeps what CF says.
     num_threads
         Threads that fetch and decode chunks side by side.
+    pool_bytes
+        Bytes of decoded rows that are kept for other samples, where chunks hold several steps: see :attr:`pool`.
     first
         The first file, where it is open already.
 
@@ -118,6 +96,7 @@ class GridReader:
         allow_missing: bool = False,
         allow_external: bool = False,
         num_threads: int = _THREADS,
+        pool_bytes: int = 0,
         first: Source | None = None,
     ) -> None:
         self.paths = expand_paths(path)
@@ -174,9 +153,17 @@ class GridReader:
                 f"{self.paths[0]}: steps {','.join(map(str, self.steps))} reach over more rows than the "
                 f"{self.partition.sizes[str(self.sample_dim)]} of {self.sample_dim!r}: there would be no sample"
             )
-        self._last_part: _Part | None = None
+        self._last_part: Part | None = None
         self._dropped = {dim for dim, rows in crop.items() if isinstance(rows, int | np.integer)}
         self._fields = {name: self._field(name) for name in self.fields}
+        self.pool = SharedRows(
+            self._series,
+            self._fields,
+            steps=self.steps,
+            max_bytes=pool_bytes,
+            threads=self._threads,
+            allow_missing=allow_missing,
+        )
 
     # -- what there is -------------------------------------------------------------------------------------------
 
@@ -255,7 +242,7 @@ class GridReader:
             raise UnknownNameError(f"{self.paths[0]}: no field {name!r}{near_matches(name, self.fields)}")
         return name
 
-    def _field(self, name: str) -> _Field:
+    def _field(self, name: str) -> Field:
         layout = self._series.combined(name)
         decodings = tuple(
             decoding_of(self._series.layout_in(i, name), self._dtype) if self._decode else None
@@ -269,7 +256,7 @@ class GridReader:
             )
         several = len(self.steps) > 1
         dims = tuple(d for d in layout.dims if d not in self._dropped and (several or d != self.sample_dim))
-        return _Field(dims=dims, source_dims=layout.dims, dtype=dtypes.pop(), decodings=decodings)
+        return Field(dims=dims, source_dims=layout.dims, dtype=dtypes.pop(), decodings=decodings)
 
     def _row_weights(
         self, name: str, split: Mapping[str, str], crop: Mapping[str, Any]
@@ -289,14 +276,18 @@ class GridReader:
 
     # -- planning ------------------------------------------------------------------------------------------------
 
-    def _part(self, coordinate: Mapping[str, int]) -> _Part:
+    @property
+    def _is_remote(self) -> bool:
+        return isinstance(self.paths[0], Url)
+
+    def _part(self, coordinate: Mapping[str, int]) -> Part:
         """Return the part of the rank at ``coordinate``; the last one asked for is kept, since a rank has one."""
         position = tuple(map(coordinate.__getitem__, self.partition.axis_sizes))
         part = self._last_part
         if part is None or part.position != position:
             dims = [d for d in self.partition.sizes if d != self.sample_dim]
             sizes = {d: self.partition.local_size(d, coordinate) for d in dims}
-            part = self._last_part = _Part(
+            part = self._last_part = Part(
                 position=position,
                 segments={d: self.partition.segments(d, coordinate) for d in dims},
                 shapes={name: spec.shape for name, spec in self.buffer_specs(coordinate).items()},
@@ -305,7 +296,7 @@ class GridReader:
             )
         return part
 
-    def _family(self, field: _Field, sizes: Mapping[str, int]) -> PlanFamily:
+    def _family(self, field: Field, sizes: Mapping[str, int]) -> PlanFamily:
         dims = field.source_dims
         shape = tuple(len(self.steps) if d == self.sample_dim else sizes[d] for d in dims)
         return PlanFamily(dims.index(self.sample_dim) if self.sample_dim in dims else None, shape)
@@ -347,7 +338,7 @@ class GridReader:
         return [(i, _joined(segments)) for i, segments in by_file.items()]
 
     def _selections(
-        self, field: _Field, name: str, files: Sequence[tuple[int, tuple[Segment, ...]]], part: _Part
+        self, field: Field, name: str, files: Sequence[tuple[int, tuple[Segment, ...]]], part: Part
     ) -> list[tuple[int, ArrayLayout, Selection]]:
         space, dim = part.segments, self.sample_dim
         if dim not in field.source_dims:
@@ -361,7 +352,7 @@ class GridReader:
             for i, rows in files
         ]
 
-    def _jobs_of(self, index: int, part: _Part) -> _Jobs:
+    def _jobs_of(self, index: int, part: Part) -> Jobs:
         """Plan all fields, or find what an earlier epoch planned."""
         jobs = part.jobs.get(index)
         if jobs is None:
@@ -369,9 +360,10 @@ class GridReader:
             part.jobs.put(index, jobs, sum([job.plan.num_bytes for each in jobs.values() for job in each]))
         return jobs
 
-    def _plan_fields(self, index: int, part: _Part) -> _Jobs:
-        """Plan all fields: where they lie behind URLs side by side, because finding their chunks takes round trips."""
+    def _plan_fields(self, index: int, part: Part, without: Sequence[str] = ()) -> Jobs:
+        """Plan fields: where they lie behind URLs side by side, because finding their chunks takes round trips."""
         places, sources = self._files_of(index), self._series.sources
+        names = [name for name in self.fields if name not in without]
 
         def plan(name: str) -> list[Job]:
             field, family = self._fields[name], part.families[name]
@@ -385,9 +377,9 @@ class GridReader:
                 for i, layout, selection in self._selections(field, name, places, part)
             ]
 
-        if isinstance(self.paths[0], Url):
-            return dict(zip(self.fields, run_each([functools.partial(plan, n) for n in self.fields]), strict=True))
-        return {name: plan(name) for name in self.fields}
+        if self._is_remote:
+            return dict(zip(names, run_each([functools.partial(plan, n) for n in names]), strict=True))
+        return {name: plan(name) for name in names}
 
     def plan(self, index: int, rank: int = 0) -> ReadPlan:
         """Plan one sample for the ``rank``-th rank of the domain (see :meth:`GridPartition.coordinate`).
@@ -406,8 +398,15 @@ class GridReader:
     def read_into(self, index: int, out: Mapping[str, npt.NDArray[Any]], coordinate: Mapping[str, int]) -> ReadStats:
         """Read one rank's part of a sample into buffers shaped as :meth:`buffer_specs` says. Thread-safe."""
         part = self._part(coordinate)
+        shared = self.pool.fields_of(part, out)
+        if not shared:
+            return self._read(self._jobs_of(index, part), part, out)
+        stats = self.pool.read_into(shared, self._files_of(index), part, out, side_by_side=self._is_remote)
+        return stats + self._read(self._plan_fields(index, part, shared), part, out)
+
+    def _read(self, planned: Jobs, part: Part, out: Mapping[str, npt.NDArray[Any]]) -> ReadStats:
         reads = []
-        for name, jobs in self._jobs_of(index, part).items():
+        for name, jobs in planned.items():
             values = out[name]
             fits = values.shape == part.shapes[name]
             for job in jobs:  # a dimension that the sample dropped has one row in the source
@@ -420,6 +419,7 @@ class GridReader:
     def close(self) -> None:
         """End the threads and close the files; the next read starts them again."""
         self._threads.close()
+        self.pool.clear()
         self._series.close()
         self._last_part = None
 

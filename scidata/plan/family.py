@@ -29,7 +29,7 @@ class PlanFamily:
     """
 
     def __init__(self, dim: int | None, out_shape: tuple[int, ...]) -> None:
-        self._dim, self._out_shape = dim, out_shape
+        self._dim, self.out_shape = dim, out_shape
         self._cuts: Cache[tuple[Cut, Origin, int, int]] = Cache(_MAX_KEPT)
 
     def plan(self, layout: ArrayLayout, selection: Selection, locate: Locate) -> ArrayPlan:
@@ -39,7 +39,7 @@ class PlanFamily:
         """
         alone = layout.edge_chunks_clipped or layout.fallback
         cut, origin = find_cut(layout, selection) if alone else self._find(layout, selection)
-        return plan_cut(layout, selection, cut, origin, locate, self._out_shape)
+        return plan_cut(layout, selection, cut, origin, locate, self.out_shape)
 
     def _find(self, layout: ArrayLayout, selection: Selection) -> tuple[Cut, Origin]:
         """Return the cut and where it begins, from what is kept if that is there."""

@@ -1,0 +1,38 @@
+"""What a reader of grids knows of a field, and of one rank's part of a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from scidata.core.cache import Cache
+from scidata.core.types import Decoding, Segments
+from scidata.plan.family import PlanFamily
+from scidata.read import Job
+
+#: What a sample takes: the reads of each field, one of each file that holds a part of it.
+Jobs: TypeAlias = dict[str, list[Job]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """What reading one field needs beyond its layout."""
+
+    dims: tuple[str, ...]  # of one sample, as the user sees them
+    source_dims: tuple[str, ...]
+    dtype: np.dtype[Any]
+    decodings: tuple[Decoding | None, ...]  # one per file: packing differs from file to file
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One rank's part of a sample: rows with halo of every dimension, and how many they are."""
+
+    position: tuple[int, ...]  # along the sharding axes
+    segments: Mapping[str, Segments]
+    shapes: Mapping[str, tuple[int, ...]]  # of each field's buffer
+    families: Mapping[str, PlanFamily]  # of each field
+    jobs: Cache[Jobs]  # of samples that were read or planned

@@ -1,0 +1,186 @@
+"""Decoded rows that samples share: each chunk that holds several steps is decoded once for all samples that need it.
+
+A *block* is what one rank needs of the chunks that hold the same steps of a field: all its rows there, halo included,
+decoded. Blocks are kept within so many bytes, the least recently used one goes first. Of threads that need the same
+block one reads it, the others wait.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.cache import Cache
+from scidata.core.types import ArrayLayout, Segment
+from scidata.grids.parts import Field, Part
+from scidata.grids.series import Series
+from scidata.plan.array import plan_array
+from scidata.read import Job, read_plans
+from scidata.read.context import ReadStats
+from scidata.read.threads import ReaderThreads
+from scidata.sources.access.fetches import run_each
+
+_POOR = 16  # blocks in a row that had to be read: then samples are read alone
+_ALONE = 256  # for so many samples, until blocks are tried again
+
+
+def steps_per_block(layout: ArrayLayout, sample_dim: str | None) -> int:
+    """Return how many steps a chunk holds that has to be decoded for any of them; 1 where no decoding is shared."""
+    if sample_dim not in layout.dims or not (layout.codecs or layout.fallback):
+        return 1
+    axis = layout.dims.index(str(sample_dim))
+    return min(layout.chunks[axis], layout.shape[axis])
+
+
+class SharedRows:
+    """The decoded rows of a reader's fields that are kept for other samples. Thread-safe; pickles empty.
+
+    Parameters
+    ----------
+    series, fields
+        The reader's.
+    steps
+        Of a sample.
+    max_bytes
+        Of all blocks that are kept; 0 keeps none.
+    """
+
+    def __init__(
+        self,
+        series: Series,
+        fields: Mapping[str, Field],
+        *,
+        steps: Sequence[int],
+        max_bytes: int,
+        threads: ReaderThreads,
+        allow_missing: bool,
+    ) -> None:
+        self.max_bytes = max_bytes
+        self._series, self._fields, self._steps = series, fields, steps
+        self._threads, self._allow_missing = threads, allow_missing
+        self._blocks: Cache[npt.NDArray[Any]] = Cache(max_bytes, "lru")
+        self._lock = threading.Lock()
+        self._poor = self._alone = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock())
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that are kept now."""
+        return self._blocks.size
+
+    def clear(self) -> None:
+        """Let go of all blocks."""
+        self._blocks.clear()
+
+    @functools.cached_property
+    def steps_per_block(self) -> dict[str, int]:
+        """Steps of a block of each field; 1 where samples share none."""
+        files, dim = range(len(self._series.sources)), self._series.sample_dim
+        return {
+            name: max(steps_per_block(self._series.layout_in(i, name), dim) for i in files) for name in self._fields
+        }
+
+    def bytes_of_sample(self, part: Part) -> int:
+        """Return the bytes of all blocks that one sample may need."""
+        reach = max(self._steps) - min(self._steps)
+        return sum(
+            min(len(self._steps), -(-reach // size) + 1) * size * self._bytes_of_step(name, part)
+            for name, size in self.steps_per_block.items()
+            if size > 1
+        )
+
+    def _bytes_of_step(self, name: str, part: Part) -> int:
+        shape = part.families[name].out_shape
+        return math.prod(shape) // len(self._steps) * self._fields[name].dtype.itemsize
+
+    def fields_of(self, part: Part, out: Mapping[str, npt.NDArray[Any]]) -> tuple[str, ...]:
+        """Return the fields to be read by blocks: none where a sample needs more of them than are kept.
+
+        And none for a while where the last blocks all had to be read, as in a full shuffle.
+        """
+        if not self.max_bytes or self.bytes_of_sample(part) > self.max_bytes or not self._is_worth_it():
+            return ()
+        return tuple(
+            name for name, size in self.steps_per_block.items() if size > 1 and out[name].shape == part.shapes[name]
+        )
+
+    def _is_worth_it(self) -> bool:
+        with self._lock:
+            if self._poor < _POOR * len(self._fields):
+                return True
+            self._alone += 1
+            if self._alone > _ALONE:
+                self._poor = self._alone = 0
+            return False
+
+    def read_into(
+        self,
+        names: Sequence[str],
+        places: Sequence[tuple[int, tuple[Segment, ...]]],
+        part: Part,
+        out: Mapping[str, npt.NDArray[Any]],
+        *,
+        side_by_side: bool,
+    ) -> ReadStats:
+        """Copy a sample's rows, ``places`` in the files, of some fields; return what had to be read for it.
+
+        ``side_by_side``: fields on threads of their own, because reads of blocks take round trips.
+        """
+        copies = [functools.partial(self._copy, name, places, part, out[name]) for name in names]
+        found = run_each(copies) if side_by_side else [copy() for copy in copies]
+        return sum(itertools.chain.from_iterable(found), start=ReadStats())
+
+    def _copy(
+        self, name: str, places: Sequence[tuple[int, tuple[Segment, ...]]], part: Part, out: npt.NDArray[Any]
+    ) -> list[ReadStats]:
+        axis = self._fields[name].source_dims.index(str(self._series.sample_dim))
+        values = np.moveaxis(out.reshape(part.families[name].out_shape), axis, 0)
+        stats: list[ReadStats] = []
+        size, start, block = self.steps_per_block[name], -1, None
+        for i, segments in places:
+            start = -1
+            for row, place in [(s.start + k * s.step, s.offset + k) for s in segments for k in range(s.count)]:
+                if block is None or row - row % size != start:
+                    start = row - row % size
+                    block = np.moveaxis(self._block(name, i, start, part, stats), axis, 0)
+                values[place] = block[row - start]
+        return stats
+
+    def _block(self, name: str, i: int, start: int, part: Part, stats: list[ReadStats]) -> npt.NDArray[Any]:
+        """Return a block of a file, from its first row on."""
+        fresh: list[ReadStats] = []
+
+        def make() -> npt.NDArray[Any]:
+            values, took = self._read(name, i, start, part)
+            fresh.append(took)
+            return values
+
+        key = part.position, name, i, start
+        block = self._blocks.get_or_make(key, make, lambda values: values.nbytes, once=True)
+        with self._lock:
+            self._poor = self._poor + 1 if fresh else 0
+        stats += fresh
+        return block
+
+    def _read(self, name: str, i: int, start: int, part: Part) -> tuple[npt.NDArray[Any], ReadStats]:
+        field, source, layout = self._fields[name], self._series.sources[i], self._series.layout_in(i, name)
+        axis, shape = field.source_dims.index(str(self._series.sample_dim)), part.families[name].out_shape
+        count = min(self.steps_per_block[name], layout.shape[axis] - start)
+        rows = (Segment(start=start, count=count),)
+        selection = tuple(rows if d == axis else part.segments[dim] for d, dim in enumerate(field.source_dims))
+        plan = plan_array(layout, selection, source.locate, out_shape=(*shape[:axis], count, *shape[axis + 1 :]))
+        values = np.empty(plan.out_shape, field.dtype)
+        job = Job(plan, source, field.decodings[i], allow_missing=self._allow_missing)
+        return values, read_plans([(job, values)], executor=self._threads.executor())

@@ -1,0 +1,159 @@
+"""Blocks of decoded rows that samples share give what reads of single samples give, each chunk decoded once."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+
+from scidata.grids.reader import GridReader
+
+ROWS, STEPS = 11, 37
+BIG = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: Any) -> dict[str, Any]:
+    """The same numbers with several steps a chunk: banded, tiled, sharded, packed; files that follow each other."""
+    folder = tmp_path_factory.mktemp("pool")
+    numbers = np.random.default_rng(0).normal(size=(2, STEPS, 3, ROWS, 8)).astype(np.float32)
+    for name, chunks, more in (
+        ("lz4", (8, 3, ROWS, 8), {}),
+        ("banded", (8, 1, 4, 8), {"compressors": zarr.codecs.ZstdCodec()}),
+        ("sharded", (5, 3, ROWS, 4), {"shards": (10, 3, ROWS, 8)}),
+        ("raw", (8, 3, ROWS, 8), {"compressors": None}),
+    ):
+        group = zarr.open_group(folder / name, mode="w")
+        for field, data in zip("uv", numbers, strict=True):
+            array = group.create_array(
+                field,
+                shape=data.shape,
+                dtype=data.dtype,
+                chunks=chunks,
+                dimension_names=("time", "level", "y", "x"),
+                **more,
+            )
+            array[:] = data
+    ds = xr.Dataset(
+        {name: (("time", "level", "y", "x"), data) for name, data in zip("uv", numbers, strict=True)},
+        {"time": np.arange(STEPS)},
+    )
+    paths = []
+    for i, (start, stop) in enumerate([(0, 10), (10, 21), (21, STEPS)]):
+        paths.append(str(folder / f"part{i}.nc"))
+        packed = {"dtype": "i2", "scale_factor": 0.001, "_FillValue": -9999, "zlib": True}
+        encoding = {name: packed | {"chunksizes": (4, 3, 5, 8)} for name in "uv"}
+        ds.isel(time=slice(start, stop)).to_netcdf(
+            paths[-1], engine="h5netcdf" if False else "netcdf4", encoding=encoding
+        )
+    return {name: str(folder / name) for name in ("lz4", "banded", "sharded", "raw")} | {"files": paths}
+
+
+def read(reader: GridReader, index: int, rank: int) -> tuple[dict[str, np.ndarray], Any]:
+    coordinate = reader.partition.coordinate(rank)
+    out = {n: np.full(s.shape, 1e30, s.dtype) for n, s in reader.buffer_specs(coordinate).items()}
+    return out, reader.read_into(index, out, coordinate)
+
+
+OPTIONS = [
+    {},
+    {"steps": (0, 1, 9)},
+    {"steps": (-2, 0, 3), "isel": {"time": slice(30, 2, -1)}},
+    {"isel": {"time": slice(1, None, 3), "level": 1}},
+    {"fields": ["v"], "halo": {"y": 2}, "periodic": ["y"]},
+]
+
+
+@pytest.mark.parametrize("name", ["lz4", "banded", "sharded", "raw", "files"])
+@pytest.mark.parametrize("options", OPTIONS, ids=range(len(OPTIONS)))
+@pytest.mark.parametrize("pool_bytes", [BIG, 20_000])
+def test_samples_are_those_of_single_reads(
+    stores: dict[str, Any], name: str, options: dict[str, Any], pool_bytes: int
+) -> None:
+    how = {
+        "sample_dim": "time",
+        "shard": {"y": "domain"},
+        "axis_sizes": {"domain": 3},
+        "bounds": {"y": (0, 5, 5, ROWS)},
+    }
+    alone, pooled = (GridReader(stores[name], num_threads=2, **how, **options, pool_bytes=n) for n in (0, pool_bytes))
+    order = [*range(alone.num_samples), *np.random.default_rng(1).permutation(alone.num_samples)[:12].tolist(), -1]
+    for rank in range(3):
+        for index in order:
+            expected, found = read(alone, index, rank)[0], read(pooled, index, rank)[0]
+            for field in expected:
+                assert found[field].dtype == expected[field].dtype
+                assert found[field].tobytes() == expected[field].tobytes()
+            assert pooled.pool.num_bytes <= pool_bytes
+    assert (pooled.pool.num_bytes > 0) == (pool_bytes == BIG and name != "raw") or pool_bytes < BIG
+
+
+@pytest.mark.parametrize(("name", "size"), [("lz4", 8), ("banded", 8), ("sharded", 5)])
+def test_each_chunk_is_decoded_once(stores: dict[str, Any], name: str, size: int) -> None:
+    alone, pooled = (GridReader(stores[name], sample_dim="time", num_threads=0, pool_bytes=n) for n in (0, BIG))
+    once = sum(read(alone, index, 0)[1].bytes_decoded for index in range(0, STEPS, size))
+    every = sum(read(alone, index, 0)[1].bytes_decoded for index in range(STEPS))
+    assert every > 4 * once
+    for _ in range(2):  # epochs: memory does not grow
+        decoded = sum(read(pooled, index, 0)[1].bytes_decoded for index in range(STEPS))
+        assert decoded in (once, 0)
+        assert pooled.pool.num_bytes == STEPS * 2 * 3 * ROWS * 8 * 4
+    windows = GridReader(
+        stores[name], sample_dim="time", steps=(0, 1, 2), num_threads=0, pool_bytes=4 * size * 6 * ROWS * 32
+    )
+    assert sum(read(windows, index, 0)[1].bytes_decoded for index in range(windows.num_samples)) == once
+
+
+def test_threads_wait_for_the_one_that_reads(stores: dict[str, Any]) -> None:
+    alone, pooled = (GridReader(stores["lz4"], sample_dim="time", num_threads=2, pool_bytes=n) for n in (0, BIG))
+    wanted = [read(alone, index, 0)[0]["u"].tobytes() for index in range(STEPS)]
+    barrier = threading.Barrier(8)
+
+    def run(i: int) -> int:
+        barrier.wait(30)
+        decoded = 0
+        for index in [*range(i, STEPS, 8), *range(STEPS)]:
+            values, stats = read(pooled, index, 0)
+            assert values["u"].tobytes() == wanted[index]
+            decoded += stats.bytes_decoded
+        return decoded
+
+    with ThreadPoolExecutor(8) as threads:
+        total = sum(threads.map(run, range(8)))
+    assert total == sum(read(alone, index, 0)[1].bytes_decoded for index in range(0, STEPS, 8))
+
+
+def test_a_full_shuffle_is_read_alone_after_a_while(stores: dict[str, Any]) -> None:
+    """The pool holds two blocks of five: most samples need another one."""
+    reader = GridReader(stores["lz4"], sample_dim="time", num_threads=0, pool_bytes=17 * 6 * ROWS * 32)
+    far = [index for k in range(8) for index in range(k, 32, 8)] * 4
+    single = sum("u" in reader.pool.fields_of(reader._part({}), read(reader, index, 0)[0]) for index in far)
+    assert 16 <= single < 64
+    again = [read(reader, index, 0)[1].bytes_decoded for index in [0] * 300]
+    assert again[-1] == 0
+
+
+def test_errors_come_to_all_who_wait_and_are_tried_again(stores: dict[str, Any], tmp_path: Path) -> None:
+    group = zarr.open_group(tmp_path / "damaged", mode="w")
+    array = group.create_array("u", shape=(8, 6, 6), dtype="f4", chunks=(4, 6, 6), dimension_names=("time", "y", "x"))
+    array[:] = np.arange(288).reshape(8, 6, 6)
+    chunk = tmp_path / "damaged" / "u" / "c" / "1" / "0" / "0"
+    whole = chunk.read_bytes()
+    chunk.write_bytes(whole[:-3])
+    reader = GridReader(str(tmp_path / "damaged"), sample_dim="time", num_threads=0, pool_bytes=BIG)
+    assert read(reader, 3, 0)[0]["u"][0, 0] == 108
+    for _ in range(2):
+        with pytest.raises(Exception, match=r"u.*1[/.]0[/.]0|chunk"):
+            read(reader, 4, 0)
+    reader.close()
+    assert reader.pool.num_bytes == 0
+    copy = pickle.loads(pickle.dumps(reader))
+    assert copy.pool.max_bytes == BIG
+    assert read(copy, 2, 0)[0]["u"][0, 0] == 72

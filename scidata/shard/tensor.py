@@ -23,7 +23,7 @@ from torch.distributed.tensor.placement_types import Placement
 from scidata.errors import ShardLayoutError, UnsupportedShardOp
 from scidata.shard import layouts
 from scidata.shard.calls import call_noted, call_unusual, is_ordinary
-from scidata.shard.memory import REARRANGES, UNKNOWN, Strides, laid_out
+from scidata.shard.memory import REARRANGES, UNKNOWN, Strides, dense, laid_out
 from scidata.shard.op_table import FALLBACKS, HANDLERS, OF_THE_WHOLE, unsupported
 from scidata.shard.rows.halo import exchange_halo, halo_dims, owned_of
 from scidata.shard.spec import HaloDim, ShardSpec, Sizes
@@ -35,7 +35,7 @@ from scidata.shard.torch_internals import (
     version_of,
     watch_functions,
 )
-from scidata.shard.views import Copy
+from scidata.shard.views import Copy, Whole
 
 _watched: list[type] = []  # what watch_functions() was called for: nothing is patched before there is a tensor
 
@@ -59,7 +59,7 @@ class ShardTensor(Tensor):
     _padded: Tensor | None
     _halo: Mapping[int, HaloDim]
     _padded_version: int
-    _copied: Copy | None  # where torch would give a view
+    _copied: Copy | Whole | None  # where torch would give a view
     _memory: Strides | None  # of the whole tensor, in one process; None: row-major
 
     @staticmethod
@@ -70,7 +70,7 @@ class ShardTensor(Tensor):
         *,
         padded: Tensor | None = None,
         halo: Mapping[int, HaloDim] | None = None,
-        copied: Copy | None = None,
+        copied: Copy | Whole | None = None,
     ) -> ShardTensor:
         """Wrap without checks beyond the local shape; handlers of the op table call this."""
         if not _watched:
@@ -341,7 +341,8 @@ class ShardTensor(Tensor):
         if grad is None:
             return None
         result = ShardTensor(grad, self._spec)
-        result._memory = self._memory  # autograd makes it so
+        if self._local.is_leaf:  # autograd makes it so; what others retain is row-major
+            result._memory = dense(self._memory, self._spec.global_shape)
         return result
 
     @grad.setter

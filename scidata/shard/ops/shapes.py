@@ -28,7 +28,9 @@ from scidata.shard.views import Copy, written
 
 def derived(x: ShardTensor, local: Tensor, spec: ShardSpec) -> Tensor:
     """Wrap what shares memory with ``x``."""
-    return finish(local, spec, copied=x._copied)
+    if x._copied is not None:  # also where it is replicated: what is written to it has to reach the original
+        return ShardTensor(local, spec, copied=x._copied)
+    return finish(local, spec)
 
 
 def argument(args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int, name: str, default: Any = None) -> Any:

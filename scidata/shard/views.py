@@ -126,9 +126,7 @@ def refuse_write_to_copy(func: Any, x: Any) -> None:
     base = x
     while isinstance(copied, Copy):
         if copied.put is None:
-            reason = (
-                "this tensor is a copy where torch would have made a view, so writing to it would not reach the original"
-            )
+            reason = "a copy where torch would have made a view, so writing to it would not reach the original"
             remedy = "clone() it, write it as an expression, or write to the original by an index: x[i] = ..."
             raise unsupported(func, reason, x._spec, remedy=remedy)
         base, copied = copied.base, copied.base._copied

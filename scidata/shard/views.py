@@ -123,17 +123,17 @@ def refuse_write_to_copy(func: Any, x: Any) -> None:
     Also where several of its elements are one in memory: torch raises on ranks whose parts have any.
     """
     copied = getattr(x, "_copied", None)  # plain tensors are what they are
-    base = x
+    counts = {x._spec.global_size.numel()} if copied is not None else set()
     while isinstance(copied, Copy):
         if copied.put is None:
             reason = "a copy where torch would have made a view, so writing to it would not reach the original"
             remedy = "clone() it, write it as an expression, or write to the original by an index: x[i] = ..."
             raise unsupported(func, reason, x._spec, remedy=remedy)
         base, copied = copied.base, copied.base._copied
+        counts.add(base._spec.global_size.numel())
         if _repeats(base):
             raise unsupported(func, "several elements of the original are one in memory", x._spec, remedy="clone() it")
-    partly = copied is not None and (x._spec.global_size.numel() != copied.count or func.__name__.startswith(_PARTLY))
-    if partly:
+    if copied is not None and (counts != {copied.count} or func.__name__.startswith(_PARTLY)):
         reason = "it writes to a part of a gradient, of which several elements may be one in memory"
         raise unsupported(func, reason, x._spec, remedy="clone() the gradient")
     if _repeats(x):

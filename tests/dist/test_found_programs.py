@@ -71,6 +71,12 @@ FOUND = {
         ],
         0,
     ),
+    "the gradient of one number that is put where a mask is true": (
+        (2,),
+        [given("x0", (4, 6, 3), (1, (6, 0))), Given("x1", (3,), True, None)],
+        ["v0 = x0[x0 > 0]", "v0[v0 >= -0.4] = x1.mean()", "total(v0).backward()"],
+        0,
+    ),
     "values that are split are put into a view that is on all ranks": (
         (3,),
         [given("x0", (1, 5, 3), (2, (0, 1, 2))), given("x1", (1, 5, 3), (0, (1, 0, 0)))],

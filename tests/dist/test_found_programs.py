@@ -59,6 +59,12 @@ FOUND = {
         ],
         0,
     ),
+    "a reshape that is no view of a row that was moved": (
+        (3,),
+        [given("x0", (3, 6, 5), (1, (5, 1, 0)))],
+        ["v0 = x0.tensor_split(3, 1)[2].select(-2, -2)", "v1 = v0.reshape(15)", "v1.mul_(2.0)", "v2 = v0 + 1"],
+        0,
+    ),
     "gradients that are retained are row-major": (
         (2,),
         [given("x0", (4, 5, 4), (2, (1, 3)), grad=True), given("x1", (1, 1), (1, (1, 0)), grad=True)],

@@ -29,6 +29,12 @@ FOUND = {
         [GRADIENT.format("total(x0)"), "v0[v0 > 0] = 1.0", "v0.t().mul_(2)"],
         1,
     ),
+    "a gradient that is written to as a whole": (
+        (3,),
+        [given("x0", (2, 6), (0, (2, 0, 0)), grad=True)],
+        [GRADIENT.format("total(x0.sin())"), "v0.addcmul_(x0, v0[0:2].clone(), value=0.5)", "v0.mul_(x0.sum())"],
+        0,
+    ),
     "contiguous() of a gradient is the gradient": (
         (3,),
         [given("x0", (1, 5), (0, (1, 0, 0)), grad=True)],

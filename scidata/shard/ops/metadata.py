@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from scidata.shard.memory import UNKNOWN, strides_of
+from scidata.shard.memory import UNKNOWN, row_major, strides_of
 from scidata.shard.op_table import OF_THE_WHOLE, find, getters, register_op, unsupported
 from scidata.shard.ops.align import is_sharded, local_of, map_local, operands_of, specs_of
 from scidata.shard.ops.edges import new_filled
@@ -185,7 +185,9 @@ def grad(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def _gradient(x: ShardTensor, local: Tensor) -> ShardTensor:
-    result = ShardTensor(local.contiguous(), x._spec)  # or parts without elements alone could be written to
+    if local.stride() != row_major(local.shape):  # contiguous() would leave parts without elements expanded
+        local = local.clone(memory_format=torch.contiguous_format)
+    result = ShardTensor(local, x._spec)
     result._memory = UNKNOWN  # autograd's own: of a sum's gradient, say, all strides are 0
     result._copied = Whole(x._spec.global_size.numel())
     return result

@@ -24,6 +24,7 @@ _GLOBAL_GETTERS = """
 """
 _CONVERSIONS = """
     to float double half bfloat16 int long short char byte bool type_as clone cuda cpu pin_memory
+    cdouble cfloat chalf
 """
 _NEW = "new_zeros new_ones new_full new_empty new_tensor"
 _FILLED = (Tensor.new_zeros, Tensor.new_ones, Tensor.new_full)

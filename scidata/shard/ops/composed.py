@@ -64,7 +64,7 @@ def frexp(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     (x,) = args
     refuse_out(func, kwargs, x._spec)
     mantissa, exponent = func(x._local)
-    return torch.return_types.frexp([ShardTensor(mantissa, x._spec), ShardTensor(exponent, x._spec)])
+    return torch.return_types.frexp((ShardTensor(mantissa, x._spec), ShardTensor(exponent, x._spec)))
 
 
 _COPIES = "expand diagonal permute select split split_with_sizes squeeze t transpose unbind unsqueeze view detach"

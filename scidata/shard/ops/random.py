@@ -134,7 +134,7 @@ def bernoulli(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
     if isinstance(p, Tensor) or "out" in given or not isinstance(x, ShardTensor):
         raise unsupported(func, "out=, or p that is a tensor", *specs_of([*args, *kwargs.values()]))
     _refuse_sets(func, spec)
-    like = x.detach().full_tensor() if p is None else torch.empty(spec.global_shape, dtype=x.dtype, device=x.device)
+    like = torch.empty(spec.global_shape, dtype=x.dtype, device=x.device) if p is not None else x.full_tensor().detach()
     drawn = _own_part(torch.bernoulli(like.contiguous(), *[] if p is None else [p], **given), spec)
     return finish(torch.where(torch.ones_like(drawn, dtype=torch.bool), drawn, x._local), spec)  # a gradient of nought
 

@@ -114,7 +114,7 @@ def written(target: Any) -> None:
 def _repeats(x: Any) -> bool:
     """Whether several elements are one in memory, as after expand()."""
     memory = getattr(x, "_memory", None) or ()
-    return any(n > 1 and not step for n, step in zip(x._spec.global_shape, memory, strict=False))
+    return any(n > 1 and not step for n, step in zip(x.shape, memory, strict=False))
 
 
 def refuse_write_to_copy(func: Any, x: Any) -> None:

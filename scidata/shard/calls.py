@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scidata.shard.memory import note
+from scidata.shard.memory import BY_MEMORY, note
 from scidata.shard.op_table import KEEPS_REPLICATED, Handler, op_name, unsupported
 from scidata.shard.rows.edge_order import in_one_order, refuse_disorder
 from scidata.shard.torch_internals import tree_flatten, tree_map_only, tree_unflatten
@@ -96,6 +96,10 @@ def call_unusual(
     specs = [x._spec for x in flat if isinstance(x, kind)]
     if specs and all(spec.is_replicated for spec in specs):
         copies = [x for x in flat if isinstance(x, kind) and x._copied is not None]
+        if copies and func in BY_MEMORY:  # rows that were moved lie as they came, not as in one process
+            if handler is None:
+                raise unsupported(func, "its order in memory is that of a view", *specs, remedy="clone() it first")
+            return handler(func, types, args, kwargs)
         flat = [x._local if isinstance(x, kind) else x for x in flat]
         plain_args, plain_kwargs = tree_unflatten(flat, tree)
         if not copies:

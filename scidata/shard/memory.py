@@ -69,6 +69,13 @@ _UNSURE = frozenset(
 _NEVER = frozenset([*find("hfft2 hfftn rfft2 rfftn", namespaces=(torch.fft,)), torch.linalg.eig])
 #: Functions of results whose sizes values decide: handlers note what is not row-major.
 OF_VALUES = frozenset(find("nonzero argwhere masked_select unique unique_consecutive", namespaces=_BOTH))
+#: Functions that go by the order of memory: of random numbers, and of what is a view.
+BY_MEMORY = frozenset(
+    find("dropout alpha_dropout dropout1d dropout2d dropout3d rrelu", namespaces=(torch, F))
+    + find("rand_like randn_like randint_like bernoulli poisson normal multinomial", namespaces=_BOTH)
+    + find("uniform_ normal_ exponential_ bernoulli_ random_ log_normal_ cauchy_ geometric_", namespaces=(Tensor,))
+    + find("reshape reshape_as flatten ravel unflatten", namespaces=_BOTH)
+)
 _WHERE = (torch.where, Tensor.where)  # of one argument too
 
 
@@ -226,6 +233,14 @@ def _made(value: Any, fake: bool) -> Any:
     if type(value) is dict:
         return {name: _made(item, fake) for name, item in value.items()}
     return value
+
+
+def dense(memory: Strides | None, shape: Sequence[int]) -> Strides | None:
+    """Return the same strides where elements lie side by side and none twice, else those of a row-major tensor."""
+    if memory is None or memory is UNKNOWN:
+        return memory
+    whole = torch.empty_strided(shape, memory, device="meta")
+    return memory if torch.empty_like(whole).stride() == memory else None
 
 
 def laid_out(x: Tensor, strides: Strides) -> Tensor:

@@ -24,7 +24,7 @@ from scidata.device_mesh.last_words import leave_and_ask, met
 from scidata.errors import ShardLayoutError, UnsupportedShardOp
 from scidata.shard import layouts
 from scidata.shard.calls import all_in_order, any_disorder, call_noted, call_unusual, is_ordinary
-from scidata.shard.memory import REARRANGES, UNKNOWN, Strides, laid_out
+from scidata.shard.memory import REARRANGES, UNKNOWN, Strides, dense, laid_out, row_major
 from scidata.shard.op_table import ANY_ORDER, FALLBACKS, HANDLERS, OF_THE_WHOLE, TRANSFORMS, unsupported
 from scidata.shard.rows.halo import exchange_halo, halo_dims, owned_of
 from scidata.shard.rows.relayout import change_layout, gather_full
@@ -38,7 +38,7 @@ from scidata.shard.torch_internals import (
     watch_functions,
     watch_transforms,
 )
-from scidata.shard.views import Copy
+from scidata.shard.views import Copy, Whole
 
 _watched: list[type] = []  # what watch_functions() was called for: nothing is patched before there is a tensor
 
@@ -62,7 +62,7 @@ class ShardTensor(Tensor):
     _padded: Tensor | None
     _halo: Mapping[int, HaloDim]
     _padded_version: int
-    _copied: Copy | None  # where torch would give a view
+    _copied: Copy | Whole | None  # where torch would give a view
     _memory: Strides | None  # of the whole tensor, in one process; None: row-major
 
     @staticmethod
@@ -73,7 +73,7 @@ class ShardTensor(Tensor):
         *,
         padded: Tensor | None = None,
         halo: Mapping[int, HaloDim] | None = None,
-        copied: Copy | None = None,
+        copied: Copy | Whole | None = None,
     ) -> ShardTensor:
         """Wrap without checks beyond the local shape; handlers of the op table call this."""
         if not _watched:
@@ -346,7 +346,8 @@ class ShardTensor(Tensor):
         if grad is None:
             return None
         result = ShardTensor(grad, self._spec)
-        result._memory = self._memory  # autograd makes it so
+        if self._local.is_leaf:  # autograd makes it so; what others retain is row-major
+            result._memory = dense(self._memory, self._spec.global_shape)
         return result
 
     @grad.setter
@@ -371,8 +372,11 @@ class ShardTensor(Tensor):
 
     def _gradient(self, local: Tensor) -> ShardTensor:
         """Wrap a gradient that autograd made: how it lies in memory is not known (of a sum's, all strides are 0)."""
-        result = ShardTensor(local.contiguous(), self._spec)  # or parts without elements alone could be written to
+        if local.stride() != row_major(local.shape):  # contiguous() would leave parts without elements expanded
+            local = local.clone(memory_format=torch.contiguous_format)
+        result = ShardTensor(local, self._spec)
         result._memory = UNKNOWN
+        result._copied = Whole(self._spec.global_size.numel())
         return result
 
     def register_hook(self, hook: Callable[[ShardTensor], Tensor | None]) -> Any:

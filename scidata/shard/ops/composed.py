@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scidata.shard.op_table import Handler, find, getters, register_op
+from scidata.shard.op_table import Handler, find, getters, register_op, unsupported
 from scidata.shard.ops.align import operands_of, refuse_out, specs_of
 from scidata.shard.ops.arguments import normal_dim
+from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import of_lists
 
 _BOTH = (torch, Tensor)
@@ -45,7 +46,25 @@ def composed(*functions: Any) -> Callable[[Callable[..., Any]], Handler]:
 def in_place(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Write the result to the tensor itself."""
     x: Tensor = args[0]
-    return x.copy_(getattr(x.clone(), func.__name__.rstrip("_"))(*args[1:], **kwargs))
+    result = getattr(x.clone(), func.__name__.rstrip("_"))(*args[1:], **kwargs)
+    if result.shape != x.shape:  # torch resizes some
+        raise unsupported(func, "the shape of what is written to would change", *specs_of(args))
+    return x.copy_(result)
+
+
+@composed(torch.fill)
+def fill(input: Tensor, value: Any) -> Tensor:
+    """Return a tensor like this one, of one value."""
+    return input.clone().fill_(value)
+
+
+@register_op(*find("frexp", namespaces=_BOTH))
+def frexp(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Take each number apart."""
+    (x,) = args
+    refuse_out(func, kwargs, x._spec)
+    mantissa, exponent = func(x._local)
+    return torch.return_types.frexp((ShardTensor(mantissa, x._spec), ShardTensor(exponent, x._spec)))
 
 
 _COPIES = "expand diagonal permute select split split_with_sizes squeeze t transpose unbind unsqueeze view detach"

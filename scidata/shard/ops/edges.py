@@ -208,9 +208,15 @@ def set_where(func: Any, target: Tensor, mask: ShardTensor, value: Any) -> bool:
     local, spec = _where(func, target, 0, mask)
     if plain or (isinstance(value, ShardTensor) and value._spec != spec):
         return False
-    local[mask._local] = local_of(value)
+    local[mask._local] = _met(value, target._spec)
     written(target)
     return True
+
+
+def _met(value: Any, spec: ShardSpec) -> Any:
+    """Return this rank's part of what is written; of a number that all ranks hold, their gradients are added up."""
+    plain = isinstance(value, Tensor) and not is_sharded(value)
+    return replicate_to_shards(local_of(value), spec.shard_groups) if plain else local_of(value)
 
 
 def set_rows(func: Any, target: Tensor, index: RoutedIndex, value: Any) -> None:
@@ -220,8 +226,9 @@ def set_rows(func: Any, target: Tensor, index: RoutedIndex, value: Any) -> None:
         raise unsupported(func, "it writes at ids that are not owned, or to a tensor that is not sharded", *operands)
     base, spec = node_part(func, target, 0, index)
     if isinstance(value, Tensor) and value.ndim:
-        value = rows_like(func, value, 0, index)
-    base[index.local_ids] = local_of(value)
+        base[index.local_ids] = rows_like(func, value, 0, index)
+    else:
+        base[index.local_ids] = _met(value, spec)
     write_to(func, target, base, spec)
 
 

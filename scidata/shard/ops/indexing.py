@@ -266,16 +266,23 @@ def setitem(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     if not parsed.tensors:
         _put_basic(x, parsed.basic, value)
         return
-    target = take_basic(x, parsed.basic)
-    assert isinstance(target, ShardTensor)
+    target = _target(x, parsed.basic)
     if not fill_where(func, target, parsed.tensors, value):
         put(func, target, parsed.tensors, value)
 
 
+def _target(x: ShardTensor, items: Sequence[Any]) -> ShardTensor:
+    """Return the view that is written to, wrapped even where it is replicated."""
+    target = take_basic(x, items)
+    if isinstance(target, ShardTensor):
+        return target
+    nothing = [None] * len(x._spec.axes)
+    return ShardTensor(target, x._spec.derive(target.shape, nothing, nothing))
+
+
 def _put_basic(x: ShardTensor, items: Sequence[Any], value: Any) -> None:
     basic, value = _as_view(x._spec, items, value)
-    target = take_basic(x, basic)
-    assert isinstance(target, ShardTensor)
+    target = _target(x, basic)
     if not isinstance(value, Tensor):
         target.fill_(value)
     else:

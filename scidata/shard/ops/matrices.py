@@ -233,6 +233,7 @@ _CORE: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(_TWO.split(), (2, 2)),
     "lu_solve": (2, 2, 1),
     "linalg_lu_solve": (2, 1, 2),
+    "ldl_solve": (2, 1, 2),
     "householder_product": (2, 1),
     "lu_unpack": (2, 1),
     "stft": (1, 1),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from scidata.shard.ops.align import is_sharded, local_of, map_local, operands_of
 from scidata.shard.ops.edges import new_filled
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import DisableTorchFunctionSubclass, make_dual, unpack_dual
-from scidata.shard.views import refuse_write_to_copy, written
+from scidata.shard.views import Copy, refuse_write_to_copy, written
 
 _GLOBAL = (
     "size dim ndimension numel nelement is_floating_point is_complex is_signed element_size get_device is_inference"
@@ -24,6 +24,7 @@ _GLOBAL_GETTERS = """
 """
 _CONVERSIONS = """
     to float double half bfloat16 int long short char byte bool type_as clone cuda cpu pin_memory
+    cdouble cfloat chalf
 """
 _NEW = "new_zeros new_ones new_full new_empty new_tensor"
 _FILLED = (Tensor.new_zeros, Tensor.new_ones, Tensor.new_full)
@@ -111,8 +112,13 @@ def contiguous(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, A
     """Return the tensor itself where one process would, whatever this rank's part is like; else a copy."""
     x: ShardTensor = args[0]
     strides = strides_of(x)
-    if strides is UNKNOWN:
-        return map_local(x, lambda part: part.clone(memory_format=torch.contiguous_format))
+    if strides is UNKNOWN:  # it may be the tensor itself in one process
+
+        def refuse() -> NoReturn:
+            raise unsupported(func, "whether it is what was written to is not known", x._spec, remedy="clone() it")
+
+        part = x._local.clone(memory_format=torch.contiguous_format)
+        return ShardTensor(part, x._spec, copied=Copy(x, part, refuse))
     whole = torch.empty_strided(x._spec.global_shape, strides, device="meta")
     if func(whole, *args[1:], **kwargs) is whole:
         return x

@@ -54,6 +54,15 @@ def grid_sample(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, 
     return finish(func(*locals_, **given), spec)
 
 
+@register_op(torch.grid_sampler, torch.grid_sampler_2d, torch.grid_sampler_3d)
+def grid_sampler(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Do the same, of modes that are numbers."""
+    given = bind("input grid interpolation_mode padding_mode align_corners", args, kwargs)
+    mode = ("bilinear", "nearest", "bicubic")[given["interpolation_mode"]]
+    padding = ("zeros", "border", "reflection")[given["padding_mode"]]
+    return F.grid_sample(given["input"], given["grid"], mode, padding, given["align_corners"])
+
+
 def _split_as_image(x: Tensor, grid: Tensor) -> Tensor:
     """Split a grid's places along the mesh axes that shard the image's pixels, where nothing else splits it."""
     if not isinstance(x, ShardTensor):

@@ -125,6 +125,19 @@ def random_like(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, 
     return finish(_own_part(func(like, *args[1:], **options), x._spec).requires_grad_(grad), x._spec)
 
 
+@register_op(*find("bernoulli", namespaces=(torch, Tensor)))
+def bernoulli(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Draw 1 with a probability, each element's own unless one is given: then all are gathered. Collective."""
+    given = bind("input p", args, kwargs)
+    x, p, spec = given.pop("input"), given.pop("p", None), specs_of(args)[0]
+    if isinstance(p, Tensor) or "out" in given or not isinstance(x, ShardTensor):
+        raise unsupported(func, "out=, or p that is a tensor", *specs_of([*args, *kwargs.values()]))
+    _refuse_sets(func, spec)
+    like = torch.empty(spec.global_shape, dtype=x.dtype, device=x.device) if p is not None else x.full_tensor().detach()
+    drawn = _own_part(torch.bernoulli(like.contiguous(), *[] if p is None else [p], **given), spec)
+    return finish(torch.where(torch.ones_like(drawn, dtype=torch.bool), drawn, x._local), spec)  # a gradient of nought
+
+
 @register_op(
     *find("uniform_ normal_ exponential_ bernoulli_ random_ log_normal_ cauchy_ geometric_", namespaces=(Tensor,)),
     any_order=True,

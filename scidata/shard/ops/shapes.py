@@ -25,7 +25,9 @@ from scidata.shard.views import Copy
 
 def derived(x: ShardTensor, local: Tensor, spec: ShardSpec) -> Tensor:
     """Wrap what shares memory with ``x``."""
-    return finish(local, spec, copied=x._copied)
+    if x._copied is not None:  # also where it is replicated: what is written to it has to reach the original
+        return ShardTensor(local, spec, copied=x._copied)
+    return finish(local, spec)
 
 
 def keep_dims(x: ShardTensor, part: Tensor) -> Tensor:

@@ -1,0 +1,109 @@
+"""Small programs that random ones were cut down to: each of them was wrong once, or ranks differed."""
+
+from collections import defaultdict
+
+import pytest
+
+from tests.programs.__main__ import outcomes
+from tests.programs.program import Given, Program
+
+
+def given(name, shape, *splits, grad=False):
+    """A tensor that is sharded: a dim and sizes for each mesh axis."""
+    dims, sizes = zip(*splits, strict=True)
+    return Given(name, shape, grad, dims, sizes)
+
+
+GRADIENT = "(v0,) = torch.autograd.grad({}, [x0], retain_graph=True)"
+#: Mesh, tensors, lines, and what is refused of them.
+FOUND = {
+    "a part of a gradient whose elements are one in memory": (
+        (3,),
+        [given("x0", (4, 1), (0, (2, 0, 2)), grad=True)],
+        [GRADIENT.format("x0.sum()"), "F.dropout(v0[-4, :1, None], 0.4, inplace=True)", "v0[1:2] = 3.0"],
+        2,
+    ),
+    "a gradient where a mask is true": (
+        (2,),
+        [given("x0", (4, 5), (1, (2, 3)), grad=True)],
+        [GRADIENT.format("total(x0)"), "v0[v0 > 0] = 1.0", "v0.t().mul_(2)"],
+        1,
+    ),
+    "a gradient that is written to as a whole": (
+        (3,),
+        [given("x0", (2, 6), (0, (2, 0, 0)), grad=True)],
+        [GRADIENT.format("total(x0.sin())"), "v0.addcmul_(x0, v0[0:2].clone(), value=0.5)", "v0.mul_(x0.sum())"],
+        0,
+    ),
+    "contiguous() of a gradient is the gradient": (
+        (3,),
+        [given("x0", (1, 5), (0, (1, 0, 0)), grad=True)],
+        [GRADIENT.format("total(x0)"), "v1 = v0.contiguous()", "v1.fill_(3.0)"],
+        1,
+    ),
+    "a row of what is expanded along the sharded dim": (
+        (2,),
+        [given("x0", (1, 4), (0, (1, 0)))],
+        ["v0 = x0.expand(3, -1)[2]", "v0.fill_(2.0)"],
+        1,
+    ),
+    "a column of what is expanded": (
+        (2,),
+        [given("x0", (1, 1), (1, (0, 1)), grad=True)],
+        ["v0 = x0.expand(3, -1)[:, -1]", "v0.detach().narrow(-1, 2, 1).fill_(2.0)"],
+        1,
+    ),
+    "random numbers for a row that was moved": (
+        (2,),
+        [given("x0", (1, 4, 5), (0, (0, 1)), grad=True)],
+        [
+            "v0 = x0.movedim(-1, -2).squeeze(0)",
+            "v1 = F.dropout(v0, 0.4)",
+            "v2 = torch.rand_like(v0)",
+            "v3 = x0.mul(2).mT[0]",
+            "v3.uniform_()",
+        ],
+        0,
+    ),
+    "a reshape that is no view of a row that was moved": (
+        (3,),
+        [given("x0", (3, 6, 5), (1, (5, 1, 0)))],
+        ["v0 = x0.tensor_split(3, 1)[2].select(-2, -2)", "v1 = v0.reshape(15)", "v1.mul_(2.0)", "v2 = v0 + 1"],
+        0,
+    ),
+    "gradients that are retained are row-major": (
+        (2,),
+        [given("x0", (4, 5, 4), (2, (1, 3)), grad=True), given("x1", (1, 1), (1, (1, 0)), grad=True)],
+        [
+            "v0 = x0[:-1, -1, -3]",
+            "v1 = x1.expand(2, -1)",
+            "v2 = torch.einsum('ab,uvw->buwv', x1, x0)",
+            "[v.retain_grad() for v in (v0, v1, v2)]",
+            "[total(v).backward() for v in (v0, v1, v2)]",
+        ],
+        0,
+    ),
+    "the gradient of one number that is put where a mask is true": (
+        (2,),
+        [given("x0", (4, 6, 3), (1, (6, 0))), Given("x1", (3,), True, None)],
+        ["v0 = x0[x0 > 0]", "v0[v0 >= -0.4] = x1.mean()", "total(v0).backward()"],
+        0,
+    ),
+    "values that are split are put into a view that is on all ranks": (
+        (3,),
+        [given("x0", (1, 5, 3), (2, (0, 1, 2))), given("x1", (1, 5, 3), (0, (1, 0, 0)))],
+        ["v0 = x1 * 2", "v0.view(3, 5, 1)[...] = x0.tensor_split(3, -1)[0]"],
+        0,
+    ),
+}
+MESHES = defaultdict(list)
+for name, (mesh, *_) in FOUND.items():
+    MESHES[mesh].append(name)
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_right_or_refused(mesh):
+    names = MESHES[mesh]
+    programs = [Program(0, mesh, tuple(given), tuple(lines)) for _, given, lines, _ in map(FOUND.get, names)]
+    found = [(o.kind, o.note, o.refused.total()) for _, o in outcomes(programs)]
+    assert dict(zip(names, found, strict=True)) == {name: ("right", "", FOUND[name][3]) for name in names}

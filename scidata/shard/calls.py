@@ -1,4 +1,4 @@
-"""What a call passes besides its handler: copies brought up to date, edges brought in order, strides noted.
+"""A call of a torch function: the handler, and besides copies brought up to date, edges in order, strides noted.
 
 ``kind`` is ShardTensor, which is made upon this.
 """
@@ -6,13 +6,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from scidata.shard.memory import BY_MEMORY, note
-from scidata.shard.op_table import KEEPS_REPLICATED, Handler, op_name, unsupported
+from scidata.device_mesh.last_words import met
+from scidata.errors import UnsupportedShardOp
+from scidata.shard.memory import BY_MEMORY, REARRANGES, note
+from scidata.shard.op_table import (
+    ANY_ORDER,
+    FALLBACKS,
+    HANDLERS,
+    KEEPS_REPLICATED,
+    OF_THE_WHOLE,
+    Handler,
+    op_name,
+    unsupported,
+)
 from scidata.shard.rows.edge_order import in_one_order, refuse_disorder
 from scidata.shard.torch_internals import tree_flatten, tree_map_only, tree_unflatten
 from scidata.shard.views import call_on_copies
@@ -20,7 +32,35 @@ from scidata.shard.views import call_on_copies
 _NO_TENSORS = frozenset({int, float, bool, str, slice, type(None), torch.dtype, torch.device})
 
 
-def is_ordinary(values: Iterable[Any], kind: type[Any]) -> bool:
+def answer(kind: type[Any], func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Handle a torch function of which an argument is a ShardTensor."""
+    handler = HANDLERS.get(func)
+    first = args[0] if args else None
+    if type(first) is list or type(first) is tuple:  # of cat, of stack
+        first = next((x for x in first if isinstance(x, kind) and not x._spec.is_replicated), None)
+    if handler is None or not isinstance(first, kind) or first._spec.is_replicated:
+        run: Callable[..., Any] = partial(_call_unusual, handler, kind)
+    else:
+        run = handler
+    try:
+        if handler is not None and handler not in ANY_ORDER and _any_disorder(args, kind):
+            args, kwargs = _all_in_order(func, (args, kwargs), kind)
+        ordinary = _is_ordinary(args, kind) and (not kwargs or _is_ordinary(kwargs.values(), kind))
+        if ordinary and func not in REARRANGES:
+            return run(func, types, args, kwargs)
+        if handler is not None and handler in OF_THE_WHOLE:
+            return handler(func, types, args, kwargs)
+        return _call_noted(run, func, types, args, kwargs, kind)
+    except UnsupportedShardOp as error:
+        if not FALLBACKS:
+            raise
+        return FALLBACKS[-1](func, args, kwargs, error)
+    except Exception as error:
+        met(error)  # the others may be in a collective by now
+        raise
+
+
+def _is_ordinary(values: Iterable[Any], kind: type[Any]) -> bool:
     """Whether all tensors are row-major in one process, so that results are, and none is a copy."""
     for x in values:
         if isinstance(x, kind):
@@ -31,7 +71,7 @@ def is_ordinary(values: Iterable[Any], kind: type[Any]) -> bool:
         if found in _NO_TENSORS:  # asking for an instance of Tensor takes longer
             continue
         if found is tuple or found is list:
-            if not is_ordinary(x, kind):
+            if not _is_ordinary(x, kind):
                 return False
         elif isinstance(x, Tensor):
             if x.layout is torch.strided and not x.is_contiguous():
@@ -49,15 +89,15 @@ def _refresh(values: Iterable[Any], kind: type[Any]) -> None:
             x._copied.refresh()
 
 
-def any_disorder(values: Iterable[Any], kind: type[Any]) -> bool:
+def _any_disorder(values: Iterable[Any], kind: type[Any]) -> bool:
     """Whether there are edges that are not in the order of one process."""
     return any(
-        not x._spec.in_order if isinstance(x, kind) else type(x) in (tuple, list) and any_disorder(x, kind)
+        not x._spec.in_order if isinstance(x, kind) else type(x) in (tuple, list) and _any_disorder(x, kind)
         for x in values
     )
 
 
-def all_in_order(func: Any, args: Any, kind: type[Any]) -> Any:
+def _all_in_order(func: Any, args: Any, kind: type[Any]) -> Any:
     """Bring edges among the arguments to the order of one process. Collective where they are not in it."""
     name = func.__name__
 
@@ -75,7 +115,7 @@ def all_in_order(func: Any, args: Any, kind: type[Any]) -> Any:
     return tree_map_only(kind, ordered, args)
 
 
-def call_noted(
+def _call_noted(
     run: Callable[..., Any], func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kind: type[Any]
 ) -> Any:
     """Handle a function, and note how its results lie in memory; bring copies up to date first."""
@@ -86,7 +126,7 @@ def call_noted(
     return note(func, args, kwargs, run(func, types, args, dict(kwargs)))
 
 
-def call_unusual(
+def _call_unusual(
     handler: Handler | None, kind: type[Any], func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Run any function on tensors that are replicated on all axes; refuse an unknown one on any others."""

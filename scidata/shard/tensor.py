@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -20,12 +19,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
-from scidata.device_mesh.last_words import leave_and_ask, met
+from scidata.device_mesh.last_words import leave_and_ask
 from scidata.errors import ShardLayoutError, UnsupportedShardOp
 from scidata.shard import layouts
-from scidata.shard.calls import all_in_order, any_disorder, call_noted, call_unusual, is_ordinary
-from scidata.shard.memory import REARRANGES, UNKNOWN, Strides, dense, laid_out, row_major
-from scidata.shard.op_table import ANY_ORDER, FALLBACKS, HANDLERS, OF_THE_WHOLE, TRANSFORMS, unsupported
+from scidata.shard.calls import answer
+from scidata.shard.memory import UNKNOWN, Strides, dense, laid_out, row_major
+from scidata.shard.op_table import HANDLERS, TRANSFORMS, unsupported
 from scidata.shard.rows.halo import exchange_halo, halo_dims, owned_of
 from scidata.shard.rows.relayout import change_layout, gather_full
 from scidata.shard.spec import HaloDim, ShardSpec, Sizes
@@ -422,30 +421,7 @@ class ShardTensor(Tensor):
     ) -> Any:
         if len(types) > 1 and not all(t is Tensor or issubclass(t, ShardTensor) for t in types):
             return NotImplemented
-        handler = HANDLERS.get(func)
-        first = args[0] if args else None
-        if type(first) is list or type(first) is tuple:  # of cat, of stack
-            first = next((x for x in first if isinstance(x, ShardTensor) and not x._spec.is_replicated), None)
-        if handler is None or not isinstance(first, ShardTensor) or first._spec.is_replicated:
-            run: Callable[..., Any] = partial(call_unusual, handler, ShardTensor)
-        else:
-            run = handler
-        if handler not in ANY_ORDER and handler not in OF_THE_WHOLE and any_disorder(args, ShardTensor):
-            args, kwargs = all_in_order(func, (args, kwargs or {}), ShardTensor)
-        ordinary = is_ordinary(args, ShardTensor) and (not kwargs or is_ordinary(kwargs.values(), ShardTensor))
-        try:
-            if ordinary and func not in REARRANGES:
-                return run(func, types, args, kwargs or {})
-            if handler in OF_THE_WHOLE:
-                return handler(func, types, args, kwargs or {})
-            return call_noted(run, func, types, args, kwargs or {}, ShardTensor)
-        except UnsupportedShardOp as error:
-            if not FALLBACKS:
-                raise
-            return FALLBACKS[-1](func, args, kwargs or {}, error)
-        except Exception as error:
-            met(error)  # the others may be in a collective by now
-            raise
+        return answer(ShardTensor, func, types, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]

@@ -33,7 +33,11 @@ _LIKE = "zeros_like ones_like full_like empty_like"
 
 
 @register_op(
-    *find(_GLOBAL, namespaces=(torch, Tensor)), *getters(_GLOBAL_GETTERS), Tensor.__len__, keeps_replicated=True
+    *find(_GLOBAL, namespaces=(torch, Tensor)),
+    *getters(_GLOBAL_GETTERS),
+    Tensor.__len__,
+    keeps_replicated=True,
+    any_order=True,
 )
 def of_the_whole(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Answer for the tensor as a whole: the wrapper has the global shape, the dtype and the device."""

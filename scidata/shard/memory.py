@@ -42,8 +42,10 @@ REARRANGES: frozenset[Any] = frozenset(
         ),
         *find("hfft2 ihfft2 hfftn ihfftn", namespaces=(torch.fft,)),
         *find("diagonal inv inv_ex solve solve_ex qr svd eig eigh cholesky cholesky_ex matrix_power lu lu_factor"),
-        *find("lu_factor_ex lu_solve ldl_factor ldl_factor_ex householder_product geqrf triangular_solve"),
-        *find("cholesky_solve cholesky_inverse inverse pinverse matrix_exp solve_triangular pinv stft"),
+        *find("lu_factor_ex lu_solve ldl_factor ldl_factor_ex ldl_solve householder_product geqrf"),
+        *find(
+            "cholesky_solve cholesky_inverse inverse pinverse matrix_exp solve_triangular triangular_solve pinv stft"
+        ),
         *getters("T mT H mH real imag"),
         Tensor.__getitem__,
         F.multi_head_attention_forward,
@@ -62,7 +64,9 @@ _BY_KERNEL = frozenset([F.scaled_dot_product_attention, *_CONVOLUTIONS])
 # these are right for row-major tensors alone.
 _UNSURE = frozenset(
     find("ldexp", namespaces=_BOTH)
-    + find("pad max_pool1d max_unpool1d max_unpool2d max_unpool3d nll_loss cross_entropy", namespaces=(F,))
+    + find(
+        "pad max_pool1d max_unpool1d max_unpool2d max_unpool3d nll_loss cross_entropy channel_shuffle", namespaces=(F,)
+    )
     + find("irfft hfft ihfft ihfft2 irfft2 ihfftn irfftn rfft2 rfftn", namespaces=(torch.fft,))
 )
 # and these not even for those, but for the last two dims.

@@ -17,6 +17,26 @@ def given(name, shape, *splits, grad=False):
 GRADIENT = "(v0,) = torch.autograd.grad({}, [x0], retain_graph=True)"
 #: Mesh, tensors, lines, and what is refused of them.
 FOUND = {
+    "no graph where there are no rows, behind a view that was written to": (
+        (3,),
+        [given("x0", (2, 1), (0, (2, 0, 0)), grad=True)],
+        [
+            "v0 = x0 * 1",
+            "v1 = v0.view(-1)",
+            "v0.mul_(2)",
+            "(v2,) = torch.autograd.grad(v1.exp().sum(), [v0], create_graph=True)",
+        ],
+        1,
+    ),
+    "random numbers like an expanded row that was moved": (
+        (2,),
+        [given("x0", (4, 5, 2), (0, (0, 4)))],
+        [
+            "v0 = x0.unfold(0, 1, 1)[:1].movedim(-2, 0).unsqueeze(1).expand(-1, 2, -1, -1, -1)[:, :, 0]",
+            "v1 = torch.empty_like(v0).uniform_(generator=seeded(5))",
+        ],
+        0,
+    ),
     "a part of a gradient whose elements are one in memory": (
         (3,),
         [given("x0", (4, 1), (0, (2, 0, 2)), grad=True)],

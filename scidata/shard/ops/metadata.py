@@ -7,7 +7,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from scidata.shard.memory import UNKNOWN, strides_of
+from scidata.shard.comm.transport import all_reduce_min
+from scidata.shard.memory import UNKNOWN, laid_out, strides_of
 from scidata.shard.op_table import OF_THE_WHOLE, find, getters, register_op, unsupported
 from scidata.shard.ops.align import is_sharded, local_of, map_local, operands_of, specs_of
 from scidata.shard.ops.edges import new_filled
@@ -135,7 +136,10 @@ def contiguous(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, A
 def like(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Make a tensor of the same layout. Memory formats are those of the parts."""
     x: ShardTensor = args[0] if args else kwargs.pop("input")
-    return ShardTensor(func(x._local, *args[1:], **kwargs), x._spec, halo=x._halo)
+    part = x._local
+    if x._spec.is_replicated and x._memory is not None and x._memory is not UNKNOWN:
+        part = laid_out(part, x._memory)  # rows that were moved lie as they came
+    return ShardTensor(func(part, *args[1:], **kwargs), x._spec, halo=x._halo)
 
 
 @register_op(*find(_NEW, namespaces=(Tensor,)), keeps_replicated=True, any_order=True)
@@ -185,10 +189,30 @@ def grad(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
             reason = "a sharded output needs grad_outputs of the same layout"
             raise unsupported(func, reason, output._spec, remedy="reduce it to a loss first")
     found = func([*map(local_of, outputs)], [*map(local_of, inputs)], [*map(local_of, given)], **kwargs)
+    for x, g in zip(inputs, found, strict=True) if kwargs.get("create_graph") else ():
+        if is_sharded(x):
+            _check_graphs(func, x, g)
     return tuple(
         x._gradient(g) if isinstance(x, ShardTensor) and g is not None else g
         for x, g in zip(inputs, found, strict=True)
     )
+
+
+def _check_graphs(func: Any, x: ShardTensor, gradient: Tensor | None) -> None:
+    """Raise where a gradient has a graph on some ranks only: of no elements, torch makes zeros without one.
+
+    So it does behind a view that was written to (``as_strided_backward``). Collective where some rank has no elements.
+    """
+    spec = x._spec
+    if not any(0 in sizes for sizes in spec.sizes if sizes is not None):
+        return
+    kind = 0 if gradient is None else 1 + gradient.requires_grad
+    kinds = torch.tensor([kind, -kind], device=x.device)
+    for group in spec.shard_groups:
+        kinds = all_reduce_min(kinds, group)
+    if int(kinds[0]) != -int(kinds[1]):
+        reason = "ranks without elements have no graph behind a view that was written to"
+        raise unsupported(func, reason, spec, remedy="make new tensors (torch.where, cat) in place of what is written")
 
 
 @register_op(make_dual, keeps_replicated=True, any_order=True)

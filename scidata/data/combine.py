@@ -143,6 +143,22 @@ class CombinedDataset(Dataset[Sample]):
         rows: npt.NDArray[np.int64] = np.concatenate(counts)[starts[self._parts] + self._indices]
         return rows
 
+    def blocks(self) -> npt.NDArray[np.int64]:
+        """Return which samples share chunks, a number for each block, ``(len(self),)``: of grids only."""
+        for source in self._sources:
+            if source.lacks("blocks"):
+                raise ConfigError(
+                    f"blocks: {type(source.dataset).__name__} does not say which samples share chunks, as grids do; "
+                    "use shuffle=True"
+                )
+        found = [dataset.blocks() for dataset in self.datasets]
+        firsts = np.cumsum([0, *(int(each.max(initial=-1)) + 1 for each in found)])
+        starts = np.cumsum([0, *map(len, found)])
+        numbers: npt.NDArray[np.int64] = np.concatenate([a + n for a, n in zip(firsts, found, strict=False)])
+        if isinstance(self._parts, _InTurn) or isinstance(self._indices, _InTurn):
+            return numbers  # all of one data set after all of the one before it
+        return numbers[starts[self._parts] + self._indices]
+
     def plan(self, index: int, rank: int | None = None) -> Any:
         """Plan what a rank of the domain reads of a sample."""
         part, own = self.locate(index)

@@ -41,6 +41,14 @@ class ShardedDataset(DomainDataset[GridReader, Sample]):
         """Return the whole selected coordinate of a dimension, ``(size,)``, or None where it has none."""
         return self.reader.coordinate(dim)
 
+    def blocks(self) -> npt.NDArray[np.int64]:
+        """Return which samples share chunks that have to be decoded: ``(len(self),)`` int64, a number for each block.
+
+        For ``DistributedSampler(shuffle="blocks")``. Of several fields the longest chunks count; samples are where
+        their first step is.
+        """
+        return self.reader.blocks()
+
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name} {self.reader.global_shape(name)}" for name in self.fields)
         return f"ShardedDataset({self.reader.paths[0]!r}, {len(self)} samples, {shapes})"

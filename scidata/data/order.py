@@ -10,6 +10,7 @@ is a keyed bijection of ``[0, num_samples)``, of which any stretch is computed b
 from __future__ import annotations
 
 import hashlib
+import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -28,7 +29,7 @@ _ROUNDS = 10
 _DIGESTED = 1 << 12
 
 # Streams besides the plain permutation's, which has no spawn key
-_WEIGHTS, _PARTS, _GROUPS = 1, 2, 3
+_WEIGHTS, _PARTS, _GROUPS, _BLOCKS = 1, 2, 3, 4
 _GROUPS_SORTED_TOGETHER = 16
 
 
@@ -101,6 +102,12 @@ class Order:
         ``(num_samples,)`` float64, cost of each sample: entries then come in groups of similar cost.
     group
         Entries of such a group.
+    blocks
+        ``(num_samples,)`` int64: samples of the same number share chunks. Entries then come in lanes, see ``lanes``.
+    lanes
+        Blocks that are under way at a time: entry p is of lane ``p % lanes``, and each lane goes through one block
+        after the other. So where the number of dp ranks divides that of lanes, a block's samples all go to one of
+        them, while the order itself is the same for any number.
     """
 
     num_samples: int
@@ -111,6 +118,8 @@ class Order:
     mixture: Mixture | None = None
     sizes: npt.NDArray[np.float64] | None = None
     group: int | None = None
+    blocks: IntArray | None = None
+    lanes: int = 1
 
     def __len__(self) -> int:
         """Entries of an epoch."""
@@ -121,7 +130,7 @@ class Order:
     @property
     def listed(self) -> bool:
         """Whether the order is kept whole: a plain one of many entries is computed in stretches instead."""
-        plain = self.mixture is None and self.weights is None and self.sizes is None
+        plain = self.mixture is None and self.weights is None and self.sizes is None and self.blocks is None
         return not plain or len(self) <= MAX_LISTED
 
     def entries(self, epoch: int) -> IntArray:
@@ -143,6 +152,8 @@ class Order:
             entries = self._weighted(self.weights, epoch)
         else:
             entries = self._permutation(self.num_samples, epoch)
+        if self.blocks is not None and self.mixture is None:
+            entries = _in_lanes(entries, self.blocks, self.lanes, self._stream(epoch, _BLOCKS))
         return entries if self.sizes is None or self.group is None else self._grouped(entries, self.sizes, epoch)
 
     def dealt(self, epoch: int, first: int, step: int, count: int) -> Iterator[int]:
@@ -201,7 +212,13 @@ class Order:
             for number_of_pass in passes:
                 begin = number_of_pass * length
                 own = max(first - begin, 0), min(first + take - begin, length)
-                rows.append(self._stretch(length, *own, number_of_pass, _PARTS, number))
+                if self.blocks is None:
+                    rows.append(self._stretch(length, *own, number_of_pass, _PARTS, number))
+                else:
+                    of_part = self._permutation(length, number_of_pass, _PARTS, number)
+                    stream = self._stream(number_of_pass, _BLOCKS, number)
+                    lanes = _in_lanes(of_part, self.blocks[starts[number] :], self.lanes, stream)
+                    rows.append(lanes[own[0] : own[1]])
             parts.append(starts[number] + np.concatenate(rows))
             times.append((np.arange(take) + 0.5) / max(1, take))
         interleaved: IntArray = np.concatenate(parts)[np.argsort(np.concatenate(times), kind="stable")]
@@ -217,6 +234,27 @@ class Order:
         groups = by_size[:whole].reshape(-1, self.group)
         groups = groups[self._stream(epoch, _GROUPS).permutation(len(groups))]
         return np.concatenate([groups.reshape(-1), by_size[whole:]])  # the incomplete one last, or none would align
+
+
+def _in_lanes(entries: IntArray, blocks: IntArray, lanes: int, stream: np.random.Generator) -> IntArray:
+    """Deal blocks, in random order, to lanes, the next one to the lane that ends first; take one entry of each in turn.
+
+    Entries of a block, shuffled before, keep their order. At the end some lanes are over, and the others go on.
+    """
+    _, found = np.unique(blocks[entries], return_inverse=True)
+    counts = np.bincount(found)
+    places = stream.permutation(len(counts))  # of each block
+    counts[places] = counts.copy()
+    by_block = entries[np.argsort(places[found], kind="stable")]
+    ends = [(0, lane) for lane in range(lanes)]
+    begins, lane_of = np.empty(len(counts), np.int64), np.empty(len(counts), np.int64)
+    for number, count in enumerate(counts.tolist()):
+        begins[number], lane_of[number] = end, lane = ends[0]
+        heapq.heapreplace(ends, (end + count, lane))
+    firsts = np.cumsum(counts) - counts
+    times = np.arange(len(entries)) + np.repeat(begins - firsts, counts)
+    ordered: IntArray = by_block[np.lexsort((np.repeat(lane_of, counts), times))]
+    return ordered
 
 
 def _shuffled(rows: IntArray, count: int, keys: npt.NDArray[np.uint64]) -> IntArray:

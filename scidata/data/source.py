@@ -16,6 +16,7 @@ from scidata.data.sample import Sample
 _ABILITIES = (
     *("__len__", "mesh", "assemble", "buffer_specs", "read_into", "read_local"),
     *("epoch_reader", "set_epoch"),  # of data sets whose samples depend on the epoch
+    "blocks",  # of grids, whose samples may share chunks
 )
 
 

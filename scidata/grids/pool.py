@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.cache import Cache
-from scidata.core.types import ArrayLayout, Segment
+from scidata.core.types import ArrayLayout, IntArray, Segment
 from scidata.grids.parts import Field, Part
 from scidata.grids.series import Series
 from scidata.plan.array import plan_array
@@ -91,6 +91,14 @@ class SharedRows:
         return {
             name: max(steps_per_block(self._series.layout_in(i, name), dim) for i in files) for name in self._fields
         }
+
+    def blocks_of(self, rows: IntArray) -> IntArray:
+        """Return numbers, from 0 on, of the blocks that rows of all files, one after the other, lie in."""
+        bounds = self._series.row_bounds
+        files = np.searchsorted(bounds, rows, side="right") - 1
+        places = np.stack([files, (rows - bounds[files]) // max(self.steps_per_block.values())])
+        numbers: IntArray = np.unique(places, axis=1, return_inverse=True)[1].astype(np.int64)
+        return numbers
 
     def bytes_of_sample(self, part: Part) -> int:
         """Return the bytes of all blocks that one sample may need."""

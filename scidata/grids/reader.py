@@ -20,7 +20,7 @@ import numpy.typing as npt
 from scidata.core.bounds import num_rows_of, rows_of, segments_of_slice
 from scidata.core.cache import Cache
 from scidata.core.checks import offsets
-from scidata.core.types import ArrayLayout, BufferSpec, Segment, Selection, Source
+from scidata.core.types import ArrayLayout, BufferSpec, IntArray, Segment, Selection, Source
 from scidata.core.urls import Url
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
 from scidata.grids.choices import (
@@ -220,6 +220,13 @@ class GridReader:
             },
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+    def blocks(self) -> IntArray:
+        """Return which samples share chunks, ``(num_samples,)``: see :meth:`scidata.data.ShardedDataset.blocks`."""
+        if self.sample_dim is None:
+            return np.zeros(1, np.int64)
+        rows = rows_of(self.partition.selected[self.sample_dim])
+        return self.pool.blocks_of(rows[self._first_sample :][: self.num_samples])
 
     def buffer_specs(self, coordinate: Mapping[str, int]) -> dict[str, BufferSpec]:
         """Return shape and dtype of each field's local part with halo, for the rank at ``coordinate``."""

@@ -39,7 +39,9 @@ class DistributedSampler(_DistributedSampler[Any]):
     dp
         The mesh's data-parallel axis; None where it has none.
     shuffle, seed
-        A new order in each epoch (``set_epoch``), or always ``0, 1, 2, …``.
+        A new order in each epoch (``set_epoch``), or always ``0, 1, 2, …``. ``"blocks"``: samples that share chunks
+        come close to each other, for ``open_dataset(pool_bytes=)``, so that each chunk is decoded once. Blocks of such
+        samples come in random order, ``window`` of them at a time, of which one sample each is taken in turn.
     drop_last
         What happens to the last samples when the dp axis does not divide their number: dropped, or the first ones
         of the order repeated to fill up.
@@ -55,6 +57,9 @@ class DistributedSampler(_DistributedSampler[Any]):
         have similar sizes, so that the ranks that work side by side finish together.
     group
         Entries that are of similar size: the global batch (``dp * batch_size``), or a multiple of it.
+    window
+        Blocks that are under way at a time over all dp ranks; a multiple of their number has each block read by one
+        of them. Each keeps ``window / dp`` blocks in its pool, and one more for each that is read ahead.
 
     Raises
     ------
@@ -69,7 +74,7 @@ class DistributedSampler(_DistributedSampler[Any]):
         mesh: DeviceMesh | None = None,
         *,
         dp: str | None = "dp",
-        shuffle: bool = True,
+        shuffle: bool | str = True,
         seed: int = 0,
         drop_last: bool = False,
         check: bool = True,
@@ -77,6 +82,7 @@ class DistributedSampler(_DistributedSampler[Any]):
         num_samples: int | None = None,
         sizes: npt.ArrayLike | None = None,
         group: int | None = None,
+        window: int = 8,
     ) -> None:
         dp_axis = None if mesh is None else axes_of(mesh, dp=dp)[0]
         num_replicas = axis_size(mesh, dp_axis)
@@ -89,11 +95,14 @@ class DistributedSampler(_DistributedSampler[Any]):
             dataset,  # type: ignore[arg-type]  # any sized thing will do
             num_replicas=num_replicas,
             rank=axis_rank(mesh, dp_axis),
-            shuffle=shuffle,
+            shuffle=bool(shuffle),
             seed=int(seed),
             drop_last=drop_last,
         )
-        self._order = _order(dataset, shuffle, int(seed), weights, num_samples, sizes, group)
+        if not isinstance(shuffle, bool | np.bool_) and shuffle != "blocks":
+            raise ConfigError(f'shuffle={shuffle!r}: expected True, False or "blocks"')
+        self._window = whole("window", window, least=1) if shuffle == "blocks" else None
+        self._order = _order(dataset, bool(shuffle), int(seed), weights, num_samples, sizes, group, self._window)
         count = len(self._order)
         if drop_last and count < num_replicas:
             raise ConfigError(
@@ -217,11 +226,15 @@ class DistributedSampler(_DistributedSampler[Any]):
             self._fingerprint = fingerprint_of(self.dataset)
         return {
             "seed": self.seed,
-            "shuffle": self.shuffle,
+            "shuffle": self._shuffle_in_words,
             "drop_last": self.drop_last,
             "samples": self._order.num_samples,
             "fingerprint": self._fingerprint,
         }
+
+    @property
+    def _shuffle_in_words(self) -> bool | str:
+        return self.shuffle if self._window is None else f"blocks, {self._window} at a time"
 
     # -- agreement ---------------------------------------------------------------------------------------------------
 
@@ -238,7 +251,7 @@ class DistributedSampler(_DistributedSampler[Any]):
         order = self._order
         values = {
             "seed": self.seed,
-            "shuffle": self.shuffle,
+            "shuffle": self._shuffle_in_words,
             "drop_last": self.drop_last,
             "the number of samples": order.num_samples,
             "epoch": self.epoch,
@@ -246,6 +259,7 @@ class DistributedSampler(_DistributedSampler[Any]):
             "weights": _digest(order.weights),
             "sizes": _digest(order.sizes),
             "group": order.group,
+            "blocks": _digest(order.blocks),
             "the length of an epoch": len(order),
         }
         check_agreement("the sampler", values, self.mesh, tuple(self.mesh.mesh_dim_names or ()))
@@ -285,6 +299,7 @@ def _order(
     draws: int | None,
     sizes: npt.ArrayLike | None,
     group: int | None,
+    window: int | None,
 ) -> Order:
     count = len(dataset)
     mixture: Mixture | None = getattr(dataset, "mixture", None)
@@ -295,6 +310,7 @@ def _order(
     if weights is not None and mixture is not None:
         raise ConfigError("weights: the data set is a mix, whose ratios decide how often samples come; leave it out")
     draws = None if draws is None else whole("num_samples", draws)
+    blocks = None if window is None else _blocks_of(dataset, max(count, draws or 0), has_sizes=sizes is not None)
     group = None if group is None else whole("group", group)
     if max(count, draws or 0) > MAX_DRAWN and (weights is not None or sizes is not None):
         raise ConfigError(
@@ -316,7 +332,23 @@ def _order(
         mixture=mixture,
         sizes=_of_samples("sizes", sizes, count),
         group=group,
+        blocks=blocks,
+        lanes=window or 1,
     )
+
+
+def _blocks_of(dataset: Any, count: int, *, has_sizes: bool) -> IntArray:
+    if count > MAX_DRAWN:
+        raise ConfigError(f'shuffle="blocks": {count} samples are too many to list; take part of them (scidata.subset)')
+    if has_sizes:
+        raise ConfigError('sizes decide the order, and so does shuffle="blocks"; leave out one of them')
+    if not hasattr(dataset, "blocks"):
+        raise ConfigError(
+            f'shuffle="blocks": {type(dataset).__name__} does not say which samples share chunks, as grids of '
+            "open_dataset do, and what scidata.subset, concat and mix make of them; use shuffle=True"
+        )
+    blocks: IntArray = dataset.blocks()
+    return blocks
 
 
 def _of_samples(name: str, values: npt.ArrayLike | None, count: int) -> npt.NDArray[np.float64] | None:
@@ -334,5 +366,5 @@ def _of_samples(name: str, values: npt.ArrayLike | None, count: int) -> npt.NDAr
     return array
 
 
-def _digest(values: npt.NDArray[np.float64] | None) -> str:
+def _digest(values: npt.NDArray[Any] | None) -> str:
     return "none" if values is None else hashlib.sha256(values.tobytes()).hexdigest()[:12]

@@ -30,11 +30,19 @@ class Readable(Numbers):
     def read_local(self, index: int) -> dict[str, torch.Tensor]:
         return {"x": torch.tensor([index])}
 
+    def blocks(self) -> np.ndarray:
+        return np.arange(len(self)) // 3
+
 
 def make(kind: str, mesh: Any, *, drop_last: bool = False) -> tuple[Any, DistributedSampler]:
     """Return a data set and a sampler of some kind; without a mesh they are the oracle's."""
     options: dict[str, Any] = {"shuffle": True, "seed": 3, "check": False, "drop_last": drop_last}
     parts = [Readable(count, mesh, fingerprint=str(count)) for count in (11, 7, 16)]
+    if kind.startswith("blocks"):
+        options |= {"shuffle": "blocks", "window": 4}
+        kind = kind.removeprefix("blocks of ")
+    if kind == "blocks":
+        return parts[2], DistributedSampler(parts[2], mesh, **options)
     if kind == "weights":
         return parts[2], DistributedSampler(parts[2], mesh, weights=np.arange(16) % 5, num_samples=29, **options)
     if kind == "sizes":
@@ -59,7 +67,8 @@ def within(ds: Any, index: int) -> int:
     return index
 
 
-KINDS = ["weights", "sizes", "mix", "long mix", "concat", "subset", "in order"]
+KINDS = ["weights", "sizes", "mix", "long mix", "concat", "subset", "in order", "blocks"]
+KINDS += [f"blocks of {kind}" for kind in ("weights", "long mix", "concat", "subset")]
 
 
 def order_of(kind: str) -> list[int]:

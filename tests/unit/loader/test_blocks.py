@@ -1,0 +1,143 @@
+"""Orders by blocks: all samples once, each block by one dp rank, each chunk decoded once; as random as may be."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import scidata
+from scidata.data.order import Order
+from scidata.errors import ConfigError
+from tests.unit.loader.test_resume_orders import Readable
+
+
+def order(blocks: np.ndarray, lanes: int, epoch: int = 0, seed: int = 0) -> np.ndarray:
+    return Order(num_samples=len(blocks), shuffle=True, seed=seed, blocks=blocks, lanes=lanes).entries(epoch)
+
+
+def loads(entries: np.ndarray, blocks: np.ndarray, dp: int, rank: int, room: int) -> int:
+    """Count how often one of the dp ranks loads a block, where it keeps so many, the latest used."""
+    kept: OrderedDict[int, None] = OrderedDict()
+    count = 0
+    for block in blocks[entries[rank::dp]].tolist():
+        if block not in kept:
+            count += 1
+            if len(kept) == room:
+                kept.popitem(last=False)
+        kept[block] = None
+        kept.move_to_end(block)
+    return count
+
+
+@pytest.mark.parametrize(("num", "size"), [(640, 8), (643, 8), (5, 8), (1, 1), (97, 1), (300, 40)])
+@pytest.mark.parametrize("lanes", [1, 3, 8])
+def test_every_sample_once_a_function_of_seed_and_epoch(num: int, size: int, lanes: int) -> None:
+    blocks = np.arange(num) // size
+    first = order(blocks, lanes)
+    assert sorted(first.tolist()) == list(range(num))
+    assert first.tolist() == order(blocks, lanes).tolist()
+    if num > 90:
+        assert first.tolist() != order(blocks, lanes, epoch=1).tolist() != order(blocks, lanes, seed=1).tolist()
+
+
+@pytest.mark.parametrize("dp", [1, 2, 4, 8])
+def test_each_dp_rank_has_blocks_of_its_own(dp: int) -> None:
+    blocks = np.arange(128 * 8) // 8
+    entries = order(blocks, 8)
+    assert sum(loads(entries, blocks, dp, rank, 8 // dp) for rank in range(dp)) == 128
+    plain = np.random.default_rng(0).permutation(len(blocks))
+    assert sum(loads(plain, blocks, dp, rank, 8 // dp) for rank in range(dp)) > 128 * 7
+
+
+def test_blocks_of_unequal_sizes_are_loaded_hardly_more_than_once() -> None:
+    blocks = np.repeat(np.arange(200), np.random.default_rng(1).integers(1, 12, 200))
+    entries = order(blocks, 8)
+    assert sorted(entries.tolist()) == list(range(len(blocks)))
+    assert loads(entries, blocks, 1, 0, 8) == 200
+    assert sum(loads(entries, blocks, 2, rank, 5) for rank in range(2)) < 220  # at the end, lanes shift
+
+
+def test_it_is_a_shuffle() -> None:
+    """Samples go as far as in a full shuffle; those next to each other are hardly ever of one block."""
+    blocks = np.arange(4000) // 8
+    by_blocks, full = order(blocks, 8), np.random.default_rng(0).permutation(4000)
+    far = [np.abs(entries - np.arange(4000)).mean() / 4000 for entries in (by_blocks, full)]
+    assert far == pytest.approx([1 / 3, 1 / 3], abs=0.03)
+    correlation = np.corrcoef(by_blocks[:-1], by_blocks[1:])[0, 1]
+    assert abs(correlation) < 0.05
+    assert (blocks[by_blocks[:-1]] == blocks[by_blocks[1:]]).mean() < 0.01
+
+
+def test_weights_and_mixtures() -> None:
+    parts = [Readable(count, None) for count in (40, 24)]
+    weighted = scidata.DistributedSampler(
+        parts[0], shuffle="blocks", weights=np.arange(40) % 7, num_samples=500, window=2, seed=5
+    )
+    drawn = weighted.order()
+    plain = scidata.DistributedSampler(parts[0], weights=np.arange(40) % 7, num_samples=500, seed=5).order()
+    assert sorted(drawn.tolist()) == sorted(plain.tolist())
+    assert loads(drawn, parts[0].blocks(), 1, 0, 2) == 14
+    mixed = scidata.mix(parts, [1, 1], num_samples=48)
+    entries = scidata.DistributedSampler(mixed, shuffle="blocks", window=2).order()
+    assert (np.sort(entries[entries >= 40]) == np.arange(40, 64)).all()
+    assert (np.add.reduceat(entries < 40, range(0, 48, 4)) == 2).all()
+    assert loads(entries, mixed.blocks(), 1, 0, 4) <= 8 + 10  # the first is over before its last blocks
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: Any) -> Path:
+    folder: Path = tmp_path_factory.mktemp("blocks") / "store"
+    group = zarr.open_group(folder, mode="w")
+    for name, steps in (("u", 8), ("v", 4)):
+        array = group.create_array(
+            name, shape=(64, 12, 10), dtype="f4", chunks=(steps, 6, 10), dimension_names=("time", "y", "x")
+        )
+        array[:] = np.arange(64 * 120).reshape(64, 12, 10) + len(name)
+    return folder
+
+
+@pytest.mark.parametrize("readers", [0, 2])
+@pytest.mark.parametrize("make", ["plain", "concat", "subset"])
+def test_a_loader_decodes_each_chunk_once(path: Path, readers: int, make: str) -> None:
+    decoded = {}
+    for shuffle, pool_bytes in ((True, 0), ("blocks", 1 << 20)):
+        ds: Any = scidata.open_dataset(path, pool_bytes=pool_bytes)
+        if make == "concat":
+            ds = scidata.concat(ds, scidata.open_dataset(path, pool_bytes=pool_bytes))
+        if make == "subset":
+            ds = scidata.subset(ds, range(5, 61))
+        sampler = scidata.DistributedSampler(ds, shuffle=shuffle, window=4)
+        loader = scidata.DataLoader(ds, 2, sampler=sampler, num_workers=readers)
+        seen = [
+            (i, float(value)) for batch in loader for i, value in zip(batch.index, batch["u"][:, 0, 0], strict=True)
+        ]
+        wanted = {i: (i % 64 + 5 * (make == "subset")) * 120 + 1 for i in range(len(ds))}
+        assert dict(seen) == wanted
+        decoded[shuffle] = loader.stats()["bytes_decoded"]
+    steps = {"plain": 64 + 64, "concat": 4 * 64, "subset": 64 + 60}[make]  # v's first chunk is not needed
+    whole = steps * 120 * 4
+    assert decoded["blocks"] == whole
+    assert decoded[True] > 5 * whole
+
+
+def test_what_is_refused(path: Path) -> None:
+    ds = scidata.open_dataset(path)
+    with pytest.raises(ConfigError, match="shuffle='block': expected True, False or"):
+        scidata.DistributedSampler(ds, shuffle="block")
+    with pytest.raises(ConfigError, match="window"):
+        scidata.DistributedSampler(ds, shuffle="blocks", window=0)
+    with pytest.raises(ConfigError, match="sizes decide the order"):
+        scidata.DistributedSampler(ds, shuffle="blocks", sizes=np.ones(64), group=2)
+    with pytest.raises(ConfigError, match="list does not say which samples share chunks"):
+        scidata.DistributedSampler([1, 2, 3], shuffle="blocks")
+    one = scidata.DistributedSampler(ds, shuffle="blocks")
+    other = scidata.DistributedSampler(ds, shuffle="blocks", window=4)
+    with pytest.raises(ConfigError, match="shuffle was 'blocks, 8 at a time' and is 'blocks, 4 at a time'"):
+        other.load_state_dict(one.state_dict())
+    with pytest.raises(ConfigError, match="pool_bytes"):
+        scidata.open_dataset(path, pool_bytes=-1)

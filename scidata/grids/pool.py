@@ -27,8 +27,9 @@ from scidata.read.context import ReadStats
 from scidata.read.threads import ReaderThreads
 from scidata.sources.access.fetches import run_each
 
-_POOR = 16  # blocks in a row that had to be read: then samples are read alone
-_ALONE = 256  # for so many samples, until blocks are tried again
+_TRIED = 32  # blocks of each field that are read until it is asked whether they were used enough
+_ENOUGH = 0.25  # of their rows: of Blosc chunks, reading one step alone decodes no more than a part
+_ALONE = 1024  # samples that are read alone then, until blocks are tried again
 
 
 def steps_per_block(layout: ArrayLayout, sample_dim: str | None) -> int:
@@ -67,7 +68,8 @@ class SharedRows:
         self._threads, self._allow_missing = threads, allow_missing
         self._blocks: Cache[npt.NDArray[Any]] = Cache(max_bytes, "lru")
         self._lock = threading.Lock()
-        self._poor = self._alone = 0
+        self._num_read = self._alone = 0
+        self._surplus = 0.0  # rows that were used, less those that should have been
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_lock": None}
@@ -116,7 +118,7 @@ class SharedRows:
     def fields_of(self, part: Part, out: Mapping[str, npt.NDArray[Any]]) -> tuple[str, ...]:
         """Return the fields to be read by blocks: none where a sample needs more of them than are kept.
 
-        And none for a while where the last blocks all had to be read, as in a full shuffle.
+        And none for a while where few rows of the last blocks were used, as in a full shuffle.
         """
         if not self.max_bytes or self.bytes_of_sample(part) > self.max_bytes or not self._is_worth_it():
             return ()
@@ -126,12 +128,12 @@ class SharedRows:
 
     def _is_worth_it(self) -> bool:
         with self._lock:
-            if self._poor < _POOR * len(self._fields):
-                return True
-            self._alone += 1
-            if self._alone > _ALONE:
-                self._poor = self._alone = 0
-            return False
+            if self._alone:
+                self._alone -= 1
+            elif self._num_read > _TRIED * len(self._fields):
+                self._alone = _ALONE if self._surplus < 0 else 0
+                self._num_read, self._surplus = 0, 0.0
+            return not self._alone
 
     def read_into(
         self,
@@ -178,7 +180,8 @@ class SharedRows:
         key = part.position, name, i, start
         block = self._blocks.get_or_make(key, make, lambda values: values.nbytes, once=True)
         with self._lock:
-            self._poor = self._poor + 1 if fresh else 0
+            self._num_read += len(fresh)
+            self._surplus += 1 - _ENOUGH * self.steps_per_block[name] * len(fresh)
         stats += fresh
         return block
 

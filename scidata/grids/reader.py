@@ -228,6 +228,10 @@ class GridReader:
         rows = rows_of(self.partition.selected[self.sample_dim])
         return self.pool.blocks_of(rows[self._first_sample :][: self.num_samples])
 
+    def block_bytes(self, coordinate: Mapping[str, int]) -> int:
+        """Return the decoded bytes of the blocks that one sample of a rank may need; 0 where chunks hold one step."""
+        return self.pool.bytes_of_sample(self._part(coordinate))
+
     def buffer_specs(self, coordinate: Mapping[str, int]) -> dict[str, BufferSpec]:
         """Return shape and dtype of each field's local part with halo, for the rank at ``coordinate``."""
         return {

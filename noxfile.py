@@ -48,4 +48,4 @@ def _lowest() -> list[str]:
 
 
 def _test(session: nox.Session) -> None:
-    session.run("pytest", *(session.posargs or ["-n", "2", "--dist", "loadfile"]))
+    session.run("pytest", *(session.posargs or ["-n", "2", "--dist", "loadfile", "-m", "slow or not slow"]))

@@ -11,6 +11,40 @@ settings.register_profile("scidata", deadline=None)
 settings.load_profile("scidata")
 
 
+# Each takes ten seconds or more, and a smaller one beside it says most of what it says: ``pytest -m slow`` runs them.
+SLOW = (
+    "test_ops_sorting.py::test_of_values[4-True]",
+    "test_ops_sorting.py::test_along_a_dim[4-True]",
+    "test_rank_faults.py::test_ranks_end_together[kill-collective-2-1]",
+    "test_rank_faults.py::test_ranks_end_together[exit 0-collective-3-1]",
+    "test_rank_faults.py::test_ranks_end_together[exit 3-next-2-0]",
+    "test_rank_faults.py::test_ranks_end_together[stop-compute-2-0]",
+    "test_rank_faults.py::test_ranks_end_together[stop-next-3-1]",
+    "test_watch.py::test_scripts_hear_of_each_other[error-1-False]",
+    "test_watch.py::test_scripts_hear_of_each_other[kill-0-False]",
+    "test_watch.py::test_scripts_hear_of_each_other[kill-1-True]",
+    "test_parallel_training.py::test_a_compiled_model_gives_the_same[fsdp]",
+    "test_parallel_training.py::test_checkpoints_resume_on_other_numbers_of_ranks[fsdp-ddp]",
+    "test_pyg.py::test_stock_layers_give_what_one_process_gives[4]",
+    "test_ops_interpolate.py::test_interpolation[4]",
+    "test_ops_pooling.py::test_pools[4]",
+    "test_models.py::test_images[4]",
+    "test_ops_attention.py::test_three_ways_one_result[4]",
+    "test_ops_linalg.py::test_any_dims_of_any_operand[4-True]",
+    "test_conformance.py::test_every_case[4-False]",
+    "test_fuzz.py::test_planted_faults_are_noticed",
+    "test_fuzz.py::test_a_case_is_the_same_each_time",
+    "test_last_words.py::test_the_others_say_why[raise-2]",
+    "test_last_words.py::test_the_others_say_why[sys.exit(1)-0]",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.endswith(SLOW):
+            item.add_marker("slow")
+
+
 @pytest.fixture(autouse=True)
 def no_group_left() -> Iterator[None]:
     """End a process group that a test made in this process: init_mesh() does, and the next test may make its own."""

@@ -76,7 +76,8 @@ class WaitWatch:
         if stage == "read" and times[stage] > 0:
             speed = f", {grown('bytes_fetched') / times[stage] / 1e6:.0f} MB/s"
         each = 1e3 * times[stage] / max(1.0, grown("samples"))
-        advice = self._advice(stage, grown("bytes_fetched") / max(1.0, grown("bytes")))
+        amplified = grown("bytes_decoded" if stage == "decode" else "bytes_fetched") / max(1.0, grown("bytes"))
+        advice = self._advice(stage, amplified)
         return (
             f"scidata.DataLoader: data is what the loop waits for: {100 * share:.0f} % of the time "
             f"({wait / 1e6:.1f} ms a step) over {_WINDOW} steps. The slowest stage is {stage} ({each:.1f} ms a "
@@ -100,6 +101,13 @@ class WaitWatch:
                     "clouds and graphs with scidata partition"
                 )
             return f"{ahead}; else the storage is the limit: put the data on a faster one, or compress it"
+        if stage == "decode" and amplification > 1.5:
+            return (
+                f"{amplification:.1f} bytes are decoded for each that is wanted; where chunks hold several steps, "
+                "open_dataset(pool_bytes=) keeps them for samples in stored order or of "
+                "DistributedSampler(shuffle='blocks') (scidata plan PATH says how many bytes); else write the data in "
+                "smaller chunks"
+            )
         if stage == "decode":
             return f"{ahead}; else write the data with a faster codec (blosc-lz4) or in smaller chunks"
         if stage == "copy":

@@ -13,6 +13,7 @@ import zarr
 import scidata
 from scidata.data.order import Order
 from scidata.errors import ConfigError
+from scidata.loader.waiting import WaitWatch
 from tests.unit.loader.test_resume_orders import Readable
 
 
@@ -141,3 +142,10 @@ def test_what_is_refused(path: Path) -> None:
         other.load_state_dict(one.state_dict())
     with pytest.raises(ConfigError, match="pool_bytes"):
         scidata.open_dataset(path, pool_bytes=-1)
+
+
+def test_the_warning_about_slow_data_names_the_pool() -> None:
+    advice = WaitWatch(2, 2)._advice
+    assert "8.0 bytes are decoded for each that is wanted" in advice("decode", 8.0)
+    assert "pool_bytes=" in advice("decode", 8.0)
+    assert "pool_bytes" not in advice("decode", 1.2)

@@ -81,9 +81,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         ``sampler``.
     batch_size : int or None
         Samples per dp rank. None hands out samples without a batch dimension.
-    shuffle : bool
-        With a mesh: a :class:`scidata.DistributedSampler` with seed 0, so that all ranks agree; call :meth:`set_epoch`
-        or every epoch has the same order. Without one: torch's random order.
+    shuffle : bool or "blocks"
+        With a mesh, or by blocks: a :class:`scidata.DistributedSampler` with seed 0, so that all ranks agree; call
+        :meth:`set_epoch` or every epoch has the same order. Else: torch's random order.
     sampler, batch_sampler
         Used as they are. Default with a mesh: a :class:`scidata.DistributedSampler`, which pads to the same number of
         steps, or drops with ``drop_last``.
@@ -138,7 +138,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self,
         dataset: BufferedDataset | PartDataset,
         batch_size: int | None = 1,
-        shuffle: bool | None = None,
+        shuffle: bool | str | None = None,
         sampler: Sampler[int] | Iterable[int] | None = None,
         batch_sampler: Sampler[list[int]] | Iterable[Sequence[int]] | None = None,
         num_workers: int = 2,
@@ -168,15 +168,17 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         num_workers = whole("num_workers", num_workers)
         max_prefetch_bytes = optional("max_prefetch_bytes", max_prefetch_bytes)
         check_given(sampler, batch_sampler, timeout, {"collate_fn": collate_fn, "worker_init_fn": worker_init_fn})
-        if sampler is None and batch_sampler is None and needs_agreement(source.dataset):
-            sampler = default_sampler(source.dataset, shuffle=bool(shuffle), drop_last=drop_last, generator=generator)
-            shuffle = None
+        order = shuffle if isinstance(shuffle, str) else bool(shuffle)
+        ours = isinstance(order, str) or needs_agreement(source.dataset)
+        if sampler is None and batch_sampler is None and ours:
+            sampler = default_sampler(source.dataset, shuffle=order, drop_last=drop_last, generator=generator)
+            order = False
         if collate_fn is None and (batch_size is not None or batch_sampler is not None):
             collate_fn = collate
         super().__init__(
             dataset,  # type: ignore[arg-type]
             batch_size,
-            shuffle,
+            bool(order),  # torch refuses it beside a sampler
             sampler,
             batch_sampler,  # type: ignore[arg-type]
             num_workers,

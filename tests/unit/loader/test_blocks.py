@@ -112,8 +112,8 @@ def test_a_loader_decodes_each_chunk_once(path: Path, readers: int, make: str) -
             ds = scidata.concat(ds, scidata.open_dataset(path, pool_bytes=pool_bytes))
         if make == "subset":
             ds = scidata.subset(ds, range(5, 61))
-        sampler = scidata.DistributedSampler(ds, shuffle=shuffle, window=4)
-        loader = scidata.DataLoader(ds, 2, sampler=sampler, num_workers=readers)
+        how: dict[str, Any] = {"sampler": scidata.DistributedSampler(ds, shuffle=shuffle, window=4)}
+        loader = scidata.DataLoader(ds, 2, num_workers=readers, **(how if readers else {"shuffle": shuffle}))
         seen = [
             (i, float(value)) for batch in loader for i, value in zip(batch.index, batch["u"][:, 0, 0], strict=True)
         ]

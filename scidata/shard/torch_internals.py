@@ -6,7 +6,7 @@ that no other module uses a private name; those of process groups and loaders ar
 
 Three things are patched for the whole process, none at import. :func:`watch_functions`: the first ShardTensor replaces
 ``autograd.Function.apply`` by one that looks at the arguments first, and ``forward`` of those functions whose ``apply``
-was taken before. :func:`keep_out_of_graphs`: the first
+may have been taken before. :func:`keep_out_of_graphs`: the first
 tensor made, or model parallelized, in a process that has Dynamo adds this package to what Dynamo does not trace.
 The first ShardTensor also has :func:`watch_transforms` put functions that look at the arguments first in the places of
 four that ``torch.func`` calls.
@@ -14,12 +14,11 @@ four that ``torch.func`` calls.
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial, wraps
-from types import BuiltinMethodType, CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -191,8 +190,8 @@ def watch_functions(kind: type[Any], handle: Callable[..., Any]) -> None:
 
     Autograd knows the local parts, not the wrapper, so what it records for an argument that is a ShardTensor is
     nothing, and gradients would get lost. ``apply`` asks neither ``__torch_function__`` nor the dispatcher, and is
-    looked up in ``Function`` alone. Who has taken it before (``swish = Swish.apply``) still has torch's own: of their
-    classes, and no others, ``forward`` is replaced.
+    looked up in ``Function`` alone. Who has taken it before (``swish = Swish.apply``) still has torch's own: of classes
+    that there are by then, ``forward`` is replaced.
     """
     plain = Function.__dict__["apply"]  # a class method in Python, from 2.15 on in C
 
@@ -202,20 +201,25 @@ def watch_functions(kind: type[Any], handle: Callable[..., Any]) -> None:
                 return handle(cls, args, kwargs)
         return plain.__get__(None, cls)(*args, **kwargs)
 
-    for function in _taken_before():
+    for function in set(_defined_before(Function)):
         _watch_forward(function, kind, handle)
     Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment, unused-ignore]
 
 
-def _taken_before() -> set[type[Any]]:
-    """Return the functions whose bound ``apply`` somebody holds; torch's own are reached through the dispatcher."""
-    bound = (x for x in gc.get_objects() if type(x) in (MethodType, BuiltinMethodType))
-    owners = ((x, x.__self__) for x in bound if isinstance(x.__self__, type) and issubclass(x.__self__, Function))
-    return {owner for x, owner in owners if x.__name__ == "apply" and owner.__module__.split(".")[0] != "torch"}
+def _defined_before(kind: type[Any]) -> Iterator[type[Any]]:
+    """Return functions whose ``apply`` somebody may hold; torch's own are reached through the dispatcher.
+
+    Who does is not asked of the garbage collector: while it lists all objects, ``tuple(...)`` in another thread fails
+    with a SystemError (python/cpython#59313).
+    """
+    for each in kind.__subclasses__():
+        if each.__module__.split(".")[0] not in ("torch", "scidata"):
+            yield each
+        yield from _defined_before(each)
 
 
 def _watch_forward(function: type[Any], kind: type[Any], handle: Callable[..., Any]) -> None:
-    plain = function.forward
+    plain = getattr(function.forward, "unwatched", function.forward)  # a base class's may be watched by now
 
     @wraps(plain)
     def forward(*args: Any, **kwargs: Any) -> Any:

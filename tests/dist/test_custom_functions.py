@@ -1,5 +1,7 @@
 """Custom autograd functions on shards: values and gradients of one process, whichever argument requires them."""
 
+import threading
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,7 +12,7 @@ from torch.distributed.tensor import Shard
 from torch.utils.checkpoint import checkpoint
 
 from scidata.errors import UnsupportedShardOp
-from scidata.shard import ShardSpec
+from scidata.shard import ShardSpec, tensor
 from scidata.testing import run_ranks
 from scidata.testing.oracle import assert_like_one_process, shard_of
 
@@ -212,3 +214,31 @@ def check_reentrant(rank, num_ranks):
 
 def test_reentrant_checkpoints():
     run_ranks(check_reentrant, 3)
+
+
+def check_threads(rank, num_ranks):
+    """Other threads go on while the first ShardTensor looks for functions: listing all objects broke their tuples."""
+    errors, is_over = [], threading.Event()
+
+    def build():
+        try:
+            while not is_over.is_set():
+                tuple(i for i in range(500))
+        except SystemError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=build) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
+    for _ in range(3):
+        shard_of(torch.ones(3), ShardSpec.even(mesh, [Shard(0)], (3,)))
+        tensor._watched.clear()
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    assert not errors
+
+
+def test_threads_go_on_beside_the_first_shard_tensor():
+    run_ranks(check_threads, 1)

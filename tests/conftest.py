@@ -34,8 +34,7 @@ SLOW = (
     "test_conformance.py::test_every_case[4-False]",
     "test_fuzz.py::test_planted_faults_are_noticed",
     "test_fuzz.py::test_a_case_is_the_same_each_time",
-    "test_last_words.py::test_the_others_say_why[raise-2]",
-    "test_last_words.py::test_the_others_say_why[sys.exit(1)-0]",
+    "test_last_words.py::test_the_others_say_why[2-raise]",
 )
 
 

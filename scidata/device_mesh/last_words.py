@@ -78,7 +78,7 @@ def _leave(process: int) -> None:
         return
     store, rank = common_store(), dist.get_rank()
     within(_SECONDS, lambda: store.set(f"last_words/{rank}", f"rank {rank} {words}"))
-    if rank == 0:  # which may keep the store: the others ask as soon as the connections are broken
+    if rank == 0 and error is not None:  # it may keep the store: the others ask as soon as connections are broken
         groups.break_groups()
         time.sleep(_SECONDS / 2)
 

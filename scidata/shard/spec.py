@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -21,8 +21,6 @@ from scidata.core.cache import Cache
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError, ShardLayoutError
 from scidata.shard.axes import KEPT, MeshAxis, by_axis, kept_spec, mesh_axes, of_mesh
-
-_T = TypeVar("_T")
 
 #: Sizes by mesh axis, number or name.
 Sizes: TypeAlias = Mapping[int | str, Sequence[int]]

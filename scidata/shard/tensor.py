@@ -25,6 +25,7 @@ from scidata.shard import layouts
 from scidata.shard.calls import answer
 from scidata.shard.memory import UNKNOWN, Strides, dense, laid_out, row_major
 from scidata.shard.op_table import HANDLERS, TRANSFORMS, unsupported
+from scidata.shard.rows.edge_order import as_in_one_process, in_one_order
 from scidata.shard.rows.halo import exchange_halo, halo_dims, owned_of
 from scidata.shard.rows.relayout import change_layout, gather_full
 from scidata.shard.spec import HaloDim, ShardSpec, Sizes
@@ -278,9 +279,11 @@ class ShardTensor(Tensor):
     def full_tensor(self, *, grad_placements: Sequence[Placement] | None = None) -> Tensor:
         """Return the whole tensor on each rank, plain. Collective. Its gradient is taken as replicated, or as
         ``Partial()`` where ``grad_placements`` says so.
+
+        Edges come in the order of one process, or where that is not known, one rank's after the other's.
         """
         self._refresh()
-        full = gather_full(self._local, self._spec)
+        full = as_in_one_process(gather_full(self._local, self._spec), self._spec)
         return layouts.with_gradient(full, self._spec, grad_placements, whole=True)
 
     def redistribute(
@@ -305,6 +308,8 @@ class ShardTensor(Tensor):
         ------
         ShardLayoutError
             Another mesh, or sizes that do not fit.
+        UnsupportedShardOp
+            Edges of a graph whose order in one process is not known.
         """
         if device_mesh is not None and device_mesh != self._spec.device_mesh:
             raise ShardLayoutError(
@@ -313,9 +318,9 @@ class ShardTensor(Tensor):
             )
         self._refresh()
         target = layouts.target_spec(self._spec, self.placements if placements is None else placements, sizes)
-        if target == self._spec:
+        if (target.dims, target.sizes) == (self._spec.dims, self._spec.sizes):
             return self
-        local = change_layout(self._local, self._spec, target)
+        local = change_layout(in_one_order(ShardTensor.redistribute, self._local, self._spec)[0], self._spec, target)
         if target.is_replicated and self._memory is not None and self._memory is not UNKNOWN:
             local = laid_out(local, self._memory)  # operations on it are those on a plain tensor
         moved = ShardTensor(local, target)

@@ -51,8 +51,7 @@ def run(bad: int, then: str) -> tuple[list[int], list[str], float]:
     return [process.returncode for process in ranks], said, time.monotonic() - ended
 
 
-@pytest.mark.parametrize("bad", [0, 2])
-@pytest.mark.parametrize("then", ["raise", "sys.exit(1)"])
+@pytest.mark.parametrize(("bad", "then"), [(0, "raise"), (2, "raise"), (2, "sys.exit(1)")])
 def test_the_others_say_why(bad, then):
     codes, said, seconds = run(bad, then)
     assert codes == [int(rank == bad) for rank in range(3)], said

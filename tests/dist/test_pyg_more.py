@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate
 
 from scidata.errors import UnsupportedShardOp
 from scidata.shard import ShardTensor
@@ -154,6 +155,11 @@ def check_order(rank, num_ranks):
         lambda e, m: torch.zeros(5, dtype=torch.int64).index_add(0, m % 5, numbers),
         lambda e, m: m.diff() * numbers[1:],
         lambda e, m: m.sort().values * 2 + m,
+        lambda e, m: m + 0,
+        lambda e, m: (
+            m.redistribute(sizes={"domain": (1, len(m) - 1)}) * numbers if isinstance(m, ShardTensor) else m * numbers
+        ),
+        lambda e, m: m.redistribute(placements=[Replicate()]) * numbers if isinstance(m, ShardTensor) else m * numbers,
     ):
         expected, found = function(whole, plain), function(index, mixed)
         assert torch.equal(found.full_tensor() if isinstance(found, ShardTensor) else found, expected)

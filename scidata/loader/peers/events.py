@@ -7,14 +7,12 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import torch.distributed as dist
 
 from scidata.errors import ConfigError, RankFailedError
 from scidata.loader.peers.processes import ProcessId, StepSeen
-
-_T = TypeVar("_T")
 
 _ANOTHER_SAYS_IT = 0.4  # s that a rank may take to tell in which step the one that it watches has died
 

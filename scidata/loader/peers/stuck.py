@@ -15,9 +15,9 @@ Who may pass: :mod:`scidata.loader.peers.watch` and its sessions, for a loader o
 
 How to do without: ``DataLoader(..., watch=False)`` begins no thread, and calls none of this. Then the process group's
 timeout ends what waits. Two calls remain, of groups that nobody will use again: a process that ends with an error which
-nobody has caught breaks those it has got from, or shown to, :func:`scidata.init_mesh`, before its interpreter ends
-(:func:`scidata.device_mesh.groups.end_well`); and rank 0, which may keep the store, where it ends after an error: so
-the others find its last words while the store is there (:mod:`scidata.device_mesh.last_words`).
+nobody has caught breaks those it has got from, or shown to, :func:`scidata.init_mesh`, or had ShardTensors on, before
+its interpreter ends (:func:`scidata.device_mesh.groups.end_well`); rank 0, which may keep the store, somewhat earlier,
+so that the others find its last words while the store is there (:mod:`scidata.device_mesh.last_words`).
 """
 
 from __future__ import annotations

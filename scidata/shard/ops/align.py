@@ -17,7 +17,7 @@ from torch.distributed.tensor import Replicate
 from scidata.shard.comm.collectives import slice_to_shard
 from scidata.shard.comm.sums import replicate_parameters, replicate_to_shards
 from scidata.shard.op_table import unsupported
-from scidata.shard.rows.edge_order import as_in_one_process, as_joined, in_one_order, refuse_disorder
+from scidata.shard.rows.edge_order import as_joined, in_one_order, refuse_disorder
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import shares_memory
@@ -351,8 +351,9 @@ def write_to_plain(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 def _whole(func: Any, value: Any) -> Any:
     if isinstance(value, ShardTensor):
-        full = value.full_tensor()
-        return full if value._spec.is_replicated else as_in_one_process(func, full, value._spec)
+        if value._spec.edge_parts is None:
+            refuse_disorder(func, value._spec)
+        return value.full_tensor()
     if isinstance(value, tuple | list) and any(isinstance(x, ShardTensor) for x in value):
         return type(value)(_whole(func, x) for x in value)
     return value

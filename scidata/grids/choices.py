@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.bounds import rows_of, segments_of_slice
 from scidata.core.checks import names_of
 from scidata.core.types import ArrayLayout, Source
 from scidata.errors import ConfigError, FieldMismatchError, UnsupportedFormatError, near_matches
 from scidata.grids.partition import resolve_dim
-from scidata.read.whole import array_of
-from scidata.sources.cf import is_coordinate, role_of, role_of_name
+from scidata.read.whole import array_of, read_array
+from scidata.sources.cf import decoding_of, is_coordinate, role_of, role_of_name
 
 _TENSOR_KINDS = "biufc"  # NumPy kinds that torch has: not times, strings or records
 
@@ -32,6 +37,22 @@ def dim_roles(source: Source, dims: Sequence[str]) -> dict[str, str]:
         if role is not None:
             roles[dim] = role
     return roles
+
+
+def row_weights(
+    source: Source, name: str, split: Mapping[str, str], crop: Mapping[str, Any]
+) -> dict[str, npt.NDArray[np.float64]]:
+    """Sum a field over every dimension but the sharded one: the cost of each row."""
+    layout = array_of(source, name)
+    if len(split) != 1:
+        raise ConfigError("weights named by a field need a 1-D domain; give {dim: costs} instead")
+    (dim,) = split
+    if dim not in layout.dims:
+        raise ConfigError(f"weights: field {name!r} has dims {layout.dims}, not {dim!r}")
+    values = read_array(source, layout, decoding=decoding_of(layout, np.dtype("f8")))
+    others = tuple(i for i, d in enumerate(layout.dims) if d != dim)
+    cost: npt.NDArray[np.float64] = np.atleast_1d(np.nansum(values, axis=others, dtype=np.float64))
+    return {dim: cost[rows_of(segments_of_slice(crop.get(dim, slice(None)), len(cost)))]}
 
 
 def default_shard(

@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -104,12 +104,20 @@ class SharedRows:
 
     def bytes_of_sample(self, part: Part) -> int:
         """Return the bytes of all blocks that one sample may need."""
-        reach = max(self._steps) - min(self._steps)
-        return sum(
-            min(len(self._steps), -(-reach // size) + 1) * size * self._bytes_of_step(name, part)
-            for name, size in self.steps_per_block.items()
-            if size > 1
-        )
+        return self._bytes(part, lambda size: min(len(self._steps), -(-self._reach // size) + 1))
+
+    def bytes_of_block(self, part: Part) -> int:
+        """Return the bytes of all blocks that the samples of one of the longest may need, in any order."""
+        longest = max(self.steps_per_block.values())
+        return self._bytes(part, lambda size: -(-longest // size) + -(-self._reach // size))
+
+    @property
+    def _reach(self) -> int:
+        return max(self._steps) - min(self._steps)
+
+    def _bytes(self, part: Part, count: Callable[[int], int]) -> int:
+        sizes = {name: size for name, size in self.steps_per_block.items() if size > 1}
+        return sum(count(size) * size * self._bytes_of_step(name, part) for name, size in sizes.items())
 
     def _bytes_of_step(self, name: str, part: Part) -> int:
         shape = part.families[name].out_shape

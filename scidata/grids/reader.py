@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scidata.core.bounds import num_rows_of, rows_of, segments_of_slice
+from scidata.core.bounds import num_rows_of, rows_of
 from scidata.core.cache import Cache
 from scidata.core.checks import offsets
 from scidata.core.types import ArrayLayout, BufferSpec, IntArray, Segment, Selection, Source
@@ -31,6 +31,7 @@ from scidata.grids.choices import (
     default_shard,
     dim_roles,
     largest_chunks,
+    row_weights,
     sizes_of,
 )
 from scidata.grids.partition import GridPartition, make_partition, per_dim, resolve_dim, selected_rows
@@ -43,7 +44,7 @@ from scidata.plan.totals import ReadPlan
 from scidata.read import Job, read_plans
 from scidata.read.context import ReadStats
 from scidata.read.threads import ReaderThreads
-from scidata.read.whole import array_of, read_array
+from scidata.read.whole import array_of
 from scidata.sources import open_source
 from scidata.sources.access.fetches import run_each
 from scidata.sources.cf import decoding_of
@@ -133,7 +134,7 @@ class GridReader:
         self._sources = {source.path: source for source in self._series.sources}
         self.steps = _checked_steps(steps, self.sample_dim)
         if isinstance(weights, str):
-            weights = self._row_weights(weights, split_axes, crop)
+            weights = row_weights(first, weights, split_axes, crop)
         self.partition: GridPartition = make_partition(
             sizes,
             axis_sizes=axes,
@@ -228,9 +229,13 @@ class GridReader:
         rows = rows_of(self.partition.selected[self.sample_dim])
         return self.pool.blocks_of(rows[self._first_sample :][: self.num_samples])
 
-    def block_bytes(self, coordinate: Mapping[str, int]) -> int:
-        """Return the decoded bytes of the blocks that one sample of a rank may need; 0 where chunks hold one step."""
-        return self.pool.bytes_of_sample(self._part(coordinate))
+    def block_bytes(self, coordinate: Mapping[str, int]) -> tuple[int, int]:
+        """Return the decoded bytes that one sample of a rank, and one block of samples, share with others.
+
+        0 where chunks hold one step.
+        """
+        part = self._part(coordinate)
+        return self.pool.bytes_of_sample(part), self.pool.bytes_of_block(part)
 
     def buffer_specs(self, coordinate: Mapping[str, int]) -> dict[str, BufferSpec]:
         """Return shape and dtype of each field's local part with halo, for the rank at ``coordinate``."""
@@ -268,22 +273,6 @@ class GridReader:
         several = len(self.steps) > 1
         dims = tuple(d for d in layout.dims if d not in self._dropped and (several or d != self.sample_dim))
         return Field(dims=dims, source_dims=layout.dims, dtype=dtypes.pop(), decodings=decodings)
-
-    def _row_weights(
-        self, name: str, split: Mapping[str, str], crop: Mapping[str, Any]
-    ) -> dict[str, npt.NDArray[np.float64]]:
-        """Sum a field over every dimension but the sharded one: the cost of each row."""
-        source = self._series.sources[0]
-        layout = array_of(source, name)
-        if len(split) != 1:
-            raise ConfigError("weights named by a field need a 1-D domain; give {dim: costs} instead")
-        (dim,) = split
-        if dim not in layout.dims:
-            raise ConfigError(f"weights: field {name!r} has dims {layout.dims}, not {dim!r}")
-        values = read_array(source, layout, decoding=decoding_of(layout, np.dtype("f8")))
-        others = tuple(i for i, d in enumerate(layout.dims) if d != dim)
-        cost: npt.NDArray[np.float64] = np.atleast_1d(np.nansum(values, axis=others, dtype=np.float64))
-        return {dim: cost[rows_of(segments_of_slice(crop.get(dim, slice(None)), len(cost)))]}
 
     # -- planning ------------------------------------------------------------------------------------------------
 

@@ -154,12 +154,13 @@ def plan_domain(
             elif layout.fallback:
                 notes["fallback"] = "some arrays are decoded by the format's own library: their bytes are estimated"
             summaries.append(summarize(shifted, selection_of_rank, len(places_of), places))
-    block = max(map(reader.block_bytes, places_of))
-    if block:
+    sample_bytes, block_bytes = np.max([reader.block_bytes(place) for place in places_of], axis=0).tolist()
+    if block_bytes:
         steps = max(reader.pool.steps_per_block.values())
         notes["pool"] = (
-            f"chunks hold {steps} steps, and each sample decodes them anew: pool_bytes={2 * block:_} keeps them for "
-            f'samples in stored order, pool_bytes={9 * block:_} for DistributedSampler(shuffle="blocks") of one dp rank'
+            f"chunks hold {steps} steps, and each sample decodes them anew (of large Blosc chunks a part): "
+            f"pool_bytes={2 * sample_bytes:_} keeps them for samples in stored order, pool_bytes={9 * block_bytes:_} for "
+            'DistributedSampler(shuffle="blocks") of one dp rank'
         )
     return DomainPlan(
         reader=reader,

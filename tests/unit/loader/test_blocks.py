@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import zarr
 
 import scidata
+from scidata.cli.commands.plan_grid import plan_domain
 from scidata.data.order import Order
 from scidata.errors import ConfigError
 from scidata.loader.waiting import WaitWatch
@@ -124,6 +126,21 @@ def test_a_loader_decodes_each_chunk_once(path: Path, readers: int, make: str) -
     whole = steps * 120 * 4
     assert decoded["blocks"] == whole
     assert decoded[True] > 5 * whole
+
+
+@pytest.mark.parametrize("steps", [(0,), (-1, 0, 2)])
+def test_what_plan_says_is_enough(path: Path, steps: tuple[int, ...]) -> None:
+    reader = scidata.open_dataset(path, steps=steps).reader
+    (note,) = plan_domain(reader).notes
+    assert note.startswith("chunks hold 8 steps")
+    enough = [int(number) for number in re.findall(r"pool_bytes=([\d_]+)", note)]
+    assert enough == [2 * reader.block_bytes({})[0], 9 * reader.block_bytes({})[1]]
+    for shuffle, pool_bytes in zip((False, "blocks"), enough, strict=True):
+        ds = scidata.open_dataset(path, steps=steps, pool_bytes=pool_bytes)
+        loader = scidata.DataLoader(ds, 2, shuffle=shuffle)
+        assert len(list(loader)) == -(-len(ds) // 2)
+        assert loader.stats()["bytes_decoded"] == 64 * 120 * 4 * 2
+        assert 0 < ds.reader.pool.num_bytes <= pool_bytes
 
 
 def test_what_is_refused(path: Path) -> None:

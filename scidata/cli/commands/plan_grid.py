@@ -159,8 +159,8 @@ def plan_domain(
         steps = max(reader.pool.steps_per_block.values())
         notes["pool"] = (
             f"chunks hold {steps} steps, and each sample decodes them anew (of large Blosc chunks a part): "
-            f"pool_bytes={2 * sample_bytes:_} keeps them for samples in stored order, pool_bytes={9 * block_bytes:_} for "
-            'DistributedSampler(shuffle="blocks") of one dp rank'
+            f"pool_bytes={2 * sample_bytes:_} keeps them for samples in stored order, "
+            f'pool_bytes={9 * block_bytes:_} for DistributedSampler(shuffle="blocks") of one dp rank'
         )
     return DomainPlan(
         reader=reader,

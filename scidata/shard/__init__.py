@@ -14,6 +14,7 @@ from scidata.shard.ops import (  # noqa: F401
     indexing,
     interpolate,
     joining,
+    kernels,
     linalg,
     losses,
     margins,

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from scidata.device_mesh.last_words import met
 from scidata.errors import UnsupportedShardOp
-from scidata.shard.memory import BY_MEMORY, REARRANGES, note
+from scidata.shard.memory import BY_MEMORY, REARRANGES, UNKNOWN, note
 from scidata.shard.op_table import (
     ANY_ORDER,
     FALLBACKS,
@@ -26,6 +26,7 @@ from scidata.shard.op_table import (
     unsupported,
 )
 from scidata.shard.rows.edge_order import in_one_order, refuse_disorder
+from scidata.shard.spec import ShardSpec
 from scidata.shard.torch_internals import tree_flatten, tree_map_only, tree_unflatten
 from scidata.shard.views import call_on_copies
 
@@ -120,10 +121,37 @@ def _call_noted(
 ) -> Any:
     """Handle a function, and note how its results lie in memory; bring copies up to date first."""
     _refresh(args, kind)
-    if not kwargs:
-        return note(func, args, kwargs, run(func, types, args, {}))
-    _refresh(kwargs.values(), kind)
-    return note(func, args, kwargs, run(func, types, args, dict(kwargs)))
+    if kwargs:
+        _refresh(kwargs.values(), kind)
+        result = note(func, args, kwargs, run(func, types, args, dict(kwargs)))
+    else:
+        result = note(func, args, kwargs, run(func, types, args, {}))
+    if isinstance(result, kind) or (type(result) is Tensor and result.ndim < 2):
+        return result
+    unknown = next(_unknown([*args, *kwargs.values()], kind), None)
+    if unknown is None or result is None or func is torch.autograd.grad:
+        return result
+    given = set(map(id, tree_flatten((args, kwargs))[0]))
+    return tree_map_only(Tensor, lambda x: x if id(x) in given else _of_unknown(x, unknown._spec, kind), result)
+
+
+def _unknown(values: Iterable[Any], kind: type[Any]) -> Iterator[Any]:
+    """Return the tensors of which it is not known how they lie in memory: gradients, and what is made of them."""
+    for x in values:
+        if isinstance(x, kind) and x._memory is UNKNOWN:
+            yield x
+        elif type(x) is tuple or type(x) is list:
+            yield from _unknown(x, kind)
+
+
+def _of_unknown(x: Tensor, spec: ShardSpec, kind: type[Any]) -> Any:
+    """Wrap a plain result that lies in memory nobody knows how, so that what depends on that is refused."""
+    if type(x) is not Tensor or sum(n > 1 for n in x.shape) < 2:
+        return x
+    nothing = [None] * len(spec.axes)
+    result = kind(x, spec.derive(x.shape, nothing, nothing))
+    result._memory = UNKNOWN
+    return result
 
 
 def _call_unusual(
@@ -136,7 +164,8 @@ def _call_unusual(
     specs = [x._spec for x in flat if isinstance(x, kind)]
     if specs and all(spec.is_replicated for spec in specs):
         copies = [x for x in flat if isinstance(x, kind) and x._copied is not None]
-        if copies and func in BY_MEMORY:  # rows that were moved lie as they came, not as in one process
+        # rows that were moved lie as they came, not as in one process
+        if func in BY_MEMORY and (copies or next(_unknown(flat, kind), None) is not None):
             if handler is None:
                 raise unsupported(func, "its order in memory is that of a view", *specs, remedy="clone() it first")
             return handler(func, types, args, kwargs)

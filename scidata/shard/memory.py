@@ -17,7 +17,7 @@ from torch import Tensor
 
 from scidata.core.cache import Cache
 from scidata.shard.op_table import find, getters
-from scidata.shard.torch_internals import inferring, tree_leaves
+from scidata.shard.torch_internals import inferring, kernels, tree_leaves
 
 #: Strides of a tensor that is not row-major: one for each dim; none at all where they are not known.
 Strides = tuple[int, ...]
@@ -48,6 +48,8 @@ REARRANGES: frozenset[Any] = frozenset(
         ),
         *getters("T mT H mH real imag"),
         Tensor.__getitem__,
+        *kernels("slice", "Tensor"),
+        torch.linalg.lstsq,
         F.multi_head_attention_forward,
         F.scaled_dot_product_attention,
         *_CONVOLUTIONS,  # by the strides of a weight of one channel, too
@@ -67,10 +69,11 @@ _UNSURE = frozenset(
     + find(
         "pad max_pool1d max_unpool1d max_unpool2d max_unpool3d nll_loss cross_entropy channel_shuffle", namespaces=(F,)
     )
+    + kernels("native_dropout_backward")
     + find("irfft hfft ihfft ihfft2 irfft2 ihfftn irfftn rfft2 rfftn", namespaces=(torch.fft,))
 )
 # and these not even for those, but for the last two dims.
-_NEVER = frozenset([*find("hfft2 hfftn rfft2 rfftn", namespaces=(torch.fft,)), torch.linalg.eig])
+_NEVER = frozenset([*find("hfft2 hfftn rfft2 rfftn", namespaces=(torch.fft,)), torch.linalg.eig, torch.linalg.lstsq])
 #: Functions of results whose sizes values decide: handlers note what is not row-major.
 OF_VALUES = frozenset(find("nonzero argwhere masked_select unique unique_consecutive", namespaces=_BOTH))
 #: Functions that go by the order of memory: of random numbers, and of what is a view.
@@ -81,6 +84,8 @@ BY_MEMORY = frozenset(
     + find("reshape reshape_as flatten ravel unflatten", namespaces=_BOTH)
 )
 _WHERE = (torch.where, Tensor.where)  # of one argument too
+#: Functions of several tensors that act on each element alone; filled with their handlers.
+ELEMENTWISE: set[Any] = set()
 
 
 def _batch_norm(x: Tensor, *others: Any, **options: Any) -> Tensor:
@@ -178,7 +183,9 @@ def _inferred(func: Any, args: Any, kwargs: Any) -> tuple[Strides | None, ...]:
         return () if memory_of(tensors[0]) else (None,)
     if func in _AS_ADD:
         func, args, kwargs = torch.add, args[:2], {}
-    elif func is F.batch_norm:
+    if func in ELEMENTWISE and len({x.dtype for x in tensors}) == 1 < len({tuple(x.shape) for x in tensors}):
+        return (_broadcast_strides([(tuple(x.shape), strides_of(x)) for x in tensors]),)
+    if func is F.batch_norm:
         func = _batch_norm
     elif func in (F.group_norm, torch.group_norm) and tensors[0].device.type == "cpu":
         func = _group_norm
@@ -193,6 +200,43 @@ def _inferred(func: Any, args: Any, kwargs: Any) -> tuple[Strides | None, ...]:
         results = result if isinstance(result, tuple | list) else [result]
         return tuple(memory_of(x) if isinstance(x, Tensor) else UNKNOWN for x in results)
     return ()
+
+
+def _broadcast_strides(operands: Sequence[tuple[tuple[int, ...], Strides]]) -> Strides | None:
+    """Return the strides of an elementwise result, None if row-major: dims in the order of the operands' strides.
+
+    As ``TensorIterator::reorder_dimensions`` has it, which is not the same on the device ``"meta"`` where several
+    orders would do.
+    """
+    shape = torch.broadcast_shapes(*(own for own, _ in operands))  # type: ignore[no-untyped-call]
+    ndim, rows = len(shape), []
+    for own, steps in operands:
+        added = ndim - len(own)
+        found = [0 if n == 1 != m else step for n, m, step in zip(own, shape[added:], steps, strict=True)]
+        rows.append([0] * added + found)
+
+    def order(first: int, second: int) -> int:
+        for row in rows:
+            if row[first] and row[second] and row[first] != row[second]:
+                return row[first] - row[second]
+            if row[first] and row[second] and shape[first] > shape[second]:
+                return 1
+        return 0
+
+    inner = list(reversed(range(ndim)))  # the innermost first
+    for i in range(1, ndim):
+        at = i
+        for before in reversed(range(i)):
+            found_order = order(inner[before], inner[at])
+            if found_order > 0:
+                inner[before], inner[at] = inner[at], inner[before]
+                at = before
+            elif found_order < 0:
+                break
+    strides, step = [0] * ndim, 1
+    for d in inner:
+        strides[d], step = step, step * shape[d]
+    return None if inner == list(reversed(range(ndim))) or 0 in shape else tuple(strides)
 
 
 def _num_transformed(args: Any, kwargs: Any) -> int:

@@ -38,7 +38,7 @@ from scidata.shard.torch_internals import (
     watch_functions,
     watch_transforms,
 )
-from scidata.shard.views import Copy, Whole
+from scidata.shard.views import Copy, Whole, refuse_no_gradient
 
 _watched: list[type] = []  # what watch_functions() was called for: nothing is patched before there is a tensor
 
@@ -134,7 +134,10 @@ class ShardTensor(Tensor):
         if isinstance(local, ShardTensor):
             raise ShardLayoutError("from_local takes this rank's plain part, not a ShardTensor; use redistribute()")
         keep_out_of_graphs()
-        return cls(*layouts.part_and_spec(local, device_mesh, placements, sharding_shapes, global_shape))
+        part, spec = layouts.part_and_spec(local, device_mesh, placements, sharding_shapes, global_shape)
+        if part.is_leaf:
+            layouts.watch_graphs(part, spec)
+        return cls(part, spec)
 
     @classmethod
     def from_dtensor(cls, dtensor: DTensor) -> ShardTensor:
@@ -332,15 +335,16 @@ class ShardTensor(Tensor):
     @property
     def requires_grad(self) -> bool:
         """Whether the local part requires grad."""
-        return self._local.requires_grad
+        return self._local.requires_grad or (self._copied is not None and self._copied.will_require_grad())
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
-        self._local.requires_grad_(value)
+        self.requires_grad_(value)
 
     def requires_grad_(self, requires_grad: bool = True) -> ShardTensor:
         """Set whether gradients are kept, in place."""
         self._local.requires_grad_(requires_grad)
+        layouts.watch_graphs(self._local, self._spec)
         return self
 
     @property  # type: ignore[override]
@@ -348,6 +352,7 @@ class ShardTensor(Tensor):
         """The gradient, a ShardTensor of the same layout."""
         grad = self._local.grad
         if grad is None:
+            refuse_no_gradient(self)
             return None
         result = ShardTensor(grad, self._spec)
         if self._local.is_leaf:  # autograd makes it so; what others retain is row-major
@@ -373,6 +378,7 @@ class ShardTensor(Tensor):
     def retain_grad(self) -> None:
         """Keep the gradient of a tensor that is not a leaf."""
         self._local.retain_grad()
+        layouts.watch_graphs(self._local, self._spec)
 
     def _gradient(self, local: Tensor) -> ShardTensor:
         """Wrap a gradient that autograd made: how it lies in memory is not known (of a sum's, all strides are 0)."""

@@ -102,6 +102,18 @@ flash_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
+def kernels(name: str, *overloads: str) -> list[Any]:
+    """Return an operator below torch's functions, and overloads of it: calls arrive under any of them.
+
+    Some have no public name, but code that others write, or compilers do, calls them.
+    """
+    found = getattr(torch.ops.aten, name)
+    return [found, *[getattr(found, overload) for overload in overloads or ("default",)]]
+
+
+#: What PyTorch Geometric finds groups in sorted rows by; sparse tensors have it, but cannot be sharded.
+coo_to_csr: Callable[..., Tensor] = torch._convert_indices_from_coo_to_csr
+
 #: What ``forward_ad.make_dual`` and ``unpack_dual`` call: only these arrive at ``__torch_function__``.
 make_dual, unpack_dual = torch._VF._make_dual, torch._VF._unpack_dual
 

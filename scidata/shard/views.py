@@ -6,7 +6,6 @@ Tensors here are ShardTensors; ``_copied`` says of what each is a copy.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from scidata.shard.op_table import unsupported
 from scidata.shard.torch_internals import is_of_leaf, shares_memory, tree_map_only, version_of
 
 _PARTLY = ("masked", "index", "scatter", "put", "__setitem__")  # torch writes so to expanded tensors, too
+_REPEATED = "several elements of what is written to are one in memory"
 _writes = [0]  # what stands for a tensor's version in inference mode, where torch counts none
 
 
@@ -34,22 +34,29 @@ class Copy:
         Writes ``local`` to the base; None where that is not done.
     """
 
-    __slots__ = ("base", "local", "put", "seen", "take")
+    __slots__ = ("base", "follows_graph", "local", "may_be_base", "put", "seen", "take")
 
     def __init__(
         self, base: Any, local: Tensor, take: Callable[[], Tensor], put: Callable[[], object] | None = None
     ) -> None:
         self.base, self.local, self.take, self.put = base, local, take, put
-        self.seen = _version(base)
+        self.seen, self.follows_graph = _version(base), True
+        self.may_be_base = False  # in one process: of contiguous()
 
     def refresh(self) -> None:
         """Copy again where the base was written to since. Collective then, where the copy was."""
         if self.base._copied is not None:
             self.base._copied.refresh()
         if self.seen != (now := _version(self.base)):
-            with torch.inference_mode() if self.local.is_inference() else nullcontext():
+            # what is written to the base has its graph, whoever asks first for what it is now
+            graph = not (self.local.is_leaf and self.local.requires_grad)
+            with torch.inference_mode() if self.local.is_inference() else torch.set_grad_enabled(graph):
                 self.local.copy_(self.take())
             self.seen = now
+
+    def will_require_grad(self) -> bool:
+        """Whether ``local`` will require grad once it is refreshed: what was written to the base may."""
+        return self.follows_graph and self.seen != _version(self.base) and bool(self.base.requires_grad)
 
     def detached(self) -> Copy:
         """Return the same without a graph, for what shares memory with this one or a view of it."""
@@ -63,7 +70,7 @@ class Copy:
                 return self.take()
 
         copied = Copy(self.base, self.local.detach(), take, None if self.put is None else put)
-        copied.seen = self.seen
+        copied.seen, copied.follows_graph = self.seen, False
         return copied
 
     def put_back(self) -> None:
@@ -73,6 +80,13 @@ class Copy:
         self.put()
         _writes[0] = count  # one write: some ranks have a copy where others have a view
         self.seen = _version(self.base)
+
+
+def refuse_no_gradient(x: Any) -> None:
+    """Raise where the gradient of a tensor that this may be in one process was retained."""
+    copied = x._copied
+    if isinstance(copied, Copy) and copied.may_be_base and copied.base._local.grad is not None:
+        raise unsupported(Tensor.contiguous, "whether this is the tensor itself is not known", x._spec)
 
 
 class Whole:
@@ -88,6 +102,10 @@ class Whole:
 
     def refresh(self) -> None:
         """Do nothing: it is no copy."""
+
+    def will_require_grad(self) -> bool:
+        """Return False: it is no copy."""
+        return False
 
     def detached(self) -> Whole:
         """Return the same."""
@@ -113,8 +131,19 @@ def written(target: Any) -> None:
 
 def _repeats(x: Any) -> bool:
     """Whether several elements are one in memory, as after expand()."""
-    memory = getattr(x, "_memory", None) or ()
-    return any(n > 1 and not step for n, step in zip(x.shape, memory, strict=False))
+    return _any_repeated(x.shape, getattr(x, "_memory", None) or ())
+
+
+def _any_repeated(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    return any(n > 1 and not step for n, step in zip(shape, strides, strict=False))
+
+
+def refuse_repeated(func: Any, x: Any, index: tuple[Any, ...]) -> None:
+    """Raise where several elements of a part, by slices and rows, are one in memory: torch raises for most writes."""
+    if _repeats(x):
+        part = torch.empty_strided(x.shape, x._memory, device="meta")[index]
+        if _any_repeated(part.shape, part.stride()):
+            raise unsupported(func, _REPEATED, x._spec, remedy="clone() it")
 
 
 def refuse_write_to_copy(func: Any, x: Any) -> None:
@@ -137,8 +166,7 @@ def refuse_write_to_copy(func: Any, x: Any) -> None:
         reason = "it writes to a part of a gradient, of which several elements may be one in memory"
         raise unsupported(func, reason, x._spec, remedy="clone() the gradient")
     if _repeats(x):
-        reason = "several elements of what is written to are one in memory"
-        raise unsupported(func, reason, x._spec, remedy="clone() it")
+        raise unsupported(func, _REPEATED, x._spec, remedy="clone() it")
     copied = getattr(x, "_copied", None)
     while isinstance(copied, Copy) and x._local.requires_grad and torch.is_grad_enabled():
         x, copied = copied.base, copied.base._copied
@@ -154,6 +182,8 @@ def call_on_copies(func: Any, copies: Sequence[Any], args: Any, kwargs: Any, mak
     name = func.__name__
     by_name = (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__set__")
     by_name = by_name or kwargs.get("inplace") is True
+    if name == "__setitem__" and _is_there(*args):
+        return None
     targets = [x for x in copies if by_name and x._local is args[0]]
     before = [version_of(x._local) for x in copies]
     for x in targets:
@@ -169,6 +199,15 @@ def call_on_copies(func: Any, copies: Sequence[Any], args: Any, kwargs: Any, mak
     for x in changed:
         written(x)
     return tree_map_only(Tensor, lambda x: _as_copy(x, copies, make), result)
+
+
+def _is_there(target: Tensor, index: Any, value: Any) -> bool:
+    """Whether a value that is assigned is that very part: so ``x[i] *= y`` ends, when ``x[i]`` has been changed."""
+    if type(value) is not Tensor or not shares_memory(value, target):
+        return False
+    part = target[index]
+    same = (part.shape, part.stride(), part.storage_offset()) == (value.shape, value.stride(), value.storage_offset())
+    return shares_memory(part, value) and same
 
 
 def _as_copy(result: Tensor, copies: Sequence[Any], make: Callable[..., Any]) -> Any:

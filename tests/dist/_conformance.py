@@ -106,8 +106,9 @@ _SHAPES: dict[str, Callable[[Any], Any]] = {
     "random_geometric": lambda x: torch.zeros_like(x).geometric_(0.5),
     "dropout": lambda x: [F.dropout(x, 0.3), torch.dropout(x, 0.6, True), F.dropout(x, 0.5, False), F.dropout(x, 1.0)],
     "dropout_channels": lambda x: [F.dropout1d(x, 0.3), F.dropout2d(x[None], 0.5), F.dropout3d(x[None], 0.4)],
-    "dropout_alpha": lambda x: F.alpha_dropout(x, 0.3, True),
-    "dropout_inplace": written(lambda y: F.dropout(y, 0.3, inplace=True)),
+    "dropout_alpha": lambda x: [F.alpha_dropout(x, p, True) for p in (0.3, 1.0)] + [F.feature_alpha_dropout(x, 0.3, True), F.feature_alpha_dropout(x, 0.3)],
+    "dropout_inplace": written(lambda y: [F.dropout(y, 0.3, inplace=True), F.alpha_dropout(y, 0.3, True, True), F.feature_alpha_dropout(y, 0.3, True, True)]),
+    "multinomial": lambda x: [torch.multinomial(x.detach()[0].abs(), 3), x.detach()[:, 0].exp().t().multinomial(9, replacement=True), x.detach()[0, 0].abs().multinomial(2)],
     "softmax": lambda x: [F.softmax(x, 1), torch.softmax(x, 0), x.softmax(-1), F.softmin(x, 1)],
     "log_softmax": lambda x: [F.log_softmax(x, 1), torch.log_softmax(x, 0), x.log_softmax(-1, dtype=torch.float64)],
     "special_softmax": lambda x: [torch.special.softmax(x, 1), torch.special.log_softmax(x, 0)],
@@ -253,6 +254,20 @@ def _losses() -> Iterator[Case]:
                 F.nll_loss(a, target, weight, **o),
             ],
         )
+    lengths, several = [7, 5, 6, 7, 4, 7, 7], torch.tensor([2, 0, 1, 3, 2, 1, 2])
+    for how in ("mean", "sum", "none"):
+        yield Case(
+            name=f"ctc_loss_{how}",
+            function=lambda a, h=how: [
+                F.ctc_loss(a.log_softmax(2), PLACES[0].clamp(min=1), lengths, several.tolist(), reduction=h),
+                F.ctc_loss(a.log_softmax(2), PLACES[1, 0].repeat(2)[:11], torch.tensor(lengths), several, 3, h, True),
+            ],
+        )  # fmt: skip
+    if hasattr(F, "linear_cross_entropy"):  # from torch 2.13 on
+        yield Case(
+            name="linear_cross_entropy",
+            function=lambda a: [F.linear_cross_entropy(a[0], PLAIN[0], target[0], linear_bias=PLAIN[0, 0], reduction=r) for r in ("mean", "none")],
+        )  # fmt: skip
     yield Case(
         name="cross_entropy_rows", function=lambda a: F.cross_entropy(a, target[0]), shapes=((7, 7),), dims=((0,), (1,))
     )

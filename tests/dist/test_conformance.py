@@ -34,6 +34,7 @@ ELSEWHERE = (
     "functions",
     "multihead",
     "composed",
+    "kernels",
     "products",
     "matrices",
     "sorting",

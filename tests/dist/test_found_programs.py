@@ -17,6 +17,97 @@ def given(name, shape, *splits, grad=False):
 GRADIENT = "(v0,) = torch.autograd.grad({}, [x0], retain_graph=True)"
 #: Mesh, tensors, lines, and what is refused of them.
 FOUND = {
+    "what an einsum keeps of parts of no row and of one is written to": (
+        (3,),
+        [given("x0", (6, 5, 4), (2, (0, 1, 3)), grad=True), Given("x1", (6, 5, 4), False, None)],
+        ["v0 = torch.einsum('abc,abc->ba', x0, x1)", "x1.mul_(2)", "total(v0).backward()"],
+        0,
+    ),
+    "what a softmax was taken of is written to": (
+        (3,),
+        [given("x0", (4,), (0, (1, 1, 2)), grad=True)],
+        ["v0 = x0.flip(0)", "v1 = v0.log_softmax(-1)", "v0.fill_(v0.sum())", "total(v1.diff(dim=0)).backward()"],
+        0,
+    ),
+    "a median is written to": (
+        (2, 2),
+        [given("x0", (2, 1, 3), (2, (1, 2)), (1, (1, 0)), grad=True)],
+        ["v0 = x0.clone().median(1).values", "v0[:-1] = v0[1:2, 0:3].clone()", "total(v0).backward()"],
+        0,
+    ),
+    "a moved view of what takes on a graph": (
+        (3,),
+        [given("x0", (1, 4, 5), (1, (1, 3, 0))), Given("x1", (5, 1, 1), True, None)],
+        ["v0 = x0.reshape(10, 2)", "x0.permute(2, 0, 1).copy_(x1.sin())"],
+        0,
+    ),
+    "a moved view is first looked at without gradients": (
+        (3,),
+        [given("x0", (1, 4, 5), (1, (1, 3, 0))), Given("x1", (5, 1, 1), True, None)],
+        [
+            "v0 = x0.reshape(10, 2)",
+            "x0.permute(2, 0, 1).copy_(x1.sin())",
+            "with torch.no_grad(): v1 = v0.sum()",
+            "total(v0).backward()",
+        ],
+        0,
+    ),
+    "one row of what is expanded is changed": (
+        (2,),
+        [given("x0", (1,), (0, (0, 1)))],
+        ["v0 = x0.squeeze(0).expand(3)", "v0[...][None, -3] *= ramp(1)"],
+        0,
+    ),
+    "rows of what is expanded are assigned": (
+        (3,),
+        [given("x0", (1, 1, 5), (1, (1, 0, 0)))],
+        ["v0 = x0.expand(3, -1, -1)", "v0.swapaxes(0, 0)[:, -1, :] = -0.3"],
+        1,
+    ),
+    "strides for which several orders would do": (
+        (3,),
+        [given("x0", (2, 1), (1, (1, 0, 0)))],
+        ["v0 = x0.unsqueeze(1).expand(-1, 2, -1).swapaxes(-1, 0)", "v1 = v0 - x0.detach()", "v2 = torch.rand_like(v1)"],
+        0,
+    ),
+    "random numbers like a product of gradients": (
+        (3,),
+        [given("x0", (4, 5, 1), (0, (0, 2, 2)), grad=True)],
+        [
+            "(v0,) = torch.autograd.grad(total(x0 * x0), [x0], create_graph=True)",
+            "v1 = torch.einsum('abc,auv->vub', F.pad(x0, (2, 2)), v0)",
+            "v2 = torch.rand_like(v1)",
+        ],
+        1,
+    ),
+    "the gradient of a gradient that may be contiguous": (
+        (2,),
+        [given("x0", (6, 5), (0, (1, 5)), grad=True)],
+        [
+            "(v0,) = torch.autograd.grad(total(x0 * x0), [x0], create_graph=True)",
+            "v0.retain_grad()",
+            "v1 = v0.contiguous()",
+            "total(v1).backward()",
+        ],
+        1,
+    ),
+    "backward leaves no graph where there are no rows": (
+        (3,),
+        [given("x0", (2, 1), (0, (2, 0, 0)), grad=True)],
+        ["v0 = x0 * 1", "v1 = v0.view(-1)", "v0.mul_(2)", "v1.exp().sum().backward(create_graph=True)"],
+        1,
+    ),
+    "backward leaves a graph": (
+        (3,),
+        [given("x0", (2, 2), (0, (2, 0, 0)), grad=True), given("x1", (2, 2), (1, (0, 1, 1)), grad=True)],
+        [
+            "v0 = x0 * 1",
+            "v0.retain_grad()",
+            "total((v0 * x1).exp()).backward(create_graph=True)",
+            "total(v0.grad * x0.grad).backward()",
+        ],
+        0,
+    ),
     "no graph where there are no rows, behind a view that was written to": (
         (3,),
         [given("x0", (2, 1), (0, (2, 0, 0)), grad=True)],

@@ -11,6 +11,7 @@ from scidata.shard import ShardSpec
 from scidata.testing import run_ranks
 from scidata.testing.oracle import assert_like_one_process, shard_of
 
+aten = torch.ops.aten
 LAYOUTS = {1: [(5,)], 2: [(4, 1), (0, 5)], 3: [(3, 1, 1), (4, 0, 1)]}
 PLACES = torch.tensor([0.0, 0.5, 2.0, 2.5, 4.0], dtype=torch.float64)
 PLAIN = torch.linspace(-1, 1, 125, dtype=torch.float64).view(5, 5, 5)
@@ -71,6 +72,13 @@ CASES = {
     "decomposed": lambda x: [torch.linalg.cholesky(definite(x)), *torch.linalg.qr(x), torch.linalg.svdvals(x), torch.linalg.eigvalsh(definite(x)), torch.linalg.pinv(x)],
     "solved": lambda x: [torch.linalg.solve(definite(x), PLAIN), torch.linalg.solve(definite(PLAIN), x), torch.linalg.solve(definite(x)[0], x[0, 0]), torch.linalg.solve_triangular(definite(x).tril(), x, upper=False)],
     "one matrix": lambda x: [torch.linalg.inv(definite(x[0])), x[1].logdet().nan_to_num(), torch.linalg.cond(definite(x))],
+    "least squares": lambda x: [*torch.linalg.lstsq(x, PLAIN), *torch.linalg.lstsq(x[..., :2], x, driver="gels")],
+    "operators": lambda x: [aten.slice.Tensor(x, 1, 1, -1, 2), aten.native_dropout_backward(x, x.detach() > 0, 2.0), aten._softmax_backward_data(x, x.softmax(1), 1, x.dtype)],
+    "softmax of nothing": lambda x: aten._safe_softmax(torch.where(PLAIN[:, :1] > 0.2, float("-inf"), x), 2),
+    "means and deviations": lambda x: [*torch.native_layer_norm(x, (5,), PLAIN[0, 0], PLAIN[0, 1], 1e-5)],
+    "back from a pool": lambda x: aten.max_pool2d_with_indices_backward(PLAIN[:, :3, :3], x, [2, 2], [2, 2], [1, 1], [1, 1], False, F.max_pool2d(x.detach(), 2, 2, 1, return_indices=True)[1]),
+    "antialiased": lambda x: [F.interpolate(x[:, None], s, mode=m, antialias=True) for s in ((2, 7), (5, 3)) for m in ("bilinear", "bicubic")],
+    "pairs": lambda x: [torch.view_as_complex(x[..., :2].clone()), written(lambda y: torch.view_as_complex(y).mul_(1j))(x[..., :4].reshape(5, 5, 2, 2))],
     "spectrogram": lambda x: torch.stft(F.pad(x.flatten(1), (0, 7)), 8, 4, window=torch.hann_window(8, dtype=torch.float64), return_complex=True),
 }  # fmt: skip
 

@@ -95,7 +95,6 @@ def check_refused(rank, num_ranks):
     x = shard_of(random(*IMAGE), ShardSpec.even(mesh_of(num_ranks), [Shard(2)], IMAGE))
     channels = shard_of(random(*IMAGE), ShardSpec.even(mesh_of(num_ranks), [Shard(1)], IMAGE))
     for function in (
-        lambda: F.interpolate(x, size=(5, 5), mode="bilinear", antialias=True),
         lambda: F.interpolate(x.byte(), size=(5, 5), mode="bilinear"),
         lambda: F.pixel_shuffle(channels, 2),
     ):

@@ -160,7 +160,7 @@ def check_refused(rank, num_ranks):
     rows = ShardSpec.even(mesh, [Shard(0)], (6, 6), {0: (4, 2)})
     for function, a, b in [
         (lambda a, b: torch.einsum("ii,ij", a, b), rows, None),
-        (torch.linalg.lstsq, rows, None),
+        (torch.linalg.tensorsolve, rows, None),
     ]:
         left, right = shard_of(x, a), y if b is None else shard_of(y, b)
         with pytest.raises(UnsupportedShardOp, match="Remedy"):

@@ -111,8 +111,8 @@ REFUSED = [
     lambda x: x.share_memory_(),
     lambda x: x.resize_(3),
     lambda x: x.set_(torch.zeros(3)),
-    lambda x: torch.linalg.lstsq(x[0], x[1]),
-    lambda x: torch.multinomial(x[0], 2),
+    lambda x: torch.linalg.tensorsolve(x[0], x[1]),
+    lambda x: torch.nonzero_static(x[0], size=2),
 ]
 
 

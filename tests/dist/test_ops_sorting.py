@@ -10,6 +10,7 @@ from torch.distributed.tensor import Replicate, Shard
 from scidata.errors import UnsupportedShardOp
 from scidata.shard import ShardSpec
 from scidata.shard.rows.ordered import sorted_ids
+from scidata.shard.torch_internals import coo_to_csr
 from scidata.testing import run_ranks
 from scidata.testing.oracle import assert_like_one_process, shard_of
 
@@ -93,6 +94,7 @@ def written(write):
 
 
 TALLIES = {
+    "ends of sorted numbers": lambda x: [coo_to_csr(line(few(x)).long().sort().values, 12), coo_to_csr(line(few(x)).long().msort(), 9, out_int32=True)],
     "bincount": lambda x: [torch.bincount(line(few(x)).long(), minlength=9), line(few(x)).long().bincount(WEIGHTS[: len(x)]), torch.bincount(line(few(x)).long(), line(few(x)))],
     "histc": lambda x: [torch.histc(x.detach(), 5), x.detach().histc(4, -0.1, 0.3), (x.detach() * 0).histc(3)],
     "histogram": lambda x: [

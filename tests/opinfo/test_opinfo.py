@@ -11,7 +11,7 @@ pytest.importorskip("torch.testing._internal.common_methods_invocations", reason
 from tests.opinfo.__main__ import BAD
 from tests.opinfo.cases import on_ranks, operations
 
-#: One in twelve, and those in which faults were found.
+#: Those in which faults were found.
 FAULTY = [
     *("addr", "cat", "gather", "index_add", "index_select", "take_along_dim", "tensor_split", "roll", "expand", "view"),
     *("nn.functional.pad.replicate_negative", "nn.functional.scaled_dot_product_attention"),
@@ -19,13 +19,13 @@ FAULTY = [
 ]
 #: Operations of which some of these calls are refused.
 REFUSED = {
-    *("index_add", "index_select", "max_pool2d_with_indices_backward", "nn.functional.linear_cross_entropy", "normal"),
-    *("scatter_reduce.prod", "tensor_split"),
+    *("index_add", "nn.functional.embedding_bag", "normal", "scatter_reduce.prod", "tensor_split"),
 }
 
 
-def test_nothing_is_wrong(tmp_path):
-    names = [*dict.fromkeys([*FAULTY, *list(operations())[::12]])]
+@pytest.mark.parametrize(("one_in", "least"), [(30, 300), (12, 680)], ids=[30, 12])
+def test_nothing_is_wrong(tmp_path, one_in, least):
+    names = [*dict.fromkeys([*FAULTY, *list(operations())[::one_in]])]
     run_ranks(on_ranks, 3, names, 3, tmp_path / "found", timeout=300)
     found = {}
     with (tmp_path / "found").open("rb") as file:
@@ -35,4 +35,4 @@ def test_nothing_is_wrong(tmp_path):
     bad = {name: each.notes for name, each in found.items() if set(each.counts) & set(BAD)}
     assert not bad
     assert not {name: each.notes for name, each in found.items() if each.counts["refused"]}.keys() - REFUSED
-    assert sum(each.counts["right"] for each in found.values()) >= 680
+    assert sum(each.counts["right"] for each in found.values()) >= least

@@ -93,6 +93,16 @@ def assigned_by_tensor(s: Scope) -> str:
 
 def reduced(s: Scope) -> str:
     name, x = s.pick()
+    line = _reduced(s, name, x)
+    # of equal numbers it is 0, or about 1e-17, by the order of sums; the gradient is nothing then, or anything
+    if ".std(" in line and bool((s.value(line.removeprefix("NEW0 = ")).abs() < 1e-9).any()):
+        raise LookupError
+    if ".median(" in line and len(x.unique()) < x.numel():  # which of equal ones has the gradient, torch does not say
+        raise LookupError
+    return line
+
+
+def _reduced(s: Scope, name: str, x: Tensor) -> str:
     if not x.ndim or s.chance(0.15):
         return f"NEW0 = {name}.{s.draw.choice(['sum', 'mean', 'max', 'norm', 'var', 'std', 'prod', 'amin'])}()"
     dim = s.dim(x)
@@ -240,6 +250,7 @@ def differentiated(s: Scope) -> str:
         f"(NEW0,) = torch.autograd.grad(total({power}), [{source}], retain_graph=True, allow_unused=True)",
         f"(NEW0,) = torch.autograd.grad(({power}).sum(), [{source}], create_graph=True, allow_unused=True)",
         f"{name}.backward(torch.ones_like({name}), retain_graph=True)",
+        f"total({power}).backward(create_graph=True)",
         f"{name}.retain_grad()",
         f"{s.pick(lambda y: y.requires_grad and y.is_leaf)[0]}.register_hook(lambda g: g * 2)",  # torch dies of views
         f"{source}.grad = None",

@@ -122,12 +122,13 @@ def gather(x: Tensor, sizes: tuple[int, ...], dim: int, group: Group) -> Tensor:
     if len(rows) < longest:
         padded = rows.new_zeros((longest, *rest))
         padded[: len(rows)] = rows
-    gathered = torch.empty((len(sizes), longest, *rest), dtype=x.dtype, device=x.device)
+    gathered = torch.empty((len(sizes) * longest, *rest), dtype=x.dtype, device=x.device)
     count_sent(padded.nbytes * (len(sizes) - 1))
     _all_gather(gathered.view(-1).view(torch.uint8), as_bytes(padded), group=group)
-    if min(sizes) == longest:
-        return gathered.flatten(0, 1).movedim(0, dim).contiguous()
-    return torch.cat([part[:size].movedim(0, dim) for part, size in zip(gathered, sizes, strict=True)], dim)
+    if min(sizes) == longest:  # no view: nobody could write to what a custom function gives then
+        return gathered.movedim(0, dim).clone(memory_format=torch.contiguous_format) if dim % x.ndim else gathered
+    parts = zip(torch.split(gathered, longest), sizes, strict=True)
+    return torch.cat([part[:size].movedim(0, dim) for part, size in parts], dim)
 
 
 def reduce_scatter(x: Tensor, sizes: tuple[int, ...], dim: int, group: Group) -> Tensor:

@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scidata.shard.op_table import find, getters, register_op, unsupported
-from scidata.shard.ops.align import refuse_out, refuse_plain
+from scidata.shard.op_table import find, getters, register_op
+from scidata.shard.ops.align import refuse_out, refuse_plain, to_layout
 from scidata.shard.ops.arguments import argument, normal_dim
-from scidata.shard.ops.moving import cut_to, there_and_back, without_empty
+from scidata.shard.ops.moving import cut_to, moved_off, there_and_back, without_empty
 from scidata.shard.ops.shapes import derived
 from scidata.shard.tensor import ShardTensor
+from scidata.shard.views import Copy
 
 _ONE = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
 _MANY = tuple(f"{name}{kind}" for name in _ONE for kind in ("2", "n"))
@@ -83,9 +84,20 @@ def view_as_real(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 @register_op(torch.view_as_complex)
 def view_as_complex(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """See pairs along the last dim, which must not be sharded, as complex numbers."""
+    """See pairs along the last dim as complex numbers. Collective where that dim is sharded."""
     x: ShardTensor = args[0] if args else kwargs["input"]
-    spec = x._spec
-    if spec.ndim - 1 in spec.sharded:
-        raise unsupported(func, "the last dim is sharded", spec)
-    return derived(x, torch.view_as_complex(x._local), spec.without([spec.ndim - 1]))
+    last = x._spec.ndim - 1
+    if last not in x._spec.sharded:
+        # a part without elements may have any strides, of which torch takes even ones alone
+        local = x._local if x._local.numel() else x._local.clone(memory_format=torch.contiguous_format)
+        return derived(x, torch.view_as_complex(local), x._spec.without([last]))
+
+    def take() -> Tensor:
+        return torch.view_as_complex(moved_off(x, [last])._local.contiguous())
+
+    def put() -> None:
+        x.copy_(to_layout(ShardTensor(torch.view_as_real(local), moved._spec), x._spec))
+
+    moved = moved_off(x, [last])
+    local = torch.view_as_complex(moved._local.contiguous())
+    return ShardTensor(local, moved._spec.without([last]), copied=Copy(x, local, take, put))

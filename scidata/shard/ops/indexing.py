@@ -20,8 +20,8 @@ from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops.advanced import take_advanced
 from scidata.shard.ops.align import (
     is_sharded,
+    local_of,
     refuse_out,
-    refuse_without_dims,
     specs_of,
     write_to_plain,
 )
@@ -32,7 +32,7 @@ from scidata.shard.ops.writing import fill_where, overwrite, put, without_ones
 from scidata.shard.rows.edge_order import refuse_disorder
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
-from scidata.shard.views import Copy, written
+from scidata.shard.views import Copy, refuse_repeated, written
 
 _WHOLE = slice(None)
 
@@ -281,6 +281,7 @@ def _target(x: ShardTensor, items: Sequence[Any]) -> ShardTensor:
 
 
 def _put_basic(x: ShardTensor, items: Sequence[Any], value: Any) -> None:
+    refuse_repeated(Tensor.__setitem__, x, tuple(items))
     basic, value = _as_view(x._spec, items, value)
     target = _target(x, basic)
     if not isinstance(value, Tensor):
@@ -375,7 +376,9 @@ def index_select(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str,
     """Take the rows of a dim that an index names."""
     x, index = argument(args, kwargs, 0, "input"), argument(args, kwargs, 2, "index")
     refuse_out(func, kwargs, *specs_of([x, index]))
-    refuse_without_dims(func, x, index)
+    if not len(x.shape):  # torch takes a single number for a row; the function that PyG puts in its place does not
+        row: Tensor = local_of(x).index_select(argument(args, kwargs, 1, "dim"), index.full_tensor())
+        return row
     if is_sharded(index):
         return take_rows(func, x, argument(args, kwargs, 1, "dim"), index)
     dim = normal_dim(argument(args, kwargs, 1, "dim"), x._spec.ndim)

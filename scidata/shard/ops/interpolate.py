@@ -7,7 +7,7 @@ extent. Along sharded dims those rows are fetched and summed here; the other dim
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -16,11 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scidata.shard.op_table import register_op, unsupported
-from scidata.shard.ops.align import bind, refuse_plain
+from scidata.shard.ops.align import bind, finish, refuse_plain
+from scidata.shard.ops.moving import as_sharded, cut_to, there_and_back, without_empty
 from scidata.shard.ops.pooling import adaptive_average
 from scidata.shard.ops.sliding import Middle, Windows
 from scidata.shard.rows.runs import Runs
 from scidata.shard.tensor import ShardTensor
+from scidata.shard.torch_internals import kernels
 
 _AREA = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)
 _NUM_SPATIAL = {"linear": (1,), "bilinear": (2,), "trilinear": (3,), "bicubic": (2,)}
@@ -112,14 +114,15 @@ def _extents(
 
 @register_op(F.interpolate)
 def interpolate(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Resample the spatial dims; antialiasing is refused."""
+    """Resample the spatial dims."""
     names = "input size scale_factor mode align_corners recompute_scale_factor antialias"
     given = bind(names, args, kwargs, size=None, scale_factor=None, mode="nearest", align_corners=None)
     x, mode, align = given["input"], given["mode"], bool(given["align_corners"])
     refuse_plain(func, x)
     spec, count = x._spec, x._spec.ndim - 2
     if given.get("antialias"):
-        raise unsupported(func, "antialias=True", spec)
+        rest = {name: value for name, value in given.items() if name != "input"}
+        return _antialiased(x, lambda part: F.interpolate(part, **rest))
     recompute = given.get("recompute_scale_factor") or mode == "area"
     sizes, factors = _extents(x, given["size"], given["scale_factor"], recompute, count)
     if min(sizes, default=0) < 1:
@@ -132,6 +135,23 @@ def interpolate(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, 
     if not x._local.is_floating_point() and not mode.startswith("nearest"):
         raise unsupported(func, f"mode {mode!r} of {x._local.dtype}", spec, remedy="convert to a floating dtype first")
     return _resample(x, sizes, factors, mode, align, given["align_corners"])
+
+
+@register_op(*kernels("_upsample_bilinear2d_aa", "default", "vec"))
+def upsample_antialiased(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Do as ``F.interpolate`` with ``antialias=True``."""
+    x, rest = (args[0], args[1:]) if args else (kwargs.pop("self", None) or kwargs.pop("input"), ())
+    return _antialiased(x, lambda part: func(part, *rest, **kwargs))
+
+
+def _antialiased(x: ShardTensor, resample: Callable[[Tensor], Tensor]) -> Tensor:
+    """Resample by filters that are as wide as the factor. Collective where the spatial dims are sharded."""
+    dims = range(2, x._spec.ndim)
+    if any(d in x._spec.sharded for d in dims):
+        return there_and_back(x, dims, lambda moved: _antialiased(as_sharded(moved, x._spec), resample))
+    part = resample(without_empty(x._local, x._spec))
+    spec = x._spec.derive((*x._spec.global_shape[:2], *part.shape[2:]), x._spec.dims, x._spec.sizes)
+    return finish(cut_to(part, spec), spec)
 
 
 def _resample(

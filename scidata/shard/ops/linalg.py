@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import string
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -189,6 +189,8 @@ def einsum(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     is_product = any(letters.count(c) > 1 and extents[c] > 1 for c in set(letters) - set(out))
 
     def compute(*parts: Tensor) -> Tensor:
+        if is_product and min(min(x.shape, default=2) for x in parts) < 2:
+            parts = tuple([_apart(x, names, out, extents) for x, names in zip(parts, inputs, strict=True)])
         device = parts[0].device.type
         if not is_product or not torch.is_autocast_enabled(device):
             return func(equation, *parts)  # type: ignore[no-any-return]
@@ -198,6 +200,15 @@ def einsum(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
             return func(equation, *[x if x.dtype == torch.float64 else x.to(dtype) for x in parts])  # type: ignore[no-any-return]
 
     return finish(*contract(func, operands, [*map(list, inputs)], list(out), compute))
+
+
+def _apart(part: Tensor, names: str, out: str, extents: Mapping[Hashable, int]) -> Tensor:
+    """Copy a part without elements, or of one row to sum over: what backward keeps of it would be a view.
+
+    Of others it may be a copy, so that they may be written to.
+    """
+    few = any(n < 2 <= extents[c] and (c not in out or not n) for n, c in zip(part.shape, names, strict=True))
+    return part.clone() if few else part
 
 
 def _spelled_out(equation: str, operands: Sequence[Tensor]) -> str:

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from scidata.shard.comm.sums import all_reduce_sum
 from scidata.shard.op_table import register_op, unsupported
-from scidata.shard.ops.align import align, bind, finish, spec_of_layout, specs_of
+from scidata.shard.ops.align import align, bind, finish, is_sharded, local_of, spec_of_layout, specs_of
 from scidata.shard.ops.arguments import normal_dim
 from scidata.shard.ops.moments import widened
+from scidata.shard.ops.moving import moved_off
 from scidata.shard.ops.pointwise import elementwise
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
@@ -179,6 +180,49 @@ def cross_entropy(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str
     each: Tensor = -products.sum(dim)
     result = reduced(each, "sum" if given["reduction"] == "mean" else given["reduction"])
     return result / each.numel() if given["reduction"] == "mean" else result
+
+
+@register_op(*[getattr(F, name) for name in ["linear_cross_entropy"] if hasattr(F, name)])  # of newer torch
+def linear_cross_entropy(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Cross entropy of a linear layer's scores; ``options=``, how many rows are done at a time, changes no value."""
+    given = bound(func, args, kwargs)
+    x, weight, bias = given["input"], given["linear_weight"], given["linear_bias"]
+    shape = (*x.shape[:-1], *weight.shape[:-1])
+    if given["ignore_index"] is not None and tuple(given["target"].shape) == shape:
+        raise RuntimeError("ignore_index cannot be specified when target contains probabilities")
+    ignore = -100 if given["ignore_index"] is None else given["ignore_index"]
+    how = {name: given[name] for name in ("weight", "reduction", "label_smoothing")}
+    scores = F.linear(x, weight.reshape(-1, weight.shape[-1]), None if bias is None else bias.reshape(-1))
+    return F.cross_entropy(scores.reshape(shape), given["target"], ignore_index=ignore, **how)
+
+
+@register_op(F.ctc_loss)
+def ctc_loss(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Each sequence against its target. Collective where steps or classes are sharded: sequences are instead."""
+    given = bound(func, args, kwargs)
+    scores = given["log_probs"]
+    if len(scores.shape) != 3:
+        raise unsupported(func, "a sequence without a batch", *specs_of([*given.values()]), remedy="use unsqueeze(1)")
+    names = ("targets", "input_lengths", "target_lengths")
+    targets, *counts = (x.full_tensor() if isinstance(x, ShardTensor) else x for x in map(given.__getitem__, names))
+    steps, labels = (torch.as_tensor(each) for each in counts)
+    num_steps, num_rows, _ = scores.shape
+    if not len(steps) == len(labels) == num_rows or any(n > num_steps for n in steps.tolist()):
+        raise RuntimeError(f"ctc_loss: {steps} steps and {labels} labels for scores of shape {tuple(scores.shape)}")
+    x: Any = moved_off(scores, [0, 2]) if is_sharded(scores) else scores
+    how = {"blank": given["blank"], "zero_infinity": given["zero_infinity"]}
+    if not is_sharded(x):
+        return F.ctc_loss(local_of(x), targets, steps, labels, reduction=given["reduction"], **how)
+    start, count = x._spec.offsets[1], x._spec.local_shape[1]
+    first, last = (start, start + count) if targets.ndim > 1 else (labels[:n].sum() for n in (start, start + count))
+    own = slice(start, start + count)
+    local = x._local.sum((0, 2))  # where there are none
+    if count:
+        local = F.ctc_loss(x._local, targets[first:last], steps[own], labels[own], reduction="none", **how)
+    each: Tensor = ShardTensor(local, x._spec.without([0, 2]))
+    if given["reduction"] == "mean":
+        each = each / labels.to(local.device).clamp(min=1)
+    return reduced(each, given["reduction"])
 
 
 @register_op(F.cosine_similarity, any_order=True)

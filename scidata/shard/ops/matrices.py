@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from scidata.core.bounds import bounds_of
-from scidata.shard.op_table import find, register_op
+from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops.align import (
     align,
     finish,
@@ -234,6 +234,7 @@ _CORE: dict[str, tuple[int, ...]] = {
     "lu_solve": (2, 2, 1),
     "linalg_lu_solve": (2, 1, 2),
     "ldl_solve": (2, 1, 2),
+    "lstsq": (2, 2),
     "householder_product": (2, 1),
     "lu_unpack": (2, 1),
     "stft": (1, 1),
@@ -249,7 +250,10 @@ def of_matrices(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, 
     name = func.__name__
     own = _CORE.get(name) or _CORE[name.removeprefix("linalg_")]
     core = [*own, *[0] * len(operands)][: len(operands)]
-    if name in ("linalg_solve", "linalg_solve_ex") and len(operands[1].shape) in (1, len(operands[0].shape) - 1):
+    if name == "linalg_lstsq":
+        _refuse_residuals(func, operands[0], argument(args, kwargs, 3, "driver"))
+    solves = name in ("linalg_solve", "linalg_solve_ex", "linalg_lstsq")
+    if solves and len(operands[1].shape) in (1, len(operands[0].shape) - 1):
         vectors = tuple(operands[1].shape) == tuple(operands[0].shape[:-1]) or len(operands[1].shape) == 1
         core[1] = 1 if vectors else 2
     new = [_freed(x, range(len(x.shape) - n, len(x.shape))) for x, n in zip(operands, core, strict=True)]
@@ -270,7 +274,7 @@ def of_matrices(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, 
     like = specs_of(new)[0]
 
     def wrap(part: Any) -> Any:
-        if not isinstance(part, Tensor):
+        if not isinstance(part, Tensor) or (part.shape == (0,) and name == "linalg_lstsq"):  # not of each driver
             return part
         names: list[Hashable] = [*range(batch), *[("result", d) for d in range(part.ndim - batch)]]
         spec = spec_of_layout(layout, names, [extents[d] for d in range(batch)] + list(part.shape[batch:]), like)
@@ -282,6 +286,13 @@ def of_matrices(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, 
         return wrap(result)
     parts = [wrap(part) for part in result]
     return type(result)(parts)
+
+
+def _refuse_residuals(func: Any, x: Tensor, driver: str | None) -> None:
+    """Raise where a least squares problem has residuals only if the matrices of all ranks have full rank."""
+    if driver in ("gelss", "gelsd") and x.shape[-2] > x.shape[-1]:
+        reason = f"driver={driver!r} gives residuals only where all matrices have full rank"
+        raise unsupported(func, reason, *specs_of([x]), remedy="use gelsy or gels")
 
 
 def _with_one(x: Tensor, core: int) -> Tensor:

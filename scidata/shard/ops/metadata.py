@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from scidata.shard.comm.transport import all_reduce_min
+from scidata.shard.layouts import check_graphs
 from scidata.shard.memory import UNKNOWN, laid_out, strides_of
 from scidata.shard.op_table import OF_THE_WHOLE, find, getters, register_op, unsupported
 from scidata.shard.ops.align import is_sharded, local_of, map_local, operands_of, specs_of
@@ -123,7 +123,9 @@ def contiguous(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, A
             raise unsupported(func, "whether it is what was written to is not known", x._spec, remedy="clone() it")
 
         part = x._local.clone(memory_format=torch.contiguous_format)
-        return ShardTensor(part, x._spec, copied=Copy(x, part, refuse))
+        copied = Copy(x, part, refuse)
+        copied.may_be_base = True
+        return ShardTensor(part, x._spec, copied=copied)
     whole = torch.empty_strided(x._spec.global_shape, strides, device="meta")
     if func(whole, *args[1:], **kwargs) is whole:
         return x
@@ -191,28 +193,11 @@ def grad(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     found = func([*map(local_of, outputs)], [*map(local_of, inputs)], [*map(local_of, given)], **kwargs)
     for x, g in zip(inputs, found, strict=True) if kwargs.get("create_graph") else ():
         if is_sharded(x):
-            _check_graphs(func, x, g)
+            check_graphs(func, x._spec, g)
     return tuple(
         x._gradient(g) if isinstance(x, ShardTensor) and g is not None else g
         for x, g in zip(inputs, found, strict=True)
     )
-
-
-def _check_graphs(func: Any, x: ShardTensor, gradient: Tensor | None) -> None:
-    """Raise where a gradient has a graph on some ranks only: of no elements, torch makes zeros without one.
-
-    So it does behind a view that was written to (``as_strided_backward``). Collective where some rank has no elements.
-    """
-    spec = x._spec
-    if not any(0 in sizes for sizes in spec.sizes if sizes is not None):
-        return
-    kind = 0 if gradient is None else 1 + gradient.requires_grad
-    kinds = torch.tensor([kind, -kind], device=x.device)
-    for group in spec.shard_groups:
-        kinds = all_reduce_min(kinds, group)
-    if int(kinds[0]) != -int(kinds[1]):
-        reason = "ranks without elements have no graph behind a view that was written to"
-        raise unsupported(func, reason, spec, remedy="make new tensors (torch.where, cat) in place of what is written")
 
 
 @register_op(make_dual, keeps_replicated=True, any_order=True)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from scidata.core.bounds import window
 from scidata.shard.comm.sums import replicate_to_shards
+from scidata.shard.memory import ELEMENTWISE
 from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops.align import Layout, align, finish, operands_of, refuse_out, specs_of, write_to_plain
 from scidata.shard.spec import HaloDim, ShardSpec
@@ -49,6 +50,9 @@ _IN_PLACE = """
     fill_ zero_ copy_ __iand__ __ior__ __ixor__ __ilshift__ __irshift__ __ifloordiv__ __ipow__ __imod__
     __iadd__ __isub__ __imul__ __idiv__ __itruediv__
 """
+
+
+ELEMENTWISE.update(find(_BINARY))
 
 
 def _in_place_of(names: str) -> list[Any]:

@@ -17,13 +17,16 @@ from torch import Tensor
 
 from scidata.shard.memory import UNKNOWN, strides_of
 from scidata.shard.op_table import find, register_op, unsupported
-from scidata.shard.ops.align import bind, finish, specs_of
+from scidata.shard.ops.align import bind, finish, refuse_out, specs_of
 from scidata.shard.rows.edge_order import runs_of
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.views import refuse_write_to_copy, written
 
 _ALPHA = 1.7580993408473766  # of SELU: where dropped elements go in alpha dropout
+
+
+_ALPHA_DROPOUTS = (F.alpha_dropout, F.feature_alpha_dropout)
 
 
 def _own_part(full: Tensor, spec: ShardSpec) -> Tensor:
@@ -100,18 +103,28 @@ def dropout(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     return finish(x._local * scale, x._spec)
 
 
-@register_op(F.alpha_dropout, any_order=True)
+@register_op(*_ALPHA_DROPOUTS, any_order=True)
 def alpha_dropout(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Dropout that keeps mean and variance of what SELU gives."""
+    """Dropout, of elements or whole channels, that keeps mean and variance of what SELU gives."""
     x, p, inplace = _parsed(func, args, kwargs)
-    _refuse_sets(func, x._spec)
-    if inplace or p == 1:
-        raise unsupported(func, "inplace=True, or p=1", x._spec)
-    if p == 0 or 0 in x._spec.global_shape:
+    shape = x._spec.global_shape
+    if p == 0 or 0 in shape:
         return x
-    kept = _kept(func, x, p)
-    a = 1 / math.sqrt((_ALPHA**2 * p + 1) * (1 - p))
-    return finish(x._local * (kept * a) + ((kept - 1) * (_ALPHA * a) + _ALPHA * a * p), x._spec)
+    _refuse_sets(func, x._spec)
+    scale = shift = x._local.new_zeros(())
+    if p < 1:
+        if func is F.feature_alpha_dropout and len(shape) < 2:
+            raise RuntimeError("Feature dropout requires at least 2 dimensions in the input")
+        channels = (*shape[:2], *[1] * (len(shape) - 2)) if func is F.feature_alpha_dropout else None
+        kept = _kept(func, x, p, channels)
+        a = 1 / math.sqrt((_ALPHA**2 * p + 1) * (1 - p))
+        scale, shift = kept * a, (kept - 1) * (_ALPHA * a) + _ALPHA * a * p
+    if inplace:
+        refuse_write_to_copy(func, x)
+        x._local.mul_(scale).add_(shift)
+        written(x)
+        return x
+    return finish(x._local * scale + shift, x._spec)
 
 
 @register_op(torch.rand_like, torch.randn_like, torch.randint_like, any_order=True)
@@ -136,6 +149,21 @@ def bernoulli(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
     like = torch.empty(spec.global_shape, dtype=x.dtype, device=x.device) if p is not None else x.full_tensor().detach()
     drawn = _own_part(torch.bernoulli(like.contiguous(), *[] if p is None else [p], **given), spec)
     return finish(torch.where(torch.ones_like(drawn, dtype=torch.bool), drawn, x._local), spec)  # a gradient of nought
+
+
+@register_op(*find("multinomial", namespaces=(torch, Tensor)))
+def multinomial(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Draw numbers of columns by their weights, which are gathered; each rank keeps its rows. Collective."""
+    given = bind("input num_samples replacement", args, kwargs)
+    x: ShardTensor = given.pop("input")
+    refuse_out(func, given, x._spec)
+    given.pop("out", None)
+    _refuse_sets(func, x._spec)
+    like = _whole(func, x)
+    drawn = torch.multinomial(like.copy_(x.full_tensor().detach()), **given)
+    rows = x._spec.sharded.get(0) if drawn.ndim > 1 else None
+    spec = x._spec.derive(drawn.shape, [0 if a == rows else None for a in range(len(x._spec.axes))], x._spec.sizes)
+    return finish(_own_part(drawn, spec), spec)
 
 
 @register_op(

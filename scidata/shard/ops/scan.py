@@ -11,8 +11,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import Function
 
 from scidata.shard.comm.collectives import all_gather_v
+from scidata.shard.comm.functions import call
+from scidata.shard.comm.sums import all_reduce_sum, replicate_to_shards
+from scidata.shard.comm.transport import Group, gather, group_size
 from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops.align import finish, refuse_out, write_to_plain
 from scidata.shard.ops.arguments import argument, normal_dim
@@ -38,15 +42,47 @@ def softmax(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     axis = spec.axis_of_dim(dim)
     if axis is None:
         return finish((torch.log_softmax if log else torch.softmax)(local, dim), spec)
-    held, wide = tuple(int(size > 0) for size in spec.sizes_of(axis)), widened(local)
-    # of no rows too, so that all ranks have the same graph, and come to collectives in one order
-    own = wide.logsumexp(dim, keepdim=True).narrow(dim, 0, held[spec.coordinate(axis)])
-    # the ranks use the total each for their own part, hence grad="sum"
-    total = wide
-    if any(held):
-        total = all_gather_v(own, held, dim, spec.group(axis), grad="sum").logsumexp(dim, keepdim=True)
-    total = total + (total - total).detach()  # inf among the values gives NaN, as torch has it
-    return ShardTensor((wide - total if log else (wide - total).exp()).to(local.dtype), spec)
+    wide, group = widened(local), spec.group(axis)
+    totals = wide.detach().logsumexp(dim, keepdim=True)
+    if group_size(group) > 1:
+        totals = gather(totals, (1,) * len(spec.sizes_of(axis)), dim, group).logsumexp(dim, keepdim=True)
+    totals = totals + (totals - totals)  # inf among the values gives NaN, as torch has it
+    return ShardTensor(call(_Softmax, wide, totals, (dim, log, group)).to(local.dtype), spec)
+
+
+class _Softmax(Function):
+    """Keeps its result, as torch's does, so that what it was taken of may be written to."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, totals: Tensor, how: tuple[Any, ...]) -> Tensor:
+        result = x - totals if how[1] else (x - totals).exp_()
+        ctx.save_for_backward(result)
+        ctx.save_for_forward(result)
+        ctx.how = how
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        (result,), log = ctx.saved_tensors, ctx.how[1]
+        found = grad - result.exp() * _of_all(grad, *ctx.how) if log else _turned(result, grad, *ctx.how)
+        return found, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, totals: None, how: None) -> Tensor:
+        (result,), log = ctx.saved_tensors, ctx.how[1]
+        if log:
+            return tangent - _of_all(result.exp() * tangent, *ctx.how)
+        return _turned(result, tangent, *ctx.how)
+
+
+def _turned(result: Tensor, change: Tensor, *how: Any) -> Tensor:
+    """Apply the derivative of a softmax, which is symmetric. Collective."""
+    return result * (change - _of_all(change * result, *how))
+
+
+def _of_all(x: Tensor, dim: int, log: bool, group: Group) -> Tensor:
+    """Sum over a dim, for each rank's own part. Collective."""
+    return replicate_to_shards(all_reduce_sum(x.sum(dim, keepdim=True), group), [group])
 
 
 #: What totals of several ranks come to, and how that meets a rank's own part.

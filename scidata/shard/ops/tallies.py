@@ -14,6 +14,7 @@ from scidata.shard.ops.align import bind, finish, is_sharded, local_of, refuse_o
 from scidata.shard.ops.counting import alike
 from scidata.shard.rows.ordered import least_over, sum_over
 from scidata.shard.tensor import ShardTensor
+from scidata.shard.torch_internals import coo_to_csr
 
 _BOTH = (torch, Tensor)
 
@@ -70,6 +71,15 @@ def bincount(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     if weights is not None and x._spec.global_shape[0] and not len(x._local):  # there torch forgets the weights' dtype
         found = found.to(weights.dtype if weights.dtype == torch.float32 else torch.float64)
     return _total(found, x)
+
+
+@register_op(coo_to_csr, any_order=True)
+def ends_of_numbers(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Say where each number ends in a sorted row of them, after a 0: plain, the same on each rank. Collective."""
+    given = bind("input size", args, kwargs, out_int32=False)
+    counts = torch.bincount(given["input"], minlength=given["size"])
+    ends = torch.cat([counts.new_zeros(1), counts[: given["size"]].cumsum(0)])
+    return ends.int() if given["out_int32"] else ends
 
 
 @register_op(*find("histc", namespaces=_BOTH), any_order=True)

@@ -20,6 +20,9 @@ samples = pytest.importorskip("torch.testing._internal.common_methods_invocation
 #: What values decide, or kernels of which inference is not sure: of permuted tensors, nothing is said.
 UNKNOWN = (
     "channel_shuffle",
+    "native_dropout_backward",
+    "lstsq",
+    "ctc_loss",
     "corrcoef",
     "linalg.eig",
     "ldexp",
@@ -72,14 +75,14 @@ class Compared(TorchFunctionMode):
             strides = None if inferred else found[i] if i < len(found) else memory.UNKNOWN
             if strides is memory.UNKNOWN:
                 self.unknown[name] += 1
-            elif self._steps(x, strides or memory.row_major(x.shape)) != self._steps(x, x.stride()):
+            elif self.steps(x, strides or memory.row_major(x.shape)) != self.steps(x, x.stride()):
                 self.wrong[name] = strides, x.stride(), [(tuple(y.shape), y.stride()) for y in given]
             else:
                 self.right += 1
         return result
 
     @staticmethod
-    def _steps(x, strides):
+    def steps(x, strides):
         return [step for step, extent in zip(strides, x.shape, strict=True) if extent > 1] if x.numel() > 1 else []
 
 
@@ -123,3 +126,24 @@ def test_transforms_of_many_dims(function, shape):
     found = memory.infer_strides(function, (x,), {})
     assert found == () or (found[0] or memory.row_major(function(x).shape)) == function(x).stride()
     assert bool(found) == (len(shape) < 4 or function not in (torch.fft.fftn, torch.fft.ifftn))
+
+
+def strided(draw, shape):
+    """Some of the last dims of a shape, in any order of memory, some of extent 1 or expanded."""
+    shape = shape[draw.randrange(len(shape)) :]
+    kept = [n if draw.random() < 0.7 else 1 for n in shape]
+    x = permuted(draw)(torch.empty(kept))
+    return x.expand([n if draw.random() < 0.3 else -1 if m != 1 else 1 for n, m in zip(shape, kept, strict=True)])
+
+
+def test_broadcast_results_lie_as_those_of_kernels():
+    draw, several = random.Random(0), 0
+    for _ in range(2000):
+        shape = [draw.choice([1, 2, 3]) for _ in range(draw.randrange(1, 5))]
+        x, y = strided(draw, shape), strided(draw, shape)
+        several += x.shape != y.shape
+        (found,), product = memory.infer_strides(torch.mul, (x, y), {}), x * y
+        assert Compared.steps(product, found or memory.row_major(product.shape)) == Compared.steps(
+            product, product.stride()
+        )
+    assert several > 1000

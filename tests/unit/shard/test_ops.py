@@ -64,7 +64,7 @@ def test_no_function_outside_the_table_gives_a_result():
 
 @pytest.mark.filterwarnings("ignore")
 def test_no_operator_of_the_dispatcher_gives_a_result():
-    """``torch.ops`` called directly: every overload, with arguments that suit many."""
+    """``torch.ops`` called directly: every overload that has no handler, with arguments that suit many."""
     refused = 0
     with fake_group(2):
         x = sharded()
@@ -72,6 +72,8 @@ def test_no_operator_of_the_dispatcher_gives_a_result():
             packet = getattr(torch.ops.aten, name)
             for overload in packet.overloads() if isinstance(packet, torch._ops.OpOverloadPacket) else ():
                 function = getattr(packet, overload)
+                if function in HANDLERS:
+                    continue
                 for arguments in ((x,), (x, x), (x, 1), (x, x, x), (x, 0, 1), ([x, x],), (x, [1])):
                     try:
                         result = function(*arguments)
@@ -153,6 +155,6 @@ def test_entries_are_added_once_and_found_by_name():
     with pytest.raises(ValueError, match=r"torch\.add already has a handler"):
         register_op(torch.add)(lambda func, types, args, kwargs: None)
     with fake_group(2), contextlib.ExitStack() as stack:
-        stack.callback(HANDLERS.pop, torch.multinomial)
-        register_op(torch.multinomial)(lambda func, types, args, kwargs: "mine")
-        assert torch.multinomial(sharded(), 1) == "mine"
+        stack.callback(HANDLERS.pop, torch.nonzero_static)
+        register_op(torch.nonzero_static)(lambda func, types, args, kwargs: "mine")
+        assert torch.nonzero_static(sharded(), size=1) == "mine"

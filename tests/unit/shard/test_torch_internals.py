@@ -208,6 +208,17 @@ def test_flash_attention_returns_the_log_sum_exp_and_takes_it_back():
         torch.testing.assert_close(one, other)
 
 
+def test_ends_of_sorted_numbers_are_those_of_sparse_rows():
+    rows = torch.tensor([0, 0, 2, 3, 3, 3])
+    assert of_tensors.coo_to_csr(rows, 5).tolist() == [0, 2, 2, 3, 6, 6]
+    assert of_tensors.coo_to_csr(rows, 4, out_int32=True).dtype == torch.int32
+
+
+def test_kernels_are_operators_and_their_overloads():
+    assert of_tensors.kernels("slice", "Tensor") == [torch.ops.aten.slice, torch.ops.aten.slice.Tensor]
+    assert of_tensors.kernels("_safe_softmax")[1](torch.full((2,), -torch.inf), 0).tolist() == [0, 0]
+
+
 def test_flash_attention_of_devices_takes_the_arguments_that_it_is_given():
     """Without a GPU, its signature is what can be seen."""
     names = [argument.name for argument in of_tensors.flash.default._schema.arguments]

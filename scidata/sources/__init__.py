@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from scidata.core.types import Source
-from scidata.core.urls import Url, is_url, url_of
+from scidata.core.urls import Url, is_url, local_path, url_of
 from scidata.errors import UnsupportedFormatError, near_matches
 from scidata.sources.access.fetches import each
 from scidata.sources.access.files import files
@@ -22,7 +22,10 @@ _ZARR_NAMES = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")
 _STORE_MARK = "manifest.json"  # as scidata.store.format.store calls it
 _NETCDF_SUFFIXES = (".nc", ".nc4", ".cdf")
 _GONE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-_FORMATS = "Zarr v2 and v3 folders, HDF5, NetCDF-4 and NetCDF-3 (classic, 64-bit offset, 64-bit data) files"
+_FORMATS = (
+    "Zarr v2 and v3 folders, HDF5, NetCDF-4 and NetCDF-3 (classic, 64-bit offset, 64-bit data) files, Icechunk "
+    "repositories, and reference sets of kerchunk and VirtualiZarr"
+)
 
 
 def open_source(
@@ -36,9 +39,10 @@ def open_source(
     Parameters
     ----------
     path
-        A file, a folder or a URL that fsspec knows.
+        A file, a folder or a URL that fsspec knows; of an Icechunk repository with ``@branch=``, ``@tag=`` or
+        ``@snapshot=`` behind it.
     allow_external
-        Also read what lies outside the store (HDF5 external storage, external links, virtual datasets).
+        Also read what lies outside the store (HDF5 external storage, external links, virtual datasets, references).
     storage_options
         Of a URL: what fsspec's file system is made with (``endpoint_url``, ``key``, ``secret``, ``anon``, …).
 
@@ -50,14 +54,39 @@ def open_source(
         It is of no format that scidata reads.
     """
     name = url_of(os.fspath(path), storage_options)
-    files().forget(name)  # a store written again at this path has other files behind the old names
-    if _is_zarr(name):
+    for known in {str(name), os.path.abspath(os.path.expanduser(local_path(name)))}:
+        files().forget(known)  # a store written again at this path has other files behind the old names
+    marks = _zarr_marks(name)
+    if marks == {".zmetadata"} and _is_parquet_set(name):
+        return _reference_source(name, "kerchunk-parquet", allow_external)
+    if marks:
         from scidata.sources.zarr.source import ZarrSource
 
         return ZarrSource(name, allow_external=allow_external)
-    if not is_url(name):
-        _check_local(name)
-    return _open_file(name, allow_external=allow_external)
+    try:
+        if not is_url(name):
+            _check_local(name)
+        return _open_file(name, allow_external=allow_external)
+    except (*_GONE, UnsupportedFormatError):
+        from scidata.sources.references.source import open_repository
+
+        found = open_repository(name, allow_external=allow_external)
+        if found is None:
+            raise
+        return found
+
+
+def _reference_source(path: str, kind: str, allow_external: bool) -> Source:
+    from scidata.sources.references.source import ReferenceSource
+
+    return ReferenceSource(path, kind=kind, allow_external=allow_external)
+
+
+def _is_parquet_set(path: str) -> bool:
+    from scidata.sources.references.parquet import is_parquet_set
+    from scidata.sources.zarr.tree import open_tree
+
+    return is_parquet_set(open_tree(path, allow_external=False))
 
 
 def _open_file(path: str, *, allow_external: bool) -> Source:
@@ -79,6 +108,9 @@ def _open_file(path: str, *, allow_external: bool) -> Source:
         from scidata.sources.hdf5.source import HDF5Source
 
         return HDF5Source(path, allow_external=allow_external)
+    is_json = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{"
+    if is_json and posixpath.basename(path) not in (*_ZARR_NAMES, _STORE_MARK):
+        return _reference_source(path, "kerchunk", allow_external)
     begins = f"begins with {head!r}" if head else "is empty"
     if head[:2] == b"PK":
         raise UnsupportedFormatError(f"{path}: a zip archive; unpack it (unzip), and open what was in it")
@@ -88,16 +120,16 @@ def _open_file(path: str, *, allow_external: bool) -> Source:
     raise UnsupportedFormatError(f"{path}: {begins}, which is no format that scidata reads; it reads {_FORMATS}")
 
 
-def _is_zarr(path: str) -> bool:
+def _zarr_marks(path: str) -> set[str]:
+    """Return which files are there that a Zarr store has at its top."""
     if not isinstance(path, Url):
-        return any(os.path.isfile(os.path.join(path, name)) for name in _ZARR_NAMES)
-    found = each([path.at(name) for name in _ZARR_NAMES], "info")
-    if any(not isinstance(info, Exception) and info.get("type") != "directory" for info in found):
-        return True
-    for error in found:  # some servers forbid what is not there
-        if isinstance(error, Exception) and not isinstance(error, (*_GONE, PermissionError)):
+        return {name for name in _ZARR_NAMES if os.path.isfile(os.path.join(path, name))}
+    found = dict(zip(_ZARR_NAMES, each([path.at(name) for name in _ZARR_NAMES], "info"), strict=True))
+    marks = {n for n, i in found.items() if not isinstance(i, Exception) and i.get("type") != "directory"}
+    for error in found.values():  # some servers forbid what is not there
+        if not marks and isinstance(error, Exception) and not isinstance(error, (*_GONE, PermissionError)):
             raise error
-    return False
+    return marks
 
 
 def _check_local(path: str) -> None:

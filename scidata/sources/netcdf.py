@@ -164,6 +164,10 @@ class NetCDF3Source:
         if not is_url(self.path):
             self._versions.check((self.path,))
 
+    def files_of(self, layout: ArrayLayout, chunks: IntArray) -> tuple[str, ...]:
+        """Name the file."""
+        return (self.path,)
+
     def close(self) -> None:
         """Forget the header; the next use reads it again."""
         self._parsed = None

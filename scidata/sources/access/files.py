@@ -75,9 +75,9 @@ class _Handle:
         """Fill views by one call; return how many bytes came."""
         return os.preadv(self._descriptor, views, offset)  # this frame's self keeps it open
 
-    def version(self) -> Version:
-        """Return the version of the file as it is now."""
-        return _version_of(os.fstat(self._descriptor))
+    def status(self) -> os.stat_result:
+        """Return the status of the file as it is now."""
+        return os.fstat(self._descriptor)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at the interpreter's end, os may be gone
         if hasattr(self, "_descriptor"):  # not where opening failed
@@ -121,9 +121,13 @@ class FileCache:
         return _Handle(path)
 
     def version(self, path: str) -> Version:
-        """Return the version of a local file: of what reads get, if it is open, not of what has its name since."""
+        """Return the version of a local file: of what reads get."""
+        return _version_of(self.status(path))
+
+    def status(self, path: str) -> os.stat_result:
+        """Return the status of a local file: of what reads get, if it is open, not of what has its name since."""
         handle = self._handles.get(path)  # one step, which needs no lock
-        return version_at(path) if handle is None else handle.version()
+        return os.stat(path) if handle is None else handle.status()
 
     def size(self, path: str) -> int:
         """Return the size in bytes; raises FileNotFoundError."""

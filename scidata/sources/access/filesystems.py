@@ -72,6 +72,7 @@ class FileSystems:
             raise MissingDependencyError(f"{url}: URLs need fsspec; pip install 'scidata[cloud]'") from e
         url.check()
         options = copy.deepcopy(dict(url.options))  # fsspec changes nested ones
+        options.pop("targets", None)  # of what a set refers to (scidata.sources.references), not of the set itself
         if "::" in url.target:
             fs, path = fsspec.core.url_to_fs(url.target, **options)
             return fs, str(path), False

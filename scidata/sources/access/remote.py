@@ -19,11 +19,13 @@ from scidata.errors import (
 )
 from scidata.sources.access import retry
 from scidata.sources.access.filesystems import current
+from scidata.sources.access.held import Held
 from scidata.sources.access.retry import Attempts, causes, is_transient, status_of
 
 #: Bytes a second that a server gives at the least; and bytes in flight that need no time of their own.
 _SLOWEST, _SMALL = 128 << 10, 1 << 20
 _PIECE = 256 << 10
+MAX_LISTED = 1000  # objects of one answer; no server gives more
 
 
 def clean_error(url: Url, error: BaseException) -> Exception:
@@ -147,7 +149,19 @@ async def _once_async(url: Url, method: str, options: dict[str, Any], fs: Any, p
             return _whole(*await get(url, fs, path, None, most), url)
         check_document(url, (await fs._info(path)).get("size"), most)
         return _whole(await fs._cat_file(path), None, url)
+    if method == "page":
+        return await _get_page(fs, path, **options)
     return _noted(url, method, await getattr(fs, f"_{method}")(path, **options))
+
+
+async def _get_page(fs: Any, path: str, after: str) -> tuple[dict[str, Version], bool]:
+    bucket, key, _ = fs.split_path(path)
+    start = f"{key}/" if key else ""
+    answer = await fs._call_s3(
+        "list_objects_v2", Bucket=bucket, Prefix=start, StartAfter=start + after, MaxKeys=MAX_LISTED
+    )
+    found = {item["Key"].removeprefix(start): _version_of(item, item["Size"]) for item in answer.get("Contents", ())}
+    return found, not answer.get("IsTruncated")
 
 
 def _noted(url: Url, method: str, found: Any) -> Any:
@@ -343,6 +357,8 @@ def _find(url: Url) -> tuple[Any, str, bool]:
 
 def start(url: Url, method: str, options: dict[str, Any]) -> Future[Any]:
     """Start one request; the future's error is clean."""
+    if isinstance(url, Held):
+        return current().pool().submit(url.read, options["offset"], options["nbytes"])
     fs, path, asynchronous = _find(url)
     if asynchronous:
         return asyncio.run_coroutine_threadsafe(_request_async(url, method, options, fs, path), fs.loop)
@@ -357,6 +373,8 @@ def request(url: Url, method: str, **options: Any) -> Any:
     FileNotFoundError, PermissionError, OSError
         Without credentials. The last one says how often it was tried.
     """
+    if isinstance(url, Held):
+        return url.read(options["offset"], options["nbytes"])
     fs, path, asynchronous = _find(url)
     if not asynchronous:
         return _request_here(url, method, options, fs, path)
@@ -366,6 +384,34 @@ def request(url: Url, method: str, **options: Any) -> Any:
     except BaseException:
         future.cancel()  # the wait was interrupted
         raise
+
+
+def checks_versions(url: Url) -> bool:
+    """Whether each range that is read of an object is compared with the version that was seen first."""
+    fs, _, asynchronous = _find(url)
+    return asynchronous and _getter(fs) is not None
+
+
+def page(url: Url, after: str) -> tuple[dict[str, Version], bool] | None:
+    """List objects below a URL: so many of them, in order, from the first one after a key on.
+
+    Returns
+    -------
+    dict of str to Version, bool
+        By key relative to the URL; and whether these are the last ones. None where a server has no such listing, does
+        not allow it, or keeps no order.
+    """
+    fs, _, asynchronous = _find(url)
+    if not asynchronous or not hasattr(fs, "_call_s3") or "?" in url.target:
+        return None
+    try:
+        found, is_last = request(url, "page", after=after)
+    except OSError as e:
+        if is_transient(e):
+            raise
+        return None
+    keys = [after, *found]
+    return (found, is_last) if keys == sorted(keys) else None
 
 
 def fetch(url: Url, offset: int, nbytes: int) -> bytes:

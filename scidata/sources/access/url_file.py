@@ -2,12 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import io
 import os
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 from scidata.core.cache import Cache
 from scidata.sources.access.files import files
+
+_paused = 0  # reads under way, of all threads
+_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Collect no garbage meanwhile.
+
+    HDF5 reads while h5py holds its lock, which the end of any of its objects wants, too. A collection on the thread
+    that brings the bytes may end some, and would wait for this read, which waits for that thread.
+    """
+    global _paused  # noqa: PLW0603  # Python's collection is one for all threads, too
+    with _lock:
+        ours = _paused > 0 or gc.isenabled()
+        if ours:
+            _paused += 1
+            gc.disable()
+    try:
+        yield
+    finally:
+        with _lock:
+            if ours:
+                _paused -= 1
+                if not _paused:
+                    gc.enable()
+
 
 _BLOCK = 256 << 10
 _MAX_BLOCKS = 32
@@ -46,14 +77,18 @@ class UrlFile(io.RawIOBase):
         begin, end = self._position, min(self._position + len(view), self._size)
         if begin >= end:
             return 0
+        with _no_collection():
+            self._fill(view, begin, end)
+        self._position = end
+        return end - begin
+
+    def _fill(self, view: memoryview, begin: int, end: int) -> None:
         first, last = begin // _BLOCK, (end - 1) // _BLOCK
         if last - first >= _MAX_BLOCKS // 2:  # values, not metadata
             files().read_into(self._path, begin, [view[: end - begin]])
         else:
             data = b"".join(self._get(first, last + 1))
             view[: end - begin] = data[begin - first * _BLOCK : end - first * _BLOCK]
-        self._position = end
-        return end - begin
 
     def _get(self, first: int, stop: int) -> list[bytes]:
         """Return blocks; those that are missing are read at once."""

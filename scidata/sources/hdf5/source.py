@@ -114,6 +114,10 @@ class HDF5Source:
         if not is_url(self.path):
             self._versions.check((self.path,))
 
+    def files_of(self, layout: ArrayLayout, chunks: IntArray) -> tuple[str, ...] | None:
+        """Name the file; None where HDF5 may follow links out of it."""
+        return None if layout.fallback and self.allow_external else (self.path,)
+
     def close(self) -> None:
         """Close the file; the next use opens it again."""
         session = self._session()

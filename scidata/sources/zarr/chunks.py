@@ -39,13 +39,7 @@ class ChunkLocator:
         """Find the bytes of chunks, ``(num, ndim)`` int64 coordinates: see :meth:`ZarrSource.locate`."""
         if record.index is None and len(chunks) <= _FEW and (refs := self._locate_few(record, chunks)) is not None:
             return refs
-        layout, grid, coordinates = record.layout, record.grid, np.asarray(chunks, np.int64)
-        if coordinates.ndim != 2 or coordinates.shape[1] != len(grid):
-            raise ConfigError(f"chunk coordinates must have shape (num, {len(grid)}), not {coordinates.shape}")
-        if (coordinates < 0).any() or (coordinates >= grid).any():
-            raise ConfigError(
-                f"{layout.store}: array {layout.name!r} has a grid of {tuple(grid)} chunks; some lie outside"
-            )
+        coordinates = checked_coordinates(record, chunks)
         return self._locate_sharded(record, coordinates) if record.index else self._locate_files(record, coordinates)
 
     def _locate_few(self, record: ArrayRecord, chunks: IntArray) -> ChunkRefs | None:
@@ -87,14 +81,14 @@ class ChunkLocator:
             offset=np.zeros(len(sizes), np.int64),
             nbytes=np.maximum(sizes, 0),
         )
-        _check_sizes(record, coordinates, sizes, refs)
+        check_sizes(record, coordinates, sizes, refs)
         return refs
 
     def _locate_sharded(self, record: ArrayRecord, coordinates: IntArray) -> ChunkRefs:
         per_shard = tuple(s // c for s, c in zip(record.file_shape, record.layout.chunks, strict=True))
         shards, inside = np.divmod(coordinates, np.array(per_shard, np.int64))
-        inner = _linear(inside, per_shard)
-        groups = list(_groups(_linear(shards, record.num_files)))
+        inner = flattened(inside, per_shard)
+        groups = list(grouped(flattened(shards, record.num_files)))
         firsts = np.array([rows[0] for _, rows in groups], np.int64)
         numbers = np.array([number for number, _ in groups], np.int64)
         entries = np.full((len(coordinates), 2), -1, np.int64)
@@ -112,7 +106,7 @@ class ChunkLocator:
             offset=np.maximum(entries[:, 0], 0),
             nbytes=np.maximum(entries[:, 1], 0),
         )
-        _check_sizes(record, coordinates, entries[:, 1], refs)
+        check_sizes(record, coordinates, entries[:, 1], refs)
         return refs
 
     def _indexes_of(self, record: ArrayRecord, shards: IntArray, linear: IntArray) -> list[tuple[str, IntArray | None]]:
@@ -138,9 +132,9 @@ class ChunkLocator:
 
     def _sizes_of(self, record: ArrayRecord, coordinates: IntArray) -> IntArray:
         """Return the size of each file, -1 where absent, through the cache."""
-        linear = _linear(coordinates, record.num_files)
+        linear = flattened(coordinates, record.num_files)
         sizes = np.full(len(linear), _UNKNOWN, np.int64)
-        for block, rows in _groups(linear // _SIZES_PER_BLOCK):
+        for block, rows in grouped(linear // _SIZES_PER_BLOCK):
             known = self._sizes.get((record.prefix, block))
             if known is not None:
                 sizes[rows] = known[linear[rows] % _SIZES_PER_BLOCK]
@@ -157,7 +151,7 @@ class ChunkLocator:
         there = missing[self._are_listed(record, linear[missing])] if len(missing) > _MANY_FILES else missing
         sizes[missing] = -1
         sizes[there] = self._tree.sizes(record.keys(coordinates[there]))
-        for block, rows in _groups(linear[missing] // _SIZES_PER_BLOCK):
+        for block, rows in grouped(linear[missing] // _SIZES_PER_BLOCK):
             known = self._sizes.get((record.prefix, block))
             if known is None:
                 known = np.full(_SIZES_PER_BLOCK, _UNKNOWN, np.int64)
@@ -171,17 +165,29 @@ class ChunkLocator:
         if names is None:
             return np.ones(len(linear), np.bool_)
         found = [place for name in names if (place := record.coordinate_of(name)) is not None]
-        return np.isin(linear, _linear(np.array(found, np.int64).reshape(-1, len(record.num_files)), record.num_files))
+        return np.isin(
+            linear, flattened(np.array(found, np.int64).reshape(-1, len(record.num_files)), record.num_files)
+        )
 
 
-def _linear(coordinates: IntArray, grid: tuple[int, ...]) -> IntArray:
+def checked_coordinates(record: ArrayRecord, chunks: IntArray) -> IntArray:
+    """Return chunk coordinates, or raise ConfigError where some lie outside the grid."""
+    layout, grid, coordinates = record.layout, record.grid, np.asarray(chunks, np.int64)
+    if coordinates.ndim != 2 or coordinates.shape[1] != len(grid):
+        raise ConfigError(f"chunk coordinates must have shape (num, {len(grid)}), not {coordinates.shape}")
+    if (coordinates < 0).any() or (coordinates >= grid).any():
+        raise ConfigError(f"{layout.store}: array {layout.name!r} has a grid of {tuple(grid)} chunks; some lie outside")
+    return coordinates
+
+
+def flattened(coordinates: IntArray, grid: tuple[int, ...]) -> IntArray:
     """Flatten coordinates in C order; unlike ``ravel_multi_index``, also of no dimensions."""
     strides = np.array([math.prod(grid[i + 1 :]) for i in range(len(grid))], np.int64)
     linear: IntArray = coordinates @ strides
     return linear
 
 
-def _groups(ids: IntArray) -> Iterator[tuple[int, IntArray]]:
+def grouped(ids: IntArray) -> Iterator[tuple[int, IntArray]]:
     """Yield each distinct id with the rows that have it."""
     if len(ids) and (ids == ids[0]).all():
         yield int(ids[0]), np.arange(len(ids))
@@ -191,7 +197,7 @@ def _groups(ids: IntArray) -> Iterator[tuple[int, IntArray]]:
     yield from zip(distinct.tolist(), np.split(order, starts[1:]), strict=True) if len(ids) else ()
 
 
-def _check_sizes(record: ArrayRecord, coordinates: IntArray, sizes: IntArray, refs: ChunkRefs) -> None:
+def check_sizes(record: ArrayRecord, coordinates: IntArray, sizes: IntArray, refs: ChunkRefs) -> None:
     """Check encoded sizes (-1: absent) against what the codecs can have given."""
     expected = record.fixed_nbytes
     wrong = (sizes == 0) if expected is None else (sizes >= 0) & (sizes != expected)

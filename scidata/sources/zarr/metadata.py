@@ -101,6 +101,14 @@ class ArrayRecord:
         inside = all(i < n for i, n in zip(place, self.num_files, strict=True))
         return place if inside and self.separator.join(map(str, place)) == rest else None  # "007" is no chunk
 
+    def place_of(self, key: str) -> list[int] | None:
+        """Return which file of the array has this key, relative to the store; None where none has."""
+        if not self.num_files:
+            return [] if key == self.key(()) else None
+        if not key.startswith(f"{self.prefix}/" if self.prefix else ""):
+            return None
+        return self.coordinate_of(key[len(self.prefix) + bool(self.prefix) :])
+
     @cached_property
     def _key_template(self) -> str:
         parts = [self.key_start] * bool(self.key_start) + ["%d"] * len(self.layout.shape)

@@ -30,18 +30,20 @@ class ShardIndex:
         return 16 * self.num_chunks + 4 * self.checksum
 
 
-def read_index(path: str, size: int, index: ShardIndex) -> IntArray:
+def read_index(path: str, size: int, index: ShardIndex, begin: int = 0) -> IntArray:
     """Read and check the index of one shard.
 
     Parameters
     ----------
     size
-        Bytes of the file.
+        Bytes of the file, or of the part of it that is the shard.
+    begin
+        Where that part begins.
 
     Returns
     -------
     IntArray
-        ``(num_chunks, 2)``: offset in the file and encoded size of each chunk; -1 where it is absent.
+        ``(num_chunks, 2)``: offset in the shard and encoded size of each chunk; -1 where it is absent.
 
     Raises
     ------
@@ -55,7 +57,7 @@ def read_index(path: str, size: int, index: ShardIndex) -> IntArray:
             f"{path}: shard has {size} bytes, but its index of {index.num_chunks} chunks alone takes {index.nbytes}; "
             "the file is truncated: copy or write it again"
         )
-    raw = files().read(path, size - index.nbytes if index.at_end else 0, index.nbytes)
+    raw = files().read(path, begin + (size - index.nbytes if index.at_end else 0), index.nbytes)
     if index.checksum:
         (expected,) = struct.unpack("<I", raw[-4:])
         found = crc32c(raw[:-4])

@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -51,16 +51,27 @@ def _raise_unknown(
     raise UnknownNameError(f"{store}: no array {name!r}" + near_matches(name, known))
 
 
-class _State:
+class Locator(Protocol):
+    """Finds the chunks of a store's arrays."""
+
+    def locate(self, record: ArrayRecord, chunks: IntArray) -> ChunkRefs:
+        """Find the bytes of chunks, ``(num, ndim)`` int64 coordinates."""
+
+
+class State:
     """What one process holds of a store; dropped by ``close()`` and after a fork."""
 
-    def __init__(self, path: str, *, allow_external: bool, names: Sequence[str] | None) -> None:
-        self.tree: Tree = open_tree(path, allow_external=allow_external)
+    def __init__(self, tree: Tree, path: str, *, names: Sequence[str] | None = None) -> None:
+        self.tree = tree
         self.contents = find_arrays(self.tree, str(path), names)
-        self.chunks = ChunkLocator(self.tree)
+        self.chunks = self.make_locator()
         self.handles: dict[str, Any] = {}
         self._try_fallbacks()
         self.arrays: Mapping[str, ArrayLayout] = _Arrays(self.contents, path)
+
+    def make_locator(self) -> Locator:
+        """Return what finds chunks; the contents are known by now."""
+        return ChunkLocator(self.tree)
 
     def _try_fallbacks(self) -> None:
         """Leave out arrays that neither scidata nor zarr-python decodes; one try for each kind of array."""
@@ -96,13 +107,16 @@ class _State:
         array = self.handles.get(record.prefix)
         if array is None:
             version = 3 if self.contents.format == "zarr3" else 2
-            where = self.tree.location(record.prefix)
-            access: dict[str, Any] = {"store": where}
-            if isinstance(where, Url):
-                access = {"store": where.target, "storage_options": copy.deepcopy(dict(where.options)) or None}
-            array = zarr.open_array(**access, mode="r", zarr_format=version)  # type: ignore[arg-type]
+            array = zarr.open_array(**self.access(record), mode="r", zarr_format=version)  # type: ignore[arg-type]
             self.handles[record.prefix] = array
         return array
+
+    def access(self, record: ArrayRecord) -> dict[str, Any]:
+        """Return where zarr-python finds an array."""
+        where = self.tree.location(record.prefix)
+        if isinstance(where, Url):
+            return {"store": where.target, "storage_options": copy.deepcopy(dict(where.options)) or None}
+        return {"store": where}
 
 
 class ZarrSource:
@@ -132,7 +146,7 @@ class ZarrSource:
         self.allow_external = allow_external
         self._names = names
         self._metadata, self._chunks = Versions(), Versions()  # of files
-        self._state: _State | None = None
+        self._state: State | None = None
         self._lock = threading.Lock()
         self._pid = os.getpid()
 
@@ -148,7 +162,7 @@ class ZarrSource:
         ZarrSource.__init__(self, state["path"], allow_external=state["allow_external"], names=state["names"])
         self._metadata = state["metadata"]
 
-    def _open(self) -> _State:
+    def _open(self) -> State:
         if self._pid != os.getpid():  # forked, perhaps while another thread held the lock
             self._lock, self._state, self._pid = threading.Lock(), None, os.getpid()
         state = self._state
@@ -156,14 +170,17 @@ class ZarrSource:
             with self._lock:
                 state = self._state
                 if state is None:
-                    state = _State(self.path, allow_external=self.allow_external, names=self._names)
+                    state = self._make_state()
                     if self._names is None and not isinstance(self.path, Url):
                         for record in state.contents.records.values():
                             self._note_metadata(state, record)
                     self._state = state
         return state
 
-    def _note_metadata(self, state: _State, record: ArrayRecord) -> None:
+    def _make_state(self) -> State:
+        return State(open_tree(self.path, allow_external=self.allow_external), self.path, names=self._names)
+
+    def _note_metadata(self, state: State, record: ArrayRecord) -> None:
         name = "zarr.json" if state.contents.format == "zarr3" else ".zarray"
         where = state.tree.location(f"{record.prefix}/{name}" if record.prefix else name)
         with contextlib.suppress(FileNotFoundError):  # where all metadata are consolidated
@@ -203,11 +220,24 @@ class ZarrSource:
 
         self._chunks.check(paths, check_metadata)
 
+    def files_of(self, layout: ArrayLayout, chunks: IntArray) -> tuple[str, ...] | None:
+        """Name the files of chunks, or of the shards that they lie in; where zarr-python reads them, its metadata."""
+        state = self._open()
+        record = self._record(state, layout.name)
+        places = np.asarray(chunks, np.int64)
+        if layout.shards is not None:
+            places = np.unique(places // (np.array(layout.shards) // layout.chunks), axis=0)
+        keys = record.keys(places)
+        if layout.fallback:
+            prefix = f"{record.prefix}/" if record.prefix else ""
+            keys += [prefix + name for name in (("zarr.json",) if self.format == "zarr3" else (".zarray",))]
+        return tuple(map(state.tree.location, keys))
+
     def close(self) -> None:
         """Drop metadata and caches; the next use opens the store again."""
         self._state = None
 
-    def _record(self, state: _State, name: str) -> ArrayRecord:
+    def _record(self, state: State, name: str) -> ArrayRecord:
         record = state.contents.records.get(name)
         if record is None:
             _raise_unknown(name, self.path, state.contents.records, state.contents.errors)

@@ -33,7 +33,8 @@ class Contents:
             self.errors[name] = e
 
 
-def _json(raw: bytes, where: str) -> dict[str, Any]:
+def read_json(raw: bytes, where: str) -> dict[str, Any]:
+    """Parse a JSON object, or raise UnsupportedFormatError."""
     try:
         text = raw.decode("utf-8-sig")
         value = json.loads(text)
@@ -47,7 +48,7 @@ def _json(raw: bytes, where: str) -> dict[str, Any]:
     return _entry(value, where)
 
 
-def _checked(key: str, where: str) -> str:
+def checked_node(key: str, where: str) -> str:
     """Refuse a path in consolidated metadata that names anything but a folder below the store."""
     parts = key.split("/")
     if any(p in ("", ".", "..") for p in parts) or "\0" in key or "\\" in key:
@@ -90,7 +91,7 @@ def _consolidated_v3(meta: Mapping[str, Any], where: str, prefix: str = "") -> d
         return None
     nodes = {}
     for key, value in holder["metadata"].items():
-        name = prefix + _checked(key, where)
+        name = prefix + checked_node(key, where)
         nodes[name] = _entry(value, f"{where}: node {name!r}")
         nodes.update(_consolidated_v3(nodes[name], where, name + "/") or {})
     return nodes
@@ -103,7 +104,7 @@ def _walk_v3(tree: Tree) -> dict[str, dict[str, Any]]:
         groups = []
         for key, raw in tree.get([f"{f}/zarr.json" for f in folders]).items():
             name = key.removesuffix("/zarr.json")
-            nodes[name] = _json(raw, tree.location(key))
+            nodes[name] = read_json(raw, tree.location(key))
             if nodes[name].get("node_type") == "group":
                 groups.append(name)
         return groups
@@ -114,7 +115,7 @@ def _walk_v3(tree: Tree) -> dict[str, dict[str, Any]]:
 
 def _find_v3(tree: Tree, store: str, raw: bytes) -> Contents:
     where = tree.location("zarr.json")
-    meta = _json(raw, where)
+    meta = read_json(raw, where)
     kind = meta.get("node_type")
     if meta.get("zarr_format") != 3 or kind not in ("array", "group"):
         raise UnsupportedFormatError(
@@ -137,11 +138,11 @@ def _find_v3(tree: Tree, store: str, raw: bytes) -> Contents:
 
 
 def _consolidated_v2(raw: bytes, where: str) -> dict[str, dict[str, Any]]:
-    metadata = _entry(_json(raw, where).get("metadata"), f"{where}: metadata")
+    metadata = _entry(read_json(raw, where).get("metadata"), f"{where}: metadata")
     nodes = {}
     for key, value in metadata.items():
         if key.endswith("/.zarray"):
-            name = _checked(key.removesuffix("/.zarray"), where)
+            name = checked_node(key.removesuffix("/.zarray"), where)
             nodes[name] = {"array": _entry(value, f"{where}: {key}"), "attributes": metadata.get(f"{name}/.zattrs")}
     return nodes
 
@@ -154,7 +155,7 @@ def _walk_v2(tree: Tree) -> dict[str, dict[str, Any]]:
         for folder in folders:
             if f"{folder}/.zarray" in found:
                 array, attributes = (
-                    _json(found[k], tree.location(k)) if k in found else None
+                    read_json(found[k], tree.location(k)) if k in found else None
                     for k in (f"{folder}/.zarray", f"{folder}/.zattrs")
                 )
                 nodes[folder] = {"array": array, "attributes": attributes}
@@ -165,7 +166,7 @@ def _walk_v2(tree: Tree) -> dict[str, dict[str, Any]]:
 
 
 def _find_v2(tree: Tree, store: str, found: Mapping[str, bytes]) -> Contents:
-    loaded = {key: _json(raw, tree.location(key)) for key, raw in found.items() if key in (".zarray", ".zattrs")}
+    loaded = {key: read_json(raw, tree.location(key)) for key, raw in found.items() if key in (".zarray", ".zattrs")}
     if ".zarray" in loaded:
         contents, name = Contents(format="zarr2", attributes={}), _own_name(tree)
         contents.add(name, parse_v2, loaded[".zarray"], loaded.get(".zattrs"), store=store, prefix="")
@@ -173,7 +174,7 @@ def _find_v2(tree: Tree, store: str, found: Mapping[str, bytes]) -> Contents:
     if ".zmetadata" in found:
         nodes = _consolidated_v2(found[".zmetadata"], tree.location(".zmetadata"))
     else:
-        _json(found[".zgroup"], tree.location(".zgroup"))
+        read_json(found[".zgroup"], tree.location(".zgroup"))
         nodes = _walk_v2(tree)
     contents = Contents(format="zarr2", attributes=loaded.get(".zattrs", {}))
     for name, node in _in_order(nodes):
@@ -182,15 +183,15 @@ def _find_v2(tree: Tree, store: str, found: Mapping[str, bytes]) -> Contents:
 
 
 def _find_named(tree: Tree, store: str, names: Sequence[str]) -> Contents:
-    keys = {name: f"{_checked(name, store)}/zarr.json" for name in names}
+    keys = {name: f"{checked_node(name, store)}/zarr.json" for name in names}
     found = tree.get(["zarr.json", *keys.values()])
     if "zarr.json" not in found:
         raise FileNotFoundError(f"{store}: there is no zarr.json; the store is incomplete: write it again")
-    meta = _json(found["zarr.json"], tree.location("zarr.json"))
+    meta = read_json(found["zarr.json"], tree.location("zarr.json"))
     contents = Contents(format="zarr3", attributes=_entry(meta.get("attributes") or {}, f"{store}: attributes"))
     for name, key in keys.items():
         if key in found:
-            contents.add(name, parse_v3, _json(found[key], tree.location(key)), store=store, prefix=name)
+            contents.add(name, parse_v3, read_json(found[key], tree.location(key)), store=store, prefix=name)
     return contents
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import collections
 import errno
+import gc
 import logging
 import os
 import pickle
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -27,6 +29,7 @@ from scidata.sources import open_source
 from scidata.sources.access import filesystems
 from scidata.sources.access import retry as _retry
 from scidata.sources.access.files import files
+from scidata.sources.access.url_file import UrlFile
 from tests.unit._s3 import BUCKET, serve
 
 VALUES = np.random.default_rng(0).normal(size=(4, 16, 24)).astype("f4")
@@ -114,6 +117,28 @@ def test_formats_equal_local_reads(tmp_path, s3, wire, kind):
     assert remote.reader.fingerprint() == local.reader.fingerprint()
     again = pickle.loads(pickle.dumps(remote))  # as a spawned worker gets it
     assert np.array_equal(again[1]["u"].numpy(), VALUES[1, 13:2:-2])
+
+
+def test_no_garbage_is_collected_while_hdf5_reads(tmp_path, s3, wire):
+    """The end of an h5py object, on the thread that brings the bytes, would wait for the read that waits for them."""
+    write_hdf5(tmp_path / "data", chunks=(1, 4, 24))
+    path = url_of(s3.put(tmp_path / "data", "garbage"), s3.options)
+    while_read = []
+    wire.fault = lambda environ: while_read.append((environ["REQUEST_METHOD"], gc.isenabled())) and None
+    for enabled in (True, False):
+        try:
+            (gc.enable if enabled else gc.disable)()
+            with h5py.File(UrlFile(path), "r") as file:
+                assert np.array_equal(file["u"][2], VALUES[2])
+            assert gc.isenabled() == enabled
+            with pytest.raises(OSError, match=r"unable to open|file signature"):
+                h5py.File(UrlFile(url_of(s3.put(Path(__file__), "no-hdf5"), s3.options)), "r")
+            assert gc.isenabled() == enabled
+        finally:
+            gc.enable()
+    assert {on for method, on in while_read if method == "GET"} == {False}
+    files().read(path, 0, 8)
+    assert while_read[-1] == ("GET", True)
 
 
 def test_partitioned_store(tmp_path, s3, wire):
@@ -351,6 +376,7 @@ import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
 import h5py, numpy as np, os, zarr
 from scidata.sources.access.files import files
+from scidata.sources.access.url_file import UrlFile
 from scidata.grids.series import Series
 from scidata.read.whole import read_array
 from scidata.sources import open_source

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zarr
 
 import scidata
 from scidata.errors import SourceChangedError
@@ -120,3 +121,20 @@ def test_files_that_are_read_alone_do_not_matter(tmp_path: Path) -> None:
     move_on(tmp_path / "grid" / "v")
     os.utime(tmp_path / "grid" / "u")
     grid[0]
+
+
+@pytest.mark.parametrize("way", ["{}", "file://{}", "local://{}", "relative"])
+def test_a_store_that_is_opened_anew_after_it_was_replaced_is_the_new_one(tmp_path, monkeypatch, way):
+    monkeypatch.chdir(tmp_path)
+    name = "store" if way == "relative" else way.format(tmp_path / "store")
+    for value in (1, 2, 3):
+        folder = tmp_path / f"next{value}"
+        array = zarr.open_group(folder, mode="w").create_array(
+            "u", shape=(3, 4, 5), dtype="f4", chunks=(1, 4, 5), dimension_names=("time", "y", "x"), compressors=None
+        )
+        array[:] = value
+        if value > 1:
+            shutil.rmtree(tmp_path / "store")
+        folder.rename(tmp_path / "store")
+        ds = scidata.open_dataset(name, sample_dim="time")
+        assert float(ds[1]["u"][0, 0]) == value

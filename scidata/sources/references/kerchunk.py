@@ -1,0 +1,184 @@
+"""Reference sets in JSON, versions 0 and 1: as kerchunk, VirtualiZarr and fsspec write them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from scidata.core.types import IntArray
+from scidata.core.urls import Url, url_of
+from scidata.errors import CorruptDataError, TooLargeError, UnsupportedFormatError
+from scidata.sources.access.files import files
+from scidata.sources.access.remote import request
+from scidata.sources.references.tables import WHOLE, Table, checked_range, decoded_inline, make_table
+from scidata.sources.references.templates import Templates
+from scidata.sources.references.tree import DOCUMENTS
+from scidata.sources.zarr.chunks import flattened
+from scidata.sources.zarr.metadata import ArrayRecord
+from scidata.sources.zarr.walk import read_json
+
+_MAX_BYTES = 1 << 27  # of one document; as objects it is up to twenty times as large while it is read
+_MAX_TEXT_BYTES = 1 << 28  # of all paths together, which templates can make long
+
+
+class JsonSet:
+    """A reference set in memory: the metadata, and the tables of its arrays once these are known.
+
+    Raises
+    ------
+    UnsupportedFormatError
+        It is no reference set, or one of an unknown version, or is not JSON.
+    TooLargeError
+        It is larger than is read.
+    CorruptDataError
+        A reference that makes no sense.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        document = read_json(_read(path), path)
+        version = document.get("version", 0)
+        if version not in (0, 1):
+            raise UnsupportedFormatError(f"{path}: a reference set of version {version!r}; 0 and 1 are read")
+        refs = document.get("refs") if version else document
+        if not isinstance(refs, dict):
+            raise UnsupportedFormatError(f"{path}: has no 'refs', which sets of version 1 have")
+        templates = Templates(document.get("templates") or {}, path) if version else None
+        if templates is not None:
+            refs.update(templates.generated(document.get("gen") or []))
+        self._templates = templates
+        self.documents: dict[str, bytes] = {}
+        self._refs: dict[str, Any] = {}
+        for key, value in refs.items():
+            if key.rpartition("/")[2] in DOCUMENTS:
+                self.documents[key] = self._document(key, value)
+            else:
+                self._refs[key] = value
+        if not any(key in self.documents for key in DOCUMENTS):
+            raise UnsupportedFormatError(
+                f"{path}: JSON without {' or '.join(DOCUMENTS)} at its top is no reference set, and nothing else that "
+                "scidata reads"
+            )
+        self._tables: dict[str, Table] = {}
+
+    def _document(self, key: str, value: object) -> bytes:
+        if isinstance(value, str):
+            return decoded_inline(value.encode("utf-8", "surrogatepass"), f"{self._path}: {key!r}")
+        if isinstance(value, dict):
+            return json.dumps(value).encode()
+        raise UnsupportedFormatError(
+            f"{self._path}: {key!r} is a reference, but metadata must be in the set itself; write the set again"
+        )
+
+    def attach(self, records: Iterable[ArrayRecord]) -> None:
+        """Make the tables of the arrays; the references themselves are let go.
+
+        Raises
+        ------
+        CorruptDataError
+            A key that is no chunk of its array, or a reference that makes no sense.
+        """
+        arrays = {record.prefix: _Rows(record) for record in records}
+        names: dict[str, int] = {}
+        num_bytes = 0
+        for key, value in self._refs.items():
+            rows = _array_of(key, arrays)
+            if rows is None:
+                continue  # of an array that is not read
+            where = f"{self._path}: {key!r}"
+            if isinstance(value, str):
+                rows.inline.append(decoded_inline(value.encode("utf-8", "surrogatepass"), where))
+                rows.add(key, -len(rows.inline), 0, len(rows.inline[-1]))
+                continue
+            name, offset, nbytes = self._reference(value, where)
+            if name not in names:
+                num_bytes += len(name)
+                if num_bytes > _MAX_TEXT_BYTES:
+                    raise TooLargeError(f"{self._path}: its paths take more than {_MAX_TEXT_BYTES} bytes")
+            rows.add(key, names.setdefault(name, len(names)), offset, nbytes)
+        self._refs = {}
+        distinct = list(names)
+        self._tables = {prefix: rows.table(distinct, self._path) for prefix, rows in arrays.items()}
+
+    def _reference(self, value: object, where: str) -> tuple[str, int, int]:
+        if not isinstance(value, list) or len(value) not in (1, 3) or not isinstance(value[0], str):
+            raise CorruptDataError(
+                f"{where}: is {str(value)[:80]}, but a text, [path] or [path, offset, length] was expected; the set is "
+                "damaged: write it again"
+            )
+        name = value[0] if self._templates is None else self._templates.fill(value[0])
+        return (name, *(checked_range(value[1], value[2], where) if len(value) == 3 else (0, WHOLE)))
+
+    def find(self, record: ArrayRecord, linear: IntArray) -> Iterable[tuple[Table, IntArray]]:
+        """Return the table of an array."""
+        return [(self._tables[record.prefix], np.arange(len(linear)))]
+
+
+class _Rows:
+    """The rows of one array's table, in the order of the set."""
+
+    def __init__(self, record: ArrayRecord) -> None:
+        self._record = record
+        self._keys: list[str] = []
+        self._rows: list[tuple[int, int, int]] = []
+        self.inline: list[bytes] = []
+
+    def add(self, key: str, target: int, offset: int, nbytes: int) -> None:
+        """Add a row."""
+        self._keys.append(key)
+        self._rows.append((target, offset, nbytes))
+
+    def table(self, names: list[str], where: str) -> Table:
+        """Return the table; raises CorruptDataError where a key is no chunk of the array."""
+        record, places = self._record, self._places_at_once()
+        if places is None:
+            each = [record.place_of(key) for key in self._keys]
+            if None in each:
+                raise CorruptDataError(
+                    f"{where}: {self._keys[each.index(None)]!r} is no chunk of array {record.layout.name!r}, which "
+                    f"has a grid of {record.num_files}; the set is damaged: write it again"
+                )
+            places = np.array(each, np.int64).reshape(len(each), len(record.num_files))
+        target, offset, nbytes = np.array(self._rows, np.int64).reshape(-1, 3).T
+        return make_table(flattened(places, record.num_files), target, offset, nbytes, names, self.inline)
+
+    def _places_at_once(self) -> IntArray | None:
+        """Return the coordinates of all keys, in a tenth of the time that one by one takes; None where one is wrong."""
+        record, start = self._record, bool(self._record.key_start)
+        begin, width = len(record.prefix) + bool(record.prefix), len(record.num_files) + start
+        parts = record.separator.join([key[begin:] for key in self._keys]).split(record.separator)
+        if len(parts) != width * len(self._keys) or not record.num_files:
+            return None
+        columns = [parts[i::width] for i in range(start, width)]
+        try:
+            places = np.array([list(map(int, column)) for column in columns], np.int64).T
+        except (ValueError, OverflowError):
+            return None
+        inside = ((places >= 0) & (places < np.array(record.num_files, np.int64))).all()
+        return places if inside and record.keys(places) == self._keys else None  # as it is written: "007" is no chunk
+
+
+def _array_of(key: str, arrays: Mapping[str, _Rows]) -> _Rows | None:
+    folder = key
+    while folder:
+        folder = folder.rpartition("/")[0]
+        if folder in arrays:
+            return arrays[folder]
+    return None
+
+
+def _read(path: str) -> bytes:
+    if isinstance(url := url_of(path), Url):
+        document: bytes = request(url, "document", most=_MAX_BYTES)
+        return document
+    size = files().size(path)
+    if size > _MAX_BYTES:
+        raise TooLargeError(
+            f"{path}: a reference set of {size} bytes, but at most {_MAX_BYTES} of JSON are read, since every process "
+            "holds it whole; write it as Parquet (kerchunk.df.refs_to_dataframe, or virtualize.to_kerchunk(format="
+            "'parquet'))"
+        )
+    return bytes(files().read(path, 0, size))

@@ -1,0 +1,110 @@
+"""Where the chunk files of an array lie, as tables: ranges of other files, and bytes that are in the set itself."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from scidata.core.types import IntArray
+from scidata.errors import CorruptDataError
+from scidata.sources.zarr.metadata import ArrayRecord
+
+WHOLE = -1  # in place of a number of bytes: all of the file
+_BASE64 = b"base64:"
+_MAX = 2**63 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Places of some chunk files of one array.
+
+    Attributes
+    ----------
+    linear
+        ``(num,)`` int64, ascending: which file of the array, flattened in C order.
+    target
+        ``(num,)`` int64: into ``names``; ``-1 - i`` for ``inline[i]``.
+    offset, nbytes
+        ``(num,)`` int64: the range in the target; ``nbytes`` is :data:`WHOLE` where that is all of it.
+    names
+        The targets, as the set writes them.
+    inline
+        Encoded chunks that are in the set itself.
+    """
+
+    linear: IntArray
+    target: IntArray
+    offset: IntArray
+    nbytes: IntArray
+    names: Sequence[str]
+    inline: Sequence[bytes]
+
+    def rows(self, linear: IntArray) -> IntArray:
+        """Return in which row each file is, -1 where none has it."""
+        if not len(self.linear):
+            return np.full(len(linear), -1, np.int64)
+        at = np.minimum(np.searchsorted(self.linear, linear), len(self.linear) - 1)
+        return np.where(self.linear[at] == linear, at, -1)
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it takes in memory."""
+        texts = sum(map(len, self.names)) + sum(map(len, self.inline))
+        return 4 * self.linear.nbytes + texts + 60 * (len(self.names) + len(self.inline))
+
+
+class Tables(Protocol):
+    """The tables of a set, in whatever form it is stored."""
+
+    def find(self, record: ArrayRecord, linear: IntArray) -> Iterable[tuple[Table, IntArray]]:
+        """Return tables that together know of the files, and the positions in ``linear`` that each knows of."""
+
+
+def make_table(
+    linear: IntArray,
+    target: IntArray,
+    offset: IntArray,
+    nbytes: IntArray,
+    names: Sequence[str],
+    inline: Sequence[bytes],
+) -> Table:
+    """Return a table of rows in any order."""
+    order = np.argsort(linear, kind="stable")
+    rows = (np.ascontiguousarray(column[order]) for column in (linear, target, offset, nbytes))
+    return Table(**dict(zip(("linear", "target", "offset", "nbytes"), rows, strict=True)), names=names, inline=inline)
+
+
+def decoded_inline(value: bytes, where: str) -> bytes:
+    """Return the bytes that a set has in place of a reference.
+
+    Raises
+    ------
+    CorruptDataError
+        They say that they are base64, and are not.
+    """
+    if not value.startswith(_BASE64):
+        return value
+    try:
+        return base64.b64decode(value[len(_BASE64) :], validate=True)
+    except binascii.Error as e:
+        raise CorruptDataError(f"{where}: is no base64 ({e}); the set is damaged: write it again") from None
+
+
+def checked_range(offset: object, nbytes: object, where: str) -> tuple[int, int]:
+    """Return a range, or raise CorruptDataError where it is none."""
+    for value in (offset, nbytes):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise CorruptDataError(
+                f"{where}: refers to {nbytes!r} bytes from {offset!r} on, but two numbers that are not negative were "
+                "expected; the set is damaged: write it again"
+            )
+    assert isinstance(offset, int)
+    assert isinstance(nbytes, int)
+    if offset + nbytes > _MAX:
+        raise CorruptDataError(f"{where}: refers to bytes beyond the end of any file; the set is damaged")
+    return offset, nbytes

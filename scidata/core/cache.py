@@ -60,6 +60,18 @@ class Cache(Generic[_T]):
                     self._sizes[key] = size
         return value
 
+    def drop(self, key: Hashable) -> None:
+        """Let go of a value, where it is kept."""
+        with _lock:
+            gone = self._pop(key)
+        del gone
+
+    def demote(self, key: Hashable) -> None:
+        """Let a value be the next to go, where it is kept: no use of it is in sight."""
+        with _lock:
+            if key in self._entries:
+                self._entries.move_to_end(key, last=False)
+
     def _pop(self, key: Hashable) -> _T | None:
         value = self._entries.pop(key, None)
         if value is not None:

@@ -48,6 +48,11 @@ def whole(name: str, value: Any, *, least: int | None = None) -> int:
     return int(value)
 
 
+def optional(name: str, value: Any, *, least: int | None = None) -> int | None:
+    """Return an integer, or None where none is given."""
+    return None if value is None else whole(name, value, least=least)
+
+
 def names_of(name: str, value: Any) -> list[str]:
     """Return one name, or a sequence of them, as a list."""
     if isinstance(value, str):

@@ -251,5 +251,11 @@ class Source(Protocol):
     def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
         """Raise SourceChangedError where files that were just read, or what describes them, are not those opened."""
 
+    def files_of(self, layout: ArrayLayout, chunks: IntArray) -> tuple[str, ...] | None:
+        """Name all files, or URLs, that decide the values of chunks, without looking whether they are there.
+
+        None where values may lie in others, which only the format's own library knows.
+        """
+
     def close(self) -> None:
         """Close what is open; the next use opens it again."""

@@ -27,7 +27,17 @@ _HIDDEN = "..."
 _PUBLIC_OPTIONS = frozenset(
     {"endpoint_url", "region_name", "region", "protocol", "signature_version", "addressing_style"}
 )
+#: Names of options that say where a server is.
+_OF_SERVERS = "endpoint|url|host|port|account_name|project"
 _MIN_SECRET = 4  # shorter values would tear messages apart
+
+
+def local_path(path: str) -> str:
+    """Return what follows ``file://`` or ``local://``; anything else as it is."""
+    for scheme in ("file://", "local://"):
+        if path.startswith(scheme) and "::" not in path:
+            return path.removeprefix(scheme)
+    return path
 
 
 def is_url(path: str) -> bool:
@@ -164,6 +174,18 @@ class Url(str):
             text = text.replace(secret, _HIDDEN)
         return public_text(text)
 
+    @property
+    def identity(self) -> str:
+        """The address without user and password, but with its query. Not to be shown: it goes into digests alone."""
+        parts = map(_parted, _chained(self.target))
+        return "::".join([scheme + rest for scheme, _, rest in parts])
+
+    @property
+    def server(self) -> str:
+        """What the options say of where the server is. Not to be shown, either."""
+        found = {name: value for name, value in _named(self.options) if re.search(_OF_SERVERS, name)}
+        return repr(sorted(found.items()))
+
     def check(self) -> None:
         """Refuse a user or password that a client would take for a port, and repeat.
 
@@ -243,6 +265,15 @@ def _split(url: str) -> tuple[str, str]:
 def _joined(url: str, key: str) -> str:
     before, after = _split(url)
     return f"{before}{key}{after}" if before.endswith("://") else f"{before.rstrip('/')}/{key}{after}"
+
+
+def _named(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Every option with its name, nested ones too."""
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            yield from _named(value)
+        else:
+            yield str(name), str(value)
 
 
 def _leaves(options: Any) -> Iterator[str]:

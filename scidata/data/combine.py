@@ -159,6 +159,11 @@ class CombinedDataset(Dataset[Sample]):
             return numbers  # all of one data set after all of the one before it
         return numbers[starts[self._parts] + self._indices]
 
+    def shared_reads(self, index: int) -> Sequence[Any]:
+        """Return the blocks of decoded rows that a sample shares with others of its data set."""
+        part, own = self.locate(index)
+        return self._sources[part].shared_reads(own)
+
     def plan(self, index: int, rank: int | None = None) -> Any:
         """Plan what a rank of the domain reads of a sample."""
         part, own = self.locate(index)

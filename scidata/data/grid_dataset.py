@@ -18,6 +18,7 @@ from scidata.data.domain_dataset import DomainDataset
 from scidata.data.local_transform import apply_locally
 from scidata.data.sample import Sample
 from scidata.errors import ConfigError, UnknownNameError, near_matches
+from scidata.grids.pool import BlockRead
 from scidata.grids.reader import GridReader
 from scidata.read.context import ReadStats
 from scidata.shard import HaloDim, ShardSpec, ShardTensor
@@ -49,9 +50,14 @@ class ShardedDataset(DomainDataset[GridReader, Sample]):
         """
         return self.reader.blocks()
 
+    def shared_reads(self, index: int) -> list[BlockRead]:
+        """Return the blocks of decoded rows that this rank's part of a sample shares with others: ``pool_bytes``."""
+        return self.reader.shared_reads(index, self._coordinate)
+
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name} {self.reader.global_shape(name)}" for name in self.fields)
-        return f"ShardedDataset({self.reader.paths[0]!r}, {len(self)} samples, {shapes})"
+        path = getattr(self.reader.sources[0], "pinned_path", self.reader.paths[0])
+        return f"ShardedDataset({path!r}, {len(self)} samples, {shapes})"
 
     # -- reading -------------------------------------------------------------------------------------------------
 

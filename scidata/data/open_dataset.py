@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
+_ONLY_GRIDS = "keeps decoded parts of grids"
+
 
 class _Options(TypedDict, total=False):
     """The other arguments of :func:`open_dataset`, for its overloads."""
@@ -40,7 +42,7 @@ class _Options(TypedDict, total=False):
     halo: float | Mapping[str, int | tuple[int, int]]
     ghosts: str | None
     periodic: str | Sequence[str]
-    decode: bool
+    decode: bool | str
     dtype: torch.dtype | None
     transform: Callable[[Any], Any] | None
     local_transform: LocalTransform | None
@@ -52,7 +54,9 @@ class _Options(TypedDict, total=False):
     subsample_seed: int
     num_threads: int
     cache_bytes: int | None
-    pool_bytes: int
+    pool_bytes: int | None
+    cache_dir: str | os.PathLike[str] | None
+    cache_disk_bytes: int | None
     storage_options: Mapping[str, Any] | None
 
 
@@ -94,7 +98,7 @@ def open_dataset(
     halo: float | Mapping[str, int | tuple[int, int]] = 0,
     ghosts: str | None = None,
     periodic: str | Sequence[str] = (),
-    decode: bool = True,
+    decode: bool | str = True,
     dtype: torch.dtype | None = None,
     transform: Callable[[Any], Any] | None = None,
     local_transform: LocalTransform | None = None,
@@ -106,7 +110,9 @@ def open_dataset(
     subsample_seed: int = 0,
     num_threads: int = 4,
     cache_bytes: int | None = None,
-    pool_bytes: int = 0,
+    pool_bytes: int | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_disk_bytes: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> ShardedDataset | IrregularDataset:
     """Open a gridded data set, or a store of meshes, clouds or graphs: each rank reads only its part of a sample.
@@ -117,7 +123,9 @@ def open_dataset(
     ----------
     path
         A Zarr store, HDF5 or NetCDF file, URL, or a list or glob of files that follow each other along ``sample_dim``;
-        or a store written by ``scidata partition``, which gives an :class:`~scidata.IrregularDataset`.
+        or a store written by ``scidata partition``, which gives an :class:`~scidata.IrregularDataset`. Or a reference
+        set of kerchunk or VirtualiZarr, or an Icechunk repository: ``repo``, ``repo@branch=dev``, ``repo@tag=v1`` or
+        ``repo@snapshot=…``.
     mesh
         From :func:`scidata.init_mesh` or ``init_device_mesh``. None reads whole samples as plain tensors.
     fields
@@ -157,7 +165,9 @@ def open_dataset(
     periodic
         Dimensions whose halo wraps.
     decode
-        Apply CF ``scale_factor``, ``add_offset`` and fill values (to NaN).
+        Apply CF ``scale_factor``, ``add_offset`` and fill values (to NaN). ``"node"``, of grids: and the ranks of a
+        domain that share a node decode chunks that several of them need for each other, through memory, as far as
+        codecs cannot decode a part of a chunk anyway; ``"rank"``, as True: each rank for itself.
     dtype
         Of floating fields; default what CF metadata says. bfloat16 is read as float32 and cast.
     transform
@@ -172,7 +182,8 @@ def open_dataset(
     allow_missing
         Read absent chunks as the fill value; for stores that leave out empty chunks on purpose.
     allow_external
-        Also read HDF5 external storage, external links and virtual datasets.
+        Also read HDF5 external storage, external links and virtual datasets, and follow references of a set to outside
+        its folder, bucket or host, without its credentials.
     subsample
         Meshes, clouds and graphs: ``{"point": 100_000}`` draws that many rows of each sample anew in each epoch
         (``DataLoader.set_epoch``), without replacement, every row equally likely; all of a sample that has no more.
@@ -192,16 +203,25 @@ def open_dataset(
         so many bytes of them; default 512 MiB. So are fields without times, up to 128 MiB besides. What does not fit is
         read anew each time.
     pool_bytes
-        Grids whose chunks hold several steps: decoded rows of this rank's part are kept for other samples, at most so
-        many bytes of them in each process, so that a chunk is decoded once for all steps in it. For orders in which
-        samples of a chunk come close to each other: as they are stored, windows of several steps, or
-        ``DistributedSampler(shuffle="blocks")``; where they do not, samples are read alone after a while. ``plan``
-        says how much is needed. 0 keeps nothing.
+        Grids whose chunks hold several steps, and windows of several steps: decoded rows of this rank's part are kept
+        for other samples, at most so many bytes of them in each process, so that a chunk is decoded once for all steps
+        in it. For orders in which samples of a chunk come close to each other: as they are stored, or
+        ``DistributedSampler(shuffle="blocks")``. A loader sees from its order which chunks are worth it, and reads them
+        ahead. Default: what these orders need, within an eighth of the memory that is available, shared with the other
+        ranks of the node; ``plan`` says how much. 0 keeps nothing.
+    cache_dir
+        Grids: a folder on a local disk in which decoded rows of this rank's part are kept for other epochs and runs, of
+        what is behind URLs or has to be decoded; raw local arrays are read where they are, which costs no more. Any
+        number of ranks and jobs may use one folder. The source's files are looked at before the first use of what was
+        kept of them: what was changed is read again. ``scidata stage`` fills it ahead of a job.
+    cache_disk_bytes
+        At most so many bytes of them, those used longest ago go first; default half of what is free on that disk.
     storage_options
         URLs: what fsspec's file system is made with, such as ``{"endpoint_url": …, "key": …, "secret": …}`` or
         ``{"anon": True}`` of s3fs. No message, plan or state shows it, nor the user, password and query of a URL; a
-        pickle of the data set holds it, since worker processes open the files anew. How patiently reads are tried
-        again: :func:`scidata.set_retry`.
+        pickle of the data set holds it, since worker processes open the files anew. How patiently reads
+        are tried again: :func:`scidata.set_retry`. Of reference sets also ``"targets"``: options by prefix of
+        those URLs that references may lead to, besides their own place.
 
     Raises
     ------
@@ -228,13 +248,16 @@ def open_dataset(
     )
     reach = HowToReach(
         allow_missing=allow_missing, allow_external=allow_external, num_threads=num_threads, cache_bytes=cache_bytes,
-        pool_bytes=pool_bytes,
+        pool_bytes=pool_bytes, cache_dir=cache_dir, cache_disk_bytes=cache_disk_bytes,
     )  # fmt: skip
     if mesh is None and (halo or shard):
         given = f"halo={halo}" if halo else f"shard={shard}"
         raise ConfigError(f"{given} needs a mesh: pass scidata.init_mesh(), which also works in a single process")
     if isinstance(path, str) and is_store(path):
-        _refuse({"pool_bytes": pool_bytes > 0}, "means nothing for a partitioned store, whose chunks are of one sample")
+        _refuse(
+            {"pool_bytes": bool(pool_bytes)}, "means nothing for a partitioned store, whose chunks are of one sample"
+        )
+        _refuse({"cache_dir": cache_dir is not None}, f"{_ONLY_GRIDS}; copy the store to a local disk as it is")
         return _open_store(path, mesh, what, cut, reach)
     _refuse(
         {"cache_bytes": cache_bytes is not None},
@@ -243,7 +266,11 @@ def open_dataset(
     like_grid = any((cut.given_for_grids | what.chosen_samples).values())
     raw, first = kind_of_raw(path, kind, allow_external, like_grid=like_grid)
     if raw == "points":
-        _refuse({"pool_bytes": pool_bytes > 0}, "means nothing for points, of which each file is a sample")
+        _refuse(
+            {"pool_bytes": bool(pool_bytes), "decode": what.by_node},
+            "means nothing for points, of which each file is a sample",
+        )
+        _refuse({"cache_dir": cache_dir is not None}, f"{_ONLY_GRIDS}; copy the files to a local disk as they are")
         return _open_points(path, mesh, what, cut, reach)
     return _open_grid(path, first, mesh, what, cut, reach)
 
@@ -257,7 +284,7 @@ def _open_store(
     from scidata.data.irregular_dataset import IrregularDataset
     from scidata.store.reading.reader import CACHE_BYTES, StoreReader
 
-    raw = {"decode": not what.decode} | reach.trust
+    raw = {"decode": what.decode is not True} | reach.trust
     _refuse(cut.given_for_grids | raw, f"means nothing for {path}, a partitioned store")
     dp_axis, axes, num_parts = _one_axis(mesh, cut.dp, path)
     reader = StoreReader(
@@ -286,7 +313,12 @@ def _open_points(
         )
     dp_axis, axes, num_parts = _one_axis(mesh, cut.dp, shown)
     reader = PointsReader(
-        path, num_parts=num_parts, **_common(what, cut, reach), **reach.trust, decode=what.decode, subsample=what.draw()
+        path,
+        num_parts=num_parts,
+        **_common(what, cut, reach),
+        **reach.trust,
+        decode=what.decodes,
+        subsample=what.draw(),
     )
     return IrregularDataset(reader, mesh, axes, dp_axis=dp_axis, **what.wrapping)
 
@@ -300,8 +332,11 @@ def _open_grid(
     reach: HowToReach,
 ) -> ShardedDataset:
     from scidata.data.grid_dataset import ShardedDataset
+    from scidata.data.node import memory_share, node_ranks
     from scidata.grids.reader import GridReader
 
+    if what.by_node and reach.pool_bytes == 0:
+        raise ConfigError("decode='node' keeps what was decoded in the pool, of which pool_bytes=0 leaves none")
     if cut.ghosts is not None:
         raise ConfigError(f"ghosts={cut.ghosts!r}: the halo of a grid is always read from disk; leave ghosts out")
     if what.subsample is not None:
@@ -309,8 +344,10 @@ def _open_grid(
     dp_axis, axes = _axes(mesh, cut.dp, cut.shard)
     reader = GridReader(
         path, first=first, **_common(what, cut, reach), **what.samples, **reach.trust,
-        align=cut.align, halo=cut.halo, periodic=cut.periodic, decode=what.decode,
-        shard=cut.shard if mesh is not None else {}, pool_bytes=reach.pool_bytes,
+        align=cut.align, halo=cut.halo, periodic=cut.periodic, decode=what.decodes,
+        shard=cut.shard if mesh is not None else {}, node=node_ranks(mesh, axes) if what.by_node else None,
+        pool_bytes=memory_share() if reach.pool_bytes is None else reach.pool_bytes, pool_fits=reach.pool_bytes is None,
+        disk=reach.disk(),
         axis_sizes={axis: axis_size(mesh, axis) for axis in axes},
     )  # fmt: skip
     return ShardedDataset(reader, mesh, axes, dp_axis=dp_axis, **what.wrapping)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from scidata.core.checks import check_function, check_mapping, offsets, whole
+from scidata.core.checks import check_function, check_mapping, offsets, optional, whole
 from scidata.data.local_transform import LocalTransform
 from scidata.errors import ConfigError, near_matches
+from scidata.read.disk_cache import DiskCache, make_cache
 from scidata.store.reading.subsample import Subsample, make_subsample
 
 _KINDS = ("grid", "points", "mesh", "graph")
@@ -29,7 +31,7 @@ class WhatToRead:
     sample_dim: str | int | None
     steps: Sequence[int]
     isel: Mapping[str, Any] | None
-    decode: bool
+    decode: bool | str
     dtype: torch.dtype | None
     transform: Callable[[Any], Any] | None
     local_transform: LocalTransform | None
@@ -41,7 +43,13 @@ class WhatToRead:
         check_mapping("isel", self.isel, "{'level': 3}")
         check_function("transform", self.transform)
         check_function("local_transform", self.local_transform)
-        _check_flag("decode", self.decode)
+        if self.decode not in ("rank", "node"):
+            if isinstance(self.decode, str):
+                raise ConfigError(
+                    f"decode must be True, False, 'rank' or 'node', not {self.decode!r}"
+                    f"{near_matches(self.decode, ('rank', 'node'))}"
+                )
+            _check_flag("decode", self.decode)
         offsets(self.steps)
         self.draw()
         if self.kind is not None and self.kind not in _KINDS:
@@ -53,6 +61,16 @@ class WhatToRead:
                 f"dtype must be a floating torch dtype, such as torch.float32, not {self.dtype!r}; integer fields keep "
                 "their own"
             )
+
+    @property
+    def decodes(self) -> bool:
+        """Whether packed values are decoded as CF says."""
+        return bool(self.decode)
+
+    @property
+    def by_node(self) -> bool:
+        """Whether the ranks of a node decode chunks for each other."""
+        return self.decode == "node"
 
     @property
     def numpy_dtype(self) -> npt.DTypeLike | None:
@@ -110,18 +128,29 @@ class HowToReach:
     allow_external: bool
     num_threads: int
     cache_bytes: int | None
-    pool_bytes: int
+    pool_bytes: int | None
+    cache_dir: str | os.PathLike[str] | None
+    cache_disk_bytes: int | None
 
     def __post_init__(self) -> None:
         _check_flag("allow_missing", self.allow_missing)
         _check_flag("allow_external", self.allow_external)
         whole("num_threads", self.num_threads, least=0)
-        whole("pool_bytes", self.pool_bytes, least=0)
+        optional("pool_bytes", self.pool_bytes, least=0)
+        self.disk()
 
     @property
     def trust(self) -> dict[str, Any]:
         """What is read besides, as readers of raw files take it."""
         return {"allow_missing": self.allow_missing, "allow_external": self.allow_external}
+
+    def disk(self) -> DiskCache | None:
+        """Return what keeps decoded parts on disk; None where nothing does."""
+        if self.cache_dir is None:
+            if self.cache_disk_bytes is not None:
+                raise ConfigError("cache_disk_bytes: means nothing without cache_dir; leave it out")
+            return None
+        return make_cache(self.cache_dir, self.cache_disk_bytes)
 
 
 def _check_flag(name: str, flag: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,7 +16,7 @@ from scidata.data.sample import Sample
 _ABILITIES = (
     *("__len__", "mesh", "assemble", "buffer_specs", "read_into", "read_local"),
     *("epoch_reader", "set_epoch"),  # of data sets whose samples depend on the epoch
-    "blocks",  # of grids, whose samples may share chunks
+    *("blocks", "shared_reads"),  # of grids, whose samples may share chunks
 )
 
 
@@ -89,6 +89,12 @@ class Source:
         if "epoch_reader" in self._abilities:
             return self.dataset.epoch_reader(epoch, empty=empty)  # type: ignore[no-any-return]
         return self.dataset.read_local  # type: ignore[no-any-return]
+
+    def shared_reads(self, index: int) -> Sequence[Any]:
+        """Return the blocks that a sample shares with others, see :class:`scidata.grids.pool.BlockRead`."""
+        if "shared_reads" not in self._abilities:
+            return ()
+        return self.dataset.shared_reads(index)  # type: ignore[no-any-return]
 
     def assemble(self, local: Any, *, index: int) -> Sample:
         """Wrap this rank's part of one sample."""

@@ -62,6 +62,18 @@ def read_launcher(environ: Mapping[str, str]) -> Launch:
     return Launch(launcher="none")
 
 
+def ranks_per_node(environ: Mapping[str, str], num_ranks: int) -> int:
+    """Return how many ranks a node has, as far as the launcher says; else as if all were on one.
+
+    For what a node's ranks do together: no result depends on it.
+    """
+    for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
+        found = re.match(r"\d+", environ.get(name, ""))  # SLURM says "4(x2),3"
+        if found is not None and int(found[0]) > 0:
+            return min(int(found[0]), num_ranks)
+    return num_ranks
+
+
 def _integer(environ: Mapping[str, str], name: str, launcher: str) -> int:
     text = environ.get(name)
     if text is None:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.bounds import rows_of, segments_of_slice
-from scidata.core.checks import names_of
+from scidata.core.checks import names_of, offsets
 from scidata.core.types import ArrayLayout, Source
 from scidata.errors import ConfigError, FieldMismatchError, UnsupportedFormatError, near_matches
 from scidata.grids.partition import resolve_dim
@@ -172,3 +172,11 @@ def largest_chunks(layouts: Iterable[ArrayLayout]) -> dict[str, int]:
         for dim, chunk in zip(layout.dims, layout.chunks, strict=True):
             chunks[dim] = max(chunk, chunks.get(dim, 1))
     return chunks
+
+
+def checked_steps(steps: Sequence[int], sample_dim: str | None) -> tuple[int, ...]:
+    """Return the steps of a sample as integers; refuse several where there is no dimension of samples."""
+    checked = offsets(steps)
+    if sample_dim is None and checked != (0,):
+        raise ConfigError(f"steps={checked} need a sample dimension; name it with sample_dim")
+    return checked

@@ -3,6 +3,10 @@
 A *block* is what one rank needs of the chunks that hold the same steps of a field: all its rows there, halo included,
 decoded. Blocks are kept within so many bytes, the least recently used one goes first. Of threads that need the same
 block one reads it, the others wait.
+
+Whether a block is worth reading whole depends on how many of its rows will be used. Of most codecs one row costs as
+much as the whole chunk; of Blosc, and of windows over chunks of one step, less. A loader knows which samples come next,
+and says which blocks it wants (:class:`BlockRead`). Where nobody does, a block is read when a second sample needs it.
 """
 
 from __future__ import annotations
@@ -10,26 +14,37 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from scidata.core.cache import Cache
-from scidata.core.types import ArrayLayout, IntArray, Segment
+from scidata.core.memory import BlockPool
+from scidata.core.types import ArrayLayout, IntArray, Segment, Selection
+from scidata.core.urls import Url
+from scidata.grids.kept import KeptRows
+from scidata.grids.node import SharedChunks, decodes_in_parts
 from scidata.grids.parts import Field, Part
 from scidata.grids.series import Series
-from scidata.plan.array import plan_array
+from scidata.plan.family import PlanFamily
 from scidata.read import Job, read_plans
 from scidata.read.context import ReadStats
+from scidata.read.disk_cache import DiskCache
 from scidata.read.threads import ReaderThreads
 from scidata.sources.access.fetches import run_each
 
-_TRIED = 32  # blocks of each field that are read until it is asked whether they were used enough
-_ENOUGH = 0.25  # of their rows: of Blosc chunks, reading one step alone decodes no more than a part
-_ALONE = 1024  # samples that are read alone then, until blocks are tried again
+_ENOUGH = 0.5  # of a block's rows: of Blosc chunks one step decodes a part, of about twice its size
+_WINDOW = 9  # blocks that the default keeps: those of DistributedSampler(shuffle="blocks"), and the next one
+
+#: Rows of a sample in one file, by the file's number.
+_Places: TypeAlias = Sequence[tuple[int, tuple[Segment, ...]]]
+
+#: Position of the rank, field, file, first row.
+_Key: TypeAlias = tuple[tuple[int, ...], str, int, int]
 
 
 def steps_per_block(layout: ArrayLayout, sample_dim: str | None) -> int:
@@ -38,6 +53,45 @@ def steps_per_block(layout: ArrayLayout, sample_dim: str | None) -> int:
         return 1
     axis = layout.dims.index(str(sample_dim))
     return min(layout.chunks[axis], layout.shape[axis])
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRead:
+    """A block that a sample needs, for whoever knows which samples come next.
+
+    Attributes
+    ----------
+    nbytes
+        Of the block.
+    enough
+        Samples that must need it for the block to be worth reading whole.
+    """
+
+    pool: SharedRows
+    key: _Key
+    part: Part
+    nbytes: int
+    enough: int
+
+    @property
+    def room(self) -> int:
+        """Bytes that the pool keeps."""
+        return self.pool.max_bytes(self.part)
+
+    def is_kept(self) -> bool:
+        """Whether the block is there; it is the last to go then."""
+        return self.pool.is_kept(self.key)
+
+    def give_up(self) -> None:
+        """Say that no use of the block is in sight."""
+        self.pool.give_up(self.key, self.part)
+
+    def load(self) -> None:
+        """Read the block, unless it is kept; samples that need it then wait for it. Errors are left to them."""
+        try:
+            self.pool.read_ahead(self.key, self.part)
+        except Exception:  # the sample that needs it reads it again, and fails at its turn
+            return
 
 
 class SharedRows:
@@ -49,8 +103,21 @@ class SharedRows:
         The reader's.
     steps
         Of a sample.
-    max_bytes
-        Of all blocks that are kept; 0 keeps none.
+    node
+        Decodes chunks together with the other ranks of the node.
+    max_bytes, fits
+        Of all blocks that are kept; 0 keeps none. ``fits``: and no more than samples in stored order, or of
+        ``shuffle="blocks"``, need.
+    disk
+        Where blocks are kept for other epochs and runs, too; None: nowhere.
+
+    Attributes
+    ----------
+    kept
+        The blocks on disk.
+    wanted
+        Keys of blocks that are worth reading, a set from each of those who know which samples come next. Where there
+        is one, others are not read. Changed by single operations that are atomic, so that a finalizer may.
     """
 
     def __init__(
@@ -60,39 +127,89 @@ class SharedRows:
         *,
         steps: Sequence[int],
         max_bytes: int,
+        fits: bool = False,
         threads: ReaderThreads,
         allow_missing: bool,
+        node: SharedChunks | None = None,
+        disk: DiskCache | None = None,
     ) -> None:
-        self.max_bytes = max_bytes
+        self._node = node
+        self._fits = fits
         self._series, self._fields, self._steps = series, fields, steps
         self._threads, self._allow_missing = threads, allow_missing
         self._blocks: Cache[npt.NDArray[Any]] = Cache(max_bytes, "lru")
-        self._lock = threading.Lock()
-        self._num_read = self._alone = 0
-        self._surplus = 0.0  # rows that were used, less those that should have been
+        self._memory = BlockPool()
+        self._families: Cache[PlanFamily] = Cache(256)
+        self.kept = KeptRows(self, series, fields, disk=disk, allow_missing=allow_missing)
+        self.wanted: dict[int, set[_Key]] = {}
+        self._uncounted: deque[ReadStats] = deque()
+        self._touched: Cache[bool] = Cache(
+            max_bytes or 0, "lru"
+        )  # blocks of which a row was read alone, as many as could be kept
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_lock": None}
+        return self.__dict__ | {"wanted": {}}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=threading.Lock())
+    # -- what there is -----------------------------------------------------------------------------------------------
 
     @property
     def num_bytes(self) -> int:
         """Bytes that are kept now."""
         return self._blocks.size
 
+    def max_bytes(self, part: Part) -> int:
+        """Return how many bytes of blocks are kept of a rank's part."""
+        if self._fits:
+            wanted = _WINDOW * self.bytes_of_block(part) if self._sizes else 0
+            self._blocks.max_size = self._touched.max_size = min(wanted, self._blocks.max_size)
+            self._fits = False
+        return self._blocks.max_size
+
     def clear(self) -> None:
-        """Let go of all blocks."""
+        """Let go of all blocks in memory; those on disk stay."""
         self._blocks.clear()
+        self.kept.forget()
+        self._memory.clear()
 
     @functools.cached_property
     def steps_per_block(self) -> dict[str, int]:
-        """Steps of a block of each field; 1 where samples share none."""
+        """Steps of a block of each field; 1 where chunks share no decoding."""
         files, dim = range(len(self._series.sources)), self._series.sample_dim
         return {
             name: max(steps_per_block(self._series.layout_in(i, name), dim) for i in files) for name in self._fields
         }
+
+    @functools.cached_property
+    def _sizes(self) -> dict[str, int]:
+        """Steps of a block of the fields of which samples share some: by their chunks, or because windows overlap."""
+        windows = len(self._steps) > 1
+        return {
+            name: size
+            for name, size in self.steps_per_block.items()
+            if size > 1 or name in self._shared or (windows and self._is_costly(self._series.layout_in(0, name)))
+        }
+
+    @functools.cached_property
+    def _shared(self) -> frozenset[str]:
+        """Fields whose chunks the ranks of this node decode for each other."""
+        node = self._node
+        if node is None:
+            return frozenset()
+        return frozenset(name for name in self._fields if node.is_worth_it(self._series.layout_in(0, name)))
+
+    def _is_costly(self, layout: ArrayLayout) -> bool:
+        has_rows = self._series.sample_dim in layout.dims
+        return has_rows and bool(layout.codecs or layout.fallback or isinstance(self._series.sources[0].path, Url))
+
+    @functools.cached_property
+    def _enough(self) -> dict[str, int]:
+        """Samples that must use a block of each field for it to be worth reading."""
+        enough = {}
+        for name, size in self._sizes.items():
+            in_parts = decodes_in_parts(self._series.layout_in(0, name))
+            few = name in self._shared or (size > 1 and not in_parts)
+            enough[name] = 1 if few else max(2, math.ceil(_ENOUGH * size))
+        return enough
 
     def blocks_of(self, rows: IntArray) -> IntArray:
         """Return numbers, from 0 on, of the blocks that rows of all files, one after the other, lie in."""
@@ -111,42 +228,81 @@ class SharedRows:
         longest = max(self.steps_per_block.values())
         return self._bytes(part, lambda size: -(-longest // size) + -(-self._reach // size))
 
+    @functools.cached_property
+    def _num_rows(self) -> int:
+        return int(self._series.row_bounds[-1])
+
     @property
     def _reach(self) -> int:
         return max(self._steps) - min(self._steps)
 
     def _bytes(self, part: Part, count: Callable[[int], int]) -> int:
-        sizes = {name: size for name, size in self.steps_per_block.items() if size > 1}
-        return sum(count(size) * size * self._bytes_of_step(name, part) for name, size in sizes.items())
+        return sum(count(size) * size * self._bytes_of_step(name, part) for name, size in self._sizes.items())
 
     def _bytes_of_step(self, name: str, part: Part) -> int:
         shape = part.families[name].out_shape
         return math.prod(shape) // len(self._steps) * self._fields[name].dtype.itemsize
 
-    def fields_of(self, part: Part, out: Mapping[str, npt.NDArray[Any]]) -> tuple[str, ...]:
-        """Return the fields to be read by blocks: none where a sample needs more of them than are kept.
+    # -- which samples come next -------------------------------------------------------------------------------------
 
-        And none for a while where few rows of the last blocks were used, as in a full shuffle.
-        """
-        if not self.max_bytes or self.bytes_of_sample(part) > self.max_bytes or not self._is_worth_it():
+    def is_of_use(self, part: Part) -> bool:
+        """Whether there are blocks that samples of a rank's part share, and room for those of one sample."""
+        return bool(self._sizes) and 0 < self.bytes_of_sample(part) <= self.max_bytes(part)
+
+    def reads_of(self, part: Part, places: _Places) -> list[BlockRead]:
+        """Return the blocks that a sample needs."""
+        return [
+            BlockRead(self, key, part, size * self._bytes_of_step(name, part), self._enough[name])
+            for name, size in self._sizes.items()
+            for key in self._keys(name, size, part, places)
+        ]
+
+    def _keys(self, name: str, size: int, part: Part, places: _Places) -> dict[_Key, None]:
+        return {
+            (part.position, name, i, row - row % size): None
+            for i, segments in places
+            for s in segments
+            for row in range(s.start, s.start + s.count * s.step, s.step)
+        }
+
+    def is_kept(self, key: _Key) -> bool:
+        """Whether a block is there; it is the last to go then."""
+        return self._blocks.get(key) is not None
+
+    def give_up(self, key: _Key, part: Part) -> None:
+        """Say that no use of a block is in sight: it is kept for the next epoch only where there is room for all."""
+        if self._bytes(part, lambda size: -(-self._num_rows // size)) <= self.max_bytes(part):
+            self._blocks.demote(key)
+        else:
+            self._blocks.drop(key)
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def fields_of(self, part: Part, places: _Places, out: Mapping[str, npt.NDArray[Any]]) -> tuple[str, ...]:
+        """Return the fields to be read by blocks: none where a sample needs more of them than are kept."""
+        if not self.is_of_use(part):
             return ()
         return tuple(
-            name for name, size in self.steps_per_block.items() if size > 1 and out[name].shape == part.shapes[name]
+            name
+            for name, size in self._sizes.items()
+            if out[name].shape == part.shapes[name]
+            and self._are_worth_it(list(self._keys(name, size, part, places)), part)
         )
 
-    def _is_worth_it(self) -> bool:
-        with self._lock:
-            if self._alone:
-                self._alone -= 1
-            elif self._num_read > _TRIED * len(self._fields):
-                self._alone = _ALONE if self._surplus < 0 else 0
-                self._num_read, self._surplus = 0, 0.0
-            return not self._alone
+    def _are_worth_it(self, keys: Sequence[_Key], part: Part) -> bool:
+        kept = list(map(self.is_kept, keys))
+        wanted = list(self.wanted.values())
+        if wanted:
+            return all(here or any(key in each for each in wanted) for here, key in zip(kept, keys, strict=True))
+        known = [self._touched.get(key) is not None for key in keys]
+        for key in keys:
+            self._touched.put(key, True, self._sizes[key[1]] * self._bytes_of_step(key[1], part))
+        return any(kept) or all(known)  # where one is kept, the order is one that stays close
 
     def read_into(
         self,
         names: Sequence[str],
-        places: Sequence[tuple[int, tuple[Segment, ...]]],
+        places: _Places,
         part: Part,
         out: Mapping[str, npt.NDArray[Any]],
         *,
@@ -158,48 +314,69 @@ class SharedRows:
         """
         copies = [functools.partial(self._copy, name, places, part, out[name]) for name in names]
         found = run_each(copies) if side_by_side else [copy() for copy in copies]
-        return sum(itertools.chain.from_iterable(found), start=ReadStats())
+        ahead = [self._uncounted.popleft() for _ in range(len(self._uncounted))]
+        return sum(itertools.chain(ahead, *found), start=ReadStats())
 
-    def _copy(
-        self, name: str, places: Sequence[tuple[int, tuple[Segment, ...]]], part: Part, out: npt.NDArray[Any]
-    ) -> list[ReadStats]:
+    def _copy(self, name: str, places: _Places, part: Part, out: npt.NDArray[Any]) -> list[ReadStats]:
         axis = self._fields[name].source_dims.index(str(self._series.sample_dim))
         values = np.moveaxis(out.reshape(part.families[name].out_shape), axis, 0)
         stats: list[ReadStats] = []
-        size, start, block = self.steps_per_block[name], -1, None
+        size = self._sizes[name]
         for i, segments in places:
-            start = -1
+            start, block = -1, None
             for row, place in [(s.start + k * s.step, s.offset + k) for s in segments for k in range(s.count)]:
                 if block is None or row - row % size != start:
                     start = row - row % size
-                    block = np.moveaxis(self._block(name, i, start, part, stats), axis, 0)
+                    block = np.moveaxis(self.block((part.position, name, i, start), part, stats), axis, 0)
                 values[place] = block[row - start]
         return stats
 
-    def _block(self, name: str, i: int, start: int, part: Part, stats: list[ReadStats]) -> npt.NDArray[Any]:
-        """Return a block of a file, from its first row on."""
+    def read_ahead(self, key: _Key, part: Part) -> None:
+        """Read a block, unless it is kept; what that took is counted with the next sample."""
+        stats: list[ReadStats] = []
+        self.block(key, part, stats)
+        self._uncounted.extend(stats)
+
+    def block(self, key: _Key, part: Part, stats: list[ReadStats]) -> npt.NDArray[Any]:
+        """Return a block of a file, from its first row on; add what had to be read to ``stats``."""
         fresh: list[ReadStats] = []
 
         def make() -> npt.NDArray[Any]:
-            values, took = self._read(name, i, start, part)
+            values, took = self.kept.block(*key[1:], part)
             fresh.append(took)
             return values
 
-        key = part.position, name, i, start
         block = self._blocks.get_or_make(key, make, lambda values: values.nbytes, once=True)
-        with self._lock:
-            self._num_read += len(fresh)
-            self._surplus += 1 - _ENOUGH * self.steps_per_block[name] * len(fresh)
         stats += fresh
         return block
 
-    def _read(self, name: str, i: int, start: int, part: Part) -> tuple[npt.NDArray[Any], ReadStats]:
-        field, source, layout = self._fields[name], self._series.sources[i], self._series.layout_in(i, name)
-        axis, shape = field.source_dims.index(str(self._series.sample_dim)), part.families[name].out_shape
+    def selection_of(self, name: str, i: int, start: int, part: Part) -> tuple[ArrayLayout, Selection, tuple[int, ...]]:
+        """Return what a block, which begins at a row of a file, is of the array, and its shape."""
+        dims, layout = self._fields[name].source_dims, self._series.layout_in(i, name)
+        shape, dim = part.families[name].out_shape, self._series.sample_dim
+        if dim not in dims:
+            return layout, tuple(part.segments[d] for d in dims), shape
+        axis = dims.index(dim)
         count = min(self.steps_per_block[name], layout.shape[axis] - start)
         rows = (Segment(start=start, count=count),)
-        selection = tuple(rows if d == axis else part.segments[dim] for d, dim in enumerate(field.source_dims))
-        plan = plan_array(layout, selection, source.locate, out_shape=(*shape[:axis], count, *shape[axis + 1 :]))
-        values = np.empty(plan.out_shape, field.dtype)
+        selection = tuple(rows if d == dim else part.segments[d] for d in dims)
+        return layout, selection, (*shape[:axis], count, *shape[axis + 1 :])
+
+    def read_block(self, name: str, i: int, start: int, part: Part) -> tuple[npt.NDArray[Any], ReadStats]:
+        """Read a block of a file, from its first row on; return what that took, too."""
+        field, source, dim = self._fields[name], self._series.sources[i], self._series.sample_dim
+        layout, selection, shape = self.selection_of(name, i, start, part)
+        axis = field.source_dims.index(dim) if dim in field.source_dims else None
+        family = self._families.get_or_make((part.position, name, shape), lambda: PlanFamily(axis, shape))
+        values = self.empty(shape, field.dtype)
+        plan = family.plan(layout, selection, source.locate)
+        if self._node is not None and name in self._shared:
+            return values, self._node.read(plan, source, field.decodings[i], values)
         job = Job(plan, source, field.decodings[i], allow_missing=self._allow_missing)
         return values, read_plans([(job, values)], executor=self._threads.executor())
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """Return an array for a block, in memory that earlier ones had."""
+        values = self._memory.empty(shape, dtype)
+        self._memory.max_free = max(self._memory.max_free, 2 * values.nbytes)
+        return values

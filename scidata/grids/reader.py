@@ -19,13 +19,13 @@ import numpy.typing as npt
 
 from scidata.core.bounds import num_rows_of, rows_of
 from scidata.core.cache import Cache
-from scidata.core.checks import offsets
 from scidata.core.types import ArrayLayout, BufferSpec, IntArray, Segment, Selection, Source
 from scidata.core.urls import Url
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
 from scidata.grids.choices import (
     agreeing_fields,
     all_dims_of,
+    checked_steps,
     choose_sample_dim,
     chosen_fields,
     default_shard,
@@ -34,15 +34,17 @@ from scidata.grids.choices import (
     row_weights,
     sizes_of,
 )
+from scidata.grids.node import NodeRanks, SharedChunks
 from scidata.grids.partition import GridPartition, make_partition, per_dim, resolve_dim, selected_rows
 from scidata.grids.parts import Field, Jobs, Part
-from scidata.grids.pool import SharedRows
-from scidata.grids.series import Series
+from scidata.grids.pool import BlockRead, SharedRows
+from scidata.grids.series import Series, joined
 from scidata.plan.array import MAX_PLAN_BYTES
 from scidata.plan.family import PlanFamily
 from scidata.plan.totals import ReadPlan
 from scidata.read import Job, read_plans
 from scidata.read.context import ReadStats
+from scidata.read.disk_cache import DiskCache
 from scidata.read.threads import ReaderThreads
 from scidata.read.whole import array_of
 from scidata.sources import open_source
@@ -66,8 +68,10 @@ class GridReader:
         NumPy dtype of decoded floating fields; None keeps what CF says.
     num_threads
         Threads that fetch and decode chunks side by side.
-    pool_bytes
-        Bytes of decoded rows that are kept for other samples, where chunks hold several steps: see :attr:`pool`.
+    pool_bytes, pool_fits, disk
+        What keeps decoded rows for other samples, see :class:`~scidata.grids.pool.SharedRows`.
+    node
+        The ranks that share the decoding of chunks; None: each decodes what it needs.
     first
         The first file, where it is open already.
 
@@ -98,6 +102,9 @@ class GridReader:
         allow_external: bool = False,
         num_threads: int = _THREADS,
         pool_bytes: int = 0,
+        pool_fits: bool = False,
+        node: NodeRanks | None = None,
+        disk: DiskCache | None = None,
         first: Source | None = None,
     ) -> None:
         self.paths = expand_paths(path)
@@ -132,7 +139,7 @@ class GridReader:
         self._allow_missing = allow_missing
         self._threads = ReaderThreads(num_threads)
         self._sources = {source.path: source for source in self._series.sources}
-        self.steps = _checked_steps(steps, self.sample_dim)
+        self.steps = checked_steps(steps, self.sample_dim)
         if isinstance(weights, str):
             weights = row_weights(first, weights, split_axes, crop)
         self.partition: GridPartition = make_partition(
@@ -162,8 +169,17 @@ class GridReader:
             self._fields,
             steps=self.steps,
             max_bytes=pool_bytes,
+            fits=pool_fits,
             threads=self._threads,
             allow_missing=allow_missing,
+            disk=disk,
+            node=None if node is None else self.shared_chunks(node),
+        )
+
+    def shared_chunks(self, node: NodeRanks) -> SharedChunks:
+        """Return what decodes chunks for several ranks of a node."""
+        return SharedChunks(
+            self.partition, self.sample_dim, node, threads=self._threads, allow_missing=self._allow_missing
         )
 
     # -- what there is -------------------------------------------------------------------------------------------
@@ -208,8 +224,10 @@ class GridReader:
     def fingerprint(self) -> str:
         """Return a digest of what decides the samples: fields, shapes, dtypes, crop, steps, and the sample coordinate.
 
-        Not where they lie, so that data may move; nor their values, which would have to be read.
+        Not where they lie, so that data may move; nor their values, which would have to be read. Of sources that have
+        revisions (Icechunk) also those, since ranks that open at different times could see different ones.
         """
+        revisions = [found for source in self.sources if (found := getattr(source, "revision", None)) is not None]
         values = None if self.sample_dim is None else self.coordinate(self.sample_dim)
         content = {
             "fields": {n: [self.global_shape(n), str(self._fields[n].dtype)] for n in self.fields},
@@ -219,7 +237,7 @@ class GridReader:
             "selected": {
                 d: [(s.start, s.count, s.step) for s in segments] for d, segments in self.partition.selected.items()
             },
-        }
+        } | ({"revisions": revisions} if revisions else {})
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     def blocks(self) -> IntArray:
@@ -234,7 +252,7 @@ class GridReader:
 
         0 where chunks hold one step.
         """
-        part = self._part(coordinate)
+        part = self.part_of(coordinate)
         return self.pool.bytes_of_sample(part), self.pool.bytes_of_block(part)
 
     def buffer_specs(self, coordinate: Mapping[str, int]) -> dict[str, BufferSpec]:
@@ -280,7 +298,7 @@ class GridReader:
     def _is_remote(self) -> bool:
         return isinstance(self.paths[0], Url)
 
-    def _part(self, coordinate: Mapping[str, int]) -> Part:
+    def part_of(self, coordinate: Mapping[str, int]) -> Part:
         """Return the part of the rank at ``coordinate``; the last one asked for is kept, since a rank has one."""
         position = tuple(map(coordinate.__getitem__, self.partition.axis_sizes))
         part = self._last_part
@@ -323,7 +341,7 @@ class GridReader:
         self, name: str, index: int, coordinate: Mapping[str, int]
     ) -> list[tuple[int, ArrayLayout, Selection]]:
         """Return what is read of a field: for each file involved its position, layout and selection."""
-        return self._selections(self._fields[name], name, self._files_of(index), self._part(coordinate))
+        return self._selections(self._fields[name], name, self._files_of(index), self.part_of(coordinate))
 
     def _files_of(self, index: int) -> list[tuple[int, tuple[Segment, ...]]]:
         """Return the files that a sample lies in, and its rows in each along the sample dimension."""
@@ -335,7 +353,7 @@ class GridReader:
         for offset, row in enumerate(rows):
             i, first = self._series.place_of(row)
             by_file.setdefault(i, []).append(Segment(start=row - first, count=1, offset=offset))
-        return [(i, _joined(segments)) for i, segments in by_file.items()]
+        return [(i, joined(segments)) for i, segments in by_file.items()]
 
     def _selections(
         self, field: Field, name: str, files: Sequence[tuple[int, tuple[Segment, ...]]], part: Part
@@ -389,7 +407,7 @@ class GridReader:
         IndexError, ConfigError
             Sample or rank out of range.
         """
-        jobs = self._jobs_of(index, self._part(self.partition.coordinate(rank)))
+        jobs = self._jobs_of(index, self.part_of(self.partition.coordinate(rank)))
         fields = {name: tuple([job.plan for job in each]) for name, each in jobs.items()}
         return ReadPlan(index=index, rank=rank, fields=fields)
 
@@ -397,12 +415,22 @@ class GridReader:
 
     def read_into(self, index: int, out: Mapping[str, npt.NDArray[Any]], coordinate: Mapping[str, int]) -> ReadStats:
         """Read one rank's part of a sample into buffers shaped as :meth:`buffer_specs` says. Thread-safe."""
-        part = self._part(coordinate)
-        shared = self.pool.fields_of(part, out)
-        if not shared:
+        part, pool, remote = self.part_of(coordinate), self.pool, self._is_remote
+        places = self._files_of(index) if pool.kept.fields or pool.is_of_use(part) else []
+        shared = pool.fields_of(part, places, out) if places else ()
+        kept = pool.kept.fields_of(part, out, shared)
+        if not shared and not kept:
             return self._read(self._jobs_of(index, part), part, out)
-        stats = self.pool.read_into(shared, self._files_of(index), part, out, side_by_side=self._is_remote)
-        return stats + self._read(self._plan_fields(index, part, shared), part, out)
+        stats = pool.read_into(shared, places, part, out, side_by_side=remote)
+        stats += pool.kept.read_into(kept, places, part, out, side_by_side=remote)
+        if len(shared) + len(kept) == len(self.fields):
+            return stats
+        return stats + self._read(self._plan_fields(index, part, shared + kept), part, out)
+
+    def shared_reads(self, index: int, coordinate: Mapping[str, int]) -> list[BlockRead]:
+        """Return the blocks that one rank's part of a sample shares with others; none where there is no room."""
+        part = self.part_of(coordinate)
+        return self.pool.reads_of(part, self._files_of(index)) if self.pool.is_of_use(part) else []
 
     def _read(self, planned: Jobs, part: Part, out: Mapping[str, npt.NDArray[Any]]) -> ReadStats:
         reads = []
@@ -422,22 +450,3 @@ class GridReader:
         self.pool.clear()
         self._series.close()
         self._last_part = None
-
-
-def _checked_steps(steps: Sequence[int], sample_dim: str | None) -> tuple[int, ...]:
-    checked = offsets(steps)
-    if sample_dim is None and checked != (0,):
-        raise ConfigError(f"steps={checked} need a sample dimension; name it with sample_dim")
-    return checked
-
-
-def _joined(segments: Sequence[Segment]) -> tuple[Segment, ...]:
-    """Merge single rows that follow each other in the source and in the destination."""
-    joined: list[Segment] = []
-    for segment in segments:
-        last = joined[-1] if joined else None
-        if last and segment.start == last.start + last.count and segment.offset == last.offset + last.count:
-            joined[-1] = Segment(start=last.start, count=last.count + 1, offset=last.offset)
-        else:
-            joined.append(segment)
-    return tuple(joined)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.bounds import bounds_of
-from scidata.core.types import ArrayLayout, IntArray, Source
+from scidata.core.types import ArrayLayout, IntArray, Segment, Source
 from scidata.errors import FieldMismatchError
 from scidata.read.whole import array_of, read_array
 from scidata.sources import open_source
@@ -156,3 +156,15 @@ class Series:
         """Close every store; the next read opens it again."""
         for source in self.sources:
             source.close()
+
+
+def joined(segments: Sequence[Segment]) -> tuple[Segment, ...]:
+    """Merge single rows that follow each other in the source and in the destination."""
+    runs: list[Segment] = []
+    for segment in segments:
+        last = runs[-1] if runs else None
+        if last and segment.start == last.start + last.count and segment.offset == last.offset + last.count:
+            runs[-1] = Segment(start=last.start, count=last.count + 1, offset=last.offset)
+        else:
+            runs.append(segment)
+    return tuple(runs)

@@ -9,7 +9,7 @@ import torch
 import torch.utils.data
 from torch.utils.data import IterableDataset
 
-from scidata.core.checks import check_function, whole
+from scidata.core.checks import check_function
 from scidata.data.order import MAX_DRAWN
 from scidata.data.source import Source
 from scidata.device_mesh import axis_rank, axis_size
@@ -25,11 +25,6 @@ def check_dataset(source: Source) -> None:
             f"scidata.DataLoader reads parts of samples, which {type(source.dataset).__name__} cannot do (it has no "
             f"{', '.join(missing) or 'length'}); make it with scidata.open_dataset, or use torch.utils.data.DataLoader"
         )
-
-
-def optional(name: str, value: Any) -> int | None:
-    """Return an integer, or None where none is given."""
-    return None if value is None else whole(name, value)
 
 
 def check_given(sampler: Any, batch_sampler: Any, timeout: Any, functions: Mapping[str, Any]) -> None:

@@ -13,12 +13,12 @@ import torch
 import torch.utils.data
 
 from scidata.core import trace
+from scidata.core.memory import BlockPool
 from scidata.data.collate import collate
 from scidata.data.sample import Sample
 from scidata.data.source import Source
 from scidata.loader.peers.session import Session
 from scidata.loader.position import Position
-from scidata.loader.prefetch.pool import BlockPool
 from scidata.loader.prefetch.prefetcher import Prefetcher
 from scidata.loader.prefetch.slots import Slot, SlotRing
 from scidata.loader.transform_stream import TransformStream

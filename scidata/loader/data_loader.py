@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -16,7 +16,8 @@ import torch
 import torch.utils.data
 from torch.utils.data import Sampler
 
-from scidata.core.checks import whole
+from scidata.core.checks import optional, whole
+from scidata.core.memory import BlockPool
 from scidata.data.collate import collate
 from scidata.data.combine import as_combined
 from scidata.data.source import BufferedDataset, PartDataset, Source
@@ -28,7 +29,6 @@ from scidata.loader.arguments import (
     check_sampler,
     default_sampler,
     needs_agreement,
-    optional,
     refuse,
 )
 from scidata.loader.batches import Batches, announced, items_of, part_reader
@@ -36,10 +36,10 @@ from scidata.loader.peers.ballot import CommonBallot, OwnBallot
 from scidata.loader.peers.session import Session
 from scidata.loader.peers.watch import Watch
 from scidata.loader.position import Position, position_of
+from scidata.loader.prefetch.ahead import ReadAhead
 from scidata.loader.prefetch.buffers import BufferRing, Ring
 from scidata.loader.prefetch.copiers import DeviceCopier, HostCopier, PartCopier, SideStream, Staging
 from scidata.loader.prefetch.depth import Depth
-from scidata.loader.prefetch.pool import BlockPool
 from scidata.loader.prefetch.prefetcher import Prefetcher
 from scidata.loader.prefetch.readers import Fill
 from scidata.loader.prefetch.slots import SlotRing
@@ -85,8 +85,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         With a mesh, or by blocks: a :class:`scidata.DistributedSampler` with seed 0, so that all ranks agree; call
         :meth:`set_epoch` or every epoch has the same order. Else: torch's random order.
     sampler, batch_sampler
-        Used as they are. Default with a mesh: a :class:`scidata.DistributedSampler`, which pads to the same number of
-        steps, or drops with ``drop_last``.
+        Used as they are; where samples share chunks, asked for up to 1024 samples more than are read. Default with a
+        mesh: a :class:`scidata.DistributedSampler`, which pads to the same number of steps, or drops with
+        ``drop_last``.
     num_workers : int
         Reader threads. 0 reads in the calling thread, without reading ahead.
     workers : {"thread", "process"}
@@ -230,13 +231,14 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """Begin an epoch: an iterator of its own, whose threads end with it."""
         device = self._cuda_device()
         position = self._position = self._next_position()
-        items = items_of(position.items(), self._auto_collation)
+        items: Iterator[list[int]] = items_of(position.items(), self._auto_collation)
+        ahead = self._read_ahead(items)
         session = self._begin_session()
         try:
             way = self._into_buffers if self._source.has_buffers else self._into_slots
             ring, fill, nbytes, options = way(device)
             prefetcher = Prefetcher(
-                announced(items, session),
+                announced(items if ahead is None else ahead, session),
                 fill,
                 ring,
                 num_workers=self.num_workers,
@@ -245,6 +247,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 timeout=self.timeout,
                 peers=session,
                 ballot=self._ballot(session),
+                ahead=ahead,
                 **options,
             )
         except BaseException:
@@ -264,6 +267,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             draws=self._draws(),
             stream=TransformStream(device) if self.transform_stream and device is not None else None,
         )
+
+    def _read_ahead(self, items: Iterator[list[int]]) -> ReadAhead | None:
+        """Return what looks further ahead than readers do, where samples share blocks that this process keeps."""
+        source = self._source
+        if self.workers != "thread" or not len(source.dataset) or not source.shared_reads(0):
+            return None
+        return ReadAhead(items, source.shared_reads, self._prefetch + 1)
 
     def _draws(self) -> tuple[int, int]:
         """Return the seed and the epoch that samples' generators are made from: the sampler's, where it has them."""

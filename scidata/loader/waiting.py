@@ -104,9 +104,8 @@ class WaitWatch:
         if stage == "decode" and amplification > 1.5:
             return (
                 f"{amplification:.1f} bytes are decoded for each that is wanted; where chunks hold several steps, "
-                "open_dataset(pool_bytes=) keeps them for samples in stored order or of "
-                "DistributedSampler(shuffle='blocks') (scidata plan PATH says how many bytes); else write the data in "
-                "smaller chunks"
+                "samples in stored order or of shuffle='blocks' share what is decoded, if open_dataset(pool_bytes=) is "
+                "enough (scidata plan PATH says how many bytes); else write the data in smaller chunks"
             )
         if stage == "decode":
             return f"{ahead}; else write the data with a faster codec (blosc-lz4) or in smaller chunks"

@@ -151,7 +151,8 @@ class Context:
         self.tables = tables_of(plan.pattern, self.out_item, self.convert.in_place)
         self.paths: tuple[str, ...] = () if plan.refs is None else plan.refs.paths
         if plan.remote:
-            bind = source.path.bound if isinstance(source.path, Url) else url_of
+            own = source.path.bound if isinstance(source.path, Url) else url_of
+            bind = getattr(source, "bind", own)  # of a source whose chunks lie in places of other owners
             self.paths = tuple(map(bind, self.paths))
 
     @property

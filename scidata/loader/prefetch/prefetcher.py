@@ -26,6 +26,7 @@ from typing import Any
 
 from scidata.core import trace
 from scidata.errors import ConfigError, ReadTimeoutError
+from scidata.loader.prefetch.ahead import ReadAhead
 from scidata.loader.prefetch.buffers import Ring
 from scidata.loader.prefetch.copiers import HostCopier
 from scidata.loader.prefetch.depth import Depth
@@ -69,6 +70,8 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
         Told of a read that fails, at once; asked before each item whether another rank has failed.
     ballot
         Samples that cannot be read are left out as it decides; default: they end the iteration.
+    ahead
+        Reads what samples share, in as many threads besides; the items are its own.
 
     Attributes
     ----------
@@ -90,6 +93,7 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
         timeout: float = 0.0,
         peers: Peers | None = None,
         ballot: Ballot | None = None,
+        ahead: ReadAhead | None = None,
     ) -> None:
         self.taken: list[int] = []
         self._timeout = timeout
@@ -103,7 +107,7 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
         depth = prefetch if isinstance(prefetch, Depth) else Depth(max(1, prefetch))
         self._depth = depth if num_workers else Depth(0)
         self._ring = ring
-        self._readers: Readers[Any] = Readers(fill, ring, copier or HostCopier(ring), peers, ballot)
+        self._readers: Readers[Any] = Readers(fill, ring, copier or HostCopier(ring), peers, ballot, ahead)
         self._pending: deque[Work] = deque()
         self._threads: list[threading.Thread] = []
         self._finalizer = weakref.finalize(self, shut_down, self._readers, self._threads, self._pending, on_close)
@@ -181,11 +185,16 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
         return Work(number, item)
 
     def _start_threads(self) -> None:
-        while len(self._threads) < self._num_workers:
-            name = f"scidata-reader-{len(self._threads)}"
-            thread = threading.Thread(target=self._readers.run, name=name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        if self._threads:
+            return
+        bodies: list[tuple[str, Callable[[], None]]] = [("reader", self._readers.run)]
+        if self._readers.ahead is not None:
+            bodies.append(("ahead", self._readers.ahead.run))
+        for number in range(self._num_workers):
+            for kind, body in bodies:
+                thread = threading.Thread(target=body, name=f"scidata-{kind}-{number}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
 
     def _await(self, head: Work) -> None:
         began = time.perf_counter()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from scidata.core import trace
+from scidata.loader.prefetch.ahead import ReadAhead
 from scidata.loader.prefetch.buffers import Ring
 
 #: Reads one sample, by its index, into the given arrays (or slot); returns a ReadStats, the bytes it fetched, or
@@ -107,7 +108,9 @@ class Readers(Generic[TicketT]):
         copier: Copier[TicketT],
         peers: Peers | None,
         ballot: Ballot | None,
+        ahead: ReadAhead | None = None,
     ) -> None:
+        self.ahead = ahead
         self.join_seconds = _JOIN_SECONDS
         self.peers = peers
         self.ballot = ballot
@@ -239,6 +242,8 @@ class Readers(Generic[TicketT]):
         self.queue.put(None)
         self.ring.wake()
         self.results.put(None)
+        if self.ahead is not None:
+            self.ahead.stop()
         if self.processes is not None:
             self.processes.stop()
 

@@ -133,6 +133,9 @@ class MeshioSource:
     def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
         """Nothing to check: the file is read whole, once."""
 
+    def files_of(self, layout: ArrayLayout, chunks: IntArray) -> None:
+        """Return None: some formats lead to other files."""
+
     def close(self) -> None:
         """Forget what was read; the next use reads it again."""
         self._mesh = None

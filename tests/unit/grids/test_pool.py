@@ -25,7 +25,7 @@ def stores(tmp_path_factory: Any) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("pool")
     numbers = np.random.default_rng(0).normal(size=(2, STEPS, 3, ROWS, 8)).astype(np.float32)
     for name, chunks, more in (
-        ("lz4", (8, 3, ROWS, 8), {}),
+        ("lz4", (8, 3, ROWS, 8), {"compressors": zarr.codecs.BloscCodec(cname="lz4")}),
         ("banded", (8, 1, 4, 8), {"compressors": zarr.codecs.ZstdCodec()}),
         ("sharded", (5, 3, ROWS, 4), {"shards": (10, 3, ROWS, 8)}),
         ("raw", (8, 3, ROWS, 8), {"compressors": None}),
@@ -90,7 +90,7 @@ def test_samples_are_those_of_single_reads(
                 assert found[field].dtype == expected[field].dtype
                 assert found[field].tobytes() == expected[field].tobytes()
             assert pooled.pool.num_bytes <= pool_bytes
-    assert (pooled.pool.num_bytes > 0) == (pool_bytes == BIG and name != "raw") or pool_bytes < BIG
+    assert (pooled.pool.num_bytes > 0) == (name != "raw") or pool_bytes < BIG
 
 
 @pytest.mark.parametrize(("name", "size"), [("lz4", 8), ("banded", 8), ("sharded", 5)])
@@ -99,14 +99,16 @@ def test_each_chunk_is_decoded_once(stores: dict[str, Any], name: str, size: int
     once = sum(read(alone, index, 0)[1].bytes_decoded for index in range(0, STEPS, size))
     every = sum(read(alone, index, 0)[1].bytes_decoded for index in range(STEPS))
     assert every > 4 * once
-    for _ in range(2):  # epochs: memory does not grow
+    for alone_first in (2, 0):  # epochs: of each chunk a row alone, then all; memory does not grow
         decoded = sum(read(pooled, index, 0)[1].bytes_decoded for index in range(STEPS))
-        assert decoded in (once, 0)
+        assert decoded <= alone_first * once
         assert pooled.pool.num_bytes == STEPS * 2 * 3 * ROWS * 8 * 4
     windows = GridReader(
         stores[name], sample_dim="time", steps=(0, 1, 2), num_threads=0, pool_bytes=4 * size * 6 * ROWS * 32
     )
-    assert sum(read(windows, index, 0)[1].bytes_decoded for index in range(windows.num_samples)) == once
+    decoded = [read(windows, index, 0)[1].bytes_decoded for index in range(windows.num_samples)]
+    assert decoded[0] <= once
+    assert sum(decoded[1:]) == once  # the first sample's chunk again, for the second needs it too
 
 
 def test_threads_wait_for_the_one_that_reads(stores: dict[str, Any]) -> None:
@@ -125,19 +127,20 @@ def test_threads_wait_for_the_one_that_reads(stores: dict[str, Any]) -> None:
 
     with ThreadPoolExecutor(8) as threads:
         total = sum(threads.map(run, range(8)))
-    assert total == sum(read(alone, index, 0)[1].bytes_decoded for index in range(0, STEPS, 8))
+    once = sum(read(alone, index, 0)[1].bytes_decoded for index in range(0, STEPS, 8))
+    assert once <= total <= 2 * once
 
 
-def test_a_full_shuffle_is_read_alone_after_a_while(stores: dict[str, Any]) -> None:
-    """The pool holds two blocks of five: most samples need another one."""
+def test_a_block_is_read_when_a_second_sample_needs_it(stores: dict[str, Any]) -> None:
+    """The pool holds two blocks, of five: samples of ever other ones are read alone, and nothing is kept."""
     reader = GridReader(stores["lz4"], sample_dim="time", num_threads=0, pool_bytes=17 * 6 * ROWS * 32)
-    far = [index for k in range(8) for index in range(k, 32, 8)] * 4
-    shared = [bool(reader.pool.fields_of(reader._part({}), read(reader, index, 0)[0])) for index in far]
-    assert shared.index(False) == 32  # after 66 blocks of two fields
-    assert not any(shared[32:])
-    again = [read(reader, index, 0)[1].bytes_decoded for index in [0] * 1100]
-    assert again[0] > 0
-    assert again[-1] == 0
+    for index in [index for k in range(8) for index in range(k, 32, 8)]:
+        read(reader, index, 0)
+        assert reader.pool.num_bytes == 0
+    decoded = [read(reader, index, 0)[1].bytes_decoded for index in [0, 1, 2, 0, 7]]
+    assert decoded[0] > 0
+    assert decoded[1] == reader.pool.num_bytes == 8 * 6 * ROWS * 32
+    assert decoded[2:] == [0, 0, 0]
 
 
 def test_errors_come_to_all_who_wait_and_are_tried_again(stores: dict[str, Any], tmp_path: Path) -> None:
@@ -155,5 +158,5 @@ def test_errors_come_to_all_who_wait_and_are_tried_again(stores: dict[str, Any],
     reader.close()
     assert reader.pool.num_bytes == 0
     copy = pickle.loads(pickle.dumps(reader))
-    assert copy.pool.max_bytes == BIG
+    assert copy.pool.max_bytes(copy.part_of({})) == BIG
     assert read(copy, 2, 0)[0]["u"][0, 0] == 72

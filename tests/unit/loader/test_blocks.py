@@ -134,7 +134,7 @@ def test_what_plan_says_is_enough(path: Path, steps: tuple[int, ...]) -> None:
     (note,) = plan_domain(reader).notes
     assert note.startswith("chunks hold 8 steps")
     enough = [int(number) for number in re.findall(r"pool_bytes=([\d_]+)", note)]
-    assert enough == [2 * reader.block_bytes({})[0], 9 * reader.block_bytes({})[1]]
+    assert enough == [3 * reader.block_bytes({})[0], 9 * reader.block_bytes({})[1]]
     for shuffle, pool_bytes in zip((False, "blocks"), enough, strict=True):
         ds = scidata.open_dataset(path, steps=steps, pool_bytes=pool_bytes)
         loader = scidata.DataLoader(ds, 2, shuffle=shuffle)

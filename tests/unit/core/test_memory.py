@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import scidata
-from scidata.loader.prefetch.pool import BlockPool
+from scidata.core.memory import BlockPool
 
 MIB = 1 << 20
 

@@ -1,12 +1,15 @@
 """Memory for arrays of any size, used again when the last view of an array is gone.
 
-What a ``BufferRing`` is to samples of one size. Blocks come back from destructors, which run anywhere, so nothing on
-that path takes a lock; see :mod:`scidata.loader.prefetch.buffers`.
+Blocks come back from destructors, which run anywhere, so nothing on that path takes a lock; see
+:mod:`scidata.loader.prefetch.buffers`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+import mmap
+import os
 import threading
 import weakref
 from collections import deque
@@ -15,9 +18,32 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scidata.loader.prefetch.buffers import host_memory
-
+_HUGE = 4 << 20  # from this size on, ask for huge pages
 _SMALL = 256 << 10  # smaller ones come from the C library's heap, which uses its memory again by itself
+
+
+def host_memory(nbytes: int) -> npt.NDArray[np.uint8]:
+    """Return ``nbytes`` of uninitialised memory, on huge pages where the system has them.
+
+    First read of 100 MB into it, CPU time on a 2-core Xeon: 35 ms with huge pages, 60 ms without, 23 ms when reused.
+    Touching the pages beforehand only adds a pass over them (75 ms), so the first read does it.
+    """
+    advice = getattr(mmap, "MADV_HUGEPAGE", None)
+    if nbytes < _HUGE or advice is None:
+        return np.empty(nbytes, np.uint8)
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel built without them: ordinary pages do
+        memory.madvise(advice)
+    return np.frombuffer(memory, np.uint8)
+
+
+def available_memory() -> int:
+    """Return the bytes of memory that are available on this machine."""
+    try:
+        with open("/proc/meminfo") as lines:
+            return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):  # no Linux
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
 class _Holder:
@@ -104,6 +130,10 @@ class BlockPool:
     def _came_back(self, block: npt.NDArray[np.uint8]) -> None:
         if self.free_bytes + block.nbytes <= self.max_free:
             self._free.append(block)
+
+    def clear(self) -> None:
+        """Let go of the blocks that lie free."""
+        self._free.clear()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return BlockPool, (self.max_free,)

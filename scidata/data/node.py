@@ -1,0 +1,45 @@
+"""Which ranks share this node, and what of its memory is this one's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from scidata.core.memory import available_memory
+from scidata.device_mesh import domain_mesh
+from scidata.device_mesh.launch import ranks_per_node
+from scidata.grids.node import NodeRanks
+
+_SHARE = 8  # a part of the memory that is available, for what is decoded
+
+
+def memory_share() -> int:
+    """Return the bytes of decoded rows that this process keeps by default: its part of an eighth of what is free."""
+    num_ranks = dist.get_world_size() if dist.is_initialized() else 1
+    return available_memory() // _SHARE // ranks_per_node(os.environ, num_ranks)
+
+
+def node_ranks(mesh: DeviceMesh | None, axes: Sequence[str]) -> NodeRanks | None:
+    """Return the ranks of this one's domain that share its node; None where there is no other."""
+    if mesh is None or not axes:
+        return None
+    domain = domain_mesh(mesh, axes).mesh
+    count, rank = ranks_per_node(os.environ, dist.get_world_size()), dist.get_rank()
+    here = [
+        (other, dict(zip(axes, place, strict=True)))
+        for other, place in zip(domain.flatten().tolist(), (domain >= 0).nonzero().tolist(), strict=True)
+        if other // count == rank // count
+    ]
+    if len(here) < 2:
+        return None
+    job = [os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")]
+    ranks = [other for other, _ in here]
+    return NodeRanks(
+        name=repr((job, ranks)),
+        coordinates=tuple(place for _, place in here),
+        me=ranks.index(rank),
+        max_bytes=memory_share() * count,
+    )

@@ -1,0 +1,359 @@
+"""Blocks of decoded rows on local disk: what is behind URLs, or has to be decoded, is read from there the next time.
+
+A block is what :mod:`scidata.grids.pool` makes: one rank's part, halo included, of the steps of a field that chunks
+hold together. Its key is a digest of all that decides its values: the array, the rows, how they are decoded, and what
+the source's files are known by (:mod:`scidata.sources.access.validators`). So what was changed at the source is simply
+not found. Files are asked for at the first use of a block in each process, and not again.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.cache import Cache
+from scidata.core.types import ArrayLayout, IntArray, Segment, Selection
+from scidata.core.urls import Url, is_url, local_path
+from scidata.grids.parts import Field, Part
+from scidata.grids.series import Series
+from scidata.plan.array import chunks_needed
+from scidata.plan.as_json import inputs_to_json
+from scidata.read.context import ReadStats
+from scidata.read.disk_cache import DiskCache
+from scidata.sources.access.fetches import run_each
+from scidata.sources.access.mounts import is_on_network
+from scidata.sources.access.validators import Validator, Validators
+
+_log = logging.getLogger("scidata")
+
+_VALUES = 1  # to be raised when the same bytes decode to other values than before
+MAX_WAIT = 3.0  # seconds for files to settle; what has a later time comes from a clock that is wrong
+_MAX_KEYS = 1 << 18  # blocks that are known to be as they were; some 0.3 kB each
+
+Rows: TypeAlias = npt.NDArray[Any]
+
+
+class Blocks(Protocol):
+    """What cuts a field into blocks, and reads them from the source."""
+
+    @property
+    def steps_per_block(self) -> Mapping[str, int]:
+        """Steps of a block of each field."""
+
+    def selection_of(self, name: str, i: int, start: int, part: Part) -> tuple[ArrayLayout, Selection, tuple[int, ...]]:
+        """Return what a block, which begins at a row of a file, is of the array, and its shape."""
+
+    def read_block(self, name: str, i: int, start: int, part: Part) -> tuple[Rows, ReadStats]:
+        """Read it."""
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Rows:
+        """Return an array for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """What a block is found by; nothing where its source's files are not known by anything."""
+
+    digest: bytes
+    validator: Validator
+
+
+_UNKNOWN = _Key(b"", Validator(b""))
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Rows of a block, and where each goes in the field of a sample."""
+
+    name: str
+    i: int
+    start: int
+    rows: list[tuple[int, int]]
+
+
+class KeptRows:
+    """A reader's blocks on disk. Thread-safe; pickles without what it knows of the source's files.
+
+    Parameters
+    ----------
+    blocks, series, fields
+        The reader's.
+    disk
+        Where they are kept; None keeps none.
+    allow_missing
+        Whether absent chunks are read as the fill value.
+    """
+
+    def __init__(
+        self,
+        blocks: Blocks,
+        series: Series,
+        fields: Mapping[str, Field],
+        *,
+        disk: DiskCache | None,
+        allow_missing: bool,
+    ) -> None:
+        self.disk = disk
+        self._blocks, self._series, self._fields = blocks, series, fields
+        self._allow_missing = allow_missing
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget what the source's files are known by; the next use of each block asks again."""
+        self._keys: Cache[_Key] = Cache(_MAX_KEYS, "lru")
+        self._always: Cache[bytes] = Cache(1 << 10)
+        self._filling: Cache[Rows] = Cache(0, "lru")
+        self._validators = [Validators(source.path) for source in self._series.sources]
+        self._warned = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: self.__dict__[name] for name in ("disk", "_blocks", "_series", "_fields", "_allow_missing")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.forget()
+
+    @functools.cached_property
+    def fields(self) -> frozenset[str]:
+        """The fields that are kept: those which take fetching or decoding."""
+        files = range(len(self._series.sources))
+        return frozenset(
+            name
+            for name in self._fields
+            if self.disk is not None and any(_is_worth_it(self._series.layout_in(i, name)) for i in files)
+        )
+
+    def fields_of(self, part: Part, out: Mapping[str, Rows], others: Sequence[str]) -> tuple[str, ...]:
+        """Return the fields whose rows come from here into a sample, but for those that come another way."""
+        return tuple(
+            name
+            for name, values in out.items()
+            if name in self.fields and name not in others and values.size and values.shape == part.shapes[name]
+        )
+
+    # -- keys --------------------------------------------------------------------------------------------------------
+
+    def _key(self, name: str, i: int, start: int, part: Part) -> _Key:
+        find = functools.partial(self._find_key, name, i, start, part)
+        return self._keys.get_or_make((part.position, name, i, start), find, once=True)
+
+    def _find_key(self, name: str, i: int, start: int, part: Part) -> _Key:
+        layout, selection, shape = self._blocks.selection_of(name, i, start, part)
+        paths, source = self._files_of(i, layout, selection), self._series.sources[i]
+        if paths is None:
+            self._warn(f"{source.path}: its chunks lie in other files, at places that may change; cache_dir keeps none")
+            return _UNKNOWN
+        source.check_unchanged(layout, paths)
+        validator = self._validators[i].of(paths)
+        if not validator.digest:
+            self._warn(
+                f"{source.path}: nothing tells a change of its objects (neither ETags nor times, or a chain of file "
+                "systems); cache_dir keeps none of them"
+            )
+            return _UNKNOWN
+        always = self._always.get_or_make((part.position, name, i), lambda: self._digest_of(name, i, layout, selection))
+        steps = f"{start} {shape}".encode()
+        return _Key(hashlib.sha256(b"\n".join([always, steps, validator.digest])).digest(), validator)
+
+    def _digest_of(self, name: str, i: int, layout: ArrayLayout, selection: Selection) -> bytes:
+        """Return a digest of what decides the values of all blocks of a part, but for their steps and their files."""
+        field, dim = self._fields[name], self._series.sample_dim
+        rows = tuple(() if d == dim else rows for d, rows in zip(layout.dims, selection, strict=True))
+        content = inputs_to_json(self._lasting(layout, self._series.sources[i].path), rows, None, ()) | {
+            "values": _VALUES,
+            "decoding": repr(field.decodings[i]),  # and the dtype
+            "allow_missing": self._allow_missing,
+        }
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).digest()
+
+    def _files_of(self, i: int, layout: ArrayLayout, selection: Selection) -> tuple[str, ...] | None:
+        return self._series.sources[i].files_of(layout, chunks_needed(layout, selection))
+
+    def _lasting(self, layout: ArrayLayout, path: str) -> ArrayLayout:
+        """Return what of an array does not change when steps are added at its end, and where it lies for good."""
+        dim = self._series.sample_dim
+        shape = tuple(0 if d == dim else n for d, n in zip(layout.dims, layout.shape, strict=True))
+        return replace(layout, store=path.identity if isinstance(path, Url) else os.path.abspath(path), shape=shape)
+
+    def _warn(self, text: str) -> None:
+        if not self._warned:
+            self._warned = True
+            _log.warning("%s", text)
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def read_into(
+        self,
+        names: Sequence[str],
+        places: Sequence[tuple[int, tuple[Segment, ...]]],
+        part: Part,
+        out: Mapping[str, Rows],
+        *,
+        side_by_side: bool,
+    ) -> ReadStats:
+        """Read a sample's rows, ``places`` in the files, of some fields; return what had to be read for it.
+
+        ``side_by_side``: blocks that are not there on threads of their own, because reading them takes round trips.
+        """
+        begin = time.perf_counter_ns()
+        wanted = [each for name in names for each in self._wanted(name, places)]
+        values = {name: self.rows_first(name, out[name].reshape(part.families[name].out_shape)) for name in names}
+        missing = [each for each in wanted if not self._is_read(each, part, values[each.name], known=True)]
+        stats = ReadStats(read_ns=time.perf_counter_ns() - begin)
+        reads = [functools.partial(self._read, each, part, values[each.name]) for each in missing]
+        return sum(run_each(reads) if side_by_side else [read() for read in reads], start=stats)
+
+    def _wanted(self, name: str, places: Sequence[tuple[int, tuple[Segment, ...]]]) -> list[_Wanted]:
+        if self._series.sample_dim not in self._fields[name].source_dims:
+            return [_Wanted(name, 0, 0, [(0, 0)])]
+        size = self._blocks.steps_per_block[name]
+        blocks: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for i, segments in places:
+            for row, place in [(s.start + k * s.step, s.offset + k) for s in segments for k in range(s.count)]:
+                start = row - row % size
+                blocks.setdefault((i, start), []).append((row - start, place))
+        return [_Wanted(name, i, start, rows) for (i, start), rows in blocks.items()]
+
+    def rows_first(self, name: str, values: Rows) -> Rows:
+        """View a field's values, dims in the source's order, with the steps first; what has none, as one step."""
+        axis = self._axis(name)
+        return values[None] if axis is None else np.moveaxis(values, axis, 0)
+
+    def _axis(self, name: str) -> int | None:
+        dims, dim = self._fields[name].source_dims, self._series.sample_dim
+        return dims.index(dim) if dim in dims else None
+
+    def shape_of(self, name: str, i: int, start: int, part: Part) -> tuple[int, ...]:
+        """Return the shape of a block with its steps first."""
+        _, _, shape = self._blocks.selection_of(name, i, start, part)
+        axis = self._axis(name)
+        return (1, *shape) if axis is None else (shape[axis], *shape[:axis], *shape[axis + 1 :])
+
+    def _is_read(self, wanted: _Wanted, part: Part, values: Rows, *, known: bool) -> bool:
+        """Read rows from disk; ``known``: only of what was asked for before, which takes no round trip."""
+        name, i, start = wanted.name, wanted.i, wanted.start
+        key = self._keys.get((part.position, name, i, start)) if known else self._key(name, i, start, part)
+        if key is None or not key.digest or self.disk is None:
+            return False
+        rows = [(row, place, values[place : place + 1]) for row, place in wanted.rows]
+        buffers = [each if each.flags.c_contiguous else np.empty(each.shape, each.dtype) for _, _, each in rows]
+        num_rows = self.shape_of(name, i, start, part)[0]
+        into = [(row, _bytes_of(buffer).data) for (row, _, _), buffer in zip(rows, buffers, strict=True)]
+        if not self.disk.read(key.digest, (num_rows, buffers[0].nbytes), into):
+            return False
+        for (_, _, each), buffer in zip(rows, buffers, strict=True):
+            if each is not buffer:
+                each[...] = buffer
+        return True
+
+    def _read(self, wanted: _Wanted, part: Part, values: Rows) -> ReadStats:
+        """Read rows from disk, or the block from the source, and keep it."""
+        if self._is_read(wanted, part, values, known=False):
+            return ReadStats()
+        block, stats = self._fill(wanted.name, wanted.i, wanted.start, part)
+        for row, place in wanted.rows:
+            values[place] = block[row]
+        return stats
+
+    def block(self, name: str, i: int, start: int, part: Part) -> tuple[Rows, ReadStats]:
+        """Return a block, its dims in the source's order, from disk or from the source; and what had to be read."""
+        if name not in self.fields:
+            return self._blocks.read_block(name, i, start, part)
+        begin, stats = time.perf_counter_ns(), ReadStats()
+        block = self._blocks.empty(self.shape_of(name, i, start, part), self._fields[name].dtype)
+        if not self._is_whole(name, i, start, part, block):
+            block, stats = self._fill(name, i, start, part)
+        else:
+            stats = ReadStats(read_ns=time.perf_counter_ns() - begin)
+        axis = self._axis(name)
+        return block[0] if axis is None else np.moveaxis(block, 0, axis), stats
+
+    def _is_whole(self, name: str, i: int, start: int, part: Part, block: Rows) -> bool:
+        key = self._key(name, i, start, part)
+        shape = len(block), block.nbytes // max(1, len(block))
+        return bool(
+            key.digest and self.disk is not None and self.disk.read(key.digest, shape, [(0, _bytes_of(block).data)])
+        )
+
+    # -- filling -----------------------------------------------------------------------------------------------------
+
+    def _fill(self, name: str, i: int, start: int, part: Part) -> tuple[Rows, ReadStats]:
+        """Read a block from the source and keep it; return it, and what was read.
+
+        Of threads that want the same one, one reads; only its caller counts what was read.
+        """
+        mine: list[ReadStats] = []
+
+        def make() -> Rows:
+            block = self._blocks.empty(self.shape_of(name, i, start, part), self._fields[name].dtype)
+            if self._is_whole(name, i, start, part, block):  # another thread has just kept it
+                return block
+            is_ready = self.is_ready(name, i, start, part)
+            values, took = self._blocks.read_block(name, i, start, part)
+            mine.append(took)
+            block = np.ascontiguousarray(self.rows_first(name, values))
+            if is_ready:
+                self.keep(name, i, start, part, block)
+            return block
+
+        slot = part.position, name, i, start
+        block = self._filling.get_or_make(slot, make, lambda made: made.nbytes, once=True)
+        return block, sum(mine, start=ReadStats())
+
+    def is_ready(self, name: str, i: int, start: int, part: Part, *, waits: bool = False) -> bool:
+        """Say, before a block is read, whether it may be kept; ``waits``: until it may.
+
+        Not where nothing would tell a change of its source: the server says nothing, or a file was changed just now
+        and could be once more without another time.
+        """
+        key = self._key(name, i, start, part)
+        if key.digest and waits and key.validator.settles_in <= MAX_WAIT:
+            time.sleep(key.validator.settles_in)
+        return bool(key.digest) and not key.validator.settles_in
+
+    def keep(self, name: str, i: int, start: int, part: Part, block: Rows) -> bool:
+        """Keep a block that was read, its steps first; not where its source's files are others than before."""
+        key = self._key(name, i, start, part)
+        if self.disk is None or not (key.digest and block.nbytes):
+            return False
+        layout, selection, _ = self._blocks.selection_of(name, i, start, part)
+        paths = self._files_of(i, layout, selection)
+        if paths is None or not self._validators[i].are_still(paths, key.validator):
+            return False
+        return self.disk.put(key.digest, _bytes_of(block).reshape(len(block), -1))
+
+    def starts(self, name: str, rows: IntArray) -> IntArray:
+        """Return the blocks of a field that rows of all files lie in: file and first row, ``(num, 2)``, sorted."""
+        bounds = self._series.row_bounds
+        files = np.searchsorted(bounds, rows, side="right") - 1
+        inside = rows - bounds[files]
+        found: IntArray = np.unique(
+            np.stack([files, inside - inside % self._blocks.steps_per_block[name]], axis=1), axis=0
+        )
+        return found
+
+    def is_there(self, name: str, i: int, start: int, part: Part) -> bool:
+        """Say whether a block is kept; of what it holds, only the header is read."""
+        key, shape = self._key(name, i, start, part), self.shape_of(name, i, start, part)
+        nbytes = math.prod(shape[1:]) * self._fields[name].dtype.itemsize
+        return bool(key.digest and self.disk is not None and self.disk.read(key.digest, (shape[0], nbytes), []))
+
+
+def _is_worth_it(layout: ArrayLayout) -> bool:
+    path = local_path(layout.store)
+    return bool(layout.codecs) or layout.fallback or is_url(path) or is_on_network(path)
+
+
+def _bytes_of(values: Rows) -> npt.NDArray[np.uint8]:
+    return values.reshape(-1).view(np.uint8)

@@ -1,0 +1,185 @@
+"""What samples share is read before the first of them is: chunks that hold many steps take as long as many samples.
+
+Reader threads fill the buffers of the next few samples. A chunk of forty steps is needed by all of those at once, and
+by none before: the loop would wait for it. So the order is looked at further ahead, and threads of their own read the
+blocks that are coming, while readers copy rows from those that are there.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, Protocol
+
+_MAX_SAMPLES = 1024  # that are looked at ahead of those that are read
+_EARLY = 2  # times the blocks of one item are read before the first that needs them
+
+
+class SharedRead(Protocol):
+    """A block that several samples need; :class:`scidata.grids.pool.BlockRead` is one."""
+
+    @property
+    def pool(self) -> Any:
+        """Who keeps it. Its ``wanted`` takes the keys of blocks that are worth reading, from each of these."""
+
+    @property
+    def key(self) -> Hashable:
+        """Of the block, in its pool."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of the block."""
+
+    @property
+    def room(self) -> int:
+        """Bytes that the pool keeps."""
+
+    @property
+    def enough(self) -> int:
+        """Samples that must need it for it to be worth reading."""
+
+    def is_kept(self) -> bool:
+        """Whether it is there; it is the last to go then."""
+
+    def give_up(self) -> None:
+        """Say that no use of it is in sight."""
+
+    def load(self) -> None:
+        """Read it, unless it is kept. Does not raise."""
+
+
+class ReadAhead(Iterator[list[int]]):
+    """Gives the items of an order as they are; has what their samples share read before, within what its pool keeps.
+
+    Iterated by one thread; :meth:`run` is the body of others.
+
+    Parameters
+    ----------
+    items
+        Lists of sample indices.
+    reads_of
+        Returns what a sample shares with others.
+    in_flight
+        Items that may be read at once, or lie ready: what they share is kept for so long.
+    """
+
+    def __init__(
+        self, items: Iterator[list[int]], reads_of: Callable[[int], Sequence[SharedRead]], in_flight: int
+    ) -> None:
+        self._items, self._reads_of, self._in_flight = items, reads_of, in_flight
+        self._coming: deque[tuple[list[int], list[SharedRead]]] = deque()
+        self._num_samples = 0
+        self._given: deque[list[SharedRead]] = deque()
+        self._next: tuple[list[int], list[SharedRead]] | None = None  # pulled, but there is no room for it yet
+        self._end: Exception | None = None
+        self._uses: Counter[tuple[int, Hashable]] = Counter()
+        self._held: Counter[int] = Counter()  # bytes, by pool
+        self._wanted: dict[int, set[Hashable]] = {}
+        self._pools: dict[int, Any] = {}
+        self._due: deque[SharedRead] = deque()  # wanted, but too early yet
+        self._early: set[tuple[int, Hashable]] = set()  # being read, or read, for items that were not given yet
+        self._most = 0  # blocks of one item
+        self._queue: queue.SimpleQueue[SharedRead | None] = queue.SimpleQueue()
+        self._closed = False
+
+    def __next__(self) -> list[int]:
+        """Return the next item."""
+        while len(self._given) > self._in_flight:
+            self._forget(self._given.popleft())
+        while self._has_room() and self._pull():
+            pass
+        if not self._coming:
+            error, self._end = self._end or StopIteration(), StopIteration()
+            try:
+                raise error
+            finally:
+                del error  # no cycle through its traceback
+        item, reads = self._coming.popleft()
+        self._num_samples -= len(item)
+        self._given.append(reads)
+        self._early.difference_update((id(read.pool), read.key) for read in reads)
+        self._begin_reads()
+        return item
+
+    def _begin_reads(self) -> None:
+        """Have blocks read that are wanted, not much sooner than needed: their memory is that of blocks let go."""
+        while self._due and len(self._early) < _EARLY * self._most:
+            read = self._due.popleft()
+            place = id(read.pool), read.key
+            if self._uses[place] and not read.is_kept():
+                self._early.add(place)
+                self._queue.put(read)
+
+    def run(self) -> None:
+        """Read blocks until the end: the body of a thread."""
+        while (read := self._queue.get()) is not None and not self._closed:
+            read.load()
+        self._queue.put(None)  # for the next thread
+
+    def stop(self) -> None:
+        """Tell the threads to end; takes no lock."""
+        self._closed = True
+        for pool in list(self._pools.values()):
+            pool.wanted.pop(id(self), None)
+        self._queue.put(None)
+
+    def _has_room(self) -> bool:
+        return not self._coming or self._num_samples < _MAX_SAMPLES
+
+    def _pull(self) -> bool:
+        """Look at one more item; say whether there was one, and room for what it shares."""
+        if self._next is None and self._end is None:
+            try:
+                item = next(self._items)
+            except Exception as e:  # raised when it is its turn; an interrupt is at once
+                self._end = e
+            else:
+                self._next = item, [read for index in item for read in self._shared_by(index)]
+        if self._next is None or (self._coming and not self._fits(self._next[1])):
+            return False
+        item, reads = self._next
+        self._next = None
+        self._coming.append((item, reads))
+        self._num_samples += len(item)
+        self._most = max(self._most, len(reads))
+        for read in reads:
+            self._note(read)
+        return True
+
+    def _shared_by(self, index: int) -> Sequence[SharedRead]:
+        try:
+            return self._reads_of(index)
+        except Exception:  # no such sample: whoever reads it says so
+            return ()
+
+    def _fits(self, reads: Sequence[SharedRead]) -> bool:
+        more: Counter[int] = Counter()
+        room = {}
+        for place, read in {(id(read.pool), read.key): read for read in reads}.items():
+            room[place[0]] = read.room
+            more[place[0]] += 0 if self._uses[place] else read.nbytes
+        return all(self._held[pool] + nbytes <= room[pool] for pool, nbytes in more.items())
+
+    def _note(self, read: SharedRead) -> None:
+        pool, place = id(read.pool), (id(read.pool), read.key)
+        if pool not in self._wanted:
+            self._pools[pool] = read.pool
+            self._wanted[pool] = read.pool.wanted[id(self)] = set()
+        if not self._uses[place]:
+            self._held[pool] += read.nbytes
+        self._uses[place] += 1
+        if self._uses[place] == read.enough:
+            self._wanted[pool].add(read.key)
+            if not read.is_kept():
+                self._due.append(read)
+
+    def _forget(self, reads: Sequence[SharedRead]) -> None:
+        for read in reads:
+            pool, place = id(read.pool), (id(read.pool), read.key)
+            self._uses[place] -= 1
+            if not self._uses[place]:
+                del self._uses[place]
+                self._held[pool] -= read.nbytes
+                self._wanted[pool].discard(read.key)
+                read.give_up()

@@ -1,0 +1,133 @@
+"""Reading ahead of the readers: the same order, what samples share is there before them, within what its pool keeps."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import scidata
+from scidata.loader.prefetch.ahead import ReadAhead
+
+STEPS = 120
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ahead") / "store"
+    group = zarr.open_group(folder, mode="w")
+    for name, steps, codec in (("u", 8, zarr.codecs.ZstdCodec()), ("v", 5, zarr.codecs.BloscCodec(cname="lz4"))):
+        array = group.create_array(
+            name,
+            shape=(STEPS, 12, 10),
+            dtype="f4",
+            chunks=(steps, 12, 10),
+            dimension_names=("time", "y", "x"),
+            compressors=codec,
+        )
+        array[:] = np.arange(STEPS * 120).reshape(STEPS, 12, 10) + len(name)
+    return folder
+
+
+def num_threads_ahead() -> int:
+    return sum(thread.name.startswith("scidata-ahead") for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("steps", [(0,), (-1, 0, 3)])
+@pytest.mark.parametrize("blocks", [3, 9])
+def test_items_are_those_of_the_order_and_what_is_held_has_room(
+    path: Path, blocks: int, steps: tuple[int, ...]
+) -> None:
+    ds = scidata.open_dataset(path, steps=steps)
+    ds = scidata.open_dataset(path, steps=steps, pool_bytes=blocks * ds.reader.block_bytes({})[1])
+    order = [[i, i + 1] for i in range(0, len(ds) - 1, 2)] + [[0]]
+    ahead = ReadAhead(iter(order), ds.shared_reads, in_flight=3)
+    seen = []
+    for item in ahead:
+        seen.append(item)
+        pool = ds.reader.pool
+        assert sum(ahead._held.values()) <= pool.max_bytes(ds.reader.part_of({}))
+        wanted = {read.key for index in item for read in ds.shared_reads(index)}
+        assert wanted <= pool.wanted[id(ahead)] or item in order[-3:]  # at the end Blosc chunks may have few uses left
+    assert seen == order
+    ahead.stop()
+    assert not ds.reader.pool.wanted
+
+
+def test_threads_read_blocks_before_their_samples_are_asked_for(path: Path) -> None:
+    ds = scidata.open_dataset(path)
+    loader = iter(scidata.DataLoader(ds, None, num_workers=2))
+    next(loader)
+    pool, wanted = ds.reader.pool, 3 * ds.reader.block_bytes({})[0]  # those of the first sample, and two more of each
+    deadline = time.monotonic() + 30
+    while pool.num_bytes < wanted and time.monotonic() < deadline:  # the loop stands at its first sample
+        time.sleep(0.01)
+    time.sleep(0.1)
+    assert pool.num_bytes == wanted
+    assert num_threads_ahead() == 2
+    del loader
+    assert num_threads_ahead() == 0
+    assert not pool.wanted
+
+
+def test_each_chunk_is_decoded_once_by_default_and_none_whole_in_a_full_shuffle_of_blosc(path: Path) -> None:
+    ds = scidata.open_dataset(path)
+    whole = STEPS * 120 * 4
+    for shuffle, times in ((False, 1.0), ("blocks", 1.25)):  # v's chunks lie in two of u's
+        loader = scidata.DataLoader(ds, 3, shuffle=shuffle)
+        for _ in range(2):
+            got = {i: float(u) for batch in loader for i, u in zip(batch.index, batch["u"][:, 0, 0], strict=True)}
+            assert got == {i: i * 120 + 1 for i in range(STEPS)}
+            assert 0 < ds.reader.pool.num_bytes < 2 * whole  # at the end of an epoch little is kept
+        assert loader.stats()["bytes_decoded"] <= times * 4 * whole
+    roomy = scidata.open_dataset(path, pool_bytes=2 * whole)
+    loader = scidata.DataLoader(roomy, 3)
+    for _ in range(3):
+        assert len(list(loader)) == STEPS / 3
+    assert loader.stats()["bytes_decoded"] == 2 * whole
+    small = scidata.open_dataset(path, fields="v", pool_bytes=2 * 5 * 120 * 4)
+    loader = scidata.DataLoader(small, None, shuffle=True)
+    assert len(list(loader)) == STEPS
+    alone = scidata.DataLoader(scidata.open_dataset(path, fields="v", pool_bytes=0), None, sampler=range(STEPS))
+    assert len(list(alone)) == STEPS
+    assert loader.stats()["bytes_decoded"] <= alone.stats()["bytes_decoded"]
+
+
+def test_errors_of_the_order_and_of_samples_come_at_their_turn(path: Path) -> None:
+    ds = scidata.open_dataset(path)
+
+    def order() -> Any:
+        yield from range(10)
+        raise OSError("the list of samples has ended early")
+
+    seen: list[int] = []
+    with pytest.raises(OSError, match="ended early"):
+        seen.extend(sample.index for sample in scidata.DataLoader(ds, None, sampler=order()))
+    assert seen == list(range(10))
+    seen.clear()
+    with pytest.raises(IndexError, match="120 is out of range"):
+        seen.extend(sample.index for sample in scidata.DataLoader(ds, None, sampler=[3, 4, 120, 5]))
+    assert seen == [3, 4]
+
+
+def test_a_damaged_chunk_fails_its_samples_and_no_others(path: Path, tmp_path: Path) -> None:
+    source = zarr.open_group(path, mode="r")["u"]
+    array = zarr.open_group(tmp_path / "damaged", mode="w").create_array(
+        "u", shape=(40, 12, 10), dtype="f4", chunks=(8, 12, 10), dimension_names=("time", "y", "x")
+    )
+    array[:] = source[:40]
+    chunk = tmp_path / "damaged" / "u" / "c" / "2" / "0" / "0"
+    chunk.write_bytes(chunk.read_bytes()[:-5])
+    ds = scidata.open_dataset(tmp_path / "damaged")
+    seen = []
+    with pytest.raises(scidata.errors.SciDataError, match=r"chunk \(2, 0, 0\)"):
+        seen.extend(sample.index for sample in scidata.DataLoader(ds, None))
+    assert seen == list(range(16))
+    loader = scidata.DataLoader(ds, None, on_error="skip")
+    assert [sample.index for sample in loader] == [*range(16), *range(24, 40)]
+    assert num_threads_ahead() == 0

@@ -175,23 +175,62 @@ def plan(
         raise parse.usage_error("--kind", f"a raw {kind} is not planned; write it as a store, and plan that.")
     if ghosts is not None:
         raise parse.usage_error("--ghosts", "the halo of a grid is always read from disk; leave it out.")
-    limits = parse.parse_bounds(bounds or ())
-    if weights is not None and limits != "even":
-        raise parse.usage_error("--weights", "weights decide the bounds; leave out --bounds.")
+    cut = parse.parse_cut(
+        axis_sizes, shard=shard, halo=halo, bounds=bounds, align=align, periodic=periodic, weights=weights
+    )
     from scidata.cli.grids import run_plan as plan_grid
 
-    options = common | {
-        "axis_sizes": axis_sizes,
-        "shard": parse.parse_shard(shard or (), axis_sizes),
-        "halo": parse.parse_halo(halo or ()),
-        "bounds": limits,
-        "align": parse.parse_align(align or ()),
-        "periodic": parse.parse_names(periodic or ()),
-        "sample_dim": sample_dim,
-        "num_threads": 1,
-    }
+    options = common | cut | {"sample_dim": sample_dim, "num_threads": 1}
     only_grids = (shard, align, periodic, isel, steps, sample_dim)
     plan_grid(path, options, output, kind=kind, like_grid=any(given is not None for given in only_grids))
+
+
+@app.command()
+def stage(
+    path: opt.StagePath,
+    cache: opt.CacheDir,
+    domain: opt.Domain,
+    rank: opt.Ranks = None,
+    shard: opt.Shard = None,
+    halo: opt.Halo = None,
+    periodic: opt.Periodic = None,
+    bounds: opt.Bounds = None,
+    align: opt.Align = None,
+    weights: opt.Weights = None,
+    fields: opt.Fields = None,
+    isel: opt.Isel = None,
+    sample_dim: opt.SampleDim = None,
+    steps: opt.Steps = None,
+    dtype: opt.Dtype = None,
+    allow_missing: opt.AllowMissing = False,
+    cache_bytes: opt.CacheBytes = None,
+    jobs: opt.StageJobs = 4,
+    as_json: opt.Json = False,
+    debug: opt.Debug = False,
+) -> None:
+    """Fill a cache with what ranks will read of a grid, so that training with cache_dir=CACHE finds all of it there.
+
+    \b
+    scidata stage s3://bucket/era5.zarr /local/cache --domain 8 --halo latitude=2
+    scidata stage era5.zarr /local/cache --domain 64 --rank 8-15 --cache-bytes 500G    # the second node of 8
+    """
+    from scidata.cli import arguments as parse
+    from scidata.cli.staging import run_stage
+
+    axis_sizes = parse.parse_domain(domain)
+    options = parse.parse_cut(
+        axis_sizes, shard=shard, halo=halo, bounds=bounds, align=align, periodic=periodic, weights=weights
+    )
+    options |= {
+        "sample_dim": sample_dim,
+        "fields": parse.parse_names(fields or ()) or None,
+        "dtype": parse.parse_dtype(dtype),
+        "steps": parse.parse_steps("0" if steps is None else steps),
+        "isel": parse.parse_isel(isel or ()),
+        "allow_missing": allow_missing,
+    }
+    limit = parse.parse_bytes(cache_bytes, "--cache-bytes")
+    run_stage(path, cache, options, ranks=rank or (), cache_bytes=limit, jobs=jobs, as_json=as_json)
 
 
 @app.command()

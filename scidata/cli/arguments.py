@@ -149,6 +149,23 @@ def parse_align(values: Sequence[str], option: str = "--align") -> Any:
     return _by_dim(option, values, accepted, unit, default=1)
 
 
+def parse_cut(axis_sizes: dict[str, int], *, weights: str | None, **values: Sequence[str] | None) -> dict[str, Any]:
+    """Return how a grid is cut, as readers take it, from the texts of ``--shard`` and its like."""
+    texts = {name: value or () for name, value in values.items()}
+    bounds = parse_bounds(texts["bounds"])
+    if weights is not None and bounds != "even":
+        raise usage_error("--weights", "weights decide the bounds; leave out --bounds.")
+    return {
+        "axis_sizes": axis_sizes,
+        "shard": parse_shard(texts["shard"], axis_sizes),
+        "halo": parse_halo(texts["halo"]),
+        "bounds": bounds,
+        "align": parse_align(texts["align"]),
+        "periodic": parse_names(texts["periodic"]),
+        "weights": weights,
+    }
+
+
 def parse_isel(values: Sequence[str], option: str = "--isel") -> dict[str | int, Any]:
     """``latitude=0:240:2``, ``level=3`` or ``level=0,2,5``."""
     accepted = "dim=start:stop:step, dim=row or dim=row,row,…; as in latitude=0:240:2"
@@ -184,6 +201,31 @@ def parse_dtype(text: str | None, option: str = "--dtype") -> str | None:
     if text is not None and text not in _FLOATS:
         raise usage_error(option, f"{text!r} is no floating dtype{near_matches(text, _FLOATS)}")
     return text
+
+
+def parse_ranks(values: Sequence[str], num_ranks: int, option: str = "--rank") -> list[int]:
+    """``3``, ``0-3`` or ``0,2-5``, sorted; all of them where none is given."""
+    accepted = "ranks of the domain, 3, 0-3 or 0,2-5"
+    found: set[int] = set()
+    for text in parse_names(values):
+        first, dash, last = text.partition("-")
+        begin = _integer(option, first, accepted)
+        end = _integer(option, last, accepted) if dash else begin
+        if not 0 <= begin <= end < num_ranks:
+            raise usage_error(option, f"{text!r} is out of range: --domain has {num_ranks} ranks, from 0 on.")
+        found |= set(range(begin, end + 1))
+    return sorted(found) or list(range(num_ranks))
+
+
+def parse_bytes(text: str | None, option: str) -> int | None:
+    """``500G``, ``1.5T`` or a number of bytes; units are powers of 1024."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGTP]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    number = 0 if found is None else int(float(found[1]) * 1024 ** " KMGTP".index(found[2].upper() or " "))
+    if number < 1:
+        raise usage_error(option, f"{text!r} is no number of bytes; accepted: 500G, 1.5T, or a number.")
+    return number
 
 
 def parse_width(values: Sequence[str], option: str = "--halo") -> float:

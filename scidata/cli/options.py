@@ -206,6 +206,22 @@ OverwriteStore = Annotated[bool, _flag("--overwrite", "Replace the store that is
 Resume = Annotated[bool, _flag("--resume", "Go on with the store that is there; whole samples stay.", _RUN)]
 Store = Annotated[str, _argument("STORE", "A store that `scidata partition` wrote.")]
 
+# -- stage -------------------------------------------------------------------------------------------------------------
+
+StagePath = Annotated[str, _argument("SOURCE", "A file, Zarr store or URL of a grid; or a glob of a series of files.")]
+CacheDir = Annotated[str, _argument("CACHE", "The folder that the training script names as cache_dir.")]
+Ranks = Annotated[
+    list[str] | None, _option("R|A-B,...", "Only these ranks of the domain; default all. May be repeated.", _SPLIT)
+]
+AllowMissing = Annotated[
+    bool, _flag("--allow-missing", "Read absent chunks as the fill value, as allow_missing=True does.", _READ)
+]
+CacheBytes = Annotated[
+    str | None,
+    _option("BYTES", "That all in CACHE may take: 500G, say; default half of what is free on its disk.", _RUN),
+]
+StageJobs = Annotated[int, _option("N", "Blocks that are fetched and decoded at once.", _RUN, parser=_whole(1))]
+
 # -- bench, demo -------------------------------------------------------------------------------------------------------
 
 BenchPath = Annotated[

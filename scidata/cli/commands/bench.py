@@ -194,6 +194,7 @@ def _ceiling(source: Source, layout: ArrayLayout, selection: Selection, out: npt
     else:
         refs = source.locate(layout, chunks_needed(layout, selection))
         paths = [refs.paths[i] for i in np.unique(refs.path_index[refs.path_index >= 0]).tolist()]
+        paths = [path for path in paths if not is_url(path)]  # of a reference set, chunks that are in the set itself
     sizes = {p: os.path.getsize(p) for p in paths}
     buffer = out.reshape(-1).view(np.uint8)
 
@@ -218,6 +219,8 @@ def _library(
         return _zarr(source, layout, box, out)
     if source.format in ("hdf5", "netcdf4"):
         return _h5py(source, layout, box, out)
+    if source.format in ("icechunk", "kerchunk", "kerchunk-parquet"):
+        return {}  # these have several libraries, and no best call
     try:
         import netCDF4
     except ImportError:

@@ -91,7 +91,8 @@ def _gradient(model: nn.Module) -> Tensor:
 def _run(path: str, out: str, num_ranks: int, num_steps: int) -> None:
     mesh = scidata.init_mesh(domain=num_ranks, device="cpu", timeout=60)
     rank = mesh.get_rank()
-    ds = scidata.open_dataset(path, mesh, **READ, **SPLIT, dtype=torch.float64)
+    # bytes read are those of the samples, and of none read ahead
+    ds = scidata.open_dataset(path, mesh, **READ, **SPLIT, dtype=torch.float64, pool_bytes=0)
     assert isinstance(ds, scidata.ShardedDataset)  # a grid, no store
     loader = scidata.DataLoader(ds, batch_size=1, shuffle=True)
     model = scidata.parallelize(_model(ds), mesh)

@@ -14,6 +14,7 @@ import numpy as np
 from scidata.core.types import ArrayLayout, ChunkRefs, IntArray, Segment, Selection
 from scidata.core.urls import public_text
 from scidata.errors import SciDataError
+from scidata.grids.node import NodeRanks
 from scidata.grids.reader import GridReader
 from scidata.plan.array import chunks_needed
 from scidata.plan.totals import FIGURES, PlanSummary, summarize
@@ -154,13 +155,25 @@ def plan_domain(
             elif layout.fallback:
                 notes["fallback"] = "some arrays are decoded by the format's own library: their bytes are estimated"
             summaries.append(summarize(shifted, selection_of_rank, len(places_of), places))
+    node = reader.shared_chunks(
+        NodeRanks(
+            name="plan", coordinates=tuple(map(partition.coordinate, range(partition.num_parts))), me=0, max_bytes=0
+        )
+    )
+    shared = [layout for layout in map(reader.layout, reader.fields) if node.is_worth_it(layout)]
+    if shared:
+        notes["node"] = (
+            f"ranks decode chunks up to {max(map(node.times_decoded, shared)):.1f} times over, because several need "
+            "the same: those of a node do it for each other with open_dataset(decode='node')"
+        )
     sample_bytes, block_bytes = np.max([reader.block_bytes(place) for place in places_of], axis=0).tolist()
     if block_bytes:
         steps = max(reader.pool.steps_per_block.values())
         notes["pool"] = (
-            f"chunks hold {steps} steps, and each sample decodes them anew (of large Blosc chunks a part): "
-            f"pool_bytes={2 * sample_bytes:_} keeps them for samples in stored order, "
-            f'pool_bytes={9 * block_bytes:_} for DistributedSampler(shuffle="blocks") of one dp rank'
+            f"chunks hold {steps} steps, which a full shuffle decodes anew for each sample (of large Blosc chunks a "
+            f"part). They are decoded once in stored order with pool_bytes={3 * sample_bytes:_}, and with "
+            f'DistributedSampler(shuffle="blocks") with pool_bytes={9 * block_bytes:_}; default the latter, within an '
+            "eighth of the memory available"
         )
     return DomainPlan(
         reader=reader,

@@ -156,7 +156,7 @@ SHARD = {"latitude": "domain"}
         ({"align": "8"}, "align='8': expected an integer, not str"),
         ({"align": 9.5}, "align=9.5: expected an integer, not float"),
         ({"periodic": True}, "periodic=True: expected a name"),
-        ({"decode": "no"}, "decode='no': expected True or False"),
+        ({"decode": "no"}, "decode must be True, False, 'rank' or 'node', not 'no'"),
         ({"dtype": "float32"}, "such as torch.float32, not 'float32'"),
         ({"transform": 3}, "transform=3: expected a function, not int"),
         ({"num_threads": "4"}, "num_threads='4': expected an integer"),

@@ -1,0 +1,97 @@
+"""``scidata stage``: progress on stderr, what was filled on stdout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scidata.cli.arguments import parse_ranks, usage_error
+from scidata.cli.output import console, human_bytes, print_json, progress
+from scidata.cli.stores import names_store
+from scidata.core.urls import public_text
+from scidata.data.raw_kind import kind_of_raw
+from scidata.grids.reader import GridReader
+from scidata.grids.staging import Staged, Staging
+from scidata.read.disk_cache import make_cache
+
+
+def run_stage(
+    path: str,
+    cache: str,
+    options: Mapping[str, Any],
+    *,
+    ranks: Sequence[str],
+    cache_bytes: int | None,
+    jobs: int,
+    as_json: bool,
+) -> None:
+    """Fill ``cache`` with the parts of some ranks, and print what was done.
+
+    Parameters
+    ----------
+    options
+        As :class:`~scidata.grids.reader.GridReader` takes them.
+    """
+    if names_store(path):
+        raise usage_error("SOURCE", f"{path} is a partitioned store; copy it to a local disk as it is.")
+    chosen = parse_ranks(ranks, math.prod(options["axis_sizes"].values()))
+    disk = make_cache(cache, cache_bytes)
+    _, first = kind_of_raw(path, None, False, like_grid=True)
+    reader = GridReader(path, **options, first=first, disk=disk)
+    try:
+        staging = Staging(reader, chosen)
+        if staging.num_left:
+            needed, limit, left = map(human_bytes, (staging.num_bytes, disk.max_bytes, staging.bytes_left))
+            console(stderr=True).print(
+                f"warning: {needed} do not fit in the {limit} of {cache}: the last {left} are left out; give more "
+                "--cache-bytes, or fewer ranks",
+                style="yellow",
+                soft_wrap=True,
+            )
+        with progress("staging", staging.num_parts - staging.num_left) as tick:
+            staged = staging.run(jobs=jobs, tick=tick)
+        names = sorted(set(reader.fields) - reader.pool.kept.fields)
+    finally:
+        reader.close()
+    report = _describe(staging, staged) | {
+        "path": path, "cache": cache, "cache_bytes": disk.max_bytes, "ranks": chosen, "not_kept": names,
+    }  # fmt: skip
+    if as_json:
+        print_json({**report, "path": public_text(path)})
+    else:
+        _print(report)
+
+
+def _describe(staging: Staging, staged: Staged) -> dict[str, Any]:
+    return {
+        "parts": staging.num_parts,
+        "written": staged.written,
+        "there": staged.there,
+        "left": staging.num_left,
+        "unknown": staged.unknown,
+        "bytes": staging.num_bytes,
+        "bytes_written": staged.bytes_written,
+        "bytes_there": staged.bytes_there,
+        "bytes_left": staging.bytes_left,
+        "bytes_fetched": staged.stats.bytes_fetched,
+        "bytes_decoded": staged.stats.bytes_decoded,
+    }
+
+
+def _print(report: Mapping[str, Any]) -> None:
+    out = console()
+    held = human_bytes(report["bytes_written"] + report["bytes_there"])
+    ready = report["written"] + report["there"]
+    out.print(f"{report['cache']}: {ready} of {report['parts']} parts, {held}", style="bold", soft_wrap=True)
+    out.print(
+        f"{report['written']} written, {report['there']} there already; {human_bytes(report['bytes_fetched'])} fetched",
+        soft_wrap=True,
+    )
+    if report["left"]:
+        out.print(f"{report['left']} do not fit", style="yellow")
+    if report["unknown"]:
+        out.print(f"{report['unknown']} not kept: nothing that the source says would show a change", style="yellow")
+    if report["not_kept"]:
+        names = ", ".join(report["not_kept"])
+        out.print(f"not kept, raw on a local disk already: {names}", style="yellow", soft_wrap=True)

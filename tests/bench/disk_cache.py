@@ -1,0 +1,181 @@
+"""Samples a second with a cache of decoded parts on disk and without: from S3 with latency, and from local chunks.
+
+    PYTHONPATH=. python tests/bench/disk_cache.py --repeats 5
+
+One process with two reader threads, full shuffle, after the data set was opened; rank 1 of 4, so that a part of each
+chunk is wanted. S3 is moto's server in a process of its own, each answer of which waits ``--latency`` ms. Ways:
+``source`` reads without a cache; ``fill`` with an empty one; ``run`` as a new job over a full one, which looks at the
+source's files first; ``epoch`` as a further epoch of it. All are measured in turn, ``--repeats`` times; figures are
+medians. CPU is that of the reading process.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import zarr
+
+from scidata.core.urls import url_of
+from scidata.grids.reader import GridReader
+from scidata.read.disk_cache import DiskCache
+
+FIELDS = ("u", "v")
+SHAPE = (181, 360)
+CODECS = {
+    "zstd": zarr.codecs.ZstdCodec(level=3),
+    "lz4": zarr.codecs.BloscCodec(cname="lz4", clevel=5, shuffle="shuffle"),
+    "raw": None,
+}
+
+
+def write(path, codec, steps, num_steps):
+    rng = np.random.default_rng(0)
+    y, x = np.linspace(0, 6, SHAPE[0])[:, None], np.linspace(0, 9, SHAPE[1])
+    group = zarr.open_group(path, mode="w")
+    for name in FIELDS:
+        array = group.create_array(
+            name,
+            shape=(num_steps, *SHAPE),
+            dtype="f4",
+            chunks=(steps, *SHAPE),
+            dimension_names=("time", "latitude", "longitude"),
+            compressors=CODECS[codec],
+        )
+        for t in range(0, num_steps, steps):
+            field = np.stack([np.sin(y + k / 9) * np.cos(x - k / 9) for k in range(t, min(t + steps, num_steps))])
+            array[t : t + steps] = np.round((field + rng.normal(scale=1e-3, size=field.shape)) * 4096) / 4096
+    zarr.consolidate_metadata(path)
+    for folder, _, names in os.walk(path):
+        for name in names:  # what was written just now is not kept
+            os.utime(os.path.join(folder, name), (time.time() - 3600,) * 2)
+
+
+class OneRank:
+    """One rank's part of a grid, as its loader reads it in a job of several."""
+
+    def __init__(self, path, options, args, cache):
+        disk = None if cache is None else DiskCache(cache)
+        self.threads = args.threads
+        self.reader = GridReader(url_of(path, options), axis_sizes={"domain": args.ranks}, disk=disk)
+        self.coordinate = self.reader.partition.coordinate(min(1, args.ranks - 1))
+        self.specs = self.reader.buffer_specs(self.coordinate)
+
+    def _read(self, indices):
+        out = {name: np.empty(spec.shape, spec.dtype) for name, spec in self.specs.items()}
+        for index in indices:
+            self.reader.read_into(int(index), out, self.coordinate)
+
+    def epoch(self):
+        """Read all samples, shuffled; return samples a second and CPU ms a sample."""
+        order = np.random.default_rng(0).permutation(self.reader.num_samples)
+        begin = time.perf_counter(), time.process_time()
+        with ThreadPoolExecutor(self.threads) as pool:
+            list(pool.map(self._read, [order[k :: self.threads] for k in range(self.threads)]))
+        return len(order) / (time.perf_counter() - begin[0]), (time.process_time() - begin[1]) / len(order) * 1e3
+
+
+def ways(path, options, args, cache):
+    """Yield each way's name, samples a second and CPU ms a sample."""
+    yield "source", OneRank(path, options, args, None).epoch()
+    shutil.rmtree(cache, ignore_errors=True)
+    yield "fill", OneRank(path, options, args, cache).epoch()
+    job = OneRank(path, options, args, cache)
+    yield "run", job.epoch()
+    yield "epoch", job.epoch()
+
+
+@contextmanager
+def s3(latency):
+    """Serve from another process; yield how to put a folder there, and what opens it."""
+    command = [sys.executable, __file__, "--serve", str(latency)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as process:
+        endpoint = process.stdout.readline().strip()
+        import boto3
+
+        from tests.unit._s3 import KEY, SECRET
+
+        options = {"endpoint_url": endpoint, "key": KEY, "secret": SECRET}
+        client = boto3.client(
+            "s3", endpoint_url=endpoint, aws_access_key_id=KEY, aws_secret_access_key=SECRET, region_name="us-east-1"
+        )
+
+        def put(path, name):
+            for file in [p for p in Path(path).rglob("*") if p.is_file()]:
+                client.put_object(
+                    Bucket="bucket", Key=f"{name}/{file.relative_to(path).as_posix()}", Body=file.read_bytes()
+                )
+            return f"s3://bucket/{name}"
+
+        try:
+            yield put, options
+        finally:
+            process.stdin.close()
+
+
+def serve(latency):
+    import logging
+
+    from tests.unit import _s3
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    with _s3.serve() as server:
+        server.wire.latency = latency / 1e3
+        print(server.endpoint, flush=True)
+        sys.stdin.read()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--num-steps", type=int, default=96)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--latency", type=float, default=20)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--serve", type=float, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve is not None:
+        return serve(args.serve)
+    found = {}
+    with tempfile.TemporaryDirectory() as folder, s3(args.latency) as (put, options):
+        stores = {}
+        for codec, steps in (("zstd", 1), ("zstd", 8), ("lz4", 1), ("raw", 1)):
+            path = os.path.join(folder, f"{codec}-{steps}")
+            write(path, codec, steps, args.num_steps)
+            if codec != "raw":
+                stores[f"local {codec}, {steps} a chunk"] = path, None
+            if codec in ("zstd", "raw"):
+                stores[f"S3 {codec}, {steps} a chunk"] = put(path, f"{codec}-{steps}"), options
+        for path, how in stores.values():  # what is imported and connected at first
+            list(ways(path, how, args, os.path.join(folder, "cache")))
+        for _ in range(args.repeats):
+            for name, (path, how) in stores.items():
+                for way, figures in ways(path, how, args, os.path.join(folder, "cache")):
+                    found.setdefault((name, way), []).append(figures)
+    rows = [
+        {
+            "store": store, "way": way, "samples/s": round(statistics.median(f[0] for f in figures), 1),
+            "CPU ms": round(statistics.median(f[1] for f in figures), 2),
+        }
+        for (store, way), figures in found.items()
+    ]  # fmt: skip
+    if args.json:
+        return print(json.dumps(rows))
+    print(f"{'store':24} {'way':7} {'samples/s':>9} {'CPU ms':>7}")
+    for row in rows:
+        print(f"{row['store']:24} {row['way']:7} {row['samples/s']:9} {row['CPU ms']:7}")
+    return None
+
+
+if __name__ == "__main__":
+    main()

@@ -2,7 +2,6 @@
 
 import os
 import re
-import socket
 
 import numpy as np
 import pytest
@@ -14,14 +13,9 @@ from scidata.errors import ConfigError
 from scidata.loader.sampler import DistributedSampler
 from scidata.shard.comm.agreement import check_agreement
 from scidata.testing import run_ranks
+from tests.ports import free_port
 
 RANKS = pytest.mark.parametrize("num_ranks", [1, 2, 3])
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def joins(rank, num_ranks, environ):

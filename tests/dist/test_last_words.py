@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.dist.test_device_mesh import free_port
+from tests.ports import free_port
 
 SCRIPT = """
 import sys, time, torch, torch.nn.functional as F, scidata

@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-FAULTS = Path(__file__).parents[1] / "faults"
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, FAULTS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # its dataclasses look for it
-    spec.loader.exec_module(module)
-    return module
-
-
-rank_faults, torch_alone = load("rank_faults"), load("torch_alone")
+from tests.faults import rank_faults, torch_alone
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -25,6 +24,7 @@ from scidata.core.types import BufferSpec
 from scidata.data.sample import Sample
 from scidata.errors import ConfigError, CorruptDataError, RankFailedError, ReadTimeoutError
 from scidata.testing import RankError, run_ranks
+from tests.ports import free_port
 
 N = 40
 
@@ -307,9 +307,7 @@ def test_scripts_hear_of_each_other(tmp_path: Path, how: str, victim: int, in_a_
     """Started by hand, as by srun, where no launcher ends the others; rank 0 keeps the store, and is killed with it."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(how=how, victim=victim, in_a_collective=in_a_collective, file=__file__))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     root = str(Path(scidata.__file__).parents[1])
     ranks = []
     for rank in range(2):

@@ -1,6 +1,6 @@
 """Many threads read many small files while few descriptors may be open; every value is compared.
 
-    python tests/faults/descriptors.py --seconds 600
+    python -m tests.faults.descriptors --seconds 600
 
 A cache of descriptors that closes one under a reader makes the kernel give its number to the next file: the read then
 succeeds, on another chunk, whose own checksum is right. So every value here says which field, row and column it is.

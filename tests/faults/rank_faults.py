@@ -1,6 +1,6 @@
 """How ranks end when one of them meets a fault: every kind of fault, in every place, counted.
 
-    python tests/faults/rank_faults.py --times 20
+    python -m tests.faults.rank_faults --times 20
 
 Each run starts 2, 3 or 4 ranks of ``training.py``, lets one of them meet a fault, and sees how all of them end. The
 ranks are forked from this process, which has torch loaded, and end as any interpreter does; every ``--fresh``-th run
@@ -23,7 +23,6 @@ import re
 import runpy
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -32,6 +31,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tests.ports import free_port
 
 SCRIPT = Path(__file__).with_name("training.py")
 FAULTS = {  # what the others say of it, behind "rank <r>"
@@ -136,9 +137,7 @@ def run(case: Case, data: Path, limit: float) -> Outcome:
     with removed_at_the_end() as folder:
         if case.fault == "chunk":
             data = damaged(data, folder, case)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         environ = {"WORLD_SIZE": case.num_ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
         environ |= {"FAULT_KIND": case.fault, "FAULT_WHERE": case.place, "FAULT_VICTIM": case.victim}
         environ |= {"FAULT_STEP": AT, "FAULT_DATA": data, "FAULT_FOLDER": folder}

@@ -1,6 +1,6 @@
 """What torch does, without scidata, where a process ends while a thread of gloo still has a tensor: SIGABRT.
 
-    python tests/faults/torch_alone.py --times 20
+    python -m tests.faults.torch_alone --times 20
 
 Two ranks begin an all-reduce in the background, of a tensor that they do not keep, and raise, as a training step does
 that fails between its gradients. The thread of gloo's lets go of the last reference to the tensor when the collective
@@ -24,14 +24,16 @@ from __future__ import annotations
 
 import argparse
 import os
-import socket
 import subprocess
 import sys
 import tempfile
 from collections import Counter
 
+from tests.ports import free_port
+
 SCRIPT = """
 import atexit, os, pathlib, time
+from tests.ports import free_port
 ending = pathlib.Path({ending!r})
 if {wide} and os.environ["RANK"] == "0":
     atexit.register(sum, range(5 * 10**7))  # registered first, so called last
@@ -74,9 +76,7 @@ def two_ranks(*, wide: bool = False, scidata: bool = False) -> list[tuple[int, s
 
 
 def _run(script: str) -> list[tuple[int, str]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     common = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(

@@ -1,6 +1,6 @@
 """What torch's own means do for ranks that wait in a collective for one that meets a fault, beside scidata's watch.
 
-    PYTHONPATH=. python tests/faults/torch_watches.py [--limit 25]
+    python -m tests.faults.torch_watches [--limit 25]
 
 Three ranks all-reduce in a loop, each step behind one of torch's means:
 
@@ -25,14 +25,14 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from rank_faults import write_data
+from tests.faults.rank_faults import write_data
+from tests.ports import free_port
 
 VICTIM, RANKS = 1, 3
 WAYS = ("gloo", "monitored_barrier", "store", "torchrun", "scidata")
@@ -114,9 +114,7 @@ def run(way: str, fault: str, limit: float) -> tuple[list[tuple[float, str]], fl
 
 
 def _ranks(arguments: list[str], common: dict[str, str], folder: str) -> list[subprocess.Popen[bytes]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     common = common | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(RANKS)}
     started = []
     for number in range(RANKS):

@@ -155,13 +155,7 @@ def plan(
 
     axis_sizes = parse.parse_domain(domain)
     parse.check_choice("--kind", kind, parse.KINDS)
-    common: dict[str, Any] = {
-        "weights": weights,
-        "fields": parse.parse_names(fields or ()) or None,
-        "dtype": parse.parse_dtype(dtype),
-        "steps": parse.parse_steps("0" if steps is None else steps),
-        "isel": parse.parse_isel(isel or ()),
-    }
+    common = {"weights": weights, **parse.parse_selection(fields=fields, dtype=dtype, steps=steps, isel=isel)}
     output = PlanOutput(sample=sample, dp=dp, plot=plot, overwrite=overwrite, every_rank=every_rank, as_json=as_json)
     if names_store(path):
         from scidata.cli.stores import run_plan as plan_store
@@ -221,14 +215,8 @@ def stage(
     options = parse.parse_cut(
         axis_sizes, shard=shard, halo=halo, bounds=bounds, align=align, periodic=periodic, weights=weights
     )
-    options |= {
-        "sample_dim": sample_dim,
-        "fields": parse.parse_names(fields or ()) or None,
-        "dtype": parse.parse_dtype(dtype),
-        "steps": parse.parse_steps("0" if steps is None else steps),
-        "isel": parse.parse_isel(isel or ()),
-        "allow_missing": allow_missing,
-    }
+    options |= parse.parse_selection(fields=fields, dtype=dtype, steps=steps, isel=isel)
+    options |= {"sample_dim": sample_dim, "allow_missing": allow_missing}
     limit = parse.parse_bytes(cache_bytes, "--cache-bytes")
     run_stage(path, cache, options, ranks=rank or (), cache_bytes=limit, jobs=jobs, as_json=as_json)
 

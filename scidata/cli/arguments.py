@@ -166,6 +166,18 @@ def parse_cut(axis_sizes: dict[str, int], *, weights: str | None, **values: Sequ
     }
 
 
+def parse_selection(
+    *, fields: Sequence[str] | None, dtype: str | None, steps: str | None, isel: Sequence[str] | None
+) -> dict[str, Any]:
+    """Return what of each sample is read, as readers take it."""
+    return {
+        "fields": parse_names(fields or ()) or None,
+        "dtype": parse_dtype(dtype),
+        "steps": parse_steps("0" if steps is None else steps),
+        "isel": parse_isel(isel or ()),
+    }
+
+
 def parse_isel(values: Sequence[str], option: str = "--isel") -> dict[str | int, Any]:
     """``latitude=0:240:2``, ``level=3`` or ``level=0,2,5``."""
     accepted = "dim=start:stop:step, dim=row or dim=row,row,…; as in latitude=0:240:2"

@@ -32,12 +32,13 @@ _OF_SERVERS = "endpoint|url|host|port|account_name|project"
 _MIN_SECRET = 4  # shorter values would tear messages apart
 
 
-def local_path(path: str) -> str:
-    """Return what follows ``file://`` or ``local://``; anything else as it is."""
+def local_path(path: str) -> str | None:
+    """Return the local path that a path or a ``file://`` URL names; None for other URLs."""
+    target = path.target if isinstance(path, Url) else path
     for scheme in ("file://", "local://"):
-        if path.startswith(scheme) and "::" not in path:
-            return path.removeprefix(scheme)
-    return path
+        if target.startswith(scheme) and "::" not in target:
+            return target.removeprefix(scheme)
+    return None if is_url(target) else target
 
 
 def is_url(path: str) -> bool:

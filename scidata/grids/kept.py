@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from scidata.core.cache import Cache
 from scidata.core.types import ArrayLayout, IntArray, Segment, Selection
-from scidata.core.urls import Url, is_url, local_path
+from scidata.core.urls import Url, local_path
 from scidata.grids.parts import Field, Part
 from scidata.grids.series import Series
 from scidata.plan.array import chunks_needed
@@ -352,7 +352,7 @@ class KeptRows:
 
 def _is_worth_it(layout: ArrayLayout) -> bool:
     path = local_path(layout.store)
-    return bool(layout.codecs) or layout.fallback or is_url(path) or is_on_network(path)
+    return bool(layout.codecs) or layout.fallback or path is None or is_on_network(path)
 
 
 def _bytes_of(values: Rows) -> npt.NDArray[np.uint8]:

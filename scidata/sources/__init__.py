@@ -54,7 +54,8 @@ def open_source(
         It is of no format that scidata reads.
     """
     name = url_of(os.fspath(path), storage_options)
-    for known in {str(name), os.path.abspath(os.path.expanduser(local_path(name)))}:
+    local = local_path(name)
+    for known in [str(name)] if local is None else [str(name), os.path.abspath(os.path.expanduser(local))]:
         files().forget(known)  # a store written again at this path has other files behind the old names
     marks = _zarr_marks(name)
     if marks == {".zmetadata"} and _is_parquet_set(name):

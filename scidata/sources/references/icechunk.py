@@ -13,11 +13,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from scidata.core.types import IntArray
-from scidata.core.urls import Url, url_of
+from scidata.core.urls import Url, local_path, url_of
 from scidata.errors import ConfigError, CorruptDataError, MissingDependencyError, UnsupportedFormatError
 from scidata.sources.access.fetches import each
 from scidata.sources.references.tables import Table, make_table
-from scidata.sources.references.targets import local_path
 from scidata.sources.references.tree import DocumentTree
 from scidata.sources.zarr.chunks import flattened
 from scidata.sources.zarr.metadata import ArrayRecord

@@ -10,14 +10,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from scidata.core.types import ArrayLayout, IntArray
-from scidata.core.urls import Seen, Url, is_url, url_of
+from scidata.core.urls import Seen, Url, is_url, local_path, url_of
 from scidata.errors import ConfigError
 from scidata.sources.access.files import version_at
 from scidata.sources.references.icechunk import Repository, RepositoryTree, is_repository, split_version
 from scidata.sources.references.kerchunk import JsonSet
 from scidata.sources.references.locator import ReferenceLocator
 from scidata.sources.references.parquet import ParquetSet
-from scidata.sources.references.targets import Targets, local_path
+from scidata.sources.references.targets import Targets
 from scidata.sources.references.tree import DocumentTree
 from scidata.sources.zarr.metadata import ArrayRecord
 from scidata.sources.zarr.source import State, ZarrSource

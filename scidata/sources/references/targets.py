@@ -16,25 +16,15 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from scidata.core.urls import Seen, Url, is_url, public_text
+from scidata.core.urls import Seen, Url, is_url, local_path, public_text
 from scidata.errors import ConfigError, RefusedError
 from scidata.sources.access.files import Versions, files
 from scidata.sources.access.held import Held
 
 TARGETS = "targets"
-_LOCAL = ("file://", "local://")
 _ALIASES = {"s3a": "s3", "gcs": "gs", "abfss": "abfs", "az": "abfs"}
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://")  # as clients compare them, which do not all know FILE:// for file://
 _MAX_FOLDERS = 1 << 16
-
-
-def local_path(path: str) -> str | None:
-    """Return the local path that a path or a ``file://`` URL names, None for other URLs."""
-    target = path.target if isinstance(path, Url) else path
-    for scheme in _LOCAL:
-        if target.startswith(scheme):
-            return target.removeprefix(scheme)
-    return None if is_url(target) else target
 
 
 class Targets:

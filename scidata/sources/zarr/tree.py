@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from scidata.core.types import IntArray
-from scidata.core.urls import Url, is_url, local_path, url_of
+from scidata.core.urls import Url, local_path, url_of
 from scidata.errors import RefusedError, UnsupportedFormatError
 from scidata.sources.access.fetches import each
 from scidata.sources.access.files import retried
@@ -55,7 +55,7 @@ class Tree(Protocol):
 def open_tree(path: str, *, allow_external: bool) -> Tree:
     """Return the tree at a path or URL; ``file://`` is a local path."""
     local = local_path(path)
-    return UrlTree(path) if is_url(local) else LocalTree(local, allow_external=allow_external)
+    return UrlTree(path) if local is None else LocalTree(local, allow_external=allow_external)
 
 
 class LocalTree:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from scidata.core.memory import empty
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError, MissingDependencyError, TooLargeError
 
@@ -102,7 +103,7 @@ def allocate(
     what: str,
     shape: tuple[int, ...],
     dtype: npt.DTypeLike,
-    empty: Callable[[tuple[int, ...], Any], npt.NDArray[Any]] = np.empty,
+    empty: Callable[[tuple[int, ...], Any], npt.NDArray[Any]] = empty,
 ) -> npt.NDArray[Any]:
     """Return an uninitialised array; ``what`` is read into it.
 

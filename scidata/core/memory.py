@@ -18,8 +18,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+_LINE = 64  # bytes of a cache line
+_UNALIGNED = 64 << 10  # what is smaller need not be aligned
 _HUGE = 4 << 20  # from this size on, ask for huge pages
 _SMALL = 256 << 10  # smaller ones come from the C library's heap, which uses its memory again by itself
+
+
+def empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Return an uninitialised array, as ``numpy.empty`` does, that a file is read into at full speed.
+
+    The C library puts a large block 16 bytes behind the begin of a page. A file's pages lie at the begin, and of copies
+    from there to 16 bytes further, which is what ``preadv`` does, some CPUs take each store for one that the next load
+    must wait for: 4 MB take 0.52 ms CPU time, and 0.22 ms at the begin of a cache line (AMD EPYC).
+    """
+    kind = np.dtype(dtype)
+    nbytes = math.prod(shape) * kind.itemsize
+    if nbytes < _UNALIGNED:
+        return np.empty(shape, kind)
+    memory = np.empty(nbytes + _LINE, np.uint8)
+    start = -memory.__array_interface__["data"][0] % _LINE
+    return memory[start : start + nbytes].view(kind).reshape(shape)
 
 
 def host_memory(nbytes: int) -> npt.NDArray[np.uint8]:
@@ -30,7 +48,7 @@ def host_memory(nbytes: int) -> npt.NDArray[np.uint8]:
     """
     advice = getattr(mmap, "MADV_HUGEPAGE", None)
     if nbytes < _HUGE or advice is None:
-        return np.empty(nbytes, np.uint8)
+        return empty((nbytes,), np.uint8)
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a kernel built without them: ordinary pages do
         memory.madvise(advice)
@@ -93,7 +111,7 @@ class BlockPool:
         kind = np.dtype(dtype)
         nbytes = math.prod(shape) * kind.itemsize
         if nbytes < _SMALL:
-            return np.empty(shape, kind)
+            return empty(shape, kind)
         with self._lock:
             block = self._take(nbytes)
             size = self._size_of_new(nbytes) if block is None else 0

@@ -28,6 +28,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from scidata.core.memory import empty
+
 _HEADER = 4096  # bytes: a flag for each taker; the array begins on a page
 _MAGIC = b"scidata1"
 _FIRST_FLAG = 64
@@ -106,7 +108,7 @@ class Mailbox:
             pause = min(2 * pause, _LAST_PAUSE)
 
     def _alone(self, shape: tuple[int, ...], dtype: np.dtype[Any], make: Callable[[Array], T]) -> tuple[Array, T]:
-        values = np.empty(shape, dtype)
+        values = empty(shape, dtype)
         return values, self._timed(make, values)
 
     def _timed(self, make: Callable[[Array], T], values: Array) -> T:

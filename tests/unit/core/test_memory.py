@@ -8,9 +8,10 @@ import h5py
 import numpy as np
 import pytest
 import torch
+import zarr
 
 import scidata
-from scidata.core.memory import BlockPool
+from scidata.core.memory import BlockPool, empty, host_memory
 
 MIB = 1 << 20
 
@@ -158,3 +159,15 @@ def test_batches_of_clouds_are_whole(clouds):
             for place in range(3):
                 assert (batch["u"][batch["batch"] == place] == 3 * number + place).all()
     assert set(first.unique().tolist()) == {0.0, 1.0, 2.0}
+
+
+@pytest.mark.parametrize("nbytes", [64 << 10, 1 << 20, (4 << 20) - 1024, 5 << 20])
+def test_memory_that_files_are_read_into_begins_at_a_cache_line(tmp_path, nbytes):
+    kept = [empty((nbytes // 8,), "f8") for _ in range(4)]  # at several places
+    assert {x.ctypes.data % 64 for x in kept} == {0}
+    assert host_memory(nbytes).ctypes.data % 64 == 0
+    group = zarr.open_group(tmp_path / "x.zarr", mode="w")
+    x = group.create_array("u", shape=(8, nbytes // 4), dtype="f4", chunks=(1, nbytes // 4), compressors=None)
+    x[:] = 1
+    ds = scidata.open_dataset(tmp_path / "x.zarr", sample_dim=0)
+    assert {sample["u"].data_ptr() % 64 for sample in scidata.DataLoader(ds, None, num_workers=0)} == {0}

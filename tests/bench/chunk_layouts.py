@@ -2,18 +2,17 @@
 
     python tests/bench/chunk_layouts.py --repeats 5
     python tests/bench/chunk_layouts.py --codec zstd --ranks 1 2 4 --readers alone pool node --orders stored
-    python tests/bench/chunk_layouts.py --rivals --ranks 1
+    python tests/bench/chunk_layouts.py --rivals zarr insitubatch --fields 1 --shape 1 361 720 --epoch 0
 
 Stores of WeatherBench's kind, ``(time, level, latitude, longitude)``, in a temporary folder, read from the page cache.
-All cells are measured in turn, ``--repeats`` times, each in processes of its own, of which the second epoch counts;
-figures are medians. Wall time is that of the slowest rank, CPU time and memory (resident at the most, beyond what it
-was before) are sums over ranks.
-``--rivals``: zarr-python, and ``xbatcher`` with torch's loader and ``insitubatch`` (Python 3.12 or newer) where they
-are installed, each reading whole samples in one process; of torch's loader the best of 0, 2 and 4 workers.
+All cells are measured in turn, ``--repeats`` times, each in processes of its own, of which the second epoch counts
+(``--epoch 0``: the first); figures are medians. Wall time is that of the slowest rank, CPU time and memory (resident at
+the most, beyond what it was before) are sums over ranks.
+``--rivals``: zarr-python, ``insitubatch`` (Python 3.12 or newer) and ``xbatcher`` with 0, 2 or 4 workers of torch's
+loader, each reading whole samples in one process.
 """
 
 import argparse
-import importlib.util
 import itertools
 import json
 import multiprocessing
@@ -28,7 +27,7 @@ import zarr
 import scidata
 from scidata.testing import run_ranks
 
-FIELDS = ("u", "v")
+FIELDS = ("u", "v", "w", "t")
 LAYOUTS = {"whole": (1, 1), "banded": (4, 1), "tiled": (4, 4)}  # chunks along latitude and longitude
 CODECS = {
     "lz4": lambda: zarr.codecs.BloscCodec(cname="lz4", clevel=5, shuffle="shuffle"),
@@ -45,7 +44,7 @@ def write(path, steps, layout, codec, args):
     chunks = (steps, levels, -(-rows // bands), -(-columns // tiles))
     shards = {} if not args.sharded else {"shards": (4 * steps, levels, bands * chunks[2], tiles * chunks[3])}
     group = zarr.open_group(path, mode="w")
-    for name in FIELDS:
+    for name in FIELDS[: args.fields]:
         array = group.create_array(
             name,
             shape=(args.num_steps, levels, rows, columns),
@@ -83,7 +82,7 @@ def with_scidata(path, order, window, mesh, *, pool_bytes=None, decode="rank"):
 
 def with_zarr(path, order, window, mesh):
     group = zarr.open_group(path, mode="r")
-    arrays = [group[name] for name in FIELDS]
+    arrays = [group[name] for name in FIELDS if name in group]
     count = arrays[0].shape[0] - max(window)
 
     def epoch(number):
@@ -119,7 +118,7 @@ def with_xbatcher(path, order, window, mesh, *, workers):
     import xbatcher
     from xbatcher.loaders.torch import MapDataset
 
-    array = xr.open_zarr(path, consolidated=False)[list(FIELDS)].to_array("field").transpose("time", ...)
+    array = xr.open_zarr(path, consolidated=False).to_array("field").transpose("time", ...)
     dims = {dim: size if dim != "time" else len(window) for dim, size in array.sizes.items()}
     overlap = {"time": len(window) - 1} if len(window) > 1 else {}
     loader = torch.utils.data.DataLoader(
@@ -133,6 +132,7 @@ def with_xbatcher(path, order, window, mesh, *, workers):
     return lambda number: (sum(1 for _ in loader), 0, 0)
 
 
+RIVALS = ("zarr", "insitubatch", "xbatcher 0", "xbatcher 2", "xbatcher 4")
 READERS = {
     "alone": lambda *place: with_scidata(*place, pool_bytes=0),
     "pool": with_scidata,
@@ -166,31 +166,27 @@ def _descendants(pid):
     return [*children, *(other for child in children for other in _descendants(child))]
 
 
-def measure(rank, num_ranks, reader, path, order, window):
+def measure(rank, num_ranks, reader, path, order, window, number):
     multiprocessing.current_process()._config["daemon"] = False  # torch's loader starts processes of its own
     mesh = scidata.init_mesh(domain=num_ranks, device="cpu") if reader in ("alone", "pool", "node") else None
     before = resident()[0]
     epoch = READERS[reader](path, order, window, mesh)
-    epoch(0)  # what is imported, compiled, started and planned at first
+    for earlier in range(number):  # the first has what is imported, started and planned then
+        epoch(earlier)
     began, cpu = time.perf_counter(), cpu_seconds()
-    count, decoded, nbytes = epoch(1)
+    count, decoded, nbytes = epoch(number)
     return count, time.perf_counter() - began, cpu_seconds() - cpu, decoded, nbytes, resident()[1] - before
 
 
 def cells(folder, args):
-    rivals = ["zarr"] if args.rivals else []
-    if args.rivals and importlib.util.find_spec("insitubatch"):
-        rivals.append("insitubatch")
-    if args.rivals and importlib.util.find_spec("xbatcher"):
-        rivals += ["xbatcher 0", "xbatcher 2", "xbatcher 4"]
     for steps, layout, codec in itertools.product(args.steps, args.layouts, args.codec):
         path = os.path.join(folder, f"{steps}-{layout}-{codec}")
         for ranks, order, window in itertools.product(args.ranks, args.orders, args.windows):
             offsets = tuple(range(window))
-            for reader in [*args.readers, *(rivals if ranks == 1 and order != "blocks" else ())]:
+            for reader in [*args.readers, *(args.rivals if ranks == 1 and order != "blocks" else ())]:
                 if reader == "insitubatch" and window > 1:
                     continue  # its windows are of other variables
-                yield (steps, layout, codec, ranks, order, window, reader), (path, order, offsets)
+                yield (steps, layout, codec, ranks, order, window, reader), (path, order, offsets, args.epoch)
 
 
 def measured(key, place):
@@ -217,8 +213,10 @@ def main():
     parser.add_argument("--orders", nargs="+", default=["stored", "blocks", "full"])
     parser.add_argument("--windows", type=int, nargs="+", default=[1])
     parser.add_argument("--readers", nargs="+", default=["alone", "pool"], choices=["alone", "pool", "node"])
-    parser.add_argument("--rivals", action="store_true")
+    parser.add_argument("--rivals", nargs="*", default=[], choices=RIVALS)
+    parser.add_argument("--epoch", type=int, default=1)
     parser.add_argument("--num-steps", type=int, default=240)
+    parser.add_argument("--fields", type=int, default=2)
     parser.add_argument("--shape", type=int, nargs=3, default=[2, 181, 360])
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()

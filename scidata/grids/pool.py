@@ -78,6 +78,11 @@ class BlockRead:
         """Bytes that the pool keeps."""
         return self.pool.max_bytes(self.part)
 
+    @property
+    def samples_nbytes(self) -> int:
+        """Bytes of all that a block of samples shares."""
+        return self.pool.bytes_of_block(self.part)
+
     def is_kept(self) -> bool:
         """Whether the block is there; it is the last to go then."""
         return self.pool.is_kept(self.key)

@@ -19,7 +19,7 @@ from torch.utils.data import Sampler
 from scidata.core.checks import optional, whole
 from scidata.core.memory import BlockPool
 from scidata.data.collate import collate
-from scidata.data.combine import as_combined
+from scidata.data.combine import CombinedDataset, as_combined
 from scidata.data.source import BufferedDataset, PartDataset, Source
 from scidata.errors import ConfigError
 from scidata.loader.arguments import (
@@ -43,10 +43,10 @@ from scidata.loader.prefetch.depth import Depth
 from scidata.loader.prefetch.prefetcher import Prefetcher
 from scidata.loader.prefetch.readers import Fill
 from scidata.loader.prefetch.slots import SlotRing
-from scidata.loader.sampler import check_state, fingerprint_of
+from scidata.loader.sampler import DistributedSampler, check_state, fingerprint_of
 from scidata.loader.stats import LoaderStats, PrefetchStats
 from scidata.loader.transform_stream import TransformStream
-from scidata.loader.waiting import WaitWatch
+from scidata.loader.waiting import WaitWatch, warn_of_room
 from scidata.loader.workers import WorkerPool, WorkerReader
 
 _VERSION = 1  # of the state
@@ -271,8 +271,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _read_ahead(self, items: Iterator[list[int]]) -> ReadAhead | None:
         """Return what looks further ahead than readers do, where samples share blocks that this process keeps."""
         source = self._source
-        if self.workers != "thread" or not len(source.dataset) or not source.shared_reads(0):
+        reads = source.shared_reads(0) if self.workers == "thread" and len(source.dataset) else ()
+        if not reads:
             return None
+        sampler = getattr(self.batch_sampler, "sampler", self.sampler)
+        if isinstance(sampler, DistributedSampler) and not isinstance(source.dataset, CombinedDataset):
+            warn_of_room(sampler, reads[0].samples_nbytes, reads[0].room)
         return ReadAhead(items, source.shared_reads, self._prefetch + 1)
 
     def _draws(self) -> tuple[int, int]:

@@ -118,6 +118,14 @@ class DistributedSampler(_DistributedSampler[Any]):
         self._dealt = 0  # entries that the present one has dealt, to all dp ranks together
         self._unchecked = check and mesh is not None
 
+    @property
+    def blocks_at_once(self) -> int:
+        """Blocks of which each dp rank takes samples in turn; 0 in an order that is not by blocks."""
+        blocks = self._order.blocks
+        if self._window is None or blocks is None:
+            return 0
+        return -(-min(self._window, len(np.unique(blocks))) // self.num_replicas)
+
     # -- the order ---------------------------------------------------------------------------------------------------
 
     def set_epoch(self, epoch: int) -> None:

@@ -1,4 +1,4 @@
-"""One warning, once, when a loop waits for its data: which stage is slow, and what to change."""
+"""Warnings, once: when a loop waits for its data, which stage is slow; when an order needs more room than there is."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import warnings
 from dataclasses import replace
 from statistics import median
 
+from scidata.loader.sampler import DistributedSampler
 from scidata.loader.stats import PrefetchStats
 
 _WARM_UP = 5  # steps of an epoch that are not looked at: nothing was read ahead, kernels are being compiled
@@ -13,6 +14,20 @@ _WINDOW = 20  # steps that are judged together
 _SHARE = 0.1  # of the time, from which on waiting is worth a warning
 _MIN_WAIT = 1_000_000  # ns a step; less is not worth anybody's time
 _MIN_WORK = 200_000  # ns a step; a loop that does less with its batches is there to try the loader
+
+
+def warn_of_room(sampler: DistributedSampler, block_bytes: int, room: int) -> None:
+    """Warn where a pool holds fewer blocks than the order takes samples of in turn: it decodes them again each time."""
+    wanted, held = sampler.blocks_at_once, room // max(1, block_bytes)
+    if wanted > held:
+        window = f"DistributedSampler(window={held * sampler.num_replicas}) on all ranks, or " if held else ""
+        warnings.warn(
+            f'scidata.DataLoader: shuffle="blocks" takes samples of {wanted} blocks in turn, of {block_bytes:_} bytes '
+            f"each when decoded, and the pool keeps {room:_}: chunks are decoded again for each sample. Use {window}"
+            f"open_dataset(pool_bytes={(wanted + 1) * block_bytes:_})",
+            RuntimeWarning,
+            stacklevel=4,  # the line of the loop
+        )
 
 
 class WaitWatch:

@@ -9,6 +9,7 @@ import h5py
 import numcodecs
 import numpy as np
 import pytest
+import zarr
 
 MIB = 2**20
 SHAPE = (1, 32, 4096, 4096)  # float32: 2 GiB a sample, 256 MiB for one rank of eight
@@ -94,6 +95,43 @@ def test_peak_memory_is_the_part_and_a_constant(make, tmp_path):
     assert found["part"] == 256 * MIB
     assert found["mean"] == mean
     assert found["grown"] < found["part"] + CONSTANT
+
+
+EPOCHS = """
+import gc, json, sys
+import scidata
+ds = scidata.open_dataset(sys.argv[1], pool_bytes=int(sys.argv[2]))
+loader = scidata.DataLoader(ds, None, sampler=scidata.DistributedSampler(ds, shuffle="blocks", window=2))
+sample = ds[0]
+nbytes = sum(field.nbytes for field in sample.values())
+before, peaks, decoded = peak(), [], []
+for epoch in range(10):
+    loader.set_epoch(epoch)
+    for sample in loader:
+        pass
+    peaks.append(peak() - before)
+    decoded.append(loader.stats()["bytes_decoded"])
+print(json.dumps({"peaks": peaks, "sample": nbytes, "decoded": decoded, "samples": len(ds)}))
+"""
+
+
+def test_memory_of_a_pool_is_its_bytes_and_the_ring_in_all_epochs(tmp_path):
+    steps, shape = 20, (2, 181, 720)  # 1 MiB a sample, blocks of 20 MiB
+    group = zarr.open_group(tmp_path / "blocks.zarr", mode="w")
+    u = group.create_array(
+        "u", shape=(160, *shape), dtype="f4", chunks=(steps, *shape), dimension_names=("time", *"zyx")
+    )
+    for first in range(0, 160, steps):
+        u[first : first + steps] = np.random.default_rng(first).integers(0, 50, (steps, *shape))
+    pool = 64 * MIB
+    command = [sys.executable, "-c", PEAK + EPOCHS, str(tmp_path / "blocks.zarr"), str(pool)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    ring, being_read = 8 * found["sample"], 2 * steps * found["sample"]
+    assert found["peaks"][-1] < pool + ring + being_read + CONSTANT
+    assert found["peaks"][-1] - found["peaks"][4] < 12 * MIB
+    assert found["decoded"][-1] <= 1.1 * 10 * found["samples"] * found["sample"]  # so the pool was of use
 
 
 PARTITION = """

@@ -36,6 +36,10 @@ class SharedRead(Protocol):
         """Bytes that the pool keeps."""
 
     @property
+    def samples_nbytes(self) -> int:
+        """Bytes of all that a block of samples shares, in this pool."""
+
+    @property
     def enough(self) -> int:
         """Samples that must need it for it to be worth reading."""
 

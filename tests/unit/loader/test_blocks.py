@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,28 @@ def test_what_plan_says_is_enough(path: Path, steps: tuple[int, ...]) -> None:
         assert len(list(loader)) == -(-len(ds) // 2)
         assert loader.stats()["bytes_decoded"] == 64 * 120 * 4 * 2
         assert 0 < ds.reader.pool.num_bytes <= pool_bytes
+
+
+@pytest.mark.parametrize(("blocks", "warned"), [(2, True), (7, True), (8, False)])
+def test_a_pool_that_is_too_small_for_the_order_is_named(path: Path, blocks: int, warned: bool) -> None:
+    block = scidata.open_dataset(path).reader.block_bytes({})[1]
+    ds = scidata.open_dataset(path, pool_bytes=blocks * block)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        loader = scidata.DataLoader(ds, shuffle="blocks")
+        assert sum(1 for _ in loader) == 64
+    said = [str(each.message) for each in found if "blocks in turn" in str(each.message)]
+    assert len(said) == warned
+    if warned:
+        assert f"DistributedSampler(window={blocks}) on all ranks" in said[0]
+        assert f"open_dataset(pool_bytes={9 * block:_})" in said[0]
+        loader = scidata.DataLoader(ds, sampler=scidata.DistributedSampler(ds, shuffle="blocks", window=blocks))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        before = loader.stats()["bytes_decoded"]
+        assert sum(1 for _ in loader) == 64
+    if blocks > 2:  # one is read while the last samples of another are on their way
+        assert loader.stats()["bytes_decoded"] - before <= 1.5 * 64 * 120 * 4 * 2
 
 
 def test_what_is_refused(path: Path) -> None:

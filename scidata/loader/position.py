@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import operator
+import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -41,6 +42,13 @@ class DealtPosition:
 
     def items(self) -> Iterator[Any]:
         """Begin: the rest of a resumed epoch, or a whole one."""
+        if self._sampler.repeats():
+            warnings.warn(
+                f"scidata.DataLoader: epoch {self._sampler.epoch} again, in the same shuffled order: call "
+                "loader.set_epoch(epoch) before each epoch for a new one (this is said once)",
+                UserWarning,
+                stacklevel=3,  # the line of the loop
+            )
         self.begun, self._epoch, self._consumed = True, self._sampler.epoch, self._sampler.start
         return _batched(self._sampler, self._index_sampler)
 
@@ -51,6 +59,7 @@ class DealtPosition:
     def finish(self) -> None:
         """The epoch has ended."""
         self._finished = True
+        self._sampler.ended = self._epoch
 
     def state_dict(self) -> dict[str, Any]:
         """Return where to go on: the next epoch where this one has ended."""

@@ -117,6 +117,14 @@ class DistributedSampler(_DistributedSampler[Any]):
         self._start = 0  # entries that the next iteration leaves out: a resumed epoch has had them
         self._dealt = 0  # entries that the present one has dealt, to all dp ranks together
         self._unchecked = check and mesh is not None
+        self.ended = -1  # the latest epoch that a loader has come to the end of
+        self._told = False
+
+    def repeats(self) -> bool:
+        """Say, once, whether a loader is about to go again through a shuffled epoch that it has come to the end of."""
+        found = bool(self.shuffle) and not self._told and self._start == 0 and self.ended == self.epoch
+        self._told = self._told or found
+        return found
 
     @property
     def blocks_at_once(self) -> int:

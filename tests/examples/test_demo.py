@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 def run(*args: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "scidata.cli", "demo", *map(str, args)],
+        [sys.executable, "-m", "scidata", "demo", *map(str, args)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

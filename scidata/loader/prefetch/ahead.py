@@ -8,6 +8,7 @@ blocks that are coming, while readers copy rows from those that are there.
 from __future__ import annotations
 
 import queue
+import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Protocol
@@ -137,7 +138,7 @@ class ReadAhead(Iterator[list[int]]):
             try:
                 item = next(self._items)
             except Exception as e:  # raised when it is its turn; an interrupt is at once
-                self._end = e
+                self._end = without_frames(e)
             else:
                 self._next = item, [read for index in item for read in self._shared_by(index)]
         if self._next is None or (self._coming and not self._fits(self._next[1])):
@@ -187,3 +188,10 @@ class ReadAhead(Iterator[list[int]]):
                 self._held[pool] -= read.nbytes
                 self._wanted[pool].discard(read.key)
                 read.give_up()
+
+
+def without_frames(error: Exception) -> Exception:
+    """Return an error that says where it was raised, and keeps none of the callers: they hold the whole iteration."""
+    if not isinstance(error, StopIteration):
+        error.add_note("".join(["raised here, ahead of its turn:\n", *traceback.format_tb(error.__traceback__)]))
+    return error.with_traceback(None)

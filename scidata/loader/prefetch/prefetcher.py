@@ -26,7 +26,7 @@ from typing import Any
 
 from scidata.core import trace
 from scidata.errors import ConfigError, ReadTimeoutError
-from scidata.loader.prefetch.ahead import ReadAhead
+from scidata.loader.prefetch.ahead import ReadAhead, without_frames
 from scidata.loader.prefetch.buffers import Ring
 from scidata.loader.prefetch.copiers import HostCopier
 from scidata.loader.prefetch.depth import Depth
@@ -180,7 +180,7 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
         except Exception as e:  # the sampler's: raised when it is this item's turn
             self._exhausted = True
             work = Work(number, [])
-            work.error, work.arrived = e, True
+            work.error, work.arrived = without_frames(e), True
             return work
         return Work(number, item)
 

@@ -43,7 +43,7 @@ def run_json(*args: object) -> Any:
 
 def start(*args: object, **kwargs: Any) -> subprocess.Popen[str]:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "scidata.cli", *map(str, args)]
+    command = [sys.executable, "-m", "scidata", *map(str, args)]
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True, **kwargs)
 
 

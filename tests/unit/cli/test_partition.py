@@ -173,7 +173,7 @@ def test_faulty_input_is_one_line(files: list[Path], tmp_path: Path) -> None:
 
 def test_progress_on_a_terminal(files: list[Path], tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "scidata.cli", "partition", *map(str, files), str(tmp_path / "s"), "--json"]
+    command = [sys.executable, "-m", "scidata", "partition", *map(str, files), str(tmp_path / "s"), "--json"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "120"}
     process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=theirs, text=True)
     os.close(theirs)

@@ -89,7 +89,7 @@ def run(*args: object) -> tuple[int, str]:
 def run_in_terminal(*args: object) -> tuple[int, str]:
     """Run the command on a pty, where it draws colours and progress."""
     main, side = pty.openpty()
-    command = [sys.executable, "-m", "scidata.cli", *map(str, args)]
+    command = [sys.executable, "-m", "scidata", *map(str, args)]
     known = {"TERM": "xterm-256color", "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8", "COLUMNS": "200"}
     process = subprocess.Popen(command, stdin=side, stdout=side, stderr=side, env=os.environ | known)
     os.close(side)

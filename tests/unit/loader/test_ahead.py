@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch.utils.data
 import zarr
 
 import scidata
@@ -57,6 +60,42 @@ def test_items_are_those_of_the_order_and_what_is_held_has_room(
     assert seen == order
     ahead.stop()
     assert not ds.reader.pool.wanted
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("pool_bytes", [0, None])
+def test_leaving_early_where_the_end_is_in_sight(path: Path, fails: bool, pool_bytes: int | None) -> None:
+    """What ends the order is kept until its turn, and must keep nothing of the iteration."""
+
+    def order() -> Iterator[int]:
+        yield from range(2 if pool_bytes == 0 else 20)
+        if fails:
+            raise KeyError("no such sample")
+
+    ds = scidata.open_dataset(path, **({} if pool_bytes is None else {"pool_bytes": pool_bytes}))
+    iterator = iter(scidata.DataLoader(ds, None, sampler=Ordered(order)))
+    next(iterator)
+    ended = weakref.ref(iterator._prefetcher)
+    del iterator
+    assert ended() is None
+    assert num_threads_ahead() == 0
+    if fails:
+        with pytest.raises(KeyError, match="no such sample") as found:
+            list(scidata.DataLoader(ds, None, sampler=Ordered(order)))
+        assert "in order" in found.value.__notes__[0]
+
+
+class Ordered(torch.utils.data.Sampler[int]):
+    """An order that a function gives."""
+
+    def __init__(self, order: Callable[[], Iterator[int]]) -> None:
+        self.order = order
+
+    def __iter__(self) -> Iterator[int]:
+        return self.order()
+
+    def __len__(self) -> int:
+        return 2
 
 
 def test_threads_read_blocks_before_their_samples_are_asked_for(path: Path) -> None:

@@ -160,6 +160,7 @@ def test_a_pool_that_is_too_small_for_the_order_is_named(path: Path, blocks: int
         loader = scidata.DataLoader(ds, sampler=scidata.DistributedSampler(ds, shuffle="blocks", window=blocks))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        loader.set_epoch(1)
         before = loader.stats()["bytes_decoded"]
         assert sum(1 for _ in loader) == 64
     if blocks > 2:  # one is read while the last samples of another are on their way
@@ -189,3 +190,27 @@ def test_the_warning_about_slow_data_names_the_pool() -> None:
     assert "8.0 bytes are decoded for each that is wanted" in advice("decode", 8.0)
     assert "pool_bytes=" in advice("decode", 8.0)
     assert "pool_bytes" not in advice("decode", 1.2)
+
+
+def test_the_same_shuffled_epoch_again_is_named_once(path: Path) -> None:
+    ds = scidata.open_dataset(path, scidata.init_mesh(device="cpu"))
+
+    def warned(loader: Any, epochs: list[int | None]) -> list[tuple[str, str]]:
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            for epoch in epochs:
+                if epoch is not None:
+                    loader.set_epoch(epoch)
+                for _ in loader:
+                    pass
+        return [(str(each.message), each.filename) for each in found if "set_epoch" in str(each.message)]
+
+    said = warned(scidata.DataLoader(ds, shuffle=True), [None] * 3)
+    assert len(said) == 1
+    assert said[0][0].startswith("scidata.DataLoader: epoch 0 again, in the same shuffled order: call loader.set_epoch")
+    assert said[0][1] == __file__
+    assert warned(scidata.DataLoader(ds, shuffle=True), [0, 1, 2]) == []
+    assert warned(scidata.DataLoader(ds, shuffle=False), [None] * 3) == []
+    loader = scidata.DataLoader(ds, shuffle=True)
+    next(iter(loader))  # left early: not an epoch
+    assert warned(loader, [None]) == []

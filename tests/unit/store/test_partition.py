@@ -499,7 +499,7 @@ class TestFaultyInput:
 
 def start(*args: object) -> subprocess.Popen[str]:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "scidata.cli", "partition", *map(str, args)]
+    command = [sys.executable, "-m", "scidata", "partition", *map(str, args)]
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

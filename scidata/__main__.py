@@ -1,4 +1,4 @@
-"""``python -m scidata.cli``."""
+"""``python -m scidata``."""
 
 from scidata.cli.app import main
 

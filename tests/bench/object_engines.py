@@ -53,7 +53,7 @@ class Line:
 
 
 def _answer(connection, files, settings, line):
-    buffer = b""
+    buffer, own = b"", Line(0)
     while True:
         while b"\r\n\r\n" not in buffer:
             more = connection.recv(65536)
@@ -65,7 +65,7 @@ def _answer(connection, files, settings, line):
         data = files.get(path.decode().removeprefix("/bucket"))
         if settings[0]:
             time.sleep(settings[0])
-        line.bandwidth = settings[1]
+        line.bandwidth, own.bandwidth = settings[1:]
         if data is None:
             connection.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
             continue
@@ -79,6 +79,7 @@ def _answer(connection, files, settings, line):
         for begin in range(first, stop if method == b"GET" else first, 1 << 18):
             piece = memoryview(data)[begin : min(begin + (1 << 18), stop)]
             line.wait(len(piece))
+            own.wait(len(piece))
             connection.sendall(piece)
 
 
@@ -102,7 +103,7 @@ class Server:
 
     def __init__(self, folder):
         context = multiprocessing.get_context("spawn")
-        self.settings = context.Array("d", [0.0, 0.0])  # seconds of latency, bytes a second of all
+        self.settings = context.Array("d", [0.0, 0.0, 0.0])  # seconds of latency, bytes a second of all, of one
         here, there = multiprocessing.Pipe()
         self.process = context.Process(target=serve, args=(there, self.settings, folder), daemon=True)
         self.process.start()
@@ -147,7 +148,7 @@ def by(engine, call):
     return run
 
 
-ENGINES = ("obstore", "fsspec") if object_stores._available() else ("fsspec",)
+ENGINES = {"s3": ("obstore", "fsspec") if object_stores._available() else ("fsspec",), "http": ("fsspec",)}
 
 
 def requests(args):
@@ -158,7 +159,7 @@ def requests(args):
             count = max(50, min(800, (200 << 20) // size))
             ranges = [(i * size % TOTAL, size) for i in range(count)]
             url = server.url(kind, "x")
-            found = measured({e: by(e, functools.partial(fetch, url, ranges)) for e in ENGINES}, args.repeats)
+            found = measured({e: by(e, functools.partial(fetch, url, ranges)) for e in ENGINES[kind]}, args.repeats)
             for name, (wall, cpu) in found.items():
                 print(f"{kind:5} {size >> 10:5} {name:8} {wall / count * 1e3:8.3f} {cpu / count * 1e3:8.3f}")
     server.process.terminate()
@@ -201,7 +202,7 @@ def reads(args):
         for kind, latency, name in itertools.product(("s3", "http"), args.latency, LAYOUTS):
             server.settings[0] = latency / 1e3
             url = server.url(kind, name)
-            found = measured({e: by(e, functools.partial(read_all, url)) for e in ENGINES}, args.repeats)
+            found = measured({e: by(e, functools.partial(read_all, url)) for e in ENGINES[kind]}, args.repeats)
             for engine, times in found.items():
                 wall, cpu = (t / (LAYOUTS[name][0][0] / 2) * 1e3 for t in times)
                 print(f"{kind:5} {latency:7.0f} {name:8} {engine:8} {wall:8.2f} {cpu:8.2f}", flush=True)
@@ -233,12 +234,13 @@ def flight(args):
 
 def gaps(args):
     server = Server(tempfile.mkdtemp())
+    server.settings[2] = args.connection * 1e6
     url, size, count = server.url("s3", "x"), 64 << 10, 64
     print(f"{'ms':>4} {'MB/s':>5} {'gap KiB':>7} {'apart ms':>9} {'across ms':>9} {'CPU':>6} {'CPU':>6}")
     for latency, bandwidth, kib in itertools.product(args.latency, args.bandwidth, args.gaps):
         server.settings[0], server.settings[1] = latency / 1e3, bandwidth * 1e6
         step = size + (kib << 10)
-        most = max(1, (16 << 20) // step)  # in one request
+        most = max(1, (args.longest << 20) // step)  # in one request
         apart = [(i * step % (TOTAL - size), size) for i in range(count)]
         across = [(i * step % (TOTAL - (16 << 20)), min(most, count - i) * step) for i in range(0, count, most)]
         ways = {"apart": by(args.engine, functools.partial(fetch, url, apart))}
@@ -258,6 +260,8 @@ def main():
     parser.add_argument("--latency", type=float, nargs="+", default=[0, 20], help="ms")
     parser.add_argument("--bandwidth", type=float, nargs="+", default=[0, 20, 200], help="MB/s of all; 0: any")
     parser.add_argument("--requests", type=int, nargs="+", default=[8, 16, 32, 64], help="most in flight")
+    parser.add_argument("--connection", type=float, default=0, help="MB/s of one connection, for gaps")
+    parser.add_argument("--longest", type=int, default=16, help="MiB of one request across gaps")
     parser.add_argument("--gaps", type=int, nargs="+", default=[16, 64, 256, 1024], help="KiB")
     parser.add_argument("--engine", choices=["obstore", "fsspec"], default="obstore")
     args = parser.parse_args()

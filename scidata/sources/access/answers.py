@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import datetime
-import email.utils
 import errno
 from typing import Any
 
@@ -55,21 +52,12 @@ def version_of(info: Any, size: int | None = None) -> Version:
     def first(*names: str) -> str | None:
         return next((str(info[name]) for name in names if info.get(name) not in (None, "")), None)
 
-    modified = first("LastModified", "Last-Modified", "last_modified", "updated", "mtime", "created")
-    with contextlib.suppress(ValueError, TypeError):
-        if info.get("Last-Modified"):
-            modified = http_date(email.utils.parsedate_to_datetime(info["Last-Modified"]))
     return Version(
         size=info.get("size") if size is None else size,
         etag=_without_weakness(first("ETag", "etag")),
         version=first("VersionId", "generation", "version_id"),
-        modified=modified,
+        modified=first("LastModified", "Last-Modified", "last_modified", "updated", "mtime", "created"),
     )
-
-
-def http_date(moment: datetime.datetime) -> str:
-    """Return a time of UTC as servers write it."""
-    return email.utils.format_datetime(moment.astimezone(datetime.UTC), usegmt=True)
 
 
 def _without_weakness(etag: str | None) -> str | None:

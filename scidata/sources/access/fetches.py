@@ -43,7 +43,7 @@ class _Window:
                 self._flying += 1
                 self._held += self._nbytes[i]
             try:
-                future = start(*self._jobs[i])
+                future = start(*self._jobs[i], wanted=lambda: not self._closed)
             except Exception as e:
                 future = Future()
                 future.set_exception(e)

@@ -1,8 +1,8 @@
-"""obstore's stores, for URLs that they serve as fsspec's file systems would: a request takes a fraction of the time.
+"""obstore's stores of S3, for reads that they make as s3fs would: a request takes a fifth of the CPU time.
 
-What a store cannot do just as the file system does with the same options (a proxy, a certificate of one's own, an
-option that is not known here, a key that would be written differently) is left to the file system, silently. So is a
-store's answer that is not understood.
+What a store cannot do just as s3fs does with the same options (a proxy, a certificate of one's own, an option that is
+not known here) is left to s3fs, silently. So is a store's answer that is not understood. Whole reads from web servers
+were no faster by obstore (tests/bench/README.md), nor did they take less CPU time: these are left to fsspec, too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from scidata.core.urls import Version
-from scidata.sources.access.answers import http_date
 
 #: ``False`` leaves all to fsspec; set by tests and benchmarks. Users leave out the extra.
 enabled = True
@@ -30,7 +29,7 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)  # what obstore says
 _CREDENTIALS_LAST = datetime.timedelta(minutes=6)  # obstore asks anew five minutes before their end
 _WAIT_FOR_CREDENTIALS = 60.0  # seconds
 _MAX_STORES = 64
-_SILENCE = 15.0  # seconds
+_SILENCE = 15.0  # seconds, after which s3fs gives up, too
 _NO_RETRIES: Any = {"max_retries": 0}  # these are left to ``retry``
 
 #: Options of the file systems that mean nothing for a read of a range, and those that are translated.
@@ -50,8 +49,6 @@ _OF_BOTOCORE = re.compile(
 )
 _AWS_ITSELF = re.compile(r"https://s3(?:[.-][a-z0-9-]+)?\.amazonaws\.com(?:\.cn)?/?")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
-_HTTP_HOST = re.compile(r"https?://(?:[\w.-]+|\[[0-9a-fA-F:]+\])(?::\d+)?", re.ASCII)
-_HTTP_KEY = re.compile(r"[\w.+,=@:~-]+(?:/[\w.+,=@:~-]+)*", re.ASCII)  # written alike by yarl and by object_store
 
 
 class UnservedError(Exception):
@@ -97,7 +94,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class ObjectStores:
-    """The stores that serve one of fsspec's file systems: one for each bucket or web server, and time that is given.
+    """The stores that serve one of s3fs's file systems: one for each bucket, and time that is given.
 
     Parameters
     ----------
@@ -112,26 +109,25 @@ class ObjectStores:
         self._lock = threading.Lock()
         self._made: dict[tuple[str, float, float], Any] = {}
         self._unserved: set[str] = set()
-        self._is_s3 = type(fs).__name__ == "S3FileSystem"
-        self._serves = _is_open(self._is_s3) and (_is_known_s3 if self._is_s3 else _is_known_http)(options)
+        self._serves = _is_open() and _is_known(options)
 
     def place(self, path: str) -> tuple[str, str] | None:
-        """Return the bucket or web server that a path lies at, and its key there; None where fsspec has to read it."""
+        """Return the bucket that a path lies in, and its key there; None where fsspec has to read it."""
         if not self._serves or not _available():
             return None
-        found = _s3_place(self._fs, path) if self._is_s3 else _http_place(path)
+        found = _place_of(self._fs, path)
         return None if found is None or found[0] in self._unserved else found
 
     def serves(self, method: str) -> bool:
-        """Whether stores answer such requests; of web servers, fsspec asks otherwise where a HEAD is refused."""
-        return method == "range" or (method == "info" and self._is_s3)
+        """Whether stores answer such requests."""
+        return method in ("range", "info")
 
     def leave(self, name: str) -> None:
-        """Leave a bucket or web server to fsspec from now on."""
+        """Leave a bucket to fsspec from now on."""
         self._unserved.add(name)
 
     def store(self, name: str, seconds: float, to_connect: float) -> Any:
-        """Return the store of a bucket or web server in which a request, and a connection, may take so long.
+        """Return the store of a bucket in which a request, and a connection, may take so long.
 
         Raises
         ------
@@ -146,24 +142,12 @@ class ObjectStores:
                     if len(self._made) >= _MAX_STORES:
                         self._made.clear()
                     times: dict[str, Any] = {"timeout": _seconds(seconds), "connect_timeout": _seconds(to_connect)}
-                    # s3fs gives up after a silence of 15 s, too
-                    times["read_timeout"] = _seconds(_SILENCE if self._is_s3 else max(_SILENCE, to_connect))
+                    times["read_timeout"] = _seconds(_SILENCE)
                     client = times | {"allow_http": True}
-                    make = self._make_s3 if self._is_s3 else self._make_http
-                    found = self._made[key] = make(name, client)
+                    found = self._made[key] = self._make(name, client)
         return found
 
-    def _make_http(self, root: str, client: dict[str, Any]) -> Any:
-        _check_certificates(root)
-        of_client = self._options.get("client_kwargs") or {}
-        headers = dict(of_client.get("headers") or {}) | dict(self._options.get("headers") or {})
-        headers = {name: text for name, text in headers.items() if name.lower() != "accept-encoding"}
-        headers["Accept-Encoding"] = "identity"  # a compressed answer would be another representation
-        return _obstore("obstore.store").HTTPStore.from_url(
-            root, client_options=client | {"default_headers": headers}, retry_config=_NO_RETRIES
-        )
-
-    def _make_s3(self, bucket: str, client: dict[str, Any]) -> Any:
+    def _make(self, bucket: str, client: dict[str, Any]) -> Any:
         """Make a store that asks the same server in the same way as botocore's client, which has read all settings."""
         meta, anonymous = self._fs.s3.meta, bool(self._options.get("anon"))
         found, s3, endpoint = meta.config, meta.config.s3 or {}, meta.endpoint_url.rstrip("/")
@@ -196,16 +180,15 @@ class ObjectStores:
 
 def stores_of(fs: Any, options: Mapping[str, Any]) -> ObjectStores | None:
     """Return the stores that may serve a file system of fsspec; None for a kind that they do not know."""
-    kind = type(fs).__module__, type(fs).__name__
-    known = (("s3fs.core", "S3FileSystem"), ("fsspec.implementations.http", "HTTPFileSystem"))
-    return ObjectStores(fs, options) if kind in known else None
+    is_s3 = (type(fs).__module__, type(fs).__name__) == ("s3fs.core", "S3FileSystem")
+    return ObjectStores(fs, options) if is_s3 else None
 
 
-def _is_open(is_s3: bool) -> bool:
-    """Whether this environment lets obstore connect as the file systems do."""
+def _is_open() -> bool:
+    """Whether this environment lets obstore connect as botocore does."""
     if urllib.request.getproxies():
         return False
-    return not is_s3 or all(_OF_BOTOCORE.fullmatch(name) for name in os.environ if name.startswith("AWS_"))
+    return all(_OF_BOTOCORE.fullmatch(name) for name in os.environ if name.startswith("AWS_"))
 
 
 def _check_certificates(address: str) -> None:
@@ -223,30 +206,14 @@ def _is_odd(key: str) -> bool:
     return any(part in ("", ".", "..") for part in key.split("/"))
 
 
-def _http_place(path: str) -> tuple[str, str] | None:
-    host = _HTTP_HOST.match(path)
-    if host is None or path[host.end() : host.end() + 1] != "/":
-        return None
-    key = path[host.end() + 1 :]
-    return None if not _HTTP_KEY.fullmatch(key) or _is_odd(key) else (host[0], key)
-
-
-def _is_known_http(options: Mapping[str, Any]) -> bool:
-    of_client = options.get("client_kwargs") or {}
-    if set(options) - {"headers", "client_kwargs"} - _IDLE or set(of_client) - {"headers"}:
-        return False
-    headers = [*(options.get("headers") or {}).items(), *(of_client.get("headers") or {}).items()]
-    return all(isinstance(text, str) and text.isascii() for item in headers for text in item)
-
-
-def _s3_place(fs: Any, path: str) -> tuple[str, str] | None:
+def _place_of(fs: Any, path: str) -> tuple[str, str] | None:
     bucket, key, version = fs.split_path(path)
     if version or "?" in path or not key.isprintable() or _is_odd(key) or not _BUCKET.fullmatch(bucket):
         return None
     return bucket, key
 
 
-def _is_known_s3(options: Mapping[str, Any]) -> bool:
+def _is_known(options: Mapping[str, Any]) -> bool:
     of_client, config = dict(options.get("client_kwargs") or {}), dict(options.get("config_kwargs") or {})
     s3 = config.pop("s3", None) or {}
     return not (
@@ -296,26 +263,24 @@ def read(store: Any, key: str, offset: int, nbytes: int, version: str | None) ->
     with _translated():
         answer = _obstore().get(store, key, options=options)
         encoding = answer.attributes.get("Content-Encoding", "identity")
-        return memoryview(answer.bytes()), _version(store, answer.meta, encoded=encoding not in ("", "identity"))
+        return memoryview(answer.bytes()), _version(answer.meta, encoded=encoding not in ("", "identity"))
 
 
 def head(store: Any, key: str) -> dict[str, Any]:
     """Return what fsspec's ``info`` says of an object; raises as :func:`read`."""
     with _translated():
-        found = _version(store, _obstore().head(store, key))
+        found = _version(_obstore().head(store, key))
     names = {"ETag": found.etag, "VersionId": found.version, "LastModified": found.modified}
     return {"name": key, "type": "file", "size": found.size} | {name: text for name, text in names.items() if text}
 
 
-def _version(store: Any, meta: Mapping[str, Any], *, encoded: bool = False) -> Version:
+def _version(meta: Mapping[str, Any], *, encoded: bool = False) -> Version:
     modified = meta["last_modified"]
-    # as fsspec's file systems write it: plans of one engine may be read by the other
-    text = http_date(modified) if type(store).__name__ == "HTTPStore" else str(modified)
     return Version(
         size=None if encoded else meta["size"],
         etag=(meta["e_tag"] or "").removeprefix("W/") or None,
         version=meta["version"],
-        modified=None if modified == _EPOCH else text,
+        modified=None if modified == _EPOCH else str(modified),  # as s3fs's
     )
 
 

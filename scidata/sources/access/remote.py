@@ -192,8 +192,8 @@ def _find(url: Url) -> Place:
     raise error
 
 
-def start(url: Url, method: str, options: dict[str, Any]) -> Future[Any]:
-    """Start one request; the future's error is clean."""
+def start(url: Url, method: str, options: dict[str, Any], wanted: Callable[[], bool] = lambda: True) -> Future[Any]:
+    """Start one request; the future's error is clean. What is not ``wanted`` any more is not tried again."""
     if isinstance(url, Held):
         return current().pool().submit(url.read, options["offset"], options["nbytes"])
     place = _find(url)
@@ -201,7 +201,7 @@ def start(url: Url, method: str, options: dict[str, Any]) -> Future[Any]:
         return current().pool().submit(_request_here, url, method, options, place.fs, place.path)
     by_store = _by_store(url, method, options, place)
     if by_store is not None:
-        return current().store_pool().submit(by_store)
+        return current().store_pool().submit(by_store, wanted)
     return _start_async(url, method, options, place)
 
 
@@ -210,7 +210,7 @@ def _start_async(url: Url, method: str, options: dict[str, Any], place: Place) -
     return asyncio.run_coroutine_threadsafe(_request_async(url, method, options, fs, place.path), fs.loop)
 
 
-def _by_store(url: Url, method: str, options: dict[str, Any], place: Place) -> Callable[[], Any] | None:
+def _by_store(url: Url, method: str, options: dict[str, Any], place: Place) -> Callable[..., Any] | None:
     """Return what makes a request by obstore, on the thread that calls it; None where fsspec has to make it."""
     stores = place.stores
     if stores is None or not stores.serves(method) or (at := stores.place(place.path)) is None:

@@ -23,15 +23,18 @@ def request(
     stores: ObjectStores,
     place: tuple[str, str],
     by_fsspec: Callable[[str, dict[str, Any]], Any],
+    wanted: Callable[[], bool] = lambda: True,
 ) -> Any:
     """Read a ``range``, or ask for ``info``.
 
     Parameters
     ----------
     place
-        The bucket or web server, and the key there.
+        The bucket, and the key there.
     by_fsspec
         Makes a request for the same URL by fsspec's file system, with attempts of its own.
+    wanted
+        Whether the answer is waited for still; if not, there is no further attempt.
 
     Raises
     ------
@@ -52,8 +55,8 @@ def request(
             pause, error = outcome.after(outcome.late() if type(e) is TimeoutError and e.errno is None else e)
         if error is not None:
             raise error
-        if current().is_ending():
-            raise InterruptedError(errno.EINTR, f"{url}: the interpreter ends")
+        if not wanted() or current().is_ending():
+            raise InterruptedError(errno.EINTR, f"{url}: nobody waits for it any more")
         time.sleep(pause)
     return by_fsspec(method, options)
 
@@ -62,6 +65,8 @@ def _store(stores: ObjectStores, name: str, outcome: Outcome) -> Any:
     """Return a store whose requests may take as long as this one, or somewhat longer: few, each keeps connections."""
     wanted = outcome.time_left()
     least = max(1.0, retry.RETRY.total_wait) / (2 if retry.RETRY.attempts > 1 else 1)
+    if wanted < least / 4:  # an attempt would take longer than there is
+        raise TimeoutError
     seconds = least
     while seconds < wanted * 0.85:
         seconds *= 4

@@ -68,7 +68,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(body[begin:stop])
 
     def refuse(self, status, **headers):
-        said = b"<Error><Code>SlowDown</Code><Message>please wait</Message></Error>"
+        code = {403: "AccessDenied", 404: "NoSuchKey", 500: "InternalError"}.get(status, "SlowDown")
+        said = f"<Error><Code>{code}</Code><Message>please wait</Message></Error>".encode()
         self.send_response(status)
         for name, text in headers.items():
             self.send_header(name, text)
@@ -96,9 +97,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def answer_whole(self):
         self.give(BODY, status=200)
-
-    def answer_redirected(self):
-        self.refuse(302, Location="/elsewhere/b.bin")
 
     def answer_lost(self):
         self.refuse(302)
@@ -149,6 +147,12 @@ def read(url, offset=100, nbytes=5000):
     assert bytes(files().read(url, offset, nbytes)) == BODY[offset : offset + nbytes]
 
 
+def at(server, name="a.bin"):
+    """Return the URL of an object on a server that may be taken for S3."""
+    options = {"endpoint_url": server, "key": KEY, "secret": SECRET, "client_kwargs": {"region_name": "us-east-1"}}
+    return url_of(f"s3://{BUCKET}/{name}", options)
+
+
 def break_it(how, times=2):
     Handler.how, Handler.times = how, times
 
@@ -163,7 +167,7 @@ def gets():
 @pytest.mark.parametrize("how", ["500", "503", "429", "truncated", "stalled", "closed"])
 def test_what_may_pass_is_tried_again(web, engine, how, caplog):
     break_it(how, 1 if how == "stalled" else 2)
-    read(url_of(f"{web}/a.bin"))
+    read(at(web))
     (said,) = [r.getMessage() for r in caplog.records if r.name == "scidata"]
     assert "attempt 1 of 4" in said
 
@@ -171,18 +175,18 @@ def test_what_may_pass_is_tried_again(web, engine, how, caplog):
 @pytest.mark.parametrize("how", ["500", "503", "429", "truncated"])
 def test_what_lasts_is_given_up(web, engine, how):
     break_it(how, 99)
-    with pytest.raises(OSError, match=rf"{web}/a\.bin.*tried 4 times") as caught:
-        read(url_of(f"{web}/a.bin"))
+    with pytest.raises(OSError, match=r"s3://bucket/a\.bin.*tried 4 times") as caught:
+        read(at(web))
     assert len(gets()) == 4  # nobody below tries again, too
     if how.isdecimal():
-        assert how in str(caught.value)
+        assert "please wait" in str(caught.value)
 
 
 def test_a_server_that_stalls_is_given_up_in_time(web, engine):
     break_it("stalled", 99)
     begin = time.monotonic()
     with pytest.raises(OSError, match=r"no whole answer within.*set_retry\(total_wait=\).*tried \d times"):
-        read(url_of(f"{web}/a.bin"))
+        read(at(web))
     assert time.monotonic() - begin < 3.5
 
 
@@ -190,22 +194,22 @@ def test_a_server_that_stalls_is_given_up_in_time(web, engine):
 def test_what_is_final_is_asked_once(web, engine, how, kind):
     break_it(how, 99)
     with pytest.raises(kind, match=r"/a\.bin"):
-        read(url_of(f"{web}/a.bin"))
+        read(at(web))
     assert len(gets()) == 1
 
 
 def test_nobody_listens(engine):
-    with pytest.raises(OSError, match=r"127\.0\.0\.1:9/a\.bin.*(?i:connect).*tried \d times"):
-        read(url_of("http://127.0.0.1:9/a.bin"))
+    with pytest.raises(OSError, match=r"a\.bin.*(?i:connect).*tried \d times"):
+        read(at("http://127.0.0.1:9"))
 
 
 def test_beyond_the_end(web, engine):
     with pytest.raises(ShortReadError, match="truncated"):
-        files().read(url_of(f"{web}/a.bin"), len(BODY) - 10, 20)
+        files().read(at(web), len(BODY) - 10, 20)
 
 
 def test_replaced_in_between(web, engine):
-    url = url_of(f"{web}/a.bin")
+    url = at(web)
     read(url)
     Handler.version = 1
     with pytest.raises(SourceChangedError, match="was replaced while it was read"):
@@ -213,75 +217,48 @@ def test_replaced_in_between(web, engine):
     assert len(gets()) == 2
 
 
-def test_a_redirect_is_followed(web, engine):
-    break_it("redirected", 1)
-    read(url_of(f"{web}/a.bin"))
-    assert gets() == ["/a.bin", "/elsewhere/b.bin"]
-
-
 # -- left to fsspec ----------------------------------------------------------------------------------------------
 
 
 def test_a_server_without_ranges_is_left_to_fsspec(web, count):
     break_it("whole", 99)
-    url = url_of(f"{web}/a.bin")
     for _ in range(3):
-        read(url)
+        with pytest.raises(ShortReadError, match="gave 300000 bytes"):  # as s3fs has it
+            read(at(web))
     assert len(count) == 1
     assert len(gets()) == 4
 
 
-def test_a_redirect_to_nowhere_is_left_to_fsspec(web, count):
+def test_a_redirect_without_an_address_is_left_to_fsspec(web, count):
+    """S3 answers so where a bucket is in another region; botocore finds out in which."""
     break_it("lost", 1)
-    read(url_of(f"{web}/a.bin"))
-    read(url_of(f"{web}/a.bin"))
+    read(at(web))
+    read(at(web))
     assert len(count) == 1
 
 
-def test_plain_urls_are_served(web, count):
-    read(url_of(f"{web}/some/where/a_b-c.1/c/0"))
-    read(url_of(f"{web}/a.bin", {"headers": {"X-Token": "abc"}, "client_kwargs": {"headers": {"X-Other": "d"}}}))
-    assert len(count) == 2
-    _, path, headers = Handler.seen[-1]
-    assert path == "/a.bin"
-    assert (headers["x-token"], headers["x-other"], headers["accept-encoding"]) == ("abc", "d", "identity")
-
-
-@pytest.mark.parametrize("name", ["a.bin?sig=a%2Fb", "a%20b", "é", "a//b", "a/../b", "a b"])
-def test_names_that_clients_write_differently_are_left_to_fsspec(web, count, name):
-    read(url_of(f"{web}/{name}"))
-    assert not count
-
-
-def test_users_and_unknown_options_are_left_to_fsspec(web, count):
-    import aiohttp
-
-    read(url_of(web.replace("//", "//me:word@") + "/a.bin"))
-    assert Handler.seen[-1][2]["authorization"].startswith("Basic")
-    read(url_of(f"{web}/a.bin", {"client_kwargs": {"auth": aiohttp.BasicAuth("me", "word")}}))
-    read(url_of(f"{web}/a.bin", {"timeout": 20}))
+def test_web_servers_are_left_to_fsspec(web, count):
+    read(url_of(f"{web}/a.bin"))
     assert not count
 
 
 def test_proxies_of_the_environment_are_left_to_fsspec(web, s3, count, monkeypatch):
-    """aiohttp asks none, botocore does: obstore would in either case."""
     monkeypatch.setenv("http_proxy", web)
     monkeypatch.setattr(filesystems, "_filesystems", filesystems.FileSystems())
-    read(url_of("http://localhost" + web[len("http://127.0.0.1") :] + "/a.bin"))
-    assert Handler.seen[-1][1] == "/a.bin"  # the proxy, which is the same server, would see the whole address
     read(url_of(f"s3://{BUCKET}/plain", s3.options))
     assert Handler.seen[-1][1].startswith(s3.endpoint)
     assert not count
 
 
 def test_own_certificates_are_left_to_fsspec(monkeypatch):
-    stores = object_stores.stores_of(remote._find(url_of("https://host/a")).fs, {})
+    options = {"key": KEY, "secret": SECRET, "client_kwargs": {"region_name": "eu-west-1"}, "default_block_size": 7}
+    stores = remote._find(url_of("s3://bucket/a", options)).stores
     monkeypatch.setenv("SSL_CERT_FILE", "/ca.pem")
     with pytest.raises(object_stores.UnservedError):
-        stores.store("https://host", 1.0, 1.0)
+        stores.store("bucket", 1.0, 1.0)
     for name in object_stores._CERTIFICATES:
         monkeypatch.delenv(name, raising=False)
-    assert stores.store("https://host", 1.0, 1.0) is not None
+    assert stores.store("bucket", 1.0, 1.0) is not None
 
 
 # -- S3 ----------------------------------------------------------------------------------------------------------
@@ -440,7 +417,8 @@ def test_a_forked_process_reads_by_fsspec(s3, count):
     assert len(count) == 2
 
 
-def test_what_is_closed_ends_and_counts_until_then(s3, count):
+def test_what_is_closed_ends_and_counts_until_then(s3, count, monkeypatch):
+    monkeypatch.setattr(retry, "RETRY", retry.Retry(total_wait=20.0))
     url = url_of(f"s3://{BUCKET}/plain", s3.options)
     load = filesystems.current().load
     s3.wire.fault, s3.wire.latency = (lambda environ: None), 0.3
@@ -455,6 +433,14 @@ def test_what_is_closed_ends_and_counts_until_then(s3, count):
         time.sleep(0.01)
     assert len(count) <= filesystems.MAX_REQUESTS
     read(url)
+
+
+def test_what_is_closed_is_not_tried_again(web, count):
+    break_it("503", 10**6)
+    fetches = Fetches([(at(web), i, 10) for i in range(8)])
+    fetches.close()
+    time.sleep(0.5)
+    assert len(count) <= 16
 
 
 def test_many_threads(s3, count):
@@ -483,7 +469,7 @@ def test_without_obstore(web, monkeypatch):
         raise ImportError(name)
 
     monkeypatch.setattr(object_stores, "_obstore", missing)
-    read(url_of(f"{web}/a.bin"))
+    read(at(web))
 
 
 def test_a_message_that_is_not_understood_is_left_to_fsspec():

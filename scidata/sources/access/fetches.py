@@ -84,6 +84,8 @@ class _Window:
     def close(self) -> None:
         """Cancel what is in flight, and let waiting threads go."""
         with self._lock:
+            if self._closed:
+                return
             held, self._held, self._closed = self._held, 0, True
             futures = list(self._futures.items())
         for i, future in futures:

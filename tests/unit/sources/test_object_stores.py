@@ -309,6 +309,7 @@ def test_credentials_of_the_environment(s3, count, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     monkeypatch.setenv("AWS_SESSION_TOKEN", "session-of-environment")
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
+    monkeypatch.setattr(filesystems, "_filesystems", filesystems.FileSystems())  # these are known by options alone
     found = headers_of(s3.wire)
     for offset in (0, 7):
         read(url_of(f"s3://{BUCKET}/plain", {}), offset)
@@ -420,11 +421,13 @@ def test_a_forked_process_reads_by_fsspec(s3, count):
 def test_what_is_closed_ends_and_counts_until_then(s3, count, monkeypatch):
     monkeypatch.setattr(retry, "RETRY", retry.Retry(total_wait=20.0))
     url = url_of(f"s3://{BUCKET}/plain", s3.options)
+    monkeypatch.setattr(filesystems, "_filesystems", filesystems.FileSystems())
     load = filesystems.current().load
     s3.wire.fault, s3.wire.latency = (lambda environ: None), 0.3
     fetches = Fetches([(url, i, 1000) for i in range(100)])
     time.sleep(0.1)
     fetches.close()
+    fetches.close()  # as a read does that fails
     s3.wire.latency = 0.0
     assert 0 < load.nbytes <= filesystems.MAX_REQUESTS * 1000
     end = time.monotonic() + 10

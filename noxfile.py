@@ -10,8 +10,8 @@ import nox
 
 PROJECT = nox.project.load_toml("pyproject.toml")
 PYTHONS = nox.project.python_versions(PROJECT)
-TESTED = ".[test,s3,trainers]"
-NEWEST = ".[test,s3,trainers,virtual]"  # what writes sets asks for newer versions than the lowest
+TESTED = ".[test,s3,obstore,trainers]"
+NEWEST = ".[test,s3,obstore,trainers,virtual]"  # what writes sets asks for newer versions than the lowest
 
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.error_on_missing_interpreters = True

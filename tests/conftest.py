@@ -6,9 +6,20 @@ import pytest
 import torch.distributed as dist
 from hypothesis import settings
 
+from scidata.sources.access import object_stores
+
 # A slow machine is no failure of what is tested.
 settings.register_profile("scidata", deadline=None)
 settings.load_profile("scidata")
+
+
+@pytest.fixture(params=["obstore", "fsspec"])
+def engine(request, monkeypatch):
+    """What makes the requests to object stores: the tests that use this run with either."""
+    if request.param == "obstore":
+        pytest.importorskip("obstore", reason="the other engine needs obstore")
+    monkeypatch.setattr(object_stores, "enabled", request.param == "obstore")
+    return request.param
 
 
 # Each takes ten seconds or more, and a smaller one beside it says most of what it says: ``pytest -m slow`` runs them.

@@ -17,8 +17,9 @@ from scidata.core.types import ArrayLayout, IntArray
 from scidata.plan.pieces import Boxes, DimPieces
 
 #: Bytes that are read and thrown away rather than starting another read. One ``preadv`` from Python costs 3-4 µs with
-#: its bookkeeping, as much as copying 16-32 KiB out of the page cache (measured); a request to an object store costs
-#: far more.
+#: its bookkeeping, as much as copying 16-32 KiB out of the page cache (measured). A request to S3 takes as much CPU
+#: time as receiving 256 KiB by obstore, and by s3fs four times that; of 64, 128 and 256 KiB, 256 took the least in
+#: whole reads of shards (tests/bench/README.md). Over a line that is full, less would be better.
 MAX_GAP = 8 << 10
 MAX_GAP_URL = 256 << 10
 

@@ -26,6 +26,7 @@ class _Window:
         self._next = self._taken = self._held = self._flying = 0
         self._futures: dict[int, Future[Any]] = {}
         self._closed = False
+        self._lingering: set[int] = set()  # requests that could not be cancelled
         self._load = current().load
         self._advance()
 
@@ -42,7 +43,7 @@ class _Window:
                 self._flying += 1
                 self._held += self._nbytes[i]
             try:
-                future = start(*self._jobs[i])
+                future = start(*self._jobs[i], wanted=lambda: not self._closed)
             except Exception as e:
                 future = Future()
                 future.set_exception(e)
@@ -54,7 +55,8 @@ class _Window:
         with self._lock:
             self._flying -= 1
             self._futures.pop(i, None)
-        self._load.remove(requests=1)
+            lingered = i in self._lingering
+        self._load.remove(requests=1, nbytes=self._nbytes[i] if lingered else 0)
         if not future.cancelled():
             self._arrived.put((i, future.exception() or future.result()))
 
@@ -82,10 +84,17 @@ class _Window:
     def close(self) -> None:
         """Cancel what is in flight, and let waiting threads go."""
         with self._lock:
+            if self._closed:
+                return
             held, self._held, self._closed = self._held, 0, True
-            futures = list(self._futures.values())
-        for future in futures:
-            future.cancel()
+            futures = list(self._futures.items())
+        for i, future in futures:
+            if future.cancel():
+                continue
+            with self._lock:
+                if i in self._futures:  # its bytes are in memory until it has ended
+                    self._lingering.add(i)
+                    held -= self._nbytes[i]
         self._load.remove(nbytes=held)
         self._arrived.put(None)
 

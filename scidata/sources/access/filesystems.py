@@ -6,10 +6,11 @@ import copy
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 from scidata.core.urls import Url
 from scidata.errors import MissingDependencyError
+from scidata.sources.access.object_stores import ObjectStores, stores_of
 
 #: Requests in flight at once, and bytes that they and what has arrived but is not used yet may take, of all reads of
 #: this process together; but one request of each read is always let through.
@@ -17,6 +18,15 @@ MAX_REQUESTS = 64
 MAX_BYTES = 64 << 20
 NUM_THREADS = 32  # for file systems of fsspec that are not asynchronous
 _MAX_FILESYSTEMS = 64
+
+
+class Place(NamedTuple):
+    """Where a URL leads: a file system of fsspec, the path in it, and obstore's stores that may read there, too."""
+
+    fs: Any
+    path: str
+    is_async: bool
+    stores: ObjectStores | None = None
 
 
 class Load:
@@ -59,12 +69,13 @@ class FileSystems:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._lock = threading.Lock()
-        self._made: dict[str, Any] = {}
+        self._made: dict[str, tuple[Any, ObjectStores | None]] = {}
         self._pool: ThreadPoolExecutor | None = None
+        self._store_pool: ThreadPoolExecutor | None = None
         self.load = Load()
 
-    def find(self, url: Url) -> tuple[Any, str, bool]:
-        """Return the file system of a URL, its path in it, and whether it is asynchronous."""
+    def find(self, url: Url) -> Place:
+        """Return the file system of a URL, and its path in it."""
         try:
             import fsspec
             from fsspec.core import _un_chain as un_chain
@@ -75,20 +86,21 @@ class FileSystems:
         options.pop("targets", None)  # of what a set refers to (scidata.sources.references), not of the set itself
         if "::" in url.target:
             fs, path = fsspec.core.url_to_fs(url.target, **options)
-            return fs, str(path), False
+            return Place(fs, str(path), False)
         ((path, protocol, kwargs),) = un_chain(url.target, options)
         if not fsspec.get_filesystem_class(protocol).async_impl:
-            return fsspec.filesystem(protocol, **kwargs), str(path), False
+            return Place(fsspec.filesystem(protocol, **kwargs), str(path), False)
         key = f"{protocol} {fsspec.utils.tokenize(kwargs)}"
-        fs = self._made.get(key)
-        if fs is None:
+        made = self._made.get(key)
+        if made is None:
             with self._lock:
-                fs = self._made.get(key)
-                if fs is None:
+                made = self._made.get(key)
+                if made is None:
                     if len(self._made) >= _MAX_FILESYSTEMS:
                         self._made.clear()
-                    fs = self._made[key] = _make_filesystem(fsspec, protocol, kwargs)
-        return fs, str(path), True
+                    fs = _make_filesystem(fsspec, protocol, kwargs)
+                    made = self._made[key] = fs, stores_of(fs, kwargs)
+        return Place(made[0], str(path), True, made[1])
 
     def pool(self) -> ThreadPoolExecutor:
         """Return the threads that ask file systems which are not asynchronous."""
@@ -96,6 +108,21 @@ class FileSystems:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="scidata-request")
             return self._pool
+
+    def store_pool(self) -> ThreadPoolExecutor:
+        """Return the threads that wait for obstore's answers."""
+        with self._lock:
+            if self._store_pool is None:
+                self._store_pool = ThreadPoolExecutor(MAX_REQUESTS, thread_name_prefix="scidata-object")
+            return self._store_pool
+
+    def is_ending(self) -> bool:
+        """Whether the interpreter ends, which waits for these threads: then nothing is worth another attempt."""
+        try:
+            self.store_pool().submit(int)
+        except RuntimeError:
+            return True
+        return False
 
 
 def _make_filesystem(fsspec: Any, protocol: str, kwargs: dict[str, Any]) -> Any:

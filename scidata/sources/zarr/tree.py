@@ -17,9 +17,10 @@ import numpy as np
 from scidata.core.types import IntArray
 from scidata.core.urls import Url, local_path, url_of
 from scidata.errors import RefusedError, UnsupportedFormatError
+from scidata.sources.access.answers import check_document
 from scidata.sources.access.fetches import each
 from scidata.sources.access.files import retried
-from scidata.sources.access.remote import check_document, request
+from scidata.sources.access.remote import request
 
 _MAX_METADATA_BYTES = 2**26  # of one document; as objects it is up to twenty times as large
 _MAX_CHECKED_FOLDERS = 100_000

@@ -48,7 +48,7 @@ def fast(monkeypatch):
 
 
 @pytest.fixture
-def wire(s3):
+def wire(s3, engine):
     yield s3.wire
     s3.wire.fault, s3.wire.latency = (lambda environ: None), 0.0
 

@@ -17,7 +17,7 @@ import scidata
 import scidata.data.open_dataset  # whose time is not the server's
 import scidata.store.reading.reader
 from scidata.core.urls import url_of
-from scidata.sources.access import filesystems, remote, retry
+from scidata.sources.access import filesystems, outcomes, remote, retry
 from scidata.sources.access.files import files
 from scidata.sources.access.remote import request
 
@@ -172,17 +172,17 @@ def test_file_systems_that_are_not_asynchronous(monkeypatch):
 
 def test_large_reads_have_time_in_proportion(monkeypatch):
     url = url_of("https://host/a")
-    small = remote._Outcome(url, "range", {"nbytes": 1000})
-    large = remote._Outcome(url, "range", {"nbytes": 64 << 20})
+    small = outcomes.Outcome(url, "range", {"nbytes": 1000})
+    large = outcomes.Outcome(url, "range", {"nbytes": 64 << 20})
     assert small.time_left() == pytest.approx(TOTAL / 2, abs=0.1)
     assert large.time_left() > 200
     monkeypatch.setattr(filesystems.current().load, "_nbytes", 64 << 20)  # others share the line
-    assert remote._Outcome(url, "range", {"nbytes": 1000}).time_left() > 200
+    assert outcomes.Outcome(url, "range", {"nbytes": 1000}).time_left() > 200
 
 
 def test_no_wait_leaves_time_for_an_attempt(monkeypatch):
     monkeypatch.setattr(retry, "RETRY", retry.Retry(total_wait=0))
-    assert remote._Outcome(url_of("https://host/a"), "info", {}).time_left() >= 0.5
+    assert outcomes.Outcome(url_of("https://host/a"), "info", {}).time_left() >= 0.5
 
 
 def test_the_time_that_is_said_was_spent(tmp_path):

@@ -19,10 +19,12 @@ from scipy.spatial import Delaunay
 
 import scidata
 from scidata.errors import ChecksumError, ConfigError
-from scidata.sources.access import filesystems, retry
+from scidata.sources.access import answers, filesystems, retry, store_requests
 from scidata.sources.access import remote as requests
 from scidata.store.reading.reader import StoreReader
 from tests.unit._s3 import serve
+
+pytestmark = pytest.mark.usefixtures("engine")
 
 KINDS = ("mesh", "graph", "points")
 FAULTS = ("503", "reset", "cut")
@@ -217,7 +219,7 @@ def test_failures_that_last(server, fault):
 def test_damage_is_found(stores, server, monkeypatch):
     """A wrong byte on the way, which no status tells of."""
     remote = scidata.open_dataset(server.url("mesh"), fields="u", storage_options=server.options)
-    real, spoiled = requests._checked, []
+    real, spoiled = answers.checked, []
 
     def spoil(data, url, offset, nbytes, size):
         body = bytearray(real(data, url, offset, nbytes, size))
@@ -226,7 +228,8 @@ def test_damage_is_found(stores, server, monkeypatch):
             body[7] ^= 1
         return bytes(body)
 
-    monkeypatch.setattr(requests, "_checked", spoil)
+    for module in (requests, store_requests):
+        monkeypatch.setattr(module, "checked", spoil)
     with pytest.raises(ChecksumError, match="node/u"):
         remote[0]
     assert spoiled

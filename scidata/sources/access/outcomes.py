@@ -1,0 +1,100 @@
+"""What becomes of requests that fail: how long one may take, whether it is made again, and what is raised."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from typing import Any
+
+from scidata.core.urls import Url
+from scidata.errors import SciDataError, ShortReadError
+from scidata.sources.access import retry
+from scidata.sources.access.answers import is_beyond_end
+from scidata.sources.access.filesystems import current
+from scidata.sources.access.retry import Attempts, causes, is_transient, status_of
+
+#: Bytes a second that a server gives at the least; and bytes in flight that need no time of their own.
+_SLOWEST, _SMALL = 128 << 10, 1 << 20
+
+
+def clean_error(url: Url, error: BaseException) -> Exception:
+    """Return an error of the same kind whose text, causes and frames hold no credentials of ``url``.
+
+    Raise it after the ``except`` block: inside, the original would be its context.
+    """
+    text = url.public(str(error)) or type(error).__name__
+    status, kinds = status_of(error), list(causes(error))
+    numbers = {e.errno for e in kinds if isinstance(e, OSError)}
+    if isinstance(error, SciDataError):
+        return type(error)(text)
+    if is_beyond_end(error):
+        return ShortReadError(f"{url}: ends before the bytes that were expected; it is truncated: upload it again")
+    if status in (401, 403, 407) or any(isinstance(e, PermissionError) for e in kinds):
+        return PermissionError(
+            errno.EACCES, f"{url}: access was refused ({text}); check storage_options, or whether the URL has expired"
+        )
+    missing = status is None and any(isinstance(e, FileNotFoundError) for e in kinds) and not is_transient(error)
+    if status in (404, 410) or missing:
+        return FileNotFoundError(errno.ENOENT, f"{url}: there is no such object")
+    for kind in (NotADirectoryError, IsADirectoryError, NotImplementedError, ImportError, KeyError):
+        if isinstance(error, kind):
+            return kind(f"{url}: {text}")
+    if isinstance(error, FileNotFoundError):  # so fsspec says of an outage, too: the reason is what caused it
+        error, text = kinds[-1], url.public(str(kinds[-1]))
+    said = f"{type(error).__name__}: {text}" if str(url) in text else f"{url}: {type(error).__name__}: {text}"
+    number = next((n for n in numbers if n), None)
+    return OSError(said) if number is None else OSError(number, said)
+
+
+class Outcome:
+    """Decides after each failure of one request: wait so long, or give up with this error."""
+
+    def __init__(self, url: Url, method: str, options: dict[str, Any]) -> None:
+        known = url.seen.get(str(url)) if method == "document" else None
+        own = options.get("nbytes") or (known.size if known is not None else None) or 0
+        more = max(own, current().load.nbytes) - _SMALL  # what is in flight shares the line
+        limit = max(1.0, retry.RETRY.total_wait) + max(0, more) / _SLOWEST
+        self._url = url
+        self._attempts = Attempts(retry.RETRY, str(url), limit=limit)
+        self.seconds = 0.0
+
+    def time_left(self) -> float:
+        """Return how long the attempt that begins now may take."""
+        self.seconds = self._attempts.time_left()
+        return self.seconds
+
+    def late(self) -> TimeoutError:
+        """Return the error of an attempt that took longer."""
+        return TimeoutError(
+            errno.ETIMEDOUT, f"no whole answer within {self.seconds:.1f} s; scidata.set_retry(total_wait=) gives more"
+        )
+
+    def after(self, error: Exception) -> tuple[float, Exception | None]:
+        """Return how long to wait after a failure; or an error to raise outside of the handler."""
+        clean = clean_error(self._url, error)
+        said = (clean.strerror if isinstance(clean, OSError) else None) or str(clean)
+        wait = self._attempts.wait_after(error, said)
+        if wait is not None:
+            return wait, None
+        if self._attempts.number > 1 and is_transient(error):
+            clean = self._attempts.exhausted(clean, said)
+        return 0, clean
+
+
+def in_time(outcome: Outcome, call: Callable[[], Any]) -> Any:
+    """Wait for a call in a thread of its own: one that hangs is left behind, since nothing else ends it."""
+    done: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(call())
+        except BaseException as e:
+            done.set_exception(e)
+
+    threading.Thread(target=run, daemon=True, name="scidata-request").start()
+    wait([done], timeout=outcome.time_left())
+    if not done.done():
+        raise outcome.late()
+    return done.result()

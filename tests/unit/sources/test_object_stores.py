@@ -1,0 +1,480 @@
+"""obstore in the place of fsspec: used where it does just the same, and only there; web servers that misbehave."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import re
+import threading
+import time
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from scidata.core.urls import url_of
+from scidata.errors import ShortReadError, SourceChangedError
+from scidata.sources.access import filesystems, object_stores, remote, retry
+from scidata.sources.access.fetches import Fetches
+from scidata.sources.access.files import files
+from tests.unit._s3 import BUCKET, KEY, SECRET, serve
+
+pytest.importorskip("obstore", reason="the engine that is tested")
+pytest.importorskip("aiohttp", reason="fsspec needs aiohttp to read http://")
+
+BODY = np.random.default_rng(0).integers(0, 256, 300_000).astype("u1").tobytes()
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Serves ``BODY`` under every name; ``how`` says what is wrong, and for how many requests."""
+
+    protocol_version = "HTTP/1.1"
+    how, times, version = "", 0, 0
+    seen: ClassVar[list[tuple[str, str, dict[str, str]]]] = []
+
+    def do_HEAD(self):
+        self.answer()
+
+    def do_GET(self):
+        self.answer()
+
+    def answer(self):
+        cls = type(self)
+        self.seen.append((self.command, self.path, {k.lower(): v for k, v in self.headers.items()}))
+        if self.command == "GET" and cls.times > 0:
+            cls.times -= 1
+            getattr(self, f"answer_{self.how}")()
+            return
+        self.give(BODY)
+
+    def give(self, body, *, status=206, cut=0, wait=0.0):
+        begin, stop = 0, len(body)
+        if status == 206 and (span := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))):
+            begin, stop = int(span[1]), min(int(span[2]) + 1, len(body))
+        part = status == 206 and "Range" in self.headers
+        self.send_response(206 if part else 200)
+        if part:
+            self.send_header("Content-Range", f"bytes {begin}-{stop - 1}/{len(body)}")
+        self.send_header("Content-Length", str(stop - begin))
+        self.send_header("ETag", f'"{self.version}"')
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if cut or wait:
+            self.wfile.write(body[begin : begin + cut])
+            time.sleep(wait)
+            self.close_connection = True
+        else:
+            self.wfile.write(body[begin:stop])
+
+    def refuse(self, status, **headers):
+        code = {403: "AccessDenied", 404: "NoSuchKey", 500: "InternalError"}.get(status, "SlowDown")
+        said = f"<Error><Code>{code}</Code><Message>please wait</Message></Error>".encode()
+        self.send_response(status)
+        for name, text in headers.items():
+            self.send_header(name, text)
+        self.send_header("Content-Length", str(len(said)))
+        self.end_headers()
+        self.wfile.write(said)
+
+    def answer_500(self):
+        self.refuse(500)
+
+    def answer_503(self):
+        self.refuse(503)
+
+    def answer_429(self):
+        self.refuse(429, **{"Retry-After": "0"})
+
+    def answer_truncated(self):
+        self.give(BODY, cut=5)
+
+    def answer_stalled(self):
+        self.give(BODY, cut=5, wait=3.0)
+
+    def answer_closed(self):
+        self.close_connection = True
+
+    def answer_whole(self):
+        self.give(BODY, status=200)
+
+    def answer_lost(self):
+        self.refuse(302)
+
+    def answer_403(self):
+        self.refuse(403)
+
+    def answer_404(self):
+        self.refuse(404)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def web(monkeypatch):
+    for name, value in (("how", ""), ("times", 0), ("version", 0), ("seen", [])):
+        monkeypatch.setattr(Handler, name, value)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def s3():
+    with serve() as server:
+        client = server.client()
+        for key in ("plain", "a b/c#d+e~é=1.bin", "dir/c/0"):
+            client.put_object(Bucket=BUCKET, Key=key, Body=BODY, ACL="public-read")
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch):
+    monkeypatch.setattr(retry, "RETRY", retry.Retry(attempts=4, first_wait=0.001, total_wait=2.0))
+
+
+@pytest.fixture
+def count(monkeypatch):
+    """Ranges that obstore was asked for."""
+    asked, read = [], object_stores.read
+    monkeypatch.setattr(object_stores, "read", lambda *args: asked.append(args[1]) or read(*args))
+    return asked
+
+
+def read(url, offset=100, nbytes=5000):
+    assert bytes(files().read(url, offset, nbytes)) == BODY[offset : offset + nbytes]
+
+
+def at(server, name="a.bin"):
+    """Return the URL of an object on a server that may be taken for S3."""
+    options = {"endpoint_url": server, "key": KEY, "secret": SECRET, "client_kwargs": {"region_name": "us-east-1"}}
+    return url_of(f"s3://{BUCKET}/{name}", options)
+
+
+def break_it(how, times=2):
+    Handler.how, Handler.times = how, times
+
+
+def gets():
+    return [path for method, path, _ in Handler.seen if method == "GET"]
+
+
+# -- what may pass, and what may not -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["500", "503", "429", "truncated", "stalled", "closed"])
+def test_what_may_pass_is_tried_again(web, engine, how, caplog):
+    break_it(how, 1 if how == "stalled" else 2)
+    read(at(web))
+    (said,) = [r.getMessage() for r in caplog.records if r.name == "scidata"]
+    assert "attempt 1 of 4" in said
+
+
+@pytest.mark.parametrize("how", ["500", "503", "429", "truncated"])
+def test_what_lasts_is_given_up(web, engine, how):
+    break_it(how, 99)
+    with pytest.raises(OSError, match=r"s3://bucket/a\.bin.*tried 4 times") as caught:
+        read(at(web))
+    assert len(gets()) == 4  # nobody below tries again, too
+    if how.isdecimal():
+        assert "please wait" in str(caught.value)
+
+
+def test_a_server_that_stalls_is_given_up_in_time(web, engine):
+    break_it("stalled", 99)
+    begin = time.monotonic()
+    with pytest.raises(OSError, match=r"no whole answer within.*set_retry\(total_wait=\).*tried \d times"):
+        read(at(web))
+    assert time.monotonic() - begin < 3.5
+
+
+@pytest.mark.parametrize(("how", "kind"), [("403", PermissionError), ("404", FileNotFoundError)])
+def test_what_is_final_is_asked_once(web, engine, how, kind):
+    break_it(how, 99)
+    with pytest.raises(kind, match=r"/a\.bin"):
+        read(at(web))
+    assert len(gets()) == 1
+
+
+def test_nobody_listens(engine):
+    with pytest.raises(OSError, match=r"a\.bin.*(?i:connect).*tried \d times"):
+        read(at("http://127.0.0.1:9"))
+
+
+def test_beyond_the_end(web, engine):
+    with pytest.raises(ShortReadError, match="truncated"):
+        files().read(at(web), len(BODY) - 10, 20)
+
+
+def test_replaced_in_between(web, engine):
+    url = at(web)
+    read(url)
+    Handler.version = 1
+    with pytest.raises(SourceChangedError, match="was replaced while it was read"):
+        read(url)
+    assert len(gets()) == 2
+
+
+# -- left to fsspec ----------------------------------------------------------------------------------------------
+
+
+def test_a_server_without_ranges_is_left_to_fsspec(web, count):
+    break_it("whole", 99)
+    for _ in range(3):
+        with pytest.raises(ShortReadError, match="gave 300000 bytes"):  # as s3fs has it
+            read(at(web))
+    assert len(count) == 1
+    assert len(gets()) == 4
+
+
+def test_a_redirect_without_an_address_is_left_to_fsspec(web, count):
+    """S3 answers so where a bucket is in another region; botocore finds out in which."""
+    break_it("lost", 1)
+    read(at(web))
+    read(at(web))
+    assert len(count) == 1
+
+
+def test_web_servers_are_left_to_fsspec(web, count):
+    read(url_of(f"{web}/a.bin"))
+    assert not count
+
+
+def test_proxies_of_the_environment_are_left_to_fsspec(web, s3, count, monkeypatch):
+    monkeypatch.setenv("http_proxy", web)
+    monkeypatch.setattr(filesystems, "_filesystems", filesystems.FileSystems())
+    read(url_of(f"s3://{BUCKET}/plain", s3.options))
+    assert Handler.seen[-1][1].startswith(s3.endpoint)
+    assert not count
+
+
+def test_own_certificates_are_left_to_fsspec(monkeypatch):
+    options = {"key": KEY, "secret": SECRET, "client_kwargs": {"region_name": "eu-west-1"}, "default_block_size": 7}
+    stores = remote._find(url_of("s3://bucket/a", options)).stores
+    monkeypatch.setenv("SSL_CERT_FILE", "/ca.pem")
+    with pytest.raises(object_stores.UnservedError):
+        stores.store("bucket", 1.0, 1.0)
+    for name in object_stores._CERTIFICATES:
+        monkeypatch.delenv(name, raising=False)
+    assert stores.store("bucket", 1.0, 1.0) is not None
+
+
+# -- S3 ----------------------------------------------------------------------------------------------------------
+
+
+def headers_of(wire):
+    """Note the headers of all requests."""
+    found = []
+    wire.fault = lambda environ: found.append(dict(environ)) or None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("options", "shows"),
+    [
+        ({}, KEY),
+        ({"config_kwargs": {"s3": {"addressing_style": "path"}}}, KEY),
+        ({"requester_pays": True}, KEY),
+        ({"token": "a-session-token"}, "x-amz-security-token"),
+        ({"anon": True}, ""),
+    ],
+)
+def test_options_of_s3_are_translated(s3, count, options, shows, monkeypatch):
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "of-somebody-else")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
+    url = url_of(f"s3://{BUCKET}/plain", s3.options | options)
+    asked = {}
+    for engine in ("obstore", "fsspec"):
+        monkeypatch.setattr(object_stores, "enabled", engine == "obstore")
+        found = headers_of(s3.wire)
+        read(url)
+        assert len(found) == 1
+        asked[engine] = found[0]
+    assert len(count) == 1
+    ours, theirs = asked["obstore"], asked["fsspec"]
+    for name in ("PATH_INFO", "QUERY_STRING", "HTTP_RANGE", "HTTP_HOST", "HTTP_X_AMZ_SECURITY_TOKEN"):
+        assert ours.get(name) == theirs.get(name)
+    assert ours.get("HTTP_X_AMZ_REQUEST_PAYER") == theirs.get("HTTP_X_AMZ_REQUEST_PAYER")
+    assert ("requester" in str(ours)) == ("requester_pays" in options)
+    said = [each.get("HTTP_AUTHORIZATION", "") for each in (ours, theirs)]
+    assert all(bool(text) == bool(shows) and shows in text.replace("X-Amz", "x-amz") for text in said)
+    of_region = [re.search(r"Credential=([^,]+)", text) for text in said]
+    assert len({None if found is None else found[1] for found in of_region}) == 1
+
+
+def test_credentials_of_the_environment(s3, count, monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAOFENVIRONMENT001")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "session-of-environment")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
+    monkeypatch.setattr(filesystems, "_filesystems", filesystems.FileSystems())  # these are known by options alone
+    found = headers_of(s3.wire)
+    for offset in (0, 7):
+        read(url_of(f"s3://{BUCKET}/plain", {}), offset)
+    assert len(count) == len(found) == 2
+    assert all("AKIAOFENVIRONMENT001" in each["HTTP_AUTHORIZATION"] for each in found)
+    assert all(each["HTTP_X_AMZ_SECURITY_TOKEN"] == "session-of-environment" for each in found)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"config_kwargs": {"signature_version": "s3"}},
+        {"s3_additional_kwargs": {"SSECustomerAlgorithm": "AES256"}},
+        {"client_kwargs": {"region_name": "us-east-1", "verify": False}},
+        {"version_aware": True},
+        {"config_kwargs": {"s3": {"use_accelerate_endpoint": False, "payload_signing_enabled": True}}},
+    ],
+)
+def test_other_options_of_s3_are_left_to_fsspec(s3, options):
+    place = remote._find(url_of(f"s3://{BUCKET}/plain", s3.options | options))
+    found = place.stores.place(place.path)
+    if found is not None:
+        with pytest.raises(object_stores.UnservedError):
+            place.stores.store(found[0], 1.0, 1.0)
+
+
+def test_variables_that_obstore_alone_reads(s3, monkeypatch):
+    monkeypatch.setenv("AWS_SSE_CUSTOMER_KEY_BASE64", "x")
+    monkeypatch.setattr(filesystems, "_filesystems", filesystems.FileSystems())
+    place = remote._find(url_of(f"s3://{BUCKET}/plain", s3.options))
+    assert place.stores.place(place.path) is None
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "style", "address"),
+    [
+        (None, "auto", "https://bucket.s3.eu-west-1.amazonaws.com"),
+        (None, "path", "https://s3.eu-west-1.amazonaws.com"),
+        ("https://minio.example:9000", "auto", "https://minio.example:9000"),
+        ("https://minio.example:9000", "virtual", "https://bucket.minio.example:9000"),
+    ],
+)
+def test_addresses_are_those_of_botocore(endpoint, style, address, monkeypatch):
+    for name in object_stores._CERTIFICATES:
+        monkeypatch.delenv(name, raising=False)
+    options = {"key": KEY, "secret": SECRET, "client_kwargs": {"region_name": "eu-west-1"}}
+    options |= {"config_kwargs": {"s3": {"addressing_style": style}}} | ({"endpoint_url": endpoint} if endpoint else {})
+    place = remote._find(url_of("s3://bucket/a/b", options))
+    bucket, key = place.stores.place(place.path)
+    store = place.stores.store(bucket, 1.0, 1.0)
+    asked = []
+
+    def catch(request, **_):
+        asked.append(request.url)
+        raise InterruptedError
+
+    place.fs.s3.meta.events.register("before-send.s3.GetObject", catch)
+    with pytest.raises(InterruptedError):
+        place.fs.call_s3("get_object", Bucket="bucket", Key="a/b")
+    assert store.config["endpoint"] == address
+    below = "" if store.config["virtual_hosted_style_request"] == "true" else "/bucket"
+    assert asked == [f"{address}{below}/{key}"]
+
+
+def test_keys_of_s3_with_any_character(s3, count):
+    read(url_of(f"s3://{BUCKET}/a b/c#d+e~é=1.bin", s3.options))
+    assert count == ["a b/c#d+e~é=1.bin"]
+
+
+def test_info_of_s3(s3, engine):
+    url = url_of(f"s3://{BUCKET}", s3.options)
+    s3.wire.fault = lambda environ: None
+    s3.wire.forget()
+    assert files().size(url.at("plain")) == len(BODY)
+    assert len(s3.wire.heads) == 1
+    with pytest.raises(IsADirectoryError):
+        files().size(url.at("dir/c"))
+    with pytest.raises(FileNotFoundError, match="nothing"):
+        files().size(url.at("nothing"))
+    assert len(s3.wire.heads) == 3
+    s3.wire.fault = lambda environ: "403" if environ["REQUEST_METHOD"] == "HEAD" else None
+    with pytest.raises(PermissionError, match="plain"):
+        files().size(url_of(f"s3://{BUCKET}/plain", s3.options))
+    s3.wire.fault = lambda environ: None
+
+
+# -- threads and processes ---------------------------------------------------------------------------------------
+
+
+def test_a_forked_process_reads_by_fsspec(s3, count):
+    url = url_of(f"s3://{BUCKET}/plain", s3.options)
+    s3.wire.fault = lambda environ: None
+    read(url)
+    assert len(count) == 1
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            threading.Timer(20, os._exit, [2]).start()  # a hang
+            read(url)
+            code = 0 if len(count) == 1 else 3
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    read(url)
+    assert len(count) == 2
+
+
+def test_what_is_closed_ends_and_counts_until_then(s3, count, monkeypatch):
+    monkeypatch.setattr(retry, "RETRY", retry.Retry(total_wait=20.0))
+    url = url_of(f"s3://{BUCKET}/plain", s3.options)
+    monkeypatch.setattr(filesystems, "_filesystems", filesystems.FileSystems())
+    load = filesystems.current().load
+    s3.wire.fault, s3.wire.latency = (lambda environ: None), 0.3
+    fetches = Fetches([(url, i, 1000) for i in range(100)])
+    time.sleep(0.1)
+    fetches.close()
+    fetches.close()  # as a read does that fails
+    s3.wire.latency = 0.0
+    assert 0 < load.nbytes <= filesystems.MAX_REQUESTS * 1000
+    end = time.monotonic() + 10
+    while load.nbytes or load._requests:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert len(count) <= filesystems.MAX_REQUESTS
+    read(url)
+
+
+def test_what_is_closed_is_not_tried_again(web, count):
+    break_it("503", 10**6)
+    fetches = Fetches([(at(web), i, 10) for i in range(8)])
+    fetches.close()
+    time.sleep(0.5)
+    assert len(count) <= 16
+
+
+def test_many_threads(s3, count):
+    s3.wire.fault = lambda environ: None
+    url = url_of(f"s3://{BUCKET}/plain", s3.options)
+    failed = []
+
+    def run(k):
+        try:
+            for i in range(10):
+                read(url, 100 * k + i)
+        except BaseException as e:
+            failed.append(e)
+
+    threads = [threading.Thread(target=run, args=(k,)) for k in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert len(count) == 80
+
+
+def test_without_obstore(web, monkeypatch):
+    def missing(name="obstore"):
+        raise ImportError(name)
+
+    monkeypatch.setattr(object_stores, "_obstore", missing)
+    read(at(web))
+
+
+def test_a_message_that_is_not_understood_is_left_to_fsspec():
+    error = object_stores._translation("Generic S3 error: something new")
+    assert isinstance(error, object_stores.UnservedError)

@@ -22,6 +22,7 @@ from scidata.shard.op_table import (
     KEEPS_REPLICATED,
     OF_THE_WHOLE,
     Handler,
+    handler_of_operator,
     op_name,
     unsupported,
 )
@@ -35,7 +36,7 @@ _NO_TENSORS = frozenset({int, float, bool, str, slice, type(None), torch.dtype, 
 
 def answer(kind: type[Any], func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Handle a torch function of which an argument is a ShardTensor."""
-    handler = HANDLERS.get(func)
+    handler = HANDLERS.get(func) or handler_of_operator(func)
     first = args[0] if args else None
     if type(first) is list or type(first) is tuple:  # of cat, of stack
         first = next((x for x in first if isinstance(x, kind) and not x._spec.is_replicated), None)

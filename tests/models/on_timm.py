@@ -175,6 +175,7 @@ def cases() -> dict[str, Case]:
     for name in (
         "inception_v3",
         "efficientvim_m1",
-    ):  # norms over two numbers in the end, which make rounding errors large
+        "efficientvit_b0",
+    ):  # norms over two numbers in the end, which make rounding errors large; .float() in attention
         found[name] = replace(found[name], tolerance=1e-6)
     return found

@@ -93,7 +93,7 @@ def linalg_cross(input: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
     """Cross product of vectors along a dim of three."""
     dim = normal_dim(dim, len(input.shape))
     if len(other.shape) != len(input.shape) or not input.shape[dim] == other.shape[dim] == 3:
-        raise RuntimeError(f"cross: dim {dim} of {tuple(input.shape)} and {tuple(other.shape)} is not of 3 elements")
+        raise RuntimeError(f"cross: dim {dim} has not 3 elements in {tuple(input.shape)} and {tuple(other.shape)}")
     one, two = (torch.tensor(places, device=input.device) for places in ([1, 2, 0], [2, 0, 1]))  # as roll: no row moves
     forward = input.index_select(dim, one) * other.index_select(dim, two)
     result: Tensor = forward - input.index_select(dim, two) * other.index_select(dim, one)

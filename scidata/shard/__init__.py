@@ -22,6 +22,7 @@ from scidata.shard.ops import (  # noqa: F401
     maxima,
     metadata,
     multihead,
+    neighbours,
     norm,
     norm_layers,
     placing,

@@ -22,6 +22,7 @@ from scidata.shard.op_table import (
     KEEPS_REPLICATED,
     OF_THE_WHOLE,
     Handler,
+    handler_of_operator,
     op_name,
     unsupported,
 )
@@ -35,7 +36,7 @@ _NO_TENSORS = frozenset({int, float, bool, str, slice, type(None), torch.dtype, 
 
 def answer(kind: type[Any], func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Handle a torch function of which an argument is a ShardTensor."""
-    handler = HANDLERS.get(func)
+    handler = HANDLERS.get(func) or handler_of_operator(func)
     first = args[0] if args else None
     if type(first) is list or type(first) is tuple:  # of cat, of stack
         first = next((x for x in first if isinstance(x, kind) and not x._spec.is_replicated), None)
@@ -44,7 +45,8 @@ def answer(kind: type[Any], func: Any, types: Any, args: tuple[Any, ...], kwargs
     else:
         run = handler
     try:
-        if handler is not None and handler not in ANY_ORDER and _any_disorder(args, kind):
+        disorder = handler is not None and _any_disorder((*args, *kwargs.values()) if kwargs else args, kind)
+        if disorder and (handler not in ANY_ORDER or _are_mixed(func, (args, kwargs), kind)):
             args, kwargs = _all_in_order(func, (args, kwargs), kind)
         ordinary = _is_ordinary(args, kind) and (not kwargs or _is_ordinary(kwargs.values(), kind))
         if ordinary and func not in REARRANGES:
@@ -96,6 +98,20 @@ def _any_disorder(values: Iterable[Any], kind: type[Any]) -> bool:
         not x._spec.in_order if isinstance(x, kind) else type(x) in (tuple, list) and _any_disorder(x, kind)
         for x in values
     )
+
+
+def _are_mixed(func: Any, args: Any, kind: type[Any]) -> bool:
+    """Whether edges, as many on each rank, are in several orders: what a rank has of them are not the same edges.
+
+    An index with routes cannot follow the others, since routes are from where its ids are now.
+    """
+    sharded = [x for x in tree_flatten(args)[0] if isinstance(x, kind) and not x._spec.is_replicated]
+    edges = [x for x in sharded if x._spec.exchange is not None]
+    orders: dict[Any, Any] = {}
+    mixed = any(orders.setdefault(x._spec.sizes, x._spec.order) != x._spec.order for x in edges)
+    if mixed and any(hasattr(x, "exchange") for x in edges):
+        refuse_disorder(func, *[x._spec for x in edges])
+    return mixed
 
 
 def _all_in_order(func: Any, args: Any, kind: type[Any]) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 from scidata.shard.comm.transport import count_sent
 from scidata.shard.gathering import Gathering
-from scidata.shard.op_table import FALLBACKS, HANDLERS, OF_THE_WHOLE, op_name
+from scidata.shard.op_table import FALLBACKS, HANDLERS, OF_THE_WHOLE, handler_of_operator, op_name
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import tree_leaves
 
@@ -128,7 +128,7 @@ def _recorded(ops: list[ExplainedOp], gathering: _Named) -> Iterator[None]:
 
     def record(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         run = usual.__get__(None, cls)
-        handler = HANDLERS.get(func)
+        handler = HANDLERS.get(func) or handler_of_operator(func)
         if inside[0] or handler in OF_THE_WHOLE:
             return run(func, types, args, kwargs)
         inputs = [x._spec for x in tree_leaves((args, kwargs or {})) if isinstance(x, ShardTensor)]

@@ -169,6 +169,8 @@ def _inferred(func: Any, args: Any, kwargs: Any) -> tuple[Strides | None, ...]:
     memories = [memory for x in tensors if (memory := memory_of(x)) is not None]
     if func is Tensor.contiguous and len(args) == 1 and not kwargs:
         return (None,)
+    if str(func).startswith("pyg."):  # pyg-lib's searches give ids in new memory, of sizes that values decide
+        return (None,)
     if (getattr(func, "__module__", None) or "torch").split(".")[0] not in _CALLED:
         return ()
     if any(memory is UNKNOWN for memory in memories) or (memories and func in _UNSURE):

@@ -59,7 +59,8 @@ def register_op(
     Parameters
     ----------
     functions
-        As they arrive at ``__torch_function__``: ``torch.sin``, ``torch.Tensor.sin``, ….
+        As they arrive at ``__torch_function__``: ``torch.sin``, ``torch.Tensor.sin``, …; an operator that another
+        library registers with torch, and that may not be there yet, by its name: ``"pyg.knn"``.
         The handler gets the function, the types of its ShardTensors, its args and kwargs.
     keeps_replicated
         Also call the handler where no axis shards.
@@ -81,7 +82,7 @@ def register_op(
         if any_order:
             ANY_ORDER.add(handler)
         for function in functions:
-            if not callable(function):
+            if not callable(function) and not isinstance(function, str):
                 raise TypeError(f"register_op takes torch's functions, such as torch.sin, not {function!r}")
             if HANDLERS.setdefault(function, handler) is not handler:
                 raise ValueError(f"{op_name(function)} already has a handler: {HANDLERS[function].__qualname__}")
@@ -113,8 +114,15 @@ def getters(names: str) -> list[Any]:
     return [getattr(torch.Tensor, name).__get__ for name in names.split()]
 
 
+def handler_of_operator(func: Any) -> Handler | None:
+    """Return the handler that an operator of another library has by its name: of ``torch.ops.pyg.knn``, say."""
+    return HANDLERS.get(str(func).removesuffix(".default"))
+
+
 def op_name(func: Any) -> str:
     """Return the public name of a torch function, e.g. ``torch.Tensor.add``."""
+    if isinstance(func, str):
+        return func
     if isinstance(func, type):
         return f"{func.__module__}.{func.__qualname__}"
     if getattr(func, "__module__", None) == "torch.func":

@@ -33,6 +33,7 @@ ELSEWHERE = (
     "fft",
     "functions",
     "multihead",
+    "neighbours",
     "composed",
     "kernels",
     "products",

@@ -54,6 +54,8 @@ def _cases():
     import torch_geometric.utils as u
 
     yield from ((aggregator, "x b") for aggregator in _aggregators(g))
+    yield Calls(lambda m, x, e: m(torch.stack([x, x.sin()], 1), e), g.DNAConv(4, 2)), "x e"
+    yield Calls(lambda m, x, e: m(x, x[:, :3], x[:, 1:], e), g.PPFConv(nn.Linear(8, 5), nn.Linear(5, 3))), "x e"
     for norm in (
         g.GraphNorm(4),
         g.GraphSizeNorm(),
@@ -155,6 +157,16 @@ def check_order(rank, num_ranks):
         lambda e, m: torch.zeros(5, dtype=torch.int64).index_add(0, m % 5, numbers),
         lambda e, m: m.diff() * numbers[1:],
         lambda e, m: m.sort().values * 2 + m,
+        lambda e, m: (m + m.sort().values * 2) * numbers,
+        lambda e, m: torch.stack([m, m.sort().values, m.flip(0)], 1) * numbers[:, None],
+        lambda e, m: torch.cat([m[:, None], m.flip(0)[:, None]], 1) * numbers[:, None],
+        lambda e, m: torch.where(m > 3, m, m.flip(0)) * numbers,
+        lambda e, m: torch.addcmul(m, m.flip(0), m.roll(1)) * numbers,
+        lambda e, m: torch.cumsum(input=m, dim=0) * numbers,
+        lambda e, m: torch.stack([m, m * 2, -m], 1).max(1).values.mul(numbers) + m.argmin(),
+        lambda e, m: m[:, None].expand(-1, 2).argmax(0),
+        lambda e, m: torch.linalg.cross(*[torch.stack([m, m * i, -m], 1) for i in (2, 5)]) * numbers[:, None],
+        lambda e, m: m.new_zeros(m.shape).scatter_add(0, e.new_zeros(m.shape[0]) + m % 4, m.flip(0)),
         lambda e, m: m + 0,
         lambda e, m: (
             m.redistribute(sizes={"domain": (1, len(m) - 1)}) * numbers if isinstance(m, ShardTensor) else m * numbers

@@ -87,7 +87,7 @@ def convolutions() -> dict[str, Case]:
         "SAGEConv": (lambda: g.SAGEConv(4, 3), XE),
         "SAGEConv lstm": (lambda: g.SAGEConv(4, 3, aggr="lstm"), XE),
         "GraphConv": (lambda: g.GraphConv(4, 3), XEW),
-        "GravNetConv": (lambda: g.GravNetConv(4, 3, 3, 3, 4), "x"),
+        "GravNetConv": (lambda: g.GravNetConv(4, 3, 3, 3, 4), "x batch"),
         "GatedGraphConv": (lambda: g.GatedGraphConv(5, 2), XEW),
         "ResGatedGraphConv": (lambda: g.ResGatedGraphConv(4, 3, edge_dim=2), XEA),
         "GATConv": (lambda: g.GATConv(4, 3, heads=2, edge_dim=2), XEA),
@@ -162,12 +162,18 @@ def convolutions() -> dict[str, Case]:
     def several(model: nn.Module, x: torch.Tensor, edge_index: torch.Tensor) -> Any:
         return model(torch.stack([x, x.sin(), x.cos()], 1), edge_index)
 
+    def searching(model: nn.Module, edge_index: torch.Tensor, **given: torch.Tensor) -> Any:
+        return model(*given.values())
+
     def signed(model: nn.Module, x: torch.Tensor, edge_index: torch.Tensor) -> Any:
         return model(x, edge_index, edge_index)
 
     def typed(model: nn.Module, x: torch.Tensor, edge_index: torch.Tensor) -> Any:
         return model({"a": x}, {("a", "to", "a"): edge_index})
 
+    for name in ("GravNetConv", "DynamicEdgeConv", "XConv"):  # these find their edges themselves
+        build, fields = made[name]
+        found[name] = on_graph(build, f"{fields} edge_index", searching)
     found["PPFConv"] = on_graph(made["PPFConv"][0], made["PPFConv"][1], normals)
     found["GCN2Conv"] = on_graph(lambda: g.GCN2Conv(4, 0.1, 0.5, 1), XEW, with_first)
     found["FAConv"] = on_graph(lambda: g.FAConv(4), XE, with_first)

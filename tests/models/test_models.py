@@ -17,7 +17,7 @@ SHARE = {
 }
 #: Of PyG, what needs to know the order of edges, or values on all ranks (docs/models.md).
 REFUSED = {
-    *("convolutions: SuperGATConv", "convolutions: HEATConv", "models: GraphUNet"),
+    *("convolutions: SuperGATConv", "convolutions: ClusterGCNConv", "models: GraphUNet"),
     *("models: GroupAddRev", "pools: ASAPooling", "pools: ClusterPooling", "pools: EdgePooling"),
 }
 

@@ -227,6 +227,11 @@ def _in_one_order(func: Any, x: Any) -> Any:
     return ShardTensor(*in_one_order(func, x._local, x._spec))
 
 
+def numbered_alike(func: Any, x: ShardTensor, dims: Collection[int]) -> ShardTensor:
+    """Bring edges to the order of one process where they are numbered along one of ``dims``. Collective then."""
+    return x if x._spec.sharded.keys().isdisjoint(dims) else _in_one_order(func, x)
+
+
 def _brought(operands: Sequence[Tensor], labels: Sequence[Labels], specs: list[ShardSpec]) -> dict[int, ShardSpec]:
     """Return new layouts for ShardTensors that are split otherwise than a larger one; of equals, than the first."""
     if any(not spec.in_order or spec.device_mesh != specs[0].device_mesh for spec in specs):

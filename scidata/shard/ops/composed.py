@@ -22,11 +22,11 @@ from scidata.shard.torch_internals import of_lists
 _BOTH = (torch, Tensor)
 
 
-def composed(*functions: Any) -> Callable[[Callable[..., Any]], Handler]:
+def composed(*functions: Any, any_order: bool = False) -> Callable[[Callable[..., Any]], Handler]:
     """Make the decorated function, which has the arguments of torch's, answer for these."""
 
     def add(run: Callable[..., Any]) -> Handler:
-        @register_op(*functions)
+        @register_op(*functions, any_order=any_order)
         @wraps(run)
         def handler(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if "out" in kwargs:

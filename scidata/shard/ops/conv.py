@@ -1,4 +1,4 @@
-"""Convolution and its transpose on any layout of the batch and of the spatial dims.
+"""Convolution and its transpose on any layout; channels are made whole first.
 
 Each rank convolves the rows under its own outputs (``sliding`` says which those are), with the padding of sharded dims
 fetched as filled rows, so every kernel stays torch's own.
@@ -12,22 +12,24 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from scidata.shard.op_table import register_op, unsupported
-from scidata.shard.ops.align import align_parameters, bind, refuse_plain
+from scidata.shard.op_table import register_op
+from scidata.shard.ops.align import align_parameters, bind, is_sharded, refuse_plain
+from scidata.shard.ops.moving import moved_off
 from scidata.shard.ops.sliding import Middle, Windows, check_rows, per_dim, under
 from scidata.shard.rows.runs import FILLED, Runs
 from scidata.shard.tensor import ShardTensor
 
 
-def _spatial(func: Any, x: ShardTensor, weight: Tensor) -> tuple[int, int]:
-    """Return the number of spatial dims and the first of them."""
+def _spatial(func: Any, x: ShardTensor, weight: Tensor) -> tuple[ShardTensor, int, int]:
+    """Return the input with its channels whole, the number of spatial dims and the first of them.
+
+    Where channels are sharded another dim is instead, by one exchange. Collective then.
+    """
     count = len(weight.shape) - 2
     first = x._spec.ndim - count
     if first not in (1, 2):
         raise RuntimeError(f"{func.__name__}: {x._spec.ndim} dims do not fit a weight of shape {tuple(weight.shape)}")
-    if first - 1 in x._spec.sharded:
-        raise unsupported(func, "the channels are sharded", x._spec)
-    return count, first
+    return moved_off(x, [first - 1]) if first - 1 in x._spec.sharded else x, count, first
 
 
 def _paddings(padding: Any, reach: tuple[int, ...], stride: tuple[int, ...]) -> list[tuple[int, int]]:
@@ -47,8 +49,10 @@ def conv(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     given = bind(names, args, kwargs, bias=None, stride=1, padding=0, dilation=1, groups=1)
     x, weight = given["input"], given["weight"]
     refuse_plain(func, x, weight)
+    x, count, first = _spatial(func, x, weight)
+    if not is_sharded(x):
+        return func(**{**given, "input": x._local})  # type: ignore[no-any-return]
     spec = x._spec
-    count, first = _spatial(func, x, weight)
     stride, dilation = per_dim(given["stride"], count), per_dim(given["dilation"], count)
     reach = tuple(d * (k - 1) + 1 for d, k in zip(dilation, weight.shape[2:], strict=True))
     windows, left = Windows(x), [0] * count
@@ -97,8 +101,10 @@ def conv_transpose(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[st
     given = bind(names, args, kwargs, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1)
     x, weight = given["input"], given["weight"]
     refuse_plain(func, x, weight)
+    x, count, first = _spatial(func, x, weight)
+    if not is_sharded(x):
+        return func(**{**given, "input": x._local})  # type: ignore[no-any-return]
     spec = x._spec
-    count, first = _spatial(func, x, weight)
     stride, dilation, padding, extra = (
         per_dim(given[name], count) for name in ("stride", "dilation", "padding", "output_padding")
     )

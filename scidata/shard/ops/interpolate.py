@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scidata.shard.op_table import register_op, unsupported
-from scidata.shard.ops.align import bind, finish, refuse_plain
-from scidata.shard.ops.moving import as_sharded, cut_to, there_and_back, without_empty
+from scidata.shard.ops.align import bind, finish, is_sharded, refuse_plain
+from scidata.shard.ops.moving import as_sharded, cut_to, moved_off, there_and_back, without_empty
 from scidata.shard.ops.pooling import adaptive_average
 from scidata.shard.ops.sliding import Middle, Windows
 from scidata.shard.rows.runs import Runs
@@ -195,13 +195,15 @@ def _resample(
 
 @register_op(F.pixel_shuffle, F.pixel_unshuffle)
 def pixel_shuffle(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Move groups of channels to blocks of pixels, or back; the channels must not be sharded."""
+    """Move groups of channels to blocks of pixels, or back; where channels are sharded, another dim is instead."""
     up = func is F.pixel_shuffle
     given = bind("input upscale_factor" if up else "input downscale_factor", args, kwargs)
     x, factor = given["input"], int(given["upscale_factor" if up else "downscale_factor"])
+    if x._spec.ndim - 3 in x._spec.sharded:
+        x = moved_off(x, [x._spec.ndim - 3])
+    if not is_sharded(x):
+        return func(x._local, factor)  # type: ignore[no-any-return]
     spec = x._spec
-    if spec.ndim - 3 in spec.sharded:
-        raise unsupported(func, "the channels are sharded", spec)
     windows, own = Windows(x), {}
     windows.keep(range(spec.ndim - 3))
     for d in (spec.ndim - 2, spec.ndim - 1):

@@ -88,18 +88,19 @@ def chain_matmul(*matrices: Any) -> Tensor:
     return cast("Tensor", torch.linalg.multi_dot(several(matrices)))
 
 
-@composed(torch.linalg.cross)
+@composed(torch.linalg.cross, any_order=True)
 def linalg_cross(input: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
     """Cross product of vectors along a dim of three."""
-    x, y = torch.broadcast_tensors(input, other)  # type: ignore[no-untyped-call]
-    dim = normal_dim(dim, len(x.shape))
-    if x.shape[dim] != 3:
-        raise RuntimeError(f"cross: dim {dim} has {x.shape[dim]} elements, not 3")
-    result: Tensor = x.roll(-1, dim) * y.roll(-2, dim) - x.roll(-2, dim) * y.roll(-1, dim)
+    dim = normal_dim(dim, len(input.shape))
+    if len(other.shape) != len(input.shape) or not input.shape[dim] == other.shape[dim] == 3:
+        raise RuntimeError(f"cross: dim {dim} has not 3 elements in {tuple(input.shape)} and {tuple(other.shape)}")
+    one, two = (torch.tensor(places, device=input.device) for places in ([1, 2, 0], [2, 0, 1]))  # as roll: no row moves
+    forward = input.index_select(dim, one) * other.index_select(dim, two)
+    result: Tensor = forward - input.index_select(dim, two) * other.index_select(dim, one)
     return result
 
 
-@composed(*find("cross", namespaces=_BOTH))
+@composed(*find("cross", namespaces=_BOTH), any_order=True)
 def cross(input: Tensor, other: Tensor, dim: int | None = None) -> Tensor:
     """Cross product along a dim of three, by default the first such."""
     if dim is None:

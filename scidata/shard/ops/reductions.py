@@ -18,7 +18,7 @@ from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.comm.functions import known
 from scidata.shard.comm.sums import all_reduce_sum
 from scidata.shard.op_table import find, register_op, unsupported
-from scidata.shard.ops.align import dims_of, finish, operands_of, refuse_out, specs_of
+from scidata.shard.ops.align import dims_of, finish, numbered_alike, operands_of, refuse_out, specs_of
 from scidata.shard.ops.moments import deviations, widened
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
@@ -227,7 +227,7 @@ def _to_row(spec: ShardSpec, dim: int, grad: Tensor, index: Tensor) -> Tensor:
     return torch.where(rows.view([-1 if d == dim else 1 for d in range(spec.ndim)]) == index, grad, 0)
 
 
-@register_op(*find("max min", namespaces=_BOTH))
+@register_op(*find("max min", namespaces=_BOTH), any_order=True)
 def max_(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Extreme value of all, or values and global indices along one dim; with a second tensor, elementwise."""
     others = [*args[1:], *kwargs.values()]
@@ -239,6 +239,8 @@ def max_(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if options.get("dim") is None:
         return _finish(x, extreme(x, x._local, dims, torch.amax if largest else torch.amin), dims, False)
     (dim,) = dims
+    x = numbered_alike(func, x, dims)
+    spec = x._spec
     value, index = _arg_extreme(x, dim, largest)
     if x._local.requires_grad and torch.is_grad_enabled():
         value = known(x._local, value, partial(_to_row, spec, dim), index)
@@ -246,10 +248,11 @@ def max_(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return (torch.return_types.max if largest else torch.return_types.min)(result)
 
 
-@register_op(*find("argmax argmin", namespaces=_BOTH))
+@register_op(*find("argmax argmin", namespaces=_BOTH), any_order=True)
 def argmax(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Global index of the extreme value, the first of equal ones: along one dim, or in the flattened tensor."""
     x, options, dims, keepdim = _parsed(func, "dim keepdim", args, kwargs)
+    x = numbered_alike(func, x, dims)
     largest, spec = "argmax" in func.__name__, x._spec
     if options.get("dim") is not None:
         (dim,) = dims

@@ -1,0 +1,172 @@
+"""Neighbours of points: the operators of pyg-lib that PyTorch Geometric searches and samples with.
+
+pyg-lib registers them with torch when it is imported, which may be never: they are in the table by name. Coordinates
+are gathered, a few numbers a point beside its features, so that each rank builds the search tree of one process; then
+it searches for its own rows only. So edges come in the order of one process, and those between points that are split
+alike know their routes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scidata.core.bounds import even_sizes
+from scidata.core.index_map import IndexMap
+from scidata.shard.comm.transport import broadcast, gather
+from scidata.shard.graphs.routed import route_edges
+from scidata.shard.op_table import register_op
+from scidata.shard.ops.align import bind, is_sharded, whole_along
+from scidata.shard.spec import ShardSpec
+from scidata.shard.tensor import ShardTensor
+
+Search = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
+
+
+@register_op("pyg.knn")
+def knn(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Find the nearest ``k`` of ``x`` for each row of ``y``: ``(2, num_edges)``, ids of ``y`` over those of ``x``.
+
+    Sharded by edges where the rows of ``y`` are sharded: each rank holds those of its own. Collective: the coordinates
+    of ``x`` are gathered, and the numbers of edges; and what the others lack, where ``x`` and ``y`` are split alike.
+    """
+    given = bind("x y ptr_x ptr_y k cosine num_workers", args, kwargs, ptr_x=None, ptr_y=None)
+    x, y, ptr_x, ptr_y = (given.pop(name) for name in ("x", "y", "ptr_x", "ptr_y"))
+    return _edges(x, y, ptr_x, ptr_y, lambda *operands: func(*operands, **given))
+
+
+@register_op("pyg.radius")
+def radius(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Find up to ``max_num_neighbors`` of ``x`` within ``r`` of each row of ``y``, as ``knn`` does. Collective."""
+    names = "x y ptr_x ptr_y r max_num_neighbors num_workers ignore_same_index"
+    given = bind(names, args, kwargs, ptr_x=None, ptr_y=None, max_num_neighbors=32, ignore_same_index=False)
+    x, y, ptr_x, ptr_y = (given.pop(name) for name in ("x", "y", "ptr_x", "ptr_y"))
+    most, ignore, y = given.pop("max_num_neighbors"), given.pop("ignore_same_index"), _rows(y)
+    if not ignore or not is_sharded(y):
+        given |= {"max_num_neighbors": most, "ignore_same_index": ignore}
+        return _edges(x, y, ptr_x, ptr_y, lambda *operands: func(*operands, **given))
+    # the part's rows have other numbers than in one process: one more is searched for, and the same one dropped here
+    limit = most if most < 0 else min(most, x.shape[0]) + 1
+
+    def search(x: Tensor, y: Tensor, ptr_x: Tensor | None, ptr_y: Tensor | None) -> Tensor:
+        return func(x, y, ptr_x, ptr_y, max_num_neighbors=limit, **given)  # type: ignore[no-any-return]
+
+    return _edges(x, y, ptr_x, ptr_y, search, lambda edges: _without_same(edges, most))
+
+
+@register_op("pyg.nearest")
+def nearest(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Find the nearest of ``y`` for each row of ``x``: ``(num_x,)``, split as ``x``. Collective: ``y`` is gathered."""
+    given = bind("x y ptr_x ptr_y", args, kwargs, ptr_x=None, ptr_y=None)
+    x, y, ptr_x, ptr_y = _rows(given["x"]), *map(_plain, (given["y"], given["ptr_x"], given["ptr_y"]))
+    if not is_sharded(x):
+        return func(_plain(x), y, ptr_x, ptr_y)  # type: ignore[no-any-return]
+    spec = x._spec
+    found = func(_held(x._local), y, ptr_x if ptr_x is None else _own_part(ptr_x, spec), ptr_y)
+    return ShardTensor(found, spec.derive(spec.global_shape[:1], spec.dims, spec.sizes))
+
+
+@register_op("pyg.fps", keeps_replicated=True)  # ranks draw otherwise where it is replicated, too
+def fps(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Pick rows of each cloud, the farthest from those before it next: ``(num_picked,)`` ids, sharded evenly.
+
+    Each pick depends on all before it: coordinates are gathered, and each rank does what one process would. pyg-lib
+    draws where to start from the C library's random numbers, which no seed of torch sets and which differ between
+    ranks: the first rank's picks are taken. Collective.
+    """
+    given = bind("src ptr ratio random_start", args, kwargs, random_start=True)
+    src, ptr = given.pop("src"), given.pop("ptr")
+    picked = func(_plain(src), _plain(ptr), **given)
+    if not isinstance(src, ShardTensor):
+        return picked  # type: ignore[no-any-return]
+    spec = src._spec
+    if given["random_start"]:
+        for axis in range(len(spec.axes)):
+            broadcast(picked, 0, spec.group(axis))
+    if 0 not in spec.sharded:
+        return picked  # type: ignore[no-any-return]
+    axis = spec.sharded[0]
+    sizes = even_sizes(len(picked), spec.axes[axis].size)
+    start = sum(sizes[: spec.coordinate(axis)])
+    dims = [0 if a == axis else None for a in range(len(spec.axes))]
+    local = picked[start : start + sizes[spec.coordinate(axis)]].clone()
+    return ShardTensor(local, spec.derive(picked.shape, dims, [sizes if d == 0 else None for d in dims]))
+
+
+# -- parts -------------------------------------------------------------------------------------------------------------
+
+
+def _plain(x: Any) -> Any:
+    """Return a tensor whole and without its graph: ids have no gradient."""
+    return _held(x.full_tensor() if isinstance(x, ShardTensor) else x)
+
+
+def _held(x: Any) -> Any:
+    """Return what the kernels take: they read rows one after the other, whatever the strides."""
+    return x.detach().contiguous() if isinstance(x, Tensor) else x
+
+
+def _rows(x: Any) -> Any:
+    """Gather all dims but the rows."""
+    for dim in range(1, len(x.shape)):
+        x = whole_along(x, dim)
+    return x
+
+
+def _own_part(ptr: Tensor, spec: ShardSpec) -> Tensor:
+    """Return where each cloud begins among this rank's rows, of which it may have none."""
+    start = spec.offsets[0]
+    return ptr.clamp(start, start + spec.local_shape[0]) - start
+
+
+def _without_same(edges: Tensor, most: int) -> Tensor:
+    """Drop edges from a row to itself, and of each row's all but the first ``most``; a negative number is no limit."""
+    edges = edges[:, edges[0] != edges[1]]
+    if most < 0:
+        return edges
+    query = edges[0].contiguous()
+    place = torch.arange(len(query), device=query.device) - torch.searchsorted(query, query)
+    return edges[:, place < most]
+
+
+def _edges(
+    x: Any,
+    y: Any,
+    ptr_x: Tensor | None,
+    ptr_y: Tensor | None,
+    search: Search,
+    then: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """Search for this rank's rows of ``y`` in all of ``x``; ``then`` gets edges in global numbering."""
+    y, ptr_x, ptr_y = _rows(y), _plain(ptr_x), _plain(ptr_y)
+    if not is_sharded(y):
+        return search(_plain(x), _plain(y), ptr_x, ptr_y)
+    spec = y._spec
+    part = ptr_y if ptr_y is None else _own_part(ptr_y, spec)
+    found = search(_plain(x), _held(y._local), ptr_x, part)
+    edges = found + torch.tensor([[spec.offsets[0]], [0]], device=found.device)
+    edges = edges if then is None else then(edges)
+    if is_sharded(x) and len(spec.axes) == 1 and (x._spec.dims, x._spec.sizes) == (spec.dims, spec.sizes):
+        return _routed(edges, spec)
+    axis = spec.sharded[0]
+    count = torch.tensor([edges.shape[1]], device=edges.device)
+    counts = tuple(gather(count, (1,) * spec.axes[axis].size, 0, spec.group(axis)).tolist())
+    dims = [1 if d == 0 else None for d in spec.dims]
+    shape = (2, sum(counts))
+    return ShardTensor(edges, spec.derive(shape, dims, [counts if d == 1 else None for d in dims]))
+
+
+def _routed(edges: Tensor, spec: ShardSpec) -> Tensor:
+    """Return edges between rows that are split alike as an index that knows its routes. Collective."""
+    bounds = np.array([0, *accumulate(spec.sizes_of(0))])
+    first, last = bounds[spec.coordinate(0)], bounds[spec.coordinate(0) + 1]
+    ids = edges.cpu().numpy()
+    ghosts = np.unique(ids[1][(ids[1] < first) | (ids[1] >= last)])
+    rows = IndexMap(bounds=bounds, part=spec.coordinate(0), ghosts=ghosts)
+    local = torch.from_numpy(np.stack([rows.to_local(ids[1]), rows.to_local(ids[0])])).to(edges.device)
+    return route_edges(local, rows, spec.device_mesh).flip(0)

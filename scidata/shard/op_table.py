@@ -82,7 +82,8 @@ def register_op(
         if any_order:
             ANY_ORDER.add(handler)
         for function in functions:
-            if not callable(function) and not isinstance(function, str):
+            is_operator = isinstance(function, str) and "." in function
+            if not callable(function) and not is_operator:
                 raise TypeError(f"register_op takes torch's functions, such as torch.sin, not {function!r}")
             if HANDLERS.setdefault(function, handler) is not handler:
                 raise ValueError(f"{op_name(function)} already has a handler: {HANDLERS[function].__qualname__}")

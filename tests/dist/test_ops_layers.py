@@ -6,10 +6,9 @@ import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 
-from scidata.errors import UnsupportedShardOp
 from scidata.shard import ShardSpec
 from scidata.testing import run_ranks
-from scidata.testing.oracle import assert_like_one_process, shard_of
+from scidata.testing.oracle import assert_like_one_process
 
 LAYOUTS = {1: [(7,)], 2: [(4, 3), (7, 0)], 3: [(3, 2, 2), (0, 5, 2)]}
 #: function, shapes, sharded dim of the first operand, its sizes in units of the layout
@@ -69,23 +68,3 @@ def check_two_axes(rank, num_ranks):
 
 def test_two_axes():
     run_ranks(check_two_axes, 4)
-
-
-#: Functions of a (2, 4, 8, 6) tensor sharded on dim 2, and of a (2, 8, 4, 4) one sharded on dim 1.
-REFUSED = [
-    lambda x, channels: F.conv2d(channels, torch.zeros(3, 8, 1, 1)),
-]
-
-
-def check_refused(rank, num_ranks):
-    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
-    for sizes in ((5, 3), (8, 0)):
-        x = shard_of(torch.randn(2, 4, 8, 6), ShardSpec.even(mesh, [Shard(2)], (2, 4, 8, 6), {0: sizes}))
-        channels = shard_of(torch.randn(2, 8, 4, 4), ShardSpec.even(mesh, [Shard(1)], (2, 8, 4, 4), {0: sizes}))
-        for function in REFUSED:
-            with pytest.raises(UnsupportedShardOp, match="Remedy"):
-                function(x, channels)
-
-
-def test_what_reaches_over_bounds_raises():
-    run_ranks(check_refused, 2)

@@ -94,10 +94,13 @@ def _refresh(values: Iterable[Any], kind: type[Any]) -> None:
 
 def _any_disorder(values: Iterable[Any], kind: type[Any]) -> bool:
     """Whether there are edges that are not in the order of one process."""
-    return any(
-        not x._spec.in_order if isinstance(x, kind) else type(x) in (tuple, list) and _any_disorder(x, kind)
-        for x in values
-    )
+    for x in values:  # at every call: a generator takes longer
+        if isinstance(x, kind):
+            if x._spec.exchange is not None and not x._spec.in_order:
+                return True
+        elif (type(x) is tuple or type(x) is list) and _any_disorder(x, kind):
+            return True
+    return False
 
 
 def _are_mixed(func: Any, args: Any, kind: type[Any]) -> bool:

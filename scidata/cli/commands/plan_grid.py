@@ -169,9 +169,10 @@ def plan_domain(
     sample_bytes, block_bytes = np.max([reader.block_bytes(place) for place in places_of], axis=0).tolist()
     if block_bytes:
         steps = max(reader.pool.steps_per_block.values())
+        what = f"chunks hold {steps} steps" if steps > 1 else "samples share steps"
         notes["pool"] = (
-            f"chunks hold {steps} steps, which a full shuffle decodes anew for each sample (of large Blosc chunks a "
-            f"part). They are decoded once in stored order with pool_bytes={3 * sample_bytes:_}, and with "
+            f"{what}, which a full shuffle decodes anew for each sample (of large Blosc chunks a part). They are "
+            f"decoded once in stored order with pool_bytes={3 * sample_bytes:_}, and with "
             f'DistributedSampler(shuffle="blocks") with pool_bytes={9 * block_bytes:_}; default the latter, within an '
             "eighth of the memory available"
         )

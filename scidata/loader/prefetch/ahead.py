@@ -119,7 +119,8 @@ class ReadAhead(Iterator[list[int]]):
     def run(self) -> None:
         """Read blocks until the end: the body of a thread."""
         while (read := self._queue.get()) is not None and not self._closed:
-            read.load()
+            if (id(read.pool), read.key) in self._uses:  # readers may have read it themselves, and be done with it
+                read.load()
         self._queue.put(None)  # for the next thread
 
     def stop(self) -> None:

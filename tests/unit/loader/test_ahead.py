@@ -98,6 +98,22 @@ class Ordered(torch.utils.data.Sampler[int]):
         return 2
 
 
+def test_a_thread_that_comes_late_reads_nothing_that_is_done_with(path: Path) -> None:
+    ds = scidata.open_dataset(path, fields="u")
+    ahead = ReadAhead(iter([[i] for i in range(STEPS)]), ds.shared_reads, in_flight=3)
+    for _ in range(STEPS // 2):  # no thread has come yet
+        next(ahead)
+    queued = ahead._queue.qsize()
+    used = {read.key for index in range(STEPS // 2 - 4, STEPS) for read in ds.shared_reads(index)}
+    ahead._queue.put(None)
+    ahead.run()
+    loaded = [key for index in range(STEPS) for read in ds.shared_reads(index) if (key := read.key) and read.is_kept()]
+    assert loaded
+    assert set(loaded) <= used
+    assert len(set(loaded)) < queued
+    ahead.stop()
+
+
 def test_threads_read_blocks_before_their_samples_are_asked_for(path: Path) -> None:
     ds = scidata.open_dataset(path)
     loader = iter(scidata.DataLoader(ds, None, num_workers=2))

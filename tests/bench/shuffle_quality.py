@@ -10,10 +10,10 @@ full shuffle: 8).
 
 import argparse
 import statistics
-from collections import OrderedDict
 
 import numpy as np
 
+from scidata.core.cache import Cache
 from scidata.data.order import Order
 
 
@@ -26,14 +26,11 @@ def quality(entries, blocks, room):
     num = len(entries)
     moved = np.abs(entries - np.arange(num)) / num
     of_batches = [len(set(blocks[entries[i : i + 32]].tolist())) for i in range(0, num - 31, 32)]
-    kept, loads = OrderedDict(), 0
+    kept, loads = Cache(room, "lru"), 0
     for block in blocks[entries].tolist():
-        if block not in kept:
+        if kept.get(block) is None:
+            kept.put(block, True)
             loads += 1
-            if len(kept) == room:
-                kept.popitem(last=False)
-        kept[block] = None
-        kept.move_to_end(block)
     return (
         moved.mean(),
         np.quantile(moved, 0.1),

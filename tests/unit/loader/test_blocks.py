@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import zarr
 
 import scidata
 from scidata.cli.commands.plan_grid import plan_domain
+from scidata.core.cache import Cache
 from scidata.data.order import Order
 from scidata.errors import ConfigError
 from scidata.loader.waiting import WaitWatch
@@ -26,15 +26,12 @@ def order(blocks: np.ndarray, lanes: int, epoch: int = 0, seed: int = 0) -> np.n
 
 def loads(entries: np.ndarray, blocks: np.ndarray, dp: int, rank: int, room: int) -> int:
     """Count how often one of the dp ranks loads a block, where it keeps so many, the latest used."""
-    kept: OrderedDict[int, None] = OrderedDict()
+    kept: Cache[bool] = Cache(room, "lru")
     count = 0
     for block in blocks[entries[rank::dp]].tolist():
-        if block not in kept:
+        if kept.get(block) is None:
+            kept.put(block, True)
             count += 1
-            if len(kept) == room:
-                kept.popitem(last=False)
-        kept[block] = None
-        kept.move_to_end(block)
     return count
 
 

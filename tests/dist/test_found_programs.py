@@ -52,6 +52,23 @@ FOUND = {
         ],
         0,
     ),
+    "lines of which there are none are sorted": (
+        (3,),
+        [given("x0", (4, 0), (0, (1, 3, 0)), grad=True)],
+        [
+            "v0 = x0.sort(0).values",
+            "v1 = x0.topk(2, 0).values",
+            "v2 = x0.argsort(0)",
+            "total(v0 * v2 + v1.sum()).backward()",
+        ],
+        0,
+    ),
+    "of what there is nothing, differences are that itself": (
+        (2,),
+        [given("x0", (3, 4), (0, (2, 1))), Given("x1", (2, 0), True, None)],
+        ["v0 = x0[:, :0].diff(dim=1)", "x0[1:, 3:3] = x1", "total(v0 * 2).backward()"],
+        0,
+    ),
     "one row of what is expanded is changed": (
         (2,),
         [given("x0", (1,), (0, (0, 1)))],

@@ -120,7 +120,9 @@ def diff(
     """Differences of neighbours along a dim, ``n`` times."""
     dim = normal_dim(dim, len(input.shape))
     given = [x for x in (prepend, input, append) if x is not None and n]
-    x = torch.cat(given, dim) if len(given) > 1 else input.clone()
+    x = torch.cat(given, dim) if len(given) > 1 else input
+    if n == 0:
+        return x.clone()
     for _ in range(min(n, x.shape[dim])):
         upper, lower = _between(x, dim, 1, 0), _between(x, dim, 0, 1)
         x = upper ^ lower if _is_bool(x) else upper - lower

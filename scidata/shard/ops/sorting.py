@@ -48,7 +48,8 @@ def is_whole(spec: ShardSpec, dim: int) -> bool:
 def by_lines(spec: ShardSpec, dim: int) -> bool:
     """Whether lines along a sharded dim stay where they are: no other dim has rows for each rank, or is sharded."""
     free = [n for d, n in enumerate(spec.global_shape) if d not in spec.sharded]
-    return len(spec.sharded) == 1 and max(free, default=0) < spec.axes[spec.sharded[dim]].size
+    few = max(free, default=1) < spec.axes[spec.sharded[dim]].size
+    return len(spec.sharded) == 1 and few and 0 not in free  # where there is no line, there is nothing to stack
 
 
 def on_lines(x: ShardTensor, dim: int, function: Callable[[ShardTensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:

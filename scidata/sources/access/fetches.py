@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 from scidata.core.urls import Url
 from scidata.sources.access.filesystems import NUM_THREADS, current
+from scidata.sources.access.held import Held
 from scidata.sources.access.remote import start
 
 #: A URL, the first byte and the number of bytes.
@@ -42,6 +45,7 @@ class _Window:
                 self._next += 1
                 self._flying += 1
                 self._held += self._nbytes[i]
+            began = time.monotonic()
             try:
                 future = start(*self._jobs[i], wanted=lambda: not self._closed)
             except Exception as e:
@@ -49,16 +53,20 @@ class _Window:
                 future.set_exception(e)
             with self._lock:
                 self._futures[i] = future
-            future.add_done_callback(lambda done, i=i: self._arrive(i, done))  # type: ignore[misc]
+            future.add_done_callback(functools.partial(self._arrive, i, began))
 
-    def _arrive(self, i: int, future: Future[Any]) -> None:
+    def _arrive(self, i: int, began: float, future: Future[Any]) -> None:
         with self._lock:
             self._flying -= 1
             self._futures.pop(i, None)
             lingered = i in self._lingering
         self._load.remove(requests=1, nbytes=self._nbytes[i] if lingered else 0)
-        if not future.cancelled():
-            self._arrived.put((i, future.exception() or future.result()))
+        if future.cancelled():
+            return
+        error = future.exception()
+        if error is None and not isinstance(self._jobs[i][0], Held):
+            self._load.answered(self._nbytes[i], time.monotonic() - began)
+        self._arrived.put((i, error or future.result()))
 
     def take(self) -> tuple[int, Any] | None:
         """Return the number of a request and what it gave, or its error; None where nothing is left."""

@@ -1,4 +1,4 @@
-"""The file systems of fsspec that this process asks, and what all its reads together have in flight."""
+"""The file systems of fsspec that this process asks."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ from typing import Any, NamedTuple
 
 from scidata.core.urls import Url
 from scidata.errors import MissingDependencyError
+from scidata.sources.access.load import MAX_REQUESTS, Load
 from scidata.sources.access.object_stores import ObjectStores, stores_of
 
-#: Requests in flight at once, and bytes that they and what has arrived but is not used yet may take, of all reads of
-#: this process together; but one request of each read is always let through.
-MAX_REQUESTS = 64
-MAX_BYTES = 64 << 20
 NUM_THREADS = 32  # for file systems of fsspec that are not asynchronous
 _MAX_FILESYSTEMS = 64
 
@@ -27,36 +24,6 @@ class Place(NamedTuple):
     path: str
     is_async: bool
     stores: ObjectStores | None = None
-
-
-class Load:
-    """What all reads have in flight and in memory."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._requests = self._nbytes = 0
-
-    def add(self, nbytes: int, *, others: int, held: int) -> bool:
-        """Count one more request, unless that is too much; the read that asks has ``others`` and ``held`` bytes."""
-        with self._lock:
-            if others and self._requests >= MAX_REQUESTS:
-                return False
-            if held and self._nbytes + nbytes > MAX_BYTES:
-                return False
-            self._requests += 1
-            self._nbytes += nbytes
-            return True
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes in flight, or not used yet."""
-        return self._nbytes
-
-    def remove(self, *, requests: int = 0, nbytes: int = 0) -> None:
-        """Count what has arrived, or is used."""
-        with self._lock:
-            self._requests -= requests
-            self._nbytes -= nbytes
 
 
 class FileSystems:

@@ -13,7 +13,7 @@ from scidata.errors import SciDataError, ShortReadError
 from scidata.sources.access import retry
 from scidata.sources.access.answers import is_beyond_end
 from scidata.sources.access.filesystems import current
-from scidata.sources.access.retry import Attempts, causes, is_transient, status_of
+from scidata.sources.access.retry import Attempts, asks_to_slow_down, causes, is_transient, status_of
 
 #: Bytes a second that a server gives at the least; and bytes in flight that need no time of their own.
 _SLOWEST, _SMALL = 128 << 10, 1 << 20
@@ -73,6 +73,8 @@ class Outcome:
 
     def after(self, error: Exception) -> tuple[float, Exception | None]:
         """Return how long to wait after a failure; or an error to raise outside of the handler."""
+        if asks_to_slow_down(error):
+            current().load.refused()
         clean = clean_error(self._url, error)
         said = (clean.strerror if isinstance(clean, OSError) else None) or str(clean)
         wait = self._attempts.wait_after(error, said)

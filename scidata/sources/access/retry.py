@@ -24,10 +24,9 @@ _NAMES = (
 )
 _TRANSIENT = {number for number, name in errno.errorcode.items() if name in _NAMES.split()} | {errno.EAGAIN}
 _TRANSIENT_STATUS = {408, 425, 429, 500, 502, 503, 504, 509}
-_TRANSIENT_CODES = {
-    "SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "Throttling", "ThrottlingException",
-    "RequestLimitExceeded", "TooManyRequests", "OperationAborted",
-}  # fmt: skip
+_SLOW_DOWN_STATUS = {429, 503, 509}
+_SLOW_DOWN_CODES = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests"}
+_TRANSIENT_CODES = _SLOW_DOWN_CODES | {"RequestTimeout", "InternalError", "ServiceUnavailable", "OperationAborted"}
 #: Classes of clients that scidata does not import: aiohttp, botocore, urllib3, requests.
 _TRANSIENT_CLASSES = {
     "ClientPayloadError", "ClientConnectionError", "ServerDisconnectedError", "ServerTimeoutError",
@@ -68,6 +67,11 @@ def is_transient(error: BaseException) -> bool:
     if status is not None and status >= 400:
         return status in _TRANSIENT_STATUS or any(_code(e) in _TRANSIENT_CODES for e in causes(error))
     return any(map(_is_transient_alone, causes(error)))
+
+
+def asks_to_slow_down(error: BaseException) -> bool:
+    """Say whether a server has more requests than it bears."""
+    return status_of(error) in _SLOW_DOWN_STATUS or any(_code(e) in _SLOW_DOWN_CODES for e in causes(error))
 
 
 def _code(error: BaseException) -> str | None:

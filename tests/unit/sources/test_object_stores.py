@@ -14,9 +14,10 @@ import pytest
 
 from scidata.core.urls import url_of
 from scidata.errors import ShortReadError, SourceChangedError
-from scidata.sources.access import filesystems, object_stores, remote, retry
+from scidata.sources.access import filesystems, load, object_stores, remote, retry
 from scidata.sources.access.fetches import Fetches
 from scidata.sources.access.files import files
+from scidata.sources.access.load import FIRST_REQUESTS
 from tests.unit._s3 import BUCKET, KEY, SECRET, serve
 
 pytest.importorskip("obstore", reason="the engine that is tested")
@@ -425,20 +426,78 @@ def test_what_is_closed_ends_and_counts_until_then(s3, count, monkeypatch):
     monkeypatch.setattr(retry, "RETRY", retry.Retry(total_wait=20.0))
     url = url_of(f"s3://{BUCKET}/plain", s3.options)
     monkeypatch.setattr(filesystems, "_filesystems", filesystems.FileSystems())
-    load = filesystems.current().load
+    ours = filesystems.current().load
     s3.wire.fault, s3.wire.latency = (lambda environ: None), 0.3
     fetches = Fetches([(url, i, 1000) for i in range(100)])
     time.sleep(0.1)
     fetches.close()
     fetches.close()  # as a read does that fails
     s3.wire.latency = 0.0
-    assert 0 < load.nbytes <= filesystems.MAX_REQUESTS * 1000
+    assert 0 < ours.nbytes <= FIRST_REQUESTS * 1000
     end = time.monotonic() + 10
-    while load.nbytes or load._requests:
+    while ours.nbytes or ours._requests:
         assert time.monotonic() < end
         time.sleep(0.01)
-    assert len(count) <= filesystems.MAX_REQUESTS
+    assert len(count) <= FIRST_REQUESTS
     read(url)
+
+
+class Crowd(Handler):
+    """Bears so many requests at once, and takes its time for each."""
+
+    bears, latency, at_once, most = 8, 0.02, 0, 0
+    lock = threading.Lock()
+
+    def do_GET(self):
+        cls = type(self)
+        with cls.lock:
+            cls.at_once += 1
+            cls.most = max(cls.most, cls.at_once)
+            refused = cls.at_once > cls.bears
+        try:
+            if not refused:
+                time.sleep(cls.latency)
+                self.give(BODY)
+        finally:
+            with cls.lock:
+                cls.at_once -= 1
+        if refused:
+            self.refuse(503)
+
+
+def test_as_many_requests_as_a_server_bears(engine, monkeypatch, caplog):
+    monkeypatch.setattr(retry, "RETRY", retry.Retry(first_wait=0.05))
+    monkeypatch.setattr(load, "_ONE_CUT", 0.1)
+    monkeypatch.setattr(filesystems, "_filesystems", filesystems.FileSystems())
+    num_refused = lambda: sum("attempt 1 of" in r.getMessage() for r in caplog.records)  # noqa: E731
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Crowd) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = at(f"http://127.0.0.1:{server.server_port}")
+        ours = filesystems.current().load
+        assert ours.most_requests == FIRST_REQUESTS
+        read_each(url, 400)
+        assert ours.most_requests <= 16
+        caplog.clear()
+        read_each(url, 400)
+        assert num_refused() < 100  # one too many now and then; nothing like half of them
+        monkeypatch.setattr(Crowd, "bears", 10**6)
+        monkeypatch.setattr(Crowd, "most", 0)
+        for _ in range(40):
+            read_each(url, 100)
+            if ours.most_requests == FIRST_REQUESTS:
+                break
+        assert ours.most_requests == FIRST_REQUESTS
+        server.shutdown()
+
+
+def read_each(url, count):
+    fetches, wanted = Fetches([(url, i, 100) for i in range(count)]), set(range(count))
+    while (item := fetches.take()) is not None:
+        i, data = item
+        assert bytes(data) == BODY[i : i + 100]
+        fetches.release(i)
+        wanted.remove(i)
+    assert not wanted
 
 
 def test_what_is_closed_is_not_tried_again(web, count):

@@ -19,7 +19,7 @@ from scipy.spatial import Delaunay
 
 import scidata
 from scidata.errors import ChecksumError, ConfigError
-from scidata.sources.access import answers, filesystems, retry, store_requests
+from scidata.sources.access import answers, filesystems, load, retry, store_requests
 from scidata.sources.access import remote as requests
 from scidata.store.reading.reader import StoreReader
 from tests.unit._s3 import serve
@@ -244,8 +244,8 @@ def test_fields_are_read_side_by_side(stores, server, kind, monkeypatch):
     assert_same(remote[0], scidata.open_dataset(str(stores / kind), **options)[0])
     assert server.wire.most >= 4  # pos, u, v, w
 
-    monkeypatch.setattr(filesystems, "MAX_REQUESTS", 2)
-    monkeypatch.setattr(filesystems, "MAX_BYTES", 1)
+    monkeypatch.setattr(filesystems.current().load, "_most", 2.0)
+    monkeypatch.setattr(load, "MAX_BYTES", 1)
     server.wire.latency, server.wire.most = 0.02, 0
     threads = [threading.Thread(target=remote.__getitem__, args=(0,)) for _ in range(2)]
     for thread in threads:
@@ -253,8 +253,8 @@ def test_fields_are_read_side_by_side(stores, server, kind, monkeypatch):
     for thread in threads:
         thread.join()
     assert server.wire.most <= 2 * 4 + 2  # one of each field of each thread, come what may
-    load = filesystems.current().load
-    assert (load._requests, load._nbytes) == (0, 0)
+    ours = filesystems.current().load
+    assert (ours._requests, ours._nbytes) == (0, 0)
 
 
 def test_nothing_is_left_counted_after_an_error(server):
@@ -262,11 +262,11 @@ def test_nothing_is_left_counted_after_an_error(server):
     fail(server, "503", 99, "/c/")
     with pytest.raises(OSError, match="tried 6 times"):
         remote[0]
-    load = filesystems.current().load
+    ours = filesystems.current().load
     deadline = time.monotonic() + 10
-    while load._requests and time.monotonic() < deadline:  # what was cancelled
+    while ours._requests and time.monotonic() < deadline:  # what was cancelled
         time.sleep(0.01)
-    assert (load._requests, load._nbytes) == (0, 0)
+    assert (ours._requests, ours._nbytes) == (0, 0)
 
 
 def test_opening_lists_no_folder(server):

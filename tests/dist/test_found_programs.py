@@ -69,6 +69,33 @@ FOUND = {
         ["v0 = x0[:, :0].diff(dim=1)", "x0[1:, 3:3] = x1", "total(v0 * 2).backward()"],
         0,
     ),
+    "a part without elements is seen as pairs of real numbers": (
+        (3,),
+        [given("x0", (1, 3), (0, (1, 0, 0)), grad=True)],
+        [
+            "v0 = torch.view_as_real(torch.fft.rfft(x0, dim=0))",
+            "v1 = torch.einsum('ab,ubv->b', x0, v0)",
+            "total(v1[2:] * 2).backward()",
+        ],
+        0,
+    ),
+    "a product is written to through a view, then itself": (
+        (3,),
+        [given("x0", (1, 1, 6), (0, (0, 1, 0))), Given("x1", (), True, None)],
+        ["v0 = x0.prod()", "v0.reshape(1, 1).sub_(x1.sin())", "F.relu(v0, inplace=True)", "total(v0).backward()"],
+        0,
+    ),
+    "the gradient of what may be a tensor itself": (
+        (3,),
+        [given("x0", (4, 2, 4), (0, (0, 0, 4)), grad=True)],
+        [
+            "(v0,) = torch.autograd.grad(x0.exp().sum(), [x0], create_graph=True)",
+            "v1 = v0.log_softmax(1)",
+            "v2 = v1.contiguous()",
+            "(v3,) = torch.autograd.grad(total(v1.exp()), [v2], allow_unused=True)",
+        ],
+        1,
+    ),
     "one row of what is expanded is changed": (
         (2,),
         [given("x0", (1,), (0, (0, 1)))],

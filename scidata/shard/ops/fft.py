@@ -78,8 +78,15 @@ def parts_of_complex(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[
 def view_as_real(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """See complex numbers as pairs along a new last dim."""
     x: ShardTensor = args[0] if args else kwargs["input"]
-    spec = x._spec
-    return derived(x, torch.view_as_real(x._local), spec.derive((*spec.global_shape, 2), spec.dims, spec.sizes))
+    spec, pairs = x._spec, torch.view_as_real(x._local)
+    if pairs.requires_grad and not pairs.numel():  # backward sees the gradient as complex, as below
+        pairs.register_hook(_compact)  # type: ignore[no-untyped-call, unused-ignore]
+    return derived(x, pairs, spec.derive((*spec.global_shape, 2), spec.dims, spec.sizes))
+
+
+def _compact(part: Tensor) -> Tensor:
+    """Copy a part without elements: it may have any strides, of which torch sees only some as complex."""
+    return part if part.numel() else part.clone(memory_format=torch.contiguous_format)
 
 
 @register_op(torch.view_as_complex)
@@ -88,16 +95,14 @@ def view_as_complex(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[s
     x: ShardTensor = args[0] if args else kwargs["input"]
     last = x._spec.ndim - 1
     if last not in x._spec.sharded:
-        # a part without elements may have any strides, of which torch takes even ones alone
-        local = x._local if x._local.numel() else x._local.clone(memory_format=torch.contiguous_format)
-        return derived(x, torch.view_as_complex(local), x._spec.without([last]))
+        return derived(x, torch.view_as_complex(_compact(x._local)), x._spec.without([last]))
 
     def take() -> Tensor:
-        return torch.view_as_complex(moved_off(x, [last])._local.contiguous())
+        return torch.view_as_complex(_compact(moved_off(x, [last])._local.contiguous()))
 
     def put() -> None:
         x.copy_(to_layout(ShardTensor(torch.view_as_real(local), moved._spec), x._spec))
 
     moved = moved_off(x, [last])
-    local = torch.view_as_complex(moved._local.contiguous())
+    local = torch.view_as_complex(_compact(moved._local.contiguous()))
     return ShardTensor(local, moved._spec.without([last]), copied=Copy(x, local, take, put))

@@ -190,6 +190,10 @@ def grad(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         if is_sharded(output) and (not isinstance(gradient, ShardTensor) or gradient._spec != output._spec):
             reason = "a sharded output needs grad_outputs of the same layout"
             raise unsupported(func, reason, output._spec, remedy="reduce it to a loss first")
+    for x in inputs:
+        if isinstance(x, ShardTensor) and isinstance(x._copied, Copy) and x._copied.may_be_base:
+            reason = "whether what contiguous() gave is the tensor itself is not known"
+            raise unsupported(func, reason, x._spec, remedy="differentiate with respect to that, or to a clone() of it")
     found = func([*map(local_of, outputs)], [*map(local_of, inputs)], [*map(local_of, given)], **kwargs)
     for x, g in zip(inputs, found, strict=True) if kwargs.get("create_graph") else ():
         if is_sharded(x):

@@ -64,7 +64,9 @@ def _drop(local: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
     """Drop the reduced dims, of extent 1."""
     if keepdim or not dims:
         return local
-    return local.reshape([n for d, n in enumerate(local.shape) if d not in dims])
+    result = local.reshape([n for d, n in enumerate(local.shape) if d not in dims])
+    # a view that is a leaf takes a write to another view of the same for one to a leaf that requires grad
+    return result if result.requires_grad else result.clone()
 
 
 def _finish(x: ShardTensor, kept: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:

@@ -96,6 +96,12 @@ FOUND = {
         ],
         1,
     ),
+    "what an einsum keeps of parts of one row and of more is written to": (
+        (2, 2),
+        [given("x0", (3, 6, 4), (2, (3, 1)), (0, (3, 0))), Given("x1", (6, 3, 2, 1), True, None)],
+        ["v0 = x0.clone()", "v1 = torch.einsum('abcd,buv->vdau', x1, v0)", "v0.fill_(1)", "total(v1).backward()"],
+        0,
+    ),
     "one row of what is expanded is changed": (
         (2,),
         [given("x0", (1,), (0, (0, 1)))],

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import string
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
@@ -44,14 +44,24 @@ def _labels_of_matmul(left: int, right: int) -> tuple[list[Hashable], list[Hasha
 
 
 def contract(
-    func: Any, operands: Sequence[Tensor], labels: Sequence[Sequence[Hashable]], out: Sequence[Hashable], compute: Any
+    func: Any,
+    operands: Sequence[Tensor],
+    labels: Sequence[Sequence[Hashable]],
+    out: Sequence[Hashable],
+    compute: Any,
+    *,
+    apart: bool = False,
 ) -> tuple[Tensor, ShardSpec]:
     """Apply ``compute`` to the aligned local parts, add up over the ranks that share a summed label, say the layout.
 
-    Collective where operands are split differently: see ``_meet``.
+    Collective where operands are split differently: see ``_meet``. With ``apart``, parts are copied on all ranks where
+    one has less than two rows: what backward keeps there may be a view of an operand, and on others a copy, which may
+    be written to.
     """
     operands = _meet(func, operands, labels, out)
     locals_, layout, extents = align(func, operands, labels)
+    if apart and any(entry is not None and min(entry[1]) < 2 <= extents[entry[0]] for entry in layout):
+        locals_ = [part.clone() for part in locals_]
     spec = specs_of(operands)[0]
     local = compute(*locals_)
     for axis, entry in enumerate(layout):
@@ -189,8 +199,6 @@ def einsum(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     is_product = any(letters.count(c) > 1 and extents[c] > 1 for c in set(letters) - set(out))
 
     def compute(*parts: Tensor) -> Tensor:
-        if is_product and min(min(x.shape, default=2) for x in parts) < 2:
-            parts = tuple([_apart(x, names, out, extents) for x, names in zip(parts, inputs, strict=True)])
         device = parts[0].device.type
         if not is_product or not torch.is_autocast_enabled(device):
             return func(equation, *parts)  # type: ignore[no-any-return]
@@ -199,16 +207,7 @@ def einsum(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         with torch.autocast(device, enabled=False):
             return func(equation, *[x if x.dtype == torch.float64 else x.to(dtype) for x in parts])  # type: ignore[no-any-return]
 
-    return finish(*contract(func, operands, [*map(list, inputs)], list(out), compute))
-
-
-def _apart(part: Tensor, names: str, out: str, extents: Mapping[Hashable, int]) -> Tensor:
-    """Copy a part without elements, or of one row to sum over: what backward keeps of it would be a view.
-
-    Of others it may be a copy, so that they may be written to.
-    """
-    few = any(n < 2 <= extents[c] and (c not in out or not n) for n, c in zip(part.shape, names, strict=True))
-    return part.clone() if few else part
+    return finish(*contract(func, operands, [*map(list, inputs)], list(out), compute, apart=is_product))
 
 
 def _spelled_out(equation: str, operands: Sequence[Tensor]) -> str:

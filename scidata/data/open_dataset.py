@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, overload
 
@@ -333,6 +334,7 @@ def _open_grid(
 ) -> ShardedDataset:
     from scidata.data.grid_dataset import ShardedDataset
     from scidata.data.node import memory_share, node_ranks
+    from scidata.grids.choices import left_out_text
     from scidata.grids.reader import GridReader
 
     if what.by_node and reach.pool_bytes == 0:
@@ -350,6 +352,8 @@ def _open_grid(
         disk=reach.disk(),
         axis_sizes={axis: axis_size(mesh, axis) for axis in axes},
     )  # fmt: skip
+    if several := [name for name in reader.left_out if len(reader.sources[0].arrays[name].shape) > 1]:
+        warnings.warn(f"{reader.paths[0]}: {left_out_text(several, reader.fields)}", stacklevel=3)
     return ShardedDataset(reader, mesh, axes, dp_axis=dp_axis, **what.wrapping)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,29 +14,8 @@ from scidata.core.types import ArrayLayout, Source
 from scidata.errors import ConfigError, FieldMismatchError, UnsupportedFormatError, near_matches
 from scidata.grids.partition import resolve_dim
 from scidata.read.whole import array_of, read_array
-from scidata.sources.cf import decoding_of, is_coordinate, role_of, role_of_name
-
-_TENSOR_KINDS = "biufc"  # NumPy kinds that torch has: not times, strings or records
-
-
-def data_fields(source: Source) -> list[str]:
-    """Return the arrays that hold data: not coordinates, with at least one dimension, of a dtype that torch has."""
-    return [
-        name
-        for name, layout in source.arrays.items()
-        if layout.shape and layout.dtype.kind in _TENSOR_KINDS and not is_coordinate(layout, source.arrays)
-    ]
-
-
-def dim_roles(source: Source, dims: Sequence[str]) -> dict[str, str]:
-    """Return the CF role (``T Z Y X``) of each dimension that has one, from its coordinate variable or its name."""
-    roles = {}
-    for dim in dims:
-        layout = source.arrays.get(dim)
-        role = role_of(layout) if layout is not None and layout.dims == (dim,) else role_of_name(dim)
-        if role is not None:
-            roles[dim] = role
-    return roles
+from scidata.sources.cf import decoding_of
+from scidata.sources.kinds import TENSOR_KINDS, data_fields, numbers_cells
 
 
 def row_weights(
@@ -56,26 +35,57 @@ def row_weights(
 
 
 def default_shard(
-    sizes: Mapping[str, int], roles: Mapping[str, str], axis_sizes: Mapping[str, int], sample_dim: str | None
+    where: str, sizes: Mapping[str, int], roles: Mapping[str, str], axis_sizes: Mapping[str, int]
 ) -> dict[str, str]:
     """Choose the dimension that each domain axis splits.
 
-    Latitude (``Y``) before longitude (``X``) before the slowest other dimension, so that a rank's rows are contiguous
-    on disk; a dimension with fewer rows than ranks is passed over. Vertical levels are split last of all.
+    Latitude (``Y``) before longitude (``X``), so that a rank's rows are contiguous on disk, then, where the field lies
+    on neither of them, what is known to number cells, nodes or columns; a dimension with fewer rows than ranks is
+    passed over. An axis of one rank may split any.
+
+    Raises
+    ------
+    ConfigError
+        Nothing of that is known of any dimension: it could as well be time or channels; or there are too few rows.
     """
     order = {"Y": 0, "X": 1, None: 2, "Z": 3, "T": 4}
-    free = sorted((dim for dim in sizes if dim != sample_dim), key=lambda dim: order[roles.get(dim)])
+    free = sorted(sizes, key=lambda dim: order[roles.get(dim)])
+    known = [dim for dim in free if roles.get(dim) in ("Y", "X")] or list(filter(numbers_cells, free))
     shard: dict[str, str] = {}
     for axis, num_parts in axis_sizes.items():
-        fits = [dim for dim in free if sizes[dim] >= num_parts]
+        fits = [dim for dim in (known if num_parts > 1 else free) if sizes[dim] >= num_parts and dim not in shard]
+        if not fits and any(sizes[dim] >= num_parts for dim in sizes if dim not in shard):
+            raise ConfigError(_which_dim(where, axis, num_parts, sizes, roles, shard))
         if not fits:
             raise ConfigError(
-                f"no dimension can be split over the {num_parts} ranks of axis {axis!r}: {dict(sizes)}; "
+                f"{where}: no dimension can be split over the {num_parts} ranks of axis {axis!r}: {dict(sizes)}; "
                 "use fewer ranks, or a 2-D domain"
             )
         shard[fits[0]] = axis
-        free.remove(fits[0])
     return shard
+
+
+def _which_dim(
+    where: str,
+    axis: str,
+    num_parts: int,
+    sizes: Mapping[str, int],
+    roles: Mapping[str, str],
+    taken: Collection[str],
+) -> str:
+    """Say which dimensions could be split, and what a rank would have of each."""
+    meant = {"T": "times", "Z": "levels", "Y": "latitudes", "X": "longitudes"}
+    found = [
+        f"{dim} ({n} {meant.get(roles.get(dim, ''), 'rows')}, about {n // num_parts} a rank)"
+        for dim, n in sizes.items()
+        if n >= num_parts and dim not in taken
+    ]
+    first = next((dim for dim in sizes if sizes[dim] >= num_parts and dim not in taken and dim not in roles), "DIM")
+    return (
+        f"{where}: which dimension do the {num_parts} ranks of axis {axis!r} split? None is known to be space by its "
+        f"name or a coordinate, and it could be channels or time: {', '.join(found)}. Say so with "
+        f"shard={{{first!r}: {axis!r}}} (--shard {first}), and what numbers the samples with sample_dim"
+    )
 
 
 def chosen_fields(source: Source, fields: Sequence[str] | str | None) -> list[str]:
@@ -92,7 +102,7 @@ def chosen_fields(source: Source, fields: Sequence[str] | str | None) -> list[st
             raise ConfigError("fields is empty; leave it out to read all")
         for name in names:
             layout = array_of(source, name)
-            if layout.dtype.kind not in _TENSOR_KINDS:
+            if layout.dtype.kind not in TENSOR_KINDS:
                 raise UnsupportedFormatError(
                     f"{source.path}: field {name!r} has dtype {layout.dtype}, which no tensor has; leave it out"
                 )
@@ -103,6 +113,17 @@ def chosen_fields(source: Source, fields: Sequence[str] | str | None) -> list[st
             f"{source.path}: holds no data fields (arrays that are not coordinates){near_matches('', source.arrays)}"
         )
     return names
+
+
+def reference_of(source: Source, names: Sequence[str]) -> ArrayLayout:
+    """Return the field whose grid a sample is given on: the largest; of a staggered grid, one of the cells' centres.
+
+    WRF names the dimensions of faces ``…_stag``.
+    """
+    layouts = [array_of(source, name) for name in names]
+    most = max(len(layout.dims) for layout in layouts)
+    centres = [x for x in layouts if len(x.dims) == most and not any(dim.endswith("_stag") for dim in x.dims)]
+    return max(centres or layouts, key=lambda layout: layout.nbytes)
 
 
 def all_dims_of(source: Source, names: Sequence[str], reference: ArrayLayout) -> list[str]:
@@ -124,8 +145,10 @@ def choose_sample_dim(
     if asked is not None:
         return resolve_dim(asked, all_dims, "sample_dim")
     if split is None:
-        # without a word from the user the last two dimensions, or those with a horizontal role, are space
-        space = [d for d in reference.dims if roles.get(d) in ("Y", "X")] or list(reference.dims[-2:])
+        # without a word: dims with a horizontal role are space, or those of cells, or else the last two but time
+        space = [d for d in reference.dims if roles.get(d) in ("Y", "X")]
+        space = space or [d for d in reference.dims if numbers_cells(d)]
+        space = space or [d for d in reference.dims[-2:] if roles.get(d) != "T"]
         free = [d for d in reference.dims if d not in space]
     else:
         free = [d for d in reference.dims if d not in split]
@@ -141,6 +164,12 @@ def agreeing_fields(source: Source, names: Sequence[str], reference: ArrayLayout
         if all(sizes.get(d) == n for d, n in zip(layout.dims, layout.shape, strict=True)):
             kept.append(name)
     return kept
+
+
+def left_out_text(names: Sequence[str], kept: Sequence[str]) -> str:
+    """Say which fields a data set leaves out, since they lie on another grid."""
+    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return f"{shown}: not on the grid of {kept[0]}, left out unless named with fields"
 
 
 def sizes_of(layouts: Iterable[ArrayLayout]) -> dict[str, int]:

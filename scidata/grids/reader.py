@@ -29,8 +29,8 @@ from scidata.grids.choices import (
     choose_sample_dim,
     chosen_fields,
     default_shard,
-    dim_roles,
     largest_chunks,
+    reference_of,
     row_weights,
     sizes_of,
 )
@@ -46,10 +46,11 @@ from scidata.read import Job, read_plans
 from scidata.read.context import ReadStats
 from scidata.read.disk_cache import DiskCache
 from scidata.read.threads import ReaderThreads
-from scidata.read.whole import array_of
 from scidata.sources import open_source
 from scidata.sources.access.fetches import run_each
 from scidata.sources.cf import decoding_of
+from scidata.sources.groups import GroupSource
+from scidata.sources.kinds import dim_roles
 from scidata.sources.paths import expand_paths
 
 _THREADS = 4  # decoding threads a process by default: several ranks usually share a machine
@@ -112,13 +113,15 @@ class GridReader:
             first = open_source(self.paths[0], allow_external=allow_external)
         axes = dict(axis_sizes or {})
         names = chosen_fields(first, fields)
-        reference = max((array_of(first, name) for name in names), key=lambda layout: layout.nbytes)
+        reference = reference_of(first, names)
         all_dims = all_dims_of(first, names, reference)
         split = [resolve_dim(d, all_dims, "shard") for d in shard] if shard is not None else None
         self.sample_dim = choose_sample_dim(reference, split, sample_dim, all_dims, dim_roles(first, reference.dims))
+        every = names
         if fields is None:
             names = agreeing_fields(first, names, reference)
         self.fields = tuple(names)
+        self.left_out = tuple(name for name in every if name not in names)
         self._series = Series(self.paths, self.fields, self.sample_dim, first=first, allow_external=allow_external)
         layouts = {name: self._series.combined(name) for name in self.fields}
         sizes = sizes_of(layouts.values())
@@ -127,7 +130,7 @@ class GridReader:
             spatial = [d for d in sizes if d in reference.dims and d != self.sample_dim]
             rows = selected_rows(crop, sizes)
             lengths = {dim: num_rows_of(rows[dim]) for dim in spatial}
-            split_axes = default_shard(lengths, dim_roles(first, reference.dims), axes, self.sample_dim)
+            split_axes = default_shard(self.paths[0], lengths, dim_roles(first, reference.dims), axes)
         else:
             split_axes = {resolve_dim(d, list(sizes), "shard"): axis for d, axis in shard.items()}
             for dim, axis in split_axes.items():
@@ -140,6 +143,11 @@ class GridReader:
         self._threads = ReaderThreads(num_threads)
         self._sources = {source.path: source for source in self._series.sources}
         self.steps = checked_steps(steps, self.sample_dim)
+        if len(self.paths) > 1 and self.steps != (0,) and any(isinstance(s, GroupSource) for s in self._series.sources):
+            raise ConfigError(
+                f"{self.paths[0]}, …: steps {','.join(map(str, self.steps))} would reach from one group into the next, "
+                "which does not go on from it; open each group by itself, and join them with scidata.concat"
+            )
         if isinstance(weights, str):
             weights = row_weights(first, weights, split_axes, crop)
         self.partition: GridPartition = make_partition(

@@ -20,7 +20,16 @@ from scidata.meshes.formats.base import Options, RawField, RawTopology, damage_n
 from scidata.meshes.formats.fields import combine_fields, find_fields, short_names
 from scidata.meshes.sample import KINDS, RawSample, SampleHeader, parse_edges, row_entity
 from scidata.sources import open_source
-from scidata.sources.kinds import has_cells, has_edges, has_points, is_exodus, is_mpas, is_ugrid, is_vtkhdf
+from scidata.sources.kinds import (
+    check_groups,
+    has_cells,
+    has_edges,
+    has_points,
+    is_exodus,
+    is_mpas,
+    is_ugrid,
+    is_vtkhdf,
+)
 from scidata.sources.paths import expand_paths
 
 _Format: TypeAlias = tuple[Callable[[Source], bool], ModuleType]
@@ -179,6 +188,7 @@ class _Reading:
             if not by_meshio or os.path.isdir(path):
                 raise
             return meshio.open_topology(path, self.options, allow_external=self.allow_external)
+        check_groups(source)
         for detects, module in self._formats():
             if detects(source):
                 if self.options.points is not None and module in _OWN_COORDINATES:

@@ -15,6 +15,7 @@ from scidata.core.urls import Url, is_url, local_path, url_of
 from scidata.errors import UnsupportedFormatError, near_matches
 from scidata.sources.access.fetches import each
 from scidata.sources.access.files import files
+from scidata.sources.groups import GroupSource, split_group
 
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _CLASSIC_MAGICS = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
@@ -39,8 +40,8 @@ def open_source(
     Parameters
     ----------
     path
-        A file, a folder or a URL that fsspec knows; of an Icechunk repository with ``@branch=``, ``@tag=`` or
-        ``@snapshot=`` behind it.
+        A file, a folder, a group of an HDF5 or NetCDF-4 file (``a.h5/group``), or a URL that fsspec knows; of an
+        Icechunk repository with ``@branch=``, ``@tag=`` or ``@snapshot=`` behind it.
     allow_external
         Also read what lies outside the store (HDF5 external storage, external links, virtual datasets, references).
     storage_options
@@ -64,6 +65,8 @@ def open_source(
         from scidata.sources.zarr.source import ZarrSource
 
         return ZarrSource(name, allow_external=allow_external)
+    if not is_url(name) and (found := split_group(os.path.expanduser(str(name)))) is not None:
+        return GroupSource(*found, allow_external=allow_external)
     try:
         if not is_url(name):
             _check_local(name)
@@ -71,10 +74,10 @@ def open_source(
     except (*_GONE, UnsupportedFormatError):
         from scidata.sources.references.source import open_repository
 
-        found = open_repository(name, allow_external=allow_external)
-        if found is None:
+        repository = open_repository(name, allow_external=allow_external)
+        if repository is None:
             raise
-        return found
+        return repository
 
 
 def _reference_source(path: str, kind: str, allow_external: bool) -> Source:

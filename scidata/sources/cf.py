@@ -28,8 +28,8 @@ _NAMES: dict[str, str] = {
     **dict.fromkeys(
         ("level", "lev", "plev", "pressure", "isobaricinhpa", "pressure_level", "height", "depth", "altitude", "z"), "Z"
     ),
-    **dict.fromkeys(("lat", "latitude", "y", "yc", "nav_lat", "rlat"), "Y"),
-    **dict.fromkeys(("lon", "long", "longitude", "x", "xc", "nav_lon", "rlon"), "X"),
+    **dict.fromkeys(("lat", "latitude", "latitudes", "y", "yc", "nav_lat", "rlat"), "Y"),
+    **dict.fromkeys(("lon", "long", "longitude", "longitudes", "x", "xc", "nav_lon", "rlon"), "X"),
 }
 _TIMES = frozenset(("time_step", "timestep", "time_counter", "nt", "ntime", "ntimes"))
 _NORTH = re.compile(r"degrees?_?(north|n)$", re.IGNORECASE)

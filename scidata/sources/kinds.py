@@ -3,33 +3,148 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from scidata.core.types import ArrayLayout, Source
-from scidata.sources.cf import role_of
+from scidata.errors import UnsupportedFormatError
+from scidata.sources.cf import is_coordinate, role_of, role_of_name
 
 VTKHDF_ROOT = "VTKHDF"
 EXODUS_CONNECT = re.compile(r"connect(\d+)")
 EDGE_PAIRS = ("edge_index", "edges", "edge/index")
-CELL_ROWS = ("cells", "cell", "faces", "elements", "cells/nodes")
+CELL_ROWS = ("cells", "cell", "faces", "elements", "connectivity", "triangles", "cells/nodes")
 CELL_OFFSETS = ("cells/offsets", "cells_offsets", "cell/offsets")
 _EDGE_POINTERS = (("indptr", "indices"), ("csr/indptr", "csr/src"), ("csr/indptr", "csr/indices"))
-_POINTS = ("points", "pos", "positions", "position", "coordinates", "coords", "xyz", "xy", "node/pos", "point/pos")
+_POINTS = (
+    "points", "pos", "positions", "position", "coordinates", "coords", "xyz", "xy", "vertices", "mesh_pos", "node/pos",
+    "point/pos",
+)  # fmt: skip
+_MESH_DIMS = re.compile(
+    r"(.*_)?n?_?(col|column|cell|face|node|nod|vertex|vertice|edge|element|elem)s?([23]d?)?", re.IGNORECASE
+)
+_ROWS_OF_POINTS = re.compile(r"(.*_)?n?_?(point|value|station|location|site|particle)s?", re.IGNORECASE)
+TENSOR_KINDS = "biufc"  # NumPy kinds that torch has: not times, strings or records
+#: Dimensions that have no variable of their own, by model: WRF, ROMS, NEMO and CICE, POP, MOM6, MITgcm, FV3, CMIP6.
+_ROWS = re.compile(r"(south_north|eta_(rho|u|v|psi)|nj|j|nlat|y[hqcg]|grid_yt?|jpj|lat_\d+)(_stag)?", re.IGNORECASE)
+_COLUMNS = re.compile(r"(west_east|xi_(rho|u|v|psi)|ni|i|nlon|x[hqcg]|grid_xt?|jpi|lon_\d+)(_stag)?", re.IGNORECASE)
+_LEVELS = re.compile(r"(bottom_top|soil_layers|s_(rho|w)|nz|z_[lti]|pfull|phalf|deptht)(_stag)?", re.IGNORECASE)
+_NUMBERED = re.compile(r"\d")
+#: How the reason ends where a file has fields of a mesh, and not the mesh.
+ELSEWHERE = "the topology is in another file"
 
 
-def kind_of(source: Source, *, like_grid: bool = False) -> str:
-    """Return ``"mesh"``, ``"graph"``, ``"points"`` or ``"grid"``.
+def kind_of(source: Source, *, like_grid: bool = False) -> tuple[str, str]:
+    """Return ``"mesh"``, ``"graph"``, ``"points"`` or ``"grid"``, and in words what it was recognised by.
 
-    ``like_grid`` says that it is opened as grids are: what is a cloud, or a mesh, by common names alone is a grid then.
+    What opens, plans, partitions and describes a file all go by this. ``like_grid`` says that it is opened as grids
+    are: what is a cloud, or a mesh, by common names or dimensions alone is a grid then.
+
+    Raises
+    ------
+    UnsupportedFormatError
+        Its groups are samples: none of them is the file.
     """
-    if is_vtkhdf(source) or is_ugrid(source) or is_mpas(source) or is_exodus(source):
-        return "mesh"
+    if (reason := _format_of_mesh(source)) is not None:
+        return "mesh", reason
     if has_edges(source):
-        return "graph"
-    if not like_grid and has_cells(source) and has_points(source):
-        return "mesh"
-    return "points" if not like_grid and is_cloud(source) else "grid"
+        name = find_array(source, EDGE_PAIRS)
+        pair = edge_pointers(source)
+        return "graph", f"{name} holds edges" if pair is None else f"{' and '.join(pair)} hold edges"
+    if not like_grid:
+        check_groups(source)
+        if has_cells(source) and common_points(source) is not None:
+            return "mesh", f"{find_array(source, (*CELL_OFFSETS, *CELL_ROWS))} holds cells"
+        if is_cloud(source):
+            points = ", ".join(layout.name for layout in common_points(source) or ())
+            return "points", f"{points}: coordinates of points"
+    return _kind_of_largest(source, like_grid=like_grid)
+
+
+def _format_of_mesh(source: Source) -> str | None:
+    """Return which format of meshes a file is, None for none."""
+    checks = (is_vtkhdf, "VTKHDF"), (is_ugrid, "UGRID"), (is_mpas, "MPAS"), (is_exodus, "Exodus II")
+    found = next((name for check, name in checks if check(source)), None)
+    if found is not None:
+        return f"a mesh as {found}"
+    for name, format_name in (("elementConn", "ESMF"), ("grid_corner_lat", "SCRIP")):
+        if name in source.arrays:
+            return f"{name}: a mesh as {format_name}"
+    return None
+
+
+def _kind_of_largest(source: Source, *, like_grid: bool) -> tuple[str, str]:
+    """Say what the largest field lies on: a grid, or nodes and cells whose topology is in another file."""
+    fields = [source.arrays[name] for name in data_fields(source)]
+    largest = max(fields, key=lambda layout: layout.nbytes, default=None)
+    if largest is None:
+        return "grid", "no data fields, only coordinates"
+    roles = dim_roles(source, largest.dims)
+    space = [dim for dim in largest.dims if roles.get(dim) in ("Y", "X")]
+    if len(space) < 2 and not like_grid:
+        rows = next((dim for dim in largest.dims if _MESH_DIMS.fullmatch(dim)), None)
+        points = common_points(source)
+        if rows is not None and points is not None and points[0].dims[0] == rows:
+            return "grid", f"{largest.name} lies on {rows}, which has coordinates"
+        if rows is not None or "mesh" in largest.attributes:
+            where = f"dimension {rows}" if rows is not None else f"attribute mesh={largest.attributes['mesh']!r}"
+            return "mesh", f"{largest.name} has {where}; {ELSEWHERE}"
+    on = f"lies on {' x '.join(space)}" if len(space) >= 2 else f"has dimensions {', '.join(largest.dims)}"
+    return "grid", f"{largest.name} {on}"
+
+
+def numbers_cells(dim: str) -> bool:
+    """Whether a dimension numbers the nodes, cells or columns of a mesh, or points, by its name."""
+    return _MESH_DIMS.fullmatch(dim) is not None or _ROWS_OF_POINTS.fullmatch(dim) is not None
+
+
+def check_groups(source: Source) -> None:
+    """Refuse a file whose groups are samples: the same arrays in each of several numbered groups, and none beside them.
+
+    Raises
+    ------
+    UnsupportedFormatError
+    """
+    groups: dict[str, set[str]] = {}
+    for name in source.arrays:
+        group, _, rest = name.partition("/")
+        groups.setdefault(group, set()).add(rest)
+    if len(groups) < 2 or not all(map(_NUMBERED.search, groups)) or any("" in names for names in groups.values()):
+        return
+    first, *_, last = sorted(groups, key=lambda name: (len(name), name))
+    raise UnsupportedFormatError(
+        f"{source.path}: its {len(groups)} groups, {first} to {last}, are samples, each with {_some(groups[first])}: "
+        f"name one, {source.path}/{first}, or all of them, '{source.path}/*'"
+    )
+
+
+def _some(names: Iterable[str]) -> str:
+    shown = sorted(names)
+    return ", ".join(shown[:6]) + (", …" if len(shown) > 6 else "")
+
+
+def data_fields(source: Source) -> list[str]:
+    """Return the arrays that hold data: not coordinates, with at least one dimension, of a dtype that torch has."""
+    return [
+        name
+        for name, layout in source.arrays.items()
+        if layout.shape and layout.dtype.kind in TENSOR_KINDS and not is_coordinate(layout, source.arrays)
+        if len(layout.dims) > 1 or not numbers_cells(layout.dims[0]) or role_of(layout) not in ("X", "Y")
+    ]
+
+
+def dim_roles(source: Source, dims: Sequence[str]) -> dict[str, str]:
+    """Return the CF role (``T Z Y X``) of each dimension that has one, from its coordinate variable or its name."""
+    roles = {}
+    for dim in dims:
+        layout = source.arrays.get(dim)
+        role = role_of(layout) if layout is not None and layout.dims == (dim,) else role_of_name(dim)
+        if role is None:
+            named = ("Y", _ROWS), ("X", _COLUMNS), ("Z", _LEVELS)
+            role = next((role for role, pattern in named if pattern.fullmatch(dim)), None)
+        if role is not None:
+            roles[dim] = role
+    return roles
 
 
 def find_array(source: Source, names: Sequence[str]) -> str | None:
@@ -102,8 +217,15 @@ def has_cells(source: Source) -> bool:
 
 
 def has_points(source: Source) -> bool:
-    """Say whether a file has coordinates of points."""
-    return common_points(source) is not None
+    """Say whether a file has coordinates of points: one array of them, or several that its largest field lies on."""
+    found = common_points(source)
+    if found is None or len(found) == 1:
+        return found is not None
+    names = {layout.name for layout in found}
+    fields = [layout for name, layout in source.arrays.items() if name not in names and layout.shape]
+    largest = max(fields, key=lambda layout: layout.nbytes, default=None)
+    (rows,), (count,) = found[0].dims, found[0].shape
+    return largest is None or (rows, count) in zip(largest.dims, largest.shape, strict=True)
 
 
 def common_points(source: Source) -> list[ArrayLayout] | None:
@@ -126,7 +248,7 @@ def common_points(source: Source) -> list[ArrayLayout] | None:
 def is_cloud(source: Source) -> bool:
     """Say whether a file is a cloud and nothing else: its arrays have the points as their first dimension, no time."""
     found = common_points(source)
-    if found is None:
+    if found is None or not has_points(source):
         return False
     rows = found[0].dims[0]
     return len(found[0].shape) == 2 or all(a.dims[0] == rows for a in source.arrays.values() if rows in a.dims)

@@ -9,6 +9,7 @@ from typing import Any
 
 from scidata.core.urls import Url, is_url, url_of
 from scidata.errors import ConfigError
+from scidata.sources.groups import expand_groups
 
 
 def expand_paths(
@@ -35,9 +36,9 @@ def expand_paths(
         name = os.path.expanduser(url_of(name, options))
         if os.path.exists(name) or not glob.has_magic(name):
             return (name,)
-        matches = tuple(sorted(glob.glob(name, recursive=True)))
+        matches = tuple(sorted(glob.glob(name, recursive=True))) or expand_groups(name)
         if not matches:
-            raise FileNotFoundError(f"{name}: no file matches this pattern")
+            raise FileNotFoundError(f"{name}: no file matches this pattern, nor does a group of a file")
         return matches
     if isinstance(path, bytes) or not hasattr(path, "__iter__"):
         raise ConfigError(f"path={path!r}: expected a path or URL, or a list of them, not {type(path).__name__}")

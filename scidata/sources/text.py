@@ -13,6 +13,7 @@ from scidata.core.checks import largest_encoded
 from scidata.core.types import Source
 from scidata.errors import CorruptDataError
 from scidata.sources.access.files import files
+from scidata.sources.groups import GroupSource
 from scidata.sources.hdf5.walk import Naming, clean_attributes, damage_as_corrupt_data, open_h5
 from scidata.sources.netcdf3 import Variable, read_header
 
@@ -27,7 +28,7 @@ def text_attributes(source: Source) -> dict[str, Mapping[str, Any]]:
         return {}
     if source.format == "netcdf3":
         return {name: variable.attributes for name, variable in _variables(source).items() if name in skipped}
-    if source.format not in ("netcdf4", "hdf5"):
+    if source.format not in ("netcdf4", "hdf5") or isinstance(source, GroupSource):
         return {}
     found: dict[str, Mapping[str, Any]] = {}
     with (

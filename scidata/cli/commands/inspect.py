@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from scidata.core.types import ArrayLayout, Source
 from scidata.errors import SciDataError, UnsupportedFormatError
-from scidata.grids.choices import data_fields, dim_roles
+from scidata.grids.choices import left_out_text
 from scidata.grids.reader import GridReader
 from scidata.sources import open_source
 from scidata.sources.cf import role_of
+from scidata.sources.kinds import ELSEWHERE, data_fields, kind_of
 from scidata.sources.paths import expand_paths
 from scidata.store.format.places import is_store
 
 _SMALL_CHUNK = 64 * 1024
 _HUGE_CHUNK = 256 * 1024**2
-_POINT_NAMES = re.compile(r"(^|[/_])(pos|coords?|coordinates?|points?|positions?|xyz|centroids?|vertices)$", re.I)
-_MESH_DIMS = re.compile(r"^(ncol|ncells?|n?_?cells?|nfaces?|n_face|nnodes?|n_node|nvertices|nedges|.*mesh.*)$", re.I)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +88,8 @@ def inspect_store(path: str | Sequence[str]) -> StoreReport:
     source = open_source(paths[0])
     try:
         fields = set(data_fields(source))
-        kind, reason = guess_kind(source)
-        warnings = [] if kind == "grid" else [_advice(paths, kind)]
+        kind, reason = kind_of(source)
+        warnings = [] if kind == "grid" else [_advice(paths, kind, reason)]
         reader = None
         if kind == "grid":
             reader, complaint = _default_reader(paths)
@@ -98,9 +98,8 @@ def inspect_store(path: str | Sequence[str]) -> StoreReport:
         shard_dim = next(iter(reader.partition.axis_of_dim), None) if reader else None
         kept = reader.fields if reader else ()
         warnings += _layout_warnings(source, sorted(fields), sample_dim, shard_dim)
-        if reader and len(kept) < len(fields):
-            left = ", ".join(sorted(fields - set(kept)))
-            warnings.append(f"{left}: not on the grid of the largest field, left out unless named with fields")
+        if reader and reader.left_out:
+            warnings.append(left_out_text(reader.left_out, reader.fields))
         return StoreReport(
             paths=paths,
             format=source.format,
@@ -118,11 +117,12 @@ def inspect_store(path: str | Sequence[str]) -> StoreReport:
         source.close()
 
 
-def _advice(paths: Sequence[str], kind: str) -> str:
-    shown = paths[0] if len(paths) == 1 else "SOURCE..."
+def _advice(paths: Sequence[str], kind: str, reason: str) -> str:
+    shown = shlex.quote(paths[0]) if len(paths) == 1 else "SOURCE..."
+    mesh = " --mesh TOPOLOGY, the file with the mesh" if reason.endswith(ELSEWHERE) else ""
     return (
         f"kind {kind}: ranks read their parts of it from a store; write it once: scidata partition {shown} OUT "
-        f"--kind {kind}"
+        f"--kind {kind}{mesh}"
     )
 
 
@@ -160,73 +160,6 @@ def _default_reader(paths: Sequence[str]) -> tuple[GridReader | None, str | None
     except (SciDataError, OSError) as e:
         what = "cannot be opened as one data set" if len(paths) == 1 else "the files are not one data set"
         return None, f"{what}: {e}"
-
-
-def guess_kind(source: Source) -> tuple[str, str]:
-    """Return ``grid``, ``points``, ``mesh`` or ``graph``, and the reason in words."""
-    arrays = source.arrays
-    for kind, guess in (("mesh", _mesh_reason), ("graph", _graph_reason)):
-        if (reason := guess(arrays)) is not None:
-            return kind, reason
-    fields = [arrays[name] for name in data_fields(source)]
-    largest = max(fields, key=lambda layout: layout.nbytes, default=None)
-    if largest is None:
-        return "grid", "no data fields, only coordinates"
-    roles = dim_roles(source, largest.dims)
-    space = [dim for dim in largest.dims if roles.get(dim) in ("Y", "X")]
-    if len(space) >= 2:
-        return "grid", f"{largest.name} lies on {' x '.join(space)}"
-    reason = _points_reason(arrays)
-    if reason:
-        return "points", reason
-    entity = next((dim for dim in largest.dims if _MESH_DIMS.match(dim)), None)
-    if entity is not None or "mesh" in largest.attributes:
-        where = f"dimension {entity}" if entity is not None else f"attribute mesh={largest.attributes['mesh']!r}"
-        return "mesh", f"{largest.name} has {where}; the topology is in another file"
-    if len([dim for dim in largest.dims if roles.get(dim) != "T"]) < 2:
-        return "points", f"{largest.name} has one dimension besides time: {', '.join(largest.dims)}"
-    return "grid", f"{largest.name} has dimensions {', '.join(largest.dims)}"
-
-
-def _mesh_reason(arrays: Mapping[str, ArrayLayout]) -> str | None:
-    for name, layout in arrays.items():
-        role = str(layout.attributes.get("cf_role", ""))
-        if role == "mesh_topology" or role.endswith("_connectivity"):
-            return f"UGRID: {name} has cf_role {role}"
-    for name in ("cellsOnCell", "verticesOnCell"):
-        if name in arrays:
-            return f"MPAS: {name} with dimensions {', '.join(arrays[name].dims)}"
-    for name, what in (("connect1", "Exodus"), ("elementConn", "ESMF"), ("grid_corner_lat", "SCRIP")):
-        if name in arrays:
-            return f"{what}: {name}"
-    for name, layout in arrays.items():
-        if (
-            name.rsplit("/", 1)[-1].lower() in ("connectivity", "faces", "cells", "elements")
-            and layout.dtype.kind in "iu"
-        ):
-            return f"{name} holds integers {layout.shape}: a connectivity"
-    return None
-
-
-def _graph_reason(arrays: Mapping[str, ArrayLayout]) -> str | None:
-    last = {name.rsplit("/", 1)[-1].lower(): name for name in arrays}
-    if "edge_index" in last:
-        layout = arrays[last["edge_index"]]
-        return f"{layout.name} {layout.shape} holds edges"
-    for pair in (("senders", "receivers"), ("indptr", "src"), ("indptr", "indices")):
-        if all(name in last for name in pair):
-            return f"{last[pair[0]]} and {last[pair[1]]} hold edges"
-    for end in ("edges", "edge_list"):
-        if end in last and 2 in arrays[last[end]].shape and len(arrays[last[end]].shape) == 2:
-            return f"{last[end]} {arrays[last[end]].shape} holds edges"
-    return None
-
-
-def _points_reason(arrays: Mapping[str, ArrayLayout]) -> str | None:
-    for name, layout in arrays.items():
-        if _POINT_NAMES.search(name) and len(layout.shape) == 2 and layout.shape[1] in (2, 3):
-            return f"{name} {layout.shape} holds coordinates"
-    return None
 
 
 def _layout_warnings(

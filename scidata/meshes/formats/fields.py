@@ -139,8 +139,8 @@ def _place_by_length(topology: RawTopology, source: Source, layout: ArrayLayout,
     ]
     first = [place for place in candidates if place[1] == 0]
     one_entity = len({entity for entity, _ in candidates}) == 1
-    if topology.leading_only and own:
-        candidates = first
+    if topology.leading_only and own:  # rows first; or behind time, where no other dimension could be meant
+        candidates = first or (candidates if len(candidates) == 1 else [])
     elif first and (one_entity or (topology.leading_only and _UNNAMED.match(layout.dims[0]))):
         candidates = first  # a square array, or a layout without names: rows first
     if len(candidates) > 1:

@@ -5,13 +5,17 @@ Times are not recorded: copying a file gives it another, and a store would diffe
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import stat
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from scidata.core.urls import is_url
 from scidata.errors import RefusedError
+from scidata.sources.access.files import version_at
+from scidata.sources.groups import split_group
 from scidata.store.format.manifest import InputInfo
 
 
@@ -27,6 +31,19 @@ def describe_input(path: str) -> InputInfo:
     """
     if is_url(path):
         return InputInfo(name=_name(path), size=None, digest=None)
+    found = split_group(path)
+    if found is not None:
+        return replace(_describe_file(found[0], version_at(found[0])), name=_name(path))
+    return _describe(path)
+
+
+@functools.lru_cache(maxsize=4)
+def _describe_file(path: str, version: object) -> InputInfo:
+    """Describe a file of whose groups each is a sample, once for as long as it is the same."""
+    return _describe(path)
+
+
+def _describe(path: str) -> InputInfo:
     digest = hashlib.blake2b(digest_size=16)
     for relative, file in _files_of(path):
         digest.update(f"{relative}\0{os.path.getsize(file)}\0".encode())
@@ -39,7 +56,8 @@ def difference(path: str, recorded: InputInfo) -> str | None:
     """Say how a file differs from what was recorded of it, or None where it does not; content decides, after size."""
     if is_url(path) or recorded.digest is None:
         return None
-    if (size := _size(path)) != recorded.size:
+    file, _ = split_group(path) or (path, "")
+    if (size := _size(file)) != recorded.size:
         return f"it has {size} bytes, and had {recorded.size}"
     found = describe_input(path)
     return None if found.digest == recorded.digest else f"its content differs, in as many bytes ({size})"

@@ -26,7 +26,7 @@ from scidata.plan import spans
 from scidata.plan.array import chunks_needed, plan_array
 from scidata.read import read_plan
 from scidata.sources import open_source
-from scidata.sources.access import filesystems
+from scidata.sources.access import load
 from scidata.sources.access import retry as _retry
 from scidata.sources.access.files import files
 from scidata.sources.access.url_file import UrlFile
@@ -192,7 +192,7 @@ def test_bytes_in_flight_are_bounded(tmp_path, s3, wire, monkeypatch):
     )[:] = data
     url = s3.put(tmp_path / "s", "bounded")
     source, plan = planned(url, s3.options, ((Segment(start=0, count=40),), (Segment(start=0, count=1000),)))
-    monkeypatch.setattr(filesystems, "MAX_BYTES", 3000)
+    monkeypatch.setattr(load, "MAX_BYTES", 3000)
     wire.latency = 0.01
     wire.forget()
     out = np.empty(data.shape, "u1")

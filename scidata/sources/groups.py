@@ -1,0 +1,137 @@
+"""Groups of HDF5 and NetCDF-4 files that are opened by themselves, as ``file.h5/group``; a pattern names several."""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy.typing as npt
+
+from scidata.core.cache import Cache
+from scidata.core.types import ArrayLayout, ChunkRefs, IntArray, Source
+from scidata.errors import UnsupportedFormatError, near_matches
+from scidata.sources.access.files import version_at
+
+_whole: Cache[Source] = Cache(8, "lru")  # of a file with a thousand groups, metadata are read once
+
+
+def split_group(path: str) -> tuple[str, str] | None:
+    """Return the local file, and the group in it, that a path names; None where it is no such path."""
+    head, group = path.rstrip("/"), ""
+    while head and not os.path.lexists(head):
+        head, _, last = head.rpartition("/")
+        group = f"{last}/{group}" if group else last
+    return (head, group) if group and os.path.isfile(head) else None
+
+
+def expand_groups(pattern: str) -> tuple[str, ...]:
+    """Return the groups that a pattern such as ``train.h5/*`` names, numbers in the order of numbers."""
+    parts = pattern.rstrip("/").split("/")
+    for i in range(len(parts) - 1, 0, -1):
+        if found := [path for path in sorted(glob.glob("/".join(parts[:i]))) if os.path.isfile(path)]:
+            return tuple(f"{path}/{group}" for path in found for group in _groups_of(path, parts[i:]))
+    return ()
+
+
+def _groups_of(path: str, patterns: Sequence[str]) -> list[str]:
+    depth = len(patterns)
+    names = (tuple(name.split("/")) for name in _open_whole(path, allow_external=False).arrays)
+    groups = {name[:depth] for name in names if len(name) > depth}
+    fitting = [group for group in groups if all(map(fnmatch.fnmatchcase, group, patterns))]
+    return sorted(map("/".join, fitting), key=_by_number)
+
+
+def _by_number(name: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _open_whole(path: str, *, allow_external: bool) -> Source:
+    from scidata.sources import open_source  # which opens groups by this module
+
+    key = os.path.abspath(path), version_at(path), allow_external
+    found = _whole.get(key)
+    return _whole.put(key, open_source(path, allow_external=allow_external)) if found is None else found
+
+
+class GroupSource:
+    """What lies below one group of a file, as if it were a file of its own.
+
+    Its attributes are those of its arrays; a group's own are not read.
+
+    Parameters
+    ----------
+    path, group
+        The file, and the group in it.
+    allow_external
+        As in :func:`scidata.sources.open_source`.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no such group, or no array below it.
+    UnsupportedFormatError
+        Files of this format have no groups.
+    """
+
+    attributes: Mapping[str, Any] = {}
+
+    def __init__(self, path: str, group: str, *, allow_external: bool = False) -> None:
+        self.path, self.group = f"{path}/{group}", group
+        self.file = _open_whole(path, allow_external=allow_external)
+        if self.file.format not in ("hdf5", "netcdf4"):
+            raise UnsupportedFormatError(f"{self.path}: {path} has no groups, it is {self.file.format}")
+        if not self.arrays:
+            there = {name.rpartition("/")[0] for name in self.file.arrays} - {""}
+            raise FileNotFoundError(
+                f"{self.path}: {path} has no arrays in a group {group!r}{near_matches(group, there)}"
+            )
+
+    @property
+    def format(self) -> str:
+        """That of the file."""
+        return self.file.format
+
+    @cached_property
+    def arrays(self) -> Mapping[str, ArrayLayout]:
+        """Every array by its path inside the group."""
+        return {
+            name: replace(layout, store=self.path, name=name) for name, layout in self._below(self.file.arrays).items()
+        }
+
+    @cached_property
+    def skipped(self) -> Mapping[str, str]:
+        """Why some arrays of the group are not among those, by name."""
+        return self._below(getattr(self.file, "skipped", {}))
+
+    def _below(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        start = f"{self.group}/"
+        return {name.removeprefix(start): value for name, value in found.items() if name.startswith(start)}
+
+    def _whole(self, layout: ArrayLayout) -> ArrayLayout:
+        return self.file.arrays[f"{self.group}/{layout.name}"]
+
+    def locate(self, layout: ArrayLayout, chunks: IntArray) -> ChunkRefs:
+        """Find the bytes of chunks given by ``(num, ndim)`` int64 chunk coordinates."""
+        return self.file.locate(self._whole(layout), chunks)
+
+    def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
+        """Read a box (positive steps) with the format's own library into ``out``."""
+        self.file.read_box(self._whole(layout), box, out)
+
+    def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
+        """Raise SourceChangedError where the file that was just read is not the one whose metadata was."""
+        self.file.check_unchanged(self._whole(layout), paths)
+
+    def files_of(self, layout: ArrayLayout, chunks: IntArray) -> tuple[str, ...] | None:
+        """Name the file; None where HDF5 may follow links out of it."""
+        return self.file.files_of(self._whole(layout), chunks)
+
+    def close(self) -> None:
+        """Close the file, of which other groups are read, too; the next use opens it again."""
+        self.file.close()

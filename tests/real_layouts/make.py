@@ -1,0 +1,170 @@
+"""Small files laid out as the tools of the field write them: names, groups, dims, dtypes and attributes as theirs.
+
+Each function is named after what it imitates, says where that is described, and writes random values to a path.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import h5py
+import netCDF4
+import numpy as np
+import xarray as xr
+import zarr
+from scipy.spatial import Delaunay
+
+RNG = np.random.default_rng(0)
+
+
+def values(*shape: int) -> np.ndarray:
+    return RNG.normal(size=shape).astype("f4")
+
+
+def pdebench_advection(path: Path) -> None:
+    """PDEBench's 1-D files (github.com/pdebench/PDEBench, data_download): ``tensor`` is (trajectory, time, x)."""
+    with h5py.File(path, "w") as file:
+        file["tensor"] = values(6, 11, 64)
+        file["x-coordinate"] = np.linspace(0, 1, 64, dtype="f4")
+        file["t-coordinate"] = np.linspace(0, 2, 12, dtype="f4")
+
+
+def pdebench_swe(path: Path) -> None:
+    """PDEBench's shallow-water file: a group a trajectory, ``data`` is (time, x, y, 1)."""
+    with h5py.File(path, "w") as file:
+        for i in range(11):
+            file[f"{i:04d}/data"] = values(7, 32, 32, 1)
+            for name, n in (("x", 32), ("y", 32), ("t", 7)):
+                file[f"{i:04d}/grid/{name}"] = np.linspace(-1, 1, n, dtype="f4")
+
+
+def mesh_graph_nets(path: Path) -> None:
+    """MeshGraphNets' sets as HDF5, a group a trajectory: fields of each time on nodes, triangles, node types."""
+    with h5py.File(path, "w") as file:
+        for i in range(11):
+            points = RNG.random((40 + i, 2))
+            file[f"{i}/pos"] = points.astype("f4")
+            file[f"{i}/cells"] = Delaunay(points).simplices.astype("i4")
+            file[f"{i}/node_type"] = RNG.integers(0, 7, (len(points), 1)).astype("i4")
+            file[f"{i}/velocity"] = values(5, len(points), 2)
+            file[f"{i}/pressure"] = values(5, len(points), 1)
+
+
+def the_well(path: Path) -> None:
+    """The Well (github.com/PolymathicAI/the_well, data format): (trajectory, time, x, y) below ``t0_fields``, …"""
+    with h5py.File(path, "w") as file:
+        file.attrs.update(dataset_name="turbulence", grid_type="cartesian", n_spatial_dims=2, n_trajectories=4)
+        file["t0_fields/density"] = values(4, 9, 16, 24)
+        file["t1_fields/velocity"] = values(4, 9, 16, 24, 2)
+        file["scalars/Re"] = np.float32(1000)
+        for name, n in (("time", 9), ("x", 16), ("y", 24)):
+            file[f"dimensions/{name}"] = np.linspace(0, 1, n, dtype="f4")
+
+
+def nersc_era5(path: Path) -> None:
+    """NERSC's ERA5 for FourCastNet and makani: ``fields`` is (time, channel, latitude, longitude), without names."""
+    with h5py.File(path, "w") as file:
+        file.create_dataset("fields", data=values(5, 20, 36, 72), chunks=(1, 1, 36, 72))
+
+
+def anemoi(path: Path) -> None:
+    """anemoi-datasets' Zarr (anemoi.readthedocs.io): data (time, variable, ensemble, cell), cells with coordinates."""
+    group = zarr.open_group(str(path), mode="w", zarr_format=2)
+    group.attrs["variables"] = ["2t", "msl", "z_500"]
+
+    def put(name: str, data: np.ndarray, *dims: str) -> None:
+        array = group.create_array(name, data=data, chunks=(1, *data.shape[1:]) if data.ndim > 1 else data.shape)
+        array.attrs["_ARRAY_DIMENSIONS"] = list(dims)
+
+    put("data", values(6, 3, 1, 200), "time", "variable", "ensemble", "cell")
+    put("latitudes", np.linspace(90, -90, 200), "cell")
+    put("longitudes", np.linspace(0, 359, 200), "cell")
+    put("dates", np.arange(6).astype("M8[6h]").astype("M8[s]").astype("i8"), "time")
+    put("mean", values(3), "variable")
+
+
+def wrf(path: Path) -> None:
+    """WRF's output (wrfout, WRF Users' Guide): staggered dims, ``Times`` as text, two-dimensional XLAT and XLONG."""
+    with netCDF4.Dataset(path, "w") as file:
+        sizes = {"Time": None, "DateStrLen": 19, "bottom_top": 4, "south_north": 20, "west_east": 30}
+        for name, n in sizes.items():
+            file.createDimension(name, n)
+            if n in (4, 20, 30):
+                file.createDimension(f"{name}_stag", n + 1)
+        file.createVariable("Times", "S1", ("Time", "DateStrLen"))[:] = np.full((3, 19), b"0")
+        rows, columns = ("Time", "south_north"), "west_east"
+        for name in ("XLAT", "XLONG"):
+            file.createVariable(name, "f4", (*rows, columns))[:] = values(3, 20, 30)
+        for name in ("T", "QVAPOR"):
+            variable = file.createVariable(name, "f4", ("Time", "bottom_top", "south_north", "west_east"))
+            variable[:] = values(3, 4, 20, 30)
+            variable.setncatts({"coordinates": "XLONG XLAT", "stagger": ""})
+        file.createVariable("U", "f4", ("Time", "bottom_top", "south_north", "west_east_stag"))[:] = values(
+            3, 4, 20, 31
+        )
+        file.createVariable("V", "f4", ("Time", "bottom_top", "south_north_stag", "west_east"))[:] = values(
+            3, 4, 21, 30
+        )
+
+
+def era5_cds(path: Path, *, new: bool) -> None:
+    """ERA5 from the Climate Data Store: since 2024 with ``valid_time``, ``number`` and ``expver``, packed before."""
+    time, level = ("valid_time", "pressure_level") if new else ("time", "level")
+    field = xr.DataArray(
+        values(4, 3, 19, 36),
+        dims=(time, level, "latitude", "longitude"),
+        coords={
+            time: np.arange(4).astype("M8[h]").astype("M8[ns]"),
+            level: [500.0, 850.0, 1000.0] if new else np.array([500, 850, 1000], "i4"),
+            "latitude": np.linspace(90, -90, 19),
+            "longitude": np.arange(0, 360, 10.0),
+        },
+    )
+    data = field.to_dataset(name="t")
+    if new:
+        data = data.assign_coords(number=0, expver=(time, ["0001"] * 4))
+    packed = {"dtype": "i2", "scale_factor": 1e-3, "add_offset": 0.5, "_FillValue": -32767}
+    data.to_netcdf(path, encoding={"t": {} if new else packed}, format="NETCDF4" if new else "NETCDF3_64BIT")
+
+
+def cmip6(path: Path) -> None:
+    """A CMIP6 table file: 360-day calendar, bounds of all coordinates."""
+    with netCDF4.Dataset(path, "w") as file:
+        for name, n in (("time", None), ("lat", 18), ("lon", 36), ("bnds", 2)):
+            file.createDimension(name, n)
+        for name, axis, numbers in (
+            ("time", "T", np.arange(6) * 30 + 15.0),
+            ("lat", "Y", np.linspace(-85, 85, 18)),
+            ("lon", "X", np.arange(0, 360, 10.0)),
+        ):
+            variable = file.createVariable(name, "f8", (name,))
+            variable[:] = numbers
+            variable.setncatts({"axis": axis, "bounds": f"{name}_bnds"})
+            file.createVariable(f"{name}_bnds", "f8", (name, "bnds"))[:] = numbers[:, None] + [-0.5, 0.5]
+        file["time"].setncatts({"units": "days since 1850-01-01", "calendar": "360_day"})
+        variable = file.createVariable("tas", "f4", ("time", "lat", "lon"), fill_value=1e20)
+        variable[:] = values(6, 18, 36)
+
+
+def healpix(path: Path) -> None:
+    """A HEALPix Zarr as of nextGEMS: (time, cell), ``crs`` says the order."""
+    data = xr.Dataset({"ts": (("time", "cell"), values(4, 12 * 8**2)), "crs": ((), 0)})
+    data["crs"].attrs = {"grid_mapping_name": "healpix", "healpix_nside": 8, "healpix_order": "nest"}
+    data.to_zarr(path, consolidated=True, zarr_format=2)
+
+
+def icon(path: Path) -> None:
+    """ICON's output: fields of cells, whose centres are there and whose corners lie in the grid's file."""
+    data = xr.Dataset(
+        {"temp": (("time", "height", "ncells"), values(3, 4, 120))},
+        {"clon": ("ncells", np.linspace(-3, 3, 120)), "clat": ("ncells", np.linspace(-1.5, 1.5, 120))},
+    )
+    data["clon"].attrs = {"standard_name": "longitude", "units": "radian"}
+    data["clat"].attrs = {"standard_name": "latitude", "units": "radian"}
+    data["temp"].attrs = {"CDI_grid_type": "unstructured", "coordinates": "clat clon"}
+    data.to_netcdf(path)
+
+
+def fesom_fields(path: Path) -> None:
+    """FESOM2's output of one variable: (time, nod2), nothing of the mesh."""
+    xr.Dataset({"sst": (("time", "nod2"), values(3, 90))}).to_netcdf(path)

@@ -1,0 +1,197 @@
+"""Files as the field lays them out: what they are taken for, what opens at once, what is asked, and the values."""
+
+import re
+import warnings
+
+import h5py
+import netCDF4
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+
+import scidata
+from scidata.cli.commands.inspect import inspect_store
+from scidata.errors import ConfigError, UnsupportedFormatError
+from scidata.grids.reader import GridReader
+from tests.real_layouts import make
+
+warnings.filterwarnings("ignore", category=zarr.errors.ZarrUserWarning)
+
+
+@pytest.fixture
+def made(tmp_path):
+    def write(function, name="a.h5", **options):
+        path = tmp_path / name
+        function(path, **options)
+        return str(path)
+
+    return write
+
+
+def split_of(path, num_ranks=2, **options):
+    """Return the sample dimension, and the one that ranks split."""
+    reader = GridReader(path, axis_sizes={"domain": num_ranks}, **options)
+    return reader.sample_dim, next(iter(reader.partition.axis_of_dim))
+
+
+def parts_of(path, name, index=1, num_ranks=3, **options):
+    """Read a field's parts of all ranks, put together."""
+    reader = GridReader(path, axis_sizes={"domain": num_ranks}, **options)
+    (dim,) = reader.partition.axis_of_dim
+    found = []
+    for rank in range(num_ranks):
+        here = reader.partition.coordinate(rank)
+        out = {n: np.empty(spec.shape, spec.dtype) for n, spec in reader.buffer_specs(here).items()}
+        reader.read_into(index, out, here)
+        found.append(out[name])
+    return np.concatenate(found, reader.dims(name).index(dim))
+
+
+# -- opened at once ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("new", [False, True])
+def test_era5_of_the_data_store(made, new):
+    path = made(make.era5_cds, "a.nc", new=new)
+    assert inspect_store(path).kind == "grid"
+    assert split_of(path) == ("valid_time" if new else "time", "latitude")
+    with xr.open_dataset(path) as want:
+        assert np.array_equal(parts_of(path, "t"), want["t"][1].values)
+
+
+def test_cmip6_of_360_days(made):
+    path = made(make.cmip6, "a.nc")
+    report = inspect_store(path)
+    assert (report.kind, report.fields, report.warnings) == ("grid", ("tas",), ())
+    assert split_of(path) == ("time", "lat")
+    with netCDF4.Dataset(path) as want:
+        assert np.array_equal(parts_of(path, "tas"), want["tas"][1])
+
+
+def test_wrf_is_read_at_the_centres_and_says_what_is_not(made):
+    path = made(make.wrf, "wrfout_d01.nc")
+    report = inspect_store(path)
+    assert {"T", "QVAPOR"} <= set(report.fields)
+    assert split_of(path) == ("Time", "south_north")
+    assert split_of(path, fields=["U"]) == ("Time", "south_north")
+    with netCDF4.Dataset(path) as want:
+        assert np.array_equal(parts_of(path, "T"), want["T"][1])
+        assert np.array_equal(parts_of(path, "V", fields=["V"]), want["V"][1])
+    with pytest.warns(UserWarning, match="U, V: not on the grid of T, left out unless named with fields"):
+        scidata.open_dataset(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scidata.open_dataset(path, fields=["T", "QVAPOR"])
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "field"),
+    [(make.anemoi, "a.zarr", "data"), (make.healpix, "a.zarr", "ts"), (make.icon, "a.nc", "temp")],
+)
+def test_cells_with_coordinates_are_split(made, function, name, field):
+    path = made(function, name)
+    want = zarr.open(path)[field][1] if name.endswith("zarr") else netCDF4.Dataset(path)[field][1]
+    options = {"kind": "grid"} if function is make.healpix else {}
+    scidata.open_dataset(path, **options)
+    sample_dim, split = split_of(path)
+    assert sample_dim == "time"
+    assert split in ("cell", "ncells")
+    assert np.array_equal(parts_of(path, field), want)
+
+
+# -- asked ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("function", "field", "shard", "sample_dim", "asked"),
+    [
+        (make.nersc_era5, "fields", "dim_2", "dim_0", r"dim_1 \(20 rows, about 10 a rank\), dim_2 \(36 rows"),
+        (make.pdebench_advection, "tensor", "dim_2", "dim_0", r"dim_1 \(11 rows.*dim_2 \(64 rows, about 32 a rank"),
+        (make.the_well, "t0_fields/density", "dim_2", "dim_0", r"dim_1 \(9 rows.*dim_2 \(16 rows"),
+    ],
+)
+def test_dims_without_names_are_asked_for(made, function, field, shard, sample_dim, asked):
+    path = made(function)
+    assert inspect_store(path).kind == "grid"
+    with pytest.raises(ConfigError, match=r"which dimension do the 2 ranks.*" + asked) as caught:
+        split_of(path)
+    assert re.search(r"shard=\{'dim_\d': 'domain'\} \(--shard dim_\d\)", str(caught.value))
+    with h5py.File(path) as want:
+        options = {"fields": [field], "shard": {shard: "domain"}, "sample_dim": sample_dim}
+        assert np.array_equal(parts_of(path, field, **options), want[field][1])
+
+
+def test_windows_inside_each_trajectory(made):
+    path = made(make.the_well)
+    field = "t0_fields/density"
+    ds = scidata.concat(
+        *(
+            scidata.open_dataset(path, fields=[field], isel={"dim_0": i}, sample_dim="dim_1", steps=(0, 1))
+            for i in range(4)
+        )
+    )
+    assert len(ds) == 4 * 8
+    with h5py.File(path) as want:
+        assert np.array_equal(ds[9][field].numpy(), want[field][1, 1:3])
+
+
+def test_fields_without_their_mesh(made):
+    path = made(make.fesom_fields, "sst.fesom.nc")
+    report = inspect_store(path)
+    assert report.kind == "mesh"
+    assert f"scidata partition {path} OUT --kind mesh --mesh TOPOLOGY" in report.warnings[0]
+    with pytest.raises(UnsupportedFormatError, match=r"topology is in another file.*--kind mesh --mesh TOPOLOGY.*grid"):
+        scidata.open_dataset(path)
+    assert scidata.open_dataset(path, kind="grid")[0]["sst"].shape == (90,)
+    assert split_of(path) == ("time", "nod2")
+
+
+# -- groups that are samples -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", [make.pdebench_swe, make.mesh_graph_nets])
+def test_groups_are_never_taken_for_fields(made, function, tmp_path):
+    path = made(function)
+    first = "0000" if function is make.pdebench_swe else "0"
+    message = f"its 11 groups.*name one, {re.escape(path)}/{first}, or all of them, '{re.escape(path)}/"
+    for use in (scidata.open_dataset, inspect_store, lambda p: scidata.partition(p, str(tmp_path / "out"))):
+        with pytest.raises(UnsupportedFormatError, match=message):
+            use(path)
+    assert not (tmp_path / "out").exists()
+
+
+def test_trajectories_of_pdebench(made):
+    path = made(make.pdebench_swe)
+    one, options = f"{path}/0003", {"fields": ["data"], "shard": {"dim_1": "domain"}}
+    assert inspect_store(one).kind == "grid"
+    every = scidata.open_dataset(f"{path}/*", fields=["data"])
+    with h5py.File(path) as want:
+        assert np.array_equal(parts_of(one, "data", **options), want["0003/data"][1])
+        assert len(every) == 11 * 7
+        assert np.array_equal(every[3 * 7 + 2]["data"].numpy(), want["0003/data"][2])
+    with pytest.raises(ConfigError, match="would reach from one group into the next"):
+        scidata.open_dataset(f"{path}/*", fields=["data"], steps=(0, 1))
+    with pytest.raises(FileNotFoundError, match=r"no arrays in a group '0033'.*did you mean"):
+        scidata.open_dataset(f"{path}/0033")
+    with pytest.raises(FileNotFoundError, match="nor does a group of a file"):
+        scidata.open_dataset(f"{path}/9*")
+
+
+def test_trajectories_of_mesh_graph_nets(made, tmp_path):
+    path, out = made(make.mesh_graph_nets), str(tmp_path / "out")
+    assert inspect_store(f"{path}/*").kind == "mesh"
+    report = scidata.partition(f"{path}/*", out)
+    assert report.num_samples == 11
+    assert scidata.partition(f"{path}/*", out, resume=True).written == ()
+    ds = scidata.open_dataset(out)
+    with h5py.File(path) as want:
+        for i in (0, 2, 10):  # in the order of numbers
+            sample = ds[i]
+            order = sample.original_id("node").numpy()
+            assert np.array_equal(sample["velocity"].numpy(), want[f"{i}/velocity"][:][:, order])
+            assert np.array_equal(sample["node_type"].numpy(), want[f"{i}/node_type"][:][order])
+    with h5py.File(path, "a") as file:
+        file["3/pressure"][0] = 7
+    with pytest.raises(scidata.errors.OutputError, match="was made from another"):
+        scidata.partition(f"{path}/*", out, resume=True)

@@ -69,14 +69,17 @@ def print_plan(plan: DomainPlan, about: Mapping[str, Any], *, every_rank: bool) 
     out.print(f"split: {split}; sample {plan.sample} of {about['num_samples']}{_along(about)}", soft_wrap=True)
     out.print()
     dims = [visible(dim) for dim in plan.rank(0)["owned"]]  # headers may have line ends, names not
-    columns = ["rank", *dims, "local shape", "wanted", "fetched", "decoded", "fetched\n/wanted", "decoded\n/wanted"]
+    wanted = ["owned", "halo"] if about["halo"] else ["wanted"]
+    columns = ["rank", *dims, "local shape", *wanted, "fetched", "decoded", "fetched\n/wanted", "decoded\n/wanted"]
     table = make_table([*columns, "chunks"], left=dims)
     for rank, label in shown_ranks(plan, every_rank).items():
         table.add_row(*_rank_row(label, plan.rank(rank)))
-    table.add_row("all", *("" for _ in dims), "", *byte_cells(plan.totals()))
+    totals = plan.totals()
+    table.add_row("all", *("" for _ in dims), "", *byte_cells(totals, halo=bool(about["halo"])))
     print_ranks(plan, every_rank, table)
     if about["halo"]:
-        out.print("rows are the owned ones, with the halo's rows below+above them in brackets")
+        out.print("rows are the owned ones, with the halo's rows below+above them in brackets; both are wanted")
+        out.print(f"ranks read {ratio(totals['halo_amplification'])} times what they own, for the halo")
     if len(about["fields"]) > 1:
         out.print(f"local shape is that of {about['fields'][0]}; bytes are of all fields")
     out.print(f"memory of a rank: at most {human_bytes(int(plan.bytes_memory.max()))}, halo included")
@@ -124,13 +127,19 @@ def _rank_row(label: str, rank: Mapping[str, Any]) -> list[str]:
     for dim, (start, stop) in rank["owned"].items():
         halo = "({}+{})".format(*rank["halo"][dim]) if dim in rank["halo"] else ""
         rows.append(f"{start}:{stop} {halo}".rstrip())
-    return [label, *rows, shape_text(next(iter(rank["local_shape"].values()))), *byte_cells(rank)]
-
-
-def byte_cells(sums: Mapping[str, Any]) -> list[str]:
-    """Return the cells of bytes, amplifications and chunks that a row of a plan ends with."""
     return [
-        human_bytes(sums["bytes_wanted"]),
+        label,
+        *rows,
+        shape_text(next(iter(rank["local_shape"].values()))),
+        *byte_cells(rank, halo=bool(rank["halo"])),
+    ]
+
+
+def byte_cells(sums: Mapping[str, Any], *, halo: bool = False) -> list[str]:
+    """Return the cells of bytes, amplifications and chunks that a row of a plan ends with."""
+    wanted = ("bytes_owned", "bytes_halo") if halo else ("bytes_wanted",)
+    return [
+        *(human_bytes(sums[name]) for name in wanted),
         human_bytes(sums["bytes_fetched"]),
         human_bytes(sums["bytes_decoded"]),
         ratio(sums["amplification"]),

@@ -36,6 +36,8 @@ class DomainPlan(PlanSummary):
         What was planned.
     bytes_memory
         ``(num_ranks,)`` int64: of the decoded part, halo included.
+    bytes_halo
+        ``(num_ranks,)`` int64: of ``bytes_wanted``, those of the halo; the others are owned.
     num_owned
         ``(num_ranks,)`` int64, owned cells of the grid.
     notes
@@ -45,6 +47,7 @@ class DomainPlan(PlanSummary):
     reader: GridReader
     sample: int
     bytes_memory: IntArray
+    bytes_halo: IntArray
     num_owned: IntArray
     notes: tuple[str, ...]
 
@@ -72,13 +75,21 @@ class DomainPlan(PlanSummary):
             "halo": {dim: list(partition.halo_rows(dim, at)) for dim in partition.halo},
             "local_shape": {name: list(spec.shape) for name, spec in reader.buffer_specs(at).items()},
             "bytes_memory": int(self.bytes_memory[rank]),
+            **self._owned_and_halo(self.bytes_wanted[rank], self.bytes_halo[rank]),
             **self.figures(rank),
         }
+
+    @staticmethod
+    def _owned_and_halo(wanted: int, halo: int) -> dict[str, Any]:
+        owned = int(wanted) - int(halo)
+        ratio = int(wanted) / owned if owned else None
+        return {"bytes_owned": owned, "bytes_halo": int(halo), "halo_amplification": ratio}
 
     def totals(self) -> dict[str, Any]:
         """Describe all ranks together in plain values."""
         return {
             "bytes_memory": int(self.bytes_memory.sum()),
+            **self._owned_and_halo(self.bytes_wanted.sum(), self.bytes_halo.sum()),
             **self.figures(),
             "shared_chunks": self.shared_chunks,
             "balance": self.balance,
@@ -131,7 +142,9 @@ def plan_domain(
     places_of = [partition.coordinate(rank) for rank in (range(partition.num_parts) if ranks is None else ranks)]
     summaries: list[PlanSummary] = []
     notes: dict[str, str] = {}
+    bytes_halo = np.zeros(len(places_of), np.int64)
     for name in reader.fields:
+        owned, local = _cells_of(reader, name, places_of)
         for k, (i, layout, first) in enumerate(reader.selections(name, sample, places_of[0])):
             source = reader.sources[i]
             shifted, shift = _only_this_sample(reader, layout, first)
@@ -155,6 +168,8 @@ def plan_domain(
             elif layout.fallback:
                 notes["fallback"] = "some arrays are decoded by the format's own library: their bytes are estimated"
             summaries.append(summarize(shifted, selection_of_rank, len(places_of), places))
+            wanted = summaries[-1].bytes_wanted
+            bytes_halo += wanted - wanted * owned // np.maximum(local, 1)
     node = reader.shared_chunks(
         NodeRanks(
             name="plan", coordinates=tuple(map(partition.coordinate, range(partition.num_parts))), me=0, max_bytes=0
@@ -166,6 +181,8 @@ def plan_domain(
             f"ranks decode chunks up to {max(map(node.times_decoded, shared)):.1f} times over, because several need "
             "the same: those of a node do it for each other with open_dataset(decode='node')"
         )
+    if wide := _wide_halos(reader):
+        notes["halo"] = wide
     sample_bytes, block_bytes = np.max([reader.block_bytes(place) for place in places_of], axis=0).tolist()
     if block_bytes:
         steps = max(reader.pool.steps_per_block.values())
@@ -181,6 +198,7 @@ def plan_domain(
         sample=sample,
         **{name: np.sum([getattr(summary, name) for summary in summaries], axis=0) for name in FIGURES},
         bytes_memory=_memory(reader, places_of),
+        bytes_halo=bytes_halo,
         num_owned=_num_owned(reader, places_of),
         shared_chunks=sum(summary.shared_chunks for summary in summaries),
         exact=all(summary.exact for summary in summaries),
@@ -229,6 +247,33 @@ def _num_owned(reader: GridReader, places_of: Sequence[Mapping[str, int]]) -> In
         elif dim != reader.sample_dim:
             cells *= size
     return cells
+
+
+def _cells_of(reader: GridReader, name: str, places_of: Sequence[Mapping[str, int]]) -> tuple[IntArray, IntArray]:
+    """Return the cells along the dims of a field that have a halo, or are split: owned ones, and all of each rank."""
+    partition = reader.partition
+    owned, local = np.ones((2, len(places_of)), np.int64)
+    for dim in reader.dims(name):
+        if dim in partition.axis_of_dim or dim in partition.halo:
+            rows = [partition.owned_rows(dim, place) for place in places_of]
+            owned *= [stop - start for start, stop in rows]
+            local *= [partition.local_size(dim, place) for place in places_of]
+    return owned, local
+
+
+def _wide_halos(reader: GridReader) -> str | None:
+    """Say where a halo reaches beyond the neighbouring part."""
+    partition = reader.partition
+    for dim, (below, above) in partition.halo.items():
+        if dim not in partition.axis_of_dim:
+            continue
+        parts = np.diff(partition.bounds[dim])
+        if len(parts) > 1 and max(below, above) > parts.min():
+            return (
+                f"the halo of {dim} ({below}+{above} rows) is wider than the smallest part ({parts.min()} rows): ranks "
+                "read rows of ranks beyond their neighbours; use fewer ranks, or a smaller halo"
+            )
+    return None
 
 
 def _memory(reader: GridReader, places_of: Sequence[Mapping[str, int]]) -> IntArray:

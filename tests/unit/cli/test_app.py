@@ -293,6 +293,22 @@ def test_plan_is_the_sum_of_every_ranks_plan(store: str) -> None:
     assert found["ranks"][0]["halo"] == {"latitude": [0, 2], "longitude": [3, 3]}
 
 
+def test_plan_tells_the_halo_apart(store: str) -> None:
+    options = ("--domain", "3x2", "--halo", "latitude=2", "--halo", "longitude=1", "--periodic", "longitude")
+    found = run_json("plan", store, *options, "--fields", "u")
+    assert found["totals"]["bytes_owned"] == 2 * 24 * 32 * 4  # each value of a sample once
+    rows, columns = (8 + 2) * 2 + (8 + 4), 2 * (16 + 2)
+    assert found["totals"]["bytes_wanted"] == 2 * rows * columns * 4
+    assert found["totals"]["halo_amplification"] == pytest.approx(rows * columns / (24 * 32))
+    for rank in found["ranks"]:
+        assert rank["bytes_owned"] + rank["bytes_halo"] == rank["bytes_wanted"]
+    assert not any("halo" in note for note in found["notes"])
+    wide = run("plan", store, "--domain", "4", "--halo", "latitude=0:9").stdout
+    assert "the halo of latitude (0+9 rows) is wider than the smallest part (6 rows)" in wide
+    assert " owned " in wide
+    assert " wanted " not in wide.split("times what they own")[0].split("both are wanted")[0].replace("/wanted", "")
+
+
 def test_plan_counts_chunks_that_ranks_share(store: str) -> None:
     even = run_json("plan", store, "--domain", "3", "--fields", "u")  # rows 8, 16: chunks end at 7, 14, 21
     assert even["totals"]["shared_chunks"] == 2

@@ -46,7 +46,7 @@ from scidata.loader.prefetch.slots import SlotRing
 from scidata.loader.sampler import DistributedSampler, check_state, fingerprint_of
 from scidata.loader.stats import LoaderStats, PrefetchStats
 from scidata.loader.transform_stream import TransformStream
-from scidata.loader.waiting import WaitWatch, warn_of_room
+from scidata.loader.waiting import WaitWatch, warn_of_copies, warn_of_room
 from scidata.loader.workers import WorkerPool, WorkerReader
 
 _VERSION = 1  # of the state
@@ -230,6 +230,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def __iter__(self) -> Any:
         """Begin an epoch: an iterator of its own, whose threads end with it."""
         device = self._cuda_device()
+        if self._source.dataset.mesh is None:
+            warn_of_copies(getattr(self.batch_sampler, "sampler", self.sampler))
         position = self._position = self._next_position()
         items: Iterator[list[int]] = items_of(position.items(), self._auto_collation)
         ahead = self._read_ahead(items)

@@ -1,10 +1,15 @@
-"""Warnings, once: when a loop waits for its data, which stage is slow; when an order needs more room than there is."""
+"""Warnings, once: of a loop that waits for its data, of an order without room, of ranks that all read the same."""
 
 from __future__ import annotations
 
+import os
 import warnings
 from dataclasses import replace
 from statistics import median
+from typing import Any
+
+import torch
+from torch.utils.data import RandomSampler, SequentialSampler
 
 from scidata.loader.sampler import DistributedSampler
 from scidata.loader.stats import PrefetchStats
@@ -28,6 +33,28 @@ def warn_of_room(sampler: DistributedSampler, block_bytes: int, room: int) -> No
             RuntimeWarning,
             stacklevel=4,  # the line of the loop
         )
+
+
+def warn_of_copies(sampler: Any) -> None:
+    """Warn where each of several processes goes through all samples: a data set without a mesh, no sampler for ranks.
+
+    What deals samples to ranks (Accelerate, Lightning, torch's ``DistributedSampler``) has put one of its own there.
+    """
+    if type(sampler) in (RandomSampler, SequentialSampler) and (num_ranks := _num_ranks()) > 1:
+        warnings.warn(
+            f"scidata.DataLoader: each of the {num_ranks} processes reads all samples, whole: it has no mesh. "
+            "open_dataset(path, scidata.init_mesh(domain=…)) shares each sample between them, (dp=…) deals samples out",
+            UserWarning,
+            stacklevel=3,  # the line of the loop
+        )
+
+
+def _num_ranks() -> int:
+    """Return how many processes run this script together, as torch knows, or as torchrun and its like say."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_world_size()
+    said = os.environ.get("WORLD_SIZE", "") if "RANK" in os.environ else ""
+    return int(said) if said.isdecimal() else 1
 
 
 class WaitWatch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -162,6 +163,24 @@ def test_many_domains(store: str, num_ranks: int, dp: int) -> None:
 
 
 # -- nothing communicates --------------------------------------------------------------------------------------------
+
+
+def without_a_mesh(rank: int, num_ranks: int, path: str) -> None:
+    dataset = open_dataset(path, fields=["t"])
+    with pytest.warns(UserWarning, match=r"each of the 2 processes reads all samples, whole.*init_mesh\(domain="):
+        for _ in DataLoader(dataset):
+            pass
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dealt = torch.utils.data.DistributedSampler(dataset, shuffle=False)  # type: ignore[arg-type, unused-ignore]
+        assert len(list(DataLoader(dataset, sampler=dealt))) == -(-len(dataset) // 2)
+        mesh = init_mesh(domain=2)
+        for _ in DataLoader(open_dataset(path, mesh, fields=["t"])):
+            pass
+
+
+def test_ranks_that_read_the_same_are_told(store: str) -> None:
+    run_ranks(without_a_mesh, 2, store)
 
 
 def alone(rank: int, num_ranks: int, path: str) -> None:

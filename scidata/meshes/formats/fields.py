@@ -16,6 +16,13 @@ from scidata.errors import FieldMismatchError
 from scidata.meshes.formats.base import GROUPS, Joined, NewDim, RawField, RawTopology, base_name, field_of
 from scidata.sources.cf import is_coordinate, names_time, role_of
 
+#: Names of integers that number rows of the mesh: ``nod_in_elem2D``, ``cellsOnCell``, ``edge_cells``, ``face_links``.
+_NUMBERS = re.compile(
+    r"(.*_)?(nod|node|vert|vertex|vertices|edge|face|cell|elem|element|neigh\w*)s?(2d|3d)?"
+    r"(_?(in|on|of|to)_?|_)(nod|node|vert|vertex|vertices|edge|face|cell|elem|element)s?(2d|3d)?"
+    r"|.*_(links|connectivity|neighbou?rs|connections)|.*_?neighbou?r_(cell|node|edge)_index|adjacent_cell_of_edge",
+    re.IGNORECASE,
+)
 _UNNAMED = re.compile(r"dim_\d+$|phony_dim_\d+$")
 
 
@@ -55,6 +62,10 @@ def find_fields(
             if wanted is not None:
                 raise FieldMismatchError(f"{source.path}: field {name!r} {place}")
             left_out[name] = place
+        elif wanted is None and layout.dtype.kind in "iu" and _NUMBERS.fullmatch(base_name(name)):
+            left_out[name] = (
+                "numbers rows of the file by its name, which have other numbers in a store; fields= keeps it as it is"
+            )
         elif layout.dtype.kind not in "iufb" or layout.dtype.itemsize > 8:
             left_out[name] = f"has dtype {layout.dtype}, which is no real number of at most 64 bits"
         else:

@@ -111,6 +111,7 @@ def _limit(limits: Limits) -> None:
         used = int(next(line for line in file if line.startswith("VmData")).split()[1]) << 10
     # data, not address space: threads reserve much of that and use none of it
     resource.setrlimit(resource.RLIMIT_DATA, (used + limits.memory, used + limits.memory))
+    sys.dont_write_bytecode = True  # a .pyc that is cut would be there for everybody
     resource.setrlimit(resource.RLIMIT_FSIZE, (limits.disk, limits.disk))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

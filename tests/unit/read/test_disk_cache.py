@@ -219,6 +219,7 @@ def test_two_jobs_fill_and_evict_at_once(tmp_path: Path) -> None:
 
 _FULL = """
 import resource
+sys.dont_write_bytecode = True  # a cut .pyc would be there for all that import the module after this
 resource.setrlimit(resource.RLIMIT_FSIZE, (8000, 8000))
 cache = DiskCache(sys.argv[1], 1 << 30)
 for number in range(3):

@@ -432,7 +432,8 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (400, {resource.getrlimit(resource.RLI
 sys.argv = ["scidata", "partition", {str(raw)!r}, {str(tmp_path / "s")!r}]
 main()
 """
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    # no bytecode: a cut .pyc would be there for all that import the module after this
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120, check=False
     )

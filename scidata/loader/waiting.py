@@ -42,7 +42,7 @@ def warn_of_copies(sampler: Any) -> None:
     """
     if type(sampler) in (RandomSampler, SequentialSampler) and (num_ranks := _num_ranks()) > 1:
         warnings.warn(
-            f"scidata.DataLoader: each of the {num_ranks} processes reads all samples, whole: it has no mesh. "
+            f"scidata.DataLoader: all {num_ranks} processes read all samples, whole: the data set has no mesh. "
             "open_dataset(path, scidata.init_mesh(domain=…)) shares each sample between them, (dp=…) deals samples out",
             UserWarning,
             stacklevel=3,  # the line of the loop

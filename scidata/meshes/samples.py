@@ -15,16 +15,17 @@ from typing import TypeAlias, overload
 
 from scidata.core.types import Source
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, UnsupportedFormatError, near_matches
-from scidata.meshes.formats import exodus, graph, meshio, mpas, plain, points, ugrid, vtkhdf
+from scidata.meshes.formats import esmf, exodus, graph, meshio, mpas, plain, points, ugrid, vtkhdf
 from scidata.meshes.formats.base import Options, RawField, RawTopology, damage_named
 from scidata.meshes.formats.fields import combine_fields, find_fields, short_names
 from scidata.meshes.sample import KINDS, RawSample, SampleHeader, parse_edges, row_entity
 from scidata.sources import open_source
 from scidata.sources.kinds import (
-    check_groups,
+    check_kind,
     has_cells,
     has_edges,
     has_points,
+    is_esmf,
     is_exodus,
     is_mpas,
     is_ugrid,
@@ -42,9 +43,10 @@ _MESHES: tuple[_Format, ...] = (
     (is_ugrid, ugrid),
     (is_mpas, mpas),
     (is_exodus, exodus),
+    (is_esmf, esmf),
     (has_cells, plain),
 )
-_OWN_COORDINATES = (vtkhdf, mpas, exodus)
+_OWN_COORDINATES = (vtkhdf, mpas, exodus, esmf)
 _MESHIO = frozenset(
     f".{suffix}"
     for suffix in (
@@ -188,7 +190,8 @@ class _Reading:
             if not by_meshio or os.path.isdir(path):
                 raise
             return meshio.open_topology(path, self.options, allow_external=self.allow_external)
-        check_groups(source)
+        if self.options.points is None and self.kind in (None, "mesh"):
+            check_kind(source)
         for detects, module in self._formats():
             if detects(source):
                 if self.options.points is not None and module in _OWN_COORDINATES:
@@ -207,9 +210,9 @@ class _Reading:
             return named
         shown = ", ".join(f"{n} {a.shape}" for n, a in list(source.arrays.items())[:8]) or "no arrays"
         raise UnsupportedFormatError(
-            f"{path}: no mesh, points or graph was found among {shown}; expected a UGRID, MPAS, Exodus or VTKHDF mesh, "
-            "'points' with 'cells', coordinates (name them with points=) or 'edge_index'. Where the file has only "
-            "fields, name the topology's file with mesh="
+            f"{path}: no mesh, points or graph was found among {shown}; expected a UGRID, MPAS, ESMF, Exodus or VTKHDF "
+            "mesh, 'points' with 'cells', coordinates (name them with points=) or 'edge_index'. Where the file has "
+            "only fields, name the topology's file with mesh="
         )
 
     def _formats(self) -> tuple[_Format, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -43,8 +44,10 @@ def kind_of(source: Source, *, like_grid: bool = False) -> tuple[str, str]:
     Raises
     ------
     UnsupportedFormatError
-        Its groups are samples: none of them is the file.
+        Its groups are samples: none of them is the file. Or it is a mesh that is not read.
     """
+    if not like_grid:
+        check_kind(source)
     if (reason := _format_of_mesh(source)) is not None:
         return "mesh", reason
     if has_edges(source):
@@ -52,7 +55,6 @@ def kind_of(source: Source, *, like_grid: bool = False) -> tuple[str, str]:
         pair = edge_pointers(source)
         return "graph", f"{name} holds edges" if pair is None else f"{' and '.join(pair)} hold edges"
     if not like_grid:
-        check_groups(source)
         if has_cells(source) and common_points(source) is not None:
             return "mesh", f"{find_array(source, (*CELL_OFFSETS, *CELL_ROWS))} holds cells"
         if is_cloud(source):
@@ -63,14 +65,9 @@ def kind_of(source: Source, *, like_grid: bool = False) -> tuple[str, str]:
 
 def _format_of_mesh(source: Source) -> str | None:
     """Return which format of meshes a file is, None for none."""
-    checks = (is_vtkhdf, "VTKHDF"), (is_ugrid, "UGRID"), (is_mpas, "MPAS"), (is_exodus, "Exodus II")
+    checks = (is_vtkhdf, "VTKHDF"), (is_ugrid, "UGRID"), (is_mpas, "MPAS"), (is_exodus, "Exodus II"), (is_esmf, "ESMF")
     found = next((name for check, name in checks if check(source)), None)
-    if found is not None:
-        return f"a mesh as {found}"
-    for name, format_name in (("elementConn", "ESMF"), ("grid_corner_lat", "SCRIP")):
-        if name in source.arrays:
-            return f"{name}: a mesh as {format_name}"
-    return None
+    return None if found is None else f"a mesh as {found}"
 
 
 def _kind_of_largest(source: Source, *, like_grid: bool) -> tuple[str, str]:
@@ -98,23 +95,31 @@ def numbers_cells(dim: str) -> bool:
     return _MESH_DIMS.fullmatch(dim) is not None or _ROWS_OF_POINTS.fullmatch(dim) is not None
 
 
-def check_groups(source: Source) -> None:
-    """Refuse a file whose groups are samples: the same arrays in each of several numbered groups, and none beside them.
+def check_kind(source: Source) -> None:
+    """Refuse a mesh as SCRIP, and a file whose groups are samples: numbered ones that hold the same arrays, no others.
 
     Raises
     ------
     UnsupportedFormatError
     """
+    if {"grid_corner_lat", "grid_corner_lon"} <= set(source.arrays):
+        raise UnsupportedFormatError(
+            f"{source.path}: a mesh as SCRIP, whose cells share no nodes; write it as one that ESMF describes: "
+            f"ESMF_Scrip2Unstruct {source.path} OUT.nc 0"
+        )
     groups: dict[str, set[str]] = {}
     for name in source.arrays:
         group, _, rest = name.partition("/")
         groups.setdefault(group, set()).add(rest)
     if len(groups) < 2 or not all(map(_NUMBERED.search, groups)) or any("" in names for names in groups.values()):
         return
+    ((_, num_alike),) = Counter(map(frozenset, groups.values())).most_common(1)
+    if num_alike < max(2, len(groups) / 2):
+        return
     first, *_, last = sorted(groups, key=lambda name: (len(name), name))
     raise UnsupportedFormatError(
         f"{source.path}: its {len(groups)} groups, {first} to {last}, are samples, each with {_some(groups[first])}: "
-        f"name one, {source.path}/{first}, or all of them, '{source.path}/*'"
+        f"name one, {source.path}/{first}, or all of them, '{source.path}/*'; kind='grid' takes them for fields of one"
     )
 
 
@@ -194,6 +199,11 @@ def is_exodus(source: Source) -> bool:
     """Say whether a file is Exodus II."""
     arrays = source.arrays
     return any(map(EXODUS_CONNECT.fullmatch, arrays)) and ("coordx" in arrays or "coord" in arrays)
+
+
+def is_esmf(source: Source) -> bool:
+    """Say whether a file holds a mesh as ESMF writes it."""
+    return {"elementConn", "nodeCoords"} <= set(source.arrays)
 
 
 # -- arrays by common names ------------------------------------------------------------------------------------------

@@ -167,7 +167,7 @@ def test_many_domains(store: str, num_ranks: int, dp: int) -> None:
 
 def without_a_mesh(rank: int, num_ranks: int, path: str) -> None:
     dataset = open_dataset(path, fields=["t"])
-    with pytest.warns(UserWarning, match=r"each of the 2 processes reads all samples, whole.*init_mesh\(domain="):
+    with pytest.warns(UserWarning, match=r"all 2 processes read all samples, whole.*init_mesh\(domain="):
         for _ in DataLoader(dataset):
             pass
     with warnings.catch_warnings():

@@ -79,9 +79,13 @@ def _paths(root: str, seed: Seed) -> Any:
     return found[0] if len(found) == 1 else found
 
 
+def _said_kind(seed: Seed) -> str | None:
+    return seed.options.get("kind") if seed.kind == "grid" else None
+
+
 def _open(path: Any, seed: Seed, step: Step, threads: int, *, kind: str | None = None) -> None:
     """Open it as anybody would, and read the first and the last sample whole."""
-    dataset: Any = scidata.open_dataset(path, num_threads=threads, kind=kind)
+    dataset: Any = scidata.open_dataset(path, num_threads=threads, kind=kind or _said_kind(seed))
     try:
         values = step.values
         _note(values, "length", len(dataset))
@@ -159,10 +163,11 @@ def _command(*words: str) -> Callable[[Any, Seed, Step, int], None]:
         paths = [path] if isinstance(path, str) else path
         if words[0] == "plan" and len(paths) > 1:  # which takes a glob
             paths = [os.path.join(os.path.dirname(paths[0]), f"g[0-9]{os.path.splitext(paths[0])[1]}")]
+        kind = ["--kind", _said_kind(seed)] if words[0] == "plan" and _said_kind(seed) else []
         out = io.StringIO()
         try:
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-                _SCIDATA.main([words[0], *paths, *words[1:]], prog_name="scidata")
+                _SCIDATA.main([words[0], *paths, *words[1:], *kind], prog_name="scidata")
         except SystemExit as e:
             if e.code not in (0, None):
                 step.error, step.kind = f"exit code {e.code}: {out.getvalue()}", "SystemExit"

@@ -43,7 +43,7 @@ class Seed:
     targets
         What is opened, below the folder.
     options
-        Of ``scidata.partition``.
+        Of ``scidata.partition``; of a grid ``kind``, where it has to be said.
     sealed
         Whether every byte is under a checksum: our own stores.
     checked
@@ -196,6 +196,8 @@ def _hdf5_text(folder: Path) -> str:
         file.create_dataset("names", data=["a", "bb", "ccc"], dtype=h5py.string_dtype())
         file.create_dataset("ragged", shape=(3,), dtype=h5py.vlen_dtype("i4"))[0] = [1, 2, 3]
         file["deep/er/w"] = _values(TIMES, ROWS, COLUMNS, seed=4)
+        for dim, label in zip(file["deep/er/w"].dims, ("time", "latitude", "longitude"), strict=True):
+            dim.label = label
     return name
 
 
@@ -453,14 +455,16 @@ _makes("store/graph", "store")(lambda folder: _store(folder, _graph, 2, kind="gr
 # -- real files --------------------------------------------------------------------------------------------------------
 
 
-def _real(name: str, kind: str) -> None:
+def _real(name: str, kind: str, options: Mapping[str, Any] | None = None) -> None:
     if (DATA / name).is_file():
-        _makes(f"real/{name}", kind)(lambda folder: Path(shutil.copyfile(DATA / name, folder / name)).name)
+        _makes(f"real/{name}", kind, options=options)(
+            lambda folder: Path(shutil.copyfile(DATA / name, folder / name)).name
+        )
 
 
 _real("quad_hexagon_grid.nc", "mesh")
-_real("quad_hexagon_data.nc", "grid")
-_real("outCSne30_vortex.nc", "grid")
+_real("quad_hexagon_data.nc", "grid", {"kind": "grid"})  # fields of a mesh that is in another file
+_real("outCSne30_vortex.nc", "grid", {"kind": "grid"})
 _real("mesh.QU.1920km.151026.nc", "mesh")
 
 #: Every format, in the order of its first seed.

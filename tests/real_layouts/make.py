@@ -168,3 +168,31 @@ def icon(path: Path) -> None:
 def fesom_fields(path: Path) -> None:
     """FESOM2's output of one variable: (time, nod2), nothing of the mesh."""
     xr.Dataset({"sst": (("time", "nod2"), values(3, 90))}).to_netcdf(path)
+
+
+def esmf(path: Path) -> None:
+    """ESMF's unstructured grid file (ESMF reference manual): two quadrilaterals and a triangle, padded, from 1."""
+    with netCDF4.Dataset(path, "w") as file:
+        for name, n in (("nodeCount", 7), ("elementCount", 3), ("maxNodePElement", 4), ("coordDim", 2)):
+            file.createDimension(name, n)
+        file.createVariable("nodeCoords", "f8", ("nodeCount", "coordDim"))[:] = [
+            *([0, 0], [10, 0], [20, 0], [0, 10], [10, 10], [20, 10], [15, 20])
+        ]
+        file["nodeCoords"].units = "degrees"
+        rows = file.createVariable("elementConn", "i4", ("elementCount", "maxNodePElement"), fill_value=-1)
+        rows[:] = [[1, 2, 5, 4], [2, 3, 6, 5], [5, 6, 7, -1]]
+        file.createVariable("numElementConn", "i1", ("elementCount",))[:] = [4, 4, 3]
+        file.createVariable("centerCoords", "f8", ("elementCount", "coordDim"))[:] = [[5, 5], [15, 5], [15, 13]]
+        file.createVariable("elementArea", "f8", ("elementCount",))[:] = [1, 2, 3]
+        file.gridType = "unstructured"
+
+
+def scrip(path: Path) -> None:
+    """A SCRIP grid: the corners of each cell for itself."""
+    with netCDF4.Dataset(path, "w") as file:
+        for name, n in (("grid_size", 6), ("grid_corners", 4), ("grid_rank", 1)):
+            file.createDimension(name, n)
+        for name in ("grid_corner_lat", "grid_corner_lon"):
+            file.createVariable(name, "f8", ("grid_size", "grid_corners"))[:] = values(6, 4)
+        for name in ("grid_center_lat", "grid_center_lon"):
+            file.createVariable(name, "f8", ("grid_size",))[:] = values(6)

@@ -113,7 +113,9 @@ def test_cells_with_coordinates_are_split(made, function, name, field):
 )
 def test_dims_without_names_are_asked_for(made, function, field, shard, sample_dim, asked):
     path = made(function)
-    assert inspect_store(path).kind == "grid"
+    report = inspect_store(path)
+    assert (report.kind, report.sample_dim, report.shard_dim) == ("grid", "dim_0", None)
+    assert "which dimension do the 2 ranks" in report.warnings[0]
     with pytest.raises(ConfigError, match=r"which dimension do the 2 ranks.*" + asked) as caught:
         split_of(path)
     assert re.search(r"shard=\{'dim_\d': 'domain'\} \(--shard dim_\d\)", str(caught.value))
@@ -161,6 +163,20 @@ def test_groups_are_never_taken_for_fields(made, function, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_groups_with_digits_that_are_no_samples(tmp_path):
+    path = str(tmp_path / "a.h5")
+    with h5py.File(path, "w") as file:
+        file["level1/u"], file["level2/v"] = make.values(4, 8, 8), make.values(4, 8, 8)
+    assert inspect_store(path).kind == "grid"
+    path = str(tmp_path / "b.h5")
+    with h5py.File(path, "w") as file:
+        for name in ("level1/u", "level1/v", "level2/u", "level2/v"):
+            file[name] = make.values(4, 8, 8)
+    with pytest.raises(UnsupportedFormatError, match="kind='grid' takes them for fields of one"):
+        scidata.open_dataset(path)
+    assert set(scidata.open_dataset(path, kind="grid")[0]) == {"level1/u", "level1/v", "level2/u", "level2/v"}
+
+
 def test_trajectories_of_pdebench(made):
     path = made(make.pdebench_swe)
     one, options = f"{path}/0003", {"fields": ["data"], "shard": {"dim_1": "domain"}}
@@ -195,3 +211,46 @@ def test_trajectories_of_mesh_graph_nets(made, tmp_path):
         file["3/pressure"][0] = 7
     with pytest.raises(scidata.errors.OutputError, match="was made from another"):
         scidata.partition(f"{path}/*", out, resume=True)
+
+
+# -- meshes ----------------------------------------------------------------------------------------------------------
+
+
+def test_esmf_meshes(made, tmp_path):
+    path, out = made(make.esmf, "mesh.nc"), str(tmp_path / "out")
+    report = inspect_store(path)
+    assert (report.kind, report.kind_reason) == ("mesh", "a mesh as ESMF")
+    assert f"scidata partition {path} OUT --kind mesh" in report.warnings[0]
+    made_of = scidata.partition(path, out, kind="mesh", entity="cell")
+    assert made_of.num_samples == 1
+    sample = scidata.open_dataset(out)[0]
+    order = sample.original_id("cell").numpy()
+    assert np.array_equal(sample["elementArea"].numpy(), np.array([1.0, 2.0, 3.0])[order])
+    pairs = {tuple(order[pair]) for pair in sample.edge_index.numpy().T}
+    assert pairs == {(0, 1), (1, 0), (1, 2), (2, 1)}  # across the faces that cells share
+
+
+def test_scrip_is_refused_with_what_to_run(made, tmp_path):
+    path = made(make.scrip, "grid.nc")
+    for use in (scidata.open_dataset, inspect_store, lambda p: scidata.partition(p, str(tmp_path / "out"))):
+        with pytest.raises(UnsupportedFormatError, match="ESMF_Scrip2Unstruct"):
+            use(path)
+
+
+def test_numbers_of_rows_are_not_taken_for_fields(tmp_path):
+    """FESOM's ``nod_in_elem2D`` and the like: a store numbers its rows anew."""
+    path, out = tmp_path / "mesh.nc", str(tmp_path / "out")
+    points = make.RNG.random((30, 2))
+    cells = make.Delaunay(points).simplices
+    mesh = {"pos": (("nod2", "xy"), points), "cells": (("elem", "three"), cells.astype("i4"))}
+    numbers = make.RNG.integers(0, len(cells), (30, 8)).astype("i4")
+    fields = {"temp": (("nod2",), make.values(30)), "nod_in_elem2D": (("nod2", "most"), numbers)}
+    xr.Dataset(mesh | fields).to_netcdf(path)
+    scidata.partition(str(path), out)
+    assert "temp" in scidata.open_dataset(out)[0]
+    assert "nod_in_elem2D" not in scidata.open_dataset(out)[0]
+    kept = str(tmp_path / "kept")
+    scidata.partition(str(path), kept, fields=["temp", "nod_in_elem2D"])
+    sample = scidata.open_dataset(kept)[0]
+    order = sample.original_id("node").numpy()
+    assert np.array_equal(sample["nod_in_elem2D"].numpy(), numbers[order])

@@ -154,9 +154,13 @@ def _array_report(layout: ArrayLayout, is_data: bool) -> ArrayReport:
 
 
 def _default_reader(paths: Sequence[str]) -> tuple[GridReader | None, str | None]:
-    """Open the store as ``open_dataset`` would on two ranks; or say why that fails."""
+    """Open the store as ``open_dataset`` would on two ranks; or say why that fails, or what it asks."""
     try:
         return GridReader(paths, axis_sizes={"domain": 2}, num_threads=1), None
+    except (SciDataError, OSError) as e:
+        complaint = str(e)
+    try:
+        return GridReader(paths, num_threads=1), complaint  # one rank has nothing to split
     except (SciDataError, OSError) as e:
         what = "cannot be opened as one data set" if len(paths) == 1 else "the files are not one data set"
         return None, f"{what}: {e}"

@@ -1,0 +1,73 @@
+"""Meshes as ESMF writes them: polygons over nodes, in 1-based rows that ``numElementConn`` tells the length of.
+
+The ESMF reference manual ("ESMF Unstructured Grid File Format") gives the names: ``nodeCoords`` (nodeCount, 2 or 3),
+``elementConn`` (elementCount, maxNodePElement) with the attribute ``start_index``, 1 where it is not said, and
+``numElementConn`` (elementCount). Elements are the cells.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from scidata.core.types import Source
+from scidata.errors import FieldMismatchError, UnknownNameError, UnsupportedFormatError, near_matches
+from scidata.meshes.formats.arrays import cells_of_rows, read_indices, start_of
+from scidata.meshes.formats.base import Options, RawTopology
+from scidata.meshes.formats.coordinates import is_angle, read_points
+from scidata.meshes.geometry import Geometry
+
+_STRUCTURE = frozenset(("nodeCoords", "elementConn", "numElementConn", "centerCoords", "origGridDims"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EsmfTopology(RawTopology):
+    """An ESMF mesh."""
+
+    def load(self) -> Geometry:
+        """Read points and cells."""
+        points = read_points(self)
+        layout = self.source.arrays["elementConn"]
+        start = start_of(layout) if "start_index" in layout.attributes else 1
+        rows = read_indices(self.source, "elementConn", self.options)
+        sizes = read_indices(self.source, "numElementConn", self.options)
+        if sizes.shape != rows.shape[:1] or (sizes.size and (sizes.min() < 0 or sizes.max() > rows.shape[1])):
+            raise FieldMismatchError(
+                f"{self.source.path}: field 'numElementConn' of shape {sizes.shape} has values that 'elementConn' of "
+                f"shape {rows.shape} cannot hold; the number of nodes of each element was expected"
+            )
+        padding = np.arange(rows.shape[1]) >= sizes[:, None]
+        return Geometry(points=points, cells=cells_of_rows(rows, padding=padding, start_index=start))
+
+
+def open_topology(source: Source, options: Options) -> EsmfTopology:
+    """Describe the mesh of a file.
+
+    Raises
+    ------
+    UnknownNameError, UnsupportedFormatError
+        An array is not there; or the elements are one long list, as of three-dimensional ones.
+    """
+    for name in ("nodeCoords", "elementConn", "numElementConn"):
+        if name not in source.arrays:
+            raise UnknownNameError(
+                f"{source.path}: an ESMF mesh has an array {name!r}, which is not there"
+                f"{near_matches(name, source.arrays)}"
+            )
+    points, rows = source.arrays["nodeCoords"], source.arrays["elementConn"]
+    if len(rows.shape) != 2 or len(points.shape) != 2 or points.shape[1] not in (2, 3):
+        raise UnsupportedFormatError(
+            f"{source.path}: 'elementConn' {rows.shape} and 'nodeCoords' {points.shape}: elements as rows of nodes, "
+            "and two or three coordinates were expected"
+        )
+    return EsmfTopology(
+        source=source,
+        options=options,
+        kind="mesh",
+        on_sphere=points.shape[1] == 2 and is_angle(points),
+        sizes={"node": points.shape[0], "cell": rows.shape[0]},
+        entity_of_dim={points.dims[0]: "node", rows.dims[0]: "cell"},
+        not_fields=_STRUCTURE,
+        coordinates=("nodeCoords",),
+    )

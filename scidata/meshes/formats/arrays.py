@@ -126,6 +126,25 @@ def find_padding(
     return padding | (rows < start_index)
 
 
+def read_counted_rows(
+    source: Source, name: str, sizes_name: str, options: Options, *, what: str
+) -> tuple[IntArray, npt.NDArray[np.bool_]]:
+    """Read padded rows of which another array says how much counts; return them, and what is padding.
+
+    Raises
+    ------
+    FieldMismatchError
+        There is not one size for each row, or one that a row cannot hold; ``what`` names what is counted.
+    """
+    rows, sizes = read_indices(source, name, options), read_indices(source, sizes_name, options)
+    if sizes.shape != rows.shape[:1] or (sizes.size and (sizes.min() < 0 or sizes.max() > rows.shape[1])):
+        raise FieldMismatchError(
+            f"{source.path}: field {sizes_name!r} of shape {sizes.shape} has values that {name!r} of shape "
+            f"{rows.shape} cannot hold; the number of {what} was expected"
+        )
+    return rows, np.arange(rows.shape[1]) >= sizes[:, None]
+
+
 def ragged_of_padded(rows: IntArray, *, padding: npt.NDArray[np.bool_], start_index: int) -> tuple[IntArray, IntArray]:
     """Turn ``(num_cells, most)`` padded rows into offsets and 0-based connectivity.
 

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from scidata.core.types import Source
-from scidata.errors import FieldMismatchError, UnknownNameError, UnsupportedFormatError, near_matches
-from scidata.meshes.formats.arrays import cells_of_rows, read_indices, start_of
+from scidata.errors import UnknownNameError, UnsupportedFormatError, near_matches
+from scidata.meshes.formats.arrays import cells_of_rows, read_counted_rows, start_of
 from scidata.meshes.formats.base import Options, RawTopology
 from scidata.meshes.formats.coordinates import is_angle, read_points
 from scidata.meshes.geometry import Geometry
@@ -30,14 +28,9 @@ class EsmfTopology(RawTopology):
         points = read_points(self)
         layout = self.source.arrays["elementConn"]
         start = start_of(layout) if "start_index" in layout.attributes else 1
-        rows = read_indices(self.source, "elementConn", self.options)
-        sizes = read_indices(self.source, "numElementConn", self.options)
-        if sizes.shape != rows.shape[:1] or (sizes.size and (sizes.min() < 0 or sizes.max() > rows.shape[1])):
-            raise FieldMismatchError(
-                f"{self.source.path}: field 'numElementConn' of shape {sizes.shape} has values that 'elementConn' of "
-                f"shape {rows.shape} cannot hold; the number of nodes of each element was expected"
-            )
-        padding = np.arange(rows.shape[1]) >= sizes[:, None]
+        rows, padding = read_counted_rows(
+            self.source, "elementConn", "numElementConn", self.options, what="nodes of each element"
+        )
         return Geometry(points=points, cells=cells_of_rows(rows, padding=padding, start_index=start))
 
 

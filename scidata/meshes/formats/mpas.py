@@ -16,7 +16,7 @@ import numpy as np
 
 from scidata.core.types import IntArray, Source
 from scidata.errors import FieldMismatchError, UnknownNameError
-from scidata.meshes.formats.arrays import cells_of_rows, read_indices
+from scidata.meshes.formats.arrays import cells_of_rows, read_counted_rows, read_indices
 from scidata.meshes.formats.base import Options, RawTopology, read_values
 from scidata.meshes.geometry import Geometry
 from scidata.sources.cf import array_of
@@ -34,18 +34,12 @@ class MPASTopology(RawTopology):
 
     def load(self) -> Geometry:
         """Read points, cells and edges."""
-        path = self.source.path
         names = ("lonVertex", "latVertex") if self.on_sphere else ("xVertex", "yVertex")
         columns = [read_values(self.source, name, self.options).astype(np.float64) for name in names]
         points = np.stack(columns, axis=1)
-        rows = read_indices(self.source, "verticesOnCell", self.options)
-        sizes = read_indices(self.source, "nEdgesOnCell", self.options)
-        if sizes.shape != rows.shape[:1] or (sizes.size and (sizes.min() < 0 or sizes.max() > rows.shape[1])):
-            raise FieldMismatchError(
-                f"{path}: field 'nEdgesOnCell' of shape {sizes.shape} has values that 'verticesOnCell' of shape "
-                f"{rows.shape} cannot hold; the number of vertices of each cell was expected"
-            )
-        padding = np.arange(rows.shape[1]) >= sizes[:, None]
+        rows, padding = read_counted_rows(
+            self.source, "verticesOnCell", "nEdgesOnCell", self.options, what="vertices of each cell"
+        )
         cells = cells_of_rows(rows, padding=padding, start_index=1)
         edges = self.load_mesh_edges() if "edge" in self.sizes and not self.mesh_edges else None
         return Geometry(points=np.degrees(points) if self.on_sphere else points, cells=cells, edge_index=edges)

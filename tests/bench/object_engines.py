@@ -214,9 +214,7 @@ def flight(args):
     url = server.url("s3", "x")
 
     def run(most, ranges):
-        if most != filesystems.MAX_REQUESTS:
-            filesystems.MAX_REQUESTS = most
-            filesystems.current()._store_pool = None  # has as many threads
+        filesystems.current().load._most = float(most)  # to begin with: it goes by the answers
         fetch(url, ranges)
 
     print(f"{'ms':>4} {'MB/s':>5} {'KiB':>5}  MB/s had with so many in flight: {args.requests}")
@@ -259,7 +257,7 @@ def main():
     parser.add_argument("--sizes", type=int, nargs="+", default=[16, 256, 4096], help="KiB of a range")
     parser.add_argument("--latency", type=float, nargs="+", default=[0, 20], help="ms")
     parser.add_argument("--bandwidth", type=float, nargs="+", default=[0, 20, 200], help="MB/s of all; 0: any")
-    parser.add_argument("--requests", type=int, nargs="+", default=[8, 16, 32, 64], help="most in flight")
+    parser.add_argument("--requests", type=int, nargs="+", default=[8, 16, 32, 64], help="in flight to begin with")
     parser.add_argument("--connection", type=float, default=0, help="MB/s of one connection, for gaps")
     parser.add_argument("--longest", type=int, default=16, help="MiB of one request across gaps")
     parser.add_argument("--gaps", type=int, nargs="+", default=[16, 64, 256, 1024], help="KiB")

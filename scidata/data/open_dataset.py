@@ -353,7 +353,7 @@ def _open_grid(
         axis_sizes={axis: axis_size(mesh, axis) for axis in axes},
     )  # fmt: skip
     if several := [name for name in reader.left_out if len(reader.sources[0].arrays[name].shape) > 1]:
-        warnings.warn(f"{reader.paths[0]}: {left_out_text(several, reader.fields)}", stacklevel=3)
+        warnings.warn(f"{reader.paths[0]}: {left_out_text(several, reader.reference)}", stacklevel=3)
     return ShardedDataset(reader, mesh, axes, dp_axis=dp_axis, **what.wrapping)
 
 

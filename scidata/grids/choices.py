@@ -166,10 +166,10 @@ def agreeing_fields(source: Source, names: Sequence[str], reference: ArrayLayout
     return kept
 
 
-def left_out_text(names: Sequence[str], kept: Sequence[str]) -> str:
+def left_out_text(names: Sequence[str], reference: str) -> str:
     """Say which fields a data set leaves out, since they lie on another grid."""
     shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-    return f"{shown}: not on the grid of {kept[0]}, left out unless named with fields"
+    return f"{shown}: not on the grid of {reference}, left out unless named with fields"
 
 
 def sizes_of(layouts: Iterable[ArrayLayout]) -> dict[str, int]:

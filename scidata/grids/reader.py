@@ -121,7 +121,7 @@ class GridReader:
         if fields is None:
             names = agreeing_fields(first, names, reference)
         self.fields = tuple(names)
-        self.left_out = tuple(name for name in every if name not in names)
+        self.reference, self.left_out = reference.name, tuple(name for name in every if name not in names)
         self._series = Series(self.paths, self.fields, self.sample_dim, first=first, allow_external=allow_external)
         layouts = {name: self._series.combined(name) for name in self.fields}
         sizes = sizes_of(layouts.values())

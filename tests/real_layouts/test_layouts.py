@@ -2,6 +2,7 @@
 
 import re
 import warnings
+from pathlib import Path
 
 import h5py
 import netCDF4
@@ -100,6 +101,29 @@ def test_cells_with_coordinates_are_split(made, function, name, field):
     assert np.array_equal(parts_of(path, field), want)
 
 
+@pytest.mark.parametrize(
+    ("dims", "split"),
+    [
+        ("ocean_time s_rho eta_rho xi_rho", "eta_rho"),  # ROMS
+        ("time_counter deptht y x", "y"),  # NEMO
+        ("time z_t nlat nlon", "nlat"),  # POP
+        ("time z_l yh xh", "yh"),  # MOM6
+        ("time nc nj ni", "nj"),  # CICE
+        ("time pfull grid_yt grid_xt", "grid_yt"),  # FV3
+        ("time lev j i", "j"),  # CMIP6's oceans
+        ("time level longitude latitude", "latitude"),  # WeatherBench2
+    ],
+)
+def test_dims_of_models_that_have_no_variable(tmp_path, dims, split):
+    path = str(tmp_path / "a.nc")
+    names = dims.split()
+    xr.Dataset({"u": (names, make.values(3, 4, 12, 14)), "mask": (names[2:], make.values(12, 14))}).to_netcdf(path)
+    report = inspect_store(path)
+    assert (report.kind, report.sample_dim, report.shard_dim, report.warnings) == ("grid", names[0], split, ())
+    with netCDF4.Dataset(path) as want:
+        assert np.array_equal(parts_of(path, "u"), want["u"][1])
+
+
 # -- asked ---------------------------------------------------------------------------------------------------------
 
 
@@ -177,6 +201,11 @@ def test_groups_with_digits_that_are_no_samples(tmp_path):
     assert set(scidata.open_dataset(path, kind="grid")[0]) == {"level1/u", "level1/v", "level2/u", "level2/v"}
 
 
+def swe_of(path, group):
+    with h5py.File(path) as file:
+        return file[f"{group}/data"][:]
+
+
 def test_trajectories_of_pdebench(made):
     path = made(make.pdebench_swe)
     one, options = f"{path}/0003", {"fields": ["data"], "shard": {"dim_1": "domain"}}
@@ -186,6 +215,8 @@ def test_trajectories_of_pdebench(made):
         assert np.array_equal(parts_of(one, "data", **options), want["0003/data"][1])
         assert len(every) == 11 * 7
         assert np.array_equal(every[3 * 7 + 2]["data"].numpy(), want["0003/data"][2])
+    loader = scidata.DataLoader(every, batch_size=7, num_workers=2, workers="process")
+    assert np.array_equal(list(loader)[3]["data"].numpy(), swe_of(path, "0003"))
     with pytest.raises(ConfigError, match="would reach from one group into the next"):
         scidata.open_dataset(f"{path}/*", fields=["data"], steps=(0, 1))
     with pytest.raises(FileNotFoundError, match=r"no arrays in a group '0033'.*did you mean"):
@@ -200,6 +231,10 @@ def test_trajectories_of_mesh_graph_nets(made, tmp_path):
     report = scidata.partition(f"{path}/*", out)
     assert report.num_samples == 11
     assert scidata.partition(f"{path}/*", out, resume=True).written == ()
+    scidata.partition(f"{path}/*", f"{out}2", jobs=2)  # sources go to other processes
+    assert sorted(f.relative_to(out) for f in Path(out).rglob("*")) == sorted(
+        f.relative_to(f"{out}2") for f in Path(f"{out}2").rglob("*")
+    )
     ds = scidata.open_dataset(out)
     with h5py.File(path) as want:
         for i in (0, 2, 10):  # in the order of numbers

@@ -99,7 +99,7 @@ def inspect_store(path: str | Sequence[str]) -> StoreReport:
         kept = reader.fields if reader else ()
         warnings += _layout_warnings(source, sorted(fields), sample_dim, shard_dim)
         if reader and reader.left_out:
-            warnings.append(left_out_text(reader.left_out, reader.fields))
+            warnings.append(left_out_text(reader.left_out, reader.reference))
         return StoreReport(
             paths=paths,
             format=source.format,

@@ -162,8 +162,8 @@ def plan(
 
         own = {"halo": halo or (), "ghosts": ghosts, "bounds": bounds or (), "kind": kind}
         refused = {"--shard": bool(shard), "--align": bool(align), "--periodic": bool(periodic)}
-        dim = False if sample_dim == "none" else sample_dim
-        plan_store(path, axis_sizes, common | own | {"sample_dim": dim}, refused, output)
+        numbered = False if sample_dim == "none" else parse.parse_sample_dim(sample_dim)
+        plan_store(path, axis_sizes, common | own | {"sample_dim": numbered}, refused, output)
         return
     if kind in ("mesh", "graph"):
         raise parse.usage_error("--kind", f"a raw {kind} is not planned; write it as a store, and plan that.")
@@ -174,7 +174,7 @@ def plan(
     )
     from scidata.cli.grids import run_plan as plan_grid
 
-    options = common | cut | {"sample_dim": sample_dim, "num_threads": 1}
+    options = common | cut | {"sample_dim": parse.parse_sample_dim(sample_dim), "num_threads": 1}
     only_grids = (shard, align, periodic, isel, steps, sample_dim)
     plan_grid(path, options, output, kind=kind, like_grid=any(given is not None for given in only_grids))
 
@@ -216,7 +216,7 @@ def stage(
         axis_sizes, shard=shard, halo=halo, bounds=bounds, align=align, periodic=periodic, weights=weights
     )
     options |= parse.parse_selection(fields=fields, dtype=dtype, steps=steps, isel=isel)
-    options |= {"sample_dim": sample_dim, "allow_missing": allow_missing}
+    options |= {"sample_dim": parse.parse_sample_dim(sample_dim), "allow_missing": allow_missing}
     limit = parse.parse_bytes(cache_bytes, "--cache-bytes")
     run_stage(path, cache, options, ranks=rank or (), cache_bytes=limit, jobs=jobs, as_json=as_json)
 

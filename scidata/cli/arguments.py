@@ -67,6 +67,16 @@ def _by_dim(
     return named
 
 
+def parse_sample_dim(text: str | None, option: str = "--sample-dim") -> Any:
+    """``time`` or a position; ``trajectory,time`` as a tuple of them."""
+    if text is None:
+        return None
+    if not all(part.strip() for part in text.split(",")):
+        raise usage_error(option, f"{text!r} is incomplete; accepted: a dimension, or several: trajectory,time.")
+    dims = tuple(map(_dim, text.split(",")))
+    return dims if len(dims) > 1 else dims[0]
+
+
 def parse_domain(text: str, option: str = "--domain") -> dict[str, int]:
     """``"8"``, ``"2x4"`` or ``"2,4"`` as the ranks along each domain axis."""
     accepted = "the ranks of one sample, 8, or of a 2-D split, 2x4"

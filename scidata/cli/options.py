@@ -128,9 +128,9 @@ Isel = Annotated[
 SampleDim = Annotated[
     str | None,
     _option(
-        "DIM",
-        "Dimension that numbers the samples; default the first that is not split. Stores: none for samples as they "
-        "were stored.",
+        "DIM[,DIM]",
+        "Dimension that numbers the samples, default the first that is not split; trajectory,time for the times of "
+        "each trajectory. Stores: none for samples as they were stored.",
         _READ,
     ),
 ]

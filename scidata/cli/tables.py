@@ -92,7 +92,8 @@ def print_plan(plan: DomainPlan, about: Mapping[str, Any], *, every_rank: bool) 
 
 def _along(about: Mapping[str, Any]) -> str:
     steps = f", steps {','.join(map(str, about['steps']))}" if list(about["steps"]) != [0] else ""
-    return f" along {about['sample_dim']}{steps}" if about["sample_dim"] else ""
+    dims = about["sample_dim"]
+    return f" along {dims if isinstance(dims, str) else ', '.join(dims)}{steps}" if dims else ""
 
 
 def shown_ranks(plan: RankReads, every_rank: bool) -> dict[int, str]:

@@ -33,7 +33,7 @@ class _Options(TypedDict, total=False):
     """The other arguments of :func:`open_dataset`, for its overloads."""
 
     fields: Sequence[str] | str | None
-    sample_dim: str | int | None
+    sample_dim: str | int | Sequence[str | int] | None
     steps: Sequence[int]
     shard: Mapping[str | int, str] | None
     isel: Mapping[str, Any] | None
@@ -89,7 +89,7 @@ def open_dataset(
     *,
     fields: Sequence[str] | str | None = None,
     kind: str | None = None,
-    sample_dim: str | int | None = None,
+    sample_dim: str | int | Sequence[str | int] | None = None,
     steps: Sequence[int] = (0,),
     shard: Mapping[str | int, str] | None = None,
     isel: Mapping[str, Any] | None = None,
@@ -136,12 +136,14 @@ def open_dataset(
         ``"grid"``, ``"mesh"``, ``"points"`` or ``"graph"``; default detected. Meshes and graphs need a store. Raw
         points are read in the order of their files, each of which is a sample; ghosts need a store.
     sample_dim
-        Dimension that numbers the samples; default the first that is not sharded. Stores: default the one whose name
-        says time (or ``"sample"``, of fields from several files), where fields that are read have one: then every
-        time of every stored sample is a sample, and fields without time are in each. False: stored samples whole.
+        Dimension that numbers the samples; default the first that is not sharded. Several, the last one of steps:
+        ``("trajectory", "time")`` gives the times of each trajectory, and windows of ``steps`` stay inside it. Stores:
+        default the one whose name says time (or ``"sample"``, of fields from several files), where fields that are
+        read have one: then every time of every stored sample is a sample, and fields without time are in each. False:
+        stored samples whole.
     steps
         Offsets along ``sample_dim``. One step drops that dimension; several keep it, one row per step. Steps stay
-        inside one stored sample.
+        inside one stored sample, and one group of a file.
     shard
         ``{dim: mesh axis}``, such as ``{"latitude": "domain"}`` or ``{"lat": "h", "lon": "w"}``. Default: latitude,
         then longitude, by CF metadata or name, if they have enough rows.
@@ -287,6 +289,11 @@ def _open_store(
 
     raw = {"decode": what.decode is not True} | reach.trust
     _refuse(cut.given_for_grids | raw, f"means nothing for {path}, a partitioned store")
+    if not isinstance(what.sample_dim, str | int | None):
+        raise ConfigError(
+            f"sample_dim={what.sample_dim!r}: {path} is a store, whose stored samples are the trajectories; name the "
+            "dimension of steps alone"
+        )
     dp_axis, axes, num_parts = _one_axis(mesh, cut.dp, path)
     reader = StoreReader(
         path, num_parts=num_parts, **_common(what, cut, reach), **what.samples, subsample=what.draw(),

@@ -28,7 +28,7 @@ class WhatToRead:
 
     kind: str | None
     fields: Sequence[str] | str | None
-    sample_dim: str | int | None
+    sample_dim: str | int | Sequence[str | int] | None
     steps: Sequence[int]
     isel: Mapping[str, Any] | None
     decode: bool | str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,9 @@ from scidata.grids.partition import resolve_dim
 from scidata.read.whole import array_of, read_array
 from scidata.sources.cf import decoding_of
 from scidata.sources.kinds import TENSOR_KINDS, data_fields, numbers_cells
+
+#: As a user names it: a dimension, several, or none.
+SampleDim: TypeAlias = str | int | Sequence[str | int] | None
 
 
 def row_weights(
@@ -137,13 +140,17 @@ def all_dims_of(source: Source, names: Sequence[str], reference: ArrayLayout) ->
 def choose_sample_dim(
     reference: ArrayLayout,
     split: Sequence[str] | None,
-    asked: str | int | None,
+    asked: SampleDim,
     all_dims: Sequence[str],
     roles: Mapping[str, str],
-) -> str | None:
-    """Return the dimension that numbers the samples: as asked, else the first that is not sharded."""
+) -> tuple[str, ...]:
+    """Return the dimensions that number the samples: as asked, else the first that is not sharded; or none."""
     if asked is not None:
-        return resolve_dim(asked, all_dims, "sample_dim")
+        several = list(asked) if isinstance(asked, Sequence) and not isinstance(asked, str) else [asked]
+        dims = tuple([resolve_dim(dim, all_dims, "sample_dim") for dim in several])
+        if len(set(dims)) != len(dims) or not dims:
+            raise ConfigError(f"sample_dim={asked!r}: name each dimension once")
+        return dims
     if split is None:
         # without a word: dims with a horizontal role are space, or those of cells, or else the last two but time
         space = [d for d in reference.dims if roles.get(d) in ("Y", "X")]
@@ -152,7 +159,7 @@ def choose_sample_dim(
         free = [d for d in reference.dims if d not in space]
     else:
         free = [d for d in reference.dims if d not in split]
-    return free[0] if free else None
+    return tuple(free[:1])
 
 
 def agreeing_fields(source: Source, names: Sequence[str], reference: ArrayLayout) -> list[str]:

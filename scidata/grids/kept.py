@@ -114,7 +114,7 @@ class KeptRows:
         self._keys: Cache[_Key] = Cache(_MAX_KEYS, "lru")
         self._always: Cache[bytes] = Cache(1 << 10)
         self._filling: Cache[Rows] = Cache(0, "lru")
-        self._validators = [Validators(source.path) for source in self._series.sources]
+        self._validators = self._series.by_file([Validators(source.path) for source in self._series.files])
         self._warned = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -127,11 +127,11 @@ class KeptRows:
     @functools.cached_property
     def fields(self) -> frozenset[str]:
         """The fields that are kept: those which take fetching or decoding."""
-        files = range(len(self._series.sources))
+        firsts = self._series.firsts
         return frozenset(
             name
             for name in self._fields
-            if self.disk is not None and any(_is_worth_it(self._series.layout_in(i, name)) for i in files)
+            if self.disk is not None and any(_is_worth_it(self._series.layout_in(i, name)) for i in firsts)
         )
 
     def fields_of(self, part: Part, out: Mapping[str, Rows], others: Sequence[str]) -> tuple[str, ...]:
@@ -216,10 +216,12 @@ class KeptRows:
 
     def _wanted(self, name: str, places: Sequence[tuple[int, tuple[Segment, ...]]]) -> list[_Wanted]:
         if self._series.sample_dim not in self._fields[name].source_dims:
-            return [_Wanted(name, 0, 0, [(0, 0)])]
+            i = self._series.member_of(name, places[0][0]) if self._series.outer else 0
+            return [_Wanted(name, i, 0, [(0, 0)])]
         size = self._blocks.steps_per_block[name]
         blocks: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        for i, segments in places:
+        for member, segments in places:
+            i = self._series.member_of(name, member)
             for row, place in [(s.start + k * s.step, s.offset + k) for s in segments for k in range(s.count)]:
                 start = row - row % size
                 blocks.setdefault((i, start), []).append((row - start, place))
@@ -334,13 +336,14 @@ class KeptRows:
         return self.disk.put(key.digest, _bytes_of(block).reshape(len(block), -1))
 
     def starts(self, name: str, rows: IntArray) -> IntArray:
-        """Return the blocks of a field that rows of all files lie in: file and first row, ``(num, 2)``, sorted."""
+        """Return the blocks of a field that rows of all members lie in: member and first row, ``(num, 2)``, sorted."""
         bounds = self._series.row_bounds
-        files = np.searchsorted(bounds, rows, side="right") - 1
-        inside = rows - bounds[files]
-        found: IntArray = np.unique(
-            np.stack([files, inside - inside % self._blocks.steps_per_block[name]], axis=1), axis=0
-        )
+        members = np.searchsorted(bounds, rows, side="right") - 1
+        inside = rows - bounds[members]
+        members = np.array([self._series.member_of(name, i) for i in range(len(bounds) - 1)])[members]
+        size = self._blocks.steps_per_block[name]
+        starts = 0 * inside if self._axis(name) is None else inside - inside % size
+        found: IntArray = np.unique(np.stack([members, starts], axis=1), axis=0)
         return found
 
     def is_there(self, name: str, i: int, start: int, part: Part) -> bool:

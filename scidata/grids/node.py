@@ -164,12 +164,12 @@ class SharedChunks:
         box = [slice(k * c, min((k + 1) * c, n)) for k, c, n in zip(chunk, layout.chunks, layout.shape, strict=True)]
         shape = tuple(s.stop - s.start for s in box)
 
-        dim = layout.dims.index(self._sample_dim) if self._sample_dim in layout.dims else None
-        place = chunk if dim is None else (*chunk[:dim], *chunk[dim + 1 :])
+        moving = tuple(k for k, dim in enumerate(layout.dims) if dim == self._sample_dim)
+        place = tuple(at for k, at in enumerate(chunk) if k not in moving)
 
         def make(values: npt.NDArray[Any]) -> ReadStats:
             selection = tuple(segments_of_slice(s, n) for s, n in zip(box, layout.shape, strict=True))
-            family = self._families.get_or_make((layout.geometry, place, shape), lambda: PlanFamily(dim, shape))
+            family = self._families.get_or_make((layout.geometry, place, shape), lambda: PlanFamily(moving, shape))
             job = Job(
                 family.plan(layout, selection, source.locate), source, decoding, allow_missing=self._allow_missing
             )

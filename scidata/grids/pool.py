@@ -40,10 +40,10 @@ from scidata.sources.access.fetches import run_each
 _ENOUGH = 0.5  # of a block's rows: of Blosc chunks one step decodes a part, of about twice its size
 _WINDOW = 9  # blocks that the default keeps: those of DistributedSampler(shuffle="blocks"), and the next one
 
-#: Rows of a sample in one file, by the file's number.
+#: Rows of a sample in one member of the series (a file, or a trajectory in one), by its number.
 _Places: TypeAlias = Sequence[tuple[int, tuple[Segment, ...]]]
 
-#: Position of the rank, field, file, first row.
+#: Position of the rank, field, member, first row.
 _Key: TypeAlias = tuple[tuple[int, ...], str, int, int]
 
 
@@ -179,9 +179,9 @@ class SharedRows:
     @functools.cached_property
     def steps_per_block(self) -> dict[str, int]:
         """Steps of a block of each field; 1 where chunks share no decoding."""
-        files, dim = range(len(self._series.sources)), self._series.sample_dim
+        firsts, dim = self._series.firsts, self._series.sample_dim
         return {
-            name: max(steps_per_block(self._series.layout_in(i, name), dim) for i in files) for name in self._fields
+            name: max(steps_per_block(self._series.layout_in(i, name), dim) for i in firsts) for name in self._fields
         }
 
     @functools.cached_property
@@ -217,10 +217,10 @@ class SharedRows:
         return enough
 
     def blocks_of(self, rows: IntArray) -> IntArray:
-        """Return numbers, from 0 on, of the blocks that rows of all files, one after the other, lie in."""
+        """Return numbers, from 0 on, of the blocks that rows of all members, one after the other, lie in."""
         bounds = self._series.row_bounds
-        files = np.searchsorted(bounds, rows, side="right") - 1
-        places = np.stack([files, (rows - bounds[files]) // max(self.steps_per_block.values())])
+        members = np.searchsorted(bounds, rows, side="right") - 1
+        places = np.stack([members, (rows - bounds[members]) // max(self.steps_per_block.values())])
         numbers: IntArray = np.unique(places, axis=1, return_inverse=True)[1].astype(np.int64)
         return numbers
 
@@ -264,7 +264,7 @@ class SharedRows:
 
     def _keys(self, name: str, size: int, part: Part, places: _Places) -> dict[_Key, None]:
         return {
-            (part.position, name, i, row - row % size): None
+            (part.position, name, self._series.member_of(name, i), row - row % size): None
             for i, segments in places
             for s in segments
             for row in range(s.start, s.start + s.count * s.step, s.step)
@@ -332,7 +332,8 @@ class SharedRows:
             for row, place in [(s.start + k * s.step, s.offset + k) for s in segments for k in range(s.count)]:
                 if block is None or row - row % size != start:
                     start = row - row % size
-                    block = np.moveaxis(self.block((part.position, name, i, start), part, stats), axis, 0)
+                    key = part.position, name, self._series.member_of(name, i), start
+                    block = np.moveaxis(self.block(key, part, stats), axis, 0)
                 values[place] = block[row - start]
         return stats
 
@@ -359,20 +360,21 @@ class SharedRows:
         """Return what a block, which begins at a row of a file, is of the array, and its shape."""
         dims, layout = self._fields[name].source_dims, self._series.layout_in(i, name)
         shape, dim = part.families[name].out_shape, self._series.sample_dim
+        space = self._series.space(i, part.segments)
         if dim not in dims:
-            return layout, tuple(part.segments[d] for d in dims), shape
+            return layout, tuple(space[d] for d in dims), shape
         axis = dims.index(dim)
         count = min(self.steps_per_block[name], layout.shape[axis] - start)
         rows = (Segment(start=start, count=count),)
-        selection = tuple(rows if d == dim else part.segments[d] for d in dims)
+        selection = tuple(rows if d == dim else space[d] for d in dims)
         return layout, selection, (*shape[:axis], count, *shape[axis + 1 :])
 
     def read_block(self, name: str, i: int, start: int, part: Part) -> tuple[npt.NDArray[Any], ReadStats]:
         """Read a block of a file, from its first row on; return what that took, too."""
-        field, source, dim = self._fields[name], self._series.sources[i], self._series.sample_dim
+        field, source = self._fields[name], self._series.sources[i]
         layout, selection, shape = self.selection_of(name, i, start, part)
-        axis = field.source_dims.index(dim) if dim in field.source_dims else None
-        family = self._families.get_or_make((part.position, name, shape), lambda: PlanFamily(axis, shape))
+        moving = self._series.moving(field.source_dims)
+        family = self._families.get_or_make((part.position, name, shape), lambda: PlanFamily(moving, shape))
         values = self.empty(shape, field.dtype)
         plan = family.plan(layout, selection, source.locate)
         if self._node is not None and name in self._shared:

@@ -6,7 +6,6 @@ what any rank of any world size would.
 
 from __future__ import annotations
 
-import bisect
 import functools
 import hashlib
 import json
@@ -23,6 +22,7 @@ from scidata.core.types import ArrayLayout, BufferSpec, IntArray, Segment, Selec
 from scidata.core.urls import Url
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
 from scidata.grids.choices import (
+    SampleDim,
     agreeing_fields,
     all_dims_of,
     checked_steps,
@@ -38,6 +38,7 @@ from scidata.grids.node import NodeRanks, SharedChunks
 from scidata.grids.partition import GridPartition, make_partition, per_dim, resolve_dim, selected_rows
 from scidata.grids.parts import Field, Jobs, Part
 from scidata.grids.pool import BlockRead, SharedRows
+from scidata.grids.sample_rows import SampleRows
 from scidata.grids.series import Series, joined
 from scidata.plan.array import MAX_PLAN_BYTES
 from scidata.plan.family import PlanFamily
@@ -88,7 +89,7 @@ class GridReader:
         *,
         axis_sizes: Mapping[str, int] | None = None,
         fields: Sequence[str] | str | None = None,
-        sample_dim: str | int | None = None,
+        sample_dim: SampleDim = None,
         steps: Sequence[int] = (0,),
         shard: Mapping[str | int, str] | None = None,
         isel: Mapping[str, Any] | None = None,
@@ -116,18 +117,21 @@ class GridReader:
         reference = reference_of(first, names)
         all_dims = all_dims_of(first, names, reference)
         split = [resolve_dim(d, all_dims, "shard") for d in shard] if shard is not None else None
-        self.sample_dim = choose_sample_dim(reference, split, sample_dim, all_dims, dim_roles(first, reference.dims))
+        sample_dims = choose_sample_dim(reference, split, sample_dim, all_dims, dim_roles(first, reference.dims))
+        self.sample_dims, self.sample_dim = sample_dims, sample_dims[-1] if sample_dims else None
         every = names
         if fields is None:
             names = agreeing_fields(first, names, reference)
         self.fields = tuple(names)
         self.reference, self.left_out = reference.name, tuple(name for name in every if name not in names)
-        self._series = Series(self.paths, self.fields, self.sample_dim, first=first, allow_external=allow_external)
+        self._series = Series(
+            self.paths, self.fields, self.sample_dim, outer=sample_dims[:-1], first=first, allow_external=allow_external
+        )
         layouts = {name: self._series.combined(name) for name in self.fields}
         sizes = sizes_of(layouts.values())
         crop = per_dim(isel or {}, list(sizes), list(sizes), "isel")
         if shard is None:
-            spatial = [d for d in sizes if d in reference.dims and d != self.sample_dim]
+            spatial = [d for d in sizes if d in reference.dims and d not in sample_dims]
             rows = selected_rows(crop, sizes)
             lengths = {dim: num_rows_of(rows[dim]) for dim in spatial}
             split_axes = default_shard(self.paths[0], lengths, dim_roles(first, reference.dims), axes)
@@ -136,18 +140,13 @@ class GridReader:
             for dim, axis in split_axes.items():
                 if axis not in axes:
                     raise UnknownNameError(f"shard splits {dim!r} over mesh axis {axis!r}{near_matches(axis, axes)}")
-        if self.sample_dim in split_axes:
-            raise ConfigError(f"{self.sample_dim!r} is the sample dimension and cannot be sharded as well")
+        for dim in sample_dims:
+            if dim in split_axes:
+                raise ConfigError(f"{dim!r} is the sample dimension and cannot be sharded as well")
         self._decode, self._dtype = decode, None if dtype is None else np.dtype(dtype)
         self._allow_missing = allow_missing
         self._threads = ReaderThreads(num_threads)
-        self._sources = {source.path: source for source in self._series.sources}
         self.steps = checked_steps(steps, self.sample_dim)
-        if len(self.paths) > 1 and self.steps != (0,) and any(isinstance(s, GroupSource) for s in self._series.sources):
-            raise ConfigError(
-                f"{self.paths[0]}, …: steps {','.join(map(str, self.steps))} would reach from one group into the next, "
-                "which does not go on from it; open each group by itself, and join them with scidata.concat"
-            )
         if isinstance(weights, str):
             weights = row_weights(first, weights, split_axes, crop)
         self.partition: GridPartition = make_partition(
@@ -162,15 +161,19 @@ class GridReader:
             periodic=periodic,
             chunks=largest_chunks(layouts.values()),
         )
-        if self.sample_dim in self.partition.halo:
-            raise ConfigError(f"{self.sample_dim!r} is the sample dimension and cannot have a halo; use steps")
+        for dim in sample_dims:
+            if dim in self.partition.halo:
+                raise ConfigError(f"{dim!r} is the sample dimension and cannot have a halo; use steps")
+        apart = any(isinstance(source, GroupSource) for source in self._series.files)  # no group goes on from another
+        self.sample_rows = SampleRows(self._series, self.partition.selected, self.steps, crosses=not apart)
         if not self.num_samples:
             raise ConfigError(
                 f"{self.paths[0]}: steps {','.join(map(str, self.steps))} reach over more rows than the "
                 f"{self.partition.sizes[str(self.sample_dim)]} of {self.sample_dim!r}: there would be no sample"
             )
         self._last_part: Part | None = None
-        self._dropped = {dim for dim, rows in crop.items() if isinstance(rows, int | np.integer)}
+        single = {dim for dim, rows in crop.items() if isinstance(rows, int | np.integer)}
+        self._dropped = single.union(sample_dims[:-1])
         self._fields = {name: self._field(name) for name in self.fields}
         self.pool = SharedRows(
             self._series,
@@ -192,21 +195,14 @@ class GridReader:
 
     # -- what there is -------------------------------------------------------------------------------------------
 
-    @functools.cached_property
+    @property
     def num_samples(self) -> int:
         """Number of samples for which every step exists."""
-        if self.sample_dim is None:
-            return 1
-        return max(0, self.partition.sizes[self.sample_dim] - self._first_sample - max(0, *self.steps))
-
-    @functools.cached_property
-    def _first_sample(self) -> int:
-        """Selected row of sample 0: a negative step needs rows before it."""
-        return -min(0, *self.steps)
+        return self.sample_rows.num
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """The opened stores, in order."""
+        """The opened stores, in order; of several trajectories in a file, once for each."""
         return self._series.sources
 
     def layout(self, name: str) -> ArrayLayout:
@@ -235,7 +231,7 @@ class GridReader:
         Not where they lie, so that data may move; nor their values, which would have to be read. Of sources that have
         revisions (Icechunk) also those, since ranks that open at different times could see different ones.
         """
-        revisions = [found for source in self.sources if (found := getattr(source, "revision", None)) is not None]
+        revisions = [found for source in self._series.files if (found := getattr(source, "revision", None)) is not None]
         values = None if self.sample_dim is None else self.coordinate(self.sample_dim)
         content = {
             "fields": {n: [self.global_shape(n), str(self._fields[n].dtype)] for n in self.fields},
@@ -250,10 +246,7 @@ class GridReader:
 
     def blocks(self) -> IntArray:
         """Return which samples share chunks, ``(num_samples,)``: see :meth:`scidata.data.ShardedDataset.blocks`."""
-        if self.sample_dim is None:
-            return np.zeros(1, np.int64)
-        rows = rows_of(self.partition.selected[self.sample_dim])
-        return self.pool.blocks_of(rows[self._first_sample :][: self.num_samples])
+        return np.zeros(1, np.int64) if self.sample_dim is None else self.pool.blocks_of(self.sample_rows.at(0))
 
     def block_bytes(self, coordinate: Mapping[str, int]) -> tuple[int, int]:
         """Return the decoded bytes that one sample of a rank, and one block of samples, share with others.
@@ -286,11 +279,11 @@ class GridReader:
 
     def _field(self, name: str) -> Field:
         layout = self._series.combined(name)
-        decodings = tuple(
+        found = [
             decoding_of(self._series.layout_in(i, name), self._dtype) if self._decode else None
-            for i in range(len(self.sources))
-        )
-        dtypes = {d.dtype if d is not None else layout.dtype.newbyteorder("=") for d in decodings}
+            for i in self._series.firsts
+        ]
+        dtypes = {d.dtype if d is not None else layout.dtype.newbyteorder("=") for d in found}
         if len(dtypes) > 1:
             raise FieldMismatchError(
                 f"{self.paths[0]}: field {name!r} decodes to {sorted(map(str, dtypes))} in different files; "
@@ -298,7 +291,7 @@ class GridReader:
             )
         several = len(self.steps) > 1
         dims = tuple(d for d in layout.dims if d not in self._dropped and (several or d != self.sample_dim))
-        return Field(dims=dims, source_dims=layout.dims, dtype=dtypes.pop(), decodings=decodings)
+        return Field(dims=dims, source_dims=layout.dims, dtype=dtypes.pop(), decodings=self._series.by_file(found))
 
     # -- planning ------------------------------------------------------------------------------------------------
 
@@ -311,7 +304,7 @@ class GridReader:
         position = tuple(map(coordinate.__getitem__, self.partition.axis_sizes))
         part = self._last_part
         if part is None or part.position != position:
-            dims = [d for d in self.partition.sizes if d != self.sample_dim]
+            dims = [d for d in self.partition.sizes if d not in self.sample_dims]
             sizes = {d: self.partition.local_size(d, coordinate) for d in dims}
             part = self._last_part = Part(
                 position=position,
@@ -324,8 +317,8 @@ class GridReader:
 
     def _family(self, field: Field, sizes: Mapping[str, int]) -> PlanFamily:
         dims = field.source_dims
-        shape = tuple(len(self.steps) if d == self.sample_dim else sizes[d] for d in dims)
-        return PlanFamily(dims.index(self.sample_dim) if self.sample_dim in dims else None, shape)
+        shape = tuple(len(self.steps) if d == self.sample_dim else sizes.get(d, 1) for d in dims)
+        return PlanFamily(self._series.moving(dims), shape)
 
     def _rows_of(self, index: int) -> list[int]:
         """Return the source rows along the sample dimension of one sample, a row per step."""
@@ -334,16 +327,7 @@ class GridReader:
                 f"{self.paths[0]}: sample {index} is out of range: there are {self.num_samples} samples"
                 + (f" with steps {self.steps}" if self.steps != (0,) else "")
             )
-        if self.sample_dim is None:
-            return [0]
-        first = index % self.num_samples + self._first_sample
-        selected = self.partition.selected[self.sample_dim]
-        rows = []
-        for step in self.steps:
-            row = first + step
-            segment = selected[bisect.bisect_right(selected, row, key=lambda s: s.offset) - 1]
-            rows.append(segment.start + segment.step * (row - segment.offset))
-        return rows
+        return self.sample_rows.of(index % self.num_samples)
 
     def selections(
         self, name: str, index: int, coordinate: Mapping[str, int]
@@ -352,7 +336,7 @@ class GridReader:
         return self._selections(self._fields[name], name, self._files_of(index), self.part_of(coordinate))
 
     def _files_of(self, index: int) -> list[tuple[int, tuple[Segment, ...]]]:
-        """Return the files that a sample lies in, and its rows in each along the sample dimension."""
+        """Return the members of the series that a sample lies in, and its rows in each along the sample dimension."""
         rows = self._rows_of(index)
         if len(rows) == 1:
             i, first = self._series.place_of(rows[0])
@@ -366,17 +350,14 @@ class GridReader:
     def _selections(
         self, field: Field, name: str, files: Sequence[tuple[int, tuple[Segment, ...]]], part: Part
     ) -> list[tuple[int, ArrayLayout, Selection]]:
-        space, dim = part.segments, self.sample_dim
-        if dim not in field.source_dims:
-            return [(0, self._series.layout_in(0, name), tuple([space[d] for d in field.source_dims]))]
-        return [
-            (
-                i,
-                self._series.layout_in(i, name),
-                tuple([rows if d == dim else space[d] for d in field.source_dims]),
-            )
-            for i, rows in files
-        ]
+        dim, dims = self.sample_dim, field.source_dims
+        if dim not in dims:
+            files = [(files[0][0] if self._series.outer else 0, ())]
+        found = []
+        for i, rows in files:
+            space = self._series.space(i, part.segments)
+            found.append((i, self._series.layout_in(i, name), tuple([rows if d == dim else space[d] for d in dims])))
+        return found
 
     def _jobs_of(self, index: int, part: Part) -> Jobs:
         """Plan all fields, or find what an earlier epoch planned."""

@@ -1,25 +1,32 @@
-"""One store, or several files that continue each other along one dimension (``era5_2015.nc, era5_2016.nc, …``)."""
+"""One store, or several files that continue each other along one dimension (``era5_2015.nc, era5_2016.nc, …``).
+
+A *member* is what steps of a sample lie in: a file, or one trajectory of a file that holds several of them.
+"""
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from scidata.core.bounds import bounds_of
-from scidata.core.types import ArrayLayout, IntArray, Segment, Source
+from scidata.core.types import ArrayLayout, IntArray, Segment, Segments, Source
 from scidata.errors import FieldMismatchError
 from scidata.read.whole import array_of, read_array
 from scidata.sources import open_source
 from scidata.sources.cf import decoding_of
 
+T = TypeVar("T")
+
 
 class Series:
-    """Stores that continue each other along ``sample_dim``, seen as one.
+    """Stores that continue each other along one dimension, seen as one.
 
     Parameters
     ----------
@@ -28,7 +35,19 @@ class Series:
     fields
         The arrays that must agree.
     sample_dim
-        The dimension along which files follow each other; None for a single store without one.
+        The dimension of steps; None for a single store without one.
+    outer
+        Dimensions that number trajectories, each with steps of its own. Files follow each other along the first of
+        them, or else along ``sample_dim``.
+
+    Attributes
+    ----------
+    sources
+        The store of each member; the members of a file are one after the other, the last of ``outer`` fastest.
+    files
+        The stores, in order.
+    firsts
+        The first member of each.
 
     Raises
     ------
@@ -43,43 +62,52 @@ class Series:
         fields: Sequence[str],
         sample_dim: str | None,
         *,
+        outer: Sequence[str] = (),
         first: Source | None = None,
         allow_external: bool = False,
     ) -> None:
-        self.sources: tuple[Source, ...] = tuple(
+        self.files: tuple[Source, ...] = tuple(
             first if i == 0 and first is not None else open_source(path, allow_external=allow_external)
             for i, path in enumerate(paths)
         )
-        self.sample_dim = sample_dim
+        self.sample_dim, self.outer = sample_dim, tuple(outer)
+        self._along = self.outer[0] if outer else sample_dim
         self.fields = tuple(fields)
-        if len(paths) > 1 and sample_dim is None:
+        if len(paths) > 1 and self._along is None:
             raise FieldMismatchError(
                 f"{len(paths)} files have no dimension to follow each other along; name it with sample_dim"
             )
-        layouts = [{name: array_of(source, name) for name in self.fields} for source in self.sources]
-        self._layouts: tuple[dict[str, ArrayLayout], ...] = tuple(layouts)
-        for i in range(1, len(self.sources)):
-            self._check(i)
-        self.row_bounds: IntArray = bounds_of([self._num_rows(i) for i in range(len(paths))])
+        self._layouts = [{name: array_of(source, name) for name in self.fields} for source in self.files]
+        for f in range(1, len(self.files)):
+            self._check(f)
+        num_files = len(self.files)
+        self.lengths = bounds_of([self.num_rows(self._along, f) for f in range(num_files)])  # of files along it
+        counts = [[self.num_rows(dim, f) for dim in self.outer] for f in range(num_files)]
+        self.firsts: list[int] = bounds_of([math.prod(each) for each in counts])[:-1].tolist()
+        self._members = [(f, at) for f in range(num_files) for at in itertools.product(*map(range, counts[f]))]
+        self.sources: tuple[Source, ...] = tuple(self.files[f] for f, _ in self._members)
+        num_rows = [self.num_rows(sample_dim, f) for f in range(num_files)]
+        self.row_bounds: IntArray = bounds_of([num_rows[f] for f, _ in self._members])
         self._row_bounds: list[int] = self.row_bounds.tolist()  # looked up one by one, where a list is faster
         self._check_order()
 
-    def _num_rows(self, i: int) -> int:
+    def num_rows(self, dim: str | None, f: int = 0) -> int:
+        """Return the rows of a dimension in the ``f``-th file, 1 where no field has it."""
         rows = {
-            layout.shape[layout.dims.index(self.sample_dim)]
-            for layout in self._layouts[i].values()
-            if self.sample_dim is not None and self.sample_dim in layout.dims
+            layout.shape[layout.dims.index(dim)]
+            for layout in self._layouts[f].values()
+            if dim is not None and dim in layout.dims
         }
         if len(rows) > 1:
             raise FieldMismatchError(
-                f"{self.sources[i].path}: fields disagree on the length of {self.sample_dim!r}: {sorted(rows)}; "
+                f"{self.files[f].path}: fields disagree on the length of {dim!r}: {sorted(rows)}; "
                 "choose fields that agree"
             )
         return rows.pop() if rows else 1
 
-    def _check(self, i: int) -> None:
-        """Compare file ``i`` with the first."""
-        here, path, first = self._layouts[i], self.sources[i].path, self.sources[0].path
+    def _check(self, f: int) -> None:
+        """Compare file ``f`` with the first."""
+        here, path, first = self._layouts[f], self.files[f].path, self.files[0].path
         for name, wanted in self._layouts[0].items():
             found = here[name]
             for what, a, b in (
@@ -91,30 +119,29 @@ class Series:
                     raise FieldMismatchError(
                         f"{path}: field {name!r} has {what} {b}, but {first} has {a}; files of one series must agree"
                     )
-        for dim in sorted({dim for layout in here.values() for dim in layout.dims} - {self.sample_dim}):
-            one, other = self._coordinate(0, dim), self._coordinate(i, dim)
+        for dim in sorted({dim for layout in here.values() for dim in layout.dims} - {self._along, self.sample_dim}):
+            one, other = self._coordinate(0, dim), self._coordinate(f, dim)
             if one is not None and other is not None and not np.array_equal(one, other):
                 raise FieldMismatchError(
                     f"{path}: coordinate {dim!r} differs from that of {first}; files of one series must lie on one grid"
                 )
 
     def _static_shape(self, layout: ArrayLayout) -> tuple[int, ...]:
-        return tuple(n for n, dim in zip(layout.shape, layout.dims, strict=True) if dim != self.sample_dim)
+        return tuple(n for n, dim in zip(layout.shape, layout.dims, strict=True) if dim != self._along)
 
-    def _coordinate(self, i: int, dim: str) -> npt.NDArray[Any] | None:
-        layout = self.sources[i].arrays.get(dim)
+    def _coordinate(self, f: int, dim: str) -> npt.NDArray[Any] | None:
+        layout = self.files[f].arrays.get(dim)
         if layout is None or layout.dims != (dim,):
             return None
-        return read_array(self.sources[i], layout, decoding=decoding_of(layout, None), allow_missing=True)
+        return read_array(self.files[f], layout, decoding=decoding_of(layout, None), allow_missing=True)
 
     def _check_order(self) -> None:
         """Refuse files whose sample coordinate runs backwards from one to the next, where each alone is sorted."""
-        if len(self.sources) == 1 or self.sample_dim is None:
+        dim = self.sample_dim
+        if len(self.files) == 1 or dim is None or self.outer:
             return
-        units = {
-            str(s.arrays[self.sample_dim].attributes.get("units")) for s in self.sources if self.sample_dim in s.arrays
-        }
-        values = [self._coordinate(i, self.sample_dim) for i in range(len(self.sources))]
+        units = {str(s.arrays[dim].attributes.get("units")) for s in self.files if dim in s.arrays}
+        values = [self._coordinate(f, dim) for f in range(len(self.files))]
         if len(units) != 1 or any(v is None or not np.issubdtype(v.dtype, np.number) for v in values):
             return
         known = [v for v in values if v is not None]
@@ -123,38 +150,60 @@ class Series:
         for i in range(1, len(known)):
             if len(known[i]) and len(known[i - 1]) and known[i][0] <= known[i - 1][-1]:
                 raise FieldMismatchError(
-                    f"{self.sources[i].path}: {self.sample_dim!r} begins at {known[i][0]}, not after the end "
-                    f"{known[i - 1][-1]} of {self.sources[i - 1].path}; list the files in order, without overlap"
+                    f"{self.files[i].path}: {dim!r} begins at {known[i][0]}, not after the end "
+                    f"{known[i - 1][-1]} of {self.files[i - 1].path}; list the files in order, without overlap"
                 )
 
     def place_of(self, row: int) -> tuple[int, int]:
-        """Return the position of the file that holds sample row ``row``, and the row that it begins with."""
+        """Return the member that holds row ``row`` of all members', and the row that it begins with."""
         i = bisect.bisect_right(self._row_bounds, row) - 1
         return i, self._row_bounds[i]
 
     def layout_in(self, i: int, name: str) -> ArrayLayout:
-        """Return a field's layout in the ``i``-th file."""
-        return self._layouts[i][name]
+        """Return a field's layout in the file of the ``i``-th member."""
+        return self._layouts[self._members[i][0]][name]
+
+    def space(self, i: int, segments: Mapping[str, Segments]) -> Mapping[str, Segments]:
+        """Return rows by dimension together with those that name the ``i``-th member."""
+        if not self.outer:
+            return segments
+        at = zip(self.outer, self._members[i][1], strict=True)
+        return {**segments, **{dim: (Segment(start=row, count=1),) for dim, row in at}}
+
+    def member_of(self, name: str, i: int) -> int:
+        """Return the member by which a field's rows in the ``i``-th are known: one for all where they have the same."""
+        if not self.outer:
+            return i
+        file = self._members[i][0]
+        return i if any(dim in self.outer for dim in self._layouts[file][name].dims) else self.firsts[file]
+
+    def moving(self, dims: Sequence[str]) -> tuple[int, ...]:
+        """Return which of some dimensions differ from sample to sample."""
+        return tuple(k for k, dim in enumerate(dims) if dim == self.sample_dim or dim in self.outer)
+
+    def by_file(self, values: Sequence[T]) -> tuple[T, ...]:
+        """Return a value of each file for each member."""
+        return tuple(values[f] for f, _ in self._members)
 
     def combined(self, name: str) -> ArrayLayout:
         """Return a field's layout with the samples of all files."""
         layout = self._layouts[0][name]
-        if self.sample_dim not in layout.dims or len(self.sources) == 1:
+        if self._along not in layout.dims or len(self.files) == 1:
             return layout
-        axis = layout.dims.index(str(self.sample_dim))
-        return replace(layout, shape=(*layout.shape[:axis], int(self.row_bounds[-1]), *layout.shape[axis + 1 :]))
+        axis = layout.dims.index(str(self._along))
+        return replace(layout, shape=(*layout.shape[:axis], int(self.lengths[-1]), *layout.shape[axis + 1 :]))
 
     def coordinate(self, dim: str) -> npt.NDArray[Any] | None:
         """Return the values along a dimension over all files, or None where it has no coordinate variable."""
-        if dim != self.sample_dim:
+        if dim != self._along:
             return self._coordinate(0, dim)
-        values = [self._coordinate(i, dim) for i in range(len(self.sources))]
+        values = [self._coordinate(f, dim) for f in range(len(self.files))]
         present = [v for v in values if v is not None]
         return np.concatenate(present) if len(present) == len(values) else None
 
     def close(self) -> None:
         """Close every store; the next read opens it again."""
-        for source in self.sources:
+        for source in self.files:
             source.close()
 
 

@@ -142,22 +142,19 @@ class Staging:
             return
         if self._disk.failure:
             raise OutputError(self._disk.failure)
-        raise SourceChangedError(
-            f"{self._reader.paths[block[1]]}: was changed while it was read; stage it again once it changes no more"
-        )
+        path = self._reader.sources[block[1]].path
+        raise SourceChangedError(f"{path}: was changed while it was read; stage it again once it changes no more")
 
 
 def _blocks_of(reader: GridReader) -> Iterator[tuple[str, int, int]]:
     """Yield field, file and first row of each block that a sample needs, in the order of the samples."""
-    dim = reader.sample_dim
+    moves = set(reader.sample_dims)
     names = [name for name in reader.fields if name in reader.pool.kept.fields]
-    moving = [name for name in names if dim is not None and dim in reader.layout(name).dims]
+    moving = [name for name in names if moves & set(reader.layout(name).dims)]
     yield from ((name, 0, 0) for name in names if name not in moving)
     if not moving:
         return
-    selected, earliest = rows_of(reader.partition.selected[str(dim)]), min(0, *reader.steps)
-    samples = np.arange(reader.num_samples) - earliest
-    rows = np.unique(np.concatenate([selected[samples + step] for step in reader.steps]))
+    rows = np.unique(np.concatenate([reader.sample_rows.at(step) for step in reader.steps]))
     starts = [reader.pool.kept.starts(name, rows) for name in moving]
     tables = [np.column_stack([found, np.full(len(found), k)]) for k, found in enumerate(starts)]
     for i, start, k in np.unique(np.concatenate(tables), axis=0).tolist():
@@ -168,10 +165,9 @@ def _union(reader: GridReader, parts: Sequence[Part]) -> Part:
     """Return the smallest part that holds all of these."""
     rows = {dim: np.unique(np.concatenate([rows_of(p.segments[dim]) for p in parts])) for dim in parts[0].segments}
     segments = {dim: segments_of_slice(found.tolist(), int(found[-1]) + 1) for dim, found in rows.items()}
-    num_steps = len(reader.steps)
+    sizes = {dim: len(found) for dim, found in rows.items()} | {reader.sample_dim: len(reader.steps)}
     families = {
-        name: PlanFamily(None, tuple(len(rows[d]) if d in rows else num_steps for d in reader.layout(name).dims))
-        for name in reader.fields
+        name: PlanFamily((), tuple([sizes.get(d, 1) for d in reader.layout(name).dims])) for name in reader.fields
     }
     position = (-1, *(at for part in parts for at in part.position))  # nobody's, and another one for others
     return Part(position=position, segments=segments, shapes={}, families=families, jobs=Cache(0, "none"))
@@ -180,6 +176,8 @@ def _union(reader: GridReader, parts: Sequence[Part]) -> Part:
 def _cut(values: Rows, dims: Sequence[str], union: Part, part: Part) -> Rows:
     """Cut a part out of a block of the union of several, whose steps come first."""
     for axis, dim in enumerate(dims, start=1):
+        if dim not in part.segments:
+            continue  # a trajectory's own row
         at: IntArray = np.searchsorted(rows_of(union.segments[dim]), rows_of(part.segments[dim]))
         if len(at) and (np.diff(at) == 1).all():
             values = values[(slice(None),) * axis + (slice(int(at[0]), int(at[-1]) + 1),)]

@@ -1,4 +1,4 @@
-"""Plans of selections that are alike but for the row of one dimension at which they begin: samples of a data set.
+"""Plans of selections that are alike but for the rows of some dimensions at which they begin: samples of a data set.
 
 They share the cut and all tables that follow from it; a plan only says where it begins and where its chunks lie.
 """
@@ -6,6 +6,7 @@ They share the cut and all tables that follow from it; a plan only says where it
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from typing import TypeAlias
 
 from scidata.core.cache import Cache
 from scidata.core.types import ArrayLayout, Selection
@@ -16,21 +17,23 @@ from scidata.plan.cut import MAX_BOXES, Cut, Origin, find_cut
 #: differ in length; rows inside a chunk), or a large one of some 20 MB with all its tables.
 _MAX_KEPT = 64 * MAX_BOXES
 
+_Place: TypeAlias = tuple[int, int]  # a chunk along a dimension, and a row in it
+
 
 class PlanFamily:
     """Plans as :func:`~scidata.plan.array.plan_array` makes, several times as fast from the second one on. Thread-safe.
 
     Parameters
     ----------
-    dim
-        The dimension along which selections move; those of the others are always the same. None: nothing moves.
+    dims
+        The dimensions along which selections move; those of the others are always the same.
     out_shape
         Shape of every destination.
     """
 
-    def __init__(self, dim: int | None, out_shape: tuple[int, ...]) -> None:
-        self._dim, self.out_shape = dim, out_shape
-        self._cuts: Cache[tuple[Cut, Origin, int, int]] = Cache(_MAX_KEPT)
+    def __init__(self, dims: tuple[int, ...], out_shape: tuple[int, ...]) -> None:
+        self._dims, self.out_shape = dims, out_shape
+        self._cuts: Cache[tuple[Cut, Origin, tuple[_Place, ...]]] = Cache(_MAX_KEPT)
 
     def plan(self, layout: ArrayLayout, selection: Selection, locate: Locate) -> ArrayPlan:
         """Plan a selection; ``locate`` is the source's.
@@ -43,32 +46,35 @@ class PlanFamily:
 
     def _find(self, layout: ArrayLayout, selection: Selection) -> tuple[Cut, Origin]:
         """Return the cut and where it begins, from what is kept if that is there."""
-        dim = self._dim
-        if dim is None or not selection[dim]:
-            return self._kept((layout.geometry,), lambda: find_cut(layout, selection), 0, 0)[:2]
-        segments, size = selection[dim], layout.chunks[dim]
-        first = segments[0].start
-        low = high = first
-        for s in segments:
-            last = s.start + (s.count - 1) * s.step
-            low, high = min(low, s.start, last), max(high, s.start, last)
-        if low < 0 or high >= layout.shape[dim]:
-            return find_cut(layout, selection)  # which says what is wrong
-        chunk, row = divmod(first, size)
-        # inside one raw chunk everything moves alike; else a row further on is another row of a decoded chunk
-        moves = not layout.codecs and low // size == high // size
-        relative = tuple([(s.start - first, s.count, s.step, s.offset) for s in segments])
-        key = (layout.geometry, relative, None if moves else row)
-        cut, origin, chunk_then, row_then = self._kept(key, lambda: find_cut(layout, selection), chunk, row)
-        if chunk == chunk_then and row == row_then:
-            return cut, origin
-        return cut, origin.moved(dim, chunk - chunk_then, row - row_then)
+        key: list[Hashable] = [layout.geometry]
+        places: list[_Place] = []
+        for dim in self._dims:
+            segments, size = selection[dim], layout.chunks[dim]
+            if not segments:
+                return find_cut(layout, selection)
+            first = segments[0].start
+            low = high = first
+            for s in segments:
+                last = s.start + (s.count - 1) * s.step
+                low, high = min(low, s.start, last), max(high, s.start, last)
+            if low < 0 or high >= layout.shape[dim]:
+                return find_cut(layout, selection)  # which says what is wrong
+            places.append(divmod(first, size))
+            # inside one raw chunk everything moves alike; else a row further on is another row of a decoded chunk
+            moves = not layout.codecs and low // size == high // size
+            key.append(tuple([(s.start - first, s.count, s.step, s.offset) for s in segments]))
+            key.append(None if moves else places[-1][1])
+        cut, origin, then = self._kept(tuple(key), lambda: find_cut(layout, selection), tuple(places))
+        for dim, (chunk, row), (chunk_then, row_then) in zip(self._dims, places, then, strict=True):
+            if chunk != chunk_then or row != row_then:
+                origin = origin.moved(dim, chunk - chunk_then, row - row_then)
+        return cut, origin
 
     def _kept(
-        self, key: Hashable, find: Callable[[], tuple[Cut, Origin]], chunk: int, row: int
-    ) -> tuple[Cut, Origin, int, int]:
+        self, key: Hashable, find: Callable[[], tuple[Cut, Origin]], places: tuple[_Place, ...]
+    ) -> tuple[Cut, Origin, tuple[_Place, ...]]:
         found = self._cuts.get(key)
         if found is None:
             cut, origin = find()
-            found = self._cuts.put(key, (cut, origin, chunk, row), max(MAX_BOXES, len(cut.boxes.chunk_row)))
+            found = self._cuts.put(key, (cut, origin, places), max(MAX_BOXES, len(cut.boxes.chunk_row)))
         return found

@@ -146,7 +146,7 @@ def _bench_case(
     out = np.zeros(shape, layout.dtype.newbyteorder("="))
     box = tuple(slice(dim[0].start, dim[0].start + dim[0].count) for dim in selection)
 
-    family = PlanFamily(None, shape)  # as a data set plans: what follows from the selection is found once
+    family = PlanFamily((), shape)  # as a data set plans: what follows from the selection is found once
 
     def own(threads: ThreadPoolExecutor | None) -> Callable[[], object]:
         def run() -> object:

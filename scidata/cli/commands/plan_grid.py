@@ -104,7 +104,7 @@ def describe(plan: DomainPlan, *, path: str, dp: int | None) -> dict[str, Any]:
         "files": len(reader.paths),
         "fields": list(reader.fields),
         "global_shape": {name: list(reader.global_shape(name)) for name in reader.fields},
-        "sample_dim": reader.sample_dim,
+        "sample_dim": reader.sample_dim if len(reader.sample_dims) < 2 else list(reader.sample_dims),
         "num_samples": reader.num_samples,
         "steps": list(reader.steps),
         "sample": plan.sample,
@@ -244,7 +244,7 @@ def _num_owned(reader: GridReader, places_of: Sequence[Mapping[str, int]]) -> In
         if dim in partition.axis_of_dim:
             axis = partition.axis_of_dim[dim]
             cells *= np.diff(partition.bounds[dim])[[place[axis] for place in places_of]]
-        elif dim != reader.sample_dim:
+        elif dim not in reader.sample_dims:
             cells *= size
     return cells
 
@@ -319,7 +319,7 @@ def _alternatives(plan: DomainPlan, options: Mapping[str, Any]) -> list[tuple[st
     if len(partition.axis_of_dim) == 1 and isinstance(options.get("bounds"), str):
         ((sharded, axis),) = partition.axis_of_dim.items()
         for dim, size in partition.sizes.items():
-            if dim not in (sharded, plan.reader.sample_dim) and size >= plan.num_ranks:
+            if dim != sharded and dim not in plan.reader.sample_dims and size >= plan.num_ranks:
                 choices.append((f"--shard {dim}", {"shard": {dim: axis}, "weights": None, "align": 1}))
     return choices
 

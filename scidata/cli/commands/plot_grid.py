@@ -183,7 +183,7 @@ def draw_reader(reader: GridReader, path: str) -> None:
     """Draw the cut of a data set over the chunks of its first sharded field; see :func:`draw_partition`."""
     sharded = [n for n in reader.fields if set(reader.partition.axis_of_dim) <= set(reader.layout(n).dims)]
     layout = reader.layout((sharded or list(reader.fields))[0])
-    dims = [dim for dim in layout.dims if dim != reader.sample_dim]
+    dims = [dim for dim in layout.dims if dim not in reader.sample_dims]
     chunks = dict(zip(layout.dims, layout.chunks, strict=True))
     none = PlotAxis(dim=None, size=1, chunk_edges=np.empty(0, np.int64))
 

@@ -324,14 +324,14 @@ def test_rows_far_apart_are_read_alone_and_near_ones_together_up_to_a_limit():
 def test_a_family_of_selections_that_do_not_move():
     layout = layout_of((6, 8), (2, 4))
     selection = ((Segment(start=1, count=4),), (Segment(start=2, count=5),))
-    family = PlanFamily(None, (4, 5))
+    family = PlanFamily((), (4, 5))
     wanted = planned(layout, selection).to_json()
     for _ in range(2):
         plan = family.plan(layout, selection, lambda layout, chunks: refs_of(layout, selection))
         assert plan.to_json() == wanted
     nothing = ((), full((8,))[0])
-    for dim in (None, 0):
-        assert PlanFamily(dim, (0, 8)).plan(layout, nothing, lambda *_: refs_of(layout, nothing)).num_chunks == 0
+    for dims in ((), (0,), (0, 1)):
+        assert PlanFamily(dims, (0, 8)).plan(layout, nothing, lambda *_: refs_of(layout, nothing)).num_chunks == 0
 
 
 def test_summary_equals_the_ranks_own_plans_and_counts_shared_chunks():
@@ -483,7 +483,7 @@ def test_a_plan_does_not_depend_on_plans_made_before(rows, steps, chunk, codecs,
 def test_a_family_plans_what_plan_array_does(rows, relative, chunk, codecs, clipped, gap, lost, lonely):
     layout = layout_of((13, 6, 8), (chunk, 4, 8), codecs=codecs, edge_chunks_clipped=clipped)
     shape = (sum(count for _, count, _, _ in relative), 4, 8)
-    family, located, of_pattern = PlanFamily(0, shape), [], {}
+    family, located, of_pattern = PlanFamily((0,), shape), [], {}
 
     def locate(layout, chunks):
         located.append(chunks)

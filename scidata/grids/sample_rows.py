@@ -1,0 +1,89 @@
+"""Which rows of the files each sample is: of one dimension, or of windows in each of several trajectories."""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from scidata.core.bounds import rows_of
+from scidata.core.types import IntArray, Segments
+from scidata.grids.series import Series
+
+
+class SampleRows:
+    """The rows of samples, in the numbering of all members of a series, one after the other.
+
+    Samples are numbered with the trajectories in their order, and inside each from its first window to its last.
+
+    Parameters
+    ----------
+    series
+        With the dimension of steps, and those that number trajectories.
+    selected
+        What the crop leaves of each dimension.
+    steps
+        Of a sample; a negative one needs rows before it.
+    crosses
+        Whether steps go on from one file into the next.
+
+    Attributes
+    ----------
+    num
+        Samples for which every step exists.
+    """
+
+    def __init__(
+        self, series: Series, selected: Mapping[str, Segments], steps: Sequence[int], *, crosses: bool
+    ) -> None:
+        self._steps, self._trajectories = tuple(steps), None
+        self._selected = None if series.sample_dim is None else selected[series.sample_dim]
+        num_rows = 1 if self._selected is None else sum(s.count for s in self._selected)
+        self._starts: Sequence[int] = range(max(0, -min(0, *steps)), num_rows - max(0, *steps))
+        if self._selected is not None and not crosses:
+            members = np.searchsorted(series.row_bounds, rows_of(self._selected), side="right")
+            starts = np.array(self._starts, np.int64)
+            inside = [members[starts + step] == members[starts] for step in steps]
+            self._starts = starts[np.logical_and.reduce(inside)].tolist()
+        self._per_trajectory = len(self._starts)
+        self.num = self._per_trajectory
+        if series.outer:
+            self._trajectories = _first_rows(series, [rows_of(selected[dim]) for dim in series.outer])
+            self.num *= len(self._trajectories)
+
+    def of(self, index: int) -> list[int]:
+        """Return the rows of a sample, one for each step."""
+        if self._selected is None:
+            return [0]
+        first = 0
+        if self._trajectories is not None:
+            trajectory, index = divmod(index, self._per_trajectory)
+            first = int(self._trajectories[trajectory])
+        start = self._starts[index]
+        return [first + self._row(start + step) for step in self._steps]
+
+    def _row(self, position: int) -> int:
+        segments = self._selected or ()
+        segment = segments[bisect.bisect_right(segments, position, key=lambda s: s.offset) - 1]
+        return segment.start + segment.step * (position - segment.offset)
+
+    def at(self, step: int) -> IntArray:
+        """Return the row of each sample that lies some steps after its own, ``(num,)`` int64."""
+        if self._selected is None:
+            return np.zeros(1, np.int64)
+        rows = rows_of(self._selected)[np.array(self._starts, np.int64) + step]
+        if self._trajectories is None:
+            return rows
+        every: IntArray = (self._trajectories[:, None] + rows).reshape(-1)
+        return every
+
+
+def _first_rows(series: Series, trajectories: Sequence[IntArray]) -> IntArray:
+    """Return the first row of each of the trajectories that are left, ``(num,)`` int64."""
+    others = [series.num_rows(dim) for dim in series.outer[1:]]
+    sizes = [math.prod(others[k:]) for k in range(len(others) + 1)]
+    numbers: IntArray = functools.reduce(np.add.outer, [n * size for n, size in zip(trajectories, sizes, strict=True)])
+    return series.row_bounds[numbers.reshape(-1)]

@@ -1,0 +1,236 @@
+"""Samples that are times, or windows of them, in each of several trajectories."""
+
+import itertools
+import warnings
+
+import h5py
+import numpy as np
+import pytest
+import torch
+import zarr
+
+import scidata
+from scidata.core.checks import allocate
+from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError
+from scidata.grids.node import NodeRanks
+from scidata.grids.reader import GridReader
+from scidata.grids.staging import Staging
+from scidata.read.disk_cache import make_cache
+
+warnings.filterwarnings("ignore", category=zarr.errors.ZarrUserWarning)
+
+DIMS = {"run": 5, "time": 7, "y": 9, "x": 4, "c": 2}
+FIELDS = {"u": "run time y x c", "static": "run y x", "forcing": "time y", "mask": "y x"}
+RNG = np.random.default_rng(0)
+VALUES = {name: RNG.random([DIMS[d] for d in dims.split()], np.float32) for name, dims in FIELDS.items()}
+
+
+def write(path, layout, values=VALUES):
+    """Write all fields, by how chunks lie."""
+    if layout.startswith("hdf5"):
+        with h5py.File(path, "w") as file:
+            for name, data in values.items():
+                gzip = {"chunks": tuple(-(-n // 2) for n in data.shape), "compression": "gzip"}
+                found = file.create_dataset(name, data=data, **(gzip if layout == "hdf5-gzip" else {}))
+                for k, dim in enumerate(FIELDS[name].split()):
+                    found.dims[k].label = dim
+        return str(path)
+    group = zarr.open_group(str(path), mode="w")
+    for name, data in values.items():
+        dims = FIELDS[name].split()
+        chunks = tuple({"run": 2, "time": 3, "y": 4, "x": 4, "c": 1}[d] for d in dims)
+        codec = None if layout == "raw" else zarr.codecs.ZstdCodec()
+        group.create_array(name, data=data, chunks=chunks, compressors=codec, dimension_names=dims)
+    return str(path)
+
+
+def parts_of(reader, index, num_ranks=3):
+    """Read a sample's parts of all ranks, put together."""
+    parts = []
+    for rank in range(num_ranks):
+        here = reader.partition.coordinate(rank)
+        out = {n: allocate(n, spec.shape, spec.dtype) for n, spec in reader.buffer_specs(here).items()}
+        reader.read_into(index, out, here)
+        parts.append(out)
+    return {n: np.concatenate([p[n] for p in parts], reader.dims(n).index("y")) for n in reader.fields}
+
+
+def wanted(run, times, values=VALUES):
+    rows = times if len(times) > 1 else times[0]
+    return {
+        "u": values["u"][run, rows], "static": values["static"][run], "forcing": values["forcing"][rows],
+        "mask": values["mask"],
+    }  # fmt: skip
+
+
+def assert_same(found, want):
+    for name, values in want.items():
+        assert np.array_equal(found[name], values), name
+
+
+LAYOUTS = ("raw", "zstd", "hdf5", "hdf5-gzip")
+
+
+@pytest.mark.parametrize("pool_bytes", [0, 1 << 20])
+@pytest.mark.parametrize("steps", [(0,), (0, 1), (-1, 2)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_sample_is_a_window_of_one_trajectory(tmp_path, layout, steps, pool_bytes):
+    path = write(tmp_path / "a", layout)
+    reader = GridReader(
+        path, axis_sizes={"domain": 3}, shard={"y": "domain"}, sample_dim=("run", "time"), steps=steps,
+        fields=list(FIELDS), pool_bytes=pool_bytes,
+    )  # fmt: skip
+    firsts = range(-min(0, *steps), DIMS["time"] - max(0, *steps))
+    samples = list(itertools.product(range(DIMS["run"]), firsts))
+    assert reader.num_samples == len(samples)
+    assert reader.dims("u") == (("time",) if len(steps) > 1 else ()) + ("y", "x", "c")
+    for i, (run, time) in enumerate(samples):
+        assert_same(parts_of(reader, i), wanted(run, [time + s for s in steps]))
+    assert_same(parts_of(reader, -1), wanted(4, [firsts[-1] + s for s in steps]))
+    with pytest.raises(IndexError, match=f"there are {len(samples)} samples"):
+        reader.plan(len(samples))
+
+
+def test_crops_of_both_dimensions(tmp_path):
+    path = write(tmp_path / "a", "zstd")
+    reader = GridReader(
+        path, axis_sizes={"domain": 3}, shard={"y": "domain"}, sample_dim=("run", "time"), steps=(0, 1),
+        isel={"run": [4, 0], "time": slice(1, 7, 2), "c": 1}, fields=list(FIELDS),
+    )  # fmt: skip
+    assert reader.num_samples == 4
+    for i, (run, times) in enumerate([(4, [1, 3]), (4, [3, 5]), (0, [1, 3]), (0, [3, 5])]):
+        want = wanted(run, times)
+        assert_same(parts_of(reader, i), want | {"u": want["u"][..., 1]})
+    one = GridReader(path, sample_dim=("run", "time"), isel={"run": 3}, shard={}, fields=["u"])
+    assert one.num_samples == 7
+    with pytest.raises(ConfigError, match="'run' is the sample dimension and cannot be sharded"):
+        GridReader(path, axis_sizes={"domain": 2}, shard={"run": "domain"}, sample_dim=("run", "time"))
+    with pytest.raises(ConfigError, match="steps 0,7 reach over more rows than the 7 of 'time'"):
+        GridReader(path, sample_dim=("run", "time"), steps=(0, 7))
+    with pytest.raises(UnknownNameError, match=r"'rum'.*did you mean 'run'"):
+        GridReader(path, sample_dim=("rum", "time"))
+    with pytest.raises(ConfigError, match="each dimension once"):
+        GridReader(path, sample_dim=("time", "time"))
+
+
+def test_three_dimensions_of_samples(tmp_path):
+    values = RNG.random((2, 3, 4, 5, 6))
+    zarr.create_array(str(tmp_path / "a.zarr/v"), data=values, chunks=(1, 2, 3, 5, 6), dimension_names=list("abtyx"))
+    zarr.open_group(str(tmp_path / "a.zarr"))
+    reader = GridReader(str(tmp_path / "a.zarr/v"), sample_dim=list("abt"), shard={})
+    (name,) = reader.fields
+    here = reader.partition.coordinate(0)
+    out = {name: np.empty((5, 6))}
+    assert reader.num_samples == 24
+    for i, at in enumerate(np.ndindex(2, 3, 4)):
+        reader.read_into(i, out, here)
+        assert np.array_equal(out[name], values[at])
+
+
+def test_files_follow_each_other_along_the_trajectories(tmp_path):
+    halves = [{n: v[cut] if "run" in FIELDS[n] else v for n, v in VALUES.items()} for cut in (slice(3), slice(3, None))]
+    paths = [write(tmp_path / f"{k}.h5", "hdf5-gzip", half) for k, half in enumerate(halves)]
+    reader = GridReader(
+        paths, axis_sizes={"domain": 3}, shard={"y": "domain"}, sample_dim=("run", "time"), steps=(0, 1),
+        fields=list(FIELDS), pool_bytes=1 << 20,
+    )  # fmt: skip
+    assert reader.num_samples == 5 * 6
+    for i, (run, time) in enumerate(itertools.product(range(5), range(6))):
+        assert_same(parts_of(reader, i), wanted(run, [time, time + 1]))
+    shorter = write(tmp_path / "2.h5", "hdf5", {n: v[:, :5] if n == "u" else v for n, v in VALUES.items() if n == "u"})
+    with pytest.raises(FieldMismatchError, match="files of one series must agree"):
+        GridReader([paths[0], shorter], fields=["u"], sample_dim=("run", "time"))
+
+
+def test_a_trajectory_is_decoded_once_in_stored_order_and_in_blocks(tmp_path):
+    path = write(tmp_path / "a", "zstd", {"u": VALUES["u"]})
+    ds = scidata.open_dataset(path, fields=["u"], sample_dim=("run", "time"), steps=(0, 1), pool_bytes=1 << 20)
+    assert np.array_equal(np.unique(ds.blocks()), np.arange(5 * 2))
+    once = 5 * 2 * 9 * 12 * 4 * 2 * 4  # bytes of whole chunks: of two runs, for each of them; of three times, once
+    for sampler in (None, scidata.DistributedSampler(ds, shuffle="blocks", window=2)):
+        loader = scidata.DataLoader(ds, batch_size=3, sampler=sampler)
+        found = {}
+        for batch in loader:
+            found |= dict(zip(batch.index, batch["u"].numpy(), strict=True))
+        assert sorted(found) == list(range(30))
+        for i, values in found.items():
+            run, time = divmod(i, 6)
+            assert np.array_equal(values, VALUES["u"][run, time : time + 2])
+        assert loader.stats()["bytes_decoded"] == once
+        ds.reader.pool.clear()
+
+
+def test_kept_on_disk_and_staged(tmp_path):
+    path = write(tmp_path / "a", "zstd")
+    options = {
+        "axis_sizes": {"domain": 3}, "shard": {"y": "domain"}, "sample_dim": ("run", "time"), "steps": (0, 1),
+        "fields": list(FIELDS),
+    }  # fmt: skip
+    disk = make_cache(str(tmp_path / "cache"), 1 << 24)
+    reader = GridReader(path, disk=disk, **options)
+    staging = Staging(reader, [0, 1, 2])
+    staged = staging.run()
+    assert (staged.written, staged.there) == (staging.num_parts, 0)
+    assert Staging(GridReader(path, disk=disk, **options), [1]).run().written == 0
+    again = GridReader(path, disk=disk, **options)
+    for i, (run, time) in enumerate(itertools.product(range(5), range(6))):
+        assert_same(parts_of(again, i), wanted(run, [time, time + 1]))
+    here = again.partition.coordinate(1)
+    out = {n: np.empty(spec.shape, spec.dtype) for n, spec in again.buffer_specs(here).items()}
+    assert again.read_into(11, out, here).bytes_decoded == 0
+
+
+def test_ranks_of_a_node_share_its_chunks(tmp_path):
+    path = write(tmp_path / "a", "zstd", {"u": VALUES["u"]})
+    ranks = [
+        NodeRanks(name=f"t-{tmp_path}", coordinates=tuple({"domain": k} for k in range(3)), me=me, max_bytes=1 << 24)
+        for me in range(3)
+    ]
+    readers = [
+        GridReader(
+            path, axis_sizes={"domain": 3}, shard={"y": "domain"}, sample_dim=("run", "time"), node=each,
+            pool_bytes=1 << 20,
+        )
+        for each in ranks
+    ]  # fmt: skip
+    for i, (run, time) in enumerate(itertools.product(range(5), range(7))):
+        parts = []
+        for k, reader in enumerate(readers):
+            here = {"domain": k}
+            out = {n: np.empty(spec.shape, spec.dtype) for n, spec in reader.buffer_specs(here).items()}
+            reader.read_into(i, out, here)
+            parts.append(out["u"])
+        assert np.array_equal(np.concatenate(parts), VALUES["u"][run, time])
+
+
+def test_a_loader_goes_on_in_the_middle_and_other_crops_have_other_fingerprints(tmp_path):
+    path = write(tmp_path / "a", "hdf5")
+    ds = scidata.open_dataset(path, fields=["u"], sample_dim=("run", "time"))
+    sampler = scidata.DistributedSampler(ds, seed=1)
+    loader = scidata.DataLoader(ds, batch_size=4, sampler=sampler)
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    state = loader.state_dict()
+    left = [batch.index for batch in batches]
+    again = scidata.DataLoader(ds, batch_size=4, sampler=scidata.DistributedSampler(ds, seed=1))
+    again.load_state_dict(state)
+    assert [batch.index for batch in again] == left
+    flat = scidata.open_dataset(path, fields=["u"], sample_dim="time", isel={"run": 0})
+    assert ds.reader.fingerprint() != flat.reader.fingerprint()
+
+
+def test_groups_are_trajectories_of_which_no_window_crosses(tmp_path):
+    path = str(tmp_path / "swe.h5")
+    with h5py.File(path, "w") as file:
+        for run in range(3):
+            file[f"{run}/u"] = VALUES["u"][run, : 7 - run]
+    ds = scidata.open_dataset(f"{path}/*", fields=["u"], steps=(0, 2))
+    assert len(ds) == 5 + 4 + 3
+    want = [(run, t) for run in range(3) for t in range(5 - run)]
+    for i, (run, t) in enumerate(want):
+        assert torch.equal(ds[i]["u"], torch.from_numpy(VALUES["u"][run, t : t + 3 : 2]))
+    every = scidata.open_dataset(f"{path}/*", fields=["u"], steps=(0, 1), isel={"dim_0": slice(None, None, 2)})
+    assert len(every) == 3 + 2 + 1  # of rows 0 2 4 6, 8 10 12, and 14 16 of all three
+    with pytest.raises(ConfigError, match="there would be no sample"):
+        scidata.open_dataset(f"{path}/*", fields=["u"], steps=(0, 7))

@@ -52,8 +52,10 @@ def _stacked(samples: Sequence[Sample]) -> Sample:
                     f"field {name!r} has shape {tuple(sample[name].shape)} in sample {sample.index} and "
                     f"{tuple(first[name].shape)} in sample {first.index}; a batch needs one shape: use batch_size=None"
                 )
-    return Sample(
+    batch = Sample(
         {name: torch.stack([sample[name] for sample in samples]) for name in first},
         dims={name: ("batch", *dims) for name, dims in first.dims.items()},
         index=[sample.index for sample in samples if isinstance(sample.index, int)],
     )
+    batch.members = [member for sample in samples for member in sample.members]
+    return batch

@@ -62,6 +62,8 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
         Called with each sample.
     local_transform
         Called with each part that is read.
+    has_coords
+        Whether samples show their coordinates.
     """
 
     def __init__(
@@ -74,12 +76,14 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
         dtype: torch.dtype | None,
         transform: Callable[[Any], Any] | None,
         local_transform: LocalTransform | None = None,
+        has_coords: bool = False,
     ) -> None:
         self.reader = reader
         self.mesh = mesh
         self.dp_axis = dp_axis
         self.transform = transform
         self.local_transform = local_transform
+        self.has_coords = has_coords
         self._dtype = dtype
         self._detached = False
         self._coordinate: dict[str, int] = {}

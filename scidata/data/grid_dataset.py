@@ -16,7 +16,7 @@ from scidata.core.checks import allocate
 from scidata.core.types import BufferSpec
 from scidata.data.domain_dataset import DomainDataset
 from scidata.data.local_transform import apply_locally
-from scidata.data.sample import Sample
+from scidata.data.sample import Coordinate, Sample
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.grids.pool import BlockRead
 from scidata.grids.reader import GridReader
@@ -58,6 +58,32 @@ class ShardedDataset(DomainDataset[GridReader, Sample]):
         shapes = ", ".join(f"{name} {self.reader.global_shape(name)}" for name in self.fields)
         path = getattr(self.reader.sources[0], "pinned_path", self.reader.paths[0])
         return f"ShardedDataset({path!r}, {len(self)} samples, {shapes})"
+
+    # -- coordinates ---------------------------------------------------------------------------------------------
+
+    def space_coords(self, device: torch.device) -> dict[str, Coordinate]:
+        """Return the coordinates that all samples have, by dim: see :attr:`Sample.coords`."""
+        reader, found = self.reader, dict[str, Coordinate]()
+        for dim in dict.fromkeys(dim for name in self.fields for dim in reader.dims(name)):
+            values = None if dim == reader.sample_dim else reader.local_labels(dim, self._coordinate)
+            if values is None:
+                continue
+            if values.dtype.kind not in "iuf":
+                found[dim] = values
+                continue
+            tensor = torch.from_numpy(np.array(values, values.dtype.newbyteorder("="))).to(device)
+            is_split = dim in reader.partition.axis_of_dim
+            found[dim] = self._sharded(tensor, (dim,), (reader.partition.sizes[dim],)) if is_split else tensor
+        return found
+
+    def own_coords(self, index: int) -> dict[str, npt.NDArray[Any]]:
+        """Return those of one sample, by dim."""
+        return self.reader.sample_labels(index)
+
+    def attributes(self, name: str) -> dict[str, Any]:
+        """Return the attributes that a field, or a coordinate, has in the source."""
+        source = self.reader.sources[0]
+        return dict(source.arrays[name].attributes) if name in source.arrays else {}
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -121,12 +147,17 @@ class ShardedDataset(DomainDataset[GridReader, Sample]):
                 )
             tensors[name] = self._wrap(name, self._cast(tensor), has_batch)
             dims[name] = (("batch",) if has_batch else ()) + self.reader.dims(name)
-        return Sample(tensors, dims=dims, index=index)
+        return Sample(tensors, dims=dims, index=index, origin=self)
 
     def _wrap(self, name: str, tensor: torch.Tensor, has_batch: bool) -> torch.Tensor:
+        lead = tensor.shape[: int(has_batch)]
+        return self._sharded(tensor, self.reader.dims(name), (*lead, *self.reader.global_shape(name)))
+
+    def _sharded(self, tensor: torch.Tensor, dims: tuple[str, ...], global_shape: tuple[int, ...]) -> torch.Tensor:
+        """Make a ShardTensor of this rank's part of what has these dims, after a batch dim where there is one."""
         if self._domain is None:
             return tensor
-        partition, dims, lead = self.reader.partition, self.reader.dims(name), int(has_batch)
+        partition, lead = self.reader.partition, tensor.ndim - len(dims)
         placements: list[Placement] = []
         sizes: list[tuple[int, ...] | None] = []
         for axis in partition.axis_sizes:
@@ -137,7 +168,6 @@ class ShardedDataset(DomainDataset[GridReader, Sample]):
             else:
                 placements.append(Replicate())
                 sizes.append(None)
-        global_shape = (*tensor.shape[:lead], *self.reader.global_shape(name))
         spec = ShardSpec.on(self._domain, tuple(placements), global_shape, tuple(sizes))
         halo = {
             i + lead: HaloDim(lo=partition.halo[d][0], hi=partition.halo[d][1], periodic=d in partition.periodic)

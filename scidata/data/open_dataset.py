@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypedDict, Unpack, overload
 
 import numpy.typing as npt
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from scidata.core.checks import names_of
 from scidata.core.types import Source
 from scidata.core.urls import url_of
 from scidata.data.local_transform import LocalTransform
@@ -18,13 +19,24 @@ from scidata.data.options import HowToCut, HowToReach, WhatToRead
 from scidata.data.raw_kind import kind_of_raw
 from scidata.device_mesh import axes_of, axis_size
 from scidata.errors import ConfigError, UnknownNameError, near_matches
+from scidata.interop.xarray import Lazy, is_xarray, lazy_of
 from scidata.store.format.places import is_store
 
 if TYPE_CHECKING:
     from scidata.data.grid_dataset import ShardedDataset
     from scidata.data.irregular_dataset import IrregularDataset
 
-Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+class XarrayObject(Protocol):
+    """A ``Dataset`` or ``DataArray`` of xarray, which need not be installed."""
+
+    encoding: Any
+
+    def to_netcdf(self, *args: Any, **options: Any) -> Any:
+        """Write it."""
+
+
+Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | XarrayObject
 
 _ONLY_GRIDS = "keeps decoded parts of grids"
 
@@ -37,6 +49,7 @@ class _Options(TypedDict, total=False):
     steps: Sequence[int]
     shard: Mapping[str | int, str] | None
     isel: Mapping[str, Any] | None
+    sel: Mapping[str, Any] | None
     bounds: Any
     weights: npt.ArrayLike | Mapping[str, npt.ArrayLike] | str | None
     align: int | Mapping[str, int]
@@ -53,6 +66,7 @@ class _Options(TypedDict, total=False):
     subsample: Mapping[str, int] | None
     subsample_block: int | str
     subsample_seed: int
+    coords: bool
     num_threads: int
     cache_bytes: int | None
     pool_bytes: int | None
@@ -93,6 +107,7 @@ def open_dataset(
     steps: Sequence[int] = (0,),
     shard: Mapping[str | int, str] | None = None,
     isel: Mapping[str, Any] | None = None,
+    sel: Mapping[str, Any] | None = None,
     bounds: Any = "even",
     weights: npt.ArrayLike | Mapping[str, npt.ArrayLike] | str | None = None,
     align: int | Mapping[str, int] = 1,
@@ -109,6 +124,7 @@ def open_dataset(
     subsample: Mapping[str, int] | None = None,
     subsample_block: int | str = 1,
     subsample_seed: int = 0,
+    coords: bool = False,
     num_threads: int = 4,
     cache_bytes: int | None = None,
     pool_bytes: int | None = None,
@@ -126,7 +142,8 @@ def open_dataset(
         A Zarr store, HDF5 or NetCDF file, URL, or a list or glob of files that follow each other along ``sample_dim``;
         or a store written by ``scidata partition``, which gives an :class:`~scidata.IrregularDataset`. Or a reference
         set of kerchunk or VirtualiZarr, or an Icechunk repository: ``repo``, ``repo@branch=dev``, ``repo@tag=v1`` or
-        ``repo@snapshot=…``.
+        ``repo@snapshot=…``. Or an ``xarray.Dataset`` or ``DataArray`` that nobody has loaded or computed with: its
+        variables and rows of the file that it was opened from.
     mesh
         From :func:`scidata.init_mesh` or ``init_device_mesh``. None reads whole samples as plain tensors.
     fields
@@ -150,6 +167,9 @@ def open_dataset(
     isel
         Global crop, stride, index or list of indices of any dimension, before the split; stores: of any but those of
         nodes, points, cells and edges.
+    sel
+        The same by the values of coordinates, of grids: ``{"level": [500, 850], "time": slice("1990", "2015")}``, as
+        xarray takes them: slices hold both ends, and go the way that the coordinate goes.
     bounds
         ``"even"``, ``"chunk"`` (chunk edges, unless that unbalances the ranks by more than a quarter) or explicit
         ``[0, …, N]``, one more than ranks; ``{dim: …}`` on a 2-D domain.
@@ -199,6 +219,8 @@ def open_dataset(
         for the other, see ``plan``. The number of rows is rounded up to whole blocks.
     subsample_seed
         Of the draws, which are a function of seed, epoch and index of the sample.
+    coords
+        Grids: samples show their coordinates, times decoded, as :attr:`Sample.coords`.
     num_threads
         Threads that fetch and decode chunks side by side, in each process.
     cache_bytes
@@ -240,11 +262,13 @@ def open_dataset(
         ds[0]["u"].shape       # (level, 241, 480): the whole field
         ds[0]["u"].to_local()  # this rank's rows of it, all that was read but for the halo
     """
+    if is_xarray(path):
+        path, fields, isel, decode = _of_xarray(lazy_of(path), fields, isel, decode)
     path = _located(path, storage_options)
     what = WhatToRead(
         kind=kind, fields=fields, sample_dim=sample_dim, steps=steps, isel=isel, decode=decode, dtype=dtype,
         transform=transform, local_transform=local_transform,
-        subsample=subsample, subsample_block=subsample_block, subsample_seed=subsample_seed,
+        subsample=subsample, subsample_block=subsample_block, subsample_seed=subsample_seed, sel=sel, coords=coords,
     )  # fmt: skip
     cut = HowToCut(
         shard=shard, bounds=bounds, weights=weights, align=align, halo=halo, ghosts=ghosts, periodic=periodic, dp=dp
@@ -266,7 +290,7 @@ def open_dataset(
         {"cache_bytes": cache_bytes is not None},
         "means nothing for grids and raw points, which have no edges or cells to keep",
     )
-    like_grid = any((cut.given_for_grids | what.chosen_samples).values())
+    like_grid = any((cut.given_for_grids | what.chosen_samples | what.labelled).values())
     raw, first = kind_of_raw(path, kind, allow_external, like_grid=like_grid)
     if raw == "points":
         _refuse(
@@ -288,7 +312,7 @@ def _open_store(
     from scidata.store.reading.reader import CACHE_BYTES, StoreReader
 
     raw = {"decode": what.decode is not True} | reach.trust
-    _refuse(cut.given_for_grids | raw, f"means nothing for {path}, a partitioned store")
+    _refuse(cut.given_for_grids | what.labelled | raw, f"means nothing for {path}, a partitioned store")
     if not isinstance(what.sample_dim, str | int | None):
         raise ConfigError(
             f"sample_dim={what.sample_dim!r}: {path} is a store, whose stored samples are the trajectories; name the "
@@ -312,7 +336,10 @@ def _open_points(
     from scidata.store.raw_points.reader import PointsReader
 
     shown = path if isinstance(path, str) else "SOURCE..."
-    _refuse(cut.given_for_grids | what.chosen_samples, "means nothing for points, of which each file is a sample")
+    _refuse(
+        cut.given_for_grids | what.chosen_samples | what.labelled,
+        "means nothing for points, of which each file is a sample",
+    )
     if cut.halo or cut.ghosts is not None:
         given = f"halo={cut.halo}" if cut.halo else f"ghosts={cut.ghosts!r}"
         raise ConfigError(
@@ -352,7 +379,7 @@ def _open_grid(
         raise ConfigError(f"subsample={what.subsample}: grids are not drawn from; crop or stride them with isel")
     dp_axis, axes = _axes(mesh, cut.dp, cut.shard)
     reader = GridReader(
-        path, first=first, **_common(what, cut, reach), **what.samples, **reach.trust,
+        path, first=first, **_common(what, cut, reach), **what.samples, **reach.trust, sel=what.sel,
         align=cut.align, halo=cut.halo, periodic=cut.periodic, decode=what.decodes,
         shard=cut.shard if mesh is not None else {}, node=node_ranks(mesh, axes) if what.by_node else None,
         pool_bytes=memory_share() if reach.pool_bytes is None else reach.pool_bytes, pool_fits=reach.pool_bytes is None,
@@ -361,7 +388,7 @@ def _open_grid(
     )  # fmt: skip
     if several := [name for name in reader.left_out if len(reader.sources[0].arrays[name].shape) > 1]:
         warnings.warn(f"{reader.paths[0]}: {left_out_text(several, reader.reference)}", stacklevel=3)
-    return ShardedDataset(reader, mesh, axes, dp_axis=dp_axis, **what.wrapping)
+    return ShardedDataset(reader, mesh, axes, dp_axis=dp_axis, has_coords=what.coords, **what.wrapping)
 
 
 def _common(what: WhatToRead, cut: HowToCut, reach: HowToReach) -> dict[str, Any]:
@@ -370,6 +397,20 @@ def _common(what: WhatToRead, cut: HowToCut, reach: HowToReach) -> dict[str, Any
         "fields": what.fields, "dtype": what.numpy_dtype, "bounds": cut.bounds, "weights": cut.weights,
         "num_threads": reach.num_threads,
     }  # fmt: skip
+
+
+def _of_xarray(
+    lazy: Lazy, fields: Sequence[str] | str | None, isel: Mapping[str, Any] | None, decode: bool | str
+) -> tuple[str, Sequence[str] | str, Mapping[str, Any], bool | str]:
+    """Return path, fields, isel and decode for what an object of xarray reads, and what is asked for beside it."""
+    if isel and lazy.isel:
+        raise ConfigError(
+            f"isel={isel!r}: the object of xarray is cropped already, of {', '.join(lazy.isel)}; do it once"
+        )
+    for name in names_of("fields", fields or ()):
+        if name not in lazy.fields:
+            raise UnknownNameError(f"the object of xarray has no field {name!r}{near_matches(name, lazy.fields)}")
+    return lazy.path, lazy.fields if fields is None else fields, isel or lazy.isel, decode if lazy.decodes else False
 
 
 def _located(path: Paths, options: Mapping[str, Any] | None) -> str | tuple[str, ...]:

@@ -38,9 +38,13 @@ class WhatToRead:
     subsample: Mapping[str, int] | None
     subsample_block: int | str
     subsample_seed: int
+    sel: Mapping[str, Any] | None = None
+    coords: bool = False
 
     def __post_init__(self) -> None:
         check_mapping("isel", self.isel, "{'level': 3}")
+        check_mapping("sel", self.sel, "{'level': 500}")
+        _check_flag("coords", self.coords)
         check_function("transform", self.transform)
         check_function("local_transform", self.local_transform)
         if self.decode not in ("rank", "node"):
@@ -87,6 +91,11 @@ class WhatToRead:
         """Which of these were given."""
         defaults = {"sample_dim": None, "steps": (0,), "isel": None}
         return {name: value != defaults[name] for name, value in self.samples.items()}
+
+    @property
+    def labelled(self) -> dict[str, bool]:
+        """Which arguments were given that only data with coordinates along its dims has."""
+        return {"sel": bool(self.sel), "coords": self.coords}
 
     @property
     def wrapping(self) -> dict[str, Any]:

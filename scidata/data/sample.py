@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
 
 from scidata.core.checks import check_mapping
 from scidata.errors import ConfigError, UnknownNameError, near_matches
+
+#: A number for each row of a dim, sharded as the fields are; times as NumPy has them.
+Coordinate: TypeAlias = torch.Tensor | np.ndarray[Any, np.dtype[Any]]
+
+
+class Origin(Protocol):
+    """The data set that a sample is of, as far as the sample asks it."""
+
+    has_coords: bool
+
+    def space_coords(self, device: torch.device) -> dict[str, Coordinate]:
+        """Return the coordinates that all samples have, by dim."""
+
+    def own_coords(self, index: int) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
+        """Return those of one sample, by dim, as NumPy has them."""
+
+    def attributes(self, name: str) -> dict[str, Any]:
+        """Return the attributes that a field, or a coordinate, has in the source."""
 
 
 class Sample(Mapping[str, torch.Tensor]):
@@ -23,14 +41,24 @@ class Sample(Mapping[str, torch.Tensor]):
         Names of each field's dimensions; a batch has ``"batch"`` first.
     index
         The sample's number in the data set; a list of them for a batch.
+    origin
+        What knows its coordinates.
     """
 
     def __init__(
-        self, fields: Mapping[str, torch.Tensor], *, dims: Mapping[str, tuple[str, ...]], index: int | list[int] | None
+        self,
+        fields: Mapping[str, torch.Tensor],
+        *,
+        dims: Mapping[str, tuple[str, ...]],
+        index: int | list[int] | None,
+        origin: Origin | None = None,
     ) -> None:
         self._fields = dict(fields)
         self.dims = dict(dims)
         self.index = index
+        members = index if isinstance(index, list) else [] if index is None else [index]
+        # with the numbers that they have there: those of a union of data sets are others
+        self.members: list[tuple[Origin, int]] = [] if origin is None else [(origin, i) for i in members]
         self._draws = (0, 0)
         self._generator: torch.Generator | None = None
 
@@ -69,6 +97,55 @@ class Sample(Mapping[str, torch.Tensor]):
     def __len__(self) -> int:
         return len(self._fields)
 
+    @property
+    def coords(self) -> dict[str, Coordinate]:
+        """The coordinates of grids, by dim, where the data set was opened with ``coords=True``.
+
+        Numbers are tensors ``(rows,)`` on the fields' device, of a sharded dim a ShardTensor with the fields' bounds
+        and halo. Times are NumPy's ``datetime64`` (objects of cftime in other calendars). Those of the sample's own
+        dims have its steps: ``()`` for one, ``(steps,)`` for several, after ``(batch,)`` in a batch.
+
+        Raises
+        ------
+        ConfigError
+            It was opened without, or is not a sample of a grid.
+        """
+        if not self.members or not self.members[0][0].has_coords:
+            raise ConfigError(
+                "this sample has no coordinates: "
+                + ("open the data set with coords=True" if self.members else "only those of grids have")
+            )
+        return self._coords(next(iter(self.values())).device)
+
+    def _coords(self, device: torch.device) -> dict[str, Coordinate]:
+        if not self.members:
+            return {}
+        own = [origin.own_coords(index) for origin, index in self.members]
+        dims = [dim for dim in own[0] if all(dim in each for each in own)]
+        found: dict[str, Coordinate] = self.members[0][0].space_coords(device)
+        for dim in dims:
+            values = np.stack([each[dim] for each in own]) if isinstance(self.index, list) else own[0][dim]
+            found[dim] = torch.from_numpy(values).to(device) if values.dtype.kind in "iuf" else values
+        return found
+
+    def to_xarray(self) -> Any:
+        """Return what this rank owns as an ``xarray.Dataset``, on the host: of grids with coordinates and attributes.
+
+        Halos and ghosts are left behind, so that the parts of all ranks, put together, are the sample.
+
+        Raises
+        ------
+        MissingDependencyError
+            xarray is not installed.
+        """
+        from scidata.interop.xarray import dataset_of
+
+        coords = self._coords(torch.device("cpu"))
+        names = (*self, *coords) if self.members else ()
+        return dataset_of(
+            self._fields, self.dims, coords, {name: self.members[0][0].attributes(name) for name in names}
+        )
+
     def to(self, *args: Any, **kwargs: Any) -> Sample:
         """Return a sample whose fields went through ``Tensor.to`` with these arguments."""
         return self.replace({name: tensor.to(*args, **kwargs) for name, tensor in self.items()})
@@ -97,6 +174,7 @@ class Sample(Mapping[str, torch.Tensor]):
             for name, tensor in merged.items()
         }
         made = Sample(merged, dims=dims, index=self.index)
+        made.members = self.members
         made._go_on_with(self)
         return made
 

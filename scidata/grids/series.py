@@ -159,6 +159,21 @@ class Series:
         i = bisect.bisect_right(self._row_bounds, row) - 1
         return i, self._row_bounds[i]
 
+    def places_of(self, rows: Sequence[int]) -> dict[str, list[int]]:
+        """Return where rows of one sample lie along the dimensions of samples, in the numbering of :meth:`coordinate`.
+
+        ``rows`` are those of all members.
+        """
+        if self.sample_dim is None:
+            return {}
+        if not self.outer:
+            return {self.sample_dim: list(rows)}
+        member, first = self.place_of(rows[0])
+        file, at = self._members[member]
+        place = {dim: [row] for dim, row in zip(self.outer, at, strict=True)}
+        place[self._along or ""][0] += int(self.lengths[file])
+        return place | {self.sample_dim: [row - first for row in rows]}
+
     def layout_in(self, i: int, name: str) -> ArrayLayout:
         """Return a field's layout in the file of the ``i``-th member."""
         return self._layouts[self._members[i][0]][name]
@@ -193,13 +208,16 @@ class Series:
         axis = layout.dims.index(str(self._along))
         return replace(layout, shape=(*layout.shape[:axis], int(self.lengths[-1]), *layout.shape[axis + 1 :]))
 
+    def coordinates(self, dim: str) -> list[tuple[Source, npt.NDArray[Any]]] | None:
+        """Return the values along a dimension in each file that holds some, or None where one has no coordinate."""
+        files = range(len(self.files)) if dim == self._along else range(1)
+        found = [(self.files[f], values) for f in files if (values := self._coordinate(f, dim)) is not None]
+        return found if len(found) == len(files) else None
+
     def coordinate(self, dim: str) -> npt.NDArray[Any] | None:
         """Return the values along a dimension over all files, or None where it has no coordinate variable."""
-        if dim != self._along:
-            return self._coordinate(0, dim)
-        values = [self._coordinate(f, dim) for f in range(len(self.files))]
-        present = [v for v in values if v is not None]
-        return np.concatenate(present) if len(present) == len(values) else None
+        found = self.coordinates(dim)
+        return None if found is None else np.concatenate([values for _, values in found])
 
     def close(self) -> None:
         """Close every store; the next read opens it again."""

@@ -224,6 +224,11 @@ def role_of(layout: ArrayLayout) -> str | None:
     return role_of_name(layout.name)
 
 
+def is_time(attributes: Mapping[str, Any]) -> bool:
+    """Whether numbers count time since a date."""
+    return _SINCE.match(str(attributes.get("units", ""))) is not None
+
+
 def role_of_name(name: str) -> str | None:
     """Say which axis an array or dimension describes by its name alone."""
     return _NAMES.get(name.rsplit("/", 1)[-1].lower())

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import xarray as xr
 from torch.distributed.device_mesh import init_device_mesh
 
 import scidata
@@ -158,3 +159,35 @@ def test_without_a_mesh_samples_are_plain(store):
 def test_arguments_that_cannot_be_honoured(store, options, error, words):
     with pytest.raises(error, match=words):
         scidata.open_dataset(store[0], **options)
+
+
+def gives_its_part_to_xarray(rank, num_ranks, path):
+    mesh = mesh_of(num_ranks, num_ranks)
+    ds = scidata.open_dataset(
+        path, mesh, fields=["u"], halo={"latitude": 2}, shard={"latitude": "domain"}, bounds=[*[0, 5, 5, 13][:num_ranks], 13],
+        coords=True,
+    )  # fmt: skip
+    sample = ds[2]
+    latitude, before = sample.coords["latitude"], sequence_numbers(mesh)
+    assert isinstance(latitude, scidata.ShardTensor)
+    assert latitude.local_with_halo().shape[0] == sample["u"].local_with_halo().shape[1]
+    found = sample.to_xarray()
+    assert sequence_numbers(mesh) == before
+    weights = torch.cos(torch.deg2rad(latitude.double()))
+    mean = ((sample["u"].double() * weights[None, :, None]).sum() / weights.sum()).item()
+    batch = next(iter(scidata.DataLoader(ds, batch_size=2)))
+    assert torch.equal(batch.coords["latitude"].full_tensor(), latitude.full_tensor())
+    return found.load(), mean
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_parts_put_together_are_what_xarray_reads(store, num_ranks):
+    path, _ = store
+    parts = run_ranks(gives_its_part_to_xarray, num_ranks, path)
+    with xr.open_zarr(path, chunks=None, consolidated=False) as whole:
+        want = whole[["u"]].isel(time=2).load()
+    xr.testing.assert_identical(xr.concat([part for part, _ in parts], "latitude").u.variable, want.u.variable)
+    xr.testing.assert_equal(xr.concat([part for part, _ in parts if part.sizes["latitude"]], "latitude"), want)
+    weights = np.cos(np.deg2rad(want.latitude.astype("f8")))
+    mean = float((want.u.astype("f8") * weights).sum() / weights.sum())
+    assert [found for _, found in parts] == pytest.approx([mean] * num_ranks, rel=1e-12)

@@ -1,0 +1,113 @@
+"""Coordinates as people read them: times decoded, selection by value, what an index out of range could have meant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.checks import optional_module
+from scidata.core.types import Source
+from scidata.errors import ConfigError, UnknownNameError, visible
+from scidata.grids.partition import resolve_dim
+from scidata.grids.series import Series
+from scidata.sources.cf import is_time
+
+_SHOWN = 3  # labels at either end
+
+
+def labels_of(series: Series, dim: str) -> npt.NDArray[Any] | None:
+    """Return the values along a dimension over all files, None where it has no coordinate.
+
+    Times that say since when they count are ``datetime64``, or objects of cftime where the calendar or the year is
+    none of theirs. Files may count from different dates.
+
+    Raises
+    ------
+    MissingDependencyError
+        Times, and xarray, which decodes them, is not installed.
+    """
+    values = series.coordinates(dim)
+    if values is None:
+        return None
+    return np.concatenate([_decoded(source, dim, found) for source, found in values])
+
+
+def _decoded(source: Source, dim: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    attributes = source.arrays[dim].attributes
+    if not is_time(attributes):
+        return values
+    xarray = optional_module("xarray", f"{source.path}: times of {dim!r} are decoded by xarray", "xarray")
+    named = {name: str(attributes[name]) for name in ("units", "calendar") if name in attributes}
+    decoded = xarray.decode_cf(xarray.Dataset(coords={dim: (dim, values, named)}))
+    found: npt.NDArray[Any] = np.asarray(decoded[dim].values)
+    return found
+
+
+def rows_labelled(series: Series, sel: Mapping[Any, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Return what ``sel`` means as ``isel``: labels, lists of labels and slices of them, as ``xarray`` takes them.
+
+    Raises
+    ------
+    UnknownNameError, ConfigError
+        No such dimension or label, or a dimension without coordinate.
+    """
+    crop: dict[str, Any] = {}
+    for name, wanted in sel.items():
+        dim = resolve_dim(name, list(sizes), "sel")
+        labels = labels_of(series, dim)
+        if labels is None:
+            raise ConfigError(f"sel names {dim!r}, which has no coordinate; select its rows by number with isel")
+        xarray = optional_module("xarray", f"sel={{{dim!r}: …}} needs xarray", "xarray")
+        rows = xarray.DataArray(np.arange(len(labels)), coords={dim: labels}, dims=dim)
+        try:
+            found = rows.sel({dim: wanted}).values
+        except (KeyError, TypeError, ValueError, IndexError) as e:
+            raise UnknownNameError(
+                f"sel of {dim!r}: no label is {_text(wanted)} ({visible(str(e)) or type(e).__name__}); "
+                f"it has {_shown(labels)}"
+            ) from None
+        if not found.size:
+            turned = isinstance(wanted, slice) and wanted.start is not None and wanted.stop is not None
+            hint = f"; labels descend: slice({wanted.stop!r}, {wanted.start!r})" if turned and _descends(labels) else ""
+            raise ConfigError(f"sel of {dim!r}: nothing lies in {_text(wanted)}; it has {_shown(labels)}{hint}")
+        crop[dim] = int(found) if found.ndim == 0 else _as_slice(found)
+    return crop
+
+
+def meant(series: Series, dim: str, given: object) -> str:
+    """Say, behind an error about rows, which labels the dimension has, and how to select by them."""
+    try:
+        labels = labels_of(series, dim)
+    except (ImportError, ValueError, TypeError):
+        return ""
+    if labels is None or not len(labels):
+        return ""
+    return f"; rows are numbers from 0 on, labelled {_shown(labels)}: sel={{{dim!r}: {_text(given)}}} selects by label"
+
+
+def _as_slice(rows: npt.NDArray[np.int64]) -> slice | list[int]:
+    steps = np.diff(rows)
+    if len(rows) > 1 and steps[0] > 0 and (steps == steps[0]).all():
+        return slice(int(rows[0]), int(rows[-1]) + 1, int(steps[0]))
+    return [int(row) for row in rows]
+
+
+def _descends(labels: npt.NDArray[Any]) -> bool:
+    return len(labels) > 1 and bool(labels[0] > labels[-1])
+
+
+def _text(label: object) -> str:
+    return visible(repr(label))
+
+
+def _shown(labels: npt.NDArray[Any]) -> str:
+    """Show the first and last labels, times without the zeros at their end."""
+    texts = [str(label).removesuffix(".000000000") for label in labels[:_SHOWN]]
+    if len(labels) > 2 * _SHOWN:
+        texts.append("…")
+    first_left = max(_SHOWN, len(labels) - _SHOWN)
+    texts += [str(label).removesuffix(".000000000") for label in labels[first_left:]]
+    return ", ".join(texts)

@@ -1,0 +1,201 @@
+"""xarray: data sets that are still what a file holds, as what to open; samples as data sets of xarray."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+import numpy as np
+import torch
+
+from scidata.core.checks import optional_module
+from scidata.core.types import ArrayLayout
+from scidata.errors import ConfigError
+from scidata.shard import ShardTensor
+from scidata.sources import open_source
+
+#: Attributes that say how values were packed: they are not true of decoded ones.
+_PACKING = {"scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned"}
+#: Attributes that say how an array lies in its file.
+_STORAGE = {"_ARRAY_DIMENSIONS", "DIMENSION_LIST", "REFERENCE_LIST", "CLASS", "NAME", "coordinates", "grid_mapping"}
+_FROM_FILE = 2  # layers of a dask array that reads a file: what is read, and its chunks
+
+
+def dataset_of(
+    fields: Mapping[str, torch.Tensor],
+    dims: Mapping[str, Sequence[str]],
+    coords: Mapping[str, Any],
+    attributes: Mapping[str, Mapping[str, Any]],
+) -> Any:
+    """Return fields, of ShardTensors what this rank owns, as an ``xarray.Dataset`` on the host.
+
+    Coordinates whose rows are not as many as those of their dim (a transform changed it) are left out.
+    """
+    xarray = optional_module("xarray", "to_xarray makes an xarray.Dataset", "xarray")
+    sizes: dict[str, int] = {}
+    variables = {}
+    for name, tensor in fields.items():
+        values = _owned(tensor)
+        variables[name] = (tuple(dims[name]), values, _plain(attributes.get(name, {}), _PACKING | _STORAGE))
+        sizes |= zip(dims[name], values.shape, strict=True)
+    shown = {}
+    for dim, coordinate in coords.items():
+        values = coordinate if isinstance(coordinate, np.ndarray) else _owned(coordinate)
+        has_rows = dim in sizes
+        along = ("batch",) * (values.ndim - has_rows) + (dim,) * has_rows
+        if all(sizes.get(d) == n for d, n in zip(along, values.shape, strict=True)):
+            name = dim if len(along) < 2 else f"{dim}_of_sample"  # xarray has no such coordinate of the dim's own name
+            shown[name] = along, values, _plain(attributes.get(dim, {}), _PACKING | _STORAGE | _said_by(values))
+    return xarray.Dataset(variables, coords=shown)
+
+
+def _said_by(values: np.ndarray[Any, np.dtype[Any]]) -> set[str]:
+    """Name the attributes that decoded times have in themselves."""
+    return {"units", "calendar"} if values.dtype.kind not in "iuf" else set()
+
+
+def _owned(tensor: torch.Tensor) -> Any:
+    local = (tensor.to_local() if isinstance(tensor, ShardTensor) else tensor).detach().cpu()
+    return (local.float() if local.dtype is torch.bfloat16 else local).numpy()
+
+
+def _plain(attributes: Mapping[str, Any], without: set[str]) -> dict[str, Any]:
+    return {name: value for name, value in attributes.items() if name not in without}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lazy:
+    """What an object of xarray would read.
+
+    Attributes
+    ----------
+    path
+        Of the file or store.
+    fields
+        Names of its data variables.
+    isel
+        What it has of their dims.
+    decodes
+        Whether packed values are unpacked.
+    """
+
+    path: str
+    fields: list[str]
+    isel: dict[str, Any]
+    decodes: bool
+
+
+def is_xarray(obj: object) -> TypeGuard[Any]:
+    """Whether it is a ``Dataset`` or ``DataArray`` of xarray, without importing that."""
+    kind = type(obj)
+    return kind.__module__.startswith("xarray.") and kind.__name__ in ("Dataset", "DataArray")
+
+
+def lazy_of(obj: Any) -> Lazy:
+    """Say what an ``xarray.Dataset`` or ``DataArray`` that nobody has computed with reads.
+
+    Raises
+    ------
+    ConfigError
+        Its values are no longer those of one file, or in another order, or under another name.
+    """
+    if type(obj).__name__ == "DataArray":
+        obj = obj.to_dataset(name=obj.name or "values")
+    if not obj.data_vars:
+        raise _refused("it has no data variables", "")
+    found = [_Variable(name, variable.variable, obj.encoding) for name, variable in obj.data_vars.items()]
+    paths = {each.path for each in found}
+    if len(paths) > 1:
+        raise _refused(f"its variables are of {len(paths)} files", "give open_dataset the list of files")
+    decodes = {each.decodes for each in found if each.decodes is not None}
+    if len(decodes) > 1:
+        raise _refused("some of its packed variables are decoded and some are not", "open it one way")
+    source = open_source(paths.pop())
+    isel: dict[str, Any] = {}
+    for each in found:
+        layout = source.arrays.get(each.name)
+        if layout is None:
+            raise _refused(f"{each.name!r} is not in {source.path} any more", "open it anew")
+        for dim, rows in each.rows_of(layout).items():
+            if dim in isel and not _same(isel[dim], rows):
+                raise _refused(f"its variables have different rows of {dim!r}", "crop with isel=")
+            isel[dim] = rows
+    whole = {dim: rows for dim, rows in isel.items() if not (isinstance(rows, slice) and rows == slice(None))}
+    return Lazy(
+        path=source.path,
+        fields=[each.name for each in found],
+        isel=whole,
+        decodes=True if not decodes else min(decodes),
+    )
+
+
+def _same(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and bool(np.all(one == other))
+
+
+def _refused(why: str, instead: str) -> ConfigError:
+    hint = instead or "give open_dataset the path, and fields=, isel=, transform= for what was done to it"
+    return ConfigError(f"an object of xarray is opened as what its file holds, and {why}; {hint}")
+
+
+class _Variable:
+    """A variable that reads an array of a file, and nothing else."""
+
+    def __init__(self, name: str, variable: Any, encoding: Mapping[str, Any]) -> None:
+        self._dims, self._keys = variable.dims, []
+        data = variable._data  # the public `data` would load it
+        if hasattr(data, "dask"):
+            data = self._under_dask(name, data)
+        for wrapper in _unwrapped(data):
+            if type(wrapper).__name__ == "LazilyIndexedArray":
+                self._keys.append(wrapper.key.tuple)
+            elif type(wrapper).__name__ == "LazilyVectorizedIndexedArray":
+                raise _refused(f"{name!r} was transposed, or picked from point by point", "")
+            data = wrapper
+        array = getattr(data, "_array", None)  # of Zarr
+        stored = getattr(data, "variable_name", None) or getattr(array, "path", None)
+        path = variable.encoding.get("source") or encoding.get("source")
+        if path is None and array is not None:  # a DataArray of a Zarr store, of which only the Dataset knows the path
+            path = getattr(array.store, "root", None)
+        if stored is None or path is None or len(self._keys) > 1:
+            raise _refused(f"{name!r} was loaded or computed", "")
+        group = getattr(getattr(data, "datastore", None), "_group", None) or ""
+        group, _, self.name = f"{group}/{stored}".strip("/").rpartition("/")
+        if self.name != name:
+            raise _refused(f"{name!r} is {self.name!r} there", "rename nothing, or give the path")
+        self.path = f"{path}/{group}" if group else str(path)
+        packed = _PACKING & set(variable.attrs)
+        self.decodes = False if packed else True if _PACKING & set(variable.encoding) - {"_FillValue"} else None
+
+    @staticmethod
+    def _under_dask(name: str, array: Any) -> Any:
+        """Return what a dask array that was made of a file reads."""
+        graph = dict(array.dask)
+        originals = [value for key, value in graph.items() if str(key).startswith("original-")]
+        if len(array.dask.layers) != _FROM_FILE or len(originals) != 1:
+            raise _refused(f"{name!r} is computed by dask", "")
+        return originals[0]
+
+    def rows_of(self, layout: ArrayLayout) -> dict[str, Any]:
+        """Return what it has of each dim of the array in the file."""
+        key = self._keys[0] if self._keys else (slice(None),) * len(layout.dims)
+        rows: dict[str, Any] = {}
+        left: list[str] = []
+        for dim, size, each in zip(layout.dims, layout.shape, key, strict=True):
+            if isinstance(each, slice):
+                rows[dim] = slice(None) if each.indices(size) == (0, size, 1) else each
+            else:
+                rows[dim] = [int(row) for row in each] if isinstance(each, np.ndarray) else int(each)
+            if not isinstance(rows[dim], int):
+                left.append(dim)
+        if tuple(left) != tuple(self._dims):
+            raise _refused(f"{self.name!r} has dims {', '.join(left)} there, and {', '.join(self._dims)} here", "")
+        return rows
+
+
+def _unwrapped(data: Any) -> Iterator[Any]:
+    """Yield what an array of xarray reads from, and what that reads from, down to the file."""
+    while data is not None:
+        yield data
+        data = getattr(data, "array", None)

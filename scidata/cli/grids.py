@@ -21,11 +21,16 @@ def run_plan(path: str, options: Mapping[str, Any], output: PlanOutput, *, kind:
     options
         As :class:`~scidata.grids.reader.GridReader` takes them.
     kind
-        ``"grid"`` or ``"points"`` takes the arrays of any file as a grid; None looks at the file.
+        None looks at the file.
     like_grid
         Whether options that only grids have are given: what could be a cloud then is a grid.
     """
-    kind_of_raw(path, kind, False, like_grid=like_grid)
+    found_kind, _ = kind_of_raw(path, kind, False, like_grid=like_grid)
+    if found_kind == "points":
+        from scidata.cli.points import run_plan as plan_points
+
+        plan_points(path, options, output)
+        return
     output.check_picture()
 
     def remake(**changed: Any) -> GridReader:

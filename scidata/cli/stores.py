@@ -184,11 +184,12 @@ def run_plan(
     if output.plot is not None:
         from scidata.cli.commands.plot_store import draw_sample
 
-        notes = draw_sample(plan.reader.store, plan.cut, plan.ghosts, output.plot)
-    output.show(plan, about, _print_plan, notes)
+        notes = draw_sample(reader.store, plan.cut, plan.ghosts, output.plot)
+    output.show(plan, about, print_store_plan, notes)
 
 
-def _print_plan(plan: StorePlan, about: Mapping[str, Any], *, every_rank: bool) -> None:
+def print_store_plan(plan: StorePlan, about: Mapping[str, Any], *, every_rank: bool) -> None:
+    """Print the plan of a store's sample."""
     out, entity = console(), plan.cut.entity
     out.print(f"{about['path']}: {', '.join(about['fields']) or 'no fields'}", style="bold", soft_wrap=True)
     by = f" by {about['weights']}" if about["weights"] else ""
@@ -243,6 +244,8 @@ def _halo_text(about: Mapping[str, Any], entity: str) -> str:
         reasons.append(f"a radius of {about['halo']:g}")
     if "cell" in about["counts"] and entity != "cell":
         reasons.append("its own cells' corners")
+    if not reasons and about.get("raw"):
+        return "ghosts: none; a store has those within a radius"
     if not reasons:
         return "ghosts: none, as there are neither edges nor cells; --halo R adds those within a radius"
     how = "read from disk" if about["ghosts"] == "disk" else "sent by their owners, not read"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from scidata.core.types import Source
 from scidata.errors import UnsupportedFormatError
-from scidata.sources import open_source
+from scidata.meshes.formats.meshio import open_any
 from scidata.sources.kinds import ELSEWHERE, kind_of
 from scidata.sources.paths import expand_paths
 from scidata.store.format.places import is_store
@@ -42,17 +42,18 @@ def kind_of_raw(
         return kind, None
     found, reason, source = kind, "", None
     if kind is None:
-        source = open_source(expand_paths(path)[0], allow_external=allow_external)
+        source = open_any(expand_paths(path)[0], allow_external=allow_external)
         found, reason = kind_of(source, like_grid=like_grid)
     if found not in ("grid", "points"):
         shown = os.fspath(path) if isinstance(path, str | os.PathLike) else "SOURCE..."
         folder = os.path.dirname(shown.rstrip("/"))
         if is_store(folder):
             raise UnsupportedFormatError(f"{shown}: one sample of the store {folder}; open the store instead")
+        as_grid = "; or say kind='grid' (--kind grid), to take its arrays as they lie"
         mesh = " --mesh TOPOLOGY" if reason.endswith(ELSEWHERE) else ""
         raise UnsupportedFormatError(
             f"{shown}: kind {found!r}{reason and f' ({reason})'} is read from a store, which serves any number of "
             f"ranks; write it once: scidata partition {shown} OUT --kind {found}{mesh}, then open OUT"
-            + ("; or say kind='grid' (--kind grid), to take its arrays as they lie" if kind is None else "")
+            + (as_grid if source is not None and source.format != "meshio" else "")
         )
     return found, source

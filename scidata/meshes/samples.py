@@ -47,13 +47,6 @@ _MESHES: tuple[_Format, ...] = (
     (has_cells, plain),
 )
 _OWN_COORDINATES = (vtkhdf, mpas, exodus, esmf)
-_MESHIO = frozenset(
-    f".{suffix}"
-    for suffix in (
-        *("msh", "su2", "cgns", "vtk", "vtu", "inp", "med", "xdmf", "xmf", "obj", "off", "stl", "ply", "mesh", "meshb"),
-        *("bdf", "nas", "fem", "post", "tec", "dat", "ugrid", "avs", "mdpa", "ele", "node", "f3grid", "xml", "h5m"),
-    )
-)
 
 
 class RawSamples(Sequence[RawSample]):
@@ -182,8 +175,7 @@ class _Reading:
             raise UnknownNameError(f"{where}: no field {name!r}{near_matches(name, every)}")
 
     def _topology(self, path: str) -> RawTopology:
-        suffix = os.path.splitext(path)[1].lower()
-        by_meshio = suffix in _MESHIO and self.kind in (None, "mesh")
+        by_meshio = meshio.is_known(path) and self.kind in (None, "mesh")
         try:
             source = self._open(path)
         except UnsupportedFormatError:

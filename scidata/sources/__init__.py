@@ -16,6 +16,8 @@ from scidata.errors import UnsupportedFormatError, near_matches
 from scidata.sources.access.fetches import each
 from scidata.sources.access.files import files
 from scidata.sources.groups import GroupSource, split_group
+from scidata.sources.numpy_files import MAGIC, NumpySource, is_archive
+from scidata.sources.torch_files import TorchSource, is_torch_file
 
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _CLASSIC_MAGICS = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
@@ -25,7 +27,7 @@ _NETCDF_SUFFIXES = (".nc", ".nc4", ".cdf")
 _GONE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _FORMATS = (
     "Zarr v2 and v3 folders, HDF5, NetCDF-4 and NetCDF-3 (classic, 64-bit offset, 64-bit data) files, Icechunk "
-    "repositories, and reference sets of kerchunk and VirtualiZarr"
+    "repositories, reference sets of kerchunk and VirtualiZarr, NumPy's .npy and .npz, and files of torch.save"
 )
 
 
@@ -112,6 +114,10 @@ def _open_file(path: str, *, allow_external: bool) -> Source:
         from scidata.sources.hdf5.source import HDF5Source
 
         return HDF5Source(path, allow_external=allow_external)
+    if head[:6] == MAGIC or (head[:2] == b"PK" and is_archive(path)):
+        return NumpySource(path, allow_external=allow_external)
+    if head[:2] == b"PK" and not is_url(path) and is_torch_file(path):
+        return TorchSource(path, allow_external=allow_external)
     is_json = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{"
     if is_json and posixpath.basename(path) not in (*_ZARR_NAMES, _STORE_MARK):
         return _reference_source(path, "kerchunk", allow_external)

@@ -1,4 +1,7 @@
-"""Groups of HDF5 and NetCDF-4 files that are opened by themselves, as ``file.h5/group``; a pattern names several."""
+"""Groups of files that are opened by themselves, as ``file.h5/group``; a pattern names several.
+
+Of HDF5 and NetCDF-4, and samples of ``torch.save``.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,7 @@ class GroupSource:
     def __init__(self, path: str, group: str, *, allow_external: bool = False) -> None:
         self.path, self.group = f"{path}/{group}", group
         self.file = _open_whole(path, allow_external=allow_external)
-        if self.file.format not in ("hdf5", "netcdf4"):
+        if self.file.format not in ("hdf5", "netcdf4", "torch"):
             raise UnsupportedFormatError(f"{self.path}: {path} has no groups, it is {self.file.format}")
         if not self.arrays:
             there = {name.rpartition("/")[0] for name in self.file.arrays} - {""}

@@ -5,11 +5,14 @@ Each function is named after what it imitates, says where that is described, and
 
 from __future__ import annotations
 
+import base64
+import zlib
 from pathlib import Path
 
 import h5py
 import netCDF4
 import numpy as np
+import torch
 import xarray as xr
 import zarr
 from scipy.spatial import Delaunay
@@ -196,3 +199,112 @@ def scrip(path: Path) -> None:
             file.createVariable(name, "f8", ("grid_size", "grid_corners"))[:] = values(6, 4)
         for name in ("grid_center_lat", "grid_center_lon"):
             file.createVariable(name, "f8", ("grid_size",))[:] = values(6)
+
+
+def cloud_npz(path: Path, *, compressed: bool) -> None:
+    """A point cloud as ``numpy.savez`` writes it, one array in Fortran's order."""
+    points, pressure = RNG.random((90, 3)), np.asfortranarray(values(90, 2))
+    (np.savez_compressed if compressed else np.savez)(path, pos=points, pressure=pressure, label=np.arange(90) % 7)
+
+
+def graph_data(num_nodes: int):
+    """A graph of PyTorch Geometric: fields of nodes and edges, a mask, a label of the graph, text."""
+    from torch_geometric.data import Data
+
+    pairs = np.unique(RNG.integers(0, num_nodes - 1, (200, 2)), axis=0)  # the last node has no edge
+    pairs = torch.from_numpy(pairs[pairs[:, 0] != pairs[:, 1]].T.copy())
+    tensor = lambda *shape: torch.from_numpy(values(*shape))  # noqa: E731
+    return Data(
+        x=tensor(num_nodes, 3), edge_index=pairs, edge_attr=tensor(pairs.shape[1], 2), y=tensor(num_nodes),
+        train_mask=torch.arange(num_nodes) % 2 == 0, graph_label=tensor(1, 4), name="benzene",
+    )  # fmt: skip
+
+
+def pyg_data(path: Path) -> list:
+    """``torch.save`` of one ``Data``."""
+    data = graph_data(30)
+    torch.save(data, path)
+    return [data]
+
+
+def pyg_list(path: Path) -> list:
+    """``torch.save`` of a list of ``Data``, as many data sets are handed on."""
+    data = [graph_data(20 + i) for i in range(11)]
+    torch.save(data, path)
+    return data
+
+
+def pyg_processed(path: Path) -> list:
+    """``processed/data.pt`` of an ``InMemoryDataset``: all samples in one, and where each begins."""
+    from torch_geometric.data import InMemoryDataset
+
+    data = [graph_data(20 + i) for i in range(11)]
+    InMemoryDataset.save(data, str(path))
+    return data
+
+
+def stl(path: Path) -> np.ndarray:
+    """A surface as CAD writes it: triangles by their corners (binary STL). Returns their corners."""
+    points = RNG.random((40, 2))
+    points = np.column_stack([points, np.sin(points[:, 0])]).astype("<f4")
+    corners = points[Delaunay(points[:, :2]).simplices]
+    record = np.zeros(len(corners), [("normal", "<f4", 3), ("corners", "<f4", (3, 3)), ("attribute", "<u2")])
+    record["corners"] = corners
+    path.write_bytes(b"made by nobody".ljust(80) + np.uint32(len(corners)).tobytes() + record.tobytes())
+    return corners
+
+
+def vtp(path: Path, encoding: str, *, num_points: int = 12) -> dict[str, np.ndarray]:
+    """A surface as VTK's vtkXMLPolyDataWriter writes it, triangles and quads (VTK User's Guide, XML file formats).
+
+    ``encoding``: ``"ascii"``, ``"binary"`` (base64 inside), ``"base64"`` or ``"raw"`` (appended), the last also
+    ``"raw-zlib"``.
+    """
+    points = RNG.random((num_points, 3)).astype("<f4")
+    arrays = {
+        "Temperature": values(num_points), "Area": RNG.random(7), "Points": points,
+        "connectivity": np.array([0, 1, 2, 2, 3, 4, 4, 5, 6, 7, 8, 9, 10, 11, 8, 9, 0, 3, 6, 9, 1, 5, 8], "<i8"),
+        "offsets": np.array([3, 6, 10, 13, 17, 20, 23], "<i8"),
+    }  # fmt: skip
+    types = {"f4": "Float32", "f8": "Float64", "i8": "Int64"}
+    appended, packed = b"", encoding == "raw-zlib"
+
+    def block(data: bytes) -> tuple[bytes, bytes]:
+        if not packed:
+            return np.uint32(len(data)).tobytes(), data
+        small = zlib.compress(data)
+        return np.array([1, len(data), 0, len(small)], "<u4").tobytes(), small
+
+    def tag(name: str, array: np.ndarray) -> str:
+        nonlocal appended
+        parts = f' NumberOfComponents="{array.shape[1]}"' if array.ndim > 1 else ""
+        head = f'<DataArray type="{types[array.dtype.str[1:]]}" Name="{name}"{parts} format='
+        if encoding == "ascii":
+            return f'{head}"ascii">{" ".join(map(repr, array.ravel().tolist()))}</DataArray>'
+        header, data = block(array.tobytes())
+        if encoding == "binary":
+            return f'{head}"binary">{base64.b64encode(header + data).decode()}</DataArray>'
+        begin = len(appended)
+        appended += base64.b64encode(header + data) if encoding == "base64" else header + data
+        return f'{head}"appended" offset="{begin}"                   />'
+
+    t = {name: tag(name, array) for name, array in arrays.items()}
+    none = "".join(
+        f"<{part}>{tag('connectivity', np.empty(0, '<i8'))}{tag('offsets', np.empty(0, '<i8'))}</{part}>"
+        for part in ("Verts", "Lines", "Strips")
+    )
+    compressor = ' compressor="vtkZLibDataCompressor"' if packed else ""
+    text = (
+        f'<?xml version="1.0"?>\n<VTKFile type="PolyData" version="0.1" byte_order="LittleEndian" header_type="UInt32"'
+        f'{compressor}>\n<PolyData>\n<Piece NumberOfPoints="{num_points}" NumberOfVerts="0" NumberOfLines="0" '
+        'NumberOfStrips="0" '
+        f'NumberOfPolys="7"       >\n<PointData Scalars="Temperature">{t["Temperature"]}</PointData>\n<CellData>'
+        f"{t['Area']}</CellData>\n<Points>{t['Points']}</Points>\n{none}\n<Polys>{t['connectivity']}{t['offsets']}</Polys>\n</Piece>\n"
+        "</PolyData>\n"
+    )
+    if appended:
+        kind = "base64" if encoding == "base64" else "raw"
+        text += f'<AppendedData encoding="{kind}">\n   _'
+    tail = b"\n  </AppendedData>\n</VTKFile>\n" if appended else b"</VTKFile>\n"
+    path.write_bytes(text.encode() + appended + tail)
+    return arrays

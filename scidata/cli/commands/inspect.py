@@ -12,7 +12,7 @@ from scidata.core.types import ArrayLayout, Source
 from scidata.errors import SciDataError, UnsupportedFormatError
 from scidata.grids.choices import left_out_text
 from scidata.grids.reader import GridReader
-from scidata.sources import open_source
+from scidata.meshes.formats.meshio import open_any
 from scidata.sources.cf import role_of
 from scidata.sources.kinds import ELSEWHERE, data_fields, kind_of
 from scidata.sources.paths import expand_paths
@@ -85,7 +85,7 @@ def inspect_store(path: str | Sequence[str]) -> StoreReport:
         raise UnsupportedFormatError(
             f"{paths[0]}: is a partitioned store; scidata.store.reading.report.inspect_partitioned describes it"
         )
-    source = open_source(paths[0])
+    source = open_any(paths[0])
     try:
         fields = set(data_fields(source))
         kind, reason = kind_of(source)
@@ -97,7 +97,8 @@ def inspect_store(path: str | Sequence[str]) -> StoreReport:
         sample_dim = reader.sample_dim if reader else None
         shard_dim = next(iter(reader.partition.axis_of_dim), None) if reader else None
         kept = reader.fields if reader else ()
-        warnings += _layout_warnings(source, sorted(fields), sample_dim, shard_dim)
+        if kind == "grid":  # others are written anew before ranks read them
+            warnings += _layout_warnings(source, sorted(fields), sample_dim, shard_dim)
         if reader and reader.left_out:
             warnings.append(left_out_text(reader.left_out, reader.reference))
         return StoreReport(
@@ -177,8 +178,8 @@ def _layout_warnings(
         if layout.fallback:
             codecs = " ".join(_codec_texts(layout)) or "raw"
             yield (
-                f"{name}: codecs {codecs} are decoded by the format's own library, one chunk at a time; rewrite "
-                "with zstd or blosc to read in parallel"
+                f"{name}: {f'codecs {codecs} are' if layout.codecs else 'is'} decoded by the format's own library, one "
+                "chunk at a time; rewrite with zstd or blosc to read in parallel"
             )
         if layout.codecs and sample_dim in chunk and chunk[sample_dim] > 1:
             yield (

@@ -10,6 +10,7 @@ import numpy as np
 
 from scidata.core.types import IntArray
 from scidata.plan.totals import FIGURES, RankReads
+from scidata.store.raw_points.reader import PointsReader
 from scidata.store.reading.part import SamplePart
 from scidata.store.reading.reader import StoreReader
 
@@ -34,7 +35,7 @@ class StorePlan(RankReads):
         ``(num_ranks,)`` int64: ranks that it has ghosts from.
     """
 
-    reader: StoreReader
+    reader: StoreReader | PointsReader
     sample: int
     cut: SamplePart
     ghosts: tuple[IntArray, ...]
@@ -118,6 +119,7 @@ def plan_store(reader: StoreReader, topology: StoreReader, sample: int = 0, *, t
 def describe_store(plan: StorePlan, *, weights: str | None, dp: int | None) -> dict[str, Any]:
     """Describe what was planned in plain values: the data, the cut, and how samples spread over ``dp`` groups."""
     reader, index = plan.reader, plan.sample
+    assert isinstance(reader, StoreReader)
     info = reader.sample_info(index)
     return {
         "path": reader.path,

@@ -36,8 +36,10 @@ from scidata.errors import (
 from scidata.meshes.formats.arrays import cells_of_kind, join_cells, polygon_types
 from scidata.meshes.formats.base import Options, RawTopology, field_of
 from scidata.meshes.formats.outside import check_outside
+from scidata.meshes.formats.vtk_xml import as_read
 from scidata.meshes.geometry import Geometry, RawCells
 from scidata.meshes.order.cells import CELL_NAMES
+from scidata.sources import open_source
 
 #: VTK's codes by meshio's names, which are VTK's for linear cells.
 _CODES = {CELL_NAMES[code]: code for code in (1, 3, 5, 9, 10, 12, 13, 14)} | {
@@ -54,6 +56,12 @@ _CODES = {CELL_NAMES[code]: code for code in (1, 3, 5, 9, 10, 12, 13, 14)} | {
     "triangle7": 34,
 }
 
+#: Suffixes of the formats that meshio is asked for.
+_SUFFIXES = (
+    *(".msh", ".su2", ".cgns", ".vtk", ".vtu", ".vtp", ".inp", ".med", ".xdmf", ".xmf", ".obj", ".off", ".stl", ".ply"),
+    *(".mesh", ".meshb", ".bdf", ".nas", ".fem", ".post", ".tec", ".dat", ".ugrid", ".avs", ".mdpa", ".ele", ".node"),
+    *(".f3grid", ".xml", ".h5m"),
+)
 #: Formats whose readers loop as often as the file says; a process costs a second, which the others need not pay.
 _COUNTED = (
     ".msh",
@@ -71,6 +79,22 @@ _COUNTED = (
     ".dato",
 )
 _LEAST_SECONDS, _BYTES_A_SECOND = 6, 100_000  # of processor time: the imports, and a tenth of meshio's slowest reader
+
+
+def is_known(path: str) -> bool:
+    """Whether a file is of a format that meshio reads, by its suffix."""
+    return path.lower().endswith(_SUFFIXES)
+
+
+def open_any(path: str, *, allow_external: bool = False) -> Source:
+    """Open a source of any format, by meshio where it is none of ours."""
+    try:
+        return open_source(path, allow_external=allow_external)
+    except UnsupportedFormatError:
+        if not is_known(path) or os.path.isdir(path):
+            raise
+        source: Source = MeshioSource(path, allow_external=allow_external)
+        return source
 
 
 class MeshioSource:
@@ -198,9 +222,13 @@ def _read(path: str, *, allow_external: bool) -> Any:
     check_outside(path, allow_external=allow_external)
     if path.lower().endswith(".cgns"):
         _check_cgns(path)
-    apart = os.path.splitext(path)[1].lower() in _COUNTED
+    suffix = os.path.splitext(path)[1].lower()
+    apart, is_xml = suffix in _COUNTED, suffix in (".vtu", ".vtp")
     try:
-        mesh = _read_apart(path) if apart else meshio.read(path)
+        with np.errstate(over="ignore"):  # meshio takes text for a count, before it sees what it is
+            mesh = _read_apart(path) if apart else _read_vtk_xml(meshio, path) if is_xml else meshio.read(path)
+    except (UnsupportedFormatError, CorruptDataError):
+        raise
     except (Exception, SystemExit) as e:  # readers raise nearly anything, and some end the program
         only = f" ({_OF_CGNS})" if path.lower().endswith(".cgns") else ""
         raise UnsupportedFormatError(
@@ -210,6 +238,19 @@ def _read(path: str, *, allow_external: bool) -> Any:
     if points.ndim != 2 or points.shape[1] not in (2, 3):
         raise CorruptDataError(f"{path}: has points of shape {points.shape}, but (N, 2) or (N, 3) was expected")
     return mesh
+
+
+def _read_vtk_xml(meshio: Any, path: str) -> Any:
+    """Read VTU and VTP, where meshio would not read them rightly, by a file that has the same arrays."""
+    with open(path, "rb") as file:
+        data = as_read(path, file.read())
+    if data is None:
+        return meshio.read(path)
+    with tempfile.TemporaryDirectory(prefix="scidata-vtk-") as folder:
+        made = os.path.join(folder, "mesh.vtu")
+        with open(made, "wb") as out:
+            out.write(data)
+        return meshio.read(made)
 
 
 def _read_apart(path: str) -> Any:

@@ -22,7 +22,7 @@ _MAX_XML_BYTES = 2**30  # meshio holds all of it as objects, several times as la
 _MAX_RATIO = 2**14  # of the decoded bytes of a data set to those stored: gzip has 2**10 at most
 _SMALL_BYTES = 2**28  # less than that is decoded whatever the ratio
 _PIECE = 2**16
-_XML = (".xdmf", ".xmf", ".vtu", ".xml")
+_XML = (".xdmf", ".xmf", ".vtu", ".vtp", ".xml")
 _HDF5 = (".med", ".h5m", ".cgns")
 _INCLUDE = re.compile(rb"\*\s*INCLUDE\s*(,.*)?", re.IGNORECASE)
 

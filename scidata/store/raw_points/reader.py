@@ -121,6 +121,11 @@ class PointsReader(PartReader):
         """Number of files."""
         return len(self._samples)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the samples, after their files."""
+        return self._samples.names
+
     def dims(self, name: str) -> tuple[str, ...]:
         """Return the dims of a field."""
         return self.info(name).dims

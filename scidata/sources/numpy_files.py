@@ -1,0 +1,237 @@
+"""NumPy's own files: ``.npy``, one array, and ``.npz``, a zip archive of them.
+
+An array that is not compressed lies in one piece, so that any part of it is read by ranges of bytes, from URLs too.
+Those of ``np.savez_compressed`` are decompressed whole by NumPy.
+Formats: ``numpy.lib.format``, and APPNOTE.TXT of PKWARE for the local headers of a zip archive.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import posixpath
+import struct
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.cache import Cache
+from scidata.core.types import ArrayLayout, ChunkRefs, IntArray
+from scidata.core.urls import is_url, url_of
+from scidata.errors import CorruptDataError, ShortReadError, UnknownNameError, near_matches
+from scidata.sources.access.files import Versions, files
+
+MAGIC = b"\x93NUMPY"
+_MAX_HEADER = 1 << 16  # bytes: NumPy's own limit is 10,000
+_LOCAL_HEADER = struct.Struct("<4s22xHH")
+_KEPT = 256 << 20  # bytes of decompressed arrays
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Member:
+    """An array of the file: where its header begins, and its values, where they are not compressed."""
+
+    layout: ArrayLayout
+    begin: int
+    end: int
+
+
+class NumpySource:
+    """One ``.npy`` or ``.npz`` file. Arrays of the second are named as they were saved.
+
+    That of the first is ``points`` where it can be a cloud, two or three columns of floating numbers; else ``data``.
+
+    Parameters
+    ----------
+    path
+        File or URL. Headers are read at the first use.
+    allow_external
+        Nothing in these formats is outside the file; taken so that sources are made alike.
+    """
+
+    attributes: Mapping[str, Any] = {}
+
+    def __init__(self, path: str | os.PathLike[str], *, allow_external: bool = False) -> None:
+        self.path = url_of(os.fspath(path))
+        self.allow_external = allow_external
+        self._versions = Versions()
+        self._members: dict[str, _Member] | None = None
+        self._whole: Cache[npt.NDArray[Any]] = Cache(_KEPT, "lru")
+        self.skipped: dict[str, str] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_members": None, "_whole": Cache(_KEPT, "lru")}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.path!r})"
+
+    @property
+    def format(self) -> str:
+        """``"npy"`` or ``"npz"``."""
+        return "npy" if bytes(files().read(self.path, 0, len(MAGIC))) == MAGIC else "npz"
+
+    @property
+    def arrays(self) -> Mapping[str, ArrayLayout]:
+        """Every array of numbers, in the order of the file.
+
+        Raises
+        ------
+        CorruptDataError, ShortReadError
+            A header is damaged, or the file ends before one of its arrays does.
+        """
+        return {name: member.layout for name, member in self._read().items()}
+
+    def locate(self, layout: ArrayLayout, chunks: IntArray) -> ChunkRefs:
+        """Find the bytes of chunks given by ``(num, ndim)`` int64 chunk coordinates: all are the whole array."""
+        member = self._member(layout)
+        begin, nbytes = np.int64(member.begin), np.int64(member.end - member.begin)
+        places = np.zeros(len(chunks), np.int64)
+        return ChunkRefs(paths=(str(self.path),), path_index=places, offset=places + begin, nbytes=places + nbytes)
+
+    def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
+        """Read a box (positive steps) with NumPy into ``out``."""
+
+        def load() -> npt.NDArray[Any]:
+            with _Stream(self.path) as stream:
+                found = np.load(stream, allow_pickle=False)
+                values: npt.NDArray[Any] = found if isinstance(found, np.ndarray) else found[layout.name]
+                return values
+
+        try:
+            out[...] = self._whole.get_or_make(layout.name, load, lambda values: values.nbytes, once=True)[box]
+        except (ValueError, zipfile.BadZipFile, EOFError, zlib.error) as e:
+            raise CorruptDataError(f"{self.path}: field {layout.name!r} cannot be decompressed: {e}") from e
+
+    def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
+        """Raise SourceChangedError where the file that was just read is not the one whose headers were."""
+        if not is_url(self.path):
+            self._versions.check((self.path,))
+
+    def files_of(self, layout: ArrayLayout, chunks: IntArray) -> tuple[str, ...]:
+        """Name the file."""
+        return (self.path,)
+
+    def close(self) -> None:
+        """Forget the headers; the next use reads them again."""
+        self._members = None
+        self._whole.clear()
+
+    def _member(self, layout: ArrayLayout) -> _Member:
+        members = self._read()
+        if layout.name not in members:
+            raise UnknownNameError(f"{self.path}: no field {layout.name!r}{near_matches(layout.name, members)}")
+        return members[layout.name]
+
+    def _read(self) -> dict[str, _Member]:
+        if self._members is None:  # two threads may both read it: they get the same
+            with _Stream(self.path) as stream:
+                if stream.read(len(MAGIC)) == MAGIC:
+                    found = [self._array("", stream, 0, stream.size, packed=False)]
+                else:
+                    found = self._archive(stream)
+            if not is_url(self.path):
+                self._versions.check((self.path,))
+            self._members = {member.layout.name: member for member in found if member is not None}
+        return self._members
+
+    def _archive(self, stream: _Stream) -> list[_Member | None]:
+        found = []
+        try:
+            with zipfile.ZipFile(stream) as archive:
+                for info in archive.infolist():
+                    name, suffix = posixpath.splitext(info.filename)
+                    if suffix != ".npy":
+                        self.skipped[info.filename] = "is no array of NumPy's"
+                        continue
+                    with archive.open(info) as file:
+                        packed = info.compress_type != zipfile.ZIP_STORED
+                        begin = 0 if packed else _begin_of(stream, info)
+                        found.append(self._array(name, file, begin, info.file_size, packed=packed))
+        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, zlib.error, struct.error) as e:
+            raise CorruptDataError(f"{self.path}: is no whole zip archive ({e}); copy or write it again") from e
+        return found
+
+    def _array(self, name: str, file: Any, begin: int, size: int, *, packed: bool) -> _Member | None:
+        """Describe the array whose file begins at a byte and has a size."""
+        file.seek(0)
+        try:
+            version = np.lib.format.read_magic(file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, is_fortran, dtype = read(file, max_header_size=_MAX_HEADER)
+        except (ValueError, EOFError, SyntaxError, TypeError) as e:
+            raise CorruptDataError(f"{self.path}: the header of {name!r} is damaged: {e}; write it again") from e
+        if dtype.hasobject:
+            self.skipped[name] = "holds Python objects, which are never unpickled"
+            return None
+        is_cloud = len(shape) == 2 and shape[1] in (2, 3) and dtype.kind == "f"
+        axes = tuple(range(len(shape)))
+        layout = ArrayLayout(
+            store=str(self.path),
+            name=name or ("points" if is_cloud else "data"),
+            shape=shape,
+            dims=tuple(f"dim_{i}" for i in axes),
+            dtype=dtype,
+            chunks=shape,
+            axis_order=axes[::-1] if is_fortran else axes,
+            fallback=packed,
+        )
+        header = file.tell()
+        if header + layout.nbytes > size:
+            raise ShortReadError(
+                f"{self.path}: {layout.name!r} of shape {shape} and dtype {dtype} needs {layout.nbytes} bytes, but has "
+                f"{size - header}; it is truncated: copy or write it again"
+            )
+        return _Member(layout=layout, begin=begin + header, end=begin + header + layout.nbytes)
+
+
+def is_archive(path: str) -> bool:
+    """Whether a zip archive holds arrays of NumPy's and nothing else."""
+    with _Stream(path) as stream:
+        try:
+            with zipfile.ZipFile(stream) as archive:
+                names = archive.namelist()
+        except (zipfile.BadZipFile, NotImplementedError, struct.error):
+            return False
+    return bool(names) and all(name.endswith(".npy") for name in names)
+
+
+def _begin_of(stream: _Stream, info: zipfile.ZipInfo) -> int:
+    """Return where the bytes of a member begin: behind its local header, whose names may be longer than the index's."""
+    stream.seek(info.header_offset)
+    mark, name, extra = _LOCAL_HEADER.unpack(stream.read(_LOCAL_HEADER.size))
+    if mark != b"PK\x03\x04":
+        raise zipfile.BadZipFile(f"{info.filename} does not begin where the archive says")
+    begin: int = info.header_offset + _LOCAL_HEADER.size + name + extra
+    return begin
+
+
+class _Stream(io.RawIOBase):
+    """A file or URL as Python's libraries read one."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self.size, self._at = path, files().size(path), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self.size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        count = max(0, min(len(view), self.size - self._at))
+        view[:count] = files().read(self._path, self._at, count)
+        self._at += count
+        return count

@@ -1,0 +1,191 @@
+"""Files of NumPy, PyTorch, CAD and VTK: what they are taken for, and the values, against what their writers wrote."""
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+import scidata
+from scidata.cli.commands.inspect import inspect_store
+from scidata.errors import CorruptDataError, ShortReadError, UnsupportedFormatError
+from scidata.meshes.samples import read_samples
+from scidata.sources import open_source
+from scidata.sources.access.files import files
+from scidata.store.raw_points.reader import PointsReader
+from tests.real_layouts import make
+
+# -- NumPy -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_clouds_of_numpy(tmp_path, compressed):
+    path = str(tmp_path / "cloud.npz")
+    make.cloud_npz(path, compressed=compressed)
+    assert inspect_store(path).kind == "points"
+    ds = scidata.open_dataset(path)
+    with np.load(path) as want:
+        for name in ("pos", "pressure", "label"):
+            assert np.array_equal(ds[0][name].numpy(), want[name]), name
+        reader = PointsReader(path, num_parts=3)
+        parts = [reader.read(0, part).fields for part in range(3)]
+        for name in ("pos", "pressure", "label"):
+            assert np.array_equal(np.concatenate([part[name] for part in parts]), want[name])
+    if not compressed:  # each rank reads its rows, not the file
+        reader = PointsReader(path, num_parts=3, fields=["pos"])
+        assert sum(reader.plan(0, part).bytes_fetched for part in range(3)) == 90 * 3 * 8
+    report = scidata.partition(path, str(tmp_path / "out"))
+    assert report.counts == {"point": 90}
+
+
+def test_one_array_of_numpy(tmp_path):
+    fields, cloud = make.values(5, 2, 12, 8), np.random.default_rng(0).random((50, 2))
+    np.save(tmp_path / "fields.npy", np.asfortranarray(fields))
+    np.save(tmp_path / "cloud.npy", cloud)
+    ds = scidata.open_dataset(tmp_path / "fields.npy")
+    assert [np.array_equal(ds[i]["data"].numpy(), fields[i]) for i in range(5)] == [True] * 5
+    assert np.array_equal(scidata.open_dataset(tmp_path / "cloud.npy")[0]["pos"].numpy(), cloud)
+
+
+def test_damaged_files_of_numpy_are_refused(tmp_path):
+    path = tmp_path / "a.npz"
+    make.cloud_npz(path, compressed=False)
+    whole = path.read_bytes()
+    np.save(tmp_path / "a.npy", make.values(100, 3))
+    (tmp_path / "a.npy").write_bytes((tmp_path / "a.npy").read_bytes()[:-20])
+    with pytest.raises(ShortReadError, match=r"'points'.*needs 1200 bytes, but has 1180; it is truncated"):
+        _ = open_source(tmp_path / "a.npy").arrays
+    np.savez(tmp_path / "objects.npz", pos=make.values(9, 3), names=np.array([{}, "b"], object))
+    source = open_source(tmp_path / "objects.npz")
+    assert set(source.arrays) == {"pos"}
+    assert "never unpickled" in source.skipped["names"]
+    for cut in (10, len(whole) // 2, len(whole) - 10):
+        path.write_bytes(whole[:cut])
+        files().forget(str(path))
+        with pytest.raises((UnsupportedFormatError, CorruptDataError)):
+            _ = open_source(path).arrays
+
+
+# -- PyTorch Geometric ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", [make.pyg_data, make.pyg_list, make.pyg_processed])
+def test_graphs_of_pytorch_geometric(tmp_path, function):
+    path, out = str(tmp_path / "data.pt"), str(tmp_path / "out")
+    graphs = function(path)
+    if len(graphs) > 1:
+        with pytest.raises(UnsupportedFormatError, match=r"its 11 groups, 0 to 10, are samples.*data\.pt/\*'"):
+            scidata.open_dataset(path)
+        assert inspect_store(f"{path}/3").kind == "graph"
+    scidata.partition(f"{path}/*" if len(graphs) > 1 else path, out, jobs=2, order="rows")
+    ds = scidata.open_dataset(out)
+    assert len(ds) == len(graphs)
+    for i, graph in enumerate(graphs):
+        sample = ds[i]
+        order = sample.original_id("node")
+        assert sample.num_nodes == graph.num_nodes
+        for name in ("x", "y", "train_mask"):
+            assert torch.equal(sample[name], graph[name][order]), name
+        want = {tuple(pair): row for pair, row in zip(graph.edge_index.T.tolist(), graph.edge_attr, strict=True)}
+        assert len(want) == sample.edge_index.shape[1]
+        for pair, row in zip(order[sample.edge_index].T.tolist(), sample["edge_attr"], strict=True):
+            assert torch.equal(want[tuple(pair)], row)
+
+
+def test_tensors_and_what_is_no_tensor(tmp_path):
+    torch.save({"pos": torch.rand(50, 3), "u": torch.rand(50).bfloat16(), "note": "text"}, tmp_path / "cloud.pt")
+    assert scidata.open_dataset(tmp_path / "cloud.pt")[0]["u"].dtype == torch.float32
+    torch.save(torch.nn.Linear(2, 3), tmp_path / "model.pt")
+    with pytest.raises(UnsupportedFormatError, match=r"it holds a torch\.nn\.modules\.linear\.Linear; save tensors"):
+        scidata.open_dataset(tmp_path / "model.pt")
+
+
+class Evil:
+    def __reduce__(self):
+        return open, ("/tmp/scidata-was-here", "w")
+
+
+def test_nothing_in_a_file_is_run(tmp_path):
+    torch.save(Evil(), tmp_path / "evil.pt")
+    with pytest.raises(UnsupportedFormatError, match="weights_only"):
+        inspect_store(tmp_path / "evil.pt")
+
+
+# -- surfaces ------------------------------------------------------------------------------------------------------
+
+
+def test_a_surface_of_cad(tmp_path):
+    corners = make.stl(tmp_path / "body.stl")
+    assert inspect_store(tmp_path / "body.stl").kind == "mesh"
+    with pytest.raises(UnsupportedFormatError, match=r"a mesh that meshio reads.*scidata partition .* --kind mesh"):
+        scidata.open_dataset(tmp_path / "body.stl")
+    sample = read_samples(tmp_path / "body.stl")[0]
+    assert len(sample.points) == 40  # corners that meet are one node
+    assert np.array_equal(sample.points[sample.cells.connectivity].reshape(-1, 3, 3), corners)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "binary", "base64", "raw", "raw-zlib"])
+def test_a_surface_of_vtk(tmp_path, encoding):
+    want = make.vtp(tmp_path / "surface.vtp", encoding)
+    assert inspect_store(tmp_path / "surface.vtp").kind == "mesh"
+    sample = read_samples(tmp_path / "surface.vtp")[0]
+    assert np.array_equal(sample.points, want["Points"])
+    # meshio puts cells of one size together; their fields go with them
+    sizes, first = np.diff(want["offsets"], prepend=0), want["offsets"] - np.diff(want["offsets"], prepend=0)
+    cells = {tuple(want["connectivity"][a : a + n]): row for a, n, row in zip(first, sizes, want["Area"], strict=True)}
+    found = np.split(sample.cells.connectivity, sample.cells.offsets[1:-1])
+    assert {tuple(c): a for c, a in zip(found, sample.fields["Area"].read(), strict=True)} == cells
+    assert np.array_equal(sample.fields["Temperature"].read(), want["Temperature"])
+    scidata.partition(tmp_path / "surface.vtp", tmp_path / "out")
+    assert scidata.open_dataset(tmp_path / "out")[0]["Temperature"].shape == (12,)
+
+
+def test_surfaces_that_are_not_read_say_why(tmp_path):
+    path = tmp_path / "a.vtp"
+    make.vtp(path, "raw-zlib")
+    whole = path.read_bytes()
+    for old, new, why in [
+        (b'NumberOfLines="0"', b'NumberOfLines="4"', "has 4 lines beside its polygons"),
+        (b"ZLibData", b"LZ4Data", "compressed by vtkLZ4DataCompressor"),
+        (b'type="PolyData"', b'type="ImageData"', "no VTK XML file of type PolyData"),
+    ]:
+        path.write_bytes(whole.replace(old, new))
+        with pytest.raises(UnsupportedFormatError, match=why):
+            read_samples(path)[0]
+    begin = whole.index(b"   _") + 4
+    path.write_bytes(whole[:begin] + b"\n</AppendedData></VTKFile>")
+    with pytest.raises(CorruptDataError, match=r"outside the file|behind the file"):
+        read_samples(path)[0]
+
+
+def test_raw_arrays_of_many_sizes_are_never_mixed_up(tmp_path):
+    """meshio alone takes one array for another where an offset that it changed meets one that it looks for."""
+    for num_points in range(12, 72):
+        want = make.vtp(tmp_path / "a.vtp", "raw", num_points=num_points)
+        fields = read_samples(tmp_path / "a.vtp")[0].fields
+        assert np.array_equal(fields["Temperature"].read(), want["Temperature"])
+        assert sorted(fields["Area"].read()) == sorted(want["Area"])
+
+
+def test_a_cloud_in_hdf5_is_planned_as_it_opens(tmp_path):
+    from typer.testing import CliRunner
+
+    from scidata.cli.app import app
+
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["pos"], file["u"] = make.values(90, 3), make.values(90)
+    done = CliRunner().invoke(app, ["plan", str(tmp_path / "a.h5"), "--domain", "3", "--json"])
+    assert done.exit_code == 0, done.output
+    assert '"kind": "points"' in done.output
+    assert '"point": [0, 30, 60, 90]' in " ".join(done.output.split()).replace("[ ", "[").replace(" ]", "]")
+    for options, why in [(["--halo", "2"], "put them in order once"), (["--plot", "a.png"], "draws grids and stores")]:
+        done = CliRunner().invoke(app, ["plan", str(tmp_path / "a.h5"), "--domain", "3", *options])
+        assert done.exit_code == 2
+        assert why in " ".join(done.output.split())
+
+
+def test_clouds_of_numpy_behind_a_url(tmp_path):
+    fsspec = pytest.importorskip("fsspec")
+    make.cloud_npz(tmp_path / "a.npz", compressed=False)
+    fsspec.filesystem("memory").pipe("/clouds/a.npz", (tmp_path / "a.npz").read_bytes())
+    with np.load(tmp_path / "a.npz") as want:
+        assert np.array_equal(scidata.open_dataset("memory://clouds/a.npz")[0]["pressure"].numpy(), want["pressure"])

@@ -67,6 +67,7 @@ class _Options(TypedDict, total=False):
     subsample_block: int | str
     subsample_seed: int
     coords: bool
+    destagger: bool
     num_threads: int
     cache_bytes: int | None
     pool_bytes: int | None
@@ -125,6 +126,7 @@ def open_dataset(
     subsample_block: int | str = 1,
     subsample_seed: int = 0,
     coords: bool = False,
+    destagger: bool = False,
     num_threads: int = 4,
     cache_bytes: int | None = None,
     pool_bytes: int | None = None,
@@ -221,6 +223,8 @@ def open_dataset(
         Of the draws, which are a function of seed, epoch and index of the sample.
     coords
         Grids: samples show their coordinates, times decoded, as :attr:`Sample.coords`.
+    destagger
+        Grids as WRF has them: fields on faces (dims ``…_stag``) are read as the means of the faces of each cell.
     num_threads
         Threads that fetch and decode chunks side by side, in each process.
     cache_bytes
@@ -269,6 +273,7 @@ def open_dataset(
         kind=kind, fields=fields, sample_dim=sample_dim, steps=steps, isel=isel, decode=decode, dtype=dtype,
         transform=transform, local_transform=local_transform,
         subsample=subsample, subsample_block=subsample_block, subsample_seed=subsample_seed, sel=sel, coords=coords,
+        destagger=destagger,
     )  # fmt: skip
     cut = HowToCut(
         shard=shard, bounds=bounds, weights=weights, align=align, halo=halo, ghosts=ghosts, periodic=periodic, dp=dp
@@ -380,6 +385,7 @@ def _open_grid(
     dp_axis, axes = _axes(mesh, cut.dp, cut.shard)
     reader = GridReader(
         path, first=first, **_common(what, cut, reach), **what.samples, **reach.trust, sel=what.sel,
+        destagger=what.destagger,
         align=cut.align, halo=cut.halo, periodic=cut.periodic, decode=what.decodes,
         shard=cut.shard if mesh is not None else {}, node=node_ranks(mesh, axes) if what.by_node else None,
         pool_bytes=memory_share() if reach.pool_bytes is None else reach.pool_bytes, pool_fits=reach.pool_bytes is None,

@@ -40,11 +40,13 @@ class WhatToRead:
     subsample_seed: int
     sel: Mapping[str, Any] | None = None
     coords: bool = False
+    destagger: bool = False
 
     def __post_init__(self) -> None:
         check_mapping("isel", self.isel, "{'level': 3}")
         check_mapping("sel", self.sel, "{'level': 500}")
         _check_flag("coords", self.coords)
+        _check_flag("destagger", self.destagger)
         check_function("transform", self.transform)
         check_function("local_transform", self.local_transform)
         if self.decode not in ("rank", "node"):
@@ -95,7 +97,7 @@ class WhatToRead:
     @property
     def labelled(self) -> dict[str, bool]:
         """Which arguments were given that only data with coordinates along its dims has."""
-        return {"sel": bool(self.sel), "coords": self.coords}
+        return {"sel": bool(self.sel), "coords": self.coords, "destagger": self.destagger}
 
     @property
     def wrapping(self) -> dict[str, Any]:

@@ -7,10 +7,19 @@ from collections.abc import Sequence
 
 from scidata.core.types import Source
 from scidata.errors import UnsupportedFormatError
-from scidata.meshes.formats.meshio import open_any
+from scidata.sources import open_source
 from scidata.sources.kinds import ELSEWHERE, kind_of
 from scidata.sources.paths import expand_paths
 from scidata.store.format.places import is_store
+
+
+def _open(path: str, allow_external: bool) -> Source:
+    try:
+        return open_source(path, allow_external=allow_external)
+    except UnsupportedFormatError:
+        from scidata.meshes.formats.meshio import open_any  # which a grid does without
+
+        return open_any(path, allow_external=allow_external)
 
 
 def kind_of_raw(
@@ -42,7 +51,7 @@ def kind_of_raw(
         return kind, None
     found, reason, source = kind, "", None
     if kind is None:
-        source = open_any(expand_paths(path)[0], allow_external=allow_external)
+        source = _open(expand_paths(path)[0], allow_external)
         found, reason = kind_of(source, like_grid=like_grid)
     if found not in ("grid", "points"):
         shown = os.fspath(path) if isinstance(path, str | os.PathLike) else "SOURCE..."

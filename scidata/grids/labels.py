@@ -9,19 +9,22 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.checks import optional_module
-from scidata.core.types import Source
+from scidata.core.types import ArrayLayout, Source
 from scidata.errors import ConfigError, UnknownNameError, visible
 from scidata.grids.partition import resolve_dim
 from scidata.grids.series import Series
-from scidata.sources.cf import is_time
+from scidata.read.whole import read_array
+from scidata.sources.cf import decoding_of, is_time
 
 _SHOWN = 3  # labels at either end
 
 
 def labels_of(series: Series, dim: str) -> npt.NDArray[Any] | None:
-    """Return the values along a dimension over all files, None where it has no coordinate.
+    """Return the values along a dimension over all files, None where nothing labels it.
 
-    Times that say since when they count are ``datetime64``, or objects of cftime where the calendar or the year is
+    That is its coordinate variable, or else the only array of times on it alone (WRF's ``XTIME``, anemoi's ``dates``),
+    or a list of as many names among the attributes (anemoi's ``variables`` of the dimension ``variable``). Times that
+    say since when they count are ``datetime64``, or objects of cftime where the calendar or the year is
     none of theirs. Files may count from different dates.
 
     Raises
@@ -29,14 +32,35 @@ def labels_of(series: Series, dim: str) -> npt.NDArray[Any] | None:
     MissingDependencyError
         Times, and xarray, which decodes them, is not installed.
     """
-    values = series.coordinates(dim)
-    if values is None:
-        return None
-    return np.concatenate([_decoded(source, dim, found) for source, found in values])
+    found = [_labels_in(source, dim) for source in series.files_along(dim)]
+    known = [labels for labels in found if labels is not None]
+    return np.concatenate(known) if len(known) == len(found) else None
 
 
-def _decoded(source: Source, dim: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    attributes = source.arrays[dim].attributes
+def _labels_in(source: Source, dim: str) -> npt.NDArray[Any] | None:
+    layout = source.arrays.get(dim)
+    if layout is None or layout.dims != (dim,):
+        times = [x for x in source.arrays.values() if x.dims == (dim,) and _tells_time(x)]
+        if len(times) != 1:
+            return _names_in(source, dim)
+        (layout,) = times
+    values = read_array(source, layout, decoding=decoding_of(layout, None), allow_missing=True)
+    return _decoded(source, dim, layout.attributes, values)
+
+
+def _tells_time(layout: ArrayLayout) -> bool:
+    return layout.dtype.kind == "M" or (layout.dtype.kind in "iuf" and is_time(layout.attributes))
+
+
+def _names_in(source: Source, dim: str) -> npt.NDArray[Any] | None:
+    names = source.attributes.get(f"{dim}s")
+    sizes = {n for x in source.arrays.values() for d, n in zip(x.dims, x.shape, strict=True) if d == dim}
+    if isinstance(names, list | tuple) and sizes == {len(names)} and all(isinstance(name, str) for name in names):
+        return np.array(names)
+    return None
+
+
+def _decoded(source: Source, dim: str, attributes: Mapping[str, Any], values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if not is_time(attributes):
         return values
     xarray = optional_module("xarray", f"{source.path}: times of {dim!r} are decoded by xarray", "xarray")

@@ -41,6 +41,7 @@ from scidata.grids.parts import Field, Jobs, Part
 from scidata.grids.pool import BlockRead, SharedRows
 from scidata.grids.sample_rows import SampleRows
 from scidata.grids.series import Series, joined
+from scidata.grids.staggered import CentredSource
 from scidata.plan.array import MAX_PLAN_BYTES
 from scidata.plan.family import PlanFamily
 from scidata.plan.totals import ReadPlan
@@ -51,7 +52,6 @@ from scidata.read.threads import ReaderThreads
 from scidata.sources import open_source
 from scidata.sources.access.fetches import run_each
 from scidata.sources.cf import decoding_of
-from scidata.sources.groups import GroupSource
 from scidata.sources.kinds import dim_roles
 from scidata.sources.paths import expand_paths
 
@@ -63,7 +63,8 @@ class GridReader:
 
     Parameters
     ----------
-    path, fields, sample_dim, steps, shard, isel, sel, bounds, weights, align, halo, periodic, decode, allow_missing
+    path, fields, sample_dim, steps, shard, isel, sel, bounds, weights, align, halo, periodic, decode, allow_missing,
+    destagger
         As in :func:`scidata.open_dataset`.
     axis_sizes
         Ranks along each domain axis, in mesh order: ``{"domain": 4}``, ``{"h": 2, "w": 2}``, or ``{}`` for one rank.
@@ -104,6 +105,7 @@ class GridReader:
         dtype: npt.DTypeLike | None = None,
         allow_missing: bool = False,
         allow_external: bool = False,
+        destagger: bool = False,
         num_threads: int = _THREADS,
         pool_bytes: int = 0,
         pool_fits: bool = False,
@@ -112,22 +114,27 @@ class GridReader:
         first: Source | None = None,
     ) -> None:
         self.paths = expand_paths(path)
-        if first is None or first.path != self.paths[0]:
-            first = open_source(self.paths[0], allow_external=allow_external)
+
+        def opened(path: str) -> Source:
+            source = first if first is not None and first.path == path else None
+            source = open_source(path, allow_external=allow_external) if source is None else source
+            return CentredSource(source, allow_missing=allow_missing) if destagger else source
+
+        head = opened(self.paths[0])
         axes = dict(axis_sizes or {})
-        names = chosen_fields(first, fields)
-        reference = reference_of(first, names)
-        all_dims = all_dims_of(first, names, reference)
+        names = chosen_fields(head, fields)
+        reference = reference_of(head, names)
+        all_dims = all_dims_of(head, names, reference)
         split = [resolve_dim(d, all_dims, "shard") for d in shard] if shard is not None else None
-        sample_dims = choose_sample_dim(reference, split, sample_dim, all_dims, dim_roles(first, reference.dims))
+        sample_dims = choose_sample_dim(reference, split, sample_dim, all_dims, dim_roles(head, reference.dims))
         self.sample_dims, self.sample_dim = sample_dims, sample_dims[-1] if sample_dims else None
         every = names
         if fields is None:
-            names = agreeing_fields(first, names, reference)
+            names = agreeing_fields(head, names, reference)
         self.fields = tuple(names)
         self.reference, self.left_out = reference.name, tuple(name for name in every if name not in names)
         self._series = Series(
-            self.paths, self.fields, self.sample_dim, outer=sample_dims[:-1], first=first, allow_external=allow_external
+            self.paths, self.fields, self.sample_dim, outer=sample_dims[:-1], first=head, opened=opened
         )
         layouts = {name: self._series.combined(name) for name in self.fields}
         sizes = sizes_of(layouts.values())
@@ -136,7 +143,7 @@ class GridReader:
             spatial = [d for d in sizes if d in reference.dims and d not in sample_dims]
             rows = selected_rows(crop, sizes)
             lengths = {dim: num_rows_of(rows[dim]) for dim in spatial}
-            split_axes = default_shard(self.paths[0], lengths, dim_roles(first, reference.dims), axes)
+            split_axes = default_shard(self.paths[0], lengths, dim_roles(head, reference.dims), axes)
         else:
             split_axes = {resolve_dim(d, list(sizes), "shard"): axis for d, axis in shard.items()}
             for dim, axis in split_axes.items():
@@ -150,7 +157,7 @@ class GridReader:
         self._threads = ReaderThreads(num_threads)
         self.steps = checked_steps(steps, self.sample_dim)
         if isinstance(weights, str):
-            weights = row_weights(first, weights, split_axes, crop)
+            weights = row_weights(head, weights, split_axes, crop)
         self.partition: GridPartition = make_partition(
             sizes,
             axis_sizes=axes,
@@ -166,7 +173,7 @@ class GridReader:
         for dim in sample_dims:
             if dim in self.partition.halo:
                 raise ConfigError(f"{dim!r} is the sample dimension and cannot have a halo; use steps")
-        apart = any(isinstance(source, GroupSource) for source in self._series.files)  # no group goes on from another
+        apart = any(hasattr(source, "group") for source in self._series.files)  # no group goes on from another
         self.sample_rows = SampleRows(self._series, self.partition.selected, self.steps, crosses=not apart)
         if not self.num_samples:
             raise ConfigError(

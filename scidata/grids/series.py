@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -32,6 +32,8 @@ class Series:
     ----------
     paths
         At least one; in the order of the samples.
+    opened
+        Opens one of them.
     fields
         The arrays that must agree.
     sample_dim
@@ -64,11 +66,10 @@ class Series:
         *,
         outer: Sequence[str] = (),
         first: Source | None = None,
-        allow_external: bool = False,
+        opened: Callable[[str], Source] = open_source,
     ) -> None:
         self.files: tuple[Source, ...] = tuple(
-            first if i == 0 and first is not None else open_source(path, allow_external=allow_external)
-            for i, path in enumerate(paths)
+            first if i == 0 and first is not None else opened(path) for i, path in enumerate(paths)
         )
         self.sample_dim, self.outer = sample_dim, tuple(outer)
         self._along = self.outer[0] if outer else sample_dim
@@ -210,9 +211,12 @@ class Series:
 
     def coordinates(self, dim: str) -> list[tuple[Source, npt.NDArray[Any]]] | None:
         """Return the values along a dimension in each file that holds some, or None where one has no coordinate."""
-        files = range(len(self.files)) if dim == self._along else range(1)
-        found = [(self.files[f], values) for f in files if (values := self._coordinate(f, dim)) is not None]
-        return found if len(found) == len(files) else None
+        found = [(source, self._coordinate(f, dim)) for f, source in enumerate(self.files_along(dim))]
+        return None if any(values is None for _, values in found) else found  # type: ignore[return-value]
+
+    def files_along(self, dim: str) -> tuple[Source, ...]:
+        """Return the files that hold rows of a dimension: all of them of the one along which they follow each other."""
+        return self.files if dim == self._along else self.files[:1]
 
     def coordinate(self, dim: str) -> npt.NDArray[Any] | None:
         """Return the values along a dimension over all files, or None where it has no coordinate variable."""

@@ -137,7 +137,15 @@ def data_fields(source: Source) -> list[str]:
         for name, layout in source.arrays.items()
         if layout.shape and layout.dtype.kind in TENSOR_KINDS and not is_coordinate(layout, source.arrays)
         if len(layout.dims) > 1 or not numbers_cells(layout.dims[0]) or role_of(layout) not in ("X", "Y")
+        if not _is_statistic(source, layout)
     ]
+
+
+def _is_statistic(source: Source, layout: ArrayLayout) -> bool:
+    """Whether an array holds a figure of each variable, beside the field that has them: anemoi's ``mean`` and such."""
+    dim = layout.dims[0]
+    holds = (x for x in source.arrays.values() if len(x.dims) > 2 and dim in x.dims)
+    return len(layout.dims) == 1 and dim == "variable" and f"{dim}s" in source.attributes and any(holds)
 
 
 def dim_roles(source: Source, dims: Sequence[str]) -> dict[str, str]:

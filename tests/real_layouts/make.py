@@ -82,8 +82,9 @@ def anemoi(path: Path) -> None:
     put("data", values(6, 3, 1, 200), "time", "variable", "ensemble", "cell")
     put("latitudes", np.linspace(90, -90, 200), "cell")
     put("longitudes", np.linspace(0, 359, 200), "cell")
-    put("dates", np.arange(6).astype("M8[6h]").astype("M8[s]").astype("i8"), "time")
-    put("mean", values(3), "variable")
+    put("dates", np.arange("2020-01-01", "2020-01-02T12", 6, "M8[h]").astype("M8[s]"), "time")
+    for name in ("mean", "stdev", "minimum", "maximum"):
+        put(name, values(3).astype("f8"), "variable")
 
 
 def wrf(path: Path) -> None:
@@ -95,13 +96,15 @@ def wrf(path: Path) -> None:
             if n in (4, 20, 30):
                 file.createDimension(f"{name}_stag", n + 1)
         file.createVariable("Times", "S1", ("Time", "DateStrLen"))[:] = np.full((3, 19), b"0")
+        time = file.createVariable("XTIME", "f4", ("Time",))
+        time.units, time[:] = "minutes since 2015-01-01 00:00:00", np.arange(3) * 60
         rows, columns = ("Time", "south_north"), "west_east"
         for name in ("XLAT", "XLONG"):
             file.createVariable(name, "f4", (*rows, columns))[:] = values(3, 20, 30)
         for name in ("T", "QVAPOR"):
             variable = file.createVariable(name, "f4", ("Time", "bottom_top", "south_north", "west_east"))
             variable[:] = values(3, 4, 20, 30)
-            variable.setncatts({"coordinates": "XLONG XLAT", "stagger": ""})
+            variable.setncatts({"coordinates": "XLONG XLAT XTIME", "stagger": ""})
         file.createVariable("U", "f4", ("Time", "bottom_top", "south_north", "west_east_stag"))[:] = values(
             3, 4, 20, 31
         )

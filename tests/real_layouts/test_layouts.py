@@ -13,7 +13,7 @@ import zarr
 
 import scidata
 from scidata.cli.commands.inspect import inspect_store
-from scidata.errors import ConfigError, UnsupportedFormatError
+from scidata.errors import ConfigError, UnknownNameError, UnsupportedFormatError
 from scidata.grids.reader import GridReader
 from tests.real_layouts import make
 
@@ -84,6 +84,46 @@ def test_wrf_is_read_at_the_centres_and_says_what_is_not(made):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         scidata.open_dataset(path, fields=["T", "QVAPOR"])
+
+
+def test_faces_of_wrf_at_the_centres(made):
+    path = made(make.wrf, "wrfout_d01.nc")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing is left out
+        ds = scidata.open_dataset(path, destagger=True, coords=True)
+    assert set(ds.fields) == {"T", "QVAPOR", "U", "V"}
+    assert ds[1].coords["Time"] == np.datetime64("2015-01-01T01:00")
+    with netCDF4.Dataset(path) as want:
+        u, v = want["U"][:].filled(), want["V"][:].filled()
+    means = {"U": 0.5 * (u[..., :-1] + u[..., 1:]), "V": 0.5 * (v[..., :-1, :] + v[..., 1:, :])}
+    crop = {"west_east": slice(3, 29, 2), "south_north": slice(1, 18)}
+    for name, values in means.items():
+        assert np.array_equal(parts_of(path, name, destagger=True), values[1])
+        found = parts_of(path, name, destagger=True, isel=crop, steps=(0, 1))
+        assert np.array_equal(found, values[1:3, :, 1:18, 3:29:2])
+    reader = GridReader(path, axis_sizes={"domain": 3}, destagger=True, fields=["V"], halo=2, isel={"bottom_top": 0})
+    for rank in range(3):
+        here = reader.partition.coordinate(rank)
+        out = {"V": np.empty(reader.buffer_specs(here)["V"].shape, "f4")}
+        reader.read_into(2, out, here)
+        start, stop = reader.partition.owned_rows("south_north", here)
+        assert np.array_equal(out["V"], means["V"][2, 0, max(0, start - 2) : stop + 2])
+
+
+def test_variables_of_anemoi_by_name_and_without_its_statistics(made):
+    path = made(make.anemoi, "a.zarr")
+    ds = scidata.open_dataset(path, sel={"variable": ["z_500", "2t"], "time": "2020-01-01"}, coords=True)
+    assert ds.fields == ("data",)
+    want = zarr.open(path)["data"][:]
+    assert len(ds) == 4
+    for i in range(4):
+        assert np.array_equal(ds[i]["data"].numpy(), want[i][[2, 0]])
+    assert ds[3].coords["variable"].tolist() == ["z_500", "2t"]
+    assert ds[3].coords["time"] == np.datetime64("2020-01-01T18:00")
+    assert np.array_equal(scidata.open_dataset(path, fields=["mean"], sample_dim="variable")[1]["mean"].numpy(),
+                          zarr.open(path)["mean"][1])  # fmt: skip
+    with pytest.raises(UnknownNameError, match=r"no label is 'tp'.*it has 2t, msl, z_500"):
+        scidata.open_dataset(path, sel={"variable": "tp"})
 
 
 @pytest.mark.parametrize(
@@ -286,3 +326,20 @@ def test_numbers_of_rows_are_not_taken_for_fields(tmp_path):
     sample = scidata.open_dataset(kept)[0]
     order = sample.original_id("node").numpy()
     assert np.array_equal(sample["nod_in_elem2D"].numpy(), numbers[order])
+
+
+def test_inspect_says_how_files_that_are_samples_differ(tmp_path):
+    for i, names in enumerate((("pos", "cells", "p"), ("pos", "cells", "p"), ("pos", "cells", "q"))):
+        with h5py.File(tmp_path / f"{i}.h5", "w") as file:
+            points = make.RNG.random((20 + i, 2))
+            for name in names:
+                file[name] = {"pos": points, "cells": make.Delaunay(points).simplices}.get(name, points[:, 0])
+    with h5py.File(tmp_path / "3.h5", "w") as file:
+        file["pos"], file["cells"], file["p"] = points, np.zeros((1, 3), "i4"), points.astype("f4")
+    report = inspect_store(sorted(map(str, tmp_path.iterdir())))
+    assert report.kind == "mesh"
+    assert report.warnings[1:] == (
+        f"{tmp_path}/2.h5: lacks p; has also q",
+        f"{tmp_path}/3.h5: p is float32 22x2, not float64 20",
+        "each of the 4 files is a sample; shown is the first, 2 have its arrays",
+    )

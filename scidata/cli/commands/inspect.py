@@ -19,6 +19,7 @@ from scidata.sources.paths import expand_paths
 from scidata.store.format.places import is_store
 
 _SMALL_CHUNK = 64 * 1024
+_MOST_COMPARED = 64  # files of which each is a sample
 _HUGE_CHUNK = 256 * 1024**2
 
 
@@ -89,7 +90,7 @@ def inspect_store(path: str | Sequence[str]) -> StoreReport:
     try:
         fields = set(data_fields(source))
         kind, reason = kind_of(source)
-        warnings = [] if kind == "grid" else [_advice(paths, kind, reason)]
+        warnings = [] if kind == "grid" else [_advice(paths, kind, reason), *_others(source, paths)]
         reader = None
         if kind == "grid":
             reader, complaint = _default_reader(paths)
@@ -116,6 +117,37 @@ def inspect_store(path: str | Sequence[str]) -> StoreReport:
         )
     finally:
         source.close()
+
+
+def _others(first: Source, paths: Sequence[str]) -> Iterator[str]:
+    """Say of further files, each a sample of its own, what is not there as in the first."""
+    if len(paths) == 1:
+        return
+    shown = min(len(paths), _MOST_COMPARED)
+    alike = 1
+    for path in paths[1:shown]:
+        source = open_any(path)
+        try:
+            if texts := list(_differences(first, source)):
+                yield f"{path}: {'; '.join(texts[:3])}{'; …' if len(texts) > 3 else ''}"
+            alike += not texts
+        finally:
+            source.close()
+    left = f"; {len(paths) - shown} more were not looked at" if shown < len(paths) else ""
+    yield f"each of the {len(paths)} files is a sample; shown is the first, {alike} have its arrays{left}"
+
+
+def _differences(first: Source, other: Source) -> Iterator[str]:
+    """Name arrays that two files do not both have with the same dtype and dims; lengths differ from sample to sample."""
+    if lacking := [name for name in first.arrays if name not in other.arrays]:
+        yield f"lacks {', '.join(lacking)}"
+    if added := [name for name in other.arrays if name not in first.arrays]:
+        yield f"has also {', '.join(added)}"
+    for name, layout in first.arrays.items():
+        found = other.arrays.get(name)
+        if found is not None and (found.dtype, len(found.dims)) != (layout.dtype, len(layout.dims)):
+            shapes = [f"{x.dtype} {'x'.join(map(str, x.shape))}" for x in (found, layout)]
+            yield f"{name} is {shapes[0]}, not {shapes[1]}"
 
 
 def _advice(paths: Sequence[str], kind: str, reason: str) -> str:

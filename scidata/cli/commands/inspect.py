@@ -138,7 +138,7 @@ def _others(first: Source, paths: Sequence[str]) -> Iterator[str]:
 
 
 def _differences(first: Source, other: Source) -> Iterator[str]:
-    """Name arrays that two files do not both have with the same dtype and dims; lengths differ from sample to sample."""
+    """Name arrays that two files do not both have with the same dtype and dims; lengths differ between samples."""
     if lacking := [name for name in first.arrays if name not in other.arrays]:
         yield f"lacks {', '.join(lacking)}"
     if added := [name for name in other.arrays if name not in first.arrays]:

@@ -7,10 +7,12 @@ Formats: ``numpy.lib.format``, and APPNOTE.TXT of PKWARE for the local headers o
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import posixpath
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -152,7 +154,7 @@ class NumpySource:
                         packed = info.compress_type != zipfile.ZIP_STORED
                         begin = 0 if packed else _begin_of(stream, info)
                         found.append(self._array(name, file, begin, info.file_size, packed=packed))
-        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, zlib.error, struct.error) as e:
+        except _DAMAGED as e:
             raise CorruptDataError(f"{self.path}: is no whole zip archive ({e}); copy or write it again") from e
         return found
 
@@ -163,7 +165,7 @@ class NumpySource:
             version = np.lib.format.read_magic(file)
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, is_fortran, dtype = read(file, max_header_size=_MAX_HEADER)
-        except (ValueError, EOFError, SyntaxError, TypeError) as e:
+        except (ValueError, EOFError, SyntaxError, TypeError, tokenize.TokenError) as e:
             raise CorruptDataError(f"{self.path}: the header of {name!r} is damaged: {e}; write it again") from e
         if dtype.hasobject:
             self.skipped[name] = "holds Python objects, which are never unpickled"
@@ -195,7 +197,7 @@ def is_archive(path: str) -> bool:
         try:
             with zipfile.ZipFile(stream) as archive:
                 names = archive.namelist()
-        except (zipfile.BadZipFile, NotImplementedError, struct.error):
+        except _DAMAGED:
             return False
     return bool(names) and all(name.endswith(".npy") for name in names)
 
@@ -208,6 +210,10 @@ def _begin_of(stream: _Stream, info: zipfile.ZipInfo) -> int:
         raise zipfile.BadZipFile(f"{info.filename} does not begin where the archive says")
     begin: int = info.header_offset + _LOCAL_HEADER.size + name + extra
     return begin
+
+
+class _BeforeTheFileError(OSError):
+    """What a damaged archive leads to."""
 
 
 class _Stream(io.RawIOBase):
@@ -223,8 +229,11 @@ class _Stream(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self.size}[whence]
-        return self._at
+        at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self.size}[whence]
+        if at < 0:
+            raise _BeforeTheFileError(errno.EINVAL, "a place before the file")  # as of files, which zipfile expects
+        self._at = at
+        return at
 
     def tell(self) -> int:
         return self._at
@@ -235,3 +244,10 @@ class _Stream(io.RawIOBase):
         view[:count] = files().read(self._path, self._at, count)
         self._at += count
         return count
+
+
+#: What Python's zipfile raises of archives that are damaged, encrypted, or compressed in a way that it does not know.
+_DAMAGED = (
+    zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, zlib.error, struct.error, UnicodeDecodeError,
+    _BeforeTheFileError,
+)  # fmt: skip

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import subprocess
 import sys
 import tempfile
@@ -17,11 +18,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scidata.core.cache import Cache
 from scidata.core.types import ArrayLayout, ChunkRefs, IntArray
 from scidata.errors import CorruptDataError, UnknownNameError, UnsupportedFormatError, near_matches
-from scidata.sources.access.files import Versions
+from scidata.sources.access.files import Versions, version_at
 
 _WORKER = os.path.join(os.path.dirname(__file__), "..", "interop", "torch_worker.py")
+
+_loaded: Cache[dict[str, npt.NDArray[Any]]] = Cache(1 << 30, "lru")  # to look at a file and to open it takes it once
+
+
+def _nbytes(arrays: Mapping[str, npt.NDArray[Any]]) -> int:
+    return sum(array.nbytes for array in arrays.values())
 
 
 class TorchSource:
@@ -101,7 +109,8 @@ class TorchSource:
     def _read(self) -> dict[str, npt.NDArray[Any]]:
         if self._values is None:  # two threads may both read it: they get the same
             self._versions.check((self.path,))
-            self._values = _load(self.path)
+            key = os.path.abspath(self.path), version_at(self.path)
+            self._values = _loaded.get_or_make(key, lambda: _load(self.path), _nbytes, once=True)
         return self._values
 
 
@@ -110,7 +119,7 @@ def is_torch_file(path: str) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
             return any(name.endswith("/data.pkl") for name in archive.namelist())
-    except (zipfile.BadZipFile, OSError, NotImplementedError):
+    except (zipfile.BadZipFile, OSError, NotImplementedError, UnicodeDecodeError, struct.error):
         return False
 
 

@@ -192,7 +192,7 @@ def cut(tree: Tree, rng: Rng) -> Damage:
     data = tree.read(name)
     at = int(rng.choice([0, rng.integers(max(1, len(data))), max(0, len(data) - 1), max(0, len(data) // 2 // 4 * 4)]))
     tree.write(name, data[:at])
-    text = tree.seed.format in ("vtu", "vtk", "gmsh", "xdmf")  # the end of a text may say nothing
+    text = tree.seed.format in ("vtu", "vtp", "vtk", "gmsh", "xdmf")  # the end of a text may say nothing
     return Damage(text=f"{name}: cut to {at} of {len(data)} bytes", strict=name in tree.data and not text)
 
 
@@ -768,15 +768,31 @@ def _text_bomb(tree: Tree, rng: Rng) -> Damage:
     return Damage(text=f"{name}: {match.group()!r} at {match.start()} is {new!r}")
 
 
+def _numpy_bomb(tree: Tree, rng: Rng) -> Damage:
+    """Give an array of NumPy's a shape that is far larger, in a header of the same length."""
+    name = tree.seed.targets[0]
+    data = tree.read(name)
+    shapes = list(re.finditer(rb"'shape': \((\d+)([^}]*}) {16}", data))
+    if not shapes:
+        return integer(tree, rng)  # the headers are compressed, too
+    match = shapes[int(rng.integers(len(shapes)))]
+    new = b"9" * int(rng.integers(3, 17))
+    head = b"'shape': (" + new + match.group(2)
+    tree.write(name, data[: match.start()] + head.ljust(len(match.group())) + data[match.end() :])
+    return Damage(text=f"{name}: {match.group(1)!r} rows at {match.start()} are {new!r}")
+
+
 def bomb(tree: Tree, rng: Rng) -> Damage:
     """Metadata, or a compressed chunk, that claim gigabytes, and other abuse of what the format allows."""
     heads = {name: tree.read(name)[:8] for name in tree.data}
     if tree.metadata:
         return _zarr_bomb(tree, rng)
-    if tree.seed.format in ("vtu", "xdmf") and (_HDF5 not in heads.values() or rng.random() < 0.7):
+    if tree.seed.format in ("vtu", "vtp", "xdmf") and (_HDF5 not in heads.values() or rng.random() < 0.7):
         return _xml_bomb(tree, rng)
     if tree.seed.format in ("vtk", "gmsh"):
         return _text_bomb(tree, rng)
+    if tree.seed.format == "numpy":
+        return _numpy_bomb(tree, rng)
     return _hdf5_bomb(tree, rng) if _HDF5 in heads.values() else _netcdf3_bomb(tree, rng)
 
 
@@ -784,7 +800,7 @@ def words(tree: Tree, rng: Rng) -> Damage:
     """Metadata of whichever form: JSON, words of texts, numbers and structures of binary files."""
     if tree.metadata:
         return metadata(tree, rng)
-    if tree.seed.format in ("vtu", "vtk", "gmsh", "xdmf"):
+    if tree.seed.format in ("vtu", "vtp", "vtk", "gmsh", "xdmf"):
         return _tokens(tree, rng)
     return bomb(tree, rng) if rng.random() < 0.7 else integer(tree, rng)
 

@@ -18,6 +18,7 @@ import zarr
 from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
 import scidata
+from tests.real_layouts import make
 from tests.writers import write_arrays, write_mpas
 
 __all__ = ["FORMATS", "Seed", "Span", "make_seeds"]
@@ -432,6 +433,22 @@ for _name, _args, _options in (
     ("xdmf/hdf", ("m.xdmf", "xdmf"), {"data_format": "HDF"}),
 ):
     _makes(_name, "mesh")(lambda folder, a=_args, o=_options: _meshio(folder, *a, **o))
+
+
+def _numpy(folder: Path, name: str) -> str:
+    make.cloud_npz(folder / name, compressed=name.startswith("packed"))
+    return name
+
+
+def _vtp(folder: Path, encoding: str) -> str:
+    make.vtp(folder / "m.vtp", encoding)
+    return "m.vtp"
+
+
+for _name in ("plain.npz", "packed.npz"):
+    _makes(f"numpy/{_name}", "points", options={"kind": "points"})(lambda folder, n=_name: _numpy(folder, n))
+for _name in ("ascii", "base64"):
+    _makes(f"vtp/{_name}", "mesh")(lambda folder, n=_name: _vtp(folder, n))
 
 
 # -- our own stores ----------------------------------------------------------------------------------------------------

@@ -245,12 +245,12 @@ def _read_vtk_xml(meshio: Any, path: str) -> Any:
     with open(path, "rb") as file:
         data = as_read(path, file.read())
     if data is None:
-        return meshio.read(path)
+        return meshio.vtu.read(path)
     with tempfile.TemporaryDirectory(prefix="scidata-vtk-") as folder:
         made = os.path.join(folder, "mesh.vtu")
         with open(made, "wb") as out:
             out.write(data)
-        return meshio.read(made)
+        return meshio.vtu.read(made)
 
 
 def _read_apart(path: str) -> Any:

@@ -115,6 +115,13 @@ class IrregularSample(Sample):
         """The cells that this rank owns, None where there are none; all their nodes are owned or ghosts."""
         return self._topology.cells
 
+    def _shown_dims(self) -> Mapping[str, tuple[str, ...]]:
+        shown = {}
+        for name, dims in self.dims.items():
+            place = self._places.get(name)
+            shown[name] = dims if place is None else (*dims[: place.dim], place.entity, *dims[place.dim + 1 :])
+        return shown
+
     @property
     def places(self) -> Mapping[str, Place]:
         """Entity and dim of each field that has one."""

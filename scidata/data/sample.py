@@ -128,6 +128,10 @@ class Sample(Mapping[str, torch.Tensor]):
             found[dim] = torch.from_numpy(values).to(device) if values.dtype.kind in "iuf" else values
         return found
 
+    def _shown_dims(self) -> Mapping[str, tuple[str, ...]]:
+        """Return the names of dims that mean the same in all fields."""
+        return self.dims
+
     def to_xarray(self) -> Any:
         """Return what this rank owns as an ``xarray.Dataset``, on the host: of grids with coordinates and attributes.
 
@@ -143,7 +147,7 @@ class Sample(Mapping[str, torch.Tensor]):
         coords = self._coords(torch.device("cpu"))
         names = (*self, *coords) if self.members else ()
         return dataset_of(
-            self._fields, self.dims, coords, {name: self.members[0][0].attributes(name) for name in names}
+            self._fields, self._shown_dims(), coords, {name: self.members[0][0].attributes(name) for name in names}
         )
 
     def to(self, *args: Any, **kwargs: Any) -> Sample:

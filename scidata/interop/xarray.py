@@ -33,12 +33,18 @@ def dataset_of(
     Coordinates whose rows are not as many as those of their dim (a transform changed it) are left out.
     """
     xarray = optional_module("xarray", "to_xarray makes an xarray.Dataset", "xarray")
-    sizes: dict[str, int] = {}
-    variables = {}
-    for name, tensor in fields.items():
-        values = _owned(tensor)
-        variables[name] = (tuple(dims[name]), values, _plain(attributes.get(name, {}), _PACKING | _STORAGE))
-        sizes |= zip(dims[name], values.shape, strict=True)
+    arrays = {name: _owned(tensor) for name, tensor in fields.items()}
+    named = [pair for name, values in arrays.items() for pair in zip(dims[name], values.shape, strict=True)]
+    sizes = dict(named)
+    twice = {dim for dim, size in named if sizes[dim] != size}  # names that files without names give: dim_0, dim_1
+    variables = {
+        name: (
+            tuple(f"{name}_{dim}" if dim in twice else dim for dim in dims[name]),
+            values,
+            _plain(attributes.get(name, {}), _PACKING | _STORAGE),
+        )
+        for name, values in arrays.items()
+    }
     shown = {}
     for dim, coordinate in coords.items():
         values = coordinate if isinstance(coordinate, np.ndarray) else _owned(coordinate)

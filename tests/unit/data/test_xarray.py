@@ -8,6 +8,7 @@ import xarray as xr
 
 import scidata
 from scidata.errors import ConfigError, UnknownNameError
+from tests.real_layouts import make
 
 TIMES = np.arange("2015-01-01", "2015-01-11", dtype="M8[D]").astype("M8[ns]")
 LEVELS = [1000.0, 850.0, 500.0]
@@ -209,3 +210,16 @@ def test_dask_arrays_of_files_open_and_computed_ones_do_not(path, weather):
     assert np.array_equal(scidata.open_dataset(obj)[2]["u"].numpy(), weather.u[2].values)
     with pytest.raises(ConfigError, match="is computed by dask"):
         scidata.open_dataset(obj + 1)
+
+
+def test_a_sample_of_a_mesh_has_dims_by_entity(tmp_path):
+    make.mesh_graph_nets(tmp_path / "a.h5")
+    scidata.partition(f"{tmp_path}/a.h5/*", str(tmp_path / "out"))
+    sample = scidata.open_dataset(str(tmp_path / "out"))[2]
+    found = sample.to_xarray()
+    assert found.velocity.dims == ("dim_0", "node", "velocity_dim_2")  # dim_2 has other lengths elsewhere
+    assert found.pos.dims[0] == found.node_type.dims[0] == "node"
+    for name in sample:
+        assert np.array_equal(found[name].values, sample[name].numpy())
+    with pytest.raises(ConfigError, match="only those of grids have"):
+        sample.coords  # noqa: B018

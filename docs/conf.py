@@ -17,6 +17,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 sys.path[:0] = [str(ROOT), str(HERE)]
 
+import myst_nb.core.render  # noqa: E402
 import pictures  # noqa: E402 - beside this file
 
 project = "scidata"
@@ -39,7 +40,24 @@ nb_execution_mode = "force"
 nb_execution_in_temp = True
 nb_execution_timeout = 120
 nb_execution_raise_on_error = True
-nb_merge_streams = False
+nb_merge_streams = True
+
+
+def _joined(outputs: list[Any]) -> list[Any]:
+    """Join what a cell prints, which comes in pieces of 100 bytes; MyST-NB's own way begins a line at each."""
+    printed: dict[str, Any] = {}
+    others = []
+    for output in outputs:
+        if output["output_type"] != "stream":
+            others.append(output)
+        elif output["name"] in printed:
+            printed[output["name"]]["text"] += output["text"]
+        else:
+            printed[output["name"]] = output
+    return [printed[name] for name in ("stdout", "stderr") if name in printed] + others
+
+
+myst_nb.core.render.coalesce_streams = _joined
 
 # what cells start finds this checkout, and the torchrun of this environment; threads of one rank are one
 os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
@@ -59,7 +77,9 @@ autodoc_typehints = "none"  # docstrings say types in words; annotations of torc
 autodoc_preserve_defaults = True
 numpydoc_show_class_members = False
 numpydoc_xref_param_type = False
+suppress_warnings = ["myst.header"]  # pages that programs write have their own levels
 nitpick_ignore_regex = [
+    ("py:.*", r"scidata\.(core|device_mesh|loader|shard|store)\..*"),  # modules inside, which have no page
     ("py:.*", r"(torch|numpy|np|npt|collections|typing|fsspec|xarray|datetime|os|contextlib)\..*"),
 ]
 

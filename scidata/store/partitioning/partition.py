@@ -116,8 +116,8 @@ def partition(
     jobs
         Samples processed at once, each in a process of its own.
     part
-        ``"i/n"`` or ``(i, n)``: only every ``n``-th sample from ``i`` on, for job arrays; :func:`finalize` then ends
-        the store.
+        ``"i/n"`` or ``(i, n)``: only every ``n``-th sample from ``i`` on, for job arrays; ``scidata partition
+        --finalize`` then ends the store.
     dry_run
         Only say what would be written.
     overwrite

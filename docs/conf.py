@@ -6,7 +6,6 @@ notebooks, which run in folders of their own while the site is built. The pictur
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import re
 import sys
@@ -20,9 +19,11 @@ sys.path[:0] = [str(ROOT), str(HERE)]
 import myst_nb.core.render  # noqa: E402
 import pictures  # noqa: E402 - beside this file
 
+import scidata  # noqa: E402
+
 project = "scidata"
 author = "the authors of scidata"
-release = importlib.metadata.version("scidata") if importlib.util.find_spec("scidata") else ""
+release = scidata.__version__
 extensions = ["myst_nb", "sphinx.ext.autodoc", "numpydoc"]
 exclude_patterns = ["_generated"]
 
@@ -127,8 +128,7 @@ def _on_source(app: Any, docname: str, source: list[str]) -> None:
 
     if "<!-- shows the help of every command -->" in text:
         text = text.replace("<!-- shows the help of every command -->", _help())
-    # `<!-- shows README.md -->` stands for a file of the repository, whole
-    source[0] = re.sub(r"^<!-- shows (\S+) -->$", shown, text, flags=re.M)
+    source[0] = re.sub(r"^\[(\S+)\]\(\S+\) <!-- shown here by the site -->$", shown, text, flags=re.M)
 
 
 def _help() -> str:
@@ -141,7 +141,7 @@ def _help() -> str:
     parts = []
     for name in ["", *names]:
         words = [name, "--help"] if name else ["--help"]
-        text = CliRunner().invoke(app, words, env={"COLUMNS": "100", "TERMINAL_WIDTH": "100"}).output
+        text = CliRunner().invoke(app, words, prog_name="scidata", env={"TERMINAL_WIDTH": "100"}).output
         lines = "\n".join(line.rstrip() for line in text.strip().splitlines())
         parts.append(f"## scidata {name}".rstrip() + f"\n\n```text\n{lines}\n```\n")
     return "\n".join(parts)

@@ -13,7 +13,7 @@ import pytest
 from tests.docs.blocks import ROOT, is_notebook
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
     for module in ("furo", "myst_nb", "numpydoc", "torch_geometric", "xarray", "matplotlib"):
         pytest.importorskip(module, reason="the site is built with the extra 'docs'")
@@ -37,7 +37,7 @@ def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=580,
+        timeout=880,
     )
     assert built.returncode == 0, built.stderr[-6000:]
     for page in sorted((ROOT / "docs").rglob("*.md")):

@@ -30,6 +30,8 @@ REASONS = {
     "another library": "shows what a script looked like before, for a library that is no dependency",
     "other tests": "tests of the reader run the same on files of their own",
 }
+#: Pages whose ranks torchrun itself starts: the first that is read, and one on how processes end.
+REALLY = ("README.md", "docs/howto/hang.md")
 #: Languages that nothing runs, and what reads them.
 _PARSED = {"json": json.loads, "text": str, "mermaid": str, "": str, "toml": str, "yaml": str}
 
@@ -77,7 +79,7 @@ def _run(block: Block, folder: Path, names: dict[str, Any]) -> None:
     elif block.language == "python":
         _run_python(block, folder, names)
     elif block.language in ("bash", "console"):
-        _run_commands(block, folder, really=names["page"] == "README.md")
+        _run_commands(block, folder, really=names["page"] in REALLY)
     elif not block.language.startswith("{"):  # Sphinx reads directives
         assert block.language in _PARSED, f"a block in {block.language!r}, which the tests do not know"
         assert block.language != "text" or "sketch" in block.marks, "output of nothing; <!-- sketch --> if it is none"

@@ -41,6 +41,13 @@ def lowest(session: nox.Session) -> None:
     _test(session)
 
 
+@nox.session(python=PYTHONS[0])
+def docs(session: nox.Session) -> None:
+    """The site, in build/site, with warnings as errors; the tests build it too."""
+    session.install(".[docs]")
+    session.run("sphinx-build", "-W", "--keep-going", "-n", "-j", "2", "docs", "build/site", *session.posargs)
+
+
 def _lowest() -> list[str]:
     """Return ``numpy==1.26`` for each ``numpy>=1.26``; constraints name no extras."""
     extras = PROJECT["project"]["optional-dependencies"].values()

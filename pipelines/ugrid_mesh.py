@@ -6,9 +6,9 @@
 
     ds = open_ugrid("waves.store", mesh)
     sample = ds[0]
-    mean_on_cells(sample, "height")         # node field → its mean over each cell's corners
-    area = cell_areas(sample, ds)           # (C,), on the unit sphere or in the plane
-    (area * on_cells).sum()                 # over the whole mesh, the same on every rank
+    height = mean_on_cells(sample, "height")  # node field → its mean over each cell's corners
+    area = cell_areas(sample, ds)             # (C,), on the unit sphere or in the plane
+    (area * height).sum()                     # over the whole mesh, the same on every rank
 
 Results are ShardTensors along the cells, like the fields; ghosts of nodes come from disk. Shape letters: N nodes, C
 cells.

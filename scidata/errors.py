@@ -3,6 +3,16 @@
 Each is also a subclass of the built-in error that a caller would expect, so ``except ValueError`` keeps working.
 Messages name the store, the field, the chunk or row, the sample and the rank where they are known; then what was
 expected, what was found, and one thing to do.
+
+Examples
+--------
+>>> from scidata.testing import make_grid
+>>> _ = make_grid("era5.zarr", num_times=4, num_lat=7, num_lon=8)
+>>> try:
+...     scidata.open_dataset("era5.zarr", fields=["U"])
+... except KeyError as e:  # an UnknownNameError, a SciDataError
+...     print(e)
+era5.zarr: no field 'U'; did you mean 'u'?
 """
 
 from __future__ import annotations

@@ -37,6 +37,15 @@ class IndexMap:
     ------
     ConfigError
         Bounds that are none, a part that is not there, ghosts that are unsorted, repeated, owned or out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rows = scidata.IndexMap(bounds=np.array([0, 3, 6]), part=0, ghosts=np.array([3, 5]))
+    >>> rows.owned, rows.num_owned, rows.num_ghost, rows.num_global
+    ((0, 3), 3, 2, 6)
+    >>> rows.to_local([2, 5]), rows.to_global([0, 3, 4])
+    (array([2, 4]), array([0, 3, 5]))
     """
 
     bounds: IntArray

@@ -175,10 +175,24 @@ def trace(path: str | os.PathLike[str], *, torch_trace: str | os.PathLike[str] |
 
     Examples
     --------
-    >>> with scidata.trace("all.json", torch_trace="torch.json"):
-    ...     with torch.profiler.profile() as profiler:
-    ...         train(loader)
-    ...     profiler.export_chrome_trace("torch.json")
+    >>> from scidata.testing import make_grid
+    >>> _ = make_grid("era5.zarr", num_times=4, num_lat=7, num_lon=8)
+    >>> loader = scidata.DataLoader(scidata.open_dataset("era5.zarr", fields=["u"]), num_workers=1)
+    >>> with scidata.trace("reading.json"):
+    ...     for batch in loader:
+    ...         pass
+    >>> import json
+    >>> with open("reading.json") as file:
+    ...     names = {event["name"] for event in json.load(file)["traceEvents"]}
+    >>> names >= {"sample", "read", "decode", "copy", "wait"}
+    True
+
+    With ``torch_trace``, beside what torch.profiler records::
+
+        with scidata.trace("all.json", torch_trace="torch.json"):
+            with torch.profiler.profile() as profiler:
+                train(loader)
+            profiler.export_chrome_trace("torch.json")
     """
     global active  # noqa: PLW0603 - one for all threads, and a look at it is what everybody else pays
     folder = os.path.dirname(os.fspath(path)) or "."
@@ -211,6 +225,17 @@ def merge_traces(paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike
     ------
     ConfigError
         A file that is no trace.
+
+    Examples
+    --------
+    >>> from scidata.testing import make_grid
+    >>> _ = make_grid("era5.zarr", num_times=4, num_lat=7, num_lon=8)
+    >>> loader = scidata.DataLoader(scidata.open_dataset("era5.zarr", fields=["u"]), num_workers=1)
+    >>> for rank in range(2):
+    ...     with scidata.trace(f"rank{rank}.json"):
+    ...         for batch in loader:
+    ...             pass
+    >>> scidata.merge_traces(["rank0.json", "rank1.json"], "all.json.gz")
     """
     if isinstance(paths, str | os.PathLike):
         raise ConfigError(f"merge_traces: expected a list of traces, not {paths!r} alone")

@@ -27,6 +27,15 @@ def collate(samples: Sequence[Sample]) -> Sample:
     ------
     FieldMismatchError
         The samples differ in fields or shapes, or are none.
+
+    Examples
+    --------
+    >>> from scidata.testing import make_grid
+    >>> _ = make_grid("era5.zarr", num_times=4, num_lat=7, num_lon=8)
+    >>> ds = scidata.open_dataset("era5.zarr", fields=["u"])
+    >>> batch = scidata.collate([ds[0], ds[2]])
+    >>> tuple(batch["u"].shape), batch.dims["u"], batch.index
+    ((2, 3, 7, 8), ('batch', 'level', 'latitude', 'longitude'), [0, 2])
     """
     if not samples or not all(isinstance(sample, Sample) for sample in samples):
         found = ", ".join(sorted({type(sample).__name__ for sample in samples})) or "none"

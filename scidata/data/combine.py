@@ -67,6 +67,15 @@ class CombinedDataset(Dataset[Sample]):
         Theirs, which must be the same.
     mixture : Mixture or None
         What :class:`scidata.DistributedSampler` makes of the ratios of :func:`mix`.
+
+    Examples
+    --------
+    >>> from scidata.testing import make_grid
+    >>> _ = make_grid("era5.zarr", num_times=4, num_lat=7, num_lon=8)
+    >>> ds = scidata.open_dataset("era5.zarr", fields=["u"])
+    >>> late = scidata.subset(scidata.concat(ds, ds), range(4, 8))
+    >>> isinstance(late, scidata.CombinedDataset), len(late), late[0].index
+    (True, 4, 0)
     """
 
     def __init__(
@@ -277,9 +286,12 @@ def subset(dataset: Any, indices: Sequence[int] | npt.ArrayLike) -> CombinedData
 
     Examples
     --------
-    Every tenth sample for validation::
-
-        held_out = scidata.subset(ds, range(0, len(ds), 10))
+    >>> from scidata.testing import make_grid
+    >>> _ = make_grid("era5.zarr", num_times=4, num_lat=7, num_lon=8)
+    >>> ds = scidata.open_dataset("era5.zarr", fields=["u"])
+    >>> held_out = scidata.subset(ds, range(0, len(ds), 2))  # every second for validation
+    >>> len(held_out), bool((held_out[1]["u"] == ds[2]["u"]).all())
+    (2, True)
     """
     _check_datasets("subset", [dataset])
     if isinstance(indices, Sized) and len(indices) > MAX_DRAWN:
@@ -314,6 +326,15 @@ def concat(*datasets: Any) -> CombinedDataset:
     ------
     ConfigError
         None, or opened with other meshes.
+
+    Examples
+    --------
+    >>> from scidata.testing import make_grid
+    >>> _ = make_grid("era5.zarr", num_times=4, num_lat=7, num_lon=8)
+    >>> ds = scidata.open_dataset("era5.zarr", fields=["u"])
+    >>> twice = scidata.concat(ds, ds)
+    >>> len(twice), bool((twice[5]["u"] == ds[1]["u"]).all())
+    (8, True)
     """
     if not datasets:
         raise ConfigError("concat: there is no data set")
@@ -348,9 +369,14 @@ def mix(
 
     Examples
     --------
-    Three samples of the one for each of the other::
-
-        both = scidata.mix({"era5": era5, "cmip": cmip}, {"era5": 3, "cmip": 1})
+    >>> from scidata.testing import make_grid
+    >>> _ = make_grid("era5.zarr", num_times=4, num_lat=7, num_lon=8)
+    >>> era5 = scidata.open_dataset("era5.zarr", fields=["u"])
+    >>> cmip = scidata.subset(era5, [0, 1])
+    >>> both = scidata.mix({"era5": era5, "cmip": cmip}, {"era5": 3, "cmip": 1}, num_samples=8)
+    >>> loader = scidata.DataLoader(both, batch_size=4, sampler=scidata.DistributedSampler(both))
+    >>> [sum(index >= len(era5) for index in batch.index) for batch in loader]  # of cmip
+    [1, 1]
     """
     if isinstance(datasets, Mapping) != isinstance(ratios, Mapping):
         raise ConfigError("mix: give both data sets and ratios by name, or both in order")

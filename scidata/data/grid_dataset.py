@@ -30,6 +30,16 @@ class ShardedDataset(DomainDataset[GridReader, Sample]):
     All samples have the same sizes, and are read into buffers. In a worker process, which has no process group, a
     sample is a dict of plain local tensors, halo included, that :meth:`assemble` wraps in the parent. Attributes, and
     what all kinds of data have, are those of :class:`~scidata.data.domain_dataset.DomainDataset`.
+
+    Examples
+    --------
+    >>> from scidata.testing import make_grid
+    >>> _ = make_grid("era5.zarr", num_times=4, num_lat=7, num_lon=8)
+    >>> ds = scidata.open_dataset("era5.zarr", fields=["u", "t"])
+    >>> type(ds).__name__, len(ds), ds.fields, ds.dims("u")
+    ('ShardedDataset', 4, ('u', 't'), ('level', 'latitude', 'longitude'))
+    >>> ds.plan(0).bytes_wanted  # 2 fields of 3 x 7 x 8 float32
+    1344
     """
 
     # -- what there is -------------------------------------------------------------------------------------------

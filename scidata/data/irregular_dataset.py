@@ -81,6 +81,20 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample]):
     Sizes differ from sample to sample. In a worker process, which has no process group, a sample is a
     :class:`~scidata.store.reading.part.LocalPart`, that :meth:`assemble` wraps in the parent. Attributes, and what all
     kinds of data have, are those of :class:`~scidata.data.domain_dataset.DomainDataset`.
+
+    Examples
+    --------
+    >>> import h5py
+    >>> import numpy as np
+    >>> ids = np.arange(6)
+    >>> with h5py.File("ring.h5", "w") as file:  # six nodes in a ring, edges both ways
+    ...     file["pos"] = np.stack([np.cos(ids * np.pi / 3), np.sin(ids * np.pi / 3)], axis=1)
+    ...     file["edge_index"] = np.stack([np.r_[ids, (ids + 1) % 6], np.r_[(ids + 1) % 6, ids]])
+    ...     file["speed"] = ids.astype("f4")
+    >>> _ = scidata.partition("ring.h5", "ring.store", order="rows")
+    >>> ds = scidata.open_dataset("ring.store")
+    >>> type(ds).__name__, ds.fields, ds.entities, ds.counts("node").tolist()
+    ('IrregularDataset', ('pos', 'speed'), ('edge', 'node'), [6])
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:

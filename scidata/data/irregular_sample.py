@@ -39,6 +39,31 @@ class IrregularSample(Sample):
         Fields whose ghosts were read from disk: local tensors, owned rows, then ghosts.
     ghosts
         ``"disk"`` or ``"exchange"``: what :meth:`with_ghosts` does.
+
+    Examples
+    --------
+    >>> import h5py
+    >>> import numpy as np
+    >>> ids = np.arange(6)
+    >>> with h5py.File("ring.h5", "w") as file:  # six nodes in a ring, edges both ways
+    ...     file["pos"] = np.stack([np.cos(ids * np.pi / 3), np.sin(ids * np.pi / 3)], axis=1)
+    ...     file["edge_index"] = np.stack([np.r_[ids, (ids + 1) % 6], np.r_[(ids + 1) % 6, ids]])
+    ...     file["speed"] = ids.astype("f4")
+    >>> _ = scidata.partition("ring.h5", "ring.store", order="rows")
+
+    On each of two ranks, each of which owns three nodes and has two ghosts:
+
+    >>> mesh = scidata.init_mesh(domain=2)
+    >>> sample = scidata.open_dataset("ring.store", mesh, halo=1)[0]
+    >>> sample.entities, sample.num_nodes, sample.index_map("node").num_owned, sample.index_map("node").num_ghost
+    (('node', 'edge'), 6, 3, 2)
+    >>> tuple(sample["speed"].shape), tuple(sample.with_ghosts("speed").shape)  # global; owned rows, then ghosts
+    ((6,), (5,))
+    >>> source, target = sample.edge_index  # local numbers: sources owned or ghosts, targets owned
+    >>> sums = torch.zeros(3).index_add(0, target, sample.with_ghosts("speed")[source])
+    >>> torch.distributed.all_reduce(sums)
+    >>> sums.sum()  # each node has two edges
+    tensor(30.)
     """
 
     def __init__(

@@ -259,12 +259,19 @@ def open_dataset(
 
     Examples
     --------
-    On each rank of two, under torchrun::
+    >>> from scidata.testing import make_grid
+    >>> _ = make_grid("era5.zarr", num_times=4, num_lat=7, num_lon=8)
+    >>> ds = scidata.open_dataset("era5.zarr", fields=["u"], steps=(0, 1))  # whole samples, plain tensors
+    >>> len(ds), tuple(ds[0]["u"].shape)
+    (3, (2, 3, 7, 8))
 
-        mesh = scidata.init_mesh(domain=2)
-        ds = scidata.open_dataset("era5.zarr", mesh, shard={"latitude": "domain"}, halo={"latitude": 2})
-        ds[0]["u"].shape       # (level, 241, 480): the whole field
-        ds[0]["u"].to_local()  # this rank's rows of it, all that was read but for the halo
+    On each of two ranks, under torchrun:
+
+    >>> mesh = scidata.init_mesh(domain=2)
+    >>> ds = scidata.open_dataset("era5.zarr", mesh, shard={"latitude": "domain"}, halo={"latitude": 2})
+    >>> u = ds[0]["u"]
+    >>> tuple(u.shape), u.sharding_shapes()  # the whole, and the rows of it that each rank has read
+    ((3, 7, 8), {0: (torch.Size([3, 4, 8]), torch.Size([3, 3, 8]))})
     """
     if is_xarray(path):
         path, fields, isel, decode = _of_xarray(lazy_of(path), fields, isel, decode)

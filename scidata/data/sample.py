@@ -43,6 +43,17 @@ class Sample(Mapping[str, torch.Tensor]):
         The sample's number in the data set; a list of them for a batch.
     origin
         What knows its coordinates.
+
+    Examples
+    --------
+    >>> from scidata.testing import make_grid
+    >>> _ = make_grid("era5.zarr", num_times=4, num_lat=7, num_lon=8)
+    >>> sample = scidata.open_dataset("era5.zarr", fields=["u", "v"])[1]
+    >>> sample["u"].shape, sample.dims["u"], sample.index
+    (torch.Size([3, 7, 8]), ('level', 'latitude', 'longitude'), 1)
+    >>> faster = sample.replace({"speed": (sample["u"] ** 2 + sample["v"] ** 2).sqrt()})
+    >>> list(faster), faster.dims["speed"]
+    (['u', 'v', 'speed'], ('level', 'latitude', 'longitude'))
     """
 
     def __init__(

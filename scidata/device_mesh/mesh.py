@@ -55,6 +55,21 @@ def init_mesh(
         Sizes or names that make no sense.
     LauncherError
         The launcher's variables are incomplete, or the number of ranks does not fit the sizes.
+
+    Examples
+    --------
+    >>> mesh = scidata.init_mesh()  # without a launcher: one rank
+    >>> mesh.mesh_dim_names, mesh["dp"].size(), mesh["domain"].size()
+    (('dp', 'domain'), 1, 1)
+
+    What 8 ranks would get, without starting any:
+
+    >>> torch.distributed.destroy_process_group()
+    >>> from scidata.testing import fake_group
+    >>> with fake_group(8):
+    ...     mesh = scidata.init_mesh(domain=4)
+    ...     print(mesh["dp"].size(), mesh["domain"].size())
+    2 4
     """
     sizes = _axis_sizes(domain, dp, names, extra or {})
     if dist.is_initialized():

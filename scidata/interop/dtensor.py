@@ -26,6 +26,16 @@ def to_dtensor(tensor: ShardTensor) -> DTensor:
     ShardLayoutError
         Parts of other sizes. Explicit bounds in ``open_dataset``, or ``redistribute`` to the sizes that the message
         gives, make them fit.
+
+    Examples
+    --------
+    On each of two ranks:
+
+    >>> mesh = scidata.init_mesh(domain=2)
+    >>> from torch.distributed.tensor import Shard
+    >>> x = scidata.scatter_tensor(torch.arange(4.0), 0, mesh["domain"], [Shard(0)])
+    >>> scidata.to_dtensor(x).full_tensor()
+    tensor([0., 1., 2., 3.])
     """
     if not isinstance(tensor, ShardTensor):
         raise ShardLayoutError(f"to_dtensor takes a ShardTensor, not {type(tensor).__name__}")
@@ -62,5 +72,15 @@ def from_dtensor(tensor: DTensor) -> ShardTensor:
         Not a DTensor, a placement other than ``Shard(dim)`` and ``Replicate()`` (``redistribute`` it first), two mesh
         axes that shard one dim, or a local part that is not that of ``torch.chunk``. What ``DTensor.from_local`` makes
         of uneven parts without a ``shape`` cannot be told: its ranks each believe in another global shape.
+
+    Examples
+    --------
+    On each of two ranks:
+
+    >>> mesh = scidata.init_mesh(domain=2)
+    >>> from torch.distributed.tensor import Shard, distribute_tensor
+    >>> x = scidata.from_dtensor(distribute_tensor(torch.arange(5.0), mesh["domain"], [Shard(0)]))
+    >>> x.sharding_shapes()
+    {0: (torch.Size([3]), torch.Size([2]))}
     """
     return ShardTensor.from_dtensor(tensor)

@@ -26,6 +26,12 @@ def to_physicsnemo(tensor: ShardTensor) -> Any:
     ------
     MissingDependencyError
         PhysicsNeMo is not installed.
+
+    Examples
+    --------
+    With PhysicsNeMo installed::
+
+        theirs = scidata.to_physicsnemo(batch["u"])  # a physicsnemo.domain_parallel.ShardTensor
     """
     theirs = _shard_tensor_class()
     shapes = {axis: [tuple(s) for s in shapes] for axis, shapes in tensor.sharding_shapes().items()}
@@ -49,6 +55,13 @@ def from_physicsnemo(tensor: Any) -> ShardTensor:
         PhysicsNeMo is not installed.
     ShardLayoutError
         Not such a tensor, or a placement other than ``Shard(dim)`` and ``Replicate()``.
+
+    Examples
+    --------
+    With PhysicsNeMo installed::
+
+        ours = scidata.from_physicsnemo(theirs)
+        assert torch.equal(ours.to_local(), theirs.to_local())
     """
     theirs = _shard_tensor_class()
     if not isinstance(tensor, theirs):

@@ -133,6 +133,22 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         CUDA.
     ValueError
         As torch does, for arguments that contradict each other.
+
+    Examples
+    --------
+    >>> from scidata.testing import make_grid
+    >>> _ = make_grid("era5.zarr", num_times=4, num_lat=7, num_lon=8)
+    >>> mesh = scidata.init_mesh()
+    >>> ds = scidata.open_dataset("era5.zarr", mesh, fields=["u"])
+    >>> loader = scidata.DataLoader(ds, batch_size=2, shuffle=True)
+    >>> for epoch in range(2):
+    ...     loader.set_epoch(epoch)
+    ...     for batch in loader:
+    ...         print(epoch, batch.index, tuple(batch["u"].shape))
+    0 [2, 0] (2, 3, 7, 8)
+    0 [1, 3] (2, 3, 7, 8)
+    1 [3, 0] (2, 3, 7, 8)
+    1 [2, 1] (2, 3, 7, 8)
     """
 
     def __init__(

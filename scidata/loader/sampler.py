@@ -66,6 +66,18 @@ class DistributedSampler(_DistributedSampler[Any]):
     ConfigError
         An empty dataset, fewer samples than dp ranks with ``drop_last``, a negative seed, weights or sizes that do not
         fit. When first iterated: ranks that disagree, on all ranks alike.
+
+    Examples
+    --------
+    >>> from scidata.testing import make_grid
+    >>> _ = make_grid("era5.zarr", num_times=4, num_lat=7, num_lon=8)
+    >>> ds = scidata.open_dataset("era5.zarr", fields=["u"])
+    >>> sampler = scidata.DistributedSampler(ds, shuffle=True, seed=0)
+    >>> list(sampler)
+    [2, 0, 1, 3]
+    >>> sampler.set_epoch(1)
+    >>> list(sampler)
+    [3, 0, 2, 1]
     """
 
     def __init__(

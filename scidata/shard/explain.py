@@ -95,7 +95,16 @@ def explain(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation
 
     Examples
     --------
-    >>> print(scidata.explain(model, batch))
+    >>> from torch.distributed.tensor import Shard
+    >>> mesh = scidata.init_mesh()
+    >>> x = scidata.scatter_tensor(torch.randn(1, 3, 8, 8), 0, mesh["domain"], [Shard(2)])
+    >>> explanation = scidata.explain(torch.nn.Conv2d(3, 4, 3, padding=1), x)
+    >>> [row.rule for row in explanation.ops]
+    ['conv']
+    >>> print(explanation)  # doctest: +ELLIPSIS
+    operation                   bytes sent  rule  layouts
+    torch.nn.functional.conv2d           0  conv  Shard(2) on 'domain' sizes (8,), global shape (1, 3, 8, 8) -> ...
+    1 operations, 0 bytes sent by this rank
     """
     ops: list[ExplainedOp] = []
     gathering = _Named()

@@ -46,8 +46,15 @@ def gather() -> Iterator[None]:
 
     Examples
     --------
-    >>> with scidata.gather():
-    ...     loss = model(x).square().mean()
+    On each of two ranks:
+
+    >>> mesh = scidata.init_mesh(domain=2)
+    >>> from torch.distributed.tensor import Shard
+    >>> x = scidata.scatter_tensor(torch.arange(5.0), 0, mesh["domain"], [Shard(0)])
+    >>> with scidata.gather():  # has a rule or not
+    ...     y = torch.special.zeta(x + 2, torch.ones(5))
+    >>> tuple(y.shape)
+    (5,)
     """
     run = Gathering()
     FALLBACKS.append(run)

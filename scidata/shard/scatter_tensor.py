@@ -52,6 +52,17 @@ def scatter_tensor(
     ------
     ShardLayoutError
         The source is not in the mesh, or shape, dtype or sizes do not fit.
+
+    Examples
+    --------
+    On each of two ranks:
+
+    >>> mesh = scidata.init_mesh(domain=2)
+    >>> from torch.distributed.tensor import Shard
+    >>> whole = torch.arange(5.0) if mesh.get_rank() == 0 else None
+    >>> x = scidata.scatter_tensor(whole, 0, mesh["domain"], [Shard(0)])
+    >>> x.sharding_shapes(), x.sum()
+    ({0: (torch.Size([3]), torch.Size([2]))}, tensor(10.))
     """
     local, spec = _scattered(tensor, global_src, mesh, placements, sizes)
     if global_shape is not None and tuple(global_shape) != spec.global_shape:

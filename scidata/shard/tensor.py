@@ -53,6 +53,21 @@ class ShardTensor(Tensor):
 
     A tensor made by :meth:`from_padded` also holds its halo. Pointwise operations act on the halo too and keep it,
     as long as nothing requires grad; other operations drop it.
+
+    Examples
+    --------
+    On each of two ranks:
+
+    >>> mesh = scidata.init_mesh(domain=2)
+    >>> from torch.distributed.tensor import Shard
+    >>> rows = torch.arange(3.0) if mesh.get_rank() == 0 else torch.arange(3.0, 5.0)
+    >>> x = scidata.ShardTensor.from_local(rows, mesh["domain"], [Shard(0)])
+    >>> tuple(x.shape), x.sharding_shapes()
+    ((5,), {0: (torch.Size([3]), torch.Size([2]))})
+    >>> x.mean()  # of the whole, and the same on each rank: a plain tensor
+    tensor(2.)
+    >>> (2 * x).full_tensor()
+    tensor([0., 2., 4., 6., 8.])
     """
 
     __slots__ = ("_copied", "_halo", "_local", "_memory", "_padded", "_padded_version", "_spec")

@@ -65,6 +65,16 @@ def all_gather_v(
     ------
     ShardLayoutError
         Sizes that do not fit the group or the part.
+
+    Examples
+    --------
+    On each of two ranks:
+
+    >>> mesh = scidata.init_mesh(domain=2)
+    >>> group = mesh["domain"].get_group()
+    >>> part = torch.arange(3.0) if mesh.get_rank() == 0 else torch.arange(3.0, 5.0)
+    >>> scidata.all_gather_v(part, sizes=[3, 2], dim=0, group=group)
+    tensor([0., 1., 2., 3., 4.])
     """
     dim, checked = normal_dim(x.shape, dim), normal_sizes(sizes, group)
     check_part(x, checked, dim, group)
@@ -93,6 +103,16 @@ def reduce_scatter_v(x: Tensor, sizes: Sequence[int], dim: int, group: Group) ->
     ------
     ShardLayoutError
         Sizes that do not fit the group or the part.
+
+    Examples
+    --------
+    On each of two ranks:
+
+    >>> mesh = scidata.init_mesh(domain=2)
+    >>> group = mesh["domain"].get_group()
+    >>> part = scidata.reduce_scatter_v(torch.arange(5.0), sizes=[3, 2], dim=0, group=group)
+    >>> [part.tolist()] if mesh.get_rank() == 0 else [[0.0, 2.0, 4.0]]  # rank 1 has [6, 8]
+    [[0.0, 2.0, 4.0]]
     """
     dim, checked = normal_dim(x.shape, dim), normal_sizes(sizes, group)
     check_whole(x.shape, checked, dim)
@@ -152,6 +172,18 @@ def indexed_all_to_all_v(x: Tensor, send_indices: Sequence[Tensor], recv_counts:
     ------
     ShardLayoutError
         Not one entry for each rank.
+
+    Examples
+    --------
+    On each of two ranks:
+
+    >>> mesh = scidata.init_mesh(domain=2)
+    >>> group = mesh["domain"].get_group()
+    >>> rows = torch.arange(3.0) + 10 * mesh.get_rank()
+    >>> to_each = [torch.tensor([0]), torch.tensor([1, 2])]  # row 0 to rank 0, rows 1 and 2 to rank 1
+    >>> received = scidata.indexed_all_to_all_v(rows, to_each, [1, 1] if mesh.get_rank() == 0 else [2, 2], group)
+    >>> received.tolist() == ([0, 10] if mesh.get_rank() == 0 else [1, 2, 11, 12])
+    True
     """
     counts = normal_sizes(recv_counts, group)
     indices = tuple(index.to(device=x.device, dtype=torch.int64) for index in send_indices)

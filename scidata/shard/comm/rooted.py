@@ -61,6 +61,17 @@ def gather_v(x: Tensor, sizes: Sequence[int], dim: int, dst: int, group: Group) 
     ------
     ShardLayoutError
         Sizes that do not fit the group or the part.
+
+    Examples
+    --------
+    On each of two ranks:
+
+    >>> mesh = scidata.init_mesh(domain=2)
+    >>> group = mesh["domain"].get_group()
+    >>> part = torch.arange(3.0) if mesh.get_rank() == 0 else torch.arange(3.0, 5.0)
+    >>> whole = scidata.gather_v(part, sizes=[3, 2], dim=0, dst=0, group=group)
+    >>> len(whole) == (5 if mesh.get_rank() == 0 else 0)
+    True
     """
     dim, checked = normal_dim(x.shape, dim), normal_sizes(sizes, group)
     check_part(x, checked, dim, group)
@@ -97,6 +108,17 @@ def scatter_v(
         On every rank, when ``src``'s tensor does not split into ``sizes``.
     ConfigError
         On every rank, when ``src`` passes None.
+
+    Examples
+    --------
+    On each of two ranks:
+
+    >>> mesh = scidata.init_mesh(domain=2)
+    >>> group = mesh["domain"].get_group()
+    >>> whole = torch.arange(5.0) if mesh.get_rank() == 0 else None
+    >>> part = scidata.scatter_v(whole, sizes=[3, 2], dim=0, src=0, group=group)
+    >>> part.tolist() == ([0, 1, 2] if mesh.get_rank() == 0 else [3, 4])
+    True
     """
     checked = normal_sizes(sizes, group)
     check_member(src, group, "src")

@@ -203,6 +203,19 @@ def halo_exchange(x: Tensor, index_map: IndexMap, group: Group) -> Tensor:
     ------
     ShardLayoutError
         Rows that do not fit the map, or maps that do not fit each other (on every rank).
+
+    Examples
+    --------
+    On each of two ranks:
+
+    >>> mesh = scidata.init_mesh(domain=2)
+    >>> group = mesh["domain"].get_group()
+    >>> import numpy as np
+    >>> rank = mesh.get_rank()
+    >>> rows = scidata.IndexMap(bounds=np.array([0, 3, 5]), part=rank, ghosts=np.array([[3], [2]][rank]))
+    >>> owned = torch.tensor([[0.0, 1.0, 2.0], [3.0, 4.0]][rank])
+    >>> scidata.halo_exchange(owned, rows, group).tolist() == [[0, 1, 2, 3], [3, 4, 2]][rank]
+    True
     """
     local = _owned_part(x, index_map)
     return torch.cat([local, ghost_exchange(index_map, group).ghosts_of(local)])

@@ -92,6 +92,20 @@ def parallelize(
         Unknown strategy, a model that was parallelized before, parameters on another device or not initialised, or
         that differ between ranks in name, shape or dtype; the latter on every rank. ``"fsdp"`` without a dp axis, with
         a parameter that has no dims, or units that share parameters with others.
+
+    Examples
+    --------
+    On each of two ranks:
+
+    >>> from torch.distributed.tensor import Shard
+    >>> mesh = scidata.init_mesh(domain=2)
+    >>> torch.manual_seed(mesh.get_rank())  # doctest: +ELLIPSIS
+    <torch._C.Generator ...>
+    >>> model = scidata.parallelize(torch.nn.Linear(4, 1, bias=False), mesh)  # weights are those of rank 0
+    >>> x = scidata.scatter_tensor(torch.ones(5, 4), 0, mesh["domain"], [Shard(0)])
+    >>> model(x).sum().backward()
+    >>> model.weight.grad  # of all five rows, on each rank
+    tensor([[5., 5., 5., 5.]])
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model must be a torch.nn.Module, not {type(model).__name__}: parallelize(model, mesh)")
@@ -182,6 +196,20 @@ def no_sync(model: nn.Module) -> AbstractContextManager[None]:
     ------
     ConfigError
         What is no module.
+
+    Examples
+    --------
+    On each of two ranks, with two micro-batches:
+
+    >>> from torch.distributed.tensor import Shard
+    >>> mesh = scidata.init_mesh(domain=2)
+    >>> model = scidata.parallelize(torch.nn.Linear(4, 1, bias=False), mesh)
+    >>> x = scidata.scatter_tensor(torch.ones(5, 4), 0, mesh["domain"], [Shard(0)])
+    >>> with scidata.no_sync(model):
+    ...     model(x).sum().backward()
+    >>> model(x).sum().backward()  # averages what has added up
+    >>> model.weight.grad
+    tensor([[10., 10., 10., 10.]])
     """
     model = compiled_from(model)
     if not isinstance(model, nn.Module):

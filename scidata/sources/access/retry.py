@@ -211,6 +211,11 @@ def set_retry(*, attempts: int = 6, first_wait: float = 0.1, max_wait: float = 5
     ------
     ConfigError
         No attempt, or a wait that is no number from 0.
+
+    Examples
+    --------
+    >>> scidata.set_retry(attempts=10, total_wait=120)  # of a slow object store
+    >>> scidata.set_retry()  # the defaults
     """
     global RETRY  # noqa: PLW0603 - a process has one policy, as it has one cache of files
     waits = {"first_wait": first_wait, "max_wait": max_wait, "total_wait": total_wait}

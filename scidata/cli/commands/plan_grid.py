@@ -175,11 +175,13 @@ def plan_domain(
             name="plan", coordinates=tuple(map(partition.coordinate, range(partition.num_parts))), me=0, max_bytes=0
         )
     )
-    shared = [layout for layout in map(reader.layout, reader.fields) if node.is_worth_it(layout)]
+    source = reader.sources[0]
+    shared = [layout for layout in map(reader.layout, reader.fields) if node.is_worth_it(layout, source)]
     if shared:
+        times = max(node.times_decoded(layout, source) for layout in shared)
         notes["node"] = (
-            f"ranks decode chunks up to {max(map(node.times_decoded, shared)):.1f} times over, because several need "
-            "the same: those of a node do it for each other with open_dataset(decode='node')"
+            f"ranks decode chunks up to {times:.1f} times over, because several need the same: those of a node do it "
+            "for each other with open_dataset(decode='node')"
         )
     if wide := _wide_halos(reader):
         notes["halo"] = wide

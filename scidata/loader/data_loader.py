@@ -90,7 +90,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         mesh: a :class:`scidata.DistributedSampler`, which pads to the same number of steps, or drops with
         ``drop_last``.
     num_workers : int
-        Reader threads. 0 reads in the calling thread, without reading ahead.
+        Reader threads. 0 reads in the calling thread, without reading ahead. Samples of local disks that take at most 2
+        ms are read there, too, while that is faster than threads, which is tried from time to time; not with
+        ``timeout``, or to a CUDA ``device``.
     workers : {"thread", "process"}
         ``"process"``: each thread has a process, spawned, in which reading, and the data set's ``local_transform``,
         run; the rest is as with threads. For Python-heavy work only: parts come through shared memory, and are copied

@@ -13,6 +13,7 @@ from collections import deque
 
 _SMALL = 0.002  # s: what takes longer is left to threads, without a trial
 _MATTERS = 0.02  # of a step: what takes less is left as it is
+_IDLE = 1.15  # times as long a step may take without threads where the loop does nothing that they could go beside
 _TRIAL = 16  # steps
 _SKIPPED = 3  # steps after a change, of which some were read the other way
 _SETTLED = 1024  # steps between two trials
@@ -30,6 +31,7 @@ class OwnReads:
     def __init__(self) -> None:
         self.now = False
         self._steps: deque[float] = deque(maxlen=_TRIAL)
+        self._loops: deque[float] = deque(maxlen=_TRIAL)  # what the loop did in them
         self._reads: deque[float] = deque(maxlen=_TRIAL)
         self._before: float | None = None  # seconds a step the other way, while this one is on trial
         self._skip = _SKIPPED
@@ -40,32 +42,38 @@ class OwnReads:
         """Begin an epoch."""
         self._last = None
 
-    def step(self, *, at: float, read: float, own: bool) -> None:
+    def step(self, *, asked: float, at: float, read: float, own: bool) -> None:
         """Take note that an item is handed over.
 
         Parameters
         ----------
-        at
-            The time.
+        asked, at
+            When it was asked for, and now.
         read
             Seconds that reading it took.
         own
             Whether the loop read it.
         """
-        seconds, self._last = None if self._last is None else at - self._last, at
-        if own != self.now or seconds is None:
+        last, self._last = self._last, at
+        if own != self.now or last is None:
             return
         self._wait -= 1
         if self._skip:
             self._skip -= 1
             return
-        self._steps.append(seconds)
+        self._steps.append(at - last)
+        self._loops.append(asked - last)
         self._reads.append(read)
         if len(self._steps) < _TRIAL:
             return
         is_small = statistics.median(self._reads) <= _SMALL
         if self._before is not None:
-            better = _middle(self._steps) < self._before and (is_small or not self.now)
+            better = is_small or not self.now
+            ratio = _middle(self._steps) / self._before
+            if statistics.median(self._loops) < statistics.median(self._reads) / 2:
+                better &= ratio < _IDLE if self.now else ratio < 1 / _IDLE
+            else:
+                better &= ratio < 1
             self._before, self._wait = None, _SETTLED
             if not better:
                 self._change()
@@ -84,6 +92,7 @@ class OwnReads:
         self.now = not self.now
         self._skip = _SKIPPED
         self._steps.clear()
+        self._loops.clear()
         self._reads.clear()
 
 

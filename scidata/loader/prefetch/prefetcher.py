@@ -103,6 +103,7 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
         if self._own_reads is not None:
             self._own_reads.begin()
         self.taken: list[int] = []
+        self._asked = 0.0
         self._timeout = timeout
         self._peers = peers
         self._ballot = ballot
@@ -123,6 +124,7 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
         """Return the next item's indices and tensors."""
         if not self._finalizer.alive:
             raise StopIteration
+        self._asked = time.perf_counter()
         try:
             return self._next()
         except BaseException:  # the end, an error, an interrupt
@@ -281,7 +283,7 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
             self.stats.count_read(found, seconds)
         if self._own_reads is not None:
             read = sum(seconds for _, seconds in head.reads)
-            self._own_reads.step(at=time.perf_counter(), read=read, own=head.own)
+            self._own_reads.step(asked=self._asked, at=time.perf_counter(), read=read, own=head.own)
         self._pending.popleft()
         ticket, head.ticket, head.buffers = head.ticket, None, None
         tensors = self._readers.copier.finish(ticket)

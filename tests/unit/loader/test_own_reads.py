@@ -22,14 +22,14 @@ from scidata.loader.prefetch.prefetcher import Prefetcher
 SPECS = {"u": BufferSpec(shape=(3,), dtype=np.dtype(np.float32))}
 
 
-def run(decides: OwnReads, steps: int, *, ahead: float, own: float, read: float, start: float = 0.0) -> list[bool]:
-    """Let a loop's steps take so many seconds, by who reads; return who did."""
-    at, who = start, []
+def run(decides: OwnReads, steps: int, *, ahead: float, own: float, read: float, loop: float = 0.0004) -> list[bool]:
+    """Let steps take so many seconds, by who reads, of which the loop takes ``loop``; return who did."""
+    at, who = 0.0, []
     decides.begin()
     for _ in range(steps):
         is_own = decides.now
-        at += own if is_own else ahead
-        decides.step(at=at, read=read, own=is_own)
+        before, at = at, at + (own if is_own else ahead)
+        decides.step(asked=before + loop, at=at, read=read, own=is_own)
         who.append(is_own)
     return who
 
@@ -52,6 +52,12 @@ def test_threads_are_left_alone_where_they_are_as_good_or_samples_large() -> Non
     assert not any(run(OwnReads(), 1000, ahead=0.1, own=0.09, read=0.001))  # hardly matters
 
 
+def test_a_loop_that_does_nothing_needs_no_threads_that_gain_little() -> None:
+    assert all(run(OwnReads(), 3000, ahead=0.00050, own=0.00054, read=0.0004, loop=0.0)[1500:1900])
+    assert not any(run(OwnReads(), 1000, ahead=0.0003, own=0.0005, read=0.0004, loop=0.0)[100:])
+    assert not any(run(OwnReads(), 1000, ahead=0.00250, own=0.00254, read=0.0004, loop=0.002)[100:])
+
+
 def test_reads_that_become_slow_go_back_to_threads() -> None:
     decides = OwnReads()
     run(decides, 200, ahead=0.0008, own=0.0005, read=0.0004)
@@ -64,15 +70,15 @@ def test_threads_that_take_turns_count_with_both_their_steps() -> None:
     """Of two threads every other step is quick: no median of steps tells what a step takes."""
     decides, at = OwnReads(), 0.0
     for number in range(100):
-        at += 0.0005 if decides.now else (0.0001, 0.0013)[number % 2]
-        decides.step(at=at, read=0.0004, own=decides.now)
+        before, at = at, at + (0.0005 if decides.now else (0.0001, 0.0013)[number % 2])
+        decides.step(asked=before, at=at, read=0.0004, own=decides.now)
     assert decides.now
 
 
 class _Forced(OwnReads):
     """Changes sides every five items."""
 
-    def step(self, *, at: float, read: float, own: bool) -> None:
+    def step(self, *, asked: float, at: float, read: float, own: bool) -> None:
         self.count = getattr(self, "count", 0) + 1
         if self.count % 5 == 0:
             self.now = not self.now

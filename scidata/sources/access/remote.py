@@ -313,8 +313,8 @@ def page(url: Url, after: str) -> tuple[dict[str, Version], bool] | None:
         not allow it, or keeps no order.
     """
     place = _find(url)
-    lists = hasattr(place.fs, "_call_s3") or _getter(place.fs) is _get_gcs
-    if not place.is_async or not lists or "?" in url.target:
+    lists = place.is_async and (hasattr(place.fs, "_call_s3") or _getter(place.fs) is _get_gcs)
+    if not lists or "?" in url.target:
         return None
     try:
         found, is_last = request(url, "page", after=after)

@@ -168,6 +168,11 @@ class CombinedDataset(Dataset[Sample]):
             return numbers  # all of one data set after all of the one before it
         return numbers[starts[self._parts] + self._indices]
 
+    @property
+    def is_local(self) -> bool:
+        """Whether all data sets lie on disks of this machine."""
+        return all(source.is_local for source in self._sources)
+
     def shared_reads(self, index: int) -> Sequence[Any]:
         """Return the blocks of decoded rows that a sample shares with others of its data set."""
         part, own = self.locate(index)

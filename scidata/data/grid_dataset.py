@@ -22,6 +22,7 @@ from scidata.grids.pool import BlockRead
 from scidata.grids.reader import GridReader
 from scidata.read.context import ReadStats
 from scidata.shard import HaloDim, ShardSpec, ShardTensor
+from scidata.sources.access.mounts import is_local
 
 
 class ShardedDataset(DomainDataset[GridReader, Sample]):
@@ -63,6 +64,11 @@ class ShardedDataset(DomainDataset[GridReader, Sample]):
     def shared_reads(self, index: int) -> list[BlockRead]:
         """Return the blocks of decoded rows that this rank's part of a sample shares with others: ``pool_bytes``."""
         return self.reader.shared_reads(index, self._coordinate)
+
+    @cached_property
+    def is_local(self) -> bool:
+        """Whether all files lie on disks of this machine."""
+        return all(is_local(source.path) for source in self.reader.sources)
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name} {self.reader.global_shape(name)}" for name in self.fields)

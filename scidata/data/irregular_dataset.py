@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -20,6 +20,7 @@ from scidata.data.topology import Cells, Place, Topology, shard_rows
 from scidata.errors import ConfigError
 from scidata.plan.totals import ReadPlan
 from scidata.shard.torch_internals import version_of
+from scidata.sources.access.mounts import is_local
 from scidata.store.format.manifest import FieldInfo, Statistics
 from scidata.store.reading.part import Identity, LocalPart
 from scidata.store.reading.subsample import Subsample
@@ -158,6 +159,11 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample]):
         if epoch < 0:
             raise ConfigError(f"epoch must not be negative, but is {epoch}")
         self._epoch.fill_(int(epoch))
+
+    @cached_property
+    def is_local(self) -> bool:
+        """Whether the store lies on a disk of this machine; of several files, whether the first does."""
+        return is_local(self.reader.path)
 
     def __repr__(self) -> str:
         fields = ", ".join(self.fields)

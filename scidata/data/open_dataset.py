@@ -191,8 +191,8 @@ def open_dataset(
         Dimensions whose halo wraps.
     decode
         Apply CF ``scale_factor``, ``add_offset`` and fill values (to NaN). ``"node"``, of grids: and the ranks of a
-        domain that share a node decode chunks that several of them need for each other, through memory, as far as
-        codecs cannot decode a part of a chunk anyway; ``"rank"``, as True: each rank for itself.
+        domain that share a node decode chunks that several of them need for each other, through memory, where they
+        would decode more than 1.1 times as much else; ``"rank"``, as True: each rank for itself.
     dtype
         Of floating fields; default what CF metadata says. bfloat16 is read as float32 and cast.
     transform
@@ -200,8 +200,8 @@ def open_dataset(
         ``DataLoader(device=)``. Random numbers: ``sample.generator``.
     local_transform
         Called with the tensors of this rank's part by name, halo and ghosts included, where they are read: in a
-        reader thread, or a worker process (then it must pickle). Returns, by name, those that it changes; shapes and
-        dtypes stay. No rank sees the others' rows.
+        reader thread, in the loop's (small samples), or in a worker process (then it must pickle). Returns, by name,
+        those that it changes; shapes and dtypes stay. No rank sees the others' rows.
     dp
         Name of the mesh's data-parallel axis.
     allow_missing

@@ -76,6 +76,11 @@ class Source:
         """The epoch that samples are read of, None where they depend on none."""
         return getattr(self.dataset, "epoch", None)
 
+    @property
+    def is_local(self) -> bool:
+        """Whether samples come from disks of this machine, as far as the data set tells."""
+        return bool(getattr(self.dataset, "is_local", False))
+
     def set_epoch(self, epoch: int) -> None:
         """Tell the data set which epoch comes next, where it wants to know."""
         if "set_epoch" in self._abilities:

@@ -27,7 +27,7 @@ from scidata.core.memory import BlockPool
 from scidata.core.types import ArrayLayout, IntArray, Segment, Selection
 from scidata.core.urls import Url
 from scidata.grids.kept import KeptRows
-from scidata.grids.node import SharedChunks, decodes_in_parts
+from scidata.grids.node import BusyError, SharedChunks, decodes_in_parts
 from scidata.grids.parts import Field, Part
 from scidata.grids.series import Series
 from scidata.plan.family import PlanFamily
@@ -91,12 +91,18 @@ class BlockRead:
         """Say that no use of the block is in sight."""
         self.pool.give_up(self.key, self.part)
 
-    def load(self) -> None:
-        """Read the block, unless it is kept; samples that need it then wait for it. Errors are left to them."""
+    def load(self, *, wait: bool = True) -> bool:
+        """Read the block, unless it is kept; samples that need it then wait for it. Errors are left to them.
+
+        Return false, ``wait`` being so, where another rank of the node decodes it right now.
+        """
         try:
-            self.pool.read_ahead(self.key, self.part)
+            self.pool.read_ahead(self.key, self.part, wait=wait)
+        except BusyError:
+            return False
         except Exception:  # the sample that needs it reads it again, and fails at its turn
-            return
+            return True
+        return True
 
 
 class SharedRows:
@@ -187,20 +193,21 @@ class SharedRows:
     @functools.cached_property
     def _sizes(self) -> dict[str, int]:
         """Steps of a block of the fields of which samples share some: by their chunks, or because windows overlap."""
-        windows = len(self._steps) > 1
+        windows, sizes = len(self._steps) > 1, list(self.steps_per_block.items())
+        first = 0 if self._node is None else self._node.me % max(1, len(sizes))  # ranks begin with different fields
         return {
             name: size
-            for name, size in self.steps_per_block.items()
+            for name, size in sizes[first:] + sizes[:first]
             if size > 1 or name in self._shared or (windows and self._is_costly(self._series.layout_in(0, name)))
         }
 
     @functools.cached_property
     def _shared(self) -> frozenset[str]:
         """Fields whose chunks the ranks of this node decode for each other."""
-        node = self._node
+        node, source = self._node, self._series.sources[0]
         if node is None:
             return frozenset()
-        return frozenset(name for name in self._fields if node.is_worth_it(self._series.layout_in(0, name)))
+        return frozenset(name for name in self._fields if node.is_worth_it(self._series.layout_in(0, name), source))
 
     def _is_costly(self, layout: ArrayLayout) -> bool:
         has_rows = self._series.sample_dim in layout.dims
@@ -212,7 +219,8 @@ class SharedRows:
         enough = {}
         for name, size in self._sizes.items():
             in_parts = decodes_in_parts(self._series.layout_in(0, name))
-            few = name in self._shared or (size > 1 and not in_parts)
+            shared = name in self._shared
+            few = shared and size == 1 if in_parts else shared or size > 1
             enough[name] = 1 if few else max(2, math.ceil(_ENOUGH * size))
         return enough
 
@@ -337,24 +345,34 @@ class SharedRows:
                 values[place] = block[row - start]
         return stats
 
-    def read_ahead(self, key: _Key, part: Part) -> None:
-        """Read a block, unless it is kept; what that took is counted with the next sample."""
+    def read_ahead(self, key: _Key, part: Part, *, wait: bool = True) -> None:
+        """Read a block, unless it is kept; what that took is counted with the next sample.
+
+        Raises BusyError, ``wait`` being false, where another rank decodes it right now.
+        """
         stats: list[ReadStats] = []
-        self.block(key, part, stats)
+        self.block(key, part, stats, wait=wait)
         self._uncounted.extend(stats)
 
-    def block(self, key: _Key, part: Part, stats: list[ReadStats]) -> npt.NDArray[Any]:
+    def block(self, key: _Key, part: Part, stats: list[ReadStats], *, wait: bool = True) -> npt.NDArray[Any]:
         """Return a block of a file, from its first row on; add what had to be read to ``stats``."""
         fresh: list[ReadStats] = []
 
         def make() -> npt.NDArray[Any]:
-            values, took = self.kept.block(*key[1:], part)
+            on_disk = key[1] in self.kept.fields
+            values, took = self.kept.block(*key[1:], part) if on_disk else self.read_block(*key[1:], part, wait=wait)
             fresh.append(took)
             return values
 
-        block = self._blocks.get_or_make(key, make, lambda values: values.nbytes, once=True)
-        stats += fresh
-        return block
+        while True:
+            try:
+                block = self._blocks.get_or_make(key, make, lambda values: values.nbytes, once=True)
+            except BusyError:
+                if wait:
+                    continue  # it was another thread's turn to make it, which would not wait
+                raise
+            stats += fresh
+            return block
 
     def selection_of(self, name: str, i: int, start: int, part: Part) -> tuple[ArrayLayout, Selection, tuple[int, ...]]:
         """Return what a block, which begins at a row of a file, is of the array, and its shape."""
@@ -369,16 +387,21 @@ class SharedRows:
         selection = tuple(rows if d == dim else space[d] for d in dims)
         return layout, selection, (*shape[:axis], count, *shape[axis + 1 :])
 
-    def read_block(self, name: str, i: int, start: int, part: Part) -> tuple[npt.NDArray[Any], ReadStats]:
-        """Read a block of a file, from its first row on; return what that took, too."""
+    def read_block(
+        self, name: str, i: int, start: int, part: Part, *, wait: bool = True
+    ) -> tuple[npt.NDArray[Any], ReadStats]:
+        """Read a block of a file, from its first row on; return what that took, too.
+
+        Raises BusyError, ``wait`` being false, where another rank decodes it right now.
+        """
         field, source = self._fields[name], self._series.sources[i]
         layout, selection, shape = self.selection_of(name, i, start, part)
+        values = self.empty(shape, field.dtype)
+        if self._node is not None and name in self._shared and values.size and self._node.is_mine(part.position):
+            return values, self._node.read(layout, selection, source, field.decodings[i], values, wait=wait)
         moving = self._series.moving(field.source_dims)
         family = self._families.get_or_make((part.position, name, shape), lambda: PlanFamily(moving, shape))
-        values = self.empty(shape, field.dtype)
         plan = family.plan(layout, selection, source.locate)
-        if self._node is not None and name in self._shared:
-            return values, self._node.read(plan, source, field.decodings[i], values)
         job = Job(plan, source, field.decodings[i], allow_missing=self._allow_missing)
         return values, read_plans([(job, values)], executor=self._threads.executor())
 

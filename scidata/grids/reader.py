@@ -213,8 +213,9 @@ class GridReader:
     def shared_chunks(self, node: NodeRanks) -> SharedChunks:
         """Return what decodes chunks for several ranks of a node."""
         return SharedChunks(
-            self.partition, self.sample_dim, node, threads=self._threads, allow_missing=self._allow_missing
-        )
+            self.partition, self.sample_dim, node, outer=self.sample_dims[:-1], threads=self._threads,
+            allow_missing=self._allow_missing,
+        )  # fmt: skip
 
     # -- what there is -------------------------------------------------------------------------------------------
 

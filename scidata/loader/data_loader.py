@@ -40,6 +40,7 @@ from scidata.loader.prefetch.ahead import ReadAhead
 from scidata.loader.prefetch.buffers import BufferRing, Ring
 from scidata.loader.prefetch.copiers import DeviceCopier, HostCopier, PartCopier, SideStream, Staging
 from scidata.loader.prefetch.depth import Depth
+from scidata.loader.prefetch.own_reads import OwnReads
 from scidata.loader.prefetch.prefetcher import Prefetcher
 from scidata.loader.prefetch.readers import Fill
 from scidata.loader.prefetch.slots import SlotRing
@@ -89,7 +90,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         mesh: a :class:`scidata.DistributedSampler`, which pads to the same number of steps, or drops with
         ``drop_last``.
     num_workers : int
-        Reader threads. 0 reads in the calling thread, without reading ahead.
+        Reader threads. 0 reads in the calling thread, without reading ahead. Samples of local disks that take at most 2
+        ms are read there, too, while that is faster than threads, which is tried from time to time; not with
+        ``timeout``, or to a CUDA ``device``.
     workers : {"thread", "process"}
         ``"process"``: each thread has a process, spawned, in which reading, and the data set's ``local_transform``,
         run; the rest is as with threads. For Python-heavy work only: parts come through shared memory, and are copied
@@ -229,6 +232,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._position: Position | None = None  # of the latest iteration, or of the next one where a state was loaded
         self._staging: Staging | None = None
         self._memory = BlockPool()
+        self._own_reads = OwnReads()
         self._pool: WorkerPool | None = None
         self._epoch = 0
 
@@ -238,7 +242,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the buffers, which are made again when needed, and the iteration, which stays with its owner."""
         fresh: dict[str, Any] = {"_idle_rings": deque(maxlen=1), "_position": None, "_staging": None, "_watch": None}
-        fresh["_pool"] = None
+        fresh |= {"_pool": None, "_own_reads": OwnReads()}
         return self.__dict__ | fresh
 
     # -- iterating ---------------------------------------------------------------------------------------------------
@@ -266,6 +270,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 peers=session,
                 ballot=self._ballot(session),
                 ahead=ahead,
+                own_reads=self._own_reads if ahead is None and self._may_read(device) else None,
                 **options,
             )
         except BaseException:
@@ -285,6 +290,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             draws=self._draws(),
             stream=TransformStream(device) if self.transform_stream and device is not None else None,
         )
+
+    def _may_read(self, device: torch.device | None) -> bool:
+        """Whether the loop may read samples itself: not where a read may hang, and threads would tell, or copies."""
+        return self.workers == "thread" and not self.timeout and device is None and self._source.is_local
 
     def _read_ahead(self, items: Iterator[list[int]]) -> ReadAhead | None:
         """Return what looks further ahead than readers do, where samples share blocks that this process keeps."""

@@ -26,6 +26,7 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 blosc.use_threads = False
 
 _HEADER = struct.Struct("<BBBBIII")
+HEADER_NBYTES = _HEADER.size
 _MEMCPYED = 0x2
 _SHUFFLE, _DONT_SPLIT = 0x1, 0x10
 

@@ -2,8 +2,10 @@
 
 There is no server and no collective. An array is a file; who holds its lock makes it, under another name, and renames
 it. The kernel lets go of the lock of a process that dies, so the next one that looks makes the array instead. Who
-waits longer than making it would take makes one for itself. A file goes when all who need it have taken it, or when
-the bytes of all are too many: the oldest first.
+waits longer than making it would take makes one for itself. When all who need it have taken it, its file is free for
+the next array of its maker: pages of memory take longer to get than an array of half a megabyte to copy. A file is
+only written again where no one holds its lock, as readers do while they copy. The oldest go when the bytes of all are
+too many.
 
 Processes hold a lock on their folder while they live. A folder of which nobody does, because a whole job was killed,
 is removed by the next that makes one.
@@ -15,6 +17,7 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import itertools
 import mmap
 import multiprocessing.util
 import os
@@ -22,25 +25,44 @@ import shutil
 import tempfile
 import threading
 import time
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from scidata.core.memory import empty
+from scidata.read.bell import Bell
 
-_HEADER = 4096  # bytes: a flag for each taker; the array begins on a page
-_MAGIC = b"scidata1"
+_HEADER = 4096  # bytes: what lies in the file, a flag for each taker; the array begins on a page
+_MAGIC = b"scidata2"
+_KEY = 16  # bytes
 _FIRST_FLAG = 64
 MAX_TAKERS = _HEADER - _FIRST_FLAG
-_FIRST_PAUSE, _LAST_PAUSE = 0.0002, 0.005  # s between two looks at what another process makes
-_PATIENCE = 0.05  # s, and four times what making the last one took
+_PAUSE = 0.0005  # s
+_LOOK = 0.02  # s between two looks whether a process that makes an array is still there
+_PATIENCE = 0.5  # s, and four times what making the last one took
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0)  # all pages at once, instead of a fault for each
 _PREFIX = "scidata-decoded-"
+_MAX_MAPPED = 128 << 20  # bytes of files, and so many of them, that stay mapped until they are wanted again
+_MAX_MAPS = 64
+_ROOM = 64  # a part of the room that is left, before a process counts again what all have made
+_MAX_OWN = 64  # files of a size that a process made and may find free
+
+_numbers = itertools.count()  # of files that this process made, in any folder
 
 T = TypeVar("T")
 Array = npt.NDArray[Any]
+
+
+class _File(NamedTuple):
+    """A file that an array is made in: the descriptor, which holds its lock, its memory, and its names."""
+
+    fd: int
+    memory: mmap.mmap
+    path: str
+    free: str
 
 
 class Mailbox:
@@ -60,56 +82,85 @@ class Mailbox:
         self._name, self._me, self._max_bytes = name, me, max_bytes
         self._lock = threading.Lock()
         self._folder: str | None = None
+        self._bell: Bell | None = None
         self._pid = 0
+        self._forget()
+
+    def _forget(self) -> None:
         self._seconds = 0.0  # that making the last one took
+        self._room = 0  # bytes of new files before the folder is looked at again
+        self._own: dict[int, deque[str]] = {}  # free names of those that may be free, by size
+        self._maps: OrderedDict[tuple[int, int], mmap.mmap] = OrderedDict()  # by file
+        self._mapped = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Mailbox, (self._name, self._me, self._max_bytes)
 
     def take(
         self,
-        key: str,
+        key: bytes,
         shape: tuple[int, ...],
         dtype: np.dtype[Any],
         make: Callable[[Array], T],
+        use: Callable[[Array], None],
         *,
         takers: Sequence[int],
         wait: bool = True,
-    ) -> tuple[Array, T | None] | None:
-        """Return an array, read-only where another process made it, and what ``make`` returned if this one did.
+    ) -> tuple[bool, T | None]:
+        """Have an array used; return whether it was, and what ``make`` returned if this process made it.
 
         Parameters
         ----------
+        key
+            At least 16 bytes of a digest.
         make
             Fills an array of this shape and dtype. Its errors are raised here; others then try for themselves.
+        use
+            Is called once with the array, which others read, too, and which is gone when it returns.
         takers
             Numbers of the processes that will ask for it, this one included.
         wait
-            False: return None where another process makes it right now.
+            False: use nothing where another process makes it right now.
         """
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        folder = self._open_folder()
-        if folder is None or len(takers) < 2 or max(takers) >= MAX_TAKERS or not nbytes:
-            return self._alone(shape, dtype, make)
-        path = os.path.join(folder, hashlib.sha256(key.encode()).hexdigest()[:32])
-        deadline, pause = time.monotonic() + _PATIENCE + 4 * self._seconds, _FIRST_PAUSE
+        folder, bell = self._open_folder()
+        if folder is None or bell is None or len(takers) < 2 or max(takers) >= MAX_TAKERS or not nbytes:
+            return True, self._alone(shape, dtype, make, use)
+        key = key[:_KEY]
+        path = os.path.join(folder, key.hex())
+
+        def use_memory(memory: mmap.mmap) -> None:
+            values = np.frombuffer(memory, dtype, nbytes // dtype.itemsize, _HEADER).reshape(shape)
+            values.flags.writeable = False
+            use(values)
+
+        deadline = time.monotonic() + _PATIENCE + 4 * self._seconds
         while True:
-            memory = self._received(path, nbytes, takers)
-            if memory is not None:
-                return np.frombuffer(memory, dtype, nbytes // dtype.itemsize, _HEADER).reshape(shape), None
+            heard = bell.heard(key)
+            if self._received(path, key, nbytes, takers, use_memory):
+                return True, None
             with _claimed(path + ".lock") as mine:
                 if mine and not os.path.exists(path):
-                    return self._publish(path, shape, dtype, make, takers)
+                    file = self._new_file(folder, _HEADER + nbytes)
+                    if file is None:
+                        return True, self._alone(shape, dtype, make, use)
+                    return True, self._publish(file, path, key, shape, dtype, make, takers, use_memory)
             if not wait:
-                return None
+                return False, None
             if time.monotonic() > deadline:
-                return self._alone(shape, dtype, make)
-            time.sleep(pause)
-            pause = min(2 * pause, _LAST_PAUSE)
+                return True, self._alone(shape, dtype, make, use)
+            if mine:
+                time.sleep(_PAUSE)  # it is there, and is not what was asked for
+            else:
+                bell.wait(key, heard, _LOOK)
 
-    def _alone(self, shape: tuple[int, ...], dtype: np.dtype[Any], make: Callable[[Array], T]) -> tuple[Array, T]:
+    def _alone(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], make: Callable[[Array], T], use: Callable[[Array], None]
+    ) -> T:
         values = empty(shape, dtype)
-        return values, self._timed(make, values)
+        made = self._timed(make, values)
+        use(values)
+        return made
 
     def _timed(self, make: Callable[[Array], T], values: Array) -> T:
         began = time.monotonic()
@@ -117,86 +168,183 @@ class Mailbox:
         self._seconds = time.monotonic() - began
         return made
 
-    def _received(self, path: str, nbytes: int, takers: Sequence[int]) -> mmap.mmap | None:
-        try:
-            fd = os.open(path, os.O_RDWR)
-        except FileNotFoundError:
-            return None
-        try:
-            if os.fstat(fd).st_size != _HEADER + nbytes:
-                return None
-            memory = mmap.mmap(fd, _HEADER + nbytes, mmap.MAP_SHARED | _POPULATE, mmap.PROT_READ)
-            self._sign(fd, path, takers)
-            return memory
-        finally:
-            os.close(fd)
+    # -- what others made --------------------------------------------------------------------------------------------
 
-    def _sign(self, fd: int, path: str, takers: Sequence[int]) -> None:
-        """Note that this process has it; who is the last removes it."""
+    def _received(
+        self, path: str, key: bytes, nbytes: int, takers: Sequence[int], use: Callable[[mmap.mmap], None]
+    ) -> bool:
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        free = None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            head = os.pread(fd, _FIRST_FLAG, 0)
+            if head[: len(_MAGIC) + _KEY] != _MAGIC + key or os.fstat(fd).st_size != _HEADER + nbytes:
+                return False  # made anew between the two
+            use(self._map(fd, _HEADER + nbytes))
+            if self._sign(fd, takers):
+                free = head[len(_MAGIC) + _KEY :].rstrip(b"\0").decode()
+        except BlockingIOError:
+            return False  # being made anew
+        finally:
+            _let_go(fd)
+        if free is not None:
+            self._set_free(path, free)
+        return True
+
+    def _sign(self, fd: int, takers: Sequence[int]) -> bool:
+        """Note that this process has it; say whether all have."""
         os.pwrite(fd, b"\1", _FIRST_FLAG + self._me)
-        flags = os.pread(fd, MAX_TAKERS, _FIRST_FLAG)
-        if all(flags[taker] for taker in takers):
-            _unlink(path)
+        flags = os.pread(fd, max(takers) + 1, _FIRST_FLAG)
+        return all(flags[taker] for taker in takers)
+
+    def _set_free(self, path: str, free: str) -> None:
+        with contextlib.suppress(OSError):  # another one did it at the same time, or it had to go
+            os.rename(path, os.path.join(os.path.dirname(path), free))
+
+    def _map(self, fd: int, nbytes: int) -> mmap.mmap:
+        """Return a file's memory: mapping it takes longer than copying out of it."""
+        status = os.fstat(fd)
+        place = status.st_dev, status.st_ino
+        with self._lock:
+            memory = self._maps.get(place)
+            if memory is not None:
+                self._maps.move_to_end(place)
+                return memory
+        memory = mmap.mmap(fd, nbytes, mmap.MAP_SHARED | _POPULATE)
+        gone = []
+        with self._lock:
+            if place not in self._maps:
+                self._maps[place] = memory
+                self._mapped += nbytes
+            while self._mapped > _MAX_MAPPED or len(self._maps) > _MAX_MAPS:
+                gone.append(self._maps.popitem(last=False)[1])
+                self._mapped -= len(gone[-1])
+        return memory
+
+    # -- what this process makes -------------------------------------------------------------------------------------
 
     def _publish(
-        self, path: str, shape: tuple[int, ...], dtype: np.dtype[Any], make: Callable[[Array], T], takers: Sequence[int]
-    ) -> tuple[Array, T]:
-        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        fd = self._new_file(path, _HEADER + nbytes)
-        if fd is None:
-            return self._alone(shape, dtype, make)
+        self,
+        file: _File,
+        path: str,
+        key: bytes,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        make: Callable[[Array], T],
+        takers: Sequence[int],
+        use: Callable[[mmap.mmap], None],
+    ) -> T:
+        count = int(np.prod(shape, dtype=np.int64))
+        everyone = False
         try:
-            memory = mmap.mmap(fd, _HEADER + nbytes, mmap.MAP_SHARED | _POPULATE)
-            memory[: len(_MAGIC)] = _MAGIC
-            values = np.frombuffer(memory, dtype, nbytes // dtype.itemsize, _HEADER).reshape(shape)
-            made = self._timed(make, values)
-            self._sign(fd, path, takers)
-            os.rename(path + ".new", path)
-            return values, made
+            nothing_taken = (_MAGIC + key + file.free.encode()).ljust(_FIRST_FLAG, b"\0") + bytes(max(takers) + 1)
+            os.pwrite(file.fd, nothing_taken, 0)
+            made = self._timed(make, np.frombuffer(file.memory, dtype, count, _HEADER).reshape(shape))
+            fcntl.flock(file.fd, fcntl.LOCK_SH)
+            with contextlib.suppress(OSError):  # the folder was removed
+                os.rename(file.path, path)
+            assert self._bell is not None
+            self._bell.ring(key)
+            use(file.memory)
+            everyone = self._sign(file.fd, takers)
         except BaseException:
-            _unlink(path + ".new")
+            _unlink(file.path)
             raise
         finally:
-            os.close(fd)
+            _let_go(file.fd)
+        self._remember(file.free, _HEADER + count * dtype.itemsize)
+        if everyone:
+            self._set_free(path, file.free)
+        return made
 
-    def _new_file(self, path: str, nbytes: int) -> int | None:
-        """Return an empty file whose memory is there already: later there would be a bus error, not an exception."""
-        with contextlib.suppress(OSError, AttributeError):  # no folder any more, no memory, no such call (macOS)
-            self._make_room(os.path.dirname(path), nbytes)
-            fd = os.open(path + ".new", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    def _remember(self, free: str, size: int) -> None:
+        with self._lock:
+            self._own.setdefault(size, deque(maxlen=_MAX_OWN)).append(free)
+
+    def _new_file(self, folder: str, size: int) -> _File | None:
+        """Return a file for an array, with its lock; one that all have taken where there is one."""
+        for _ in range(2):
+            with self._lock:
+                own = self._own.get(size)
+                free = own.popleft() if own else None
+            if free is None:
+                break
+            path = os.path.join(folder, free + ".new")
             try:
-                os.posix_fallocate(fd, 0, nbytes)
-                return fd
-            except BaseException:
-                os.close(fd)
-                _unlink(path + ".new")
-                raise
-        return None
+                os.rename(os.path.join(folder, free), path)
+            except OSError:  # not free yet, or it had to go
+                self._remember(free, size)
+                continue
+            with contextlib.suppress(OSError):
+                return self._locked(path, size, free, os.O_RDWR)
+            _unlink(path)
+        free = f"free-{os.getpid()}-{next(_numbers)}"
+        path = os.path.join(folder, free + ".new")
+        try:
+            self._make_room(folder, size)
+            return self._locked(path, size, free, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        except (OSError, AttributeError):  # no folder any more, no memory, no such call (macOS)
+            _unlink(path)
+            return None
+
+    def _locked(self, path: str, size: int, free: str, flags: int) -> _File:
+        fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not where someone takes it for a second time
+            if flags & os.O_CREAT:
+                os.posix_fallocate(fd, 0, size)  # later there would be a bus error, not an exception
+            return _File(fd, self._map(fd, size), path, free)
+        except BaseException:
+            _let_go(fd)
+            raise
 
     def _make_room(self, folder: str, nbytes: int) -> None:
+        with self._lock:
+            if nbytes <= self._room:
+                self._room -= nbytes
+                return
         space, found = os.statvfs(folder), []
         for entry in os.scandir(folder):
+            if entry.name in ("alive", "bell"):
+                continue
             with contextlib.suppress(FileNotFoundError):
                 status = entry.stat()
-                found.append((status.st_mtime_ns, status.st_size, entry.path))
-        held = sum(size for _, size, _ in found)
+                found.append((not entry.name.startswith("free-"), status.st_mtime_ns, status.st_size, entry.path))
+        held = sum(size for _, _, size, _ in found)
         most = min(self._max_bytes, held + space.f_bavail * space.f_frsize // 2)
         total = held + nbytes
-        for _, size, path in sorted(found):
+        with self._lock:
+            self._room = max(0, most - total) // _ROOM
+        for _, _, size, path in sorted(found):
             if total <= most:
                 return
-            if not path.endswith((".lock", ".new", "alive")):
+            if not path.endswith((".lock", ".new")):
                 _unlink(path)
                 total -= size
         if total > most:
             raise OSError(errno.ENOSPC, "arrays that wait to be taken are as many as may be")
 
-    def _open_folder(self) -> str | None:
+    def _open_folder(self) -> tuple[str | None, Bell | None]:
         if self._pid != os.getpid():
             with self._lock:
                 if self._pid != os.getpid():
-                    self._folder, self._pid = _join(self._name), os.getpid()
-        return self._folder
+                    self._forget()
+                    self._folder = _join(self._name)
+                    self._bell = None
+                    if self._folder is not None:
+                        with contextlib.suppress(OSError):
+                            self._bell = Bell(os.path.join(self._folder, "bell"))
+                    self._pid = os.getpid()
+        return self._folder, self._bell
+
+
+def _let_go(fd: int) -> None:
+    """Close a file that may be mapped: the mapping has a descriptor, too, and the lock would stay with that."""
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    os.close(fd)
 
 
 def _base() -> str:

@@ -31,6 +31,11 @@ _HEAD = 4 << 10  # header and table of a thousand blocks
 _Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 
+def decodes_whole(wanted: int, nbytes: int) -> bool:
+    """Whether a Blosc chunk of ``nbytes`` is decoded as one where so many of its bytes are wanted."""
+    return wanted > _PARTIAL_FRACTION * nbytes or nbytes < _PARTIAL_MIN
+
+
 class EncodedRun:
     """The reads of encoded chunks of one plan; :meth:`run` may be called from any thread, once per read."""
 

@@ -1,6 +1,9 @@
 """Ranks that decode for each other: each gets what it would have read, and each chunk is decoded about once."""
 
+import itertools
 import os
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -10,6 +13,7 @@ import zarr
 
 import scidata
 from scidata.errors import ConfigError
+from scidata.read import mailbox
 from scidata.testing import run_ranks
 
 STEPS = 24
@@ -107,3 +111,123 @@ def test_arguments(stores):
     with pytest.raises(ConfigError, match="pool_bytes=0 leaves none"):
         scidata.open_dataset(stores["steps"], decode="node", pool_bytes=0)
     assert len(scidata.open_dataset(stores["steps"], decode="node")) == STEPS
+
+
+CODECS = {
+    "lz4": lambda: zarr.codecs.BloscCodec(cname="lz4", clevel=5, shuffle="shuffle"),
+    "zstd": lambda: zarr.codecs.ZstdCodec(level=3),
+    "gzip": lambda: zarr.codecs.GzipCodec(level=1),
+}
+SHAPE = (16, 182, 240)
+LAYOUTS = {"fields": (182, 240), "bands": (46, 240), "tiles": (46, 60), "shards": (46, 240)}
+
+
+def write_layouts(folder):
+    rng = np.random.default_rng(0)
+    values = np.round(rng.normal(size=SHAPE) * 64).astype(np.float32) / 64
+    for codec, (layout, chunk), steps in itertools.product(CODECS, LAYOUTS.items(), (1, 8)):
+        group = zarr.open_group(folder / f"{codec}-{layout}-{steps}", mode="w")
+        array = group.create_array(
+            "u",
+            shape=SHAPE,
+            dtype="f4",
+            chunks=(steps, *chunk),
+            dimension_names=("time", "lat", "lon"),
+            compressors=CODECS[codec](),
+            **({"shards": (16, 184, 240)} if layout == "shards" else {}),
+        )
+        array[:] = values
+    return values
+
+
+def decoded_of_each(rank, num_ranks, folder, shuffle, values):
+    mesh = scidata.init_mesh(domain=num_ranks, device="cpu")
+    found = {}
+    for name in sorted(os.listdir(folder)):
+        ds = scidata.open_dataset(
+            os.path.join(folder, name), mesh, shard={"lat": "domain"}, halo={"lat": 1}, decode="node"
+        )
+        loader = scidata.DataLoader(ds, 2, shuffle=shuffle)
+        rows = ds.reader.partition.owned_rows("lat", {"domain": rank})
+        for batch in loader:
+            for place, index in enumerate(batch.index):
+                own = batch["u"].to_local()[place]
+                assert np.array_equal(own.numpy(), values[index, slice(*rows)]), (name, index)
+        found[name] = loader.stats()["bytes_decoded"]
+    return found
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("shuffle", [False, "blocks"])
+def test_each_codec_and_layout_is_decoded_once(tmp_path, num_ranks, shuffle):
+    values = write_layouts(tmp_path)
+    found = run_ranks(decoded_of_each, num_ranks, str(tmp_path), shuffle, values)
+    names = {"fields": 182 * 240, "bands": 184 * 240, "tiles": 184 * 240, "shards": 184 * 240}  # of whole chunks
+    times = {
+        name: sum(rank[name] for rank in found) / (16 * 4 * names[name.split("-")[1]]) for name in sorted(found[0])
+    }
+    assert len(times) == 24
+    assert max(times.values()) <= 1.1, times
+
+
+_RANK = """
+import os, signal, sys
+import numpy as np
+from scidata.grids.node import NodeRanks
+from scidata.grids.reader import GridReader
+path, me, count, dies = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+ranks = NodeRanks(
+    name="killed " + path, coordinates=tuple({"domain": k} for k in range(count)), me=me, max_bytes=1 << 28
+)
+axes = {"domain": count}
+shared, own = (
+    GridReader(path, axis_sizes=axes, shard={"lat": "domain"}, pool_bytes=1 << 26, node=node) for node in (ranks, None)
+)
+at = ranks.coordinates[me]
+out = [{name: np.empty(s.shape, s.dtype) for name, s in shared.buffer_specs(at).items()} for _ in range(2)]
+decoded = 0
+print("ready", flush=True)
+sys.stdin.readline()
+for epoch in range(3):
+    for index in range(shared.num_samples):
+        for block in shared.shared_reads(index, at):
+            block.load()
+        decoded += shared.read_into(index, out[0], at).bytes_decoded
+        own.read_into(index, out[1], at)
+        assert all(np.array_equal(out[0][name], out[1][name]) for name in out[0])
+        if dies != "no" and epoch == 1 and index == shared.num_samples // 2:
+            os.kill(os.getpid(), getattr(signal, dies))
+    shared.pool.clear()
+print(decoded, flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("name", ["fields", "tiles"])
+def test_a_rank_that_is_killed_or_stopped_harms_nobody(stores, name, how):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", _RANK, stores[name], str(me), "3", how if me == 1 else "no"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for me in range(3)
+    ]
+    try:
+        assert [rank.stdout.readline() for rank in ranks] == ["ready\n"] * 3
+        for rank in ranks:
+            rank.stdin.write("\n")
+            rank.stdin.flush()
+        for rank in (ranks[0], ranks[2]):
+            assert int(rank.stdout.readline()) > 0
+            rank.stdin.close()
+            assert rank.wait(60) == 0
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+            rank.stdout.close()
+        mailbox._sweep()  # as the next job does

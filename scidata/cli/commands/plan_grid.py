@@ -21,6 +21,7 @@ from scidata.plan.totals import FIGURES, PlanSummary, summarize
 
 _BAD = 1.5  # amplification from which something better is looked for
 _TRIED_RANKS = 64
+_SMALL_CHUNK = 1 << 20  # bytes: handing over takes half a ms, as long as decoding half a megabyte
 _WORTHWHILE = 0.9  # a suggestion lowers it at least to this fraction
 
 Tick = Callable[[], None]
@@ -175,12 +176,16 @@ def plan_domain(
             name="plan", coordinates=tuple(map(partition.coordinate, range(partition.num_parts))), me=0, max_bytes=0
         )
     )
-    shared = [layout for layout in map(reader.layout, reader.fields) if node.is_worth_it(layout)]
+    source = reader.sources[0]
+    shared = [layout for layout in map(reader.layout, reader.fields) if node.is_worth_it(layout, source)]
     if shared:
+        times = max(node.times_decoded(layout, source) for layout in shared)
         notes["node"] = (
-            f"ranks decode chunks up to {max(map(node.times_decoded, shared)):.1f} times over, because several need "
-            "the same: those of a node do it for each other with open_dataset(decode='node')"
+            f"ranks decode chunks up to {times:.1f} times over, because several need the same: those of a node do it "
+            "for each other with open_dataset(decode='node')"
         )
+        if max(layout.chunk_nbytes for layout in shared) < _SMALL_CHUNK:
+            notes["node"] += "; chunks are small, and handing them over may take more CPU time than decoding them again"
     if wide := _wide_halos(reader):
         notes["halo"] = wide
     sample_bytes, block_bytes = np.max([reader.block_bytes(place) for place in places_of], axis=0).tolist()

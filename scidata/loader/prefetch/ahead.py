@@ -50,8 +50,11 @@ class SharedRead(Protocol):
     def give_up(self) -> None:
         """Say that no use of it is in sight."""
 
-    def load(self) -> None:
-        """Read it, unless it is kept. Does not raise."""
+    def load(self, *, wait: bool = True) -> bool:
+        """Read it, unless it is kept. Does not raise.
+
+        Return false, where ``wait`` is, and others make it right now.
+        """
 
 
 class ReadAhead(Iterator[list[int]]):
@@ -118,9 +121,17 @@ class ReadAhead(Iterator[list[int]]):
 
     def run(self) -> None:
         """Read blocks until the end: the body of a thread."""
-        while (read := self._queue.get()) is not None and not self._closed:
-            if (id(read.pool), read.key) in self._uses:  # readers may have read it themselves, and be done with it
-                read.load()
+        later: deque[SharedRead] = deque()  # others make them right now: there may be something else to do
+        while True:
+            try:
+                read, wait = self._queue.get(block=not later), False
+            except queue.Empty:
+                read, wait = later.popleft(), True
+            if read is None or self._closed:
+                break
+            is_needed = (id(read.pool), read.key) in self._uses  # readers may have read it themselves, and be done
+            if is_needed and not read.load(wait=wait):
+                later.append(read)
         self._queue.put(None)  # for the next thread
 
     def stop(self) -> None:

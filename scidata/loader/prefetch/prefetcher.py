@@ -30,6 +30,7 @@ from scidata.loader.prefetch.ahead import ReadAhead, without_frames
 from scidata.loader.prefetch.buffers import Ring
 from scidata.loader.prefetch.copiers import HostCopier
 from scidata.loader.prefetch.depth import Depth
+from scidata.loader.prefetch.own_reads import OwnReads
 from scidata.loader.prefetch.readers import Ballot, Copier, Fill, Peers, Readers, Work, shut_down
 from scidata.loader.stats import PrefetchStats
 
@@ -72,6 +73,8 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
         Samples that cannot be read are left out as it decides; default: they end the iteration.
     ahead
         Reads what samples share, in as many threads besides; the items are its own.
+    own_reads
+        Says whether the caller of ``next()`` reads for itself, though there are threads; default: never.
 
     Attributes
     ----------
@@ -94,8 +97,13 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
         peers: Peers | None = None,
         ballot: Ballot | None = None,
         ahead: ReadAhead | None = None,
+        own_reads: OwnReads | None = None,
     ) -> None:
+        self._own_reads = own_reads if num_workers else None
+        if self._own_reads is not None:
+            self._own_reads.begin()
         self.taken: list[int] = []
+        self._asked = 0.0
         self._timeout = timeout
         self._peers = peers
         self._ballot = ballot
@@ -116,6 +124,7 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
         """Return the next item's indices and tensors."""
         if not self._finalizer.alive:
             raise StopIteration
+        self._asked = time.perf_counter()
         try:
             return self._next()
         except BaseException:  # the end, an error, an interrupt
@@ -158,12 +167,14 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
 
     def _submit(self) -> None:
         """Queue items until ``prefetch`` of them are in flight besides the one asked for."""
-        while not self._exhausted and len(self._pending) <= self._depth.now:
+        own = not self._num_workers or (self._own_reads is not None and self._own_reads.now)
+        while not self._exhausted and len(self._pending) <= (0 if own else self._depth.now):
             work = self._pull()
             if work is None:
                 return
+            work.own = own
             self._pending.append(work)
-            if work.error is None and self._num_workers:
+            if work.error is None and not own:
                 self._start_threads()
                 self._readers.queue.put(work)
 
@@ -203,7 +214,7 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
         self.stats.wait_seconds += time.perf_counter() - began
 
     def _await_since(self, began: float, head: Work) -> None:
-        if not self._num_workers and not head.arrived:
+        if head.own and not head.arrived:
             self._readers.read_now(head)
         warned = False
         while not head.arrived:
@@ -270,6 +281,9 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
         self.stats.copy_seconds += head.copy_seconds
         for found, seconds in head.reads:
             self.stats.count_read(found, seconds)
+        if self._own_reads is not None:
+            read = sum(seconds for _, seconds in head.reads)
+            self._own_reads.step(asked=self._asked, at=time.perf_counter(), read=read, own=head.own)
         self._pending.popleft()
         ticket, head.ticket, head.buffers = head.ticket, None, None
         tensors = self._readers.copier.finish(ticket)

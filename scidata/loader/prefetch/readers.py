@@ -85,6 +85,7 @@ class Work:
     filled: bool = False
     started: bool = False  # the copy; whoever sets it does it
     arrived: bool = False  # the consumer knows
+    own: bool = False  # the consumer reads it
     error: BaseException | None = None
     error_slot: int = -1
     reads: list[tuple[Any, float]] = field(default_factory=list)  # what each fill returned, and its seconds

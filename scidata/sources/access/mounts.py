@@ -7,6 +7,8 @@ import functools
 import os
 import re
 
+from scidata.core.urls import is_url
+
 #: Types of file systems that other machines serve; ``fuse`` of any kind mostly does.
 _ON_NETWORK = re.compile(
     r"nfs\d?|cifs|smb\d?|lustre|gpfs|beegfs|ceph|9p|afs|orangefs|pvfs2|panfs|wekafs|glusterfs|fuse(\..*|blk)?"
@@ -20,6 +22,11 @@ def is_on_network(path: str) -> bool:
     except OSError:
         return False
     return _ON_NETWORK.fullmatch(_type_of(f"{os.major(device)}:{os.minor(device)}")) is not None
+
+
+def is_local(path: str) -> bool:
+    """Say whether a path is of this machine: no URL, and on no network file system, as far as the kernel tells."""
+    return not is_url(path) and not is_on_network(path)
 
 
 @functools.lru_cache(256)

@@ -69,7 +69,7 @@ async def _once_async(url: Url, method: str, options: dict[str, Any], fs: Any, p
         check_document(url, (await fs._info(path)).get("size"), most)
         return whole(await fs._cat_file(path), None, url)
     if method == "page":
-        return await _get_page(fs, path, **options)
+        return await (_get_page if hasattr(fs, "_call_s3") else _get_page_gcs)(fs, path, **options)
     if method == "folder":
         return await _get_folder(fs, path)
     return noted(url, method, await getattr(fs, f"_{method}")(path, **options))
@@ -83,6 +83,16 @@ async def _get_page(fs: Any, path: str, after: str) -> tuple[dict[str, Version],
     )
     found = {item["Key"].removeprefix(start): version_of(item, item["Size"]) for item in answer.get("Contents", ())}
     return found, not answer.get("IsTruncated")
+
+
+async def _get_page_gcs(fs: Any, path: str, after: str) -> tuple[dict[str, Version], bool]:
+    bucket, key = fs.split_path(path)[:2]
+    start = f"{key}/" if key else ""
+    answer = await fs._call(
+        "GET", "b/{}/o", bucket, prefix=start, startOffset=start + after, maxResults=MAX_LISTED, json_out=True
+    )
+    found = {item["name"].removeprefix(start): version_of(item, int(item["size"])) for item in answer.get("items", ())}
+    return {name: version for name, version in found.items() if name > after}, not answer.get("nextPageToken")
 
 
 async def _get_folder(fs: Any, path: str) -> dict[str, Any]:
@@ -100,7 +110,7 @@ _Getter: TypeAlias = Callable[..., Awaitable[tuple[bytes, int | None]]]
 def _getter(fs: Any) -> _Getter | None:
     """Return what reads an object and the headers of the answer, of file systems that keep these to themselves."""
     own = getattr(type(fs)._cat_file, "__qualname__", "")
-    return {"S3FileSystem._cat_file": _get_s3, "HTTPFileSystem._cat_file": _get_http}.get(own)
+    return _GETTERS.get(own)
 
 
 async def _get_s3(url: Url, fs: Any, path: str, span: str | None, most: int | None = None) -> tuple[bytes, int | None]:
@@ -132,6 +142,36 @@ async def _get_s3(url: Url, fs: Any, path: str, span: str | None, most: int | No
             body.close()
 
 
+async def _get_gcs(url: Url, fs: Any, path: str, span: str | None, most: int | None = None) -> tuple[bytes, int | None]:
+    """Read an object of Google Cloud Storage; where it was replaced, the generation that was first seen, if it is kept.
+
+    Headers tell the generation, which ``gcsfs`` keeps to itself. Zonal buckets are read by gRPC, which only it does.
+    """
+    if span is not None and hasattr(fs, "_is_zonal_bucket") and await fs._is_zonal_bucket(fs.split_path(path)[0]):
+        first, last = map(int, span.removeprefix("bytes=").split("-"))
+        data = await fs._cat_file(path, start=first, end=last + 1)
+        return data, (await fs._info(path)).get("size") if len(data) <= last - first else None
+    if most is not None:
+        check_document(url, (await fs._info(path)).get("size"), most)
+    known = url.seen.get(str(url))
+    generation = known.version if known is not None and str(url) in url.seen.pinned else None
+    while True:
+        where = fs.url(path) + (f"&generation={generation}" if generation else "")
+        try:
+            headers, data = await fs._call("GET", where, headers={} if span is None else {"Range": span})
+        except FileNotFoundError as e:
+            if generation:
+                raise lost_version(url, generation, str(e)) from None
+            raise
+        size = total_of(headers.get("Content-Range")) if span is not None else len(data)
+        version = Version(size=size, version=headers.get("x-goog-generation"))
+        if generation is None and known is not None and is_pinned(url, known, version):
+            generation = known.version
+            continue
+        check_version(url, version)
+        return data, size
+
+
 async def _get_http(
     url: Url, fs: Any, path: str, span: str | None, most: int | None = None
 ) -> tuple[bytes, int | None]:
@@ -158,6 +198,14 @@ async def _get_http(
             data += piece
             check_document(url, len(data), most)
         return bytes(data), size
+
+
+_GETTERS: dict[str, _Getter] = {
+    "S3FileSystem._cat_file": _get_s3,
+    "GCSFileSystem._cat_file": _get_gcs,
+    "ExtendedGcsFileSystem._cat_file": _get_gcs,
+    "HTTPFileSystem._cat_file": _get_http,
+}
 
 
 def _request_here(url: Url, method: str, options: dict[str, Any], fs: Any, path: str) -> Any:
@@ -265,7 +313,8 @@ def page(url: Url, after: str) -> tuple[dict[str, Version], bool] | None:
         not allow it, or keeps no order.
     """
     place = _find(url)
-    if not place.is_async or not hasattr(place.fs, "_call_s3") or "?" in url.target:
+    lists = place.is_async and (hasattr(place.fs, "_call_s3") or _getter(place.fs) is _get_gcs)
+    if not lists or "?" in url.target:
         return None
     try:
         found, is_last = request(url, "page", after=after)

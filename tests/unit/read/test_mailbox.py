@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from scidata.read.mailbox import Mailbox
 
 SHAPE, KIND = (300, 1000), np.dtype("f4")
 NBYTES = 300 * 1000 * 4
+T = TypeVar("T")
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +33,24 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def arrays_of(base: Path) -> list[Path]:
-    return [p for p in base.glob("scidata-decoded-*/*") if p.name != "alive"]
+    """The arrays that wait to be taken, and what is being made."""
+    names = ("alive", "bell")
+    return [p for p in base.glob("scidata-decoded-*/*") if p.name not in names and not p.name.startswith("free-")]
+
+
+def free_files(base: Path) -> list[Path]:
+    return list(base.glob("scidata-decoded-*/free-*"))
+
+
+def take(
+    box: Mailbox, key: str, make: Callable[[Any], T], takers: Iterable[int], *, wait: bool = True
+) -> tuple[Any, T | None] | None:
+    """Return a copy of an array, and what ``make`` returned; None where another makes it."""
+    found: list[Any] = []
+    digest = hashlib.sha256(key.encode()).digest()
+    used, made = box.take(digest, SHAPE, KIND, make, lambda v: found.append(v.copy()), takers=list(takers), wait=wait)
+    assert len(found) == used
+    return (found[0], made) if used else None
 
 
 def maker(value: float, counts: list[float]) -> Callable[[Any], float]:
@@ -48,7 +67,7 @@ def test_each_is_made_once_and_goes_when_all_have_it(base: Path) -> None:
     made: list[float] = []
     for k in range(5):
         for box in boxes:
-            taken = box.take(str(k), SHAPE, KIND, maker(k, made), takers=[0, 1, 2])
+            taken = take(box, str(k), maker(k, made), [0, 1, 2])
             assert taken is not None
             values, result = taken
             assert values.shape == SHAPE
@@ -56,7 +75,7 @@ def test_each_is_made_once_and_goes_when_all_have_it(base: Path) -> None:
             assert result == (k if box is boxes[0] else None)
         assert arrays_of(base) == []
     assert made == [0, 1, 2, 3, 4]
-    alone = boxes[0].take("x", SHAPE, KIND, maker(7, made), takers=[0])
+    alone = take(boxes[0], "x", maker(7, made), [0])
     assert alone is not None
     assert alone[1] == 7
     assert arrays_of(base) == []
@@ -72,7 +91,7 @@ def test_many_threads_of_several_boxes(base: Path) -> None:
 
     def run(me: int) -> None:
         for k in range(6):
-            taken = boxes[me].take(str(k), SHAPE, KIND, slow, takers=range(4))
+            taken = take(boxes[me], str(k), slow, range(4))
             assert taken is not None
             assert (taken[0] == 1).all()
 
@@ -80,6 +99,44 @@ def test_many_threads_of_several_boxes(base: Path) -> None:
         list(threads.map(run, range(4)))
     assert len(made) == 6
     assert arrays_of(base) == []
+
+
+def test_files_are_written_again_once_all_have_taken_what_lies_in_them(base: Path) -> None:
+    boxes = [Mailbox("a", me, 100 * NBYTES) for me in range(2)]
+    for k in range(40):
+        for box in boxes if k % 3 else boxes[::-1]:
+            taken = take(box, str(k), maker(k, []), [0, 1])
+            assert taken is not None
+            assert (taken[0] == k).all()
+    assert arrays_of(base) == []
+    assert 1 <= len(free_files(base)) <= 4
+
+
+def test_what_somebody_reads_is_not_written_over(base: Path) -> None:
+    """A second thread of a rank reads what its rank, and all others, have signed for; the maker goes on meanwhile."""
+    maker_box, reader_box = Mailbox("a", 0, 100 * NBYTES), Mailbox("a", 1, 100 * NBYTES)
+    reading, go = threading.Event(), threading.Event()
+    seen: list[bool] = []
+
+    def slow_use(values: Any) -> None:
+        reading.set()
+        assert go.wait(20)
+        seen.append(bool((values == 1).all()))
+
+    digest = hashlib.sha256(b"1").digest()
+    assert take(maker_box, "1", maker(1, []), [0, 1]) is not None
+    with ThreadPoolExecutor(1) as thread:
+        second = thread.submit(reader_box.take, digest, SHAPE, KIND, maker(9, []), slow_use, takers=[0, 1])
+        assert reading.wait(20)
+        taken = take(reader_box, "1", maker(9, []), [0, 1])
+        assert taken is not None
+        assert (taken[0] == 1).all()
+        for k in range(2, 6):
+            for box in (maker_box, reader_box):
+                assert take(box, str(k), maker(k, []), [0, 1]) is not None
+        go.set()
+        assert second.result(20) == (True, None)
+    assert seen == [True]
 
 
 def test_who_does_not_wait_gets_nothing_and_who_waits_too_long_makes_it(base: Path) -> None:
@@ -92,14 +149,14 @@ def test_who_does_not_wait_gets_nothing_and_who_waits_too_long_makes_it(base: Pa
         return maker(1, made)(values)
 
     with ThreadPoolExecutor(1) as thread:
-        first = thread.submit(slow.take, "k", SHAPE, KIND, make, takers=[0, 1])
+        first = thread.submit(take, slow, "k", make, [0, 1])
         assert began.wait(20)
-        assert quick.take("k", SHAPE, KIND, maker(2, made), takers=[0, 1], wait=False) is None
-        taken = quick.take("k", SHAPE, KIND, maker(2, made), takers=[0, 1])
+        assert take(quick, "k", maker(2, made), [0, 1], wait=False) is None
+        taken = take(quick, "k", maker(2, made), [0, 1])
         assert taken is not None
         assert taken[1] == 2
         go.set()
-        assert first.result(20)[1] == 1
+        assert (first.result(20) or (0, 0))[1] == 1
     assert made == [2, 1]
 
 
@@ -111,9 +168,9 @@ def test_errors_are_each_ones_own_and_leave_nothing(base: Path) -> None:
 
     for box in boxes:
         with pytest.raises(ValueError, match="a flipped bit"):
-            box.take("k", SHAPE, KIND, fail, takers=[0, 1])
+            take(box, "k", fail, [0, 1])
     assert arrays_of(base) == []
-    taken = boxes[1].take("k", SHAPE, KIND, maker(1, []), takers=[0, 1])
+    taken = take(boxes[1], "k", maker(1, []), [0, 1])
     assert taken is not None
     assert taken[1] == 1
 
@@ -121,18 +178,18 @@ def test_errors_are_each_ones_own_and_leave_nothing(base: Path) -> None:
 def test_the_oldest_go_where_there_are_too_many(base: Path) -> None:
     box, made = Mailbox("a", 0, 3 * (NBYTES + 4096)), list[float]()
     for k in range(10):
-        assert box.take(str(k), SHAPE, KIND, maker(k, made), takers=[0, 1]) is not None
+        assert take(box, str(k), maker(k, made), [0, 1]) is not None
         assert sum(p.stat().st_size for p in arrays_of(base)) <= 3 * (NBYTES + 4096)
     assert len(arrays_of(base)) == 3
     other = Mailbox("a", 1, 3 * (NBYTES + 4096))
     for k in (9, 8, 7, 0):
-        taken = other.take(str(k), SHAPE, KIND, maker(k, made), takers=[0, 1])
+        taken = take(other, str(k), maker(k, made), [0, 1])
         assert taken is not None
         assert (taken[0] == k).all()
     assert made == [*range(10), 0]
     tiny = Mailbox("a", 0, NBYTES // 2)
     before = len(arrays_of(base))
-    taken = tiny.take("large", SHAPE, KIND, maker(1, made), takers=[0, 1])
+    taken = take(tiny, "large", maker(1, made), [0, 1])
     assert taken is not None
     assert taken[1] == 1
     assert len(arrays_of(base)) <= before
@@ -145,24 +202,29 @@ def test_a_folder_of_somebody_else_is_not_used(base: Path) -> None:
     assert not os.path.exists(folder)
     os.makedirs(folder)
     os.chmod(folder, 0o777)
-    taken = Mailbox("a", 0, 100 * NBYTES).take("k", SHAPE, KIND, maker(1, []), takers=[0, 1])
+    taken = take(Mailbox("a", 0, 100 * NBYTES), "k", maker(1, []), [0, 1])
     assert taken is not None
     assert os.listdir(folder) == []
 
 
 _CHILD = """
-import sys, time
+import hashlib, sys, time
 import numpy as np
 from scidata.read import mailbox
 base, what = sys.argv[1:]
 mailbox._base = lambda: base
 def make(values):
     values[:] = 5
-    if what != "end":
+    if what == "stay":
         print("making", flush=True)
         time.sleep(60)
     return 5
-mailbox.Mailbox("a", 0, 1 << 30).take("k", (300, 1000), np.dtype("f4"), make, takers=[0, 1])
+def use(values):
+    if what == "use":
+        print("using", flush=True)
+        time.sleep(60)
+key = hashlib.sha256(b"k").digest()
+mailbox.Mailbox("a", 0, 1 << 30).take(key, (300, 1000), np.dtype("f4"), make, use, takers=[0, 1])
 print("made", flush=True)
 if what == "end":
     sys.stdin.read()
@@ -190,7 +252,7 @@ def test_a_process_that_dies_or_stops_while_it_makes_one(base: Path, how: signal
             if how == signal.SIGKILL:
                 process.wait(20)
             began = time.monotonic()
-            taken = Mailbox("a", 1, 1 << 30).take("k", SHAPE, KIND, maker(1, []), takers=[0, 1])
+            taken = take(Mailbox("a", 1, 1 << 30), "k", maker(1, []), [0, 1])
             assert taken is not None
             assert taken[1] == 1
             assert time.monotonic() - began < 10
@@ -200,13 +262,49 @@ def test_a_process_that_dies_or_stops_while_it_makes_one(base: Path, how: signal
     assert len(published) == (how == signal.SIGKILL)
 
 
+def test_a_process_that_is_killed_while_another_waits_for_it(base: Path) -> None:
+    with child(base, "stay") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "making\n"
+        with ThreadPoolExecutor(1) as thread:
+            waiting = thread.submit(take, Mailbox("a", 1, 1 << 30), "k", maker(1, []), [0, 1])
+            time.sleep(0.1)
+            began = time.monotonic()
+            process.kill()
+            taken = waiting.result(20)
+        assert taken is not None
+        assert taken[1] == 1
+        assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_process_that_dies_or_stops_while_it_takes_one(base: Path, how: signal.Signals) -> None:
+    box = Mailbox("a", 1, 1 << 30)
+    assert take(box, "first", maker(1, []), [0, 1]) is not None
+    with child(base, "use") as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "using\n"
+            process.send_signal(how)
+            if how == signal.SIGKILL:
+                process.wait(20)
+            taken = take(box, "k", maker(1, []), [0, 1])
+            assert taken is not None
+            assert taken[1] is None
+            assert (taken[0] == 5).all()
+            for k in range(3):
+                assert take(box, str(k), maker(k, []), [0, 1]) is not None
+        finally:
+            process.kill()
+
+
 def test_what_a_killed_job_left_is_removed_by_the_next(base: Path) -> None:
     with child(base, "end") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "made\n"
         assert len(arrays_of(base)) == 1
         box = Mailbox("other", 0, 1 << 30)
-        assert box.take("k", SHAPE, KIND, maker(1, []), takers=[0, 1]) is not None
+        assert take(box, "k", maker(1, []), [0, 1]) is not None
         assert len(list(base.iterdir())) == 2  # of a process that lives, it stays
         process.kill()
     mailbox._sweep()

@@ -1,0 +1,102 @@
+"""Who reads small samples: threads ahead of the loop, or the loop itself, whichever turns out to be faster.
+
+Handing a sample from a thread to the loop takes some 0.1 ms, and more where both want Python's lock. A sample of a
+megabyte is read in 0.2. So where reading is quick, a loop that does nothing meanwhile, or computes in Python, is better
+off without threads, and one that waits for a device is not. Both are tried, a few steps each, and again from time to
+time.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+
+_SMALL = 0.002  # s: what takes longer is left to threads, without a trial
+_MATTERS = 0.02  # of a step: what takes less is left as it is
+_IDLE = 1.15  # times as long a step may take without threads where the loop does nothing that they could go beside
+_TRIAL = 16  # steps
+_SKIPPED = 3  # steps after a change, of which some were read the other way
+_SETTLED = 1024  # steps between two trials
+
+
+class OwnReads:
+    """Decides from step to step; kept from epoch to epoch.
+
+    Attributes
+    ----------
+    now
+        Whether the loop is to read for itself.
+    """
+
+    def __init__(self) -> None:
+        self.now = False
+        self._steps: deque[float] = deque(maxlen=_TRIAL)
+        self._loops: deque[float] = deque(maxlen=_TRIAL)  # what the loop did in them
+        self._reads: deque[float] = deque(maxlen=_TRIAL)
+        self._before: float | None = None  # seconds a step the other way, while this one is on trial
+        self._skip = _SKIPPED
+        self._wait = 0  # steps until the next trial
+        self._last: float | None = None
+
+    def begin(self) -> None:
+        """Begin an epoch."""
+        self._last = None
+
+    def step(self, *, asked: float, at: float, read: float, own: bool) -> None:
+        """Take note that an item is handed over.
+
+        Parameters
+        ----------
+        asked, at
+            When it was asked for, and now.
+        read
+            Seconds that reading it took.
+        own
+            Whether the loop read it.
+        """
+        last, self._last = self._last, at
+        if own != self.now or last is None:
+            return
+        self._wait -= 1
+        if self._skip:
+            self._skip -= 1
+            return
+        self._steps.append(at - last)
+        self._loops.append(asked - last)
+        self._reads.append(read)
+        if len(self._steps) < _TRIAL:
+            return
+        is_small = statistics.median(self._reads) <= _SMALL
+        if self._before is not None:
+            better = is_small or not self.now
+            ratio = _middle(self._steps) / self._before
+            if statistics.median(self._loops) < statistics.median(self._reads) / 2:
+                better &= ratio < _IDLE if self.now else ratio < 1 / _IDLE
+            else:
+                better &= ratio < 1
+            self._before, self._wait = None, _SETTLED
+            if not better:
+                self._change()
+        elif self.now and not is_small:
+            self._wait = _SETTLED
+            self._change()
+        elif self._wait <= 0 and is_small:
+            before = _middle(self._steps)
+            if statistics.median(self._reads) < _MATTERS * before:
+                self._wait = _SETTLED
+                return
+            self._change()
+            self._before = before
+
+    def _change(self) -> None:
+        self.now = not self.now
+        self._skip = _SKIPPED
+        self._steps.clear()
+        self._loops.clear()
+        self._reads.clear()
+
+
+def _middle(seconds: deque[float]) -> float:
+    """Return the mean of the middle half: of two threads that take turns every other step is quick."""
+    ordered, quarter = sorted(seconds), len(seconds) // 4
+    return statistics.fmean(ordered[quarter : len(ordered) - quarter])

@@ -42,7 +42,7 @@ class Reader(Protocol):
 
 
 ReaderT = TypeVar("ReaderT", bound=Reader)
-SampleT = TypeVar("SampleT", bound=Sample, covariant=True)
+SampleT = TypeVar("SampleT", bound=Sample[Any], covariant=True)
 
 
 class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):

@@ -16,7 +16,7 @@ from scidata.core.checks import allocate
 from scidata.core.types import BufferSpec
 from scidata.data.domain_dataset import DomainDataset
 from scidata.data.local_transform import apply_locally
-from scidata.data.sample import Coordinate, Sample
+from scidata.data.sample import Coordinate, Sample, TensorT
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.grids.pool import BlockRead
 from scidata.grids.reader import GridReader
@@ -24,7 +24,7 @@ from scidata.read.context import ReadStats
 from scidata.shard import HaloDim, ShardSpec, ShardTensor
 
 
-class ShardedDataset(DomainDataset[GridReader, Sample]):
+class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
     """Samples of a gridded data set, of which this rank reads its part. Made by :func:`open_dataset`.
 
     All samples have the same sizes, and are read into buffers. In a worker process, which has no process group, a
@@ -116,7 +116,7 @@ class ShardedDataset(DomainDataset[GridReader, Sample]):
         *,
         index: int | list[int] | None = None,
         batched: bool | None = None,
-    ) -> Sample:
+    ) -> Sample[TensorT]:
         """Wrap local parts, halo included, as a sample of ShardTensors.
 
         Parameters
@@ -133,7 +133,8 @@ class ShardedDataset(DomainDataset[GridReader, Sample]):
         """
         self._check_attached()
         specs = self.buffer_specs()
-        tensors, dims = {}, {}
+        tensors: dict[str, TensorT] = {}
+        dims: dict[str, tuple[str, ...]] = {}
         for name, tensor in local.items():
             if name not in specs:
                 raise UnknownNameError(f"assemble: no field {name!r}{near_matches(name, specs)}")
@@ -145,7 +146,7 @@ class ShardedDataset(DomainDataset[GridReader, Sample]):
                     f"assemble: field {name!r} has shape {tuple(tensor.shape)}, but this rank's part is {expected}"
                     + (" after the batch dim" if has_batch else "")
                 )
-            tensors[name] = self._wrap(name, self._cast(tensor), has_batch)
+            tensors[name] = self._wrap(name, self._cast(tensor), has_batch)  # type: ignore[assignment]  # as the mesh is
             dims[name] = (("batch",) if has_batch else ()) + self.reader.dims(name)
         return Sample(tensors, dims=dims, index=index, origin=self)
 

@@ -16,6 +16,7 @@ from scidata.core.types import Empty, IntArray
 from scidata.data.domain_dataset import DomainDataset, Reader
 from scidata.data.irregular_sample import IrregularSample
 from scidata.data.local_transform import apply_locally
+from scidata.data.sample import TensorT
 from scidata.data.topology import Cells, Place, Topology, shard_rows
 from scidata.errors import ConfigError
 from scidata.plan.totals import ReadPlan
@@ -75,7 +76,7 @@ class IrregularReader(Reader, Protocol):
         """Return the source's row of each row that a part owns, or of ``rows``."""
 
 
-class IrregularDataset(DomainDataset[IrregularReader, IrregularSample]):
+class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]]):
     """Samples of meshes, point clouds or graphs, of which this rank reads its part. Made by ``open_dataset``.
 
     Sizes differ from sample to sample. In a worker process, which has no process group, a sample is a
@@ -168,7 +169,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample]):
         """Return :meth:`read_local` of an epoch, default the present one, whatever is set later: for reading ahead."""
         return partial(self.read_local, epoch=self.epoch if epoch is None else epoch, empty=empty)
 
-    def assemble(self, local: LocalPart, *, index: int | None = None) -> IrregularSample:
+    def assemble(self, local: LocalPart, *, index: int | None = None) -> IrregularSample[TensorT]:
         """Wrap what was read as a sample of ShardTensors. No communication.
 
         Raises
@@ -183,7 +184,8 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample]):
                 f"assemble: part {rows.part} of {rows.num_parts}, but this rank holds part {self._rank} of "
                 f"{self.reader.num_parts}"
             )
-        fields, places, dims, held = {}, {}, {}, {}
+        fields: dict[str, TensorT] = {}
+        places, dims, held = {}, {}, {}
         for name, values in local.fields.items():
             place = places[name] = self.place(name)
             dims[name] = self.reader.dims(name)
@@ -192,7 +194,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample]):
             if self.reader.ghosts == "disk":
                 held[name] = tensor
                 tensor = tensor.narrow(place.dim, 0, entity_rows.num_owned)
-            fields[name] = shard_rows(tensor, entity_rows, place.dim, self._domain)
+            fields[name] = shard_rows(tensor, entity_rows, place.dim, self._domain)  # type: ignore[assignment]
         return IrregularSample(
             fields,
             dims=dims,

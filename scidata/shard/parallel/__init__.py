@@ -10,7 +10,7 @@ import math
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -28,6 +28,8 @@ from scidata.shard.parallel.buckets import GradientBuckets, part_of
 from scidata.shard.parallel.buffers import ChangingBuffers
 from scidata.shard.torch_internals import compiled_from, flatten_mesh, keep_out_of_graphs
 
+_Model = TypeVar("_Model", bound=nn.Module)
+
 _STRATEGIES = ("ddp", "fsdp")
 
 #: What averages the gradients of a model with strategy "ddp".
@@ -35,7 +37,7 @@ _BUCKETS: weakref.WeakKeyDictionary[nn.Module, GradientBuckets] = weakref.WeakKe
 
 
 def parallelize(
-    model: nn.Module,
+    model: _Model,
     mesh: DeviceMesh | None,
     *,
     strategy: str = "ddp",
@@ -44,7 +46,7 @@ def parallelize(
     bucket_bytes: int = 25 * 2**20,
     units: Sequence[type[nn.Module]] | None = None,
     fsdp_options: Mapping[str, Any] | None = None,
-) -> nn.Module:
+) -> _Model:
     """Make the weights equal on all ranks, and keep them so. Collective.
 
     Parameters and buffers are taken from the first rank of the mesh. After ``backward()`` the gradients are those of

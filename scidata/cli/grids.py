@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from scidata.cli.commands.plan_grid import describe, plan_domain, suggestions
-from scidata.cli.output import progress
 from scidata.cli.plan_output import PlanOutput
+from scidata.cli.progress import progress
 from scidata.cli.tables import print_plan
 from scidata.data.raw_kind import kind_of_raw
 from scidata.grids.reader import GridReader

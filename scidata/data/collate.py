@@ -7,6 +7,7 @@ from typing import Any, overload
 
 import torch
 
+from scidata.core.keywords import checked_keywords
 from scidata.data.irregular_sample import IrregularSample
 from scidata.data.irregular_union import unite
 from scidata.data.sample import Sample, TensorT
@@ -21,6 +22,7 @@ def collate(samples: Sequence[IrregularSample[TensorT]]) -> IrregularSample[Tens
 def collate(samples: Sequence[Sample[TensorT]]) -> Sample[TensorT]: ...
 
 
+@checked_keywords
 def collate(samples: Sequence[Sample[Any]]) -> Sample[Any]:
     """Stack the fields of several grid samples on a new dim 0; unite meshes, clouds and graphs disjointly.
 

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import ConcatDataset, Dataset, Subset
 from typing_extensions import TypeVar  # with defaults, before Python 3.13
 
+from scidata.core.keywords import checked_keywords
 from scidata.core.types import BufferSpec, Empty, IntArray
 from scidata.data.collate import collate
 from scidata.data.order import MAX_DRAWN, MAX_LISTED, Mixture
@@ -264,6 +265,7 @@ def _combined(datasets: Sequence[Any], parts: _Numbers, indices: _Numbers, **opt
     return (BufferedCombined if same else CombinedDataset)(datasets, parts, indices, **options)
 
 
+@checked_keywords
 def subset(dataset: Readable[SampleT], indices: Sequence[int] | npt.ArrayLike) -> CombinedDataset[SampleT]:
     """Return the samples ``indices`` of a data set, in this order.
 
@@ -325,6 +327,7 @@ def concat(*datasets: Readable[SampleT]) -> CombinedDataset[SampleT]:
     return _joined(datasets, _lengths("concat", datasets))
 
 
+@checked_keywords
 def mix(
     datasets: Sequence[Readable[SampleT]] | Mapping[str, Readable[SampleT]],
     ratios: Sequence[float] | Mapping[str, float],

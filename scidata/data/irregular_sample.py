@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from scidata.core.index_map import IndexMap
+from scidata.core.keywords import checked_keywords
 from scidata.data.sample import Sample, TensorT
 from scidata.data.topology import Cells, Place, Topology, shard_rows
 from scidata.errors import ConfigError, UnknownNameError, near_matches
@@ -263,6 +264,7 @@ class IrregularSample(Sample[TensorT]):
 
     # -- other libraries -----------------------------------------------------------------------------------------
 
+    @checked_keywords
     def to_pyg(
         self,
         *,

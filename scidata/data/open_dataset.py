@@ -12,6 +12,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from scidata.core.checks import names_of
+from scidata.core.keywords import checked_keywords
 from scidata.core.types import Source
 from scidata.core.urls import url_of
 from scidata.data.local_transform import LocalTransform
@@ -110,6 +111,7 @@ def open_dataset(
 # fmt: on
 
 
+@checked_keywords
 def open_dataset(
     path: Paths,
     mesh: DeviceMesh | None = None,
@@ -405,7 +407,7 @@ def _open_grid(
         axis_sizes={axis: axis_size(mesh, axis) for axis in axes},
     )  # fmt: skip
     if several := [name for name in reader.left_out if len(reader.sources[0].arrays[name].shape) > 1]:
-        warnings.warn(f"{reader.paths[0]}: {left_out_text(several, reader.reference)}", stacklevel=3)
+        warnings.warn(f"{reader.paths[0]}: {left_out_text(several, reader.reference)}", stacklevel=4)
     return ShardedDataset(reader, mesh, axes, dp_axis=dp_axis, has_coords=what.coords, **what.wrapping)
 
 

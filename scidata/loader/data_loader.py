@@ -17,6 +17,7 @@ import torch.utils.data
 from typing_extensions import TypeVar  # with defaults, before Python 3.13
 
 from scidata.core.checks import optional, whole
+from scidata.core.keywords import checked_keywords
 from scidata.core.memory import BlockPool
 from scidata.data.collate import collate
 from scidata.data.combine import CombinedDataset, as_combined
@@ -159,6 +160,7 @@ class DataLoader(torch.utils.data.DataLoader[BatchT]):
     ) -> None: ...
     # fmt: on
 
+    @checked_keywords
     def __init__(
         self,
         dataset: Readable[Any],

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import DistributedSampler as _DistributedSampler
 
 from scidata.core.checks import whole
+from scidata.core.keywords import checked_keywords
 from scidata.core.types import IntArray
 from scidata.data.order import MAX_DRAWN, Mixture, Order
 from scidata.device_mesh import axes_of, axis_rank, axis_size
@@ -68,6 +69,7 @@ class DistributedSampler(_DistributedSampler[Any]):
         fit. When first iterated: ranks that disagree, on all ranks alike.
     """
 
+    @checked_keywords
     def __init__(
         self,
         dataset: Sized,

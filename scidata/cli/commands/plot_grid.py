@@ -86,6 +86,9 @@ def check_picture(path: str, *, overwrite: bool = False) -> None:
         raise ConfigError(f"{path}: a picture ends in {', '.join('.' + f for f in _FORMATS)}{hint}")
     if os.path.exists(path) and not overwrite:
         raise OutputError(f"{path}: exists; --overwrite replaces it")
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise OutputError(f"{path}: there is no folder {folder}")
     load_matplotlib()
 
 

@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
+from scidata.core.keywords import checked_keywords
 from scidata.device_mesh import axes_of, axis_size
 from scidata.errors import ConfigError, near_matches
 from scidata.shard.comm.agreement import check_agreement
@@ -36,6 +37,7 @@ _STRATEGIES = ("ddp", "fsdp")
 _BUCKETS: weakref.WeakKeyDictionary[nn.Module, GradientBuckets] = weakref.WeakKeyDictionary()
 
 
+@checked_keywords
 def parallelize(
     model: _Model,
     mesh: DeviceMesh | None,
@@ -169,6 +171,7 @@ def _joint_group(mesh: DeviceMesh, axes: Sequence[str]) -> dist.ProcessGroup:
     return flatten_mesh(mesh[tuple(long)]).get_group()
 
 
+@checked_keywords
 def no_sync(model: nn.Module) -> AbstractContextManager[None]:
     """Let the gradients of backward passes inside add up on each rank, for the next one outside to average.
 

@@ -87,7 +87,7 @@ def write_mesh(path: str) -> None:
     with netCDF4.Dataset(path, "a") as file:
         (dim,) = file.variables["lon"].dimensions
         for number, name in enumerate(("u", "v", "p")):
-            variable = file.createVariable(name, "f4", (dim,))
+            variable = file.createVariable(name, "f8", (dim,))  # as simulations write them
             variable.setncatts({"mesh": "mesh", "location": "node"})
             variable[:] = np.random.default_rng(number).random(file.dimensions[dim].size)
 

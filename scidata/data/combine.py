@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import ConcatDataset, Dataset, Subset
 from typing_extensions import TypeVar  # with defaults, before Python 3.13
 
+from scidata.core.html import card
 from scidata.core.keywords import checked_keywords
 from scidata.core.types import BufferSpec, Empty, IntArray
 from scidata.data.collate import collate
@@ -96,7 +97,15 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
         return len(self._parts)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self)} samples of {', '.join(map(repr, self.datasets))})"
+        return f"CombinedDataset({len(self)} samples of {', '.join(map(repr, self.datasets))})"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (number, type(each).__name__, len(each), ", ".join(each.fields))
+            for number, each in enumerate(self.datasets)
+        ]
+        facts = {"samples": len(self), "mixed by": None if self.mixture is None else self.mixture.takes}
+        return card("CombinedDataset", facts, ("data set", "kind", "samples", "fields"), rows)
 
     def locate(self, index: int) -> tuple[int, int]:
         """Return which data set a sample comes from, and its number there.

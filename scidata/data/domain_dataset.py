@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset, get_worker_info
 
 from scidata.core.checks import as_index
+from scidata.core.html import card, sizes
 from scidata.data.local_transform import LocalTransform
 from scidata.data.sample import Sample
 from scidata.device_mesh import domain_mesh
@@ -114,6 +115,16 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
 
     def __len__(self) -> int:
         return self.reader.num_samples
+
+    def _repr_html_(self) -> str:
+        mesh = None if self.mesh is None else sizes(self.mesh.mesh_dim_names or (), self.mesh.shape)
+        facts = {"samples": len(self), "mesh": mesh, "transform": getattr(self.transform, "__name__", self.transform)}
+        title, more, columns, rows = self._described()
+        return card(title, more | facts, columns, rows)
+
+    @abstractmethod
+    def _described(self) -> tuple[str, dict[str, Any], Sequence[str], Sequence[Sequence[Any]]]:
+        """Return what a notebook shows of this kind: a title, facts by name, columns and rows of a table of fields."""
 
     def plan(self, index: int, rank: int | None = None) -> ReadPlan:
         """Plan what a rank of the domain reads of a sample; any rank, default this one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from scidata.core.checks import allocate
+from scidata.core.html import sizes
 from scidata.core.types import BufferSpec
 from scidata.data.domain_dataset import DomainDataset
 from scidata.data.local_transform import apply_locally
@@ -56,8 +57,25 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name} {self.reader.global_shape(name)}" for name in self.fields)
-        path = getattr(self.reader.sources[0], "pinned_path", self.reader.paths[0])
-        return f"ShardedDataset({path!r}, {len(self)} samples, {shapes})"
+        return f"ShardedDataset({self._path!r}, {len(self)} samples, {shapes})"
+
+    def _described(self) -> tuple[str, dict[str, Any], Sequence[str], Sequence[Sequence[Any]]]:
+        reader, partition, specs = self.reader, self.reader.partition, self.buffer_specs()
+        cut = "; ".join(
+            f"{dim} over {axis}: {list(map(int, np.diff(partition.bounds[dim])))[:16]}"
+            for dim, axis in partition.axis_of_dim.items()
+        )
+        halo = ", ".join(f"{dim} {below}:{above}" for dim, (below, above) in partition.halo.items())
+        facts = {"path": self._path, "sample dim": reader.sample_dim, "split": cut, "halo": halo}
+        rows = [
+            (name, sizes(self.dims(name), self.global_shape(name)), str(specs[name].dtype), specs[name].shape)
+            for name in self.fields
+        ]
+        return "ShardedDataset", facts, ("field", "dims", "dtype", "this rank's part, with halo"), rows
+
+    @property
+    def _path(self) -> str:
+        return str(getattr(self.reader.sources[0], "pinned_path", self.reader.paths[0]))
 
     # -- coordinates ---------------------------------------------------------------------------------------------
 

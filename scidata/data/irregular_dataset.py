@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -150,6 +150,17 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
         fields = ", ".join(self.fields)
         return f"IrregularDataset({self.reader.path!r}, {self.kind}, {len(self)} samples, {fields})"
 
+    def _described(self) -> tuple[str, dict[str, Any], Sequence[str], Sequence[Sequence[Any]]]:
+        reader = self.reader
+        counts = {entity: self.counts(entity) for entity in self.entities}
+        rows_of = {f"{e}s": _range_text(n) for e, n in counts.items()}
+        hops = f"{reader.num_hops} hops, by {reader.ghosts}" if reader.num_hops else None
+        facts = {"path": reader.path, "kind": self.kind, "parts": reader.num_parts, "ghosts": hops} | rows_of
+        rows = [
+            (name, self.place(name).entity, ", ".join(self.dims(name)), reader.info(name).dtype) for name in self.fields
+        ]
+        return "IrregularDataset", facts, ("field", "entity", "dims", "stored as"), rows
+
     def plan(self, index: int, rank: int | None = None) -> ReadPlan:
         """Plan what a rank of the domain reads of a sample; any rank, default this one. Reads the rank's edges."""
         return self.reader.plan(index, self.rank if rank is None else rank, epoch=self.epoch)
@@ -247,6 +258,12 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._tensors = WeakKeyDictionary()
+
+
+def _range_text(counts: IntArray) -> str:
+    """Return how many rows samples have."""
+    low, high = (int(counts.min()), int(counts.max())) if len(counts) else (0, 0)
+    return f"{low}" if low == high else f"{low} to {high} a sample"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

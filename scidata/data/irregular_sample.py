@@ -190,6 +190,14 @@ class IrregularSample(Sample[TensorT]):
             raise ConfigError(f"field {name!r} lives on no entity: {self.dims[name]} {tuple(self[name].shape)}")
         return self._places[name]
 
+    def _facts(self) -> dict[str, Any]:
+        """What else a notebook shows: rows of each entity, owned, of others, and of all."""
+        maps = self._topology.index_maps.items()
+        return {
+            f"{entity}s": f"{rows.num_owned} owned and {rows.num_ghost} ghosts here, {rows.num_global} in all"
+            for entity, rows in maps
+        }
+
     # -- changed -------------------------------------------------------------------------------------------------
 
     def _changed(self, **changes: Any) -> IrregularSample[TensorT]:

@@ -10,6 +10,7 @@ import torch
 from typing_extensions import TypeVar  # with defaults, before Python 3.13
 
 from scidata.core.checks import check_mapping
+from scidata.core.html import card, sizes
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 
 #: Of fields: ``ShardTensor`` where the data set has a mesh with a domain, else plain.
@@ -188,6 +189,19 @@ class Sample(Mapping[str, TensorT]):
         made.members = self.members
         made._go_on_with(self)
         return made
+
+    def _repr_html_(self) -> str:
+        local = [getattr(tensor, "to_local", lambda t=tensor: t)() for tensor in self.values()]
+        columns = ("field", "dims", "dtype", "device", "this rank's part")
+        rows = [
+            (name, sizes(self.dims[name], x.shape), str(x.dtype).removeprefix("torch."), x.device, tuple(part.shape))
+            for (name, x), part in zip(self.items(), local, strict=True)
+        ]
+        return card(type(self).__name__, {"index": self.index} | self._facts(), columns, rows)
+
+    def _facts(self) -> dict[str, Any]:
+        """What else a notebook shows."""
+        return {}
 
     def __repr__(self) -> str:
         fields = ", ".join(

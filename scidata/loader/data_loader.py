@@ -37,6 +37,7 @@ from scidata.loader.arguments import (
     refuse,
 )
 from scidata.loader.batches import Batches, announced, items_of, part_reader
+from scidata.loader.described import as_html, as_text
 from scidata.loader.peers.ballot import CommonBallot, OwnBallot
 from scidata.loader.peers.session import Session
 from scidata.loader.peers.watch import Watch
@@ -250,6 +251,8 @@ class DataLoader(torch.utils.data.DataLoader[BatchT]):
         fresh: dict[str, Any] = {"_idle_rings": deque(maxlen=1), "_position": None, "_staging": None, "_watch": None}
         fresh["_pool"] = None
         return self.__dict__ | fresh
+
+    __repr__, _repr_html_ = as_text, as_html
 
     # -- iterating ---------------------------------------------------------------------------------------------------
 

@@ -122,6 +122,15 @@ class DistributedSampler(_DistributedSampler[Any]):
         self.ended = -1  # the latest epoch that a loader has come to the end of
         self._told = False
 
+    def __repr__(self) -> str:
+        kind = '"blocks"' if self._window else self.shuffle
+        drop = ", drop_last=True" if self.drop_last else ""
+        dealt = f"; dp rank {self.rank} of {self.num_replicas} gets {self.num_samples}" if self.num_replicas > 1 else ""
+        return (
+            f"DistributedSampler({len(self._order)} samples, shuffle={kind}, seed={self.seed}, epoch={self.epoch}"
+            f"{drop}{dealt})"
+        )
+
     def repeats(self) -> bool:
         """Say, once, whether a loader is about to go again through a shuffled epoch that it has come to the end of."""
         found = bool(self.shuffle) and not self._told and self._start == 0 and self.ended == self.epoch

@@ -24,6 +24,7 @@ from scidata.errors import ShardLayoutError, UnsupportedShardOp
 from scidata.shard import layouts
 from scidata.shard.calls import answer
 from scidata.shard.memory import UNKNOWN, Strides, dense, laid_out, row_major
+from scidata.shard.notebook import layout_card
 from scidata.shard.op_table import HANDLERS, TRANSFORMS, unsupported
 from scidata.shard.rows.edge_order import as_in_one_process, in_one_order
 from scidata.shard.rows.halo import exchange_halo, halo_dims, owned_of
@@ -450,6 +451,10 @@ class ShardTensor(Tensor):
         )
 
     __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        halo = ", ".join(f"dim {dim}: {each}" for dim, each in self._halo.items())
+        return layout_card(self._spec, {"dtype": str(self._local.dtype), "device": str(self.device), "halo": halo})
 
     def __format__(self, format_spec: str) -> str:
         return format(repr(self), format_spec)

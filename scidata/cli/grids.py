@@ -44,5 +44,6 @@ def run_plan(path: str, options: Mapping[str, Any], output: PlanOutput, *, kind:
     if output.plot is not None:
         from scidata.cli.commands.plot_grid import draw_reader
 
-        draw_reader(reader, output.plot)
+        ratios = [found.figures(rank)["amplification"] for rank in range(found.num_ranks)]
+        draw_reader(reader, output.plot, ratios=ratios, overall=found.figures()["amplification"])
     output.show(found, about, print_plan, [])

@@ -184,7 +184,9 @@ def run_plan(
     if output.plot is not None:
         from scidata.cli.commands.plot_store import draw_sample
 
-        notes = draw_sample(reader.store, plan.cut, plan.ghosts, output.plot)
+        ratios = [plan.figures(rank)["amplification"] for rank in range(plan.num_ranks)]
+        overall = plan.figures()["amplification"]
+        notes = draw_sample(reader.store, plan.cut, plan.ghosts, output.plot, ratios=ratios, overall=overall)
     output.show(plan, about, print_store_plan, notes)
 
 

@@ -131,6 +131,10 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
         return self.reader.plan(index, self.rank if rank is None else rank)
 
     @abstractmethod
+    def plot(self, index: int = 0, field: str | None = None, *, parts: bool = True, path: str | None = None) -> Any:
+        """Draw a field of a sample, and who has which part of it."""
+
+    @abstractmethod
     def read_local(self, index: int) -> Any:
         """Read this rank's part. Thread-safe, no collectives."""
 
@@ -145,6 +149,13 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
             return local  # type: ignore[no-any-return]  # a worker has no process group; assemble() wraps in the parent
         sample = self.assemble(local, index=index % len(self))
         return self.transform(sample) if self.transform is not None else sample
+
+    def _number(self, index: int) -> int:
+        """Return which sample an index means, from 0 on."""
+        index = as_index(index)
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"sample {index} is out of range: there are {len(self)} samples")
+        return index % len(self)
 
     def _check_attached(self) -> None:
         if self._detached:

@@ -14,6 +14,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from scidata.core.checks import allocate
 from scidata.core.html import sizes
+from scidata.core.keywords import checked_keywords
 from scidata.core.types import BufferSpec
 from scidata.data.domain_dataset import DomainDataset
 from scidata.data.local_transform import apply_locally
@@ -72,6 +73,50 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
             for name in self.fields
         ]
         return "ShardedDataset", facts, ("field", "dims", "dtype", "this rank's part, with halo"), rows
+
+    @checked_keywords
+    def plot(
+        self,
+        index: int = 0,
+        field: str | None = None,
+        *,
+        isel: Mapping[str, int] | None = None,
+        parts: bool = True,
+        path: str | None = None,
+    ) -> Any:
+        """Draw a plane of a field of one sample as it is stored, before transforms, and where the ranks' parts meet.
+
+        Reads the whole sample on the rank that calls it, without communication. With cartopy installed, longitudes
+        and latitudes are drawn as a map. Needs matplotlib (extra ``plot``).
+
+        Parameters
+        ----------
+        index
+            The sample.
+        field
+            Its name; default the one of most dimensions.
+        isel
+            Rows of dimensions that are not drawn, default the first: ``{"level": 3}``.
+        parts
+            Also draw the bounds of the parts, and the ranks' numbers.
+        path
+            A file to write; its suffix is the format.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            A notebook shows it; ``figure.axes[0]`` is what was drawn on.
+
+        Raises
+        ------
+        MissingDependencyError
+            matplotlib is not installed.
+        UnknownNameError, ConfigError, IndexError
+            No such field, dimension, row or sample.
+        """
+        from scidata.data.pictures.grid_field import draw_grid
+
+        return draw_grid(self.reader, self._number(index), field, isel, parts=parts, path=path)
 
     @property
     def _path(self) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from scidata.core.keywords import checked_keywords
 from scidata.core.types import Empty, IntArray
 from scidata.data.domain_dataset import DomainDataset, Reader
 from scidata.data.irregular_sample import IrregularSample
@@ -160,6 +161,40 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
             (name, self.place(name).entity, ", ".join(self.dims(name)), reader.info(name).dtype) for name in self.fields
         ]
         return "IrregularDataset", facts, ("field", "entity", "dims", "stored as"), rows
+
+    @checked_keywords
+    def plot(self, index: int = 0, field: str | None = None, *, parts: bool = True, path: str | None = None) -> Any:
+        """Draw a field of one sample as it is stored, before transforms, and beside it who has which part.
+
+        Reads the whole sample on the rank that calls it, without communication. Cells of flat meshes are filled; of
+        solid ones the surface is, with the octant nearest the viewer cut away. Needs matplotlib (extra ``plot``).
+
+        Parameters
+        ----------
+        index
+            The sample.
+        field
+            Its name; default the first one of nodes, points or cells. The first component is drawn.
+        parts
+            Also draw the ranks' parts, where there are several.
+        path
+            A file to write; its suffix is the format.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            A notebook shows it; ``figure.axes[0]`` is what was drawn on.
+
+        Raises
+        ------
+        MissingDependencyError
+            matplotlib is not installed.
+        UnknownNameError, ConfigError, IndexError
+            No such field or sample, a field of edges, no positions, rows that are drawn anew in each epoch.
+        """
+        from scidata.data.pictures.mesh_field import draw_mesh
+
+        return draw_mesh(self.reader, self._number(index), field, parts=parts, path=path)
 
     def plan(self, index: int, rank: int | None = None) -> ReadPlan:
         """Plan what a rank of the domain reads of a sample; any rank, default this one. Reads the rank's edges."""

@@ -63,7 +63,7 @@ def test_amplification_is_said():
 def drawn(figure):
     """Return the values of the picture's mesh, and the positions of its lines."""
     axes = figure.axes[0]
-    (mesh,) = [each for each in axes.collections if type(each).__name__.endswith("QuadMesh")]
+    mesh = next(each for each in axes.collections if type(each).__name__.endswith("QuadMesh"))
     return np.asarray(mesh.get_array()), axes
 
 

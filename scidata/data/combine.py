@@ -178,6 +178,7 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
         part, own = self.locate(index)
         return self._sources[part].shared_reads(own)
 
+    @checked_keywords
     def plan(self, index: int, rank: int | None = None) -> Any:
         """Plan what a rank of the domain reads of a sample."""
         part, own = self.locate(index)

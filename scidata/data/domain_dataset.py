@@ -13,6 +13,7 @@ from torch.utils.data import Dataset, get_worker_info
 
 from scidata.core.checks import as_index
 from scidata.core.html import card, sizes
+from scidata.core.keywords import checked_keywords
 from scidata.data.local_transform import LocalTransform
 from scidata.data.sample import Sample
 from scidata.device_mesh import domain_mesh
@@ -126,6 +127,7 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
     def _described(self) -> tuple[str, dict[str, Any], Sequence[str], Sequence[Sequence[Any]]]:
         """Return what a notebook shows of this kind: a title, facts by name, columns and rows of a table of fields."""
 
+    @checked_keywords
     def plan(self, index: int, rank: int | None = None) -> ReadPlan:
         """Plan what a rank of the domain reads of a sample; any rank, default this one."""
         return self.reader.plan(index, self.rank if rank is None else rank)

@@ -196,6 +196,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
 
         return draw_mesh(self.reader, self._number(index), field, parts=parts, path=path)
 
+    @checked_keywords
     def plan(self, index: int, rank: int | None = None) -> ReadPlan:
         """Plan what a rank of the domain reads of a sample; any rank, default this one. Reads the rank's edges."""
         return self.reader.plan(index, self.rank if rank is None else rank, epoch=self.epoch)

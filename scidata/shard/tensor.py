@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
+from scidata.core.keywords import checked_keywords
 from scidata.device_mesh.last_words import leave_and_ask
 from scidata.errors import ShardLayoutError, UnsupportedShardOp
 from scidata.shard import layouts
@@ -250,6 +251,7 @@ class ShardTensor(Tensor):
             return None
         return padded
 
+    @checked_keywords
     def local_with_halo(
         self, halo: Mapping[int, int | tuple[int, int]] | None = None, periodic: Sequence[int] = ()
     ) -> Tensor:
@@ -290,6 +292,7 @@ class ShardTensor(Tensor):
         full = as_in_one_process(gather_full(self._local, self._spec), self._spec)
         return layouts.with_gradient(full, self._spec, grad_placements, whole=True)
 
+    @checked_keywords
     def redistribute(
         self,
         device_mesh: DeviceMesh | None = None,

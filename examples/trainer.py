@@ -6,6 +6,7 @@ import argparse
 import copy
 import math
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -124,7 +125,7 @@ class Trainer:
         self.device = torch.device(args.device, torch.cuda.current_device() if args.device == "cuda" else None)
         self.dtype = getattr(torch, args.dtype)
         self.num_dp = self.mesh["dp"].size()
-        self.is_main = dist.get_rank() == 0
+        self.is_main, self.said = dist.get_rank() == 0, -math.inf
         self.ds = self.open(self.mesh)
         torch.manual_seed(args.seed)  # the same first weights on every rank
         self.model = self.make_model().to(self.device, self.dtype)
@@ -161,6 +162,12 @@ class Trainer:
 
     # -- what they share ---------------------------------------------------------------------------------------------
 
+    def say(self, text: str, *, after: float = 0.0) -> None:
+        """Print a line on rank 0, if nothing was said for so many seconds."""
+        if self.is_main and time.monotonic() - self.said >= after:
+            self.said = time.monotonic()
+            print(text, file=sys.stderr, flush=True)
+
     def load_from(self, ds: Any, order: Any, batch_size: int) -> scidata.DataLoader:
         """Make a loader of batches on the device."""
         pin = self.device.type == "cuda"
@@ -176,6 +183,7 @@ class Trainer:
             self.stats = self.blank_stats()
             load(args.resume, self.model, self.optimizer, self.progress, self.loader, self.stats)
         else:
+            self.say("computing the normalisation")
             self.normalise()
 
     def train(self) -> None:
@@ -196,6 +204,8 @@ class Trainer:
             for batch in self.loader:
                 losses.append(self.step(batch).detach())
                 bar.update()
+                if bar.disable:
+                    self.say(f"step {progress.step} of {bar.total}", after=8)
                 if progress.step % args.log_every == 0:
                     self.report(writer, bar, average(torch.stack(losses).mean(), self.mesh))
                     losses.clear()
@@ -252,12 +262,14 @@ class Trainer:
         writer.add_scalar("lr", rate, step)
         bar.set_postfix(loss=loss, lr=rate)
         if bar.disable:
-            print(f"step {step} loss {loss:.6g} lr {rate:.3g}", file=sys.stderr)
+            self.say(f"step {step} loss {loss:.6g} lr {rate:.3g}")
 
     def check(self) -> bool:
         """Compare loss and gradients of the first global batch with one process that reads the whole samples."""
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        self.say("checking: computing the normalisation")
         self.normalise()
+        self.say("checking: a step on all ranks")
         single = self.single
         assert single is not None
         batch = next(iter(self.loader))
@@ -267,6 +279,7 @@ class Trainer:
         dist.all_gather_object(parts, batch.index, group=self.mesh.get_group("dp"))
         indices = [index for part in parts for index in part]
 
+        self.say("checking: the same step on one process, which reads whole samples")
         whole = next(iter(self.load_from(self.open(None), indices, len(indices))))
         expected = self.loss(single, whole)
         expected.backward()

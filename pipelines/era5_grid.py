@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 import scidata
+from pipelines.telling import telling
 
 __all__ = ["channel_names", "convert", "make", "normalisation", "open_era5", "stack_channels"]
 
@@ -221,6 +222,7 @@ def make(
         size = (num_times, *((num_levels,) if on_levels else ()), *shape)
         array = _create(group, name, size, dims, rows, "f4", {"units": units})
         waves = rng.normal(size=(4, 3))
+        tick = telling(name, num_times)
         for t in range(num_times):
             data = np.zeros(size[1:])
             depth = np.linspace(0.5, 1.5, num_levels)[:, None, None] if on_levels else 1.0
@@ -228,6 +230,7 @@ def make(
                 angle = np.radians(k * lon)[None, :] + phase - (0.3 + 0.1 * speed) * t
                 data += depth * height * np.sin(angle) * np.cos(np.radians(lat))[:, None] ** k
             array[t] = offset + amplitude * data + rng.normal(scale=0.01 * amplitude, size=size[1:])
+            tick(1)
 
 
 def convert(sources: Sequence[str], out: str, *, fields: Sequence[str] | None = None, rows: int = 8) -> None:
@@ -266,11 +269,12 @@ def convert(sources: Sequence[str], out: str, *, fields: Sequence[str] | None = 
     for name in names:
         shape = (sum(file.sizes[time] for file in files), *first[name].shape[1:])
         array = _create(group, name, shape, first[name].dims, rows, "f4", first[name].attrs)
-        written = 0
+        written, tick = 0, telling(name, shape[0])
         for file in files:
             for t in range(file.sizes[time]):
                 array[written] = file[name].isel({time: t}).values
                 written += 1
+                tick(1)
     for file in files:
         file.close()
 

@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 import scidata
+from pipelines.telling import telling
 
 __all__ = [
     "INPUTS",
@@ -271,11 +272,13 @@ def make(out: str, *, num_samples: int = 8, num_nodes: int = 2000, seed: int = 0
     if Path(out).exists():
         raise FileExistsError(f"{out} exists; remove it or choose another name")
     Path(out).mkdir(parents=True)
+    tick = telling("samples", num_samples)
     for index in range(num_samples):
         arrays = flow(np.random.default_rng([seed, index]), num_nodes)
         with h5py.File(Path(out) / f"flow_{index:05d}.h5", "w") as file:
             for name, values in arrays.items():
                 file[name] = values
+        tick(1)
 
 
 def convert(raw: str, out: str, *, jobs: int = 1, **options: Any) -> None:
@@ -291,7 +294,7 @@ def convert(raw: str, out: str, *, jobs: int = 1, **options: Any) -> None:
     files = sorted(map(str, Path(raw).glob("*.h5")))
     if not files:
         raise FileNotFoundError(f"{raw}: there is no .h5 file in it")
-    scidata.partition(files, out, kind="graph", jobs=jobs, **options)
+    scidata.partition(files, out, kind="graph", jobs=jobs, **{"tick": telling("samples", len(files))} | options)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

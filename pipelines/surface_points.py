@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 import scidata
+from pipelines.telling import telling
 
 __all__ = ["convert", "force", "make", "neighbours", "open_surface"]
 
@@ -131,6 +132,7 @@ def make(out: str, *, num_samples: int = 4, num_points: int = 5000, seed: int = 
     if Path(out).exists():
         raise FileExistsError(f"{out} exists; remove it or choose another name")
     Path(out).mkdir(parents=True)
+    tick = telling("samples", num_samples)
     for index in range(num_samples):
         rng = np.random.default_rng([seed, index])
         arrays = ellipsoid(rng, round(num_points * rng.uniform(0.8, 1.2)))
@@ -140,6 +142,7 @@ def make(out: str, *, num_samples: int = 4, num_points: int = 5000, seed: int = 
             chunks = (4096, *values.shape[1:])
             config: Any = {"write_empty_chunks": True}  # a chunk that is absent is then a lost one
             group.create_array(name, data=values, chunks=chunks, dimension_names=dims, config=config)
+        tick(1)
 
 
 def convert(raw: str, out: str, *, pattern: str = "*.zarr", jobs: int = 1, **options: Any) -> None:
@@ -155,7 +158,7 @@ def convert(raw: str, out: str, *, pattern: str = "*.zarr", jobs: int = 1, **opt
     files = sorted(map(str, Path(raw).glob(pattern)))
     if not files:
         raise FileNotFoundError(f"{raw}: nothing in it is named {pattern}")
-    scidata.partition(files, out, kind="points", jobs=jobs, **options)
+    scidata.partition(files, out, kind="points", jobs=jobs, **{"tick": telling("samples", len(files))} | options)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -31,6 +31,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 
 import scidata
+from pipelines.telling import telling
 
 __all__ = ["cell_areas", "convert", "make", "mean_on_cells", "open_ugrid"]
 
@@ -169,7 +170,9 @@ def convert(sources: Sequence[str], out: str, *, mesh: str | None = None, **opti
     SciDataError
         As ``scidata.partition``, which takes the ``options`` too.
     """
-    scidata.partition(list(sources), out, kind="mesh", mesh=mesh, **options)
+    scidata.partition(
+        list(sources), out, kind="mesh", mesh=mesh, **{"tick": telling("samples", len(sources))} | options
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

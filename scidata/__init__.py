@@ -89,7 +89,7 @@ _HOME = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = sorted([*_HOME, "__version__", "errors"])  # noqa: PLE0605 - strings all, spelled once, above
 
 
-def __getattr__(name: str) -> Any:
+def _imported(name: str) -> Any:
     if name in _HOME:
         value = getattr(importlib.import_module(_HOME[name]), name)
     elif name == "errors":
@@ -107,6 +107,10 @@ def _near(name: str) -> str:
     from scidata.errors import near_matches
 
     return near_matches(name, __all__, listed=False)
+
+
+if not TYPE_CHECKING:  # to type checkers, a name that is not above is a mistake
+    __getattr__ = _imported
 
 
 def __dir__() -> list[str]:

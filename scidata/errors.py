@@ -116,7 +116,7 @@ class WorkerDiedError(SciDataError, RuntimeError):
 
 
 class MissingDependencyError(SciDataError, ImportError):
-    """An optional package is not installed; the message names the extra that brings it."""
+    """An optional package is not installed; the message has the command that installs it."""
 
 
 class ShardLayoutError(SciDataError, ValueError):

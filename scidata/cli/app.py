@@ -6,68 +6,18 @@ answers at once.
 
 from __future__ import annotations
 
-import os
+import sys
 from dataclasses import asdict
 from typing import Any
 
 import typer
-import typer.core
 
 from scidata.cli import options as opt
-from scidata.core.urls import public_text
-from scidata.errors import ConfigError, OutputError, SciDataError, UnknownNameError, near_matches, visible
-
-_EXIT_FAILED, _EXIT_USAGE, _EXIT_INTERRUPTED = 1, 2, 130
-
-
-class _Group(typer.core.TyperGroup):
-    """Turns expected errors into one line and the exit code, unless ``--debug`` is given."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except BrokenPipeError:
-            raise  # `scidata plan … | head`: the framework ends quietly
-        except (SciDataError, OSError) as e:
-            if ctx.meta.get("scidata.debug"):
-                raise
-            from scidata.cli.output import print_error
-
-            print_error(_message(e))
-            raise typer.Exit(_exit_code(e)) from None
-        except Exception as e:
-            if isinstance(getattr(e, "message", None), str):  # wrong usage, which repeats what was typed
-                e.message = visible(public_text(e.message))  # type: ignore[attr-defined]
-            raise
-        except KeyboardInterrupt:
-            typer.echo("interrupted", err=True)
-            raise typer.Exit(_EXIT_INTERRUPTED) from None
-
-
-def _exit_code(error: BaseException) -> int:
-    """Arguments that cannot be honoured, and names that are not there, are the command's; the rest has failed."""
-    usage = isinstance(error, ConfigError | UnknownNameError) and not isinstance(error, OutputError)
-    return _EXIT_USAGE if usage else _EXIT_FAILED
-
-
-def _near(error: OSError) -> str:
-    """Return names like that of a file that is not there, for the end of the message."""
-    folder, name = os.path.split(str(error.filename))
-    if not isinstance(error, FileNotFoundError) or not os.path.isdir(folder or "."):
-        return ""
-    return near_matches(name, os.listdir(folder or "."), listed=False)
-
-
-def _message(error: BaseException) -> str:
-    if isinstance(error, OSError) and not isinstance(error, SciDataError) and error.strerror:
-        return f"{error.filename}: {error.strerror.lower()}{_near(error)}" if error.filename else error.strerror
-    return str(error) or type(error).__name__
-
+from scidata.cli.failures import FAILED, Group
 
 app = typer.Typer(
-    cls=_Group,
+    cls=Group,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Each rank of a group reads only its own part of a sample: see what files hold and what each rank would read, "
@@ -295,7 +245,7 @@ def verify(path: opt.Store, as_json: opt.Json = False, debug: opt.Debug = False)
     from scidata.cli.partitioning import run_verify
 
     if not run_verify(path, as_json=as_json):
-        raise typer.Exit(_EXIT_FAILED)
+        raise typer.Exit(FAILED)
 
 
 @app.command()
@@ -343,9 +293,12 @@ def demo(
     from scidata.cli.demo import run_demo
 
     if not run_demo(ranks=ranks, steps=steps, keep=keep, as_json=as_json):
-        raise typer.Exit(_EXIT_FAILED)
+        raise typer.Exit(FAILED)
 
 
 def main() -> None:
     """Run the command line; the entry point of the ``scidata`` script."""
+    for stream in (sys.stdout, sys.stderr):  # into a pipe, too, what is printed is seen at once
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(line_buffering=True)
     app(prog_name="scidata")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from scidata.cli.arguments import KINDS, check_choice, parse_names, usage_error
 from scidata.cli.commands.bench import BenchRow, bench_path
 from scidata.cli.output import console, human_bytes, make_table, print_json, ratio
+from scidata.cli.progress import doing
 from scidata.core.urls import is_url
 from scidata.store.format.places import is_store
 
@@ -32,6 +33,7 @@ def run_bench(
     check_choice("--kind", kind, ("grid", "points"))
     if not is_url(path) and is_store(path):
         raise usage_error("PATH", f"{path} is a partitioned store, which has its own order; add --pipeline.")
+    doing("timing")
     rows = bench_path(path, fields=parse_names(fields or ()) or None, kind=kind, repeats=repeats)
     if as_json:
         print_json({"path": path, "repeats": repeats, "rows": [asdict(row) for row in rows]})
@@ -69,6 +71,7 @@ def run_pipeline(
     from scidata.cli.commands.pipeline_bench import bench_pipeline  # torch
 
     check_choice("--kind", kind, KINDS)
+    doing("timing")
     rows, step = bench_pipeline(
         path,
         fields=parse_names(fields or ()) or None,

@@ -18,6 +18,7 @@ from scidata.cli.arguments import usage_error
 from scidata.cli.commands.demo_data import NUM_LATITUDES, PATCH, READ, SPLIT, write_weather
 from scidata.cli.commands.plan_grid import DomainPlan, describe, plan_domain
 from scidata.cli.output import console, human_bytes, make_table, print_json
+from scidata.cli.progress import doing
 from scidata.cli.tables import print_plan
 from scidata.errors import LauncherError, OutputError
 from scidata.grids.reader import GridReader
@@ -49,6 +50,7 @@ def run_demo(*, ranks: int, steps: int, keep: str | None, as_json: bool) -> bool
             print_plan(plan, about, every_rank=True)
             console().print()
             console().print(f"training a ViT in float64 on {ranks} ranks (torchrun, gloo)", style="bold")
+        doing("training")
         results = _launch(path, folder, ranks, steps, echo=not as_json)
     report = _report(plan, about, results, seconds=time.monotonic() - began)
     if as_json:
@@ -108,7 +110,7 @@ def _launch(path: str, folder: str, ranks: int, steps: int, *, echo: bool) -> li
             assert process.stdout is not None
             for line in process.stdout:
                 if echo and line.startswith("step "):
-                    print(line, end="", flush=True)
+                    console().print(line.rstrip(), soft_wrap=True)
             code = process.wait()
         except BaseException:
             _stop(process)

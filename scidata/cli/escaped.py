@@ -6,6 +6,7 @@ where they go out.
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from rich import box
@@ -22,6 +23,15 @@ def shown(text: str) -> str:
     return visible(public_text(text))
 
 
+class Spoke:
+    """When a console has printed last."""
+
+    at = 0.0
+
+
+spoke = Spoke()
+
+
 class EscapedConsole(Console):
     """A console whose lines are one line each, whatever is in them."""
 
@@ -30,6 +40,7 @@ class EscapedConsole(Console):
 
     def print(self, *objects: Any, **options: Any) -> None:
         """Print texts escaped; what Rich draws itself (tables) has been escaped when it was filled."""
+        spoke.at = time.monotonic()
         super().print(*(shown(item) if isinstance(item, str) else item for item in objects), **options)
 
     def print_parts(self, *parts: tuple[str, str]) -> None:

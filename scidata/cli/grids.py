@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from scidata.cli.commands.plan_grid import describe, plan_domain, suggestions
-from scidata.cli.output import progress
 from scidata.cli.plan_output import PlanOutput
+from scidata.cli.progress import progress
 from scidata.cli.tables import print_plan
 from scidata.data.raw_kind import kind_of_raw
 from scidata.grids.reader import GridReader
@@ -44,5 +44,6 @@ def run_plan(path: str, options: Mapping[str, Any], output: PlanOutput, *, kind:
     if output.plot is not None:
         from scidata.cli.commands.plot_grid import draw_reader
 
-        draw_reader(reader, output.plot)
+        ratios = [found.figures(rank)["amplification"] for rank in range(found.num_ranks)]
+        draw_reader(reader, output.plot, ratios=ratios, overall=found.figures()["amplification"])
     output.show(found, about, print_plan, [])

@@ -44,6 +44,16 @@ def _whole(least: int) -> Callable[[str], int]:
     return parse
 
 
+def _milliseconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a number of milliseconds.") from None
+    if not 0 <= number < float("inf"):
+        raise typer.BadParameter(f"{text} is negative or infinite.")
+    return number
+
+
 def _set_debug(ctx: typer.Context, value: bool) -> bool:
     if value:
         ctx.meta["scidata.debug"] = True  # shared by the group and its commands
@@ -232,7 +242,9 @@ Repeats = Annotated[int, _option("N", "Timed rounds; figures are medians.", pars
 Pipeline = Annotated[bool, _flag("--pipeline", "Time a DataLoader instead, beside preadv and the decompressor.")]
 Workers = Annotated[str | None, _option("N,...", "Numbers of reader threads; default 0,1,2,4.", _PIPELINE)]
 Samples = Annotated[int | None, _option("N", "Samples of a round; default 20.", _PIPELINE, parser=_whole(1))]
-StepMs = Annotated[float | None, _option("MS", "Time of a training step; default twice a read.", _PIPELINE, min=0)]
+StepMs = Annotated[
+    float | None, _option("MS", "Time of a training step; default twice a read.", _PIPELINE, parser=_milliseconds)
+]
 DemoRanks = Annotated[int, _option("N", "Ranks that share each sample, at most 15.", parser=_whole(1))]
 DemoSteps = Annotated[int, _option("N", "Training steps.", parser=_whole(1))]
 KeepDir = Annotated[str | None, _option("DIR", "Keep data and results in this new folder.")]

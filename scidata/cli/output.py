@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from scidata.core.urls import public_text
@@ -79,16 +78,3 @@ def human_bytes(num_bytes: float | None) -> str:
 def ratio(value: float | None) -> str:
     """Return an amplification or a balance as text."""
     return "-" if value is None else f"{value:.2f}"
-
-
-@contextmanager
-def progress(what: str, total: int) -> Iterator[Callable[[], None]]:
-    """Draw a bar on stderr, if that is a terminal; the value is called once for each of ``total`` parts done."""
-    if not is_terminal(sys.stderr):
-        yield lambda: None
-        return
-    from rich.progress import Progress
-
-    with Progress(console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda: bar.advance(task)

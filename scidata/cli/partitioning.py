@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from scidata.cli.arguments import check_choice, usage_error
-from scidata.cli.output import console, human_bytes, is_terminal, make_table, print_json, progress
-from scidata.cli.tables import print_bullets
+from scidata.cli.output import console, human_bytes, make_table, print_json
+from scidata.cli.progress import progress
+from scidata.cli.tables import print_bullets, print_notes
 from scidata.core.urls import public_text
 from scidata.errors import ConfigError
 from scidata.meshes.samples import read_samples
@@ -36,7 +35,7 @@ def run_partition(paths: Sequence[str], options: dict[str, Any], *, as_json: boo
     if options["dry_run"]:
         report = partition(inputs, out, **options)
     else:
-        with _bar(_num_samples(inputs, options)) as tick:
+        with progress("partitioning", _num_samples(inputs, options), " samples") as tick:
             report = partition(inputs, out, **options, tick=tick)
     _print(report, as_json=as_json)
 
@@ -74,25 +73,6 @@ def _num_samples(inputs: Sequence[str], options: dict[str, Any]) -> int:
     return len(range(part.index, num, part.num_parts))
 
 
-@contextmanager
-def _bar(num_samples: int) -> Iterator[Callable[[float], None]]:
-    """Draw samples done, rate and time left on stderr, if that is a terminal."""
-    if not is_terminal(sys.stderr):
-        yield lambda share: None
-        return
-    from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
-    from rich.text import Text
-
-    class Rate(ProgressColumn):
-        def render(self, task: Any) -> Text:
-            return Text("" if not task.speed else f"{task.speed:.3g} samples/s")
-
-    columns = (TextColumn("partitioning"), BarColumn(), TextColumn("{task.completed:.1f}/{task.total:.0f} samples"))
-    with Progress(*columns, Rate(), TimeRemainingColumn(), console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=num_samples)
-        yield lambda share: bar.advance(task, share)
-
-
 def _print(report: PartitionReport, *, as_json: bool) -> None:
     if as_json:
         print_json(asdict(report))
@@ -108,9 +88,7 @@ def _print(report: PartitionReport, *, as_json: bool) -> None:
     out.print(f"{rows}; {human_bytes(report.nbytes)}", soft_wrap=True)
     if not report.finished:
         out.print(f"when all parts are done: scidata partition --finalize {report.out}", soft_wrap=True)
-    notes = [f"{name}: {note}" for name, found in report.notes.items() for note in found]
-    more = [f"{len(notes) - _MANY_SAMPLES} more; --json lists all"] if len(notes) > _MANY_SAMPLES else []
-    print_bullets("note", [*notes[:_MANY_SAMPLES], *more], "yellow")
+    print_notes(((name, note) for name, found in report.notes.items() for note in found), _MANY_SAMPLES)
 
 
 def _print_planned(report: PartitionReport) -> None:

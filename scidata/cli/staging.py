@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scidata.cli.arguments import parse_ranks, usage_error
-from scidata.cli.output import console, human_bytes, print_json, progress
+from scidata.cli.output import console, human_bytes, print_json
+from scidata.cli.progress import progress
 from scidata.cli.stores import names_store
 from scidata.core.urls import public_text
 from scidata.data.raw_kind import kind_of_raw

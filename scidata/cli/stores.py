@@ -9,9 +9,10 @@ from typing import Any
 
 from scidata.cli.arguments import check_choice, parse_rows, parse_width, usage_error
 from scidata.cli.commands.plan_store import StorePlan, describe_store, plan_store
-from scidata.cli.output import console, human_bytes, make_table, print_json, progress, ratio
+from scidata.cli.output import console, human_bytes, make_table, print_json, ratio
 from scidata.cli.plan_output import PlanOutput
-from scidata.cli.tables import byte_cells, print_bullets, print_ranks, print_world, shape_text, shown_ranks
+from scidata.cli.progress import progress
+from scidata.cli.tables import byte_cells, print_bullets, print_notes, print_ranks, print_world, shape_text, shown_ranks
 from scidata.store.format.manifest import Number
 from scidata.store.format.places import folder_of, is_store
 from scidata.store.reading.reader import StoreReader
@@ -57,9 +58,8 @@ def _print_report(report: PartitionedReport) -> None:
     if report.quality is not None:
         out.print()
         _print_quality(report)
-    notes = [f"{sample.name}: {note}" for sample in report.samples for note in sample.notes]
-    more = [f"{len(notes) - _MANY_SAMPLES} more; --json lists all"] if len(notes) > _MANY_SAMPLES else []
-    print_bullets("note", [*notes[:_MANY_SAMPLES], *more, *report.notes], "yellow")
+    notes = ((sample.name, note) for sample in report.samples for note in sample.notes)
+    print_notes(notes, _MANY_SAMPLES, more=report.notes)
 
 
 def _edges_text(report: PartitionedReport) -> str:
@@ -184,7 +184,9 @@ def run_plan(
     if output.plot is not None:
         from scidata.cli.commands.plot_store import draw_sample
 
-        notes = draw_sample(reader.store, plan.cut, plan.ghosts, output.plot)
+        ratios = [plan.figures(rank)["amplification"] for rank in range(plan.num_ranks)]
+        overall = plan.figures()["amplification"]
+        notes = draw_sample(reader.store, plan.cut, plan.ghosts, output.plot, ratios=ratios, overall=overall)
     output.show(plan, about, print_store_plan, notes)
 
 

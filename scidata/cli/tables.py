@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +24,16 @@ def print_bullets(heading: str, lines: Sequence[str], style: str) -> None:
     out = console()
     for line in lines:
         out.print_parts((f"{heading}: ", style), (line, "default"))
+
+
+def print_notes(notes: Iterable[tuple[str, str]], most: int, *, more: Sequence[str] = ()) -> None:
+    """Print what is noted of samples, by (name, note): equal notes of several samples on one line."""
+    names: dict[str, list[str]] = {}
+    for name, note in notes:
+        names.setdefault(note, []).append(name)
+    lines = [f"{n[0]}{f' and {len(n) - 1} more' if len(n) > 1 else ''}: {note}" for note, n in names.items()]
+    rest = [f"{len(lines) - most} more; --json lists all"] if len(lines) > most else []
+    print_bullets("note", [*lines[:most], *rest, *more], "yellow")
 
 
 def print_report(report: StoreReport) -> None:

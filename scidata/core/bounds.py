@@ -23,6 +23,8 @@ def _check_parts(num_global: int, num_parts: int, align: int) -> None:
         raise ConfigError(f"number of parts must be at least 1, not {num_parts}")
     if align < 1:
         raise ConfigError(f"align must be at least 1, not {align}")
+    if align > num_global:
+        raise ConfigError(f"align={align} is more than the {num_global} rows; choose a smaller one")
     if num_global % align:
         raise ConfigError(
             f"align={align} does not divide the {num_global} rows: bounds would leave a part that is not a multiple; "

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from scidata.core.install import install_hint
 from scidata.core.memory import empty
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError, MissingDependencyError, TooLargeError
@@ -96,7 +97,7 @@ def optional_module(name: str, what: str, extra: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as e:
-        raise MissingDependencyError(f"{what}; pip install 'scidata[{extra}]'") from e
+        raise MissingDependencyError(f"{what}; {install_hint(extra)}") from e
 
 
 def allocate(

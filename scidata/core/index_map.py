@@ -61,6 +61,13 @@ class IndexMap:
             raise ConfigError(f"part {self.part} does not exist: there are {self.num_parts}")
         object.__setattr__(self, "ghosts", _checked_ghosts(self.ghosts, *self.owned, self.num_global))
 
+    def __repr__(self) -> str:
+        first, stop = self.owned
+        return (
+            f"IndexMap(part {self.part} of {self.num_parts}: rows {first}:{stop} of {self.num_global}, "
+            f"{len(self.ghosts)} ghosts)"
+        )
+
     @property
     def num_parts(self) -> int:
         """Number of parts."""

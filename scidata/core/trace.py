@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from scidata.core.keywords import checked_keywords
 from scidata.errors import ConfigError
 
 _MAX_EVENTS = 2_000_000  # some 500 MB of JSON, which no viewer likes
@@ -150,6 +151,7 @@ def get_sample() -> int | None:
     return getattr(_here, "sample", None)
 
 
+@checked_keywords
 @contextmanager
 def trace(path: str | os.PathLike[str], *, torch_trace: str | os.PathLike[str] | None = None) -> Iterator[Recorder]:
     """Record what the readers and loops of this process do, and write it for Perfetto (https://ui.perfetto.dev).
@@ -211,6 +213,7 @@ def trace(path: str | os.PathLike[str], *, torch_trace: str | os.PathLike[str] |
         merge_traces([torch_trace, path], path)
 
 
+@checked_keywords
 def merge_traces(paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) -> None:
     """Write the events of several traces to one file, on the time axis of the first.
 

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, overload
 
 import torch
 
+from scidata.core.keywords import checked_keywords
 from scidata.data.irregular_sample import IrregularSample
 from scidata.data.irregular_union import unite
-from scidata.data.sample import Sample
+from scidata.data.sample import Sample, TensorT
 from scidata.errors import FieldMismatchError
 
 
-def collate(samples: Sequence[Sample]) -> Sample:
+@overload
+def collate(samples: Sequence[IrregularSample[TensorT]]) -> IrregularSample[TensorT]: ...
+
+
+@overload
+def collate(samples: Sequence[Sample[TensorT]]) -> Sample[TensorT]: ...
+
+
+@checked_keywords
+def collate(samples: Sequence[Sample[Any]]) -> Sample[Any]:
     """Stack the fields of several grid samples on a new dim 0; unite meshes, clouds and graphs disjointly.
 
     A union has the rows of all samples, which may differ in number, and a field ``batch`` that says of which sample a
@@ -48,7 +59,7 @@ def collate(samples: Sequence[Sample]) -> Sample:
     return unite(irregular)
 
 
-def _stacked(samples: Sequence[Sample]) -> Sample:
+def _stacked(samples: Sequence[Sample[Any]]) -> Sample[Any]:
     first = samples[0]
     for sample in samples[1:]:
         if list(sample) != list(first):

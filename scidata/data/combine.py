@@ -8,18 +8,21 @@ import itertools
 import json
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import ConcatDataset, Dataset, Subset
+from typing_extensions import TypeVar  # with defaults, before Python 3.13
 
+from scidata.core.html import card
+from scidata.core.keywords import checked_keywords
 from scidata.core.types import BufferSpec, Empty, IntArray
 from scidata.data.collate import collate
 from scidata.data.order import MAX_DRAWN, MAX_LISTED, Mixture
 from scidata.data.sample import Sample
-from scidata.data.source import Source
+from scidata.data.source import Readable, Source
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 
 
@@ -54,7 +57,10 @@ def _digest(numbers: _Numbers) -> str:
     return hashlib.sha256(numbers.astype("<i8").tobytes()).hexdigest()
 
 
-class CombinedDataset(Dataset[Sample]):
+SampleT = TypeVar("SampleT", bound=Sample[Any], covariant=True, default=Sample)
+
+
+class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
     """Samples of other data sets in a numbering of its own. Made by :func:`subset`, :func:`concat`, :func:`mix`.
 
     Reads what its data sets read, and applies each one's own transform. ``sample.index`` is the number here.
@@ -100,7 +106,15 @@ class CombinedDataset(Dataset[Sample]):
         return len(self._parts)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self)} samples of {', '.join(map(repr, self.datasets))})"
+        return f"CombinedDataset({len(self)} samples of {', '.join(map(repr, self.datasets))})"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (number, type(each).__name__, len(each), ", ".join(each.fields))
+            for number, each in enumerate(self.datasets)
+        ]
+        facts = {"samples": len(self), "mixed by": None if self.mixture is None else self.mixture.takes}
+        return card("CombinedDataset", facts, ("data set", "kind", "samples", "fields"), rows)
 
     def locate(self, index: int) -> tuple[int, int]:
         """Return which data set a sample comes from, and its number there.
@@ -132,16 +146,16 @@ class CombinedDataset(Dataset[Sample]):
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
     @property
-    def transform(self) -> Callable[[Sample], Sample] | None:
+    def transform(self) -> Callable[[Any], Any] | None:
         """The data sets' own transforms; None where none has one."""
         return None if all(dataset.transform is None for dataset in self.datasets) else self._transform
 
-    def _transform(self, sample: Sample) -> Sample:
+    def _transform(self, sample: Sample[Any]) -> Any:
         number = sample.index
         assert isinstance(number, int)
         part, sample.index = self.locate(number)  # a data set's own transform knows its own numbering
         own = self.datasets[part].transform
-        return _renumbered(sample if own is None else own(sample), number)
+        return self._renumbered(sample if own is None else own(sample), number)
 
     def counts(self, entity: str | None = None) -> npt.NDArray[np.int64]:
         """Return how many rows of an entity each sample has, ``(len(self),)``: of stores only."""
@@ -178,6 +192,7 @@ class CombinedDataset(Dataset[Sample]):
         part, own = self.locate(index)
         return self._sources[part].shared_reads(own)
 
+    @checked_keywords
     def plan(self, index: int, rank: int | None = None) -> Any:
         """Plan what a rank of the domain reads of a sample."""
         part, own = self.locate(index)
@@ -219,27 +234,36 @@ class CombinedDataset(Dataset[Sample]):
 
         return read
 
-    def assemble(self, local: Any, *, index: int | list[int], batched: bool = False) -> Sample:
+    def assemble(self, local: Any, *, index: int | list[int], batched: bool = False) -> SampleT:
         """Wrap local parts as their data set does: of one sample, or of a batch of them."""
         if isinstance(index, int):
             part, own = self.locate(index)
-            return _renumbered(self._sources[part].assemble(local, index=own), index)
+            return self._renumbered(self._sources[part].assemble(local, index=own), index)
         places = [self.locate(i) for i in index]
         if len({part for part, _ in places}) == 1:
             dataset = self.datasets[places[0][0]]
-            return _renumbered(dataset.assemble(local, index=[own for _, own in places], batched=True), index)
+            return self._renumbered(dataset.assemble(local, index=[own for _, own in places], batched=True), index)
         rows = [{name: values[row] for name, values in local.items()} for row in range(len(index))]
-        return collate([self.assemble(row, index=i) for row, i in zip(rows, index, strict=True)])
+        return self._renumbered(
+            collate([self.assemble(row, index=i) for row, i in zip(rows, index, strict=True)]), index
+        )
 
-    def __getitem__(self, index: int) -> Sample:
+    def __getitem__(self, index: int) -> SampleT:
         part, own = self.locate(index)
-        return _renumbered(self.datasets[part][own], index % len(self))
+        return self._renumbered(self.datasets[part][own], index % len(self))
+
+    @staticmethod
+    def _renumbered(sample: Any, index: int | list[int]) -> SampleT:
+        renumbered: SampleT = sample
+        if isinstance(sample, Sample):  # a worker process has no more than parts, and a transform returns what it likes
+            sample.index = index
+        return renumbered
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"mesh": None}
 
 
-class BufferedCombined(CombinedDataset):
+class BufferedCombined(CombinedDataset[SampleT]):
     """Of grids whose local parts have the same shapes, so that they are read into the same buffers."""
 
     def buffer_specs(self) -> dict[str, BufferSpec]:
@@ -252,14 +276,7 @@ class BufferedCombined(CombinedDataset):
         return self.datasets[part].read_into(own, out)
 
 
-def _renumbered(sample: Any, index: int | list[int]) -> Sample:
-    renumbered: Sample = sample
-    if isinstance(sample, Sample):  # a worker process has no more than parts, and a transform returns what it likes
-        renumbered.index = index
-    return renumbered
-
-
-def _combined(datasets: Sequence[Any], parts: _Numbers, indices: _Numbers, **options: Any) -> CombinedDataset:
+def _combined(datasets: Sequence[Any], parts: _Numbers, indices: _Numbers, **options: Any) -> CombinedDataset[Any]:
     sources = [Source(dataset) for dataset in datasets]
     for source in sources:
         if source.lacks("read_local", "assemble", "mesh"):
@@ -272,7 +289,8 @@ def _combined(datasets: Sequence[Any], parts: _Numbers, indices: _Numbers, **opt
     return (BufferedCombined if same else CombinedDataset)(datasets, parts, indices, **options)
 
 
-def subset(dataset: Any, indices: Sequence[int] | npt.ArrayLike) -> CombinedDataset:
+@checked_keywords
+def subset(dataset: Readable[SampleT], indices: Sequence[int] | npt.ArrayLike) -> CombinedDataset[SampleT]:
     """Return the samples ``indices`` of a data set, in this order.
 
     As ``torch.utils.data.Subset``, which :class:`scidata.DataLoader` takes too.
@@ -298,7 +316,7 @@ def subset(dataset: Any, indices: Sequence[int] | npt.ArrayLike) -> CombinedData
     >>> len(held_out), bool((held_out[1]["u"] == ds[2]["u"]).all())
     (2, True)
     """
-    _check_datasets("subset", [dataset])
+    (count,) = _lengths("subset", [dataset])
     if isinstance(indices, Sized) and len(indices) > MAX_DRAWN:
         raise ConfigError(
             f"subset: {len(indices)} indices, which are listed whole, of at most {MAX_DRAWN}; crop or stride the data "
@@ -309,14 +327,13 @@ def subset(dataset: Any, indices: Sequence[int] | npt.ArrayLike) -> CombinedData
         chosen = chosen.astype(np.int64)
     if chosen.ndim != 1 or chosen.dtype.kind not in "iu":
         raise ConfigError(f"subset: indices are integers in one dimension, not {chosen.dtype} of shape {chosen.shape}")
-    count = len(dataset)
     if chosen.size and not -count <= chosen.min() <= chosen.max() < count:
         raise ConfigError(f"subset: indices from {chosen.min()} to {chosen.max()}, but there are {count} samples")
     chosen = chosen.astype(np.int64) % max(1, count)
     return _combined([dataset], np.zeros(len(chosen), np.int64), chosen)
 
 
-def concat(*datasets: Any) -> CombinedDataset:
+def concat(*datasets: Readable[SampleT]) -> CombinedDataset[SampleT]:
     """Return the samples of several data sets, one after another.
 
     Grids of the same shapes stack into batches; of others, and of several kinds, take samples one by one with
@@ -343,15 +360,16 @@ def concat(*datasets: Any) -> CombinedDataset:
     """
     if not datasets:
         raise ConfigError("concat: there is no data set")
-    return _joined(datasets)
+    return _joined(datasets, _lengths("concat", datasets))
 
 
+@checked_keywords
 def mix(
-    datasets: Sequence[Any] | Mapping[str, Any],
+    datasets: Sequence[Readable[SampleT]] | Mapping[str, Readable[SampleT]],
     ratios: Sequence[float] | Mapping[str, float],
     *,
     num_samples: int | None = None,
-) -> CombinedDataset:
+) -> CombinedDataset[SampleT]:
     """Return the samples of several data sets, to be taken in the given ratios.
 
     The numbering is that of :func:`concat`. The ratios are for :class:`scidata.DistributedSampler`, which
@@ -390,27 +408,29 @@ def mix(
             lacks, near = ("data set", datasets) if name in ratios else ("ratio", ratios)
             raise UnknownNameError(f"mix: {name!r} has no {lacks}{near_matches(name, near)}")
         ratios = [ratios[name] for name in datasets]
-        datasets = list(datasets.values())
-    _check_datasets("mix", datasets)
+    given = list(datasets.values()) if isinstance(datasets, Mapping) else datasets
+    lengths = _lengths("mix", given)
     try:
         numbers = tuple(float(ratio) for ratio in ratios)
     except (TypeError, ValueError):
         raise ConfigError(f"mix: ratios must be positive numbers, not {list(ratios)}") from None
-    mixture = Mixture.of(tuple(len(d) for d in datasets), numbers, num_samples)
-    return _joined(list(datasets), mixture=mixture)
+    mixture = Mixture.of(tuple(lengths), numbers, num_samples)
+    return _joined(list(given), lengths, mixture=mixture)
 
 
-def _check_datasets(where: str, datasets: Iterable[Any]) -> None:
+def _lengths(where: str, datasets: Iterable[Any]) -> list[int]:
+    """Return how many samples each has, or refuse what is no data set."""
+    lengths = []
     for dataset in datasets:
         if isinstance(dataset, list | tuple):
             raise ConfigError(f"{where}: give the data sets one by one, {where}(a, b) or {where}(*datasets)")
         if not isinstance(dataset, Sized):
             raise ConfigError(f"{where}: expected data sets of scidata.open_dataset, not {type(dataset).__name__}")
+        lengths.append(len(dataset))
+    return lengths
 
 
-def _joined(datasets: Sequence[Any], **options: Any) -> CombinedDataset:
-    _check_datasets("mix" if options else "concat", datasets)
-    lengths = [len(dataset) for dataset in datasets]
+def _joined(datasets: Sequence[Any], lengths: Sequence[int], **options: Any) -> CombinedDataset[Any]:
     if sum(lengths) > MAX_LISTED:
         return _combined(datasets, _InTurn(lengths, own=False), _InTurn(lengths, own=True), **options)
     parts = np.repeat(np.arange(len(lengths)), lengths)

@@ -12,6 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset, get_worker_info
 
 from scidata.core.checks import as_index
+from scidata.core.html import card, sizes
+from scidata.core.keywords import checked_keywords
 from scidata.data.local_transform import LocalTransform
 from scidata.data.sample import Sample
 from scidata.device_mesh import domain_mesh
@@ -42,7 +44,7 @@ class Reader(Protocol):
 
 
 ReaderT = TypeVar("ReaderT", bound=Reader)
-SampleT = TypeVar("SampleT", bound=Sample, covariant=True)
+SampleT = TypeVar("SampleT", bound=Sample[Any], covariant=True)
 
 
 class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
@@ -115,9 +117,24 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
     def __len__(self) -> int:
         return self.reader.num_samples
 
+    def _repr_html_(self) -> str:
+        mesh = None if self.mesh is None else sizes(self.mesh.mesh_dim_names or (), self.mesh.shape)
+        facts = {"samples": len(self), "mesh": mesh, "transform": getattr(self.transform, "__name__", self.transform)}
+        title, more, columns, rows = self._described()
+        return card(title, more | facts, columns, rows)
+
+    @abstractmethod
+    def _described(self) -> tuple[str, dict[str, Any], Sequence[str], Sequence[Sequence[Any]]]:
+        """Return what a notebook shows of this kind: a title, facts by name, columns and rows of a table of fields."""
+
+    @checked_keywords
     def plan(self, index: int, rank: int | None = None) -> ReadPlan:
         """Plan what a rank of the domain reads of a sample; any rank, default this one."""
         return self.reader.plan(index, self.rank if rank is None else rank)
+
+    @abstractmethod
+    def plot(self, index: int = 0, field: str | None = None, *, parts: bool = True, path: str | None = None) -> Any:
+        """Draw a field of a sample, and who has which part of it."""
 
     @abstractmethod
     def read_local(self, index: int) -> Any:
@@ -134,6 +151,13 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
             return local  # type: ignore[no-any-return]  # a worker has no process group; assemble() wraps in the parent
         sample = self.assemble(local, index=index % len(self))
         return self.transform(sample) if self.transform is not None else sample
+
+    def _number(self, index: int) -> int:
+        """Return which sample an index means, from 0 on."""
+        index = as_index(index)
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"sample {index} is out of range: there are {len(self)} samples")
+        return index % len(self)
 
     def _check_attached(self) -> None:
         if self._detached:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -13,10 +13,12 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from scidata.core.checks import allocate
+from scidata.core.html import sizes
+from scidata.core.keywords import checked_keywords
 from scidata.core.types import BufferSpec
 from scidata.data.domain_dataset import DomainDataset
 from scidata.data.local_transform import apply_locally
-from scidata.data.sample import Coordinate, Sample
+from scidata.data.sample import Coordinate, Sample, TensorT
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.grids.pool import BlockRead
 from scidata.grids.reader import GridReader
@@ -25,7 +27,7 @@ from scidata.shard import HaloDim, ShardSpec, ShardTensor
 from scidata.sources.access.mounts import is_local
 
 
-class ShardedDataset(DomainDataset[GridReader, Sample]):
+class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
     """Samples of a gridded data set, of which this rank reads its part. Made by :func:`open_dataset`.
 
     All samples have the same sizes, and are read into buffers. In a worker process, which has no process group, a
@@ -72,8 +74,69 @@ class ShardedDataset(DomainDataset[GridReader, Sample]):
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name} {self.reader.global_shape(name)}" for name in self.fields)
-        path = getattr(self.reader.sources[0], "pinned_path", self.reader.paths[0])
-        return f"ShardedDataset({path!r}, {len(self)} samples, {shapes})"
+        return f"ShardedDataset({self._path!r}, {len(self)} samples, {shapes})"
+
+    def _described(self) -> tuple[str, dict[str, Any], Sequence[str], Sequence[Sequence[Any]]]:
+        reader, partition, specs = self.reader, self.reader.partition, self.buffer_specs()
+        cut = "; ".join(
+            f"{dim} over {axis}: {list(map(int, np.diff(partition.bounds[dim])))[:16]}"
+            for dim, axis in partition.axis_of_dim.items()
+        )
+        halo = ", ".join(f"{dim} {below}:{above}" for dim, (below, above) in partition.halo.items())
+        facts = {"path": self._path, "sample dim": reader.sample_dim, "split": cut, "halo": halo}
+        rows = [
+            (name, sizes(self.dims(name), self.global_shape(name)), str(specs[name].dtype), specs[name].shape)
+            for name in self.fields
+        ]
+        return "ShardedDataset", facts, ("field", "dims", "dtype", "this rank's part, with halo"), rows
+
+    @checked_keywords
+    def plot(
+        self,
+        index: int = 0,
+        field: str | None = None,
+        *,
+        isel: Mapping[str, int] | None = None,
+        parts: bool = True,
+        path: str | None = None,
+    ) -> Any:
+        """Draw a plane of a field of one sample as it is stored, before transforms, and where the ranks' parts meet.
+
+        Reads the whole sample on the rank that calls it, without communication. With cartopy installed, longitudes
+        and latitudes are drawn as a map. Needs matplotlib (extra ``plot``).
+
+        Parameters
+        ----------
+        index
+            The sample.
+        field
+            Its name; default the one of most dimensions.
+        isel
+            Rows of dimensions that are not drawn, default the first: ``{"level": 3}``.
+        parts
+            Also draw the bounds of the parts, and the ranks' numbers.
+        path
+            A file to write; its suffix is the format.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            A notebook shows it; ``figure.axes[0]`` is what was drawn on.
+
+        Raises
+        ------
+        MissingDependencyError
+            matplotlib is not installed.
+        UnknownNameError, ConfigError, IndexError
+            No such field, dimension, row or sample.
+        """
+        from scidata.data.pictures.grid_field import draw_grid
+
+        return draw_grid(self.reader, self._number(index), field, isel, parts=parts, path=path)
+
+    @property
+    def _path(self) -> str:
+        return str(getattr(self.reader.sources[0], "pinned_path", self.reader.paths[0]))
 
     # -- coordinates ---------------------------------------------------------------------------------------------
 
@@ -132,7 +195,7 @@ class ShardedDataset(DomainDataset[GridReader, Sample]):
         *,
         index: int | list[int] | None = None,
         batched: bool | None = None,
-    ) -> Sample:
+    ) -> Sample[TensorT]:
         """Wrap local parts, halo included, as a sample of ShardTensors.
 
         Parameters
@@ -149,7 +212,8 @@ class ShardedDataset(DomainDataset[GridReader, Sample]):
         """
         self._check_attached()
         specs = self.buffer_specs()
-        tensors, dims = {}, {}
+        tensors: dict[str, TensorT] = {}
+        dims: dict[str, tuple[str, ...]] = {}
         for name, tensor in local.items():
             if name not in specs:
                 raise UnknownNameError(f"assemble: no field {name!r}{near_matches(name, specs)}")
@@ -161,7 +225,7 @@ class ShardedDataset(DomainDataset[GridReader, Sample]):
                     f"assemble: field {name!r} has shape {tuple(tensor.shape)}, but this rank's part is {expected}"
                     + (" after the batch dim" if has_batch else "")
                 )
-            tensors[name] = self._wrap(name, self._cast(tensor), has_batch)
+            tensors[name] = self._wrap(name, self._cast(tensor), has_batch)  # type: ignore[assignment]  # as the mesh is
             dims[name] = (("batch",) if has_batch else ()) + self.reader.dims(name)
         return Sample(tensors, dims=dims, index=index, origin=self)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Protocol
@@ -12,10 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from scidata.core.keywords import checked_keywords
 from scidata.core.types import Empty, IntArray
 from scidata.data.domain_dataset import DomainDataset, Reader
 from scidata.data.irregular_sample import IrregularSample
 from scidata.data.local_transform import apply_locally
+from scidata.data.sample import TensorT
 from scidata.data.topology import Cells, Place, Topology, shard_rows
 from scidata.errors import ConfigError
 from scidata.plan.totals import ReadPlan
@@ -76,7 +78,7 @@ class IrregularReader(Reader, Protocol):
         """Return the source's row of each row that a part owns, or of ``rows``."""
 
 
-class IrregularDataset(DomainDataset[IrregularReader, IrregularSample]):
+class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]]):
     """Samples of meshes, point clouds or graphs, of which this rank reads its part. Made by ``open_dataset``.
 
     Sizes differ from sample to sample. In a worker process, which has no process group, a sample is a
@@ -169,6 +171,52 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample]):
         fields = ", ".join(self.fields)
         return f"IrregularDataset({self.reader.path!r}, {self.kind}, {len(self)} samples, {fields})"
 
+    def _described(self) -> tuple[str, dict[str, Any], Sequence[str], Sequence[Sequence[Any]]]:
+        reader = self.reader
+        counts = {entity: self.counts(entity) for entity in self.entities}
+        rows_of = {f"{e}s": _range_text(n) for e, n in counts.items()}
+        hops = f"{reader.num_hops} hops, by {reader.ghosts}" if reader.num_hops else None
+        facts = {"path": reader.path, "kind": self.kind, "parts": reader.num_parts, "ghosts": hops} | rows_of
+        rows = [
+            (name, self.place(name).entity, ", ".join(self.dims(name)), reader.info(name).dtype) for name in self.fields
+        ]
+        return "IrregularDataset", facts, ("field", "entity", "dims", "stored as"), rows
+
+    @checked_keywords
+    def plot(self, index: int = 0, field: str | None = None, *, parts: bool = True, path: str | None = None) -> Any:
+        """Draw a field of one sample as it is stored, before transforms, and beside it who has which part.
+
+        Reads the whole sample on the rank that calls it, without communication. Cells of flat meshes are filled; of
+        solid ones the surface is, with the octant nearest the viewer cut away. Needs matplotlib (extra ``plot``).
+
+        Parameters
+        ----------
+        index
+            The sample.
+        field
+            Its name; default the first one of nodes, points or cells. The first component is drawn.
+        parts
+            Also draw the ranks' parts, where there are several.
+        path
+            A file to write; its suffix is the format.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            A notebook shows it; ``figure.axes[0]`` is what was drawn on.
+
+        Raises
+        ------
+        MissingDependencyError
+            matplotlib is not installed.
+        UnknownNameError, ConfigError, IndexError
+            No such field or sample, a field of edges, no positions, rows that are drawn anew in each epoch.
+        """
+        from scidata.data.pictures.mesh_field import draw_mesh
+
+        return draw_mesh(self.reader, self._number(index), field, parts=parts, path=path)
+
+    @checked_keywords
     def plan(self, index: int, rank: int | None = None) -> ReadPlan:
         """Plan what a rank of the domain reads of a sample; any rank, default this one. Reads the rank's edges."""
         return self.reader.plan(index, self.rank if rank is None else rank, epoch=self.epoch)
@@ -188,7 +236,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample]):
         """Return :meth:`read_local` of an epoch, default the present one, whatever is set later: for reading ahead."""
         return partial(self.read_local, epoch=self.epoch if epoch is None else epoch, empty=empty)
 
-    def assemble(self, local: LocalPart, *, index: int | None = None) -> IrregularSample:
+    def assemble(self, local: LocalPart, *, index: int | None = None) -> IrregularSample[TensorT]:
         """Wrap what was read as a sample of ShardTensors. No communication.
 
         Raises
@@ -203,7 +251,8 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample]):
                 f"assemble: part {rows.part} of {rows.num_parts}, but this rank holds part {self._rank} of "
                 f"{self.reader.num_parts}"
             )
-        fields, places, dims, held = {}, {}, {}, {}
+        fields: dict[str, TensorT] = {}
+        places, dims, held = {}, {}, {}
         for name, values in local.fields.items():
             place = places[name] = self.place(name)
             dims[name] = self.reader.dims(name)
@@ -212,7 +261,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample]):
             if self.reader.ghosts == "disk":
                 held[name] = tensor
                 tensor = tensor.narrow(place.dim, 0, entity_rows.num_owned)
-            fields[name] = shard_rows(tensor, entity_rows, place.dim, self._domain)
+            fields[name] = shard_rows(tensor, entity_rows, place.dim, self._domain)  # type: ignore[assignment]
         return IrregularSample(
             fields,
             dims=dims,
@@ -265,6 +314,12 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._tensors = WeakKeyDictionary()
+
+
+def _range_text(counts: IntArray) -> str:
+    """Return how many rows samples have."""
+    low, high = (int(counts.min()), int(counts.max())) if len(counts) else (0, 0)
+    return f"{low}" if low == high else f"{low} to {high} a sample"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

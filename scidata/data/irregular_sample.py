@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from scidata.core.index_map import IndexMap
-from scidata.data.sample import Sample
+from scidata.core.keywords import checked_keywords
+from scidata.data.sample import Sample, TensorT
 from scidata.data.topology import Cells, Place, Topology, shard_rows
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.interop.pyg import data_of
@@ -20,12 +21,15 @@ from scidata.shard import ShardTensor
 from scidata.shard.graphs.ghosts import halo_exchange
 from scidata.shard.graphs.parts import Parts, call_on_parts
 
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
+
 
 def _local(x: Tensor) -> Tensor:
     return x.to_local() if isinstance(x, ShardTensor) else x
 
 
-class IrregularSample(Sample):
+class IrregularSample(Sample[TensorT]):
     """Fields by name, sharded along their entity's dim, with edges and cells in local numbering.
 
     Local ids count owned rows first, then ghosts. In a batch, a disjoint union, ``sample["batch"]`` says which sample
@@ -68,7 +72,7 @@ class IrregularSample(Sample):
 
     def __init__(
         self,
-        fields: Mapping[str, Tensor],
+        fields: Mapping[str, TensorT],
         *,
         dims: Mapping[str, tuple[str, ...]],
         index: int | list[int] | None,
@@ -174,11 +178,12 @@ class IrregularSample(Sample):
             raise UnknownNameError(f"the sample has no entity {entity!r}{near_matches(entity, maps)}")
         return maps[entity]
 
-    def original_id(self, entity: str) -> Tensor:
+    def original_id(self, entity: str) -> TensorT:
         """Read the source's row of each owned row, a ShardTensor of ``(num_global,)`` int64, from the store."""
         rows = self.index_map(entity)
         ids = torch.from_numpy(np.ascontiguousarray(self._topology.read_ids(entity), np.int64))
-        return shard_rows(ids, rows, 0, self._topology.device_mesh)
+        # a ShardTensor where fields are
+        return shard_rows(ids, rows, 0, self._topology.device_mesh)  # type: ignore[return-value]
 
     def with_ghosts(self, name: str) -> Tensor:
         """Return this rank's owned rows of a field, then its ghosts' rows, along the entity's dim: a plain tensor.
@@ -210,9 +215,17 @@ class IrregularSample(Sample):
             raise ConfigError(f"field {name!r} lives on no entity: {self.dims[name]} {tuple(self[name].shape)}")
         return self._places[name]
 
+    def _facts(self) -> dict[str, Any]:
+        """What else a notebook shows: rows of each entity, owned, of others, and of all."""
+        maps = self._topology.index_maps.items()
+        return {
+            f"{entity}s": f"{rows.num_owned} owned and {rows.num_ghost} ghosts here, {rows.num_global} in all"
+            for entity, rows in maps
+        }
+
     # -- changed -------------------------------------------------------------------------------------------------
 
-    def _changed(self, **changes: Any) -> IrregularSample:
+    def _changed(self, **changes: Any) -> IrregularSample[TensorT]:
         now: dict[str, Any] = {
             "fields": self._fields,
             "dims": self.dims,
@@ -226,7 +239,7 @@ class IrregularSample(Sample):
         made._go_on_with(self)
         return made
 
-    def to(self, *args: Any, **kwargs: Any) -> IrregularSample:
+    def to(self, *args: Any, **kwargs: Any) -> IrregularSample[TensorT]:
         """Return a sample whose fields went through ``Tensor.to``; edges and cells follow to the device."""
         device = torch.empty(0).to(*args, **kwargs).device
         if not self._names_device(args, kwargs):
@@ -260,7 +273,7 @@ class IrregularSample(Sample):
         rows = self.index_map(place.entity)
         return shard_rows(held.narrow(place.dim, 0, rows.num_owned), rows, place.dim, self._topology.device_mesh)
 
-    def replace(self, fields: Mapping[str, Tensor]) -> IrregularSample:
+    def replace(self, fields: Mapping[str, Tensor]) -> IrregularSample[TensorT]:
         """Return a sample with these fields besides, or instead of, the ones it has.
 
         A new field lives where an old one of the same shape does, else on the entity that has as many rows as its
@@ -284,6 +297,7 @@ class IrregularSample(Sample):
 
     # -- other libraries -----------------------------------------------------------------------------------------
 
+    @checked_keywords
     def to_pyg(
         self,
         *,
@@ -291,7 +305,7 @@ class IrregularSample(Sample):
         y: str | Sequence[str] | None = None,
         edge_attr: str | Sequence[str] | None = None,
         khop: bool = False,
-    ) -> Any:
+    ) -> Data:
         """Return a ``torch_geometric.data.Data`` of ShardTensors, on which stock layers run unmodified. Collective.
 
         It has ``edge_index``, ``num_nodes`` and all fields of nodes (points) and edges by their names, entity first.

@@ -59,7 +59,7 @@ class _Rows:
         return torch.cat([*owned, ghosts.index_select(dim, order)], dim)
 
 
-def unite(samples: Sequence[IrregularSample]) -> IrregularSample:
+def unite(samples: Sequence[IrregularSample[Any]]) -> IrregularSample[Any]:
     """Unite samples. No communication.
 
     Raises

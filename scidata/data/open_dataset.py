@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, Unpack, overload
 
 import numpy.typing as npt
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from scidata.core.checks import names_of
+from scidata.core.keywords import checked_keywords
 from scidata.core.types import Source
 from scidata.core.urls import url_of
 from scidata.data.local_transform import LocalTransform
-from scidata.data.options import HowToCut, HowToReach, WhatToRead
+from scidata.data.options import HowToCut, HowToReach, Options, WhatToRead
 from scidata.data.raw_kind import kind_of_raw
 from scidata.device_mesh import axes_of, axis_size
 from scidata.errors import ConfigError, UnknownNameError, near_matches
@@ -25,6 +26,12 @@ from scidata.store.format.places import is_store
 if TYPE_CHECKING:
     from scidata.data.grid_dataset import ShardedDataset
     from scidata.data.irregular_dataset import IrregularDataset
+    from scidata.data.irregular_sample import IrregularSample
+    from scidata.data.sample import Sample, TensorT
+    from scidata.shard import ShardTensor
+
+    _OfGrids: TypeAlias = Callable[[Sample[TensorT]], Any]
+    _OfMeshes: TypeAlias = Callable[[IrregularSample[TensorT]], Any]
 
 
 class XarrayObject(Protocol):
@@ -41,63 +48,70 @@ Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | X
 _ONLY_GRIDS = "keeps decoded parts of grids"
 
 
-class _Options(TypedDict, total=False):
-    """The other arguments of :func:`open_dataset`, for its overloads."""
+# With a mesh, fields are ShardTensors; what says that these are grids, or are not, says of which kind samples are. No
+# two that take a transform overlap: checkers would not choose among them where it is a lambda. The last is for a kind
+# that is a variable.
 
-    fields: Sequence[str] | str | None
-    sample_dim: str | int | Sequence[str | int] | None
-    steps: Sequence[int]
-    shard: Mapping[str | int, str] | None
-    isel: Mapping[str, Any] | None
-    sel: Mapping[str, Any] | None
-    bounds: Any
-    weights: npt.ArrayLike | Mapping[str, npt.ArrayLike] | str | None
-    align: int | Mapping[str, int]
-    halo: float | Mapping[str, int | tuple[int, int]]
-    ghosts: str | None
-    periodic: str | Sequence[str]
-    decode: bool | str
-    dtype: torch.dtype | None
-    transform: Callable[[Any], Any] | None
-    local_transform: LocalTransform | None
-    dp: str
-    allow_missing: bool
-    allow_external: bool
-    subsample: Mapping[str, int] | None
-    subsample_block: int | str
-    subsample_seed: int
-    coords: bool
-    destagger: bool
-    num_threads: int
-    cache_bytes: int | None
-    pool_bytes: int | None
-    cache_dir: str | os.PathLike[str] | None
-    cache_disk_bytes: int | None
-    storage_options: Mapping[str, Any] | None
+
+# fmt: off
+@overload
+def open_dataset(
+    path: Paths, mesh: DeviceMesh, *, kind: Literal["grid"], shard: Mapping[str | int, str] | None = None,
+    transform: _OfGrids[ShardTensor] | None = None, **options: Unpack[Options],
+) -> ShardedDataset[ShardTensor]: ...
 
 
 @overload
 def open_dataset(
-    path: Paths, mesh: DeviceMesh | None = None, *, kind: Literal["grid"], **options: Unpack[_Options]
+    path: Paths, mesh: None = None, *, kind: Literal["grid"],
+    transform: _OfGrids[torch.Tensor] | None = None, **options: Unpack[Options],
 ) -> ShardedDataset: ...
 
 
 @overload
 def open_dataset(
-    path: Paths,
-    mesh: DeviceMesh | None = None,
-    *,
-    kind: Literal["mesh", "points", "graph"],
-    **options: Unpack[_Options],
+    path: Paths, mesh: DeviceMesh, *, kind: Literal["mesh", "points", "graph"],
+    transform: _OfMeshes[ShardTensor] | None = None, **options: Unpack[Options],
+) -> IrregularDataset[ShardTensor]: ...
+
+
+@overload
+def open_dataset(
+    path: Paths, mesh: None = None, *, kind: Literal["mesh", "points", "graph"],
+    transform: _OfMeshes[torch.Tensor] | None = None, **options: Unpack[Options],
 ) -> IrregularDataset: ...
 
 
 @overload
 def open_dataset(
-    path: Paths, mesh: DeviceMesh | None = None, *, kind: str | None = None, **options: Unpack[_Options]
+    path: Paths, mesh: DeviceMesh, *, kind: None = None, shard: Mapping[str | int, str],
+    transform: _OfGrids[ShardTensor] | None = None, **options: Unpack[Options],
+) -> ShardedDataset[ShardTensor]: ...
+
+
+@overload
+def open_dataset(
+    path: Paths, mesh: DeviceMesh, *, kind: None = None, shard: None = None,
+    transform: Callable[[Any], Any] | None = None, **options: Unpack[Options],
+) -> ShardedDataset[ShardTensor] | IrregularDataset[ShardTensor]: ...
+
+
+@overload
+def open_dataset(
+    path: Paths, mesh: None = None, *, kind: None = None,
+    transform: Callable[[Any], Any] | None = None, **options: Unpack[Options],
 ) -> ShardedDataset | IrregularDataset: ...
 
 
+@overload
+def open_dataset(
+    path: Paths, mesh: DeviceMesh | None = None, *, kind: str | None, shard: Mapping[str | int, str] | None = None,
+    **options: Unpack[Options],
+) -> ShardedDataset | IrregularDataset: ...
+# fmt: on
+
+
+@checked_keywords
 def open_dataset(
     path: Paths,
     mesh: DeviceMesh | None = None,
@@ -133,7 +147,7 @@ def open_dataset(
     cache_dir: str | os.PathLike[str] | None = None,
     cache_disk_bytes: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
-) -> ShardedDataset | IrregularDataset:
+) -> ShardedDataset[Any] | IrregularDataset[Any]:
     """Open a gridded data set, or a store of meshes, clouds or graphs: each rank reads only its part of a sample.
 
     Every rank of the domain calls it with the same arguments; it reads metadata and never communicates.
@@ -319,7 +333,7 @@ def open_dataset(
 
 def _open_store(
     path: str, mesh: DeviceMesh | None, what: WhatToRead, cut: HowToCut, reach: HowToReach
-) -> IrregularDataset:
+) -> IrregularDataset[Any]:
     from scidata.data.irregular_dataset import IrregularDataset
     from scidata.store.reading.reader import CACHE_BYTES, StoreReader
 
@@ -343,7 +357,7 @@ def _open_store(
 
 def _open_points(
     path: str | tuple[str, ...], mesh: DeviceMesh | None, what: WhatToRead, cut: HowToCut, reach: HowToReach
-) -> IrregularDataset:
+) -> IrregularDataset[Any]:
     from scidata.data.irregular_dataset import IrregularDataset
     from scidata.store.raw_points.reader import PointsReader
 
@@ -377,7 +391,7 @@ def _open_grid(
     what: WhatToRead,
     cut: HowToCut,
     reach: HowToReach,
-) -> ShardedDataset:
+) -> ShardedDataset[Any]:
     from scidata.data.grid_dataset import ShardedDataset
     from scidata.data.node import memory_share, node_ranks
     from scidata.grids.choices import left_out_text
@@ -400,7 +414,7 @@ def _open_grid(
         axis_sizes={axis: axis_size(mesh, axis) for axis in axes},
     )  # fmt: skip
     if several := [name for name in reader.left_out if len(reader.sources[0].arrays[name].shape) > 1]:
-        warnings.warn(f"{reader.paths[0]}: {left_out_text(several, reader.reference)}", stacklevel=3)
+        warnings.warn(f"{reader.paths[0]}: {left_out_text(several, reader.reference)}", stacklevel=4)
     return ShardedDataset(reader, mesh, axes, dp_axis=dp_axis, has_coords=what.coords, **what.wrapping)
 
 

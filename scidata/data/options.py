@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -167,3 +167,36 @@ class HowToReach:
 def _check_flag(name: str, flag: Any) -> None:
     if not isinstance(flag, bool | np.bool_):
         raise ConfigError(f"{name}={flag!r}: expected True or False")
+
+
+class Options(TypedDict, total=False):
+    """The arguments of :func:`scidata.open_dataset` whose types do not decide what comes out, for its overloads."""
+
+    fields: Sequence[str] | str | None
+    sample_dim: str | int | Sequence[str | int] | None
+    steps: Sequence[int]
+    isel: Mapping[str, Any] | None
+    sel: Mapping[str, Any] | None
+    bounds: Any
+    weights: npt.ArrayLike | Mapping[str, npt.ArrayLike] | str | None
+    align: int | Mapping[str, int]
+    halo: float | Mapping[str, int | tuple[int, int]]
+    ghosts: str | None
+    periodic: str | Sequence[str]
+    decode: bool | str
+    dtype: torch.dtype | None
+    local_transform: LocalTransform | None
+    dp: str
+    allow_missing: bool
+    allow_external: bool
+    subsample: Mapping[str, int] | None
+    subsample_block: int | str
+    subsample_seed: int
+    coords: bool
+    destagger: bool
+    num_threads: int
+    cache_bytes: int | None
+    pool_bytes: int | None
+    cache_dir: str | os.PathLike[str] | None
+    cache_disk_bytes: int | None
+    storage_options: Mapping[str, Any] | None

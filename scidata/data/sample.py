@@ -7,10 +7,14 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
+from typing_extensions import TypeVar  # with defaults, before Python 3.13
 
 from scidata.core.checks import check_mapping
+from scidata.core.html import card, sizes
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 
+#: Of fields: ``ShardTensor`` where the data set has a mesh with a domain, else plain.
+TensorT = TypeVar("TensorT", bound=torch.Tensor, covariant=True, default=torch.Tensor)
 #: A number for each row of a dim, sharded as the fields are; times as NumPy has them.
 Coordinate: TypeAlias = torch.Tensor | np.ndarray[Any, np.dtype[Any]]
 
@@ -30,8 +34,11 @@ class Origin(Protocol):
         """Return the attributes that a field, or a coordinate, has in the source."""
 
 
-class Sample(Mapping[str, torch.Tensor]):
+class Sample(Mapping[str, TensorT]):
     """Fields by name, with the dimensions they have.
+
+    To type checkers a ``Sample[ShardTensor]`` is one of a data set opened with a mesh, and may be passed where
+    ``Sample`` is asked for.
 
     Parameters
     ----------
@@ -58,7 +65,7 @@ class Sample(Mapping[str, torch.Tensor]):
 
     def __init__(
         self,
-        fields: Mapping[str, torch.Tensor],
+        fields: Mapping[str, TensorT],
         *,
         dims: Mapping[str, tuple[str, ...]],
         index: int | list[int] | None,
@@ -92,11 +99,11 @@ class Sample(Mapping[str, torch.Tensor]):
         """Say what :attr:`generator` is made from; for loaders."""
         self._draws, self._generator = (seed, epoch), None
 
-    def _go_on_with(self, other: Sample) -> None:
+    def _go_on_with(self, other: Sample[Any]) -> None:
         if isinstance(other.index, int):
             self._draws, self._generator = other._draws, other.generator
 
-    def __getitem__(self, name: str) -> torch.Tensor:
+    def __getitem__(self, name: str) -> TensorT:
         try:
             return self._fields[name]
         except KeyError:
@@ -161,11 +168,11 @@ class Sample(Mapping[str, torch.Tensor]):
             self._fields, self._shown_dims(), coords, {name: self.members[0][0].attributes(name) for name in names}
         )
 
-    def to(self, *args: Any, **kwargs: Any) -> Sample:
+    def to(self, *args: Any, **kwargs: Any) -> Sample[TensorT]:
         """Return a sample whose fields went through ``Tensor.to`` with these arguments."""
         return self.replace({name: tensor.to(*args, **kwargs) for name, tensor in self.items()})
 
-    def replace(self, fields: Mapping[str, torch.Tensor]) -> Sample:
+    def replace(self, fields: Mapping[str, torch.Tensor]) -> Sample[TensorT]:
         """Return a sample with these fields besides, or instead of, the ones it has.
 
         For transforms: ``lambda s: s.replace({"speed": (s["u"] ** 2 + s["v"] ** 2).sqrt()})``. A new field is taken to
@@ -180,7 +187,8 @@ class Sample(Mapping[str, torch.Tensor]):
         for name, tensor in fields.items():
             if not isinstance(tensor, torch.Tensor):
                 raise ConfigError(f"replace: field {name!r} is a {type(tensor).__name__}, and must be a tensor")
-        merged = self._fields | dict(fields)
+        # to type checkers, what a transform makes of a ShardTensor is a plain one; those who replace fields know better
+        merged: dict[str, TensorT] = {**self._fields, **fields}  # type: ignore[dict-item]
         by_shape = {tuple(tensor.shape): self.dims[name] for name, tensor in self._fields.items()}
         dims = {
             name: self.dims[name]
@@ -192,6 +200,19 @@ class Sample(Mapping[str, torch.Tensor]):
         made.members = self.members
         made._go_on_with(self)
         return made
+
+    def _repr_html_(self) -> str:
+        local = [getattr(tensor, "to_local", lambda t=tensor: t)() for tensor in self.values()]
+        columns = ("field", "dims", "dtype", "device", "this rank's part")
+        rows = [
+            (name, sizes(self.dims[name], x.shape), str(x.dtype).removeprefix("torch."), x.device, tuple(part.shape))
+            for (name, x), part in zip(self.items(), local, strict=True)
+        ]
+        return card(type(self).__name__, {"index": self.index} | self._facts(), columns, rows)
+
+    def _facts(self) -> dict[str, Any]:
+        """What else a notebook shows."""
+        return {}
 
     def __repr__(self) -> str:
         fields = ", ".join(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.data import Dataset
+from typing_extensions import TypeVar  # with defaults, before Python 3.13
 
 from scidata.core.types import BufferSpec, Empty
 from scidata.data.sample import Sample
@@ -20,15 +22,18 @@ _ABILITIES = (
 )
 
 
+SampleT = TypeVar("SampleT", covariant=True, default=Sample)
+
+
 class _Described(Protocol):
     mesh: DeviceMesh | None
     dp_axis: str | None
-    transform: Callable[[Sample], Sample] | None
+    transform: Callable[[Any], Any] | None
 
     def __len__(self) -> int: ...
 
 
-class BufferedDataset(_Described, Protocol):
+class BufferedDataset(_Described, Protocol[SampleT]):
     """What the loader needs of a data set; :class:`scidata.ShardedDataset` is one."""
 
     def buffer_specs(self) -> Mapping[str, BufferSpec]:
@@ -37,18 +42,22 @@ class BufferedDataset(_Described, Protocol):
     def read_into(self, index: int, out: Mapping[str, npt.NDArray[Any]]) -> Any:
         """Fill the buffers of one sample; thread-safe. What it returns may have ``bytes_fetched``."""
 
-    def assemble(self, local: Mapping[str, torch.Tensor], *, index: int | list[int], batched: bool) -> Sample:
+    def assemble(self, local: Mapping[str, torch.Tensor], *, index: int | list[int], batched: bool) -> SampleT:
         """Wrap tensors shaped as the buffers, with a batch dim 0 if ``batched``."""
 
 
-class PartDataset(_Described, Protocol):
+class PartDataset(_Described, Protocol[SampleT]):
     """What the loader needs of a data set whose samples differ in size: :func:`scidata.open_dataset` of a store."""
 
     def read_local(self, index: int) -> Any:
         """Read this rank's part of one sample; thread-safe. It may have ``fields`` by name, ``stats``, ``arrays()``."""
 
-    def assemble(self, local: Any, *, index: int) -> Sample:
+    def assemble(self, local: Any, *, index: int) -> SampleT:
         """Wrap what was read; in the thread that uses it."""
+
+
+#: What loaders and data sets made of others take.
+Readable: TypeAlias = Dataset[SampleT] | BufferedDataset[SampleT] | PartDataset[SampleT]
 
 
 class Source:

@@ -12,11 +12,13 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from scidata.core.checks import is_whole
+from scidata.core.keywords import checked_keywords
 from scidata.device_mesh import groups
 from scidata.device_mesh.launch import Launch, read_launcher
 from scidata.errors import ConfigError, LauncherError
 
 
+@checked_keywords
 def init_mesh(
     *,
     domain: int | Sequence[int] = 1,

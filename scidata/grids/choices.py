@@ -60,9 +60,10 @@ def default_shard(
         if not fits and any(sizes[dim] >= num_parts for dim in sizes if dim not in shard):
             raise ConfigError(_which_dim(where, axis, num_parts, sizes, roles, shard))
         if not fits:
+            rows = ", ".join(f"{dim} has {size} rows" for dim, size in sizes.items())
             raise ConfigError(
-                f"{where}: no dimension can be split over the {num_parts} ranks of axis {axis!r}: {dict(sizes)}; "
-                "use fewer ranks, or a 2-D domain"
+                f"{where}: no dimension can be split over the {num_parts} ranks of axis {axis!r}: {rows}; use fewer "
+                "ranks, or a 2-D domain"
             )
         shard[fits[0]] = axis
     return shard

@@ -6,10 +6,12 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from scidata.core.bounds import chunk_sizes
+from scidata.core.keywords import checked_keywords
 from scidata.errors import ShardLayoutError
 from scidata.shard.tensor import ShardTensor
 
 
+@checked_keywords
 def to_dtensor(tensor: ShardTensor) -> DTensor:
     """Return the same tensor as a ``DTensor`` on the same memory. No communication; gradients flow back.
 
@@ -58,6 +60,7 @@ def to_dtensor(tensor: ShardTensor) -> DTensor:
     )
 
 
+@checked_keywords
 def from_dtensor(tensor: DTensor) -> ShardTensor:
     """Return a ``DTensor`` as a ShardTensor on the same memory. No communication; gradients flow back.
 

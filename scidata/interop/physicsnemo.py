@@ -7,10 +7,12 @@ from typing import Any
 from torch.distributed.tensor import Replicate, Shard
 
 from scidata.core.checks import optional_module
+from scidata.core.keywords import checked_keywords
 from scidata.errors import ShardLayoutError
 from scidata.shard.tensor import ShardTensor
 
 
+@checked_keywords
 def to_physicsnemo(tensor: ShardTensor) -> Any:
     """Return the same tensor as PhysicsNeMo's ``ShardTensor``, on the same memory. No communication.
 
@@ -38,6 +40,7 @@ def to_physicsnemo(tensor: ShardTensor) -> Any:
     return theirs.from_local(tensor.to_local(), tensor.device_mesh, list(tensor.placements), sharding_shapes=shapes)
 
 
+@checked_keywords
 def from_physicsnemo(tensor: Any) -> ShardTensor:
     """Return PhysicsNeMo's ``ShardTensor`` as ours, on the same memory; gradients flow back.
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, TypedDict
 
 import torch
 import torch.utils.data
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, Sampler
 
 from scidata.core.checks import check_function
 from scidata.data.order import MAX_DRAWN
@@ -15,6 +15,33 @@ from scidata.data.source import Source
 from scidata.device_mesh import axis_rank, axis_size
 from scidata.errors import ConfigError, near_matches
 from scidata.loader.sampler import DistributedSampler
+
+Indices: TypeAlias = Sampler[int] | Iterable[int]
+IndexLists: TypeAlias = Sampler[list[int]] | Iterable[Sequence[int]]
+
+
+class Options(TypedDict, total=False):
+    """The other arguments of :class:`scidata.DataLoader`, for its overloads."""
+
+    sampler: Indices | None
+    batch_sampler: IndexLists | None
+    num_workers: int
+    pin_memory: bool
+    drop_last: bool
+    timeout: float
+    worker_init_fn: Callable[[int], None] | None
+    multiprocessing_context: Any
+    generator: torch.Generator | None
+    device: torch.device | str | int | None
+    prefetch_factor: int | None
+    persistent_workers: bool
+    pin_memory_device: str
+    in_order: bool
+    on_error: str
+    watch: bool
+    workers: str
+    max_prefetch_bytes: int | None
+    transform_stream: bool
 
 
 def check_dataset(source: Source) -> None:

@@ -7,7 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.utils.data
@@ -24,8 +24,10 @@ from scidata.loader.prefetch.slots import Slot, SlotRing
 from scidata.loader.transform_stream import TransformStream
 from scidata.loader.waiting import WaitWatch
 
+BatchT = TypeVar("BatchT", covariant=True)
 
-class Batches(Iterator[Any]):
+
+class Batches(Iterator[BatchT]):
     """One epoch. Keeps no batch between two calls, so that the user alone decides how long one lives."""
 
     def __init__(
@@ -57,7 +59,7 @@ class Batches(Iterator[Any]):
             session.wake = prefetcher.waker()
             weakref.finalize(self, session.end)
 
-    def __next__(self) -> Any:
+    def __next__(self) -> BatchT:
         """Return the next batch, or sample."""
         called = time.perf_counter_ns()
         try:
@@ -65,7 +67,7 @@ class Batches(Iterator[Any]):
                 index, local = next(self._prefetcher)
                 arrived = time.perf_counter_ns()
                 with trace.span("transform", samples=index):
-                    batch = self._wrap(index, local)
+                    batch: BatchT = self._wrap(index, local)
             if self._stream is not None:
                 self._stream.hand_over(batch)
         except BaseException as e:

@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, Unpack, overload
 
 import torch
 import torch.utils.data
-from torch.utils.data import Sampler
+from typing_extensions import TypeVar  # with defaults, before Python 3.13
 
 from scidata.core.checks import optional, whole
+from scidata.core.keywords import checked_keywords
 from scidata.core.memory import BlockPool
 from scidata.data.collate import collate
 from scidata.data.combine import CombinedDataset, as_combined
-from scidata.data.source import BufferedDataset, PartDataset, Source
+from scidata.data.sample import Sample
+from scidata.data.source import Readable, Source
 from scidata.errors import ConfigError
 from scidata.loader.arguments import (
+    IndexLists,
+    Indices,
+    Options,
     as_device,
     check_dataset,
     check_given,
@@ -32,6 +37,7 @@ from scidata.loader.arguments import (
     refuse,
 )
 from scidata.loader.batches import Batches, announced, items_of, part_reader
+from scidata.loader.described import as_html, as_text
 from scidata.loader.peers.ballot import CommonBallot, OwnBallot
 from scidata.loader.peers.session import Session
 from scidata.loader.peers.watch import Watch
@@ -56,7 +62,12 @@ _VERSION = 1  # of the state
 _Way: TypeAlias = tuple[Ring[Any], Fill, int, dict[str, Any]]
 
 
-class DataLoader(torch.utils.data.DataLoader[Any]):
+BatchT = TypeVar("BatchT", covariant=True, default=Sample)
+_Sample = TypeVar("_Sample", bound=Sample[Any])
+_Collated = TypeVar("_Collated")
+
+
+class DataLoader(torch.utils.data.DataLoader[BatchT]):
     """Batches of a data set of :func:`scidata.open_dataset`, read ahead by threads, of grids into reused buffers.
 
     Samples of grids are stacked; meshes, clouds and graphs, whose sizes differ, become a disjoint union with a
@@ -154,13 +165,29 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     1 [2, 1] (2, 3, 7, 8)
     """
 
+    # To type checkers: a batch is what samples are, or what ``collate_fn`` returns.
+    # fmt: off
+    @overload
+    def __init__(
+        self: DataLoader[_Sample], dataset: Readable[_Sample], batch_size: int | None = 1,
+        shuffle: bool | str | None = None, *, collate_fn: None = None, **options: Unpack[Options],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: DataLoader[_Collated], dataset: Readable[Sample[Any]], batch_size: int | None = 1,
+        shuffle: bool | str | None = None, *, collate_fn: Callable[[Any], _Collated], **options: Unpack[Options],
+    ) -> None: ...
+    # fmt: on
+
+    @checked_keywords
     def __init__(
         self,
-        dataset: BufferedDataset | PartDataset,
+        dataset: Readable[Any],
         batch_size: int | None = 1,
         shuffle: bool | str | None = None,
-        sampler: Sampler[int] | Iterable[int] | None = None,
-        batch_sampler: Sampler[list[int]] | Iterable[Sequence[int]] | None = None,
+        sampler: Indices | None = None,
+        batch_sampler: IndexLists | None = None,
         num_workers: int = 2,
         collate_fn: Callable[[Any], Any] | None = None,
         pin_memory: bool = False,
@@ -245,9 +272,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         fresh |= {"_pool": None, "_own_reads": OwnReads()}
         return self.__dict__ | fresh
 
+    __repr__, _repr_html_ = as_text, as_html
+
     # -- iterating ---------------------------------------------------------------------------------------------------
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Batches[BatchT]:  # type: ignore[override]  # an iterator, but none of torch's
         """Begin an epoch: an iterator of its own, whose threads end with it."""
         device = self._cuda_device()
         if self._source.dataset.mesh is None:

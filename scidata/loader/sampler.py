@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import DistributedSampler as _DistributedSampler
 
 from scidata.core.checks import whole
+from scidata.core.keywords import checked_keywords
 from scidata.core.types import IntArray
 from scidata.data.order import MAX_DRAWN, Mixture, Order
 from scidata.device_mesh import axes_of, axis_rank, axis_size
@@ -80,6 +81,7 @@ class DistributedSampler(_DistributedSampler[Any]):
     [3, 0, 2, 1]
     """
 
+    @checked_keywords
     def __init__(
         self,
         dataset: Sized,
@@ -131,6 +133,15 @@ class DistributedSampler(_DistributedSampler[Any]):
         self._unchecked = check and mesh is not None
         self.ended = -1  # the latest epoch that a loader has come to the end of
         self._told = False
+
+    def __repr__(self) -> str:
+        kind = '"blocks"' if self._window else self.shuffle
+        drop = ", drop_last=True" if self.drop_last else ""
+        dealt = f"; dp rank {self.rank} of {self.num_replicas} gets {self.num_samples}" if self.num_replicas > 1 else ""
+        return (
+            f"DistributedSampler({len(self._order)} samples, shuffle={kind}, seed={self.seed}, epoch={self.epoch}"
+            f"{drop}{dealt})"
+        )
 
     def repeats(self) -> bool:
         """Say, once, whether a loader is about to go again through a shuffled epoch that it has come to the end of."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
+from scidata.core.html import card
 from scidata.read.context import ReadStats
 
 #: Stages in the order of a sample's way, and what their speed is counted in.
@@ -79,11 +80,9 @@ class LoaderStats(dict[str, float]):
         self.queue_capacity = queue_capacity
 
     def __str__(self) -> str:
-        rows: list[tuple[str, ...]] = [("", "seconds", "ms/sample", "MiB/s", "of the loop")]
-        rows += [self._row(stage, counted) for stage, counted in _STAGES.items()]
         return "\n".join(
             [
-                *_aligned(rows),
+                *_aligned(self._rows()),
                 f"{self['batches']} batches, {self['samples']} samples in {self['loop_seconds']:.3f} s; "
                 f"{self['queue_depth']:.1f} of {self.queue_capacity} batches ready when asked",
                 f"{self['bytes'] / _MIB:.1f} MiB wanted, {self['bytes_fetched'] / _MIB:.1f} MiB fetched "
@@ -91,6 +90,20 @@ class LoaderStats(dict[str, float]):
                 "read, decode and copy are sums over threads",
             ]
         )
+
+    def _repr_html_(self) -> str:
+        head, *rows = self._rows()
+        facts = {
+            "handed out": f"{self['batches']} batches, {self['samples']} samples in {self['loop_seconds']:.3f} s",
+            "ready when asked": f"{self['queue_depth']:.1f} of {self.queue_capacity} batches",
+            "wanted": f"{self['bytes'] / _MIB:.1f} MiB",
+            "fetched": f"{self['bytes_fetched'] / _MIB:.1f} MiB in {self['num_reads']} reads",
+        }
+        return card("LoaderStats", facts, head, rows)
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        head = ("", "seconds", "ms/sample", "MiB/s", "of the loop")
+        return [head, *(self._row(stage, counted) for stage, counted in _STAGES.items())]
 
     def _row(self, stage: str, counted: str) -> tuple[str, ...]:
         seconds, nbytes = self[f"{stage}_seconds"], self.get(counted, 0)

@@ -280,9 +280,13 @@ def read_samples(
         An argument is not one of those above.
     """
     if kind is not None and kind not in KINDS:
-        raise ConfigError(f"kind must be 'mesh', 'points' or 'graph', not {kind!r}{near_matches(kind, KINDS)}")
+        raise ConfigError(
+            f"kind must be 'mesh', 'points' or 'graph', not {kind!r}{near_matches(kind, KINDS, listed=False)}"
+        )
     if entity not in (None, "cell"):
-        raise ConfigError(f"entity must be 'cell' or left out, not {entity!r}{near_matches(str(entity), ['cell'])}")
+        raise ConfigError(
+            f"entity must be 'cell' or left out, not {entity!r}{near_matches(str(entity), ['cell'], listed=False)}"
+        )
     if entity == "cell" and kind not in (None, "mesh"):
         raise ConfigError(f"entity='cell': only a mesh has cells, not kind={kind!r}")
     if edges is not None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from scidata.core.html import card, nbytes
 from scidata.core.types import ArrayLayout, ChunkRefs, IntArray, Selection
 from scidata.plan.array import ArrayPlan, plan_array
 
@@ -66,6 +67,21 @@ class ReadPlan:
         """Bytes decoded over bytes wanted."""
         return self.bytes_decoded / self.bytes_wanted if self.bytes_wanted else 1.0
 
+    def __repr__(self) -> str:
+        about = "" if self.exact else "about "
+        return (
+            f"ReadPlan(sample {self.index}, rank {self.rank}: {about}{nbytes(self.bytes_fetched)} fetched for "
+            f"{nbytes(self.bytes_wanted)} wanted ({self.amplification:.2f} of it) in {self.num_reads} reads of "
+            f"{self.num_chunks} chunks; {', '.join(self.fields)})"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = [_row(name, plans) for name, plans in self.fields.items()]
+        every = [plan for plans in self.fields.values() for plan in plans]
+        columns = ("field", "wanted", "fetched", "decoded", "fetched/wanted", "chunks")
+        facts = {"sample": self.index, "rank": self.rank, "reads": self.num_reads}
+        return card("ReadPlan" if self.exact else "ReadPlan, estimated", facts, columns, [*rows, _row("all", every)])
+
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain values."""
         return {
@@ -79,6 +95,13 @@ class ReadPlan:
         """Make the plan again from :meth:`to_json`."""
         fields = {name: tuple(map(ArrayPlan.from_json, plans)) for name, plans in value["fields"].items()}
         return cls(index=int(value["index"]), rank=int(value["rank"]), fields=fields)
+
+
+def _row(name: str, plans: Sequence[ArrayPlan]) -> tuple[Any, ...]:
+    """Return the figures of a field as a notebook shows them."""
+    wanted, fetched, decoded, chunks = (sum(int(getattr(plan, figure)) for plan in plans) for figure in FIGURES)
+    ratio = f"{fetched / wanted:.2f}" if wanted else "-"
+    return (name, *map(nbytes, (wanted, fetched, decoded)), ratio, chunks)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

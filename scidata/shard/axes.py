@@ -76,7 +76,9 @@ def kept_beside(mesh: DeviceMesh) -> dict[DeviceMesh, Any]:
     return of_mesh(mesh).beside
 
 
-def by_axis(given: Mapping[int | str, _T], axes: tuple[MeshAxis, ...]) -> dict[int, _T]:
+def by_axis(
+    given: Mapping[int, _T] | Mapping[str, _T] | Mapping[int | str, _T], axes: tuple[MeshAxis, ...]
+) -> dict[int, _T]:
     """Index what was given by mesh axis, name or number, by the axis's number.
 
     Raises

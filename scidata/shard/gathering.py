@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
+from scidata.core.keywords import checked_keywords
 from scidata.errors import UnsupportedShardOp
 from scidata.shard.memory import UNKNOWN, laid_out
 from scidata.shard.op_table import FALLBACKS, HANDLERS, REFUSES, op_name
@@ -28,6 +29,7 @@ _ITS_OWN = """
 """
 
 
+@checked_keywords
 @contextmanager
 def gather() -> Iterator[None]:
     """Run operations that have no rule for sharded tensors on gathered ones, in this block, or a function decorated.

@@ -21,7 +21,8 @@ from scidata.shard.comm.transport import DTYPES, MAX_DIMS, Group, all_reduce_min
 from scidata.shard.op_table import unsupported
 from scidata.shard.spec import ShardSpec, Sizes
 
-Shapes: TypeAlias = Mapping[int | str, Sequence[Sequence[int]]]  # of the ranks' parts, by mesh axis
+_Sizes: TypeAlias = Sequence[Sequence[int]]
+Shapes: TypeAlias = Mapping[int, _Sizes] | Mapping[str, _Sizes] | Mapping[int | str, _Sizes]  # of parts, by mesh axis
 
 
 class Offsets(tuple[int, ...]):

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import resolve_name
 
+from scidata.core.keywords import checked_keywords
 from scidata.errors import UnsupportedShardOp
 from scidata.shard.torch_internals import unpatched
 
@@ -48,6 +49,7 @@ _REMEDY = (
 )
 
 
+@checked_keywords
 def register_op(
     *functions: Any, keeps_replicated: bool = False, any_order: bool = False
 ) -> Callable[[Handler], Handler]:

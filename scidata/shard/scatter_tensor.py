@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.placement_types import Placement
 
+from scidata.core.keywords import checked_keywords
 from scidata.errors import ShardLayoutError
 from scidata.shard.axes import MeshAxis, mesh_axes
 from scidata.shard.comm.collectives import all_gather_v
@@ -20,6 +21,7 @@ from scidata.shard.spec import ShardSpec, Sizes
 from scidata.shard.tensor import ShardTensor
 
 
+@checked_keywords
 def scatter_tensor(
     tensor: Tensor | None,
     global_src: int,

@@ -19,11 +19,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
+from scidata.core.keywords import checked_keywords
 from scidata.device_mesh.last_words import leave_and_ask
 from scidata.errors import ShardLayoutError, UnsupportedShardOp
 from scidata.shard import layouts
 from scidata.shard.calls import answer
 from scidata.shard.memory import UNKNOWN, Strides, dense, laid_out, row_major
+from scidata.shard.notebook import layout_card
 from scidata.shard.op_table import HANDLERS, TRANSFORMS, unsupported
 from scidata.shard.rows.edge_order import as_in_one_process, in_one_order
 from scidata.shard.rows.halo import exchange_halo, halo_dims, owned_of
@@ -264,6 +266,7 @@ class ShardTensor(Tensor):
             return None
         return padded
 
+    @checked_keywords
     def local_with_halo(
         self, halo: Mapping[int, int | tuple[int, int]] | None = None, periodic: Sequence[int] = ()
     ) -> Tensor:
@@ -304,6 +307,7 @@ class ShardTensor(Tensor):
         full = as_in_one_process(gather_full(self._local, self._spec), self._spec)
         return layouts.with_gradient(full, self._spec, grad_placements, whole=True)
 
+    @checked_keywords
     def redistribute(
         self,
         device_mesh: DeviceMesh | None = None,
@@ -465,6 +469,10 @@ class ShardTensor(Tensor):
         )
 
     __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        halo = ", ".join(f"dim {dim}: {each}" for dim, each in self._halo.items())
+        return layout_card(self._spec, {"dtype": str(self._local.dtype), "device": str(self.device), "halo": halo})
 
     def __format__(self, format_spec: str) -> str:
         return format(repr(self), format_spec)

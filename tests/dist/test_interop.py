@@ -103,5 +103,5 @@ def test_physicsnemo(shape):
 
 @pytest.mark.skipif(HAS_PHYSICSNEMO, reason="PhysicsNeMo is installed")
 def test_without_physicsnemo_the_extra_is_named():
-    with pytest.raises(MissingDependencyError, match=r"scidata\[physicsnemo\]"):
+    with pytest.raises(MissingDependencyError, match=r"pip install 'nvidia-physicsnemo"):
         from_physicsnemo(torch.ones(2))

@@ -353,5 +353,5 @@ def test_without_torch_geometric(monkeypatch):
     from scidata.interop import pyg
 
     monkeypatch.setitem(sys.modules, "torch_geometric.data", None)
-    with pytest.raises(MissingDependencyError, match=r"scidata\[pyg\]"):
+    with pytest.raises(MissingDependencyError, match=r"pip install 'torch-geometric>="):
         pyg.to_pyg(None, None, None)

@@ -14,15 +14,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scidata.core.checks import optional_module
 from scidata.core.types import IntArray
+from scidata.data.pictures.figures import (
+    LEGEND_RANKS,
+    amplification_text,
+    colours_of,
+    load_matplotlib,
+    new_figure,
+    rank_handles,
+    text_handle,
+)
 from scidata.errors import ConfigError, OutputError, near_matches
 from scidata.grids.partition import GridPartition, chunk_edges
 from scidata.grids.reader import GridReader
 
 _FORMATS = ("png", "pdf", "svg", "jpg")
-LEGEND_RANKS = 16  # beyond it colours cannot be told apart, and a colour bar is drawn
-_HALO_RANKS = 64
 _MAX_LINES = 100  # chunk lines closer than this would blacken the picture
 _MAX_COVER = 0.35  # of a shard: wider drawn halos would hide the shards
 _MIN_HALO = 0.008  # of the plane: a halo of 2 rows in 721 would be invisible
@@ -86,41 +92,21 @@ def check_picture(path: str, *, overwrite: bool = False) -> None:
         raise ConfigError(f"{path}: a picture ends in {', '.join('.' + f for f in _FORMATS)}{hint}")
     if os.path.exists(path) and not overwrite:
         raise OutputError(f"{path}: exists; --overwrite replaces it")
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise OutputError(f"{path}: there is no folder {folder}")
     load_matplotlib()
-
-
-def load_matplotlib() -> None:
-    """Raise MissingDependencyError where matplotlib is not installed."""
-    optional_module("matplotlib", "pictures need matplotlib", "plot")
-
-
-def new_figure(width: float, height: float) -> Any:
-    """Return an empty figure of so many inches, which needs no display."""
-    load_matplotlib()
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def rank_handles(figure: Any, axes: Any, ranks: Sequence[int], tones: Sequence[Any], edge: str, **bar: float) -> Any:
-    """Return what a legend shows of each rank; of many, for which a colour bar is drawn, nothing."""
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import ListedColormap, Normalize
-    from matplotlib.patches import Patch
-
-    if len(ranks) <= LEGEND_RANKS:
-        pairs = zip(ranks, tones, strict=True)
-        return [Patch(facecolor=tone, edgecolor=edge, label=f"rank {rank}") for rank, tone in pairs]
-    mappable = ScalarMappable(Normalize(min(ranks), max(ranks)), cmap=ListedColormap(tones))
-    figure.colorbar(mappable, ax=axes, label="rank", **bar)
-    return []
 
 
 def draw_partition(
-    partition: GridPartition, vertical: PlotAxis, horizontal: PlotAxis, path: str, *, title: str = ""
+    partition: GridPartition,
+    vertical: PlotAxis,
+    horizontal: PlotAxis,
+    path: str,
+    *,
+    title: str = "",
+    ratios: Sequence[float | None] = (),
+    overall: float | None = None,
 ) -> None:
     """Draw the shards of every rank of a domain and write the picture.
 
@@ -130,6 +116,8 @@ def draw_partition(
         The plane, from :func:`plane_of`. A sharded dimension outside it is drawn at its first part only.
     path
         File to write; its suffix is the format.
+    ratios, overall
+        Bytes fetched over bytes wanted, of each rank and of all.
 
     Raises
     ------
@@ -149,28 +137,32 @@ def draw_partition(
 
     ranks = _ranks_of_plane(partition, vertical.dim, horizontal.dim)
     colours = colours_of(len(ranks))
-    widened = False
+    few = len(ranks) <= LEGEND_RANKS
     for (rank, coordinate), colour in zip(ranks, colours, strict=True):
         box = [_owned(partition, axis, coordinate) for axis in (vertical, horizontal)]
-        _fill(axes, box, colour, line=1.2 if len(ranks) <= LEGEND_RANKS else 0.6)
-        _label(axes, box, rank, (height, width), len(ranks))
-    halos_shown = len(ranks) <= _HALO_RANKS and all(_leaves_room(partition, a) for a in (vertical, horizontal))
-    if halos_shown:
-        for (_, coordinate), colour in zip(ranks, colours, strict=True):
-            pieces, wide = _halo_boxes(partition, (vertical, horizontal), coordinate)
-            widened |= wide
-            for piece in pieces:
-                _hatch(axes, piece, colour)
+        _fill(axes, box, colour, line=1.2 if few else 0.4)
+        ratio = ratios[rank] if few and rank < len(ratios) else None
+        _label(axes, box, str(rank) if ratio is None else f"{rank}  ({ratio:.2f})", (height, width), small=not few)
+    # the halos of many ranks would cover everything: that of one says how wide they are
+    chosen = range(len(ranks)) if few else [_middle(partition, (vertical, horizontal), ranks)]
+    halo_note = "" if few else f"\nof rank {ranks[chosen[0]][0]} alone"
+    halos_shown = not few or all(_leaves_room(partition, a) for a in (vertical, horizontal))
+    widened = False
+    for i in chosen if halos_shown else ():
+        pieces, wide = _halo_boxes(partition, (vertical, horizontal), ranks[i][1])
+        widened |= wide
+        for piece in pieces:
+            _hatch(axes, piece, colours[i])
+    halo_note += "" if halos_shown and not widened else "\n(drawn wider)" if halos_shown else "\n(too narrow to draw)"
     notes = _chunk_lines(axes, vertical, horizontal)
     _ticks(axes.yaxis, axes.set_ylabel, vertical)
     _ticks(axes.xaxis, axes.set_xlabel, horizontal)
     axes.set_title(title, fontsize=10, loc="left")
-    halo_note = "" if halos_shown and not widened else "\n(drawn wider)" if halos_shown else "\n(too narrow to draw)"
+    if text := amplification_text(ratios, overall):
+        notes = [*notes, text]
     _legend(
         figure,
-        axes,
         partition,
-        [rank for rank, _ in ranks],
         colours,
         notes,
         halo_note,
@@ -179,7 +171,9 @@ def draw_partition(
     figure.savefig(path)
 
 
-def draw_reader(reader: GridReader, path: str) -> None:
+def draw_reader(
+    reader: GridReader, path: str, *, ratios: Sequence[float | None] = (), overall: float | None = None
+) -> None:
     """Draw the cut of a data set over the chunks of its first sharded field; see :func:`draw_partition`."""
     sharded = [n for n in reader.fields if set(reader.partition.axis_of_dim) <= set(reader.layout(n).dims)]
     layout = reader.layout((sharded or list(reader.fields))[0])
@@ -202,7 +196,7 @@ def draw_reader(reader: GridReader, path: str) -> None:
 
     vertical, horizontal = map(axis_of, plane_of(reader.partition, dims))
     title = f"{os.path.basename(reader.paths[0].rstrip('/'))}: {layout.name} over {reader.partition.num_parts} ranks"
-    draw_partition(reader.partition, vertical, horizontal, path, title=title)
+    draw_partition(reader.partition, vertical, horizontal, path, title=title, ratios=ratios, overall=overall)
 
 
 def _ranks_of_plane(partition: GridPartition, *dims: str | None) -> list[tuple[int, dict[str, int]]]:
@@ -212,20 +206,18 @@ def _ranks_of_plane(partition: GridPartition, *dims: str | None) -> list[tuple[i
     return [(rank, at) for rank, at in every if all(i == 0 for axis, i in at.items() if axis not in shown)]
 
 
+def _middle(partition: GridPartition, plane: Sequence[PlotAxis], ranks: Sequence[tuple[int, dict[str, int]]]) -> int:
+    """Return which of the ranks lies nearest the middle of the plane."""
+
+    def distance(place: int) -> float:
+        boxes = [(_owned(partition, axis, ranks[place][1]), axis.size) for axis in plane]
+        return float(sum(abs((start + stop) / 2 - size / 2) / size for (start, stop), size in boxes))
+
+    return min(range(len(ranks)), key=distance)
+
+
 def _owned(partition: GridPartition, axis: PlotAxis, coordinate: Mapping[str, int]) -> tuple[float, float]:
     return (0, axis.size) if axis.dim is None else partition.owned_rows(axis.dim, coordinate)
-
-
-def colours_of(count: int) -> list[Any]:
-    """Return a colour for each of ``count`` ranks; the first ones differ most."""
-    from matplotlib import colormaps
-
-    if count > LEGEND_RANKS:
-        # every other one darker: rank i lies beside i + 1, which would look the same
-        steps = [colormaps["viridis"](i / (count - 1))[:3] for i in range(count)]
-        return [tuple((0.7 if i % 2 else 1.0) * tone for tone in rgb) for i, rgb in enumerate(steps)]
-    # tab20 has pairs of a dark and a light tone: the dark ones first, so that few ranks differ most
-    return [colormaps["tab20"](tone) for tone in (*range(0, 20, 2), *range(1, 20, 2))][:count]
 
 
 def _fill(axes: Any, box: Sequence[tuple[float, float]], colour: Any, *, line: float) -> None:
@@ -258,13 +250,13 @@ def _hatch(axes: Any, box: Sequence[tuple[float, float]], colour: Any) -> None:
     )
 
 
-def _label(axes: Any, box: Sequence[tuple[float, float]], rank: int, plane: tuple[int, int], count: int) -> None:
+def _label(axes: Any, box: Sequence[tuple[float, float]], text: str, plane: tuple[int, int], *, small: bool) -> None:
     (top, bottom), (left, right) = box
     # a figure of 7 by about 5 inches: leave out numbers that would not fit their shard
-    if (bottom - top) / plane[0] < 0.028 or (right - left) / plane[1] < 0.022:
+    if (bottom - top) / plane[0] < 0.028 or (right - left) / plane[1] < 0.013 * max(2, len(text)):
         return
-    size = 11 if count <= LEGEND_RANKS else 7
-    axes.text((left + right) / 2, (top + bottom) / 2, str(rank), ha="center", va="center", fontsize=size, color="0.1")
+    size = 7 if small else 11
+    axes.text((left + right) / 2, (top + bottom) / 2, text, ha="center", va="center", fontsize=size, color="0.1")
 
 
 def _halo_boxes(
@@ -345,9 +337,7 @@ def _is_monotonic(values: npt.NDArray[Any]) -> bool:
 
 def _legend(
     figure: Any,
-    axes: Any,
     partition: GridPartition,
-    ranks: Sequence[int],
     colours: Sequence[Any],
     notes: Sequence[str],
     halo_note: str,
@@ -357,12 +347,13 @@ def _legend(
     from matplotlib.patches import Patch
 
     pale = [tuple(0.5 + 0.5 * part for part in colour[:3]) for colour in colours]  # as half transparent on white
-    handles = rank_handles(figure, axes, ranks, pale, "0.15", pad=0.01, fraction=0.05)
+    handles = rank_handles(pale, "0.15")
     if partition.halo:
         widths = ", ".join(f"{dim} {lo}:{hi}" for dim, (lo, hi) in partition.halo.items())
-        label = f"halo, in the colour\nof its rank\n{widths}{halo_note}"
+        whose = ", in the colour\nof its rank" if len(colours) <= LEGEND_RANKS else ""
+        label = f"halo{whose}\n{widths}{halo_note}"
         handles.append(Patch(facecolor="white", edgecolor="0.3", hatch="////", label=label))
     if has_edges:
         handles.append(Line2D([], [], color="black", lw=0.8, ls=(0, (1, 2)), label="chunk edge"))
-    handles += [Line2D([], [], lw=0, label=note) for note in notes]
+    handles += map(text_handle, notes)
     figure.legend(handles=handles, loc="outside right upper", fontsize=8, frameon=False)

@@ -10,45 +10,44 @@ import itertools
 import os
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from scidata.cli.commands.plot_grid import LEGEND_RANKS, colours_of, load_matplotlib, new_figure, rank_handles
 from scidata.core.bounds import owners_of
 from scidata.core.types import IntArray
+from scidata.data.pictures.figures import (
+    LEGEND_RANKS,
+    amplification_text,
+    colours_of,
+    load_matplotlib,
+    new_figure,
+    rank_handles,
+    text_handle,
+)
+from scidata.data.pictures.mesh_shapes import Places, Shapes, in_view, outlines, places_of, unrolled
 from scidata.errors import ConfigError
+from scidata.meshes.surface import surface_of
 from scidata.store.format.store import Store
 from scidata.store.reading.part import SamplePart
 
 MAX_POINTS = 150_000  # more cannot be told apart at this size, and take minutes to draw as vectors
 _MAX_GHOSTS = 50_000
 _MAX_CELLS = 60_000
-_SHELL = 0.01  # of the radius: points in space that lie this close to a sphere about 0 are drawn as longitude, latitude
-# corners of the VTK cell types that have an area, in order around the cell; a polygon (7) has all of its own
-_CORNERS = {5: (0, 1, 2), 8: (0, 1, 3, 2), 9: (0, 1, 2, 3), 22: (0, 1, 2), 23: (0, 1, 2, 3), 28: (0, 1, 2, 3)}
-_CORNERS |= {34: (0, 1, 2)}
-_POLYGON = 7
-_EPS = 1e-6  # degrees
 _MAX_EDGES = 60_000
+_MAX_NUMBERS = 128  # ranks: of more, their numbers would lie over each other
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Places:
-    """Coordinates to draw, ``(N, 2 | 3)``, and what they are."""
-
-    xy: npt.NDArray[np.float64]
-    labels: tuple[str, ...]
-    start: float | None = None  # first longitude of the picture, where it goes around the sphere
-
-    @property
-    def in_space(self) -> bool:
-        return len(self.labels) == 3
-
-
-def draw_sample(store: Store, cut: SamplePart, ghosts: Sequence[IntArray], path: str) -> list[str]:
+def draw_sample(
+    store: Store,
+    cut: SamplePart,
+    ghosts: Sequence[IntArray],
+    path: str,
+    *,
+    ratios: Sequence[float | None] = (),
+    overall: float | None = None,
+) -> list[str]:
     """Draw the parts of a sample and write the picture.
 
     Parameters
@@ -59,6 +58,8 @@ def draw_sample(store: Store, cut: SamplePart, ghosts: Sequence[IntArray], path:
         For each rank the global ids of the rows that it has of others.
     path
         File to write; its suffix is the format.
+    ratios, overall
+        Bytes fetched over bytes wanted, of each rank and of all.
 
     Returns
     -------
@@ -81,7 +82,11 @@ def draw_sample(store: Store, cut: SamplePart, ghosts: Sequence[IntArray], path:
     axes: Any = figure.add_subplot(projection="3d" if places.in_space else None)
     axes.computed_zorder = False  # in space, the rings of ghosts would disappear among the rows
     notes: list[str] = []
-    drew_cells = not places.in_space and _draw_cells(axes, store, cut, places, colours, notes)
+    seen: IntArray | None = None  # rows that can be seen; None: all
+    if places.in_space:
+        drew_cells, seen = _draw_surface(axes, store, cut, places, colours, notes)
+    else:
+        drew_cells = _draw_cells(axes, store, cut, places, colours, notes)
     num_rows = len(places.xy)
     size = float(np.clip(1e5 / min(num_rows, MAX_POINTS), 0.5, 30))
     if not drew_cells:
@@ -94,18 +99,56 @@ def draw_sample(store: Store, cut: SamplePart, ghosts: Sequence[IntArray], path:
         )
         if step > 1:
             notes.append(f"1 in {step} of {num_rows} {cut.entity}s is drawn")
-    notes += _draw_ghosts(axes, places, ghosts, colours, size)
+    shown, of_rank = _ghosts_shown(ghosts, seen)
+    notes += _draw_ghosts(axes, places, shown, colours, size)
+    if not places.in_space:
+        _number_parts(axes, places, bounds)
     _frame(axes, places)
     name = store.sample(cut.index).name
     axes.set_title(
         f"{os.path.basename(store.path.rstrip('/'))}: {name} over {num_ranks} ranks", fontsize=10, loc="left"
     )
-    _legend(figure, axes, colours, notes, entity=cut.entity, any_ghosts=any(map(len, ghosts)))
+    said = [textwrap.fill(note, 24) for note in notes]
+    said += [text] if (text := amplification_text(ratios, overall)) else []
+    whose = f"of rank {of_rank} alone,\nwhich has {len(ghosts[of_rank])}" if of_rank is not None else None
+    _legend(figure, colours, said, entity=cut.entity, any_ghosts=any(map(len, shown)), whose=whose)
     figure.savefig(path)
     return notes
 
 
-def _flat(places: _Places) -> dict[str, bool]:
+def _ghosts_shown(ghosts: Sequence[IntArray], seen: IntArray | None) -> tuple[list[IntArray], int | None]:
+    """Return the ghosts to ring: those in sight; of many ranks only those of the rank with most."""
+    visible = [rows if seen is None else np.intersect1d(rows, seen) for rows in ghosts]
+    if len(ghosts) <= LEGEND_RANKS or not any(map(len, visible)):
+        return visible, None
+    most = max(range(len(visible)), key=lambda rank: len(visible[rank]))
+    return [rows if rank == most else rows[:0] for rank, rows in enumerate(visible)], most
+
+
+def _number_parts(axes: Any, places: Places, bounds: IntArray) -> None:
+    """Write the rank on the row of each part that is nearest its middle: on the map, the middle in space."""
+    from matplotlib.patheffects import withStroke
+
+    num = len(bounds) - 1
+    if num > _MAX_NUMBERS:
+        return
+    size = 11 if num <= LEGEND_RANKS else 7
+    for rank in range(num):
+        if bounds[rank + 1] > bounds[rank]:
+            own = slice(bounds[rank], bounds[rank + 1])
+            points = places.xy[own] if places.start is None else _on_sphere(places.xy[own])
+            x, y = places.xy[own][np.argmin(np.linalg.norm(points - points.mean(axis=0), axis=1))]
+            halo = [withStroke(linewidth=2, foreground="white")]
+            axes.text(x, y, str(rank), ha="center", va="center", fontsize=size, zorder=6, path_effects=halo)
+
+
+def _on_sphere(lon_lat: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return points in space, ``(N, 3)``, of longitudes and latitudes, degrees."""
+    lon, lat = np.deg2rad(lon_lat).T
+    return np.stack([np.cos(lat) * np.cos(lon), np.cos(lat) * np.sin(lon), np.sin(lat)], axis=1)
+
+
+def _flat(places: Places) -> dict[str, bool]:
     """Keep colours as they are also in space, where matplotlib fades them with distance."""
     return {"depthshade": False} if places.in_space else {}
 
@@ -120,38 +163,23 @@ def _step(num: int, most: int) -> int:
     return max(1, -(-num // most))
 
 
-def _places(store: Store, index: int, entity: str) -> _Places:
+def _places(store: Store, index: int, entity: str) -> Places:
     info = store.sample(index)
     if f"{entity}/pos" not in info.arrays:
         raise ConfigError(f"{store.path}: sample {index} has no positions to draw; leave out --plot")
     points = store.read(index, f"{entity}/pos").astype(np.float64)
     if not len(points):
         raise ConfigError(f"{store.path}: sample {index} is empty: there is nothing to draw")
-    if info.on_sphere:
-        return _around_sphere(points)
-    if points.shape[1] == 3:
-        radius = np.linalg.norm(points, axis=1)
-        if np.ptp(radius) <= _SHELL * radius.max() and bool((np.abs(points.mean(axis=0)) < 0.5 * radius.max()).all()):
-            lat = np.arcsin(np.clip(points[:, 2] / radius, -1, 1))
-            return _around_sphere(np.rad2deg(np.stack([np.arctan2(points[:, 1], points[:, 0]), lat], axis=1)))
-        if np.ptp(points[:, 2]) == 0:
-            points = points[:, :2]
-    return _Places(xy=points, labels=("x", "y", "z")[: points.shape[1]])
+    return places_of(points, on_sphere=info.on_sphere)
 
 
-def _around_sphere(lon_lat: npt.NDArray[np.float64]) -> _Places:
-    """Bring longitudes into one turn, from 0 or -180 on, unless they span a part of one only."""
-    lon, lat = lon_lat[:, 0], lon_lat[:, 1]
-    labels = ("longitude (°)", "latitude (°)")
-    if np.ptp(lon) <= 180:
-        return _Places(xy=lon_lat, labels=labels)
-    start = 0.0 if lon.min() >= -_EPS else -180.0
-    turned = (lon - start + _EPS) % 360 - _EPS + start  # what rounding left just below a full turn counts as 0
-    return _Places(xy=np.stack([turned, lat], axis=1), labels=labels, start=start)
+def _shapes(store: Store, index: int) -> Shapes:
+    offsets, types = store.read(index, "cell/offsets").astype(np.int64), store.read(index, "cell/type")
+    return Shapes(offsets=offsets, connectivity=store.read(index, "cell/connectivity").astype(np.int64), types=types)
 
 
 def _draw_cells(
-    axes: Any, store: Store, cut: SamplePart, places: _Places, colours: npt.NDArray[np.float64], notes: list[str]
+    axes: Any, store: Store, cut: SamplePart, places: Places, colours: npt.NDArray[np.float64], notes: list[str]
 ) -> bool:
     """Fill the cells of a flat mesh with the colour of their owner; say whether they were drawn."""
     from matplotlib.collections import PolyCollection
@@ -163,7 +191,7 @@ def _draw_cells(
     if num_cells > _MAX_CELLS:
         notes.append(f"{num_cells} cells are too many to draw: their {cut.entity}s are shown")
         return False
-    corners, cells = _outlines(store, cut.index)
+    corners, cells = outlines(_shapes(store, cut.index))
     if not len(cells) or len(cells) < num_cells:
         notes.append(
             f"{num_cells - len(cells)} of {num_cells} cells have no area in the plane: {cut.entity}s are shown"
@@ -171,7 +199,7 @@ def _draw_cells(
         return False
     polygons = [places.xy[ids] for ids in corners]
     if places.start is not None:
-        polygons, cells = _unrolled(polygons, cells, places.start)
+        polygons, cells = unrolled(polygons, cells, places.start)
     rank = owners_of(cut.bounds["cell"], cells)
     line = 0.25 if num_cells < 20_000 else 0.0
     fill = _pale(colours)[rank]
@@ -181,66 +209,54 @@ def _draw_cells(
     return True
 
 
-def _outlines(store: Store, index: int) -> tuple[list[IntArray], IntArray]:
-    """Return the corners of each cell that has an area in the plane, in order around it, and which cells these are."""
-    offsets, types = store.read(index, "cell/offsets").astype(np.int64), store.read(index, "cell/type")
-    nodes = store.read(index, "cell/connectivity").astype(np.int64)
-    outlines: list[IntArray] = []
-    found: list[IntArray] = []
-    for kind in np.unique(types).tolist():
-        cells = np.flatnonzero(types == kind)
-        if kind == _POLYGON:
-            outlines += [nodes[offsets[i] : offsets[i + 1]] for i in cells]
-        elif kind in _CORNERS:
-            outlines += list(nodes[offsets[cells][:, None] + np.array(_CORNERS[kind])])
-        else:
-            continue
-        found.append(cells)
-    return outlines, np.concatenate(found) if found else np.empty(0, np.int64)
+def _draw_surface(
+    axes: Any, store: Store, cut: SamplePart, places: Places, colours: npt.NDArray[np.float64], notes: list[str]
+) -> tuple[bool, IntArray | None]:
+    """Draw what can be seen of the cells in space, less the octant nearest the viewer; return the nodes in sight."""
+    from mpl_toolkits.mplot3d.art3d import Poly3DCollection
+
+    if not store.sample(cut.index).counts.get("cell", 0) or cut.entity == "cell":
+        return False, None
+    elevation, turn = np.deg2rad(axes.elev), np.deg2rad(axes.azim)
+    towards = np.array([np.cos(elevation) * np.cos(turn), np.cos(elevation) * np.sin(turn), np.sin(elevation)])
+    shapes = _shapes(store, cut.index)
+    centres = shapes.centres(places.xy)
+    surface = surface_of(
+        shapes.offsets, shapes.connectivity, shapes.types, np.flatnonzero(~in_view(places, centres, towards))
+    )
+    facing = surface.facing(places.xy, centres, towards)
+    corners: Any = surface.corners[facing]
+    cells = surface.cell[facing]
+    if not len(surface.cell):  # flat cells in space are a surface themselves
+        corners, cells = outlines(shapes)
+        seen = np.unique(shapes.connectivity)
+    else:
+        notes.append("what is nearest the viewer is cut away")
+        seen = np.unique(corners)
+    if not 0 < len(cells) <= _MAX_CELLS:
+        notes[:] = [f"{len(cells)} faces in sight are too many to draw: {cut.entity}s are shown"] if len(cells) else []
+        return False, None
+    fill = _pale(colours)[owners_of(cut.bounds["cell"], cells)]
+    polygons = [places.xy[ids] for ids in corners]
+    line = 0.2 if len(cells) < 20_000 else 0.0
+    light = _light(polygons, towards)[:, None]
+    faces = Poly3DCollection(polygons, facecolors=fill * light, edgecolors="white" if line else fill * light, lw=line)
+    faces.set_rasterized(True)
+    axes.add_collection3d(faces)
+    return True, seen
 
 
-def _unrolled(
-    polygons: list[npt.NDArray[np.float64]], cells: IntArray, start: float
-) -> tuple[list[npt.NDArray[np.float64]], IntArray]:
-    """Unroll cells of the sphere: at a pole up to its line, and across the first meridian at both sides of the map."""
-    made, kept = [], []
-    for polygon, cell in zip(polygons, cells.tolist(), strict=True):
-        flat = _around_pole(_open_pole(polygon))
-        lon = flat[:, 0]
-        shifts = [0.0]
-        shifts += [360.0] if lon.min() < start - _EPS else []
-        shifts += [-360.0] if lon.max() > start + 360 + _EPS else []
-        for shift in shifts:
-            made.append(np.stack([lon + shift, flat[:, 1]], axis=1))
-            kept.append(cell)
-    return made, np.array(kept, np.int64)
-
-
-def _around_pole(polygon: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Make longitudes follow each other without jumps; a cell that goes around a pole is closed along its line."""
-    lon, lat = polygon.T
-    steps = (np.diff(lon, append=lon[:1]) + 180) % 360 - 180
-    path = lon[0] + np.concatenate([[0.0], np.cumsum(steps)])
-    if abs(path[-1] - path[0]) < 180:
-        return np.stack([path[:-1], lat], axis=1)
-    pole = float(np.copysign(90.0, lat.mean()))
-    closed = np.concatenate([lat, [lat[0], pole, pole]])
-    return np.stack([np.append(path, [path[-1], path[0]]), closed], axis=1)
-
-
-def _open_pole(polygon: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Give a corner at a pole, whose longitude means nothing, those of both its neighbours."""
-    at = np.flatnonzero(np.abs(polygon[:, 1]) > 90 - _EPS)
-    if len(at) != 1 or len(polygon) < 3:
-        return polygon
-    turned = np.roll(polygon, -int(at[0]), axis=0)
-    latitude = turned[0, 1]
-    ends = np.array([[turned[-1, 0], latitude], [turned[1, 0], latitude]])
-    return np.concatenate([ends, turned[1:]])
+def _light(polygons: Sequence[npt.NDArray[np.float64]], towards: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return how bright faces are, 0.75 to 1: those that look at the viewer most."""
+    first = np.array([polygon[:3] for polygon in polygons])
+    normal = np.cross(first[:, 1] - first[:, 0], first[:, 2] - first[:, 0])
+    length = np.linalg.norm(normal, axis=1)
+    bright: npt.NDArray[np.float64] = 0.75 + 0.25 * np.abs(normal @ towards) / np.where(length > 0, length, 1)
+    return bright
 
 
 def _draw_edges(
-    axes: Any, store: Store, cut: SamplePart, places: _Places, colours: npt.NDArray[np.float64]
+    axes: Any, store: Store, cut: SamplePart, places: Places, colours: npt.NDArray[np.float64]
 ) -> list[str]:
     """Draw edges in the colour of the rank that owns them, but for those that leave the picture at one side."""
     info = store.sample(cut.index)
@@ -267,15 +283,12 @@ def _draw_edges(
 
 def _draw_ghosts(
     axes: Any,
-    places: _Places,
+    places: Places,
     ghosts: Sequence[IntArray],
     colours: npt.NDArray[np.float64],
     size: float,
 ) -> list[str]:
-    """Ring each ghost in the colour of the rank that has it; those of several ranks get one ring outside the other.
-
-    Of many ranks, whose colours are too like their neighbours', all rings are dark.
-    """
+    """Ring each ghost in the colour of the rank that has it; those of several ranks get one ring outside the other."""
     total = sum(map(len, ghosts))
     if not total:
         return []
@@ -288,7 +301,7 @@ def _draw_ghosts(
         order[start:stop] = rings[ids[start:stop]]
         rings[ids[start:stop]] += 1
     width = float(np.clip(2.2 * size, 2, 26))
-    dark = 0.8 * colours if len(colours) <= LEGEND_RANKS else np.full_like(colours, 0.15)
+    dark = 0.8 * colours if len(colours) <= LEGEND_RANKS else np.full_like(colours, 0.1)
     axes.scatter(
         *places.xy[ids].T,
         s=width * (1 + 0.7 * order) ** 2,
@@ -302,7 +315,7 @@ def _draw_ghosts(
     return [f"1 in {step} of {total} ghosts is drawn"] if step > 1 else []
 
 
-def _frame(axes: Any, places: _Places) -> None:
+def _frame(axes: Any, places: Places) -> None:
     axes.set_xlabel(places.labels[0])
     axes.set_ylabel(places.labels[1])
     low, high = places.xy.min(axis=0), places.xy.max(axis=0)
@@ -324,24 +337,23 @@ def _frame(axes: Any, places: _Places) -> None:
 
 def _legend(
     figure: Any,
-    axes: Any,
     colours: npt.NDArray[np.float64],
     notes: Sequence[str],
     *,
     entity: str,
     any_ghosts: bool,
+    whose: str | None,
 ) -> None:
     from matplotlib.lines import Line2D
 
-    ranks, shown = range(len(colours)), list(map(tuple, _pale(colours).tolist()))
-    handles = rank_handles(figure, axes, ranks, shown, "0.3", pad=0.01, fraction=0.04, shrink=0.8)
+    handles = rank_handles(list(map(tuple, _pale(colours).tolist())), "0.3")
     if any_ghosts:
-        whose = ", in the\ncolour of the rank\nthat needs it" if handles else "\nof some rank"
-        label = f"ghost {entity}{whose}"
-        handles.append(
-            Line2D(
-                [], [], label=label, marker="o", markerfacecolor="none", markeredgecolor="0.3", ls="none", markersize=5
-            )
+        label = (
+            f"ghost {entity}, in the\ncolour of the rank\nthat needs it"
+            if whose is None
+            else f"ghost {entity}s\n{whose}"
         )
-    handles += [Line2D([], [], lw=0, label=textwrap.fill(note, 24)) for note in notes]
+        ring: dict[str, Any] = {"marker": "o", "markerfacecolor": "none", "markeredgecolor": "0.3", "markersize": 5}
+        handles.append(Line2D([], [], label=label, ls="none", **ring))
+    handles += map(text_handle, notes)
     figure.legend(handles=handles, loc="outside right upper", fontsize=8, frameon=False)

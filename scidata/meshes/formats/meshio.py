@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.bounds import bounds_of
+from scidata.core.install import install_hint
 from scidata.core.types import ArrayLayout, ChunkRefs, IntArray, Source
 from scidata.errors import (
     ConfigError,
@@ -217,7 +218,7 @@ def _read(path: str, *, allow_external: bool) -> Any:
         meshio: Any = importlib.import_module("meshio")
     except ImportError as e:
         raise MissingDependencyError(
-            f"{path}: is no Zarr, HDF5 or NetCDF; other mesh formats need meshio: pip install 'scidata[meshio]'"
+            f"{path}: is no Zarr, HDF5 or NetCDF; other mesh formats need meshio: {install_hint('meshio')}"
         ) from e
     check_outside(path, allow_external=allow_external)
     if path.lower().endswith(".cgns"):

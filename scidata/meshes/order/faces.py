@@ -25,7 +25,8 @@ _HEXAHEDRON = ((0, 4, 7, 3), (1, 2, 6, 5), (0, 1, 5, 4), (3, 7, 6, 2), (0, 3, 2,
 _WEDGE = ((0, 1, 2), (3, 5, 4), (0, 3, 4, 1), (1, 4, 5, 2), (2, 5, 3, 0))
 _PYRAMID = ((0, 3, 2, 1), (0, 1, 4), (1, 2, 4), (2, 3, 4), (3, 0, 4))
 _VOXEL = ((0, 2, 6, 4), (1, 3, 7, 5), (0, 1, 5, 4), (2, 3, 7, 6), (0, 1, 3, 2), (4, 5, 7, 6))
-_FACES = {
+#: By VTK's code of the cell.
+SOLID_FACES = {
     10: _TETRA,
     11: _VOXEL,
     12: _HEXAHEDRON,
@@ -71,7 +72,7 @@ def edges_across_faces(cells: RawCells, num_nodes: int) -> IntArray:
     UnsupportedFormatError
         Cell types whose faces are not known (polyhedra, strips).
     """
-    known = (*_FLAT, *_FLAT_CORNERS, *_THIN, *_FACES)
+    known = (*_FLAT, *_FLAT_CORNERS, *_THIN, *SOLID_FACES)
     other = np.unique(cells.cell_type[~np.isin(cells.cell_type, known)])
     if len(other):
         names = ", ".join(CELL_NAMES.get(int(kind), f"VTK type {int(kind)}") for kind in other)
@@ -118,7 +119,7 @@ def _edges_of_flat(cells: RawCells, num_nodes: int) -> tuple[Keys, Callable[[], 
 def _faces_of_solid(cells: RawCells, num_nodes: int) -> tuple[Keys, Callable[[], IntArray]]:
     """Return a word for each face of the solid cells, and what gives the cell of each."""
     triples, owners = [np.empty((3, 0), np.int64)], [np.empty(0, np.int64)]
-    for kind, faces in _FACES.items():
+    for kind, faces in SOLID_FACES.items():
         rows = np.flatnonzero(cells.cell_type == kind)
         for face in faces if len(rows) else ():
             corners = np.sort(cells.connectivity[cells.offsets[rows] + np.array(face)[:, None]], axis=0)

@@ -16,6 +16,7 @@ import tempfile
 import numpy as np
 import numpy.typing as npt
 
+from scidata.core.install import install_hint
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError, MissingDependencyError, SciDataError
 from scidata.meshes.order.csr import csr_from_edges, symmetrise
@@ -64,7 +65,7 @@ def order_metis(
     """
     if importlib.util.find_spec("pymetis") is None:
         raise MissingDependencyError(
-            "the order 'metis' needs pymetis: pip install 'scidata[metis]', or use --order hilbert"
+            f"the order 'metis' needs pymetis: {install_hint('metis')}, or use the order 'hilbert'"
         )
     if num_parts < 1 or num_parts & (num_parts - 1):
         raise ConfigError(f"the number of METIS's nested parts must be a power of two, not {num_parts}")

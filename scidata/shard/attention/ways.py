@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from scidata.core.keywords import checked_keywords
 from scidata.errors import ConfigError, near_matches
 
 WAYS = ("auto", "gather", "ring", "heads")
@@ -14,6 +15,7 @@ _GATHER_BELOW = 64 * 2**20  # bytes of the whole keys and values: one round, and
 _way: ContextVar[str] = ContextVar("scidata_attention", default="auto")
 
 
+@checked_keywords
 @contextmanager
 def attention(way: str) -> Iterator[None]:
     """Choose how ``scaled_dot_product_attention`` works where the sequence is sharded; the result is the same.

@@ -27,6 +27,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from scidata.core.keywords import checked_keywords
 from scidata.errors import ConfigError, ShardLayoutError
 from scidata.shard.comm.checks import check_part, check_whole, normal_dim, normal_sizes
 from scidata.shard.comm.functions import linear
@@ -41,6 +42,7 @@ def _own_part(x: Tensor, sizes: tuple[int, ...], dim: int, group: Group) -> Tens
     return x.narrow(dim, sum(sizes[:rank]), sizes[rank]).clone()  # a view could not be changed in place
 
 
+@checked_keywords
 def all_gather_v(
     x: Tensor, sizes: Sequence[int], dim: int, group: Group, *, grad: Literal["own", "sum"] = "own"
 ) -> Tensor:
@@ -85,6 +87,7 @@ def all_gather_v(
     return linear(gather, _own_part if grad == "own" else reduce_scatter, x, checked, dim, group)
 
 
+@checked_keywords
 def reduce_scatter_v(x: Tensor, sizes: Sequence[int], dim: int, group: Group) -> Tensor:
     """Add up each rank's whole tensor and keep the own part of the sum. Backward: ``all_gather_v``. Collective.
 
@@ -151,6 +154,7 @@ def _return_rows(
     return y.new_zeros((num_rows, *y.shape[1:])).index_add_(0, torch.cat(indices), torch.cat(returned))
 
 
+@checked_keywords
 def indexed_all_to_all_v(x: Tensor, send_indices: Sequence[Tensor], recv_counts: Sequence[int], group: Group) -> Tensor:
     """Send ``x[send_indices[p]]`` to each rank p; return the rows received, in rank order. Collective.
 

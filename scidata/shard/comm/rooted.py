@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from scidata.core.keywords import checked_keywords
 from scidata.errors import ConfigError
 from scidata.shard.comm.checks import check_member, check_part, check_whole, normal_dim, normal_sizes
 from scidata.shard.comm.functions import linear
@@ -38,6 +39,7 @@ def _scatter_from(x: Tensor, sizes: tuple[int, ...], dim: int, root: int, group:
     return received[root].clone()
 
 
+@checked_keywords
 def gather_v(x: Tensor, sizes: Sequence[int], dim: int, dst: int, group: Group) -> Tensor:
     """Join the parts on rank ``dst``; the others get a tensor without rows along ``dim``. Collective.
 
@@ -81,6 +83,7 @@ def gather_v(x: Tensor, sizes: Sequence[int], dim: int, dst: int, group: Group) 
     return linear(_gather_to, _scatter_from, x, checked, dim, dst, group)
 
 
+@checked_keywords
 def scatter_v(
     x: Tensor | None, sizes: Sequence[int], dim: int, src: int, group: Group, *, device: torch.device | None = None
 ) -> Tensor:

@@ -22,6 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 
 from scidata.core.index_map import IndexMap
+from scidata.core.keywords import checked_keywords
 from scidata.device_mesh.groups import explaining
 from scidata.errors import ShardLayoutError
 from scidata.shard.axes import MeshAxis, mesh_axes
@@ -184,6 +185,7 @@ def _owned_part(x: Tensor, index_map: IndexMap) -> Tensor:
     return local
 
 
+@checked_keywords
 def halo_exchange(x: Tensor, index_map: IndexMap, group: Group) -> Tensor:
     """Return this rank's owned rows followed by its ghosts, ``(num_local, ...)``. Collective.
 

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 
 from scidata.core.index_map import IndexMap
+from scidata.core.keywords import checked_keywords
 from scidata.errors import ShardLayoutError, UnsupportedShardOp
 from scidata.shard.comm.transport import gather
 from scidata.shard.graphs.ghosts import GhostExchange, PendingHalo, _device_of, ghost_exchange, ghosts_key, graph_axis
@@ -375,6 +376,7 @@ def check_nodes(func: Any, x: ShardTensor, dim: int, index: RoutedIndex) -> None
         )
 
 
+@checked_keywords
 def start_exchange(x: Tensor, edge_index: Tensor) -> None:
     """Start to fetch the rows of ``x`` that gathers along ``edge_index`` will need; they wait for it. Collective.
 

@@ -10,7 +10,7 @@ import math
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
+from scidata.core.keywords import checked_keywords
 from scidata.device_mesh import axes_of, axis_size
 from scidata.errors import ConfigError, near_matches
 from scidata.shard.comm.agreement import check_agreement
@@ -28,14 +29,17 @@ from scidata.shard.parallel.buckets import GradientBuckets, part_of
 from scidata.shard.parallel.buffers import ChangingBuffers
 from scidata.shard.torch_internals import compiled_from, flatten_mesh, keep_out_of_graphs
 
+_Model = TypeVar("_Model", bound=nn.Module)
+
 _STRATEGIES = ("ddp", "fsdp")
 
 #: What averages the gradients of a model with strategy "ddp".
 _BUCKETS: weakref.WeakKeyDictionary[nn.Module, GradientBuckets] = weakref.WeakKeyDictionary()
 
 
+@checked_keywords
 def parallelize(
-    model: nn.Module,
+    model: _Model,
     mesh: DeviceMesh | None,
     *,
     strategy: str = "ddp",
@@ -44,7 +48,7 @@ def parallelize(
     bucket_bytes: int = 25 * 2**20,
     units: Sequence[type[nn.Module]] | None = None,
     fsdp_options: Mapping[str, Any] | None = None,
-) -> nn.Module:
+) -> _Model:
     """Make the weights equal on all ranks, and keep them so. Collective.
 
     Parameters and buffers are taken from the first rank of the mesh. After ``backward()`` the gradients are those of
@@ -181,6 +185,7 @@ def _joint_group(mesh: DeviceMesh, axes: Sequence[str]) -> dist.ProcessGroup:
     return flatten_mesh(mesh[tuple(long)]).get_group()
 
 
+@checked_keywords
 def no_sync(model: nn.Module) -> AbstractContextManager[None]:
     """Let the gradients of backward passes inside add up on each rank, for the next one outside to average.
 

@@ -9,12 +9,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from scidata.core.keywords import checked_keywords
 from scidata.errors import ConfigError
 from scidata.shard.comm.agreement import check_agreement
 from scidata.shard.comm.transport import as_bytes, broadcast
 from scidata.shard.tensor import ShardTensor
 
 
+@checked_keywords
 def sync_module_over_mesh(module: nn.Module, mesh: DeviceMesh, src_mesh_rank: int = 0, verify: bool = False) -> None:
     """Overwrite a module's parameters and buffers by those of one rank of a mesh axis. Collective.
 

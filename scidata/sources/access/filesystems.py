@@ -8,6 +8,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
+from scidata.core.install import install_hint
 from scidata.core.urls import Url
 from scidata.errors import MissingDependencyError
 from scidata.sources.access.load import MAX_REQUESTS, Load
@@ -47,7 +48,7 @@ class FileSystems:
             import fsspec
             from fsspec.core import _un_chain as un_chain
         except ImportError as e:
-            raise MissingDependencyError(f"{url}: URLs need fsspec; pip install 'scidata[cloud]'") from e
+            raise MissingDependencyError(f"{url}: URLs need fsspec; {install_hint('cloud')}") from e
         url.check()
         options = copy.deepcopy(dict(url.options))  # fsspec changes nested ones
         options.pop("targets", None)  # of what a set refers to (scidata.sources.references), not of the set itself

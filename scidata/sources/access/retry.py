@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from scidata.core.keywords import checked_keywords
 from scidata.errors import ConfigError, SciDataError
 
 _log = logging.getLogger("scidata")
@@ -191,6 +192,7 @@ class Attempts:
 RETRY = Retry()
 
 
+@checked_keywords
 def set_retry(*, attempts: int = 6, first_wait: float = 0.1, max_wait: float = 5.0, total_wait: float = 30.0) -> None:
     """Say how patiently this process, and workers that it starts later, read: files and URLs alike.
 

@@ -15,6 +15,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
+from scidata.core.install import install_hint
 from scidata.core.types import ArrayLayout, Codec, IntArray
 from scidata.errors import CorruptDataError, MissingDependencyError
 
@@ -244,12 +245,12 @@ def check_filters(dset: Any, what: str) -> None:
         import hdf5plugin  # noqa: F401 - importing it registers its filters
     except ImportError as e:
         raise MissingDependencyError(
-            f"{what}: HDF5 filter {missing} is not installed; pip install 'scidata[filters]'"
+            f"{what}: HDF5 filter {missing} is not installed; {install_hint('filters')}"
         ) from e
     missing = [i for i in missing if not h5py.h5z.filter_avail(i)]
     if missing:
         raise MissingDependencyError(
-            f"{what}: HDF5 filter {missing} is neither in HDF5 nor in hdf5plugin ('scidata[filters]'); "
+            f"{what}: HDF5 filter {missing} is neither in HDF5 nor in hdf5plugin; "
             "write the data again with gzip or zstd"
         )
 

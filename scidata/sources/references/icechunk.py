@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from scidata.core.install import install_hint
 from scidata.core.types import IntArray
 from scidata.core.urls import Url, local_path, url_of
 from scidata.errors import ConfigError, CorruptDataError, MissingDependencyError, UnsupportedFormatError
@@ -235,7 +236,7 @@ def _library(path: str) -> Any:
         import icechunk
     except ImportError as e:
         raise MissingDependencyError(
-            f"{path}: Icechunk repositories need icechunk, and that Python 3.12; pip install 'scidata[icechunk]'"
+            f"{path}: Icechunk repositories need icechunk, and that Python 3.12; {install_hint('icechunk')}"
         ) from e
     if not hasattr(icechunk.IcechunkStore, "array_chunk_iterator"):
         raise MissingDependencyError(

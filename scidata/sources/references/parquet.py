@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from scidata.core.cache import Cache
+from scidata.core.install import install_hint
 from scidata.core.types import IntArray
 from scidata.errors import CorruptDataError, MissingDependencyError, SciDataError, UnsupportedFormatError
 from scidata.sources.references.tables import WHOLE, Table, checked_range, decoded_inline
@@ -96,7 +97,7 @@ def _read_columns(raw: bytes, most: int, where: str) -> dict[str, Any]:
         from pyarrow import parquet
     except ImportError as e:
         raise MissingDependencyError(
-            f"{where}: reference sets in Parquet need pyarrow; pip install 'scidata[references]'"
+            f"{where}: reference sets in Parquet need pyarrow; {install_hint('references')}"
         ) from e
     head = parquet.read_metadata(pyarrow.BufferReader(raw))
     kinds = {column.name: column.physical_type for column in map(head.schema.column, range(head.num_columns))}

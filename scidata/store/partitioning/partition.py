@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scidata.core.checks import whole
+from scidata.core.keywords import checked_keywords
 from scidata.core.urls import is_url, url_of
 from scidata.errors import ConfigError, CorruptDataError, OutputError
 from scidata.meshes.samples import as_names, read_samples
@@ -57,6 +58,7 @@ class PartitionReport:
     planned: tuple[PlannedSample, ...] = ()
 
 
+@checked_keywords
 def partition(
     inputs: Paths,
     out: str | os.PathLike[str],

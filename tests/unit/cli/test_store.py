@@ -376,6 +376,34 @@ def test_picture_of_a_mesh(mesh: Path, tmp_path: Path) -> None:
     assert colours_in(out, 4) != shares
 
 
+def dark(path: Path) -> float:
+    """Return the share of the picture, without its legend, that is nearly black."""
+    from matplotlib.image import imread
+
+    image = imread(path)[:, : int(0.84 * imread(path).shape[1]), :3]
+    return float((image.max(axis=2) < 0.35).mean())
+
+
+def test_rings_do_not_blacken_the_picture_of_many_ranks(mesh: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="pictures need the extra 'plot'")
+    for ranks in ("2", "64"):
+        out = tmp_path / f"{ranks}.png"
+        assert run("plan", mesh, "--domain", ranks, "--halo", "2", "--plot", out).exit_code == 0
+        assert dark(out) < 0.03
+
+
+def test_a_solid_is_drawn_by_its_surface(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="pictures need the extra 'plot'")
+    points = np.random.default_rng(0).random((400, 3))
+    with h5py.File(tmp_path / "solid.h5", "w") as file:
+        file["points"], file["cells"] = points, Delaunay(points).simplices.astype(np.int64)
+        file["cells"].attrs["cell_type"] = "tetra"
+    partition(tmp_path / "solid.h5", tmp_path / "store", repair=("all",))
+    found = run_json("plan", tmp_path / "store", "--domain", "4", "--halo", "1", "--plot", tmp_path / "solid.png")
+    assert found["plot_notes"] == ["what is nearest the viewer is cut away"]
+    assert dark(tmp_path / "solid.png") < 0.03
+
+
 def test_picture_of_points(cloud: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib", reason="pictures need the extra 'plot'")
     out = tmp_path / "cloud.png"

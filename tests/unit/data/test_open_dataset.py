@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import scidata
-from scidata.data import open_dataset, options
+from scidata.data import options
 from scidata.testing import make_grid
 
 
@@ -38,7 +38,7 @@ def test_the_records_the_overloads_and_the_function_have_the_same_arguments() ->
     records = (options.WhatToRead, options.HowToCut, options.HowToReach)
     fields = [field.name for record in records for field in dataclasses.fields(record)]
     assert sorted([*fields, "storage_options"]) == sorted(arguments)
-    assert {*open_dataset._Options.__annotations__} == arguments - {"kind"}
+    assert {*options.Options.__annotations__} == arguments - {"kind", "shard", "transform"}
 
 
 def test_the_first_file_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

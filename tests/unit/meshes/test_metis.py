@@ -43,7 +43,7 @@ def graph():
 
 
 def test_one_order_has_smaller_halos_at_every_power_of_two(graph):
-    pytest.importorskip("pymetis", reason="the extra scidata[metis] is not installed")
+    pytest.importorskip("pymetis", reason="the extra metis is not installed")
     points, csr = graph
     order, notes = by_metis(csr, points, 64)
     assert notes == []
@@ -55,7 +55,7 @@ def test_one_order_has_smaller_halos_at_every_power_of_two(graph):
 
 
 def test_directed_graphs_with_loops_and_isolated_nodes_are_symmetrised(graph):
-    pytest.importorskip("pymetis", reason="the extra scidata[metis] is not installed")
+    pytest.importorskip("pymetis", reason="the extra metis is not installed")
     _, csr = graph
     dst = csr.dst()
     one_way = csr.src < dst
@@ -68,14 +68,14 @@ def test_directed_graphs_with_loops_and_isolated_nodes_are_symmetrised(graph):
 
 
 def test_rows_keep_their_order_inside_a_part_without_points(graph):
-    pytest.importorskip("pymetis", reason="the extra scidata[metis] is not installed")
+    pytest.importorskip("pymetis", reason="the extra metis is not installed")
     _, csr = graph
     order, _ = by_metis(csr, None, 4)
     assert (np.diff(order) < 0).sum() <= 3
 
 
 def test_a_small_graph_is_left_in_the_points_order():
-    pytest.importorskip("pymetis", reason="the extra scidata[metis] is not installed")
+    pytest.importorskip("pymetis", reason="the extra metis is not installed")
     points, csr = triangles(40)
     order, notes = by_metis(csr, points, 256)
     assert np.array_equal(order, order_hilbert(points)[0])
@@ -100,12 +100,12 @@ def test_a_crash_of_metis_is_an_error_that_says_so(graph, tmp_path, monkeypatch)
 def test_a_missing_pymetis_names_the_extra(graph, monkeypatch):
     monkeypatch.setitem(sys.modules, "pymetis", None)
     points, csr = graph
-    with pytest.raises(MissingDependencyError, match=r"scidata\[metis\]"):
+    with pytest.raises(MissingDependencyError, match=r"pip install 'pymetis>="):
         by_metis(csr, points)
 
 
 def test_wrong_arguments_are_refused(graph):
-    pytest.importorskip("pymetis", reason="the extra scidata[metis] is not installed")
+    pytest.importorskip("pymetis", reason="the extra metis is not installed")
     points, csr = graph
     with pytest.raises(ConfigError, match="power of two, not 100"):
         by_metis(csr, points, 100)

@@ -196,7 +196,7 @@ def test_a_filter_that_is_nowhere_is_named(tmp_path):
         f["u"].id.write_direct_chunk((0,), b"x" * 16)
     source = HDF5Source(tmp_path / "a.h5")
     assert source.arrays["u"].fallback
-    with pytest.raises(MissingDependencyError, match=r"'u'.*511.*scidata\[filters\]"):
+    with pytest.raises(MissingDependencyError, match=r"'u'.*511.*hdf5plugin"):
         boxed(source, "u")
 
 

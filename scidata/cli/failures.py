@@ -1,0 +1,113 @@
+"""How commands fail: one line on stderr, with ``--json`` an object on stdout too, and the exit code."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import typer
+import typer.core
+
+from scidata.cli.option_names import in_options
+from scidata.core.urls import public_text
+from scidata.errors import ConfigError, OutputError, SciDataError, UnknownNameError, near_matches, visible
+
+FAILED, USAGE, INTERRUPTED = 1, 2, 130
+
+#: What the library calls an argument that has another name in a command.
+_ARGUMENTS = {"stage": {"cache_dir": "CACHE"}}
+
+
+class Group(typer.core.TyperGroup):
+    """Turns expected errors into one line and the exit code, unless ``--debug`` is given."""
+
+    def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Remember whether JSON is asked for, before anything can be wrong."""
+        as_json = "--json" in (args[: args.index("--")] if "--" in args else args)
+        try:
+            context = super().make_context(info_name, args, parent, **extra)
+        except Exception as e:
+            _tell_usage(e, as_json=as_json)
+            raise
+        context.meta["scidata.json"] = as_json
+        return context
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command."""
+        from scidata.cli.progress import pulse
+        from scidata.cli.warned import warnings_on_stderr
+
+        as_json = ctx.meta["scidata.json"]
+        try:
+            reword = lambda text: self._in_options(ctx, text)  # noqa: E731
+            with pulse("at work"), warnings_on_stderr(reword):
+                return super().invoke(ctx)
+        except BrokenPipeError:
+            raise  # `scidata plan … | head`: the framework ends quietly
+        except (SciDataError, OSError) as e:
+            message, code = self._in_options(ctx, _message(e)), _exit_code(e)
+            if as_json:
+                _print_json(e, message, code)
+            if ctx.meta.get("scidata.debug"):
+                raise
+            from scidata.cli.output import print_error
+
+            print_error(message)
+            raise typer.Exit(code) from None
+        except Exception as e:
+            _tell_usage(e, as_json=as_json)
+            raise
+        except KeyboardInterrupt as e:
+            if as_json:
+                _print_json(e, "interrupted", INTERRUPTED)
+            typer.echo("interrupted", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+
+    def _in_options(self, ctx: Any, message: str) -> str:
+        """Return a message with arguments of the library as options of the command that runs."""
+        command = self.commands.get(ctx.invoked_subcommand or "")
+        options = dict(_ARGUMENTS.get(ctx.invoked_subcommand, {}))
+        for each in () if command is None else command.params:
+            longest = max(each.opts, key=len)
+            if longest.startswith("--") and each.name:
+                options[each.name] = longest
+        return in_options(message, options)
+
+
+def _tell_usage(error: Exception, *, as_json: bool) -> None:
+    """Make wrong usage, which repeats what was typed, safe to print, and print it as JSON where that is asked for."""
+    if isinstance(error, typer.Exit | typer.Abort):
+        return
+    if isinstance(getattr(error, "message", None), str):
+        error.message = visible(public_text(error.message))  # type: ignore[attr-defined]
+    if as_json:
+        format_message = getattr(error, "format_message", None)
+        text = str(error) if format_message is None else " ".join(format_message().split())
+        _print_json(error, text, getattr(error, "exit_code", FAILED))
+
+
+def _print_json(error: BaseException, message: str, code: int) -> None:
+    from scidata.cli.output import print_json
+
+    shown = " ".join(visible(public_text(message)).split())
+    print_json({"error": {"type": type(error).__name__, "message": shown, "exit_code": code}})
+
+
+def _exit_code(error: BaseException) -> int:
+    """Arguments that cannot be honoured, and names that are not there, are the command's; the rest has failed."""
+    usage = isinstance(error, ConfigError | UnknownNameError) and not isinstance(error, OutputError)
+    return USAGE if usage else FAILED
+
+
+def _near(error: OSError) -> str:
+    """Return names like that of a file that is not there, for the end of the message."""
+    folder, name = os.path.split(str(error.filename))
+    if not isinstance(error, FileNotFoundError) or not os.path.isdir(folder or "."):
+        return ""
+    return near_matches(name, os.listdir(folder or "."), listed=False)
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, OSError) and not isinstance(error, SciDataError) and error.strerror:
+        return f"{error.filename}: {error.strerror.lower()}{_near(error)}" if error.filename else error.strerror
+    return str(error) or type(error).__name__

@@ -1,0 +1,94 @@
+"""That a command is at work: a bar on a terminal; else a line on stderr where nothing was printed for a while."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+
+from scidata.cli.escaped import spoke
+from scidata.cli.output import console, is_terminal
+
+QUIET = 8.0  # seconds without a line, at most
+
+
+class Pulse:
+    """What a command is doing, told every :data:`QUIET` seconds in which it prints nothing."""
+
+    def __init__(self, what: str) -> None:
+        self.what, self.unit = what, ""
+        self.done, self.total = 0.0, 0.0
+        self.is_drawn = False  # as a bar
+        self._began = time.monotonic()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="scidata-pulse", daemon=True)
+
+    def begin(self) -> None:
+        """Start telling."""
+        spoke.at = time.monotonic()
+        self._thread.start()
+
+    def end(self) -> None:
+        """Tell no more."""
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.wait(min(1.0, QUIET / 4)):
+            if not self.is_drawn and time.monotonic() - spoke.at >= QUIET:
+                console(stderr=True).print(self.text(), soft_wrap=True)
+
+    def text(self) -> str:
+        """Return the line."""
+        done = f"{self.done:.3g} of {self.total:g}{self.unit}, " if self.total else ""
+        return f"{self.what}: {done}{time.monotonic() - self._began:.0f} s"
+
+
+_now: list[Pulse] = []  # of the command that runs
+
+
+@contextmanager
+def pulse(what: str) -> Iterator[None]:
+    """Tell of a command for as long as it runs."""
+    own = Pulse(what)
+    _now.append(own)
+    own.begin()
+    try:
+        yield
+    finally:
+        _now.pop()
+        own.end()
+
+
+@contextmanager
+def progress(what: str, total: float, unit: str = "") -> Iterator[Callable[..., None]]:
+    """Draw a bar on stderr, if that is a terminal; the value is called with what part of ``total`` is done, 1 say."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    own = _now[-1] if _now else Pulse(what)
+    before = own.what
+    own.what, own.total, own.done, own.unit = what, total, 0.0, unit
+    own.is_drawn = is_terminal(sys.stderr)
+    shares = ".1f" if unit else ".0f"
+    count = TextColumn(f"{{task.completed:{shares}}}/{{task.total:.0f}}{unit}")
+    columns = (TextColumn("{task.description}"), BarColumn(), count, TimeRemainingColumn())
+    drawn = Progress(*columns, console=console(stderr=True), transient=True)
+    with drawn if own.is_drawn else nullcontext():
+        task = drawn.add_task(what, total=total)
+
+        def tick(share: float = 1) -> None:
+            own.done += share
+            drawn.advance(task, share)
+
+        try:
+            yield tick
+        finally:
+            own.what, own.total, own.is_drawn = before, 0.0, False
+
+
+def doing(what: str) -> None:
+    """Say what is done from now on, where a command does several things that take long."""
+    if _now:
+        _now[-1].what, _now[-1].total = what, 0.0

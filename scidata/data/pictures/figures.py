@@ -1,0 +1,90 @@
+"""What all pictures share: a figure without a display, colours of ranks, legends."""
+
+from __future__ import annotations
+
+import colorsys
+import io
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from scidata.core.checks import optional_module
+
+LEGEND_RANKS = 16  # beyond it colours of single ranks cannot be told apart: groups of ranks have a hue each
+_GROUPS = 8
+
+
+def load_matplotlib() -> None:
+    """Raise MissingDependencyError where matplotlib is not installed."""
+    optional_module("matplotlib", "pictures need matplotlib", "plot")
+
+
+def new_figure(width: float, height: float) -> Any:
+    """Return an empty figure of so many inches, which needs no display; a notebook shows it."""
+    load_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    class Picture(Figure):
+        def _repr_png_(self) -> bytes:
+            buffer = io.BytesIO()
+            self.savefig(buffer, format="png")
+            return buffer.getvalue()
+
+    figure = Picture(figsize=(width, height), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def rank_groups(count: int) -> list[range]:
+    """Return consecutive ranks that share a hue; each its own where there are few."""
+    num = count if count <= LEGEND_RANKS else _GROUPS
+    edges = [count * i // num for i in range(num + 1)]
+    return [range(first, stop) for first, stop in itertools.pairwise(edges)]
+
+
+def colours_of(count: int) -> list[Any]:
+    """Return a colour for each of ``count`` ranks; the first ones differ most.
+
+    Many ranks have a hue for each group, and in it tones that differ most between ranks that follow each other.
+    """
+    from matplotlib import colormaps
+
+    if count <= LEGEND_RANKS:
+        # tab20 has pairs of a dark and a light tone: the dark ones first, so that few ranks differ most
+        return [colormaps["tab20"](tone) for tone in (*range(0, 20, 2), *range(1, 20, 2))][:count]
+    colours = []
+    for group, hue in zip(rank_groups(count), range(0, 2 * _GROUPS, 2), strict=True):
+        base = colorsys.rgb_to_hls(*colormaps["tab20"](hue)[:3])
+        for i in range(len(group)):
+            step = int(f"{i % 8:03b}"[::-1], 2) / 7  # 0, 4/7, 2/7, 6/7, …: far from the rank before
+            colours.append((*colorsys.hls_to_rgb(base[0], 0.32 + 0.5 * step, base[2]), 1.0))
+    return colours
+
+
+def rank_handles(tones: Sequence[Any], edge: str) -> list[Any]:
+    """Return what a legend shows of ranks: each of a few, groups of many. ``tones`` are as they are drawn."""
+    from matplotlib.patches import Patch
+
+    handles = []
+    for group in rank_groups(len(tones)):
+        name = f"rank {group[0]}" if len(group) == 1 else f"ranks {group[0]} to {group[-1]}"
+        middle = tones[group[0] + (2 if len(group) > 2 else 0)]  # a tone in the middle of the group's
+        handles.append(Patch(facecolor=middle, edgecolor=edge, label=name))
+    return handles
+
+
+def text_handle(text: str) -> Any:
+    """Return a line of text in a legend."""
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], lw=0, label=text)
+
+
+def amplification_text(ratios: Sequence[float | None], overall: float | None) -> str | None:
+    """Return what a legend says of bytes fetched over bytes wanted; None where nothing is wanted."""
+    known = [(ratio, rank) for rank, ratio in enumerate(ratios) if ratio is not None]
+    if overall is None or not known:
+        return None
+    most, rank = max(known)
+    return f"read amplification\n(fetched / wanted):\nall {overall:.2f}\nmost {most:.2f}, rank {rank}"

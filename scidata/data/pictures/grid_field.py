@@ -1,0 +1,194 @@
+"""A field of a gridded sample, and how ranks share it: lines where their parts meet."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.data.pictures.figures import LEGEND_RANKS, new_figure
+from scidata.data.pictures.maps import MapAxes, map_axes
+from scidata.errors import ConfigError, UnknownNameError, near_matches
+from scidata.grids.reader import GridReader
+from scidata.sources.cf import role_of_name
+
+_MAX_CELLS = 1200  # along a dimension: a picture has no more pixels
+_MAX_NUMBERS = 128
+
+
+def draw_grid(
+    reader: GridReader, index: int, field: str | None, isel: Mapping[str, int] | None, *, parts: bool, path: str | None
+) -> Any:
+    """Draw a plane of a field of one whole sample, which this process reads part by part; return the figure.
+
+    Raises
+    ------
+    UnknownNameError, ConfigError
+        No such field or dimension, a row that is not there, a field of no dimension with several rows.
+    """
+    name = _chosen(reader, field)
+    dims, values = reader.dims(name), _whole(reader, index, name)
+    plane = _plane(reader, dims, values.shape, isel or {})
+    rest = {dim: (isel or {}).get(dim, 0) for dim in dims if dim not in plane}
+    taken = values[tuple(_row(dim, rest, values.shape, dims) if dim in rest else slice(None) for dim in dims)]
+    image = taken if taken.ndim == 2 else taken[None, :]
+    vertical, horizontal = plane if len(plane) == 2 else (None, plane[0])
+    edges = [_edges(reader, dim, size) for dim, size in zip((vertical, horizontal), image.shape, strict=True)]
+
+    figure = new_figure(9.0, 9.0 * min(max(image.shape[0] / image.shape[1], 0.25), 1.2) + 0.8)
+    axes, shift = _axes(figure, reader, vertical, horizontal, edges[1])
+    steps = [max(1, -(-size // _MAX_CELLS)) for size in image.shape]
+    rows, columns = (np.append(e[:-1:step], e[-1]) for e, step in zip(edges, steps, strict=True))
+    shown = np.ma.masked_invalid(image[:: steps[0], :: steps[1]].astype(np.float64))
+    mesh = axes.pcolormesh(columns - shift, rows, shown, rasterized=True)
+    units = reader.layout(name).attributes.get("units")
+    figure.colorbar(mesh, ax=axes, label=f"{name} ({units})" if units else name, shrink=0.8)
+    if parts and reader.partition.num_parts > 1:
+        _draw_parts(axes, reader, vertical, horizontal, edges[0], edges[1] - shift)
+    at = ", ".join(f"{dim} {row}" for dim, row in rest.items())
+    ranks = f" over {reader.partition.num_parts} ranks" if parts and reader.partition.num_parts > 1 else ""
+    title = f"{os.path.basename(reader.paths[0].rstrip('/'))}: {name}, sample {index}{f', {at}' if at else ''}{ranks}"
+    axes.set_title(title, fontsize=10, loc="left")
+    if path is not None:
+        figure.savefig(path)
+    return figure
+
+
+def _chosen(reader: GridReader, field: str | None) -> str:
+    if field is not None:
+        if field not in reader.fields:
+            raise UnknownNameError(f"plot: no field {field!r}{near_matches(field, reader.fields)}")
+        return field
+    return max(reader.fields, key=lambda name: len(reader.dims(name)))
+
+
+def _whole(reader: GridReader, index: int, name: str) -> npt.NDArray[Any]:
+    """Read a field of all ranks."""
+    partition, dims = reader.partition, reader.dims(name)
+    whole: npt.NDArray[Any] | None = None
+    for part in range(partition.num_parts):
+        at = partition.coordinate(part)
+        buffers = {each: np.empty(spec.shape, spec.dtype) for each, spec in reader.buffer_specs(at).items()}
+        reader.read_into(index, buffers, at)
+        if whole is None:
+            whole = np.empty(reader.global_shape(name), buffers[name].dtype)
+        place, own = [], []
+        for dim in dims:
+            cut = dim in partition.axis_of_dim
+            start, stop = partition.owned_rows(dim, at) if cut else (0, whole.shape[dims.index(dim)])
+            below = partition.halo_rows(dim, at)[0] if cut else 0
+            place.append(slice(start, stop))
+            own.append(slice(below, below + stop - start))
+        whole[tuple(place)] = buffers[name][tuple(own)]
+    assert whole is not None
+    return whole
+
+
+def _plane(
+    reader: GridReader, dims: tuple[str, ...], shape: tuple[int, ...], isel: Mapping[str, int]
+) -> tuple[str, ...]:
+    """Return the dimensions that are drawn, vertical first: those that are split, then the last ones."""
+    for dim in isel:
+        if dim not in dims:
+            raise UnknownNameError(f"plot: isel names dimension {dim!r}{near_matches(dim, dims)}")
+    free = [dim for dim, size in zip(dims, shape, strict=True) if dim not in isel and size > 1]
+    chosen = [dim for dim in free if dim in reader.partition.axis_of_dim][:2]
+    for dim in reversed(free):
+        if len(chosen) < 2 and dim not in chosen:
+            chosen.append(dim)
+    if not chosen:
+        raise ConfigError(f"plot: {dict(zip(dims, shape, strict=True))} has no dimension of several rows to draw")
+    return tuple(dim for dim in dims if dim in chosen)
+
+
+def _row(dim: str, rest: Mapping[str, int], shape: tuple[int, ...], dims: tuple[str, ...]) -> int:
+    row, size = rest[dim], shape[dims.index(dim)]
+    if not isinstance(row, int | np.integer) or not -size <= row < size:
+        raise ConfigError(f"plot: isel of {dim!r}: {row!r} is no row of {size}")
+    return int(row)
+
+
+def _edges(reader: GridReader, dim: str | None, size: int) -> npt.NDArray[np.float64]:
+    """Return where cells end along a dimension, ``(size + 1,)``: about its coordinate, else row numbers."""
+    values = None if dim is None else reader.coordinate(dim)
+    if values is None or len(values) != size or size < 2 or not np.issubdtype(values.dtype, np.number):
+        return np.arange(size + 1.0)
+    centres = values.astype(np.float64)
+    steps = np.diff(centres)
+    if not np.isfinite(steps).all() or not ((steps > 0).all() or (steps < 0).all()):
+        return np.arange(size + 1.0)
+    middles = (centres[1:] + centres[:-1]) / 2
+    edges = np.concatenate([[centres[0] - steps[0] / 2], middles, [centres[-1] + steps[-1] / 2]])
+    return np.clip(edges, -90, 90) if dim is not None and role_of_name(dim) == "Y" and abs(edges).max() < 95 else edges
+
+
+def _axes(
+    figure: Any, reader: GridReader, vertical: str | None, horizontal: str, columns: npt.NDArray[np.float64]
+) -> tuple[Any, float]:
+    """Return axes, and what is taken from the horizontal coordinate on them."""
+    is_map = vertical is not None and (role_of_name(vertical), role_of_name(horizontal)) == ("Y", "X")
+    has_degrees = is_map and np.ptp(columns) <= 361 and reader.coordinate(horizontal) is not None
+    found: MapAxes | None = map_axes(figure, (1, 1, 1), columns.min(), columns.max()) if has_degrees else None
+    if found is not None:
+        return found.axes, found.centre
+    axes = figure.add_subplot()
+    for dim, label in ((vertical, axes.set_ylabel), (horizontal, axes.set_xlabel)):
+        if dim is None:
+            axes.set_yticks([])
+            continue
+        coordinate = reader.sources[0].arrays.get(dim)
+        units = None if coordinate is None else coordinate.attributes.get("units")
+        label(f"{dim} ({units})" if units else dim if reader.coordinate(dim) is not None else f"{dim} (row)")
+    if vertical is not None and reader.coordinate(vertical) is None:
+        axes.invert_yaxis()  # rows from above, as a matrix is written
+    return axes, 0.0
+
+
+def _draw_parts(
+    axes: Any,
+    reader: GridReader,
+    vertical: str | None,
+    horizontal: str,
+    rows: npt.NDArray[np.float64],
+    columns: npt.NDArray[np.float64],
+) -> None:
+    """Draw a line where parts meet, and the rank on each."""
+    from matplotlib.patheffects import withStroke
+
+    partition = reader.partition
+    few = partition.num_parts <= LEGEND_RANKS
+    cased = [withStroke(linewidth=2.2, foreground="white")]
+    style: dict[str, Any] = {"lw": 0.9, "path_effects": cased} if few else {"lw": 0.35, "alpha": 0.7}
+    cuts = {dim: partition.bounds[dim] for dim in (vertical, horizontal) if dim is not None and _is_cut(reader, dim)}
+    for dim, bounds in cuts.items():
+        line, edges = (axes.axhline, rows) if dim == vertical else (axes.axvline, columns)
+        for bound in bounds[1:-1]:
+            line(edges[int(bound)], color="black", **style)
+    shown = {partition.axis_of_dim[dim] for dim in cuts}
+    every = 1 if few or len(cuts) > 1 else -(-partition.num_parts // LEGEND_RANKS)  # of thin stripes, some have numbers
+    if partition.num_parts > _MAX_NUMBERS * every or not shown:
+        return
+    for rank in range(0, partition.num_parts, every):
+        at = partition.coordinate(rank)
+        if any(place for axis, place in at.items() if axis not in shown):
+            continue
+        middle = [
+            (edges[start] + edges[stop]) / 2
+            for edges, (start, stop) in (
+                (rows, partition.owned_rows(vertical, at) if vertical in cuts and vertical else (0, len(rows) - 1)),
+                (columns, partition.owned_rows(horizontal, at) if horizontal in cuts else (0, len(columns) - 1)),
+            )
+        ]
+        if every > 1:  # at the side, where they cover least
+            place = 1 if vertical in cuts else 0
+            low, high = (columns[0], columns[-1]) if place else (rows[0], rows[-1])
+            middle[place] = low + 0.02 * (high - low)
+        size = 11 if few else 7
+        axes.text(middle[1], middle[0], str(rank), ha="center", va="center", fontsize=size, path_effects=cased)
+
+
+def _is_cut(reader: GridReader, dim: str) -> bool:
+    return dim in reader.partition.axis_of_dim

@@ -1,0 +1,137 @@
+"""Where rows and cells of meshes and clouds lie in a picture: the plane, the sphere as a map, space."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.types import IntArray
+
+_SHELL = 0.01  # of the radius: points in space that lie this close to a sphere about 0 are drawn as longitude, latitude
+# corners of the VTK cell types that have an area, in order around the cell; a polygon (7) has all of its own
+_CORNERS = {5: (0, 1, 2), 8: (0, 1, 3, 2), 9: (0, 1, 2, 3), 22: (0, 1, 2), 23: (0, 1, 2, 3), 28: (0, 1, 2, 3)}
+_CORNERS |= {34: (0, 1, 2)}
+_POLYGON = 7
+EPS = 1e-6  # degrees
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Places:
+    """Coordinates to draw, ``(N, 2 | 3)``, and what they are."""
+
+    xy: npt.NDArray[np.float64]
+    labels: tuple[str, ...]
+    start: float | None = None  # first longitude of the picture, where it goes around the sphere
+
+    @property
+    def in_space(self) -> bool:
+        """Whether there are three coordinates."""
+        return len(self.labels) == 3
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Shapes:
+    """Cells as VTK has them: corners of cell ``i`` at ``connectivity[offsets[i] : offsets[i + 1]]``."""
+
+    offsets: IntArray
+    connectivity: IntArray
+    types: npt.NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.types)
+
+    def centres(self, points: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Return the mean of each cell's corners, ``(num_cells, 2 or 3)``."""
+        sums: npt.NDArray[np.float64] = np.add.reduceat(points[self.connectivity], self.offsets[:-1], axis=0)
+        return sums / np.diff(self.offsets)[:, None]
+
+
+def places_of(points: npt.NDArray[np.float64], *, on_sphere: bool) -> Places:
+    """Return where points are drawn; ``on_sphere``: they are longitudes and latitudes, degrees."""
+    if on_sphere:
+        return _around_sphere(points)
+    if points.shape[1] == 3:
+        radius = np.linalg.norm(points, axis=1)
+        if np.ptp(radius) <= _SHELL * radius.max() and bool((np.abs(points.mean(axis=0)) < 0.5 * radius.max()).all()):
+            lat = np.arcsin(np.clip(points[:, 2] / radius, -1, 1))
+            return _around_sphere(np.rad2deg(np.stack([np.arctan2(points[:, 1], points[:, 0]), lat], axis=1)))
+        if np.ptp(points[:, 2]) == 0:
+            points = points[:, :2]
+    return Places(xy=points, labels=("x", "y", "z")[: points.shape[1]])
+
+
+def _around_sphere(lon_lat: npt.NDArray[np.float64]) -> Places:
+    """Bring longitudes into one turn, from 0 or -180 on, unless they span a part of one only."""
+    lon, lat = lon_lat[:, 0], lon_lat[:, 1]
+    labels = ("longitude (°)", "latitude (°)")
+    if np.ptp(lon) <= 180:
+        return Places(xy=lon_lat, labels=labels)
+    start = 0.0 if lon.min() >= -EPS else -180.0
+    turned = (lon - start + EPS) % 360 - EPS + start  # what rounding left just below a full turn counts as 0
+    return Places(xy=np.stack([turned, lat], axis=1), labels=labels, start=start)
+
+
+def outlines(shapes: Shapes) -> tuple[list[IntArray], IntArray]:
+    """Return the corners of each cell that has an area in the plane, in order around it, and which cells these are."""
+    offsets, nodes, types = shapes.offsets, shapes.connectivity, shapes.types
+    rings: list[IntArray] = []
+    found: list[IntArray] = []
+    for kind in np.unique(types).tolist():
+        cells = np.flatnonzero(types == kind)
+        if kind == _POLYGON:
+            rings += [nodes[offsets[i] : offsets[i + 1]] for i in cells]
+        elif kind in _CORNERS:
+            rings += list(nodes[offsets[cells][:, None] + np.array(_CORNERS[kind])])
+        else:
+            continue
+        found.append(cells)
+    return rings, np.concatenate(found) if found else np.empty(0, np.int64)
+
+
+def unrolled(
+    polygons: list[npt.NDArray[np.float64]], cells: IntArray, start: float
+) -> tuple[list[npt.NDArray[np.float64]], IntArray]:
+    """Unroll cells of the sphere: at a pole up to its line, and across the first meridian at both sides of the map."""
+    made, kept = [], []
+    for polygon, cell in zip(polygons, cells.tolist(), strict=True):
+        flat = _around_pole(_open_pole(polygon))
+        lon = flat[:, 0]
+        shifts = [0.0]
+        shifts += [360.0] if lon.min() < start - EPS else []
+        shifts += [-360.0] if lon.max() > start + 360 + EPS else []
+        for shift in shifts:
+            made.append(np.stack([lon + shift, flat[:, 1]], axis=1))
+            kept.append(cell)
+    return made, np.array(kept, np.int64)
+
+
+def _around_pole(polygon: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Make longitudes follow each other without jumps; a cell that goes around a pole is closed along its line."""
+    lon, lat = polygon.T
+    steps = (np.diff(lon, append=lon[:1]) + 180) % 360 - 180
+    path = lon[0] + np.concatenate([[0.0], np.cumsum(steps)])
+    if abs(path[-1] - path[0]) < 180:
+        return np.stack([path[:-1], lat], axis=1)
+    pole = float(np.copysign(90.0, lat.mean()))
+    closed = np.concatenate([lat, [lat[0], pole, pole]])
+    return np.stack([np.append(path, [path[-1], path[0]]), closed], axis=1)
+
+
+def _open_pole(polygon: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Give a corner at a pole, whose longitude means nothing, those of both its neighbours."""
+    at = np.flatnonzero(np.abs(polygon[:, 1]) > 90 - EPS)
+    if len(at) != 1 or len(polygon) < 3:
+        return polygon
+    turned = np.roll(polygon, -int(at[0]), axis=0)
+    latitude = turned[0, 1]
+    ends = np.array([[turned[-1, 0], latitude], [turned[1, 0], latitude]])
+    return np.concatenate([ends, turned[1:]])
+
+
+def in_view(places: Places, points: npt.NDArray[np.float64], towards: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    """Say which points in space lie in the octant of the whole that is nearest the viewer, which is cut away."""
+    low, high = places.xy.min(axis=0), places.xy.max(axis=0)
+    near: npt.NDArray[np.bool_] = ((points - (low + high) / 2) * np.sign(towards) > 0).all(axis=1)
+    return near

@@ -144,7 +144,7 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
         """Return the coordinates that all samples have, by dim: see :attr:`Sample.coords`."""
         reader, found = self.reader, dict[str, Coordinate]()
         for dim in dict.fromkeys(dim for name in self.fields for dim in reader.dims(name)):
-            values = None if dim == reader.sample_dim else reader.local_labels(dim, self._coordinate)
+            values = None if dim == reader.sample_dim else reader.labels.local(dim, self._coordinate)
             if values is None:
                 continue
             if values.dtype.kind not in "iuf":

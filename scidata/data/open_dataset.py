@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, Unpack, overload
 
@@ -13,12 +12,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from scidata.core.checks import names_of
 from scidata.core.keywords import checked_keywords
-from scidata.core.types import Source
 from scidata.core.urls import url_of
 from scidata.data.local_transform import LocalTransform
+from scidata.data.openers import open_grid, open_points, open_store, refuse
 from scidata.data.options import HowToCut, HowToReach, Options, WhatToRead
 from scidata.data.raw_kind import kind_of_raw
-from scidata.device_mesh import axes_of, axis_size
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.interop.xarray import Lazy, is_xarray, lazy_of
 from scidata.store.format.places import is_store
@@ -307,123 +305,25 @@ def open_dataset(
         given = f"halo={halo}" if halo else f"shard={shard}"
         raise ConfigError(f"{given} needs a mesh: pass scidata.init_mesh(), which also works in a single process")
     if isinstance(path, str) and is_store(path):
-        _refuse(
+        refuse(
             {"pool_bytes": bool(pool_bytes)}, "means nothing for a partitioned store, whose chunks are of one sample"
         )
-        _refuse({"cache_dir": cache_dir is not None}, f"{_ONLY_GRIDS}; copy the store to a local disk as it is")
-        return _open_store(path, mesh, what, cut, reach)
-    _refuse(
+        refuse({"cache_dir": cache_dir is not None}, f"{_ONLY_GRIDS}; copy the store to a local disk as it is")
+        return open_store(path, mesh, what, cut, reach)
+    refuse(
         {"cache_bytes": cache_bytes is not None},
         "means nothing for grids and raw points, which have no edges or cells to keep",
     )
     like_grid = any((cut.given_for_grids | what.chosen_samples | what.labelled).values())
     raw, first = kind_of_raw(path, kind, allow_external, like_grid=like_grid)
     if raw == "points":
-        _refuse(
+        refuse(
             {"pool_bytes": bool(pool_bytes), "decode": what.by_node},
             "means nothing for points, of which each file is a sample",
         )
-        _refuse({"cache_dir": cache_dir is not None}, f"{_ONLY_GRIDS}; copy the files to a local disk as they are")
-        return _open_points(path, mesh, what, cut, reach)
-    return _open_grid(path, first, mesh, what, cut, reach)
-
-
-# Each kind is imported where it is met: who opens a grid loads no mesh, and who opens a store no grid.
-
-
-def _open_store(
-    path: str, mesh: DeviceMesh | None, what: WhatToRead, cut: HowToCut, reach: HowToReach
-) -> IrregularDataset[Any]:
-    from scidata.data.irregular_dataset import IrregularDataset
-    from scidata.store.reading.reader import CACHE_BYTES, StoreReader
-
-    raw = {"decode": what.decode is not True} | reach.trust
-    _refuse(cut.given_for_grids | what.labelled | raw, f"means nothing for {path}, a partitioned store")
-    if not isinstance(what.sample_dim, str | int | None):
-        raise ConfigError(
-            f"sample_dim={what.sample_dim!r}: {path} is a store, whose stored samples are the trajectories; name the "
-            "dimension of steps alone"
-        )
-    dp_axis, axes, num_parts = _one_axis(mesh, cut.dp, path)
-    reader = StoreReader(
-        path, num_parts=num_parts, **_common(what, cut, reach), **what.samples, subsample=what.draw(),
-        halo=cut.halo, ghosts=cut.ghosts or ("disk" if cut.halo else "exchange"),  # type: ignore[arg-type]  # it checks
-        cache_bytes=CACHE_BYTES if reach.cache_bytes is None else reach.cache_bytes,
-    )  # fmt: skip
-    if what.kind not in (None, reader.kind):
-        raise ConfigError(f"kind={what.kind!r}: {path} is a store of kind {reader.kind!r}")
-    return IrregularDataset(reader, mesh, axes, dp_axis=dp_axis, **what.wrapping)
-
-
-def _open_points(
-    path: str | tuple[str, ...], mesh: DeviceMesh | None, what: WhatToRead, cut: HowToCut, reach: HowToReach
-) -> IrregularDataset[Any]:
-    from scidata.data.irregular_dataset import IrregularDataset
-    from scidata.store.raw_points.reader import PointsReader
-
-    shown = path if isinstance(path, str) else "SOURCE..."
-    _refuse(
-        cut.given_for_grids | what.chosen_samples | what.labelled,
-        "means nothing for points, of which each file is a sample",
-    )
-    if cut.halo or cut.ghosts is not None:
-        given = f"halo={cut.halo}" if cut.halo else f"ghosts={cut.ghosts!r}"
-        raise ConfigError(
-            f"{given}: raw points are read in the order of their file, in which neighbours lie anywhere; put them "
-            f"in order once: scidata partition {shown} OUT --kind points, then open OUT"
-        )
-    dp_axis, axes, num_parts = _one_axis(mesh, cut.dp, shown)
-    reader = PointsReader(
-        path,
-        num_parts=num_parts,
-        **_common(what, cut, reach),
-        **reach.trust,
-        decode=what.decodes,
-        subsample=what.draw(),
-    )
-    return IrregularDataset(reader, mesh, axes, dp_axis=dp_axis, **what.wrapping)
-
-
-def _open_grid(
-    path: str | tuple[str, ...],
-    first: Source | None,
-    mesh: DeviceMesh | None,
-    what: WhatToRead,
-    cut: HowToCut,
-    reach: HowToReach,
-) -> ShardedDataset[Any]:
-    from scidata.data.grid_dataset import ShardedDataset
-    from scidata.data.node import memory_share, node_ranks
-    from scidata.grids.choices import left_out_text
-    from scidata.grids.reader import GridReader
-
-    if what.by_node and reach.pool_bytes == 0:
-        raise ConfigError("decode='node' keeps what was decoded in the pool, of which pool_bytes=0 leaves none")
-    if cut.ghosts is not None:
-        raise ConfigError(f"ghosts={cut.ghosts!r}: the halo of a grid is always read from disk; leave ghosts out")
-    if what.subsample is not None:
-        raise ConfigError(f"subsample={what.subsample}: grids are not drawn from; crop or stride them with isel")
-    dp_axis, axes = _axes(mesh, cut.dp, cut.shard)
-    reader = GridReader(
-        path, first=first, **_common(what, cut, reach), **what.samples, **reach.trust, sel=what.sel,
-        destagger=what.destagger,
-        align=cut.align, halo=cut.halo, periodic=cut.periodic, decode=what.decodes,
-        shard=cut.shard if mesh is not None else {}, node=node_ranks(mesh, axes) if what.by_node else None,
-        pool_bytes=memory_share() if reach.pool_bytes is None else reach.pool_bytes, pool_fits=reach.pool_bytes is None,
-        disk=reach.disk(),
-        axis_sizes={axis: axis_size(mesh, axis) for axis in axes},
-    )  # fmt: skip
-    if several := [name for name in reader.left_out if len(reader.sources[0].arrays[name].shape) > 1]:
-        warnings.warn(f"{reader.paths[0]}: {left_out_text(several, reader.reference)}", stacklevel=4)
-    return ShardedDataset(reader, mesh, axes, dp_axis=dp_axis, has_coords=what.coords, **what.wrapping)
-
-
-def _common(what: WhatToRead, cut: HowToCut, reach: HowToReach) -> dict[str, Any]:
-    """Return what all readers take."""
-    return {
-        "fields": what.fields, "dtype": what.numpy_dtype, "bounds": cut.bounds, "weights": cut.weights,
-        "num_threads": reach.num_threads,
-    }  # fmt: skip
+        refuse({"cache_dir": cache_dir is not None}, f"{_ONLY_GRIDS}; copy the files to a local disk as they are")
+        return open_points(path, mesh, what, cut, reach)
+    return open_grid(path, first, mesh, what, cut, reach)
 
 
 def _of_xarray(
@@ -447,40 +347,3 @@ def _located(path: Paths, options: Mapping[str, Any] | None) -> str | tuple[str,
     if isinstance(path, bytes) or not isinstance(path, Iterable):
         raise ConfigError(f"path={path!r}: expected a path or URL, or a list of them, not {type(path).__name__}")
     return tuple(url_of(os.path.expanduser(os.fspath(item)), options) for item in path)
-
-
-def _refuse(given: Mapping[str, bool], why: str) -> None:
-    for name, present in given.items():
-        if present:
-            raise ConfigError(f"{name}: {why}; leave it out")
-
-
-def _one_axis(mesh: DeviceMesh | None, dp: str, shown: str) -> tuple[str | None, tuple[str, ...], int]:
-    """Return the dp axis, the domain's axes, which are one at most, and its ranks."""
-    dp_axis, domain = _axes(mesh, dp, None)
-    if len(domain) > 1:
-        raise ConfigError(
-            f"{shown}: meshes, points and graphs are cut along one domain axis, and the mesh has {', '.join(domain)}; "
-            "make it with init_mesh(domain=N)"
-        )
-    return dp_axis, domain, axis_size(mesh, domain[0] if domain else None)
-
-
-def _names(mesh: DeviceMesh) -> tuple[str, ...]:
-    return tuple(mesh.mesh_dim_names or ())
-
-
-def _axes(
-    mesh: DeviceMesh | None, dp: str, shard: Mapping[str | int, str] | None
-) -> tuple[str | None, tuple[str, ...]]:
-    """Return the dp axis, if the mesh has it, and the domain axes in mesh order."""
-    if mesh is None:
-        return None, ()
-    if shard is None:
-        return axes_of(mesh, dp=dp)
-    for axis in shard.values():
-        if axis not in _names(mesh):
-            raise UnknownNameError(f"shard: the mesh has no axis {axis!r}{near_matches(axis, _names(mesh))}")
-        if axis == dp:
-            raise ConfigError(f"shard splits a dimension over {dp!r}, the data-parallel axis; use a domain axis")
-    return axes_of(mesh, dp=dp, domain=tuple(a for a in _names(mesh) if a in shard.values()))

@@ -2,21 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from scidata.core.bounds import rows_of
 from scidata.core.checks import optional_module
 from scidata.core.types import ArrayLayout, Source
 from scidata.errors import ConfigError, UnknownNameError, visible
-from scidata.grids.partition import resolve_dim
+from scidata.grids.partition import GridPartition, per_dim, resolve_dim, selected_rows
 from scidata.grids.series import Series
 from scidata.read.whole import read_array
 from scidata.sources.cf import decoding_of, is_time
 
 _SHOWN = 3  # labels at either end
+
+
+class Labels:
+    """What the rows of a cut grid are labelled with, times decoded; None along dims that nothing labels."""
+
+    def __init__(self, series: Series, partition: GridPartition) -> None:
+        self._series, self._partition = series, partition
+        self._known: dict[str, npt.NDArray[Any] | None] = {}
+
+    def _of(self, dim: str) -> npt.NDArray[Any] | None:
+        if dim not in self._known:
+            self._known[dim] = labels_of(self._series, dim)
+        return self._known[dim]
+
+    def local(self, dim: str, coordinate: Mapping[str, int]) -> npt.NDArray[Any] | None:
+        """Return those of the rows of one rank along a dimension, halo included."""
+        values = self._of(dim)
+        return None if values is None else values[rows_of(self._partition.segments(dim, coordinate))]
+
+    def of_sample(self, rows: Sequence[int], steps: Sequence[int]) -> dict[str, npt.NDArray[Any]]:
+        """Return those of a sample's rows by dimension: ``()`` of a single step, ``(steps,)`` of several."""
+        found = {}
+        for dim, places in self._series.places_of(rows).items():
+            values = self._of(dim)
+            if values is not None:
+                several = dim == self._series.sample_dim and len(steps) > 1
+                found[dim] = np.asarray(values[places if several else places[0]])
+        return found
+
+
+def chosen_rows(
+    series: Series, isel: Mapping[Any, Any], sel: Mapping[Any, Any], sizes: Mapping[str, int]
+) -> dict[str, Any]:
+    """Return the rows that are asked for of each dimension, by number or by label, as numbers.
+
+    Raises
+    ------
+    UnknownNameError, ConfigError
+        No such dimension, row or label.
+    """
+    crop = per_dim(isel, list(sizes), list(sizes), "isel")
+    labelled = rows_labelled(series, sel, sizes)
+    if twice := crop.keys() & labelled.keys():
+        raise ConfigError(f"isel and sel both choose rows of {min(twice)!r}; give one of them")
+    for dim, rows in crop.items():
+        try:
+            selected_rows({dim: rows}, {dim: sizes[dim]})
+        except ConfigError as e:
+            raise ConfigError(f"{e}{meant(series, dim, rows)}") from None
+    return crop | labelled
 
 
 def labels_of(series: Series, dim: str) -> npt.NDArray[Any] | None:

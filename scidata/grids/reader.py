@@ -34,9 +34,9 @@ from scidata.grids.choices import (
     row_weights,
     sizes_of,
 )
-from scidata.grids.labels import labels_of, meant, rows_labelled
+from scidata.grids.labels import Labels, chosen_rows
 from scidata.grids.node import NodeRanks, SharedChunks
-from scidata.grids.partition import GridPartition, make_partition, per_dim, resolve_dim, selected_rows
+from scidata.grids.partition import GridPartition, make_partition, resolve_dim, selected_rows
 from scidata.grids.parts import Field, Jobs, Part
 from scidata.grids.pool import BlockRead, SharedRows
 from scidata.grids.sample_rows import SampleRows
@@ -138,7 +138,7 @@ class GridReader:
         )
         layouts = {name: self._series.combined(name) for name in self.fields}
         sizes = sizes_of(layouts.values())
-        crop = self._crop(isel or {}, sel or {}, sizes)
+        crop = chosen_rows(self._series, isel or {}, sel or {}, sizes)
         if shard is None:
             spatial = [d for d in sizes if d in reference.dims and d not in sample_dims]
             rows = selected_rows(crop, sizes)
@@ -181,7 +181,7 @@ class GridReader:
                 f"{self.partition.sizes[str(self.sample_dim)]} of {self.sample_dim!r}: there would be no sample"
             )
         self._last_part: Part | None = None
-        self._known_labels: dict[str, npt.NDArray[Any] | None] = {}
+        self.labels = Labels(self._series, self.partition)
         single = {dim for dim, rows in crop.items() if isinstance(rows, int | np.integer)}
         self._dropped = single.union(sample_dims[:-1])
         self._fields = {name: self._field(name) for name in self.fields}
@@ -196,19 +196,6 @@ class GridReader:
             disk=disk,
             node=None if node is None else self.shared_chunks(node),
         )
-
-    def _crop(self, isel: Mapping[str, Any], sel: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
-        """Return the rows that are asked for of each dimension, by number."""
-        crop = per_dim(isel, list(sizes), list(sizes), "isel")
-        labelled = rows_labelled(self._series, sel, sizes)
-        if twice := crop.keys() & labelled.keys():
-            raise ConfigError(f"isel and sel both choose rows of {min(twice)!r}; give one of them")
-        for dim, rows in crop.items():
-            try:
-                selected_rows({dim: rows}, {dim: sizes[dim]})
-            except ConfigError as e:
-                raise ConfigError(f"{e}{meant(self._series, dim, rows)}") from None
-        return crop | labelled
 
     def shared_chunks(self, node: NodeRanks) -> SharedChunks:
         """Return what decodes chunks for several ranks of a node."""
@@ -249,29 +236,9 @@ class GridReader:
             return None
         return values[rows_of(self.partition.selected[dim])]
 
-    def labels(self, dim: str) -> npt.NDArray[Any] | None:
-        """Return the selected values along a dimension, times decoded; None where it has no coordinate variable."""
-        values = self._labels(dim)
-        return None if values is None else values[rows_of(self.partition.selected[dim])]
-
-    def local_labels(self, dim: str, coordinate: Mapping[str, int]) -> npt.NDArray[Any] | None:
-        """Return those of the rows of one rank, halo included."""
-        values = self._labels(dim)
-        return None if values is None else values[rows_of(self.partition.segments(dim, coordinate))]
-
     def sample_labels(self, index: int) -> dict[str, npt.NDArray[Any]]:
-        """Return the values of one sample along each of its dimensions: ``()`` of a single step, ``(steps,)`` else."""
-        found = {}
-        for dim, rows in self._series.places_of(self._rows_of(index)).items():
-            values = self._labels(dim)
-            if values is not None:
-                found[dim] = np.asarray(values[rows if dim == self.sample_dim and len(self.steps) > 1 else rows[0]])
-        return found
-
-    def _labels(self, dim: str) -> npt.NDArray[Any] | None:
-        if dim not in self._known_labels:
-            self._known_labels[dim] = labels_of(self._series, dim)
-        return self._known_labels[dim]
+        """Return the labels of one sample along each of its dimensions: ``()`` of a single step, ``(steps,)`` else."""
+        return self.labels.of_sample(self._rows_of(index), self.steps)
 
     def fingerprint(self) -> str:
         """Return a digest of what decides the samples: fields, shapes, dtypes, crop, steps, and the sample coordinate.
@@ -290,6 +257,8 @@ class GridReader:
                 d: [(s.start, s.count, s.step) for s in segments] for d, segments in self.partition.selected.items()
             },
         } | ({"revisions": revisions} if revisions else {})
+        if len(self.sample_dims) > 1:
+            content["sample_dims"] = self.sample_dims
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     def blocks(self) -> IntArray:

@@ -134,6 +134,10 @@ def refuse(loader: Any, source: Source) -> None:
             "samples differ in size, and are pinned only on their way to device='cuda'; pass it, or leave it out",
         ),
     }
+    if loader.on_error == "skip" and not getattr(loader.sampler, "pad", True):
+        raise ConfigError(
+            'on_error="skip": dp ranks agree in each step, and with pad=False some have fewer; pass "raise"'
+        )
     for name, (given, remedy) in refused.items():
         if given:
             raise ConfigError(f"{name}: reading is done by threads of this process: {remedy}")

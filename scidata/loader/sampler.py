@@ -46,6 +46,10 @@ class DistributedSampler(_DistributedSampler[Any]):
     drop_last
         What happens to the last samples when the dp axis does not divide their number: dropped, or the first ones
         of the order repeated to fill up.
+    pad
+        False, for validation: neither; each sample comes once, and dp ranks take numbers of steps that differ by one at
+        most, some of them none. So there must be no collective over dp in a step (DDP's backward, ``on_error="skip"``):
+        sum what each rank has found at the end.
     check
         Whether ranks find out, when they first iterate, that they were given different arguments. That first time
         is collective over the mesh.
@@ -91,6 +95,7 @@ class DistributedSampler(_DistributedSampler[Any]):
         shuffle: bool | str = True,
         seed: int = 0,
         drop_last: bool = False,
+        pad: bool = True,
         check: bool = True,
         weights: npt.ArrayLike | None = None,
         num_samples: int | None = None,
@@ -118,13 +123,16 @@ class DistributedSampler(_DistributedSampler[Any]):
         self._window = whole("window", window, least=1) if shuffle == "blocks" else None
         self._order = _order(dataset, bool(shuffle), int(seed), weights, num_samples, sizes, group, self._window)
         count = len(self._order)
+        if not pad and drop_last:
+            raise ConfigError("pad=False keeps each sample, and drop_last=True drops some; leave out one of them")
+        self.pad = bool(pad)
         if drop_last and count < num_replicas:
             raise ConfigError(
                 f"{count} samples for {num_replicas} dp ranks: drop_last=True would drop them all; use "
                 "drop_last=False, or fewer dp ranks"
             )
         self.num_samples = self._share(0)
-        self.total_size = self.num_samples * num_replicas
+        self.total_size = self.num_samples * num_replicas if pad else count
         self.mesh = mesh
         self._fingerprint: str | None = None
         self._digest = (-1, "")
@@ -136,7 +144,7 @@ class DistributedSampler(_DistributedSampler[Any]):
 
     def __repr__(self) -> str:
         kind = '"blocks"' if self._window else self.shuffle
-        drop = ", drop_last=True" if self.drop_last else ""
+        drop = ", drop_last=True" if self.drop_last else "" if self.pad else ", pad=False"
         dealt = f"; dp rank {self.rank} of {self.num_replicas} gets {self.num_samples}" if self.num_replicas > 1 else ""
         return (
             f"DistributedSampler({len(self._order)} samples, shuffle={kind}, seed={self.seed}, epoch={self.epoch}"
@@ -196,8 +204,10 @@ class DistributedSampler(_DistributedSampler[Any]):
             yield index
 
     def _share(self, start: int) -> int:
-        """Return how many of the entries from ``start`` each dp rank takes."""
+        """Return how many of the entries from ``start`` this dp rank takes, with ``pad`` each."""
         left = max(0, len(self._order) - start)
+        if not self.pad:
+            return max(0, -(-(left - self.rank) // self.num_replicas))
         return left // self.num_replicas if self.drop_last else -(-left // self.num_replicas)
 
     # -- its place ---------------------------------------------------------------------------------------------------
@@ -269,7 +279,7 @@ class DistributedSampler(_DistributedSampler[Any]):
             "drop_last": self.drop_last,
             "samples": self._order.num_samples,
             "fingerprint": self._fingerprint,
-        }
+        } | ({} if self.pad else {"pad": False})
 
     @property
     def _shuffle_in_words(self) -> bool | str:
@@ -292,6 +302,7 @@ class DistributedSampler(_DistributedSampler[Any]):
             "seed": self.seed,
             "shuffle": self._shuffle_in_words,
             "drop_last": self.drop_last,
+            "pad": self.pad,
             "the number of samples": order.num_samples,
             "epoch": self.epoch,
             "the place in the epoch": self._start,

@@ -12,13 +12,14 @@ import torch.distributed as dist
 import zarr
 from torch.distributed.device_mesh import DeviceMesh
 
+import scidata
 from scidata import open_dataset
 from scidata.device_mesh import init_mesh
 from scidata.errors import ConfigError
 from scidata.loader.data_loader import DataLoader
 from scidata.loader.sampler import DistributedSampler
 from scidata.shard import ShardTensor
-from scidata.testing import run_ranks
+from scidata.testing import make_grid, run_ranks
 
 STEPS, LAT, LON = 7, 11, 6
 
@@ -194,3 +195,36 @@ def alone(rank: int, num_ranks: int, path: str) -> None:
 
 def test_a_rank_iterates_without_the_others(store: str) -> None:
     run_ranks(alone, 2, store, timeout=40)
+
+
+def validates(rank, num_ranks, path, domain, count):
+    mesh = scidata.init_mesh(dp=-1, domain=domain)
+    ds = scidata.open_dataset(path, mesh, fields=["u"], shard={"latitude": "domain"})
+    part = scidata.subset(ds, range(count))
+    with pytest.raises(ConfigError, match="with pad=False some have fewer"):
+        scidata.DataLoader(part, sampler=scidata.DistributedSampler(part, mesh, pad=False), on_error="skip")
+    sampler = scidata.DistributedSampler(part, mesh, shuffle=False, pad=False)
+    loader = scidata.DataLoader(part, batch_size=2, sampler=sampler)
+    totals = []
+    for _ in range(2):  # epochs
+        seen = torch.zeros(count, dtype=torch.int64)
+        error = torch.zeros(2, dtype=torch.float64)
+        for batch in loader:
+            seen[batch.index] += 1
+            error += torch.stack([(batch["u"].double() ** 2).sum(), torch.tensor(float(batch["u"].numel()))])
+        dist.all_reduce(seen, group=mesh.get_group("dp"))
+        dist.all_reduce(error, group=mesh.get_group("dp"))
+        assert seen.tolist() == [1] * count
+        totals.append(((error[0] / error[1]) ** 0.5).item())
+    assert totals[0] == totals[1]
+    return len(loader), totals[0]
+
+
+@pytest.mark.parametrize(("num_ranks", "domain", "count"), [(1, 1, 5), (3, 1, 5), (3, 1, 2), (2, 2, 3), (4, 2, 3)])
+def test_validation_counts_each_sample_once(tmp_path, num_ranks, domain, count):
+    path = str(tmp_path / "grid.zarr")
+    u = make_grid(path, num_times=5, num_levels=2, num_lat=13, num_lon=10)["u"][:count].astype("f8")
+    found = run_ranks(validates, num_ranks, path, domain, count)
+    assert [rmse for _, rmse in found] == pytest.approx([(u**2).mean() ** 0.5] * num_ranks, rel=1e-13)
+    if (num_ranks, count) == (3, 2):
+        assert [steps for steps, _ in found] == [1, 1, 0]

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
+import scidata
 from scidata.device_mesh import init_mesh
 from scidata.errors import ConfigError
 from scidata.loader.sampler import DistributedSampler
@@ -182,3 +183,22 @@ def test_refusals():
         DistributedSampler(range(3)).set_epoch(-1)
     with fake_group(4), pytest.raises(ConfigError, match="3 samples for 4 dp ranks"):
         DistributedSampler(range(3), init_mesh(), drop_last=True)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 9])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_without_padding_each_sample_comes_once(count, shuffle):
+    samplers = []
+    for rank in range(3):
+        sampler = scidata.DistributedSampler(range(count), shuffle=shuffle, pad=False)
+        sampler.rank, sampler.num_replicas = rank, 3  # as on a mesh of three dp ranks
+        sampler.num_samples = sampler._share(0)
+        samplers.append(sampler)
+    dealt = [list(sampler) for sampler in samplers]
+    assert sorted(index for own in dealt for index in own) == list(range(count))
+    assert [len(own) for own in dealt] == [len(sampler) for sampler in samplers]
+    assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
+    whole = list(scidata.DistributedSampler(range(count), shuffle=shuffle))
+    assert dealt == [whole[rank::3] for rank in range(3)]
+    with pytest.raises(ConfigError, match="pad=False keeps each sample"):
+        scidata.DistributedSampler(range(count), pad=False, drop_last=True)

@@ -6,6 +6,8 @@ import sys
 import time
 from collections.abc import Callable
 
+__all__ = ["telling"]
+
 
 def telling(what: str, total: int, *, every: float = 5.0) -> Callable[[float], None]:
     """Say that ``what`` begins; the value is called with what share of ``total`` is done more."""

@@ -171,7 +171,7 @@ class SharedRows:
     def max_bytes(self, part: Part) -> int:
         """Return how many bytes of blocks are kept of a rank's part."""
         if self._fits:
-            wanted = _WINDOW * self.bytes_of_block(part) if self._sizes else 0
+            wanted = (_WINDOW * self.bytes_of_block(part) if self._sizes else 0) + self._bytes_of_fixed(part)
             self._blocks.max_size = self._touched.max_size = min(wanted, self._blocks.max_size)
             self._fits = False
         return self._blocks.max_size
@@ -211,7 +211,24 @@ class SharedRows:
 
     def _is_costly(self, layout: ArrayLayout) -> bool:
         has_rows = self._series.sample_dim in layout.dims
-        return has_rows and bool(layout.codecs or layout.fallback or isinstance(self._series.sources[0].path, Url))
+        return has_rows and self._takes_time(layout)
+
+    def _takes_time(self, layout: ArrayLayout) -> bool:
+        return bool(layout.codecs or layout.fallback or isinstance(self._series.sources[0].path, Url))
+
+    @functools.cached_property
+    def _fixed(self) -> frozenset[str]:
+        """Fields that are the same in all samples, or in all of a trajectory, and take fetching or decoding."""
+        dim = self._series.sample_dim
+        return frozenset(
+            name
+            for name, field in self._fields.items()
+            if dim is not None and dim not in field.source_dims and self._takes_time(self._series.layout_in(0, name))
+        )
+
+    def _bytes_of_fixed(self, part: Part) -> int:
+        sizes = (math.prod(part.families[name].out_shape) * self._fields[name].dtype.itemsize for name in self._fixed)
+        return sum(sizes)
 
     @functools.cached_property
     def _enough(self) -> dict[str, int]:
@@ -311,6 +328,26 @@ class SharedRows:
         for key in keys:
             self._touched.put(key, True, self._sizes[key[1]] * self._bytes_of_step(key[1], part))
         return any(kept) or all(known)  # where one is kept, the order is one that stays close
+
+    def fixed_of(self, part: Part, out: Mapping[str, npt.NDArray[Any]]) -> tuple[str, ...]:
+        """Return the fields that are kept for all samples: none where there is no room beside what one sample needs."""
+        if not self._fixed:
+            return ()
+        wanted = self._bytes_of_fixed(part) + (self.bytes_of_sample(part) if self._sizes else 0)
+        if not 0 < wanted <= self.max_bytes(part):
+            return ()
+        return tuple([name for name in self._fixed if out[name].shape == part.shapes[name] and out[name].size])
+
+    def read_fixed(
+        self, names: Sequence[str], places: _Places, part: Part, out: Mapping[str, npt.NDArray[Any]]
+    ) -> ReadStats:
+        """Copy fields that are kept for all samples; return what had to be read for it."""
+        stats: list[ReadStats] = []
+        for name in names:
+            i = self._series.member_of(name, places[0][0]) if places else 0
+            block = self.block((part.position, name, i, 0), part, stats)
+            out[name].reshape(block.shape)[...] = block
+        return sum(stats, start=ReadStats())
 
     def read_into(
         self,

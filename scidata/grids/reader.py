@@ -422,16 +422,21 @@ class GridReader:
     def read_into(self, index: int, out: Mapping[str, npt.NDArray[Any]], coordinate: Mapping[str, int]) -> ReadStats:
         """Read one rank's part of a sample into buffers shaped as :meth:`buffer_specs` says. Thread-safe."""
         part, pool, remote = self.part_of(coordinate), self.pool, self._is_remote
-        places = self._files_of(index) if pool.kept.fields or pool.is_of_use(part) else []
+        fixed = pool.fixed_of(part, out)
+        places = self._files_of(index) if fixed or pool.kept.fields or pool.is_of_use(part) else []
         shared = pool.fields_of(part, places, out) if places else ()
-        kept = pool.kept.fields_of(part, out, shared)
-        if not shared and not kept:
+        kept = pool.kept.fields_of(part, out, shared + fixed)
+        if not (fixed or shared or kept):
             return self._read(self._jobs_of(index, part), part, out)
-        stats = pool.read_into(shared, places, part, out, side_by_side=remote)
+        stats = pool.read_fixed(fixed, places, part, out)
+        stats += pool.read_into(shared, places, part, out, side_by_side=remote)
         stats += pool.kept.read_into(kept, places, part, out, side_by_side=remote)
-        if len(shared) + len(kept) == len(self.fields):
+        if len(fixed) + len(shared) + len(kept) == len(self.fields):
             return stats
-        return stats + self._read(self._plan_fields(index, part, shared + kept), part, out)
+        if shared or kept:
+            return stats + self._read(self._plan_fields(index, part, fixed + shared + kept), part, out)
+        jobs = self._jobs_of(index, part)
+        return stats + self._read({name: each for name, each in jobs.items() if name not in fixed}, part, out)
 
     def shared_reads(self, index: int, coordinate: Mapping[str, int]) -> list[BlockRead]:
         """Return the blocks that one rank's part of a sample shares with others; none where there is no room."""

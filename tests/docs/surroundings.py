@@ -19,6 +19,7 @@ import torch.distributed.checkpoint as dcp
 
 import scidata
 from pipelines import era5_grid, flow_graph, surface_points, ugrid_mesh
+from scidata.sources.access import filesystems
 from scidata.testing import make_grid
 from tests.docs.blocks import ROOT
 from tests.unit._s3 import KEY, SECRET
@@ -116,6 +117,7 @@ def bucket(folder: Path, names: Names) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (found | {"AWS_ENDPOINT_URL": server.endpoint}).items():
             patch.setenv(name, value)
+        patch.setattr(filesystems, "_filesystems", filesystems.FileSystems())  # which are known by options alone
         server.put(folder / "uploaded.zarr", "era5.zarr")
         names |= {"scidata": scidata, "mesh": scidata.init_mesh()}
         yield

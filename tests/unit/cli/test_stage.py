@@ -26,6 +26,7 @@ from scidata.core.urls import url_of
 from scidata.grids import staging
 from scidata.grids.reader import GridReader
 from scidata.read.disk_cache import DiskCache
+from scidata.sources.access import filesystems
 from tests.unit._s3 import KEY, SECRET, serve
 
 ROOT = Path(__file__).parents[3]
@@ -253,6 +254,7 @@ def test_from_s3(store: Path, tmp_path: Path, s3: Any, monkeypatch: Any) -> None
         "AWS_DEFAULT_REGION": "us-east-1",
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(filesystems, "_filesystems", filesystems.FileSystems())  # which are known by options alone
     url = s3.put(store, "staged")
     report = run(url, tmp_path, "--domain", 3, *CUT, "--isel", "time=0:8", "--json")
     assert report["written"] == report["parts"] == 3 * (1 + 8 + 8 + 1)

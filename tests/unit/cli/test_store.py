@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from scidata.cli.app import app
 from scidata.cli.commands import plot_store
 from scidata.cli.commands.inspect import inspect_store
+from scidata.data.pictures.mesh_shapes import outlines, unrolled
 from scidata.errors import UnsupportedFormatError
 from scidata.store.format.store import open_store
 from scidata.store.partitioning.partition import partition
@@ -469,9 +470,9 @@ def test_picture_of_the_sphere_covers_it(source: str, mesh_file: str | None, num
     out = tmp_path / "sphere.png"
     assert run("plan", tmp_path / "store", "--domain", "4", "--plot", out).exit_code == 0
     assert min(colours_in(out, 4)) > 0.1
-    corners, cells = plot_store._outlines(open_store(tmp_path / "store"), 0)
+    corners, cells = outlines(plot_store._shapes(open_store(tmp_path / "store"), 0))
     places = plot_store._places(open_store(tmp_path / "store"), 0, "node")
-    polygons, owners = plot_store._unrolled([places.xy[ids] for ids in corners], cells, 0.0)
+    polygons, owners = unrolled([places.xy[ids] for ids in corners], cells, 0.0)
     assert set(owners.tolist()) == set(range(num_cells))
     grid = np.stack(np.meshgrid(np.arange(0.31, 360, 3.717), np.arange(-89.73, 90, 3.717)), axis=-1).reshape(-1, 2)
     hits = np.zeros(len(grid), np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Sequence
 
 import torch.distributed as dist
@@ -10,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from scidata.core.memory import available_memory
 from scidata.device_mesh import domain_mesh
+from scidata.device_mesh.last_words import common_store
 from scidata.device_mesh.launch import ranks_per_node
 from scidata.grids.node import NodeRanks
 
@@ -35,7 +37,8 @@ def node_ranks(mesh: DeviceMesh | None, axes: Sequence[str]) -> NodeRanks | None
     ]
     if len(here) < 2:
         return None
-    job = [os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")]
+    # other jobs of this user on the node are not to be taken for these ranks: the first to ask names the job
+    job = common_store().compare_set("job", "", uuid.uuid4().hex).decode()
     ranks = [other for other, _ in here]
     return NodeRanks(
         name=repr((job, ranks)),

@@ -12,6 +12,7 @@ import xarray as xr
 import zarr
 
 import scidata
+from scidata.data.node import node_ranks
 from scidata.errors import ConfigError
 from scidata.read import mailbox
 from scidata.testing import run_ranks
@@ -231,3 +232,13 @@ def test_a_rank_that_is_killed_or_stopped_harms_nobody(stores, name, how):
             rank.wait()
             rank.stdout.close()
         mailbox._sweep()  # as the next job does
+
+
+def name_of_the_node(rank, num_ranks):
+    return node_ranks(scidata.init_mesh(domain=num_ranks, device="cpu"), ("domain",)).name
+
+
+def test_two_jobs_on_a_node_have_nothing_in_common():
+    one, other = (run_ranks(name_of_the_node, 3) for _ in range(2))
+    assert len(set(one)) == len(set(other)) == 1
+    assert one != other

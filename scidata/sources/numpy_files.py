@@ -17,6 +17,7 @@ import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -72,7 +73,7 @@ class NumpySource:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.path!r})"
 
-    @property
+    @cached_property
     def format(self) -> str:
         """``"npy"`` or ``"npz"``."""
         return "npy" if bytes(files().read(self.path, 0, len(MAGIC))) == MAGIC else "npz"

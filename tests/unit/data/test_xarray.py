@@ -1,5 +1,7 @@
 """Objects of xarray as what to open, coordinates of samples, samples as objects of xarray."""
 
+from pathlib import Path
+
 import netCDF4
 import numpy as np
 import pytest
@@ -223,3 +225,20 @@ def test_a_sample_of_a_mesh_has_dims_by_entity(tmp_path):
         assert np.array_equal(found[name].values, sample[name].numpy())
     with pytest.raises(ConfigError, match="only those of grids have"):
         sample.coords  # noqa: B018
+
+
+def test_a_file_of_ecmwf():
+    """Packed as the archive packs it: crops, labels, coordinates and samples are those of xarray."""
+    path = Path(__file__).parents[4] / "shared" / "data" / "eraint_uvz.nc"
+    if not path.exists():
+        pytest.skip("the sample files are not beside the repo")
+    whole = xr.open_dataset(path)
+    sel = {"latitude": slice(60, -30), "level": [850, 500]}
+    ds = scidata.open_dataset(path, sel=sel, coords=True)
+    for i in range(len(ds)):
+        want = whole.sel(sel).isel({ds.reader.sample_dim: i})
+        found = ds[i].to_xarray()
+        xr.testing.assert_equal(found, want[list(found)])
+        assert np.array_equal(ds[i].coords["latitude"].numpy(), want.latitude.values)
+    lazy = xr.open_dataset(path).isel(longitude=slice(10, 400, 3))[["u"]]
+    assert np.array_equal(scidata.open_dataset(lazy)[1]["u"].numpy(), whole.u[1, ..., 10:400:3].values)

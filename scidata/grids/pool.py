@@ -55,6 +55,10 @@ def steps_per_block(layout: ArrayLayout, sample_dim: str | None) -> int:
     return min(layout.chunks[axis], layout.shape[axis])
 
 
+class _UnwantedError(Exception):
+    """A block that was to be read ahead has been used already."""
+
+
 @dataclass(frozen=True, slots=True)
 class BlockRead:
     """A block that a sample needs, for whoever knows which samples come next.
@@ -388,14 +392,25 @@ class SharedRows:
         Raises BusyError, ``wait`` being false, where another rank decodes it right now.
         """
         stats: list[ReadStats] = []
-        self.block(key, part, stats, wait=wait)
+        self.block(key, part, stats, wait=wait, ahead=True)
         self._uncounted.extend(stats)
 
-    def block(self, key: _Key, part: Part, stats: list[ReadStats], *, wait: bool = True) -> npt.NDArray[Any]:
-        """Return a block of a file, from its first row on; add what had to be read to ``stats``."""
+    def _is_unwanted(self, key: _Key) -> bool:
+        wanted = list(self.wanted.values())
+        return bool(wanted) and not any(key in each for each in wanted)
+
+    def block(
+        self, key: _Key, part: Part, stats: list[ReadStats], *, wait: bool = True, ahead: bool = False
+    ) -> npt.NDArray[Any]:
+        """Return a block of a file, from its first row on; add what had to be read to ``stats``.
+
+        ``ahead`` of its use: raises _UnwantedError where it has been used, and given up, meanwhile.
+        """
         fresh: list[ReadStats] = []
 
         def make() -> npt.NDArray[Any]:
+            if ahead and self._is_unwanted(key):  # asked here, where whoever needs it now waits for it
+                raise _UnwantedError
             on_disk = key[1] in self.kept.fields
             values, took = self.kept.block(*key[1:], part) if on_disk else self.read_block(*key[1:], part, wait=wait)
             fresh.append(took)
@@ -404,6 +419,10 @@ class SharedRows:
         while True:
             try:
                 block = self._blocks.get_or_make(key, make, lambda values: values.nbytes, once=True)
+            except _UnwantedError:
+                if ahead:
+                    raise
+                continue
             except BusyError:
                 if wait:
                     continue  # it was another thread's turn to make it, which would not wait

@@ -183,3 +183,20 @@ def test_what_is_the_same_in_all_samples_is_decoded_once(tmp_path):
             assert np.array_equal(out["u"], fields[i, 4:8])
         assert decoded == (6 + times) * mask.nbytes
         assert reader.pool.num_bytes == (mask.nbytes // 3 if times == 1 else 0)
+
+
+def test_a_block_that_has_been_used_is_not_read_ahead(tmp_path):
+    """A thread that lost its core between asking and reading would decode it a second time."""
+    path = str(tmp_path / "a.zarr")
+    values = np.random.default_rng(0).random((6, 12, 8))
+    zarr.create_array(path, data=values, chunks=(3, 12, 8), dimension_names=("t", "y", "x"))
+    reader = GridReader(path, axis_sizes={"domain": 2}, shard={"y": "domain"}, pool_bytes=1 << 20)
+    here = reader.partition.coordinate(0)
+    (first,), (second,) = reader.shared_reads(0, here), reader.shared_reads(3, here)
+    reader.pool.wanted[1] = {second.key}
+    assert first.load()
+    assert second.load()
+    assert (first.is_kept(), second.is_kept()) == (False, True)
+    reader.pool.wanted[1].add(first.key)
+    first.load()
+    assert first.is_kept()

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from scidata.data.irregular_dataset import IrregularDataset as IrregularDataset
     from scidata.data.irregular_sample import IrregularSample as IrregularSample
     from scidata.data.open_dataset import open_dataset as open_dataset
+    from scidata.data.output.create import create as create
+    from scidata.data.output.writer import Writer as Writer
     from scidata.data.sample import Sample as Sample
     from scidata.device_mesh import init_mesh as init_mesh
     from scidata.interop.dtensor import from_dtensor as from_dtensor
@@ -63,6 +65,8 @@ _NAMES = {
     "scidata.data.irregular_dataset": ("IrregularDataset",),
     "scidata.data.irregular_sample": ("IrregularSample",),
     "scidata.data.open_dataset": ("open_dataset",),
+    "scidata.data.output.create": ("create",),
+    "scidata.data.output.writer": ("Writer",),
     "scidata.data.sample": ("Sample",),
     "scidata.device_mesh": ("init_mesh",),
     "scidata.interop.dtensor": ("from_dtensor", "to_dtensor"),

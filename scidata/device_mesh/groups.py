@@ -49,13 +49,14 @@ def break_groups() -> None:
     for group in groups:
         backends = dist.get_backend_config(group)
         if "gloo" in backends:
-            threading.Thread(target=_break_gloo, args=(group,), name="scidata-break", daemon=True).start()
+            threading.Thread(target=break_group, args=(group,), name="scidata-break", daemon=True).start()
     nccl = [nccl_of(group) for group in groups if "nccl" in dist.get_backend_config(group)]
     if nccl:
         threading.Thread(target=abort_together, args=(nccl,), name="scidata-break", daemon=True).start()
 
 
-def _break_gloo(group: Any) -> None:
+def break_group(group: Any) -> None:
+    """End all that waits on a gloo group, here and on its other ranks, with an error: it is of no more use."""
     others = [rank for rank in range(group.size()) if rank != group.rank()]
     for tag in _TAGS:
         for other in others:  # one that has ended fails at once, and breaks nothing; once broken, all do

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from scidata.core.bounds import rows_of, segments_of_slice
 from scidata.core.checks import names_of, offsets
 from scidata.core.types import ArrayLayout, Source
-from scidata.errors import ConfigError, FieldMismatchError, UnsupportedFormatError, near_matches
+from scidata.errors import ConfigError, FieldMismatchError, OutputError, UnsupportedFormatError, near_matches
 from scidata.grids.partition import resolve_dim
 from scidata.read.whole import array_of, read_array
 from scidata.sources.cf import decoding_of
@@ -19,6 +19,19 @@ from scidata.sources.kinds import TENSOR_KINDS, data_fields, numbers_cells
 
 #: As a user names it: a dimension, several, or none.
 SampleDim: TypeAlias = str | int | Sequence[str | int] | None
+
+
+#: Attribute of a group that :func:`scidata.create` is writing, or was when it was killed.
+UNFINISHED = "scidata_unfinished"
+
+
+def check_finished(source: Source) -> None:
+    """Raise where not all steps of an output have been written: those that are missing would be fill values."""
+    if UNFINISHED in source.attributes:
+        raise OutputError(
+            f"{source.path} is unfinished: {source.attributes[UNFINISHED]}; allow_missing=True reads what there is, "
+            "and fill values for the rest"
+        )
 
 
 def row_weights(

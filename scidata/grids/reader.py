@@ -25,6 +25,7 @@ from scidata.grids.choices import (
     SampleDim,
     agreeing_fields,
     all_dims_of,
+    check_finished,
     checked_steps,
     choose_sample_dim,
     chosen_fields,
@@ -121,6 +122,8 @@ class GridReader:
             return CentredSource(source, allow_missing=allow_missing) if destagger else source
 
         head = opened(self.paths[0])
+        if not allow_missing:
+            check_finished(head)
         axes = dict(axis_sizes or {})
         names = chosen_fields(head, fields)
         reference = reference_of(head, names)

@@ -1,0 +1,90 @@
+"""The thread that writes, behind a queue that holds no more than a few steps."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+JobT = TypeVar("JobT")
+
+_JOIN_SECONDS = 5.0
+
+
+class Background(Generic[JobT]):
+    """Runs jobs one after another in a thread; the first error ends it.
+
+    Parameters
+    ----------
+    run
+        Called in the thread with each job.
+    failed
+        Called there with the error that ends it.
+    max_waiting
+        Jobs that are not done; whoever brings more waits.
+    """
+
+    def __init__(
+        self, run: Callable[[JobT], None], failed: Callable[[BaseException], None], *, max_waiting: int
+    ) -> None:
+        self._run, self._failed, self._max = run, failed, max_waiting
+        self._changed = threading.Condition()
+        self._jobs: deque[JobT] = deque()
+        self._at_work, self._ends = False, False
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name="scidata-write", daemon=True)
+        self._thread.start()
+
+    def put(self, job: JobT) -> None:
+        """Bring a job, as soon as there is room. Raises what has ended the thread."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.error is not None or len(self._jobs) + self._at_work < self._max)
+            self._raise()
+            self._jobs.append(job)
+            self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Wait until all is done. Raises what has ended the thread."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.error is not None or not (self._jobs or self._at_work))
+            self._raise()
+
+    def stop(self, error: BaseException | None = None) -> None:
+        """End the thread; what waits is not done."""
+        with self._changed:
+            self._ends = True
+            self._jobs.clear()
+            if self.error is None:
+                self.error = error
+            self._changed.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_JOIN_SECONDS)
+
+    def _raise(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._ends or self._jobs)
+                if self._ends:
+                    return
+                job = self._jobs.popleft()
+                self._at_work = True
+            try:
+                self._run(job)
+            except BaseException as e:
+                with self._changed:
+                    first = self.error is None
+                    if first:
+                        self.error = e
+                if first:
+                    self._failed(e)
+                return
+            finally:
+                del job  # its buffers
+                with self._changed:
+                    self._at_work = False
+                    self._changed.notify_all()

@@ -1,0 +1,224 @@
+"""``create``: begins an output, or goes on with one, and returns what writes it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from torch.distributed.device_mesh import DeviceMesh
+
+from scidata.core.checks import check_mapping, whole
+from scidata.core.keywords import checked_keywords
+from scidata.core.urls import url_of
+from scidata.data.grid_dataset import ShardedDataset
+from scidata.data.output.fields import OutputLayout
+from scidata.data.output.flat_output import FlatOutput
+from scidata.data.output.like_grid import GridLike, check_steps
+from scidata.data.output.places import LocalPlace, Place, begun_layout, place_of, say_begun, written_steps
+from scidata.data.output.ranks import Ranks
+from scidata.data.output.writer import Writer
+from scidata.data.output.zarr_output import ZarrOutput
+from scidata.device_mesh import axes_of
+from scidata.errors import ConfigError, OutputError, near_matches
+
+_FORMATS = ("zarr", "zarr2", "netcdf", "hdf5")
+_SUFFIXES = {
+    ".zarr": "zarr", ".nc": "netcdf", ".nc4": "netcdf", ".cdf": "netcdf", ".h5": "hdf5", ".hdf5": "hdf5", ".hdf": "hdf5"
+}  # fmt: skip
+_ENCODINGS = ("source", "plain")
+
+
+@checked_keywords
+def create(
+    path: str | os.PathLike[str],
+    *,
+    like: ShardedDataset[Any],
+    mesh: DeviceMesh | None = None,
+    fields: Sequence[str] | Mapping[str, Mapping[str, Any] | None] | None = None,
+    times: Any = None,
+    format: Literal["zarr", "zarr2", "netcdf", "hdf5"] | None = None,
+    chunks: Mapping[str, int] | None = None,
+    shards: Mapping[str, int] | None = None,
+    codec: Literal["blosc", "zstd", "none"] = "blosc",
+    encoding: Literal["source", "plain"] = "source",
+    attributes: Mapping[str, Any] | None = None,
+    in_flight: int = 2,
+    copy: bool = True,
+    resume: bool = False,
+    overwrite: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Writer:
+    """Begin to write samples: each rank its own part, in the background, nothing ever whole on one rank.
+
+    ``writer[step] = sample`` takes ShardTensors however they are split. Chunks that lie across the bounds of parts are
+    completed by an exchange of their rows, so each is written once, whole, by the rank that has most of it: the output
+    is the same, byte for byte, for any number of ranks. With bounds on the edges of chunks nothing is exchanged.
+
+    Until :meth:`Writer.close` a local output lies at ``path.unfinished``, and one in an object store has an attribute
+    that says so, which ``open_dataset`` refuses. A run that was killed goes on with ``resume=True``, on any number of
+    ranks. Collective over all ranks of ``mesh``.
+
+    Parameters
+    ----------
+    path
+        A file or folder, or a URL. All ranks must see it.
+    like
+        The data set whose dims, coordinates, attributes and encoding the output has: a grid.
+    mesh
+        Of the ranks that write; default that of ``like``.
+    fields
+        Names of its fields, default all; or options by name: ``{"u": None, "precip": {"like": "u", "attributes":
+        {"units": "mm"}}}``, or ``{"mask": {"dims": ("latitude", "longitude"), "dtype": "int8"}}``. Also
+        ``scale_factor``, ``add_offset`` and ``_FillValue``; ``sizes`` of dims that the data set has not.
+    times
+        What the steps are labelled with: dates, numbers in the units of the source, or a number of steps. Several dims
+        of steps as a mapping: ``{"time": starts, "lead": hours}``; then step ``i * len(hours) + k`` is hour ``k`` of
+        start ``i``. Default: a step for each sample of ``like``.
+    format
+        ``"zarr"`` (v3), ``"zarr2"``, ``"netcdf"`` (NetCDF-4) or ``"hdf5"``; default by the suffix of ``path``. A single
+        file is not compressed: its arrays lie contiguously, and each rank writes its rows where they belong.
+    chunks
+        Sizes by dimension, of Zarr. Default: one step, and the source's chunks, in parts of at most 4 MiB. Steps that
+        share a chunk are to be given one after another, by one domain.
+    shards
+        Sizes by dimension of files that hold several chunks (Zarr v3); default a file for each chunk.
+    codec
+        Of Zarr's chunks: ``"blosc"`` (Zstandard 3 behind a byte shuffle), ``"zstd"``, ``"none"``. Those of v3 also
+        carry a crc32c.
+    encoding
+        ``"source"``: dtype, scale, offset and fill value as there. ``"plain"``: values as the data set decodes them.
+    attributes
+        Of the whole, besides those of the source.
+    in_flight
+        Steps whose parts may wait to be written; ``writer[step] = ...`` waits for room. Memory is bounded by them.
+    copy
+        False: tensors on the CPU are not copied; changed in place before they are written, they raise. Those on CUDA
+        are copied to pinned memory on a stream of their own.
+    resume
+        Go on with what was begun, or begin. Of a finished output, no step is missing.
+    overwrite
+        Begin again; what is there is replaced at the end.
+    storage_options
+        Of a URL, as in :func:`open_dataset`.
+
+    Raises
+    ------
+    OutputError
+        The output is there, or was begun as another one.
+    ConfigError, UnknownNameError
+        Arguments that contradict each other or the data set.
+
+    Examples
+    --------
+    >>> from scidata.testing import make_grid
+    >>> _ = make_grid("era5.zarr", num_times=4, num_lat=7, num_lon=8)
+    >>> ds = scidata.open_dataset("era5.zarr", fields=["u", "v"])
+    >>> with scidata.create("doubled.zarr", like=ds) as writer:
+    ...     for step in range(len(ds)):
+    ...         writer[step] = {name: 2 * field for name, field in ds[step].items()}
+    >>> again = scidata.open_dataset("doubled.zarr", fields=["u"])
+    >>> bool((again[3]["u"] == 2 * ds[3]["u"]).all())
+    True
+    """
+    if not isinstance(like, ShardedDataset):
+        raise ConfigError(f"create: like= takes a grid that open_dataset has opened, not a {type(like).__name__}")
+    for name, given, known in (("encoding", encoding, _ENCODINGS), ("format", format, _FORMATS)):
+        if given is not None and given not in known:
+            near = near_matches(str(given), known, listed=False)
+            raise ConfigError(f"create: {name}={given!r} is none of {', '.join(known)}{near}")
+    if resume and overwrite:
+        raise ConfigError("create: resume=True goes on with what overwrite=True begins again; give one of them")
+    whole("in_flight", in_flight, least=1)
+    check_mapping("attributes", attributes, "{'title': 'a forecast'}")
+    place = place_of(url_of(os.fspath(path), storage_options))
+    kind = _format_of(str(place.path), format)
+    made = GridLike(like.reader, fields, encoding)
+    mesh = like.mesh if mesh is None else mesh
+    axes = axes_of(mesh, dp=like.dp_axis)[1] if mesh is not None else ()
+    sizes, labels = made.steps(times)
+    chosen = made.fields(chunks, shards)
+    check_steps(list(sizes), chosen)
+    last = list(sizes)[-1]
+    layout = OutputLayout(
+        fields=chosen,
+        step_dims=sizes,
+        variables=(*labels, *made.variables(chosen)),
+        attributes={**made.attributes(), **(attributes or {})},
+        step_chunk=min((chunks or {}).get(last, 1), sizes[last]),
+    )
+    output = _output(place, layout, kind, codec, chunks, shards)
+    ranks = Ranks(mesh, axes)
+    try:
+        ranks.check_alike(str(place.path), f"{kind} {codec} {layout.digest()}")
+        error: Exception | None = None
+        is_whole = False
+        if ranks.is_first:
+            try:
+                is_whole = _begin(
+                    place, output, f"{kind} {codec} {layout.digest()}", resume=resume, overwrite=overwrite
+                )
+            except Exception as e:
+                error = e
+        ranks.agree(error)
+        is_whole = ranks.share(is_whole)[0]
+        if not is_whole:
+            output.open()
+        written = None if is_whole else written_steps(place)
+        return Writer(place, layout, output, ranks, written=written, in_flight=in_flight, copy=copy)
+    except BaseException:
+        output.close()
+        ranks.close()
+        raise
+
+
+def _format_of(path: str, given: str | None) -> str:
+    suffix = os.path.splitext(path)[1].lower()
+    kind = given or _SUFFIXES.get(suffix)
+    if kind is None:
+        raise ConfigError(
+            f"{path}: the suffix {suffix!r} says nothing of the format; give format='zarr', 'zarr2', 'netcdf' or 'hdf5'"
+        )
+    return kind
+
+
+def _output(
+    place: Place, layout: OutputLayout, kind: str, codec: str, chunks: Any, shards: Any
+) -> ZarrOutput | FlatOutput:
+    if kind in ("zarr", "zarr2"):
+        if kind == "zarr2" and shards:
+            raise ConfigError("create: Zarr v2 has no shards; write format='zarr'")
+        return ZarrOutput(place, layout, zarr_format=3 if kind == "zarr" else 2, codec=codec)
+    for name, value in (("chunks", chunks), ("shards", shards)):
+        if value:
+            raise ConfigError(f"create: {name}: arrays of a {kind} file lie contiguously; leave it out")
+    if not isinstance(place, LocalPlace):
+        raise ConfigError(f"{place.path}: a {kind} file is written to a file system; write Zarr to an object store")
+    return FlatOutput(place, layout, kind=kind)
+
+
+def _begin(place: Place, output: ZarrOutput | FlatOutput, layout: str, *, resume: bool, overwrite: bool) -> bool:
+    """Make the output, or make sure that it is the one that was begun. Returns whether it is finished."""
+    if place.is_begun and resume and (found := begun_layout(place)) is not None:
+        if found != layout:
+            raise OutputError(
+                f"{place.path}: another output was begun there ({found}, and this is {layout}): other fields, sizes, "
+                "chunks, times or encoding; give the same, or begin again with overwrite=True"
+            )
+        return False
+    if place.is_finished and not overwrite:
+        if resume:
+            place.forget_progress()
+            return True
+        raise OutputError(f"{place.path} is there already; give overwrite=True to replace it, or another path")
+    if place.is_begun and not (overwrite or resume):
+        raise OutputError(
+            f"{place.path} was begun and is unfinished, or another run is writing it; go on with resume=True, or begin "
+            "again with overwrite=True"
+        )
+    place.clear()
+    place.begin()
+    say_begun(place, layout, is_made=False)
+    output.create()
+    say_begun(place, layout, is_made=True)
+    return False

@@ -1,0 +1,160 @@
+"""What is written: fields, coordinates, and how they lie in chunks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.checks import whole
+from scidata.data.output.packing import Packing
+from scidata.errors import ConfigError, UnknownNameError, near_matches
+
+MAX_CHUNK_BYTES = 4 << 20  # of chunks that nobody has chosen
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputField:
+    """A field that is written, one step at a time.
+
+    Attributes
+    ----------
+    dims, shape
+        Of one step.
+    chunks
+        Of one step: what is encoded at once.
+    shards
+        Of one step: what is one file, of Zarr's sharding codec; None where each chunk is.
+    attributes
+        Of the array, without those of the packing.
+    """
+
+    name: str
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    packing: Packing
+    chunks: tuple[int, ...]
+    shards: tuple[int, ...] | None = None
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def units(self) -> tuple[int, ...]:
+        """What one rank writes, whole."""
+        return self.chunks if self.shards is None else self.shards
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputVariable:
+    """A coordinate, or what else describes the fields: small, and written once."""
+
+    name: str
+    dims: tuple[str, ...]
+    values: npt.NDArray[Any]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputLayout:
+    """All that is written to one output.
+
+    Attributes
+    ----------
+    step_dims
+        Dimensions of the steps and their sizes, the last varying fastest: ``{"time": 40}``.
+    step_chunk
+        Steps of the last of them that share a chunk.
+    """
+
+    fields: Mapping[str, OutputField]
+    step_dims: Mapping[str, int]
+    variables: tuple[OutputVariable, ...] = ()
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    step_chunk: int = 1
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps."""
+        return math.prod(self.step_dims.values())
+
+    def place(self, step: int) -> tuple[int, ...]:
+        """Return the indices of a step along the dimensions of the steps."""
+        return tuple(int(i) for i in np.unravel_index(step, tuple(self.step_dims.values())))
+
+    def digest(self) -> str:
+        """Return what tells it from another: a run goes on only with the same."""
+        said = [
+            [f.name, f.dims, f.shape, f.chunks, f.shards, str(f.packing.dtype), str(f.packing.attributes())]
+            for f in self.fields.values()
+        ]
+        values = [[v.name, v.dims, hashlib.sha256(v.values.tobytes()).hexdigest()] for v in self.variables]
+        text = json.dumps([said, dict(self.step_dims), self.step_chunk, values])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def sizes_by_dim(what: str, given: Mapping[str, Any] | None, known: Sequence[str]) -> dict[str, int]:
+    """Return sizes of chunks by dimension, checked.
+
+    Raises
+    ------
+    ConfigError, UnknownNameError
+        No mapping, no such dimension, or no positive number.
+    """
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{what} must name dimensions: {{'latitude': 64}}, not {given!r}")
+    found = {}
+    for dim, size in given.items():
+        if dim not in known:
+            raise UnknownNameError(f"{what} names {dim!r}, which is no dimension{near_matches(str(dim), known)}")
+        found[dim] = whole(f"{what} of {dim!r}", size, least=1)
+    return found
+
+
+def chunks_of(
+    dims: Sequence[str], shape: Sequence[int], itemsize: int, given: Mapping[str, int], source: Sequence[int] | None
+) -> tuple[int, ...]:
+    """Choose the chunks of one step: those given, else the source's; where these are large, or unknown, parts of them.
+
+    Does not look at who writes, so that the output is the same for any number of ranks.
+    """
+    chunks = [min(size, each) if each else size for size, each in zip(shape, source or shape, strict=True)]
+    chunks = [given.get(dim, max(1, chunk)) for dim, chunk in zip(dims, chunks, strict=True)]
+    while math.prod(chunks) * itemsize > MAX_CHUNK_BYTES:  # the first dimensions first: rows stay long
+        free = [i for i, dim in enumerate(dims) if dim not in given and chunks[i] > 1]
+        if not free:
+            break
+        chunks[free[0]] = -(-chunks[free[0]] // 2)
+    return tuple(chunks)
+
+
+def shards_of(
+    name: str, dims: Sequence[str], shape: Sequence[int], chunks: Sequence[int], given: Mapping[str, int]
+) -> tuple[int, ...] | None:
+    """Return the shards of one step; None where none are asked for. Of a dimension that is not named, one chunk.
+
+    Raises
+    ------
+    ConfigError
+        A shard that is no multiple of the chunk.
+    """
+    if not given:
+        return None
+    shards = []
+    for dim, size, chunk in zip(dims, shape, chunks, strict=True):
+        wanted = given.get(dim, chunk)
+        if wanted % chunk and wanted >= size:
+            wanted = -(-size // chunk) * chunk
+        if wanted % chunk:
+            raise ConfigError(
+                f"field {name!r}: shards of {wanted} rows of {dim!r} do not hold whole chunks of {chunk}; "
+                f"give a multiple, such as shards={{{dim!r}: {-(-wanted // chunk) * chunk}}}"
+            )
+        shards.append(wanted)
+    return tuple(shards)

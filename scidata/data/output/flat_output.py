@@ -1,0 +1,167 @@
+"""One NetCDF-4, HDF5 or NetCDF-3 file: its arrays lie contiguously, so that ranks write their rows where they belong.
+
+The file is made once with the format's own library, which gives each array its place and writes all that describes it.
+From then on nothing but values changes, at offsets that are known: each rank writes its own, none needs another's, and
+a run that was killed leaves a file as good as before.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.checks import optional_module
+from scidata.data.output.fields import OutputField, OutputLayout
+from scidata.data.output.places import LocalPlace
+from scidata.errors import ConfigError
+from scidata.grids.choices import UNFINISHED
+from scidata.plan.owners import Box
+
+_NOT_IN_NETCDF = {"DIMENSION_LIST", "REFERENCE_LIST", "CLASS", "NAME", "_Netcdf4Dimid", "_Netcdf4Coordinates"}
+_NOT_IN_NETCDF |= {"_NCProperties", "_nc3_strict", "_ARRAY_DIMENSIONS", "_FillValue"}
+
+
+class FlatOutput:
+    """A file that is being written; every rank writes into it.
+
+    Parameters
+    ----------
+    kind
+        ``"netcdf"`` or ``"hdf5"``.
+    """
+
+    def __init__(self, place: LocalPlace, layout: OutputLayout, *, kind: str) -> None:
+        self._place, self._layout, self._kind = place, layout, kind
+        self._offsets: dict[str, int] = {}
+        self._file = -1
+
+    def create(self) -> None:
+        """Make the file, with room for everything. For one process."""
+        if self._kind == "netcdf":
+            self._create_netcdf()
+        else:
+            self._create_hdf5()
+
+    def _create_netcdf(self) -> None:
+        netcdf4 = optional_module("netCDF4", f"{self._place.path}: NetCDF files are made by netCDF4", "netcdf")
+        layout = self._layout
+        with netcdf4.Dataset(self._place.target, "w", format="NETCDF4") as file:
+            file.set_fill_off()
+            for dim, size in self._sizes().items():
+                file.createDimension(dim, size)
+            for each in layout.variables:
+                made = file.createVariable(each.name, each.values.dtype, each.dims, contiguous=bool(each.dims))
+                made.setncatts(_for_netcdf(each.attributes))
+                made[...] = each.values
+            for field in layout.fields.values():
+                dims, packing = (*layout.step_dims, *field.dims), field.packing
+                made = file.createVariable(
+                    field.name, packing.dtype, dims, contiguous=True, fill_value=packing.fill
+                )  # what is missing at the end of a run is an error, so nothing is filled
+                made.set_auto_maskandscale(False)
+                made.setncatts(_for_netcdf({**field.attributes, **packing.attributes()}))
+                if made.size:
+                    made[(0,) * len(dims)] = np.zeros((), packing.dtype)  # now it gets its place in the file
+            file.setncatts(_for_netcdf(layout.attributes))
+
+    def _create_hdf5(self) -> None:
+        import h5py
+
+        layout = self._layout
+        with h5py.File(self._place.target, "w") as file:
+            scales = {v.name for v in layout.variables if v.dims == (v.name,)}
+            for each in layout.variables:
+                file.create_dataset(each.name, data=each.values).attrs.update(_for_hdf5(each.attributes))
+            for dim, size in self._sizes().items():
+                if dim not in scales and dim not in file:  # a scale without values says the name
+                    file.create_dataset(dim, shape=(size,), dtype="f4")
+                    file[dim].make_scale("This is a netCDF dimension but not a netCDF variable.")
+                elif dim in scales:
+                    file[dim].make_scale(dim)
+            for field in layout.fields.values():
+                shape, packing = (*layout.step_dims.values(), *field.shape), field.packing
+                created = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+                created.set_layout(h5py.h5d.CONTIGUOUS)
+                created.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+                created.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+                created.set_obj_track_times(False)  # else no two files are the same
+                space, kind = h5py.h5s.create_simple(shape), h5py.h5t.py_create(packing.dtype)
+                h5py.h5d.create(file.id, field.name.encode(), kind, space, created)
+                file[field.name].attrs.update(_for_hdf5({**field.attributes, **packing.attributes()}))
+            dims_of = {v.name: v.dims for v in layout.variables}
+            dims_of |= {f.name: (*layout.step_dims, *f.dims) for f in layout.fields.values()}
+            for name, dims in dims_of.items():
+                for i, dim in enumerate(dims):
+                    if dim in file and dim != name:
+                        file[name].dims[i].attach_scale(file[dim])
+            file.attrs.update(_for_hdf5(layout.attributes))
+
+    def _sizes(self) -> dict[str, int]:
+        sizes = dict(self._layout.step_dims)
+        for variable in self._layout.variables:
+            sizes |= dict(zip(variable.dims, variable.values.shape, strict=True))
+        for field in self._layout.fields.values():
+            sizes |= dict(zip(field.dims, field.shape, strict=True))
+        return sizes
+
+    def open(self) -> None:
+        """Get ready to write. For each process, when the file is there."""
+        import h5py
+
+        with h5py.File(self._place.target, "r") as file:
+            for name in self._layout.fields:
+                found = file[name].id.get_offset() if file[name].size else 0
+                if found is None:
+                    raise ConfigError(f"{self._place.path}: field {name!r} has no place in the file")
+                self._offsets[name] = found
+        self._file = os.open(self._place.target, os.O_RDWR)
+
+    def write(self, each: OutputField, step: int, box: Box, values: npt.NDArray[Any]) -> None:
+        """Write a global box of some steps from ``step`` on: ``(steps, …)``, as stored."""
+        *outer, first = self._layout.place(step)
+        starts = [*outer, first, *(rows.start for rows in box)]
+        counts = [*(1 for _ in outer), *values.shape]
+        shape = (*self._layout.step_dims.values(), *each.shape)
+        _write_box(self._file, self._offsets[each.name], shape, starts, values.reshape(counts))
+
+    def finish(self) -> None:
+        """Do nothing: the file is as it was made, and its name says that it is whole."""
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def _write_box(file: int, offset: int, shape: tuple[int, ...], starts: list[int], values: npt.NDArray[Any]) -> None:
+    """Write a box of an array that lies in C order from ``offset`` on, as few runs of bytes."""
+    if not values.size:
+        return
+    item, lead = values.dtype.itemsize, len(shape)
+    while lead and (lead == len(shape) or values.shape[lead] == shape[lead]):
+        lead -= 1  # from this dimension on the box is one run
+    strides = [item * math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    base = offset + sum(start * stride for start, stride in zip(starts, strides, strict=True))
+    for index in itertools.product(*(range(n) for n in values.shape[:lead])):
+        at = base + sum(i * stride for i, stride in zip(index, strides, strict=False))
+        run = memoryview(values[index].reshape(-1).view(np.uint8))
+        while run:
+            written = os.pwrite(file, run, at)
+            run, at = run[written:], at + written
+
+
+def _for_netcdf(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {k: v for k, v in attributes.items() if k not in _NOT_IN_NETCDF and k != UNFINISHED}
+    return {k: v for k, v in kept.items() if not isinstance(v, dict) and v is not None}
+
+
+def _for_hdf5(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {k: v for k, v in attributes.items() if k not in _NOT_IN_NETCDF - {"_FillValue"} and k != UNFINISHED}
+    return {k: v for k, v in kept.items() if not isinstance(v, dict) and v is not None}

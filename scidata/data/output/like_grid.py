@@ -1,0 +1,219 @@
+"""What is written of grids: their fields, coordinates and attributes as a data set that was opened has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.bounds import rows_of
+from scidata.core.checks import names_of, optional_module
+from scidata.core.types import ArrayLayout
+from scidata.data.output.fields import OutputField, OutputVariable, chunks_of, shards_of, sizes_by_dim
+from scidata.data.output.packing import Packing, packing_given, packing_of
+from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
+from scidata.grids.reader import GridReader
+from scidata.read.whole import read_array
+from scidata.sources.cf import is_time
+
+_OF_PACKING = {"scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned", "valid_range"}
+_OF_STORAGE = {"_ARRAY_DIMENSIONS", "DIMENSION_LIST", "REFERENCE_LIST", "CLASS", "NAME", "_Netcdf4Dimid"}
+_OF_STORAGE |= {"_Netcdf4Coordinates", "_nc3_strict", "_NCProperties"}
+_NAMING = ("coordinates", "grid_mapping", "bounds", "cell_measures", "ancillary_variables")
+_OPTIONS = ("like", "dims", "sizes", "dtype", "scale_factor", "add_offset", "_FillValue", "attributes")
+
+
+def kept_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a source says of an array, without how that lies there."""
+    return {name: value for name, value in attributes.items() if name not in _OF_PACKING | _OF_STORAGE}
+
+
+class GridLike:
+    """The fields, coordinates and attributes of an opened grid, as they are to be written.
+
+    Parameters
+    ----------
+    fields
+        Names, or options by name: see :func:`scidata.create`.
+    encoding
+        ``"source"`` or ``"plain"``.
+    """
+
+    def __init__(self, reader: GridReader, fields: Any, encoding: str) -> None:
+        self._reader, self._source, self._plain = reader, reader.sources[0], encoding == "plain"
+        if isinstance(fields, Mapping):
+            self._given = {name: dict(options or {}) for name, options in fields.items()}
+        else:
+            names = reader.fields if fields is None else names_of("fields", fields)
+            self._given = {name: {} for name in names}
+        if not self._given:
+            raise ConfigError("create: fields names none; give those that are written")
+        sample_dims = reader.sample_dims or ("time",)
+        self.step_dims = tuple(sample_dims)
+
+    # -- fields --------------------------------------------------------------------------------------------------
+
+    def fields(self, chunks: Mapping[str, int] | None, shards: Mapping[str, int] | None) -> dict[str, OutputField]:
+        """Return the fields, with chunks and shards by dimension where these are given."""
+        made = {name: self._field(name, options) for name, options in self._given.items()}
+        known = [dim for _, _, dims, _, _ in made.values() for dim in dims]
+        chunk_sizes = sizes_by_dim("chunks", chunks, [*known, *self.step_dims])
+        shard_sizes = sizes_by_dim("shards", shards, known)
+        fields = {}
+        for name, (packing, layout, dims, shape, attributes) in made.items():
+            source = None
+            if layout is not None and layout.codecs:  # what is contiguous says nothing of chunks
+                by_dim = dict(zip(layout.dims, layout.chunks, strict=True))
+                source = [by_dim.get(dim, 0) for dim in dims]
+            parts = chunks_of(dims, shape, packing.dtype.itemsize, chunk_sizes, source)
+            fields[name] = OutputField(
+                name=name, dims=dims, shape=shape, packing=packing, chunks=parts,
+                shards=shards_of(name, dims, shape, parts, shard_sizes), attributes=attributes,
+            )  # fmt: skip
+        return fields
+
+    def _field(
+        self, name: str, options: dict[str, Any]
+    ) -> tuple[Packing, ArrayLayout | None, tuple[str, ...], tuple[int, ...], dict[str, Any]]:
+        what = f"create: field {name!r}"
+        for option in options:
+            if option not in _OPTIONS:
+                raise UnknownNameError(f"{what} has no option {option!r}{near_matches(option, _OPTIONS)}")
+        reader = self._reader
+        like = options.get("like", name if name in reader.fields else None)
+        if like is not None and like not in reader.fields:
+            near = near_matches(str(like), reader.fields)
+            raise UnknownNameError(f"{what} is to be like {like!r}, which is no field{near}")
+        if like is None and ("dims" not in options or "dtype" not in options):
+            raise UnknownNameError(
+                f"{what} is none of the data set's{near_matches(name, reader.fields)}; of another one say what it is: "
+                f"{{{name!r}: {{'dims': {reader.dims(reader.fields[0])!r}, 'dtype': 'float32'}}}}"
+            )
+        layout = None if like is None else reader.layout(like)
+        sizes = {dim: size for dim, size in reader.partition.sizes.items() if dim not in self.step_dims}
+        sizes |= sizes_by_dim(f"sizes of field {name!r}", options.get("sizes"), list(options.get("dims", ())))
+        dims = options.get("dims")
+        if dims is None:
+            dims = tuple(dim for dim in reader.dims(str(like)) if dim not in self.step_dims)
+        for dim in dims:
+            if dim not in sizes:
+                raise UnknownNameError(
+                    f"{what} has dim {dim!r}, which is none of the data set's{near_matches(str(dim), sizes)}; "
+                    f"give its size: 'sizes': {{{dim!r}: N}}"
+                )
+        default = Packing(dtype=np.dtype(options.get("dtype", np.float32)))
+        if layout is not None and like is not None:
+            decoded = reader.buffer_specs(dict.fromkeys(reader.partition.axis_sizes, 0))[like].dtype
+            default = Packing(dtype=np.dtype(decoded)) if self._plain else packing_of(layout)
+        packing = packing_given(what, options, default)
+        attributes = {} if layout is None else kept_attributes(layout.attributes)
+        attributes |= options.get("attributes") or {}
+        return packing, layout, tuple(dims), tuple(sizes[dim] for dim in dims), attributes
+
+    # -- what describes them -------------------------------------------------------------------------------------
+
+    def attributes(self) -> dict[str, Any]:
+        """Return the attributes of the source itself."""
+        return kept_attributes(self._source.attributes)
+
+    def variables(self, fields: Mapping[str, OutputField]) -> list[OutputVariable]:
+        """Return the coordinates of the fields' dims, and what those and the fields name, without steps."""
+        arrays = self._source.arrays
+        dims = list(dict.fromkeys(dim for each in fields.values() for dim in each.dims))
+        wanted = [dim for dim in dims if dim in arrays and arrays[dim].dims == (dim,)]
+        named = [arrays[name].attributes for name in wanted] + [each.attributes for each in fields.values()]
+        for attributes in named:
+            for key in _NAMING:
+                wanted += [name for name in str(attributes.get(key, "")).replace(":", " ").split() if name in arrays]
+        found = []
+        for name in dict.fromkeys(wanted):
+            layout = arrays[name]
+            if name in fields or layout.fallback or set(layout.dims) & set(self.step_dims):
+                continue
+            if layout.dtype.kind not in "iufSU":
+                continue
+            found.append(self._variable(layout))
+        return found
+
+    def _variable(self, layout: ArrayLayout) -> OutputVariable:
+        selected = self._reader.partition.selected
+        values = read_array(self._source, layout, allow_missing=True)
+        for axis, dim in enumerate(layout.dims):
+            if dim in selected:
+                values = values.take(rows_of(selected[dim]), axis=axis)
+        attributes = {k: v for k, v in layout.attributes.items() if k not in _OF_STORAGE}
+        return OutputVariable(name=layout.name, dims=layout.dims, values=values, attributes=attributes)
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    def steps(self, times: Any) -> tuple[dict[str, int], list[OutputVariable]]:
+        """Return the sizes of the steps' dims, and their coordinates."""
+        reader = self._reader
+        if times is None:
+            if len(self.step_dims) > 1 or reader.steps != (0,):
+                raise ConfigError(
+                    "create: samples of several steps, or dimensions, are not one step each; say which steps are "
+                    "written with times=[...], a number of steps, or {dim: values}"
+                )
+            (dim,) = self.step_dims
+            return {dim: reader.num_samples}, self._own_times(dim)
+        given = dict(times) if isinstance(times, Mapping) else {self.step_dims[-1]: times}
+        sizes: dict[str, int] = {}
+        variables: list[OutputVariable] = []
+        for dim, values in given.items():
+            if dim in reader.partition.sizes and dim not in self.step_dims:
+                raise ConfigError(f"create: times names {dim!r}, along which one sample lies")
+            if isinstance(values, int | np.integer) and not isinstance(values, bool):
+                sizes[dim] = int(values)
+            else:
+                coordinate = self._coordinate(str(dim), values)
+                sizes[dim] = len(coordinate.values)
+                variables.append(coordinate)
+            if sizes[dim] < 1:
+                raise ConfigError(f"create: times has no steps along {dim!r}")
+        return sizes, variables
+
+    def _own_times(self, dim: str) -> list[OutputVariable]:
+        layout = self._source.arrays.get(dim)
+        if layout is None or layout.dims != (dim,) or dim not in self._reader.partition.sizes:
+            return []
+        values = self._reader.coordinate(dim)
+        attributes = {k: v for k, v in layout.attributes.items() if k not in _OF_STORAGE}
+        return [] if values is None else [OutputVariable(name=dim, dims=(dim,), values=values, attributes=attributes)]
+
+    def _coordinate(self, dim: str, given: Any) -> OutputVariable:
+        values: npt.NDArray[Any] = np.asarray(given)
+        if values.ndim != 1:
+            raise ConfigError(f"create: times of {dim!r} have shape {values.shape}; give a list, or a number of steps")
+        layout = self._source.arrays.get(dim)
+        attributes = {} if layout is None else {k: v for k, v in layout.attributes.items() if k not in _OF_STORAGE}
+        if values.dtype.kind in "iuf":
+            return OutputVariable(name=dim, dims=(dim,), values=values, attributes=attributes)
+        return _encoded(dim, values, attributes)
+
+
+def _encoded(dim: str, values: npt.NDArray[Any], attributes: Mapping[str, Any]) -> OutputVariable:
+    """Return dates, or lengths of time, as numbers with units: the source's where they are of a calendar."""
+    is_length = values.dtype.kind == "m"
+    if values.dtype.kind not in "mM" and not all(hasattr(each, "calendar") for each in values):
+        raise ConfigError(
+            f"create: times of {dim!r} are {type(values[0]).__name__ if len(values) else values.dtype}; give numbers, "
+            "datetime64, timedelta64, or objects of cftime"
+        )
+    xarray = optional_module("xarray", f"create: times of {dim!r} are encoded by xarray", "xarray")
+    units = {name: attributes[name] for name in ("units", "calendar") if name in attributes and is_time(attributes)}
+    variable = xarray.Variable((dim,), values, encoding={} if is_length else units)
+    encoded = xarray.conventions.encode_cf_variable(variable, name=dim)
+    said = {k: v for k, v in attributes.items() if k not in ("units", "calendar", *_OF_PACKING)}
+    return OutputVariable(
+        name=dim, dims=(dim,), values=np.asarray(encoded.values), attributes={**said, **encoded.attrs}
+    )
+
+
+def check_steps(dims: Sequence[str], fields: Mapping[str, OutputField]) -> None:
+    """Raise where a field has a dimension of the steps."""
+    for each in fields.values():
+        if twice := set(dims) & set(each.dims):
+            raise FieldMismatchError(f"create: field {each.name!r} has dim {min(twice)!r}, which is that of the steps")

@@ -1,0 +1,163 @@
+"""What the ranks that write say to each other: rows of chunks, that one has failed, that all have ended.
+
+Rows go through a process group of their own, over gloo and from a thread, so that the loop's collectives do not wait
+for them. Failures and claims go through the key-value store of the process group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from scidata.device_mesh import domain_mesh
+from scidata.device_mesh.groups import break_group
+from scidata.device_mesh.last_words import common_store
+from scidata.errors import OutputError, RankFailedError, SciDataError
+
+
+class Ranks:
+    """The ranks of a mesh that write one output; one process where there is no mesh.
+
+    Attributes
+    ----------
+    run
+        A name of this run, the same on all ranks.
+    group, num_groups
+        Which domain this rank is of, and of how many: those along the dp axis, and others.
+    part, parts
+        Place of this rank in its domain, and the number of ranks along each axis of that.
+    is_first
+        Of all ranks: what is done once, it does.
+    """
+
+    def __init__(self, mesh: DeviceMesh | None, axes: Sequence[str]) -> None:
+        self.part, self.parts = 0, tuple[int, ...]()
+        self.group, self.num_groups = 0, 1
+        self.is_first, self.run = True, uuid.uuid4().hex[:8]
+        self._group: Any = None
+        self._members, self._all, self._rank = [0], [0], 0
+        if mesh is None or mesh.size() == 1:
+            self.parts = tuple(1 for _ in axes)
+            return
+        self._rank = dist.get_rank()
+        self._all = sorted(mesh.mesh.flatten().tolist())
+        if axes:
+            domain = domain_mesh(mesh, axes)
+            self._members, self.parts = domain.mesh.flatten().tolist(), tuple(domain.shape)
+        else:
+            self._members = [self._rank]
+        self.part = self._members.index(self._rank)
+        # a gloo group of these ranks alone: others need not take part in making it
+        self._group = dist.new_group(self._all, backend="gloo", use_local_synchronization=True)
+        self.is_first = self._rank == self._all[0]
+        said = self.share({"run": self.run, "members": self._members})
+        self.run = said[0]["run"]
+        domains = sorted({tuple(each["members"]) for each in said})
+        self.group, self.num_groups = domains.index(tuple(self._members)), len(domains)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there are no others."""
+        return self._group is None
+
+    def share(self, value: Any) -> list[Any]:
+        """Return what each rank gives, in the order of the ranks. Collective; JSON."""
+        if self._group is None:
+            return [value]
+        text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in self._all]
+        dist.all_gather(sizes, torch.tensor([len(text)]), group=self._group)
+        padded = torch.zeros(max(int(size) for size in sizes), dtype=torch.uint8)
+        padded[: len(text)] = text
+        found = [torch.empty_like(padded) for _ in self._all]
+        dist.all_gather(found, padded, group=self._group)
+        return [json.loads(bytes(x[: int(n)].numpy())) for x, n in zip(found, sizes, strict=True)]
+
+    def agree(self, error: BaseException | None) -> None:
+        """Raise, on all ranks, where one has met an error. Collective.
+
+        Raises
+        ------
+        RankFailedError
+            With that rank's error; there, the error itself.
+        """
+        said = self.share(None if error is None else f"{type(error).__name__}: {error}")
+        if error is not None:
+            raise error
+        for rank, text in zip(self._all, said, strict=True):
+            if text is not None:
+                raise RankFailedError(f"rank {rank} failed while writing: {text}", rank)
+
+    # -- rows ----------------------------------------------------------------------------------------------------
+
+    def send(self, values: npt.NDArray[Any], part: int) -> tuple[Any, Any]:
+        """Begin to send values to a part of the domain; returns the work, and what must live until that is done."""
+        tensor = torch.from_numpy(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+        return dist.isend(tensor, self._members[part], group=self._group), tensor
+
+    def receive(self, out: npt.NDArray[Any], part: int) -> Any:
+        """Begin to receive values from a part of the domain into a contiguous array; returns the work."""
+        return dist.irecv(torch.from_numpy(out.reshape(-1).view(np.uint8)), self._members[part], group=self._group)
+
+    # -- words ---------------------------------------------------------------------------------------------------
+
+    def _key(self, name: str) -> str:
+        return f"writer/{self.run}/{name}"
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the others that this rank writes no more, and break off what they wait for from it."""
+        if self._group is None:
+            return
+        text = str(error).splitlines()[0] if str(error) else ""
+        said = json.dumps({"rank": self._rank, "text": f"{type(error).__name__}: {text}"})
+        with contextlib.suppress(RuntimeError):
+            common_store().compare_set(self._key("failed"), "", said)
+        break_group(self._group)
+
+    def failure(self) -> SciDataError | None:
+        """Return the failure of another rank, where there is one."""
+        if self._group is None:
+            return None
+        store = common_store()
+        try:
+            if not store.check([self._key("failed")]):
+                return None
+            said = json.loads(store.get(self._key("failed")))
+        except RuntimeError:  # its host has ended
+            return RankFailedError("the rank that keeps the ranks' common store has ended", 0)
+        if said["rank"] == self._rank:
+            return None
+        return RankFailedError(f"rank {said['rank']} failed while writing: {said['text']}", said["rank"])
+
+    def claim(self, what: str, said: str) -> str:
+        """Return who was the first to claim something: this group's own word, or another's."""
+        if self._group is None:
+            return said
+        first: bytes = common_store().compare_set(self._key(what), "", said)
+        return first.decode()
+
+    def barrier(self) -> None:
+        """Wait for all ranks. Collective."""
+        if self._group is not None:
+            dist.barrier(group=self._group)
+
+    def close(self) -> None:
+        """Let go of the process group."""
+        if self._group is not None:
+            group, self._group = self._group, None
+            with contextlib.suppress(RuntimeError, ValueError):
+                dist.destroy_process_group(group)
+
+    def check_alike(self, what: str, value: str) -> None:
+        """Raise where the ranks were given different outputs. Collective."""
+        if len(set(self.share(value))) > 1:
+            raise OutputError(f"{what}: ranks were asked to write different things there; give all of them the same")

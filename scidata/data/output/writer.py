@@ -1,0 +1,434 @@
+"""``Writer``: takes the ranks' parts of steps, and has each written while the loop goes on."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, NoReturn, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.distributed.tensor import Shard
+
+from scidata.core.bounds import bounds_of
+from scidata.core.cache import Cache
+from scidata.data.output.background import Background
+from scidata.data.output.fields import OutputField, OutputLayout
+from scidata.data.output.places import Journal, Place, written_steps
+from scidata.data.output.ranks import Ranks
+from scidata.data.output.staging import Staged, Staging, as_tensor
+from scidata.errors import ConfigError, OutputError, RankFailedError, UnknownNameError, near_matches
+from scidata.plan.owners import Box, Exchange, exchange_of, within
+from scidata.shard import ShardTensor
+
+_log = logging.getLogger("scidata")
+
+_JOURNAL_SECONDS = 1.0  # between two words on what is written
+_MAX_OPEN = 4  # chunks of several steps that wait for more of them
+_MAX_EXCHANGES = 64
+_SHOWN = 6
+
+
+class Output(Protocol):
+    """A file or store that is being written."""
+
+    def write(self, each: OutputField, step: int, box: Box, values: npt.NDArray[Any]) -> None:
+        """Write a global box of some steps from ``step`` on."""
+
+    def finish(self) -> None:
+        """Say that all is written."""
+
+    def close(self) -> None:
+        """Let go of what is open."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Part:
+    """This rank's part of a field of one step, on its way."""
+
+    field: OutputField
+    exchange: Exchange
+    staged: Staged
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Job:
+    step: int
+    parts: list[_Part]
+
+
+class _Block:
+    """The steps that share a chunk, as far as they have come."""
+
+    def __init__(self, first: int, num: int) -> None:
+        self.first, self.num = first, num
+        self.steps: set[int] = set()
+        self.values: dict[str, npt.NDArray[Any]] = {}
+
+
+class Writer:
+    """Writes each rank's part of each step, in the background and without gathering. Made by :func:`scidata.create`.
+
+    ``writer[step] = sample`` takes what a data set hands out, or what a model makes of it: a mapping with a ShardTensor
+    for each field, of the shape of one step. All ranks that share a sample write the same steps, in the same order;
+    those of other samples other ones. It returns when the tensors are copied, or wait to be on CUDA. ``step`` is a
+    number from 0 on, or a list of them for tensors with a batch dim in front.
+
+    A context manager: at its end all ranks wait for each other, and the output takes its name if no step is missing.
+    Where the body raises, the output stays unfinished, and all ranks are told.
+
+    Attributes
+    ----------
+    path
+        Where the output lies when it is finished.
+    num_steps
+        Number of steps.
+    """
+
+    def __init__(
+        self, place: Place, layout: OutputLayout, output: Output, ranks: Ranks, *, written: Iterable[int] | None,
+        in_flight: int, copy: bool,
+    ) -> None:  # fmt: skip
+        self.path, self.num_steps = str(place.path), layout.num_steps
+        self._place, self._layout, self._output, self._ranks = place, layout, output, ranks
+        self._is_whole = written is None
+        self._before = set(range(layout.num_steps) if written is None else written)
+        self._taken: set[int] = set()
+        self._done: set[int] = set()
+        self._blocks: dict[int, _Block] = {}
+        self._buffers: dict[str, npt.NDArray[Any]] = {}
+        self._open: dict[int, int] = {}  # number of steps taken, by block
+        self._exchanges: Cache[Exchange] = Cache(_MAX_EXCHANGES)
+        self._staging = Staging(copy=copy)
+        self._lock = threading.Lock()
+        num_parts = int(np.prod(ranks.parts, dtype=np.int64))
+        self._journal = Journal(place, ranks.run, ranks.group, ranks.part, num_parts)
+        self._unsaid: set[int] = set()
+        self._said_at = 0.0
+        self._is_closed = False
+        self._background = Background(self._write, self._ranks.fail, max_waiting=in_flight)
+
+    # -- what there is -------------------------------------------------------------------------------------------
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of the fields that a step has."""
+        return tuple(self._layout.fields)
+
+    @property
+    def missing(self) -> list[int]:
+        """The steps that nobody had written when this was made, and this rank has not given since, in order."""
+        return [step for step in range(self.num_steps) if step not in self._before and step not in self._taken]
+
+    def __len__(self) -> int:
+        return self.num_steps
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{f.name} {f.shape}" for f in self._layout.fields.values())
+        return f"Writer({self.path!r}, {self.num_steps} steps, {len(self.missing)} missing, {fields})"
+
+    # -- the loop's ----------------------------------------------------------------------------------------------
+
+    def __setitem__(self, step: int | slice | Sequence[int], values: Mapping[str, Any]) -> None:
+        self._check_open()
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"writer[{step!r}] takes a sample, or {{name: tensor}}, not a {type(values).__name__}")
+        for name in values:
+            if name not in self._layout.fields:
+                raise UnknownNameError(
+                    f"{self.path}: field {name!r} was not declared{near_matches(str(name), self._layout.fields)}; "
+                    "name it in create(fields=...), or leave it out of the step"
+                )
+        if lacking := [name for name in self._layout.fields if name not in values]:
+            raise ConfigError(f"{self.path}: step {step!r} lacks {lacking[0]!r}; a step is given with all its fields")
+        steps = self._steps_of(step)
+        batched = not isinstance(step, int | np.integer)
+        tensors = {name: as_tensor(values[name], self._what(name, step)) for name in self._layout.fields}
+        lead = len(steps) if batched else None
+        exchanges = {name: self._exchange_of(name, tensor, step, lead) for name, tensor in tensors.items()}
+        for i, each in enumerate(steps):
+            self._claim(each)
+            parts = []
+            for name, tensor in tensors.items():
+                local = tensor.to_local() if isinstance(tensor, ShardTensor) else tensor
+                exchange = exchanges[name]
+                local = local[i] if batched else local
+                if exchange.held is None:
+                    local = local.new_empty((0,))  # another part's to write
+                staged = self._staging.take(local, self._what(name, each))
+                parts.append(_Part(field=self._layout.fields[name], exchange=exchange, staged=staged))
+            self._put(_Job(step=each, parts=parts))
+            self._taken.add(each)
+
+    def flush(self) -> None:
+        """Wait until this rank's part of all that was given is written."""
+        self._check_open()
+        try:
+            self._background.wait()
+        except RuntimeError as e:
+            self._raise(e)
+        self._say()
+
+    def close(self) -> None:
+        """Wait until all ranks have written all, and let the output take its name if no step is missing. Collective.
+
+        Raises
+        ------
+        RankFailedError
+            Another rank has failed: the output stays unfinished.
+        OSError
+            This one could not write.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        error: BaseException | None = None
+        try:
+            self._background.wait()
+            self._say()
+            self._place.sync()
+        except BaseException as e:
+            error = e
+        try:
+            self._ranks.agree(error)
+            self._finish()
+        except RuntimeError as e:
+            self._raise(e)
+        finally:
+            self._background.stop()
+            self._output.close()
+            self._ranks.close()
+
+    def abort(self, error: BaseException) -> None:
+        """Write no more, and tell all ranks: the output stays unfinished."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._ranks.fail(error)
+        self._background.stop(error)
+        self._output.close()
+        self._ranks.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self.abort(error)
+        else:
+            self.close()
+
+    # -- one step ------------------------------------------------------------------------------------------------
+
+    def _what(self, name: str, step: Any) -> str:
+        return f"{self.path}: field {name!r} of step {step}"
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise OutputError(f"{self.path}: the writer is closed; create it again with resume=True")
+        if (failure := self._ranks.failure()) is not None:
+            raise failure
+        if self._background.error is not None:
+            self._raise(self._background.error)
+
+    def _raise(self, error: BaseException) -> NoReturn:
+        """Raise an error, in place of one that gloo has for a rank that failed what that failed with."""
+        if isinstance(error, RuntimeError) and not isinstance(error, RankFailedError):
+            for _ in range(20):  # its word may come a moment after its connections end
+                if (failure := self._ranks.failure()) is not None:
+                    raise failure from None
+                time.sleep(0.05)
+            if "gloo" in str(error).lower() or "connection" in str(error).lower():
+                raise RankFailedError(f"{self.path}: a rank has died while writing: {error}") from None
+        raise error
+
+    def _put(self, job: _Job) -> None:
+        try:
+            self._background.put(job)
+        except RuntimeError as e:
+            self._raise(e)
+
+    def _steps_of(self, step: Any) -> list[int]:
+        if isinstance(step, slice):
+            given: Iterable[Any] = range(*step.indices(self.num_steps))
+        elif isinstance(step, int | np.integer) or not isinstance(step, Iterable):
+            given = [step]
+        else:
+            given = step
+        steps = []
+        for each in given:
+            if isinstance(each, bool | np.bool_) or not isinstance(each, int | np.integer):
+                raise TypeError(f"{self.path}: steps are numbers from 0 on, not {each!r}")
+            steps.append(int(each))
+        for each in steps:
+            if not 0 <= each < self.num_steps:
+                raise IndexError(
+                    f"{self.path}: step {each} is out of range: there are {self.num_steps} steps, from 0 on"
+                )
+            if each in self._before or each in self._taken or steps.count(each) > 1:
+                raise OutputError(
+                    f"{self.path}: step {each} is written already; writer.missing lists those that are not"
+                )
+        return steps
+
+    def _claim(self, step: int) -> None:
+        """Make sure that nobody else writes a step, or others in its chunks."""
+        block = self._block_of(step)
+        if self._ranks.num_groups > 1:
+            own = str(self._ranks.group)
+            first = self._ranks.claim(f"block/{block.first}", own)
+            if first != own:
+                what = "it" if block.num == 1 else "steps of its chunk"
+                raise OutputError(
+                    f"{self.path}: step {step}: the ranks of domain {first} write {what}; each step, and all steps of "
+                    "a chunk, are given by the ranks of one domain"
+                )
+        if block.num == 1:
+            return
+        self._open[block.first] = self._open.get(block.first, 0) + 1
+        if self._open[block.first] == block.num:
+            del self._open[block.first]
+        if len(self._open) > _MAX_OPEN:
+            raise ConfigError(
+                f"{self.path}: steps of more than {_MAX_OPEN} chunks wait for others that share their chunks; give the "
+                f"{block.num} steps of a chunk one after another, or create(chunks={{...: 1}})"
+            )
+
+    def _block_of(self, step: int) -> _Block:
+        """Return the steps that share a chunk with one, empty."""
+        along, chunk = list(self._layout.step_dims.values())[-1], self._layout.step_chunk
+        row = step % along // chunk * chunk
+        return _Block(step - step % along + row, min(chunk, along - row))
+
+    def _exchange_of(self, name: str, tensor: torch.Tensor, step: Any, lead: int | None) -> Exchange:
+        field, skip = self._layout.fields[name], int(lead is not None)
+        wanted = ((lead,) if lead is not None else ()) + field.shape
+        if tuple(tensor.shape) != wanted:
+            raise ConfigError(
+                f"{self._what(name, step)} has shape {tuple(tensor.shape)}, but {wanted} is written "
+                f"({', '.join((('step',) if skip else ()) + field.dims)})"
+            )
+        if isinstance(tensor, ShardTensor):
+            spec = tensor.spec
+            if tuple(spec.device_mesh.shape) != self._ranks.parts:
+                raise ConfigError(
+                    f"{self._what(name, step)} is split over a mesh of {tuple(spec.device_mesh.shape)} ranks, and the "
+                    f"output is written by domains of {self._ranks.parts}; create it with mesh= of the tensors"
+                )
+            splits = tuple(
+                (p.dim - skip, s) if isinstance(p, Shard) and s is not None else None
+                for p, s in zip(spec.placements, spec.sizes, strict=True)
+            )
+            if any(split is not None and split[0] < 0 for split in splits):
+                raise ConfigError(f"{self._what(name, step)} is split over its batch dim; split others")
+        else:
+            splits = tuple(None for _ in self._ranks.parts)
+        found = self._exchanges.get((name, splits))
+        if found is None:
+            bounds = [None if split is None else (split[0], bounds_of(split[1])) for split in splits]
+            ranks = self._ranks
+            found = exchange_of(field.shape, field.units, ranks.parts, bounds, ranks.part)
+            self._exchanges.put((name, splits), found)
+        return found
+
+    # -- the thread's --------------------------------------------------------------------------------------------
+
+    def _write(self, job: _Job) -> None:
+        block = self._block_of(job.step)
+        block = self._blocks.setdefault(block.first, block)
+        for part in job.parts:
+            rows = self._exchanged(part, job.step)
+            if rows is not None and block.num == 1:
+                self._to_output(part, block.first, rows[None])
+            elif rows is not None:
+                name = part.field.name
+                if name not in block.values:
+                    block.values[name] = np.empty((block.num, *rows.shape), rows.dtype)
+                block.values[name][job.step - block.first] = rows
+            part.staged.release()
+        block.steps.add(job.step)
+        if len(block.steps) < block.num:
+            return
+        for part in job.parts if block.num > 1 else ():
+            if part.field.name in block.values:
+                self._to_output(part, block.first, block.values[part.field.name])
+        del self._blocks[block.first]
+        self._unsaid |= block.steps
+        if time.monotonic() - self._said_at > _JOURNAL_SECONDS:
+            self._say()
+
+    def _to_output(self, part: _Part, step: int, values: npt.NDArray[Any]) -> None:
+        written = part.exchange.written
+        if written is not None and values.size:
+            self._output.write(part.field, step, written, values)
+
+    def _exchanged(self, part: _Part, step: int) -> npt.NDArray[Any] | None:
+        """Return what this rank writes of a field of a step, as it is stored."""
+        exchange, field = part.exchange, part.field
+        if exchange.held is None or exchange.written is None:
+            return None
+        packed = field.packing.pack(part.staged.values(), self._what(field.name, step))
+        if exchange.is_local:
+            return packed
+        out = self._buffer(exchange.shape, field)
+        coming, going = [], []
+        for other, box in exchange.receives:
+            if other == exchange.part:
+                out[within(box, exchange.written)] = packed[within(box, exchange.held)]
+                continue
+            rows = np.empty(tuple(r.stop - r.start for r in box), out.dtype)
+            coming.append((self._ranks.receive(rows, other), box, rows))
+        for other, box in exchange.sends:
+            if other != exchange.part:
+                going.append(self._ranks.send(packed[within(box, exchange.held)], other))
+        for work, box, rows in coming:
+            work.wait()
+            out[within(box, exchange.written)] = rows
+        for work, _ in going:
+            work.wait()
+        return out
+
+    def _buffer(self, shape: tuple[int, ...], field: OutputField) -> npt.NDArray[Any]:
+        """Return memory for what is put together of a field; used again for the next step."""
+        found = self._buffers.get(field.name)
+        if found is None or found.shape != shape:
+            found = self._buffers[field.name] = np.empty(shape, field.packing.dtype)
+        return found
+
+    def _say(self) -> None:
+        with self._lock:
+            if self._unsaid:
+                self._journal.add(self._unsaid)
+                self._done |= self._unsaid
+                self._unsaid = set()
+            self._said_at = time.monotonic()
+
+    def _finish(self) -> None:
+        """Finish the output where no step is missing, on the first rank, while the others wait."""
+        error: BaseException | None = None
+        missing: list[int] = []
+        if self._ranks.is_first and not self._is_whole:
+            try:
+                written = written_steps(self._place)
+                missing = [step for step in range(self.num_steps) if step not in written]
+                if not missing:
+                    self._output.finish()
+                    self._output.close()
+                    self._place.sync()
+                    self._place.finish()
+                else:
+                    shown = ", ".join(map(str, missing[:_SHOWN])) + (", …" if len(missing) > _SHOWN else "")
+                    _log.warning(
+                        "%s is unfinished: %d of %d steps were not written (%s); create(..., resume=True) goes on",
+                        self.path, len(missing), self.num_steps, shown,
+                    )  # fmt: skip
+            except BaseException as e:
+                error = e
+        self._ranks.agree(error)

@@ -1,0 +1,176 @@
+"""Zarr v3 and v2: arrays made once, chunks written by whoever has them whole."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.urls import Url
+from scidata.data.output.fields import OutputField, OutputLayout, OutputVariable
+from scidata.data.output.places import Place
+from scidata.errors import ConfigError, near_matches
+from scidata.grids.choices import UNFINISHED
+from scidata.plan.owners import Box
+
+CODECS = ("blosc", "zstd", "none")
+
+
+class ZarrOutput:
+    """A Zarr group that is being written.
+
+    Parameters
+    ----------
+    zarr_format
+        2 or 3.
+    codec
+        ``"blosc"`` (Zstandard behind a shuffle of bytes), ``"zstd"`` or ``"none"``; chunks of v3 have a crc32c besides.
+    """
+
+    def __init__(self, place: Place, layout: OutputLayout, *, zarr_format: int, codec: str) -> None:
+        if codec not in CODECS:
+            raise ConfigError(f"codec={codec!r} is none that is written{near_matches(codec, CODECS)}")
+        self._place, self._layout, self._format, self._codec = place, layout, zarr_format, codec
+        self._arrays: dict[str, Any] = {}
+
+    def _store(self) -> Any:
+        from zarr.storage import FsspecStore, LocalStore
+
+        target = self._place.target
+        if isinstance(target, Url):
+            return FsspecStore.from_url(target.target, storage_options=dict(target.options))
+        return LocalStore(target)
+
+    def create(self) -> None:
+        """Make the group, its arrays and what is known beforehand. For one process."""
+        import zarr
+
+        group = zarr.create_group(self._store(), zarr_format=self._format)  # type: ignore[arg-type]
+        layout = self._layout
+        steps = (*(1 for _ in list(layout.step_dims)[1:]), layout.step_chunk)[-len(layout.step_dims) :]
+        for each in layout.fields.values():
+            shape = (*layout.step_dims.values(), *each.shape)
+            self._make(
+                group,
+                each,
+                shape,
+                dims=(*layout.step_dims, *each.dims),
+                chunks=tuple(max(1, c) for c in (*steps, *each.chunks)),
+                shards=None if each.shards is None else (*steps, *each.shards),
+            )
+        for variable in layout.variables:
+            self._put(group, variable)
+        text = "written by scidata.create, which has not come to its end; go on with resume=True"
+        group.attrs.update({**_plain(layout.attributes), UNFINISHED: text})
+
+    def _make(
+        self, group: Any, each: OutputField, shape: tuple[int, ...], *, dims: tuple[str, ...], chunks: tuple[int, ...],
+        shards: tuple[int, ...] | None,
+    ) -> None:  # fmt: skip
+        packing = each.packing
+        fill = packing.fill if packing.fill is not None else (np.nan if packing.dtype.kind == "f" else None)
+        said = packing.attributes()
+        if packing.fill is not None:
+            said["_FillValue"] = _fill_attribute(packing.fill, self._format)
+        group.create_array(
+            each.name,
+            shape=shape,
+            dtype=packing.dtype.newbyteorder("<"),
+            chunks=chunks,
+            shards=shards,
+            filters=None,
+            compressors=self._compressors(packing.dtype.itemsize),
+            # v3 has no arrays without one; 0 says nothing there, as readers go by the attribute
+            fill_value=0 if fill is None and self._format == 3 else fill,
+            config={"write_empty_chunks": True},  # else a chunk of fill values cannot be told from a lost one
+            **self._named(dims, {**_plain(each.attributes), **_plain(said)}),
+        )
+
+    def _named(self, dims: tuple[str, ...], attributes: dict[str, Any]) -> dict[str, Any]:
+        if self._format == 3:
+            return {"dimension_names": list(dims), "attributes": attributes}
+        return {"attributes": {**attributes, "_ARRAY_DIMENSIONS": list(dims)}}
+
+    def _compressors(self, itemsize: int) -> list[Any]:
+        if self._format == 2:
+            import numcodecs
+
+            made = {"blosc": lambda: numcodecs.Blosc("zstd", 3, numcodecs.Blosc.SHUFFLE), "zstd": numcodecs.Zstd}
+            return [made[self._codec]()] if self._codec in made else []
+        from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
+
+        if self._codec == "blosc":
+            return [BloscCodec(typesize=itemsize, cname="zstd", clevel=3, shuffle="shuffle"), Crc32cCodec()]
+        return [ZstdCodec(level=3), Crc32cCodec()] if self._codec == "zstd" else [Crc32cCodec()]
+
+    def _put(self, group: Any, variable: OutputVariable) -> None:
+        values = variable.values
+        array = group.create_array(
+            variable.name,
+            shape=values.shape,
+            dtype=values.dtype,
+            chunks=tuple(max(1, size) for size in values.shape),
+            filters=None,
+            compressors=None,
+            fill_value=None if self._format == 2 else np.zeros((), values.dtype)[()],
+            config={"write_empty_chunks": True},
+            **self._named(variable.dims, _plain(variable.attributes)),
+        )
+        if values.size:
+            array[...] = values
+
+    def open(self) -> None:
+        """Get ready to write. For each process, when the group is there."""
+        import zarr
+
+        group: Any = zarr.open_group(self._store(), mode="r+", zarr_format=self._format)  # type: ignore[arg-type]
+        self._arrays = {name: group[name].with_config({"write_empty_chunks": True}) for name in self._layout.fields}
+
+    def write(self, each: OutputField, step: int, box: Box, values: npt.NDArray[Any]) -> None:
+        """Write a global box, of whole chunks, of some steps from ``step`` on: ``(steps, …)``, as stored."""
+        *outer, first = self._layout.place(step)
+        self._arrays[each.name][(*outer, slice(first, first + len(values)), *box)] = values
+
+    def finish(self) -> None:
+        """Say that all is written. For one process, when all have ended."""
+        import zarr
+
+        group = zarr.open_group(self._store(), mode="r+", zarr_format=self._format)  # type: ignore[arg-type]
+        group.attrs.put({k: v for k, v in group.attrs.asdict().items() if k != UNFINISHED})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of v3, that other libraries may not know it; xarray does
+            zarr.consolidate_metadata(self._store(), zarr_format=self._format)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        """Let go of what is open."""
+        self._arrays = {}
+
+
+def _fill_attribute(fill: Any, zarr_format: int) -> Any:
+    """Return a fill value as xarray writes it: of floats in v3 a double's bytes in base64, since JSON has no NaN."""
+    value = np.asarray(fill)
+    if zarr_format == 3 and value.dtype.kind == "f":
+        return base64.standard_b64encode(struct.pack("<d", float(value))).decode()
+    return value.item()
+
+
+def _plain(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return attributes as JSON has them."""
+    return {name: _as_json(value) for name, value in attributes.items()}
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, np.ndarray | np.generic):
+        return _as_json(value.tolist())
+    if isinstance(value, list | tuple):
+        return [_as_json(each) for each in value]
+    if isinstance(value, float) and not np.isfinite(value):
+        return str(value)
+    return value

@@ -1,0 +1,134 @@
+"""Who writes which rows: every chunk by one rank, whole, wherever the bounds of the parts lie. Pure arithmetic.
+
+Ranks hold contiguous rows of each dimension; a file's chunks, or shards, begin elsewhere. Each is written by the rank
+that holds most of its rows, so what must change hands is a strip along each bound that is no chunk's edge, and nothing
+where bounds lie on edges. Along each dimension that gives bounds again: who writes is as contiguous as who holds.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from scidata.core.types import IntArray
+
+Box = tuple[slice, ...]
+
+
+def writer_bounds(bounds: IntArray, unit: int) -> IntArray:
+    """Return the bounds of the rows that each part writes, on multiples of ``unit`` rows.
+
+    A unit that several parts hold is written by the one that holds most of its rows, the first of several such.
+
+    Parameters
+    ----------
+    bounds
+        ``(parts + 1,)`` int64: part ``i`` holds rows ``[bounds[i], bounds[i + 1])``.
+
+    Examples
+    --------
+    >>> writer_bounds(np.array([0, 5, 8, 20]), 4).tolist()
+    [0, 4, 8, 20]
+    """
+    num_rows, found = int(bounds[-1]), bounds.copy()
+    for part in range(1, len(bounds) - 1):
+        start = int(bounds[part]) // unit * unit
+        if start == bounds[part]:
+            continue
+        stop = min(start + unit, num_rows)
+        held = np.minimum(bounds[1:], stop) - np.maximum(bounds[:-1], start)
+        found[part] = start if int(held.argmax()) >= part else stop
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """What one rank holds of an array, writes of it, and sends and receives before it can.
+
+    Attributes
+    ----------
+    held, written
+        Global boxes; None where it is another part's: of an array that is the same along an axis.
+    sends, receives
+        A part and a global box, in the order of the parts; its own among them where it keeps something.
+    """
+
+    part: int
+    held: Box | None
+    written: Box | None
+    sends: tuple[tuple[int, Box], ...]
+    receives: tuple[tuple[int, Box], ...]
+
+    @cached_property
+    def is_local(self) -> bool:
+        """Whether what is held is what is written."""
+        return self.held == self.written
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of what is written."""
+        return tuple(rows.stop - rows.start for rows in self.written or ())
+
+
+def exchange_of(
+    shape: Sequence[int], units: Sequence[int], parts: Sequence[int], splits: Sequence[tuple[int, IntArray] | None],
+    part: int,
+) -> Exchange:  # fmt: skip
+    """Say what a part of a domain holds, writes, sends and receives of an array.
+
+    Parameters
+    ----------
+    shape, units
+        Of the array, and of what is written whole.
+    parts
+        Number of parts along each axis of the domain.
+    splits
+        For each axis the dimension that it splits and the bounds of the parts along it; None where the array is the
+        same along the axis: then it is the first part's there.
+    part
+        Number of the part, the last axis varying fastest.
+    """
+    ends = [[(0, size)] for size in shape]
+    writes = [[(0, size)] for size in shape]
+    for split in splits:
+        if split is not None:
+            dim, bounds = split
+            ends[dim] = _ranges(bounds)
+            writes[dim] = _ranges(writer_bounds(bounds, units[dim]))
+    places = list(itertools.product(*map(range, parts)))
+
+    def box(place: tuple[int, ...], ranges: list[list[tuple[int, int]]]) -> Box | None:
+        at = [0] * len(shape)
+        for index, split in zip(place, splits, strict=True):
+            if split is not None:
+                at[split[0]] = index
+            elif index:
+                return None
+        return tuple(slice(*each[i]) for each, i in zip(ranges, at, strict=True))
+
+    own, others = places[part], list(enumerate(places))
+    held, written = box(own, ends), box(own, writes)
+    sends = [(other, common) for other, place in others if (common := _common(held, box(place, writes)))]
+    receives = [(other, common) for other, place in others if (common := _common(box(place, ends), written))]
+    return Exchange(part=part, held=held, written=written, sends=tuple(sends), receives=tuple(receives))
+
+
+def within(box: Box, outer: Box) -> Box:
+    """Return a global box in the numbering of one that contains it."""
+    return tuple(slice(a.start - b.start, a.stop - b.start) for a, b in zip(box, outer, strict=True))
+
+
+def _ranges(bounds: IntArray) -> list[tuple[int, int]]:
+    return list(itertools.pairwise(bounds.tolist()))
+
+
+def _common(first: Box | None, second: Box | None) -> Box | None:
+    """Return what two boxes share; None where that is nothing. A box without dimensions is one value."""
+    if first is None or second is None:
+        return None
+    rows = [(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(first, second, strict=True)]
+    return tuple(slice(*each) for each in rows) if all(start < stop for start, stop in rows) else None

@@ -112,8 +112,8 @@ def exchange_of(
 
     own, others = places[part], list(enumerate(places))
     held, written = box(own, ends), box(own, writes)
-    sends = [(other, common) for other, place in others if (common := _common(held, box(place, writes)))]
-    receives = [(other, common) for other, place in others if (common := _common(box(place, ends), written))]
+    sends = [(i, common) for i, at in others if (common := _common(held, box(at, writes))) is not None]
+    receives = [(i, common) for i, at in others if (common := _common(box(at, ends), written)) is not None]
     return Exchange(part=part, held=held, written=written, sends=tuple(sends), receives=tuple(receives))
 
 

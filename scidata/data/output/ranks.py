@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import uuid
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,39 @@ from scidata.device_mesh import domain_mesh
 from scidata.device_mesh.groups import break_group
 from scidata.device_mesh.last_words import common_store
 from scidata.errors import OutputError, RankFailedError, SciDataError
+
+_TAGS = 1 << 16
+
+
+class _Groups:
+    """The gloo groups of this process for what is written, one for each set of ranks that writes together.
+
+    A group is kept: torch gives one that is made of the same ranks the name of one that was destroyed, and with it
+    addresses that nobody listens at. One that was broken off is not destroyed, so that the next gets another name.
+    """
+
+    def __init__(self) -> None:
+        self._of: Any = None
+        self._groups: dict[tuple[int, ...], Any] = {}
+
+    def get(self, ranks: Sequence[int]) -> Any:
+        """Return the group of some ranks. Collective among them, where there is none yet."""
+        world = dist.group.WORLD
+        if self._of is None or self._of() is not world:
+            self._of, self._groups = weakref.ref(world), {}
+        found = self._groups.get(tuple(ranks))
+        if found is None:
+            found = self._groups[tuple(ranks)] = dist.new_group(
+                list(ranks), backend="gloo", use_local_synchronization=True
+            )
+        return found
+
+    def forget(self, group: Any) -> None:
+        """Have the next one of these ranks be another."""
+        self._groups = {ranks: kept for ranks, kept in self._groups.items() if kept is not group}
+
+
+_groups = _Groups()
 
 
 class Ranks:
@@ -44,6 +78,7 @@ class Ranks:
         self.group, self.num_groups = 0, 1
         self.is_first, self.run = True, uuid.uuid4().hex[:8]
         self._group: Any = None
+        self._failed, self._tag = False, 0
         self._members, self._all, self._rank = [0], [0], 0
         if mesh is None or mesh.size() == 1:
             self.parts = tuple(1 for _ in axes)
@@ -56,11 +91,11 @@ class Ranks:
         else:
             self._members = [self._rank]
         self.part = self._members.index(self._rank)
-        # a gloo group of these ranks alone: others need not take part in making it
-        self._group = dist.new_group(self._all, backend="gloo", use_local_synchronization=True)
+        self._group = _groups.get(self._all)
         self.is_first = self._rank == self._all[0]
         said = self.share({"run": self.run, "members": self._members})
         self.run = said[0]["run"]
+        self._tag = int(self.run, 16) % _TAGS  # the rows of two outputs that are written at once
         domains = sorted({tuple(each["members"]) for each in said})
         self.group, self.num_groups = domains.index(tuple(self._members)), len(domains)
 
@@ -102,11 +137,12 @@ class Ranks:
     def send(self, values: npt.NDArray[Any], part: int) -> tuple[Any, Any]:
         """Begin to send values to a part of the domain; returns the work, and what must live until that is done."""
         tensor = torch.from_numpy(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
-        return dist.isend(tensor, self._members[part], group=self._group), tensor
+        return dist.isend(tensor, self._members[part], group=self._group, tag=self._tag), tensor
 
     def receive(self, out: npt.NDArray[Any], part: int) -> Any:
         """Begin to receive values from a part of the domain into a contiguous array; returns the work."""
-        return dist.irecv(torch.from_numpy(out.reshape(-1).view(np.uint8)), self._members[part], group=self._group)
+        tensor = torch.from_numpy(out.reshape(-1).view(np.uint8))
+        return dist.irecv(tensor, self._members[part], group=self._group, tag=self._tag)
 
     # -- words ---------------------------------------------------------------------------------------------------
 
@@ -121,12 +157,16 @@ class Ranks:
         said = json.dumps({"rank": self._rank, "text": f"{type(error).__name__}: {text}"})
         with contextlib.suppress(RuntimeError):
             common_store().compare_set(self._key("failed"), "", said)
+        _groups.forget(self._group)
         break_group(self._group)
 
     def failure(self) -> SciDataError | None:
         """Return the failure of another rank, where there is one."""
-        if self._group is None:
-            return None
+        found = None if self._group is None else self._asked()
+        self._failed |= found is not None
+        return found
+
+    def _asked(self) -> SciDataError | None:
         store = common_store()
         try:
             if not store.check([self._key("failed")]):
@@ -151,11 +191,10 @@ class Ranks:
             dist.barrier(group=self._group)
 
     def close(self) -> None:
-        """Let go of the process group."""
-        if self._group is not None:
-            group, self._group = self._group, None
-            with contextlib.suppress(RuntimeError, ValueError):
-                dist.destroy_process_group(group)
+        """Let go of the process group, which stays for other outputs unless a rank has failed."""
+        if self._group is not None and self._failed:
+            _groups.forget(self._group)
+        self._group = None
 
     def check_alike(self, what: str, value: str) -> None:
         """Raise where the ranks were given different outputs. Collective."""

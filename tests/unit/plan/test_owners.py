@@ -1,0 +1,77 @@
+"""Who writes which rows: all of them, once, in whole units, after exchanges that both sides know."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scidata.core.types import IntArray
+from scidata.plan.owners import exchange_of, within, writer_bounds
+
+
+@st.composite
+def cuts(draw: st.DrawFn) -> IntArray:
+    num_rows = draw(st.integers(0, 40))
+    inner = sorted(draw(st.lists(st.integers(0, num_rows), max_size=5)))
+    return np.array([0, *inner, num_rows], np.int64)
+
+
+@given(cuts(), st.integers(1, 50))
+def test_units_are_written_whole_by_who_has_most_of_them(bounds: IntArray, unit: int) -> None:
+    found = writer_bounds(bounds, unit)
+    num_rows = bounds[-1]
+    assert found[0] == 0
+    assert found[-1] == num_rows
+    assert (np.diff(found) >= 0).all()
+    assert all(cut % unit == 0 or cut == num_rows for cut in found)
+    for start in range(0, int(num_rows), unit):
+        stop = min(start + unit, int(num_rows))
+        held = [max(0, min(b, stop) - max(a, start)) for a, b in itertools.pairwise(bounds.tolist())]
+        (writer,) = [i for i, (a, b) in enumerate(itertools.pairwise(found.tolist())) if a <= start < b]
+        assert held[writer] == max(held)
+
+
+def test_nothing_moves_where_bounds_lie_on_edges() -> None:
+    bounds = np.array([0, 8, 8, 20, 21])
+    assert writer_bounds(bounds, 4).tolist() == bounds.tolist()
+    exchange = exchange_of((21,), (4,), (4,), [(0, bounds)], 2)
+    assert exchange.is_local
+    assert exchange.sends == exchange.receives == ((2, (slice(8, 20),)),)
+
+
+@given(cuts(), cuts(), st.integers(1, 9), st.integers(1, 9), st.booleans())
+def test_what_is_sent_is_what_is_received(rows: IntArray, columns: IntArray, high: int, wide: int, both: bool) -> None:
+    shape, parts = (int(rows[-1]), int(columns[-1])), (len(rows) - 1, len(columns) - 1)
+    values = np.arange(shape[0] * shape[1]).reshape(shape)
+    splits = [(0, rows), (1, columns) if both else None]  # or the same along the second axis
+    exchanges = [exchange_of(shape, (high, wide), parts, splits, part) for part in range(parts[0] * parts[1])]
+    sent = {
+        (x.part, to, str(box)): values[box][...] if x.held is None else values[x.held][within(box, x.held)]
+        for x in exchanges
+        for to, box in x.sends
+    }
+    out, times = np.full(shape, -1), np.zeros(shape, int)
+    for x in exchanges:
+        if x.written is None:
+            assert not both
+            assert x.part % parts[1]
+            continue
+        mine = np.full(x.shape, -1)
+        for source, box in x.receives:
+            mine[within(box, x.written)] = sent.pop((source, x.part, str(box)))
+        out[x.written] = mine
+        times[x.written] += 1
+    assert not sent
+    assert (out == values).all()
+    assert (times == 1).all()
+
+
+@pytest.mark.parametrize(("part", "is_held"), [(0, True), (1, False)])
+def test_a_single_value_is_written_by_the_first(part: int, is_held: bool) -> None:
+    exchange = exchange_of((), (), (2,), [None], part)
+    assert (exchange.held is not None) == is_held
+    assert exchange.receives == (((0, ()),) if is_held else ())

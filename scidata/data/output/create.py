@@ -12,20 +12,28 @@ from scidata.core.checks import check_mapping, whole
 from scidata.core.keywords import checked_keywords
 from scidata.core.urls import url_of
 from scidata.data.grid_dataset import ShardedDataset
-from scidata.data.output.fields import OutputLayout
+from scidata.data.irregular_dataset import IrregularDataset
+from scidata.data.openers import refuse
+from scidata.data.output.fields import OutputLayout, distinct_dims
 from scidata.data.output.flat_output import FlatOutput
-from scidata.data.output.like_grid import GridLike, check_steps
+from scidata.data.output.like_grid import GridLike
+from scidata.data.output.like_rows import RowsLike
 from scidata.data.output.places import LocalPlace, Place, begun_layout, place_of, say_begun, written_steps
 from scidata.data.output.ranks import Ranks
+from scidata.data.output.routes import RowsBack
+from scidata.data.output.steps import check_steps
+from scidata.data.output.vtkhdf_output import VtkhdfOutput
 from scidata.data.output.writer import Writer
 from scidata.data.output.zarr_output import ZarrOutput
 from scidata.device_mesh import axes_of
 from scidata.errors import ConfigError, OutputError, near_matches
 
-_FORMATS = ("zarr", "zarr2", "netcdf", "hdf5")
+_FORMATS = ("zarr", "zarr2", "netcdf", "hdf5", "vtkhdf")
 _SUFFIXES = {
-    ".zarr": "zarr", ".nc": "netcdf", ".nc4": "netcdf", ".cdf": "netcdf", ".h5": "hdf5", ".hdf5": "hdf5", ".hdf": "hdf5"
+    ".zarr": "zarr", ".nc": "netcdf", ".nc4": "netcdf", ".cdf": "netcdf", ".h5": "hdf5", ".hdf5": "hdf5",
+    ".hdf": "hdf5", ".vtkhdf": "vtkhdf",
 }  # fmt: skip
+_ORDERS = ("source", "store")
 _ENCODINGS = ("source", "plain")
 
 
@@ -33,16 +41,19 @@ _ENCODINGS = ("source", "plain")
 def create(
     path: str | os.PathLike[str],
     *,
-    like: ShardedDataset[Any],
+    like: ShardedDataset[Any] | IrregularDataset[Any],
     mesh: DeviceMesh | None = None,
     fields: Sequence[str] | Mapping[str, Mapping[str, Any] | None] | None = None,
     times: Any = None,
-    format: Literal["zarr", "zarr2", "netcdf", "hdf5"] | None = None,
+    format: Literal["zarr", "zarr2", "netcdf", "hdf5", "vtkhdf"] | None = None,
     chunks: Mapping[str, int] | None = None,
     shards: Mapping[str, int] | None = None,
     codec: Literal["blosc", "zstd", "none"] = "blosc",
     encoding: Literal["source", "plain"] = "source",
     attributes: Mapping[str, Any] | None = None,
+    order: Literal["source", "store"] = "source",
+    sample: int = 0,
+    topology: str | os.PathLike[str] | None = None,
     in_flight: int = 2,
     copy: bool = True,
     resume: bool = False,
@@ -64,7 +75,8 @@ def create(
     path
         A file or folder, or a URL. All ranks must see it.
     like
-        The data set whose dims, coordinates, attributes and encoding the output has: a grid.
+        The data set whose dims, coordinates, attributes and encoding the output has. Of meshes, points and graphs the
+        tensors are split as they were read; ``fields`` of it take ``like``, the packing and ``attributes``.
     mesh
         Of the ranks that write; default that of ``like``.
     fields
@@ -76,8 +88,9 @@ def create(
         of steps as a mapping: ``{"time": starts, "lead": hours}``; then step ``i * len(hours) + k`` is hour ``k`` of
         start ``i``. Default: a step for each sample of ``like``.
     format
-        ``"zarr"`` (v3), ``"zarr2"``, ``"netcdf"`` (NetCDF-4) or ``"hdf5"``; default by the suffix of ``path``. A single
-        file is not compressed: its arrays lie contiguously, and each rank writes its rows where they belong.
+        ``"zarr"`` (v3), ``"zarr2"``, ``"netcdf"`` (NetCDF-4), ``"hdf5"``, or ``"vtkhdf"`` for ParaView (of meshes, with
+        ``topology``); default by the suffix of ``path``. A single file is not compressed: its arrays lie contiguously,
+        and each rank writes its rows where they belong.
     chunks
         Sizes by dimension, of Zarr. Default: one step, and the source's chunks, in parts of at most 4 MiB. Steps that
         share a chunk are to be given one after another, by one domain.
@@ -90,6 +103,14 @@ def create(
         ``"source"``: dtype, scale, offset and fill value as there. ``"plain"``: values as the data set decodes them.
     attributes
         Of the whole, besides those of the source.
+    order
+        Of the rows of meshes, points and graphs: ``"source"`` puts them back where they were in the files that were
+        partitioned; ``"store"`` leaves them as they are, so that nothing changes hands but strips along bounds.
+    sample
+        Of a store of several meshes: the one whose rows are written.
+    topology
+        The file that has the mesh (UGRID, MPAS, …): what it holds is written, too, so that the output shows the fields
+        on it. The first rank reads it once.
     in_flight
         Steps whose parts may wait to be written; ``writer[step] = ...`` waits for room. Memory is bounded by them.
     copy
@@ -121,9 +142,8 @@ def create(
     >>> bool((again[3]["u"] == 2 * ds[3]["u"]).all())
     True
     """
-    if not isinstance(like, ShardedDataset):
-        raise ConfigError(f"create: like= takes a grid that open_dataset has opened, not a {type(like).__name__}")
-    for name, given, known in (("encoding", encoding, _ENCODINGS), ("format", format, _FORMATS)):
+    choices = ("encoding", encoding, _ENCODINGS), ("format", format, _FORMATS), ("order", order, _ORDERS)
+    for name, given, known in choices:
         if given is not None and given not in known:
             near = near_matches(str(given), known, listed=False)
             raise ConfigError(f"create: {name}={given!r} is none of {', '.join(known)}{near}")
@@ -133,11 +153,19 @@ def create(
     check_mapping("attributes", attributes, "{'title': 'a forecast'}")
     place = place_of(url_of(os.fspath(path), storage_options))
     kind = _format_of(str(place.path), format)
-    made = GridLike(like.reader, fields, encoding)
+    made: GridLike | RowsLike
+    if isinstance(like, ShardedDataset):
+        made = GridLike(like.reader, fields, encoding)
+        refuse({"topology": topology is not None, "order": order != "source"}, "grids have no order of their own")
+    elif isinstance(like, IrregularDataset):
+        topology = None if topology is None else os.fspath(topology)
+        made = RowsLike(like, fields, order, sample, topology)
+    else:
+        raise ConfigError(f"create: like= takes what open_dataset has opened, not a {type(like).__name__}")
     mesh = like.mesh if mesh is None else mesh
     axes = axes_of(mesh, dp=like.dp_axis)[1] if mesh is not None else ()
     sizes, labels = made.steps(times)
-    chosen = made.fields(chunks, shards)
+    chosen = distinct_dims(made.fields(chunks, shards), sizes)
     check_steps(list(sizes), chosen)
     last = list(sizes)[-1]
     layout = OutputLayout(
@@ -147,7 +175,7 @@ def create(
         attributes={**made.attributes(), **(attributes or {})},
         step_chunk=min((chunks or {}).get(last, 1), sizes[last]),
     )
-    output = _output(place, layout, kind, codec, chunks, shards)
+    output = _output(place, layout, kind, codec, chunks, shards, made)
     ranks = Ranks(mesh, axes)
     try:
         ranks.check_alike(str(place.path), f"{kind} {codec} {layout.digest()}")
@@ -165,7 +193,13 @@ def create(
         if not is_whole:
             output.open()
         written = None if is_whole else written_steps(place)
-        return Writer(place, layout, output, ranks, written=written, in_flight=in_flight, copy=copy)
+        ids = made.rows() if isinstance(made, RowsLike) else None
+        back = None if ids is None else RowsBack(ranks, ids)
+        routes = {} if back is None else {name: back.route(field) for name, field in chosen.items()}
+        rows = {entity: len(each) for entity, each in (ids or {}).items()}
+        return Writer(
+            place, layout, output, ranks, written=written, in_flight=in_flight, copy=copy, routes=routes, rows=rows
+        )
     except BaseException:
         output.close()
         ranks.close()
@@ -176,14 +210,13 @@ def _format_of(path: str, given: str | None) -> str:
     suffix = os.path.splitext(path)[1].lower()
     kind = given or _SUFFIXES.get(suffix)
     if kind is None:
-        raise ConfigError(
-            f"{path}: the suffix {suffix!r} says nothing of the format; give format='zarr', 'zarr2', 'netcdf' or 'hdf5'"
-        )
+        kinds = ", ".join(map(repr, _FORMATS))
+        raise ConfigError(f"{path}: the suffix {suffix!r} says nothing of the format; give format={kinds}")
     return kind
 
 
 def _output(
-    place: Place, layout: OutputLayout, kind: str, codec: str, chunks: Any, shards: Any
+    place: Place, layout: OutputLayout, kind: str, codec: str, chunks: Any, shards: Any, like: GridLike | RowsLike
 ) -> ZarrOutput | FlatOutput:
     if kind in ("zarr", "zarr2"):
         if kind == "zarr2" and shards:
@@ -194,7 +227,11 @@ def _output(
             raise ConfigError(f"create: {name}: arrays of a {kind} file lie contiguously; leave it out")
     if not isinstance(place, LocalPlace):
         raise ConfigError(f"{place.path}: a {kind} file is written to a file system; write Zarr to an object store")
-    return FlatOutput(place, layout, kind=kind)
+    if kind != "vtkhdf":
+        return FlatOutput(place, layout, kind=kind)
+    if not isinstance(like, RowsLike):
+        raise ConfigError("create: VTKHDF is written of meshes; write a grid as NetCDF or Zarr")
+    return VtkhdfOutput(place, layout, geometry=like.geometry())
 
 
 def _begin(place: Place, output: ZarrOutput | FlatOutput, layout: str, *, resume: bool, overwrite: bool) -> bool:

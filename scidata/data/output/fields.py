@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,10 @@ class OutputField:
         Of one step: what is one file, of Zarr's sharding codec; None where each chunk is.
     attributes
         Of the array, without those of the packing.
+    entity, entity_dim
+        Of meshes, points and graphs: what it has a value of for each row, and its dim of these rows.
+    given_shape
+        That of the tensors that are given, where it is another one: the store has fewer rows than the source.
     """
 
     name: str
@@ -42,6 +46,9 @@ class OutputField:
     chunks: tuple[int, ...]
     shards: tuple[int, ...] | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    entity: str = ""
+    entity_dim: int = 0
+    given_shape: tuple[int, ...] | None = None
 
     @property
     def units(self) -> tuple[int, ...]:
@@ -51,12 +58,32 @@ class OutputField:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputVariable:
-    """A coordinate, or what else describes the fields: small, and written once."""
+    """A coordinate, or what else describes the fields, written once.
+
+    Attributes
+    ----------
+    read
+        Returns the values, where they are written: on one rank.
+    digest
+        Of the values, where they tell one output from another.
+    """
 
     name: str
     dims: tuple[str, ...]
-    values: npt.NDArray[Any]
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    read: Callable[[], npt.NDArray[Any]]
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    digest: str = ""
+
+    @classmethod
+    def of(cls, name: str, values: npt.NDArray[Any], attributes: Mapping[str, Any]) -> OutputVariable:
+        """Make the coordinate of a dim."""
+        digest = hashlib.sha256(values.tobytes()).hexdigest()[:16]
+        return cls(
+            name=name, dims=(name,), shape=values.shape, dtype=values.dtype, read=lambda: values, attributes=attributes,
+            digest=digest,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +119,7 @@ class OutputLayout:
             [f.name, f.dims, f.shape, f.chunks, f.shards, str(f.packing.dtype), str(f.packing.attributes())]
             for f in self.fields.values()
         ]
-        values = [[v.name, v.dims, hashlib.sha256(v.values.tobytes()).hexdigest()] for v in self.variables]
+        values = [[v.name, v.dims, v.shape, v.digest] for v in self.variables]
         text = json.dumps([said, dict(self.step_dims), self.step_chunk, values])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -115,6 +142,22 @@ def sizes_by_dim(what: str, given: Mapping[str, Any] | None, known: Sequence[str
             raise UnknownNameError(f"{what} names {dim!r}, which is no dimension{near_matches(str(dim), known)}")
         found[dim] = whole(f"{what} of {dim!r}", size, least=1)
     return found
+
+
+def distinct_dims(fields: Mapping[str, OutputField], taken: Mapping[str, int]) -> dict[str, OutputField]:
+    """Return fields whose dims of one name have one size, as files want it: of others, the field's name goes before.
+
+    Sources without names of dimensions have ``dim_0``, ``dim_1`` everywhere. ``taken`` are dims whose sizes are known.
+    """
+    sizes: dict[str, set[int]] = {dim: {size} for dim, size in taken.items()}
+    for each in fields.values():
+        for dim, size in zip(each.dims, each.shape, strict=True):
+            sizes.setdefault(dim, set()).add(size)
+    twice = {dim for dim, found in sizes.items() if len(found) > 1}
+    return {
+        name: replace(each, dims=tuple(f"{name}_{dim}" if dim in twice else dim for dim in each.dims))
+        for name, each in fields.items()
+    }
 
 
 def chunks_of(

@@ -33,7 +33,7 @@ class FlatOutput:
     Parameters
     ----------
     kind
-        ``"netcdf"`` or ``"hdf5"``.
+        ``"netcdf"`` or ``"hdf5"``, or that of a class made from this one.
     """
 
     def __init__(self, place: LocalPlace, layout: OutputLayout, *, kind: str) -> None:
@@ -56,9 +56,9 @@ class FlatOutput:
             for dim, size in self._sizes().items():
                 file.createDimension(dim, size)
             for each in layout.variables:
-                made = file.createVariable(each.name, each.values.dtype, each.dims, contiguous=bool(each.dims))
+                made = file.createVariable(each.name, each.dtype, each.dims, contiguous=bool(each.dims))
                 made.setncatts(_for_netcdf(each.attributes))
-                made[...] = each.values
+                made[...] = each.read()
             for field in layout.fields.values():
                 dims, packing = (*layout.step_dims, *field.dims), field.packing
                 made = file.createVariable(
@@ -77,7 +77,7 @@ class FlatOutput:
         with h5py.File(self._place.target, "w") as file:
             scales = {v.name for v in layout.variables if v.dims == (v.name,)}
             for each in layout.variables:
-                file.create_dataset(each.name, data=each.values).attrs.update(_for_hdf5(each.attributes))
+                file.create_dataset(each.name, data=each.read()).attrs.update(_for_hdf5(each.attributes))
             for dim, size in self._sizes().items():
                 if dim not in scales and dim not in file:  # a scale without values says the name
                     file.create_dataset(dim, shape=(size,), dtype="f4")
@@ -85,15 +85,7 @@ class FlatOutput:
                 elif dim in scales:
                     file[dim].make_scale(dim)
             for field in layout.fields.values():
-                shape, packing = (*layout.step_dims.values(), *field.shape), field.packing
-                created = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-                created.set_layout(h5py.h5d.CONTIGUOUS)
-                created.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-                created.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-                created.set_obj_track_times(False)  # else no two files are the same
-                space, kind = h5py.h5s.create_simple(shape), h5py.h5t.py_create(packing.dtype)
-                h5py.h5d.create(file.id, field.name.encode(), kind, space, created)
-                file[field.name].attrs.update(_for_hdf5({**field.attributes, **packing.attributes()}))
+                self._make_array(file, self._name_of(field), self._shape_of(field), field)
             dims_of = {v.name: v.dims for v in layout.variables}
             dims_of |= {f.name: (*layout.step_dims, *f.dims) for f in layout.fields.values()}
             for name, dims in dims_of.items():
@@ -102,10 +94,30 @@ class FlatOutput:
                         file[name].dims[i].attach_scale(file[dim])
             file.attrs.update(_for_hdf5(layout.attributes))
 
+    def _make_array(self, file: Any, name: str, shape: tuple[int, ...], field: OutputField) -> None:
+        """Make room for a field in an HDF5 file: contiguous, at once, and without filling it."""
+        import h5py
+
+        created, packing = h5py.h5p.create(h5py.h5p.DATASET_CREATE), field.packing
+        created.set_layout(h5py.h5d.CONTIGUOUS)
+        created.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+        created.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+        created.set_obj_track_times(False)  # else no two files are the same
+        group = file.require_group(name.rpartition("/")[0]) if "/" in name else file
+        space, kind = h5py.h5s.create_simple(shape), h5py.h5t.py_create(packing.dtype)
+        h5py.h5d.create(group.id, name.rpartition("/")[2].encode(), kind, space, created)
+        file[name].attrs.update(_for_hdf5({**field.attributes, **packing.attributes()}))
+
+    def _name_of(self, field: OutputField) -> str:
+        return field.name
+
+    def _shape_of(self, field: OutputField) -> tuple[int, ...]:
+        return (*self._layout.step_dims.values(), *field.shape)
+
     def _sizes(self) -> dict[str, int]:
         sizes = dict(self._layout.step_dims)
         for variable in self._layout.variables:
-            sizes |= dict(zip(variable.dims, variable.values.shape, strict=True))
+            sizes |= dict(zip(variable.dims, variable.shape, strict=True))
         for field in self._layout.fields.values():
             sizes |= dict(zip(field.dims, field.shape, strict=True))
         return sizes
@@ -115,9 +127,10 @@ class FlatOutput:
         import h5py
 
         with h5py.File(self._place.target, "r") as file:
-            for name in self._layout.fields:
-                found = file[name].id.get_offset() if file[name].size else 0
-                if found is None:
+            for name, field in self._layout.fields.items():
+                array = file[self._name_of(field)]
+                found = array.id.get_offset() if array.size else 0
+                if found is None or array.shape != self._shape_of(field):
                     raise ConfigError(f"{self._place.path}: field {name!r} has no place in the file")
                 self._offsets[name] = found
         self._file = os.open(self._place.target, os.O_RDWR)

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from scidata.core.bounds import rows_of
-from scidata.core.checks import names_of, optional_module
+from scidata.core.checks import names_of
 from scidata.core.types import ArrayLayout
 from scidata.data.output.fields import OutputField, OutputVariable, chunks_of, shards_of, sizes_by_dim
 from scidata.data.output.packing import Packing, packing_given, packing_of
-from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
+from scidata.data.output.steps import given_steps, kept_attributes, stored_attributes
+from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.grids.reader import GridReader
 from scidata.read.whole import read_array
-from scidata.sources.cf import is_time
 
-_OF_PACKING = {"scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned", "valid_range"}
-_OF_STORAGE = {"_ARRAY_DIMENSIONS", "DIMENSION_LIST", "REFERENCE_LIST", "CLASS", "NAME", "_Netcdf4Dimid"}
-_OF_STORAGE |= {"_Netcdf4Coordinates", "_nc3_strict", "_NCProperties"}
 _NAMING = ("coordinates", "grid_mapping", "bounds", "cell_measures", "ancillary_variables")
 _OPTIONS = ("like", "dims", "sizes", "dtype", "scale_factor", "add_offset", "_FillValue", "attributes")
-
-
-def kept_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a source says of an array, without how that lies there."""
-    return {name: value for name, value in attributes.items() if name not in _OF_PACKING | _OF_STORAGE}
 
 
 class GridLike:
@@ -138,13 +130,21 @@ class GridLike:
         return found
 
     def _variable(self, layout: ArrayLayout) -> OutputVariable:
-        selected = self._reader.partition.selected
-        values = read_array(self._source, layout, allow_missing=True)
-        for axis, dim in enumerate(layout.dims):
-            if dim in selected:
-                values = values.take(rows_of(selected[dim]), axis=axis)
-        attributes = {k: v for k, v in layout.attributes.items() if k not in _OF_STORAGE}
-        return OutputVariable(name=layout.name, dims=layout.dims, values=values, attributes=attributes)
+        partition = self._reader.partition
+        shape = tuple(partition.sizes.get(dim, size) for dim, size in zip(layout.dims, layout.shape, strict=True))
+
+        def read() -> npt.NDArray[Any]:
+            values = read_array(self._source, layout, allow_missing=True)
+            for axis, dim in enumerate(layout.dims):
+                if dim in partition.selected:
+                    values = values.take(rows_of(partition.selected[dim]), axis=axis)
+            return values
+
+        attributes = stored_attributes(layout.attributes)
+        dtype = layout.dtype.newbyteorder("=")
+        return OutputVariable(
+            name=layout.name, dims=layout.dims, shape=shape, dtype=dtype, read=read, attributes=attributes
+        )
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
@@ -159,61 +159,17 @@ class GridLike:
                 )
             (dim,) = self.step_dims
             return {dim: reader.num_samples}, self._own_times(dim)
-        given = dict(times) if isinstance(times, Mapping) else {self.step_dims[-1]: times}
-        sizes: dict[str, int] = {}
-        variables: list[OutputVariable] = []
-        for dim, values in given.items():
-            if dim in reader.partition.sizes and dim not in self.step_dims:
-                raise ConfigError(f"create: times names {dim!r}, along which one sample lies")
-            if isinstance(values, int | np.integer) and not isinstance(values, bool):
-                sizes[dim] = int(values)
-            else:
-                coordinate = self._coordinate(str(dim), values)
-                sizes[dim] = len(coordinate.values)
-                variables.append(coordinate)
-            if sizes[dim] < 1:
-                raise ConfigError(f"create: times has no steps along {dim!r}")
-        return sizes, variables
+        known = [dim for dim in reader.partition.sizes if dim not in self.step_dims]
+        return given_steps(times, self.step_dims[-1], known, self._said_of)
+
+    def _said_of(self, dim: str) -> Mapping[str, Any]:
+        layout = self._source.arrays.get(dim)
+        return {} if layout is None else layout.attributes
 
     def _own_times(self, dim: str) -> list[OutputVariable]:
         layout = self._source.arrays.get(dim)
         if layout is None or layout.dims != (dim,) or dim not in self._reader.partition.sizes:
             return []
         values = self._reader.coordinate(dim)
-        attributes = {k: v for k, v in layout.attributes.items() if k not in _OF_STORAGE}
-        return [] if values is None else [OutputVariable(name=dim, dims=(dim,), values=values, attributes=attributes)]
-
-    def _coordinate(self, dim: str, given: Any) -> OutputVariable:
-        values: npt.NDArray[Any] = np.asarray(given)
-        if values.ndim != 1:
-            raise ConfigError(f"create: times of {dim!r} have shape {values.shape}; give a list, or a number of steps")
-        layout = self._source.arrays.get(dim)
-        attributes = {} if layout is None else {k: v for k, v in layout.attributes.items() if k not in _OF_STORAGE}
-        if values.dtype.kind in "iuf":
-            return OutputVariable(name=dim, dims=(dim,), values=values, attributes=attributes)
-        return _encoded(dim, values, attributes)
-
-
-def _encoded(dim: str, values: npt.NDArray[Any], attributes: Mapping[str, Any]) -> OutputVariable:
-    """Return dates, or lengths of time, as numbers with units: the source's where they are of a calendar."""
-    is_length = values.dtype.kind == "m"
-    if values.dtype.kind not in "mM" and not all(hasattr(each, "calendar") for each in values):
-        raise ConfigError(
-            f"create: times of {dim!r} are {type(values[0]).__name__ if len(values) else values.dtype}; give numbers, "
-            "datetime64, timedelta64, or objects of cftime"
-        )
-    xarray = optional_module("xarray", f"create: times of {dim!r} are encoded by xarray", "xarray")
-    units = {name: attributes[name] for name in ("units", "calendar") if name in attributes and is_time(attributes)}
-    variable = xarray.Variable((dim,), values, encoding={} if is_length else units)
-    encoded = xarray.conventions.encode_cf_variable(variable, name=dim)
-    said = {k: v for k, v in attributes.items() if k not in ("units", "calendar", *_OF_PACKING)}
-    return OutputVariable(
-        name=dim, dims=(dim,), values=np.asarray(encoded.values), attributes={**said, **encoded.attrs}
-    )
-
-
-def check_steps(dims: Sequence[str], fields: Mapping[str, OutputField]) -> None:
-    """Raise where a field has a dimension of the steps."""
-    for each in fields.values():
-        if twice := set(dims) & set(each.dims):
-            raise FieldMismatchError(f"create: field {each.name!r} has dim {min(twice)!r}, which is that of the steps")
+        attributes = stored_attributes(layout.attributes)
+        return [] if values is None else [OutputVariable.of(dim, values, attributes)]

@@ -44,6 +44,12 @@ class Packing:
         """Whether values are stored as they are, at most cast to another floating dtype."""
         return self.scale is None and self.offset is None and self.fill is None
 
+    @property
+    def missing(self) -> npt.NDArray[Any]:
+        """What is stored where there is no value, ``()``."""
+        default = np.nan if self.dtype.kind == "f" else 0
+        return np.array(default if self.fill is None else self.fill, self.dtype)
+
     def attributes(self) -> dict[str, Any]:
         """Return what tells readers of it, in the dtypes that the conventions ask for."""
         found: dict[str, Any] = {}

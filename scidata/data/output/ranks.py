@@ -144,6 +144,18 @@ class Ranks:
         tensor = torch.from_numpy(out.reshape(-1).view(np.uint8))
         return dist.irecv(tensor, self._members[part], group=self._group, tag=self._tag)
 
+    def exchange_rows(self, rows: Sequence[npt.NDArray[np.int64]]) -> list[npt.NDArray[np.int64]]:
+        """Send an array to each part of the domain, and return what comes from each. Collective over the domain."""
+        said = self.share([len(each) for each in rows])
+        by_rank = dict(zip(self._all, said, strict=True))
+        coming = [np.empty(by_rank[rank][self.part], np.int64) for rank in self._members]
+        works = [self.receive(each, part) for part, each in enumerate(coming) if part != self.part and len(each)]
+        sent = [self.send(each, part) for part, each in enumerate(rows) if part != self.part and len(each)]
+        coming[self.part] = np.asarray(rows[self.part], np.int64)
+        for work in [*works, *(work for work, _ in sent)]:
+            work.wait()
+        return coming
+
     # -- words ---------------------------------------------------------------------------------------------------
 
     def _key(self, name: str) -> str:

@@ -21,16 +21,17 @@ from scidata.data.output.background import Background
 from scidata.data.output.fields import OutputField, OutputLayout
 from scidata.data.output.places import Journal, Place, written_steps
 from scidata.data.output.ranks import Ranks
+from scidata.data.output.routes import Route, route_of
 from scidata.data.output.staging import Staged, Staging, as_tensor
 from scidata.errors import ConfigError, OutputError, RankFailedError, UnknownNameError, near_matches
-from scidata.plan.owners import Box, Exchange, exchange_of, within
+from scidata.plan.owners import Box, exchange_of
 from scidata.shard import ShardTensor
 
 _log = logging.getLogger("scidata")
 
 _JOURNAL_SECONDS = 1.0  # between two words on what is written
 _MAX_OPEN = 4  # chunks of several steps that wait for more of them
-_MAX_EXCHANGES = 64
+_MAX_ROUTES = 64
 _SHOWN = 6
 
 
@@ -52,7 +53,7 @@ class _Part:
     """This rank's part of a field of one step, on its way."""
 
     field: OutputField
-    exchange: Exchange
+    route: Route
     staged: Staged
 
 
@@ -92,7 +93,7 @@ class Writer:
 
     def __init__(
         self, place: Place, layout: OutputLayout, output: Output, ranks: Ranks, *, written: Iterable[int] | None,
-        in_flight: int, copy: bool,
+        in_flight: int, copy: bool, routes: Mapping[str, Route] | None = None, rows: Mapping[str, int] | None = None,
     ) -> None:  # fmt: skip
         self.path, self.num_steps = str(place.path), layout.num_steps
         self._place, self._layout, self._output, self._ranks = place, layout, output, ranks
@@ -103,7 +104,8 @@ class Writer:
         self._blocks: dict[int, _Block] = {}
         self._buffers: dict[str, npt.NDArray[Any]] = {}
         self._open: dict[int, int] = {}  # number of steps taken, by block
-        self._exchanges: Cache[Exchange] = Cache(_MAX_EXCHANGES)
+        self._routes: Cache[Route] = Cache(_MAX_ROUTES)
+        self._fixed, self._rows = dict(routes or {}), dict(rows or {})
         self._staging = Staging(copy=copy)
         self._lock = threading.Lock()
         num_parts = int(np.prod(ranks.parts, dtype=np.int64))
@@ -150,18 +152,17 @@ class Writer:
         batched = not isinstance(step, int | np.integer)
         tensors = {name: as_tensor(values[name], self._what(name, step)) for name in self._layout.fields}
         lead = len(steps) if batched else None
-        exchanges = {name: self._exchange_of(name, tensor, step, lead) for name, tensor in tensors.items()}
+        routes = {name: self._route_of(name, tensor, step, lead) for name, tensor in tensors.items()}
         for i, each in enumerate(steps):
             self._claim(each)
             parts = []
             for name, tensor in tensors.items():
                 local = tensor.to_local() if isinstance(tensor, ShardTensor) else tensor
-                exchange = exchanges[name]
                 local = local[i] if batched else local
-                if exchange.held is None:
+                if routes[name].written is None:
                     local = local.new_empty((0,))  # another part's to write
                 staged = self._staging.take(local, self._what(name, each))
-                parts.append(_Part(field=self._layout.fields[name], exchange=exchange, staged=staged))
+                parts.append(_Part(field=self._layout.fields[name], route=routes[name], staged=staged))
             self._put(_Job(step=each, parts=parts))
             self._taken.add(each)
 
@@ -307,9 +308,9 @@ class Writer:
         row = step % along // chunk * chunk
         return _Block(step - step % along + row, min(chunk, along - row))
 
-    def _exchange_of(self, name: str, tensor: torch.Tensor, step: Any, lead: int | None) -> Exchange:
+    def _route_of(self, name: str, tensor: torch.Tensor, step: Any, lead: int | None) -> Route:
         field, skip = self._layout.fields[name], int(lead is not None)
-        wanted = ((lead,) if lead is not None else ()) + field.shape
+        wanted = ((lead,) if lead is not None else ()) + (field.given_shape or field.shape)
         if tuple(tensor.shape) != wanted:
             raise ConfigError(
                 f"{self._what(name, step)} has shape {tuple(tensor.shape)}, but {wanted} is written "
@@ -330,13 +331,29 @@ class Writer:
                 raise ConfigError(f"{self._what(name, step)} is split over its batch dim; split others")
         else:
             splits = tuple(None for _ in self._ranks.parts)
-        found = self._exchanges.get((name, splits))
+        if (fixed := self._fixed.get(name)) is not None:
+            self._check_rows(field, splits, self._what(name, step))
+            return fixed
+        found = self._routes.get((name, splits))
         if found is None:
             bounds = [None if split is None else (split[0], bounds_of(split[1])) for split in splits]
             ranks = self._ranks
-            found = exchange_of(field.shape, field.units, ranks.parts, bounds, ranks.part)
-            self._exchanges.put((name, splits), found)
+            found = route_of(exchange_of(field.shape, field.units, ranks.parts, bounds, ranks.part))
+            self._routes.put((name, splits), found)
         return found
+
+    def _check_rows(self, field: OutputField, splits: tuple[Any, ...], what: str) -> None:
+        """Make sure that a tensor's rows are those of which it is known where they belong."""
+        own = self._rows[field.entity]
+        held = [s[1] for s in splits if s is not None and s[0] == field.entity_dim]
+        if held and len(splits) == 1:
+            if held[0][self._ranks.part] == own:
+                return
+        elif not splits or self._ranks.parts == (1,):
+            return
+        raise ConfigError(
+            f"{what} is not split as the rows of the data set are; give it as it was read, or order='store'"
+        )
 
     # -- the thread's --------------------------------------------------------------------------------------------
 
@@ -365,32 +382,34 @@ class Writer:
             self._say()
 
     def _to_output(self, part: _Part, step: int, values: npt.NDArray[Any]) -> None:
-        written = part.exchange.written
+        written = part.route.written
         if written is not None and values.size:
             self._output.write(part.field, step, written, values)
 
     def _exchanged(self, part: _Part, step: int) -> npt.NDArray[Any] | None:
         """Return what this rank writes of a field of a step, as it is stored."""
-        exchange, field = part.exchange, part.field
-        if exchange.held is None or exchange.written is None:
+        route, field = part.route, part.field
+        if route.written is None:
             return None
         packed = field.packing.pack(part.staged.values(), self._what(field.name, step))
-        if exchange.is_local:
+        if route.is_local:
             return packed
-        out = self._buffer(exchange.shape, field)
-        coming, going = [], []
-        for other, box in exchange.receives:
-            if other == exchange.part:
-                out[within(box, exchange.written)] = packed[within(box, exchange.held)]
+        out = self._buffer(route.shape, field)
+        coming, going, own = [], [], None
+        for other, at, shape in route.receives:
+            if other == route.part:
+                own = at
                 continue
-            rows = np.empty(tuple(r.stop - r.start for r in box), out.dtype)
-            coming.append((self._ranks.receive(rows, other), box, rows))
-        for other, box in exchange.sends:
-            if other != exchange.part:
-                going.append(self._ranks.send(packed[within(box, exchange.held)], other))
-        for work, box, rows in coming:
+            rows = np.empty(shape, out.dtype)
+            coming.append((self._ranks.receive(rows, other), at, rows))
+        for other, index in route.sends:
+            if other != route.part:
+                going.append(self._ranks.send(packed[index], other))
+            elif own is not None:
+                out[own] = packed[index]
+        for work, at, rows in coming:
             work.wait()
-            out[within(box, exchange.written)] = rows
+            out[at] = rows
         for work, _ in going:
             work.wait()
         return out
@@ -399,7 +418,7 @@ class Writer:
         """Return memory for what is put together of a field; used again for the next step."""
         found = self._buffers.get(field.name)
         if found is None or found.shape != shape:
-            found = self._buffers[field.name] = np.empty(shape, field.packing.dtype)
+            found = self._buffers[field.name] = np.full(shape, field.packing.missing)  # rows that the store has not
         return found
 
     def _say(self) -> None:

@@ -109,7 +109,7 @@ class ZarrOutput:
         return [ZstdCodec(level=3), Crc32cCodec()] if self._codec == "zstd" else [Crc32cCodec()]
 
     def _put(self, group: Any, variable: OutputVariable) -> None:
-        values = variable.values
+        values = variable.read()
         array = group.create_array(
             variable.name,
             shape=values.shape,

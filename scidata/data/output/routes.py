@@ -1,0 +1,133 @@
+"""Who sends which values of a part to whom, before they are written: boxes of grids, rows that go back to places."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scidata.core.bounds import even_bounds
+from scidata.core.types import IntArray
+from scidata.data.output.fields import OutputField
+from scidata.data.output.ranks import Ranks
+from scidata.errors import ConfigError
+from scidata.plan.owners import Box, Exchange, within, writer_bounds
+
+Index = tuple[Any, ...]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Route:
+    """What one rank sends and receives of a field of a step, and what it writes.
+
+    Attributes
+    ----------
+    part
+        This rank.
+    written
+        Global box; None where this rank writes nothing, and holds nothing that others do not.
+    shape
+        Of it.
+    is_local
+        Whether what is held is what is written.
+    sends
+        A part, and the index of what it gets in what this rank holds.
+    receives
+        A part, and where what comes from it belongs in what this rank writes, and its shape.
+    """
+
+    part: int
+    written: Box | None
+    shape: tuple[int, ...]
+    is_local: bool
+    sends: tuple[tuple[int, Index], ...]
+    receives: tuple[tuple[int, Index, tuple[int, ...]], ...]
+
+
+def route_of(exchange: Exchange) -> Route:
+    """Return the route of boxes."""
+    held, written = exchange.held, exchange.written
+    if held is None or written is None:
+        return Route(part=exchange.part, written=None, shape=(), is_local=False, sends=(), receives=())
+    return Route(
+        part=exchange.part,
+        written=written,
+        shape=exchange.shape,
+        is_local=exchange.is_local,
+        sends=tuple((part, within(box, held)) for part, box in exchange.sends),
+        receives=tuple(
+            (part, within(box, written), tuple(rows.stop - rows.start for rows in box))
+            for part, box in exchange.receives
+        ),
+    )
+
+
+class RowsBack:
+    """The way of a part's rows back to the places that they have in the source.
+
+    All parts write a range of the source's rows each, whole chunks of it. Where each row goes is found once.
+
+    Parameters
+    ----------
+    ids
+        ``(num_owned,)`` int64 of each entity: the source's row of each row that this rank owns.
+    """
+
+    def __init__(self, ranks: Ranks, ids: Mapping[str, IntArray]) -> None:
+        self._ranks, self._ids = ranks, ids
+        self._known: dict[tuple[str, int, int], tuple[IntArray, list[IntArray], list[IntArray]]] = {}
+
+    def route(self, field: OutputField) -> Route:
+        """Return the route of a field. Collective over the domain, the first time for an entity and its chunks.
+
+        Raises
+        ------
+        ConfigError
+            Rows that come twice, such as the directed edges of a mesh: no order of the source has them.
+        """
+        dim, part = field.entity_dim, self._ranks.part
+        bounds, sends, receives = self._found(field.entity, field.shape[dim], field.units[dim])
+        rows = slice(int(bounds[part]), int(bounds[part + 1]))
+        written = tuple(rows if i == dim else slice(0, size) for i, size in enumerate(field.shape))
+        shape = tuple(each.stop - each.start for each in written)
+        before: Index = (slice(None),) * dim
+
+        def shape_of(num: int) -> tuple[int, ...]:
+            return (*shape[:dim], num, *shape[dim + 1 :])
+
+        return Route(
+            part=part,
+            written=written,
+            shape=shape,
+            is_local=False,
+            sends=tuple((to, (*before, ids)) for to, ids in enumerate(sends) if len(ids)),
+            receives=tuple((of, (*before, at), shape_of(len(at))) for of, at in enumerate(receives) if len(at)),
+        )
+
+    def _found(self, entity: str, num_rows: int, unit: int) -> tuple[IntArray, list[IntArray], list[IntArray]]:
+        key = entity, num_rows, unit
+        if key not in self._known:
+            self._known[key] = self._find(entity, num_rows, unit)
+        return self._known[key]
+
+    def _find(self, entity: str, num_rows: int, unit: int) -> tuple[IntArray, list[IntArray], list[IntArray]]:
+        ranks, ids = self._ranks, self._ids[entity]
+        num_parts = int(np.prod(ranks.parts, dtype=np.int64))
+        bounds = writer_bounds(even_bounds(num_rows, num_parts), unit)
+        order = np.argsort(ids, kind="stable")
+        cuts = np.searchsorted(ids[order], bounds)
+        sends = [order[a:b] for a, b in itertools.pairwise(cuts)]
+        places = [ids[rows] - bounds[part] for part, rows in enumerate(sends)]
+        receives = ranks.exchange_rows(places)
+        twice = sum(len(at) for at in receives) - len(np.unique(np.concatenate(receives)))
+        error = None
+        if twice:
+            error = ConfigError(
+                f"create: {twice} rows of {entity!r} come twice in the store, as edges of a mesh do, which it has both "
+                "ways; write them with order='store'"
+            )
+        ranks.agree(error)
+        return bounds, sends, receives

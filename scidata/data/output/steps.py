@@ -1,0 +1,97 @@
+"""What the steps of an output are labelled with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.checks import optional_module
+from scidata.data.output.fields import OutputField, OutputVariable
+from scidata.errors import ConfigError, FieldMismatchError
+from scidata.sources.cf import is_time
+
+_OF_PACKING = {"scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned", "valid_range"}
+_OF_STORAGE = {"_ARRAY_DIMENSIONS", "DIMENSION_LIST", "REFERENCE_LIST", "CLASS", "NAME", "_Netcdf4Dimid"}
+_OF_STORAGE |= {"_Netcdf4Coordinates", "_nc3_strict", "_NCProperties"}
+
+
+def stored_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a source says of an array whose values are written as they are stored there."""
+    return {name: value for name, value in attributes.items() if name not in _OF_STORAGE}
+
+
+def kept_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a source says of an array, without how that lies, or is packed, there."""
+    return {name: value for name, value in stored_attributes(attributes).items() if name not in _OF_PACKING}
+
+
+def given_steps(
+    times: Any, dim: str, known: Sequence[str], attributes_of: Callable[[str], Mapping[str, Any]]
+) -> tuple[dict[str, int], list[OutputVariable]]:
+    """Return the sizes of the steps' dims, and their coordinates.
+
+    Parameters
+    ----------
+    dim
+        That of times which name none.
+    known
+        Dims along which one step lies.
+    attributes_of
+        Returns what is said of a dim's coordinate in the source.
+
+    Raises
+    ------
+    ConfigError
+        No steps, or labels that are none.
+    """
+    given = dict(times) if isinstance(times, Mapping) else {dim: times}
+    sizes: dict[str, int] = {}
+    variables: list[OutputVariable] = []
+    for name, values in given.items():
+        if name in known:
+            raise ConfigError(f"create: times names {name!r}, along which one sample lies")
+        if isinstance(values, int | np.integer) and not isinstance(values, bool):
+            sizes[name] = int(values)
+        else:
+            coordinate = _coordinate(str(name), values, attributes_of(str(name)))
+            sizes[name] = coordinate.shape[0]
+            variables.append(coordinate)
+        if sizes[name] < 1:
+            raise ConfigError(f"create: times has no steps along {name!r}")
+    return sizes, variables
+
+
+def _coordinate(dim: str, given: Any, said: Mapping[str, Any]) -> OutputVariable:
+    values: npt.NDArray[Any] = np.asarray(given)
+    if values.ndim != 1:
+        raise ConfigError(f"create: times of {dim!r} have shape {values.shape}; give a list, or a number of steps")
+    attributes = stored_attributes(said)
+    if values.dtype.kind in "iuf":
+        return OutputVariable.of(dim, values, attributes)
+    return _encoded(dim, values, attributes)
+
+
+def _encoded(dim: str, values: npt.NDArray[Any], attributes: Mapping[str, Any]) -> OutputVariable:
+    """Return dates, or lengths of time, as numbers with units: the source's where they are of a calendar."""
+    is_length = values.dtype.kind == "m"
+    if values.dtype.kind not in "mM" and not all(hasattr(each, "calendar") for each in values):
+        raise ConfigError(
+            f"create: times of {dim!r} are {type(values[0]).__name__ if len(values) else values.dtype}; give numbers, "
+            "datetime64, timedelta64, or objects of cftime"
+        )
+    xarray = optional_module("xarray", f"create: times of {dim!r} are encoded by xarray", "xarray")
+    units = {name: attributes[name] for name in ("units", "calendar") if name in attributes and is_time(attributes)}
+    variable = xarray.Variable((dim,), values, encoding={} if is_length else units)
+    encoded = xarray.conventions.encode_cf_variable(variable, name=dim)
+    said = {k: v for k, v in attributes.items() if k not in ("units", "calendar", *_OF_PACKING)}
+    return OutputVariable.of(dim, np.asarray(encoded.values), {**said, **encoded.attrs})
+
+
+def check_steps(dims: Sequence[str], fields: Mapping[str, OutputField]) -> None:
+    """Raise where a field has a dimension of the steps."""
+    for each in fields.values():
+        if twice := set(dims) & set(each.dims):
+            raise FieldMismatchError(f"create: field {each.name!r} has dim {min(twice)!r}, which is that of the steps")

@@ -1,0 +1,95 @@
+"""VTKHDF: fields over time on a mesh that stays, which ParaView opens.
+
+The format: https://docs.vtk.org/en/latest/vtk_file_formats/vtkhdf_file_format. All steps of a field lie one after
+another in one array, contiguously, so that ranks write their rows where they belong, as in any HDF5 file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.checks import optional_module
+from scidata.data.output.fields import OutputField, OutputLayout
+from scidata.data.output.flat_output import FlatOutput
+from scidata.data.output.places import LocalPlace
+from scidata.errors import ConfigError
+from scidata.meshes.geometry import Geometry
+from scidata.meshes.order.positions import unit_sphere
+
+_ROOT = "VTKHDF"
+_GROUPS = {"node": "PointData", "point": "PointData", "cell": "CellData"}
+_VERSION = (2, 0)
+
+
+class VtkhdfOutput(FlatOutput):
+    """A VTKHDF file of type UnstructuredGrid that is being written.
+
+    Parameters
+    ----------
+    geometry
+        Reads the mesh, in the source's order; called on one rank.
+    """
+
+    def __init__(self, place: LocalPlace, layout: OutputLayout, *, geometry: Callable[[], Geometry]) -> None:
+        super().__init__(place, layout, kind="vtkhdf")
+        self._geometry = geometry
+        for field in layout.fields.values():
+            if field.entity not in _GROUPS or field.entity_dim != 0 or len(field.shape) > 2:
+                raise ConfigError(
+                    f"create: field {field.name!r} of {field.entity!r} has dims {', '.join(field.dims)}; VTKHDF holds "
+                    "fields of nodes and cells, with their rows first and at most one dimension of components"
+                )
+
+    def create(self) -> None:
+        """Make the file: the mesh, room for the fields, and where each step of them lies. For one process."""
+        h5py = optional_module("h5py", "VTKHDF files are made by h5py", "hdf5")
+        layout, mesh = self._layout, self._geometry()
+        if mesh.cells is None or mesh.points is None:
+            raise ConfigError(f"{self._place.path}: the topology has no cells; VTKHDF is written of meshes")
+        with h5py.File(self._place.target, "w") as file:
+            root = file.create_group(_ROOT)
+            root.attrs["Version"] = _VERSION
+            root.attrs.create("Type", b"UnstructuredGrid", dtype=h5py.string_dtype("ascii", 16))
+            cells = mesh.cells
+            counts = {"Points": len(mesh.points), "Cells": cells.num_cells, "ConnectivityIds": len(cells.connectivity)}
+            for name, count in counts.items():
+                root[f"NumberOf{name}"] = np.array([count], np.int64)
+            root["Points"] = _in_space(mesh.points, on_sphere=getattr(mesh, "on_sphere", False))
+            root["Connectivity"], root["Offsets"] = cells.connectivity.astype(np.int64), cells.offsets.astype(np.int64)
+            root["Types"] = cells.cell_type.astype(np.uint8)
+            self._make_steps(root)
+            for field in layout.fields.values():
+                shape = (layout.num_steps * field.shape[0], *field.shape[1:])
+                self._make_array(file, self._name_of(field), shape, field)
+
+    def _make_steps(self, root: Any) -> None:
+        layout, num = self._layout, self._layout.num_steps
+        steps = root.create_group("Steps")
+        steps.attrs["NSteps"] = num
+        labels = [v.read() for v in layout.variables if v.dims == tuple(layout.step_dims)]
+        steps["Values"] = np.asarray(labels[0] if labels else np.arange(num), np.float64)
+        zeros = np.zeros(num, np.int64)
+        steps["PartOffsets"], steps["PointOffsets"] = zeros, zeros
+        steps["NumberOfParts"] = zeros + 1
+        steps["CellOffsets"], steps["ConnectivityIdOffsets"] = zeros[:, None], zeros[:, None]
+        for field in layout.fields.values():
+            steps[f"{_GROUPS[field.entity]}Offsets/{field.name}"] = np.arange(num, dtype=np.int64) * field.shape[0]
+
+    def _name_of(self, field: OutputField) -> str:
+        return f"{_ROOT}/{_GROUPS[field.entity]}/{field.name}"
+
+    def _shape_of(self, field: OutputField) -> tuple[int, ...]:
+        return (self._layout.num_steps * field.shape[0], *field.shape[1:])
+
+
+def _in_space(points: npt.NDArray[Any], *, on_sphere: bool) -> npt.NDArray[np.float64]:
+    """Return points ``(N, 3)``: longitude and latitude on the unit sphere, a plane at z = 0."""
+    if on_sphere:
+        return unit_sphere(points[:, :2])
+    flat = np.zeros((len(points), 3))
+    flat[:, : points.shape[1]] = points
+    return flat

@@ -86,7 +86,7 @@ def read_text_along(source: Source, name: str, dim: str) -> list[str]:
     return read_names(source, name) if known else []
 
 
-def _rows_of(path: str, variable: Variable) -> Iterator[bytes]:
+def _rows_of(path: str, variable: Variable) -> Iterator[bytes | bytearray]:
     """Read a variable; records lie apart, one of each variable after the other."""
     if not variable.is_record:
         yield files().read(path, variable.begin, variable.row_nbytes)

@@ -14,11 +14,15 @@ fields live on nodes: name them with ``--inputs`` and ``--targets``.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+if __name__ == "__main__" and os.environ.get("RANK", "0") == "0":
+    print("importing torch and torch_geometric: up to 20 s the first time …", file=sys.stderr, flush=True)
 
 import torch
 from torch import Tensor, nn

@@ -1,5 +1,6 @@
 """Settings for all tests."""
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -7,6 +8,9 @@ import torch.distributed as dist
 from hypothesis import settings
 
 from scidata.sources.access import object_stores
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a script, where shells ignore Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A slow machine is no failure of what is tested.
 settings.register_profile("scidata", deadline=None)

@@ -19,6 +19,13 @@ TensorT = TypeVar("TensorT", bound=torch.Tensor, covariant=True, default=torch.T
 Coordinate: TypeAlias = torch.Tensor | np.ndarray[Any, np.dtype[Any]]
 
 
+class _Coords(dict[str, Coordinate]):
+    """Coordinates by dim, which name near matches of a dim that has none."""
+
+    def __missing__(self, dim: str) -> Coordinate:
+        raise UnknownNameError(f"the sample has no coordinate {dim!r}{near_matches(dim, self)}")
+
+
 class Origin(Protocol):
     """The data set that a sample is of, as far as the sample asks it."""
 
@@ -127,13 +134,15 @@ class Sample(Mapping[str, TensorT]):
         ------
         ConfigError
             It was opened without, or is not a sample of a grid.
+        UnknownNameError
+            It has no coordinate of that name; near matches are named.
         """
         if not self.members or not self.members[0][0].has_coords:
             raise ConfigError(
                 "this sample has no coordinates: "
                 + ("open the data set with coords=True" if self.members else "only those of grids have")
             )
-        return self._coords(next(iter(self.values())).device)
+        return _Coords(self._coords(next(iter(self.values())).device))
 
     def _coords(self, device: torch.device) -> dict[str, Coordinate]:
         if not self.members:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,8 +17,11 @@ from scidata.grids.partition import GridPartition, per_dim, resolve_dim, selecte
 from scidata.grids.series import Series
 from scidata.read.whole import read_array
 from scidata.sources.cf import decoding_of, is_time
+from scidata.sources.text import read_text_along
 
 _SHOWN = 3  # labels at either end
+_TIMES_AS_TEXT = ("Times", "xtime")  # WRF's, which has no XTIME before 3.8 or one without units; MPAS's
+_TIME_AS_TEXT = re.compile(r"\d{4}-\d\d-\d\d_\d\d:\d\d:\d\d$")  # 2015-01-01_06:00:00
 
 
 class Labels:
@@ -74,9 +78,10 @@ def labels_of(series: Series, dim: str) -> npt.NDArray[Any] | None:
     """Return the values along a dimension over all files, None where nothing labels it.
 
     That is its coordinate variable, or else the only array of times on it alone (WRF's ``XTIME``, anemoi's ``dates``),
-    or a list of as many names among the attributes (anemoi's ``variables`` of the dimension ``variable``). Times that
-    say since when they count are ``datetime64``, or objects of cftime where the calendar or the year is
-    none of theirs. Files may count from different dates.
+    times as text (WRF's ``Times``, MPAS's ``xtime``), or a list of as many names among the attributes (anemoi's
+    ``variables`` of the dimension ``variable``). Times that say since when they count are ``datetime64``, or objects of
+    cftime where the calendar or the year is none of theirs; so is text, unless it has days that the calendar
+    lacks (30 February): then labels are the text. Files may count from different dates.
 
     Raises
     ------
@@ -93,7 +98,8 @@ def _labels_in(source: Source, dim: str) -> npt.NDArray[Any] | None:
     if layout is None or layout.dims != (dim,):
         times = [x for x in source.arrays.values() if x.dims == (dim,) and _tells_time(x)]
         if len(times) != 1:
-            return _names_in(source, dim)
+            written = _written_times(source, dim)
+            return _names_in(source, dim) if written is None else written
         (layout,) = times
     values = read_array(source, layout, decoding=decoding_of(layout, None), allow_missing=True)
     return _decoded(source, dim, layout.attributes, values)
@@ -101,6 +107,18 @@ def _labels_in(source: Source, dim: str) -> npt.NDArray[Any] | None:
 
 def _tells_time(layout: ArrayLayout) -> bool:
     return layout.dtype.kind == "M" or (layout.dtype.kind in "iuf" and is_time(layout.attributes))
+
+
+def _written_times(source: Source, dim: str) -> npt.NDArray[Any] | None:
+    """Return times that are stored as text, ``(rows,)`` datetime64[s]; as text where the calendar is not NumPy's."""
+    for name in _TIMES_AS_TEXT:
+        texts = read_text_along(source, name, dim)
+        if texts and all(map(_TIME_AS_TEXT.match, texts)):
+            try:
+                return np.array([text.replace("_", "T") for text in texts], "M8[s]")
+            except ValueError:
+                return np.array(texts)
+    return None
 
 
 def _names_in(source: Source, dim: str) -> npt.NDArray[Any] | None:
@@ -140,9 +158,9 @@ def rows_labelled(series: Series, sel: Mapping[Any, Any], sizes: Mapping[str, in
         try:
             found = rows.sel({dim: wanted}).values
         except (KeyError, TypeError, ValueError, IndexError) as e:
+            why = visible(str(e)).split(" Try setting")[0] or type(e).__name__  # sel has no method, as xarray's has
             raise UnknownNameError(
-                f"sel of {dim!r}: no label is {_text(wanted)} ({visible(str(e)) or type(e).__name__}); "
-                f"it has {_shown(labels)}"
+                f"sel of {dim!r}: no label is {_text(wanted)} ({why}); it has {_shown(labels)}"
             ) from None
         if not found.size:
             turned = isinstance(wanted, slice) and wanted.start is not None and wanted.stop is not None

@@ -7,6 +7,9 @@ block one reads it, the others wait.
 Whether a block is worth reading whole depends on how many of its rows will be used. Of most codecs one row costs as
 much as the whole chunk; of Blosc, and of windows over chunks of one step, less. A loader knows which samples come next,
 and says which blocks it wants (:class:`BlockRead`). Where nobody does, a block is read when a second sample needs it.
+
+Where chunks hold several trajectories, so do blocks, if there is room for them until the last of these trajectories is
+read, in stored order or in that of ``shuffle="blocks"``.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from scidata.grids.kept import KeptRows
 from scidata.grids.node import BusyError, SharedChunks, decodes_in_parts
 from scidata.grids.parts import Field, Part
 from scidata.grids.series import Series
+from scidata.grids.trajectories import Together, Trajectories
 from scidata.plan.family import PlanFamily
 from scidata.read import Job, read_plans
 from scidata.read.context import ReadStats
@@ -38,6 +42,7 @@ from scidata.read.threads import ReaderThreads
 from scidata.sources.access.fetches import run_each
 
 _ENOUGH = 0.5  # of a block's rows: of Blosc chunks one step decodes a part, of about twice its size
+_LEAST = 3  # blocks of samples for which there is room, at least, where they hold several trajectories
 _WINDOW = 9  # blocks that the default keeps: those of DistributedSampler(shuffle="blocks"), and the next one
 
 #: Rows of a sample in one member of the series (a file, or a trajectory in one), by its number.
@@ -118,6 +123,8 @@ class SharedRows:
         The reader's.
     steps
         Of a sample.
+    trajectories
+        Which of them chunks hold together.
     node
         Decodes chunks together with the other ranks of the node.
     max_bytes, fits
@@ -141,6 +148,7 @@ class SharedRows:
         fields: Mapping[str, Field],
         *,
         steps: Sequence[int],
+        trajectories: Trajectories,
         max_bytes: int,
         fits: bool = False,
         threads: ReaderThreads,
@@ -151,6 +159,8 @@ class SharedRows:
         self._node = node
         self._fits = fits
         self._series, self._fields, self._steps = series, fields, steps
+        self._trajectories = trajectories
+        self._used: dict[_Key, set[int]] = {}  # trajectories of a block that had samples of it
         self._threads, self._allow_missing = threads, allow_missing
         self._blocks: Cache[npt.NDArray[Any]] = Cache(max_bytes, "lru")
         self._memory = BlockPool()
@@ -175,7 +185,9 @@ class SharedRows:
     def max_bytes(self, part: Part) -> int:
         """Return how many bytes of blocks are kept of a rank's part."""
         if self._fits:
-            wanted = (_WINDOW * self.bytes_of_block(part) if self._sizes else 0) + self._bytes_of_fixed(part)
+            window = _WINDOW * self.bytes_of_block(part) if self._sizes else 0
+            fixed = self._bytes_of_fixed(part, self._most) * (_WINDOW if self._series.outer else 1)
+            wanted = max(window, self._bytes_of_trajectories(part)) + fixed
             self._blocks.max_size = self._touched.max_size = min(wanted, self._blocks.max_size)
             self._fits = False
         return self._blocks.max_size
@@ -183,6 +195,7 @@ class SharedRows:
     def clear(self) -> None:
         """Let go of all blocks in memory; those on disk stay."""
         self._blocks.clear()
+        self._used.clear()
         self.kept.forget()
         self._memory.clear()
 
@@ -202,7 +215,10 @@ class SharedRows:
         return {
             name: size
             for name, size in sizes[first:] + sizes[:first]
-            if size > 1 or name in self._shared or (windows and self._is_costly(self._series.layout_in(0, name)))
+            if size > 1
+            or (self._most[name] > 1 and name not in self._fixed)
+            or name in self._shared
+            or (windows and self._is_costly(self._series.layout_in(0, name)))
         }
 
     @functools.cached_property
@@ -230,9 +246,48 @@ class SharedRows:
             if dim is not None and dim not in field.source_dims and self._takes_time(self._series.layout_in(0, name))
         )
 
-    def _bytes_of_fixed(self, part: Part) -> int:
-        sizes = (math.prod(part.families[name].out_shape) * self._fields[name].dtype.itemsize for name in self._fixed)
+    def _bytes_of_fixed(self, part: Part, num: Mapping[str, int]) -> int:
+        sizes = (
+            num[name] * math.prod(part.families[name].out_shape) * self._fields[name].dtype.itemsize
+            for name in self._fixed
+        )
         return sum(sizes)
+
+    @functools.cached_property
+    def _most(self) -> dict[str, int]:
+        """Trajectories of a block of each field, at most; one where ranks decode it together, or it is kept on disk."""
+        alone = self._shared | self.kept.fields
+        return {name: 1 if name in alone else self._trajectories.most(name) for name in self._fields}
+
+    def _num_together(self, part: Part) -> Mapping[str, int]:
+        """Return how many trajectories blocks of each field hold of a rank's part."""
+        return self._most if self._holds_several(part) else dict.fromkeys(self._fields, 1)
+
+    def _holds_several(self, part: Part) -> bool:
+        """Whether there is room for blocks of several trajectories until all of these are read."""
+        if max(self._most.values()) == 1:
+            return False
+        least = min(_LEAST * self.bytes_of_block(part), self._bytes_of_trajectories(part))
+        return least + self._bytes_of_fixed(part, self._most) <= self.max_bytes(part)
+
+    def _bytes_of_trajectories(self, part: Part) -> int:
+        """Return the bytes of all blocks of trajectories whose chunks are the same; 0 where each has its own."""
+        if max(self._most.values()) == 1:
+            return 0
+        rows = int(np.diff(self._series.row_bounds).max())
+        return self._bytes(part, lambda size: -(-rows // size), self._most)
+
+    @property
+    def most_trajectories(self) -> int:
+        """Trajectories of a block, at most."""
+        return max(self._most.values())
+
+    def bytes_in_order(self, part: Part) -> int:
+        """Return the bytes that decode each chunk once in stored order."""
+        return max(3 * self.bytes_of_sample(part), self._bytes_of_trajectories(part) + self.bytes_of_sample(part))
+
+    def _together(self, name: str, i: int, part: Part) -> Together:
+        return self._trajectories.of(name, i, alone=self._most[name] == 1 or not self._holds_several(part))
 
     @functools.cached_property
     def _enough(self) -> dict[str, int]:
@@ -241,7 +296,7 @@ class SharedRows:
         for name, size in self._sizes.items():
             in_parts = decodes_in_parts(self._series.layout_in(0, name))
             shared = name in self._shared
-            few = shared and size == 1 if in_parts else shared or size > 1
+            few = shared and size == 1 if in_parts else shared or size > 1 or self._most[name] > 1
             enough[name] = 1 if few else max(2, math.ceil(_ENOUGH * size))
         return enough
 
@@ -249,18 +304,21 @@ class SharedRows:
         """Return numbers, from 0 on, of the blocks that rows of all members, one after the other, lie in."""
         bounds = self._series.row_bounds
         members = np.searchsorted(bounds, rows, side="right") - 1
-        places = np.stack([members, (rows - bounds[members]) // max(self.steps_per_block.values())])
+        most, size = max(self._fields, key=self._trajectories.most), max(self.steps_per_block.values())
+        firsts = np.array([self._trajectories.of(most, i, alone=False).member for i in range(len(bounds) - 1)])
+        places = np.stack([firsts[members], (rows - bounds[members]) // size])
         numbers: IntArray = np.unique(places, axis=1, return_inverse=True)[1].astype(np.int64)
         return numbers
 
     def bytes_of_sample(self, part: Part) -> int:
         """Return the bytes of all blocks that one sample may need."""
-        return self._bytes(part, lambda size: min(len(self._steps), -(-self._reach // size) + 1))
+        num = self._num_together(part)
+        return self._bytes(part, lambda size: min(len(self._steps), -(-self._reach // size) + 1), num)
 
     def bytes_of_block(self, part: Part) -> int:
         """Return the bytes of all blocks that the samples of one of the longest may need, in any order."""
         longest = max(self.steps_per_block.values())
-        return self._bytes(part, lambda size: -(-longest // size) + -(-self._reach // size))
+        return self._bytes(part, lambda size: -(-longest // size) + -(-self._reach // size), self._most)
 
     @functools.cached_property
     def _num_rows(self) -> int:
@@ -270,8 +328,12 @@ class SharedRows:
     def _reach(self) -> int:
         return max(self._steps) - min(self._steps)
 
-    def _bytes(self, part: Part, count: Callable[[int], int]) -> int:
-        return sum(count(size) * size * self._bytes_of_step(name, part) for name, size in self._sizes.items())
+    def _bytes(self, part: Part, count: Callable[[int], int], num: Mapping[str, int] | None = None) -> int:
+        """Return the bytes of so many blocks of each field, each of ``num`` trajectories."""
+        return sum(
+            (1 if num is None else num[name]) * count(size) * size * self._bytes_of_step(name, part)
+            for name, size in self._sizes.items()
+        )
 
     def _bytes_of_step(self, name: str, part: Part) -> int:
         shape = part.families[name].out_shape
@@ -285,15 +347,16 @@ class SharedRows:
 
     def reads_of(self, part: Part, places: _Places) -> list[BlockRead]:
         """Return the blocks that a sample needs."""
+        num = self._num_together(part)
         return [
-            BlockRead(self, key, part, size * self._bytes_of_step(name, part), self._enough[name])
+            BlockRead(self, key, part, num[name] * size * self._bytes_of_step(name, part), self._enough[name])
             for name, size in self._sizes.items()
             for key in self._keys(name, size, part, places)
         ]
 
     def _keys(self, name: str, size: int, part: Part, places: _Places) -> dict[_Key, None]:
         return {
-            (part.position, name, self._series.member_of(name, i), row - row % size): None
+            (part.position, name, self._together(name, i, part).member, row - row % size): None
             for i, segments in places
             for s in segments
             for row in range(s.start, s.start + s.count * s.step, s.step)
@@ -304,7 +367,15 @@ class SharedRows:
         return self._blocks.get(key) is not None
 
     def give_up(self, key: _Key, part: Part) -> None:
-        """Say that no use of a block is in sight: it is kept for the next epoch only where there is room for all."""
+        """Say that no use of a block is in sight: it is kept for the next epoch only where there is room for all.
+
+        A block of trajectories of which some had no sample of it stays among others while there is room: they come.
+        """
+        num = self._together(key[1], key[2], part).num
+        if num > 1 and self._bytes_of_trajectories(part) <= self.max_bytes(part):
+            if len(self._used.get(key, ())) < num:
+                return
+            self._used.pop(key, None)
         if self._bytes(part, lambda size: -(-self._num_rows // size)) <= self.max_bytes(part):
             self._blocks.demote(key)
         else:
@@ -330,14 +401,17 @@ class SharedRows:
             return all(here or any(key in each for each in wanted) for here, key in zip(kept, keys, strict=True))
         known = [self._touched.get(key) is not None for key in keys]
         for key in keys:
-            self._touched.put(key, True, self._sizes[key[1]] * self._bytes_of_step(key[1], part))
+            nbytes = self._num_together(part)[key[1]] * self._sizes[key[1]] * self._bytes_of_step(key[1], part)
+            self._touched.put(key, True, nbytes)
         return any(kept) or all(known)  # where one is kept, the order is one that stays close
 
     def fixed_of(self, part: Part, out: Mapping[str, npt.NDArray[Any]]) -> tuple[str, ...]:
         """Return the fields that are kept for all samples: none where there is no room beside what one sample needs."""
         if not self._fixed:
             return ()
-        wanted = self._bytes_of_fixed(part) + (self.bytes_of_sample(part) if self._sizes else 0)
+        wanted = self._bytes_of_fixed(part, self._num_together(part)) + (
+            self.bytes_of_sample(part) if self._sizes else 0
+        )
         if not 0 < wanted <= self.max_bytes(part):
             return ()
         return tuple([name for name in self._fixed if out[name].shape == part.shapes[name] and out[name].size])
@@ -348,8 +422,10 @@ class SharedRows:
         """Copy fields that are kept for all samples; return what had to be read for it."""
         stats: list[ReadStats] = []
         for name in names:
-            i = self._series.member_of(name, places[0][0]) if places else 0
-            block = self.block((part.position, name, i, 0), part, stats)
+            i = places[0][0] if places else 0
+            together = self._together(name, i, part)
+            block = self.block((part.position, name, together.member, 0), part, stats)
+            block = block[self._place_in(name, i, together)]
             out[name].reshape(block.shape)[...] = block
         return sum(stats, start=ReadStats())
 
@@ -378,13 +454,24 @@ class SharedRows:
         size = self._sizes[name]
         for i, segments in places:
             start, block = -1, None
+            together = self._together(name, i, part)
+            inside = self._place_in(name, i, together)
             for row, place in [(s.start + k * s.step, s.offset + k) for s in segments for k in range(s.count)]:
                 if block is None or row - row % size != start:
                     start = row - row % size
-                    key = part.position, name, self._series.member_of(name, i), start
-                    block = np.moveaxis(self.block(key, part, stats), axis, 0)
+                    key = part.position, name, together.member, start
+                    block = np.moveaxis(self.block(key, part, stats)[inside], axis, 0)
+                    if together.num > 1:
+                        self._used.setdefault(key, set()).add(i)
                 values[place] = block[row - start]
         return stats
+
+    def _place_in(self, name: str, i: int, together: Together) -> tuple[slice, ...]:
+        """Return where a trajectory lies in blocks that hold several."""
+        at = self._series.trajectory_of(i)
+        first = {dim: at[dim] - segment.start for dim, (segment,) in together.segments.items()}
+        dims = self._fields[name].source_dims
+        return tuple([slice(first[dim], first[dim] + 1) if dim in first else slice(None) for dim in dims])
 
     def read_ahead(self, key: _Key, part: Part, *, wait: bool = True) -> None:
         """Read a block, unless it is kept; what that took is counted with the next sample.
@@ -433,15 +520,15 @@ class SharedRows:
     def selection_of(self, name: str, i: int, start: int, part: Part) -> tuple[ArrayLayout, Selection, tuple[int, ...]]:
         """Return what a block, which begins at a row of a file, is of the array, and its shape."""
         dims, layout = self._fields[name].source_dims, self._series.layout_in(i, name)
-        shape, dim = part.families[name].out_shape, self._series.sample_dim
-        space = self._series.space(i, part.segments)
+        dim, runs = self._series.sample_dim, self._together(name, i, part).segments
+        shape = [runs[d][0].count if d in runs else n for d, n in zip(dims, part.families[name].out_shape, strict=True)]
+        space = {**part.segments, **runs}
         if dim not in dims:
-            return layout, tuple(space[d] for d in dims), shape
+            return layout, tuple(space[d] for d in dims), tuple(shape)
         axis = dims.index(dim)
-        count = min(self.steps_per_block[name], layout.shape[axis] - start)
+        shape[axis] = count = min(self.steps_per_block[name], layout.shape[axis] - start)
         rows = (Segment(start=start, count=count),)
-        selection = tuple(rows if d == dim else space[d] for d in dims)
-        return layout, selection, (*shape[:axis], count, *shape[axis + 1 :])
+        return layout, tuple(rows if d == dim else space[d] for d in dims), tuple(shape)
 
     def read_block(
         self, name: str, i: int, start: int, part: Part, *, wait: bool = True

@@ -43,6 +43,7 @@ from scidata.grids.pool import BlockRead, SharedRows
 from scidata.grids.sample_rows import SampleRows
 from scidata.grids.series import Series, joined
 from scidata.grids.staggered import CentredSource
+from scidata.grids.trajectories import Trajectories
 from scidata.plan.array import MAX_PLAN_BYTES
 from scidata.plan.family import PlanFamily
 from scidata.plan.totals import ReadPlan
@@ -192,6 +193,7 @@ class GridReader:
             self._series,
             self._fields,
             steps=self.steps,
+            trajectories=Trajectories(self._series, self.partition.selected),
             max_bytes=pool_bytes,
             fits=pool_fits,
             threads=self._threads,

@@ -186,12 +186,28 @@ class Series:
         at = zip(self.outer, self._members[i][1], strict=True)
         return {**segments, **{dim: (Segment(start=row, count=1),) for dim, row in at}}
 
+    def trajectory_of(self, i: int) -> dict[str, int]:
+        """Return the row of the ``i``-th member along each dimension that numbers trajectories, in its file."""
+        return dict(zip(self.outer, self._members[i][1], strict=True))
+
+    def member_at(self, i: int, at: Mapping[str, int]) -> int:
+        """Return the member of the ``i``-th's file that is the trajectory at these rows."""
+        file = self._members[i][0]
+        number = 0
+        for dim in self.outer:
+            number = number * self.num_rows(dim, file) + at[dim]
+        return self.firsts[file] + number
+
+    def first_along(self, dim: str, i: int) -> int:
+        """Return how many rows of a dimension are in files before that of the ``i``-th member."""
+        return int(self.lengths[self._members[i][0]]) if dim == self._along else 0
+
     def member_of(self, name: str, i: int) -> int:
         """Return the member by which a field's rows in the ``i``-th are known: one for all where they have the same."""
         if not self.outer:
             return i
-        file = self._members[i][0]
-        return i if any(dim in self.outer for dim in self._layouts[file][name].dims) else self.firsts[file]
+        dims = self.layout_in(i, name).dims
+        return self.member_at(i, {dim: row if dim in dims else 0 for dim, row in self.trajectory_of(i).items()})
 
     def moving(self, dims: Sequence[str]) -> tuple[int, ...]:
         """Return which of some dimensions differ from sample to sample."""

@@ -78,6 +78,11 @@ def _reason(error: Exception) -> str:
     unknown = re.search(r"GLOBAL (\S+) was not an allowed global", str(error))
     if unknown is not None:
         return f"it holds a {unknown.group(1)}"
+    if "created by an older version of PyG" in str(error):  # its own advice is for data sets that it made itself
+        return (
+            "it holds PyTorch Geometric's Data as versions before 2.0 wrote it; where you trust the file, load it with "
+            "the version that wrote it, and torch.save the dict of its tensors, {key: value for key, value in data}"
+        )
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 

@@ -57,7 +57,7 @@ def check_dataset(source: Source) -> None:
 def check_given(sampler: Any, batch_sampler: Any, timeout: Any, functions: Mapping[str, Any]) -> None:
     """Refuse arguments of types that torch would fail on later, in another place."""
     for name, given in {"sampler": sampler, "batch_sampler": batch_sampler}.items():
-        if given is not None and not isinstance(given, Iterable):
+        if given is not None and (isinstance(given, str) or not isinstance(given, Iterable)):
             raise ConfigError(f"{name}={given!r}: expected something to iterate over, which gives indices of samples")
     if not isinstance(timeout, int | float) or isinstance(timeout, bool):
         raise ConfigError(f"timeout={timeout!r}: expected seconds, 0 for ever")

@@ -123,6 +123,8 @@ class DistributedSampler(_DistributedSampler[Any]):
         self._window = whole("window", window, least=1) if shuffle == "blocks" else None
         self._order = _order(dataset, bool(shuffle), int(seed), weights, num_samples, sizes, group, self._window)
         count = len(self._order)
+        if not isinstance(pad, bool):
+            raise ConfigError(f"pad={pad!r}: expected True or False")
         if not pad and drop_last:
             raise ConfigError("pad=False keeps each sample, and drop_last=True drops some; leave out one of them")
         self.pad = bool(pad)

@@ -17,7 +17,7 @@ from scidata.sources.access.fetches import each
 from scidata.sources.access.files import files
 from scidata.sources.groups import GroupSource, split_group
 from scidata.sources.numpy_files import MAGIC, NumpySource, is_archive
-from scidata.sources.torch_files import TorchSource, is_torch_file
+from scidata.sources.torch_files import OLD_TORCH, TorchSource, is_torch_file
 
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _CLASSIC_MAGICS = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
@@ -116,7 +116,7 @@ def _open_file(path: str, *, allow_external: bool) -> Source:
         return HDF5Source(path, allow_external=allow_external)
     if head[:6] == MAGIC or (head[:2] == b"PK" and is_archive(path)):
         return NumpySource(path, allow_external=allow_external)
-    if head[:2] == b"PK" and not is_url(path) and is_torch_file(path):
+    if head[:8] == OLD_TORCH or (head[:2] == b"PK" and not is_url(path) and is_torch_file(path)):
         return TorchSource(path, allow_external=allow_external)
     is_json = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{"
     if is_json and posixpath.basename(path) not in (*_ZARR_NAMES, _STORE_MARK):

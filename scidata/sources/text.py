@@ -1,13 +1,15 @@
-"""Text variables, which sources leave out: their attributes, and names that are stored as characters."""
+"""Text variables, which sources leave out: their attributes, and names and times that are stored as characters."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import posixpath
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import h5py
 import numpy as np
+import numpy.typing as npt
 
 from scidata.core.checks import largest_encoded
 from scidata.core.types import Source
@@ -18,7 +20,7 @@ from scidata.sources.hdf5.walk import Naming, clean_attributes, damage_as_corrup
 from scidata.sources.netcdf3 import Variable, read_header
 
 _MOST_TEXT = 1 << 22  # sizes are checked before they are allocated
-_MOST_CHUNKS = 1 << 12  # usually one
+_MOST_CHUNKS = 1 << 16  # usually one; along an unlimited dimension, one a row
 
 
 def text_attributes(source: Source) -> dict[str, Mapping[str, Any]]:
@@ -47,13 +49,12 @@ def read_names(source: Source, name: str) -> list[str]:
         variable = _variables(source).get(name)
         if variable is None or len(variable.shape) != 2:
             return []
-        if variable.row_nbytes > _MOST_TEXT:
+        if math.prod(variable.shape) > _MOST_TEXT:
             raise CorruptDataError(
                 f"{source.path}: field {name!r} has shape {variable.shape}, which is too much for names; the header is "
                 "damaged"
             )
-        raw = files().read(source.path, variable.begin, variable.row_nbytes)
-        text = np.frombuffer(raw, "S1").reshape(variable.shape)
+        text = np.frombuffer(b"".join(_rows_of(source.path, variable)), "S1").reshape(variable.shape)
     else:
         with open_h5(source.path) as h5, damage_as_corrupt_data(f"{source.path}: field {name!r}"):
             if not _is_local(h5, name) or h5[name].is_virtual or h5[name].external:
@@ -65,6 +66,37 @@ def read_names(source: Source, name: str) -> list[str]:
                 )
             _check_encoded(h5[name], f"{source.path}: field {name!r}")
             text = np.asarray(h5[name][...])
+    return _joined(text)
+
+
+def read_text_along(source: Source, name: str, dim: str) -> list[str]:
+    """Read a ``(dim, length)`` array of characters as text; empty where there is none, or too much of it."""
+    if source.format not in ("netcdf3", "netcdf4", "hdf5") or isinstance(source, GroupSource):
+        return []
+    if name not in getattr(source, "skipped", {}):
+        return []
+    if source.format == "netcdf3":
+        variable = _variables(source).get(name)
+        known = variable is not None and variable.dims[:1] == (dim,)
+    else:
+        with open_h5(source.path, guarded=True) as h5, damage_as_corrupt_data(f"{source.path}: field {name!r}"):
+            known = _is_local(h5, name) and h5[name].dtype == np.dtype("S1") and h5[name].ndim == 2
+            scales = h5[name].dims[0].values() if known else []
+            known = [posixpath.basename(scale.name) for scale in scales] == [dim]
+    return read_names(source, name) if known else []
+
+
+def _rows_of(path: str, variable: Variable) -> Iterator[bytes | bytearray]:
+    """Read a variable; records lie apart, one of each variable after the other."""
+    if not variable.is_record:
+        yield files().read(path, variable.begin, variable.row_nbytes)
+        return
+    header = read_header(path)
+    for record in range(header.num_records):
+        yield files().read(path, variable.begin + record * header.record_nbytes, variable.row_nbytes)
+
+
+def _joined(text: npt.NDArray[np.bytes_]) -> list[str]:
     return [b"".join(row.tolist()).split(b"\x00")[0].decode("utf-8", "replace").strip() for row in text]
 
 
@@ -74,7 +106,10 @@ def _check_encoded(dataset: Any, where: str) -> None:
         return
     most = largest_encoded(math.prod(dataset.chunks))
     num_chunks = dataset.id.get_num_chunks()
-    if num_chunks > _MOST_CHUNKS or any(dataset.id.get_chunk_info(i).size > most for i in range(num_chunks)):
+    sizes: list[int] = []
+    if num_chunks <= _MOST_CHUNKS:
+        dataset.id.chunk_iter(lambda chunk: sizes.append(chunk.size))
+    if num_chunks > _MOST_CHUNKS or any(size > most for size in sizes):
         raise CorruptDataError(
             f"{where}: its {num_chunks} chunks of {dataset.chunks} characters take more bytes than names do; the "
             "file is damaged"

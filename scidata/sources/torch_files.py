@@ -25,6 +25,8 @@ from scidata.sources.access.files import Versions, version_at
 
 _WORKER = os.path.join(os.path.dirname(__file__), "..", "interop", "torch_worker.py")
 
+OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF"  # a pickle of torch's magic number: what torch.save wrote before 1.6
+
 _loaded: Cache[dict[str, npt.NDArray[Any]]] = Cache(1 << 30, "lru")  # to look at a file and to open it takes it once
 
 
@@ -115,7 +117,7 @@ class TorchSource:
 
 
 def is_torch_file(path: str) -> bool:
-    """Whether a zip archive is one of ``torch.save``; files that are written before version 1.6 are none."""
+    """Whether a zip archive is one of ``torch.save``; those of before version 1.6 begin with ``OLD_TORCH``."""
     try:
         with zipfile.ZipFile(path) as archive:
             return any(name.endswith("/data.pkl") for name in archive.namelist())

@@ -87,29 +87,38 @@ def anemoi(path: Path) -> None:
         put(name, values(3).astype("f8"), "variable")
 
 
-def wrf(path: Path) -> None:
-    """WRF's output (wrfout, WRF Users' Guide): staggered dims, ``Times`` as text, two-dimensional XLAT and XLONG."""
-    with netCDF4.Dataset(path, "w") as file:
+def wrf(
+    path: Path, *, format: str = "NETCDF4", first: str = "2015-01-01", times: int = 3, has_xtime: bool = True
+) -> None:
+    """WRF's output (wrfout, WRF Users' Guide): staggered dims, ``Times`` as text, two-dimensional XLAT and XLONG.
+
+    Every 6 hours, records of all variables one after the other. Old versions have no XTIME, or one without units.
+    """
+    written = np.datetime64(first) + np.arange(times) * np.timedelta64(6, "h")
+    texts = [str(time.astype("M8[s]")).replace("T", "_") for time in written]
+    with netCDF4.Dataset(path, "w", format=format) as file:
         sizes = {"Time": None, "DateStrLen": 19, "bottom_top": 4, "south_north": 20, "west_east": 30}
         for name, n in sizes.items():
             file.createDimension(name, n)
             if n in (4, 20, 30):
                 file.createDimension(f"{name}_stag", n + 1)
-        file.createVariable("Times", "S1", ("Time", "DateStrLen"))[:] = np.full((3, 19), b"0")
+        file.createVariable("Times", "S1", ("Time", "DateStrLen"))[:] = netCDF4.stringtochar(np.array(texts, "S19"))
         time = file.createVariable("XTIME", "f4", ("Time",))
-        time.units, time[:] = "minutes since 2015-01-01 00:00:00", np.arange(3) * 60
+        time[:] = np.arange(times) * 360
+        if has_xtime:
+            time.units = f"minutes since {first} 00:00:00"
         rows, columns = ("Time", "south_north"), "west_east"
         for name in ("XLAT", "XLONG"):
-            file.createVariable(name, "f4", (*rows, columns))[:] = values(3, 20, 30)
+            file.createVariable(name, "f4", (*rows, columns))[:] = values(times, 20, 30)
         for name in ("T", "QVAPOR"):
             variable = file.createVariable(name, "f4", ("Time", "bottom_top", "south_north", "west_east"))
-            variable[:] = values(3, 4, 20, 30)
+            variable[:] = values(times, 4, 20, 30)
             variable.setncatts({"coordinates": "XLONG XLAT XTIME", "stagger": ""})
         file.createVariable("U", "f4", ("Time", "bottom_top", "south_north", "west_east_stag"))[:] = values(
-            3, 4, 20, 31
+            times, 4, 20, 31
         )
         file.createVariable("V", "f4", ("Time", "bottom_top", "south_north_stag", "west_east"))[:] = values(
-            3, 4, 21, 30
+            times, 4, 21, 30
         )
 
 

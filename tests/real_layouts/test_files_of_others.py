@@ -1,5 +1,9 @@
 """Files of NumPy, PyTorch, CAD and VTK: what they are taken for, and the values, against what their writers wrote."""
 
+import copyreg
+import pickle
+import types
+
 import h5py
 import numpy as np
 import pytest
@@ -13,6 +17,35 @@ from scidata.sources import open_source
 from scidata.sources.access.files import files
 from scidata.store.raw_points.reader import PointsReader
 from tests.real_layouts import make
+
+# -- PyTorch before 1.6, PyTorch Geometric before 2.0 ------------------------------------------------------------
+
+
+def test_files_of_torch_before_1_6(tmp_path):
+    want = {"pos": torch.randn(40, 3), "pressure": torch.randn(40)}
+    torch.save(want, tmp_path / "cloud.pt", _use_new_zipfile_serialization=False)
+    ds = scidata.open_dataset(tmp_path / "cloud.pt")
+    assert all(torch.equal(ds[0][name], value) for name, value in want.items())
+
+
+class _OldPickler(pickle._Pickler):
+    """Writes PyTorch Geometric's Data as versions before 2.0 did: its state are its tensors."""
+
+    def save(self, obj, save_persistent_id=True):
+        if type(obj).__name__ != "Data":
+            return super().save(obj, save_persistent_id)
+        return self.save_reduce(copyreg.__newobj__, (type(obj),), obj.to_dict(), obj=obj)
+
+
+@pytest.mark.parametrize("is_zip", [False, True])
+def test_graphs_of_pytorch_geometric_before_2(tmp_path, is_zip):
+    data = pytest.importorskip("torch_geometric.data").Data(x=torch.ones(3, 2), edge_index=torch.ones(2, 4).long())
+    module = types.ModuleType("old_pickle")
+    module.Pickler, module.dump = _OldPickler, lambda obj, file, protocol: _OldPickler(file, protocol).dump(obj)
+    torch.save(data, tmp_path / "old.pt", pickle_module=module, _use_new_zipfile_serialization=is_zip)
+    with pytest.raises(UnsupportedFormatError, match=r"before 2\.0 wrote it.*torch\.save the dict"):
+        _ = open_source(tmp_path / "old.pt").arrays
+
 
 # -- NumPy -------------------------------------------------------------------------------------------------------
 

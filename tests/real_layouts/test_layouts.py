@@ -86,13 +86,46 @@ def test_wrf_is_read_at_the_centres_and_says_what_is_not(made):
         scidata.open_dataset(path, fields=["T", "QVAPOR"])
 
 
+@pytest.mark.parametrize("format", ["NETCDF4", "NETCDF3_CLASSIC", "NETCDF3_64BIT_OFFSET"])
+def test_times_of_wrf_as_text(made, format):
+    """Two files without a decodable XTIME, as old versions write them."""
+    days = [
+        made(make.wrf, f"wrfout_{day}.nc", format=format, first=f"2016-02-{day}", times=4, has_xtime=False)
+        for day in (28, 29)
+    ]
+    ds = scidata.open_dataset(days, fields=["T"], sel={"Time": "2016-02-29"}, coords=True)
+    assert len(ds) == 4
+    assert ds[1].coords["Time"] == np.datetime64("2016-02-29T06:00")
+    with netCDF4.Dataset(days[1]) as want:
+        assert np.array_equal(ds[1]["T"].numpy(), want["T"][1])
+    alone = scidata.open_dataset(days, fields=["T"], sel={"Time": ["2016-02-28T18", "2016-02-29T12"]}, coords=True)
+    assert [str(sample.coords["Time"]) for sample in alone] == ["2016-02-28T18:00:00", "2016-02-29T12:00:00"]
+    with pytest.raises(ConfigError, match=r"labelled 2016-02-28T00:00:00, 2016-02-28T06:00:00.*sel={'Time': '2016"):
+        scidata.open_dataset(days, fields=["T"], isel={"Time": "2016-02-29"})
+    with pytest.raises(UnknownNameError, match="no label is '2017-01-01'"):
+        scidata.open_dataset(days, fields=["T"], sel={"Time": "2017-01-01"})
+
+
+def test_days_that_no_calendar_of_numpy_has_stay_text(made):
+    path = made(make.wrf, "wrfout_d01.nc", has_xtime=False)
+    with netCDF4.Dataset(path, "a") as file:
+        file["Times"][2] = netCDF4.stringtochar(np.array("2015-02-30_00:00:00", "S19"))
+    ds = scidata.open_dataset(path, fields=["T"], sel={"Time": "2015-02-30_00:00:00"}, coords=True)
+    assert ds[0].coords["Time"] == "2015-02-30_00:00:00"
+    path = made(make.wrf, "wrfout_d02.nc", has_xtime=False)
+    with netCDF4.Dataset(path, "a") as file:
+        file["Times"][:] = b"0"  # of no time at all
+    with pytest.raises(ConfigError, match="no coordinate"):
+        scidata.open_dataset(path, fields=["T"], sel={"Time": "2015"})
+
+
 def test_faces_of_wrf_at_the_centres(made):
     path = made(make.wrf, "wrfout_d01.nc")
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # nothing is left out
         ds = scidata.open_dataset(path, destagger=True, coords=True)
     assert set(ds.fields) == {"T", "QVAPOR", "U", "V"}
-    assert ds[1].coords["Time"] == np.datetime64("2015-01-01T01:00")
+    assert ds[1].coords["Time"] == np.datetime64("2015-01-01T06:00")
     with netCDF4.Dataset(path) as want:
         u, v = want["U"][:].filled(), want["V"][:].filled()
     means = {"U": 0.5 * (u[..., :-1] + u[..., 1:]), "V": 0.5 * (v[..., :-1, :] + v[..., 1:, :])}

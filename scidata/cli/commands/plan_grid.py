@@ -188,15 +188,17 @@ def plan_domain(
             notes["node"] += "; chunks are small, and handing them over may take more CPU time than decoding them again"
     if wide := _wide_halos(reader):
         notes["halo"] = wide
-    sample_bytes, block_bytes = np.max([reader.block_bytes(place) for place in places_of], axis=0).tolist()
+    block_bytes = max(reader.block_bytes(place)[1] for place in places_of)
     if block_bytes:
-        steps = max(reader.pool.steps_per_block.values())
-        what = f"chunks hold {steps} steps" if steps > 1 else "samples share steps"
+        in_order = max(reader.pool.bytes_in_order(reader.part_of(place)) for place in places_of)
+        steps, several = max(reader.pool.steps_per_block.values()), reader.pool.most_trajectories
+        what = f"chunks hold {steps} steps" if max(steps, several) > 1 else "samples share steps"
+        what += f" of {several} trajectories" if several > 1 else ""
         notes["pool"] = (
             f"{what}, which a full shuffle decodes anew for each sample (of large Blosc chunks a part). They are "
-            f"decoded once in stored order with pool_bytes={3 * sample_bytes:_}, and with "
-            f'DistributedSampler(shuffle="blocks") with pool_bytes={9 * block_bytes:_}; default the latter, within an '
-            "eighth of the memory available"
+            f"decoded once in stored order with pool_bytes={in_order:_}, and with "
+            f'DistributedSampler(shuffle="blocks") with pool_bytes={9 * block_bytes:_}; default '
+            f"{'the larger of both' if several > 1 else 'the latter'}, within an eighth of the memory available"
         )
     return DomainPlan(
         reader=reader,

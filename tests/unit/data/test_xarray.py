@@ -54,6 +54,8 @@ def test_coordinates_of_samples_windows_and_batches(path, weather):
     assert set(one) == {"time", "level", "latitude", "longitude"}
     assert torch.equal(one["level"], torch.tensor(LEVELS, dtype=torch.float64))
     assert one["time"] == TIMES[4]
+    with pytest.raises(UnknownNameError, match="no coordinate 'lat'; did you mean 'latitude'"):
+        one["lat"]
     windows = scidata.open_dataset(path, coords=True, steps=(0, 2), isel={"latitude": slice(2, 8, 2), "level": 1})
     found = windows[3].coords
     assert set(found) == {"time", "latitude", "longitude"}

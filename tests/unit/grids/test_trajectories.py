@@ -1,6 +1,7 @@
 """Samples that are times, or windows of them, in each of several trajectories."""
 
 import itertools
+import re
 import warnings
 
 import h5py
@@ -10,6 +11,7 @@ import torch
 import zarr
 
 import scidata
+from scidata.cli.commands.plan_grid import plan_domain
 from scidata.core.checks import allocate
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError
 from scidata.grids.node import NodeRanks
@@ -142,22 +144,65 @@ def test_files_follow_each_other_along_the_trajectories(tmp_path):
         GridReader([paths[0], shorter], fields=["u"], sample_dim=("run", "time"))
 
 
-def test_a_trajectory_is_decoded_once_in_stored_order_and_in_blocks(tmp_path):
-    path = write(tmp_path / "a", "zstd", {"u": VALUES["u"]})
-    ds = scidata.open_dataset(path, fields=["u"], sample_dim=("run", "time"), steps=(0, 1), pool_bytes=1 << 20)
-    assert np.array_equal(np.unique(ds.blocks()), np.arange(5 * 2))
-    once = 5 * 2 * 9 * 12 * 4 * 2 * 4  # bytes of whole chunks: of two runs, for each of them; of three times, once
+ONCE = 6 * 9 * 12 * 4 * 2 * 4  # bytes of whole chunks of u: three of two runs each, three of three times, …
+
+
+@pytest.mark.parametrize("runs", [slice(None), slice(1, 5), [4, 0, 1]])
+@pytest.mark.parametrize("steps", [(0,), (0, 1)])
+@pytest.mark.parametrize("pool_bytes", [1 << 20, None])
+def test_chunks_of_several_trajectories_are_decoded_once(tmp_path, steps, pool_bytes, runs):
+    path = write(tmp_path / "a", "zstd", {n: VALUES[n] for n in ("u", "static")})
+    ds = scidata.open_dataset(
+        path, fields=["u", "static"], sample_dim=("run", "time"), steps=steps, pool_bytes=pool_bytes, isel={"run": runs}
+    )
+    chosen = np.arange(5)[runs]
+    per_run = 7 - steps[-1]
+    together = 3 if not isinstance(runs, list) else len(chosen)  # runs out of order are decoded on their own
+    last_time = -(-per_run // 3)
+    assert np.array_equal(np.unique(ds.blocks()), np.arange(together * last_time))
+    once = together * (ONCE // 3 + 2 * 12 * 4 * 4)
     for sampler in (None, scidata.DistributedSampler(ds, shuffle="blocks", window=2)):
         loader = scidata.DataLoader(ds, batch_size=3, sampler=sampler)
-        found = {}
-        for batch in loader:
-            found |= dict(zip(batch.index, batch["u"].numpy(), strict=True))
-        assert sorted(found) == list(range(30))
-        for i, values in found.items():
-            run, time = divmod(i, 6)
-            assert np.array_equal(values, VALUES["u"][run, time : time + 2])
-        assert loader.stats()["bytes_decoded"] == once
+        for epoch in range(2 if pool_bytes else 1):  # the default need not hold all for another one
+            loader.set_epoch(epoch)
+            found = {}
+            for batch in loader:
+                for index, u, static in zip(batch.index, batch["u"].numpy(), batch["static"].numpy(), strict=True):
+                    run, time = divmod(index, per_run)
+                    rows = slice(time, time + 2) if len(steps) > 1 else time
+                    assert np.array_equal(u, VALUES["u"][chosen[run], rows])
+                    assert np.array_equal(static, VALUES["static"][chosen[run]])
+                    found[index] = True
+            assert sorted(found) == list(range(len(chosen) * per_run))
+        decoded = loader.stats()["bytes_decoded"]
+        assert 0 < decoded <= 1.1 * once, decoded / once
         ds.reader.pool.clear()
+
+
+def test_a_pool_that_does_not_hold_several_trajectories_serves_one(tmp_path):
+    path = write(tmp_path / "a", "zstd", {"u": VALUES["u"]})
+    room = 4 * 3 * 9 * 8 * 4  # four blocks of one trajectory; of two there are three
+    ds = scidata.open_dataset(path, fields=["u"], sample_dim=("run", "time"), pool_bytes=room)
+    loader = scidata.DataLoader(ds, batch_size=3)
+    for batch in loader:
+        for index, u in zip(batch.index, batch["u"].numpy(), strict=True):
+            assert np.array_equal(u, VALUES["u"][divmod(index, 7)])
+    assert loader.stats()["bytes_decoded"] == 5 * ONCE // 3
+
+
+def test_the_plan_says_what_decodes_each_chunk_once(tmp_path):
+    path = write(tmp_path / "a", "zstd", {"u": VALUES["u"]})
+    reader = GridReader(path, sample_dim=("run", "time"), shard={"y": "domain"}, axis_sizes={"domain": 1})
+    note = next(note for note in plan_domain(reader, 0).notes if "trajectories" in note)
+    assert "chunks hold 3 steps of 2 trajectories" in note
+    (in_order,) = re.findall(r"stored order with pool_bytes=([\d_]+)", note)
+    for nbytes, most in ((int(in_order), 1.0), (int(in_order) // 2, 2.0)):
+        ds = scidata.open_dataset(path, fields=["u"], sample_dim=("run", "time"), pool_bytes=nbytes)
+        loader = scidata.DataLoader(ds, batch_size=1)
+        for _ in loader:
+            pass
+        decoded = loader.stats()["bytes_decoded"] / ONCE
+        assert decoded <= 1.1 if most == 1.0 else 1.1 < decoded <= most
 
 
 def test_kept_on_disk_and_staged(tmp_path):

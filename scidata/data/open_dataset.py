@@ -43,9 +43,6 @@ class XarrayObject(Protocol):
 
 Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | XarrayObject
 
-_ONLY_GRIDS = "keeps decoded parts of grids"
-
-
 # With a mesh, fields are ShardTensors; what says that these are grids, or are not, says of which kind samples are. No
 # two that take a transform overlap: checkers would not choose among them where it is a lambda. The last is for a kind
 # that is a variable.
@@ -308,7 +305,6 @@ def open_dataset(
         refuse(
             {"pool_bytes": bool(pool_bytes)}, "means nothing for a partitioned store, whose chunks are of one sample"
         )
-        refuse({"cache_dir": cache_dir is not None}, f"{_ONLY_GRIDS}; copy the store to a local disk as it is")
         return open_store(path, mesh, what, cut, reach)
     refuse(
         {"cache_bytes": cache_bytes is not None},
@@ -321,7 +317,11 @@ def open_dataset(
             {"pool_bytes": bool(pool_bytes), "decode": what.by_node},
             "means nothing for points, of which each file is a sample",
         )
-        refuse({"cache_dir": cache_dir is not None}, f"{_ONLY_GRIDS}; copy the files to a local disk as they are")
+        refuse(
+            {"cache_dir": cache_dir is not None},
+            "keeps grids and partitioned stores, not raw points; write a store of them (scidata partition SOURCE OUT "
+            "--kind points), or copy the files to a local disk as they are",
+        )
         return open_points(path, mesh, what, cut, reach)
     return open_grid(path, first, mesh, what, cut, reach)
 

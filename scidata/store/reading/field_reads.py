@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from scidata.core.cache import Cache
 from scidata.core.types import IntArray
-from scidata.core.urls import Url
 from scidata.plan.array import MAX_PLAN_BYTES, ArrayPlan
 from scidata.sources.access.fetches import run_each
 from scidata.store.format.manifest import FieldInfo
@@ -64,7 +63,7 @@ class FieldReads:
         self, access: RowAccess, names: Sequence[str], index: int, topology: LocalTopology
     ) -> dict[str, npt.NDArray[Any]]:
         """Read fields of a part: behind a URL side by side, so that they wait for round trips together."""
-        if not isinstance(self._numbering.store.path, Url):
+        if not self._numbering.store.is_remote:
             return {name: self._read(access, name, index, topology) for name in names}
         own = [access.anew(access.empty) for _ in names]
         calls = [

@@ -251,7 +251,9 @@ def open_dataset(
         Grids: a folder on a local disk in which decoded rows of this rank's part are kept for other epochs and runs, of
         what is behind URLs or has to be decoded; raw local arrays are read where they are, which costs no more. Any
         number of ranks and jobs may use one folder. The source's files are looked at before the first use of what was
-        kept of them: what was changed is read again. ``scidata stage`` fills it ahead of a job.
+        kept of them: what was changed is read again. ``scidata stage`` fills it ahead of a job. Stores behind URLs and
+        on network file systems: blocks of their files are kept there, for any number of ranks; a store that is written
+        again has others.
     cache_disk_bytes
         At most so many bytes of them, those used longest ago go first; default half of what is free on that disk.
     storage_options

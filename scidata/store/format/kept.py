@@ -30,6 +30,7 @@ from scidata.store.format.blocks import ROW, File, Use, blocks_in, folder_of
 from scidata.store.format.origins import Folder, Origin, Server
 
 _INLINE = 1 << 20  # ranges up to this are looked for by the thread that asks: waking another one takes longer
+_HEAD = 3968  # bytes of a document's first entry, which take 4 KiB on disk
 _MAX_SIZES = 1 << 17  # of files, some 0.2 kB each
 _VALUES = b"scidata store, blocks of files, 1"  # to be raised when keys or blocks change their meaning
 
@@ -107,7 +108,7 @@ class KeptFiles:
 
     def entries(self, key: str, offset: int, nbytes: int) -> dict[bytes, tuple[int, int]]:
         """Return what a range of a file is kept as, digests and shapes, there or not; nothing where its size is new."""
-        file = self.file(b"file", key)
+        file = self.file(key)
         if file is None:
             return {}
         return {self._key(file.name, i): file.shape(i) for i in blocks_in(offset, min(offset + nbytes, file.size))}
@@ -139,23 +140,34 @@ class KeptFiles:
     def _key(self, name: bytes, place: int | str) -> bytes:
         return hashlib.sha256(b"%b\n%b\n%a" % (self._digest, name, place)).digest()
 
-    def file(self, kind: bytes, key: str) -> File | None:
+    def file(self, key: str) -> File | None:
         """Return a file whose size is kept; None where it has to be asked for."""
-        name = b"%b %b" % (kind, os.fsencode(key))
+        name = b"file " + os.fsencode(key)
         size = self._sizes.get(name)
         if size is None:
-            number = np.empty(1, "<i8")
-            if self._is_doubted(key) or not self._read(key, self._key(name, "size"), (1, 8), [(0, _view(number))]):
+            found = self.small(key, name, 8)
+            if found is None:
                 return None
-            size = self._sizes.put(name, int(number[0]))
+            size = self._sizes.put(name, int(found.view("<i8")[0]))
         return File(name, size)
 
-    def note(self, kind: bytes, key: str, size: int) -> File:
+    def note(self, key: str, size: int) -> File:
         """Keep the size of a file."""
-        name = b"%b %b" % (kind, os.fsencode(key))
+        name = b"file " + os.fsencode(key)
         self._sizes.put(name, size)
-        self._put(key, self._key(name, "size"), np.array([[size]], "<i8").view(np.uint8))
+        self.put_small(key, name, np.array([size], "<i8").view(np.uint8))
         return File(name, size)
+
+    def small(self, key: str, name: bytes, nbytes: int) -> npt.NDArray[np.uint8] | None:
+        """Return so many bytes that are kept of a file beside its blocks; None where they are not."""
+        row = np.empty(nbytes, np.uint8)
+        if self._is_doubted(key) or not self._read(key, self._key(name, "small"), (1, nbytes), [(0, row.data)]):
+            return None
+        return row
+
+    def put_small(self, key: str, name: bytes, row: npt.NDArray[np.uint8]) -> None:
+        """Keep some bytes of a file beside its blocks."""
+        self._put(key, self._key(name, "small"), row.reshape(1, -1))
 
     def _put(self, key: str, digest: bytes, rows: npt.NDArray[np.uint8]) -> None:
         if self._is_doubted(key):
@@ -206,33 +218,49 @@ class _Info(_Request):
     __slots__ = ()
 
     def held(self) -> Any:
-        file = self.kept.file(b"file", self.key)
+        file = self.kept.file(self.key)
         return None if file is None else {"name": self.key, "size": file.size, "type": "file"}
 
     def run(self) -> Any:
         found = self.ask("info", self.options).result()
         if found.get("type") != "directory" and found.get("size") is not None:
-            self.kept.note(b"file", self.key, int(found["size"]))
+            self.kept.note(self.key, int(found["size"]))
         return found
 
 
 class _Document(_Request):
+    """What is not larger than one block of the disk is there by one read: its size, and its content."""
+
     __slots__ = ()
 
+    @property
+    def name(self) -> bytes:
+        """What its keys begin with."""
+        return b"document " + os.fsencode(self.key)
+
     def held(self) -> Any:
-        file = self.kept.file(b"document", self.key)
-        if file is None or file.size > self.options["most"]:
+        head = self.kept.small(self.key, self.name, _HEAD)
+        size = -1 if head is None else int(head[:8].view("<i8")[0])
+        if head is None or size > self.options["most"]:
             return None
-        buffer = np.empty(file.size, np.uint8)
-        whole = all(self.kept.fill(self.key, file, i, buffer, 0) for i in blocks_in(0, file.size))
+        if size <= _HEAD - 8:
+            return head[8 : 8 + size].tobytes()
+        buffer, file = np.empty(size, np.uint8), File(self.name, size)
+        whole = all(self.kept.fill(self.key, file, i, buffer, 0) for i in blocks_in(0, size))
         return buffer.tobytes() if whole else None
 
     def run(self) -> Any:
         data = self.ask("document", self.options).result()
         self.kept.count(len(data))
-        values, file = np.frombuffer(data, np.uint8), self.kept.note(b"document", self.key, len(data))
-        for i in blocks_in(0, file.size):
-            self.kept.put(self.key, file, i, values[slice(*file.extent(i))])
+        values, head = np.frombuffer(data, np.uint8), np.zeros(_HEAD, np.uint8)
+        head[:8] = np.array([len(data)], "<i8").view(np.uint8)
+        if len(data) <= _HEAD - 8:
+            head[8 : 8 + len(data)] = values
+        else:
+            file = File(self.name, len(data))
+            for i in blocks_in(0, file.size):
+                self.kept.put(self.key, file, i, values[slice(*file.extent(i))])
+        self.kept.put_small(self.key, self.name, head)
         return data
 
 
@@ -246,7 +274,7 @@ class _Range(_Request):
 
     def held(self) -> Any:
         offset, end = self.place
-        file = self.kept.file(b"file", self.key)
+        file = self.kept.file(self.key)
         if file is None or not offset < end <= file.size or end - offset > _INLINE:
             return None
         begin, stop = file.widened(offset, end)
@@ -257,9 +285,9 @@ class _Range(_Request):
 
     def run(self) -> Any:
         offset, end = self.place
-        file = self.kept.file(b"file", self.key)
+        file = self.kept.file(self.key)
         if file is None and (size := self.ask("info", {}).result().get("size")) is not None:
-            file = self.kept.note(b"file", self.key, int(size))
+            file = self.kept.note(self.key, int(size))
         if file is None or not offset < end <= file.size:  # who has it says what is wrong
             data = self.ask("range", self.options).result()
             return Came(memoryview(data), len(data), 1)
@@ -308,7 +336,3 @@ def _done(found: Any) -> Future[Any]:
     future: Future[Any] = Future()
     future.set_result(found)
     return future
-
-
-def _view(values: npt.NDArray[Any]) -> memoryview:
-    return values.view(np.uint8).data

@@ -146,22 +146,38 @@ def stage(
     sample_dim: opt.SampleDim = None,
     steps: opt.Steps = None,
     dtype: opt.Dtype = None,
+    ghosts: opt.Ghosts = None,
     allow_missing: opt.AllowMissing = False,
     cache_bytes: opt.CacheBytes = None,
     jobs: opt.StageJobs = 4,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
 ) -> None:
-    """Fill a cache with what ranks will read of a grid, so that training with cache_dir=CACHE finds all of it there.
+    """Fill a cache with what ranks will read of a grid or store: training with cache_dir=CACHE finds all of it there.
 
     \b
     scidata stage s3://bucket/era5.zarr /local/cache --domain 8 --halo latitude=2
     scidata stage era5.zarr /local/cache --domain 64 --rank 8-15 --cache-bytes 500G    # the second node of 8
+    scidata stage s3://bucket/train.store /local/cache --domain 64 --rank 8-15 --halo 2
     """
     from scidata.cli import arguments as parse
-    from scidata.cli.staging import run_stage
+    from scidata.cli.staging import run_stage, run_stage_store
+    from scidata.cli.stores import names_store
 
     axis_sizes = parse.parse_domain(domain)
+    if names_store(path):
+        cut = {"halo": halo or (), "ghosts": ghosts, "bounds": bounds or (), "weights": weights}
+        numbered = False if sample_dim == "none" else parse.parse_sample_dim(sample_dim)
+        selection = parse.parse_selection(fields=fields, dtype=dtype, steps=steps, isel=isel)
+        refused = {"--shard": shard, "--align": align, "--periodic": periodic, "--allow-missing": allow_missing}
+        run_stage_store(
+            path, cache, axis_sizes, cut | selection | {"sample_dim": numbered},
+            {name: bool(given) for name, given in refused.items()}, ranks=rank or (),
+            cache_bytes=parse.parse_bytes(cache_bytes, "--cache-bytes"), jobs=jobs, as_json=as_json,
+        )  # fmt: skip
+        return
+    if ghosts is not None:
+        raise parse.usage_error("--ghosts", "the halo of a grid is always read from disk; leave it out.")
     options = parse.parse_cut(
         axis_sizes, shard=shard, halo=halo, bounds=bounds, align=align, periodic=periodic, weights=weights
     )

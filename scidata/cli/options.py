@@ -218,7 +218,9 @@ Store = Annotated[str, _argument("STORE", "A store that `scidata partition` wrot
 
 # -- stage -------------------------------------------------------------------------------------------------------------
 
-StagePath = Annotated[str, _argument("SOURCE", "A file, Zarr store or URL of a grid; or a glob of a series of files.")]
+StagePath = Annotated[
+    str, _argument("SOURCE", "A grid: a file, Zarr store, URL, or a glob of a series of files. Or a scidata store.")
+]
 CacheDir = Annotated[str, _argument("CACHE", "The folder that the training script names as cache_dir.")]
 Ranks = Annotated[
     list[str] | None, _option("R|A-B,...", "Only these ranks of the domain; default all. May be repeated.", _SPLIT)
@@ -230,7 +232,9 @@ CacheBytes = Annotated[
     str | None,
     _option("BYTES", "That all in CACHE may take: 500G, say; default half of what is free on its disk.", _RUN),
 ]
-StageJobs = Annotated[int, _option("N", "Blocks that are fetched and decoded at once.", _RUN, parser=_whole(1))]
+StageJobs = Annotated[
+    int, _option("N", "Blocks of a grid, or parts of a store, that are fetched at once.", _RUN, parser=_whole(1))
+]
 
 # -- bench, demo -------------------------------------------------------------------------------------------------------
 

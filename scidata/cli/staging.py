@@ -6,15 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scidata.cli.arguments import parse_ranks, usage_error
+from scidata.cli.arguments import parse_ranks
 from scidata.cli.output import console, human_bytes, print_json
 from scidata.cli.progress import progress
-from scidata.cli.stores import names_store
+from scidata.cli.stores import staged_reader
 from scidata.core.urls import public_text
 from scidata.data.raw_kind import kind_of_raw
 from scidata.grids.reader import GridReader
 from scidata.grids.staging import Staged, Staging
 from scidata.read.disk_cache import make_cache
+from scidata.store.reading.staging import StagedStore, StoreStaging
 
 
 def run_stage(
@@ -34,8 +35,6 @@ def run_stage(
     options
         As :class:`~scidata.grids.reader.GridReader` takes them.
     """
-    if names_store(path):
-        raise usage_error("SOURCE", f"{path} is a partitioned store; copy it to a local disk as it is.")
     chosen = parse_ranks(ranks, math.prod(options["axis_sizes"].values()))
     disk = make_cache(cache, cache_bytes)
     _, first = kind_of_raw(path, None, False, like_grid=True)
@@ -44,11 +43,9 @@ def run_stage(
         staging = Staging(reader, chosen)
         if staging.num_left:
             needed, limit, left = map(human_bytes, (staging.num_bytes, disk.max_bytes, staging.bytes_left))
-            console(stderr=True).print(
-                f"warning: {needed} do not fit in the {limit} of {cache}: the last {left} are left out; give more "
-                "--cache-bytes, or fewer ranks",
-                style="yellow",
-                soft_wrap=True,
+            _warn(
+                f"{needed} do not fit in the {limit} of {cache}: the last {left} are left out; give more "
+                "--cache-bytes, or fewer ranks"
             )
         with progress("staging", staging.num_parts - staging.num_left) as tick:
             staged = staging.run(jobs=jobs, tick=tick)
@@ -62,6 +59,55 @@ def run_stage(
         print_json({**report, "path": public_text(path)})
     else:
         _print(report)
+
+
+def run_stage_store(
+    path: str,
+    cache: str,
+    domain: Mapping[str, int],
+    options: Mapping[str, Any],
+    refused: Mapping[str, bool],
+    *,
+    ranks: Sequence[str],
+    cache_bytes: int | None,
+    jobs: int,
+    as_json: bool,
+) -> None:
+    """Fill ``cache`` with the parts of some ranks of a partitioned store, and print what was done.
+
+    Parameters
+    ----------
+    options, refused
+        As :func:`~scidata.cli.stores.staged_reader` takes them.
+    """
+    chosen = parse_ranks(ranks, math.prod(domain.values()))
+    disk = make_cache(cache, cache_bytes)
+    reader = staged_reader(path, domain, options, refused, disk)
+    staged, names = StagedStore(), list(reader.fields)
+    try:
+        if reader.store.kept is not None:
+            staging, names = StoreStaging(reader, chosen), []
+            with progress("staging", staging.num_parts) as tick:
+                staged = staging.run(jobs=jobs, tick=tick)
+    finally:
+        reader.close()
+    if staged.left:
+        limit = human_bytes(disk.max_bytes)
+        _warn(f"{limit} of {cache} are full: the last {staged.left} parts are left out; give more --cache-bytes")
+    report = {
+        "parts": staged.written + staged.there + staged.left, "written": staged.written, "there": staged.there,
+        "left": staged.left, "unknown": 0, "bytes": staged.nbytes, "bytes_written": staged.bytes_written,
+        "bytes_there": staged.nbytes - staged.bytes_written, "bytes_fetched": staged.bytes_fetched,
+        "path": path, "cache": cache, "cache_bytes": disk.max_bytes, "ranks": chosen, "not_kept": names,
+    }  # fmt: skip
+    if as_json:
+        print_json({**report, "path": public_text(path)})
+    else:
+        _print(report)
+
+
+def _warn(text: str) -> None:
+    console(stderr=True).print(f"warning: {text}", style="yellow", soft_wrap=True)
 
 
 def _describe(staging: Staging, staged: Staged) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from scidata.cli.output import console, human_bytes, make_table, print_json, rat
 from scidata.cli.plan_output import PlanOutput
 from scidata.cli.progress import progress
 from scidata.cli.tables import byte_cells, print_bullets, print_notes, print_ranks, print_world, shape_text, shown_ranks
+from scidata.read.disk_cache import DiskCache
 from scidata.store.format.manifest import Number
 from scidata.store.format.places import folder_of, is_store
 from scidata.store.reading.reader import StoreReader
@@ -129,6 +130,52 @@ def _print_quality(report: PartitionedReport) -> None:
     out.print(table)
 
 
+# -- stage -------------------------------------------------------------------------------------------------------------
+
+
+def staged_reader(
+    path: str, domain: Mapping[str, int], options: Mapping[str, Any], refused: Mapping[str, bool], disk: DiskCache
+) -> StoreReader:
+    """Return a reader of a store that keeps what it reads; options as for :func:`run_plan`, but for the kind."""
+    common = _cut(path, domain, options, refused)
+    return StoreReader(path, **common, **_chosen(options), ghosts=_ghosts(common, options), disk=disk)
+
+
+def _cut(
+    path: str, domain: Mapping[str, int], options: Mapping[str, Any], refused: Mapping[str, bool]
+) -> dict[str, Any]:
+    """Return how a store is cut, as a reader takes it."""
+    for option, given in refused.items():
+        if given:
+            raise usage_error(option, f"means nothing for {path}, a partitioned store; leave it out.")
+    if len(domain) > 1:
+        split = "x".join(map(str, domain.values()))
+        raise usage_error(
+            "--domain",
+            f"{split} splits two dimensions of a grid; the rows of a store are in one sequence, along a curve through "
+            f"space, and are cut in one: --domain {math.prod(domain.values())}.",
+        )
+    common = {
+        "num_parts": next(iter(domain.values())),
+        "halo": parse_width(options["halo"]),
+        "bounds": parse_rows(options["bounds"]),
+        "weights": options["weights"],
+    }
+    if common["weights"] is not None and common["bounds"] != "even":
+        raise usage_error("--weights", "weights decide the bounds; leave out --bounds.")
+    check_choice("--ghosts", options["ghosts"], ("disk", "exchange"))
+    return common
+
+
+def _ghosts(common: Mapping[str, Any], options: Mapping[str, Any]) -> str:
+    """Return how fields of ghosts come, as open_dataset chooses."""
+    return options["ghosts"] or ("disk" if common["halo"] else "exchange")
+
+
+def _chosen(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: options[name] for name in ("fields", "dtype", "sample_dim", "steps", "isel")}
+
+
 # -- plan --------------------------------------------------------------------------------------------------------------
 
 
@@ -149,34 +196,13 @@ def run_plan(
     refused
         Options that mean nothing for stores, and whether each was given.
     """
-    for option, given in refused.items():
-        if given:
-            raise usage_error(option, f"means nothing for {path}, a partitioned store; leave it out.")
-    if len(domain) > 1:
-        split = "x".join(map(str, domain.values()))
-        raise usage_error(
-            "--domain",
-            f"{split} splits two dimensions of a grid; the rows of a store are in one sequence, along a curve through "
-            f"space, and are cut in one: --domain {math.prod(domain.values())}.",
-        )
-    common = {
-        "num_parts": next(iter(domain.values())),
-        "halo": parse_width(options["halo"]),
-        "bounds": parse_rows(options["bounds"]),
-        "weights": options["weights"],
-        "num_threads": 1,
-    }
-    if common["weights"] is not None and common["bounds"] != "even":
-        raise usage_error("--weights", "weights decide the bounds; leave out --bounds.")
+    common = _cut(path, domain, options, refused)
     output.check_picture()
-    check_choice("--ghosts", options["ghosts"], ("disk", "exchange"))
-    ghosts = options["ghosts"] or ("disk" if common["halo"] else "exchange")  # as open_dataset chooses
-    chosen = {name: options[name] for name in ("fields", "dtype", "sample_dim", "steps", "isel")}
-    reader = StoreReader(path, **common, **chosen, ghosts=ghosts)
+    reader = StoreReader(path, **common, **_chosen(options), ghosts=_ghosts(common, options), num_threads=1)
     if options["kind"] not in (None, reader.kind):
         raise usage_error("--kind", f"{options['kind']}: {path} is a store of kind {reader.kind}; leave it out.")
     output.check_sample(reader.num_samples)
-    topology = StoreReader(path, **common, fields=(), sample_dim=False)
+    topology = StoreReader(path, **common, fields=(), sample_dim=False, num_threads=1)
     with progress("planning", reader.num_parts) as tick:
         plan = plan_store(reader, topology, output.sample, tick=tick)
     about = describe_store(plan, weights=common["weights"], dp=output.dp)

@@ -43,9 +43,6 @@ class XarrayObject(Protocol):
 
 Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | XarrayObject
 
-_ONLY_GRIDS = "keeps decoded parts of grids"
-
-
 # With a mesh, fields are ShardTensors; what says that these are grids, or are not, says of which kind samples are. No
 # two that take a transform overlap: checkers would not choose among them where it is a lambda. The last is for a kind
 # that is a variable.
@@ -254,7 +251,9 @@ def open_dataset(
         Grids: a folder on a local disk in which decoded rows of this rank's part are kept for other epochs and runs, of
         what is behind URLs or has to be decoded; raw local arrays are read where they are, which costs no more. Any
         number of ranks and jobs may use one folder. The source's files are looked at before the first use of what was
-        kept of them: what was changed is read again. ``scidata stage`` fills it ahead of a job.
+        kept of them: what was changed is read again. ``scidata stage`` fills it ahead of a job. Stores behind URLs and
+        on network file systems: blocks of their files are kept there, for any number of ranks; a store that is written
+        again has others.
     cache_disk_bytes
         At most so many bytes of them, those used longest ago go first; default half of what is free on that disk.
     storage_options
@@ -308,7 +307,6 @@ def open_dataset(
         refuse(
             {"pool_bytes": bool(pool_bytes)}, "means nothing for a partitioned store, whose chunks are of one sample"
         )
-        refuse({"cache_dir": cache_dir is not None}, f"{_ONLY_GRIDS}; copy the store to a local disk as it is")
         return open_store(path, mesh, what, cut, reach)
     refuse(
         {"cache_bytes": cache_bytes is not None},
@@ -321,7 +319,11 @@ def open_dataset(
             {"pool_bytes": bool(pool_bytes), "decode": what.by_node},
             "means nothing for points, of which each file is a sample",
         )
-        refuse({"cache_dir": cache_dir is not None}, f"{_ONLY_GRIDS}; copy the files to a local disk as they are")
+        refuse(
+            {"cache_dir": cache_dir is not None},
+            "keeps grids and partitioned stores, not raw points; write a store of them (scidata partition SOURCE OUT "
+            "--kind points), or copy the files to a local disk as they are",
+        )
         return open_points(path, mesh, what, cut, reach)
     return open_grid(path, first, mesh, what, cut, reach)
 

@@ -38,7 +38,7 @@ def open_store(
     reader = StoreReader(
         path, num_parts=num_parts, **_common(what, cut, reach), **what.samples, subsample=what.draw(),
         halo=cut.halo, ghosts=cut.ghosts or ("disk" if cut.halo else "exchange"),  # type: ignore[arg-type]  # it checks
-        cache_bytes=CACHE_BYTES if reach.cache_bytes is None else reach.cache_bytes,
+        cache_bytes=CACHE_BYTES if reach.cache_bytes is None else reach.cache_bytes, disk=reach.disk(),
     )  # fmt: skip
     if what.kind not in (None, reader.kind):
         raise ConfigError(f"kind={what.kind!r}: {path} is a store of kind {reader.kind!r}")

@@ -20,6 +20,7 @@ from scidata.read.context import ReadStats, Tally, Target
 from scidata.read.execute import Execution
 from scidata.read.tables import Task
 from scidata.sources.access.fetches import Fetches
+from scidata.sources.access.kept_urls import Came
 
 #: Less work than this is done on the calling thread: waking another one costs 50-100 µs (measured).
 _MIN_PARALLEL = 512 << 10
@@ -266,6 +267,10 @@ class _Fetched:
         while (item := self._fetches.take()) is not None:
             number, data = item
             (execution, target), task = self._tasks[number]
+            if isinstance(data, Came):  # which a task counts as one request for all of it
+                tally.fetched += data.num_fetched - len(data.data)
+                tally.num_reads += data.num_requests - 1
+                data = data.data
             try:
                 execution.run_fetched(task, data, target, tally)
             except BaseException:

@@ -117,6 +117,11 @@ class DiskCache:
             os.close(descriptor)
         return True
 
+    def drop(self, key: bytes) -> None:
+        """Delete an entry, where it is kept: its content is wrong."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._path(key))
+
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def put(self, key: bytes, rows: npt.NDArray[np.uint8]) -> bool:

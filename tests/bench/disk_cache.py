@@ -1,12 +1,13 @@
-"""Samples a second with a cache of decoded parts on disk and without: from S3 with latency, and from local chunks.
+"""Samples a second with a cache on disk and without: grids and meshes, from S3 with latency and from local chunks.
 
     PYTHONPATH=. python tests/bench/disk_cache.py --repeats 5
 
 One process with two reader threads, full shuffle, after the data set was opened; rank 1 of 4, so that a part of each
 chunk is wanted. S3 is moto's server in a process of its own, each answer of which waits ``--latency`` ms. Ways:
 ``source`` reads without a cache; ``fill`` with an empty one; ``run`` as a new job over a full one, which looks at the
-source's files first; ``epoch`` as a further epoch of it. All are measured in turn, ``--repeats`` times; figures are
-medians. CPU is that of the reading process.
+source's files first (at a store's manifest); ``epoch`` as a further epoch of it. ``--only meshes`` measures stores
+alone: one mesh with a field of many times, and several meshes, with halo. All are measured in turn, ``--repeats``
+times; figures are medians. CPU is that of the reading process.
 """
 
 import argparse
@@ -22,12 +23,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import h5py
 import numpy as np
 import zarr
+from scipy.spatial import Delaunay
 
 from scidata.core.urls import url_of
 from scidata.grids.reader import GridReader
 from scidata.read.disk_cache import DiskCache
+from scidata.store.partitioning.partition import partition
+from scidata.store.reading.reader import StoreReader
 
 FIELDS = ("u", "v")
 SHAPE = (181, 360)
@@ -84,12 +89,46 @@ class OneRank:
         return len(order) / (time.perf_counter() - begin[0]), (time.process_time() - begin[1]) / len(order) * 1e3
 
 
+class OneRankOfStore(OneRank):
+    """One rank's part of a partitioned store."""
+
+    def __init__(self, path, options, args, cache):
+        disk = None if cache is None else DiskCache(cache)
+        self.threads = args.threads
+        self.reader = StoreReader(
+            url_of(path, options), num_parts=args.ranks, halo=1, ghosts="disk", disk=disk, num_threads=1
+        )
+        self.part = min(1, args.ranks - 1)
+
+    def _read(self, indices):
+        for index in indices:
+            self.reader.read(int(index), self.part)
+
+
+def write_store(path, num_meshes, num_times):
+    """Write triangulated points; a field of all times and one without."""
+    raws = []
+    for k in range(num_meshes):
+        rng = np.random.default_rng(k)
+        points = rng.random((60_000, 2))
+        raws.append(f"{path}-{k}.h5")
+        with h5py.File(raws[-1], "w") as file:
+            file["points"], file["cells"] = points, Delaunay(points).simplices
+            file["p"] = rng.normal(size=(len(points), 4)).astype("f4")
+            if num_times:
+                file["node/u"] = rng.normal(size=(num_times, len(points), 4)).astype("f4")
+                for dim, name in zip(file["node/u"].dims, ("time", "node", "component"), strict=True):
+                    dim.label = name
+    partition(raws, path)
+
+
 def ways(path, options, args, cache):
     """Yield each way's name, samples a second and CPU ms a sample."""
-    yield "source", OneRank(path, options, args, None).epoch()
+    kind = OneRankOfStore if "meshes" in path else OneRank
+    yield "source", kind(path, options, args, None).epoch()
     shutil.rmtree(cache, ignore_errors=True)
-    yield "fill", OneRank(path, options, args, cache).epoch()
-    job = OneRank(path, options, args, cache)
+    yield "fill", kind(path, options, args, cache).epoch()
+    job = kind(path, options, args, cache)
     yield "run", job.epoch()
     yield "epoch", job.epoch()
 
@@ -141,6 +180,7 @@ def main():
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--latency", type=float, default=20)
+    parser.add_argument("--only", choices=("grids", "meshes"))
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--serve", type=float, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -149,7 +189,13 @@ def main():
     found = {}
     with tempfile.TemporaryDirectory() as folder, s3(args.latency) as (put, options):
         stores = {}
-        for codec, steps in (("zstd", 1), ("zstd", 8), ("lz4", 1), ("raw", 1)):
+        for num_meshes, num_times in ((1, args.num_steps), (16, 0)) if args.only != "grids" else ():
+            path = os.path.join(folder, f"meshes-{num_meshes}-{num_times}")
+            write_store(path, num_meshes, num_times)
+            name = f"S3 mesh, {num_times} times" if num_times else f"S3 {num_meshes} meshes"
+            stores[name] = put(path, os.path.basename(path)), options
+        codecs = (("zstd", 1), ("zstd", 8), ("lz4", 1), ("raw", 1))
+        for codec, steps in codecs if args.only != "meshes" else ():
             path = os.path.join(folder, f"{codec}-{steps}")
             write(path, codec, steps, args.num_steps)
             if codec != "raw":

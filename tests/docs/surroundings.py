@@ -119,6 +119,9 @@ def bucket(folder: Path, names: Names) -> Iterator[None]:
             patch.setenv(name, value)
         patch.setattr(filesystems, "_filesystems", filesystems.FileSystems())  # which are known by options alone
         server.put(folder / "uploaded.zarr", "era5.zarr")
+        write_mesh(str(folder / "mesh.nc"))
+        scidata.partition(folder / "mesh.nc", folder / "train.store")
+        server.put(folder / "train.store", "train.store")
         names |= {"scidata": scidata, "mesh": scidata.init_mesh()}
         yield
 

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from scidata.core.urls import Url
 from scidata.sources.access.filesystems import NUM_THREADS, current
 from scidata.sources.access.held import Held
+from scidata.sources.access.kept_urls import KeptUrl
 from scidata.sources.access.remote import start
 
 #: A URL, the first byte and the number of bytes.
@@ -64,7 +65,7 @@ class _Window:
         if future.cancelled():
             return
         error = future.exception()
-        if error is None and not isinstance(self._jobs[i][0], Held):
+        if error is None and not isinstance(self._jobs[i][0], Held | KeptUrl):
             self._load.answered(self._nbytes[i], time.monotonic() - began)
         self._arrived.put((i, error or future.result()))
 

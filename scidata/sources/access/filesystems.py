@@ -40,6 +40,7 @@ class FileSystems:
         self._made: dict[str, tuple[Any, ObjectStores | None]] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._store_pool: ThreadPoolExecutor | None = None
+        self._keeper_pool: ThreadPoolExecutor | None = None
         self.load = Load()
 
     def find(self, url: Url) -> Place:
@@ -83,6 +84,13 @@ class FileSystems:
             if self._store_pool is None:
                 self._store_pool = ThreadPoolExecutor(MAX_REQUESTS, thread_name_prefix="scidata-object")
             return self._store_pool
+
+    def keeper_pool(self) -> ThreadPoolExecutor:
+        """Return the threads that look on disk first, and wait for the others where nothing is there."""
+        with self._lock:
+            if self._keeper_pool is None:
+                self._keeper_pool = ThreadPoolExecutor(MAX_REQUESTS, thread_name_prefix="scidata-kept")
+            return self._keeper_pool
 
     def is_ending(self) -> bool:
         """Whether the interpreter ends, which waits for these threads: then nothing is worth another attempt."""

@@ -26,6 +26,7 @@ from scidata.sources.access.answers import (
 )
 from scidata.sources.access.filesystems import Place, current
 from scidata.sources.access.held import Held
+from scidata.sources.access.kept_urls import Came, KeptUrl
 from scidata.sources.access.outcomes import Outcome, clean_error, in_time
 from scidata.sources.access.retry import is_transient
 
@@ -244,6 +245,8 @@ def start(url: Url, method: str, options: dict[str, Any], wanted: Callable[[], b
     """Start one request; the future's error is clean. What is not ``wanted`` any more is not tried again."""
     if isinstance(url, Held):
         return current().pool().submit(url.read, options["offset"], options["nbytes"])
+    if isinstance(url, KeptUrl):
+        return url.keeper.start(url, method, options, wanted)
     place = _find(url)
     if not place.is_async:
         return current().pool().submit(_request_here, url, method, options, place.fs, place.path)
@@ -280,6 +283,9 @@ def request(url: Url, method: str, **options: Any) -> Any:
     """
     if isinstance(url, Held):
         return url.read(options["offset"], options["nbytes"])
+    if isinstance(url, KeptUrl):
+        found = url.keeper.start(url, method, options, lambda: True).result()
+        return found.data if isinstance(found, Came) else found
     place = _find(url)
     if not place.is_async:
         return _request_here(url, method, options, place.fs, place.path)

@@ -20,6 +20,7 @@ from scidata.errors import RefusedError, UnsupportedFormatError
 from scidata.sources.access.answers import check_document
 from scidata.sources.access.fetches import each
 from scidata.sources.access.files import retried
+from scidata.sources.access.kept_urls import KeptUrl
 from scidata.sources.access.remote import request
 
 _MAX_METADATA_BYTES = 2**26  # of one document; as objects it is up to twenty times as large
@@ -54,8 +55,8 @@ class Tree(Protocol):
 
 
 def open_tree(path: str, *, allow_external: bool) -> Tree:
-    """Return the tree at a path or URL; ``file://`` is a local path."""
-    local = local_path(path)
+    """Return the tree at a path or URL; ``file://`` is a local path, unless what is read of it is kept elsewhere."""
+    local = None if isinstance(path, KeptUrl) else local_path(path)
     return UrlTree(path) if local is None else LocalTree(local, allow_external=allow_external)
 
 

@@ -7,6 +7,7 @@ the arrays. Rows are in curve order, so that one store serves any number of rank
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 from collections.abc import Callable
 from typing import Any
@@ -25,13 +26,16 @@ from scidata.errors import (
     SciDataError,
     UnsupportedFormatError,
 )
+from scidata.read.disk_cache import DiskCache
 from scidata.sources.access.files import files
 from scidata.sources.zarr.source import ZarrSource
 from scidata.store.format.checksums import KEPT_BYTES, Checksums, SampleSource
 from scidata.store.format.documents import ATTRIBUTE, check_files
 from scidata.store.format.durable import write_text
+from scidata.store.format.kept import KeptFiles
 from scidata.store.format.loading import load_manifest, load_sample
 from scidata.store.format.manifest import Manifest, SampleInfo, dump_json, make_manifest, sealed
+from scidata.store.format.origins import is_worth_it
 from scidata.store.format.places import MANIFEST, check_documents, check_inside, folder_of, is_store, join
 from scidata.store.format.verify import Fault, FaultFound, check_sample, read_rows
 
@@ -43,22 +47,31 @@ MAX_MANIFEST_BYTES = 512 << 20
 class Store:
     """A finished store. Its samples open at first use; it pickles as its path.
 
+    Parameters
+    ----------
+    disk
+        Where what comes over a network is kept; None keeps nothing. Stores on a local disk are read where they are.
+
     Attributes
     ----------
     path
         As the user gave it.
     manifest
         Fields, statistics and samples.
+    kept
+        What is kept of the store's files; None where nothing is.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], disk: DiskCache | None = None) -> None:
         self.path = url_of(os.path.expanduser(os.fspath(path)))
-        self.manifest = _read_manifest(self.path)
+        self.manifest, digest = _read_manifest(self.path)
+        self._disk = disk
+        self.kept = None if disk is None or not is_worth_it(self.path) else KeptFiles(self.path, digest, disk)
         self._sources: dict[int, SampleSource] = {}
         self._checksums: Cache[Checksums] = Cache(KEPT_BYTES, "lru")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Store, (self.path,)
+        return Store, (self.path, self._disk)
 
     def __len__(self) -> int:
         return len(self.manifest.samples)
@@ -90,8 +103,29 @@ class Store:
         source = self._sources.get(index)
         if source is None:
             names = list(info.arrays)  # listing folders takes time, and round trips
-            source = self._sources.setdefault(index, _sample_source(self.path, info, self._checksums, names))
+            root = self.path if self.kept is None else self.kept.url()
+            made = _sample_source(self.path, info, self._checksums, names, root=root)
+            source = self._sources.setdefault(index, made)
         return source
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether reading it takes requests, which are best made side by side."""
+        return self.kept is not None or isinstance(self.path, Url)
+
+    def doubt(self, index: int) -> bool:
+        """Read a sample from the store itself from now on, after something was wrong with it; false if that was so."""
+        if self.kept is None:
+            return False
+        self.kept.doubt(self.sample(index).folder)
+        self._sources.pop(index, None)
+        self._checksums.drop(index)
+        return True
+
+    def trust(self, index: int) -> None:
+        """Keep what is read of a sample again."""
+        if self.kept is not None:
+            self.kept.trust(self.sample(index).folder)
 
     def array(self, index: int, path: str) -> ArrayLayout:
         """Return the layout of a sample's array, ``"node/pos"`` for one, for planning and reading.
@@ -123,14 +157,21 @@ class Store:
         self._checksums = Cache(KEPT_BYTES, "lru")
 
 
-def _sample_source(store: str, info: SampleInfo, kept: Cache[Checksums], names: list[str] | None) -> SampleSource:
-    folder = join(store, info.folder)
-    check_inside(store, folder)
-    return SampleSource(folder, store=store, info=info, kept=kept, names=names)
+def _sample_source(
+    store: str, info: SampleInfo, kept: Cache[Checksums], names: list[str] | None, *, root: str | None = None
+) -> SampleSource:
+    """Return the source of a sample; ``root`` is by what the store's files are read, where that is not its path."""
+    check_inside(store, join(store, info.folder))
+    return SampleSource(join(root or store, info.folder), store=store, info=info, kept=kept, names=names)
 
 
-def open_store(path: str | os.PathLike[str]) -> Store:
+def open_store(path: str | os.PathLike[str], disk: DiskCache | None = None) -> Store:
     """Open a store that ``scidata partition`` finished.
+
+    Parameters
+    ----------
+    disk
+        As for :class:`Store`.
 
     Raises
     ------
@@ -141,7 +182,7 @@ def open_store(path: str | os.PathLike[str]) -> Store:
     RefusedError
         The manifest is larger than ``MAX_MANIFEST_BYTES``, or it or a link leads out of the store.
     """
-    store = Store(path)
+    store = Store(path, disk)
     if not is_url(store.path):
         for info in store.manifest.samples:
             check_inside(store.path, os.path.join(store.path, info.folder))
@@ -153,7 +194,8 @@ def open_store(path: str | os.PathLike[str]) -> Store:
     return store
 
 
-def _read_manifest(path: str) -> Manifest:
+def _read_manifest(path: str) -> tuple[Manifest, bytes]:
+    """Return the manifest of a store, and a digest of it."""
     where = join(path, MANIFEST)
     if not is_store(path):
         names = os.listdir(path) if not is_url(path) and os.path.isdir(path) else []
@@ -165,7 +207,8 @@ def _read_manifest(path: str) -> Manifest:
         if not is_url(path) and not os.path.exists(path):
             raise FileNotFoundError(errno.ENOENT, "there is no such store", path)
         raise UnsupportedFormatError(f"{path}: is no scidata store: it has no {MANIFEST}; make one: scidata partition")
-    return load_manifest(_manifest_bytes(path), where)
+    content = _manifest_bytes(path)
+    return load_manifest(content, where), hashlib.sha256(content).digest()
 
 
 def _manifest_bytes(path: str) -> bytes:

@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from scidata.core.cache import Cache
 from scidata.core.types import IntArray
-from scidata.core.urls import Url
 from scidata.plan.array import MAX_PLAN_BYTES, ArrayPlan
 from scidata.sources.access.fetches import run_each
 from scidata.store.format.manifest import FieldInfo
@@ -63,9 +62,35 @@ class FieldReads:
     def read(
         self, access: RowAccess, names: Sequence[str], index: int, topology: LocalTopology
     ) -> dict[str, npt.NDArray[Any]]:
-        """Read fields of a part: behind a URL side by side, so that they wait for round trips together."""
-        if not isinstance(self._numbering.store.path, Url):
+        """Read fields of a part: behind a URL together, so that they wait for round trips once."""
+        if not self._numbering.store.is_remote:
             return {name: self._read(access, name, index, topology) for name in names}
+        held = [name for name in names if topology.rows is None and self._is_held(name, index, topology)]
+        found = {name: self._read(access, name, index, topology) for name in held}
+        rest = [name for name in names if name not in found]
+        alone = topology.rows is not None or any(self._is_kept(name, index, topology) for name in rest)
+        plans = {name: None if alone else self._known(name, index, topology) for name in rest}
+        known = {name: plan for name, plan in plans.items() if plan is not None}
+        if len(known) < len(rest):  # sizes and indexes of files take round trips, too, before those of the values
+            found |= self._side_by_side(rest, access, index, topology)
+            return {name: found[name] for name in names}
+        values = access.run_each([(plan.plan, self._dtypes[name]) for name, plan in known.items()])
+        for (name, plan), each in zip(known.items(), values, strict=True):
+            found[name] = self._finished(each, name, plan, topology)
+        return {name: found[name] for name in names}
+
+    def _is_held(self, name: str, index: int, topology: LocalTopology) -> bool:
+        """Whether the values are in memory, for all times."""
+        return self._is_kept(name, index, topology) and self._shared.get(self._slot(name, index, topology)) is not None
+
+    def _slot(self, name: str, index: int, topology: LocalTopology) -> tuple[int, int, str]:
+        part = topology.index_maps[self._infos[name].entity].part
+        return self._numbering.locate(index)[0], part, name
+
+    def _side_by_side(
+        self, names: Sequence[str], access: RowAccess, index: int, topology: LocalTopology
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Read each of some fields on a thread of its own."""
         own = [access.anew(access.empty) for _ in names]
         calls = [
             functools.partial(self._read, each, name, index, topology) for each, name in zip(own, names, strict=True)
@@ -86,9 +111,9 @@ class FieldReads:
             access.stats += own.stats
             return values
 
-        part = topology.index_maps[self._infos[name].entity].part
-        slot = self._numbering.locate(index)[0], part, name
-        kept = self._shared.get_or_make(slot, make, lambda values: values.nbytes, once=True)
+        kept = self._shared.get_or_make(
+            self._slot(name, index, topology), make, lambda values: values.nbytes, once=True
+        )
         values = access.empty(kept.shape, kept.dtype)
         np.copyto(values, kept)
         return values
@@ -110,19 +135,33 @@ class FieldReads:
 
     def _read_rows(self, access: RowAccess, name: str, index: int, topology: LocalTopology) -> npt.NDArray[Any]:
         """Read owned rows and ghosts."""
-        info = self._infos[name]
-        rows = topology.index_maps[info.entity]
-        key = index % self._numbering.num_samples, rows.part, name
-        found = self._plans.get(key)
+        found = self._field_plan(access, name, index, topology)
+        return self._finished(access.run(found.plan, self._dtypes[name]), name, found, topology)
+
+    def _known(self, name: str, index: int, topology: LocalTopology) -> FieldPlan | None:
+        part = topology.index_maps[self._infos[name].entity].part
+        return self._plans.get((index % self._numbering.num_samples, part, name))
+
+    def _field_plan(self, access: RowAccess, name: str, index: int, topology: LocalTopology) -> FieldPlan:
+        """Plan owned rows and ghosts, unless they are planned."""
+        found = self._known(name, index, topology)
         if found is None:
+            info = self._infos[name]
             found = FieldPlan(*self._plan(access, name, index, topology), self._numbering.shape(info, index))
-            self._plans.put(key, found, found.num_bytes())
-        plan, pick, shape = found
-        values = self._shaped(access.run(plan, self._dtypes[name]), name, shape)
+            slot = index % self._numbering.num_samples, topology.index_maps[info.entity].part, name
+            self._plans.put(slot, found, found.num_bytes())
+        return found
+
+    def _finished(
+        self, values: npt.NDArray[Any], name: str, found: FieldPlan, topology: LocalTopology
+    ) -> npt.NDArray[Any]:
+        """Drop the dims that a sample does not have, and what was read between ghosts."""
+        info, pick = self._infos[name], found.pick
+        values = self._shaped(values, name, found.shape)
         if pick is None:
             return values
         lead: tuple[Any, ...] = (slice(None),) * self._numbering.entity_dim(info)
-        num = rows.num_owned
+        num = topology.index_maps[info.entity].num_owned
         # ghosts move up in place; the rows between them are left behind at the end of the buffer
         values[(*lead, slice(num, num + len(pick)))] = values[(*lead, num + pick)]
         return np.ascontiguousarray(values[(*lead, slice(0, num + len(pick)))])

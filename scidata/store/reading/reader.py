@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +17,11 @@ import numpy.typing as npt
 from scidata.core.cache import Cache
 from scidata.core.checks import names_of, whole
 from scidata.core.types import Empty, IntArray
-from scidata.errors import ConfigError, near_matches
+from scidata.errors import ConfigError, CorruptDataError, RefusedError, UnsupportedFormatError, near_matches
 from scidata.plan.array import ArrayPlan
 from scidata.plan.totals import ReadPlan
+from scidata.read.context import ReadStats
+from scidata.read.disk_cache import DiskCache
 from scidata.read.threads import ReaderThreads
 from scidata.store.format.arrays import CHUNK_ROWS
 from scidata.store.format.manifest import SampleInfo, Statistics
@@ -34,6 +36,8 @@ from scidata.store.reading.rows import RowAccess
 from scidata.store.reading.subsample import Subsample
 from scidata.store.reading.subsample_part import drawn_part
 from scidata.store.reading.topology import LocalTopology, read_topology
+
+_T = TypeVar("_T")
 
 _THREADS = 4
 #: Of the edges, cells and index maps that are kept between reads.
@@ -75,6 +79,8 @@ class StoreReader(PartReader):
         Index maps, edges and cells of parts that were read are kept for the next read of the same stored sample, of
         another time of it say: at most so many bytes, the least recently used let go first. So are fields without
         times, of up to 128 MiB besides. Pickling leaves them out.
+    disk
+        Where what is read over a network is kept for other epochs, runs and ranks; None keeps nothing.
 
     Raises
     ------
@@ -99,8 +105,9 @@ class StoreReader(PartReader):
         subsample: Subsample | None = None,
         num_threads: int = _THREADS,
         cache_bytes: int = CACHE_BYTES,
+        disk: DiskCache | None = None,
     ) -> None:
-        self.store = open_store(path)
+        self.store = open_store(path, disk)
         manifest = self.store.manifest
         self.path, self.period = self.store.path, manifest.period
         self.kind, self.entity, self.entities = manifest.kind, manifest.entity, manifest.entities
@@ -179,8 +186,12 @@ class StoreReader(PartReader):
         shape = self.numbering.shape(self.info(name), index)
         if self.subsample is None:
             return shape
-        cut, access = self._opened(index)
-        dim, rows = self.entity_dim(name), self._drawn(access, cut, index, 0, epoch).index_maps[self.info(name).entity]
+
+        def draw() -> LocalTopology:
+            cut, access = self._opened(index)
+            return self._drawn(access, cut, index, 0, epoch)
+
+        dim, rows = self.entity_dim(name), self._sound(index, draw).index_maps[self.info(name).entity]
         return (*shape[:dim], rows.num_global, *shape[dim + 1 :])
 
     def statistics(self, name: str) -> Statistics | None:
@@ -214,7 +225,7 @@ class StoreReader(PartReader):
 
     def partition_of(self, index: int) -> SamplePart:
         """Cut a sample. Reads the few rows of index arrays that say where the parts begin, once for each stored one."""
-        return self._partition(self.numbering.locate(index)[0])[0]
+        return self._sound(index, lambda: self._partition(self.numbering.locate(index)[0])[0])
 
     def _partition(self, index: int) -> tuple[SamplePart, dict[str, list[ArrayPlan]]]:
         size = lambda made: _PLANS_BYTES + sum(bounds.nbytes for bounds in made[0].bounds.values())  # noqa: E731
@@ -246,6 +257,11 @@ class StoreReader(PartReader):
             token=self._token,
         )
 
+    def topology_of(self, access: RowAccess, cut: SamplePart, part: int) -> LocalTopology:
+        """Return this part's edges and cells, and its ghosts: read, unless they are kept."""
+        make = lambda: self._topology(access, cut, part)  # noqa: E731
+        return self.topologies.get_or_make((cut.index, part), make, LocalTopology.num_bytes, once=True)
+
     def _drawn(self, access: RowAccess, cut: SamplePart, index: int, part: int, epoch: int) -> LocalTopology:
         """Find what a part holds of an epoch's draw from a sample."""
         assert self.subsample is not None
@@ -273,6 +289,9 @@ class StoreReader(PartReader):
         IndexError, ConfigError
             Sample or rank out of range.
         """
+        return self._sound(index, lambda: self._plan(index, rank, epoch))
+
+    def _plan(self, index: int, rank: int, epoch: int) -> ReadPlan:
         cut, access = self._opened(index)
         first = self._partition(cut.index)[1]
         topology = self._found(access, cut, index, self._checked_part(rank), epoch)
@@ -295,13 +314,13 @@ class StoreReader(PartReader):
         MissingChunkError, ShortReadError, ChecksumError, CorruptDataError
             The store is damaged.
         """
+        return self._sound(index, lambda: self._read(index, part, epoch, empty))
+
+    def _read(self, index: int, part: int, epoch: int, empty: Empty) -> LocalPart:
         cut, access = self._opened(index, empty)
         self._checked_part(part)
         if self.subsample is None:
-            slot = (cut.index, part)
-            topology = self.topologies.get_or_make(
-                slot, lambda: self._topology(access, cut, part), LocalTopology.num_bytes, once=True
-            )
+            topology = self.topology_of(access, cut, part)
         else:
             topology = self._drawn(access, cut, index, part, epoch)
         fields = self._reads.read(access, self.fields, index, topology)
@@ -318,8 +337,27 @@ class StoreReader(PartReader):
             topology=topology.identity if self.subsample is None else None,
         )
 
+    def ranges(self, index: int, part: int) -> tuple[list[tuple[str, int, int]], ReadStats]:
+        """Return where the fields of one part of a sample lie: path, first byte and bytes of each range.
+
+        The part's edges and cells are read for it, unless they are in memory; what that took comes along.
+        """
+        return self._sound(index, lambda: self._ranges(index, self._checked_part(part)))
+
+    def _ranges(self, index: int, part: int) -> tuple[list[tuple[str, int, int]], ReadStats]:
+        cut, access = self._opened(index)
+        topology = self.topology_of(access, cut, part)
+        found = []
+        for plan in [each for name in self.fields for each in self._reads.plans(access, name, index, topology)]:
+            paths, table = plan.ranges()
+            found += [(paths[i], offset, nbytes) for i, offset, nbytes in table.tolist()]
+        return found, access.stats
+
     def original_id(self, index: int, part: int, entity: str, *, rows: IntArray | None = None) -> IntArray:
         """Read the source's row of each row that a part owns, or of ``rows`` of the store, ``(num,)`` int64."""
+        return self._sound(index, lambda: self._original_id(index, part, entity, rows))
+
+    def _original_id(self, index: int, part: int, entity: str, rows: IntArray | None) -> IntArray:
         cut, access = self._opened(index)
         self._check_entity(entity)
         start, stop = cut.owned(entity, self._checked_part(part))
@@ -332,6 +370,19 @@ class StoreReader(PartReader):
         stored = self.numbering.locate(index)[0]
         cut = self._partition(stored)[0]
         return cut, RowAccess(self.store, stored, self._threads.executor(), empty)
+
+    def _sound(self, index: int, call: Callable[[], _T]) -> _T:
+        """Return what a call reads of a sample; where that is damaged, what the store itself has, and not the cache."""
+        try:
+            return call()
+        except (CorruptDataError, UnsupportedFormatError, RefusedError):
+            stored = self.numbering.locate(index)[0]
+            if not self.store.doubt(stored):
+                raise
+        self._reads.forget()
+        found = call()
+        self.store.trust(stored)
+        return found
 
     def close(self) -> None:
         """End the threads and close the files; the next read starts them again."""

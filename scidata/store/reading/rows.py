@@ -17,7 +17,7 @@ from scidata.core.checks import allocate
 from scidata.core.types import ArrayLayout, Empty, IntArray, Segment, Segments, SegmentTable, Selection, Source
 from scidata.meshes.order.ids import ranges
 from scidata.plan.array import ArrayPlan, plan_array
-from scidata.read import read_plan
+from scidata.read import Job, read_plan, read_plans
 from scidata.read.context import ReadStats
 from scidata.store.format.store import Store
 
@@ -145,9 +145,18 @@ class RowAccess:
     def run(self, plan: ArrayPlan, dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
         """Read what a plan of this object says, in native byte order or as ``dtype``."""
         kind = plan.layout.dtype.newbyteorder("=") if dtype is None else np.dtype(dtype)
-        out = allocate(f"{plan.layout.store}: field {plan.layout.name!r}", plan.out_shape, kind, self.empty)
+        out = self._empty(plan, kind)
         self.stats += read_plan(plan, out, source=self.source, executor=self._executor)
         return out
+
+    def run_each(self, plans: Sequence[tuple[ArrayPlan, npt.DTypeLike]]) -> list[npt.NDArray[Any]]:
+        """Read what plans say, each as a dtype: behind a URL all that they ask for is on its way at once."""
+        jobs = [(Job(plan, self.source), self._empty(plan, np.dtype(dtype))) for plan, dtype in plans]
+        self.stats += read_plans(jobs, executor=self._executor)
+        return [out for _, out in jobs]
+
+    def _empty(self, plan: ArrayPlan, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        return allocate(f"{plan.layout.store}: field {plan.layout.name!r}", plan.out_shape, dtype, self.empty)
 
     def rows(self, path: str, start: int, stop: int) -> npt.NDArray[Any]:
         """Read rows ``[start, stop)`` of the first dimension."""

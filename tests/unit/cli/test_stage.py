@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 import torch
@@ -215,10 +214,6 @@ def test_failures_and_wrong_usage(store: Path, tmp_path: Path) -> None:
     assert "no such file" in run(tmp_path / "no", tmp_path / "c", "--domain", 2, code=1).output
     full = run(store, tmp_path / "file" / "below", "--domain", 2, "--sample-dim", "time", code=1)
     assert "error: " in full.output
-    with h5py.File(tmp_path / "cloud.h5", "w") as file:
-        file["x"], file["y"], file["p"] = np.random.default_rng(0).normal(size=(3, 500))
-    scidata.partition(tmp_path / "cloud.h5", tmp_path / "points", kind="points")
-    assert "copy it to a local disk" in run(tmp_path / "points", tmp_path / "c", "--domain", 2, code=2).output
     damaged = tmp_path / "damaged"
     array = zarr.open_group(damaged, mode="w").create_array(
         "u", shape=(4, 6), chunks=(1, 6), dtype="f4", dimension_names=("time", "x")

@@ -1,0 +1,56 @@
+"""URLs of which somebody keeps what was read before: who reads them need not know whether a request is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, NamedTuple, Protocol
+
+from scidata.core.urls import Url
+
+
+class Came(NamedTuple):
+    """A range of a :class:`KeptUrl`, and what had to be asked of its server for it: bytes, and requests."""
+
+    data: memoryview
+    num_fetched: int
+    num_requests: int
+
+
+class Keeper(Protocol):
+    """What keeps the bytes of URLs. It pickles."""
+
+    def start(self, url: KeptUrl, method: str, options: dict[str, Any], wanted: Callable[[], bool]) -> Future[Any]:
+        """Begin what :func:`scidata.sources.access.remote.start` does; a range comes as a :class:`Came`."""
+
+
+class KeptUrl(Url):
+    """A URL whose requests a keeper answers.
+
+    Attributes
+    ----------
+    keeper
+        Of this URL and all below it.
+    key
+        The place below the keeper's own URL.
+    plain
+        The same URL, which its server is asked for.
+    """
+
+    keeper: Keeper
+    key: str
+    plain: Url
+
+    def __new__(cls, plain: Url, keeper: Keeper, key: str = "") -> KeptUrl:
+        """Make it."""
+        self = super().__new__(cls, plain.target, plain.options, text=str(plain), seen=plain.seen)
+        assert isinstance(self, KeptUrl)
+        self.keeper, self.key, self.plain = keeper, key, plain
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return KeptUrl, (self.plain, self.keeper, self.key)
+
+    def at(self, key: str) -> Url:
+        """Return the URL of what lies below."""
+        return KeptUrl(self.plain.at(key), self.keeper, f"{self.key}/{key}" if self.key else key) if key else self

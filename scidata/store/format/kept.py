@@ -1,0 +1,338 @@
+"""What came of a store over a network, kept on local disk: for other epochs, runs, ranks and jobs.
+
+Files are kept in blocks that begin at multiples of their size, whatever was asked for: so any number of ranks, any halo
+and any draw of rows finds what another one has left. A block's key is a digest of the store's address, of its manifest,
+which has digests of all that is in the store, and of file and place: a store that is written again has other keys.
+Nothing else tells whether a file is what the manifest is about but the checksums that its chunks carry: where these are
+wrong, :meth:`KeptFiles.doubt` has the store itself asked again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.cache import Cache
+from scidata.core.urls import Url, local_path
+from scidata.read.disk_cache import DiskCache
+from scidata.sources.access.filesystems import current
+from scidata.sources.access.kept_urls import Came, KeptUrl
+from scidata.store.format.blocks import ROW, File, Use, blocks_in, folder_of
+from scidata.store.format.origins import Folder, Origin, Server
+
+_INLINE = 1 << 20  # ranges up to this are looked for by the thread that asks: waking another one takes longer
+_HEAD = 3968  # bytes of a document's first entry, which take 4 KiB on disk
+_MAX_SIZES = 1 << 17  # of files, some 0.2 kB each
+_VALUES = b"scidata store, blocks of files, 1"  # to be raised when keys or blocks change their meaning
+
+
+class KeptFiles:
+    """Answers requests for a store's files from disk, and keeps what has to be fetched. Thread-safe; pickles.
+
+    Parameters
+    ----------
+    path
+        Of the store: a URL, or a folder of a network file system.
+    manifest
+        A digest of its manifest.
+    disk
+        Where blocks are kept.
+
+    Attributes
+    ----------
+    use
+        Counts what is needed from now on; None, as at first, counts nothing.
+    """
+
+    def __init__(self, path: str, manifest: bytes, disk: DiskCache) -> None:
+        self.disk = disk
+        self._path, self._manifest = path, manifest
+        self._origin: Origin
+        local = local_path(path)
+        if local is None:
+            assert isinstance(path, Url)
+            self._plain, self._origin = path, Server()
+            name = str(path)  # without who asks and how it is signed, which another job does otherwise
+        else:
+            name = os.path.abspath(local)
+            self._plain, self._origin = Url(f"file://{name}", {}), Folder(name)
+        self._digest = hashlib.sha256(b"\n".join([_VALUES, os.fsencode(name), manifest])).digest()
+        self._sizes: Cache[int] = Cache(_MAX_SIZES, "lru")
+        self._doubted: set[str] = set()
+        self.use: Use | None = None
+        self._claims: dict[tuple[int, bytes], Future[None]] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return KeptFiles, (self._path, self._manifest, self.disk)
+
+    def url(self) -> KeptUrl:
+        """Return the store's URL, by which its files are read through here."""
+        return KeptUrl(self._plain, self)
+
+    # -- doubts ------------------------------------------------------------------------------------------------------
+
+    def doubt(self, folder: str) -> None:
+        """Ask the store itself for all below a folder of it, and let go of what is kept of that, until it is trusted.
+
+        What was fetched while a store was being copied, or was damaged, may not be what its manifest says.
+        """
+        self._doubted.add(folder)
+        self._sizes.clear()
+
+    def trust(self, folder: str) -> None:
+        """Keep what lies below a folder again, and read what is kept."""
+        self._doubted.discard(folder)
+
+    def _is_doubted(self, key: str) -> bool:
+        return bool(self._doubted) and folder_of(key) in self._doubted
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def start(self, url: KeptUrl, method: str, options: dict[str, Any], wanted: Callable[[], bool]) -> Future[Any]:
+        """Begin a request: answered at once where all of it is kept, else by a thread that asks the store."""
+        ask = functools.partial(self._origin.start, url, wanted=wanted)
+        own = {"info": _Info, "document": _Document, "range": _Range}.get(method)
+        if own is None:
+            return ask(method, options)
+        job = own(self, url.key, options, ask)
+        return current().keeper_pool().submit(job.run) if (found := job.held()) is None else _done(found)
+
+    def entries(self, key: str, offset: int, nbytes: int) -> dict[bytes, tuple[int, int]]:
+        """Return what a range of a file is kept as, digests and shapes, there or not; nothing where its size is new."""
+        file = self.file(key)
+        if file is None:
+            return {}
+        return {self._key(file.name, i): file.shape(i) for i in blocks_in(offset, min(offset + nbytes, file.size))}
+
+    def count(self, nbytes: int) -> None:
+        """Count what was fetched."""
+        if self.use is not None:
+            self.use.fetched(nbytes)
+
+    @contextlib.contextmanager
+    def claimed(self, file: File, blocks: Sequence[int]) -> Iterator[tuple[list[int], dict[int, Future[None]]]]:
+        """Claim blocks that are to be fetched: give those that are, and what ends when another thread lets go of its.
+
+        Whoever has claimed waits for nobody before it has let go.
+        """
+        done: Future[None] = Future()
+        slots = {i: (os.getpid(), self._key(file.name, i)) for i in blocks}  # a forked child's threads are others
+        found = {i: self._claims.setdefault(slot, done) for i, slot in slots.items()}
+        mine = [i for i in blocks if found[i] is done]
+        try:
+            yield mine, {i: each for i, each in found.items() if each is not done}
+        finally:
+            for i in mine:
+                del self._claims[slots[i]]
+            done.set_result(None)
+
+    # -- blocks ------------------------------------------------------------------------------------------------------
+
+    def _key(self, name: bytes, place: int | str) -> bytes:
+        return hashlib.sha256(b"%b\n%b\n%a" % (self._digest, name, place)).digest()
+
+    def file(self, key: str) -> File | None:
+        """Return a file whose size is kept; None where it has to be asked for."""
+        name = b"file " + os.fsencode(key)
+        size = self._sizes.get(name)
+        if size is None:
+            found = self.small(key, name, 8)
+            if found is None:
+                return None
+            size = self._sizes.put(name, int(found.view("<i8")[0]))
+        return File(name, size)
+
+    def note(self, key: str, size: int) -> File:
+        """Keep the size of a file."""
+        name = b"file " + os.fsencode(key)
+        self._sizes.put(name, size)
+        self.put_small(key, name, np.array([size], "<i8").view(np.uint8))
+        return File(name, size)
+
+    def small(self, key: str, name: bytes, nbytes: int) -> npt.NDArray[np.uint8] | None:
+        """Return so many bytes that are kept of a file beside its blocks; None where they are not."""
+        row = np.empty(nbytes, np.uint8)
+        if self._is_doubted(key) or not self._read(key, self._key(name, "small"), (1, nbytes), [(0, row.data)]):
+            return None
+        return row
+
+    def put_small(self, key: str, name: bytes, row: npt.NDArray[np.uint8]) -> None:
+        """Keep some bytes of a file beside its blocks."""
+        self._put(key, self._key(name, "small"), row.reshape(1, -1))
+
+    def _put(self, key: str, digest: bytes, rows: npt.NDArray[np.uint8]) -> None:
+        if self._is_doubted(key):
+            self.disk.drop(digest)
+        elif self.disk.put(digest, rows) and self.use is not None:
+            self.use.add(key, {digest: self.disk.entry_nbytes(*rows.shape)}, is_new=True)
+
+    def _read(self, key: str, digest: bytes, shape: tuple[int, int], wanted: Sequence[tuple[int, memoryview]]) -> bool:
+        found = self.disk.read(digest, shape, wanted)
+        if found and self.use is not None:
+            self.use.add(key, {digest: self.disk.entry_nbytes(*shape)})
+        return found
+
+    def put(self, key: str, file: File, i: int, data: npt.NDArray[np.uint8]) -> None:
+        """Keep a block."""
+        self._put(key, self._key(file.name, i), data.reshape(file.shape(i)))
+
+    def fill(self, key: str, file: File, i: int, buffer: npt.NDArray[np.uint8], begin: int) -> bool:
+        """Fill what a buffer, which begins at a byte of a file, has of a block, whole rows; say whether it is kept."""
+        if self._is_doubted(key):
+            return False
+        first, end = file.extent(i)
+        start = max(first, begin)
+        view = buffer[start - begin : min(end, begin + buffer.size) - begin].data
+        return self._read(key, self._key(file.name, i), file.shape(i), [((start - first) // ROW, view)])
+
+
+_Ask: TypeAlias = Callable[[str, dict[str, Any]], "Future[Any]"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A request for one file."""
+
+    kept: KeptFiles
+    key: str
+    options: dict[str, Any]
+    ask: _Ask
+
+    def held(self) -> Any:
+        """Return the answer, if it is kept, and looking for it takes no longer than another thread would."""
+
+    def run(self) -> Any:
+        """Return the answer, and keep it."""
+
+
+class _Info(_Request):
+    __slots__ = ()
+
+    def held(self) -> Any:
+        file = self.kept.file(self.key)
+        return None if file is None else {"name": self.key, "size": file.size, "type": "file"}
+
+    def run(self) -> Any:
+        found = self.ask("info", self.options).result()
+        if found.get("type") != "directory" and found.get("size") is not None:
+            self.kept.note(self.key, int(found["size"]))
+        return found
+
+
+class _Document(_Request):
+    """What is not larger than one block of the disk is there by one read: its size, and its content."""
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> bytes:
+        """What its keys begin with."""
+        return b"document " + os.fsencode(self.key)
+
+    def held(self) -> Any:
+        head = self.kept.small(self.key, self.name, _HEAD)
+        size = -1 if head is None else int(head[:8].view("<i8")[0])
+        if head is None or size > self.options["most"]:
+            return None
+        if size <= _HEAD - 8:
+            return head[8 : 8 + size].tobytes()
+        buffer, file = np.empty(size, np.uint8), File(self.name, size)
+        whole = all(self.kept.fill(self.key, file, i, buffer, 0) for i in blocks_in(0, size))
+        return buffer.tobytes() if whole else None
+
+    def run(self) -> Any:
+        data = self.ask("document", self.options).result()
+        self.kept.count(len(data))
+        values, head = np.frombuffer(data, np.uint8), np.zeros(_HEAD, np.uint8)
+        head[:8] = np.array([len(data)], "<i8").view(np.uint8)
+        if len(data) <= _HEAD - 8:
+            head[8 : 8 + len(data)] = values
+        else:
+            file = File(self.name, len(data))
+            for i in blocks_in(0, file.size):
+                self.kept.put(self.key, file, i, values[slice(*file.extent(i))])
+        self.kept.put_small(self.key, self.name, head)
+        return data
+
+
+class _Range(_Request):
+    __slots__ = ()
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The first byte, and the one after the last."""
+        return self.options["offset"], self.options["offset"] + self.options["nbytes"]
+
+    def held(self) -> Any:
+        offset, end = self.place
+        file = self.kept.file(self.key)
+        if file is None or not offset < end <= file.size or end - offset > _INLINE:
+            return None
+        begin, stop = file.widened(offset, end)
+        buffer = np.empty(stop - begin, np.uint8)
+        if not all(self.kept.fill(self.key, file, i, buffer, begin) for i in blocks_in(offset, end)):
+            return None
+        return Came(buffer[offset - begin : end - begin].data, 0, 0)
+
+    def run(self) -> Any:
+        offset, end = self.place
+        file = self.kept.file(self.key)
+        if file is None and (size := self.ask("info", {}).result().get("size")) is not None:
+            file = self.kept.note(self.key, int(size))
+        if file is None or not offset < end <= file.size:  # who has it says what is wrong
+            data = self.ask("range", self.options).result()
+            return Came(memoryview(data), len(data), 1)
+        begin, stop = file.widened(offset, end)
+        buffer = np.empty(stop - begin, np.uint8)
+        missing = [i for i in blocks_in(offset, end) if not self.kept.fill(self.key, file, i, buffer, begin)]
+        num_fetched = num_requests = 0
+        while missing:
+            with self.kept.claimed(file, missing) as (mine, others):
+                for first, data in self._fetch(file, list(_runs(mine))):
+                    num_fetched, num_requests = num_fetched + data.size, num_requests + 1
+                    low, high = max(first, begin), min(first + data.size, stop)
+                    buffer[low - begin : high - begin] = data[low - first : high - first]
+            for each in others.values():  # which another thread fetches
+                each.result()
+            missing = [i for i in others if not self.kept.fill(self.key, file, i, buffer, begin)]
+        return Came(buffer[offset - begin : end - begin].data, num_fetched, num_requests)
+
+    def _fetch(self, file: File, runs: Sequence[range]) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
+        """Fetch runs of blocks side by side and keep them; yield the first byte of each, and its bytes."""
+        places = [(file.extent(run[0])[0], file.extent(run[-1])[1]) for run in runs]
+        asked = [self.ask("range", {"offset": begin, "nbytes": end - begin}) for begin, end in places]
+        try:
+            for run, (begin, _), future in zip(runs, places, asked, strict=True):
+                data = np.frombuffer(future.result(), np.uint8)
+                self.kept.count(data.size)
+                for i in run:
+                    first, last = file.extent(i)
+                    self.kept.put(self.key, file, i, data[first - begin : last - begin])
+                yield begin, data
+        finally:
+            for future in asked:
+                future.cancel()
+
+
+def _runs(blocks: Sequence[int]) -> Iterator[range]:
+    """Yield runs of neighbours, which one request fetches."""
+    first = 0
+    for k in range(1, len(blocks) + 1):
+        if k == len(blocks) or blocks[k] != blocks[k - 1] + 1:
+            yield range(blocks[first], blocks[k - 1] + 1)
+            first = k
+
+
+def _done(found: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(found)
+    return future

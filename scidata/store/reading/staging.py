@@ -1,0 +1,128 @@
+"""Fills a cache of a store's blocks ahead of a job: all that some ranks of a domain need of all samples."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from itertools import islice, product
+
+from scidata.errors import ConfigError, OutputError
+from scidata.store.format.blocks import Use
+from scidata.store.reading.reader import StoreReader
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagedStore:
+    """What was done: sums of parts, each one rank's of one sample, and of bytes on disk.
+
+    Attributes
+    ----------
+    written, there, left
+        Parts of which something was fetched, of which all was kept before, and those from the first that does not fit
+        on.
+    nbytes, bytes_written
+        What the first two take on disk, what several share counted once; and how much of it is new.
+    bytes_fetched
+        What was asked of the store.
+    """
+
+    written: int = 0
+    there: int = 0
+    left: int = 0
+    nbytes: int = 0
+    bytes_written: int = 0
+    bytes_fetched: int = 0
+
+
+class StoreStaging:
+    """Reads the parts of some ranks, sample by sample, through a reader's cache.
+
+    Raises
+    ------
+    ConfigError
+        The reader keeps nothing.
+    """
+
+    def __init__(self, reader: StoreReader, ranks: Sequence[int]) -> None:
+        if reader.store.kept is None:
+            raise ConfigError(f"{reader.path}: staging needs a reader that keeps what it reads")
+        self._reader, self._ranks, self._kept = reader, tuple(ranks), reader.store.kept
+        self._start = f"{self._kept.url()}/"
+        self._use = Use()
+        self._limit, self._is_full = self._kept.disk.max_bytes, False
+        self._to_come = Counter(reader.sample_info(index).folder for index in range(reader.num_samples))
+
+    @property
+    def num_parts(self) -> int:
+        """Number of parts."""
+        return self._reader.num_samples * len(self._ranks)
+
+    def run(self, *, jobs: int = 4, tick: Callable[[], None] = lambda: None) -> StagedStore:
+        """Fill in what is not there; call ``tick`` for each part that is done, in this thread.
+
+        Raises
+        ------
+        OutputError
+            The disk is full, or cannot be written.
+        SciDataError, OSError
+            The store cannot be read.
+        """
+        self._kept.use = self._use
+        done, waiting = Counter[str](), iter(product(range(self._reader.num_samples), self._ranks))
+        with ThreadPoolExecutor(jobs, thread_name_prefix="scidata-stage") as pool:
+            running: dict[Future[str], int] = {}
+            left = Counter({index: len(self._ranks) for index in range(self._reader.num_samples)})
+            try:
+                while True:
+                    for index, rank in islice(waiting, 2 * jobs - len(running)):
+                        running[pool.submit(self._stage, index, rank)] = index
+                    if not running:
+                        break
+                    for future in wait(running, return_when=FIRST_COMPLETED).done:
+                        index = running.pop(future)
+                        done[future.result()] += 1
+                        left[index] -= 1
+                        if not left[index]:
+                            self._end(index)
+                        tick()
+            except BaseException:
+                for future in running:
+                    future.cancel()
+                raise
+            finally:
+                self._kept.use = None
+        use = self._use
+        return StagedStore(
+            written=done["written"], there=done["there"], left=done["left"], nbytes=use.nbytes,
+            bytes_written=use.bytes_written, bytes_fetched=use.bytes_fetched,
+        )  # fmt: skip
+
+    def _stage(self, index: int, rank: int) -> str:
+        """Have one part kept; return what became of it."""
+        if self._is_full:
+            return "left"
+        disk = self._kept.disk
+        places, stats = self._reader.ranges(index, rank)
+        missing = False
+        for path, offset, nbytes in places:
+            key = path.removeprefix(self._start)
+            entries = self._kept.entries(key, offset, nbytes)
+            sizes = {digest: disk.entry_nbytes(*shape) for digest, shape in entries.items()}
+            if not self._use.add(key, sizes, limit=self._limit):
+                self._is_full = True
+                return "left"
+            missing = missing or not entries or not all(disk.read(digest, entries[digest], []) for digest in entries)
+        if missing:
+            self._reader.read(index, rank)
+        if disk.failure:
+            raise OutputError(disk.failure)
+        return "written" if missing or stats.num_reads else "there"
+
+    def _end(self, index: int) -> None:
+        """Let go of what tells a stored sample's entries apart, after its last part."""
+        folder = self._reader.sample_info(index).folder
+        self._to_come[folder] -= 1
+        if not self._to_come[folder]:
+            self._use.forget(folder)

@@ -129,6 +129,12 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
             raise IndexError(f"sample {index} is out of range: there are {len(self)} samples")
         return int(self._parts[index]), int(self._indices[index])
 
+    def samples_of(self, number: int) -> IntArray:
+        """Return which samples of one of the data sets are in this one, each once, sorted, int64."""
+        if isinstance(self._parts, _InTurn) or isinstance(self._indices, _InTurn):
+            return np.arange(len(self.datasets[number]), dtype=np.int64)  # all of each
+        return np.unique(self._indices[self._parts == number])
+
     @property
     def fields(self) -> tuple[str, ...]:
         """Names of the fields that all data sets have."""

@@ -14,6 +14,8 @@ from torch.utils.data import Dataset, get_worker_info
 from scidata.core.checks import as_index
 from scidata.core.html import card, sizes
 from scidata.core.keywords import checked_keywords
+from scidata.core.passes import FieldPass
+from scidata.core.types import IntArray
 from scidata.data.local_transform import LocalTransform
 from scidata.data.sample import Sample
 from scidata.device_mesh import domain_mesh
@@ -38,6 +40,9 @@ class Reader(Protocol):
 
     def plan(self, index: int, rank: int = 0) -> ReadPlan:
         """Plan one sample for one rank of the domain."""
+
+    def field_pass(self, name: str, samples: IntArray, rank: int = 0) -> FieldPass:
+        """Return what goes over all rows of a field that some samples have, of one rank's own part."""
 
     def close(self) -> None:
         """End the threads and close the files; the next read starts them again."""
@@ -104,6 +109,16 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
     def rank(self) -> int:
         """Place of this rank in its domain: the ``rank`` of :meth:`plan`."""
         return self._rank
+
+    @property
+    def domain_axes(self) -> tuple[str, ...]:
+        """Names of the mesh's axes whose ranks hold parts of a sample."""
+        return tuple(self._coordinate)
+
+    @property
+    def detached(self) -> bool:
+        """Whether this is a copy in a worker process, without the mesh that the data set was opened with."""
+        return self._detached
 
     @property
     def fingerprint(self) -> str:

@@ -91,6 +91,8 @@ def merged_blocks(starts: IntArray, num_rows: int, at_once: int, apart: npt.NDAr
     apart
         Of each, whether it must not be read with the one before it.
     """
+    if not num_rows:
+        return np.zeros(1, np.int64)
     bounds = [0]
     ends = np.append(starts[1:], num_rows).tolist()
     for start, end, alone in zip(starts.tolist(), ends, apart.tolist(), strict=True):

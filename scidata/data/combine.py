@@ -20,6 +20,7 @@ from scidata.core.html import card
 from scidata.core.keywords import checked_keywords
 from scidata.core.types import BufferSpec, Empty, IntArray
 from scidata.data.collate import collate
+from scidata.data.figures import Statistics
 from scidata.data.order import MAX_DRAWN, MAX_LISTED, Mixture
 from scidata.data.sample import Sample
 from scidata.data.source import Readable, Source
@@ -213,6 +214,32 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
         """Close the data sets' files; the next read opens them again."""
         for dataset in self.datasets:
             dataset.close()
+
+    # -- normalising ---------------------------------------------------------------------------------------------
+
+    @checked_keywords
+    def normalise(
+        self, stats: Statistics, *, fields: str | Sequence[str] | None = None, method: str = "mean_std"
+    ) -> CombinedDataset[SampleT]:
+        """Return these samples, normalised as each data set's own ``normalise`` does.
+
+        Raises
+        ------
+        UnknownNameError, FieldMismatchError, ConfigError
+            Statistics that do not fit.
+        """
+        datasets = [dataset.normalise(stats, fields=fields, method=method) for dataset in self.datasets]
+        return _combined(datasets, self._parts, self._indices, mixture=self.mixture)
+
+    def denormalise(self, sample: Any) -> Any:
+        """Return a sample, a batch, or tensors by field, in the units that :meth:`normalise` left.
+
+        Raises
+        ------
+        ConfigError
+            Nothing is normalised.
+        """
+        return self.datasets[0].denormalise(sample)
 
     # -- reading -------------------------------------------------------------------------------------------------
 

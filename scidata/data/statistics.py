@@ -23,6 +23,7 @@ from scidata.data.combine import CombinedDataset, as_combined
 from scidata.data.domain_dataset import DomainDataset
 from scidata.data.field_moments import FieldMoments, Stretch, cut_evenly, gather_one
 from scidata.data.figures import FieldStatistics, Labels, Statistics
+from scidata.data.stored_figures import figures_of_anemoi, figures_of_store, period_of_anemoi
 from scidata.errors import ConfigError, FieldMismatchError, RankFailedError, UnknownNameError, near_matches
 from scidata.shard.comm.agreement import gather_bytes
 
@@ -37,6 +38,7 @@ def statistics(
     by: str | Sequence[str] = (),
     fields: str | Sequence[str] | None = None,
     differences: bool = True,
+    stored: bool | None = None,
     jobs: int = 1,
     tick: Callable[[float, float], None] | None = None,
 ) -> Statistics:
@@ -64,6 +66,10 @@ def statistics(
         Also of ``x[t + 1] - x[t]`` in float64, along the dim of samples as ``isel`` leaves it. Not from one trajectory,
         stored sample or group of a file to the next, nor over gaps: where a coordinate says when rows are, steps that
         are not within half of the median step around it are skipped and counted.
+    stored
+        Figures that the data have of themselves. True: those alone, and no field is read: of a store, of all of its
+        samples, without differences, infinite values among the missing; of anemoi's Zarr by variable, of the period
+        that whoever made it chose. None: those of a store where they answer what is asked for. False: none.
     jobs
         Processes, of data sets without a mesh. A script that asks for several does so below
         ``if __name__ == "__main__":``.
@@ -73,7 +79,8 @@ def statistics(
     Raises
     ------
     ConfigError, UnknownNameError
-        What cannot be honoured: dims that no field has, or that number samples; jobs besides ranks.
+        What cannot be honoured: dims that no field has, or that number samples; jobs besides ranks; stored figures
+        that are not there, or are of something else.
     FieldMismatchError
         Data sets that were combined label a dim of ``by`` differently.
     RankFailedError
@@ -101,6 +108,9 @@ def statistics(
     passes: dict[str, list[FieldPass]] = {
         name: [leaf.dataset.reader.field_pass(name, leaf.samples, ranks.part) for leaf in leaves] for name in names
     }
+    own = {} if stored is False else _stored(leaves, names, dims, differences=differences, only=bool(stored))
+    if stored and all(labels is not None for _, labels in own.values()):
+        dims = ["variable"]
     kept = _kept_by(dataset, dims, passes)
     about: dict[str, Any] = {
         "path": str(leaves[0].path),
@@ -111,6 +121,7 @@ def statistics(
     stretches = [
         Stretch(rows=rows, by=kept[name], differences=differences, first=first, last=last)
         for name in names
+        if name not in own
         for rows in passes[name]
         for first, last in _cuts(rows.bounds, ranks, jobs)
     ]
@@ -118,7 +129,13 @@ def statistics(
     done = (lambda share: None) if tick is None else (lambda share: tick(share, total))
     digest = json.dumps([about["fingerprint"], names, dims, differences])
     moments = ranks.merged(lambda: _gathered(stretches, jobs, done), digest)
-    found = {name: _field(passes[name], kept[name], moments[name], differences=differences) for name in names}
+    found = {
+        name: own[name][0] if name in own else _field(passes[name], kept[name], moments[name], differences=differences)
+        for name in names
+    }
+    about["source"] = "store" if len(own) == len(names) else "data"
+    if any(known is not None for _, known in own.values()):  # of what period, those know who made the data
+        about["period"] = period_of_anemoi(leaves[0].dataset.reader)
     return Statistics(fields=found, labels=labels, **about)
 
 
@@ -157,6 +174,31 @@ def _among(dataset: CombinedDataset[Any], number: int, samples: IntArray) -> Int
     """Return which samples of one of the data sets are among some of the combination's."""
     places = [dataset.locate(i) for i in samples.tolist()]
     return np.unique(np.array([own for part, own in places if part == number], np.int64))
+
+
+def _stored(
+    leaves: Sequence[_Leaf], names: Sequence[str], by: Sequence[str], *, differences: bool, only: bool
+) -> dict[str, tuple[FieldStatistics, Labels]]:
+    """Return what the data have of themselves, by field, with labels of variables."""
+    reader = leaves[0].dataset.reader
+    found: dict[str, tuple[FieldStatistics, Labels]] = {}
+    for name in names if len(leaves) == 1 else ():
+        if hasattr(reader, "store"):
+            samples, steps = leaves[0].samples, differences and not only
+            own = figures_of_store(reader, name, samples, by, differences=steps, exactly=not only)
+            if own is not None:
+                found[name] = own, None
+        elif only and hasattr(reader, "series") and list(by) in ([], ["variable"]):
+            known = figures_of_anemoi(reader, name)
+            if known is not None:
+                found[name] = known
+    if only and len(found) < len(names):
+        lacking = ", ".join(name for name in names if name not in found)
+        raise ConfigError(
+            f"stored=True: the data have no figures of {lacking} of their own, of all samples, rows and times; leave "
+            "it out, and they are gathered"
+        )
+    return found
 
 
 def _chosen(dataset: Any, fields: str | Sequence[str] | None) -> list[str]:

@@ -217,6 +217,11 @@ class GridReader:
         """The opened stores, in order; of several trajectories in a file, once for each."""
         return self._series.sources
 
+    @property
+    def series(self) -> Series:
+        """The stores, seen as one."""
+        return self._series
+
     def layout(self, name: str) -> ArrayLayout:
         """Return a field's layout in the first file."""
         return self._series.layout_in(0, self._known(name))

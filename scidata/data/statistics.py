@@ -99,7 +99,8 @@ def statistics(
     True
     """
     whole("jobs", jobs, least=1)
-    leaves = _leaves(as_combined(dataset))
+    dataset = as_combined(dataset)
+    leaves = _leaves(dataset)
     names = _chosen(dataset, fields)
     dims = names_of("by", by)
     ranks = _Ranks.of(leaves[0].dataset)
@@ -117,7 +118,7 @@ def statistics(
         "period": _period(leaves, passes),
         "fingerprint": str(dataset.fingerprint),
     }
-    labels = {dim: _labels(dim, [p for name in names if dim in kept[name] for p in passes[name]]) for dim in dims}
+    labels = {dim: _labels(dim, [passes[name] for name in names if dim in kept[name]]) for dim in dims}
     stretches = [
         Stretch(rows=rows, by=kept[name], differences=differences, first=first, last=last)
         for name in names
@@ -234,16 +235,18 @@ def _kept_by(dataset: Any, by: Sequence[str], passes: Mapping[str, Sequence[Fiel
     return kept
 
 
-def _labels(dim: str, passes: Sequence[FieldPass]) -> Labels:
-    """Return what labels the rows of a dim, the same in all data sets."""
-    found = [rows.labels(dim) for rows in passes]
-    sizes = {rows.size(dim) for rows in passes}
-    if len(sizes) > 1 or any(list(labels or ()) != list(found[0] or ()) for labels in found[1:]):
-        shown = " and ".join(str(labels) for labels in found[:2]) if len(sizes) == 1 else f"{sorted(sizes)} rows"
-        raise FieldMismatchError(
-            f"statistics: data sets, or their fields, differ along {dim!r}: {shown}; figures by it need the same rows"
-        )
-    return None if found[0] is None else tuple(found[0])
+def _labels(dim: str, passes: Sequence[Sequence[FieldPass]]) -> Labels:
+    """Return what labels the rows of a dim, the same in all data sets; ``passes`` of each field that has it."""
+    labels: Labels = None
+    for of_field in passes:
+        sizes, found = {rows.size(dim) for rows in of_field}, [rows.labels(dim) for rows in of_field]
+        if len(sizes) > 1 or any(list(other or ()) != list(found[0] or ()) for other in found[1:]):
+            shown = " and ".join(str(other) for other in found[:2]) if len(sizes) == 1 else f"{sorted(sizes)} rows"
+            raise FieldMismatchError(
+                f"statistics: the data sets differ along {dim!r}: {shown}; figures by it need the same rows"
+            )
+        labels = labels if found[0] is None else tuple(found[0])
+    return labels
 
 
 def _period(leaves: Sequence[_Leaf], passes: Mapping[str, Sequence[FieldPass]]) -> dict[str, Any]:

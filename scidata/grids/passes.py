@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -99,14 +100,7 @@ class GridPass:
         row_bytes = item * math.prod(stop - start for start, stop in self._owned.values())
         encoded = bool(layout.codecs or layout.fallback or isinstance(self._series.sources[0].path, Url))
         together = 1 if self._axis is None or not encoded else min(layout.chunks[self._axis], layout.shape[self._axis])
-        self._tile_dim, self._tiles = None, [(0, 0)]
-        wanted = -(-together * row_bytes // max_bytes)
-        if wanted > 1:
-            edges = {d: self._edges(d, layout.chunks[dims.index(d)]) for d in self._owned}
-            self._tile_dim = max(edges, key=lambda d: len(edges[d]))
-            starts, stop = edges[self._tile_dim], self._owned[self._tile_dim][1]
-            firsts = starts[:: max(1, len(starts) // wanted)]
-            self._tiles = list(zip(firsts, [*firsts[1:], stop], strict=True))
+        self._tiles = self._make_tiles(layout, -(-together * row_bytes // max_bytes))
         idle = [a for a in self._partition.axis_sizes if not any(self._partition.axis_of_dim.get(d) == a for d in dims)]
         mine = row_bytes > 0 and all(coordinate.get(axis, 0) == 0 for axis in idle)
         self.num_tiles = len(self._tiles) if mine and len(self._local) else 0
@@ -115,8 +109,20 @@ class GridPass:
         starts_of = np.concatenate([[0], np.flatnonzero(changes) + 1]).astype(np.int64)
         apart = np.concatenate([[True], np.diff(self._members)[starts_of[1:] - 1] != 0])
         tile_bytes = max(1, row_bytes // len(self._tiles))
-        at_once = max(1, min(max_bytes // tile_bytes, max(together, _SMALL_BYTES // tile_bytes)))
+        fits = together * tile_bytes <= 2 * max_bytes  # tiles are about as large as wanted; else chunks come again
+        at_once = max(1, together if fits else max_bytes // tile_bytes, min(max_bytes, _SMALL_BYTES) // tile_bytes)
         self.bounds = merged_blocks(starts_of, len(self._local), at_once, apart)
+
+    def _make_tiles(self, layout: ArrayLayout, wanted: int) -> list[dict[str, tuple[int, int]]]:
+        """Cut the owned rows into about so many tiles, at edges of chunks: what each has along each dim."""
+        edges = {d: self._edges(d, layout.chunks[layout.dims.index(d)]) for d in self._owned}
+        ranges = {}
+        for dim in sorted(edges, key=lambda d: -len(edges[d])):
+            starts, stop = edges[dim], self._owned[dim][1]
+            firsts = starts[:: max(1, len(starts) // max(1, wanted))]
+            ranges[dim] = list(zip(firsts, [*firsts[1:], stop], strict=True))
+            wanted = -(-wanted // len(firsts))
+        return [dict(zip(ranges, place, strict=True)) for place in itertools.product(*ranges.values())]
 
     def _edges(self, dim: str, chunk: int) -> list[int]:
         """Return the first of the owned rows along ``dim``, and those at which another chunk begins."""
@@ -126,9 +132,6 @@ class GridPass:
 
     def _layout(self, i: int) -> ArrayLayout:
         return self._series.layout_in(i, self.name)
-
-    def _rows_along(self, tile: int, dim: str) -> tuple[int, int]:
-        return self._tiles[tile] if dim == self._tile_dim else self._owned[dim]
 
     def read(self, tile: int, start: int, stop: int) -> npt.NDArray[Any]:
         """Read rows of a block, ``(stop - start, *row)``, as the data set decodes them."""
@@ -155,12 +158,12 @@ class GridPass:
         return self._series.sources[i]
 
     def _segments(self, tile: int, dim: str) -> Segments:
-        first, end = self._rows_along(tile, dim)
+        first, end = self._tiles[tile][dim]
         return compose(self._partition.selected[dim], (Segment(start=first, count=end - first),))
 
     def places(self, tile: int, dim: str) -> IntArray:
         """Return which of the whole field's rows along ``dim`` a tile has."""
-        return np.arange(*self._rows_along(tile, dim), dtype=np.int64)
+        return np.arange(*self._tiles[tile][dim], dtype=np.int64)
 
     def size(self, dim: str) -> int:
         """Return how many rows the whole field has along one of its dims."""

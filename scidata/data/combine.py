@@ -23,6 +23,7 @@ from scidata.data.collate import collate
 from scidata.data.figures import Statistics
 from scidata.data.order import MAX_DRAWN, MAX_LISTED, Mixture
 from scidata.data.sample import Sample
+from scidata.data.scaling import alike
 from scidata.data.source import Readable, Source
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 
@@ -237,9 +238,26 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
         Raises
         ------
         ConfigError
-            Nothing is normalised.
+            Nothing is normalised; or it is not known of which data set a sample is, or a batch is of several, and they
+            are normalised differently: with levels in another order, say.
         """
-        return self.datasets[0].denormalise(sample)
+        index = sample.index if isinstance(sample, Sample) else None
+        first, *others = self._come_from([index] if isinstance(index, int) else index)
+        if any(not alike(first.normalising, other.normalising) for other in others):
+            raise ConfigError(
+                "denormalise: these may be of several data sets, which are normalised differently; ask the data set "
+                "that they are of"
+            )
+        return first.denormalise(sample)
+
+    def _come_from(self, indices: Sequence[int] | None) -> list[Any]:
+        """Return the data sets that read some samples; None: any."""
+        found = []
+        for number, dataset in enumerate(self.datasets):
+            own = None if indices is None else [at for part, at in map(self.locate, indices) if part == number]
+            if own is None or own:
+                found += dataset._come_from(own) if isinstance(dataset, CombinedDataset) else [dataset]
+        return found
 
     # -- reading -------------------------------------------------------------------------------------------------
 

@@ -47,6 +47,11 @@ class Scale:
     shift: Floats
     scale: Floats
 
+    def is_like(self, other: Scale) -> bool:
+        """Whether it does the same to a field."""
+        pairs = (self.shift, other.shift), (self.scale, other.scale)
+        return self.dims == other.dims and all(np.array_equal(a, b) for a, b in pairs)
+
     def local(self, rows: Mapping[str, IntArray]) -> Scale:
         """Return that of a part of the field, which has these of its rows along some dims."""
         shift, scale = self.shift, self.scale
@@ -99,6 +104,11 @@ class Scale:
         return (x * scale + shift).to(x.dtype)
 
 
+def alike(one: Mapping[str, Scale], other: Mapping[str, Scale]) -> bool:
+    """Whether two data sets are normalised in the same way."""
+    return one.keys() == other.keys() and all(other[name].is_like(scale) for name, scale in one.items())
+
+
 def _scale_run(values: Array, shift: float, scale: float) -> None:
     kind = values.dtype.type
     if values.dtype.itemsize < 4:
@@ -145,7 +155,6 @@ def scales_of(
     names = (
         [name for name in fields if passes[name].dtype.kind == "f"] if chosen is None else names_of("fields", chosen)
     )
-    scales = {}
     for name in names:
         if name not in fields:
             raise UnknownNameError(f"normalise: no field {name!r}{near_matches(name, fields)}")
@@ -154,8 +163,7 @@ def scales_of(
                 f"normalise: no statistics of field {name!r}{near_matches(name, stats.fields)}; gather them, or name "
                 "the fields to be normalised with fields="
             )
-        scales[name] = _scale_of(name, fields[name], passes[name], stats, method)
-    return scales
+    return {name: _scale_of(name, fields[name], passes[name], stats, method) for name in names}
 
 
 def _scale_of(name: str, dims: tuple[str, ...], rows: FieldPass, stats: Statistics, method: str) -> Scale:

@@ -148,6 +148,14 @@ def test_combinations(grid: Any, tmp_path: Path) -> None:
     assert both[0].index == 0
     torch.testing.assert_close(both.denormalise(both[0])["u"], ds[1]["u"], equal_nan=True)
     torch.testing.assert_close(both.denormalise(both[3])["u"], turned[1]["u"], equal_nan=True)
+    batch = both.denormalise(scidata.collate([both[3], both[2]]))
+    torch.testing.assert_close(batch["u"][1], turned[0]["u"], equal_nan=True)
+    for mixed in (scidata.collate([both[1], both[3]]), {"u": both[0]["u"]}):
+        with pytest.raises(ConfigError, match="normalised differently"):
+            both.denormalise(mixed)
+    torch.testing.assert_close(
+        scidata.subset(both, [3]).denormalise(scidata.subset(both, [3])[0])["u"], turned[1]["u"], equal_nan=True
+    )
 
 
 def test_gradients_and_models_outputs(grid: Any) -> None:

@@ -66,19 +66,21 @@ class Moments:
         """Take in numbers, ``(num_cells, n)`` of any real dtype, or their differences from ``minus`` in float64."""
         num_cells, num = values.shape
         at_once = max(1, _PIECE // max(1, num))  # cells
+        work = np.empty((_MAX_SLICES + 2, min(_PIECE, at_once * num)))  # once: fresh memory costs as much as the sums
         for first in range(0, num_cells if num else 0, at_once):
             cells = slice(first, min(first + at_once, num_cells))
             for start in range(0, num, _PIECE):
                 columns = slice(start, start + _PIECE)
                 piece = values[cells, columns]
                 with np.errstate(invalid="ignore", over="ignore"):
+                    x = work[0, : piece.size].reshape(piece.shape)
                     if minus is None:
-                        piece = piece.astype(np.float64)
+                        np.copyto(x, piece)
                     else:
-                        piece = np.subtract(piece, minus[cells, columns], dtype=np.float64)
-                self._add_piece(first, piece)
+                        np.subtract(piece, minus[cells, columns], out=x, dtype=np.float64)
+                self._add_piece(first, x, work[1:])
 
-    def _add_piece(self, first: int, x: Floats) -> None:
+    def _add_piece(self, first: int, x: Floats, work: Floats) -> None:
         cells = slice(first, first + len(x))
         low, high = x.min(axis=1), x.max(axis=1)
         self.count[cells] += x.shape[1]
@@ -93,18 +95,19 @@ class Moments:
         # minus zero and zero are equal, and which of them comes first depends on the split
         self.min[cells] = np.minimum(self.min[cells], low + 0.0)
         self.max[cells] = np.maximum(self.max[cells], high + 0.0)
-        self._add_finite(first, x, 0)
+        self._add_finite(first, x, 0, work, max(float(high.max()), -float(low.min()), 0.0))
 
-    def _add_finite(self, first: int, x: Floats, scaled: int) -> None:
+    def _add_finite(self, first: int, x: Floats, scaled: int, work: Floats | None = None, peak: float = -1.0) -> None:
         """Add numbers, which are ``2**scaled`` times the real ones, to the sums of cells from ``first`` on."""
-        peak = max(float(x.max()), -float(x.min()))
+        if peak < 0:
+            peak = max(float(x.max()), -float(x.min()))
         if peak == 0:
             return
         exponent = math.frexp(peak)[1]  # no number is larger than 2**exponent
         if abs(exponent) > _FAR and not scaled:
             self._add_far(first, x, exponent)
             return
-        slices, left = _sliced(x, exponent)
+        slices, left = _sliced(x, exponent, np.empty((_MAX_SLICES + 1, x.size)) if work is None else work)
         for i, a in enumerate(slices):
             self._put(self._sums, first, _row_sums(a), _UNIT - scaled)
             for b in slices[: i + 1]:
@@ -189,18 +192,19 @@ class Figures:
         return Figures(**{part.name: getattr(self, part.name).reshape(shape) for part in dataclasses.fields(self)})
 
 
-def _sliced(x: Floats, exponent: int) -> tuple[list[Floats], npt.NDArray[np.bool_] | None]:
+def _sliced(x: Floats, exponent: int, work: Floats) -> tuple[list[Floats], npt.NDArray[np.bool_] | None]:
     """Cut numbers of at most ``2**exponent`` into slices that add up to them, but for those in the mask returned.
 
-    Slice k consists of multiples of ``2**(exponent - 19 - 20 k)``, at most ``2**19`` of them.
+    Slice k consists of multiples of ``2**(exponent - 19 - 20 k)``, at most ``2**19`` of them. They lie in ``work``.
     """
     slices: list[Floats] = []
+    room = [row[: x.size].reshape(x.shape) for row in work]
     rest = x
-    for _ in range(_MAX_SLICES):
+    for a in room[1:]:
         big = math.ldexp(1.5, 52 + exponent - _BITS)  # adding it rounds to a multiple of its last place
-        a = rest + big
-        a -= big
-        rest = rest - a
+        np.add(rest, big, out=a)
+        np.subtract(a, big, out=a)
+        rest = np.subtract(rest, a, out=room[0])
         slices.append(a)
         if not rest.any():
             return slices, None

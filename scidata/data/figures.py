@@ -145,7 +145,7 @@ class Statistics(Mapping[str, FieldStatistics]):
     >>> wanted = make_grid("era5.zarr", num_times=4, num_lat=7, num_lon=8)
     >>> stats = scidata.statistics(scidata.open_dataset("era5.zarr"), by="level")
     >>> list(stats), stats["u"].dims, stats["u"].mean.shape, stats.labels["level"]
-    (['u', 'v', 't'], ('level',), (3,), (1000, 550, 100))
+    (['t', 'u', 'v'], ('level',), (3,), (1000, 550, 100))
     >>> stats["u"].count.tolist(), bool(abs(stats["u"].mean[0] - wanted["u"][:, 0].mean(dtype="f8")) < 1e-14)
     ([224, 224, 224], True)
     """

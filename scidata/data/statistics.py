@@ -69,7 +69,8 @@ def statistics(
     stored
         Figures that the data have of themselves. True: those alone, and no field is read: of a store, of all of its
         samples, without differences, infinite values among the missing; of anemoi's Zarr by variable, of the period
-        that whoever made it chose. None: those of a store where they answer what is asked for. False: none.
+        that whoever made it chose. None: those of a store where they answer what is asked for, to
+        1e-12. False: none.
     jobs
         Processes, of data sets without a mesh. A script that asks for several does so below
         ``if __name__ == "__main__":``.

@@ -292,7 +292,8 @@ def meshes(tmp_path_factory: Any) -> tuple[str, list[dict[str, Any]]]:
     for number, size in enumerate((60, 41)):
         arrays = triangulation(rng.random((size, 2)))
         arrays |= {
-            "node/speed": rng.normal(1e4, 3, size),
+            "node/speed": rng.normal(10, 3, size),
+            "node/height": rng.normal(1e6, 1, size),
             "node/wind": rng.normal(size=(size, 3)).astype("f4"),
             "cell/area": rng.random(len(arrays["cells"])),
             "node/moving": rng.normal(size=(4 + number, size)).astype("f4"),
@@ -326,10 +327,17 @@ def test_stores(meshes: Any) -> None:
 
 
 def test_what_a_store_has_of_itself_is_not_read_again(meshes: Any) -> None:
-    path, _ = meshes
+    path, every = meshes
     ds = scidata.open_dataset(path, fields=["speed", "wind"])
     found = scidata.statistics(ds)
     assert found.source == "store"
+    far = scidata.open_dataset(path, fields=["height"])
+    assert scidata.statistics(far, stored=True).source == "store"
+    heights = scidata.statistics(far)
+    assert heights.source == "data", "merged figures are not precise enough"
+    np.testing.assert_allclose(
+        heights["height"].std, np.concatenate([a["node/height"] for a in every]).std(), rtol=1e-12
+    )
     assert scidata.statistics(ds, stored=False).source == "data"
     moving = scidata.open_dataset(path, fields=["moving"])
     assert scidata.statistics(moving).source == "data", "the store knows no differences"

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from scidata.data.combine import concat as concat
     from scidata.data.combine import mix as mix
     from scidata.data.combine import subset as subset
+    from scidata.data.figures import Statistics as Statistics
     from scidata.data.grid_dataset import ShardedDataset as ShardedDataset
     from scidata.data.irregular_dataset import IrregularDataset as IrregularDataset
     from scidata.data.irregular_sample import IrregularSample as IrregularSample
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from scidata.data.output.create import create as create
     from scidata.data.output.writer import Writer as Writer
     from scidata.data.sample import Sample as Sample
+    from scidata.data.statistics import statistics as statistics
     from scidata.device_mesh import init_mesh as init_mesh
     from scidata.interop.dtensor import from_dtensor as from_dtensor
     from scidata.interop.dtensor import to_dtensor as to_dtensor
@@ -61,6 +63,7 @@ _NAMES = {
     "scidata.core.trace": ("merge_traces", "trace"),
     "scidata.data.collate": ("collate",),
     "scidata.data.combine": ("CombinedDataset", "concat", "mix", "subset"),
+    "scidata.data.figures": ("Statistics",),
     "scidata.data.grid_dataset": ("ShardedDataset",),
     "scidata.data.irregular_dataset": ("IrregularDataset",),
     "scidata.data.irregular_sample": ("IrregularSample",),
@@ -68,6 +71,7 @@ _NAMES = {
     "scidata.data.output.create": ("create",),
     "scidata.data.output.writer": ("Writer",),
     "scidata.data.sample": ("Sample",),
+    "scidata.data.statistics": ("statistics",),
     "scidata.device_mesh": ("init_mesh",),
     "scidata.interop.dtensor": ("from_dtensor", "to_dtensor"),
     "scidata.interop.physicsnemo": ("from_physicsnemo", "to_physicsnemo"),

@@ -130,6 +130,54 @@ def plan(
 
 
 @app.command()
+def stats(
+    paths: opt.StatsPaths,
+    by: opt.By = None,
+    fields: opt.Fields = None,
+    sel: opt.Sel = None,
+    isel: opt.Isel = None,
+    sample_dim: opt.SampleDim = None,
+    dtype: opt.Dtype = None,
+    kind: opt.StatsKind = None,
+    no_differences: opt.NoDifferences = False,
+    stored: opt.Stored = False,
+    allow_missing: opt.AllowMissing = False,
+    jobs: opt.StatsJobs = 1,
+    out: opt.Out = None,
+    overwrite: opt.OverwriteOut = False,
+    as_json: opt.Json = False,
+    debug: opt.Debug = False,
+) -> None:
+    """Mean, deviation and extremes of each field, and of its changes from step to step: what normalising needs.
+
+    \b
+    scidata stats era5.zarr --by level --sel time=1990:2015 --out stats.json
+    scidata stats 'era5_*.nc' --fields u,v --jobs 8
+    """
+    from scidata.cli import arguments as parse
+
+    parse.check_choice("--kind", kind, parse.KINDS)
+    if overwrite and out is None:
+        raise parse.usage_error("--overwrite", "is for the file of --out; leave it out.")
+    options: dict[str, Any] = {
+        "fields": parse.parse_names(fields or ()) or None,
+        "isel": parse.parse_isel(isel or ()),
+        "sel": parse.parse_sel(sel or ()),
+        "sample_dim": False if sample_dim == "none" else parse.parse_sample_dim(sample_dim),
+        "kind": kind,
+        "allow_missing": allow_missing,
+    }
+    dims = parse.parse_names(by or ())
+    name = parse.parse_dtype(dtype)
+    from scidata.cli.statistics import run_stats
+
+    run_stats(
+        paths, options, dtype=name, by=dims, differences=not no_differences, stored=True if stored else None, jobs=jobs,
+        out=out, overwrite=overwrite, as_json=as_json,
+    )  # fmt: skip
+
+
+@app.command()
 def stage(
     path: opt.StagePath,
     cache: opt.CacheDir,

@@ -208,6 +208,44 @@ def parse_isel(values: Sequence[str], option: str = "--isel") -> dict[str | int,
     return crop if isinstance(crop, dict) else {}
 
 
+def parse_sel(values: Sequence[str], option: str = "--sel") -> dict[str | int, Any]:
+    """``time=1990:2015``, ``level=500``, ``level=500,850`` or ``time=2020-01-01T06:00/2020-01-02T00:00``.
+
+    Numbers are numbers, but for dims whose name says time.
+    """
+    from scidata.sources.cf import names_time
+
+    accepted = "dim=first:last, dim=value or dim=value,value,…; as in time=1990:2015 or level=500,850"
+    crop: dict[str | int, Any] = {}
+    for text in values:
+        dim, equals, chosen = (part.strip() for part in text.partition("="))
+        if not equals or not dim or not chosen:
+            raise usage_error(option, f"{text!r} is incomplete; accepted: {accepted}.")
+        if dim in crop:
+            raise usage_error(option, f"dimension {dim!r} is given twice.")
+        as_text = names_time(dim)
+
+        def label(item: str, as_text: bool = as_text) -> Any:
+            try:
+                return item if as_text else int(item)
+            except ValueError:
+                pass
+            try:
+                return float(item)
+            except ValueError:
+                return item
+
+        between = "/" if "/" in chosen else ":"
+        if chosen.count(between) > 1:
+            raise usage_error(option, f"{chosen!r} has more than one {between!r}; accepted: {accepted}.")
+        if between in chosen:
+            crop[dim] = slice(*(label(end.strip()) if end.strip() else None for end in chosen.split(between)))
+        else:
+            found = [label(item.strip()) for item in chosen.split(",")]
+            crop[dim] = found if "," in chosen else found[0]
+    return crop
+
+
 def parse_names(values: Sequence[str]) -> list[str]:
     """Names given with commas, by repeating the option, or both."""
     return [name.strip() for value in values for name in value.split(",") if name.strip()]

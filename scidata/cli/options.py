@@ -236,6 +236,38 @@ StageJobs = Annotated[
     int, _option("N", "Blocks of a grid, or parts of a store, that are fetched at once.", _RUN, parser=_whole(1))
 ]
 
+# -- stats -------------------------------------------------------------------------------------------------------------
+
+StatsPaths = Annotated[
+    list[str],
+    _argument("PATH...", "A file, Zarr store, scidata store or URL; a glob or list of a series of files."),
+]
+By = Annotated[
+    list[str] | None, _option("DIM,...", "Figures of each row of these dims, level say; may be repeated.", _PRINTED)
+]
+Out = Annotated[str | None, _option("FILE.json", "Also write them, for ds.normalise; every digit is kept.", _PRINTED)]
+OverwriteOut = Annotated[bool, _flag("--overwrite", "Replace the file if it exists.", _PRINTED)]
+Sel = Annotated[
+    list[str] | None,
+    _option(
+        "DIM=A:B|V,...",
+        "The period, or levels, by the values of coordinates: time=1990:2015, level=500,850. Times of day as an "
+        "interval: time=2020-01-01T06:00/2020-02-01T00:00. May be repeated.",
+        _READ,
+    ),
+]
+StatsKind = Annotated[
+    str | None,
+    _option("grid|points", "Take the arrays of a raw file as a grid, or as points; default detected.", _READ),
+]
+NoDifferences = Annotated[
+    bool, _flag("--no-differences", "Leave out the differences from one step to the next.", _READ)
+]
+StatsJobs = Annotated[int, _option("N", "Processes that read side by side.", _RUN, parser=_whole(1))]
+Stored = Annotated[
+    bool, _flag("--stored", "Only what the data have of themselves, a store's or anemoi's; read no field.", _READ)
+]
+
 # -- bench, demo -------------------------------------------------------------------------------------------------------
 
 BenchPath = Annotated[

@@ -20,8 +20,10 @@ from scidata.core.html import card
 from scidata.core.keywords import checked_keywords
 from scidata.core.types import BufferSpec, Empty, IntArray
 from scidata.data.collate import collate
+from scidata.data.figures import Statistics
 from scidata.data.order import MAX_DRAWN, MAX_LISTED, Mixture
 from scidata.data.sample import Sample
+from scidata.data.scaling import alike
 from scidata.data.source import Readable, Source
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 
@@ -129,6 +131,12 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
             raise IndexError(f"sample {index} is out of range: there are {len(self)} samples")
         return int(self._parts[index]), int(self._indices[index])
 
+    def samples_of(self, number: int) -> IntArray:
+        """Return which samples of one of the data sets are in this one, each once, sorted, int64."""
+        if isinstance(self._parts, _InTurn) or isinstance(self._indices, _InTurn):
+            return np.arange(len(self.datasets[number]), dtype=np.int64)  # all of each
+        return np.unique(self._indices[self._parts == number])
+
     @property
     def fields(self) -> tuple[str, ...]:
         """Names of the fields that all data sets have."""
@@ -207,6 +215,49 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
         """Close the data sets' files; the next read opens them again."""
         for dataset in self.datasets:
             dataset.close()
+
+    # -- normalising ---------------------------------------------------------------------------------------------
+
+    @checked_keywords
+    def normalise(
+        self, stats: Statistics, *, fields: str | Sequence[str] | None = None, method: str = "mean_std"
+    ) -> CombinedDataset[SampleT]:
+        """Return these samples, normalised as each data set's own ``normalise`` does.
+
+        Raises
+        ------
+        UnknownNameError, FieldMismatchError, ConfigError
+            Statistics that do not fit.
+        """
+        datasets = [dataset.normalise(stats, fields=fields, method=method) for dataset in self.datasets]
+        return _combined(datasets, self._parts, self._indices, mixture=self.mixture)
+
+    def denormalise(self, sample: Any) -> Any:
+        """Return a sample, a batch, or tensors by field, in the units that :meth:`normalise` left.
+
+        Raises
+        ------
+        ConfigError
+            Nothing is normalised; or it is not known of which data set a sample is, or a batch is of several, and they
+            are normalised differently: with levels in another order, say.
+        """
+        index = sample.index if isinstance(sample, Sample) else None
+        first, *others = self._come_from([index] if isinstance(index, int) else index)
+        if any(not alike(first.normalising, other.normalising) for other in others):
+            raise ConfigError(
+                "denormalise: these may be of several data sets, which are normalised differently; ask the data set "
+                "that they are of"
+            )
+        return first.denormalise(sample)
+
+    def _come_from(self, indices: Sequence[int] | None) -> list[Any]:
+        """Return the data sets that read some samples; None: any."""
+        found = []
+        for number, dataset in enumerate(self.datasets):
+            own = None if indices is None else [at for part, at in map(self.locate, indices) if part == number]
+            if own is None or own:
+                found += dataset._come_from(own) if isinstance(dataset, CombinedDataset) else [dataset]
+        return found
 
     # -- reading -------------------------------------------------------------------------------------------------
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Generic, Protocol, Self, TypeVar, overload
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset, get_worker_info
@@ -14,8 +16,12 @@ from torch.utils.data import Dataset, get_worker_info
 from scidata.core.checks import as_index
 from scidata.core.html import card, sizes
 from scidata.core.keywords import checked_keywords
+from scidata.core.passes import FieldPass
+from scidata.core.types import IntArray
+from scidata.data.figures import Statistics
 from scidata.data.local_transform import LocalTransform
 from scidata.data.sample import Sample
+from scidata.data.scaling import Scale, scales_of
 from scidata.device_mesh import domain_mesh
 from scidata.errors import ConfigError
 from scidata.plan.totals import ReadPlan
@@ -39,12 +45,16 @@ class Reader(Protocol):
     def plan(self, index: int, rank: int = 0) -> ReadPlan:
         """Plan one sample for one rank of the domain."""
 
+    def field_pass(self, name: str, samples: IntArray, rank: int = 0) -> FieldPass:
+        """Return what goes over all rows of a field that some samples have, of one rank's own part."""
+
     def close(self) -> None:
         """End the threads and close the files; the next read starts them again."""
 
 
 ReaderT = TypeVar("ReaderT", bound=Reader)
 SampleT = TypeVar("SampleT", bound=Sample[Any], covariant=True)
+SampleInT = TypeVar("SampleInT", bound=Sample[Any])
 
 
 class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
@@ -87,6 +97,8 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
         self.local_transform = local_transform
         self.has_coords = has_coords
         self._dtype = dtype
+        self._scales: Mapping[str, Scale] = {}
+        self._local_scales: Mapping[str, Scale] = {}
         self._detached = False
         self._coordinate: dict[str, int] = {}
         self._rank, self._domain = 0, None
@@ -104,6 +116,16 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
     def rank(self) -> int:
         """Place of this rank in its domain: the ``rank`` of :meth:`plan`."""
         return self._rank
+
+    @property
+    def domain_axes(self) -> tuple[str, ...]:
+        """Names of the mesh's axes whose ranks hold parts of a sample."""
+        return tuple(self._coordinate)
+
+    @property
+    def detached(self) -> bool:
+        """Whether this is a copy in a worker process, without the mesh that the data set was opened with."""
+        return self._detached
 
     @property
     def fingerprint(self) -> str:
@@ -151,6 +173,95 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
             return local  # type: ignore[no-any-return]  # a worker has no process group; assemble() wraps in the parent
         sample = self.assemble(local, index=index % len(self))
         return self.transform(sample) if self.transform is not None else sample
+
+    # -- normalising ---------------------------------------------------------------------------------------------
+
+    @checked_keywords
+    def normalise(
+        self, stats: Statistics, *, fields: str | Sequence[str] | None = None, method: str = "mean_std"
+    ) -> Self:
+        """Return a data set whose samples are ``(x - mean) / std``, in the dtype that they have.
+
+        Done on what is read where it is read, halo and ghosts included, before ``local_transform`` and ``transform``;
+        what is kept of decoded chunks, in memory or in ``cache_dir``, stays as it is and serves both.
+
+        Parameters
+        ----------
+        stats
+            From :func:`scidata.statistics`, or ``Statistics.load(path)``: of other periods, files or ranks if need be,
+            and of other fields besides. Figures by level go by the labels of the levels, in any order.
+        fields
+            Those to be normalised; default all floating ones. Integers stay as they are.
+        method
+            ``"mean_std"``; ``"min_max"``, ``(x - min) / (max - min)``; or ``"std"``, ``x / std``.
+
+        Raises
+        ------
+        UnknownNameError, FieldMismatchError
+            There are no statistics of a field, or of one of its levels; or they are in other units.
+        ConfigError
+            A deviation of 0: a field, or a level, of one value everywhere; or an integer field.
+
+        Examples
+        --------
+        >>> from scidata.testing import make_grid
+        >>> _ = make_grid("era5.zarr", num_times=4, num_lat=7, num_lon=8)
+        >>> ds = scidata.open_dataset("era5.zarr", fields=["u"])
+        >>> normal = ds.normalise(scidata.statistics(ds, by="level"))
+        >>> u = torch.stack([normal[i]["u"] for i in range(4)])
+        >>> u.dtype, bool((u.mean(dim=(0, 2, 3)).abs() < 1e-5).all()), round(float(u[:, 0].std(correction=0)), 5)
+        (torch.float32, True, 1.0)
+        >>> torch.allclose(normal.denormalise(normal[2])["u"], ds[2]["u"], atol=1e-5)
+        True
+        """
+        if self._scales:
+            raise ConfigError("normalise: the data set is normalised already; normalise the one that it was made of")
+        none = np.empty(0, np.int64)
+        passes = {name: self.reader.field_pass(name, none, self._rank) for name in self.fields}
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        found = scales_of({name: self.dims(name) for name in self.fields}, passes, stats, fields, method)
+        made._scales, made._local_scales = found, {n: scale.local(self._local_rows(n)) for n, scale in found.items()}
+        return made
+
+    @property
+    def normalising(self) -> Mapping[str, Scale]:
+        """What is subtracted from each normalised field, and what it is divided by: arrays that broadcast to it."""
+        return dict(self._scales)
+
+    @overload
+    def denormalise(self, sample: SampleInT) -> SampleInT: ...
+
+    @overload
+    def denormalise(self, sample: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]: ...
+
+    def denormalise(self, sample: Any) -> Any:
+        """Return a sample, a batch, or tensors by field (a model's output), in the units that :meth:`normalise` left.
+
+        ``x * std + mean``, differentiable; of ShardTensors on the parts that ranks have, halo included, without
+        communication. Tensors have the field's dims, or others, of a batch say, before them. Fields that are not
+        normalised stay as they are.
+
+        Raises
+        ------
+        ConfigError
+            Nothing of this data set is normalised, or a tensor has fewer dims than its field.
+        """
+        if not self._scales:
+            raise ConfigError("denormalise: this data set is not normalised; ask the one that normalise() returned")
+        scales = {name: scale for name, scale in self._scales.items() if name in sample}
+        if isinstance(sample, Sample):
+            return sample.map_fields({n: partial(s.inverse, dims=sample.dims[n]) for n, s in scales.items()})
+        return {name: scales[name].inverse(x) if name in scales else x for name, x in sample.items()}
+
+    def _local_rows(self, name: str) -> Mapping[str, IntArray]:
+        """Return which of the whole field's rows this rank holds, halo included, along dims that are split."""
+        return {}
+
+    def _normalise_locally(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        for name, scale in self._local_scales.items():
+            if name in arrays:
+                scale.apply(arrays[name])
 
     def _number(self, index: int) -> int:
         """Return which sample an index means, from 0 on."""

@@ -15,7 +15,7 @@ from torch.distributed.tensor.placement_types import Placement
 from scidata.core.checks import allocate
 from scidata.core.html import sizes
 from scidata.core.keywords import checked_keywords
-from scidata.core.types import BufferSpec
+from scidata.core.types import BufferSpec, IntArray
 from scidata.data.domain_dataset import DomainDataset
 from scidata.data.local_transform import apply_locally
 from scidata.data.sample import Coordinate, Sample, TensorT
@@ -177,8 +177,14 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
     def read_into(self, index: int, out: Mapping[str, npt.NDArray[Any]]) -> ReadStats:
         """Read this rank's part into buffers shaped as :meth:`buffer_specs`. Thread-safe, no collectives."""
         stats = self.reader.read_into(index, out, self._coordinate)
+        self._normalise_locally(out)
         apply_locally(self.local_transform, out)
         return stats
+
+    def _local_rows(self, name: str) -> dict[str, IntArray]:
+        return {
+            dim: self.reader.partition.local_rows(dim, self._coordinate) for dim in self.reader.partition.axis_of_dim
+        }
 
     def read_local(self, index: int) -> dict[str, torch.Tensor]:
         """Read this rank's part, halo included, as plain tensors."""

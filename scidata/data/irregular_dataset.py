@@ -229,6 +229,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
         ``empty`` makes the arrays that are read into.
         """
         part = self.reader.read(index, self._rank, epoch=self.epoch if epoch is None else epoch, empty=empty)
+        self._normalise_locally(part.fields)
         apply_locally(self.local_transform, part.fields)
         return part
 

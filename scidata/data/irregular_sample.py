@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -294,6 +294,15 @@ class IrregularSample(Sample[TensorT]):
                 places[name] = Place(sized[0], 0)
         held = {name: x for name, x in self._held.items() if name not in fields or fields[name] is self[name]}
         return self._changed(fields=dict(plain), dims=plain.dims, places=places, held=held)
+
+    def map_fields(self, functions: Mapping[str, Callable[[Tensor], Tensor]]) -> IrregularSample[TensorT]:
+        """Return a sample of which some fields, ghosts included, went through functions of each value by itself."""
+        held = {name: functions[name](x) if name in functions else x for name, x in self._held.items()}
+        fields = {
+            name: x if name not in functions else self._wrap(held[name], name) if name in held else functions[name](x)
+            for name, x in self.items()
+        }
+        return self._changed(fields=fields, held=held)
 
     # -- other libraries -----------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -209,6 +209,10 @@ class Sample(Mapping[str, TensorT]):
         made.members = self.members
         made._go_on_with(self)
         return made
+
+    def map_fields(self, functions: Mapping[str, Callable[[torch.Tensor], torch.Tensor]]) -> Sample[TensorT]:
+        """Return a sample of which some fields went through functions that leave each value where it is."""
+        return self.replace({name: function(self[name]) for name, function in functions.items()})
 
     def _repr_html_(self) -> str:
         local = [getattr(tensor, "to_local", lambda t=tensor: t)() for tensor in self.values()]

@@ -23,7 +23,7 @@ from scidata.core.bounds import (
     window,
 )
 from scidata.core.checks import names_of, whole
-from scidata.core.types import IntArray, Segments
+from scidata.core.types import IntArray, Segment, Segments
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 
 T = TypeVar("T")
@@ -90,11 +90,17 @@ class GridPartition:
         start, stop = self.owned_rows(dim, coordinate)
         return stop - start + sum(self.halo_rows(dim, coordinate))
 
+    def local_rows(self, dim: str, coordinate: Mapping[str, int]) -> IntArray:
+        """Return which of the selected rows the rank holds, halo included, ``(local_size,)`` int64."""
+        return rows_of(self._window(dim, coordinate))
+
     def segments(self, dim: str, coordinate: Mapping[str, int]) -> Segments:
         """Return the rank's rows with halo, as segments of the source's rows."""
+        return compose(self.selected[dim], self._window(dim, coordinate))
+
+    def _window(self, dim: str, coordinate: Mapping[str, int]) -> tuple[Segment, ...]:
         lo, hi = self.halo.get(dim, (0, 0))
-        rows = window(self.bounds[dim], self._part(dim, coordinate), lo=lo, hi=hi, periodic=dim in self.periodic)
-        return compose(self.selected[dim], rows)
+        return window(self.bounds[dim], self._part(dim, coordinate), lo=lo, hi=hi, periodic=dim in self.periodic)
 
 
 def per_dim(value: Any, dims: Sequence[str], known: Sequence[str], what: str) -> dict[str, Any]:

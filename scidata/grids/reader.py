@@ -39,6 +39,7 @@ from scidata.grids.labels import Labels, chosen_rows
 from scidata.grids.node import NodeRanks, SharedChunks
 from scidata.grids.partition import GridPartition, make_partition, resolve_dim, selected_rows
 from scidata.grids.parts import Field, Jobs, Part
+from scidata.grids.passes import GridPass
 from scidata.grids.pool import BlockRead, SharedRows
 from scidata.grids.sample_rows import SampleRows
 from scidata.grids.series import Series, joined
@@ -220,6 +221,11 @@ class GridReader:
     def sources(self) -> tuple[Source, ...]:
         """The opened stores, in order; of several trajectories in a file, once for each."""
         return self._series.sources
+
+    @property
+    def series(self) -> Series:
+        """The stores, seen as one."""
+        return self._series
 
     def layout(self, name: str) -> ArrayLayout:
         """Return a field's layout in the first file."""
@@ -456,6 +462,14 @@ class GridReader:
             for job in jobs:  # a dimension that the sample dropped has one row in the source
                 reads.append((job, values.reshape(job.plan.out_shape) if fits else values))
         return read_plans(reads, executor=self._threads.executor())
+
+    def field_pass(self, name: str, samples: IntArray, rank: int = 0) -> GridPass:
+        """Return what goes over all rows of a field that some samples have, of one rank's own part."""
+        return GridPass(
+            name, self._fields[self._known(name)], series=self._series, partition=self.partition,
+            sample_rows=self.sample_rows, samples=samples, coordinate=self.partition.coordinate(rank),
+            threads=self._threads, allow_missing=self._allow_missing,
+        )  # fmt: skip
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_last_part": None}

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from scidata.core.bounds import rows_of
 from scidata.core.types import IntArray, Segments
@@ -42,6 +43,7 @@ class SampleRows:
         self._steps, self._trajectories = tuple(steps), None
         self._selected = None if series.sample_dim is None else selected[series.sample_dim]
         num_rows = 1 if self._selected is None else sum(s.count for s in self._selected)
+        self._num_rows, self._crosses, self._row_bounds = num_rows, crosses, series.row_bounds
         self._starts: Sequence[int] = range(max(0, -min(0, *steps)), num_rows - max(0, *steps))
         if self._selected is not None and not crosses:
             members = np.searchsorted(series.row_bounds, rows_of(self._selected), side="right")
@@ -69,6 +71,37 @@ class SampleRows:
         segments = self._selected or ()
         segment = segments[bisect.bisect_right(segments, position, key=lambda s: s.offset) - 1]
         return segment.start + segment.step * (position - segment.offset)
+
+    # -- all rows, numbered in the order of trajectories and steps: for passes over the data -------------------------
+
+    def positions_of(self, samples: IntArray) -> IntArray:
+        """Return the positions of the rows of some samples among all selected rows, ``(num, steps)`` int64."""
+        if self._selected is None:
+            return np.zeros((len(samples), 1), np.int64)
+        trajectory, at = np.divmod(samples, max(1, self._per_trajectory))
+        firsts = trajectory * self._num_rows + np.asarray(self._starts, np.int64)[at]
+        return firsts[:, None] + np.asarray(self._steps, np.int64)
+
+    def rows_at(self, positions: IntArray) -> IntArray:
+        """Return the rows at some positions, ``(num,)`` int64."""
+        if self._selected is None:
+            return np.zeros(len(positions), np.int64)
+        trajectory, at = np.divmod(positions, self._num_rows)
+        rows = rows_of(self._selected)[at]
+        return rows if self._trajectories is None else self._trajectories[trajectory] + rows
+
+    def are_steps(self, positions: IntArray) -> npt.NDArray[np.bool_]:
+        """Return of each position whether its row is one step after the row at the position before: ``(num,)``."""
+        found = np.zeros(len(positions), np.bool_)
+        if self._selected is None or len(positions) < 2:
+            return found
+        next_to = np.diff(positions) == 1
+        next_to &= positions[1:] % self._num_rows != 0  # another trajectory begins
+        if not self._crosses:
+            members = np.searchsorted(self._row_bounds, self.rows_at(positions), side="right")
+            next_to &= members[1:] == members[:-1]
+        found[1:] = next_to
+        return found
 
     def at(self, step: int) -> IntArray:
         """Return the row of each sample that lies some steps after its own, ``(num,)`` int64."""

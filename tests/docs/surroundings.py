@@ -167,6 +167,7 @@ SURROUNDINGS: dict[str, Surrounding] = {
     "docs/cache.md": bucket,
     "docs/chunks.md": grid,
     "docs/guide/grids.md": grid,
+    "docs/guide/statistics.md": grid,
     "docs/guide/loader.md": recipes_run,
     "docs/guide/meshes.md": irregular,
     "docs/guide/training.md": irregular,

@@ -37,14 +37,14 @@ def check_agreement(subject: str, values: Mapping[str, object], mesh: DeviceMesh
     encoded = json.dumps(texts, sort_keys=True).encode()
     groups = [mesh.get_group(axis) for axis in axes]
     digest = hashlib.sha256(encoded).digest()
-    if len(set(_gather_bytes(digest, groups, mesh.device_type, fixed=True))) == 1:
+    if len(set(gather_bytes(digest, groups, mesh.device_type, fixed=True))) == 1:
         return
     mine = json.dumps([dist.get_rank(), texts]).encode()
-    everyone = dict(json.loads(each) for each in _gather_bytes(mine, groups, mesh.device_type))
+    everyone = dict(json.loads(each) for each in gather_bytes(mine, groups, mesh.device_type))
     raise ConfigError(f"ranks disagree about {subject}: {_differences(everyone)}; give every rank the same")
 
 
-def _gather_bytes(mine: bytes, groups: Sequence[Group], device: str, fixed: bool = False) -> list[bytes]:
+def gather_bytes(mine: bytes, groups: Sequence[Group], device: str, fixed: bool = False) -> list[bytes]:
     """Collect every rank's bytes, axis by axis: after the last axis each rank has those of the whole mesh."""
     held = [mine]
     for group in groups:

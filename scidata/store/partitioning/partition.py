@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scidata.core.checks import whole
+from scidata.core.jobs import run_jobs
 from scidata.core.keywords import checked_keywords
 from scidata.core.urls import is_url, url_of
 from scidata.errors import ConfigError, CorruptDataError, OutputError
@@ -21,7 +22,6 @@ from scidata.store.format.treatments import TREATMENTS, treat_alike
 from scidata.store.format.write import MAX_FIELD_BYTES
 from scidata.store.partitioning import output
 from scidata.store.partitioning.inputs import difference
-from scidata.store.partitioning.jobs import run_jobs
 from scidata.store.partitioning.ordered import OrderOptions
 from scidata.store.partitioning.output import Part
 from scidata.store.partitioning.sample import PlannedSample, Task, plan_sample, process_sample
@@ -238,7 +238,10 @@ def _run(
         if todo and manifest:
             output.remove_samples(out, ())
         try:
-            run_jobs(functools.partial(process_sample, task, out), todo, num_jobs=jobs, tick=tick)
+            run_jobs(
+                functools.partial(process_sample, task, out), todo, num_jobs=jobs, tick=tick, work="sample",
+                after="; finished samples are kept: run again with --resume",
+            )  # fmt: skip
         except BaseException:
             output.remove_temporaries(out, todo)
             raise

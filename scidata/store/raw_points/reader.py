@@ -29,6 +29,7 @@ from scidata.read.threads import ReaderThreads
 from scidata.sources.access.fetches import run_each
 from scidata.store.format.manifest import Statistics
 from scidata.store.raw_points.file import FileAccess, PointsFile, described_file
+from scidata.store.raw_points.passes import PointsPass
 from scidata.store.reading.base import PartReader
 from scidata.store.reading.cuts import bounds_of_sample, check_cut
 from scidata.store.reading.part import LocalPart, SamplePart
@@ -291,6 +292,10 @@ class PointsReader(PartReader):
             rows=None if rows is None else {"point": rows},
             stats=sum((each.stats for each in own), ReadStats()),
         )
+
+    def field_pass(self, name: str, samples: IntArray, rank: int = 0) -> PointsPass:
+        """Return what goes over all rows of a field that some samples have, of one part's own rows, drawn or not."""
+        return PointsPass(self, self._known(name), samples, self._checked_part(rank))
 
     def original_id(self, index: int, part: int, entity: str, *, rows: IntArray | None = None) -> IntArray:
         """Return the file's row of each row that a part owns, ``(num_owned,)`` int64; ``rows`` are such rows."""

@@ -74,9 +74,24 @@ class Numbering:
         stored, row = self.locate(index)
         if self.sample_dim is None:
             return []
-        kept = _kept_rows(self.isel.get(self.sample_dim, slice(None)), self._sizes[stored])
+        kept = self._kept(stored)
         first = row - min(0, *self.steps)
         return [int(kept[first + step]) for step in self.steps]
+
+    def _kept(self, stored: int) -> IntArray:
+        return _kept_rows(self.isel.get(str(self.sample_dim), slice(None)), self._sizes[stored])
+
+    def times(self, index: int) -> list[tuple[int, int]]:
+        """Return the stored sample of a sample, and the place of each of its steps among the times that are kept."""
+        stored, row = self.locate(index)
+        if self.sample_dim is None:
+            return [(stored, 0)]
+        first = row - min(0, *self.steps)
+        return [(stored, first + step) for step in self.steps]
+
+    def times_at(self, stored: int, places: IntArray) -> IntArray:
+        """Return the rows along ``sample_dim`` of a stored sample at some of those places."""
+        return self._kept(stored)[places]
 
     def dims(self, info: FieldInfo) -> tuple[str, ...]:
         """Return the dims of a field in a sample."""

@@ -32,6 +32,7 @@ from scidata.store.reading.cuts import Weights, bounds_of_rows, bounds_of_sample
 from scidata.store.reading.field_reads import FieldReads
 from scidata.store.reading.numbering import number_samples
 from scidata.store.reading.part import LocalPart, SamplePart
+from scidata.store.reading.passes import StorePass
 from scidata.store.reading.rows import RowAccess
 from scidata.store.reading.subsample import Subsample
 from scidata.store.reading.subsample_part import drawn_part
@@ -352,6 +353,16 @@ class StoreReader(PartReader):
             paths, table = plan.ranges()
             found += [(paths[i], offset, nbytes) for i, offset, nbytes in table.tolist()]
         return found, access.stats
+
+    def field_pass(self, name: str, samples: IntArray, rank: int = 0) -> StorePass:
+        """Return what goes over all rows of a field that some samples have, of one part's own rows, drawn or not."""
+        return StorePass(
+            name, self.info(name), self.dtype(name), numbering=self.numbering, samples=samples,
+            part=self._checked_part(rank), num_parts=self.num_parts, cut=self._stored_cut, threads=self._threads,
+        )  # fmt: skip
+
+    def _stored_cut(self, stored: int) -> SamplePart:
+        return self._partition(stored)[0]
 
     def original_id(self, index: int, part: int, entity: str, *, rows: IntArray | None = None) -> IntArray:
         """Read the source's row of each row that a part owns, or of ``rows`` of the store, ``(num,)`` int64."""

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pytest
 
 import scidata
+from scidata.core.jobs import run_jobs
 from scidata.errors import (
     ConfigError,
     CorruptDataError,
@@ -30,7 +31,6 @@ from scidata.errors import (
 )
 from scidata.store.format.places import MANIFEST, is_store
 from scidata.store.format.store import Store, open_store, verify
-from scidata.store.partitioning.jobs import run_jobs
 from scidata.store.partitioning.output import Part, claim_output, finished_samples
 from scidata.store.partitioning.partition import finalize, partition
 from tests.unit._children import interrupted
@@ -531,16 +531,16 @@ class TestKilled:
 
     def test_killed_worker(self) -> None:
         with pytest.raises(SciDataError, match=r"sample 1 ended with exit code -9.*fewer --jobs"):
-            run_jobs(_killed, range(2), num_jobs=2, tick=lambda share: None)
+            run_jobs(_killed, range(2), num_jobs=2, tick=lambda share: None, work="sample")
 
     def test_workers_report_in_any_order(self) -> None:
         shares: list[float] = []
-        run_jobs(_halves, range(5), num_jobs=2, tick=shares.append)
+        run_jobs(_halves, range(5), num_jobs=2, tick=shares.append, work="sample")
         assert shares == [0.5] * 10
 
     def test_error_that_does_not_pickle(self) -> None:
         with pytest.raises(SciDataError, match="Unpicklable: at 1"):
-            run_jobs(_unpicklable, range(2), num_jobs=2, tick=lambda share: None)
+            run_jobs(_unpicklable, range(2), num_jobs=2, tick=lambda share: None, work="sample")
 
 
 def _killed(index: int, tick: Callable[[float], None]) -> None:

@@ -1,4 +1,4 @@
-"""Samples processed side by side, in spawned processes that end with the one that started them."""
+"""Pieces of work done side by side, in spawned processes that end with the one that started them."""
 
 from __future__ import annotations
 
@@ -16,29 +16,36 @@ from scidata.errors import SciDataError
 
 Tick: TypeAlias = Callable[[float], None]
 
-#: Processes one sample and calls the function with the shares of it that are done; pickles.
-Job: TypeAlias = Callable[[int, Tick], None]
+#: Does one piece of work and calls the function with the shares of it that are done; it and what it returns pickle.
+Job: TypeAlias = Callable[[int, Tick], Any]
 
 
-def run_jobs(job: Job, indices: Iterable[int], *, num_jobs: int, tick: Tick) -> None:
-    """Call ``job(index, tick)`` for each index, in this process or in ``num_jobs`` others.
+def run_jobs(job: Job, indices: Iterable[int], *, num_jobs: int, tick: Tick, work: str, after: str = "") -> list[Any]:
+    """Call ``job(index, tick)`` for each index, in this process or in ``num_jobs`` others; return what they return.
 
     The first error ends the others and is raised here.
+
+    Parameters
+    ----------
+    work
+        What an index numbers, for the message about a process that has died: ``"sample"``.
+    after
+        What that message says in the end: how to go on.
     """
     todo = list(indices)
     if num_jobs <= 1 or len(todo) <= 1:
-        for index in todo:
-            job(index, tick)
-        return
-    workers = _Workers(job, min(num_jobs, len(todo)))
+        return [job(index, tick) for index in todo]
+    workers = _Workers(job, min(num_jobs, len(todo)), work, after)
     try:
-        workers.run(todo, tick)
+        found = workers.run(todo, tick)
     finally:
         workers.end()
+    return [found[index] for index in todo]
 
 
 class _Workers:
-    def __init__(self, job: Job, num: int) -> None:
+    def __init__(self, job: Job, num: int, work: str, after: str) -> None:
+        self._work, self._after = work, after
         context = multiprocessing.get_context("spawn")
         self._processes: dict[Any, BaseProcess] = {}
         for _ in range(num):
@@ -49,8 +56,9 @@ class _Workers:
             theirs.close()
             self._processes[ours] = process
 
-    def run(self, todo: list[int], tick: Tick) -> None:
+    def run(self, todo: list[int], tick: Tick) -> dict[int, Any]:
         waiting = list(reversed(todo))
+        found: dict[int, Any] = {}
         busy: dict[Any, int] = {}
         for connection in self._processes:
             busy[connection] = waiting.pop()
@@ -67,11 +75,14 @@ class _Workers:
                     raise value
                 if kind == "share":
                     tick(value)
-                elif waiting:
+                    continue
+                found[index] = value
+                if waiting:
                     busy[connection] = waiting.pop()
                     connection.send(busy[connection])
                 else:
                     del busy[connection]
+        return found
 
     def _died(self, connection: Any, index: int) -> str:
         process = self._processes[connection]
@@ -79,10 +90,8 @@ class _Workers:
         why = "if it was killed for memory, use fewer --jobs"
         if process.exitcode == 1:  # what it imports again is the caller's script
             why = "its error is above; a script that asks for jobs= does so below `if __name__ == '__main__':`"
-        return (
-            f"the process that worked on sample {index} ended with exit code {process.exitcode}; {why}; finished "
-            "samples are kept: run again with --resume"
-        )
+        code = process.exitcode
+        return f"the process that worked on {self._work} {index} ended with exit code {code}; {why}{self._after}"
 
     def end(self) -> None:
         for connection, process in self._processes.items():
@@ -94,7 +103,7 @@ class _Workers:
 
 
 def _work(connection: Connection, job: Job) -> None:
-    """Process the samples that the parent names, until it closes the connection."""
+    """Do the pieces of work that the parent names, until it closes the connection."""
     ignore_interrupts()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
@@ -103,11 +112,11 @@ def _work(connection: Connection, job: Job) -> None:
         except (EOFError, ConnectionError):
             return
         try:
-            job(index, lambda share: connection.send(("share", share)))
+            value = job(index, lambda share: connection.send(("share", share)))
         except Exception as error:
             connection.send(("error", _sendable(error)))
         else:
-            connection.send(("done", index))
+            connection.send(("done", value))
 
 
 def _end_with_parent() -> None:

@@ -1,0 +1,103 @@
+"""``scidata stats``: progress on stderr, figures on stdout as a table or JSON, and in a file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from scidata.cli.output import console, make_table, print_json
+from scidata.cli.progress import progress
+from scidata.core.urls import public_text
+from scidata.data.figures import FieldStatistics, Statistics
+from scidata.data.figures_json import as_plain
+from scidata.data.open_dataset import open_dataset
+from scidata.data.statistics import statistics
+from scidata.errors import OutputError
+
+_MANY = 60  # rows of the table
+_COLUMNS = ("count", "missing", "mean", "std", "min", "max")
+
+
+def run_stats(
+    paths: Sequence[str],
+    options: Mapping[str, Any],
+    *,
+    dtype: str | None,
+    by: Sequence[str],
+    differences: bool,
+    stored: bool | None,
+    jobs: int,
+    out: str | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Gather the statistics of a data set and print them.
+
+    Parameters
+    ----------
+    options
+        As :func:`scidata.open_dataset` takes them.
+    """
+    if out is not None and os.path.exists(out) and not overwrite:
+        raise OutputError(f"{out} is there already; remove it, or overwrite it with --overwrite")
+    floating = None if dtype is None else getattr(torch, dtype)
+    dataset = open_dataset(paths[0] if len(paths) == 1 else list(paths), dtype=floating, **options)
+    try:
+        with progress("statistics", 100, " %") as tick:
+            found = statistics(
+                dataset, by=by, differences=differences, stored=stored, jobs=jobs,
+                tick=lambda share, total: tick(100 * share / max(1, total)),
+            )  # fmt: skip
+    finally:
+        dataset.close()
+    if out is not None:
+        found.save(out, overwrite=overwrite)
+    if as_json:
+        print_json(as_plain(found))
+    else:
+        _print(found, out)
+
+
+def _print(stats: Statistics, out: str | None) -> None:
+    screen, period = console(), stats.period
+    screen.print(f"{public_text(stats.path)}: {', '.join(stats)}", style="bold", soft_wrap=True)
+    first, last = period.get("first"), period.get("last")
+    about = [f"{period['samples']} samples"] if "samples" in period else []
+    about += [f"{period['dim']} {first} to {last}"] if first is not None else []
+    about += ["as the data have them of themselves"] if stats.source == "store" else []
+    screen.print(", ".join(about), soft_wrap=True)
+    screen.print()
+    dims = list(dict.fromkeys(dim for found in stats.values() for dim in found.dims))
+    with_steps = any(found.differences is not None for found in stats.values())
+    more = ("steps", "mean of steps", "std of steps") if with_steps else ()
+    table = make_table(["field", *dims, "units", *_COLUMNS, *more], left=("field", "units"))
+    rows = list(stats.rows())
+    for row in rows[:_MANY]:
+        cells = [str(row.get(dim, "")) for dim in dims]
+        numbers = [_text(row[name]) for name in _COLUMNS]
+        steps = [_text(row.get(f"difference_{name}")) for name in ("count", "mean", "std")] if with_steps else []
+        table.add_row(row["field"], *cells, row["units"] or "", *numbers, *steps)
+    screen.print(table)
+    if len(rows) > _MANY:
+        screen.print(f"{len(rows) - _MANY} more; --json and --out list all")
+    for name, found in stats.items():
+        _print_notes(name, found)
+    if out is not None:
+        screen.print(f"written to {out}", soft_wrap=True)
+
+
+def _print_notes(name: str, found: FieldStatistics) -> None:
+    if np.any(found.infinite):
+        note = f"{name}: {int(found.infinite.sum())} infinite values are left out"
+        console().print_parts(("note: ", "yellow"), (note, "default"))
+    if found.skipped:
+        note = f"{name}: {found.skipped} pairs of rows are not one usual step apart, and make no difference"
+        console().print_parts(("note: ", "yellow"), (note, "default"))
+
+
+def _text(value: float | int | None) -> str:
+    return "" if value is None else f"{value}" if isinstance(value, int) else f"{value:.6g}"

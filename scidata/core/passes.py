@@ -1,0 +1,105 @@
+"""What passes over all of a field's data see of a reader: blocks of rows in order, and which are one step apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.types import IntArray
+
+#: Bytes of a field that a pass holds at once, unless a single chunk is more.
+PASS_BYTES = 128 << 20
+
+
+class FieldPass(Protocol):
+    """One rank's own rows of one field over some samples, halo and ghosts left out. Pickles.
+
+    A *row* is what one step of the field's sample dim has; fields without that dim have one row, or one of each stored
+    sample or trajectory. Rows are numbered in order. A tile is a part of each row, where a whole one with the others of
+    its chunks would take too much memory.
+
+    Attributes
+    ----------
+    dims, kept
+        Of a row; and those of them along which all rows are alike, so that figures may be kept by them.
+    dtype, units
+        As the field is read.
+    has_steps
+        Whether rows may be one step apart.
+    bounds
+        ``(num_blocks + 1,)`` int64: rows ``[bounds[b], bounds[b + 1])`` are read at once, so that chunks are decoded
+        once.
+    is_step
+        ``(num_rows,)`` bool: whether the row is one step after the one before it.
+    num_skipped
+        Rows that follow the one before them, but not one usual step later: over a gap in time.
+    num_tiles
+        Tiles of each row; 0 where the rank owns none of the field.
+    """
+
+    name: str
+    dims: tuple[str, ...]
+    kept: tuple[str, ...]
+    dtype: np.dtype[Any]
+    units: str | None
+    has_steps: bool
+    bounds: IntArray
+    is_step: npt.NDArray[np.bool_]
+    num_skipped: int
+    num_tiles: int
+
+    def read(self, tile: int, start: int, stop: int) -> npt.NDArray[Any]:
+        """Read rows of a block, ``(stop - start, *row)``, as the data set decodes them."""
+
+    def places(self, tile: int, dim: str) -> IntArray:
+        """Return which of the whole field's rows along ``dim`` a tile has."""
+
+    def size(self, dim: str) -> int:
+        """Return how many rows the whole field has along one of its dims."""
+
+    def labels(self, dim: str) -> Sequence[Any] | None:
+        """Return what labels them, as plain numbers or text; None where nothing does."""
+
+    def span(self) -> tuple[str, str, str] | None:
+        """Return the dim of samples, and the labels of the first row and the last; None where nothing labels them."""
+
+
+def usual_steps(times: npt.NDArray[np.float64], is_step: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Return ``is_step`` without the steps over gaps: those that are not within half of the median step around it.
+
+    So months of 28 to 31 days are steps, and years with a leap day; a missing file is not, nor is a time that comes
+    twice.
+    """
+    steps = np.diff(times, prepend=np.nan)
+    among = steps[is_step]
+    usual = np.median(among) if len(among) else np.nan
+    if not np.isfinite(usual) or usual == 0:
+        return is_step
+    return is_step & (np.abs(steps / usual - 1) < 0.5)
+
+
+def merged_blocks(starts: IntArray, num_rows: int, at_once: int, apart: npt.NDArray[np.bool_]) -> IntArray:
+    """Return bounds of blocks: neighbouring ones together while they have no more than ``at_once`` rows.
+
+    Parameters
+    ----------
+    starts
+        First rows of the blocks that have to be read at once, sorted, from 0 on.
+    apart
+        Of each, whether it must not be read with the one before it.
+    """
+    if not num_rows:
+        return np.zeros(1, np.int64)
+    bounds = [0]
+    ends = np.append(starts[1:], num_rows).tolist()
+    for start, end, alone in zip(starts.tolist(), ends, apart.tolist(), strict=True):
+        if start > bounds[-1] and (alone or end - bounds[-1] > at_once):
+            bounds.append(start)
+        while end - bounds[-1] > at_once:  # more than there is memory for: its chunks are decoded again
+            bounds.append(bounds[-1] + at_once)
+    if num_rows > bounds[-1]:
+        bounds.append(num_rows)
+    return np.array(bounds, np.int64)

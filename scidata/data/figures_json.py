@@ -1,0 +1,209 @@
+"""Statistics as a JSON file: written whole or not at all, and read with every size and type checked."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from scidata.core.moments import Figures
+from scidata.core.urls import public_text
+from scidata.data.figures import FieldStatistics, Labels, Statistics
+from scidata.errors import OutputError, UnsupportedFormatError
+
+_FORMAT, _VERSION = "scidata statistics", 1
+_MAX_BYTES = 256 << 20
+_COUNTS = ("count", "missing", "infinite")
+_NAMES = tuple(part.name for part in dataclasses.fields(Figures))
+
+
+def save(stats: Statistics, path: str, *, overwrite: bool) -> None:
+    """Write statistics to a file, by a temporary one beside it."""
+    if os.path.exists(path) and not overwrite:
+        raise OutputError(f"{path} is there already; remove it, or overwrite it with overwrite=True")
+    beside = f"{path}.{uuid.uuid4().hex}.tmp"
+    try:
+        with open(beside, "w", encoding="utf-8") as file:
+            file.write(dumped(stats))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(beside)
+        raise
+
+
+def dumped(stats: Statistics) -> str:
+    """Return statistics as JSON: an array on a line."""
+    lines = _lines(as_plain(stats), "")
+    return public_text("\n".join(lines)) + "\n"
+
+
+def as_plain(stats: Statistics) -> dict[str, Any]:
+    """Return statistics as plain values that JSON holds; NaN is None."""
+    return {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "path": stats.path,
+        "fingerprint": stats.fingerprint,
+        "source": stats.source,
+        "period": dict(stats.period),
+        "std": "of the population (ddof=0)",
+        "labels": {dim: None if labels is None else list(labels) for dim, labels in stats.labels.items()},
+        "fields": {name: _plain_field(found) for name, found in stats.items()},
+    }
+
+
+def _plain_field(found: FieldStatistics) -> dict[str, Any]:
+    about = {"dims": list(found.dims), "shape": list(found.count.shape), "units": found.units, "dtype": found.dtype}
+    differences = None
+    if found.differences is not None:
+        differences = {"skipped": found.skipped} | _plain_figures(found.differences)
+    return about | {"values": _plain_figures(found.values), "differences": differences}
+
+
+def _plain_figures(figures: Figures) -> dict[str, Any]:
+    return {name: _without_nan(getattr(figures, name).tolist()) for name in _NAMES}
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _lines(value: Any, indent: str) -> list[str]:
+    if not isinstance(value, Mapping) or not value:
+        return [json.dumps(value, allow_nan=False, ensure_ascii=True)]
+    lines = ["{"]
+    for number, (key, item) in enumerate(value.items(), 1):
+        first, *more = _lines(item, indent + " ")
+        inner = [f"{indent} {json.dumps(str(key))}: {first}", *more]
+        lines += [*inner[:-1], inner[-1] + ("," if number < len(value) else "")]
+    return [*lines, indent + "}"]
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def load(path: str) -> Statistics:
+    """Read what :func:`save` wrote."""
+    if os.path.getsize(path) > _MAX_BYTES:
+        raise UnsupportedFormatError(f"{path}: {os.path.getsize(path)} bytes are more than statistics take")
+    with open(path, encoding="utf-8") as file:
+        try:
+            data = json.load(file, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as e:
+            raise UnsupportedFormatError(f"{path}: no JSON ({e}); write it with Statistics.save") from None
+    return _Reading(path).statistics(data)
+
+
+def _refuse_constant(text: str) -> None:
+    raise ValueError(f"{text} is no JSON")
+
+
+class _Reading:
+    """Checks what a file says, and names the place of what is wrong."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def _fail(self, where: str, expected: str, found: Any) -> UnsupportedFormatError:
+        shown = repr(found)
+        shown = shown if len(shown) <= 60 else f"{shown[:60]}…"
+        return UnsupportedFormatError(f"{self._path}: {where}: expected {expected}, found {shown}")
+
+    def _get(self, data: Mapping[str, Any], key: str, kind: type | tuple[type, ...], where: str) -> Any:
+        value = data.get(key)
+        wrong_bool = isinstance(value, bool) and kind is not bool
+        if not isinstance(value, kind) or wrong_bool:
+            names = kind if isinstance(kind, tuple) else (kind,)
+            raise self._fail(f"{where}{key}", " or ".join(_WORDS[name] for name in names), value)
+        return value
+
+    def statistics(self, data: Any) -> Statistics:
+        if not isinstance(data, dict) or data.get("format") != _FORMAT:
+            raise self._fail("format", repr(_FORMAT), data.get("format") if isinstance(data, dict) else data)
+        if self._get(data, "version", int, "") != _VERSION:
+            raise self._fail("version", f"{_VERSION}, which this scidata knows", data["version"])
+        labels = {dim: self._labels(dim, x) for dim, x in self._get(data, "labels", dict, "").items()}
+        fields = self._get(data, "fields", dict, "")
+        return Statistics(
+            fields={name: self._field(fields, name, labels) for name in fields},
+            labels=labels,
+            path=self._get(data, "path", str, ""),
+            period=self._period(self._get(data, "period", dict, "")),
+            fingerprint=self._get(data, "fingerprint", str, ""),
+            source=self._get(data, "source", str, ""),
+        )
+
+    def _period(self, period: dict[str, Any]) -> dict[str, Any]:
+        for key, value in period.items():
+            if not isinstance(value, str | int | None) or isinstance(value, bool):
+                raise self._fail(f"period.{key}", "text or an integer", value)
+        return period
+
+    def _labels(self, dim: str, labels: Any) -> Labels:
+        if labels is None:
+            return None
+        if not isinstance(labels, list) or any(not isinstance(x, str | int | float) or x is True for x in labels):
+            raise self._fail(f"labels.{dim}", "a list of numbers or text", labels)
+        return tuple(labels)
+
+    def _field(self, fields: dict[str, Any], name: str, labels: Mapping[str, Labels]) -> FieldStatistics:
+        data, where = self._get(fields, name, dict, "fields."), f"fields.{name}."
+        dims, shape = self._get(data, "dims", list, where), self._get(data, "shape", list, where)
+        if not all(isinstance(dim, str) for dim in dims) or len(set(dims)) != len(dims):
+            raise self._fail(f"{where}dims", "names of dims", dims)
+        if len(shape) != len(dims) or any(type(size) is not int or size < 0 for size in shape):
+            raise self._fail(f"{where}shape", "a size of each dim", shape)
+        for dim, size in zip(dims, shape, strict=True):
+            known = labels.get(dim)
+            if known is not None and len(known) != size:
+                raise self._fail(f"labels.{dim}", f"{size} labels, as many as {name!r} has rows", len(known))
+        differences = self._get(data, "differences", (dict, type(None)), where)
+        steps = f"{where}differences."
+        return FieldStatistics(
+            dims=tuple(dims),
+            values=self._figures(self._get(data, "values", dict, where), tuple(shape), f"{where}values."),
+            differences=None if differences is None else self._figures(differences, tuple(shape), steps),
+            skipped=0 if differences is None else self._get(differences, "skipped", int, steps),
+            units=self._get(data, "units", (str, type(None)), where),
+            dtype=self._get(data, "dtype", (str, type(None)), where),
+        )
+
+    def _figures(self, data: dict[str, Any], shape: tuple[int, ...], where: str) -> Figures:
+        arrays = {}
+        for name in _NAMES:
+            kind: Any = np.int64 if name in _COUNTS else np.float64
+            flat = list(_flat(data.get(name)))
+            allowed = (int,) if name in _COUNTS else (int, float, type(None))
+            if not all(isinstance(x, allowed) and not isinstance(x, bool) for x in flat):
+                raise self._fail(f"{where}{name}", "numbers", data.get(name))
+            try:
+                array = np.array([math.nan if x is None else x for x in flat], kind).reshape(shape)
+            except (ValueError, OverflowError):
+                raise self._fail(f"{where}{name}", f"numbers of shape {shape}", data.get(name)) from None
+            if name in _COUNTS and (array < 0).any():
+                raise self._fail(f"{where}{name}", "no negative number", data.get(name))
+            arrays[name] = array
+        return Figures(**arrays)
+
+
+_WORDS: dict[type, str] = {dict: "an object", list: "a list", str: "text", int: "an integer", type(None): "null"}
+
+
+def _flat(value: Any) -> Any:
+    if not isinstance(value, list):
+        yield value
+        return
+    for item in value:
+        yield from _flat(item)

@@ -1,0 +1,225 @@
+"""Normalising: ``(x - shift) / scale`` on what was read, where it was read, and back again on tensors of any kind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from scidata.core.checks import names_of
+from scidata.core.passes import FieldPass
+from scidata.core.types import IntArray
+from scidata.data.figures import FieldStatistics, Floats, Statistics
+from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
+
+Array = npt.NDArray[Any]
+#: From figures to what is subtracted, and what the rest is divided by.
+_Method: TypeAlias = Callable[[FieldStatistics], tuple[Floats, Floats]]
+
+METHODS: Mapping[str, _Method] = {
+    "mean_std": lambda found: (found.mean, found.std),
+    "min_max": lambda found: (found.min, found.max - found.min),
+    "std": lambda found: (np.zeros_like(found.mean), found.std),
+}
+_ZERO = {"mean_std": "deviation", "min_max": "range", "std": "deviation"}
+_PIECE = 1 << 15  # numbers that two operations are done on while they are in a core's second cache
+_FEW = 1 << 10  # of fewer that share shift and scale, all are done by broadcasting
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Scale:
+    """How one field is normalised.
+
+    Attributes
+    ----------
+    dims
+        Those of a sample's field.
+    shift, scale
+        float64, a dimension for each of ``dims``, of 1 or of the whole field's rows.
+    """
+
+    dims: tuple[str, ...]
+    shift: Floats
+    scale: Floats
+
+    def is_like(self, other: Scale) -> bool:
+        """Whether it does the same to a field."""
+        pairs = (self.shift, other.shift), (self.scale, other.scale)
+        return self.dims == other.dims and all(np.array_equal(a, b) for a, b in pairs)
+
+    def local(self, rows: Mapping[str, IntArray]) -> Scale:
+        """Return that of a part of the field, which has these of its rows along some dims."""
+        shift, scale = self.shift, self.scale
+        for axis, dim in enumerate(self.dims):
+            if dim in rows and shift.shape[axis] > 1:
+                shift, scale = (np.take(x, rows[dim], axis=axis) for x in (shift, scale))
+        return Scale(dims=self.dims, shift=shift, scale=scale)
+
+    def apply(self, values: Array) -> None:
+        """Normalise floating values of the field's dims in place, in their dtype (float16 in float32)."""
+        if not values.size:
+            return
+        if math.prod(self.shift.shape) == 1 and values.flags.c_contiguous:
+            _scale_run(values.reshape(-1), float(self.shift.flat[0]), float(self.scale.flat[0]))
+            return
+        # of rows alike, each run of values behind the last dim that matters has one shift and one scale
+        lead = max((axis for axis, size in enumerate(self.shift.shape) if size > 1), default=-1) + 1
+        run = math.prod(values.shape[lead:])
+        if run < _FEW or not values.flags.c_contiguous:
+            self._broadcast(values)
+            return
+        shape = values.shape[:lead]
+        shifts, scales = (np.broadcast_to(x.reshape(x.shape[:lead]), shape) for x in (self.shift, self.scale))
+        runs = values.reshape(*shape, run)
+        for place in np.ndindex(shape):
+            _scale_run(runs[place], float(shifts[place]), float(scales[place]))
+
+    def _broadcast(self, values: Array) -> None:
+        work = np.float32 if values.dtype.itemsize < 4 else values.dtype
+        shift, factor = self.shift.astype(work), (1 / self.scale).astype(work)
+        rows = max(1, _PIECE * len(values) // values.size)
+        for first in range(0, len(values), rows):
+            piece = values[first : first + rows]
+            own = [x if len(x) == 1 else x[first : first + rows] for x in (shift, factor)]
+            result = np.subtract(piece, own[0], dtype=work)
+            np.multiply(result, own[1], out=piece, casting="same_kind")
+
+    def inverse(self, x: torch.Tensor, dims: Sequence[str] | None = None) -> torch.Tensor:
+        """Return ``x * scale + shift`` of a tensor with the field's dims, or others before them; differentiable."""
+        if dims is None:
+            lead = x.ndim - len(self.dims)
+            if lead < 0:
+                raise ConfigError(f"denormalise: a tensor of {x.ndim} dims, but the field has {self.dims}")
+            dims = (*("",) * lead, *self.dims)
+        if self.shift.size == 1:
+            return x * float(self.scale.flat[0]) + float(self.shift.flat[0])
+        shape = [self.shift.shape[self.dims.index(dim)] if dim in self.dims else 1 for dim in dims]
+        work = x.dtype if x.dtype in (torch.float32, torch.float64) else torch.float32
+        scale, shift = (torch.from_numpy(y.reshape(shape)).to(x.device, work) for y in (self.scale, self.shift))
+        return (x * scale + shift).to(x.dtype)
+
+
+def alike(one: Mapping[str, Scale], other: Mapping[str, Scale]) -> bool:
+    """Whether two data sets are normalised in the same way."""
+    return one.keys() == other.keys() and all(other[name].is_like(scale) for name, scale in one.items())
+
+
+def _scale_run(values: Array, shift: float, scale: float) -> None:
+    kind = values.dtype.type
+    if values.dtype.itemsize < 4:
+        for first in range(0, len(values), _PIECE):
+            piece = values[first : first + _PIECE]
+            np.multiply(np.subtract(piece, np.float32(shift), dtype=np.float32), np.float32(1 / scale), out=piece)
+        return
+    less, factor = kind(shift), kind(1 / scale)
+    for first in range(0, len(values), _PIECE):
+        piece = values[first : first + _PIECE]
+        np.subtract(piece, less, out=piece)  # before it is divided: digits that cancel are exact
+        np.multiply(piece, factor, out=piece)
+
+
+def scales_of(
+    fields: Mapping[str, tuple[str, ...]],
+    passes: Mapping[str, FieldPass],
+    stats: Statistics,
+    chosen: str | Sequence[str] | None,
+    method: str,
+) -> dict[str, Scale]:
+    """Return how fields are normalised by statistics that fit them.
+
+    Parameters
+    ----------
+    fields
+        The dims of a sample of each field of the data set.
+    passes
+        What says how its rows are labelled.
+    chosen
+        Fields; None: all floating ones.
+
+    Raises
+    ------
+    UnknownNameError, FieldMismatchError, ConfigError
+        They do not fit; or a deviation of 0.
+    """
+    if method not in METHODS:
+        raise ConfigError(f"method must be one of {', '.join(METHODS)}, not {method!r}{near_matches(method, METHODS)}")
+    if not isinstance(stats, Statistics):
+        raise ConfigError(
+            f"normalise: expected scidata.statistics(…), or Statistics.load(path), not {type(stats).__name__}"
+        )
+    names = (
+        [name for name in fields if passes[name].dtype.kind == "f"] if chosen is None else names_of("fields", chosen)
+    )
+    for name in names:
+        if name not in fields:
+            raise UnknownNameError(f"normalise: no field {name!r}{near_matches(name, fields)}")
+        if name not in stats.fields:
+            raise UnknownNameError(
+                f"normalise: no statistics of field {name!r}{near_matches(name, stats.fields)}; gather them, or name "
+                "the fields to be normalised with fields="
+            )
+    return {name: _scale_of(name, fields[name], passes[name], stats, method) for name in names}
+
+
+def _scale_of(name: str, dims: tuple[str, ...], rows: FieldPass, stats: Statistics, method: str) -> Scale:
+    found = stats[name]
+    if rows.dtype.kind != "f":
+        raise ConfigError(f"normalise: field {name!r} is {rows.dtype}, and only floating ones can be; leave it out")
+    if found.units is not None and rows.units is not None and found.units != rows.units:
+        raise FieldMismatchError(f"normalise: field {name!r} is in {rows.units!r}, its statistics in {found.units!r}")
+    shift, scale = (np.asarray(x, np.float64) for x in METHODS[method](found))
+    for axis, dim in enumerate(found.dims):
+        places = _places(name, dim, rows, stats, shift.shape[axis])
+        shift, scale = (np.take(x, places, axis=axis) for x in (shift, scale))
+    wrong = ~(np.isfinite(shift) & np.isfinite(scale) & (scale > 0))
+    if wrong.any():
+        raise ConfigError(f"normalise: {_what_is_wrong(name, found, rows, wrong, scale, method)}")
+    # a dim that the samples lack has one row
+    here = {dim: size for dim, size in zip(found.dims, shift.shape, strict=True) if dim in dims}
+    order = [list(here).index(dim) for dim in dims if dim in here]
+    shape = [here.get(dim, 1) for dim in dims]
+    shift, scale = (x.reshape(tuple(here.values())).transpose(order).reshape(shape) for x in (shift, scale))
+    return Scale(dims=dims, shift=shift, scale=scale)
+
+
+def _places(name: str, dim: str, rows: FieldPass, stats: Statistics, size: int) -> IntArray:
+    """Return which row of the statistics each of the data set's along a dim has."""
+    if dim not in rows.kept:
+        raise FieldMismatchError(
+            f"normalise: statistics of {name!r} are by {dim!r}, which the field does not have"
+            f"{near_matches(dim, rows.kept)}"
+        )
+    own, known = rows.labels(dim), stats.labels.get(dim)
+    if own is not None and known is not None and len(set(known)) == len(known):
+        place = {label: number for number, label in enumerate(known)}
+        missing = [label for label in own if label not in place]
+        if missing:
+            raise FieldMismatchError(
+                f"normalise: field {name!r} has {dim} {', '.join(map(str, missing[:6]))}, of which there are no "
+                f"statistics: they are of {', '.join(map(str, known[:12]))}"
+            )
+        return np.array([place[label] for label in own], np.int64)
+    if rows.size(dim) != size:
+        raise FieldMismatchError(
+            f"normalise: field {name!r} has {rows.size(dim)} rows along {dim!r}, and its statistics are of {size}"
+        )
+    return np.arange(size, dtype=np.int64)
+
+
+def _what_is_wrong(
+    name: str, found: FieldStatistics, rows: FieldPass, wrong: npt.NDArray[np.bool_], scale: Floats, method: str
+) -> str:
+    first = tuple(int(at[0]) for at in np.nonzero(wrong)) if wrong.ndim else ()
+    where = []
+    for dim, at in zip(found.dims, first, strict=True):
+        labels = rows.labels(dim)
+        where.append(f"{dim} {at if labels is None else labels[at]}")
+    what = f"field {name!r}" + (f" at {', '.join(where)}" if where else "")
+    if scale[first] == 0:
+        return f"{what} has a {_ZERO[method]} of 0, one value everywhere; leave the field out with fields="
+    return f"{what} has no finite {_ZERO[method]}: no value, or too large ones; leave the field out with fields="

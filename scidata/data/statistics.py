@@ -1,0 +1,382 @@
+"""``statistics``: figures of a data set's fields in one pass over its samples, by a process, several, or all ranks."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from scidata.core.checks import names_of, whole
+from scidata.core.jobs import Tick, run_jobs
+from scidata.core.keywords import checked_keywords
+from scidata.core.moments import Figures, Moments
+from scidata.core.passes import FieldPass
+from scidata.core.types import IntArray
+from scidata.data.combine import CombinedDataset, as_combined
+from scidata.data.domain_dataset import DomainDataset
+from scidata.data.field_moments import FieldMoments, Stretch, cut_evenly, gather_one
+from scidata.data.figures import FieldStatistics, Labels, Statistics
+from scidata.data.stored_figures import figures_of_anemoi, figures_of_store, period_of_anemoi
+from scidata.errors import ConfigError, FieldMismatchError, RankFailedError, UnknownNameError, near_matches
+from scidata.shard.comm.agreement import gather_bytes
+
+_MAX_CELLS = 1 << 16  # of a field: each takes some hundred bytes, and a microsecond of Python a row
+_KINDS = "biuf"
+
+
+@checked_keywords
+def statistics(
+    dataset: Any,
+    *,
+    by: str | Sequence[str] = (),
+    fields: str | Sequence[str] | None = None,
+    differences: bool = True,
+    stored: bool | None = None,
+    jobs: int = 1,
+    tick: Callable[[float, float], None] | None = None,
+) -> Statistics:
+    """Return mean, deviation and extremes of each field over the samples, and of what changes from step to step.
+
+    One pass in the order of the data, in bounded memory: each chunk is decoded once. Sums are exact, and rounded once
+    at the end, so the same values give the same bits for any number of ranks, jobs or files. Without a mesh, or with
+    one rank, this process reads all, or ``jobs`` others. With a mesh each rank of the domain reads its own part, halo
+    and ghosts left out, the dp ranks share the samples, and one exchange at the end gives all of them the result:
+    collective, then.
+
+    Values are those that are read: decoded, before ``normalise``, ``local_transform`` and ``transform``; all rows,
+    where ``subsample`` draws some. Each counts once: also where windows of several ``steps`` share it, and of fields
+    that are the same in all samples. The period is what ``sel``, ``isel`` and :func:`scidata.subset` leave.
+
+    Parameters
+    ----------
+    dataset
+        Of :func:`scidata.open_dataset`, or made of such.
+    by
+        Dims of which each row has figures of its own: ``"level"``. Fields without the dim have one for all.
+    fields
+        Their names; default all.
+    differences
+        Also of ``x[t + 1] - x[t]`` in float64, along the dim of samples as ``isel`` leaves it. Not from one trajectory,
+        stored sample or group of a file to the next, nor over gaps: where a coordinate says when rows are, steps that
+        are not within half of the median step around it are skipped and counted.
+    stored
+        Figures that the data have of themselves. True: those alone, and no field is read: of a store, of all of its
+        samples, without differences, infinite values among the missing; of anemoi's Zarr by variable, of the period
+        that whoever made it chose. None: those of a store where they answer what is asked for, to
+        1e-12. False: none.
+    jobs
+        Processes, of data sets without a mesh. A script that asks for several does so below
+        ``if __name__ == "__main__":``.
+    tick
+        Called with the rows that are done, and how many there are.
+
+    Raises
+    ------
+    ConfigError, UnknownNameError
+        What cannot be honoured: dims that no field has, or that number samples; jobs besides ranks; stored figures
+        that are not there, or are of something else.
+    FieldMismatchError
+        Data sets that were combined label a dim of ``by`` differently.
+    RankFailedError
+        Another rank could not read its part.
+
+    Examples
+    --------
+    >>> from scidata.testing import make_grid
+    >>> _ = make_grid("era5.zarr", num_times=4, num_lat=7, num_lon=8)
+    >>> ds = scidata.open_dataset("era5.zarr", fields=["u"], isel={"time": slice(0, 3)})
+    >>> stats = scidata.statistics(ds, by="level")
+    >>> stats["u"].mean.shape, stats["u"].difference_count.tolist()  # 2 steps of 7 x 8 points
+    ((3,), [112, 112, 112])
+    >>> again = scidata.statistics(ds, by="level", jobs=1)
+    >>> bool((again["u"].std == stats["u"].std).all())  # bit for bit
+    True
+    """
+    whole("jobs", jobs, least=1)
+    dataset = as_combined(dataset)
+    leaves = _leaves(dataset)
+    names = _chosen(dataset, fields)
+    dims = names_of("by", by)
+    ranks = _Ranks.of(leaves[0].dataset)
+    if jobs > 1 and ranks.groups:
+        raise ConfigError(f"jobs={jobs}: the {ranks.num_ranks} ranks of the mesh share the work; leave jobs out")
+    passes: dict[str, list[FieldPass]] = {
+        name: [leaf.dataset.reader.field_pass(name, leaf.samples, ranks.part) for leaf in leaves] for name in names
+    }
+    own = {} if stored is False else _stored(leaves, names, dims, differences=differences, only=bool(stored))
+    if stored and all(labels is not None for _, labels in own.values()):
+        dims = ["variable"]
+    kept = _kept_by(dataset, dims, passes)
+    about: dict[str, Any] = {
+        "path": str(leaves[0].path),
+        "period": _period(leaves, passes),
+        "fingerprint": str(dataset.fingerprint),
+    }
+    labels = {dim: _labels(dim, [passes[name] for name in names if dim in kept[name]]) for dim in dims}
+    stretches = [
+        Stretch(rows=rows, by=kept[name], differences=differences, first=first, last=last)
+        for name in names
+        if name not in own
+        for rows in passes[name]
+        for first, last in _cuts(rows.bounds, ranks, jobs)
+    ]
+    total = sum(each.num_rows for each in stretches)
+    done = (lambda share: None) if tick is None else (lambda share: tick(share, total))
+    digest = json.dumps([about["fingerprint"], names, dims, differences])
+    moments = ranks.merged(lambda: _gathered(stretches, jobs, done), digest)
+    found = {
+        name: own[name][0] if name in own else _field(passes[name], kept[name], moments[name], differences=differences)
+        for name in names
+    }
+    about["source"] = "store" if len(own) == len(names) else "data"
+    if any(known is not None for _, known in own.values()):  # of what period, those know who made the data
+        about["period"] = period_of_anemoi(leaves[0].dataset.reader)
+    return Statistics(fields=found, labels=labels, **about)
+
+
+# -- what is gathered --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Leaf:
+    """A data set that reads, and which of its samples are asked for."""
+
+    dataset: DomainDataset[Any, Any]
+    samples: IntArray
+
+    @property
+    def path(self) -> Any:
+        reader = self.dataset.reader
+        return getattr(reader, "path", None) or reader.paths[0]
+
+
+def _leaves(dataset: Any, samples: IntArray | None = None) -> list[_Leaf]:
+    """Return the data sets that a combination is made of, each with those of its samples that are in it."""
+    if isinstance(dataset, DomainDataset):
+        if dataset.detached:
+            raise ConfigError("statistics needs the mesh, which a worker process does not have; call it in the parent")
+        return [_Leaf(dataset=dataset, samples=np.arange(len(dataset)) if samples is None else samples)]
+    if not isinstance(dataset, CombinedDataset):
+        raise ConfigError(f"statistics: expected a data set of scidata.open_dataset, not {type(dataset).__name__}")
+    found = []
+    for number, inner in enumerate(dataset.datasets):
+        chosen = dataset.samples_of(number)
+        found += _leaves(inner, chosen if samples is None else _among(dataset, number, samples))
+    return found
+
+
+def _among(dataset: CombinedDataset[Any], number: int, samples: IntArray) -> IntArray:
+    """Return which samples of one of the data sets are among some of the combination's."""
+    places = [dataset.locate(i) for i in samples.tolist()]
+    return np.unique(np.array([own for part, own in places if part == number], np.int64))
+
+
+def _stored(
+    leaves: Sequence[_Leaf], names: Sequence[str], by: Sequence[str], *, differences: bool, only: bool
+) -> dict[str, tuple[FieldStatistics, Labels]]:
+    """Return what the data have of themselves, by field, with labels of variables."""
+    reader = leaves[0].dataset.reader
+    found: dict[str, tuple[FieldStatistics, Labels]] = {}
+    for name in names if len(leaves) == 1 else ():
+        if hasattr(reader, "store"):
+            samples, steps = leaves[0].samples, differences and not only
+            own = figures_of_store(reader, name, samples, by, differences=steps, exactly=not only)
+            if own is not None:
+                found[name] = own, None
+        elif only and hasattr(reader, "series") and list(by) in ([], ["variable"]):
+            known = figures_of_anemoi(reader, name)
+            if known is not None:
+                found[name] = known
+    if only and len(found) < len(names):
+        lacking = ", ".join(name for name in names if name not in found)
+        raise ConfigError(
+            f"stored=True: the data have no figures of {lacking} of their own, of all samples, rows and times; leave "
+            "it out, and they are gathered"
+        )
+    return found
+
+
+def _chosen(dataset: Any, fields: str | Sequence[str] | None) -> list[str]:
+    names = list(dataset.fields) if fields is None else names_of("fields", fields)
+    for name in names:
+        if name not in dataset.fields:
+            raise UnknownNameError(f"statistics: no field {name!r}{near_matches(name, dataset.fields)}")
+    return list(dict.fromkeys(names))
+
+
+def _kept_by(dataset: Any, by: Sequence[str], passes: Mapping[str, Sequence[FieldPass]]) -> dict[str, tuple[str, ...]]:
+    """Return the dims that each field's figures are kept by."""
+    known = {name: [dim for dim in rows[0].dims if dim in rows[0].kept] for name, rows in passes.items()}
+    every = list(dict.fromkeys(dim for dims in known.values() for dim in dims))
+    for dim in by:
+        if dim not in every:
+            raise UnknownNameError(
+                f"statistics: by names {dim!r}, along which no field has rows that all samples share"
+                f"{near_matches(dim, every)}"
+            )
+    kept = {name: tuple(dim for dim in by if dim in dims) for name, dims in known.items()}
+    for name, rows in passes.items():
+        if rows[0].dtype.kind not in _KINDS:
+            raise ConfigError(
+                f"statistics: field {name!r} is {rows[0].dtype}, of which there is no mean; choose fields"
+            )
+        num_cells = math.prod(rows[0].size(dim) for dim in kept[name])
+        if num_cells > _MAX_CELLS:
+            raise ConfigError(
+                f"statistics: {num_cells} figures of {name!r} by {', '.join(kept[name])}, and {_MAX_CELLS} are kept at "
+                "most; choose fewer dims"
+            )
+    return kept
+
+
+def _labels(dim: str, passes: Sequence[Sequence[FieldPass]]) -> Labels:
+    """Return what labels the rows of a dim, the same in all data sets; ``passes`` of each field that has it."""
+    labels: Labels = None
+    for of_field in passes:
+        sizes, found = {rows.size(dim) for rows in of_field}, [rows.labels(dim) for rows in of_field]
+        if len(sizes) > 1 or any(list(other or ()) != list(found[0] or ()) for other in found[1:]):
+            shown = " and ".join(str(other) for other in found[:2]) if len(sizes) == 1 else f"{sorted(sizes)} rows"
+            raise FieldMismatchError(
+                f"statistics: the data sets differ along {dim!r}: {shown}; figures by it need the same rows"
+            )
+        labels = labels if found[0] is None else tuple(found[0])
+    return labels
+
+
+def _period(leaves: Sequence[_Leaf], passes: Mapping[str, Sequence[FieldPass]]) -> dict[str, Any]:
+    """Say which samples figures are of."""
+    period: dict[str, Any] = {"samples": sum(len(leaf.samples) for leaf in leaves)}
+    for rows in passes.values():
+        spans = [span for each in rows if (span := each.span()) is not None]
+        if len(spans) == len(rows) and spans:
+            dim, first, _ = spans[0]
+            return period | {
+                "dim": dim,
+                "first": first,
+                "last": spans[-1][2],
+                "rows": sum(len(p.is_step) for p in rows),
+            }
+    return period
+
+
+def _cuts(bounds: IntArray, ranks: _Ranks, jobs: int) -> list[tuple[int, int]]:
+    """Return the blocks that this rank, or each of the jobs, reads of a pass."""
+    if not len(bounds) or bounds[-1] == 0:
+        return []
+    cuts = [cut_evenly(bounds, ranks.num_shares * jobs, ranks.share * jobs + job) for job in range(jobs)]
+    return [(first, last) for first, last in cuts if last > first]
+
+
+def _gathered(stretches: Sequence[Stretch], jobs: int, tick: Tick) -> dict[str, FieldMoments]:
+    """Gather all stretches, and add up those of a field."""
+    longest_first = sorted(range(len(stretches)), key=lambda i: -stretches[i].num_rows)
+    order = longest_first if jobs > 1 else range(len(stretches))
+    job = functools.partial(gather_one, stretches)
+    found = run_jobs(job, order, num_jobs=jobs, tick=tick, work="part")
+    totals: dict[str, FieldMoments] = {}
+    for index, moments in zip(order, found, strict=True):
+        name = stretches[index].rows.name
+        if name in totals:
+            totals[name].merge(moments)
+        else:
+            totals[name] = moments
+    return totals
+
+
+def _field(
+    passes: Sequence[FieldPass], by: tuple[str, ...], moments: FieldMoments | None, *, differences: bool
+) -> FieldStatistics:
+    shape = tuple(passes[0].size(dim) for dim in by)
+    if moments is None:  # of no samples
+        moments = FieldMoments.empty(math.prod(shape))
+    has_steps = differences and any(rows.has_steps for rows in passes)
+    return FieldStatistics(
+        dims=by,
+        values=_shaped(moments.values, shape),
+        differences=_shaped(moments.differences, shape) if has_steps else None,
+        skipped=sum(rows.num_skipped for rows in passes) if has_steps else 0,
+        units=passes[0].units,
+        dtype=str(passes[0].dtype),
+    )
+
+
+def _shaped(moments: Moments, shape: tuple[int, ...]) -> Figures:
+    return moments.result().reshaped(shape)
+
+
+# -- ranks -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Ranks:
+    """Who reads what: this rank's part of each sample, and its share of the samples; and whom it adds that up with."""
+
+    part: int
+    share: int
+    num_shares: int
+    groups: tuple[Any, ...]
+    device: str
+
+    @classmethod
+    def of(cls, dataset: DomainDataset[Any, Any]) -> _Ranks:
+        mesh, dp = dataset.mesh, dataset.dp_axis
+        share, num_shares = (0, 1) if mesh is None or dp is None else _place(mesh, dp)
+        axes = dataset.domain_axes if mesh is not None else ()
+        groups = [] if mesh is None else [mesh.get_group(axis) for axis in ((dp,) if dp else ()) + axes]
+        return cls(
+            part=dataset.rank,
+            share=share,
+            num_shares=num_shares,
+            groups=tuple(group for group in groups if dist.get_world_size(group) > 1),
+            device="cpu" if mesh is None else mesh.device_type,
+        )
+
+    @property
+    def num_ranks(self) -> int:
+        return math.prod(dist.get_world_size(group) for group in self.groups)
+
+    def merged(self, gather: Callable[[], dict[str, FieldMoments]], digest: str) -> Mapping[str, FieldMoments | None]:
+        """Return the sums of all ranks; where one of them has failed, raise on all. Collective, one exchange."""
+        if not self.groups:
+            return _Known(gather())
+        own: Exception | None = None
+        message: dict[str, Any] = {"rank": dist.get_rank(), "digest": digest}
+        try:
+            message["fields"] = {name: moments.state() for name, moments in gather().items()}
+        except Exception as e:  # the others wait for this rank's part
+            own, message["error"] = e, f"{type(e).__name__}: {e}"
+        found = [json.loads(each) for each in gather_bytes(json.dumps(message).encode(), self.groups, self.device)]
+        if own is not None:
+            raise own
+        for other in sorted(found, key=lambda each: int(each["rank"])):
+            if "error" in other:
+                raise RankFailedError(f"statistics: rank {other['rank']} failed: {other['error']}", other["rank"])
+            if other["digest"] != digest:
+                raise ConfigError(
+                    f"statistics: ranks {other['rank']} and {dist.get_rank()} ask for other fields, dims or samples: "
+                    f"{other['digest']} and {digest}; give every rank the same"
+                )
+        totals: dict[str, FieldMoments] = {}
+        for other in found:
+            for name, state in other["fields"].items():
+                moments = FieldMoments.of(state)
+                totals.setdefault(name, FieldMoments.empty(moments.values.num_cells)).merge(moments)
+        return _Known(totals)
+
+
+class _Known(dict[str, "FieldMoments"]):
+    """Moments by field; None of those that had no rows."""
+
+    def __missing__(self, name: str) -> Any:
+        return None
+
+
+def _place(mesh: DeviceMesh, axis: str) -> tuple[int, int]:
+    return mesh.get_local_rank(axis), mesh.size(tuple(mesh.mesh_dim_names or ()).index(axis))

@@ -63,6 +63,14 @@ def grid(folder: Path, names: Names) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def grid_and_mesh(folder: Path, names: Names) -> Iterator[None]:
+    """The file that most pages open, and one of a mesh."""
+    write_mesh(str(folder / "mesh.nc"))
+    with grid(folder, names):
+        yield
+
+
+@contextlib.contextmanager
 def irregular(folder: Path, names: Names) -> Iterator[None]:
     """Meshes, clouds and a graph network."""
     for year in (2015, 2016):
@@ -168,6 +176,7 @@ SURROUNDINGS: dict[str, Surrounding] = {
     "docs/chunks.md": grid,
     "docs/guide/grids.md": grid,
     "docs/guide/statistics.md": grid,
+    "docs/guide/writing.md": grid_and_mesh,
     "docs/guide/loader.md": recipes_run,
     "docs/guide/meshes.md": irregular,
     "docs/guide/training.md": irregular,

@@ -48,7 +48,7 @@ def create(
     format: Literal["zarr", "zarr2", "netcdf", "hdf5", "vtkhdf"] | None = None,
     chunks: Mapping[str, int] | None = None,
     shards: Mapping[str, int] | None = None,
-    codec: Literal["blosc", "zstd", "none"] = "blosc",
+    codec: Literal["blosc", "lz4", "zstd", "none"] = "blosc",
     encoding: Literal["source", "plain"] = "source",
     attributes: Mapping[str, Any] | None = None,
     order: Literal["source", "store"] = "source",
@@ -97,8 +97,8 @@ def create(
     shards
         Sizes by dimension of files that hold several chunks (Zarr v3); default a file for each chunk.
     codec
-        Of Zarr's chunks: ``"blosc"`` (Zstandard 3 behind a byte shuffle), ``"zstd"``, ``"none"``. Those of v3 also
-        carry a crc32c.
+        Of Zarr's chunks: ``"blosc"`` (Zstandard 3 behind a byte shuffle), ``"lz4"`` (the same of LZ4, several times
+        faster), ``"zstd"``, ``"none"``. Those of v3 also carry a crc32c.
     encoding
         ``"source"``: dtype, scale, offset and fill value as there. ``"plain"``: values as the data set decodes them.
     attributes

@@ -113,6 +113,12 @@ class OutputLayout:
         """Return the indices of a step along the dimensions of the steps."""
         return tuple(int(i) for i in np.unravel_index(step, tuple(self.step_dims.values())))
 
+    def block_of(self, step: int) -> tuple[int, int]:
+        """Return the first of the steps that share a chunk with one, and how many these are."""
+        along = list(self.step_dims.values())[-1]
+        row = step % along // self.step_chunk * self.step_chunk
+        return step - step % along + row, min(self.step_chunk, along - row)
+
     def digest(self) -> str:
         """Return what tells it from another: a run goes on only with the same."""
         said = [

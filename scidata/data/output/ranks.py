@@ -7,6 +7,7 @@ for them. Failures and claims go through the key-value store of the process grou
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import uuid
 import weakref
@@ -25,6 +26,8 @@ from scidata.device_mesh.last_words import common_store
 from scidata.errors import OutputError, RankFailedError, SciDataError
 
 _TAGS = 1 << 16
+#: A rank that has died breaks its connections; one that has more to do than another may take its time.
+_PATIENCE = datetime.timedelta(days=1)
 
 
 class _Groups:
@@ -46,7 +49,7 @@ class _Groups:
         found = self._groups.get(tuple(ranks))
         if found is None:
             found = self._groups[tuple(ranks)] = dist.new_group(
-                list(ranks), backend="gloo", use_local_synchronization=True
+                list(ranks), timeout=_PATIENCE, backend="gloo", use_local_synchronization=True
             )
         return found
 

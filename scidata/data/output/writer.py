@@ -6,12 +6,10 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NoReturn, Protocol, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.distributed.tensor import Shard
 
@@ -19,12 +17,13 @@ from scidata.core.bounds import bounds_of
 from scidata.core.cache import Cache
 from scidata.data.output.background import Background
 from scidata.data.output.fields import OutputField, OutputLayout
+from scidata.data.output.part_writer import Output, Part, PartWriter, Step
 from scidata.data.output.places import Journal, Place, written_steps
 from scidata.data.output.ranks import Ranks
 from scidata.data.output.routes import Route, route_of
-from scidata.data.output.staging import Staged, Staging, as_tensor
+from scidata.data.output.staging import Staging, as_tensor
 from scidata.errors import ConfigError, OutputError, RankFailedError, UnknownNameError, near_matches
-from scidata.plan.owners import Box, exchange_of
+from scidata.plan.owners import exchange_of
 from scidata.shard import ShardTensor
 
 _log = logging.getLogger("scidata")
@@ -33,43 +32,6 @@ _JOURNAL_SECONDS = 1.0  # between two words on what is written
 _MAX_OPEN = 4  # chunks of several steps that wait for more of them
 _MAX_ROUTES = 64
 _SHOWN = 6
-
-
-class Output(Protocol):
-    """A file or store that is being written."""
-
-    def write(self, each: OutputField, step: int, box: Box, values: npt.NDArray[Any]) -> None:
-        """Write a global box of some steps from ``step`` on."""
-
-    def finish(self) -> None:
-        """Say that all is written."""
-
-    def close(self) -> None:
-        """Let go of what is open."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Part:
-    """This rank's part of a field of one step, on its way."""
-
-    field: OutputField
-    route: Route
-    staged: Staged
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Job:
-    step: int
-    parts: list[_Part]
-
-
-class _Block:
-    """The steps that share a chunk, as far as they have come."""
-
-    def __init__(self, first: int, num: int) -> None:
-        self.first, self.num = first, num
-        self.steps: set[int] = set()
-        self.values: dict[str, npt.NDArray[Any]] = {}
 
 
 class Writer:
@@ -100,20 +62,18 @@ class Writer:
         self._is_whole = written is None
         self._before = set(range(layout.num_steps) if written is None else written)
         self._taken: set[int] = set()
-        self._done: set[int] = set()
-        self._blocks: dict[int, _Block] = {}
-        self._buffers: dict[str, npt.NDArray[Any]] = {}
         self._open: dict[int, int] = {}  # number of steps taken, by block
         self._routes: Cache[Route] = Cache(_MAX_ROUTES)
         self._fixed, self._rows = dict(routes or {}), dict(rows or {})
         self._staging = Staging(copy=copy)
+        self._parts = PartWriter(layout, output, ranks, str(place.path))
         self._lock = threading.Lock()
         num_parts = int(np.prod(ranks.parts, dtype=np.int64))
         self._journal = Journal(place, ranks.run, ranks.group, ranks.part, num_parts)
         self._unsaid: set[int] = set()
         self._said_at = 0.0
         self._is_closed = False
-        self._background = Background(self._write, self._ranks.fail, max_waiting=in_flight)
+        self._background = Background(self._write, self._ranks.fail, max_waiting=in_flight)  # last: it begins at once
 
     # -- what there is -------------------------------------------------------------------------------------------
 
@@ -162,8 +122,8 @@ class Writer:
                 if routes[name].written is None:
                     local = local.new_empty((0,))  # another part's to write
                 staged = self._staging.take(local, self._what(name, each))
-                parts.append(_Part(field=self._layout.fields[name], route=routes[name], staged=staged))
-            self._put(_Job(step=each, parts=parts))
+                parts.append(Part(field=self._layout.fields[name], route=routes[name], staged=staged))
+            self._put(Step(number=each, parts=parts))
             self._taken.add(each)
 
     def flush(self) -> None:
@@ -250,9 +210,9 @@ class Writer:
                 raise RankFailedError(f"{self.path}: a rank has died while writing: {error}") from None
         raise error
 
-    def _put(self, job: _Job) -> None:
+    def _put(self, step: Step) -> None:
         try:
-            self._background.put(job)
+            self._background.put(step)
         except RuntimeError as e:
             self._raise(e)
 
@@ -281,32 +241,26 @@ class Writer:
 
     def _claim(self, step: int) -> None:
         """Make sure that nobody else writes a step, or others in its chunks."""
-        block = self._block_of(step)
+        first_step, num_steps = self._layout.block_of(step)
         if self._ranks.num_groups > 1:
             own = str(self._ranks.group)
-            first = self._ranks.claim(f"block/{block.first}", own)
+            first = self._ranks.claim(f"block/{first_step}", own)
             if first != own:
-                what = "it" if block.num == 1 else "steps of its chunk"
+                what = "it" if num_steps == 1 else "steps of its chunk"
                 raise OutputError(
                     f"{self.path}: step {step}: the ranks of domain {first} write {what}; each step, and all steps of "
                     "a chunk, are given by the ranks of one domain"
                 )
-        if block.num == 1:
+        if num_steps == 1:
             return
-        self._open[block.first] = self._open.get(block.first, 0) + 1
-        if self._open[block.first] == block.num:
-            del self._open[block.first]
+        self._open[first_step] = self._open.get(first_step, 0) + 1
+        if self._open[first_step] == num_steps:
+            del self._open[first_step]
         if len(self._open) > _MAX_OPEN:
             raise ConfigError(
                 f"{self.path}: steps of more than {_MAX_OPEN} chunks wait for others that share their chunks; give the "
-                f"{block.num} steps of a chunk one after another, or create(chunks={{...: 1}})"
+                f"{num_steps} steps of a chunk one after another, or create(chunks={{...: 1}})"
             )
-
-    def _block_of(self, step: int) -> _Block:
-        """Return the steps that share a chunk with one, empty."""
-        along, chunk = list(self._layout.step_dims.values())[-1], self._layout.step_chunk
-        row = step % along // chunk * chunk
-        return _Block(step - step % along + row, min(chunk, along - row))
 
     def _route_of(self, name: str, tensor: torch.Tensor, step: Any, lead: int | None) -> Route:
         field, skip = self._layout.fields[name], int(lead is not None)
@@ -357,75 +311,15 @@ class Writer:
 
     # -- the thread's --------------------------------------------------------------------------------------------
 
-    def _write(self, job: _Job) -> None:
-        block = self._block_of(job.step)
-        block = self._blocks.setdefault(block.first, block)
-        for part in job.parts:
-            rows = self._exchanged(part, job.step)
-            if rows is not None and block.num == 1:
-                self._to_output(part, block.first, rows[None])
-            elif rows is not None:
-                name = part.field.name
-                if name not in block.values:
-                    block.values[name] = np.empty((block.num, *rows.shape), rows.dtype)
-                block.values[name][job.step - block.first] = rows
-            part.staged.release()
-        block.steps.add(job.step)
-        if len(block.steps) < block.num:
-            return
-        for part in job.parts if block.num > 1 else ():
-            if part.field.name in block.values:
-                self._to_output(part, block.first, block.values[part.field.name])
-        del self._blocks[block.first]
-        self._unsaid |= block.steps
+    def _write(self, step: Step) -> None:
+        self._unsaid |= self._parts.write(step)
         if time.monotonic() - self._said_at > _JOURNAL_SECONDS:
             self._say()
-
-    def _to_output(self, part: _Part, step: int, values: npt.NDArray[Any]) -> None:
-        written = part.route.written
-        if written is not None and values.size:
-            self._output.write(part.field, step, written, values)
-
-    def _exchanged(self, part: _Part, step: int) -> npt.NDArray[Any] | None:
-        """Return what this rank writes of a field of a step, as it is stored."""
-        route, field = part.route, part.field
-        if route.written is None:
-            return None
-        packed = field.packing.pack(part.staged.values(), self._what(field.name, step))
-        if route.is_local:
-            return packed
-        out = self._buffer(route.shape, field)
-        coming, going, own = [], [], None
-        for other, at, shape in route.receives:
-            if other == route.part:
-                own = at
-                continue
-            rows = np.empty(shape, out.dtype)
-            coming.append((self._ranks.receive(rows, other), at, rows))
-        for other, index in route.sends:
-            if other != route.part:
-                going.append(self._ranks.send(packed[index], other))
-            elif own is not None:
-                out[own] = packed[index]
-        for work, at, rows in coming:
-            work.wait()
-            out[at] = rows
-        for work, _ in going:
-            work.wait()
-        return out
-
-    def _buffer(self, shape: tuple[int, ...], field: OutputField) -> npt.NDArray[Any]:
-        """Return memory for what is put together of a field; used again for the next step."""
-        found = self._buffers.get(field.name)
-        if found is None or found.shape != shape:
-            found = self._buffers[field.name] = np.full(shape, field.packing.missing)  # rows that the store has not
-        return found
 
     def _say(self) -> None:
         with self._lock:
             if self._unsaid:
                 self._journal.add(self._unsaid)
-                self._done |= self._unsaid
                 self._unsaid = set()
             self._said_at = time.monotonic()
 

@@ -18,7 +18,8 @@ from scidata.errors import ConfigError, near_matches
 from scidata.grids.choices import UNFINISHED
 from scidata.plan.owners import Box
 
-CODECS = ("blosc", "zstd", "none")
+CODECS = ("blosc", "lz4", "zstd", "none")
+_BLOSC: dict[str, tuple[Any, int]] = {"blosc": ("zstd", 3), "lz4": ("lz4", 5)}  # codec and level, behind a byte shuffle
 
 
 class ZarrOutput:
@@ -29,7 +30,8 @@ class ZarrOutput:
     zarr_format
         2 or 3.
     codec
-        ``"blosc"`` (Zstandard behind a shuffle of bytes), ``"zstd"`` or ``"none"``; chunks of v3 have a crc32c besides.
+        ``"blosc"`` (Zstandard behind a shuffle of bytes), ``"lz4"`` (the same of LZ4), ``"zstd"`` or ``"none"``; chunks
+        of v3 have a crc32c besides.
     """
 
     def __init__(self, place: Place, layout: OutputLayout, *, zarr_format: int, codec: str) -> None:
@@ -100,12 +102,14 @@ class ZarrOutput:
         if self._format == 2:
             import numcodecs
 
-            made = {"blosc": lambda: numcodecs.Blosc("zstd", 3, numcodecs.Blosc.SHUFFLE), "zstd": numcodecs.Zstd}
-            return [made[self._codec]()] if self._codec in made else []
+            if self._codec in _BLOSC:
+                return [numcodecs.Blosc(*_BLOSC[self._codec], numcodecs.Blosc.SHUFFLE)]
+            return [numcodecs.Zstd(3)] if self._codec == "zstd" else []
         from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 
-        if self._codec == "blosc":
-            return [BloscCodec(typesize=itemsize, cname="zstd", clevel=3, shuffle="shuffle"), Crc32cCodec()]
+        if self._codec in _BLOSC:
+            name, level = _BLOSC[self._codec]
+            return [BloscCodec(typesize=itemsize, cname=name, clevel=level, shuffle="shuffle"), Crc32cCodec()]
         return [ZstdCodec(level=3), Crc32cCodec()] if self._codec == "zstd" else [Crc32cCodec()]
 
     def _put(self, group: Any, variable: OutputVariable) -> None:

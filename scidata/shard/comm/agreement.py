@@ -37,15 +37,18 @@ def check_agreement(subject: str, values: Mapping[str, object], mesh: DeviceMesh
     encoded = json.dumps(texts, sort_keys=True).encode()
     groups = [mesh.get_group(axis) for axis in axes]
     digest = hashlib.sha256(encoded).digest()
-    if len(set(_gather_bytes(digest, groups, mesh.device_type, fixed=True))) == 1:
+    if len(set(gather_bytes(digest, groups, mesh.device_type, fixed=True))) == 1:
         return
     mine = json.dumps([dist.get_rank(), texts]).encode()
-    everyone = dict(json.loads(each) for each in _gather_bytes(mine, groups, mesh.device_type))
+    everyone = dict(json.loads(each) for each in gather_bytes(mine, groups, mesh.device_type))
     raise ConfigError(f"ranks disagree about {subject}: {_differences(everyone)}; give every rank the same")
 
 
-def _gather_bytes(mine: bytes, groups: Sequence[Group], device: str, fixed: bool = False) -> list[bytes]:
-    """Collect every rank's bytes, axis by axis: after the last axis each rank has those of the whole mesh."""
+def gather_bytes(mine: bytes, groups: Sequence[Group], device: str, fixed: bool = False) -> list[bytes]:
+    """Collect every rank's bytes, axis by axis: after the last axis each rank has those of the whole mesh. Collective.
+
+    In order of the ranks along the last axis, then along the one before it. ``fixed``: all have as many.
+    """
     held = [mine]
     for group in groups:
         num_ranks = group_size(group)

@@ -56,6 +56,14 @@ class Metric:
     ------
     ConfigError
         Weights or axes that make no sense.
+
+    Examples
+    --------
+    >>> mse = scidata.metrics.MSE(dims=("x",), weights={"x": [3, 1]})
+    >>> mse.update(torch.tensor([1.0, 1.0]), torch.tensor([1.0, 3.0]), index=0)
+    >>> mse.update(torch.tensor([2.0, 1.0]), torch.tensor([2.0, 1.0]), index=1)
+    >>> mse.compute()
+    tensor(0.5000, dtype=torch.float64)
     """
 
     def __init__(

@@ -61,7 +61,18 @@ class Sum(Mean):
 
 
 class PairMetric(Metric):
-    """A metric of predictions and targets. Parameters are those of :class:`Metric`."""
+    """A metric of predictions and targets, to be made. Parameters are those of :class:`Metric`.
+
+    Examples
+    --------
+    >>> class Excess(scidata.metrics.PairMetric):
+    ...     def pointwise(self, *values):
+    ...         return (values[0] > values[1]).double()
+    >>> excess = Excess()
+    >>> excess.update(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([2.0, 2.0, 2.0, 2.0]), index=0)
+    >>> excess.compute()
+    tensor(0.5000, dtype=torch.float64)
+    """
 
     @checked_keywords
     def update(

@@ -163,9 +163,9 @@ def latitude_weights(latitude: Any, *, method: str = "area", dim: str = "latitud
     Examples
     --------
     >>> scidata.metrics.latitude_weights([90, 45, 0, -45, -90])
-    tensor([0.1903, 1.3532, 1.9134, 1.3532, 0.1903], dtype=torch.float64)
+    tensor([0.1903, 1.3530, 1.9134, 1.3530, 0.1903], dtype=torch.float64)
     >>> scidata.metrics.latitude_weights([40, 30, 20], method="cos")
-    tensor([0.8924, 1.0089, 1.0947], dtype=torch.float64)
+    tensor([0.8936, 1.0102, 1.0962], dtype=torch.float64)
     """
     if method not in ("area", "cos"):
         raise ConfigError(f"method={method!r}: expected 'area' or 'cos'")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from scidata.data.metrics.exact import LARGEST, exact_terms, rounded_sum
 from scidata.errors import ConfigError, UnknownNameError
 from scidata.testing import make_grid
 
-ERA = Path(__file__).parents[4] / "shared" / "data" / "eraint_uvz.nc"
+ERA = Path(__file__).parents[3].parent / "shared" / "data" / "eraint_uvz.nc"
 
 # -- sums without error ----------------------------------------------------------------------------------------------
 
@@ -109,8 +108,8 @@ def persistence(ds: Any, data: xr.Dataset, lat: str, lon: str, by: str, steps: s
 
 def check_against_xarray(path: str, lat: str, lon: str, by: str, steps: str) -> None:
     ds = scidata.open_dataset(path, sample_dim=steps, steps=(0, 1))
-    with xr.open_dataset(path) as data:
-        data = data[list(ds.fields)].load()
+    with xr.open_dataset(path) as file:
+        data = file[list(ds.fields)].load()
         for found, expected in zip(
             persistence(ds, data, lat, lon, by, steps), xarray_scores(data, lat, lon, steps), strict=True
         ):
@@ -126,12 +125,11 @@ def test_grid_against_xarray(tmp_path: Path) -> None:
 
 
 def test_era_interim_against_xarray() -> None:
-    path = Path(os.environ.get("SCIDATA_SHARED_DATA", ERA))
-    if not path.is_file():
+    if not ERA.is_file():
         pytest.skip("needs ERA-Interim in shared/data")
-    with xr.open_dataset(path) as data:
-        dims = data["u"].dims
-    check_against_xarray(str(path), "latitude", "longitude", dims[1], dims[0])
+    with xr.open_dataset(ERA) as data:
+        steps, by, lat, lon = map(str, data["u"].dims)
+    check_against_xarray(str(ERA), lat, lon, by, steps)
 
 
 @pytest.mark.parametrize("fair", [True, False])
@@ -165,8 +163,8 @@ def test_latitude_weights() -> None:
     assert torch.equal(down, up.flip(0))
     expected = weights_of(xr.DataArray(latitude, dims="latitude")).values
     np.testing.assert_allclose(down.numpy(), expected / expected.mean(), rtol=1e-12)
-    gaussian = metrics.latitude_weights([-89.0, -88.4, 0.0, 88.4, 89.0])  # the last cells reach the poles
-    edge = (1 - math.sin(math.radians(88.7))) / (2 / 5)
+    gaussian = metrics.latitude_weights([-89.4, -88.7, 0.0, 88.7, 89.4])  # the last cells reach the poles
+    edge = (1 - math.sin(math.radians(89.05))) / (2 / 5)
     assert gaussian[0].item() == pytest.approx(edge, rel=1e-9)
     crop = metrics.latitude_weights([30.0, 40.0, 50.0])  # and those of a crop do not
     cells = [math.sin(math.radians(at + 5)) - math.sin(math.radians(at - 5)) for at in (30, 40, 50)]
@@ -310,7 +308,8 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
         ({"weights": {"x": [1, -2, 1]}}, {}, ConfigError, "1 are negative or not finite"),
         ({"weights": {"x": [0, 0, 0]}}, {}, ConfigError, "all zero"),
         ({"weights": [1, 2, 3]}, {}, ConfigError, "weights"),
-        ({}, {"index": [0, 1, 2]}, ConfigError, "3 indices for a batch of 2"),
+        ({}, {"index": [0, 1, 2]}, ConfigError, "has 2 dims .* 3 names"),
+        ({"dims": ("x",)}, {"index": [0, 1, 2]}, ConfigError, "3 indices for a batch of 2"),
         ({}, {"index": -1}, ConfigError, "a sample's number"),
         ({}, {"target": torch.zeros(3, 2)}, ConfigError, r"target has shape \(3, 2\)"),
         ({}, {"target": torch.zeros(6)}, ConfigError, "has 1 dims"),

@@ -34,7 +34,7 @@ class Spectrum(Mean):
     >>> spectrum = scidata.metrics.Spectrum("longitude", dims=("latitude", "longitude"))
     >>> angle = torch.arange(8, dtype=torch.float64) * (2 * torch.pi / 8)
     >>> spectrum.update(torch.stack([1 + torch.cos(2 * angle)] * 3), index=0)
-    >>> spectrum.compute()
+    >>> spectrum.compute().round(decimals=6)
     tensor([1.0000, 0.0000, 0.5000, 0.0000, 0.0000], dtype=torch.float64)
     """
 

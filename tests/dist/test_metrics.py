@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -146,6 +147,38 @@ def test_data_sets(tmp_path: Path, packed: bool) -> None:
     for num_ranks, *options in cases:
         for result in run_ranks(persistence, num_ranks, path, *options):
             assert all(np.array_equal(result[name], one[name]) for name in one), options
+
+
+def write_ring(path: Path) -> None:
+    ids = np.arange(23)
+    made = np.random.default_rng(5)
+    with h5py.File(path, "w") as file:
+        file["pos"] = np.stack([np.cos(ids * 2 * np.pi / 23), np.sin(ids * 2 * np.pi / 23)], axis=1)
+        file["edge_index"] = np.stack([np.r_[ids, (ids + 1) % 23], np.r_[(ids + 1) % 23, ids]])
+        file["area"] = made.random(23)
+        file["p"] = made.standard_normal((23, 2)).astype("f4")
+
+
+def on_a_graph(rank: int, num_ranks: int, store: str, bounds: Any) -> dict[str, Any]:
+    mesh = scidata.init_mesh(domain=num_ranks, device="cpu")
+    sample = scidata.open_dataset(store, mesh, halo=1, bounds=bounds)[0]
+    entity = sample.entity
+    mae = metrics.MAE(mesh=mesh, by=sample.shown_dims()["p"][1])
+    mae.update({"p": sample["p"] * 0.3}, sample, weights={entity: sample["area"]})
+    return {name: x.numpy() for name, x in mae.compute().items()}
+
+
+def test_owned_rows_of_a_graph_count(tmp_path: Path) -> None:
+    write_ring(tmp_path / "ring.h5")
+    scidata.partition(tmp_path / "ring.h5", tmp_path / "ring.store", order="rows")
+    with h5py.File(tmp_path / "ring.h5") as file:
+        error = np.abs(file["p"][:].astype("f4") * np.float32(0.3) - file["p"][:]).astype("f8")
+        expected = np.average(error, axis=0, weights=file["area"][:])
+    (one,) = run_ranks(on_a_graph, 1, str(tmp_path / "ring.store"), "even")
+    np.testing.assert_allclose(one["p"], expected, rtol=1e-6)
+    for num_ranks, bounds in ((2, "even"), (3, [0, 20, 20, 23])):
+        for result in run_ranks(on_a_graph, num_ranks, str(tmp_path / "ring.store"), bounds):
+            assert np.array_equal(result["p"], one["p"])
 
 
 # -- what cannot be --------------------------------------------------------------------------------------------------

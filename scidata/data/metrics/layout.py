@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from scidata.device_mesh import axes_of, axis_rank
 from scidata.errors import ConfigError, ShardLayoutError
@@ -100,8 +101,10 @@ def part_of(x: Tensor, dims: tuple[str, ...], ranks: Ranks, what: str) -> tuple[
     Raises
     ------
     ConfigError
-        Complex numbers, dims that do not fit, a ShardTensor on axes that the metric does not know.
+        Complex numbers, a DTensor, dims that do not fit, a ShardTensor on axes that the metric does not know.
     """
+    if isinstance(x, DTensor):
+        raise ConfigError(f"{what} is a DTensor: make a ShardTensor of it, with scidata.from_dtensor()")
     if x.is_complex():
         raise ConfigError(f"{what}: complex values; give abs(), or real and imaginary parts as two fields")
     if x.ndim != len(dims):

@@ -142,8 +142,7 @@ class Metric:
                 return sample.shown_dims()[name]
         if self._dims is not None:
             return self._dims
-        extra = self._extra_dims[0] is not None and len(tensors) == 1
-        return tuple(f"dim_{d}" for d in range(tensors[-1].ndim - extra))
+        return tuple(f"dim_{d}" for d in range(tensors[-1].ndim))
 
     def _check_names(self, known: set[str], more: Weights) -> None:
         for name in self.by:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import scidata
 from scidata import metrics
 from scidata.data.metrics.exact import LARGEST, exact_terms, rounded_sum
+from scidata.data.metrics.spectrum import _power
 from scidata.errors import ConfigError, UnknownNameError
 from scidata.testing import make_grid
 
@@ -152,6 +153,14 @@ def test_power_adds_up_to_the_mean_square(num_points: int) -> None:
     weights = torch.tensor([1, 2, 0, 1, 3], dtype=torch.float64) / 7
     assert power.shape == (num_points // 2 + 1,)
     torch.testing.assert_close(power.sum(), (x.square().mean((0, 2)) * weights).sum(), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("num_points", [24, 97, 480])
+def test_a_rows_power_does_not_depend_on_the_others(num_points: int) -> None:
+    rows = torch.from_numpy(np.random.default_rng(3).standard_normal((41, num_points)))
+    power = _power(rows, num_points)
+    for first in (1, 15, 16, 40):
+        assert torch.equal(_power(rows[first:], num_points), power[first:])
 
 
 # -- weights ---------------------------------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ class Metric:
     ) -> None:
         """Add what this rank owns of a sample, or of each of a batch."""
         names: list[str] = list(inputs[0]) if isinstance(inputs[0], Mapping) else [""]
-        samples = [x for x in (*inputs[1:], inputs[0]) if isinstance(x, Sample)]
+        samples = [x for x in (*inputs[1:2], inputs[0]) if isinstance(x, Sample)]
         if index is None and samples:
             index = samples[0].index
         more = Weights(weights)
@@ -173,13 +173,18 @@ class Metric:
         batched = dims[:1] == ("batch",) or (numbers is not None and not irregular)
         if batched and dims[:1] != ("batch",):
             dims = ("batch", *(dims if self._dims is not None else dims[:-1]))
-        parts = [self._part(x, dims, word, i) for i, (x, word) in enumerate(zip(tensors, words, strict=True))]
+        # a climatology may be the same for all of a batch
+        shared = [batched and i > 1 and x.ndim == len(dims) - 1 for i, x in enumerate(tensors)]
+        parts = [
+            self._part(x, dims[1:] if shared[i] else dims, word, i)
+            for i, (x, word) in enumerate(zip(tensors, words, strict=True))
+        ]
         dp = 0 if self._ranks.dp is None else self._ranks.place[self._ranks.dp]
         if not batched:
             single = numbers[0] if numbers else index
             return [((-1, dp, self._unnumbered) if index is None else (_number(single),), parts)]
         size = parts[0][1].global_shape[0]
-        if any(layout.split[0] for _, layout in parts):
+        if any(layout.split[0] for (_, layout), alone in zip(parts, shared, strict=True) if not alone):
             raise ConfigError(
                 "the batch is sharded over the domain: a metric counts samples, which each rank has all of"
             )
@@ -188,7 +193,11 @@ class Metric:
         found: list[tuple[tuple[int, ...], list[tuple[Tensor, Layout]]]] = []
         for b in range(size):
             number: tuple[int, ...] = (-1, dp, self._unnumbered, b) if numbers is None else (_number(numbers[b]),)
-            found.append((number, [(x.select(-len(layout.dims), b), layout.without(0)) for x, layout in parts]))
+            own = [
+                (x, layout) if alone else (x.select(-len(layout.dims), b), layout.without(0))
+                for (x, layout), alone in zip(parts, shared, strict=True)
+            ]
+            found.append((number, own))
         return found
 
     def _part(self, x: Tensor, dims: tuple[str, ...], word: str, place: int) -> tuple[Tensor, Layout]:

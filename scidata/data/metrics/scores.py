@@ -183,7 +183,8 @@ class ACC(PairMetric):
     Parameters
     ----------
     climatology
-        What anomalies are differences from: a tensor, or fields by name. Or give each sample's own to :meth:`update`.
+        What anomalies are differences from: a tensor, or fields by name, of a sample's shape. Or give each sample's
+        own to :meth:`update`.
 
     Examples
     --------
@@ -224,7 +225,7 @@ class ACC(PairMetric):
         prediction, target, index, weights
             As there.
         climatology
-            Of this sample: that of its day, say. Default the metric's own.
+            Of this sample: that of its day, say. Of a batch, one for all or one for each. Default the metric's own.
 
         Raises
         ------

@@ -304,6 +304,19 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
         metrics.MAE().load_state_dict(mse.state_dict())
 
 
+def test_one_climatology_for_a_batch() -> None:
+    made = torch.Generator().manual_seed(0)
+    p, t, c = (torch.randn(shape, generator=made) for shape in ((2, 3, 4), (2, 3, 4), (3, 4)))
+    climatology = scidata.Sample({"u": c}, dims={"u": ("y", "x")}, index=7)
+    whole, single, each = (metrics.ACC(climatology=climatology, by="y", dims=("y", "x")) for _ in range(3))
+    whole.update({"u": p}, {"u": t}, index=[0, 1])
+    each.update({"u": p}, {"u": t}, {"u": torch.stack([c, c])}, index=[0, 1])
+    for index in (0, 1):
+        single.update({"u": p[index]}, {"u": t[index]}, index=index)
+    assert torch.equal(whole.compute()["u"], single.compute()["u"])
+    assert torch.equal(each.compute()["u"], single.compute()["u"])
+
+
 # -- messages --------------------------------------------------------------------------------------------------------
 
 

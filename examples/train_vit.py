@@ -12,6 +12,7 @@ marked ``# scidata``: ``open_era5(..., mesh)`` here, ``init_mesh``, ``paralleliz
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -147,9 +148,8 @@ class Training(Trainer):
         return loss_of(model, batch, **self.stats)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Train, or check; return the exit code."""
-    parser = parser_of(__doc__, out="runs/vit", lr=5e-4, lr_batch=16, decay=0.05)
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of data and model, which a forecast has, too."""
     number = {"type": int, "metavar": "N"}
     parser.add_argument("--data", required=True, help="Zarr, HDF5 or NetCDF with fields (time, [level,] lat, lon)")
     parser.add_argument("--fields", nargs="+", help="default: all on the grid")
@@ -158,12 +158,23 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--depth", default=4, **number)
     parser.add_argument("--heads", default=4, **number)
     parser.add_argument("--tp", default=1, help="ranks that share the features of each layer", **number)
-    args = parser.parse_args(argv)
+
+
+def check_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Check them."""
     check_arguments(parser, args, ("patch", "dim", "depth", "heads", "tp"))
     if args.dim % args.heads:
         parser.error(f"--dim {args.dim} must be a multiple of --heads {args.heads}")
     if args.heads % args.tp:
         parser.error(f"--heads {args.heads} must be a multiple of --tp {args.tp}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Train, or check; return the exit code."""
+    parser = parser_of(__doc__, out="runs/vit", lr=5e-4, lr_batch=16, decay=0.05)
+    options(parser)
+    args = parser.parse_args(argv)
+    check_options(parser, args)
     return run(Training, parser, args)
 
 

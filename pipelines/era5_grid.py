@@ -29,7 +29,7 @@ from torch.distributed.device_mesh import DeviceMesh
 import scidata
 from pipelines.telling import telling
 
-__all__ = ["channel_names", "convert", "make", "normalisation", "open_era5", "stack_channels"]
+__all__ = ["channel_names", "convert", "make", "normalisation", "open_era5", "split_channels", "stack_channels"]
 
 
 # -- reading -----------------------------------------------------------------------------------------------------
@@ -124,6 +124,15 @@ def stack_channels(sample: scidata.Sample) -> tuple[Tensor, Tensor]:
         first.append(with_levels[:, 0])
         last.append(with_levels[:, -1])
     return torch.cat(first, dim=1), torch.cat(last, dim=1)
+
+
+def split_channels(ds: scidata.ShardedDataset, x: Tensor) -> dict[str, Tensor]:
+    """Take channels apart again: ``(C, H, W)``, a ShardTensor or plain, to ``(L, H, W)`` or ``(H, W)`` by field."""
+    found: dict[str, list[Tensor]] = {}
+    for channel, name in enumerate(channel_names(ds)):
+        found.setdefault(name.partition("[")[0], []).append(x[channel])
+    has_levels = {name.partition("[")[0] for name in channel_names(ds) if name.endswith("]")}
+    return {name: torch.stack(parts) if name in has_levels else parts[0] for name, parts in found.items()}
 
 
 def normalisation(ds: scidata.ShardedDataset, num_samples: int = 8) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from scidata.core.index_map import IndexMap as IndexMap
     from scidata.core.trace import merge_traces as merge_traces
     from scidata.core.trace import trace as trace
+    from scidata.data import metrics as metrics
     from scidata.data.collate import collate as collate
     from scidata.data.combine import CombinedDataset as CombinedDataset
     from scidata.data.combine import concat as concat
@@ -93,15 +94,16 @@ _NAMES = {
 #: What opt_einsum, and tensorly with it, looks for in the package of an array's class, or else takes it for NumPy's.
 _ASKED_BY_OPT_EINSUM = ("einsum", "tensordot", "transpose")
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
+_MODULES = {"errors": "scidata.errors", "metrics": "scidata.data.metrics"}
 
-__all__ = sorted([*_HOME, "__version__", "errors"])  # noqa: PLE0605 - strings all, spelled once, above
+__all__ = sorted([*_HOME, *_MODULES, "__version__"])  # noqa: PLE0605 - strings all, spelled once, above
 
 
 def _imported(name: str) -> Any:
     if name in _HOME:
         value = getattr(importlib.import_module(_HOME[name]), name)
-    elif name == "errors":
-        value = importlib.import_module("scidata.errors")
+    elif name in _MODULES:
+        value = importlib.import_module(_MODULES[name])
     elif name in _ASKED_BY_OPT_EINSUM and "opt_einsum" in sys.modules:
         value = getattr(importlib.import_module("opt_einsum.backends.torch"), name)
     else:

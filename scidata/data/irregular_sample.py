@@ -144,7 +144,8 @@ class IrregularSample(Sample[TensorT]):
         """The cells that this rank owns, None where there are none; all their nodes are owned or ghosts."""
         return self._topology.cells
 
-    def _shown_dims(self) -> Mapping[str, tuple[str, ...]]:
+    def shown_dims(self) -> Mapping[str, tuple[str, ...]]:
+        """Return the names of each field's dims, its entity's in place of the source's."""
         shown = {}
         for name, dims in self.dims.items():
             place = self._places.get(name)

@@ -155,7 +155,7 @@ class Sample(Mapping[str, TensorT]):
             found[dim] = torch.from_numpy(values).to(device) if values.dtype.kind in "iuf" else values
         return found
 
-    def _shown_dims(self) -> Mapping[str, tuple[str, ...]]:
+    def shown_dims(self) -> Mapping[str, tuple[str, ...]]:
         """Return the names of dims that mean the same in all fields."""
         return self.dims
 
@@ -174,7 +174,7 @@ class Sample(Mapping[str, TensorT]):
         coords = self._coords(torch.device("cpu"))
         names = (*self, *coords) if self.members else ()
         return dataset_of(
-            self._fields, self._shown_dims(), coords, {name: self.members[0][0].attributes(name) for name in names}
+            self._fields, self.shown_dims(), coords, {name: self.members[0][0].attributes(name) for name in names}
         )
 
     def to(self, *args: Any, **kwargs: Any) -> Sample[TensorT]:

@@ -90,6 +90,14 @@ def irregular(folder: Path, names: Names) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def metrics(folder: Path, names: Names) -> Iterator[None]:
+    """A file to open, a model, and a prediction of an ensemble."""
+    with grid(folder, names):
+        names["model"] = torch.nn.Conv2d(3, 3, 1)
+        yield
+
+
+@contextlib.contextmanager
 def pipelines(folder: Path, names: Names) -> Iterator[None]:
     """The files that the recipes' page converts, and what it imports."""
     for year, first in ((2015, 0), (2016, 4)):
@@ -179,6 +187,7 @@ SURROUNDINGS: dict[str, Surrounding] = {
     "docs/guide/writing.md": grid_and_mesh,
     "docs/guide/loader.md": recipes_run,
     "docs/guide/meshes.md": irregular,
+    "docs/guide/metrics.md": metrics,
     "docs/guide/training.md": irregular,
     "docs/howto/local_disks.md": grid,
     "docs/howto/open_mpi.md": open_mpi,

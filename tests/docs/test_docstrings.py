@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import inspect
 import os
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import scidata
 from scidata.testing import run_ranks
 
 NAMES = [name for name in scidata.__all__ if name != "__version__"]
-OF_TWO_RANKS = [name for name in NAMES if "On each of two ranks" in (inspect.getdoc(getattr(scidata, name)) or "")]
+NAMES += [f"metrics.{name}" for name in scidata.metrics.__all__]
+OF_TWO_RANKS = [name for name in NAMES if "On each of two ranks" in (inspect.getdoc(attrgetter(name)(scidata)) or "")]
 #: Their examples change this process.
 ALONE = ("register_op", "set_retry")
 #: Their examples are blocks that need what is no dependency.
@@ -25,9 +27,8 @@ NOT_RUN = ("from_physicsnemo", "to_physicsnemo")
 def run_examples(name: str) -> int:
     """Run the examples of a name and, of a class, its methods; return how many lines of code there were."""
     names: dict[str, Any] = {"scidata": scidata, "torch": torch}
-    found = doctest.DocTestFinder(recurse=not inspect.ismodule(getattr(scidata, name))).find(
-        getattr(scidata, name), name, module=False, globs=names
-    )
+    thing = attrgetter(name)(scidata)
+    found = doctest.DocTestFinder(recurse=not inspect.ismodule(thing)).find(thing, name, module=False, globs=names)
     runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.NORMALIZE_WHITESPACE)
     said: list[str] = []
     for test in found:

@@ -1,19 +1,24 @@
 """Each public name says what it does: arguments by name, errors, and it is typed for those who check theirs."""
 
 import inspect
+import operator
 import re
 from importlib import resources
 
 import pytest
 
 import scidata
+from scidata import metrics
 from scidata.store.partitioning import partition
 
-NAMES = [name for name in scidata.__all__ if name not in ("__version__", "errors")]
+NAMES = [name for name in scidata.__all__ if name not in ("__version__", "errors", "metrics")]
+NAMES += [f"metrics.{name}" for name in metrics.__all__]
 
 
 def public(name):
-    return partition.partition if name == "partition" else getattr(scidata, name)  # also a package, which is called
+    return (
+        partition.partition if name == "partition" else operator.attrgetter(name)(scidata)
+    )  # also a package, which is called
 
 
 @pytest.mark.parametrize("name", NAMES)

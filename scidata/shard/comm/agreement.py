@@ -45,7 +45,10 @@ def check_agreement(subject: str, values: Mapping[str, object], mesh: DeviceMesh
 
 
 def gather_bytes(mine: bytes, groups: Sequence[Group], device: str, fixed: bool = False) -> list[bytes]:
-    """Collect every rank's bytes, axis by axis: after the last axis each rank has those of the whole mesh."""
+    """Collect every rank's bytes, axis by axis: after the last axis each rank has those of the whole mesh. Collective.
+
+    In order of the ranks along the last axis, then along the one before it. ``fixed``: all have as many.
+    """
     held = [mine]
     for group in groups:
         num_ranks = group_size(group)

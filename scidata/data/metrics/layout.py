@@ -1,0 +1,167 @@
+"""What a rank has of the tensors that a metric is given: local values, and where in the whole they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from scidata.device_mesh import axes_of, axis_rank
+from scidata.errors import ConfigError, ShardLayoutError
+from scidata.shard import ShardTensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Where a rank's box of a tensor lies.
+
+    Attributes
+    ----------
+    dims
+        Names of its dims.
+    global_shape, local_shape, offsets
+        Of the whole, of the box, and of the box's first element, by dim.
+    split
+        Which dims are sharded over several ranks.
+    axes
+        Mesh axes along which ranks have different boxes; along the others they have the same one.
+    """
+
+    dims: tuple[str, ...]
+    global_shape: tuple[int, ...]
+    local_shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    split: tuple[bool, ...]
+    axes: frozenset[str] = frozenset()
+
+    def without(self, dim: int) -> Layout:
+        """Leave out a dim, which is whole on each rank."""
+        kept = [d for d in range(len(self.dims)) if d != dim]
+        return self.select(kept)
+
+    def select(self, kept: Sequence[int]) -> Layout:
+        """Keep some dims."""
+        return replace(
+            self,
+            dims=tuple(self.dims[d] for d in kept),
+            global_shape=tuple(self.global_shape[d] for d in kept),
+            local_shape=tuple(self.local_shape[d] for d in kept),
+            offsets=tuple(self.offsets[d] for d in kept),
+            split=tuple(self.split[d] for d in kept),
+        )
+
+    def lies_as(self, other: Layout) -> bool:
+        """Whether it is the same box of a tensor of the same shape."""
+        mine = (self.global_shape, self.local_shape, self.offsets)
+        return mine == (other.global_shape, other.local_shape, other.offsets)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """The axes of a mesh that a metric adds up over.
+
+    Attributes
+    ----------
+    mesh
+        None: one process.
+    dp
+        Name of the dp axis, None where there is none.
+    domain
+        Names of the domain axes.
+    """
+
+    mesh: DeviceMesh | None
+    dp: str | None
+    domain: tuple[str, ...]
+
+    @classmethod
+    def of(cls, mesh: DeviceMesh | None, dp: str | None, domain: str | Sequence[str] | None) -> Ranks:
+        """Tell the axes apart, as :func:`scidata.open_dataset` does."""
+        found = (None, ()) if mesh is None else axes_of(mesh, dp=dp, domain=domain)
+        return cls(mesh=mesh, dp=found[0], domain=found[1])
+
+    @property
+    def place(self) -> dict[str, int]:
+        """This rank's coordinate along each axis."""
+        axes = (*self.domain, *([] if self.dp is None else [self.dp]))
+        return {axis: axis_rank(self.mesh, axis) for axis in axes}
+
+    def counts(self, layout: Layout) -> bool:
+        """Whether this rank speaks for its box: the first of those that have the same one does."""
+        return all(axis_rank(self.mesh, axis) == 0 for axis in self.domain if axis not in layout.axes)
+
+
+def part_of(x: Tensor, dims: tuple[str, ...], ranks: Ranks, what: str) -> tuple[Tensor, Layout]:
+    """Return the values that this rank owns, without a gradient, and where they lie. No communication.
+
+    Raises
+    ------
+    ConfigError
+        Complex numbers, a DTensor, dims that do not fit, a ShardTensor on axes that the metric does not know.
+    """
+    if isinstance(x, DTensor):
+        raise ConfigError(f"{what} is a DTensor: make a ShardTensor of it, with scidata.from_dtensor()")
+    if x.is_complex():
+        raise ConfigError(f"{what}: complex values; give abs(), or real and imaginary parts as two fields")
+    if x.ndim != len(dims):
+        raise ConfigError(f"{what} has {x.ndim} dims {tuple(x.shape)}, but there are {len(dims)} names: {dims}")
+    if not isinstance(x, ShardTensor):
+        shape = tuple(x.shape)
+        return x.detach(), Layout(
+            dims=dims, global_shape=shape, local_shape=shape, offsets=(0,) * x.ndim, split=(False,) * x.ndim
+        )
+    spec = x.spec
+    names = frozenset(spec.axes[axis].name for axis in spec.sharded.values() if spec.axes[axis].size > 1)
+    if not names <= set(ranks.domain):
+        known = f"that has domain axes {', '.join(ranks.domain)}" if ranks.mesh is not None else "made without a mesh"
+        raise ConfigError(f"{what} is sharded over {', '.join(sorted(names))}, on a metric {known}; give it mesh=mesh")
+    layout = Layout(
+        dims=dims,
+        global_shape=spec.global_shape,
+        local_shape=spec.local_shape,
+        offsets=spec.offsets,
+        split=tuple(dim in spec.sharded and spec.axes[spec.sharded[dim]].size > 1 for dim in range(spec.ndim)),
+        axes=names,
+    )
+    return x.to_local().detach(), layout
+
+
+def aligned(parts: Sequence[tuple[Tensor, Layout]], names: Sequence[str]) -> tuple[list[Tensor], Layout]:
+    """Return the parts as the same box of tensors of one shape; those that are whole on each rank are cut.
+
+    Raises
+    ------
+    ShardLayoutError
+        Parts of different shapes, or that lie differently.
+    """
+    reference = next((layout for _, layout in parts if layout.axes), parts[0][1])
+    found = []
+    for (values, layout), name in zip(parts, names, strict=True):
+        if not layout.axes and reference.axes and layout.global_shape == reference.global_shape:
+            for dim, (start, size) in enumerate(zip(reference.offsets, reference.local_shape, strict=True)):
+                values = values.narrow(dim, start, size)  # noqa: PLW2901
+        elif layout.global_shape != reference.global_shape:
+            raise ShardLayoutError(_differing(name, layout, reference))
+        elif not layout.lies_as(reference):
+            raise ShardLayoutError(
+                f"{name} and the other tensors are split differently, {layout.local_shape} from {layout.offsets} and "
+                f"{reference.local_shape} from {reference.offsets}: call redistribute() on one of them"
+            )
+        found.append(values)
+    return found, reference
+
+
+def _differing(name: str, layout: Layout, reference: Layout) -> str:
+    text = f"{name} has shape {layout.global_shape}, and the others have {reference.global_shape}"
+    if layout.global_shape == reference.local_shape and not layout.axes:
+        return text + ": this looks like a rank's own part; make a ShardTensor of it, with ShardTensor.from_local()"
+    return text + ": a metric compares tensors of one shape"
+
+
+def as_float64(x: Tensor) -> Tensor:
+    """Return values in which metrics are computed."""
+    return x.to(torch.float64)

@@ -1,0 +1,238 @@
+"""Scores of forecasts, and plain means and sums of fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from torch import Tensor
+
+from scidata.core.keywords import checked_keywords
+from scidata.data.metrics.exact import FloatArray
+from scidata.data.metrics.metric import Metric
+from scidata.data.metrics.weighting import WeightsByDim
+from scidata.errors import ConfigError
+
+#: A tensor, or fields by name, such as a sample.
+Fields: TypeAlias = Tensor | Mapping[str, Any]
+Index: TypeAlias = int | Sequence[int] | None
+
+
+class Mean(Metric):
+    """The mean of a field over its rows and over samples. Parameters are those of :class:`Metric`.
+
+    Examples
+    --------
+    >>> mean = scidata.metrics.Mean(by="level", dims=("level", "latitude"), weights={"latitude": [1, 2, 1]})
+    >>> mean.update(torch.tensor([[0.0, 1.0, 0.0], [4.0, 4.0, 4.0]]), index=0)
+    >>> mean.compute()
+    tensor([0.5000, 4.0000], dtype=torch.float64)
+    """
+
+    def pointwise(self, *values: Tensor) -> Tensor:
+        """Return the field."""
+        return values[0]
+
+    @checked_keywords
+    def update(self, values: Fields, *, index: Index = None, weights: WeightsByDim | None = None) -> None:
+        """Add a sample or a batch of them. No communication. See :meth:`PairMetric.update`."""
+        self._update([values], ["the tensor"], index, weights)
+
+
+class Sum(Mean):
+    """The weighted sum of a field over its rows and over samples. Parameters are those of :class:`Metric`.
+
+    Examples
+    --------
+    >>> total = scidata.metrics.Sum(dims=("cell",), weights={"cell": [0.5, 1.5]})
+    >>> total.update(torch.tensor([2.0, 4.0]), index=0)
+    >>> total.update(torch.tensor([1.0, 1.0]), index=1)
+    >>> total.compute()
+    tensor(9., dtype=torch.float64)
+    """
+
+    def of_sample(self, sums: Sequence[FloatArray], weight: FloatArray) -> FloatArray:
+        """Return the sum."""
+        return sums[0]
+
+    def _mean(self, total: FloatArray, count: Any) -> FloatArray:
+        return total
+
+
+class PairMetric(Metric):
+    """A metric of predictions and targets, to be made. Parameters are those of :class:`Metric`.
+
+    Examples
+    --------
+    >>> class Excess(scidata.metrics.PairMetric):
+    ...     def pointwise(self, *values):
+    ...         return (values[0] > values[1]).double()
+    >>> excess = Excess()
+    >>> excess.update(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([2.0, 2.0, 2.0, 2.0]), index=0)
+    >>> excess.compute()
+    tensor(0.5000, dtype=torch.float64)
+    """
+
+    @checked_keywords
+    def update(
+        self, prediction: Fields, target: Fields, *, index: Index = None, weights: WeightsByDim | None = None
+    ) -> None:
+        """Add a sample, or a batch of them, of which each rank of the domain gives its part. No communication.
+
+        Parameters
+        ----------
+        prediction, target
+            Tensors of one shape, or fields by name, of which those of ``prediction`` count. ShardTensors may be split
+            unevenly, with empty parts, over any dims; a plain tensor beside them is the whole. On any device.
+        index
+            The sample's number; a list of them for a batch, along dim 0. One that was there before is left out.
+            Default that of a :class:`scidata.Sample` among the two; without any, each call counts as another sample.
+        weights
+            As those of the metric, of this sample: ``{"cell": sample["area"]}``.
+
+        Raises
+        ------
+        ConfigError, ShardLayoutError, UnknownNameError
+            Tensors, weights, names or indices that do not fit.
+        """
+        self._update([prediction, target], ["prediction", "target"], index, weights)
+
+
+class MSE(PairMetric):
+    """Mean squared error. Parameters are those of :class:`Metric`.
+
+    Examples
+    --------
+    >>> mse = scidata.metrics.MSE()
+    >>> mse.update(torch.tensor([1.0, 3.0]), torch.tensor([1.0, 1.0]), index=0)
+    >>> mse.compute()
+    tensor(2., dtype=torch.float64)
+    """
+
+    def pointwise(self, *values: Tensor) -> Tensor:
+        """Return squared errors."""
+        error = values[0] - values[1]
+        return error * error
+
+
+class RMSE(MSE):
+    """Root mean squared error: the root of the mean over samples of their weighted mean squared errors.
+
+    As WeatherBench 2 defines it (Rasp et al., JAMES 2024): the root comes last. Parameters are those of
+    :class:`Metric`.
+
+    Examples
+    --------
+    >>> from scidata.testing import make_grid
+    >>> _ = make_grid("era5.zarr", num_times=4, num_lat=7, num_lon=8)
+    >>> ds = scidata.open_dataset("era5.zarr", fields=["u", "v"], steps=(0, 1))
+    >>> weights = {"latitude": scidata.metrics.latitude_weights(ds)}
+    >>> rmse = scidata.metrics.RMSE(weights=weights, by="level", dims=("level", "latitude", "longitude"))
+    >>> for sample in scidata.DataLoader(ds, batch_size=None):  # persistence: the first step as forecast of the second
+    ...     first, second = ({name: x[step] for name, x in sample.items()} for step in (0, 1))
+    ...     rmse.update(first, second, index=sample.index)
+    >>> rmse.compute()
+    Sample(index=None, u (level: 3) float64, v (level: 3) float64)
+    """
+
+    def of_mean(self, mean: FloatArray) -> FloatArray:
+        """Return the root."""
+        root: FloatArray = np.sqrt(mean)
+        return root
+
+
+class MAE(PairMetric):
+    """Mean absolute error. Parameters are those of :class:`Metric`.
+
+    Examples
+    --------
+    >>> mae = scidata.metrics.MAE(skipna=True)
+    >>> mae.update(torch.tensor([1.0, 3.0, float("nan")]), torch.tensor([1.0, 1.0, 1.0]), index=0)
+    >>> mae.compute()
+    tensor(1., dtype=torch.float64)
+    """
+
+    def pointwise(self, *values: Tensor) -> Tensor:
+        """Return absolute errors."""
+        return (values[0] - values[1]).abs()
+
+
+class Bias(PairMetric):
+    """Mean error, prediction minus target. Parameters are those of :class:`Metric`.
+
+    Examples
+    --------
+    >>> bias = scidata.metrics.Bias()
+    >>> bias.update(torch.tensor([1.0, 3.0]), torch.tensor([1.0, 1.0]), index=0)
+    >>> bias.compute()
+    tensor(1., dtype=torch.float64)
+    """
+
+    def pointwise(self, *values: Tensor) -> Tensor:
+        """Return errors."""
+        return values[0] - values[1]
+
+
+class ACC(PairMetric):
+    """Anomaly correlation coefficient: the mean over samples of the correlation of anomalies against a climatology.
+
+    As WeatherBench 2 defines it: weighted, and without taking out the anomalies' own means. Other parameters are those
+    of :class:`Metric`.
+
+    Parameters
+    ----------
+    climatology
+        What anomalies are differences from: a tensor, or fields by name, of a sample's shape. Or give each sample's
+        own to :meth:`update`.
+
+    Examples
+    --------
+    >>> acc = scidata.metrics.ACC(climatology=torch.tensor([1.0, 1.0]))
+    >>> acc.update(torch.tensor([2.0, 1.0]), torch.tensor([2.0, 2.0]), index=0)
+    >>> acc.compute()
+    tensor(0.7071, dtype=torch.float64)
+    """
+
+    def __init__(self, *, climatology: Fields | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.climatology = climatology
+
+    def pointwise(self, *values: Tensor) -> tuple[Tensor, ...]:
+        """Return the anomalies' product and squares."""
+        forecast, truth = values[0] - values[2], values[1] - values[2]
+        return forecast * truth, forecast * forecast, truth * truth
+
+    def of_sample(self, sums: Sequence[FloatArray], weight: FloatArray) -> FloatArray:
+        """Return the correlation; the weights' sum cancels."""
+        found: FloatArray = sums[0] / (np.sqrt(sums[1]) * np.sqrt(sums[2]))
+        return found
+
+    @checked_keywords
+    def update(
+        self,
+        prediction: Fields,
+        target: Fields,
+        climatology: Fields | None = None,
+        *,
+        index: Index = None,
+        weights: WeightsByDim | None = None,
+    ) -> None:
+        """Add a sample or a batch. No communication. See :meth:`PairMetric.update`.
+
+        Parameters
+        ----------
+        prediction, target, index, weights
+            As there.
+        climatology
+            Of this sample: that of its day, say. Of a batch, one for all or one for each. Default the metric's own.
+
+        Raises
+        ------
+        ConfigError
+            No climatology, or one that does not fit.
+        """
+        climatology = self.climatology if climatology is None else climatology
+        if climatology is None:
+            raise ConfigError("ACC needs a climatology: ACC(climatology=...), or update(..., climatology=...)")
+        self._update([prediction, target, climatology], ["prediction", "target", "climatology"], index, weights)

@@ -1,0 +1,251 @@
+"""Weights of a metric's rows, by dims, and the share of them that belongs to a rank's box."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from scidata.core.checks import check_mapping
+from scidata.data.metrics.layout import Layout
+from scidata.errors import ConfigError, ShardLayoutError, UnknownNameError, near_matches
+from scidata.shard import ShardTensor
+
+#: Weights by dim or, where they vary along several, by dims.
+WeightsByDim: TypeAlias = Mapping[str | tuple[str, ...], npt.ArrayLike | Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Weight:
+    dims: tuple[str, ...]
+    values: Tensor
+
+
+class Weights:
+    """Weights by dims, whose product is each element's.
+
+    Raises
+    ------
+    ConfigError
+        Weights of another number of dims than they have names, negative or not finite; all zero.
+    """
+
+    def __init__(self, by_dims: WeightsByDim | None) -> None:
+        if by_dims is not None:
+            check_mapping("weights", by_dims, "{'latitude': scidata.metrics.latitude_weights(ds)}")
+        self._weights = [_checked(key, values) for key, values in (by_dims or {}).items()]
+
+    @property
+    def described(self) -> list[str]:
+        """Dims and a digest of each, by which ranks find out that they were given different ones."""
+        return [f"{', '.join(weight.dims)}: {_digest(weight.values)}" for weight in self._weights]
+
+    def __bool__(self) -> bool:
+        return bool(self._weights)
+
+    def check_names(self, known: Iterable[str]) -> None:
+        """Raise where weights are given along a dim that no field has."""
+        known = set(known)
+        for name in (name for weight in self._weights for name in weight.dims):
+            if name not in known:
+                raise UnknownNameError(f"weights: no field has a dim {name!r}{near_matches(name, known)}")
+
+    def local(self, layout: Layout, device: torch.device) -> Tensor | None:
+        """Return the product of the weights over a box, float64, of extent 1 along dims where it does not vary.
+
+        None without weights. Weights along dims that the box does not have are left out: those of levels, for a
+        field at the surface.
+
+        Raises
+        ------
+        ConfigError, ShardLayoutError
+            Weights of another length, or that lie differently.
+        """
+        product: Tensor | None = None
+        for weight in self._weights:
+            if not set(weight.dims) <= set(layout.dims):
+                continue
+            own = _own_part(weight, layout).to(device=device, dtype=torch.float64)
+            order = [d for d in layout.dims if d in weight.dims]
+            own = own.permute([weight.dims.index(d) for d in order])
+            own = own.reshape([own.shape[order.index(d)] if d in order else 1 for d in layout.dims])
+            product = own if product is None else product * own
+        return product
+
+
+def _own_part(weight: _Weight, layout: Layout) -> Tensor:
+    places = [layout.dims.index(dim) for dim in weight.dims]
+    shape = tuple(layout.global_shape[d] for d in places)
+    if tuple(weight.values.shape) != shape:
+        shown = ", ".join(f"{d}: {n}" for d, n in zip(weight.dims, shape, strict=True))
+        raise ConfigError(
+            f"weights along {', '.join(weight.dims)} have shape {tuple(weight.values.shape)}, and the fields have "
+            f"{shown}; weights are those of all ranks' rows"
+        )
+    box = [(layout.offsets[d], layout.local_shape[d]) for d in places]
+    values = weight.values
+    if isinstance(values, ShardTensor):
+        found = list(zip(values.spec.offsets, values.spec.local_shape, strict=True))
+        if any(axis.size > 1 for i, axis in enumerate(values.spec.axes) if values.spec.dims[i] is not None):
+            if found != box:
+                raise ShardLayoutError(
+                    f"weights along {', '.join(weight.dims)} are split differently from the fields: rows {found} and "
+                    f"{box} (start, number) here; call redistribute() on them, or full_tensor()"
+                )
+            return values.to_local().detach()
+        values = values.to_local().detach()
+    for dim, (start, size) in enumerate(box):
+        values = values.narrow(dim, start, size)
+    return values
+
+
+def _checked(key: Any, values: Any) -> _Weight:
+    dims = (key,) if isinstance(key, str) else tuple(key)
+    if not isinstance(values, Tensor):
+        values = torch.from_numpy(np.array(values, np.float64))
+    if values.ndim != len(dims):
+        raise ConfigError(f"weights along {', '.join(dims)} have {values.ndim} dims, and need {len(dims)}")
+    if not isinstance(values, ShardTensor):  # a part is looked at with the samples: ranks must raise alike
+        if fault := weights_fault(values):
+            raise ConfigError(f"weights along {', '.join(dims)}: {fault}")
+        if values.numel() and not values.any():
+            raise ConfigError(f"weights along {', '.join(dims)} are all zero")
+        values = values.detach()
+    return _Weight(dims=dims, values=values)
+
+
+def weights_fault(values: Tensor) -> str | None:
+    """Return what is wrong with weights, if anything."""
+    ok = torch.isfinite(values) & (values >= 0)
+    return (
+        None if bool(ok.all()) else f"{int((~ok).sum())} are negative or not finite; leave rows out with a weight of 0"
+    )
+
+
+def _digest(values: Tensor) -> str:
+    if isinstance(values, ShardTensor):
+        return "of parts"
+    array = np.ascontiguousarray(values.cpu().to(torch.float64).numpy())
+    return hashlib.sha256(array.tobytes()).hexdigest()[:16]
+
+
+def latitude_weights(latitude: Any, *, method: str = "area", dim: str = "latitude") -> Tensor:
+    """Return the weight of each latitude of a regular grid, of mean 1.
+
+    Parameters
+    ----------
+    latitude
+        Degrees, ``(num_latitudes,)``, rising or falling, all ranks' rows. Or a data set of a grid, whose coordinate it
+        is.
+    method
+        ``"area"``: the share of the sphere between the middles of neighbouring latitudes, as WeatherBench 2 has it
+        (Rasp et al., 2024). The outermost cells reach to the poles where the grid does: where not even one more row
+        would fit between; else, in a crop, half a spacing further. ``"cos"``: the cosine of the latitude.
+    dim
+        The coordinate's name, for data sets.
+
+    Returns
+    -------
+    torch.Tensor
+        ``(num_latitudes,)``, float64, on the CPU.
+
+    Raises
+    ------
+    ConfigError
+        Not degrees in order, an unknown method, a data set without this coordinate.
+
+    Examples
+    --------
+    >>> scidata.metrics.latitude_weights([90, 45, 0, -45, -90])
+    tensor([0.1903, 1.3530, 1.9134, 1.3530, 0.1903], dtype=torch.float64)
+    >>> scidata.metrics.latitude_weights([40, 30, 20], method="cos")
+    tensor([0.8936, 1.0102, 1.0962], dtype=torch.float64)
+    """
+    if method not in ("area", "cos"):
+        raise ConfigError(f"method={method!r}: expected 'area' or 'cos'")
+    degrees = _coordinate(latitude, dim)
+    steps = np.diff(degrees)
+    if not (np.abs(degrees) <= 90).all() or not ((steps > 0).all() or (steps < 0).all()):
+        raise ConfigError(f"latitudes must be degrees from -90 to 90, rising or falling, not {degrees[:4]}…")
+    if method == "cos":
+        weights = np.maximum(np.cos(np.deg2rad(degrees)), 0.0)
+    else:
+        rising = degrees if len(degrees) == 1 or steps[0] > 0 else degrees[::-1]
+        edges = np.sin(np.deg2rad(_edges(rising)))
+        weights = np.diff(edges)
+        weights = weights if rising is degrees else weights[::-1]
+    return torch.from_numpy(np.ascontiguousarray(weights / weights.mean()))
+
+
+def _edges(rising: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return where the cells around latitudes end, one more than there are."""
+    if len(rising) == 1:
+        return np.array([-90.0, 90.0])
+    middles = (rising[1:] + rising[:-1]) / 2
+    south, north = rising[1] - rising[0], rising[-1] - rising[-2]
+    first = -90.0 if rising[0] - south <= -90 else rising[0] - south / 2
+    last = 90.0 if rising[-1] + north >= 90 else rising[-1] + north / 2
+    return np.concatenate([[first], middles, [last]])
+
+
+def level_weights(pressure: Any, *, method: str = "pressure", dim: str = "level") -> Tensor:
+    """Return the weight of each pressure level, of mean 1.
+
+    Parameters
+    ----------
+    pressure
+        ``(num_levels,)``, in any unit, all positive. Or a data set of a grid, whose coordinate it is.
+    method
+        ``"pressure"``: in proportion to the pressure, as GraphCast's loss (Lam et al., 2023). ``"thickness"``: to the
+        pressure between the middles of neighbouring levels, hence to the mass of air; the outermost ones reach as far
+        out as in.
+    dim
+        The coordinate's name, for data sets.
+
+    Returns
+    -------
+    torch.Tensor
+        ``(num_levels,)``, float64, on the CPU.
+
+    Raises
+    ------
+    ConfigError
+        Not pressures in order, an unknown method, a data set without this coordinate.
+
+    Examples
+    --------
+    >>> scidata.metrics.level_weights([1000, 850, 500, 50])
+    tensor([1.6667, 1.4167, 0.8333, 0.0833], dtype=torch.float64)
+    """
+    if method not in ("pressure", "thickness"):
+        raise ConfigError(f"method={method!r}: expected 'pressure' or 'thickness'")
+    values = _coordinate(pressure, dim)
+    if not (np.isfinite(values) & (values > 0)).all():
+        raise ConfigError(f"pressures must be positive, not {values[:4]}…")
+    weights = values
+    if method == "thickness":
+        steps = np.diff(values)
+        if len(values) < 2 or not ((steps > 0).all() or (steps < 0).all()):
+            raise ConfigError(f"thickness: two or more pressures in order are needed, not {values[:4]}…")
+        between = np.abs(steps)
+        weights = (np.concatenate([between[:1], between]) + np.concatenate([between, between[-1:]])) / 2
+    return torch.from_numpy(weights / weights.mean())
+
+
+def _coordinate(values: Any, dim: str) -> npt.NDArray[np.float64]:
+    ask = getattr(values, "coordinate", None)
+    if callable(ask):
+        found = ask(dim)
+        if found is None:
+            raise ConfigError(f"the data set has no coordinate {dim!r}; say its name with dim=, or give the values")
+        values = found
+    array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values, np.float64)
+    if array.ndim != 1 or len(array) == 0:
+        raise ConfigError(f"expected one value for each row of {dim!r}, not shape {array.shape}")
+    return array

@@ -51,6 +51,18 @@ class Writer:
         Where the output lies when it is finished.
     num_steps
         Number of steps.
+
+    Examples
+    --------
+    >>> from scidata.testing import make_grid
+    >>> _ = make_grid("era5.zarr", num_times=4, num_lat=7, num_lon=8)
+    >>> ds = scidata.open_dataset("era5.zarr", fields=["u"])
+    >>> with scidata.create("copy.nc", like=ds) as writer:
+    ...     writer[0] = ds[0]
+    ...     writer[[1, 2]] = scidata.collate([ds[1], ds[2]])
+    ...     print(len(writer), writer.fields, writer.missing)
+    ...     writer[3] = ds[3]
+    4 ('u',) [3]
     """
 
     def __init__(

@@ -177,12 +177,12 @@ def test_surfaces_that_are_not_read_say_why(tmp_path):
     make.vtp(path, "raw-zlib")
     whole = path.read_bytes()
     for old, new, why in [
-        (b'NumberOfLines="0"', b'NumberOfLines="4"', "has 4 lines and 7 polygons; .* keep the polygons"),
-        (b'NumberOfVerts="0"', b'NumberOfVerts="2"', "has 2 vertices and 7 polygons; .* keep the polygons"),
+        (b'NumberOfLines="0"', b'NumberOfLines="4"', r"has 4 lines and 7 polygons; .* keep the polygons"),
+        (b'NumberOfVerts="0"', b'NumberOfVerts="2"', r"has 2 vertices and 7 polygons; .* keep the polygons"),
         (
             b'NumberOfLines="0" NumberOfStrips="0" NumberOfPolys="7"',
             b'NumberOfLines="2" NumberOfStrips="0" NumberOfPolys="0"',
-            "has 2 lines; .* a network of lines is a graph",
+            r"has 2 lines; .* a network of lines is a graph",
         ),
         (b"ZLibData", b"SnappyData", "compressed by 'vtkSnappyDataCompressor'; read are vtkZLib"),
         (b'type="PolyData"', b'type="ImageData"', "of type 'ImageData', but the suffix .vtp is that of PolyData"),
@@ -192,7 +192,7 @@ def test_surfaces_that_are_not_read_say_why(tmp_path):
             read_samples(path)[0]
     begin = whole.index(b"   _") + 4
     path.write_bytes(whole[:begin] + b"\n</AppendedData></VTKFile>")
-    with pytest.raises(CorruptDataError, match=r"outside the file|behind the file"):
+    with pytest.raises(CorruptDataError, match=r"array .* cannot be decoded \(it (begins at|ends)"):
         read_samples(path)[0]
 
 
@@ -230,7 +230,7 @@ def test_vertices_alone_are_a_cloud(tmp_path, vertices, has_area):
         assert "not one for each point" in header.left_out["Area"]
     with pytest.raises(UnsupportedFormatError, match=r"scidata partition .* --kind points"):
         scidata.open_dataset(path)
-    with pytest.raises(FieldMismatchError, match="points without polygons, .* kind='mesh' was asked for"):
+    with pytest.raises(FieldMismatchError, match=r"points without polygons, .* kind='mesh' was asked for"):
         read_samples(path, kind="mesh").header(0)
     scidata.partition(path, tmp_path / "out", order="rows")
     assert np.array_equal(scidata.open_dataset(tmp_path / "out")[0]["Height"], points[:, 2])

@@ -53,7 +53,8 @@ def kind_of_raw(
     if kind is None:
         source = _open(expand_paths(path)[0], allow_external)
         found, reason = kind_of(source, like_grid=like_grid)
-    if found not in ("grid", "points"):
+    of_mesh_tools = source is not None and source.format in ("meshio", "vtp", "vtp points")
+    if found not in ("grid", "points") or of_mesh_tools:
         shown = os.fspath(path) if isinstance(path, str | os.PathLike) else "SOURCE..."
         folder = os.path.dirname(shown.rstrip("/"))
         if is_store(folder):
@@ -63,6 +64,6 @@ def kind_of_raw(
         raise UnsupportedFormatError(
             f"{shown}: kind {found!r}{reason and f' ({reason})'} is read from a store, which serves any number of "
             f"ranks; write it once: scidata partition {shown} OUT --kind {found}{mesh}, then open OUT"
-            + (as_grid if source is not None and source.format != "meshio" else "")
+            + ("" if source is None or of_mesh_tools else as_grid)
         )
     return found, source

@@ -159,8 +159,9 @@ def rows_labelled(series: Series, sel: Mapping[Any, Any], sizes: Mapping[str, in
             found = rows.sel({dim: wanted}).values
         except (KeyError, TypeError, ValueError, IndexError) as e:
             why = visible(str(e)).split(" Try setting")[0] or type(e).__name__  # sel has no method, as xarray's has
+            why = "" if "not all values found in index" in why else f" ({why})"  # which says no more than this does
             raise UnknownNameError(
-                f"sel of {dim!r}: no label is {_text(wanted)} ({why}); it has {_shown(labels)}"
+                f"sel of {dim!r}: no label is {_text(wanted)}{why}; it has {_shown(labels)}"
             ) from None
         if not found.size:
             turned = isinstance(wanted, slice) and wanted.start is not None and wanted.stop is not None

@@ -175,13 +175,13 @@ class _Reading:
             raise UnknownNameError(f"{where}: no field {name!r}{near_matches(name, every)}")
 
     def _topology(self, path: str) -> RawTopology:
-        by_meshio = meshio.is_known(path) and self.kind in (None, "mesh")
+        by_meshio = meshio.is_known(path, self.kind)
         try:
             source = self._open(path)
         except UnsupportedFormatError:
             if not by_meshio or os.path.isdir(path):
                 raise
-            return meshio.open_topology(path, self.options, allow_external=self.allow_external)
+            return meshio.open_topology(path, self.options, self.kind, allow_external=self.allow_external)
         if self.options.points is None and self.kind in (None, "mesh"):
             check_kind(source)
         for detects, module in self._formats():
@@ -194,7 +194,7 @@ class _Reading:
                 topology: RawTopology = module.open_topology(source, self.options)
                 return replace(topology, kind="graph") if self.kind == "graph" else topology
         if by_meshio:
-            return meshio.open_topology(path, self.options, allow_external=self.allow_external)
+            return meshio.open_topology(path, self.options, self.kind, allow_external=self.allow_external)
         # none detects it: the last adapter's own message says what it looks for
         if self.kind in ("points", "graph") or self.options.points is not None:
             _, module = self._formats()[-1]

@@ -48,6 +48,8 @@ def kind_of(source: Source, *, like_grid: bool = False) -> tuple[str, str]:
     """
     if not like_grid:
         check_kind(source)
+    if source.format == "vtp points":
+        return "points", "VTP with points and no cells but vertices"
     if (reason := _format_of_mesh(source)) is not None:
         return "mesh", reason
     if has_edges(source):
@@ -67,6 +69,8 @@ def _format_of_mesh(source: Source) -> str | None:
     """Return which format of meshes a file is, None for none."""
     if source.format == "meshio":
         return "a mesh that meshio reads"
+    if source.format == "vtp":
+        return "a surface as VTP"
     checks = (is_vtkhdf, "VTKHDF"), (is_ugrid, "UGRID"), (is_mpas, "MPAS"), (is_exodus, "Exodus II"), (is_esmf, "ESMF")
     found = next((name for check, name in checks if check(source)), None)
     return None if found is None else f"a mesh as {found}"

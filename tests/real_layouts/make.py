@@ -6,6 +6,7 @@ Each function is named after what it imitates, says where that is described, and
 from __future__ import annotations
 
 import base64
+import lzma
 import zlib
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 import xarray as xr
 import zarr
+from numcodecs import lz4
 from scipy.spatial import Delaunay
 
 RNG = np.random.default_rng(0)
@@ -320,3 +322,50 @@ def vtp(path: Path, encoding: str, *, num_points: int = 12) -> dict[str, np.ndar
     tail = b"\n  </AppendedData>\n</VTKFile>\n" if appended else b"</VTKFile>\n"
     path.write_bytes(text.encode() + appended + tail)
     return arrays
+
+
+def vtp_of(
+    path: Path, parts: dict[str, list[tuple[int, ...]]], cell_data: dict[str, np.ndarray], *, compressor: str, raw: bool
+) -> np.ndarray:
+    """A surface or cloud of 12 points as VTK appends it, in blocks of 64 bytes where it is compressed."""
+    points = RNG.random((12, 3)).astype("<f4")
+    appended = b""
+
+    def packed(block: bytes) -> bytes:
+        if "LZ4" in compressor:
+            return bytes(lz4.compress(block))[4:]  # numcodecs puts the size first
+        return (zlib if "ZLib" in compressor else lzma).compress(block)
+
+    def tag(name: str, array: np.ndarray) -> str:
+        nonlocal appended
+        begin, data = len(appended), array.tobytes()
+        header = np.uint32(len(data)).tobytes()
+        if compressor:
+            blocks = [packed(data[at : at + 64]) for at in range(0, len(data), 64)]
+            header = np.array([len(blocks), 64, len(data) % 64, *map(len, blocks)], "<u4").tobytes()
+            data = b"".join(blocks)
+        apart = base64.b64encode(header) + base64.b64encode(data) if compressor else base64.b64encode(header + data)
+        appended += header + data if raw else apart
+        kind = {"f4": "Float32", "f8": "Float64", "i8": "Int64"}[array.dtype.str[1:]]
+        width = f' NumberOfComponents="{array.shape[1]}"' if array.ndim > 1 else ""
+        return f'<DataArray type="{kind}" Name="{name}"{width} format="appended" offset="{begin}"/>'
+
+    def cells(name: str) -> str:
+        rows = parts.get(name, [])
+        nodes = np.array([node for row in rows for node in row], "<i8")
+        return (
+            f"<{name}>{tag('connectivity', nodes)}{tag('offsets', np.cumsum([*map(len, rows)], dtype='<i8'))}</{name}>"
+        )
+
+    fields = "".join(tag(name, values) for name, values in {"Height": np.ascontiguousarray(points[:, 2])}.items())
+    inner = f"<PointData>{fields}</PointData><CellData>{''.join(map(tag, cell_data, cell_data.values()))}</CellData>"
+    inner += f"<Points>{tag('Points', points)}</Points>" + "".join(map(cells, ("Verts", "Lines", "Strips", "Polys")))
+    counts = " ".join(f'NumberOf{name}="{len(rows)}"' for name, rows in parts.items())
+    by = f' compressor="{compressor}"' if compressor else ""
+    text = (
+        f'<?xml version="1.0"?>\n<VTKFile type="PolyData" version="0.1" byte_order="LittleEndian" header_type="UInt32"'
+        f'{by}><PolyData><Piece NumberOfPoints="12" {counts}>{inner}</Piece></PolyData>\n'
+        f'<AppendedData encoding="{"raw" if raw else "base64"}">\n   _'
+    )
+    path.write_bytes(text.encode() + appended + b"\n  </AppendedData>\n</VTKFile>\n")
+    return points

@@ -11,7 +11,7 @@ import torch
 
 import scidata
 from scidata.cli.commands.inspect import inspect_store
-from scidata.errors import CorruptDataError, ShortReadError, UnsupportedFormatError
+from scidata.errors import CorruptDataError, FieldMismatchError, ShortReadError, UnsupportedFormatError
 from scidata.meshes.samples import read_samples
 from scidata.sources import open_source
 from scidata.sources.access.files import files
@@ -177,17 +177,116 @@ def test_surfaces_that_are_not_read_say_why(tmp_path):
     make.vtp(path, "raw-zlib")
     whole = path.read_bytes()
     for old, new, why in [
-        (b'NumberOfLines="0"', b'NumberOfLines="4"', "has 4 lines beside its polygons"),
-        (b"ZLibData", b"LZ4Data", "compressed by vtkLZ4DataCompressor"),
-        (b'type="PolyData"', b'type="ImageData"', "no VTK XML file of type PolyData"),
+        (b'NumberOfLines="0"', b'NumberOfLines="4"', r"has 4 lines and 7 polygons; .* keep the polygons"),
+        (b'NumberOfVerts="0"', b'NumberOfVerts="2"', r"has 2 vertices and 7 polygons; .* keep the polygons"),
+        (
+            b'NumberOfLines="0" NumberOfStrips="0" NumberOfPolys="7"',
+            b'NumberOfLines="2" NumberOfStrips="0" NumberOfPolys="0"',
+            r"has 2 lines; .* a network of lines is a graph",
+        ),
+        (b"ZLibData", b"SnappyData", "compressed by 'vtkSnappyDataCompressor'; read are vtkZLib"),
+        (b'type="PolyData"', b'type="ImageData"', "of type 'ImageData', but the suffix .vtp is that of PolyData"),
     ]:
         path.write_bytes(whole.replace(old, new))
         with pytest.raises(UnsupportedFormatError, match=why):
             read_samples(path)[0]
     begin = whole.index(b"   _") + 4
     path.write_bytes(whole[:begin] + b"\n</AppendedData></VTKFile>")
-    with pytest.raises(CorruptDataError, match=r"outside the file|behind the file"):
+    with pytest.raises(CorruptDataError, match=r"array .* cannot be decoded \(it (begins at|ends)"):
         read_samples(path)[0]
+
+
+COMPRESSORS = ("", "vtkZLibDataCompressor", "vtkLZ4DataCompressor", "vtkLZMADataCompressor")
+
+
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("compressor", COMPRESSORS)
+def test_strips_beside_polygons_are_triangles_with_the_strips_values(tmp_path, compressor, raw):
+    area = np.array([1.0, 2.0, 3.0, 4.0])  # two polygons, two strips: the order of cell data
+    parts = {"Polys": [(0, 1, 2), (2, 3, 4, 5)], "Strips": [(6, 7, 8, 9, 10), (1, 2, 3)]}
+    points = make.vtp_of(tmp_path / "a.vtp", parts, {"Area": area}, compressor=compressor, raw=raw)
+    sample = read_samples(tmp_path / "a.vtp")[0]
+    cells = np.split(sample.cells.connectivity, sample.cells.offsets[1:-1])
+    assert [tuple(c) for c in cells] == [(0, 1, 2), (2, 3, 4, 5), (6, 7, 8), (8, 7, 9), (8, 9, 10), (1, 2, 3)]
+    assert sample.fields["Area"].read().tolist() == [1, 2, 3, 3, 3, 4]
+    assert np.array_equal(sample.points, points)
+    assert np.array_equal(sample.fields["Height"].read(), points[:, 2])
+
+
+@pytest.mark.parametrize(
+    ("vertices", "has_area"), [([(n,) for n in range(11, -1, -1)], True), ([(0, 1, 2)], False), ([], None)]
+)
+def test_vertices_alone_are_a_cloud(tmp_path, vertices, has_area):
+    path, area = tmp_path / "a.vtp", np.arange(1.0 * len(vertices))
+    points = make.vtp_of(path, {"Verts": vertices}, {"Area": area}, compressor="", raw=True)
+    for kind in (None, "points"):
+        header = read_samples(path, kind=kind).header(0)
+        assert header.kind == "points"
+        assert dict(header.topology.sizes) == {"point": 12}
+    assert inspect_store(path).kind == "points"
+    if has_area:  # each point has one vertex, from the last to the first
+        assert np.array_equal(header.fields["Area"].read(), area[::-1])
+    else:
+        assert "not one for each point" in header.left_out["Area"]
+    with pytest.raises(UnsupportedFormatError, match=r"scidata partition .* --kind points"):
+        scidata.open_dataset(path)
+    with pytest.raises(FieldMismatchError, match=r"points without polygons, .* kind='mesh' was asked for"):
+        read_samples(path, kind="mesh").header(0)
+    scidata.partition(path, tmp_path / "out", order="rows")
+    assert np.array_equal(scidata.open_dataset(tmp_path / "out")[0]["Height"], points[:, 2])
+    scidata.partition(path, tmp_path / "graph", edges="knn:3")
+    assert scidata.open_dataset(tmp_path / "graph").kind == "graph"
+
+
+def test_a_surface_is_no_cloud(tmp_path):
+    make.vtp(tmp_path / "a.vtp", "ascii")
+    with pytest.raises(FieldMismatchError, match="has cells, which make it a mesh, not 'points'"):
+        read_samples(tmp_path / "a.vtp", kind="points").header(0)
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS[1:])
+def test_damaged_blocks_are_named(tmp_path, compressor):
+    path = tmp_path / "a.vtp"
+    make.vtp_of(path, {"Polys": [(0, 1, 2)]}, {"Area": np.ones(1)}, compressor=compressor, raw=True)
+    data = bytearray(path.read_bytes())
+    begin = data.index(b"   _") + 4
+    data[begin + 4 : begin + 8] = np.uint32(2**31).tobytes()  # the decoded size of the blocks
+    data[begin + 8 : begin + 12] = bytes(4)
+    path.write_bytes(data)
+    with pytest.raises(CorruptDataError, match="array 'Height' cannot be decoded"):
+        read_samples(path)[0]
+
+
+@pytest.mark.parametrize("compressor", ["None", "ZLib", "LZ4", "LZMA"])
+@pytest.mark.parametrize("mode", ["Ascii", "Binary", "Appended", "Raw"])
+@pytest.mark.parametrize("wide", [False, True])
+def test_surfaces_of_vtk_itself(tmp_path, mode, compressor, wide):
+    vtk = pytest.importorskip("vtk")
+    from vtkmodules.util.numpy_support import vtk_to_numpy
+
+    strip = vtk.vtkStripper()  # polygons that become strips, and some that stay
+    sphere = vtk.vtkSphereSource()
+    strip.SetInputConnection(sphere.GetOutputPort())
+    strip.Update()
+    writer = vtk.vtkXMLPolyDataWriter()
+    writer.SetInputData(strip.GetOutput())
+    writer.SetFileName(str(tmp_path / "a.vtp"))
+    getattr(writer, f"SetDataModeTo{'Appended' if mode == 'Raw' else mode}")()
+    writer.SetEncodeAppendedData(mode != "Raw")
+    getattr(writer, f"SetCompressorTypeTo{compressor}")()
+    writer.SetBlockSize(256)
+    if wide:
+        writer.SetHeaderTypeToUInt64()
+        writer.SetByteOrderToBigEndian()
+    assert writer.Write()
+    cut = vtk.vtkTriangleFilter()
+    cut.SetInputConnection(strip.GetOutputPort())
+    cut.Update()
+    sample = read_samples(tmp_path / "a.vtp")[0]
+    want = vtk_to_numpy(cut.GetOutput().GetPolys().GetConnectivityArray()).reshape(-1, 3)
+    assert sorted(map(tuple, sample.cells.connectivity.reshape(-1, 3))) == sorted(map(tuple, want))
+    normals = vtk_to_numpy(strip.GetOutput().GetPointData().GetArray("Normals"))
+    assert np.array_equal(sample.fields["Normals"].read(), normals)
 
 
 def test_raw_arrays_of_many_sizes_are_never_mixed_up(tmp_path):

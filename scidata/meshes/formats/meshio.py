@@ -1,6 +1,6 @@
-"""Other mesh formats (Gmsh, SU2, CGNS, VTU, Abaqus, …) through the package meshio, an extra.
+"""Other mesh formats (Gmsh, SU2, CGNS, VTU, Abaqus, …) through the package meshio, an extra; VTP without it.
 
-meshio reads a file whole; fields are then views of what it read.
+A file is read whole; fields are then views of what was read.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from scidata.core.types import ArrayLayout, ChunkRefs, IntArray, Source
 from scidata.errors import (
     ConfigError,
     CorruptDataError,
+    FieldMismatchError,
     MissingDependencyError,
     RefusedError,
     UnsupportedFormatError,
@@ -37,7 +38,9 @@ from scidata.errors import (
 from scidata.meshes.formats.arrays import cells_of_kind, join_cells, polygon_types
 from scidata.meshes.formats.base import Options, RawTopology, field_of
 from scidata.meshes.formats.outside import check_outside
+from scidata.meshes.formats.points import made_into_graph
 from scidata.meshes.formats.vtk_xml import as_read
+from scidata.meshes.formats.vtp import read_vtp
 from scidata.meshes.geometry import Geometry, RawCells
 from scidata.meshes.order.cells import CELL_NAMES
 from scidata.sources import open_source
@@ -82,9 +85,13 @@ _COUNTED = (
 _LEAST_SECONDS, _BYTES_A_SECOND = 6, 100_000  # of processor time: the imports, and a tenth of meshio's slowest reader
 
 
-def is_known(path: str) -> bool:
-    """Whether a file is of a format that meshio reads, by its suffix."""
-    return path.lower().endswith(_SUFFIXES)
+def is_known(path: str, kind: str | None = None) -> bool:
+    """Whether a file is of a format that is read here, by its suffix; of these VTP alone has clouds."""
+    return path.lower().endswith(_SUFFIXES) and (kind in (None, "mesh") or _is_vtp(path))
+
+
+def _is_vtp(path: str) -> bool:
+    return path.lower().endswith(".vtp")
 
 
 def open_any(path: str, *, allow_external: bool = False) -> Source:
@@ -109,12 +116,17 @@ class MeshioSource:
         Also read what lies outside the folder of the file (XDMF's data items, external links, included files).
     """
 
-    format = "meshio"
-
     def __init__(self, path: str, *, allow_external: bool = False) -> None:
         self.path = path
         self.allow_external = allow_external
         self._mesh: Any = None
+
+    @property
+    def format(self) -> str:
+        """``"meshio"``; ``"vtp"`` of surfaces and ``"vtp points"`` of clouds in VTP, which reads the file."""
+        if not _is_vtp(self.path):
+            return "meshio"
+        return "vtp" if self.mesh.cells else "vtp points"
 
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path, "allow_external": self.allow_external, "_mesh": None}
@@ -192,12 +204,16 @@ class MeshioTopology(RawTopology):
         """Return points and cells."""
         assert isinstance(self.source, MeshioSource)
         mesh = self.source.mesh
+        if not mesh.cells and _is_vtp(self.source.path):
+            return Geometry(points=np.asarray(mesh.points, np.float64))
         cells = join_cells([_block(self.source.path, block.type, block.data) for block in mesh.cells])
         return Geometry(points=np.asarray(mesh.points, np.float64), cells=cells)
 
 
 def _block(path: str, kind: str, data: Any) -> RawCells:
     """Return the cells of a block; polygons may be lists of their own lengths."""
+    if isinstance(data, RawCells):
+        return data
     if kind.startswith("polygon"):
         rows = [np.asarray(row, np.int64) for row in data]
         offsets = bounds_of([len(row) for row in rows])
@@ -214,6 +230,10 @@ def _read(path: str, *, allow_external: bool) -> Any:
     mode = os.stat(path).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # opening a pipe waits for whoever writes to it
         raise RefusedError(f"{path}: not a regular file (a pipe, socket or device); name a file")
+    if _is_vtp(path):
+        check_outside(path, allow_external=allow_external)
+        with open(path, "rb") as file:
+            return read_vtp(path, file.read())
     try:
         meshio: Any = importlib.import_module("meshio")
     except ImportError as e:
@@ -224,10 +244,10 @@ def _read(path: str, *, allow_external: bool) -> Any:
     if path.lower().endswith(".cgns"):
         _check_cgns(path)
     suffix = os.path.splitext(path)[1].lower()
-    apart, is_xml = suffix in _COUNTED, suffix in (".vtu", ".vtp")
+    apart, is_xml = suffix in _COUNTED, suffix == ".vtu"
     try:
         with np.errstate(over="ignore"):  # meshio takes text for a count, before it sees what it is
-            mesh = _read_apart(path) if apart else _read_vtk_xml(meshio, path) if is_xml else meshio.read(path)
+            mesh = _read_apart(path) if apart else _read_vtu(meshio, path) if is_xml else meshio.read(path)
     except (UnsupportedFormatError, CorruptDataError):
         raise
     except (Exception, SystemExit) as e:  # readers raise nearly anything, and some end the program
@@ -241,8 +261,8 @@ def _read(path: str, *, allow_external: bool) -> Any:
     return mesh
 
 
-def _read_vtk_xml(meshio: Any, path: str) -> Any:
-    """Read VTU and VTP, where meshio would not read them rightly, by a file that has the same arrays."""
+def _read_vtu(meshio: Any, path: str) -> Any:
+    """Read VTU, where meshio would not read it rightly, by a file that has the same arrays."""
     with open(path, "rb") as file:
         data = as_read(path, file.read())
     if data is None:
@@ -321,11 +341,15 @@ def _label(item: Any) -> bytes:
     return label.encode() if isinstance(label, str) else bytes(label)
 
 
-def open_topology(path: str, options: Options, *, allow_external: bool = False) -> MeshioTopology:
-    """Describe the mesh of a file; reads all of it.
+def open_topology(
+    path: str, options: Options, kind: str | None = None, *, allow_external: bool = False
+) -> MeshioTopology:
+    """Describe the mesh of a file, or, where it is VTP, the cloud; reads all of it.
 
     Raises
     ------
+    FieldMismatchError
+        It is not of the kind that is asked for.
     FileNotFoundError
         It is not there.
     MissingDependencyError, UnsupportedFormatError
@@ -341,19 +365,45 @@ def open_topology(path: str, options: Options, *, allow_external: bool = False) 
     assert isinstance(source, MeshioSource)
     if options.points is not None:
         raise ConfigError(f"{path}: points= names arrays of Zarr, HDF5 and NetCDF; meshio gives the points itself")
+    is_cloud = source.format == "vtp points"
+    entity_of = {"point": "node", "cell": "cell"}
+    num_points, sizes = len(source.mesh.points), {}
+    if is_cloud:
+        _check_cloud(path, kind, options)
+        entity_of["point"] = "node" if made_into_graph(options) else "point"
+        sizes = {entity_of["point"]: num_points}
+    elif kind not in (None, "mesh"):
+        raise FieldMismatchError(f"{path}: has cells, which make it a mesh, not {kind!r}; say kind='mesh', or nothing")
+    else:
+        sizes = {"node": num_points, "cell": sum(_num_cells(block) for block in source.mesh.cells)}
     names = {name.partition("/")[2] for name in source.arrays}
     twice = {n for n in names if {f"point/{n}", f"cell/{n}"} <= set(source.arrays)}
     fields = {}
     for full, layout in source.arrays.items():
         group, _, base = full.partition("/")
-        entity = "node" if group == "point" else "cell"
+        entity = entity_of[group]
         name = f"{entity}/{base}" if base in twice else base
         fields[name] = field_of(source, layout, entity, 0, options, name=name)
     return MeshioTopology(
         source=source,
         options=options,
-        kind="mesh",
+        kind="mesh" if not is_cloud else "graph" if made_into_graph(options) else "points",
         on_sphere=False,
-        sizes={"node": len(source.mesh.points), "cell": sum(len(block.data) for block in source.mesh.cells)},
+        sizes=sizes,
         fields=fields,
+        left_out=getattr(source.mesh, "left_out", {}),
     )
+
+
+def _num_cells(block: Any) -> int:
+    return len(block.data.cell_type if isinstance(block.data, RawCells) else block.data)
+
+
+def _check_cloud(path: str, kind: str | None, options: Options) -> None:
+    """Refuse what needs cells, or edges, of points alone."""
+    if kind == "mesh" or options.edges == "cells" or (kind == "graph" and not made_into_graph(options)):
+        asked = f"kind={kind!r}" if kind in ("mesh", "graph") else f"edges={options.edges!r}"
+        raise FieldMismatchError(
+            f"{path}: has points without polygons, which make it a cloud, but {asked} was asked for; say "
+            "kind='points', or make edges with edges='knn:8' or 'radius:...'"
+        )

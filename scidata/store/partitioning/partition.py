@@ -198,6 +198,8 @@ def partition(
         planned = tuple(plan_sample(index, task.samples.header(index)) for index in indices)
         nbytes = sum(sample.nbytes for sample in planned)
         return PartitionReport(out=target, num_samples=len(task.samples), planned=planned, nbytes=nbytes)
+    if not os.path.isdir(target):
+        _find_inputs(task, indices)
     return _run(
         task,
         target,
@@ -208,6 +210,14 @@ def partition(
         resume=resume,
         tick=tick or (lambda share: None),
     )
+
+
+def _find_inputs(task: Task, indices: range) -> None:
+    """Raise for a file that is missing before the output is made, which its message would list as a near name."""
+    for index in indices:
+        paths = task.samples.inputs(index)
+        if not all(is_url(path) or os.path.lexists(path) for path in paths):
+            task.samples.header(index)  # some paths name a group in a file
 
 
 def _run(

@@ -69,7 +69,8 @@ class Task:
                 raise ConfigError(f"{kind!r} is no repair{near_matches(kind, [*REMEDIES, 'all'])}")
         for kind in self.keep:
             if kind not in KEEPABLE:
-                raise ConfigError(f"{kind!r} cannot be kept; what can: {', '.join(KEEPABLE)}")
+                what = f"cannot be kept{near_matches(kind, KEEPABLE)}" if kind not in REMEDIES else "cannot be kept"
+                raise ConfigError(f"{kind!r} {what}; what can: {', '.join(KEEPABLE)}")
 
     @property
     def settings(self) -> dict[str, Any]:

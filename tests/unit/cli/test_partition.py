@@ -187,3 +187,23 @@ def test_progress_on_a_terminal(files: list[Path], tmp_path: Path) -> None:
     assert json.loads(out)["finished"]
     assert b"partitioning" in seen
     assert b"3.0/3 samples" in seen
+
+
+@pytest.mark.parametrize(
+    ("line", "says", "not_said"),
+    [
+        ("mesh_1.h5 mesh_1.store", "did you mean 'mesh_0.h5'?", "mesh_1.store"),
+        ("mesh_0.h5 out --keep self_loop", "did you mean 'self_loops'?; what can", "Traceback"),
+    ],
+)
+def test_typos_are_answered_with_what_was_meant(tmp_path, monkeypatch, line, says, not_said):
+    from typer.testing import CliRunner
+
+    from scidata.cli.app import app
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mesh_0.h5").touch()
+    done = CliRunner().invoke(app, ["partition", *line.split()])
+    assert done.exit_code
+    assert says in done.output
+    assert not_said not in done.output

@@ -1,0 +1,216 @@
+"""VTK's surfaces and clouds (``.vtp``, PolyData): polygons and triangle strips are a mesh, vertices alone a cloud.
+
+A piece keeps four lists of cells, and the rows of its cell fields follow them: vertices, lines, polygons, strips. A
+strip becomes its triangles, each of which has the strip's values, as vtkTriangleFilter has it. Lines, and vertices
+beside polygons, are refused: in the models of this field they are no cells, and left out they would be lost.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.bounds import bounds_of
+from scidata.core.types import IntArray
+from scidata.errors import CorruptDataError, UnsupportedFormatError
+from scidata.meshes.formats.arrays import as_indices, polygon_types
+from scidata.meshes.formats.vtk_xml import VTKFile, parse
+from scidata.meshes.geometry import RawCells
+
+Array = npt.NDArray[Any]
+#: The lists of cells in the order of cell data, and what they hold.
+_LISTS = {"Verts": "vertices", "Lines": "lines", "Polys": "polygons", "Strips": "triangle strips"}
+_AGAIN = "copy or write it again"
+
+
+def read_vtp(path: str, data: bytes) -> SimpleNamespace:
+    """Return a surface or cloud with the attributes of meshio's mesh.
+
+    ``cells`` is one block, whose ``data`` are :class:`RawCells`, or none of a cloud; ``left_out`` says why fields are
+    not there.
+
+    Raises
+    ------
+    UnsupportedFormatError
+        It is no PolyData, or has lines, or vertices beside polygons.
+    CorruptDataError
+        An array is damaged, missing, or too short or long.
+    """
+    file = parse(path, data)
+    if file.kind != "PolyData":
+        raise UnsupportedFormatError(
+            f"{path}: is a VTK XML file of type {file.kind!r}, but the suffix .vtp is that of PolyData; name it by its "
+            "type (UnstructuredGrid: .vtu), or convert it"
+        )
+    elements = file.root.findall("PolyData/Piece")
+    if not elements:
+        raise CorruptDataError(f"{path}: has no Piece, in which points and cells lie; {_AGAIN}")
+    is_surface = _is_surface(path, elements)
+    pieces = [_Piece(file, element) for element in elements]
+    first = np.cumsum([0, *(len(piece.points) for piece in pieces)])
+    points = np.concatenate([piece.points for piece in pieces])
+    point_data = _joined(path, [piece.data("PointData", len(piece.points)) for piece in pieces])
+    cell_data = _joined(path, [piece.data("CellData", piece.num_cells) for piece in pieces])
+    if not is_surface:
+        moved = [piece.vertices() + at for piece, at in zip(pieces, first, strict=False)]
+        return _cloud(points, np.concatenate(moved), pieces, point_data, cell_data)
+    cells, rows = [], []
+    num_cells = 0
+    for piece, at in zip(pieces, first, strict=False):
+        sizes, nodes, of_cell = piece.surface()
+        cells.append((sizes, nodes + at))
+        rows.append(of_cell + num_cells)
+        num_cells += piece.num_cells
+    offsets = bounds_of(np.concatenate([sizes for sizes, _ in cells]))
+    nodes = np.concatenate([nodes for _, nodes in cells])
+    of_cell = np.concatenate(rows)
+    block = RawCells(offsets=offsets, connectivity=nodes, cell_type=polygon_types(offsets))
+    return SimpleNamespace(
+        points=points,
+        cells=[SimpleNamespace(type="polygon", data=block, num_cells=len(block.cell_type))],
+        point_data=point_data,
+        cell_data={name: [values[of_cell]] for name, values in cell_data.items()},
+        left_out={},
+    )
+
+
+def _is_surface(path: str, pieces: list[ElementTree.Element]) -> bool:
+    """Say whether there are polygons or strips; False: vertices or points alone."""
+    counts = {name: sum(_count(path, piece, f"NumberOf{name}", 0) for piece in pieces) for name in _LISTS}
+    surface = counts["Polys"] + counts["Strips"]
+    if counts["Lines"] or (counts["Verts"] and surface):
+        has = " and ".join(f"{n} {_LISTS[name]}" for name, n in counts.items() if n)
+        keep = (
+            "keep the polygons and strips, or the vertices, in a file of their own (vtkExtractCellsByType; "
+            "ParaView: Extract Cells By Type)"
+            if surface or counts["Verts"]
+            else "a network of lines is a graph: write its points and edge_index (the plain layout)"
+        )
+        raise UnsupportedFormatError(
+            f"{path}: has {has}; of VTP are read polygons and triangle strips (a mesh), or vertices alone (a cloud): "
+            f"{keep}"
+        )
+    return surface > 0
+
+
+def _count(path: str, piece: ElementTree.Element, name: str, default: int | None) -> int:
+    text = piece.get(name, "" if default is None else str(default)).strip()
+    if not text.isdecimal() or len(text) > 18:
+        raise CorruptDataError(f"{path}: a Piece says {name}={text!r}, but a number was expected; {_AGAIN}")
+    return int(text)
+
+
+class _Piece:
+    """A part of the file with points and cells of its own."""
+
+    def __init__(self, file: VTKFile, element: ElementTree.Element) -> None:
+        self._file, self._element = file, element
+        num_points = _count(file.path, element, "NumberOfPoints", None)
+        self._counts = {name: _count(file.path, element, f"NumberOf{name}", 0) for name in _LISTS}
+        self.num_cells = sum(self._counts.values())
+        array = element.find("Points/DataArray")
+        if array is None and num_points:
+            raise CorruptDataError(f"{file.path}: a Piece has {num_points} points, but no array of them; {_AGAIN}")
+        self.points = np.empty((0, 3), np.float32) if array is None else self._rows(array, num_points)
+        if self.points.ndim != 2 or self.points.shape[1] != 3:
+            if len(self.points):
+                raise CorruptDataError(
+                    f"{file.path}: has points of shape {self.points.shape}, but (N, 3) was expected; {_AGAIN}"
+                )
+            self.points = np.empty((0, 3), self.points.dtype)
+
+    def data(self, group: str, num_rows: int) -> dict[str, Array]:
+        """Read the fields of a group; text is passed over."""
+        arrays = self._element.findall(f"{group}/DataArray")
+        return {a.get("Name", group): self._rows(a, num_rows) for a in arrays if a.get("type") not in ("String", "Bit")}
+
+    def vertices(self) -> IntArray:
+        """Return the points of the vertices, one after the other."""
+        return self._cells("Verts")[1]
+
+    def surface(self) -> tuple[IntArray, IntArray, IntArray]:
+        """Return sizes and nodes of polygons and then strips' triangles, and the row of cell data of each."""
+        sizes, nodes = self._cells("Polys")
+        lengths, strip_nodes = self._cells("Strips")
+        triangles, of_strip = _triangles(lengths, strip_nodes)
+        first = self._counts["Verts"] + self._counts["Lines"]
+        rows = np.concatenate([np.arange(len(sizes)), len(sizes) + of_strip]) + first
+        all_sizes = np.concatenate([sizes, np.full(len(triangles), 3, np.int64)])
+        return all_sizes, np.concatenate([nodes, triangles.ravel()]), rows
+
+    def _cells(self, name: str) -> tuple[IntArray, IntArray]:
+        """Read sizes and nodes of a list of cells."""
+        if not self._counts[name]:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        found = {a.get("Name", ""): a for a in self._element.findall(f"{name}/DataArray")}
+        path = self._file.path
+        if missing := [part for part in ("connectivity", "offsets") if part not in found]:
+            raise CorruptDataError(f"{path}: {name} has no array {missing[0]!r}; {_AGAIN}")
+        ends = as_indices(self._rows(found["offsets"], self._counts[name]), f"{path}: {name}: array 'offsets'")
+        nodes = as_indices(self._file.read(found["connectivity"]), f"{path}: {name}: array 'connectivity'")
+        sizes = np.diff(ends, prepend=0)
+        if sizes.min() < 0 or int(ends[-1]) != len(nodes):
+            raise CorruptDataError(
+                f"{path}: {name}: array 'offsets' must rise to {len(nodes)}, the length of 'connectivity'; it ends at "
+                f"{int(ends[-1])}; {_AGAIN}"
+            )
+        if nodes.size and (nodes.min() < 0 or nodes.max() >= len(self.points)):
+            raise CorruptDataError(
+                f"{path}: {name}: array 'connectivity' has points {int(nodes.min())} to {int(nodes.max())}, but the "
+                f"piece has {len(self.points)}; {_AGAIN}"
+            )
+        return sizes, nodes
+
+    def _rows(self, array: ElementTree.Element, num_rows: int) -> Array:
+        values = self._file.read(array)
+        if len(values) != num_rows:
+            raise CorruptDataError(
+                f"{self._file.path}: array {array.get('Name', '')!r} has {len(values)} rows, but the piece says "
+                f"{num_rows}; {_AGAIN}"
+            )
+        return values
+
+
+def _triangles(lengths: IntArray, nodes: IntArray) -> tuple[IntArray, IntArray]:
+    """Cut strips into triangles, ``(n, 3)``, and return the strip of each; every other one is turned around."""
+    counts = np.maximum(lengths - 2, 0)
+    of_strip = np.repeat(np.arange(len(lengths)), counts)
+    place = np.arange(len(of_strip)) - np.repeat(bounds_of(counts)[:-1], counts)
+    at = np.repeat(bounds_of(lengths)[:-1], counts) + place
+    odd = place % 2
+    return nodes[np.stack([at + odd, at + 1 - odd, at + 2], axis=1)], of_strip
+
+
+def _joined(path: str, pieces: list[dict[str, Array]]) -> dict[str, Array]:
+    """Join the fields of the pieces, all of which must have the same."""
+    for piece in pieces[1:]:
+        if unlike := set(piece) ^ set(pieces[0]):
+            raise UnsupportedFormatError(
+                f"{path}: only some of its {len(pieces)} pieces have the field {min(unlike)!r}; write it in all of them"
+            )
+    for name in pieces[0]:
+        if len({piece[name].shape[1:] for piece in pieces}) > 1:
+            raise CorruptDataError(f"{path}: field {name!r} has other components in other pieces; {_AGAIN}")
+    return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+
+
+def _cloud(
+    points: Array, vertices: IntArray, pieces: list[_Piece], point_data: dict[str, Array], cell_data: dict[str, Array]
+) -> SimpleNamespace:
+    """Return a cloud: all points. Fields of vertices go with their points, where each point has one vertex."""
+    one_each = len(vertices) == sum(piece.num_cells for piece in pieces) == len(points)
+    one_each = one_each and len(np.unique(vertices)) == len(points)
+    data, left_out = dict(point_data), {}
+    for name, values in cell_data.items():
+        if name in point_data:
+            left_out[f"cell/{name}"] = "lives on vertices, where a field of the points has its name"
+        elif one_each:
+            data[name] = np.empty_like(values)
+            data[name][vertices] = values
+        else:
+            left_out[name] = "lives on vertices, of which there is not one for each point"
+    return SimpleNamespace(points=points, cells=[], point_data=data, cell_data={}, left_out=left_out)

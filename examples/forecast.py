@@ -1,9 +1,10 @@
 """Run a checkpoint of ``train_vit.py`` forward, write what it says while it goes on, and score it by lead time.
 
     python -m pipelines.era5_grid make era5.zarr
-    torchrun --nproc-per-node 4 examples/train_vit.py --data era5.zarr --domain 2 --out runs/vit
-    torchrun --nproc-per-node 4 examples/forecast.py --data era5.zarr --domain 2 --checkpoint runs/vit/step_00000008 \\
-        --leads 4 --forecast forecast.zarr --plot forecast.png
+    python examples/train_vit.py --data era5.zarr --out runs/vit
+    python examples/forecast.py --data era5.zarr --checkpoint runs/vit/step_00000015 --leads 4 --forecast forecast.zarr
+
+Under torchrun, with ``--domain``, on any number of ranks; with the options of the model that it was trained with.
 
 From each initial time the model makes ``--leads`` steps, each from the one before. dp ranks share the initial times,
 the ranks of a domain each state; any number of ranks reads the checkpoint. Scores are RMSE, weighted by the area of

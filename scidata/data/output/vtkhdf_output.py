@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scidata.core.checks import optional_module
 from scidata.data.output.fields import OutputField, OutputLayout
 from scidata.data.output.flat_output import FlatOutput
 from scidata.data.output.places import LocalPlace
@@ -46,7 +45,8 @@ class VtkhdfOutput(FlatOutput):
 
     def create(self) -> None:
         """Make the file: the mesh, room for the fields, and where each step of them lies. For one process."""
-        h5py = optional_module("h5py", "VTKHDF files are made by h5py", "hdf5")
+        import h5py
+
         layout, mesh = self._layout, self._geometry()
         if mesh.cells is None or mesh.points is None:
             raise ConfigError(f"{self._place.path}: the topology has no cells; VTKHDF is written of meshes")

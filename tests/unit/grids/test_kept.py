@@ -607,10 +607,8 @@ def test_arguments(tmp_path: Path) -> None:
         assert "secret" not in str(caught.value)
     with h5py.File(tmp_path / "cloud.h5", "w") as file:
         file["x"], file["y"], file["p"] = np.random.default_rng(0).normal(size=(3, 500))
-    scidata.partition(tmp_path / "cloud.h5", tmp_path / "points", kind="points")
-    for path in ("points", "cloud.h5"):
-        with pytest.raises(ConfigError, match=r"cache_dir: keeps decoded parts of grids; copy"):
-            scidata.open_dataset(tmp_path / path, cache_dir=tmp_path / "cache")
+    with pytest.raises(ConfigError, match=r"cache_dir: keeps grids and partitioned stores, not raw points"):
+        scidata.open_dataset(tmp_path / "cloud.h5", cache_dir=tmp_path / "cache")
     ds = scidata.open_dataset(
         tmp_path / "store", sample_dim="time", cache_dir=str(tmp_path / "c"), cache_disk_bytes=BIG
     )

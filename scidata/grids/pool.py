@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -27,10 +26,10 @@ import numpy.typing as npt
 
 from scidata.core.cache import Cache
 from scidata.core.memory import BlockPool
-from scidata.core.types import ArrayLayout, IntArray, Segment, Selection
-from scidata.core.urls import Url
+from scidata.core.types import ArrayLayout, Segment, Selection
+from scidata.grids.block_sizes import BlockSizes
 from scidata.grids.kept import KeptRows
-from scidata.grids.node import BusyError, SharedChunks, decodes_in_parts
+from scidata.grids.node import BusyError, SharedChunks
 from scidata.grids.parts import Field, Part
 from scidata.grids.series import Series
 from scidata.grids.trajectories import Together, Trajectories
@@ -41,23 +40,11 @@ from scidata.read.disk_cache import DiskCache
 from scidata.read.threads import ReaderThreads
 from scidata.sources.access.fetches import run_each
 
-_ENOUGH = 0.5  # of a block's rows: of Blosc chunks one step decodes a part, of about twice its size
-_LEAST = 3  # blocks of samples for which there is room, at least, where they hold several trajectories
-_WINDOW = 9  # blocks that the default keeps: those of DistributedSampler(shuffle="blocks"), and the next one
-
 #: Rows of a sample in one member of the series (a file, or a trajectory in one), by its number.
 _Places: TypeAlias = Sequence[tuple[int, tuple[Segment, ...]]]
 
 #: Position of the rank, field, member, first row.
 _Key: TypeAlias = tuple[tuple[int, ...], str, int, int]
-
-
-def steps_per_block(layout: ArrayLayout, sample_dim: str | None) -> int:
-    """Return how many steps a chunk holds that has to be decoded for any of them; 1 where no decoding is shared."""
-    if sample_dim not in layout.dims or not (layout.codecs or layout.fallback):
-        return 1
-    axis = layout.dims.index(str(sample_dim))
-    return min(layout.chunks[axis], layout.shape[axis])
 
 
 class _UnwantedError(Exception):
@@ -90,7 +77,7 @@ class BlockRead:
     @property
     def samples_nbytes(self) -> int:
         """Bytes of all that a block of samples shares."""
-        return self.pool.bytes_of_block(self.part)
+        return self.pool.sizes.bytes_of_block(self.part)
 
     def is_kept(self) -> bool:
         """Whether the block is there; it is the last to go then."""
@@ -137,6 +124,8 @@ class SharedRows:
     ----------
     kept
         The blocks on disk.
+    sizes
+        Of which fields there are blocks, and how large they are.
     wanted
         Keys of blocks that are worth reading, a set from each of those who know which samples come next. Where there
         is one, others are not read. Changed by single operations that are atomic, so that a finalizer may.
@@ -157,15 +146,17 @@ class SharedRows:
         disk: DiskCache | None = None,
     ) -> None:
         self._node = node
-        self._fits = fits
-        self._series, self._fields, self._steps = series, fields, steps
-        self._trajectories = trajectories
+        self._series, self._fields = series, fields
         self._used: dict[_Key, set[int]] = {}  # trajectories of a block that had samples of it
         self._threads, self._allow_missing = threads, allow_missing
         self._blocks: Cache[npt.NDArray[Any]] = Cache(max_bytes, "lru")
         self._memory = BlockPool()
         self._families: Cache[PlanFamily] = Cache(256)
         self.kept = KeptRows(self, series, fields, disk=disk, allow_missing=allow_missing)
+        self.sizes = BlockSizes(
+            series, fields, steps=steps, trajectories=trajectories, max_bytes=max_bytes, fits=fits, node=node,
+            kept=self.kept,
+        )  # fmt: skip
         self.wanted: dict[int, set[_Key]] = {}
         self._uncounted: deque[ReadStats] = deque()
         self._touched: Cache[bool] = Cache(
@@ -184,13 +175,14 @@ class SharedRows:
 
     def max_bytes(self, part: Part) -> int:
         """Return how many bytes of blocks are kept of a rank's part."""
-        if self._fits:
-            window = _WINDOW * self.bytes_of_block(part) if self._sizes else 0
-            fixed = self._bytes_of_fixed(part, self._most) * (_WINDOW if self._series.outer else 1)
-            wanted = max(window, self._bytes_of_trajectories(part)) + fixed
-            self._blocks.max_size = self._touched.max_size = min(wanted, self._blocks.max_size)
-            self._fits = False
-        return self._blocks.max_size
+        most = self.sizes.max_bytes(part)
+        self._blocks.max_size = self._touched.max_size = most
+        return most
+
+    @property
+    def steps_per_block(self) -> Mapping[str, int]:
+        """Steps of a block of each field; 1 where chunks share no decoding."""
+        return self.sizes.steps_per_block
 
     def clear(self) -> None:
         """Let go of all blocks in memory; those on disk stay."""
@@ -199,164 +191,23 @@ class SharedRows:
         self.kept.forget()
         self._memory.clear()
 
-    @functools.cached_property
-    def steps_per_block(self) -> dict[str, int]:
-        """Steps of a block of each field; 1 where chunks share no decoding."""
-        firsts, dim = self._series.firsts, self._series.sample_dim
-        return {
-            name: max(steps_per_block(self._series.layout_in(i, name), dim) for i in firsts) for name in self._fields
-        }
-
-    @functools.cached_property
-    def _sizes(self) -> dict[str, int]:
-        """Steps of a block of the fields of which samples share some: by their chunks, or because windows overlap."""
-        windows, sizes = len(self._steps) > 1, list(self.steps_per_block.items())
-        first = 0 if self._node is None else self._node.me % max(1, len(sizes))  # ranks begin with different fields
-        return {
-            name: size
-            for name, size in sizes[first:] + sizes[:first]
-            if size > 1
-            or (self._most[name] > 1 and name not in self._fixed)
-            or name in self._shared
-            or (windows and self._is_costly(self._series.layout_in(0, name)))
-        }
-
-    @functools.cached_property
-    def _shared(self) -> frozenset[str]:
-        """Fields whose chunks the ranks of this node decode for each other."""
-        node, source = self._node, self._series.sources[0]
-        if node is None:
-            return frozenset()
-        return frozenset(name for name in self._fields if node.is_worth_it(self._series.layout_in(0, name), source))
-
-    def _is_costly(self, layout: ArrayLayout) -> bool:
-        has_rows = self._series.sample_dim in layout.dims
-        return has_rows and self._takes_time(layout)
-
-    def _takes_time(self, layout: ArrayLayout) -> bool:
-        return bool(layout.codecs or layout.fallback or isinstance(self._series.sources[0].path, Url))
-
-    @functools.cached_property
-    def _fixed(self) -> frozenset[str]:
-        """Fields that are the same in all samples, or in all of a trajectory, and take fetching or decoding."""
-        dim = self._series.sample_dim
-        return frozenset(
-            name
-            for name, field in self._fields.items()
-            if dim is not None and dim not in field.source_dims and self._takes_time(self._series.layout_in(0, name))
-        )
-
-    def _bytes_of_fixed(self, part: Part, num: Mapping[str, int]) -> int:
-        sizes = (
-            num[name] * math.prod(part.families[name].out_shape) * self._fields[name].dtype.itemsize
-            for name in self._fixed
-        )
-        return sum(sizes)
-
-    @functools.cached_property
-    def _most(self) -> dict[str, int]:
-        """Trajectories of a block of each field, at most; one where ranks decode it together, or it is kept on disk."""
-        alone = self._shared | self.kept.fields
-        return {name: 1 if name in alone else self._trajectories.most(name) for name in self._fields}
-
-    def _num_together(self, part: Part) -> Mapping[str, int]:
-        """Return how many trajectories blocks of each field hold of a rank's part."""
-        return self._most if self._holds_several(part) else dict.fromkeys(self._fields, 1)
-
-    def _holds_several(self, part: Part) -> bool:
-        """Whether there is room for blocks of several trajectories until all of these are read."""
-        if max(self._most.values()) == 1:
-            return False
-        least = min(_LEAST * self.bytes_of_block(part), self._bytes_of_trajectories(part))
-        return least + self._bytes_of_fixed(part, self._most) <= self.max_bytes(part)
-
-    def _bytes_of_trajectories(self, part: Part) -> int:
-        """Return the bytes of all blocks of trajectories whose chunks are the same; 0 where each has its own."""
-        if max(self._most.values()) == 1:
-            return 0
-        rows = int(np.diff(self._series.row_bounds).max())
-        return self._bytes(part, lambda size: -(-rows // size), self._most)
-
-    @property
-    def most_trajectories(self) -> int:
-        """Trajectories of a block, at most."""
-        return max(self._most.values())
-
-    def bytes_in_order(self, part: Part) -> int:
-        """Return the bytes that decode each chunk once in stored order."""
-        return max(3 * self.bytes_of_sample(part), self._bytes_of_trajectories(part) + self.bytes_of_sample(part))
-
-    def _together(self, name: str, i: int, part: Part) -> Together:
-        return self._trajectories.of(name, i, alone=self._most[name] == 1 or not self._holds_several(part))
-
-    @functools.cached_property
-    def _enough(self) -> dict[str, int]:
-        """Samples that must use a block of each field for it to be worth reading."""
-        enough = {}
-        for name, size in self._sizes.items():
-            in_parts = decodes_in_parts(self._series.layout_in(0, name))
-            shared = name in self._shared
-            few = shared and size == 1 if in_parts else shared or size > 1 or self._most[name] > 1
-            enough[name] = 1 if few else max(2, math.ceil(_ENOUGH * size))
-        return enough
-
-    def blocks_of(self, rows: IntArray) -> IntArray:
-        """Return numbers, from 0 on, of the blocks that rows of all members, one after the other, lie in."""
-        bounds = self._series.row_bounds
-        members = np.searchsorted(bounds, rows, side="right") - 1
-        most, size = max(self._fields, key=self._trajectories.most), max(self.steps_per_block.values())
-        firsts = np.array([self._trajectories.of(most, i, alone=False).member for i in range(len(bounds) - 1)])
-        places = np.stack([firsts[members], (rows - bounds[members]) // size])
-        numbers: IntArray = np.unique(places, axis=1, return_inverse=True)[1].astype(np.int64)
-        return numbers
-
-    def bytes_of_sample(self, part: Part) -> int:
-        """Return the bytes of all blocks that one sample may need."""
-        num = self._num_together(part)
-        return self._bytes(part, lambda size: min(len(self._steps), -(-self._reach // size) + 1), num)
-
-    def bytes_of_block(self, part: Part) -> int:
-        """Return the bytes of all blocks that the samples of one of the longest may need, in any order."""
-        longest = max(self.steps_per_block.values())
-        return self._bytes(part, lambda size: -(-longest // size) + -(-self._reach // size), self._most)
-
-    @functools.cached_property
-    def _num_rows(self) -> int:
-        return int(self._series.row_bounds[-1])
-
-    @property
-    def _reach(self) -> int:
-        return max(self._steps) - min(self._steps)
-
-    def _bytes(self, part: Part, count: Callable[[int], int], num: Mapping[str, int] | None = None) -> int:
-        """Return the bytes of so many blocks of each field, each of ``num`` trajectories."""
-        return sum(
-            (1 if num is None else num[name]) * count(size) * size * self._bytes_of_step(name, part)
-            for name, size in self._sizes.items()
-        )
-
-    def _bytes_of_step(self, name: str, part: Part) -> int:
-        shape = part.families[name].out_shape
-        return math.prod(shape) // len(self._steps) * self._fields[name].dtype.itemsize
-
     # -- which samples come next -------------------------------------------------------------------------------------
 
     def is_of_use(self, part: Part) -> bool:
         """Whether there are blocks that samples of a rank's part share, and room for those of one sample."""
-        return bool(self._sizes) and 0 < self.bytes_of_sample(part) <= self.max_bytes(part)
+        return bool(self.sizes.shared_steps) and 0 < self.sizes.bytes_of_sample(part) <= self.max_bytes(part)
 
     def reads_of(self, part: Part, places: _Places) -> list[BlockRead]:
         """Return the blocks that a sample needs."""
-        num = self._num_together(part)
         return [
-            BlockRead(self, key, part, num[name] * size * self._bytes_of_step(name, part), self._enough[name])
-            for name, size in self._sizes.items()
+            BlockRead(self, key, part, self.sizes.nbytes(name, part), self.sizes.enough[name])
+            for name, size in self.sizes.shared_steps.items()
             for key in self._keys(name, size, part, places)
         ]
 
     def _keys(self, name: str, size: int, part: Part, places: _Places) -> dict[_Key, None]:
         return {
-            (part.position, name, self._together(name, i, part).member, row - row % size): None
+            (part.position, name, self.sizes.together(name, i, part).member, row - row % size): None
             for i, segments in places
             for s in segments
             for row in range(s.start, s.start + s.count * s.step, s.step)
@@ -371,12 +222,12 @@ class SharedRows:
 
         A block of trajectories of which some had no sample of it stays among others while there is room: they come.
         """
-        num = self._together(key[1], key[2], part).num
-        if num > 1 and self._bytes_of_trajectories(part) <= self.max_bytes(part):
+        num = self.sizes.together(key[1], key[2], part).num
+        if num > 1 and self.sizes.bytes_of_trajectories(part) <= self.max_bytes(part):
             if len(self._used.get(key, ())) < num:
                 return
             self._used.pop(key, None)
-        if self._bytes(part, lambda size: -(-self._num_rows // size)) <= self.max_bytes(part):
+        if self.sizes.bytes_of_all(part) <= self.max_bytes(part):
             self._blocks.demote(key)
         else:
             self._blocks.drop(key)
@@ -389,7 +240,7 @@ class SharedRows:
             return ()
         return tuple(
             name
-            for name, size in self._sizes.items()
+            for name, size in self.sizes.shared_steps.items()
             if out[name].shape == part.shapes[name]
             and self._are_worth_it(list(self._keys(name, size, part, places)), part)
         )
@@ -401,20 +252,17 @@ class SharedRows:
             return all(here or any(key in each for each in wanted) for here, key in zip(kept, keys, strict=True))
         known = [self._touched.get(key) is not None for key in keys]
         for key in keys:
-            nbytes = self._num_together(part)[key[1]] * self._sizes[key[1]] * self._bytes_of_step(key[1], part)
-            self._touched.put(key, True, nbytes)
+            self._touched.put(key, True, self.sizes.nbytes(key[1], part))
         return any(kept) or all(known)  # where one is kept, the order is one that stays close
 
     def fixed_of(self, part: Part, out: Mapping[str, npt.NDArray[Any]]) -> tuple[str, ...]:
         """Return the fields that are kept for all samples: none where there is no room beside what one sample needs."""
-        if not self._fixed:
+        if not self.sizes.fixed:
             return ()
-        wanted = self._bytes_of_fixed(part, self._num_together(part)) + (
-            self.bytes_of_sample(part) if self._sizes else 0
-        )
+        wanted = self.sizes.bytes_of_fixed(part) + (self.sizes.bytes_of_sample(part) if self.sizes.shared_steps else 0)
         if not 0 < wanted <= self.max_bytes(part):
             return ()
-        return tuple([name for name in self._fixed if out[name].shape == part.shapes[name] and out[name].size])
+        return tuple([name for name in self.sizes.fixed if out[name].shape == part.shapes[name] and out[name].size])
 
     def read_fixed(
         self, names: Sequence[str], places: _Places, part: Part, out: Mapping[str, npt.NDArray[Any]]
@@ -423,7 +271,7 @@ class SharedRows:
         stats: list[ReadStats] = []
         for name in names:
             i = places[0][0] if places else 0
-            together = self._together(name, i, part)
+            together = self.sizes.together(name, i, part)
             block = self.block((part.position, name, together.member, 0), part, stats)
             block = block[self._place_in(name, i, together)]
             out[name].reshape(block.shape)[...] = block
@@ -451,10 +299,10 @@ class SharedRows:
         axis = self._fields[name].source_dims.index(str(self._series.sample_dim))
         values = np.moveaxis(out.reshape(part.families[name].out_shape), axis, 0)
         stats: list[ReadStats] = []
-        size = self._sizes[name]
+        size = self.sizes.shared_steps[name]
         for i, segments in places:
             start, block = -1, None
-            together = self._together(name, i, part)
+            together = self.sizes.together(name, i, part)
             inside = self._place_in(name, i, together)
             for row, place in [(s.start + k * s.step, s.offset + k) for s in segments for k in range(s.count)]:
                 if block is None or row - row % size != start:
@@ -520,7 +368,7 @@ class SharedRows:
     def selection_of(self, name: str, i: int, start: int, part: Part) -> tuple[ArrayLayout, Selection, tuple[int, ...]]:
         """Return what a block, which begins at a row of a file, is of the array, and its shape."""
         dims, layout = self._fields[name].source_dims, self._series.layout_in(i, name)
-        dim, runs = self._series.sample_dim, self._together(name, i, part).segments
+        dim, runs = self._series.sample_dim, self.sizes.together(name, i, part).segments
         shape = [runs[d][0].count if d in runs else n for d, n in zip(dims, part.families[name].out_shape, strict=True)]
         space = {**part.segments, **runs}
         if dim not in dims:
@@ -540,7 +388,7 @@ class SharedRows:
         field, source = self._fields[name], self._series.sources[i]
         layout, selection, shape = self.selection_of(name, i, start, part)
         values = self.empty(shape, field.dtype)
-        if self._node is not None and name in self._shared and values.size and self._node.is_mine(part.position):
+        if self._node is not None and name in self.sizes.by_node and values.size and self._node.is_mine(part.position):
             return values, self._node.read(layout, selection, source, field.decodings[i], values, wait=wait)
         moving = self._series.moving(field.source_dims)
         family = self._families.get_or_make((part.position, name, shape), lambda: PlanFamily(moving, shape))

@@ -274,7 +274,7 @@ class GridReader:
 
     def blocks(self) -> IntArray:
         """Return which samples share chunks, ``(num_samples,)``: see :meth:`scidata.data.ShardedDataset.blocks`."""
-        return np.zeros(1, np.int64) if self.sample_dim is None else self.pool.blocks_of(self.sample_rows.at(0))
+        return np.zeros(1, np.int64) if self.sample_dim is None else self.pool.sizes.blocks_of(self.sample_rows.at(0))
 
     def block_bytes(self, coordinate: Mapping[str, int]) -> tuple[int, int]:
         """Return the decoded bytes that one sample of a rank, and one block of samples, share with others.
@@ -282,7 +282,7 @@ class GridReader:
         0 where chunks hold one step.
         """
         part = self.part_of(coordinate)
-        return self.pool.bytes_of_sample(part), self.pool.bytes_of_block(part)
+        return self.pool.sizes.bytes_of_sample(part), self.pool.sizes.bytes_of_block(part)
 
     def buffer_specs(self, coordinate: Mapping[str, int]) -> dict[str, BufferSpec]:
         """Return shape and dtype of each field's local part with halo, for the rank at ``coordinate``."""

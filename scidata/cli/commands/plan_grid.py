@@ -190,8 +190,8 @@ def plan_domain(
         notes["halo"] = wide
     block_bytes = max(reader.block_bytes(place)[1] for place in places_of)
     if block_bytes:
-        in_order = max(reader.pool.bytes_in_order(reader.part_of(place)) for place in places_of)
-        steps, several = max(reader.pool.steps_per_block.values()), reader.pool.most_trajectories
+        in_order = max(reader.pool.sizes.bytes_in_order(reader.part_of(place)) for place in places_of)
+        steps, several = max(reader.pool.sizes.steps_per_block.values()), reader.pool.sizes.most_trajectories
         what = f"chunks hold {steps} steps" if max(steps, several) > 1 else "samples share steps"
         what += f" of {several} trajectories" if several > 1 else ""
         notes["pool"] = (

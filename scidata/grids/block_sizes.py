@@ -1,0 +1,229 @@
+"""How large blocks of decoded rows are: which rows of which fields they hold, and how many bytes of them are kept.
+
+Counts only: from chunks, codecs, steps and trajectories; nothing is read. What a block is, and what keeps them:
+:mod:`scidata.grids.pool`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from scidata.core.types import ArrayLayout, IntArray
+from scidata.core.urls import Url
+from scidata.grids.kept import KeptRows
+from scidata.grids.node import SharedChunks, decodes_in_parts
+from scidata.grids.parts import Field, Part
+from scidata.grids.series import Series
+from scidata.grids.trajectories import Together, Trajectories
+
+_ENOUGH = 0.5  # of a block's rows: of Blosc chunks one step decodes a part, of about twice its size
+_LEAST = 3  # blocks of samples for which there is room, at least, where they hold several trajectories
+_WINDOW = 9  # blocks that the default keeps: those of DistributedSampler(shuffle="blocks"), and the next one
+
+
+def steps_per_block(layout: ArrayLayout, sample_dim: str | None) -> int:
+    """Return how many steps a chunk holds that has to be decoded for any of them; 1 where no decoding is shared."""
+    if sample_dim not in layout.dims or not (layout.codecs or layout.fallback):
+        return 1
+    axis = layout.dims.index(str(sample_dim))
+    return min(layout.chunks[axis], layout.shape[axis])
+
+
+class BlockSizes:
+    """Of which fields a reader's samples share blocks, and how large these are. Thread-safe.
+
+    Parameters
+    ----------
+    series, fields
+        The reader's.
+    steps
+        Of a sample.
+    trajectories
+        Which of them chunks hold together.
+    max_bytes, fits
+        Of all blocks that are kept, see :class:`scidata.grids.pool.SharedRows`.
+    node
+        Decodes chunks together with the other ranks of the node.
+    kept
+        The blocks on disk.
+    """
+
+    def __init__(
+        self,
+        series: Series,
+        fields: Mapping[str, Field],
+        *,
+        steps: Sequence[int],
+        trajectories: Trajectories,
+        max_bytes: int,
+        fits: bool,
+        node: SharedChunks | None,
+        kept: KeptRows,
+    ) -> None:
+        self._series, self._fields, self._steps = series, fields, steps
+        self._trajectories, self._node, self._kept = trajectories, node, kept
+        self._max_bytes, self._fits = max_bytes, fits
+
+    def max_bytes(self, part: Part) -> int:
+        """Return how many bytes of blocks are kept of a rank's part."""
+        if self._fits:
+            window = _WINDOW * self.bytes_of_block(part) if self.shared_steps else 0
+            fixed = self._bytes_of_fixed(part, self._most) * (_WINDOW if self._series.outer else 1)
+            wanted = max(window, self.bytes_of_trajectories(part)) + fixed
+            self._max_bytes = min(wanted, self._max_bytes)
+            self._fits = False
+        return self._max_bytes
+
+    @functools.cached_property
+    def steps_per_block(self) -> dict[str, int]:
+        """Steps of a block of each field; 1 where chunks share no decoding."""
+        firsts, dim = self._series.firsts, self._series.sample_dim
+        return {
+            name: max(steps_per_block(self._series.layout_in(i, name), dim) for i in firsts) for name in self._fields
+        }
+
+    @functools.cached_property
+    def shared_steps(self) -> dict[str, int]:
+        """Steps of a block of the fields of which samples share some: by their chunks, or because windows overlap."""
+        windows, sizes = len(self._steps) > 1, list(self.steps_per_block.items())
+        first = 0 if self._node is None else self._node.me % max(1, len(sizes))  # ranks begin with different fields
+        return {
+            name: size
+            for name, size in sizes[first:] + sizes[:first]
+            if size > 1
+            or (self._most[name] > 1 and name not in self.fixed)
+            or name in self.by_node
+            or (windows and self._is_costly(self._series.layout_in(0, name)))
+        }
+
+    @functools.cached_property
+    def by_node(self) -> frozenset[str]:
+        """Fields whose chunks the ranks of this node decode for each other."""
+        node, source = self._node, self._series.sources[0]
+        if node is None:
+            return frozenset()
+        return frozenset(name for name in self._fields if node.is_worth_it(self._series.layout_in(0, name), source))
+
+    def _is_costly(self, layout: ArrayLayout) -> bool:
+        has_rows = self._series.sample_dim in layout.dims
+        return has_rows and self._takes_time(layout)
+
+    def _takes_time(self, layout: ArrayLayout) -> bool:
+        return bool(layout.codecs or layout.fallback or isinstance(self._series.sources[0].path, Url))
+
+    @functools.cached_property
+    def fixed(self) -> frozenset[str]:
+        """Fields that are the same in all samples, or in all of a trajectory, and take fetching or decoding."""
+        dim = self._series.sample_dim
+        return frozenset(
+            name
+            for name, field in self._fields.items()
+            if dim is not None and dim not in field.source_dims and self._takes_time(self._series.layout_in(0, name))
+        )
+
+    def bytes_of_fixed(self, part: Part) -> int:
+        """Return the bytes of the fields that are the same, of as many trajectories as blocks hold."""
+        return self._bytes_of_fixed(part, self.num_together(part))
+
+    def _bytes_of_fixed(self, part: Part, num: Mapping[str, int]) -> int:
+        sizes = (
+            num[name] * math.prod(part.families[name].out_shape) * self._fields[name].dtype.itemsize
+            for name in self.fixed
+        )
+        return sum(sizes)
+
+    @functools.cached_property
+    def _most(self) -> dict[str, int]:
+        """Trajectories of a block of each field, at most; one where ranks decode it together, or it is kept on disk."""
+        alone = self.by_node | self._kept.fields
+        return {name: 1 if name in alone else self._trajectories.most(name) for name in self._fields}
+
+    def num_together(self, part: Part) -> Mapping[str, int]:
+        """Return how many trajectories blocks of each field hold of a rank's part."""
+        return self._most if self._holds_several(part) else dict.fromkeys(self._fields, 1)
+
+    def _holds_several(self, part: Part) -> bool:
+        """Whether there is room for blocks of several trajectories until all of these are read."""
+        if max(self._most.values()) == 1:
+            return False
+        least = min(_LEAST * self.bytes_of_block(part), self.bytes_of_trajectories(part))
+        return least + self._bytes_of_fixed(part, self._most) <= self.max_bytes(part)
+
+    def bytes_of_trajectories(self, part: Part) -> int:
+        """Return the bytes of all blocks of trajectories whose chunks are the same; 0 where each has its own."""
+        if max(self._most.values()) == 1:
+            return 0
+        rows = int(np.diff(self._series.row_bounds).max())
+        return self._bytes(part, lambda size: -(-rows // size), self._most)
+
+    @property
+    def most_trajectories(self) -> int:
+        """Trajectories of a block, at most."""
+        return max(self._most.values())
+
+    def bytes_in_order(self, part: Part) -> int:
+        """Return the bytes that decode each chunk once in stored order."""
+        return max(3 * self.bytes_of_sample(part), self.bytes_of_trajectories(part) + self.bytes_of_sample(part))
+
+    def together(self, name: str, i: int, part: Part) -> Together:
+        """Return the trajectories of a field that a block holds with the ``i``-th."""
+        return self._trajectories.of(name, i, alone=self._most[name] == 1 or not self._holds_several(part))
+
+    @functools.cached_property
+    def enough(self) -> dict[str, int]:
+        """Samples that must use a block of each field for it to be worth reading."""
+        enough = {}
+        for name, size in self.shared_steps.items():
+            in_parts = decodes_in_parts(self._series.layout_in(0, name))
+            shared = name in self.by_node
+            few = shared and size == 1 if in_parts else shared or size > 1 or self._most[name] > 1
+            enough[name] = 1 if few else max(2, math.ceil(_ENOUGH * size))
+        return enough
+
+    def blocks_of(self, rows: IntArray) -> IntArray:
+        """Return numbers, from 0 on, of the blocks that rows of all members, one after the other, lie in."""
+        bounds = self._series.row_bounds
+        members = np.searchsorted(bounds, rows, side="right") - 1
+        most, size = max(self._fields, key=self._trajectories.most), max(self.steps_per_block.values())
+        firsts = np.array([self._trajectories.of(most, i, alone=False).member for i in range(len(bounds) - 1)])
+        places = np.stack([firsts[members], (rows - bounds[members]) // size])
+        numbers: IntArray = np.unique(places, axis=1, return_inverse=True)[1].astype(np.int64)
+        return numbers
+
+    def bytes_of_sample(self, part: Part) -> int:
+        """Return the bytes of all blocks that one sample may need."""
+        num = self.num_together(part)
+        return self._bytes(part, lambda size: min(len(self._steps), -(-self._reach // size) + 1), num)
+
+    def bytes_of_block(self, part: Part) -> int:
+        """Return the bytes of all blocks that the samples of one of the longest may need, in any order."""
+        longest = max(self.steps_per_block.values())
+        return self._bytes(part, lambda size: -(-longest // size) + -(-self._reach // size), self._most)
+
+    def bytes_of_all(self, part: Part) -> int:
+        """Return the bytes of all blocks of all samples."""
+        num_rows = int(self._series.row_bounds[-1])
+        return self._bytes(part, lambda size: -(-num_rows // size))
+
+    @property
+    def _reach(self) -> int:
+        return max(self._steps) - min(self._steps)
+
+    def _bytes(self, part: Part, count: Callable[[int], int], num: Mapping[str, int] | None = None) -> int:
+        """Return the bytes of so many blocks of each field, each of ``num`` trajectories."""
+        return sum(
+            (1 if num is None else num[name]) * count(size) * size * self._bytes_of_step(name, part)
+            for name, size in self.shared_steps.items()
+        )
+
+    def nbytes(self, name: str, part: Part) -> int:
+        """Return the bytes of one block of a field."""
+        return self.num_together(part)[name] * self.shared_steps[name] * self._bytes_of_step(name, part)
+
+    def _bytes_of_step(self, name: str, part: Part) -> int:
+        shape = part.families[name].out_shape
+        return math.prod(shape) // len(self._steps) * self._fields[name].dtype.itemsize

@@ -129,6 +129,29 @@ def test_any_layout_of_the_tensors(folder: Path, num_ranks: int) -> None:
     xr.testing.assert_equal(written["u"], source["u"])
 
 
+def write_beside_tp(rank: int, num_ranks: int, folder: str) -> None:
+    """Ranks along tp hold the same parts; a dp rank has no step; two outputs are written at once."""
+    mesh = scidata.init_mesh(dp=num_ranks // 4, domain=2, extra={"tp": 2}, device="cpu")
+    ds: Any = scidata.open_dataset(f"{folder}/source.nc", mesh, shard=LATITUDE, isel={"longitude": slice(1, None)})
+    out = f"{folder}/beside{num_ranks}"
+    first = scidata.create(f"{out}a.zarr", like=ds, chunks={"latitude": 4, "longitude": 7})
+    second = scidata.create(f"{out}b.zarr", like=ds, chunks={"latitude": 5})
+    with first, second:
+        if mesh.get_local_rank("dp") == 0:
+            for step in range(len(ds)):
+                first[step] = ds[step]
+                second[step] = ds[step]
+            assert not first.missing
+
+
+@pytest.mark.parametrize("num_ranks", [4, 8])
+def test_ranks_that_hold_the_same_and_outputs_at_once(folder: Path, num_ranks: int) -> None:
+    run_ranks(write_beside_tp, num_ranks, str(folder), timeout=120)
+    assert digests(folder / f"beside{num_ranks}a.zarr") == digests(folder / "whole" / "tiled.zarr")
+    source = xr.open_dataset(folder / "source.nc").isel(longitude=slice(1, None)).load()
+    xr.testing.assert_identical(xr.open_dataset(folder / f"beside{num_ranks}b.zarr").load(), source)
+
+
 # -- failures --------------------------------------------------------------------------------------------------------
 
 

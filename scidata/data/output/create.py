@@ -163,7 +163,7 @@ def create(
     else:
         raise ConfigError(f"create: like= takes what open_dataset has opened, not a {type(like).__name__}")
     mesh = like.mesh if mesh is None else mesh
-    axes = axes_of(mesh, dp=like.dp_axis)[1] if mesh is not None else ()
+    dp_axis, axes = axes_of(mesh, dp=like.dp_axis) if mesh is not None else (None, ())
     sizes, labels = made.steps(times)
     chosen = distinct_dims(made.fields(chunks, shards), sizes)
     check_steps(list(sizes), chosen)
@@ -176,7 +176,7 @@ def create(
         step_chunk=min((chunks or {}).get(last, 1), sizes[last]),
     )
     output = _output(place, layout, kind, codec, chunks, shards, made)
-    ranks = Ranks(mesh, axes)
+    ranks = Ranks(mesh, axes, dp_axis)
     try:
         ranks.check_alike(str(place.path), f"{kind} {codec} {layout.digest()}")
         error: Exception | None = None

@@ -74,19 +74,23 @@ class Ranks:
         Place of this rank in its domain, and the number of ranks along each axis of that.
     is_first
         Of all ranks: what is done once, it does.
+    is_idle
+        Whether another rank holds the same part: along axes that are neither dp nor domain, the first one writes.
     """
 
-    def __init__(self, mesh: DeviceMesh | None, axes: Sequence[str]) -> None:
+    def __init__(self, mesh: DeviceMesh | None, axes: Sequence[str], dp_axis: str | None) -> None:
         self.part, self.parts = 0, tuple[int, ...]()
         self.group, self.num_groups = 0, 1
         self.is_first, self.run = True, uuid.uuid4().hex[:8]
         self._group: Any = None
-        self._failed, self._tag = False, 0
+        self._failed, self._tag, self.is_idle = False, 0, False
         self._members, self._all, self._rank = [0], [0], 0
         if mesh is None or mesh.size() == 1:
             self.parts = tuple(1 for _ in axes)
             return
         self._rank = dist.get_rank()
+        others = [name for name in mesh.mesh_dim_names or () if name != dp_axis and name not in axes]
+        self.is_idle = any(mesh.get_local_rank(name) for name in others)
         self._all = sorted(mesh.mesh.flatten().tolist())
         if axes:
             domain = domain_mesh(mesh, axes)
@@ -101,11 +105,6 @@ class Ranks:
         self._tag = int(self.run, 16) % _TAGS  # the rows of two outputs that are written at once
         domains = sorted({tuple(each["members"]) for each in said})
         self.group, self.num_groups = domains.index(tuple(self._members)), len(domains)
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether there are no others."""
-        return self._group is None
 
     def share(self, value: Any) -> list[Any]:
         """Return what each rank gives, in the order of the ranks. Collective; JSON."""
@@ -199,11 +198,6 @@ class Ranks:
             return said
         first: bytes = common_store().compare_set(self._key(what), "", said)
         return first.decode()
-
-    def barrier(self) -> None:
-        """Wait for all ranks. Collective."""
-        if self._group is not None:
-            dist.barrier(group=self._group)
 
     def close(self) -> None:
         """Let go of the process group, which stays for other outputs unless a rank has failed."""

@@ -14,17 +14,10 @@ from scidata.errors import ConfigError
 
 
 class Staged:
-    """A tensor's values, for the thread that writes.
-
-    Attributes
-    ----------
-    nbytes
-        Of its host copy.
-    """
+    """A tensor's values, for the thread that writes."""
 
     def __init__(self, host: torch.Tensor, ready: Any, check: Callable[[], None], free: Callable[[], None]) -> None:
         self._host, self._ready, self._check, self._free = host, ready, check, free
-        self.nbytes = host.numel() * host.element_size()
 
     def values(self) -> npt.NDArray[Any]:
         """Return them, when the copy is done: what NumPy has no dtype for as float32."""

@@ -125,6 +125,9 @@ class Writer:
         tensors = {name: as_tensor(values[name], self._what(name, step)) for name in self._layout.fields}
         lead = len(steps) if batched else None
         routes = {name: self._route_of(name, tensor, step, lead) for name, tensor in tensors.items()}
+        if self._ranks.is_idle:
+            self._taken.update(steps)
+            return
         for i, each in enumerate(steps):
             self._claim(each)
             parts = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import signal
 import time
@@ -29,6 +30,8 @@ CASES: dict[str, dict[str, Any]] = {
     "two.zarr": {"format": "zarr2", "chunks": {"latitude": 5}, "codec": "zstd"},
     "one.nc": {},
     "one.h5": {},
+    "packed.nc": {"codec": "zlib", "chunks": {"latitude": 5, "longitude": 7}},
+    "packed.h5": {"codec": "zlib", "chunks": {"latitude": 5, "time": 4}},
 }
 
 
@@ -260,19 +263,62 @@ def write_slowly(rank: int, num_ranks: int, folder: str, out: str, seconds: floa
     return len(missing)
 
 
-@pytest.mark.parametrize("out", ["tiled.zarr", "sharded.zarr", "many.zarr", "one.nc"])
-def test_a_killed_run_goes_on(folder: Path, out: str) -> None:
-    name = f"killed-{out}"
-    random = np.random.default_rng(len(out))
-    for turn, num_ranks in enumerate([2, 1, 3]):
+def check_killed(folder: Path, out: str, seed: int, ranks: list[int]) -> None:
+    """Kill a run of each of some numbers of ranks at a random point, and go on to the end."""
+    name = f"killed{seed}-{out}"
+    random = np.random.default_rng([seed, len(out)])
+    for turn, num_ranks in enumerate(ranks):
         with pytest.raises(RankError):
             run_ranks(write_slowly, num_ranks, str(folder), name, 0.005 + random.uniform(0.0, 0.1), timeout=40)
         assert not (folder / name).exists(), f"finished in turn {turn}"
+    if out.endswith(".zarr"):  # one that was killed while it wrote a chunk
+        (folder / f"{name}.unfinished" / "u" / f"zarr.{'0f' * 16}.partial").touch()
     left = run_ranks(write_slowly, 2, str(folder), name, 0.0)
     assert left[0] == left[1] > 0
-    whole = folder / "whole" / out
-    assert (digests(folder / name) if whole.is_dir() else (folder / name).read_bytes()) == (
-        digests(whole) if whole.is_dir() else whole.read_bytes()
-    )
+    check_whole(folder, name, out)
     assert run_ranks(write_slowly, 2, str(folder), name, 0.0) == [0, 0]  # finished: nothing is missing
+
+
+def check_whole(folder: Path, name: str, out: str) -> None:
+    whole = folder / "whole" / out
+    if whole.is_dir():
+        assert digests(folder / name) == digests(whole)
+    else:
+        assert (folder / name).read_bytes() == whole.read_bytes()
     assert not list(folder.glob(f"{name}.*"))
+
+
+@pytest.mark.parametrize("out", ["sharded.zarr", "many.zarr", "one.nc", "packed.h5"])
+def test_a_killed_run_goes_on(folder: Path, out: str) -> None:
+    check_killed(folder, out, 0, [2, 1, 3])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("out", ["tiled.zarr", "two.zarr", "many.zarr", "packed.nc", "one.h5"])
+def test_runs_killed_at_many_points(folder: Path, out: str, seed: int) -> None:
+    check_killed(folder, out, seed, [2, 3])
+
+
+def die_at_the_end(rank: int, num_ranks: int, folder: str, out: str) -> None:
+    """The first rank dies while it puts the file together."""
+    _, ds = opened(folder, num_ranks, ("dp", "domain"), LATITUDE, "even")
+
+    def dying(each: Any) -> Any:
+        yield from itertools.islice(chunks_of(each), 5)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with scidata.create(f"{folder}/{out}", like=ds, **CASES["packed.nc"]) as writer:
+        for step in range(len(ds)):
+            writer[step] = ds[step]
+        output: Any = writer._output
+        chunks_of, output._chunks_of = output._chunks_of, dying
+
+
+def test_a_run_killed_while_the_file_is_put_together(folder: Path) -> None:
+    out = "ends-packed.nc"
+    with pytest.raises(RankError):
+        run_ranks(die_at_the_end, 2, str(folder), out, timeout=40)
+    assert not (folder / out).exists()
+    assert run_ranks(write_slowly, 3, str(folder), out, 0.0) == [0, 0, 0]  # all is written, and only now it is whole
+    check_whole(folder, out, "packed.nc")

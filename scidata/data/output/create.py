@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from torch.distributed.device_mesh import DeviceMesh
@@ -18,6 +19,7 @@ from scidata.data.output.fields import OutputLayout, distinct_dims
 from scidata.data.output.flat_output import FlatOutput
 from scidata.data.output.like_grid import GridLike
 from scidata.data.output.like_rows import RowsLike
+from scidata.data.output.packed_file import PackedFileOutput
 from scidata.data.output.places import LocalPlace, Place, begun_layout, place_of, say_begun, written_steps
 from scidata.data.output.ranks import Ranks
 from scidata.data.output.routes import RowsBack
@@ -29,6 +31,7 @@ from scidata.device_mesh import axes_of
 from scidata.errors import ConfigError, OutputError, near_matches
 
 _FORMATS = ("zarr", "zarr2", "netcdf", "hdf5", "vtkhdf")
+_ZARR = _FORMATS[:2]
 _SUFFIXES = {
     ".zarr": "zarr", ".nc": "netcdf", ".nc4": "netcdf", ".cdf": "netcdf", ".h5": "hdf5", ".hdf5": "hdf5",
     ".hdf": "hdf5", ".vtkhdf": "vtkhdf",
@@ -48,7 +51,7 @@ def create(
     format: Literal["zarr", "zarr2", "netcdf", "hdf5", "vtkhdf"] | None = None,
     chunks: Mapping[str, int] | None = None,
     shards: Mapping[str, int] | None = None,
-    codec: Literal["blosc", "lz4", "zstd", "none"] = "blosc",
+    codec: Literal["blosc", "lz4", "zstd", "zlib", "none"] | None = None,
     encoding: Literal["source", "plain"] = "source",
     attributes: Mapping[str, Any] | None = None,
     order: Literal["source", "store"] = "source",
@@ -89,16 +92,18 @@ def create(
         start ``i``. Default: a step for each sample of ``like``.
     format
         ``"zarr"`` (v3), ``"zarr2"``, ``"netcdf"`` (NetCDF-4), ``"hdf5"``, or ``"vtkhdf"`` for ParaView (of meshes, with
-        ``topology``); default by the suffix of ``path``. A single file is not compressed: its arrays lie contiguously,
-        and each rank writes its rows where they belong.
+        ``topology``); default by the suffix of ``path``. The arrays of a single file lie contiguously, and each rank
+        writes its rows where they belong, unless ``codec`` compresses them.
     chunks
-        Sizes by dimension, of Zarr. Default: one step, and the source's chunks, in parts of at most 4 MiB. Steps that
-        share a chunk are to be given one after another, by one domain.
+        Sizes by dimension. Default: one step, and the source's chunks, in parts of at most 4 MiB. Steps that share a
+        chunk are to be given one after another, by one domain.
     shards
         Sizes by dimension of files that hold several chunks (Zarr v3); default a file for each chunk.
     codec
-        Of Zarr's chunks: ``"blosc"`` (Zstandard 3 behind a byte shuffle), ``"lz4"`` (the same of LZ4, several times
-        faster), ``"zstd"``, ``"none"``. Those of v3 also carry a crc32c.
+        Of Zarr's chunks: ``"blosc"`` (the default: Zstandard 3 behind a byte shuffle), ``"lz4"`` (the same of LZ4,
+        several times faster), ``"zstd"``, ``"none"``. Those of v3 also carry a crc32c. Of NetCDF-4 and HDF5:
+        ``"zlib"`` (level 1 behind a byte shuffle, which every reader has): ranks compress their chunks and keep them
+        beside the output, and the first rank puts the file together at the end; or ``"none"``, the default.
     encoding
         ``"source"``: dtype, scale, offset and fill value as there. ``"plain"``: values as the data set decodes them.
     attributes
@@ -167,6 +172,10 @@ def create(
     sizes, labels = made.steps(times)
     chosen = distinct_dims(made.fields(chunks, shards), sizes)
     check_steps(list(sizes), chosen)
+    if codec is None:
+        codec = "blosc" if kind in _ZARR else "none"
+    if codec == "none" and kind not in _ZARR:  # each rank writes its own rows, wherever its bounds lie
+        chosen = {name: replace(each, chunks=tuple(1 for _ in each.shape)) for name, each in chosen.items()}
     last = list(sizes)[-1]
     layout = OutputLayout(
         fields=chosen,
@@ -191,7 +200,7 @@ def create(
         ranks.agree(error)
         is_whole = ranks.share(is_whole)[0]
         if not is_whole:
-            output.open()
+            output.open(ranks.name)
         written = None if is_whole else written_steps(place)
         ids = made.rows() if isinstance(made, RowsLike) else None
         back = None if ids is None else RowsBack(ranks, ids)
@@ -218,15 +227,22 @@ def _format_of(path: str, given: str | None) -> str:
 def _output(
     place: Place, layout: OutputLayout, kind: str, codec: str, chunks: Any, shards: Any, like: GridLike | RowsLike
 ) -> ZarrOutput | FlatOutput:
-    if kind in ("zarr", "zarr2"):
+    if kind in _ZARR:
         if kind == "zarr2" and shards:
             raise ConfigError("create: Zarr v2 has no shards; write format='zarr'")
         return ZarrOutput(place, layout, zarr_format=3 if kind == "zarr" else 2, codec=codec)
-    for name, value in (("chunks", chunks), ("shards", shards)):
-        if value:
-            raise ConfigError(f"create: {name}: arrays of a {kind} file lie contiguously; leave it out")
+    if shards:
+        raise ConfigError(f"create: shards: {kind} files have none; leave it out")
+    if codec not in ("zlib", "none") or (codec == "zlib" and kind == "vtkhdf"):
+        known = "'zlib' or 'none'" if kind != "vtkhdf" else "'none'"
+        raise ConfigError(f"create: codec={codec!r}: {kind} files are written with {known}")
+    if chunks and codec == "none":
+        also = "" if kind == "vtkhdf" else ", or compress them with codec='zlib'"
+        raise ConfigError(f"create: chunks: arrays of {kind} files lie contiguously; leave it out{also}")
     if not isinstance(place, LocalPlace):
         raise ConfigError(f"{place.path}: a {kind} file is written to a file system; write Zarr to an object store")
+    if codec == "zlib":
+        return PackedFileOutput(place, layout, kind=kind)
     if kind != "vtkhdf":
         return FlatOutput(place, layout, kind=kind)
     if not isinstance(like, RowsLike):
@@ -242,6 +258,7 @@ def _begin(place: Place, output: ZarrOutput | FlatOutput, layout: str, *, resume
                 f"{place.path}: another output was begun there ({found}, and this is {layout}): other fields, sizes, "
                 "chunks, times or encoding; give the same, or begin again with overwrite=True"
             )
+        output.resume()
         return False
     if place.is_finished and not overwrite:
         if resume:

@@ -1,4 +1,4 @@
-"""One NetCDF-4, HDF5 or NetCDF-3 file: its arrays lie contiguously, so that ranks write their rows where they belong.
+"""One NetCDF-4 or HDF5 file: its arrays lie contiguously, so that ranks write their rows where they belong.
 
 The file is made once with the format's own library, which gives each array its place and writes all that describes it.
 From then on nothing but values changes, at offsets that are known: each rank writes its own, none needs another's, and
@@ -34,10 +34,12 @@ class FlatOutput:
     ----------
     kind
         ``"netcdf"`` or ``"hdf5"``, or that of a class made from this one.
+    zlib_level
+        Of arrays of compressed chunks; None for contiguous ones.
     """
 
-    def __init__(self, place: LocalPlace, layout: OutputLayout, *, kind: str) -> None:
-        self._place, self._layout, self._kind = place, layout, kind
+    def __init__(self, place: LocalPlace, layout: OutputLayout, *, kind: str, zlib_level: int | None = None) -> None:
+        self._place, self._layout, self._kind, self._zlib_level = place, layout, kind, zlib_level
         self._offsets: dict[str, int] = {}
         self._file = -1
 
@@ -61,12 +63,15 @@ class FlatOutput:
                 made[...] = each.read()
             for field in layout.fields.values():
                 dims, packing = (*layout.step_dims, *field.dims), field.packing
+                how: dict[str, Any] = {"contiguous": True}
+                if self._zlib_level is not None:
+                    how = {"chunksizes": self._chunks_of_array(field), "zlib": True, "complevel": self._zlib_level}
                 made = file.createVariable(
-                    field.name, packing.dtype, dims, contiguous=True, fill_value=packing.fill
+                    field.name, packing.dtype, dims, fill_value=packing.fill, **how
                 )  # what is missing at the end of a run is an error, so nothing is filled
                 made.set_auto_maskandscale(False)
                 made.setncatts(_for_netcdf({**field.attributes, **packing.attributes()}))
-                if made.size:
+                if made.size and self._zlib_level is None:
                     made[(0,) * len(dims)] = np.zeros((), packing.dtype)  # now it gets its place in the file
             file.setncatts(_for_netcdf(layout.attributes))
 
@@ -95,12 +100,17 @@ class FlatOutput:
             file.attrs.update(_for_hdf5(layout.attributes))
 
     def _make_array(self, file: Any, name: str, shape: tuple[int, ...], field: OutputField) -> None:
-        """Make room for a field in an HDF5 file: contiguous, at once, and without filling it."""
+        """Make room for a field in an HDF5 file: contiguous, at once, and without filling it; or compressed."""
         import h5py
 
         created, packing = h5py.h5p.create(h5py.h5p.DATASET_CREATE), field.packing
-        created.set_layout(h5py.h5d.CONTIGUOUS)
-        created.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+        if self._zlib_level is None:
+            created.set_layout(h5py.h5d.CONTIGUOUS)
+            created.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+        else:
+            created.set_chunk(self._chunks_of_array(field))
+            created.set_shuffle()
+            created.set_deflate(self._zlib_level)
         created.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
         created.set_obj_track_times(False)  # else no two files are the same
         group = file.require_group(name.rpartition("/")[0]) if "/" in name else file
@@ -114,6 +124,10 @@ class FlatOutput:
     def _shape_of(self, field: OutputField) -> tuple[int, ...]:
         return (*self._layout.step_dims.values(), *field.shape)
 
+    def _chunks_of_array(self, field: OutputField) -> tuple[int, ...]:
+        steps = (*(1 for _ in list(self._layout.step_dims)[1:]), self._layout.step_chunk)
+        return tuple(max(1, size) for size in (*steps, *field.chunks))
+
     def _sizes(self) -> dict[str, int]:
         sizes = dict(self._layout.step_dims)
         for variable in self._layout.variables:
@@ -122,7 +136,10 @@ class FlatOutput:
             sizes |= dict(zip(field.dims, field.shape, strict=True))
         return sizes
 
-    def open(self) -> None:
+    def resume(self) -> None:
+        """Do nothing: what a process that was killed had begun is written again, in the same place."""
+
+    def open(self, run: str) -> None:
         """Get ready to write. For each process, when the file is there."""
         import h5py
 

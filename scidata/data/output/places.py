@@ -60,6 +60,15 @@ class LocalPlace:
         """Write a small file of the progress, whole."""
         write_text(os.path.join(self._folder, name), text)
 
+    def beside(self, name: str) -> str:
+        """Return the path of another file of the progress."""
+        return os.path.join(self._folder, name)
+
+    def all_beside(self, start: str, end: str) -> list[str]:
+        """Return the paths of those whose names start and end so, in order."""
+        names = sorted(os.listdir(self._folder))
+        return [self.beside(name) for name in names if name.startswith(start) and name.endswith(end)]
+
     def documents(self) -> dict[str, str]:
         """Return the files of the progress."""
         found = {}
@@ -169,14 +178,14 @@ class Journal:
     place
         Of the output.
     run
-        Name of this run, the same on all ranks.
-    group, rank, num_ranks
-        Of this rank: which domain, and which of how many in it.
+        Name of this run, domain and rank: ``RUN-DOMAIN-RANK``.
+    num_ranks
+        How many there are in the domain.
     """
 
-    def __init__(self, place: Place, run: str, group: int, rank: int, num_ranks: int) -> None:
+    def __init__(self, place: Place, run: str, num_ranks: int) -> None:
         self._place, self._steps = place, set[int]()
-        self._name = f"steps-{run}-{group}-{rank}-of-{num_ranks}.json"
+        self._name = f"steps-{run}-of-{num_ranks}.json"
 
     def add(self, steps: Iterable[int]) -> None:
         """Say that this rank's part of some steps is written."""
@@ -207,7 +216,12 @@ def begun_layout(place: Place) -> str | None:
 
 
 def written_steps(place: Place) -> set[int]:
-    """Return the steps that all ranks of a domain of some run have written.
+    """Return the steps that all ranks of a domain of some run have written. Raises as :func:`whole_steps`."""
+    return set[int]().union(*whole_steps(place).values())
+
+
+def whole_steps(place: Place) -> dict[str, set[int]]:
+    """Return the steps that all ranks of a domain have written, by run and domain: ``RUN-DOMAIN``.
 
     Raises
     ------
@@ -226,8 +240,11 @@ def written_steps(place: Place) -> set[int]:
             said.setdefault(group, []).append({s for start, stop in ranges for s in range(int(start), int(stop))})
         except (ValueError, KeyError, TypeError) as e:
             raise CorruptDataError(f"{place.path}: {name} of its progress is damaged ({e}); remove that file") from None
-    whole = [set.intersection(*found) for group, found in said.items() if len(found) == sizes[group]]
-    return set[int]().union(*whole)
+    return {
+        group.removeprefix("steps-"): set.intersection(*found)
+        for group, found in said.items()
+        if len(found) == sizes[group]
+    }
 
 
 def _ranges(steps: Iterable[int]) -> list[Sequence[int]]:

@@ -106,6 +106,11 @@ class Ranks:
         domains = sorted({tuple(each["members"]) for each in said})
         self.group, self.num_groups = domains.index(tuple(self._members)), len(domains)
 
+    @property
+    def name(self) -> str:
+        """This run, domain and rank, for files of its own."""
+        return f"{self.run}-{self.group}-{self.part}"
+
     def share(self, value: Any) -> list[Any]:
         """Return what each rank gives, in the order of the ranks. Collective; JSON."""
         if self._group is None:

@@ -81,7 +81,7 @@ class Writer:
         self._parts = PartWriter(layout, output, ranks, str(place.path))
         self._lock = threading.Lock()
         num_parts = int(np.prod(ranks.parts, dtype=np.int64))
-        self._journal = Journal(place, ranks.run, ranks.group, ranks.part, num_parts)
+        self._journal = Journal(place, ranks.name, num_parts)
         self._unsaid: set[int] = set()
         self._said_at = 0.0
         self._is_closed = False

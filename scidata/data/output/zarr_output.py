@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import os
+import re
 import struct
 import warnings
 from collections.abc import Mapping
@@ -17,8 +19,10 @@ from scidata.data.output.places import Place
 from scidata.errors import ConfigError, near_matches
 from scidata.grids.choices import UNFINISHED
 from scidata.plan.owners import Box
+from scidata.store.format.durable import remove
 
-CODECS = ("blosc", "lz4", "zstd", "none")
+_CODECS = ("blosc", "lz4", "zstd", "none")
+_PARTIAL = re.compile(r"\.[0-9a-f]{32}\.partial$")  # zarr-python writes a chunk under such a name, and renames it
 _BLOSC: dict[str, tuple[Any, int]] = {"blosc": ("zstd", 3), "lz4": ("lz4", 5)}  # codec and level, behind a byte shuffle
 
 
@@ -35,8 +39,10 @@ class ZarrOutput:
     """
 
     def __init__(self, place: Place, layout: OutputLayout, *, zarr_format: int, codec: str) -> None:
-        if codec not in CODECS:
-            raise ConfigError(f"codec={codec!r} is none that is written{near_matches(codec, CODECS)}")
+        if codec not in _CODECS:
+            raise ConfigError(
+                f"create: codec={codec!r} is none that Zarr is written with{near_matches(codec, _CODECS)}"
+            )
         self._place, self._layout, self._format, self._codec = place, layout, zarr_format, codec
         self._arrays: dict[str, Any] = {}
 
@@ -128,7 +134,14 @@ class ZarrOutput:
         if values.size:
             array[...] = values
 
-    def open(self) -> None:
+    def resume(self) -> None:
+        """Remove what a process that was killed had not come to the end of. For one process, while none writes."""
+        if not isinstance(self._place.target, Url):
+            for folder, _, names in os.walk(self._place.target):
+                for name in filter(_PARTIAL.search, names):
+                    remove(os.path.join(folder, name))
+
+    def open(self, run: str) -> None:
         """Get ready to write. For each process, when the group is there."""
         import zarr
 

@@ -15,6 +15,7 @@ import torch
 from scidata.core.keywords import checked_keywords
 from scidata.core.types import Empty, IntArray
 from scidata.data.domain_dataset import DomainDataset, Reader
+from scidata.data.hetero_sample import HeteroSample
 from scidata.data.irregular_sample import IrregularSample
 from scidata.data.local_transform import apply_locally
 from scidata.data.sample import TensorT
@@ -31,7 +32,7 @@ from scidata.store.reading.subsample import Subsample
 class IrregularReader(Reader, Protocol):
     """What reads samples whose rows are nodes, points or cells, of any number each: partitioned stores, raw clouds."""
 
-    kind: str  # "mesh", "points" or "graph"
+    kind: str  # "mesh", "points", "graph" or "hetero"
     entity: str  # that is cut first
     num_parts: int
     ghosts: str  # "disk" or "exchange"
@@ -112,7 +113,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
 
     @property
     def kind(self) -> str:
-        """``"mesh"``, ``"points"`` or ``"graph"``."""
+        """``"mesh"``, ``"points"``, ``"graph"`` or ``"hetero"``."""
         return self.reader.kind
 
     @property
@@ -263,7 +264,8 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
                 held[name] = tensor
                 tensor = tensor.narrow(place.dim, 0, entity_rows.num_owned)
             fields[name] = shard_rows(tensor, entity_rows, place.dim, self._domain)  # type: ignore[assignment]
-        return IrregularSample(
+        made = HeteroSample if self.kind == "hetero" else IrregularSample
+        return made(
             fields,
             dims=dims,
             index=local.index if index is None else index,
@@ -286,7 +288,12 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
                     connectivity=_as_tensor(local.cells.connectivity),
                     types=_as_tensor(local.cells.types),
                 )
-            tensors = _Tensors(edges=indices(local.edge_index), far=indices(local.far_edge_index), cells=cells)
+            tensors = _Tensors(
+                edges=indices(local.edge_index),
+                far=indices(local.far_edge_index),
+                cells=cells,
+                relations={name: _as_tensor(ids) for name, ids in local.relations.items()},
+            )
             if local.topology is not None:
                 self._tensors[local.topology] = tensors
         if local.topology is not None and tensors.written():
@@ -304,6 +311,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
             read_ids=partial(self._read_ids, local.index, local.rows),
             num_hops=self.reader.num_hops,
             period=self.reader.period,
+            relations=tensors.relations,
         )
 
     def _read_ids(self, index: int, rows: Mapping[str, IntArray] | None, entity: str) -> IntArray:
@@ -330,11 +338,12 @@ class _Tensors:
     edges: torch.Tensor | None
     far: torch.Tensor | None
     cells: Cells | None
+    relations: Mapping[str, torch.Tensor]
 
     def written(self) -> bool:
         """Say whether somebody wrote to them."""
         cells = () if self.cells is None else (self.cells.offsets, self.cells.connectivity, self.cells.types)
-        every = [x for x in (self.edges, self.far, *cells) if x is not None]
+        every = [x for x in (self.edges, self.far, *cells, *self.relations.values()) if x is not None]
         return any(version_of(x) > 0 for x in every)
 
 

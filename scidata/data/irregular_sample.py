@@ -116,6 +116,11 @@ class IrregularSample(Sample[TensorT]):
         return self._topology.period
 
     @property
+    def batch_entities(self) -> dict[str, str]:
+        """Return which fields of a batch say which sample a row is of, and of what rows."""
+        return {"batch": self.entity}
+
+    @property
     def num_nodes(self) -> int:
         """Nodes, or points, of the whole sample."""
         return self._topology.index_maps[self._topology.entity].num_global
@@ -236,7 +241,7 @@ class IrregularSample(Sample[TensorT]):
             "held": self._held,
             "ghosts": self.ghosts,
         } | changes
-        made = IrregularSample(now.pop("fields"), **now)
+        made = type(self)(now.pop("fields"), **now)
         made._go_on_with(self)
         return made
 
@@ -255,6 +260,7 @@ class IrregularSample(Sample[TensorT]):
             edge_index=moved(self._topology.edge_index),
             far_edge_index=moved(self._topology.far_edge_index),
             cells=None if self.cells is None else self.cells.to(device, lazily),
+            relations={name: x.to(device, non_blocking=lazily) for name, x in self._topology.relations.items()},
         )
         held = {name: x.to(*args, **kwargs) for name, x in self._held.items()}
         fields = {

@@ -18,6 +18,7 @@ from scidata.core.types import IntArray
 from scidata.data.irregular_sample import IrregularSample
 from scidata.data.topology import Cells, Place, Topology, shard_rows
 from scidata.errors import ConfigError, FieldMismatchError
+from scidata.meshes.hetero import relation_parts
 from scidata.shard import ShardTensor
 
 
@@ -84,18 +85,20 @@ def unite(samples: Sequence[IrregularSample[Any]]) -> IrregularSample[Any]:
             tensors = [s[name] for s in samples]
             local = torch.cat([t.to_local() if isinstance(t, ShardTensor) else t for t in tensors], place.dim)
         fields[name] = shard_rows(local, space.index_map, place.dim, first.device_mesh)
-    nodes = rows[first.entity]
     device = next((x.device for x in fields.values()), torch.device("cpu"))
-    numbers = [torch.full((m.num_local,), i, device=device) for i, m in enumerate(nodes.maps)]
-    batch = nodes.join(numbers, 0)
-    if first.ghosts == "disk":
-        held["batch"] = batch
-    fields["batch"] = shard_rows(batch[: nodes.index_map.num_owned], nodes.index_map, 0, first.device_mesh)
-    return IrregularSample(
+    of_batch = first.batch_entities
+    for name, entity in of_batch.items():
+        nodes = rows[entity]
+        numbers = [torch.full((m.num_local,), i, device=device) for i, m in enumerate(nodes.maps)]
+        batch = nodes.join(numbers, 0)
+        if first.ghosts == "disk":
+            held[name] = batch
+        fields[name] = shard_rows(batch[: nodes.index_map.num_owned], nodes.index_map, 0, first.device_mesh)
+    return type(first)(
         fields,
-        dims={**first.dims, "batch": (first.entity,)},
+        dims={**first.dims, **{name: (entity,) for name, entity in of_batch.items()}},
         index=[s.index for s in samples if isinstance(s.index, int)],
-        places={**first.places, "batch": Place(first.entity, 0)},
+        places={**first.places, **{name: Place(entity, 0) for name, entity in of_batch.items()}},
         topology=_topology(samples, rows),
         held=held,
         ghosts=first.ghosts,
@@ -105,7 +108,7 @@ def unite(samples: Sequence[IrregularSample[Any]]) -> IrregularSample[Any]:
 def _check(samples: Sequence[IrregularSample]) -> None:
     first = samples[0]
     for s in samples:
-        if "batch" in s:
+        if any(name in s for name in first.batch_entities):
             raise ConfigError(f"sample {s.index} has a field 'batch' already; unite single samples, once")
         if list(s) != list(first) or s.entities != first.entities or s.ghosts != first.ghosts:
             raise FieldMismatchError(
@@ -137,6 +140,14 @@ def _topology(samples: Sequence[IrregularSample], rows: dict[str, _Rows]) -> Top
     if first.cells is not None:
         cells = _cells([s.topology.cells for s in samples], nodes)
 
+    relations = {}
+    for name in first.relations:
+        source, _, target = relation_parts(name) or ("", "", "")
+        each = [s.topology.relations[name] for s in samples]
+        ends = [torch.cat([rows[of].new_ids(i, x[row]) for i, x in enumerate(each)])
+                for row, of in enumerate((source, target))]  # fmt: skip
+        relations[name] = torch.stack(ends)
+
     def read_ids(entity: str) -> IntArray:
         return np.concatenate([s.topology.read_ids(entity) for s in samples])
 
@@ -150,6 +161,7 @@ def _topology(samples: Sequence[IrregularSample], rows: dict[str, _Rows]) -> Top
         read_ids=read_ids,
         num_hops=first.num_hops,
         period=first.period,
+        relations=relations,
     )
 
 

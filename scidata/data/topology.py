@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -61,6 +61,9 @@ class Topology:
         How far away along edges ghosts are held; 0 where there are no edges.
     period
         Width of the domain along each coordinate where it wraps, 0 where it does not; None where it does in none.
+    relations
+        Of a graph between several node sets, by relation: as ``edge_index``, local ids of its source set and of its
+        target set.
     """
 
     entity: str
@@ -72,6 +75,7 @@ class Topology:
     read_ids: Callable[[str], IntArray]
     num_hops: int
     period: tuple[float, ...] | None = None
+    relations: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def shard_rows(local: Tensor, rows: IndexMap, dim: int, device_mesh: DeviceMesh | None) -> Tensor:

@@ -216,7 +216,7 @@ def _of_parts(sample: GraphSample, node: Mapping[str, _Group], edge: Mapping[str
             for each in names:
                 sample.rows_first(each, entity=entity)  # checked before anything is sent
             parts = [sample.with_ghosts(n).movedim(sample.places[n].dim, 0) for n in names]
-            fields[name] = _side_by_side(parts) if flat else parts[0]
+            fields[name] = side_by_side(parts) if flat else parts[0]
     for name in fields.keys() & set(_FOR_LOSSES):
         fields[name] = node_tensor(fields[name][: rows.num_owned], rows, sample.device_mesh)
     return _plain(sample.edge_index_with_ghosts, fields)
@@ -228,10 +228,11 @@ def _columns(sample: GraphSample, group: _Group, entity: str) -> tuple[Tensor, b
     has_ghosts = all(held for _, held in parts)
     num_rows = sample.index_map(entity).num_local if has_ghosts else sample.index_map(entity).num_owned
     rows = [values[:num_rows] for values, _ in parts]
-    return (_side_by_side(rows) if group.flat else rows[0]), has_ghosts
+    return (side_by_side(rows) if group.flat else rows[0]), has_ghosts
 
 
-def _side_by_side(rows: Sequence[Tensor]) -> Tensor:
+def side_by_side(rows: Sequence[Tensor]) -> Tensor:
+    """Return the components of fields as columns, ``(num_rows, num_columns)``."""
     return torch.cat([values.reshape(len(values), math.prod(values.shape[1:])) for values in rows], dim=1)
 
 

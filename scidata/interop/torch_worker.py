@@ -56,6 +56,8 @@ def _arrays(sample: Any) -> dict[str, torch.Tensor]:
         return {"data": sample}
     if isinstance(sample, Mapping):
         return {str(name): value for name, value in sample.items() if isinstance(value, torch.Tensor)}
+    if hasattr(sample, "edge_types"):
+        return _arrays_of_sets(sample)
     if not hasattr(sample, "is_node_attr"):
         raise TypeError(f"holds {type(sample).__name__}, not tensors, dicts of tensors or PyTorch Geometric's Data")
     found = {}
@@ -70,6 +72,20 @@ def _arrays(sample: Any) -> dict[str, torch.Tensor]:
         else:
             group = "node/" if sample.is_node_attr(name) else "edge/" if sample.is_edge_attr(name) else ""
             found[group + name] = value
+    return found
+
+
+def _arrays_of_sets(sample: Any) -> dict[str, torch.Tensor]:
+    """Return the tensors of a graph between node sets, in groups as ``scidata/meshes/formats/hetero.py`` has them."""
+    found: dict[str, torch.Tensor] = {}
+    for name in sample.node_types:
+        store = sample[name]
+        found |= {f"nodes/{name}/{key}": value for key, value in store.items() if isinstance(value, torch.Tensor)}
+        if store.num_nodes is not None:
+            found[f"nodes/{name}/num_nodes"] = torch.tensor([store.num_nodes])
+    for parts in sample.edge_types:
+        group = "__".join(parts)
+        found |= {f"edges/{group}/{key}": v for key, v in sample[parts].items() if isinstance(v, torch.Tensor)}
     return found
 
 

@@ -18,6 +18,8 @@ from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, Un
 from scidata.meshes.formats import esmf, exodus, graph, meshio, mpas, plain, points, ugrid, vtkhdf
 from scidata.meshes.formats.base import Options, RawField, RawTopology, damage_named
 from scidata.meshes.formats.fields import combine_fields, find_fields, short_names
+from scidata.meshes.formats.hetero import has_relations, open_hetero
+from scidata.meshes.hetero import HeteroHeader, RawHetero
 from scidata.meshes.sample import KINDS, RawSample, SampleHeader, parse_edges, row_entity
 from scidata.sources import open_source
 from scidata.sources.kinds import (
@@ -49,7 +51,10 @@ _MESHES: tuple[_Format, ...] = (
 _OWN_COORDINATES = (vtkhdf, mpas, exodus, esmf)
 
 
-class RawSamples(Sequence[RawSample]):
+AnySample: TypeAlias = RawSample | RawHetero
+
+
+class RawSamples(Sequence[AnySample]):
     """Samples whose topology is read at ``samples[i]``, each time anew; it pickles.
 
     :meth:`header` reads metadata alone.
@@ -64,12 +69,12 @@ class RawSamples(Sequence[RawSample]):
         return len(self.names)
 
     @overload
-    def __getitem__(self, index: int) -> RawSample: ...
+    def __getitem__(self, index: int) -> AnySample: ...
 
     @overload
-    def __getitem__(self, index: slice) -> Sequence[RawSample]: ...
+    def __getitem__(self, index: slice) -> Sequence[AnySample]: ...
 
-    def __getitem__(self, index: int | slice) -> RawSample | Sequence[RawSample]:
+    def __getitem__(self, index: int | slice) -> AnySample | Sequence[AnySample]:
         if isinstance(index, slice):
             return RawSamples(self.names[index], self._paths[index], self._reading)
         return self.header(index).read()
@@ -85,7 +90,7 @@ class RawSamples(Sequence[RawSample]):
         mesh, paths = self._reading.mesh, self._paths[index]
         return paths if mesh is None or mesh in paths else (mesh, *paths)
 
-    def header(self, index: int) -> SampleHeader:
+    def header(self, index: int) -> SampleHeader | HeteroHeader:
         """Describe a sample: sizes, fields, dtypes, without reading values.
 
         Raises
@@ -108,8 +113,10 @@ class _Reading:
     options: Options
     allow_external: bool
 
-    def header(self, name: str, paths: tuple[str, ...]) -> SampleHeader:
+    def header(self, name: str, paths: tuple[str, ...]) -> SampleHeader | HeteroHeader:
         """Describe the sample that some files hold together."""
+        if (several := self._hetero(name, paths)) is not None:
+            return several
         topology = self._topology(self.mesh if self.mesh is not None else paths[0])
         if self.options.topology is not None and not isinstance(topology, ugrid.UGridTopology):
             raise ConfigError(
@@ -155,6 +162,31 @@ class _Reading:
             left_out={n: reason for n, reason in left_out.items() if n not in combined},
             paths=tuple(source.path for source in sources),
         )
+
+    def _hetero(self, name: str, paths: tuple[str, ...]) -> HeteroHeader | None:
+        """Describe a graph between several node sets; None where the file is something else."""
+        if self.kind not in (None, "hetero") or self.mesh is not None or self.entity is not None:
+            return None
+        try:
+            source = self._open(paths[0])
+        except UnsupportedFormatError:
+            if self.kind is None:
+                return None  # meshio's
+            raise
+        if not has_relations(source):
+            if self.kind is None:
+                return None
+            shown = ", ".join(list(source.arrays)[:8])
+            raise UnsupportedFormatError(
+                f"{paths[0]}: no graph between node sets: expected edges/<source>__<name>__<target>/edge_index among "
+                f"{shown}"
+            )
+        if self.options.edges is not None or self.options.points is not None:
+            raise ConfigError(
+                f"{paths[0]}: a graph between node sets has its edges and positions in groups of their own; leave out "
+                f"{'edges' if self.options.edges is not None else 'points'}="
+            )
+        return open_hetero(source, name, self.options, self.fields)
 
     def _open(self, path: str) -> Source:
         return open_source(path, allow_external=self.allow_external)
@@ -253,7 +285,8 @@ def read_samples(
         several have is put together in their order, along time where they have it, else along a new dimension
         ``sample``.
     kind
-        ``"mesh"``, ``"points"`` or ``"graph"``; None: what the file looks like, in this order.
+        ``"mesh"``, ``"points"``, ``"graph"`` or ``"hetero"`` (a graph between several node sets); None: what the file
+        looks like, the last one first, then in this order.
     mesh
         File of the topology, where the fields are in others.
     points
@@ -279,10 +312,9 @@ def read_samples(
     ConfigError
         An argument is not one of those above.
     """
-    if kind is not None and kind not in KINDS:
-        raise ConfigError(
-            f"kind must be 'mesh', 'points' or 'graph', not {kind!r}{near_matches(kind, KINDS, listed=False)}"
-        )
+    if kind is not None and kind not in (*KINDS, "hetero"):
+        near = near_matches(kind, (*KINDS, "hetero"), listed=False)
+        raise ConfigError(f"kind must be 'mesh', 'points', 'graph' or 'hetero', not {kind!r}{near}")
     if entity not in (None, "cell"):
         raise ConfigError(
             f"entity must be 'cell' or left out, not {entity!r}{near_matches(str(entity), ['cell'], listed=False)}"

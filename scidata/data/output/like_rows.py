@@ -176,7 +176,13 @@ class RowsLike:
         if self._topology is None:
             raise ConfigError("create: VTKHDF holds the mesh; name the file that has it with topology=")
         path = self._topology.path
-        return lambda: read_samples(path, kind="mesh")[0]
+
+        def read() -> Geometry:
+            raw = read_samples(path, kind="mesh")[0]
+            assert isinstance(raw, Geometry)  # of this kind
+            return raw
+
+        return read
 
     # -- steps ---------------------------------------------------------------------------------------------------
 

@@ -27,11 +27,12 @@ from scidata.store.format.manifest import (
     digest_of,
     dump_json,
 )
+from scidata.store.format.node_sets import rows_of_sets
 from scidata.store.format.places import folder_of
 from scidata.store.format.streamed import Items, parse_object
 from scidata.store.format.treatments import TREATMENTS
 
-_KINDS = ("mesh", "points", "graph")
+_KINDS = ("mesh", "points", "graph", "hetero")
 _SPACES = (None, "pos", "unit_sphere")
 _SEAL = re.compile(rb'\n "digest": "([0-9a-f]{32})",\n')  # of the whole document: that line alone has one space
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -218,6 +219,8 @@ def _check_sample(entry: Entry, info: SampleInfo) -> None:
         rows["csr/edge_id"] = info.counts["edge"]
     if "cell/indptr" in info.arrays:
         rows |= {"cell/offsets": None, "cell/connectivity": None, "cell/type": info.counts.get("cell")}
+    if info.kind == "hetero":
+        rows |= rows_of_sets(entry, info)
     if info.documents is not None:
         rows[CHECKSUMS] = None
     for path, num_rows in rows.items():

@@ -18,6 +18,7 @@ from scidata.errors import SciDataError
 from scidata.read.whole import read_array
 from scidata.store.format.arrays import ArrayDigest, blocks_of
 from scidata.store.format.manifest import SampleInfo
+from scidata.store.format.node_sets import relations_of, sets_of
 from scidata.store.format.write import BLOCK_ROWS, search_space
 
 _BLOCK_BYTES = 32 << 20
@@ -85,7 +86,12 @@ class _Checker:
             self._check_permutation("cell/original_id")
             self._check_cells()
         if "csr/indptr" in expected:
-            self._check_edges()
+            self._check_edges("csr", self._num_rows, self._num_rows, "edge")
+        for name in sets_of(self._info):
+            self._check_permutation(f"{name}/original_id")
+            self._pointers(f"{name}/indptr", self._num_rows, self._info.counts[name])
+        for name, (of, _, to) in relations_of(self._info).items():
+            self._check_edges(name, self._info.counts[of], self._info.counts[to], name)
         self._check_blocks()
 
     def _fail(self, array: str | None, row: int | None, message: str) -> None:
@@ -158,22 +164,23 @@ class _Checker:
             self._fail(path, int(back[0]) + 1, f"decreases from {pointers[back[0]]} to {pointers[back[0] + 1]}")
         return pointers
 
-    def _check_edges(self) -> None:
-        num_edges = self._info.counts["edge"]
-        indptr = self._pointers("csr/indptr", self._num_rows, num_edges)
+    def _check_edges(self, group: str, num_sources: int, num_targets: int, entity: str) -> None:
+        indptr = self._pointers(f"{group}/indptr", num_targets, self._info.counts[entity])
         last = -1  # source of the edge before the block
-        for start, src in self._blocks("csr/src"):
-            self._check_range("csr/src", start, src, self._num_rows)
+        for start, src in self._blocks(f"{group}/src"):
+            self._check_range(f"{group}/src", start, src, num_sources)
             steps = np.diff(src.astype(np.int64), prepend=last)
             rows = np.flatnonzero(steps < 0) + start
             first_of_node = indptr[np.searchsorted(indptr, rows)] == rows
             if not first_of_node.all():
                 row = int(rows[~first_of_node][0])
-                self._fail("csr/src", row, "is smaller than the one before it, of the same destination: not sorted")
+                self._fail(
+                    f"{group}/src", row, "is smaller than the one before it, of the same destination: not sorted"
+                )
             last = int(src[-1])
-        for start, ids in self._blocks("csr/edge_id"):
+        for start, ids in self._blocks(f"{group}/edge_id"):
             if (ids < 0).any():
-                self._fail("csr/edge_id", start + int(np.flatnonzero(ids < 0)[0]), "is negative")
+                self._fail(f"{group}/edge_id", start + int(np.flatnonzero(ids < 0)[0]), "is negative")
 
     def _check_cells(self) -> None:
         num_cells = self._info.counts["cell"]

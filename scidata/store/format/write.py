@@ -22,7 +22,7 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,6 +62,7 @@ _NO_NAMES = {"", ".", "..", "zarr.json"}
 _NO_CHARACTERS = re.compile("[\\\\\0\ud800-\udfff]")  # Zarr takes a backslash for a slash
 _LONGEST_NAME = 255  # bytes, on any file system in use
 _OF_ROWS = {"original_id", "pos"}
+_OF_EDGES = {"indptr", "src", "edge_id"}
 _OF_CELLS = {"offsets", "connectivity", "type", "original_id", "indptr"}
 
 
@@ -93,6 +94,25 @@ class OrderedCells(RawCells):
     indptr: IntArray
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OrderedSet:
+    """One of several node sets in the store's order.
+
+    Attributes
+    ----------
+    order
+        The source's row of each row.
+    indptr
+        ``(rows of all sets + 1,)`` int64: how many of the set come before each row of all sets together.
+    pos
+        In the source's order; None without positions.
+    """
+
+    order: IntArray
+    indptr: IntArray
+    pos: npt.NDArray[np.floating[Any]] | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class OrderedSample(SampleHead):
     """One sample whose rows have got their order; ``pos`` and ``weights`` are still in the source's.
@@ -108,6 +128,8 @@ class OrderedSample(SampleHead):
     edges: CSR | None  # of new ids; ``edge_id`` are source rows
     fields: tuple[FieldData, ...]
     source_counts: Mapping[str, int] = field(default_factory=dict)
+    sets: Mapping[str, OrderedSet] = field(default_factory=dict)
+    relations: Mapping[str, CSR] = field(default_factory=dict)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -117,7 +139,8 @@ class OrderedSample(SampleHead):
             counts["cell"] = self.cells.num_cells
         if self.edges is not None:
             counts["edge"] = self.edges.num_edges
-        return counts
+        counts |= {name: len(each.order) for name, each in self.sets.items()}
+        return counts | {name: each.num_edges for name, each in self.relations.items()}
 
     @property
     def nbytes(self) -> int:
@@ -130,6 +153,9 @@ class OrderedSample(SampleHead):
             total += ids * len(self.cells.connectivity) + 17 * self.cells.num_cells + 8 * len(self.cells.indptr)
         if self.edges is not None:
             total += 8 * len(self.edges.indptr) + 12 * self.edges.num_edges
+        for one in self.sets.values():
+            total += 8 * (len(one.order) + len(one.indptr)) + (0 if one.pos is None else one.pos.nbytes)
+        total += sum(8 * len(each.indptr) + 12 * each.num_edges for each in self.relations.values())
         for data in self.fields:
             row = math.prod(data.shape) // max(1, data.shape[data.info.entity_dim]) * np.dtype(data.info.dtype).itemsize
             total += row * len(self.rows_of(data))
@@ -146,6 +172,10 @@ class OrderedSample(SampleHead):
             return self.cells.original_id
         if entity == "edge" and self.edges is not None:
             return self.edges.edge_id
+        if entity in self.sets:
+            return self.sets[entity].order
+        if entity in self.relations:
+            return self.relations[entity].edge_id
         raise ConfigError(f"sample {self.name}: a field lives on {entity!r}, but there are {', '.join(self.counts)}")
 
 
@@ -213,8 +243,13 @@ def _check_names(sample: OrderedSample) -> None:
     seen: set[str] = set()
     for data in sample.fields:
         info = data.info
-        of_rows = info.entity == sample.entity
-        reserved = _OF_ROWS if of_rows else _OF_CELLS if info.entity == "cell" else ()
+        reserved: Collection[str] = _OF_CELLS if info.entity == "cell" else ()
+        if info.entity == sample.entity:
+            reserved = _OF_ROWS
+        elif info.entity in sample.sets:
+            reserved = {*_OF_ROWS, "indptr"}
+        elif info.entity in sample.relations:
+            reserved = _OF_EDGES
         parts = info.name.split("/")
         above = next((p for p in itertools.accumulate(info.path.split("/")[:-1], "{}/{}".format) if p in paths), None)
         if info.path in seen:
@@ -260,6 +295,7 @@ class _SampleWriter:
         bbox = self._write_positions()
         self._write_cells()
         self._write_edges()
+        self._write_sets()
         for data in sample.fields:
             self._write_field(data)
         self._arrays[CHECKSUMS] = write_checksums(self._group, self._checksums)
@@ -342,6 +378,17 @@ class _SampleWriter:
         sources = edges.src.astype(id_dtype(len(self._sample.order)), copy=False)
         self._put("csr/src", sources, ("edge",), lists=True)
         self._put("csr/edge_id", edges.edge_id, ("edge",), lists=True)
+
+    def _write_sets(self) -> None:
+        for name, one in self._sample.sets.items():
+            self._put(f"{name}/indptr", one.indptr, ("joint_edge",))
+            self._put(f"{name}/original_id", one.order, (name,))
+            if one.pos is not None:
+                self._put(f"{name}/pos", one.pos[one.order], (name, "xyz"))
+        for name, edges in self._sample.relations.items():
+            self._put(f"{name}/indptr", edges.indptr, (f"{name}_edge",))
+            self._put(f"{name}/src", edges.src, (name,), lists=True)
+            self._put(f"{name}/edge_id", edges.edge_id, (name,), lists=True)
 
     def _write_field(self, data: FieldData) -> None:
         info, order = data.info, self._sample.rows_of(data)

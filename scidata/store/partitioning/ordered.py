@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -272,17 +273,32 @@ def _weights_of(
 
 
 def _field_data(raw: RawSample, name: str, field: RawField) -> FieldData:
-    sizes = raw.sizes
-    expected = sizes.get(field.entity)
     made = field.entity == "edge" and raw.edges not in (None, "edge_index") and raw.mesh_edges is None
-    if expected is None or made:
-        why = f"the edges are made ({raw.edges})" if made else f"the sample has none of these, but {', '.join(sizes)}"
+    if made:
         raise FieldMismatchError(
-            f"sample {raw.name}: field {name!r} lives on {field.entity}, but {why}; leave it out with --fields"
+            f"sample {raw.name}: field {name!r} lives on {field.entity}, but the edges are made ({raw.edges}); leave "
+            "it out with --fields"
+        )
+    return field_data(raw.name, raw.sizes, name, field)
+
+
+def field_data(sample: str, sizes: Mapping[str, int], name: str, field: RawField) -> FieldData:
+    """Describe a field as the store has it.
+
+    Raises
+    ------
+    FieldMismatchError
+        It has not one row per entity, of which ``sizes`` says how many there are.
+    """
+    expected = sizes.get(field.entity)
+    if expected is None:
+        raise FieldMismatchError(
+            f"sample {sample}: field {name!r} lives on {field.entity}, but the sample has none of these, but "
+            f"{', '.join(sizes)}; leave it out with --fields"
         )
     if field.num_rows != expected:
         raise FieldMismatchError(
-            f"sample {raw.name}: field {name!r} has {field.num_rows} rows along {field.dims[field.entity_dim]!r}, but "
+            f"sample {sample}: field {name!r} has {field.num_rows} rows along {field.dims[field.entity_dim]!r}, but "
             f"there are {expected} {field.entity}s"
         )
     short = name.removeprefix(f"{field.entity}/")  # a name that two entities have comes with its entity

@@ -12,17 +12,19 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from scidata.errors import ConfigError, CorruptDataError, near_matches
-from scidata.meshes.order.faults import REMEDIES, Finding, Repaired, check_sample, repair
+from scidata.meshes.hetero import HeteroFinding, HeteroHeader, RawHetero, check_hetero
+from scidata.meshes.order.faults import REMEDIES, Finding, check_sample, repair
 from scidata.meshes.sample import RawSample, SampleHeader, parse_edges
 from scidata.meshes.samples import RawSamples
 from scidata.store.format.manifest import SCHEMA_VERSION, SampleHead
 from scidata.store.format.treatments import TREATMENTS
 from scidata.store.format.write import OrderedSample, write_sample
+from scidata.store.partitioning.hetero import order_hetero
 from scidata.store.partitioning.inputs import describe_input
 from scidata.store.partitioning.ordered import OrderOptions, order_sample
 
@@ -113,7 +115,8 @@ def _ordered(task: Task, index: int) -> OrderedSample:
     """Read, check and order one sample; its cells and edges as they were read are let go before it is written."""
     raw = task.samples[index]  # opened first: what is no sample is refused, before all below a folder is read
     inputs = tuple(map(describe_input, task.samples.inputs(index)))
-    repaired, notes = _sound(raw, task)
+    findings = _findings(raw, task)
+    notes = tuple(map(_repaired, findings))
     head = SampleHead(
         index=index,
         num_samples=len(task.samples),
@@ -127,21 +130,24 @@ def _ordered(task: Task, index: int) -> OrderedSample:
         inputs=inputs,
         notes=notes,
     )
-    return order_sample(raw, task.order, head, repaired)
+    if isinstance(raw, RawHetero):
+        return order_hetero(raw, task.order, head, findings)
+    return order_sample(raw, task.order, head, repair(raw, findings, raw.num_nodes) if findings else None)
 
 
-def _sound(raw: RawSample, task: Task) -> tuple[Repaired | None, tuple[str, ...]]:
-    """Check a sample; return its arrays after the repairs that were allowed, and what they were.
+def _findings(raw: RawSample | RawHetero, task: Task) -> list[Any]:
+    """Check a sample; return its faults, all of which may be repaired.
 
     Raises
     ------
     CorruptDataError
         Faults that may be neither repaired nor kept.
     """
-    every = check_sample(raw, raw.num_nodes)
+    every: Sequence[Finding | HeteroFinding]
+    every = check_hetero(raw) if isinstance(raw, RawHetero) else check_sample(raw, raw.num_nodes)
     findings = [f for f in every if f.kind not in task.keep]
     if not findings:
-        return None, ()
+        return []
     if kept := [f.kind for f in every if f.kind in task.keep and f.kind != "crowded_faces"]:
         raise ConfigError(
             f"sample {raw.name}: {kept[0]} are to be kept, but {findings[0].message}; a repair would drop them too: "
@@ -152,24 +158,24 @@ def _sound(raw: RawSample, task: Task) -> tuple[Repaired | None, tuple[str, ...]
     if refused:
         keeping = {kind: f", or keep {kind!r}" for kind in KEEPABLE}
         raise CorruptDataError(f"sample {raw.name}: " + "; ".join(f.message + keeping.get(f.kind, "") for f in refused))
-    return repair(raw, findings, raw.num_nodes), tuple(_repaired(f) for f in findings)
+    return findings
 
 
-def _repaired(finding: Finding) -> str:
-    return f"repaired {finding.kind}: {finding.count}, of rows {list(finding.first_rows)} on; {REMEDIES[finding.kind]}"
+def _repaired(finding: Finding | HeteroFinding) -> str:
+    where = f" of {finding.entity}" if isinstance(finding, HeteroFinding) else ""
+    rows = list(finding.first_rows)
+    return f"repaired {finding.kind}{where}: {finding.count}, of rows {rows} on; {REMEDIES[finding.kind]}"
 
 
-def plan_sample(index: int, header: SampleHeader) -> PlannedSample:
+def plan_sample(index: int, header: SampleHeader | HeteroHeader) -> PlannedSample:
     """Describe a sample from metadata alone."""
-    sizes, entity = header.topology.sizes, header.entity
-    counts: dict[str, int | None] = {entity: sizes[entity]}
-    num_cells = 0 if entity == "cell" else sizes.get("cell", 0)
-    if "cell" in sizes:
-        counts["cell"] = sizes["cell"]
-    if header.edges is not None:
-        counts["edge"] = _num_edges(header, sizes[entity])
-    nbytes = sum(math.prod(f.shape) * f.dtype.itemsize for f in header.fields.values())
-    nbytes += counts[entity] * 8 + num_cells * 17 + (counts.get("edge") or 0) * 12  # type: ignore[operator]
+    values = sum(math.prod(f.shape) * f.dtype.itemsize for f in header.fields.values())
+    if isinstance(header, HeteroHeader):
+        counts = dict(header.sizes)
+        nbytes = values + sum(16 * (num or 0) for num in counts.values())
+    else:
+        counts, nbytes = _planned(header)
+        nbytes += values
     return PlannedSample(
         index=index,
         name=header.name,
@@ -179,6 +185,19 @@ def plan_sample(index: int, header: SampleHeader) -> PlannedSample:
         fields={name: f"{f.dtype} {f.shape} on {f.entity}" for name, f in header.fields.items()},
         left_out=dict(header.left_out),
     )
+
+
+def _planned(header: SampleHeader) -> tuple[dict[str, int | None], int]:
+    """Return the rows of each entity, and the bytes of all but fields."""
+    sizes, entity = header.topology.sizes, header.entity
+    counts: dict[str, int | None] = {entity: sizes[entity]}
+    num_cells = 0 if entity == "cell" else sizes.get("cell", 0)
+    if "cell" in sizes:
+        counts["cell"] = sizes["cell"]
+    if header.edges is not None:
+        counts["edge"] = _num_edges(header, sizes[entity])
+    rows = counts[entity] or 0
+    return counts, rows * 8 + num_cells * 17 + (counts.get("edge") or 0) * 12
 
 
 def _num_edges(header: SampleHeader, num_nodes: int) -> int | None:

@@ -21,6 +21,7 @@ from scidata.core.types import Empty, IntArray
 from scidata.core.urls import Url
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError
 from scidata.meshes.order.cuts import cut_bounds, equal_bounds, prefix_of
+from scidata.meshes.sample import SampleHeader
 from scidata.meshes.samples import read_samples
 from scidata.plan.array import MAX_PLAN_BYTES, ArrayPlan
 from scidata.plan.totals import ReadPlan
@@ -176,7 +177,9 @@ class PointsReader(PartReader):
         """Describe a file, which must have the first one's fields."""
         cloud = self._clouds.get(index)
         if cloud is None:
-            cloud = described_file(self._samples.header(index), dtype=self._dtype, decode=self._decode)
+            header = self._samples.header(index)
+            assert isinstance(header, SampleHeader)  # of this kind
+            cloud = described_file(header, dtype=self._dtype, decode=self._decode)
             if index and cloud.infos != self._infos:
                 self._refuse(cloud)
             if len(self._clouds) >= _KEPT_SAMPLES:

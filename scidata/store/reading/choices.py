@@ -6,6 +6,7 @@ import numpy as np
 
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.store.format.manifest import FieldInfo
+from scidata.store.format.node_sets import sets_of
 from scidata.store.format.store import Store
 from scidata.store.reading.subsample import Subsample
 
@@ -19,6 +20,10 @@ def checked_halo(store: Store, halo: float) -> float:
         No number, negative, hops that are not whole, or a store without edges or positions.
     """
     kind = store.manifest.kind
+    if kind == "hetero" and halo not in (0, 1):
+        raise ConfigError(
+            f"halo={halo!r}: a graph between several node sets holds the sources of its edges, halo=1, and no more"
+        )
     number = isinstance(halo, int | float | np.integer | np.floating) and not isinstance(halo, bool)
     if not number or not np.isfinite(halo) or halo < 0:
         what = "a radius" if kind == "points" else "a number of hops"
@@ -29,7 +34,7 @@ def checked_halo(store: Store, halo: float) -> float:
         return float(halo)
     if halo != int(halo):
         raise ConfigError(f"halo={halo}: the halo of a {kind} is a whole number of hops along its edges")
-    if halo and "edge" not in store.manifest.entities:
+    if kind != "hetero" and halo and "edge" not in store.manifest.entities:
         raise ConfigError(f"{store.path}: halo={halo} needs edges, and the store has none; write it again with --edges")
     return int(halo)
 
@@ -44,6 +49,10 @@ def checked_subsample(store: Store, subsample: Subsample | None) -> Subsample | 
     """
     if subsample is None:
         return None
+    if store.manifest.kind == "hetero":
+        raise ConfigError(
+            f"{store.path}: subsample draws rows of one set, and this is a graph between several; leave it out"
+        )
     drawable = [entity for entity in store.manifest.entities if entity in (store.manifest.entity, "cell")]
     if subsample.entity not in drawable:
         follow = "; edges follow the nodes that are drawn" if subsample.entity == "edge" else ""
@@ -58,10 +67,13 @@ def named_fields(store: Store) -> dict[str, FieldInfo]:
     """Return the fields by the names that users type: with the entity where several have a field of that name."""
     manifest = store.manifest
     infos = list(manifest.fields.values())
-    if manifest.samples and _has_positions(store):
-        array = manifest.samples[0].arrays[f"{manifest.entity}/pos"]
-        dims = (manifest.entity, "xyz")
-        infos.insert(0, FieldInfo(name="pos", entity=manifest.entity, dtype=array.dtype, dims=dims, entity_dim=0))
+    placed = [manifest.entity] if _has_positions(store) else []
+    for entity in sets_of(manifest.samples[0]) if manifest.samples else ():
+        if all(f"{entity}/pos" in sample.arrays for sample in manifest.samples):
+            placed.append(entity)
+    for entity in reversed(placed if manifest.samples else []):
+        array = manifest.samples[0].arrays[f"{entity}/pos"]
+        infos.insert(0, FieldInfo(name="pos", entity=entity, dtype=array.dtype, dims=(entity, "xyz"), entity_dim=0))
     names = [info.name for info in infos]
     return {info.name if names.count(info.name) == 1 else info.path: info for info in infos}
 

@@ -16,12 +16,13 @@ from scidata.store.format.manifest import SampleInfo
 from scidata.store.format.store import Store
 from scidata.store.format.write import BLOCK_ROWS
 from scidata.store.reading.rows import RowAccess
+from scidata.store.reading.sets import checked_costs
 
-#: None, ``"edges"``, a field's name or a cost of each row.
-Weights: TypeAlias = str | npt.ArrayLike | None
+#: None, ``"edges"``, a field's name, a cost of each row or, of a graph between node sets, of each row of a set.
+Weights: TypeAlias = str | npt.ArrayLike | Mapping[str, float] | None
 
 
-def checked_weights(store: Store, weights: Weights) -> str | npt.NDArray[np.float64] | None:
+def checked_weights(store: Store, weights: Weights) -> str | npt.NDArray[np.float64] | dict[str, float] | None:
     """Check what the manifest alone can tell of weights.
 
     Raises
@@ -32,6 +33,12 @@ def checked_weights(store: Store, weights: Weights) -> str | npt.NDArray[np.floa
     manifest = store.manifest
     if weights is None:
         return None
+    if manifest.kind == "hetero":
+        return checked_costs(store, weights)
+    if isinstance(weights, Mapping):
+        raise ConfigError(
+            f"{store.path}: weights by set are for graphs between several node sets, not a {manifest.kind}"
+        )
     if not isinstance(weights, str):
         return np.asarray(weights, np.float64)
     if weights == "edges":
@@ -73,7 +80,7 @@ def bounds_of_sample(bounds: Any, index: int) -> Any:
     ConfigError
         They say nothing of it.
     """
-    if not isinstance(bounds, Mapping):
+    if not isinstance(bounds, Mapping) or all(isinstance(key, str) for key in bounds):  # those by node set
         return bounds
     if index not in bounds:
         raise ConfigError(f"bounds has no entry for sample {index}; it has {sorted(bounds)}")

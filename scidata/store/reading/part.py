@@ -77,6 +77,9 @@ class LocalPart:
     rows
         Where rows were drawn: by entity, the row of the store (or file) of each owned row, sorted, int64. None: the
         part's own rows of the whole sample, all of them.
+    relations
+        Of a graph between several node sets: ``(2, num)`` int64 by relation, as ``edge_index``, in the local numbering
+        of its source set and of its target set.
     topology
         The same for parts that share index maps, edges and cells, which are not to be written to; None where they are
         this part's alone.
@@ -92,11 +95,13 @@ class LocalPart:
     rows: Mapping[str, IntArray] | None = None
     stats: ReadStats = field(default_factory=ReadStats)
     topology: Identity | None = None
+    relations: Mapping[str, IntArray] = field(default_factory=dict)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return all that becomes tensors, by names that :meth:`with_arrays` takes."""
         found: dict[str, Any] = {f"fields/{name}": values for name, values in self.fields.items()}
         found |= {"edge_index": self.edge_index, "far_edge_index": self.far_edge_index}
+        found |= {f"relations/{name}": pairs for name, pairs in self.relations.items()}
         if self.cells is not None:
             found |= {f"cells/{f.name}": getattr(self.cells, f.name) for f in dataclasses.fields(self.cells)}
         return {name: np.ascontiguousarray(values) for name, values in found.items() if values is not None}
@@ -112,5 +117,6 @@ class LocalPart:
             edge_index=arrays.get("edge_index"),
             far_edge_index=arrays.get("far_edge_index"),
             cells=cells,
+            relations={name: arrays[f"relations/{name}"] for name in self.relations},
             topology=None,
         )

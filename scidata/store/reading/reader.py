@@ -18,6 +18,7 @@ from scidata.core.cache import Cache
 from scidata.core.checks import names_of, whole
 from scidata.core.types import Empty, IntArray
 from scidata.errors import ConfigError, CorruptDataError, RefusedError, UnsupportedFormatError, near_matches
+from scidata.meshes.hetero import is_relation
 from scidata.plan.array import ArrayPlan
 from scidata.plan.totals import ReadPlan
 from scidata.read.context import ReadStats
@@ -34,6 +35,7 @@ from scidata.store.reading.numbering import number_samples
 from scidata.store.reading.part import LocalPart, SamplePart
 from scidata.store.reading.passes import StorePass
 from scidata.store.reading.rows import RowAccess
+from scidata.store.reading.sets import cut_sets, read_relations
 from scidata.store.reading.subsample import Subsample
 from scidata.store.reading.subsample_part import drawn_part
 from scidata.store.reading.topology import LocalTopology, read_topology
@@ -161,6 +163,8 @@ class StoreReader(PartReader):
     @property
     def num_hops(self) -> int:
         """Hops along edges that ghosts are away; edges need at least one, for their sources."""
+        if self.kind == "hetero":
+            return 1
         if "edge" not in self.entities:
             return 0
         return 1 if self.kind == "points" else max(1, int(self.halo))
@@ -237,6 +241,10 @@ class StoreReader(PartReader):
         rows = bounds_of_sample(self._bounds, index)
         info = self.store.sample(index)
         explicit = None if isinstance(rows, str) else rows
+        if info.kind == "hetero":
+            sets = cut_sets(access, info, self.num_parts, explicit=explicit, weights=self._weights)
+            return SamplePart(index=index, entity=self.entity, bounds=sets), access.plans
+        assert not isinstance(self._weights, dict)  # which graphs between sets alone may have
         bounds = bounds_of_rows(access, info, self.num_parts, explicit=explicit, weights=self._weights)
         every = {self.entity: bounds}
         cuts, back = np.unique(bounds, return_inverse=True)
@@ -248,6 +256,8 @@ class StoreReader(PartReader):
 
     def _topology(self, access: RowAccess, cut: SamplePart, part: int) -> LocalTopology:
         """Read this part's edges and cells, and find its ghosts."""
+        if self.kind == "hetero":
+            return read_relations(access, self.store.sample(cut.index), cut, part, token=self._token)
         return read_topology(
             access,
             self.store.sample(cut.index),
@@ -333,6 +343,7 @@ class StoreReader(PartReader):
             edge_index=topology.edge_index,
             far_edge_index=topology.far_edge_index,
             cells=topology.cells,
+            relations=topology.relations,
             rows=topology.rows,
             stats=access.stats,
             topology=topology.identity if self.subsample is None else None,
@@ -372,7 +383,8 @@ class StoreReader(PartReader):
         cut, access = self._opened(index)
         self._check_entity(entity)
         start, stop = cut.owned(entity, self._checked_part(part))
-        path = "csr/edge_id" if entity == "edge" else f"{entity}/original_id"
+        of_edges = entity == "edge" or is_relation(entity)
+        path = f"{'csr' if entity == 'edge' else entity}/{'edge_id' if of_edges else 'original_id'}"
         ids: IntArray = access.rows(path, start, stop) if rows is None else access.gather(path, rows)
         return ids
 

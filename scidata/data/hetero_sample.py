@@ -1,0 +1,170 @@
+"""A sample of a graph between several node sets: GraphCast's grid and mesh, PyTorch Geometric's ``HeteroData``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from torch import Tensor, nn
+
+from scidata.core.checks import check_mapping, optional_module
+from scidata.core.keywords import checked_keywords
+from scidata.data.irregular_sample import IrregularSample
+from scidata.data.sample import TensorT
+from scidata.errors import ConfigError, UnknownNameError, near_matches
+from scidata.interop.pyg import side_by_side
+from scidata.meshes.hetero import JOINT, relation_parts
+
+if TYPE_CHECKING:
+    from torch_geometric.data import HeteroData
+
+#: Source set, name and target set, as PyTorch Geometric has them.
+EdgeType: TypeAlias = tuple[str, str, str]
+Columns: TypeAlias = Mapping[str, str | Sequence[str]]
+
+
+class HeteroSample(IrregularSample[TensorT]):
+    """Fields by name, sharded along the rows of their node set, or the edges of their relation.
+
+    A field is called ``"temperature"`` where one set alone has it, else ``"grid/temperature"``. Entities are the node
+    sets (``"grid"``), the relations (``"grid__to__mesh"``), and ``"joint"``, the rows of all sets together, which are
+    cut at once. Each set has its own index map: its ghosts are the sources, by any relation, that end at owned rows of
+    some set; so one exchange of a set's rows serves all relations.
+
+    Examples
+    --------
+    >>> import h5py
+    >>> import numpy as np
+    >>> with h5py.File("two.h5", "w") as file:  # six points in a row, and a node between each two pairs
+    ...     file["nodes/grid/pos"] = np.stack([np.arange(6.0), np.zeros(6)], axis=1)
+    ...     file["nodes/grid/heat"] = np.arange(6.0)
+    ...     file["nodes/mesh/pos"] = np.array([[0.5, 0.0], [2.5, 0.0], [4.5, 0.0]])
+    ...     file["edges/grid__to__mesh/edge_index"] = np.array([np.arange(6), np.arange(6) // 2])
+    >>> _ = scidata.partition("two.h5", "two.store")
+
+    On each of two ranks:
+
+    >>> mesh = scidata.init_mesh(domain=2)
+    >>> sample = scidata.open_dataset("two.store", mesh)[0]
+    >>> sample.node_types, sample.edge_types, tuple(sample["heat"].shape)
+    (('grid', 'mesh'), (('grid', 'to', 'mesh'),), (6,))
+    >>> source, target = sample.edge_index_dict["grid", "to", "mesh"]  # local numbers
+    >>> sums = torch.zeros(sample.index_map("mesh").num_owned, dtype=torch.float64)
+    >>> sums = sums.index_add(0, target, sample.with_ghosts("heat")[source])
+    >>> total = sums.sum()
+    >>> torch.distributed.all_reduce(total)
+    >>> total
+    tensor(15., dtype=torch.float64)
+    """
+
+    # -- what there is -------------------------------------------------------------------------------------------
+
+    @property
+    def node_types(self) -> tuple[str, ...]:
+        """The node sets."""
+        return tuple(e for e in self.entities if e != JOINT and relation_parts(e) is None)
+
+    @property
+    def edge_types(self) -> tuple[EdgeType, ...]:
+        """The relations: source set, name, target set."""
+        return tuple(parts for name in self.topology.relations if (parts := relation_parts(name)) is not None)
+
+    @property
+    def edge_index_dict(self) -> dict[EdgeType, Tensor]:
+        """``(2, num_local_edges)`` int64 by relation, in local numbering: source, owned or a ghost; target, owned.
+
+        By target. Over all ranks each edge is there once. Samples of one topology share them: clone before writing.
+        """
+        return dict(zip(self.edge_types, self.topology.relations.values(), strict=True))
+
+    @property
+    def batch_entities(self) -> dict[str, str]:
+        """Return which fields of a batch say which sample a row is of, and of what rows."""
+        return {f"{name}/batch": name for name in self.node_types}
+
+    # -- other libraries -----------------------------------------------------------------------------------------
+
+    @checked_keywords
+    def to_pyg(  # type: ignore[override]  # of several sets
+        self,
+        *,
+        x: Columns | None = None,
+        y: Columns | None = None,
+        edge_attr: Mapping[EdgeType | str, str | Sequence[str]] | None = None,
+    ) -> HeteroData:
+        """Return a ``torch_geometric.data.HeteroData`` of ShardTensors, for stock layers, unmodified. Collective.
+
+        Each set has ``num_nodes`` and its fields by their names, each relation ``edge_index`` and its fields.
+
+        Parameters
+        ----------
+        x, y
+            By node set: fields that are put side by side, one column for each component, under these names instead.
+        edge_attr
+            The same by relation, ``("grid", "to", "mesh")`` or ``"grid__to__mesh"``.
+
+        Raises
+        ------
+        MissingDependencyError
+            torch_geometric is not installed.
+        UnknownNameError, ConfigError
+            No such set, relation or field, or a field of another one.
+        """
+        chosen: dict[str, dict[str, tuple[str, ...]]] = {}
+        for key, given in (("x", x), ("y", y), ("edge_attr", edge_attr)):
+            check_mapping(key, given, "{('grid', 'to', 'mesh'): 'length'}" if key == "edge_attr" else "{'grid': 'u'}")
+            for entity, names in (given or {}).items():
+                known = self._entity_named(entity, edges=key == "edge_attr")
+                chosen.setdefault(known, {})[key] = (names,) if isinstance(names, str) else tuple(names)
+        used = {name for groups in chosen.values() for names in groups.values() for name in names}
+        node: dict[str, dict[str, Tensor]] = {name: {} for name in self.node_types}
+        held: dict[str, dict[str, Tensor]] = {name: {} for name in self.node_types}
+        edge: dict[EdgeType, dict[str, Tensor]] = {parts: {} for parts in self.edge_types}
+        for entity in (*self.node_types, *self.topology.relations):
+            own = {n: (n,) for n in self if n in self.places and self.entity_of(n) == entity and n not in used}
+            groups = {n.removeprefix(f"{entity}/"): names for n, names in own.items()}
+            for name, names in {**groups, **chosen.get(entity, {})}.items():
+                flat = name in chosen.get(entity, {})
+                parts = [self.rows_first(each, entity=entity) for each in names]
+                with_ghosts = all(here for _, here in parts)
+                rows = self.index_map(entity)
+                values = [v[: rows.num_local if with_ghosts else rows.num_owned] for v, _ in parts]
+                columns = side_by_side(values) if flat else values[0]
+                if (ends := relation_parts(entity)) is not None:
+                    edge[ends][name] = columns[: rows.num_owned]
+                else:
+                    (held if with_ghosts else node)[entity][name] = columns
+        maps = {name: self.index_map(name) for name in self.node_types}
+        if self.device_mesh is None:
+            return self._plain({name: {**node[name], **held[name]} for name in node}, edge)
+        from scidata.interop.pyg_hetero import hetero_to_pyg
+
+        return hetero_to_pyg(self.edge_index_dict, maps, self.device_mesh, node=node, node_with_ghosts=held, edge=edge)
+
+    def _plain(self, node: Mapping[str, Mapping[str, Tensor]], edge: Mapping[EdgeType, Mapping[str, Tensor]]) -> Any:
+        made = optional_module("torch_geometric.data", "to_pyg() needs torch_geometric", "pyg").HeteroData()
+        for name, fields in node.items():
+            made[name].num_nodes = self.index_map(name).num_global
+            for field, values in fields.items():
+                made[name][field] = values
+        for ends, pairs in self.edge_index_dict.items():
+            made[ends].edge_index = pairs
+            for field, values in edge[ends].items():
+                made[ends][field] = values
+        return made
+
+    def _entity_named(self, given: Any, *, edges: bool) -> str:
+        """Return the set or relation of a name, or the three of one."""
+        known = list(self.topology.relations) if edges else list(self.node_types)
+        name = "__".join(map(str, given)) if isinstance(given, tuple) else str(given)
+        if name not in known:
+            what = "relation" if edges else "node set"
+            raise UnknownNameError(f"the sample has no {what} {given!r}{near_matches(name, known)}")
+        return name
+
+    def call_on_parts(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Refuse: ghosts of several sets are one hop deep, and exchanged between layers."""
+        raise ConfigError(
+            "call_on_parts runs on ghosts as many hops deep as a model has layers, and those of several node sets are "
+            "the sources of their edges alone; call the model on sample.to_pyg()"
+        )

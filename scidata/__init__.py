@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from scidata.data.figures import Statistics as Statistics
     from scidata.data.grid_dataset import ShardedDataset as ShardedDataset
     from scidata.data.irregular_dataset import IrregularDataset as IrregularDataset
+    from scidata.data.hetero_sample import HeteroSample as HeteroSample
     from scidata.data.irregular_sample import IrregularSample as IrregularSample
     from scidata.data.open_dataset import open_dataset as open_dataset
     from scidata.data.output.create import create as create
@@ -67,6 +68,7 @@ _NAMES = {
     "scidata.data.figures": ("Statistics",),
     "scidata.data.grid_dataset": ("ShardedDataset",),
     "scidata.data.irregular_dataset": ("IrregularDataset",),
+    "scidata.data.hetero_sample": ("HeteroSample",),
     "scidata.data.irregular_sample": ("IrregularSample",),
     "scidata.data.open_dataset": ("open_dataset",),
     "scidata.data.output.create": ("create",),

@@ -12,6 +12,7 @@ from scidata.cli.progress import progress
 from scidata.cli.tables import print_bullets, print_notes
 from scidata.core.urls import public_text
 from scidata.errors import ConfigError
+from scidata.meshes.hetero import rows_named
 from scidata.meshes.samples import read_samples
 from scidata.store.format.store import open_store, verify
 from scidata.store.partitioning.ordered import ORDERS
@@ -59,7 +60,7 @@ def run_verify(path: str, *, as_json: bool) -> bool:
     if store is None:
         console().print(f"fault: {fault}", style="red", soft_wrap=True)
     else:
-        rows = ", ".join(f"{num} {entity}s" for entity, num in store.manifest.counts.items())
+        rows = ", ".join(f"{num} {rows_named(entity)}" for entity, num in store.manifest.counts.items())
         console().print(f"{store.path}: sound: {len(store)} samples, {rows}", soft_wrap=True)
     return fault is None
 
@@ -81,7 +82,7 @@ def _print(report: PartitionReport, *, as_json: bool) -> None:
     if report.planned:
         _print_planned(report)
         return
-    rows = ", ".join(f"{num} {entity}s" for entity, num in report.counts.items())
+    rows = ", ".join(f"{num} {rows_named(entity)}" for entity, num in report.counts.items())
     kept = f", {len(report.kept)} kept" if report.kept and report.written else ""
     done = f"{len(report.written)} written{kept}" if report.written else f"{len(report.kept)} there already"
     out.print(f"{report.out}: {done} of {report.num_samples} samples", style="bold", soft_wrap=True)

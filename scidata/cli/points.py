@@ -51,6 +51,7 @@ def run_plan(path: str, options: Mapping[str, Any], output: PlanOutput) -> None:
         ghosts=(np.empty(0, np.int64),) * reader.num_parts,
         num_cut_edges=None,
         num_neighbours=np.zeros(reader.num_parts, np.int64),
+        by_relation={},
         **dict(zip(FIGURES, sums, strict=True)),
         exact=exact,
     )

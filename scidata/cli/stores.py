@@ -13,6 +13,7 @@ from scidata.cli.output import console, human_bytes, make_table, print_json, rat
 from scidata.cli.plan_output import PlanOutput
 from scidata.cli.progress import progress
 from scidata.cli.tables import byte_cells, print_bullets, print_notes, print_ranks, print_world, shape_text, shown_ranks
+from scidata.meshes.hetero import rows_named
 from scidata.read.disk_cache import DiskCache
 from scidata.store.format.manifest import Number
 from scidata.store.format.places import folder_of, is_store
@@ -70,7 +71,7 @@ def _edges_text(report: PartitionedReport) -> str:
 
 def _print_samples(report: PartitionedReport) -> None:
     entities = list(report.counts)
-    table = make_table(["sample", "name", *(f"{entity}s" for entity in entities), "size"], left=("name",))
+    table = make_table(["sample", "name", *map(rows_named, entities), "size"], left=("name",))
     for sample in report.samples[:_MANY_SAMPLES]:
         counts = []
         for entity in entities:
@@ -222,13 +223,13 @@ def print_store_plan(plan: StorePlan, about: Mapping[str, Any], *, every_rank: b
     out.print(f"{about['path']}: {', '.join(about['fields']) or 'no fields'}", style="bold", soft_wrap=True)
     by = f" by {about['weights']}" if about["weights"] else ""
     out.print(
-        f"split: {entity}s over {plan.num_ranks} ranks{by}; sample {plan.sample} ({_sample_text(about)}) of "
+        f"split: {rows_named(entity)} over {plan.num_ranks} ranks{by}; sample {plan.sample} ({_sample_text(about)}) of "
         f"{about['num_samples']}",
         soft_wrap=True,
     )
     out.print()
     others = [e for e in plan.cut.bounds if e != entity]
-    columns = ["rank", "rows", f"{entity}s", *(f"{e}s" for e in others), "ghosts", "ghosts\n/rows", "neigh-\nbours"]
+    columns = ["rank", "rows", rows_named(entity), *map(rows_named, others), "ghosts", "ghosts\n/rows", "neigh-\nbours"]
     columns += ["edges\ncut"] if plan.num_cut_edges is not None else []
     byte_columns = ("wanted", "fetched", "decoded", "fetched\n/wanted", "decoded\n/wanted", "chunks")
     table = make_table([*columns, *byte_columns])
@@ -241,7 +242,11 @@ def print_store_plan(plan: StorePlan, about: Mapping[str, Any], *, every_rank: b
     print_ranks(plan, every_rank, table)
     out.print(_halo_text(about, entity), soft_wrap=True)
     out.print("bytes are those of fields and of the index arrays that say which rows, edges and cells these are")
-    balance = ", ".join(f"{e}s {plan.balance(e):.3f}" for e in [entity, *others])
+    for name, (ghosts, cut_edges) in plan.by_relation.items():
+        num = plan.cut.bounds[name][-1]
+        out.print(f"{name}: {ghosts.sum()} ghosts, {cut_edges.sum()} of {num} edges cut; most of a rank "
+                  f"{ghosts.max()} and {cut_edges.max()}", soft_wrap=True)  # fmt: skip
+    balance = ", ".join(f"{rows_named(e)} {plan.balance(e):.3f}" for e in [entity, *others])
     out.print(f"balance (most / mean of a rank): {balance}")
     print_world(plan, about)
     if not plan.exact:
@@ -277,4 +282,4 @@ def _halo_text(about: Mapping[str, Any], entity: str) -> str:
     if not reasons:
         return "ghosts: none, as there are neither edges nor cells; --halo R adds those within a radius"
     how = "read from disk" if about["ghosts"] == "disk" else "sent by their owners, not read"
-    return f"ghosts: {entity}s of other ranks within {', and '.join(reasons)}; their fields are {how}"
+    return f"ghosts: {rows_named(entity)} of other ranks within {', and '.join(reasons)}; their fields are {how}"

@@ -21,6 +21,7 @@ from scidata.data.local_transform import apply_locally
 from scidata.data.sample import TensorT
 from scidata.data.topology import Cells, Place, Topology, shard_rows
 from scidata.errors import ConfigError
+from scidata.meshes.hetero import rows_named
 from scidata.plan.totals import ReadPlan
 from scidata.shard.torch_internals import version_of
 from scidata.sources.access.mounts import is_local
@@ -175,7 +176,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
     def _described(self) -> tuple[str, dict[str, Any], Sequence[str], Sequence[Sequence[Any]]]:
         reader = self.reader
         counts = {entity: self.counts(entity) for entity in self.entities}
-        rows_of = {f"{e}s": _range_text(n) for e, n in counts.items()}
+        rows_of = {rows_named(e): _range_text(n) for e, n in counts.items()}
         hops = f"{reader.num_hops} hops, by {reader.ghosts}" if reader.num_hops else None
         facts = {"path": reader.path, "kind": self.kind, "parts": reader.num_parts, "ghosts": hops} | rows_of
         rows = [

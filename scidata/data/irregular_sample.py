@@ -17,6 +17,7 @@ from scidata.data.sample import Sample, TensorT
 from scidata.data.topology import Cells, Place, Topology, shard_rows
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.interop.pyg import data_of
+from scidata.meshes.hetero import rows_named
 from scidata.shard import ShardTensor
 from scidata.shard.graphs.ghosts import halo_exchange
 from scidata.shard.graphs.parts import Parts, call_on_parts
@@ -225,7 +226,7 @@ class IrregularSample(Sample[TensorT]):
         """What else a notebook shows: rows of each entity, owned, of others, and of all."""
         maps = self._topology.index_maps.items()
         return {
-            f"{entity}s": f"{rows.num_owned} owned and {rows.num_ghost} ghosts here, {rows.num_global} in all"
+            rows_named(entity): f"{rows.num_owned} owned and {rows.num_ghost} ghosts here, {rows.num_global} in all"
             for entity, rows in maps
         }
 

@@ -56,6 +56,13 @@ def is_relation(entity: str) -> bool:
     return relation_parts(entity) is not None
 
 
+def rows_named(entity: str) -> str:
+    """Return what several rows of an entity are called: ``"nodes"``, but a set's or relation's own name."""
+    if entity == JOINT:
+        return "rows"
+    return f"{entity}s" if entity in ("node", "point", "cell", "edge") else entity
+
+
 def check_set_name(name: str, where: str) -> None:
     """Refuse names that sets cannot have.
 

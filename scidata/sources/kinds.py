@@ -16,6 +16,7 @@ EXODUS_CONNECT = re.compile(r"connect(\d+)")
 EDGE_PAIRS = ("edge_index", "edges", "edge/index")
 CELL_ROWS = ("cells", "cell", "faces", "elements", "connectivity", "triangles", "cells/nodes")
 CELL_OFFSETS = ("cells/offsets", "cells_offsets", "cell/offsets")
+RELATION = re.compile(r"edges/((?:(?!__)[^/])+__(?:(?!__)[^/])+__(?:(?!__)[^/])+)/edge_index")
 _EDGE_POINTERS = (("indptr", "indices"), ("csr/indptr", "csr/src"), ("csr/indptr", "csr/indices"))
 _POINTS = (
     "points", "pos", "positions", "position", "coordinates", "coords", "xyz", "xy", "vertices", "mesh_pos", "node/pos",
@@ -36,7 +37,7 @@ ELSEWHERE = "the topology is in another file"
 
 
 def kind_of(source: Source, *, like_grid: bool = False) -> tuple[str, str]:
-    """Return ``"mesh"``, ``"graph"``, ``"points"`` or ``"grid"``, and in words what it was recognised by.
+    """Return ``"mesh"``, ``"graph"``, ``"hetero"``, ``"points"`` or ``"grid"``, and in words what it was recognised by.
 
     What opens, plans, partitions and describes a file all go by this. ``like_grid`` says that it is opened as grids
     are: what is a cloud, or a mesh, by common names or dimensions alone is a grid then.
@@ -48,6 +49,8 @@ def kind_of(source: Source, *, like_grid: bool = False) -> tuple[str, str]:
     """
     if not like_grid:
         check_kind(source)
+    if (relation := next((m[1] for name in source.arrays if (m := RELATION.fullmatch(name))), None)) is not None:
+        return "hetero", f"edges/{relation} holds edges between node sets"
     if source.format == "vtp points":
         return "points", "VTP with points and no cells but vertices"
     if (reason := _format_of_mesh(source)) is not None:

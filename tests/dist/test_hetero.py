@@ -9,10 +9,11 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import scidata
-from scidata.cli.app import main
-from scidata.errors import ConfigError, CorruptDataError, FieldMismatchError, UnknownNameError
+from scidata.cli.app import app
+from scidata.errors import ConfigError, CorruptDataError, FieldMismatchError, UnknownNameError, UnsupportedFormatError
 from scidata.store.format.store import verify
 from scidata.testing import run_ranks
 
@@ -238,14 +239,15 @@ def test_options_that_cannot_be(folder: Path) -> None:
     run_ranks(read_with_wrong_options, 1, str(folder))
 
 
-def test_the_command_line(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_command_line(folder: Path, tmp_path: Path) -> None:
     graph, store = str(folder / "graph0.h5"), str(tmp_path / "out.store")
-    for command in (
-        ["inspect", graph], ["partition", "--dry-run", graph, store], ["partition", graph, store], ["verify", store],
-        ["inspect", store], ["plan", store, "--domain", "3"], ["stats", store],
+    for command, said in (
+        (["inspect", graph], "kind: hetero"), (["partition", "--dry-run", graph, store], "mesh__near__mesh"),
+        (["partition", graph, store], "17 mesh,"), (["verify", store], "17 mesh,"), (["inspect", store], "grid__to__mesh"),
+        (["plan", store, "--domain", "3"], "edges cut; most of a rank"), (["stats", store], "mesh__to__grid/length"),
     ):  # fmt: skip
-        with pytest.raises(SystemExit) as ended:
-            main(command)
-        shown = capsys.readouterr()
-        assert not ended.value.code, (command, shown.err)
-        assert "mesh" in shown.out or "sound" in shown.out
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code == 0, (command, result.output)
+        assert said in result.output
+    with pytest.raises(UnsupportedFormatError, match="OUT --kind hetero"):
+        scidata.open_dataset(graph)

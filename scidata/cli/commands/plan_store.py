@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from scidata.core.types import IntArray
+from scidata.meshes.hetero import relation_parts
 from scidata.plan.totals import FIGURES, RankReads
 from scidata.store.raw_points.reader import PointsReader
 from scidata.store.reading.part import SamplePart
@@ -33,6 +34,9 @@ class StorePlan(RankReads):
         ``(num_ranks,)`` int64: edges from a row of another rank to one of this rank's; None without edges.
     num_neighbours
         ``(num_ranks,)`` int64: ranks that it has ghosts from.
+    by_relation
+        Of a graph between several node sets: ghosts and cut edges of each relation, ``(num_ranks,)`` int64 each. Sets
+        that several relations begin in have ghosts in common, which ``ghosts`` counts once.
     """
 
     reader: StoreReader | PointsReader
@@ -41,6 +45,7 @@ class StorePlan(RankReads):
     ghosts: tuple[IntArray, ...]
     num_cut_edges: IntArray | None
     num_neighbours: IntArray
+    by_relation: Mapping[str, tuple[IntArray, IntArray]] = field(default_factory=dict)
 
     def num_owned(self, entity: str) -> IntArray:
         """Return the rows of an entity that each rank owns, ``(num_ranks,)`` int64."""
@@ -72,6 +77,10 @@ class StorePlan(RankReads):
             "num_ghosts": sum(map(len, self.ghosts)),
             "num_cut_edges": None if self.num_cut_edges is None else int(self.num_cut_edges.sum()),
             **self.figures(),
+            "relations": {
+                name: {"num_ghosts": int(ghosts.sum()), "num_cut_edges": int(edges.sum())}
+                for name, (ghosts, edges) in self.by_relation.items()
+            },
             "balance": {entity: self.balance(entity) for entity in self.cut.bounds},
         }
 
@@ -91,17 +100,26 @@ def plan_store(reader: StoreReader, topology: StoreReader, sample: int = 0, *, t
     num_ranks = reader.num_parts
     sums = np.zeros((4, num_ranks), np.int64)
     neighbours, cut_edges = np.zeros(num_ranks, np.int64), np.zeros(num_ranks, np.int64)
+    by_relation: dict[str, tuple[IntArray, IntArray]] = {}
     ghosts, exact, cut = [], True, reader.partition_of(sample)
     for rank in range(num_ranks):
         plan = reader.plan(sample, rank)
         sums[:, rank] = [getattr(plan, name) for name in FIGURES]
         exact &= plan.exact
         local = topology.read(cut.index, rank)
-        rows = local.index_maps[reader.entity]
-        ghosts.append(rows.ghosts)
-        neighbours[rank] = np.count_nonzero(rows.recv_counts)
+        maps = [local.index_maps[reader.entity]]
+        if local.relations:
+            maps = [rows for name, rows in local.index_maps.items() if name not in local.relations]
+        ghosts.append(np.concatenate([rows.ghosts for rows in maps]))
+        neighbours[rank] = np.count_nonzero(np.sum([rows.recv_counts for rows in maps], axis=0))
+        for name, pairs in local.relations.items():
+            num_owned = local.index_maps[(relation_parts(name) or ("",))[0]].num_owned
+            others = pairs[0][pairs[0] >= num_owned]
+            found = by_relation.setdefault(name, (np.zeros(num_ranks, np.int64), np.zeros(num_ranks, np.int64)))
+            found[0][rank], found[1][rank] = len(np.unique(others)), len(others)
+            cut_edges[rank] += len(others)
         if local.edge_index is not None:
-            cut_edges[rank] = np.count_nonzero(local.edge_index[0] >= rows.num_owned)
+            cut_edges[rank] = np.count_nonzero(local.edge_index[0] >= maps[0].num_owned)
         if tick is not None:
             tick()
     return StorePlan(
@@ -109,7 +127,8 @@ def plan_store(reader: StoreReader, topology: StoreReader, sample: int = 0, *, t
         sample=sample,
         cut=cut,
         ghosts=tuple(ghosts),
-        num_cut_edges=cut_edges if "edge" in reader.entities else None,
+        num_cut_edges=cut_edges if "edge" in reader.entities or by_relation else None,
+        by_relation=by_relation,
         num_neighbours=neighbours,
         **dict(zip(FIGURES, sums, strict=True)),
         exact=exact,

@@ -31,8 +31,8 @@ from scidata.meshes.formats.arrays import num_pairs, read_indices, read_pairs
 from scidata.meshes.formats.base import Options, RawField, field_of, read_values
 from scidata.meshes.formats.coordinates import as_coordinates, in_degrees
 from scidata.meshes.hetero import HeteroHeader, RawSet, check_set_name, relation_parts
+from scidata.sources.kinds import RELATION
 
-_EDGES = re.compile(r"edges/([^/]+)/edge_index")
 _POSITIONS = (("pos",), ("points",), ("lon", "lat"), ("longitude", "latitude"), ("x", "y"), ("x", "y", "z"))
 _NUM_NODES = "num_nodes"
 _UNNAMED = re.compile(r"dim_\d+$|phony_dim_\d+$")
@@ -40,7 +40,7 @@ _UNNAMED = re.compile(r"dim_\d+$|phony_dim_\d+$")
 
 def has_relations(source: Source) -> bool:
     """Say whether a file holds a graph between node sets."""
-    return any((m := _EDGES.fullmatch(name)) and relation_parts(m[1]) for name in source.arrays)
+    return any(map(RELATION.fullmatch, source.arrays))
 
 
 @dataclass(frozen=True, kw_only=True)

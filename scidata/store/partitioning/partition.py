@@ -93,7 +93,7 @@ def partition(
     out
         A new folder.
     kind
-        ``"mesh"``, ``"points"`` or ``"graph"``; default detected.
+        ``"mesh"``, ``"points"``, ``"graph"`` or ``"hetero"`` (a graph between several node sets); default detected.
     mesh
         File of the topology, where the inputs hold fields on it.
     points

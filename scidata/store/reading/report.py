@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from scidata.errors import ConfigError, FieldMismatchError
+from scidata.meshes.hetero import rows_named
 from scidata.meshes.order.csr import CSR, csr_from_edges
 from scidata.meshes.order.neighbours import knn_edges
 from scidata.meshes.order.quality import Quality, measure_quality
@@ -119,7 +120,7 @@ def inspect_partitioned(
         raise ConfigError(f"number of parts must be at least 1, not {min(num_parts)}")
     kept = [parts for parts in num_parts if parts <= num_rows]
     if len(kept) < len(num_parts):
-        notes.append(f"sample {sample} has {num_rows} {info.entity}s: cut into no more than that many parts")
+        notes.append(f"sample {sample} has {num_rows} {rows_named(info.entity)}: cut into no more than that many parts")
     sample_dim = num_read = None
     try:
         numbering = number_samples(store, list(manifest.fields.values()))
@@ -181,6 +182,8 @@ def _quality(store: Store, index: int, num_parts: Sequence[int]) -> tuple[Qualit
             edge_id=np.arange(len(src), dtype=np.int64),
         )
         return measure_quality(csr, points, num_parts=num_parts), "the store's edges", []
+    if info.kind == "hetero":
+        return None, "none", []
     if points is None:
         return None, "none", [f"sample {index} has neither edges nor positions: its order cannot be judged"]
     if num_rows > _MANY_POINTS:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from scidata.data.combine import subset as subset
     from scidata.data.figures import Statistics as Statistics
     from scidata.data.grid_dataset import ShardedDataset as ShardedDataset
-    from scidata.data.irregular_dataset import IrregularDataset as IrregularDataset
     from scidata.data.hetero_sample import HeteroSample as HeteroSample
+    from scidata.data.irregular_dataset import IrregularDataset as IrregularDataset
     from scidata.data.irregular_sample import IrregularSample as IrregularSample
     from scidata.data.open_dataset import open_dataset as open_dataset
     from scidata.data.output.create import create as create

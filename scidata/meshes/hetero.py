@@ -153,7 +153,9 @@ class HeteroHeader:
     sizes
         Rows of each entity; None where edges are made, and not counted yet.
     load
-        Reads the sets and relations.
+        Reads, or makes, the sets and relations.
+    finish
+        Makes the fields of edges that are made, when they are; None where there are none.
     fields, left_out, paths
         As in :class:`scidata.meshes.sample.SampleHeader`.
     """
@@ -165,6 +167,7 @@ class HeteroHeader:
     left_out: Mapping[str, str]
     paths: tuple[str, ...]
     load: Callable[[], tuple[Mapping[str, RawSet], Mapping[str, IntArray]]]
+    finish: Callable[[Mapping[str, RawField]], Mapping[str, RawField]] | None = None
 
     kind = "hetero"
     entity = JOINT
@@ -179,8 +182,9 @@ class HeteroHeader:
         """
         with damage_named(", ".join(self.paths)):
             sets, relations = self.load()
+            fields = self.fields if self.finish is None else self.finish(self.fields)
         return RawHetero(
-            name=self.name, sets=sets, relations=relations, on_sphere=self.on_sphere, fields=self.fields,
+            name=self.name, sets=sets, relations=relations, on_sphere=self.on_sphere, fields=fields,
             left_out=self.left_out,
         )  # fmt: skip
 

@@ -15,6 +15,7 @@ from typing import TypeAlias, overload
 
 from scidata.core.types import Source
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, UnsupportedFormatError, near_matches
+from scidata.meshes.build import Build, as_build, build_header
 from scidata.meshes.formats import esmf, exodus, graph, meshio, mpas, plain, points, ugrid, vtkhdf
 from scidata.meshes.formats.base import Options, RawField, RawTopology, damage_named
 from scidata.meshes.formats.fields import combine_fields, find_fields, short_names
@@ -32,6 +33,7 @@ from scidata.sources.kinds import (
     is_mpas,
     is_ugrid,
     is_vtkhdf,
+    kind_of,
 )
 from scidata.sources.paths import expand_paths
 
@@ -112,6 +114,7 @@ class _Reading:
     fields: tuple[str, ...] | None
     options: Options
     allow_external: bool
+    build: Build | None = None
 
     def header(self, name: str, paths: tuple[str, ...]) -> SampleHeader | HeteroHeader:
         """Describe the sample that some files hold together."""
@@ -165,6 +168,8 @@ class _Reading:
 
     def _hetero(self, name: str, paths: tuple[str, ...]) -> HeteroHeader | None:
         """Describe a graph between several node sets; None where the file is something else."""
+        if self.build is not None:
+            return self._built(self.build, name, paths)
         if self.kind not in (None, "hetero") or self.mesh is not None or self.entity is not None:
             return None
         try:
@@ -187,6 +192,23 @@ class _Reading:
                 f"{'edges' if self.options.edges is not None else 'points'}="
             )
         return open_hetero(source, name, self.options, self.fields)
+
+    def _built(self, build: Build, name: str, paths: tuple[str, ...]) -> HeteroHeader:
+        """Describe a graph that is built around a mesh, a cloud or a grid."""
+        plain = replace(self, build=None, options=replace(self.options, edges=None))
+        try:
+            source = self._open(self.mesh if self.mesh is not None else paths[0])
+            kind = self.kind if self.kind not in (None, "hetero") else kind_of(source)[0]
+        except UnsupportedFormatError:  # meshio's
+            kind, source = "mesh", None
+
+        def header() -> SampleHeader:
+            found = plain.header(name, paths)
+            assert isinstance(found, SampleHeader)
+            return found
+
+        of_mesh = None if kind == "grid" else header
+        return build_header(name, build, source, paths, self.fields, of_mesh, allow_missing=self.options.allow_missing)
 
     def _open(self, path: str) -> Source:
         return open_source(path, allow_external=self.allow_external)
@@ -270,9 +292,10 @@ def read_samples(
     mesh: str | os.PathLike[str] | None = None,
     points: str | Sequence[str] | None = None,
     entity: str | None = None,
-    edges: str | None = None,
+    edges: str | Mapping[str, str] | None = None,
     fields: str | Sequence[str] | None = None,
     topology: str | None = None,
+    nodes: Mapping[str, str] | None = None,
     allow_missing: bool = False,
     allow_external: bool = False,
 ) -> RawSamples:
@@ -302,6 +325,9 @@ def read_samples(
         Names; None for all that have one row per entity. What is left out is in ``left_out`` with the reason.
     topology
         Name of the mesh variable, where a UGRID file has several.
+    nodes
+        Of a graph that is built around the file: where each set comes from; then ``edges`` says how each relation is
+        found. See :mod:`scidata.meshes.build`.
     allow_missing, allow_external
         As in :func:`scidata.open_dataset`.
 
@@ -321,6 +347,11 @@ def read_samples(
         )
     if entity == "cell" and kind not in (None, "mesh"):
         raise ConfigError(f"entity='cell': only a mesh has cells, not kind={kind!r}")
+    build = as_build(nodes, edges)
+    if build is not None:
+        edges = None
+    elif isinstance(edges, Mapping):
+        raise ConfigError("edges by relation are those of a built graph; name its sets, nodes={'grid': 'file', ...}")
     if edges is not None:
         rule, _ = parse_edges(edges)
         if (entity == "cell") != (rule == "faces") and rule not in ("knn", "radius"):
@@ -340,6 +371,7 @@ def read_samples(
         fields=as_names(fields),
         options=Options(points=as_names(points), edges=edges, topology=topology, allow_missing=allow_missing),
         allow_external=allow_external,
+        build=build,
     )
     if mesh is not None:
         return RawSamples(names[:1], [paths], reading)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,7 +67,8 @@ def partition(
     mesh: str | os.PathLike[str] | None = None,
     points: str | Sequence[str] | None = None,
     entity: str | None = None,
-    edges: str | None = None,
+    edges: str | Mapping[str, str] | None = None,
+    nodes: Mapping[str, str] | None = None,
     fields: str | Sequence[str] | None = None,
     topology: str | None = None,
     order: str = "hilbert",
@@ -102,7 +103,10 @@ def partition(
         ``"cell"``: rows of a mesh are its cells; default its nodes.
     edges
         ``"edge_index"`` of the file, ``"cells"`` (of a mesh), ``"faces"`` (between cells), ``"knn:8"`` or
-        ``"radius:0.1"``.
+        ``"radius:0.1"``; of a built graph, by relation, ``{"grid__to__mesh": "spacing:0.6"}``.
+    nodes
+        Node sets of a graph that is built around the input: ``{"grid": "file", "mesh": "icosahedral:6"}``; see
+        :mod:`scidata.meshes.build` for the rules of sets and relations.
     fields
         Names; default all that have a row for each node, point, cell or edge.
     topology
@@ -172,10 +176,12 @@ def partition(
         "kind": kind,
         "points": as_names(points),
         "entity": entity,
-        "edges": edges,
+        "edges": dict(edges) if isinstance(edges, Mapping) else edges,
         "fields": as_names(fields),
         "topology": topology,
     }
+    if nodes is not None:
+        choice["nodes"] = dict(nodes)
     task = Task(
         samples=read_samples(inputs, mesh=mesh, allow_missing=allow_missing, allow_external=allow_external, **choice),
         choice=choice,

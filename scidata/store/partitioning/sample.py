@@ -169,7 +169,7 @@ def _repaired(finding: Finding | HeteroFinding) -> str:
 
 def plan_sample(index: int, header: SampleHeader | HeteroHeader) -> PlannedSample:
     """Describe a sample from metadata alone."""
-    values = sum(math.prod(f.shape) * f.dtype.itemsize for f in header.fields.values())
+    values = sum(math.prod(f.shape) * f.dtype.itemsize for f in header.fields.values() if -1 not in f.shape)
     if isinstance(header, HeteroHeader):
         counts = dict(header.sizes)
         nbytes = values + sum(16 * (num or 0) for num in counts.values())
@@ -182,7 +182,10 @@ def plan_sample(index: int, header: SampleHeader | HeteroHeader) -> PlannedSampl
         kind=header.kind,
         counts=counts,
         nbytes=nbytes,
-        fields={name: f"{f.dtype} {f.shape} on {f.entity}" for name, f in header.fields.items()},
+        fields={
+            name: f"{f.dtype} {f.shape if -1 not in f.shape else 'made of its edges,'} on {f.entity}"
+            for name, f in header.fields.items()
+        },
         left_out=dict(header.left_out),
     )
 

@@ -245,6 +245,7 @@ def partition(
     fields: opt.Fields = None,
     entity: opt.Entity = None,
     edges: opt.Edges = None,
+    nodes: opt.Nodes = None,
     order: opt.Order = "hilbert",
     weights: opt.PartitionWeights = None,
     repair: opt.Repair = None,
@@ -265,10 +266,11 @@ def partition(
     scidata partition fields.nc waves.store --mesh grid.nc
     scidata partition 'car_*.h5' cars.store --kind points --points xyz
     scidata partition 'case_*.vtu' flow.store --entity cell
+    scidata partition era5.nc graph.store --nodes grid=file,mesh=icosahedral:5 --edges grid__to__mesh=spacing:0.6
     scidata partition 'mesh_*.nc' train.store --part $SLURM_ARRAY_TASK_ID/8    # array 0-7
     scidata partition --finalize train.store                                  # after it
     """
-    from scidata.cli.arguments import parse_names, usage_error
+    from scidata.cli.arguments import parse_names, parse_rules, usage_error
     from scidata.cli.partitioning import run_finalize, run_partition
 
     if finalize:
@@ -283,7 +285,8 @@ def partition(
         "mesh": mesh,
         "points": points,
         "entity": entity,
-        "edges": edges,
+        "edges": parse_rules("--edges", edges) if edges is not None and "=" in edges else edges,
+        "nodes": None if nodes is None else parse_rules("--nodes", nodes),
         "fields": parse_names(fields or ()) or None,
         "topology": topology,
         "order": order,

@@ -246,6 +246,19 @@ def parse_sel(values: Sequence[str], option: str = "--sel") -> dict[str | int, A
     return crop
 
 
+def parse_rules(option: str, text: str) -> dict[str, str]:
+    """Read ``"grid=file,mesh=icosahedral:4"``."""
+    found: dict[str, str] = {}
+    for each in text.split(","):
+        name, equals, rule = (part.strip() for part in each.partition("="))
+        if not (name and equals and rule):
+            raise usage_error(option, f"{each!r} says no name and rule; as in {option} grid=file,mesh=icosahedral:4")
+        if name in found:
+            raise usage_error(option, f"names {name!r} twice.")
+        found[name] = rule
+    return found
+
+
 def parse_names(values: Sequence[str]) -> list[str]:
     """Names given with commas, by repeating the option, or both."""
     return [name.strip() for value in values for name in value.split(",") if name.strip()]

@@ -186,7 +186,16 @@ Edges = Annotated[
         "RULE",
         "Which rows are neighbours. edge_index: as the file says, default of graphs. cells: along edges of cells, "
         "default of meshes. faces: across faces, default with --entity cell. knn:8: the 8 nearest. radius:0.1: all "
-        "within it.",
+        "within it. With --nodes, by relation: grid__to__mesh=spacing:0.6,mesh__near__mesh=levels.",
+        _ROWS,
+    ),
+]
+Nodes = Annotated[
+    str | None,
+    _option(
+        "SET=RULE,...",
+        "Build a graph between node sets around the file, with --edges by relation. file: its own points. "
+        "icosahedral:6, healpix:64, gaussian:O96, latlon:1.0: generated.",
         _ROWS,
     ),
 ]

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from typer.testing import CliRunner
 
 import scidata
+from scidata.cli.app import app
 from scidata.errors import ConfigError, UnknownNameError
-from scidata.store.format.store import verify
+from scidata.store.format.store import open_store, verify
 from scidata.testing import make_grid, run_ranks
 
 NODES = {"grid": "file", "mesh": "icosahedral:2"}
@@ -103,6 +105,21 @@ def test_a_cloud_and_its_neighbours(tmp_path: Path) -> None:
     assert torch.equal(of.reshape(40, 3).sort(dim=1).values, nearest)
     assert torch.equal(to, torch.arange(40).repeat_interleave(3))
     assert torch.allclose(sample["edge_attr"][:, 0].max(), torch.tensor(1.0, dtype=torch.float64))
+
+
+def test_the_command_line(folder: Path, tmp_path: Path) -> None:
+    rules = [",".join(f"{name}={rule}" for name, rule in each.items()) for each in (NODES, EDGES)]
+    store = tmp_path / "out.store"
+    command = ["partition", str(folder / "era5.nc"), str(store), "--nodes", rules[0], "--edges", rules[1]]
+    for more, said in (["--dry-run"], "made of its edges"), ([], "162 mesh"):
+        result = CliRunner().invoke(app, [*command, *more])
+        assert result.exit_code == 0, result.output
+        assert said in result.output
+    first, other = (open_store(path).manifest.samples[0].arrays for path in (folder / "era5.store", store))
+    assert {path: each.digest for path, each in first.items()} == {path: each.digest for path, each in other.items()}
+    wrong = CliRunner().invoke(app, [*command[:3], "--nodes", "grid", "--edges", rules[1]])
+    assert wrong.exit_code == 2
+    assert "--nodes" in wrong.output
 
 
 @pytest.mark.parametrize(

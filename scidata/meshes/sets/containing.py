@@ -1,0 +1,224 @@
+"""Edges to each target from the corners of the cell of the source that contains it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from scipy.spatial import cKDTree
+
+from scidata.core.types import IntArray
+from scidata.errors import ConfigError
+from scidata.meshes.geometry import RawCells
+from scidata.meshes.sets import neighbours
+from scidata.meshes.sets.node_set import NodeSet, positions_of
+from scidata.meshes.sets.orientation import Signs, orientations
+from scidata.meshes.sets.sphere import Floats
+
+_SIZES = {5: (3,), 9: (4,), 7: (3, 4)}  # corners by VTK's type: triangles, quads, polygons of as many
+_MAX_PAIRS = 1 << 19  # of targets and cells looked at together
+_CANDIDATES = 8  # cells that are asked for at first; of a uniform mesh 3 to 6 could contain a point
+
+
+def containing_cell_edges(
+    source: NodeSet, target: NodeSet, *, without_source: Literal["raise", "keep"] = "raise"
+) -> IntArray:
+    """Return an edge to each target from each corner of the source's cell that contains it.
+
+    GraphCast's edges from mesh to grid (Lam et al., "Learning skillful medium-range global weather forecasting",
+    Science 382, 2023, supplement 3). Its code takes the flat triangle that is nearest; here it is the one whose
+    corners' directions enclose the target's, decided without rounding: they differ for targets on sides alone.
+
+    Parameters
+    ----------
+    source
+        With ``cells``: triangles and convex quads, on a sphere smaller than half of it, in either direction. Their
+        sides are arcs of great circles. Repeated corners (quads at a pole) count once; cells without area contain
+        nothing.
+    target
+        In the same space; a target on a side or a corner belongs to the first of the cells there.
+    without_source
+        Of targets outside all cells: ``"raise"``, or ``"keep"`` them without an edge.
+
+    Returns
+    -------
+    edge_index
+        ``(2, num_edges)`` int64: sources, targets, by target, then source; 3 edges to a target in a triangle, as many
+        as it has different nodes in a quad.
+
+    Raises
+    ------
+    ConfigError
+        A source without cells or with others; cells that are not convex; targets outside all cells; sets in different
+        spaces, or in space but not on a sphere.
+    """
+    cells = find_cells(source, target)
+    inside = np.flatnonzero(cells >= 0)
+    assert source.cells is not None  # find_cells has seen to it
+    offsets, nodes = source.cells.offsets, source.cells.connectivity
+    found = []
+    for start in range(0, len(inside), neighbours.BLOCK_ROWS):
+        rows = inside[start : start + neighbours.BLOCK_ROWS]
+        of_rows = cells[rows]
+        sizes = offsets[of_rows + 1] - offsets[of_rows]
+        for size in np.unique(sizes).tolist():
+            some = sizes == size
+            corners = np.sort(nodes[offsets[of_rows[some], None] + np.arange(size)], axis=1)
+            new = np.ones(corners.shape, np.bool_)
+            new[:, 1:] = corners[:, 1:] != corners[:, :-1]
+            found.append(np.stack([corners[new], np.repeat(rows[some], new.sum(axis=1))]))
+    why = "they lie outside all cells of the source"
+    return neighbours.join_edges(found, num_targets=target.num_nodes, without_source=without_source, why=why)
+
+
+def find_cells(source: NodeSet, target: NodeSet) -> IntArray:
+    """Return the first of the source's cells that contains each target, ``(num_targets,)`` int64; -1 outside all.
+
+    Raises
+    ------
+    ConfigError
+        As for :func:`containing_cell_edges`, but for targets outside all cells.
+    """
+    start, end, tied = positions_of(source, target)
+    if source.cells is None:
+        raise ConfigError("the source has no cells that could contain a target; take nearest_edges or radius_edges")
+    if not source.on_sphere:
+        if start.shape[1] != 2:
+            raise ConfigError("cells contain points of a plane or a sphere; these nodes have three coordinates")
+        # the plane at height 1: a line in it is where it meets a plane through the origin, as an arc is on the sphere
+        start, end = (np.column_stack([each, np.ones(len(each))]) for each in (start, end))
+    cells = _Cells.of(source.cells, start)
+    found = np.full(len(end), cells.num_cells, np.int64)
+    for near in _by_size(cells, on_sphere=source.on_sphere, tied=tied):
+        for first in range(0, len(end), neighbours.BLOCK_ROWS):
+            rows = slice(first, first + neighbours.BLOCK_ROWS)
+            np.minimum(found[rows], near.first_containing(end[rows]), out=found[rows])
+    found[found == cells.num_cells] = -1
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Cells:
+    """Triangles and quads.
+
+    Attributes
+    ----------
+    places
+        ``(num_nodes, 3)`` of all nodes.
+    corners
+        ``(num_cells, 3 or 4)`` rows of ``places``; the last corner of a triangle is repeated among quads.
+    turn
+        ``(num_cells,)``: 1 counter-clockwise, -1 clockwise, 0 without area.
+    """
+
+    places: Floats
+    corners: IntArray
+    turn: Signs
+
+    @classmethod
+    def of(cls, cells: RawCells, places: Floats) -> _Cells:
+        sizes = np.diff(cells.offsets)
+        fits = np.zeros(len(sizes), np.bool_)
+        for code, allowed in _SIZES.items():
+            fits |= (cells.cell_type == code) & np.isin(sizes, allowed)
+        if not fits.all():
+            wrong = np.flatnonzero(~fits)
+            raise ConfigError(
+                f"{len(wrong)} of {len(sizes)} cells are neither triangles nor quads (first: {wrong[:5].tolist()}, "
+                f"with {sizes[wrong[:5]].tolist()} corners): split them into triangles, or take nearest_edges"
+            )
+        width = int(sizes.max()) if len(sizes) else 3
+        place = np.minimum(np.arange(width), sizes[:, None] - 1)
+        corners = cells.connectivity[cells.offsets[:-1, None] + place]
+        return cls(places=places, corners=corners, turn=_turns(places, corners))
+
+    @property
+    def num_cells(self) -> int:
+        return len(self.corners)
+
+    def contain(self, cells: IntArray, points: Floats) -> npt.NDArray[np.bool_]:
+        """Say of each row whether that cell contains that point, its border included."""
+        inside: npt.NDArray[np.bool_] = self.turn[cells] != 0
+        width = self.corners.shape[1]
+        for at in range(width):
+            rows = np.flatnonzero(inside)
+            of_rows = cells[rows]
+            here, after = self.places[self.corners[of_rows, at]], self.places[self.corners[of_rows, (at + 1) % width]]
+            inside[rows] = orientations(here, after, points[rows]) * self.turn[of_rows] >= 0
+        return inside
+
+
+def _turns(places: Floats, corners: IntArray) -> Signs:
+    """Return which way round the corners of each cell are; corners at one place turn neither way."""
+    num, width = corners.shape
+    turn = np.empty(num, np.int8)
+    bent: list[int] = []
+    for start in range(0, num, neighbours.BLOCK_ROWS):
+        rows = slice(start, start + neighbours.BLOCK_ROWS)
+        of_rows = [places[corners[rows, at]] for at in range(width)]
+        signs = [orientations(of_rows[i], of_rows[(i + 1) % width], of_rows[(i + 2) % width]) for i in range(width)]
+        left, right = (np.stack(signs) > 0).any(axis=0), (np.stack(signs) < 0).any(axis=0)
+        bent += (start + np.flatnonzero(left & right)).tolist()
+        turn[rows] = left.astype(np.int8) - right.astype(np.int8)
+    if bent:
+        raise ConfigError(
+            f"{len(bent)} of {num} cells are not convex, or larger than half of the sphere (first: {bent[:5]}): split "
+            "them into triangles"
+        )
+    return turn
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SizeClass:
+    """Cells of about one size: each lies within ``reach`` of its centre, by which the tree finds it."""
+
+    cells: _Cells
+    rows: IntArray
+    tree: cKDTree
+    reach: float
+
+    def first_containing(self, points: Floats) -> IntArray:
+        """Return the first cell that contains each point; the number of all cells where none does."""
+        found = np.full(len(points), self.cells.num_cells, np.int64)
+        todo, width = np.arange(len(points)), _CANDIDATES
+        while len(todo):
+            width = min(width, self.tree.n)
+            left, size = [], max(_MAX_PAIRS // width, 1)
+            for start in range(0, len(todo), size):
+                here = todo[start : start + size]
+                near = self.tree.query(points[here], k=np.arange(1, width + 1), distance_upper_bound=self.reach)[1]
+                whole = (near[:, -1] == self.tree.n) | (width == self.tree.n)  # there may be more than were asked for
+                left.append(here[~whole])
+                at, column = np.nonzero((near < self.tree.n) & whole[:, None])
+                candidates = self.rows[near[at, column]]
+                inside = self.cells.contain(candidates, points[here[at]])
+                np.minimum.at(found, here[at[inside]], candidates[inside])
+            todo, width = np.concatenate(left), 4 * width
+        return found
+
+
+def _by_size(cells: _Cells, *, on_sphere: bool, tied: float) -> Iterator[_SizeClass]:
+    """Sort the cells with area by size, each class half as large as the one before.
+
+    So that small cells are not all looked at wherever a large one could reach.
+    """
+    rows = np.flatnonzero(cells.turn)
+    centres, reach = np.empty((len(rows), 3)), np.empty(len(rows))
+    for start in range(0, len(rows), neighbours.BLOCK_ROWS):
+        here = slice(start, start + neighbours.BLOCK_ROWS)
+        corners = cells.places[cells.corners[rows[here]]]
+        centre = corners.mean(axis=1)
+        if on_sphere:  # the cap round it that reaches the corners contains the cell, if it is less than half
+            centre /= np.sqrt((centre**2).sum(axis=1, keepdims=True))
+        centres[here] = centre
+        reach[here] = np.sqrt(((corners - centre[:, None]) ** 2).sum(axis=2).max(axis=1))
+    if on_sphere:
+        reach[~(reach < 1.4)] = 2.1
+    reach = reach * (1 + 1e-9) + tied
+    size_class = np.floor(np.log2(reach.max(initial=0.0) / reach)).astype(np.int64)
+    for each in np.unique(size_class):
+        some = np.flatnonzero(size_class == each)
+        yield _SizeClass(cells=cells, rows=rows[some], tree=cKDTree(centres[some]), reach=float(reach[some].max()))

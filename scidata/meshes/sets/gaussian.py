@@ -1,0 +1,108 @@
+"""Gaussian grids as ECMWF has them: full (F), octahedral (O), and classical reduced ones (N) by their list."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from scidata.core.types import IntArray
+from scidata.errors import ConfigError
+from scidata.meshes.sets.node_set import NodeSet
+from scidata.meshes.sets.sphere import Floats
+
+_NEWTON_STEPS = 5  # from Tricomi's first guess; 3 are enough for 10,000 latitudes
+
+
+def reduced_gaussian(name: str, pl: Sequence[int] | None = None) -> NodeSet:
+    """Return the nodes of a Gaussian grid, from north to south, each latitude eastward from 0.
+
+    The ``2 * N`` latitudes are those of Gauss-Legendre quadrature. An octahedral grid has ``4 * i + 16`` points on the
+    i-th latitude from a pole (Malardel et al., "A new grid for the IFS", ECMWF Newsletter 146, 2016), a full one
+    ``4 * N`` on each. How many the classical reduced grids have is a table (Hortal and Simmons, Monthly Weather Review
+    119, 1991, made it for a given accuracy), not a formula: it comes with the data, as ``pl`` in GRIB.
+
+    Parameters
+    ----------
+    name
+        ``"O96"``, ``"F32"``, or ``"N32"`` with ``pl``.
+    pl
+        Points on each latitude: all ``2 * N``, or the ``N`` from the north pole to the equator.
+
+    Returns
+    -------
+    NodeSet
+        ``fields["area"]``: the quadrature weight in steradians, whose sum is 4 pi. A full grid has a ``grid_shape``.
+
+    Raises
+    ------
+    ConfigError
+        A name of another form, an N grid without ``pl``, or a ``pl`` that is not the grid's.
+    """
+    found = re.fullmatch(r"([ONF])([1-9]\d{0,4})", str(name), re.IGNORECASE)
+    if found is None:
+        raise ConfigError(
+            f"{name!r} is no Gaussian grid: expected O (octahedral), N (reduced) or F (full), such as O96"
+        )
+    kind, number = found[1].upper(), int(found[2])
+    counts = _counts(kind, number, pl)
+    sines, weights = gaussian_latitudes(2 * number)
+    starts = np.repeat(np.cumsum(counts) - counts, counts)
+    points = np.empty((int(counts.sum()), 2))
+    points[:, 0] = (np.arange(len(points)) - starts) * 360.0 / np.repeat(counts, counts)
+    points[:, 1] = np.repeat(np.rad2deg(np.arcsin(sines)), counts)
+    shape = (2 * number, int(counts[0])) if bool((counts == counts[0]).all()) else None
+    area = np.repeat(2 * np.pi * weights / counts, counts)
+    return NodeSet(points=points, on_sphere=True, grid_shape=shape, fields={"area": area})
+
+
+def _counts(kind: str, number: int, pl: Sequence[int] | None) -> IntArray:
+    """Return the points of each latitude, from north to south."""
+    if kind == "N":
+        if pl is None:
+            raise ConfigError(
+                f"how many points N{number} has on each latitude is a table of ECMWF's: give pl=, GRIB's key of that "
+                f"name, or take O{number} (octahedral) or F{number} (full), which need none"
+            )
+        own = None
+    else:
+        half = 4 * np.arange(1, number + 1) + 16 if kind == "O" else np.full(number, 4 * number)
+        own = np.concatenate([half, half[::-1]]).astype(np.int64)
+    if pl is None:
+        assert own is not None
+        return own
+    given = np.asarray(pl)
+    if given.ndim != 1 or given.dtype.kind not in "iu" or (len(given) and int(given.min()) < 1):
+        raise ConfigError(f"pl must be positive whole numbers in one dimension, not {given.dtype} {given.shape}")
+    if len(given) not in (number, 2 * number):
+        raise ConfigError(
+            f"{kind}{number} has {2 * number} latitudes; pl must have as many numbers, or {number} for one hemisphere, "
+            f"not {len(given)}"
+        )
+    counts = given.astype(np.int64)
+    counts = counts if len(counts) == 2 * number else np.concatenate([counts, counts[::-1]])
+    if own is not None and not np.array_equal(counts, own):
+        row = int(np.flatnonzero(counts != own)[0])
+        raise ConfigError(f"{kind}{number} has {own[row]} points on latitude {row}, but pl has {counts[row]}")
+    return counts
+
+
+def gaussian_latitudes(num: int) -> tuple[Floats, Floats]:
+    """Return the sines of the Gaussian latitudes from north to south, ``(num,)``, and their weights, of sum 2.
+
+    By Newton's method on the Legendre polynomial, for an even ``num``: NumPy's takes the eigenvalues of a dense matrix,
+    SciPy's loses digits of the weights.
+    """
+    order = np.arange(1, num // 2 + 1)
+    x = np.cos(np.pi * (order - 0.25) / (num + 0.5))  # Tricomi's first term, good to 1 / num**2
+    slope = x
+    for _ in range(_NEWTON_STEPS):
+        before, value = np.ones_like(x), x
+        for degree in range(2, num + 1):
+            before, value = value, ((2 * degree - 1) * x * value - (degree - 1) * before) / degree
+        slope = num * (before - x * value) / ((1 - x) * (1 + x))
+        x = x - value / slope
+    weights = 2 / ((1 - x) * (1 + x) * slope**2)
+    weights *= 1 / weights.sum()
+    return np.concatenate([x, -x[::-1]]), np.concatenate([weights, weights[::-1]])

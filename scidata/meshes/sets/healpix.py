@@ -1,0 +1,52 @@
+"""HEALPix as a node set, by astropy-healpix."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import numpy as np
+
+from scidata.core.install import install_hint
+from scidata.errors import ConfigError, MissingDependencyError
+from scidata.meshes.sets.node_set import NodeSet
+
+_MAX_NSIDE = 1 << 12  # 201 M nodes
+
+
+def healpix(nside: int, *, nest: bool = True) -> NodeSet:
+    """Return the centres of the pixels of a HEALPix grid.
+
+    Defined in Gorski et al., "HEALPix: a framework for high-resolution discretization and fast analysis of data
+    distributed on the sphere", Astrophysical Journal 622, 2005.
+
+    Parameters
+    ----------
+    nside
+        Pixels along a side of each of the 12 base pixels.
+    nest
+        In nested order (neighbours in the order are near each other), else by rings from north to south.
+
+    Returns
+    -------
+    NodeSet
+        ``12 * nside**2`` nodes; ``fields["area"]``: steradians, the same of each.
+
+    Raises
+    ------
+    ConfigError
+        An ``nside`` out of range, or that is no power of two in nested order.
+    MissingDependencyError
+        astropy-healpix is not installed.
+    """
+    if not isinstance(nside, int | np.integer) or not 1 <= nside <= _MAX_NSIDE:
+        raise ConfigError(f"nside of a HEALPix grid is a whole number from 1 to {_MAX_NSIDE}, not {nside!r}")
+    if nest and nside & (nside - 1):
+        raise ConfigError(f"the nested order of HEALPix needs a power of two for nside, not {nside}: or say nest=False")
+    if importlib.util.find_spec("astropy_healpix") is None:
+        raise MissingDependencyError(f"HEALPix needs astropy-healpix: {install_hint('healpix')}")
+    from astropy_healpix import healpix_to_lonlat
+
+    num = 12 * int(nside) ** 2
+    lon, lat = healpix_to_lonlat(np.arange(num), int(nside), order="nested" if nest else "ring")
+    points = np.stack([lon.to_value("deg"), lat.to_value("deg")], axis=1)
+    return NodeSet(points=points, on_sphere=True, fields={"area": np.full(num, 4 * np.pi / num)})

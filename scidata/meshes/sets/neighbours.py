@@ -1,0 +1,238 @@
+"""Edges between two sets of nodes by distance: to each target from its nearest sources, or from all in a radius."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, TypeAlias
+
+import numpy as np
+from scipy.spatial import cKDTree
+
+from scidata.core.types import IntArray
+from scidata.errors import ConfigError
+from scidata.meshes.sets.node_set import NodeSet, positions_of
+from scidata.meshes.sets.sphere import Floats
+
+#: What becomes of targets to which no edge leads.
+WithoutSource: TypeAlias = Literal["raise", "keep", "nearest"]
+
+BLOCK_ROWS = 1 << 14  # of targets at once
+_MAX_PAIRS = 1 << 21  # found at once: 100 MB of what SciPy returns and is made of it
+
+
+def nearest_edges(source: NodeSet, target: NodeSet, num_neighbours: int) -> IntArray:
+    """Return an edge to each target from each of its nearest sources.
+
+    The k-nearest-neighbour edges of AIFS (Lang et al., "AIFS - ECMWF's data-driven forecasting system",
+    arXiv:2406.01465) and of Keisler, "Forecasting global weather with graph neural networks", arXiv:2202.07575.
+
+    Parameters
+    ----------
+    source, target
+        Distances are straight lines: through the sphere, where both are on one, which orders as arcs do. A set to
+        itself has each node among its own nearest.
+    num_neighbours
+        Sources of each target, 1 to ``source.num_nodes``. Sources whose distances differ by less than
+        ``node_set.TIED`` are equally far, and of these the first rows are taken.
+
+    Returns
+    -------
+    edge_index
+        ``(2, target.num_nodes * num_neighbours)`` int64: sources, targets, by target, then source.
+
+    Raises
+    ------
+    ConfigError
+        More neighbours than there are sources, or sets in different spaces.
+    """
+    start, end, tied = positions_of(source, target)
+    if not 1 <= num_neighbours <= len(start):
+        raise ConfigError(
+            f"num_neighbours={num_neighbours}: each target needs between 1 and {len(start)} sources, of which there are"
+            " so many"
+        )
+    tree = cKDTree(start)
+    edge_index = np.empty((2, len(end) * num_neighbours), np.int64)
+    by_target = edge_index.reshape(2, len(end), num_neighbours)
+    by_target[1] = np.arange(len(end))[:, None]
+    for rows in _blocks(len(end), BLOCK_ROWS):
+        by_target[0, rows] = _nearest(tree, end[rows], num_neighbours, tied)
+    return edge_index
+
+
+def _nearest(tree: cKDTree, points: Floats, num: int, tied: float) -> IntArray:
+    """Return the nearest rows of a tree, ``(num_points, num)``, ascending; of those equally far the first."""
+    found = np.empty((len(points), num), np.int64)
+    todo, width = np.arange(len(points)), num + 2
+    while len(todo):
+        width = min(width, tree.n)
+        left = []
+        for part in _blocks(len(todo), max(_MAX_PAIRS // width, 1)):
+            rows = todo[part]
+            far, near = tree.query(points[rows], k=np.arange(1, width + 1))
+            distance = _distances(tree.data[near], points[rows, None])
+            last = np.partition(distance, num - 1, axis=1)[:, num - 1 : num]
+            # a source that the tree left out could still be as far as the last that is taken
+            whole = (far[:, -1] > last[:, 0] + 2 * tied) | (width == tree.n)
+            group = np.where(distance < last - tied, 0, np.where(distance <= last + tied, 1, 2))
+            keys = np.sort(group * tree.n + near, axis=1)[whole, :num]
+            found[rows[whole]] = np.sort(keys % tree.n, axis=1)
+            left.append(rows[~whole])
+        todo, width = np.concatenate(left), 4 * width
+    return found
+
+
+def radius_edges(
+    source: NodeSet, target: NodeSet, radius: float, *, without_source: WithoutSource = "raise"
+) -> IntArray:
+    """Return an edge to each target from every source that lies at most ``radius`` away.
+
+    GraphCast's edges from grid to mesh (Lam et al., "Learning skillful medium-range global weather forecasting",
+    Science 382, 2023, supplement 3): its radius is ``0.6 * longest_edge(mesh, edges of the finest level)``. The cut-off
+    edges of anemoi-graphs: theirs is a factor times :func:`largest_spacing` of the target.
+
+    Parameters
+    ----------
+    source, target
+        Sets in one space.
+    radius
+        A straight line in the points' units; on a sphere a chord of the unit sphere, 2 at most. An arc of ``a`` degrees
+        has the chord ``2 * sin(a / 2)``. What lies at the radius but for ``node_set.TIED`` is inside.
+    without_source
+        Of targets that have no source so near: ``"raise"``, ``"keep"`` them without an edge, or take one edge from the
+        ``"nearest"`` source.
+
+    Returns
+    -------
+    edge_index
+        ``(2, num_edges)`` int64: sources, targets, by target, then source. A set to itself has self-loops.
+
+    Raises
+    ------
+    ConfigError
+        A radius that is not positive and finite, targets without a source, or sets in different spaces.
+    """
+    if without_source not in ("raise", "keep", "nearest"):
+        raise ConfigError(f"without_source={without_source!r}: it is 'raise', 'keep' or 'nearest'")
+    if not (np.isfinite(radius) and radius > 0):
+        raise ConfigError(f"the radius of edges must be positive and finite, not {radius}")
+    start, end, tied = positions_of(source, target)
+    if not len(start) or not len(end):
+        return join_edges([], num_targets=len(end), without_source=without_source, why="there are no sources")
+    tree = cKDTree(start)
+    found = [each for rows in _blocks(len(end), BLOCK_ROWS) for each in _in_radius(tree, end, rows, radius + tied)]
+    lonely = targets_without(found, len(end))
+    if len(lonely) and without_source == "nearest":
+        found.append(np.stack([_nearest(tree, end[lonely], 1, tied)[:, 0], lonely]))
+    return join_edges(
+        found,
+        num_targets=len(end),
+        without_source=without_source,
+        why=f"no source lies within the radius {radius:g}; the largest distance to the nearest source of any target is "
+        "the smallest radius that serves all",
+    )
+
+
+def _in_radius(tree: cKDTree, points: Floats, rows: slice, radius: float) -> Iterator[IntArray]:
+    """Yield sources and targets ``(2, num)`` of pairs that are near, for blocks with not too many of them each."""
+    part = cKDTree(points[rows])
+    reach = radius * (1 + 1e-9)  # which of the pairs that lie at the radius a tree returns depends on its blocks
+    if part.n > 1 and part.count_neighbors(tree, reach) > _MAX_PAIRS:
+        middle = (rows.start + rows.stop) // 2
+        yield from _in_radius(tree, points, slice(rows.start, middle), radius)
+        yield from _in_radius(tree, points, slice(middle, rows.stop), radius)
+        return
+    pairs = part.sparse_distance_matrix(tree, reach, output_type="ndarray")
+    near, at = pairs["j"].astype(np.int64), pairs["i"].astype(np.int64)
+    inside = _distances(tree.data[near], part.data[at]) <= radius
+    yield np.stack([near[inside], at[inside] + rows.start])
+
+
+def targets_without(found: list[IntArray], num_targets: int) -> IntArray:
+    """Return the targets to which none of the edges leads, ascending."""
+    reached = np.zeros(num_targets, np.bool_)
+    for each in found:
+        reached[each[1]] = True
+    return np.flatnonzero(~reached).astype(np.int64)
+
+
+def join_edges(found: list[IntArray], *, num_targets: int, without_source: WithoutSource, why: str) -> IntArray:
+    """Return blocks of edges as one, by target, then source; the blocks are used up.
+
+    Raises
+    ------
+    ConfigError
+        Targets to which no edge leads, unless they are to be kept.
+    """
+    lonely = targets_without(found, num_targets)
+    if len(lonely) and without_source != "keep":
+        raise ConfigError(
+            f"{len(lonely)} of {num_targets} targets have no source (first rows: {lonely[:5].tolist()}): {why}. "
+            "without_source='keep' leaves them without an edge"
+        )
+    num_edges = sum(each.shape[1] for each in found)
+    most = max((int(each[0].max()) for each in found if each.size), default=0)
+    bits = np.uint64(most.bit_length())
+    keys = np.empty(num_edges, np.uint64)
+    end = num_edges
+    while found:  # from the last: each block's memory is free before the next is looked at
+        each = found.pop()
+        key = keys[end - each.shape[1] : end]
+        key[:] = each[1]
+        key <<= bits
+        key |= each[0].view(np.uint64)
+        end -= each.shape[1]
+    keys.sort()
+    edge_index = np.empty((2, num_edges), np.int64)
+    np.bitwise_and(keys, (np.uint64(1) << bits) - np.uint64(1), out=edge_index[0].view(np.uint64))
+    np.right_shift(keys, bits, out=edge_index[1].view(np.uint64))
+    return edge_index
+
+
+def longest_edge(nodes: NodeSet, edge_index: IntArray, target: NodeSet | None = None) -> float:
+    """Return the length of the longest edge, on a sphere as a chord: what radii and features are measured by.
+
+    Parameters
+    ----------
+    nodes
+        The set that the edges come from.
+    edge_index
+        ``(2, num_edges)`` rows of sources and targets.
+    target
+        The set that they lead to; the same one, if None.
+    """
+    start, end, _ = positions_of(nodes, nodes if target is None else target)
+    longest = 0.0
+    for rows in _blocks(edge_index.shape[1], 1 << 17):
+        source_rows, target_rows = edge_index[:, rows]
+        longest = max(longest, float(_distances(start[source_rows], end[target_rows]).max()))
+    return longest
+
+
+def largest_spacing(nodes: NodeSet) -> float:
+    """Return the largest distance of a node from the nearest other place of a node, on a sphere as a chord.
+
+    What anemoi-graphs measures cut-off radii by, its reference distance of a grid. 0 where all nodes are at one place.
+    """
+    places, _, tied = positions_of(nodes, nodes)
+    if not len(places):
+        return 0.0
+    places = places[np.lexsort(places.T)]  # nodes at one place, as at a pole, count once
+    places = places[np.append(True, (places[1:] != places[:-1]).any(axis=1))]
+    tree, largest = cKDTree(places), 0.0
+    for rows in _blocks(len(places) if len(places) > 1 else 0, BLOCK_ROWS):
+        distance = tree.query(places[rows], k=[2])[0]
+        largest = max(largest, float(distance.max()))
+    return largest if largest > tied else 0.0
+
+
+def _distances(one: Floats, other: Floats) -> Floats:
+    """Return distances along the last dimension, each of the same bits in any block."""
+    total = (one[..., 0] - other[..., 0]) ** 2
+    for column in range(1, one.shape[-1]):
+        total += (one[..., column] - other[..., column]) ** 2
+    return np.sqrt(total, out=total)
+
+
+def _blocks(num: int, size: int) -> Iterator[slice]:
+    return (slice(start, min(start + size, num)) for start in range(0, num, size))

@@ -112,7 +112,7 @@ def _are_mixed(func: Any, args: Any, kind: type[Any]) -> bool:
     edges = [x for x in sharded if x._spec.exchange is not None]
     orders: dict[Any, Any] = {}
     mixed = any(orders.setdefault(x._spec.sizes, x._spec.order) != x._spec.order for x in edges)
-    if mixed and any(hasattr(x, "exchange") for x in edges):
+    if mixed and any(hasattr(x, "exchanges") for x in edges):
         refuse_disorder(func, *[x._spec for x in edges])
     return mixed
 

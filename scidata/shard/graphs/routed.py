@@ -1,13 +1,15 @@
-"""Tensors of a graph that is split over ranks: indices that know where their rows lie, and targets not yet laid out.
+"""Indices of the edges of a graph that is split over ranks, which know where their rows lie.
 
 A ``RoutedIndex`` holds **global** node ids, so whatever is computed from its values is right; beside them it holds the
-same ids in local numbering (owned nodes, then ghosts), so that gathers and scatters along it need no search.
+same ids in local numbering (owned nodes, then ghosts), so that gathers and scatters along it need no search. The two
+rows of an ``edge_index`` may be ids of two sets of nodes, each with ghosts of its own.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,12 +20,13 @@ from torch.distributed.tensor import Shard
 from scidata.core.index_map import IndexMap
 from scidata.core.keywords import checked_keywords
 from scidata.errors import ShardLayoutError, UnsupportedShardOp
+from scidata.shard.axes import MeshAxis
 from scidata.shard.comm.transport import gather
 from scidata.shard.graphs.ghosts import GhostExchange, PendingHalo, _device_of, ghost_exchange, ghosts_key, graph_axis
-from scidata.shard.op_table import HANDLERS, OF_THE_WHOLE, Handler, find, unsupported
+from scidata.shard.op_table import find, unsupported
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
-from scidata.shard.torch_internals import tree_leaves, tree_map_only, version_of
+from scidata.shard.torch_internals import tree_map_only, version_of
 
 # What only rearranges or copies: done to the ids in local numbering too.
 _COPIES = find("clone detach contiguous to cuda cpu pin_memory", namespaces=(Tensor,))
@@ -39,26 +42,44 @@ class RoutedIndex(ShardTensor):
 
     Attributes
     ----------
-    exchange
-        The ghosts of this rank and how they are filled.
+    exchanges
+        The ghosts of this rank and how they are filled: of each row of an ``edge_index``, or of all ids.
     """
 
-    __slots__ = ("_ids", "_ids_version", "_owned", "exchange")
+    __slots__ = ("_ids", "_ids_version", "_owned", "exchanges")
 
-    exchange: GhostExchange
+    exchanges: tuple[GhostExchange, ...]
     _ids: Tensor  # in local numbering, of the shape of the local part
     _owned: tuple[bool, ...]  # of each row of an edge_index, or of all: every id is owned by the rank that holds it
     _ids_version: int
 
     @staticmethod
     def __new__(
-        cls, local: Tensor, spec: ShardSpec, *, exchange: GhostExchange, ids: Tensor, owned: Sequence[bool]
+        cls, local: Tensor, spec: ShardSpec, *, exchanges: Sequence[GhostExchange], ids: Tensor, owned: Sequence[bool]
     ) -> RoutedIndex:
-        """Wrap global ids and the same ids in local numbering; no checks."""
+        """Wrap global ids and the same ids in local numbering; as many ``exchanges`` as ``owned``. No checks."""
         self = ShardTensor.__new__(cls, local, spec)
         assert isinstance(self, RoutedIndex)
-        self.exchange, self._ids, self._owned, self._ids_version = exchange, ids, tuple(owned), version_of(local)
+        self.exchanges, self._owned = tuple(exchanges), tuple(owned)
+        self._ids, self._ids_version = ids, version_of(local)
         return self
+
+    @property
+    def exchange(self) -> GhostExchange:
+        """The ghosts of the one set of nodes whose ids these are.
+
+        Raises
+        ------
+        UnsupportedShardOp
+            The rows are ids of two sets.
+        """
+        first = self.exchanges[0]
+        if any(other is not first for other in self.exchanges):
+            raise UnsupportedShardOp(
+                f"the rows of this edge index are ids of two sets of nodes ({self._spec}); use edge_index[0] for the "
+                "sources and edge_index[1] for the targets"
+            )
+        return first
 
     @property
     def local_ids(self) -> Tensor:
@@ -85,6 +106,11 @@ class RoutedIndex(ShardTensor):
         return ShardTensor(self._local, self._spec, copied=self._copied) if self.is_written else self
 
     @property
+    def _rows(self) -> tuple[tuple[GhostExchange, bool], ...]:
+        """Of each row, or of all ids: the exchange of its set, and whether every id is owned where it is held."""
+        return tuple(zip(self.exchanges, self._owned, strict=True))
+
+    @property
     def all_owned(self) -> bool:
         """Whether every id is owned by the rank that holds it, on every rank."""
         return all(self._owned)
@@ -100,7 +126,8 @@ class RoutedIndex(ShardTensor):
         if func is torch.stack and isinstance(x, list | tuple) and all(isinstance(r, RoutedIndex) for r in x):
             rows = [ShardTensor(r.local_ids, r._spec) for r in x]
             twin = super().__torch_function__(func, types, (rows, *args[1:]), kwargs)
-            return _rewrap(x[0], result, twin, [r.all_owned for r in x] if result._spec.dims == (1,) else (False,))
+            known = result._spec.dims == (1,) and all(len(r._rows) == 1 for r in x)
+            return _rewrap(result, twin, [row for r in x for row in r._rows], known)
         if func is Tensor.record_stream and isinstance(x, RoutedIndex):
             x._ids.record_stream(*args[1:])
         if not isinstance(x, RoutedIndex) or (func not in _REARRANGES and func not in _KEEPS_ROWS):
@@ -109,13 +136,15 @@ class RoutedIndex(ShardTensor):
             return result
         twin = super().__torch_function__(func, types, (ShardTensor(x.local_ids, x._spec), *args[1:]), kwargs)
         if isinstance(result, tuple):
-            owned = x._owned if len(x._owned) == len(result) else (x.all_owned,) * len(result)
-            return tuple(_rewrap(x, r, t, (o,)) for r, t, o in zip(result, twin, owned, strict=True))
-        return _rewrap(x, result, twin, _owned_after(func, x, args, result))
+            if len(x._rows) == len(result) and x._spec.dims == (1,) and result[0].ndim == 1:  # unbind
+                return tuple(_rewrap(r, t, (row,)) for r, t, row in zip(result, twin, x._rows, strict=True))
+            return tuple(_rewrap(r, t, x._rows, False) for r, t in zip(result, twin, strict=True))
+        left = _rows_after(func, x, args, kwargs or {}, result)
+        return _rewrap(result, twin, x._rows if left is None else left, left is not None)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RoutedIndex:
         result = RoutedIndex(
-            self._local.clone(), self._spec, exchange=self.exchange, ids=self.local_ids.clone(), owned=self._owned
+            self._local.clone(), self._spec, exchanges=self.exchanges, ids=self.local_ids.clone(), owned=self._owned
         )
         memo[id(self)] = result
         return result
@@ -159,118 +188,46 @@ def _keeps_rows(item: Any, place: int, dim: int, spec: ShardSpec) -> bool:
     return theirs is None and place < dim and (not isinstance(item, Tensor) or item.dtype != torch.bool)
 
 
-def _rewrap(x: RoutedIndex, result: Any, twin: Any, owned: Sequence[bool]) -> Any:
+def _rewrap(result: Any, twin: Any, rows: Sequence[tuple[GhostExchange, bool]], known: bool = True) -> Any:
+    """Give a result the routes of these rows; where they are not ``known`` by row, what holds for each of them.
+
+    Ids of two sets without rows have no routes: they are sharded numbers, whose values are right.
+    """
     if not isinstance(result, ShardTensor) or result.dtype != torch.int64:
         return result
-    return RoutedIndex(result._local, result._spec, exchange=x.exchange, ids=twin._local, owned=owned)
+    exchanges, owned = zip(*rows, strict=True)
+    if not known:
+        if any(exchange is not exchanges[0] for exchange in exchanges):
+            return result
+        exchanges, owned = exchanges[:1], (all(owned),)
+    return RoutedIndex(result._local, result._spec, exchanges=exchanges, ids=twin._local, owned=owned)
 
 
-def _owned_after(func: Any, x: RoutedIndex, args: tuple[Any, ...], result: Any) -> tuple[bool, ...]:
-    if len(x._owned) == 1 or func in _KEEPS_ROWS:
-        return x._owned
+def _rows_after(
+    func: Any, x: RoutedIndex, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+) -> Sequence[tuple[GhostExchange, bool]] | None:
+    """Return which rows a result has, None where that is not known."""
+    rows = x._rows
+    if len(rows) == 1 or func in _KEEPS_ROWS:
+        return rows
+    if x._spec.dims != (1,):
+        return None
     index = args[1] if len(args) > 1 else None
     if func is Tensor.__getitem__:
-        first = index[0] if isinstance(index, tuple) else index
-        if isinstance(first, int):
-            return (x._owned[first],)
-        if isinstance(first, slice) and first == slice(None):
-            return x._owned
-    if func in (Tensor.flip, torch.flip) and x._spec.dims == (1,):
-        return tuple(reversed(x._owned))
-    return (x.all_owned,)
-
-
-# -- targets -------------------------------------------------------------------------------------------------------
-
-
-class FilledTensor(ShardTensor):
-    """A constant of global shape that takes no memory until it is used.
-
-    What ``messages.new_zeros(shape)`` gives: whether it is to be sharded by nodes or whole on each rank shows only
-    when something is scattered into it. In everything else it is a plain tensor.
-    """
-
-    __slots__ = ()
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        handler = HANDLERS.get(func)
-        if handler in OF_THE_WHOLE or (handler in _ACCEPT_FILLED and _meets_shards(args, kwargs)):
-            return super().__torch_function__(func, types, args, kwargs)
-        new_args, new_kwargs = tree_map_only(FilledTensor, FilledTensor.settled, (args, kwargs or {}))
-        return func(*new_args, **new_kwargs)
-
-    def requires_grad_(self, requires_grad: bool = True) -> FilledTensor:
-        """Set whether gradients are kept, in place."""
-        self.settled()
-        super().requires_grad_(requires_grad)
-        return self
-
-    def settled(self) -> Tensor:
-        """Return the tensor that this one is by now: a ShardTensor of nodes, or a plain one in memory."""
-        if not self._spec.is_replicated:
-            return ShardTensor(self._local, self._spec)
-        self._local = self._local.contiguous()
-        return self._local
-
-    def decide(self, local: Tensor, spec: ShardSpec) -> None:
-        """Be sharded from now on.
-
-        Raises
-        ------
-        UnsupportedShardOp
-            It was made to require grad, which the sharded tensor would not carry on.
-        """
-        if self._local.requires_grad:
-            raise UnsupportedShardOp("a leaf that requires grad cannot take messages of a sharded graph in place")
-        self._local, self._spec = local, spec
-
-
-def _meets_shards(args: Any, kwargs: Any) -> bool:
-    return any(isinstance(x, ShardTensor) and not x._spec.is_replicated for x in tree_leaves((args, kwargs)))
-
-
-#: Handlers that take a FilledTensor as it is, where it meets shards.
-_ACCEPT_FILLED: set[Handler] = set()
-
-
-def accepts_filled(handler: Handler) -> Handler:
-    """Say of a handler that it takes a FilledTensor as it is: it may decide what that becomes."""
-    _ACCEPT_FILLED.add(handler)
-    return handler
-
-
-class MovedTensor(Tensor):
-    """What becomes of a plain tensor that messages were scattered into in place: it stands for the sharded result."""
-
-    _result: Tensor
-
-    @classmethod
-    def become(cls, target: Tensor, result: Tensor) -> None:
-        """Turn ``target`` into a stand-in for ``result``.
-
-        Raises
-        ------
-        UnsupportedShardOp
-            ``target`` is a parameter, a leaf that requires grad or a tensor of another class.
-        """
-        if type(target) is not Tensor or target.requires_grad:
-            raise UnsupportedShardOp(
-                "a parameter or a tensor that requires grad cannot take messages of a sharded graph in place; "
-                "use the form without underscore"
-            )
-        target.__class__ = cls
-        assert isinstance(target, MovedTensor)
-        target._result = result
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        new_args, new_kwargs = tree_map_only(MovedTensor, lambda x: x.__dict__["_result"], (args, kwargs or {}))
-        return func(*new_args, **new_kwargs)
+        first = index[0] if isinstance(index, tuple) and index else index
+        if isinstance(first, int) and not isinstance(first, bool):
+            return rows[first : first + 1 or None]
+        if isinstance(first, slice):
+            return rows[first] or None
+        if isinstance(first, list) and first and all(type(row) is int for row in first):
+            return [rows[row] for row in first] if result._spec.dims == (1,) else None
+        return rows if first is Ellipsis and (not isinstance(index, tuple) or len(index) == 1 + (x.ndim > 1)) else None
+    if func in (Tensor.select, torch.select) and len(args) == 3:  # of the rows: one edge would be on all ranks
+        return rows[args[2] : args[2] + 1 or None]
+    if func in _FLIPS:  # of the rows, or of nothing: where edges change places there are no routes
+        turned = [*args[1:], *kwargs.values()] not in ([()], [[]])
+        return tuple(reversed(rows)) if turned else rows
+    return rows if isinstance(result, ShardTensor) and result.shape == x.shape else None
 
 
 # -- making them ---------------------------------------------------------------------------------------------------
@@ -281,15 +238,39 @@ def node_spec(like: ShardSpec, exchange: GhostExchange, shape: Sequence[int], di
     return ShardSpec.on(like.device_mesh, (Shard(dim),), tuple(shape), (exchange.node_sizes,))
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BetweenSets:
+    """The ghosts of the two sets of nodes between which edges run: what their tensors carry as ``spec.exchange``."""
+
+    source: GhostExchange
+    target: GhostExchange
+
+
 def route_edges(
     edge_index: Tensor, index_map: IndexMap, device_mesh: DeviceMesh, *, edge_sizes: Sequence[int] | None = None
+) -> RoutedIndex:
+    """Make an ``edge_index`` of edges among the nodes of one set. Collective; see :func:`route_relation`."""
+    return route_relation(edge_index, index_map, index_map, device_mesh, edge_sizes=edge_sizes)
+
+
+def route_relation(
+    edge_index: Tensor,
+    source_map: IndexMap,
+    target_map: IndexMap,
+    device_mesh: DeviceMesh,
+    *,
+    edge_sizes: Sequence[int] | None = None,
 ) -> RoutedIndex:
     """Make an ``edge_index`` of global shape ``(2, num_edges)`` from this rank's edges. Collective.
 
     Parameters
     ----------
     edge_index
-        ``(2, num_local_edges)`` int64 in local numbering: sources among owned nodes and ghosts, targets owned.
+        ``(2, num_local_edges)`` integers in local numbering: sources among the owned nodes and ghosts of their set,
+        targets owned nodes of theirs.
+    source_map, target_map
+        Who owns which nodes of each set; the same for edges within one set. All relations from one set should use one
+        map, whose ghosts are those of all of them: a tensor is then exchanged once for all.
     device_mesh
         One axis, the domain.
     edge_sizes
@@ -301,46 +282,63 @@ def route_edges(
         On every rank: ids out of range on one, targets that are not owned, or sizes that are not so.
     """
     axis = graph_axis(device_mesh)
-    exchange = ghost_exchange(index_map, axis.group)
-    fault = _fault_of(edge_index, index_map)
-    mine = torch.tensor([[edge_index.shape[-1], fault]], device=_device_of(axis.group))
-    table = gather(mine, (1,) * axis.size, 0, axis.group).tolist() if axis.size > 1 else mine.tolist()
+    source, target = ghost_exchange(source_map, axis.group), ghost_exchange(target_map, axis.group)
+    fault = edge_fault(edge_index, source_map, target_map)
+    table = agree([edge_index.shape[-1] if edge_index.ndim else 0, fault], axis)
     for rank, (_, code) in enumerate(table):
         if code:
-            raise ShardLayoutError(f"rank {rank}: {_FAULTS[code]}; pass sample.edge_index, which is numbered so")
-    sizes = tuple(int(size) for size, _ in table)
+            raise ShardLayoutError(f"rank {rank}: {EDGE_FAULTS[code]}; pass sample.edge_index, which is numbered so")
+    sizes = tuple(size for size, _ in table)
     if edge_sizes is not None and tuple(edge_sizes) != sizes:
         raise ShardLayoutError(f"edge_sizes says {tuple(edge_sizes)}, but the ranks hold {sizes} edges")
+    return routed_edges(edge_index, source, target, sizes, device_mesh)
+
+
+def agree(mine: Sequence[int], axis: MeshAxis) -> list[list[int]]:
+    """Return what each rank says, as many numbers on each. Collective."""
+    row = torch.tensor([mine], device=_device_of(axis.group))
+    found: list[list[int]] = (gather(row, (1,) * axis.size, 0, axis.group) if axis.size > 1 else row).tolist()
+    return found
+
+
+def routed_edges(
+    edge_index: Tensor, source: GhostExchange, target: GhostExchange, sizes: tuple[int, ...], device_mesh: DeviceMesh
+) -> RoutedIndex:
+    """Wrap edges that were checked, ``sizes`` of each rank. No communication."""
     spec = ShardSpec(
         device_mesh=device_mesh,
         placements=(Shard(1),),
         global_shape=(2, sum(sizes)),
         sizes=(sizes,),
-        axes=(axis,),
-        exchange=exchange,
+        axes=(graph_axis(device_mesh),),
+        exchange=source if source is target else BetweenSets(source=source, target=target),
         edge_parts=(sizes,),
     )
-    ids = edge_index.to(torch.int64)
-    to_global = exchange.on(ids.device)[1]
-    return RoutedIndex(to_global[ids], spec, exchange=exchange, ids=ids, owned=(False, True))
+    ids, exchanges = edge_index.to(torch.int64), (source, target)
+    to_global = [exchange.on(ids.device)[1] for exchange in exchanges]
+    known = torch.stack([places[row] for places, row in zip(to_global, ids, strict=True)])
+    return RoutedIndex(known, spec, exchanges=exchanges, ids=ids, owned=(False, True))
 
 
-_FAULTS = {
+#: What may be wrong with the edges of a rank, by number, so that the others can be told.
+EDGE_FAULTS = {
     1: "edge_index must be an integer tensor of shape (2, num_local_edges)",
     2: "edge_index holds sources that are neither owned nor ghosts",
     3: "edge_index holds targets that are not owned",
 }
 
 
-def _fault_of(edge_index: Tensor, index_map: IndexMap) -> int:
-    if edge_index.ndim != 2 or edge_index.shape[0] != 2 or edge_index.is_floating_point():
+def edge_fault(edge_index: Tensor, source_map: IndexMap, target_map: IndexMap) -> int:
+    """Return what is wrong with this rank's edges, a key of ``EDGE_FAULTS``; 0 where nothing is."""
+    integers = not (edge_index.is_floating_point() or edge_index.is_complex() or edge_index.dtype == torch.bool)
+    if edge_index.ndim != 2 or edge_index.shape[0] != 2 or not integers:
         return 1
     if edge_index.numel() == 0:
         return 0
     (low, first), (high, last) = edge_index.amin(1).tolist(), edge_index.amax(1).tolist()
-    if low < 0 or high >= index_map.num_owned + index_map.num_ghost:
+    if low < 0 or high >= source_map.num_local:
         return 2
-    return 3 if first < 0 or last >= index_map.num_owned else 0
+    return 3 if first < 0 or last >= target_map.num_owned else 0
 
 
 def edge_tensor(local: Tensor, edge_index: RoutedIndex) -> ShardTensor:
@@ -389,7 +387,7 @@ def start_exchange(x: Tensor, edge_index: Tensor) -> None:
     x
         ``(num_nodes, ...)``.
     edge_index
-        Of ``sample.to_pyg()``, or a row of it.
+        Of ``sample.to_pyg()``, or a row of it; between two sets of nodes, ``x`` is of that of the sources.
 
     Raises
     ------
@@ -419,10 +417,12 @@ def start_exchange(x: Tensor, edge_index: Tensor) -> None:
     """
     if not isinstance(x, ShardTensor) or x._spec.is_replicated or not isinstance(edge_index, RoutedIndex):
         return
-    check_nodes(start_exchange, x, 0, edge_index)
-    exchange = edge_index.exchange
+    sources = edge_index[0] if edge_index.ndim > 1 else edge_index
+    assert isinstance(sources, RoutedIndex)
+    check_nodes(start_exchange, x, 0, sources)
+    exchange = sources.exchange
     key = ghosts_key(x, 0, exchange)
     held = x.__dict__.get("_with_ghosts")
-    if exchange.num_ghosts == 0 or edge_index.all_owned or (held is not None and held[0] == key):
+    if exchange.num_ghosts == 0 or sources.all_owned or (held is not None and held[0] == key):
         return
     x.__dict__["_with_ghosts"] = key, PendingHalo(x._local, exchange), exchange, x._local

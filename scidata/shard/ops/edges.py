@@ -17,7 +17,8 @@ from scidata.shard.comm.collectives import slice_to_shard
 from scidata.shard.comm.sums import replicate_to_shards
 from scidata.shard.comm.transport import all_reduce_min
 from scidata.shard.graphs.ghosts import GhostExchange, with_ghosts
-from scidata.shard.graphs.routed import FilledTensor, MovedTensor, RoutedIndex, check_nodes, node_spec
+from scidata.shard.graphs.routed import BetweenSets, RoutedIndex, check_nodes, node_spec
+from scidata.shard.graphs.targets import FilledTensor, MovedTensor
 from scidata.shard.op_table import unsupported
 from scidata.shard.ops.advanced import count_true, split_alike, take_advanced
 from scidata.shard.ops.align import is_sharded, local_of, specs_of
@@ -141,11 +142,18 @@ def join_edges(func: Any, tensors: Sequence[Tensor], dim: int, spec: ShardSpec) 
     together = None if None in known else [part for each in known if each is not None for part in each]
     new = spec.with_rows(dim, sizes).with_edge_parts(together)
     routed = [x for x in tensors if isinstance(x, RoutedIndex)]
-    if not routed:
+    plain = [x for x in tensors if not is_sharded(x) and x.numel()]
+    if not routed or (not plain and not _share_routes(tensors)):
         return ShardTensor(local, new)
     ids = torch.cat([_ids_of(func, x, spec, exchange) for x in tensors], dim)
     owned = [all(flags) for flags in zip(*(x._owned for x in routed), strict=True)]
-    return RoutedIndex(local, new, exchange=exchange, ids=ids, owned=owned)
+    return RoutedIndex(local, new, exchanges=routed[0].exchanges, ids=ids, owned=owned)
+
+
+def _share_routes(tensors: Sequence[Tensor]) -> bool:
+    """Whether all are ids of the same sets of nodes; of others' the numbers alone can be joined."""
+    exchanges = [x.exchanges if isinstance(x, RoutedIndex) else None for x in tensors if x.numel()]
+    return all(each is not None and each == exchanges[0] for each in exchanges)
 
 
 def _edge_parts(x: Tensor, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], ...] | None:
@@ -159,9 +167,17 @@ def _part_of(func: Any, x: Tensor, dim: int, axis: int, spec: ShardSpec) -> tupl
         if x._spec.dims != spec.dims:
             raise unsupported(func, "the tensors are sharded along different dims", spec, x._spec)
         return x._local, x._spec.sizes_of(axis)
-    plain, sizes = local_of(x), spec.exchange.node_sizes
+    plain = local_of(x)
     if plain.ndim == 1 and len(plain) == 0 and spec.ndim > 1:
-        return plain, (0,) * len(sizes)
+        return plain, (0,) * len(spec.sizes_of(axis))
+    if isinstance(spec.exchange, BetweenSets):
+        raise unsupported(
+            func,
+            "edges between two sets of nodes are joined with plain rows, as self-loops are",
+            spec,
+            remedy="pass add_self_loops=False to layers between sets",
+        )
+    sizes = spec.exchange.node_sizes
     if plain.ndim != spec.ndim or plain.shape[dim] != sum(sizes):
         raise unsupported(
             func,

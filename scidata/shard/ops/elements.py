@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from scidata.core.bounds import even_sizes
-from scidata.shard.graphs.routed import RoutedIndex, accepts_filled
+from scidata.shard.graphs.routed import RoutedIndex
+from scidata.shard.graphs.targets import accepts_filled
 from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops.align import (
     align,

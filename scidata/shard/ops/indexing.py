@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from scidata.shard.comm.collectives import all_gather_v
-from scidata.shard.graphs.routed import RoutedIndex, accepts_filled
+from scidata.shard.graphs.routed import RoutedIndex
+from scidata.shard.graphs.targets import accepts_filled
 from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops.advanced import take_advanced
 from scidata.shard.ops.align import (

@@ -18,7 +18,7 @@ from torch.distributed.tensor import Replicate, Shard
 
 from scidata.core.bounds import bounds_of, even_sizes
 from scidata.core.types import IntArray
-from scidata.shard.graphs.routed import accepts_filled
+from scidata.shard.graphs.targets import accepts_filled
 from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops.align import align, finish, operands_of, refuse_out, spec_of_layout, specs_of
 from scidata.shard.ops.arguments import argument, many, normal_dim

@@ -17,7 +17,8 @@ from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.comm.functions import known
 from scidata.shard.comm.sums import all_reduce_sum
 from scidata.shard.comm.transport import all_reduce_max, all_reduce_min, group_size
-from scidata.shard.graphs.routed import FilledTensor, RoutedIndex, accepts_filled
+from scidata.shard.graphs.routed import RoutedIndex
+from scidata.shard.graphs.targets import FilledTensor, accepts_filled
 from scidata.shard.op_table import find, op_name, register_op, unsupported
 from scidata.shard.ops.align import is_sharded, local_of, refuse_without_dims, specs_of
 from scidata.shard.ops.arguments import argument, normal_dim

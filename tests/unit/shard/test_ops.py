@@ -123,7 +123,7 @@ def table(order):
     for name in order:
         importlib.import_module(f"scidata.shard.ops.{name}")
     entries = importlib.import_module("scidata.shard.op_table")
-    filled = importlib.import_module("scidata.shard.graphs.routed")._ACCEPT_FILLED
+    filled = importlib.import_module("scidata.shard.graphs.targets")._ACCEPT_FILLED
     return {
         entries.op_name(f): (h.__module__, h.__qualname__, h in entries.KEEPS_REPLICATED, h in filled)
         for f, h in entries.HANDLERS.items()

@@ -1,0 +1,103 @@
+"""What messages are scattered into before it is known whose rows it has: a constant, or a plain tensor written to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from scidata.errors import UnsupportedShardOp
+from scidata.shard.op_table import HANDLERS, OF_THE_WHOLE, Handler
+from scidata.shard.spec import ShardSpec
+from scidata.shard.tensor import ShardTensor
+from scidata.shard.torch_internals import tree_leaves, tree_map_only
+
+
+class FilledTensor(ShardTensor):
+    """A constant of global shape that takes no memory until it is used.
+
+    What ``messages.new_zeros(shape)`` gives: whether it is to be sharded by nodes or whole on each rank shows only
+    when something is scattered into it. In everything else it is a plain tensor.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        handler = HANDLERS.get(func)
+        if handler in OF_THE_WHOLE or (handler in _ACCEPT_FILLED and _meets_shards(args, kwargs)):
+            return super().__torch_function__(func, types, args, kwargs)
+        new_args, new_kwargs = tree_map_only(FilledTensor, FilledTensor.settled, (args, kwargs or {}))
+        return func(*new_args, **new_kwargs)
+
+    def requires_grad_(self, requires_grad: bool = True) -> FilledTensor:
+        """Set whether gradients are kept, in place."""
+        self.settled()
+        super().requires_grad_(requires_grad)
+        return self
+
+    def settled(self) -> Tensor:
+        """Return the tensor that this one is by now: a ShardTensor of nodes, or a plain one in memory."""
+        if not self._spec.is_replicated:
+            return ShardTensor(self._local, self._spec)
+        self._local = self._local.contiguous()
+        return self._local
+
+    def decide(self, local: Tensor, spec: ShardSpec) -> None:
+        """Be sharded from now on.
+
+        Raises
+        ------
+        UnsupportedShardOp
+            It was made to require grad, which the sharded tensor would not carry on.
+        """
+        if self._local.requires_grad:
+            raise UnsupportedShardOp("a leaf that requires grad cannot take messages of a sharded graph in place")
+        self._local, self._spec = local, spec
+
+
+def _meets_shards(args: Any, kwargs: Any) -> bool:
+    return any(isinstance(x, ShardTensor) and not x._spec.is_replicated for x in tree_leaves((args, kwargs)))
+
+
+#: Handlers that take a FilledTensor as it is, where it meets shards.
+_ACCEPT_FILLED: set[Handler] = set()
+
+
+def accepts_filled(handler: Handler) -> Handler:
+    """Say of a handler that it takes a FilledTensor as it is: it may decide what that becomes."""
+    _ACCEPT_FILLED.add(handler)
+    return handler
+
+
+class MovedTensor(Tensor):
+    """What becomes of a plain tensor that messages were scattered into in place: it stands for the sharded result."""
+
+    _result: Tensor
+
+    @classmethod
+    def become(cls, target: Tensor, result: Tensor) -> None:
+        """Turn ``target`` into a stand-in for ``result``.
+
+        Raises
+        ------
+        UnsupportedShardOp
+            ``target`` is a parameter, a leaf that requires grad or a tensor of another class.
+        """
+        if type(target) is not Tensor or target.requires_grad:
+            raise UnsupportedShardOp(
+                "a parameter or a tensor that requires grad cannot take messages of a sharded graph in place; "
+                "use the form without underscore"
+            )
+        target.__class__ = cls
+        assert isinstance(target, MovedTensor)
+        target._result = result
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        new_args, new_kwargs = tree_map_only(MovedTensor, lambda x: x.__dict__["_result"], (args, kwargs or {}))
+        return func(*new_args, **new_kwargs)

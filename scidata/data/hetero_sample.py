@@ -13,6 +13,7 @@ from scidata.data.irregular_sample import IrregularSample
 from scidata.data.sample import TensorT
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.interop.pyg import side_by_side
+from scidata.interop.pyg_hetero import hetero_to_pyg
 from scidata.meshes.hetero import JOINT, relation_parts
 
 if TYPE_CHECKING:
@@ -137,8 +138,6 @@ class HeteroSample(IrregularSample[TensorT]):
         maps = {name: self.index_map(name) for name in self.node_types}
         if self.device_mesh is None:
             return self._plain({name: {**node[name], **held[name]} for name in node}, edge)
-        from scidata.interop.pyg_hetero import hetero_to_pyg
-
         return hetero_to_pyg(self.edge_index_dict, maps, self.device_mesh, node=node, node_with_ghosts=held, edge=edge)
 
     def _plain(self, node: Mapping[str, Mapping[str, Tensor]], edge: Mapping[EdgeType, Mapping[str, Tensor]]) -> Any:

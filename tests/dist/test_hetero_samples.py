@@ -251,3 +251,44 @@ def test_the_command_line(folder: Path, tmp_path: Path) -> None:
         assert said in result.output
     with pytest.raises(UnsupportedFormatError, match="OUT --kind hetero"):
         scidata.open_dataset(graph)
+
+
+def train_on_parts(rank: int, num_ranks: int, folder: str) -> list[Any]:
+    """Gradients of a stock model on a stored graph."""
+    nn = pytest.importorskip("torch_geometric.nn")
+    mesh = scidata.init_mesh(domain=num_ranks, device="cpu")
+    found = []
+    both: list[dict[str, Any]] = [{}, {"halo": 1, "ghosts": "disk"}]
+    for options in both:
+        ds: Any = scidata.open_dataset(f"{folder}/hilbert.store", mesh, weights={"grid": 1, "mesh": 4}, **options)
+        data = ds[1].to_pyg(x={"grid": ["u", "grid/pos"], "mesh": ["area", "mesh/pos"]})
+        torch.manual_seed(0)
+        layers = [
+            nn.HeteroConv({
+                ("grid", "to", "mesh"): nn.SAGEConv(sizes, 6),
+                ("mesh", "near", "mesh"): nn.GraphConv(sizes[1], 6),
+                ("mesh", "to", "grid"): nn.GATConv(sizes[::-1], 6, add_self_loops=False),
+            }).double()
+            for sizes in ((3, 5), (6, 6))
+        ]  # fmt: skip
+        x = data.x_dict
+        for layer in layers:
+            x = {name: each.tanh() for name, each in layer(x, data.edge_index_dict).items()}
+        loss: Any = sum((each**2).sum() for each in x.values())
+        loss.backward()
+        gradients = [p.grad for layer in layers for p in layer.parameters()]
+        found.append([float(loss.detach()), *(gradient.tolist() for gradient in gradients)])
+    return found
+
+
+@pytest.fixture(scope="module")
+def one_process(folder: Path) -> Any:
+    return run_ranks(train_on_parts, 1, str(folder))[0]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_stock_layers_have_the_gradients_of_one_process(folder: Path, one_process: Any, num_ranks: int) -> None:
+    for found in run_ranks(train_on_parts, num_ranks, str(folder), timeout=120):
+        for ours, theirs in zip(found, one_process, strict=True):
+            for one, other in zip(ours, theirs, strict=True):
+                np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-12)

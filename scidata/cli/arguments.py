@@ -177,13 +177,13 @@ def parse_cut(axis_sizes: dict[str, int], *, weights: str | None, **values: Sequ
 
 
 def parse_selection(
-    *, fields: Sequence[str] | None, dtype: str | None, steps: str | None, isel: Sequence[str] | None
+    *, fields: Sequence[str] | None, dtype: str | None, steps: Sequence[str] | None, isel: Sequence[str] | None
 ) -> dict[str, Any]:
     """Return what of each sample is read, as readers take it."""
     return {
         "fields": parse_names(fields or ()) or None,
         "dtype": parse_dtype(dtype),
-        "steps": parse_steps("0" if steps is None else steps),
+        "steps": parse_steps(steps or ()),
         "isel": parse_isel(isel or ()),
     }
 
@@ -264,9 +264,21 @@ def parse_names(values: Sequence[str]) -> list[str]:
     return [name.strip() for value in values for name in value.split(",") if name.strip()]
 
 
-def parse_steps(text: str, option: str = "--steps") -> tuple[int, ...]:
-    """``0,1`` as offsets along the sample dimension."""
-    return tuple(_integer(option, part, "offsets along the sample dimension, 0,1") for part in text.split(","))
+def parse_steps(values: Sequence[str], option: str = "--steps") -> tuple[int, ...] | dict[str, tuple[int, ...]]:
+    """``0,1`` as offsets along the sample dimension, of all fields, or ``u=-1,0,1`` of one, ``*=0,1`` of all others."""
+    accepted = "offsets along the sample dimension, 0,1; or by field, u=-1,0,1 with *=0 for all others"
+    named: dict[str, tuple[int, ...]] = {}
+    for text in values:
+        name, equals, steps = text.rpartition("=")
+        found = tuple(_integer(option, part, accepted) for part in steps.split(","))
+        if not equals and len(values) == 1:
+            return found
+        if not name.strip():
+            raise usage_error(option, f"{text!r} names no field; given more than once it must: {accepted}.")
+        if name.strip() in named:
+            raise usage_error(option, f"field {name.strip()!r} is given twice.")
+        named[name.strip()] = found
+    return named or (0,)
 
 
 def parse_dtype(text: str | None, option: str = "--dtype") -> str | None:

@@ -145,7 +145,13 @@ SampleDim = Annotated[
     ),
 ]
 Steps = Annotated[
-    str | None, _option("I,...", "Rows along it that make one sample: 0,1 for input and target; default 0.", _READ)
+    list[str] | None,
+    _option(
+        "[FIELD=]I,...",
+        "Rows along it that make one sample: 0,1 for input and target; default 0. Of a grid also by field, u=-1,0,1, "
+        "with *=0 for all others. Repeatable.",
+        _READ,
+    ),
 ]
 Sample = Annotated[int, _option("N", "The sample to plan.", _READ, parser=_whole(0))]
 Dtype = Annotated[str | None, _option("float16|32|64", "Of floating fields in memory; default the file's.", _READ)]

@@ -101,7 +101,9 @@ def print_plan(plan: DomainPlan, about: Mapping[str, Any], *, every_rank: bool) 
 
 
 def _along(about: Mapping[str, Any]) -> str:
-    steps = f", steps {','.join(map(str, about['steps']))}" if list(about["steps"]) != [0] else ""
+    given, many = about["steps"], isinstance(about["steps"], dict)
+    texts = [f"{name}={','.join(map(str, each))}" for name, each in given.items()] if many else map(str, given)
+    steps = "" if given == [0] else f", steps {(' ' if many else ',').join(texts)}"
     dims = about["sample_dim"]
     return f" along {dims if isinstance(dims, str) else ', '.join(dims)}{steps}" if dims else ""
 

@@ -64,14 +64,25 @@ def names_of(name: str, value: Any) -> list[str]:
     return list(value)
 
 
-def offsets(steps: Any) -> tuple[int, ...]:
-    """Return the ``steps`` of a sample as integers."""
-    if isinstance(steps, str) or not hasattr(steps, "__iter__"):
-        raise ConfigError(f"steps={steps!r}: expected a tuple of offsets, such as (0,) or (0, 1)")
-    found = tuple(whole("steps", step) for step in steps)
+def offsets(steps: Any, what: str = "steps") -> tuple[int, ...]:
+    """Return the ``steps`` of a sample, or of a field of it, as integers."""
+    if isinstance(steps, str | Mapping) or not hasattr(steps, "__iter__"):
+        raise ConfigError(f"{what}={steps!r}: expected a tuple of offsets, such as (0,) or (0, 1)")
+    found = tuple(whole(what, step) for step in steps)
     if not found:
-        raise ConfigError("steps is empty; (0,) reads the sample itself")
+        raise ConfigError(f"{what} is empty; (0,) reads the sample itself")
     return found
+
+
+def offsets_of_fields(steps: Any) -> None:
+    """Check ``steps`` of a sample: for all fields, or by field."""
+    if not isinstance(steps, Mapping):
+        offsets(steps)
+        return
+    for name, each in steps.items():
+        if not isinstance(name, str):
+            raise ConfigError(f"steps names {name!r}: expected fields by name, such as {{'u': (-1, 0, 1)}}")
+        offsets(each, f"steps of {name!r}")
 
 
 def check_mapping(name: str, value: Any, example: str) -> None:

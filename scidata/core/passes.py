@@ -68,17 +68,18 @@ class FieldPass(Protocol):
 
 
 def usual_steps(times: npt.NDArray[np.float64], is_step: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Return ``is_step`` without the steps over gaps: those that are not within half of the median step around it.
+    """Return ``is_step`` without the steps over gaps: those that are not within half of the median step.
 
     So months of 28 to 31 days are steps, and years with a leap day; a missing file is not, nor is a time that comes
-    twice.
+    twice. Of two steps in the middle the shorter is the median: of 0, 6, 24, 30 hours, 6 hours are usual.
     """
     steps = np.diff(times, prepend=np.nan)
-    among = steps[is_step]
-    usual = np.median(among) if len(among) else np.nan
-    if not np.isfinite(usual) or usual == 0:
+    among = steps[is_step & (steps != 0)]
+    usual = among[np.argsort(np.abs(among))[(len(among) - 1) // 2]] if len(among) else np.nan
+    if not np.isfinite(usual):
         return is_step
-    return is_step & (np.abs(steps / usual - 1) < 0.5)
+    found: npt.NDArray[np.bool_] = is_step & (np.abs(steps / usual - 1) < 0.5)
+    return found
 
 
 def merged_blocks(starts: IntArray, num_rows: int, at_once: int, apart: npt.NDArray[np.bool_]) -> IntArray:

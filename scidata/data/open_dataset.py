@@ -15,7 +15,7 @@ from scidata.core.keywords import checked_keywords
 from scidata.core.urls import url_of
 from scidata.data.local_transform import LocalTransform
 from scidata.data.openers import open_grid, open_points, open_store, refuse
-from scidata.data.options import HowToCut, HowToReach, Options, WhatToRead
+from scidata.data.options import HowToCut, HowToReach, Options, Steps, WhatToRead
 from scidata.data.raw_kind import kind_of_raw
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.interop.xarray import Lazy, is_xarray, lazy_of
@@ -114,7 +114,8 @@ def open_dataset(
     fields: Sequence[str] | str | None = None,
     kind: str | None = None,
     sample_dim: str | int | Sequence[str | int] | None = None,
-    steps: Sequence[int] = (0,),
+    steps: Steps = (0,),
+    gaps: str = "skip",
     shard: Mapping[str | int, str] | None = None,
     isel: Mapping[str, Any] | None = None,
     sel: Mapping[str, Any] | None = None,
@@ -171,7 +172,14 @@ def open_dataset(
         stored samples whole.
     steps
         Offsets along ``sample_dim``. One step drops that dimension; several keep it, one row per step. Steps stay
-        inside one stored sample, and one group of a file.
+        inside one stored sample, and one group of a file. Of grids also by field: ``{"u": (-1, 0, 1), "v": (0, 1)}``;
+        fields that it does not name have those of ``"*"``, by default (0,). There are as many samples as the steps of
+        all fields allow.
+    gaps
+        Of grids, where times along ``sample_dim`` do not follow each other in their usual step (a missing file or
+        date, a time that comes twice): ``"skip"`` leaves out the samples whose steps reach over that, and those of
+        dates that anemoi names as ``missing_dates``, and says so in a warning; ``"error"`` refuses; ``"allow"`` takes
+        neighbouring rows for neighbouring steps. Months, years and the calendars of models have no gaps.
     shard
         ``{dim: mesh axis}``, such as ``{"latitude": "domain"}`` or ``{"lat": "h", "lon": "w"}``. Default: latitude,
         then longitude, by CF metadata or name, if they have enough rows.
@@ -291,7 +299,7 @@ def open_dataset(
         kind=kind, fields=fields, sample_dim=sample_dim, steps=steps, isel=isel, decode=decode, dtype=dtype,
         transform=transform, local_transform=local_transform,
         subsample=subsample, subsample_block=subsample_block, subsample_seed=subsample_seed, sel=sel, coords=coords,
-        destagger=destagger,
+        destagger=destagger, gaps=gaps,
     )  # fmt: skip
     cut = HowToCut(
         shard=shard, bounds=bounds, weights=weights, align=align, halo=halo, ghosts=ghosts, periodic=periodic, dp=dp

@@ -97,7 +97,7 @@ def open_grid(
         raise ConfigError(f"subsample={what.subsample}: grids are not drawn from; crop or stride them with isel")
     dp_axis, axes = _axes(mesh, cut.dp, cut.shard)
     reader = GridReader(
-        path, first=first, **_common(what, cut, reach), **what.samples, **reach.trust, sel=what.sel,
+        path, first=first, **_common(what, cut, reach), **what.samples, **reach.trust, sel=what.sel, gaps=what.gaps,
         destagger=what.destagger,
         align=cut.align, halo=cut.halo, periodic=cut.periodic, decode=what.decodes,
         shard=cut.shard if mesh is not None else {}, node=node_ranks(mesh, axes) if what.by_node else None,
@@ -107,6 +107,8 @@ def open_grid(
     )  # fmt: skip
     if several := [name for name in reader.left_out if len(reader.sources[0].arrays[name].shape) > 1]:
         warnings.warn(f"{reader.paths[0]}: {left_out_text(several, reader.reference)}", stacklevel=4)
+    for text in reader.gap_texts:
+        warnings.warn(text, stacklevel=4)
     return ShardedDataset(reader, mesh, axes, dp_axis=dp_axis, has_coords=what.coords, **what.wrapping)
 
 

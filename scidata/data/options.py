@@ -5,18 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from scidata.core.checks import check_function, check_mapping, offsets, optional, whole
+from scidata.core.checks import check_function, check_mapping, offsets, offsets_of_fields, optional, whole
 from scidata.data.local_transform import LocalTransform
 from scidata.errors import ConfigError, near_matches
 from scidata.read.disk_cache import DiskCache, make_cache
 from scidata.store.reading.subsample import Subsample, make_subsample
 
+#: Offsets along the sample dimension: of all fields, or by field.
+Steps: TypeAlias = Sequence[int] | Mapping[str, Sequence[int]]
+
+_GAPS = ("skip", "error", "allow")
 _KINDS = ("grid", "points", "mesh", "graph")
 # NumPy has no bfloat16: such fields are read as float32 and cast once, when they become tensors
 _READ_AS = {torch.float16: np.float16, torch.bfloat16: np.float32, torch.float32: np.float32, torch.float64: np.float64}
@@ -29,7 +33,7 @@ class WhatToRead:
     kind: str | None
     fields: Sequence[str] | str | None
     sample_dim: str | int | Sequence[str | int] | None
-    steps: Sequence[int]
+    steps: Steps
     isel: Mapping[str, Any] | None
     decode: bool | str
     dtype: torch.dtype | None
@@ -41,6 +45,7 @@ class WhatToRead:
     sel: Mapping[str, Any] | None = None
     coords: bool = False
     destagger: bool = False
+    gaps: str = "skip"
 
     def __post_init__(self) -> None:
         check_mapping("isel", self.isel, "{'level': 3}")
@@ -56,7 +61,11 @@ class WhatToRead:
                     f"{near_matches(self.decode, ('rank', 'node'))}"
                 )
             _check_flag("decode", self.decode)
-        offsets(self.steps)
+        offsets_of_fields(self.steps)
+        if self.gaps not in _GAPS:
+            raise ConfigError(
+                f"gaps must be one of {', '.join(_GAPS)}, not {self.gaps!r}{near_matches(self.gaps, _GAPS)}"
+            )
         self.draw()
         if self.kind is not None and self.kind not in _KINDS:
             raise ConfigError(
@@ -86,7 +95,8 @@ class WhatToRead:
     @property
     def samples(self) -> dict[str, Any]:
         """What makes samples of the data along a dimension, as readers take it."""
-        return {"sample_dim": self.sample_dim, "steps": offsets(self.steps), "isel": self.isel}
+        steps = self.steps if isinstance(self.steps, Mapping) else offsets(self.steps)
+        return {"sample_dim": self.sample_dim, "steps": steps, "isel": self.isel}
 
     @property
     def chosen_samples(self) -> dict[str, bool]:
@@ -97,7 +107,8 @@ class WhatToRead:
     @property
     def labelled(self) -> dict[str, bool]:
         """Which arguments were given that only data with coordinates along its dims has."""
-        return {"sel": bool(self.sel), "coords": self.coords, "destagger": self.destagger}
+        by_field = {"steps by field": isinstance(self.steps, Mapping), "gaps": self.gaps != "skip"}
+        return {"sel": bool(self.sel), "coords": self.coords, "destagger": self.destagger} | by_field
 
     @property
     def wrapping(self) -> dict[str, Any]:
@@ -174,7 +185,8 @@ class Options(TypedDict, total=False):
 
     fields: Sequence[str] | str | None
     sample_dim: str | int | Sequence[str | int] | None
-    steps: Sequence[int]
+    steps: Steps
+    gaps: Literal["skip", "error", "allow"]
     isel: Mapping[str, Any] | None
     sel: Mapping[str, Any] | None
     bounds: Any

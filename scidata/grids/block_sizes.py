@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from scidata.grids.kept import KeptRows
 from scidata.grids.node import SharedChunks, decodes_in_parts
 from scidata.grids.parts import Field, Part
 from scidata.grids.series import Series
+from scidata.grids.steps import FieldSteps
 from scidata.grids.trajectories import Together, Trajectories
 
 _ENOUGH = 0.5  # of a block's rows: of Blosc chunks one step decodes a part, of about twice its size
@@ -57,7 +58,7 @@ class BlockSizes:
         series: Series,
         fields: Mapping[str, Field],
         *,
-        steps: Sequence[int],
+        steps: FieldSteps,
         trajectories: Trajectories,
         max_bytes: int,
         fits: bool,
@@ -89,7 +90,7 @@ class BlockSizes:
     @functools.cached_property
     def shared_steps(self) -> dict[str, int]:
         """Steps of a block of the fields of which samples share some: by their chunks, or because windows overlap."""
-        windows, sizes = len(self._steps) > 1, list(self.steps_per_block.items())
+        sizes = list(self.steps_per_block.items())
         first = 0 if self._node is None else self._node.me % max(1, len(sizes))  # ranks begin with different fields
         return {
             name: size
@@ -97,7 +98,7 @@ class BlockSizes:
             if size > 1
             or (self._most[name] > 1 and name not in self.fixed)
             or name in self.by_node
-            or (windows and self._is_costly(self._series.layout_in(0, name)))
+            or (self._steps.num(name) > 1 and self._is_costly(self._series.layout_in(0, name)))
         }
 
     @functools.cached_property
@@ -158,7 +159,7 @@ class BlockSizes:
         if max(self._most.values()) == 1:
             return 0
         rows = int(np.diff(self._series.row_bounds).max())
-        return self._bytes(part, lambda size: -(-rows // size), self._most)
+        return self._bytes(part, lambda _, size: -(-rows // size), self._most)
 
     @property
     def most_trajectories(self) -> int:
@@ -197,26 +198,25 @@ class BlockSizes:
     def bytes_of_sample(self, part: Part) -> int:
         """Return the bytes of all blocks that one sample may need."""
         num = self.num_together(part)
-        return self._bytes(part, lambda size: min(len(self._steps), -(-self._reach // size) + 1), num)
+        steps = self._steps
+        return self._bytes(part, lambda name, n: min(steps.num(name), -(-steps.reach(name) // n) + 1), num)
 
     def bytes_of_block(self, part: Part) -> int:
         """Return the bytes of all blocks that the samples of one of the longest may need, in any order."""
         longest = max(self.steps_per_block.values())
-        return self._bytes(part, lambda size: -(-longest // size) + -(-self._reach // size), self._most)
+        return self._bytes(
+            part, lambda name, n: -(-longest // n) + -(-self._steps.reach(name, own=True) // n), self._most
+        )
 
     def bytes_of_all(self, part: Part) -> int:
         """Return the bytes of all blocks of all samples."""
         num_rows = int(self._series.row_bounds[-1])
-        return self._bytes(part, lambda size: -(-num_rows // size))
+        return self._bytes(part, lambda _, size: -(-num_rows // size))
 
-    @property
-    def _reach(self) -> int:
-        return max(self._steps) - min(self._steps)
-
-    def _bytes(self, part: Part, count: Callable[[int], int], num: Mapping[str, int] | None = None) -> int:
+    def _bytes(self, part: Part, count: Callable[[str, int], int], num: Mapping[str, int] | None = None) -> int:
         """Return the bytes of so many blocks of each field, each of ``num`` trajectories."""
         return sum(
-            (1 if num is None else num[name]) * count(size) * size * self._bytes_of_step(name, part)
+            (1 if num is None else num[name]) * count(name, size) * size * self._bytes_of_step(name, part)
             for name, size in self.shared_steps.items()
         )
 
@@ -226,4 +226,4 @@ class BlockSizes:
 
     def _bytes_of_step(self, name: str, part: Part) -> int:
         shape = part.families[name].out_shape
-        return math.prod(shape) // len(self._steps) * self._fields[name].dtype.itemsize
+        return math.prod(shape) // self._steps.num(name) * self._fields[name].dtype.itemsize

@@ -9,9 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.bounds import rows_of, segments_of_slice
-from scidata.core.checks import names_of, offsets
+from scidata.core.checks import names_of
 from scidata.core.types import ArrayLayout, Source
-from scidata.errors import ConfigError, FieldMismatchError, OutputError, UnsupportedFormatError, near_matches
+from scidata.errors import (
+    ConfigError,
+    FieldMismatchError,
+    OutputError,
+    UnknownNameError,
+    UnsupportedFormatError,
+    near_matches,
+)
 from scidata.grids.partition import resolve_dim
 from scidata.read.whole import array_of, read_array
 from scidata.sources.cf import decoding_of
@@ -80,6 +87,21 @@ def default_shard(
             )
         shard[fits[0]] = axis
     return shard
+
+
+def given_shard(shard: Mapping[str | int, str], dims: Sequence[str], axes: Mapping[str, int]) -> dict[str, str]:
+    """Return the dimensions that are split, by name, and over which axis each.
+
+    Raises
+    ------
+    UnknownNameError
+        There is no such dimension or axis.
+    """
+    split_axes = {resolve_dim(dim, dims, "shard"): axis for dim, axis in shard.items()}
+    for dim, axis in split_axes.items():
+        if axis not in axes:
+            raise UnknownNameError(f"shard splits {dim!r} over mesh axis {axis!r}{near_matches(axis, axes)}")
+    return split_axes
 
 
 def _which_dim(
@@ -222,11 +244,3 @@ def largest_chunks(layouts: Iterable[ArrayLayout]) -> dict[str, int]:
         for dim, chunk in zip(layout.dims, layout.chunks, strict=True):
             chunks[dim] = max(chunk, chunks.get(dim, 1))
     return chunks
-
-
-def checked_steps(steps: Sequence[int], sample_dim: str | None) -> tuple[int, ...]:
-    """Return the steps of a sample as integers; refuse several where there is no dimension of samples."""
-    checked = offsets(steps)
-    if sample_dim is None and checked != (0,):
-        raise ConfigError(f"steps={checked} need a sample dimension; name it with sample_dim")
-    return checked

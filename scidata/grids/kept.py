@@ -23,10 +23,11 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.cache import Cache
-from scidata.core.types import ArrayLayout, IntArray, Segment, Selection
+from scidata.core.types import ArrayLayout, IntArray, Selection
 from scidata.core.urls import Url, local_path
 from scidata.grids.parts import Field, Part
 from scidata.grids.series import Series
+from scidata.grids.steps import Places
 from scidata.plan.array import chunks_needed
 from scidata.plan.as_json import inputs_to_json
 from scidata.read.context import ReadStats
@@ -196,7 +197,7 @@ class KeptRows:
     def read_into(
         self,
         names: Sequence[str],
-        places: Sequence[tuple[int, tuple[Segment, ...]]],
+        places: Places,
         part: Part,
         out: Mapping[str, Rows],
         *,
@@ -214,13 +215,13 @@ class KeptRows:
         reads = [functools.partial(self._read, each, part, values[each.name]) for each in missing]
         return sum(run_each(reads) if side_by_side else [read() for read in reads], start=stats)
 
-    def _wanted(self, name: str, places: Sequence[tuple[int, tuple[Segment, ...]]]) -> list[_Wanted]:
+    def _wanted(self, name: str, places: Places) -> list[_Wanted]:
         if self._series.sample_dim not in self._fields[name].source_dims:
-            i = self._series.member_of(name, places[0][0]) if self._series.outer else 0
+            i = self._series.member_of(name, places.member) if self._series.outer else 0
             return [_Wanted(name, i, 0, [(0, 0)])]
         size = self._blocks.steps_per_block[name]
         blocks: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        for member, segments in places:
+        for member, segments in places.of(name):
             i = self._series.member_of(name, member)
             for row, place in [(s.start + k * s.step, s.offset + k) for s in segments for k in range(s.count)]:
                 start = row - row % size

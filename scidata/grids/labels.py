@@ -93,14 +93,36 @@ def labels_of(series: Series, dim: str) -> npt.NDArray[Any] | None:
     return np.concatenate(known) if len(known) == len(found) else None
 
 
-def _labels_in(source: Source, dim: str) -> npt.NDArray[Any] | None:
+def stored_times(source: Source, dim: str) -> tuple[npt.NDArray[Any], str] | None:
+    """Return the times of rows along a dimension as they are stored, and what they count, with the calendar.
+
+    ``datetime64``, or numbers since a date; None where nothing tells times.
+    """
+    layout = _labelling(source, dim)
+    if layout is None:
+        written = _written_times(source, dim)
+        return None if written is None or written.dtype.kind != "M" else (written, "")
+    if not _tells_time(layout):
+        return None
+    values = read_array(source, layout, decoding=decoding_of(layout, None), allow_missing=True)
+    said = (layout.attributes.get("units", ""), layout.attributes.get("calendar", ""))
+    return values, "" if values.dtype.kind == "M" else " ".join(map(str, said))
+
+
+def _labelling(source: Source, dim: str) -> ArrayLayout | None:
+    """Return the array of one dimension that labels it: its coordinate variable, or the only one of times."""
     layout = source.arrays.get(dim)
-    if layout is None or layout.dims != (dim,):
-        times = [x for x in source.arrays.values() if x.dims == (dim,) and _tells_time(x)]
-        if len(times) != 1:
-            written = _written_times(source, dim)
-            return _names_in(source, dim) if written is None else written
-        (layout,) = times
+    if layout is not None and layout.dims == (dim,):
+        return layout
+    times = [x for x in source.arrays.values() if x.dims == (dim,) and _tells_time(x)]
+    return times[0] if len(times) == 1 else None
+
+
+def _labels_in(source: Source, dim: str) -> npt.NDArray[Any] | None:
+    layout = _labelling(source, dim)
+    if layout is None:
+        written = _written_times(source, dim)
+        return _names_in(source, dim) if written is None else written
     values = read_array(source, layout, decoding=decoding_of(layout, None), allow_missing=True)
     return _decoded(source, dim, layout.attributes, values)
 

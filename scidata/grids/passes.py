@@ -64,7 +64,7 @@ class GridPass:
         self.units = units if isinstance(units, str) else None
         self._axis = dims.index(dim) if dim in dims else None
         self.has_steps = self._axis is not None
-        positions = np.unique(sample_rows.positions_of(samples))
+        positions = np.unique(sample_rows.positions_of(samples, name))
         rows = sample_rows.rows_at(positions)
         self._find_rows(rows, positions, sample_rows)
         self._owned = {d: partition.owned_rows(d, coordinate) for d in self.dims if d in partition.bounds}

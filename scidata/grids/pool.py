@@ -32,6 +32,7 @@ from scidata.grids.kept import KeptRows
 from scidata.grids.node import BusyError, SharedChunks
 from scidata.grids.parts import Field, Part
 from scidata.grids.series import Series
+from scidata.grids.steps import FieldSteps, Places
 from scidata.grids.trajectories import Together, Trajectories
 from scidata.plan.family import PlanFamily
 from scidata.read import Job, read_plans
@@ -39,9 +40,6 @@ from scidata.read.context import ReadStats
 from scidata.read.disk_cache import DiskCache
 from scidata.read.threads import ReaderThreads
 from scidata.sources.access.fetches import run_each
-
-#: Rows of a sample in one member of the series (a file, or a trajectory in one), by its number.
-_Places: TypeAlias = Sequence[tuple[int, tuple[Segment, ...]]]
 
 #: Position of the rank, field, member, first row.
 _Key: TypeAlias = tuple[tuple[int, ...], str, int, int]
@@ -136,7 +134,7 @@ class SharedRows:
         series: Series,
         fields: Mapping[str, Field],
         *,
-        steps: Sequence[int],
+        steps: FieldSteps,
         trajectories: Trajectories,
         max_bytes: int,
         fits: bool = False,
@@ -197,7 +195,7 @@ class SharedRows:
         """Whether there are blocks that samples of a rank's part share, and room for those of one sample."""
         return bool(self.sizes.shared_steps) and 0 < self.sizes.bytes_of_sample(part) <= self.max_bytes(part)
 
-    def reads_of(self, part: Part, places: _Places) -> list[BlockRead]:
+    def reads_of(self, part: Part, places: Places) -> list[BlockRead]:
         """Return the blocks that a sample needs."""
         return [
             BlockRead(self, key, part, self.sizes.nbytes(name, part), self.sizes.enough[name])
@@ -205,10 +203,10 @@ class SharedRows:
             for key in self._keys(name, size, part, places)
         ]
 
-    def _keys(self, name: str, size: int, part: Part, places: _Places) -> dict[_Key, None]:
+    def _keys(self, name: str, size: int, part: Part, places: Places) -> dict[_Key, None]:
         return {
             (part.position, name, self.sizes.together(name, i, part).member, row - row % size): None
-            for i, segments in places
+            for i, segments in places.of(name)
             for s in segments
             for row in range(s.start, s.start + s.count * s.step, s.step)
         }
@@ -234,14 +232,15 @@ class SharedRows:
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
-    def fields_of(self, part: Part, places: _Places, out: Mapping[str, npt.NDArray[Any]]) -> tuple[str, ...]:
+    def fields_of(self, part: Part, places: Places, out: Mapping[str, npt.NDArray[Any]]) -> tuple[str, ...]:
         """Return the fields to be read by blocks: none where a sample needs more of them than are kept."""
         if not self.is_of_use(part):
             return ()
         return tuple(
             name
             for name, size in self.sizes.shared_steps.items()
-            if out[name].shape == part.shapes[name]
+            if name in out
+            and out[name].shape == part.shapes[name]
             and self._are_worth_it(list(self._keys(name, size, part, places)), part)
         )
 
@@ -262,15 +261,15 @@ class SharedRows:
         wanted = self.sizes.bytes_of_fixed(part) + (self.sizes.bytes_of_sample(part) if self.sizes.shared_steps else 0)
         if not 0 < wanted <= self.max_bytes(part):
             return ()
-        return tuple([name for name in self.sizes.fixed if out[name].shape == part.shapes[name] and out[name].size])
+        return tuple([n for n in self.sizes.fixed if n in out and out[n].shape == part.shapes[n] and out[n].size])
 
     def read_fixed(
-        self, names: Sequence[str], places: _Places, part: Part, out: Mapping[str, npt.NDArray[Any]]
+        self, names: Sequence[str], places: Places, part: Part, out: Mapping[str, npt.NDArray[Any]]
     ) -> ReadStats:
         """Copy fields that are kept for all samples; return what had to be read for it."""
         stats: list[ReadStats] = []
         for name in names:
-            i = places[0][0] if places else 0
+            i = places.member
             together = self.sizes.together(name, i, part)
             block = self.block((part.position, name, together.member, 0), part, stats)
             block = block[self._place_in(name, i, together)]
@@ -280,7 +279,7 @@ class SharedRows:
     def read_into(
         self,
         names: Sequence[str],
-        places: _Places,
+        places: Places,
         part: Part,
         out: Mapping[str, npt.NDArray[Any]],
         *,
@@ -295,12 +294,12 @@ class SharedRows:
         ahead = [self._uncounted.popleft() for _ in range(len(self._uncounted))]
         return sum(itertools.chain(ahead, *found), start=ReadStats())
 
-    def _copy(self, name: str, places: _Places, part: Part, out: npt.NDArray[Any]) -> list[ReadStats]:
+    def _copy(self, name: str, places: Places, part: Part, out: npt.NDArray[Any]) -> list[ReadStats]:
         axis = self._fields[name].source_dims.index(str(self._series.sample_dim))
         values = np.moveaxis(out.reshape(part.families[name].out_shape), axis, 0)
         stats: list[ReadStats] = []
         size = self.sizes.shared_steps[name]
-        for i, segments in places:
+        for i, segments in places.of(name):
             start, block = -1, None
             together = self.sizes.together(name, i, part)
             inside = self._place_in(name, i, together)

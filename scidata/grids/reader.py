@@ -7,8 +7,6 @@ what any rank of any world size would.
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,7 +16,7 @@ import numpy.typing as npt
 
 from scidata.core.bounds import num_rows_of, rows_of
 from scidata.core.cache import Cache
-from scidata.core.types import ArrayLayout, BufferSpec, IntArray, Segment, Selection, Source
+from scidata.core.types import ArrayLayout, BufferSpec, IntArray, Selection, Source
 from scidata.core.urls import Url
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
 from scidata.grids.choices import (
@@ -26,24 +24,26 @@ from scidata.grids.choices import (
     agreeing_fields,
     all_dims_of,
     check_finished,
-    checked_steps,
     choose_sample_dim,
     chosen_fields,
     default_shard,
+    given_shard,
     largest_chunks,
     reference_of,
     row_weights,
     sizes_of,
 )
+from scidata.grids.fingerprint import fingerprint_of
+from scidata.grids.gaps import rows_of_samples, without_missing
 from scidata.grids.labels import Labels, chosen_rows
 from scidata.grids.node import NodeRanks, SharedChunks
 from scidata.grids.partition import GridPartition, make_partition, resolve_dim, selected_rows
 from scidata.grids.parts import Field, Jobs, Part
 from scidata.grids.passes import GridPass
 from scidata.grids.pool import BlockRead, SharedRows
-from scidata.grids.sample_rows import SampleRows
-from scidata.grids.series import Series, joined
+from scidata.grids.series import Series
 from scidata.grids.staggered import CentredSource
+from scidata.grids.steps import Places, Runs, checked_steps
 from scidata.grids.trajectories import Trajectories
 from scidata.plan.array import MAX_PLAN_BYTES
 from scidata.plan.family import PlanFamily
@@ -66,8 +66,8 @@ class GridReader:
 
     Parameters
     ----------
-    path, fields, sample_dim, steps, shard, isel, sel, bounds, weights, align, halo, periodic, decode, allow_missing,
-    destagger
+    path, fields, sample_dim, steps, gaps, shard, isel, sel, bounds, weights, align, halo, periodic, decode,
+    allow_missing, destagger
         As in :func:`scidata.open_dataset`.
     axis_sizes
         Ranks along each domain axis, in mesh order: ``{"domain": 4}``, ``{"h": 2, "w": 2}``, or ``{}`` for one rank.
@@ -95,7 +95,8 @@ class GridReader:
         axis_sizes: Mapping[str, int] | None = None,
         fields: Sequence[str] | str | None = None,
         sample_dim: SampleDim = None,
-        steps: Sequence[int] = (0,),
+        steps: Sequence[int] | Mapping[str, Sequence[int]] = (0,),
+        gaps: str = "skip",
         shard: Mapping[str | int, str] | None = None,
         isel: Mapping[str, Any] | None = None,
         sel: Mapping[str, Any] | None = None,
@@ -144,23 +145,22 @@ class GridReader:
         layouts = {name: self._series.combined(name) for name in self.fields}
         sizes = sizes_of(layouts.values())
         crop = chosen_rows(self._series, isel or {}, sel or {}, sizes)
+        crop, missing = without_missing(self._series, crop, sizes, gaps)
         if shard is None:
             spatial = [d for d in sizes if d in reference.dims and d not in sample_dims]
             rows = selected_rows(crop, sizes)
             lengths = {dim: num_rows_of(rows[dim]) for dim in spatial}
             split_axes = default_shard(self.paths[0], lengths, dim_roles(head, reference.dims), axes)
         else:
-            split_axes = {resolve_dim(d, list(sizes), "shard"): axis for d, axis in shard.items()}
-            for dim, axis in split_axes.items():
-                if axis not in axes:
-                    raise UnknownNameError(f"shard splits {dim!r} over mesh axis {axis!r}{near_matches(axis, axes)}")
+            split_axes = given_shard(shard, list(sizes), axes)
         for dim in sample_dims:
             if dim in split_axes:
                 raise ConfigError(f"{dim!r} is the sample dimension and cannot be sharded as well")
         self._decode, self._dtype = decode, None if dtype is None else np.dtype(dtype)
         self._allow_missing = allow_missing
         self._threads = ReaderThreads(num_threads)
-        self.steps = checked_steps(steps, self.sample_dim)
+        self.field_steps = checked_steps(steps, self.sample_dim, {name: x.dims for name, x in layouts.items()})
+        self.steps = self.field_steps.every
         if isinstance(weights, str):
             weights = row_weights(head, weights, split_axes, crop)
         self.partition: GridPartition = make_partition(
@@ -178,13 +178,8 @@ class GridReader:
         for dim in sample_dims:
             if dim in self.partition.halo:
                 raise ConfigError(f"{dim!r} is the sample dimension and cannot have a halo; use steps")
-        apart = any(hasattr(source, "group") for source in self._series.files)  # no group goes on from another
-        self.sample_rows = SampleRows(self._series, self.partition.selected, self.steps, crosses=not apart)
-        if not self.num_samples:
-            raise ConfigError(
-                f"{self.paths[0]}: steps {','.join(map(str, self.steps))} reach over more rows than the "
-                f"{self.partition.sizes[str(self.sample_dim)]} of {self.sample_dim!r}: there would be no sample"
-            )
+        self.sample_rows, gap_text = rows_of_samples(self._series, self.partition.selected, self.field_steps, gaps)
+        self.gap_texts = tuple(filter(None, (missing, gap_text)))
         self._last_part: Part | None = None
         self.labels = Labels(self._series, self.partition)
         single = {dim for dim, rows in crop.items() if isinstance(rows, int | np.integer)}
@@ -193,7 +188,7 @@ class GridReader:
         self.pool = SharedRows(
             self._series,
             self._fields,
-            steps=self.steps,
+            steps=self.field_steps,
             trajectories=Trajectories(self._series, self.partition.selected),
             max_bytes=pool_bytes,
             fits=pool_fits,
@@ -237,7 +232,12 @@ class GridReader:
 
     def global_shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a field of one whole sample."""
-        return tuple(self._num_rows(dim) for dim in self.dims(name))
+        dims, sizes, num = self.dims(name), self.partition.sizes, self.field_steps.num(name)
+        return tuple(num if dim == self.sample_dim else sizes[dim] for dim in dims)
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        """Return the dtype that a field is read as."""
+        return self._fields[self._known(name)].dtype
 
     def coordinate(self, dim: str) -> npt.NDArray[Any] | None:
         """Return the selected values along a dimension, or None where it has no coordinate variable."""
@@ -249,28 +249,11 @@ class GridReader:
 
     def sample_labels(self, index: int) -> dict[str, npt.NDArray[Any]]:
         """Return the labels of one sample along each of its dimensions: ``()`` of a single step, ``(steps,)`` else."""
-        return self.labels.of_sample(self._rows_of(index), self.steps)
+        return self.labels.of_sample(self.sample_rows.of(self._number(index)), self.steps)
 
     def fingerprint(self) -> str:
-        """Return a digest of what decides the samples: fields, shapes, dtypes, crop, steps, and the sample coordinate.
-
-        Not where they lie, so that data may move; nor their values, which would have to be read. Of sources that have
-        revisions (Icechunk) also those, since ranks that open at different times could see different ones.
-        """
-        revisions = [found for source in self._series.files if (found := getattr(source, "revision", None)) is not None]
-        values = None if self.sample_dim is None else self.coordinate(self.sample_dim)
-        content = {
-            "fields": {n: [self.global_shape(n), str(self._fields[n].dtype)] for n in self.fields},
-            "samples": self.num_samples,
-            "steps": self.steps,
-            "coordinate": None if values is None else hashlib.sha256(str(values.tolist()).encode()).hexdigest(),
-            "selected": {
-                d: [(s.start, s.count, s.step) for s in segments] for d, segments in self.partition.selected.items()
-            },
-        } | ({"revisions": revisions} if revisions else {})
-        if len(self.sample_dims) > 1:
-            content["sample_dims"] = self.sample_dims
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+        """Return a digest of what decides the samples: see :mod:`scidata.grids.fingerprint`."""
+        return fingerprint_of(self)
 
     def blocks(self) -> IntArray:
         """Return which samples share chunks, ``(num_samples,)``: see :meth:`scidata.data.ShardedDataset.blocks`."""
@@ -289,16 +272,13 @@ class GridReader:
         return {
             name: BufferSpec(
                 shape=tuple(
-                    self._num_rows(d) if d == self.sample_dim else self.partition.local_size(d, coordinate)
+                    self.field_steps.num(name) if d == self.sample_dim else self.partition.local_size(d, coordinate)
                     for d in field.dims
                 ),
                 dtype=field.dtype,
             )
             for name, field in self._fields.items()
         }
-
-    def _num_rows(self, dim: str) -> int:
-        return len(self.steps) if dim == self.sample_dim else self.partition.sizes[dim]
 
     def _known(self, name: str) -> str:
         if name not in self._fields and name not in self.fields:
@@ -317,7 +297,7 @@ class GridReader:
                 f"{self.paths[0]}: field {name!r} decodes to {sorted(map(str, dtypes))} in different files; "
                 "ask for one with dtype"
             )
-        several = len(self.steps) > 1
+        several = self.field_steps.num(name) > 1
         dims = tuple(d for d in layout.dims if d not in self._dropped and (several or d != self.sample_dim))
         return Field(dims=dims, source_dims=layout.dims, dtype=dtypes.pop(), decodings=self._series.by_file(found))
 
@@ -338,51 +318,39 @@ class GridReader:
                 position=position,
                 segments={d: self.partition.segments(d, coordinate) for d in dims},
                 shapes={name: spec.shape for name, spec in self.buffer_specs(coordinate).items()},
-                families={name: self._family(field, sizes) for name, field in self._fields.items()},
+                families={name: self._family(name, sizes) for name in self._fields},
                 jobs=Cache(MAX_PLAN_BYTES, "none"),
             )
         return part
 
-    def _family(self, field: Field, sizes: Mapping[str, int]) -> PlanFamily:
-        dims = field.source_dims
-        shape = tuple(len(self.steps) if d == self.sample_dim else sizes.get(d, 1) for d in dims)
+    def _family(self, name: str, sizes: Mapping[str, int]) -> PlanFamily:
+        dims = self._fields[name].source_dims
+        shape = tuple(self.field_steps.num(name) if d == self.sample_dim else sizes.get(d, 1) for d in dims)
         return PlanFamily(self._series.moving(dims), shape)
 
-    def _rows_of(self, index: int) -> list[int]:
-        """Return the source rows along the sample dimension of one sample, a row per step."""
+    def _number(self, index: int) -> int:
         if not -self.num_samples <= index < self.num_samples:
             raise IndexError(
                 f"{self.paths[0]}: sample {index} is out of range: there are {self.num_samples} samples"
                 + (f" with steps {self.steps}" if self.steps != (0,) else "")
             )
-        return self.sample_rows.of(index % self.num_samples)
+        return index % self.num_samples
+
+    def _places_of(self, index: int) -> Places:
+        """Return where a sample's rows lie."""
+        return Places(self._series, self.field_steps, self.sample_rows, self._number(index))
 
     def selections(
         self, name: str, index: int, coordinate: Mapping[str, int]
     ) -> list[tuple[int, ArrayLayout, Selection]]:
         """Return what is read of a field: for each file involved its position, layout and selection."""
-        return self._selections(self._fields[name], name, self._files_of(index), self.part_of(coordinate))
+        return self._selections(name, self._places_of(index), self.part_of(coordinate))
 
-    def _files_of(self, index: int) -> list[tuple[int, tuple[Segment, ...]]]:
-        """Return the members of the series that a sample lies in, and its rows in each along the sample dimension."""
-        rows = self._rows_of(index)
-        if len(rows) == 1:
-            i, first = self._series.place_of(rows[0])
-            return [(i, (Segment(start=rows[0] - first, count=1),))]
-        by_file: dict[int, list[Segment]] = {}
-        for offset, row in enumerate(rows):
-            i, first = self._series.place_of(row)
-            by_file.setdefault(i, []).append(Segment(start=row - first, count=1, offset=offset))
-        return [(i, joined(segments)) for i, segments in by_file.items()]
-
-    def _selections(
-        self, field: Field, name: str, files: Sequence[tuple[int, tuple[Segment, ...]]], part: Part
-    ) -> list[tuple[int, ArrayLayout, Selection]]:
-        dim, dims = self.sample_dim, field.source_dims
-        if dim not in dims:
-            files = [(files[0][0] if self._series.outer else 0, ())]
+    def _selections(self, name: str, places: Places, part: Part) -> list[tuple[int, ArrayLayout, Selection]]:
+        dim, dims = self.sample_dim, self._fields[name].source_dims
+        fixed: Runs = [(places.member if self._series.outer else 0, ())]
         found = []
-        for i, rows in files:
+        for i, rows in places.of(name) if dim in dims else fixed:
             space = self._series.space(i, part.segments)
             found.append((i, self._series.layout_in(i, name), tuple([rows if d == dim else space[d] for d in dims])))
         return found
@@ -391,14 +359,13 @@ class GridReader:
         """Plan all fields, or find what an earlier epoch planned."""
         jobs = part.jobs.get(index)
         if jobs is None:
-            jobs = self._plan_fields(index, part)
+            jobs = self._plan_fields(index, part, self.fields)
             part.jobs.put(index, jobs, sum([job.plan.num_bytes for each in jobs.values() for job in each]))
         return jobs
 
-    def _plan_fields(self, index: int, part: Part, without: Sequence[str] = ()) -> Jobs:
+    def _plan_fields(self, index: int, part: Part, names: Sequence[str]) -> Jobs:
         """Plan fields: where they lie behind URLs side by side, because finding their chunks takes round trips."""
-        places, sources = self._files_of(index), self._series.sources
-        names = [name for name in self.fields if name not in without]
+        places, sources = self._places_of(index), self._series.sources
 
         def plan(name: str) -> list[Job]:
             field, family = self._fields[name], part.families[name]
@@ -409,7 +376,7 @@ class GridReader:
                     field.decodings[i],
                     allow_missing=self._allow_missing,
                 )
-                for i, layout, selection in self._selections(field, name, places, part)
+                for i, layout, selection in self._selections(name, places, part)
             ]
 
         if self._is_remote:
@@ -431,28 +398,27 @@ class GridReader:
     # -- reading -------------------------------------------------------------------------------------------------
 
     def read_into(self, index: int, out: Mapping[str, npt.NDArray[Any]], coordinate: Mapping[str, int]) -> ReadStats:
-        """Read one rank's part of a sample into buffers shaped as :meth:`buffer_specs` says. Thread-safe."""
+        """Read one rank's part of a sample into buffers as :meth:`buffer_specs`, or some of them. Thread-safe."""
         part, pool, remote = self.part_of(coordinate), self.pool, self._is_remote
+        places = self._places_of(index)
         fixed = pool.fixed_of(part, out)
-        places = self._files_of(index) if fixed or pool.kept.fields or pool.is_of_use(part) else []
-        shared = pool.fields_of(part, places, out) if places else ()
+        shared = pool.fields_of(part, places, out)
         kept = pool.kept.fields_of(part, out, shared + fixed)
-        if not (fixed or shared or kept):
-            return self._read(self._jobs_of(index, part), part, out)
-        stats = pool.read_fixed(fixed, places, part, out)
-        stats += pool.read_into(shared, places, part, out, side_by_side=remote)
-        stats += pool.kept.read_into(kept, places, part, out, side_by_side=remote)
-        if len(fixed) + len(shared) + len(kept) == len(self.fields):
+        stats = ReadStats()
+        if fixed or shared or kept:
+            stats += pool.read_fixed(fixed, places, part, out)
+            stats += pool.read_into(shared, places, part, out, side_by_side=remote)
+            stats += pool.kept.read_into(kept, places, part, out, side_by_side=remote)
+        others = [name for name in self.fields if name in out and name not in (*fixed, *shared, *kept)]
+        if not others:
             return stats
-        if shared or kept:
-            return stats + self._read(self._plan_fields(index, part, fixed + shared + kept), part, out)
-        jobs = self._jobs_of(index, part)
-        return stats + self._read({name: each for name, each in jobs.items() if name not in fixed}, part, out)
+        jobs = self._plan_fields(index, part, others) if shared or kept else self._jobs_of(index, part)
+        return stats + self._read({name: jobs[name] for name in others}, part, out)
 
     def shared_reads(self, index: int, coordinate: Mapping[str, int]) -> list[BlockRead]:
         """Return the blocks that one rank's part of a sample shares with others; none where there is no room."""
         part = self.part_of(coordinate)
-        return self.pool.reads_of(part, self._files_of(index)) if self.pool.is_of_use(part) else []
+        return self.pool.reads_of(part, self._places_of(index)) if self.pool.is_of_use(part) else []
 
     def _read(self, planned: Jobs, part: Part, out: Mapping[str, npt.NDArray[Any]]) -> ReadStats:
         reads = []

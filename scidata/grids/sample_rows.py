@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from scidata.core.bounds import rows_of
 from scidata.core.types import IntArray, Segments
 from scidata.grids.series import Series
+from scidata.grids.steps import FieldSteps
 
 
 class SampleRows:
@@ -27,45 +28,73 @@ class SampleRows:
     selected
         What the crop leaves of each dimension.
     steps
-        Of a sample; a negative one needs rows before it.
+        Of a sample, those of all fields; a negative one needs rows before it.
     crosses
         Whether steps go on from one file into the next.
+    breaks
+        ``(num_rows,)`` bool: selected rows to which no window goes on from the row before; None for none.
 
     Attributes
     ----------
     num
         Samples for which every step exists.
+    num_skipped
+        Those that are left out because their windows cross ``breaks``.
     """
 
     def __init__(
-        self, series: Series, selected: Mapping[str, Segments], steps: Sequence[int], *, crosses: bool
+        self,
+        series: Series,
+        selected: Mapping[str, Segments],
+        steps: FieldSteps,
+        *,
+        crosses: bool,
+        breaks: npt.NDArray[np.bool_] | None = None,
     ) -> None:
-        self._steps, self._trajectories = tuple(steps), None
+        self._steps, self._trajectories = steps, None
         self._selected = None if series.sample_dim is None else selected[series.sample_dim]
         num_rows = 1 if self._selected is None else sum(s.count for s in self._selected)
         self._num_rows, self._crosses, self._row_bounds = num_rows, crosses, series.row_bounds
-        self._starts: Sequence[int] = range(max(0, -min(0, *steps)), num_rows - max(0, *steps))
+        low, high = min(0, *steps.every), max(0, *steps.every)
+        self._starts: Sequence[int] = range(-low, max(-low, num_rows - high))
         if self._selected is not None and not crosses:
-            members = np.searchsorted(series.row_bounds, rows_of(self._selected), side="right")
-            starts = np.array(self._starts, np.int64)
-            inside = [members[starts + step] == members[starts] for step in steps]
-            self._starts = starts[np.logical_and.reduce(inside)].tolist()
+            self._starts = self._unbroken(low, high, self._other_members())
+        num = len(self._starts)
+        if breaks is not None and breaks.any():
+            self._starts = self._unbroken(low, high, breaks)
         self._per_trajectory = len(self._starts)
-        self.num = self._per_trajectory
+        self.num, self.num_skipped = self._per_trajectory, num - self._per_trajectory
         if series.outer:
             self._trajectories = _first_rows(series, [rows_of(selected[dim]) for dim in series.outer])
             self.num *= len(self._trajectories)
+            self.num_skipped *= len(self._trajectories)
 
-    def of(self, index: int) -> list[int]:
-        """Return the rows of a sample, one for each step."""
+    def _unbroken(self, low: int, high: int, breaks: npt.NDArray[np.bool_]) -> list[int]:
+        """Return the starts whose windows, from the lowest step to the highest, cross none of the breaks."""
+        starts, before = np.array(self._starts, np.int64), np.cumsum(breaks)
+        inside: list[int] = starts[before[starts + high] == before[starts + low]].tolist()
+        return inside
+
+    def _other_members(self) -> npt.NDArray[np.bool_]:
+        """Return of each selected row whether it lies in another member than the row before."""
+        members = np.searchsorted(self._row_bounds, rows_of(self._selected or ()), side="right")
+        others: npt.NDArray[np.bool_] = np.diff(members, prepend=members[:1]) != 0
+        return others
+
+    def start_of(self, index: int) -> Callable[[int], int]:
+        """Return what gives the row of a sample at each step."""
         if self._selected is None:
-            return [0]
+            return lambda step: 0
         first = 0
         if self._trajectories is not None:
             trajectory, index = divmod(index, self._per_trajectory)
             first = int(self._trajectories[trajectory])
         start = self._starts[index]
-        return [first + self._row(start + step) for step in self._steps]
+        return lambda step: first + self._row(start + step)
+
+    def of(self, index: int) -> list[int]:
+        """Return the rows of a sample, one for each step of any field."""
+        return list(map(self.start_of(index), self._steps.every))
 
     def _row(self, position: int) -> int:
         segments = self._selected or ()
@@ -74,13 +103,13 @@ class SampleRows:
 
     # -- all rows, numbered in the order of trajectories and steps: for passes over the data -------------------------
 
-    def positions_of(self, samples: IntArray) -> IntArray:
-        """Return the positions of the rows of some samples among all selected rows, ``(num, steps)`` int64."""
+    def positions_of(self, samples: IntArray, name: str) -> IntArray:
+        """Return the positions of a field's rows of some samples among all selected rows, ``(num, steps)`` int64."""
         if self._selected is None:
             return np.zeros((len(samples), 1), np.int64)
         trajectory, at = np.divmod(samples, max(1, self._per_trajectory))
         firsts = trajectory * self._num_rows + np.asarray(self._starts, np.int64)[at]
-        return firsts[:, None] + np.asarray(self._steps, np.int64)
+        return firsts[:, None] + np.asarray(self._steps.of(name), np.int64)
 
     def rows_at(self, positions: IntArray) -> IntArray:
         """Return the rows at some positions, ``(num,)`` int64."""

@@ -243,15 +243,3 @@ class Series:
         """Close every store; the next read opens it again."""
         for source in self.files:
             source.close()
-
-
-def joined(segments: Sequence[Segment]) -> tuple[Segment, ...]:
-    """Merge single rows that follow each other in the source and in the destination."""
-    runs: list[Segment] = []
-    for segment in segments:
-        last = runs[-1] if runs else None
-        if last and segment.start == last.start + last.count and segment.offset == last.offset + last.count:
-            runs[-1] = Segment(start=last.start, count=last.count + 1, offset=last.offset)
-        else:
-            runs.append(segment)
-    return tuple(runs)

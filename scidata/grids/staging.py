@@ -154,21 +154,27 @@ def _blocks_of(reader: GridReader) -> Iterator[tuple[str, int, int]]:
     yield from ((name, 0, 0) for name in names if name not in moving)
     if not moving:
         return
-    rows = np.unique(np.concatenate([reader.sample_rows.at(step) for step in reader.steps]))
-    starts = [reader.pool.kept.starts(name, rows) for name in moving]
+    starts = [reader.pool.kept.starts(name, _rows_of(reader, name)) for name in moving]
     tables = [np.column_stack([found, np.full(len(found), k)]) for k, found in enumerate(starts)]
     for i, start, k in np.unique(np.concatenate(tables), axis=0).tolist():
         yield moving[k], i, start
+
+
+def _rows_of(reader: GridReader, name: str) -> IntArray:
+    """Return the rows that any sample has of a field, in the numbering of all members."""
+    found: IntArray = np.unique(np.concatenate([reader.sample_rows.at(step) for step in reader.field_steps.of(name)]))
+    return found
 
 
 def _union(reader: GridReader, parts: Sequence[Part]) -> Part:
     """Return the smallest part that holds all of these."""
     rows = {dim: np.unique(np.concatenate([rows_of(p.segments[dim]) for p in parts])) for dim in parts[0].segments}
     segments = {dim: segments_of_slice(found.tolist(), int(found[-1]) + 1) for dim, found in rows.items()}
-    sizes = {dim: len(found) for dim, found in rows.items()} | {reader.sample_dim: len(reader.steps)}
-    families = {
-        name: PlanFamily((), tuple([sizes.get(d, 1) for d in reader.layout(name).dims])) for name in reader.fields
-    }
+    sizes: dict[str | None, int] = {dim: len(found) for dim, found in rows.items()}
+    families = {}
+    for name in reader.fields:
+        sizes[reader.sample_dim] = reader.field_steps.num(name)
+        families[name] = PlanFamily((), tuple([sizes.get(d, 1) for d in reader.layout(name).dims]))
     position = (-1, *(at for part in parts for at in part.position))  # nobody's, and another one for others
     return Part(position=position, segments=segments, shapes={}, families=families, jobs=Cache(0, "none"))
 

@@ -107,7 +107,7 @@ def describe(plan: DomainPlan, *, path: str, dp: int | None) -> dict[str, Any]:
         "global_shape": {name: list(reader.global_shape(name)) for name in reader.fields},
         "sample_dim": reader.sample_dim if len(reader.sample_dims) < 2 else list(reader.sample_dims),
         "num_samples": reader.num_samples,
-        "steps": list(reader.steps),
+        "steps": reader.field_steps.as_json(),
         "sample": plan.sample,
         "domain": dict(partition.axis_sizes),
         "shard": dict(partition.axis_of_dim),
@@ -186,6 +186,7 @@ def plan_domain(
         )
         if max(layout.chunk_nbytes for layout in shared) < _SMALL_CHUNK:
             notes["node"] += "; chunks are small, and handing them over may take more CPU time than decoding them again"
+    notes |= {f"gaps {k}": text for k, text in enumerate(reader.gap_texts)}
     if wide := _wide_halos(reader):
         notes["halo"] = wide
     block_bytes = max(reader.block_bytes(place)[1] for place in places_of)
@@ -353,6 +354,7 @@ def _rechunking(plan: DomainPlan) -> list[str]:
             rows = int(np.diff(reader.partition.bounds[dim]).max())
             if chunk > rows:
                 texts.append(f"rechunk {layout.name}: {dim} in chunks of at most {rows} rows, not {chunk}")
-        elif dim == reader.sample_dim and layout.codecs and chunk > len(reader.steps):
-            texts.append(f"rechunk {layout.name}: {dim} in chunks of {len(reader.steps)}, not {chunk}")
+        elif dim == reader.sample_dim and layout.codecs and chunk > reader.field_steps.num(layout.name):
+            num = reader.field_steps.num(layout.name)
+            texts.append(f"rechunk {layout.name}: {dim} in chunks of {num}, not {chunk}")
     return texts

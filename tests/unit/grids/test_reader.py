@@ -158,7 +158,7 @@ def test_files_follow_each_other_along_time(tmp_path):
         path = tmp_path / f"era5_{2015 + year}.nc"
         parts.append(make_grid(path, format="netcdf4", num_times=2 + year, seed=year, first_time=10 * year))
     whole = np.concatenate([p["u"] for p in parts])
-    reader = GridReader(str(tmp_path / "era5_*.nc"), fields=["u"], steps=(0, 1), axis_sizes={"domain": 2})
+    reader = GridReader(str(tmp_path / "era5_*.nc"), fields=["u"], steps=(0, 1), axis_sizes={"domain": 2}, gaps="allow")
     assert reader.num_samples == 8
     for index in range(8):
         assert_reassembles(reader, {"u": whole[index : index + 2]}, index=index)
@@ -242,7 +242,7 @@ def test_samples_are_planned_once(fmt, tmp_path, monkeypatch):
     wanted = [read_part(GridReader(path, **options), i, 1) for i in range(3)]
     planned, plan_fields = [], GridReader._plan_fields
     monkeypatch.setattr(
-        GridReader, "_plan_fields", lambda self, i, part: planned.append(i) or plan_fields(self, i, part)
+        GridReader, "_plan_fields", lambda self, i, *rest: planned.append(i) or plan_fields(self, i, *rest)
     )
     reader = GridReader(path, **options)
     for _ in range(3):

@@ -1,0 +1,148 @@
+"""Which steps a sample has of each field, and where its rows lie: in which files, and in which rows there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from scidata.core.checks import offsets
+from scidata.core.types import Segment
+from scidata.errors import ConfigError, UnknownNameError, near_matches
+
+if TYPE_CHECKING:
+    from scidata.grids.sample_rows import SampleRows
+    from scidata.grids.series import Series
+
+#: Rows of a sample in members of a series (files, or trajectories in one), by their numbers.
+Runs: TypeAlias = Sequence[tuple[int, tuple[Segment, ...]]]
+
+#: The key of the steps of all fields that ``steps`` does not name.
+OTHERS = "*"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FieldSteps:
+    """The offsets along the sample dimension that a sample has of each field.
+
+    Attributes
+    ----------
+    every
+        As they were given for all fields; where fields differ, those of any of them, each once, ascending.
+    by_field
+        Where fields differ: of each that has the dimension.
+    """
+
+    every: tuple[int, ...]
+    by_field: Mapping[str, tuple[int, ...]]
+
+    def of(self, name: str) -> tuple[int, ...]:
+        """Return those of a field."""
+        return self.by_field.get(name, self.every)
+
+    def num(self, name: str) -> int:
+        """Return how many a sample has of a field that has the dimension."""
+        return len(self.of(name))
+
+    def reach(self, name: str, *, own: bool = False) -> int:
+        """Return how far the last lies from the first; ``own``: also from the row that numbers the sample."""
+        steps = (*self.of(name), 0) if own else self.of(name)
+        return max(steps) - min(steps)
+
+    def places(self, name: str) -> list[int]:
+        """Return where those of a field are among those of all."""
+        return [self.every.index(step) for step in self.of(name)]
+
+    def as_json(self) -> list[int] | dict[str, list[int]]:
+        """Return them as plain values."""
+        return {name: list(steps) for name, steps in self.by_field.items()} or list(self.every)
+
+
+def checked_steps(
+    steps: Sequence[int] | Mapping[str, Sequence[int]], sample_dim: str | None, dims: Mapping[str, Sequence[str]]
+) -> FieldSteps:
+    """Return the steps of a sample of each field.
+
+    Parameters
+    ----------
+    steps
+        For all, or by field; ``"*"`` are all others, which have (0,) without it.
+    dims
+        Of each field, in the source.
+
+    Raises
+    ------
+    UnknownNameError
+        Steps of a field that is not read.
+    ConfigError
+        Several steps where there is no dimension of samples, or of a field that does not have it.
+    """
+    if not isinstance(steps, Mapping):
+        checked = offsets(steps)
+        if sample_dim is None and checked != (0,):
+            raise ConfigError(f"steps={checked} need a sample dimension; name it with sample_dim")
+        return FieldSteps(every=checked, by_field={})
+    given = {name: offsets(each, f"steps of {name!r}") for name, each in steps.items()}
+    others = given.pop(OTHERS, (0,))
+    for name in given:
+        if name not in dims:
+            raise UnknownNameError(f"steps: no field {name!r} is read{near_matches(name, dims)}")
+        if sample_dim is None:
+            raise ConfigError(f"steps of {name!r} need a sample dimension; name it with sample_dim")
+        if sample_dim not in dims[name]:
+            raise ConfigError(
+                f"steps: field {name!r} has no dimension {sample_dim!r}, its dims are {', '.join(dims[name])}; it is "
+                "the same in every sample: leave it out"
+            )
+    if sample_dim is None and others != (0,):
+        raise ConfigError(f"steps={others} need a sample dimension; name it with sample_dim")
+    moving = {name: given.get(name, others) for name, own in dims.items() if sample_dim in own}
+    if len(alike := set(moving.values())) < 2:
+        return FieldSteps(every=alike.pop() if alike else (0,), by_field={})
+    return FieldSteps(every=tuple(sorted(set().union(*moving.values()))), by_field=moving)
+
+
+class Places:
+    """Where the rows of one sample lie, by field."""
+
+    __slots__ = ("_by_steps", "_row_at", "_series", "_steps")
+
+    def __init__(self, series: Series, steps: FieldSteps, sample_rows: SampleRows, index: int) -> None:
+        self._series, self._steps = series, steps
+        self._row_at = sample_rows.start_of(index)
+        self._by_steps: dict[tuple[int, ...], Runs] = {}
+
+    @property
+    def member(self) -> int:
+        """The member of the series that a sample lies in, the first where it lies in several."""
+        return self._series.place_of(self._row_at(self._steps.every[0]))[0]
+
+    def of(self, name: str) -> Runs:
+        """Return the rows of a field along the sample dimension."""
+        steps = self._steps.of(name)
+        found = self._by_steps.get(steps)
+        if found is None:
+            found = self._by_steps[steps] = self._find(list(map(self._row_at, steps)))
+        return found
+
+    def _find(self, rows: Sequence[int]) -> Runs:
+        if len(rows) == 1:
+            i, first = self._series.place_of(rows[0])
+            return [(i, (Segment(start=rows[0] - first, count=1),))]
+        by_member: dict[int, list[Segment]] = {}
+        for offset, row in enumerate(rows):
+            i, first = self._series.place_of(row)
+            by_member.setdefault(i, []).append(Segment(start=row - first, count=1, offset=offset))
+        return [(i, joined(segments)) for i, segments in by_member.items()]
+
+
+def joined(segments: Sequence[Segment]) -> tuple[Segment, ...]:
+    """Merge single rows that follow each other in the source and in the destination."""
+    runs: list[Segment] = []
+    for segment in segments:
+        last = runs[-1] if runs else None
+        if last and segment.start == last.start + last.count and segment.offset == last.offset + last.count:
+            runs[-1] = Segment(start=last.start, count=last.count + 1, offset=last.offset)
+        else:
+            runs.append(segment)
+    return tuple(runs)

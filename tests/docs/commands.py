@@ -22,7 +22,6 @@ from typer.testing import CliRunner
 from scidata.cli.app import app
 from scidata.testing import run_ranks
 from tests.docs.blocks import ROOT
-from tests.ports import free_port
 
 #: Commands that are not run here, by how they begin, with the reason. Extras, scripts and options are checked.
 NOT_RUN = {
@@ -133,14 +132,20 @@ def _script(words: list[str]) -> str:
 
 def _ranks(words: list[str]) -> str:
     at = words.index("--nproc-per-node")
-    printed = run_ranks(_script_of_rank, int(words[at + 1]), words[at + 2 :], free_port(), backend=None, timeout=120)
+    # as torchrun's agent does: the store outlives the rank that is through first
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    printed = run_ranks(_script_of_rank, int(words[at + 1]), words[at + 2 :], store.port, backend=None, timeout=120)
     return "".join(printed)
 
 
 def _script_of_rank(rank: int, num_ranks: int, words: list[str], port: int) -> str:
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks}
     os.environ |= {name: str(number) for name, number in (numbers | {"MASTER_PORT": port}).items()}
-    os.environ["MASTER_ADDR"] = "localhost"
+    os.environ |= {
+        "MASTER_ADDR": "localhost",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
     sys.path.insert(0, os.getcwd())
     return _script(words)
 

@@ -86,6 +86,21 @@ def ended_key(rank: int) -> str:
     return f"ended/{rank}"
 
 
+def is_served(store: Store) -> bool:
+    """Whether a process keeps the store, and ends it with its own end; others lie in a file."""
+    while isinstance(store, dist.PrefixStore):  # type: ignore[attr-defined]
+        store = store.underlying_store
+    return isinstance(store, dist.TCPStore)  # type: ignore[attr-defined]
+
+
+def is_reading(store: Store, rank: int) -> bool:
+    """Whether a rank was last heard of in its loop, and has not said since that it knows of an end."""
+    if not store.check([f"rank/{rank}"]):
+        return False
+    record = json.loads(store.get(f"rank/{rank}"))
+    return record["state"] == "reading" and not store.check([f"knows/{record['iteration']}/{rank}"])
+
+
 def events_of(store: Store, first: int = 0) -> Iterator[Event]:
     """Yield the events that were posted, from a number on."""
     while store.check([f"event/{first}"]):

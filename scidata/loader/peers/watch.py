@@ -25,7 +25,8 @@ Where torch ends a collective because the other's process is gone, what has beco
 word, too.
 
 A process that ends leaves below the same name why (``ended/<r>``): after an error it waits until the others know
-(``knows/<iteration>/<r>``), for a second at most; if it keeps the store, for a moment in any case.
+(``knows/<iteration>/<r>``), for a second at most; if it keeps the store, for a moment in any case, also where its
+script has destroyed the groups, as long as another is in its loop.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ from scidata.loader.peers.events import (
     events_of,
     failure,
     has_left,
+    is_reading,
+    is_served,
     post,
 )
 from scidata.loader.peers.processes import StepShown
@@ -199,6 +202,21 @@ class Watch:
         if how == "left":  # what is under way would wait for ranks that will not come
             stuck.break_groups()
 
+    def let_go_of_store(self) -> None:
+        """Wait, if this process keeps the store, until those who are in their loops know that it goes.
+
+        For a script that has destroyed its groups itself: nobody waits for it, but loops of others would take it for
+        dead.
+        """
+        if self.rank == 0 and self.iteration and self._is_answered and is_served(self._base):
+            within(_HOST_GOODBYE_SECONDS + BREAK_SECONDS, self._take_leave_of_readers)
+
+    def _take_leave_of_readers(self) -> None:
+        deadline = time.monotonic() + _HOST_GOODBYE_SECONDS
+        self._base.set(ended_key(self.rank), "")
+        while time.monotonic() < deadline and any(is_reading(self._base, r) for r in self.ranks if r):
+            time.sleep(DUE_PERIOD / 5)
+
     def _say_goodbye(self, event: Event | None, waits: float) -> None:
         deadline = time.monotonic() + waits
         if event is not None:
@@ -266,7 +284,11 @@ class _Watches:
 
     def _leave(self) -> None:
         for watch in list(self._alive):
-            if self._process == os.getpid() and not watch.is_over:
+            if self._process != os.getpid():
+                continue
+            if watch.is_over:
+                watch.let_go_of_store()
+            else:
                 watch.leave(groups.uncaught())
 
 

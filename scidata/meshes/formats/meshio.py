@@ -39,6 +39,7 @@ from scidata.meshes.formats.arrays import cells_of_kind, join_cells, polygon_typ
 from scidata.meshes.formats.base import Options, RawTopology, field_of
 from scidata.meshes.formats.outside import check_outside
 from scidata.meshes.formats.points import made_into_graph
+from scidata.meshes.formats.vtk_ghosts import GHOSTS, check_ghosts
 from scidata.meshes.formats.vtk_xml import as_read
 from scidata.meshes.formats.vtp import read_vtp
 from scidata.meshes.geometry import Geometry, RawCells
@@ -145,7 +146,9 @@ class MeshioSource:
             The file leads out of its folder, or declares XML entities.
         """
         if self._mesh is None:
-            self._mesh = _read(self.path, allow_external=self.allow_external)
+            mesh = _read(self.path, allow_external=self.allow_external)
+            _check_ghosts(self.path, mesh)
+            self._mesh = mesh
         return self._mesh
 
     @property
@@ -259,6 +262,14 @@ def _read(path: str, *, allow_external: bool) -> Any:
     if points.ndim != 2 or points.shape[1] not in (2, 3):
         raise CorruptDataError(f"{path}: has points of shape {points.shape}, but (N, 2) or (N, 3) was expected")
     return mesh
+
+
+def _check_ghosts(path: str, mesh: Any) -> None:
+    """Refuse VTK's ghosts; where it marks none, they are no field."""
+    if GHOSTS in mesh.point_data:
+        check_ghosts(path, GHOSTS, np.asarray(mesh.point_data.pop(GHOSTS)), of_cells=False)
+    for block in mesh.cell_data.pop(GHOSTS, ()):
+        check_ghosts(path, GHOSTS, np.asarray(block), of_cells=True)
 
 
 def _read_vtu(meshio: Any, path: str) -> Any:

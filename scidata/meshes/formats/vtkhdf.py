@@ -24,6 +24,7 @@ from scidata.meshes.formats.base import (
     field_of,
     read_values,
 )
+from scidata.meshes.formats.vtk_ghosts import GHOSTS, check_ghosts
 from scidata.meshes.geometry import Geometry, RawCells
 from scidata.meshes.order.cells import FOR_POLYHEDRA
 from scidata.sources.hdf5.walk import attribute_of, damage_as_corrupt_data, open_h5, plain_value
@@ -31,7 +32,6 @@ from scidata.sources.kinds import VTKHDF_ROOT as _ROOT
 
 _NEEDED = ("NumberOfPoints", "NumberOfCells", "NumberOfConnectivityIds", "Points", "Connectivity", "Offsets", "Types")
 _POLYHEDRON = 42
-_GHOSTS = "vtkGhostType"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,7 +229,7 @@ def _fields(
         parts = path.split("/")
         if len(parts) != 3 or parts[0] != _ROOT or parts[1] not in ("PointData", "CellData", "FieldData"):
             continue
-        if parts[1] == "FieldData" or parts[2] == _GHOSTS:
+        if parts[1] == "FieldData" or parts[2] == GHOSTS:
             left_out[parts[2]] = "lives on neither points nor cells"
             continue
         entity = "node" if parts[1] == "PointData" else "cell"
@@ -282,13 +282,8 @@ def _field(
 
 
 def _check_ghosts(source: Source, options: Options) -> None:
-    """Refuse pieces with ghost cells: joined, those would be there twice."""
+    """Refuse pieces with ghosts."""
     for group in ("CellData", "PointData"):
-        name = f"{_ROOT}/{group}/{_GHOSTS}"
+        name = f"{_ROOT}/{group}/{GHOSTS}"
         if name in source.arrays and 0 not in source.arrays[name].shape:
-            ghosts = read_values(source, name, options)
-            if (ghosts & 1).any() if ghosts.dtype.kind in "iu" else ghosts.any():
-                raise UnsupportedFormatError(
-                    f"{source.path}: {name!r} marks {int((ghosts != 0).sum())} ghosts, copies that pieces hold of each "
-                    "other's rows; write the file without them"
-                )
+            check_ghosts(source.path, name, read_values(source, name, options), of_cells=group == "CellData")

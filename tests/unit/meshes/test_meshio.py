@@ -337,3 +337,42 @@ def test_a_count_without_end(meshio, tmp_path):
     path.write_bytes(raw.replace(b"$ElementData\n1\n", b"$ElementData\n1099511627776\n"))
     with pytest.raises(UnsupportedFormatError, match=r"mesh\.msh: .*not through after 6 s of processor time"):
         _ = MeshioSource(str(path)).mesh
+
+
+@pytest.mark.parametrize(
+    ("where", "bits", "said"),
+    [
+        ("PointData", 1, "marks 1 of 4 points as ghosts"), ("CellData", 1, "marks 1 of 2 cells as ghosts"),
+        ("PointData", 2, "1 of 4 points as hidden"), ("CellData", 32, "1 of 2 cells as hidden"), ("CellData", 0, ""),
+        ("CellData", 16, ""),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("suffix", ["vtp", "vtu"])
+def test_ghosts_of_vtk_are_no_rows(tmp_path, suffix, where, bits, said):
+    num = 4 if where == "PointData" else 2
+    flags = " ".join(["0"] * (num - 1) + [str(bits)])
+    array = f'<DataArray type="UInt8" Name="vtkGhostType" format="ascii">{flags}</DataArray>'
+    data = f"<{where}>{array}</{where}>"
+    array_of_points = (
+        '<DataArray type="Float64" NumberOfComponents="3" format="ascii">0 0 0 1 0 0 1 1 0 0 1 0</DataArray>'
+    )
+    points = f"<Points>{array_of_points}</Points>"
+    lists = (
+        '<DataArray type="Int64" Name="connectivity" format="ascii">0 1 2 0 2 3</DataArray>'
+        '<DataArray type="Int64" Name="offsets" format="ascii">3 6</DataArray>'
+    )
+    types = '<DataArray type="UInt8" Name="types" format="ascii">5 5</DataArray>'
+    kind, count, cells = "PolyData", "NumberOfPolys", f"<Polys>{lists}</Polys>"
+    if suffix == "vtu":
+        kind, count, cells = "UnstructuredGrid", "NumberOfCells", f"<Cells>{lists}{types}</Cells>"
+    path = tmp_path / f"mesh.{suffix}"
+    path.write_text(
+        f'<?xml version="1.0"?><VTKFile type="{kind}" version="1.0" byte_order="LittleEndian"><{kind}>'
+        f'<Piece NumberOfPoints="4" {count}="2">{points}{cells}{data}</Piece></{kind}></VTKFile>'
+    )
+    if not said:
+        (sample,) = read_samples(path)
+        assert not sample.fields
+        return
+    with pytest.raises(UnsupportedFormatError, match=said):
+        read_samples(path)[0]

@@ -143,7 +143,7 @@ def short_steps(root):
     ("options", "error", "message"),
     [
         ({"kind": "PolyData"}, UnsupportedFormatError, "type 'PolyData'"),
-        ({"ghosts": True}, UnsupportedFormatError, "vtkGhostType.*1 ghosts"),
+        ({"ghosts": True}, UnsupportedFormatError, "vtkGhostType.*1 of 3 cells as ghosts"),
         ({"steps": 2, "change": move}, UnsupportedFormatError, r"changes from step to step \(PointOffsets\)"),
         ({"steps": 2, "change": grow}, UnsupportedFormatError, r"changes from step to step \(NumberOfParts\)"),
         ({"steps": 2, "change": few_steps}, CorruptDataError, r"'VTKHDF/Steps/PointOffsets' has shape \(1,\).*2 steps"),

@@ -55,7 +55,8 @@ def test_level_six_has_the_published_multi_mesh():
 def test_nodes_of_a_level_are_the_first_of_the_next(pole):
     for level in range(4):
         coarse, fine = icosahedral(level, pole=pole), icosahedral(level + 1, pole=pole)
-        assert np.array_equal(coarse.points, fine.points[: coarse.num_nodes])
+        there = fine.points[: coarse.num_nodes]  # NumPy 1.26's arctan2 differs in a bit by where in an array it is
+        assert np.allclose(coarse.points, there, rtol=0, atol=1e-12)
         assert len(np.unique(np.round(unit_vectors(fine.points), 9), axis=0)) == fine.num_nodes
 
 

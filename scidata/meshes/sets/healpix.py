@@ -22,7 +22,7 @@ def healpix(nside: int, *, nest: bool = True) -> NodeSet:
     Parameters
     ----------
     nside
-        Pixels along a side of each of the 12 base pixels.
+        Pixels along a side of each of the 12 base pixels, a power of two.
     nest
         In nested order (neighbours in the order are near each other), else by rings from north to south.
 
@@ -34,14 +34,12 @@ def healpix(nside: int, *, nest: bool = True) -> NodeSet:
     Raises
     ------
     ConfigError
-        An ``nside`` out of range, or that is no power of two in nested order.
+        An ``nside`` that is no power of two up to 4096 (astropy-healpix takes no others, by rings either).
     MissingDependencyError
         astropy-healpix is not installed.
     """
-    if not isinstance(nside, int | np.integer) or not 1 <= nside <= _MAX_NSIDE:
-        raise ConfigError(f"nside of a HEALPix grid is a whole number from 1 to {_MAX_NSIDE}, not {nside!r}")
-    if nest and nside & (nside - 1):
-        raise ConfigError(f"the nested order of HEALPix needs a power of two for nside, not {nside}: or say nest=False")
+    if not isinstance(nside, int | np.integer) or not 1 <= nside <= _MAX_NSIDE or nside & (nside - 1):
+        raise ConfigError(f"nside of a HEALPix grid is a power of two from 1 to {_MAX_NSIDE}, not {nside!r}")
     if importlib.util.find_spec("astropy_healpix") is None:
         raise MissingDependencyError(f"HEALPix needs astropy-healpix: {install_hint('healpix')}")
     from astropy_healpix import healpix_to_lonlat

@@ -87,9 +87,10 @@ def multi_mesh_edges(levels: Iterable[int] | int) -> IntArray:
     ConfigError
         No level, one out of range, or one named twice.
     """
-    wanted = list(range(levels + 1)) if isinstance(levels, int | np.integer) else list(levels)
-    if isinstance(levels, int | np.integer):
-        _check_levels([int(levels)])
+    if not isinstance(levels, Iterable):
+        _check_levels([levels])
+        levels = range(levels + 1)
+    wanted = list(levels)
     _check_levels(wanted)
     points, faces = _icosahedron()
     num_nodes, pairs = len(points), []

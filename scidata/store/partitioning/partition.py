@@ -106,7 +106,7 @@ def partition(
         ``"radius:0.1"``; of a built graph, by relation, ``{"grid__to__mesh": "spacing:0.6"}``.
     nodes
         Node sets of a graph that is built around the input: ``{"grid": "file", "mesh": "icosahedral:6"}``; see
-        :mod:`scidata.meshes.build` for the rules of sets and relations.
+        the module ``scidata.meshes.build`` for the rules of sets and relations.
     fields
         Names; default all that have a row for each node, point, cell or edge.
     topology

@@ -115,6 +115,11 @@ class WorkerDiedError(SciDataError, RuntimeError):
     """A worker process of a loader has ended before its time."""
 
 
+class ClusterError(SciDataError, RuntimeError):
+    """A cluster that cannot do the work: no scheduler answers, a worker sees other folders or has another version of
+    scidata, workers died of one piece of it, or the connection was lost."""
+
+
 class MissingDependencyError(SciDataError, ImportError):
     """An optional package is not installed; the message has the command that installs it."""
 

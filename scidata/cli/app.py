@@ -143,6 +143,7 @@ def stats(
     stored: opt.Stored = False,
     allow_missing: opt.AllowMissing = False,
     jobs: opt.StatsJobs = 1,
+    dask: opt.Dask = None,
     out: opt.Out = None,
     overwrite: opt.OverwriteOut = False,
     as_json: opt.Json = False,
@@ -173,7 +174,7 @@ def stats(
 
     run_stats(
         paths, options, dtype=name, by=dims, differences=not no_differences, stored=True if stored else None, jobs=jobs,
-        out=out, overwrite=overwrite, as_json=as_json,
+        dask=dask, out=out, overwrite=overwrite, as_json=as_json,
     )  # fmt: skip
 
 
@@ -251,6 +252,7 @@ def partition(
     repair: opt.Repair = None,
     keep: opt.Keep = None,
     jobs: opt.Jobs = 1,
+    dask: opt.Dask = None,
     part: opt.Part = None,
     finalize: opt.Finalize = False,
     dry_run: opt.DryRun = False,
@@ -269,6 +271,7 @@ def partition(
     scidata partition era5.nc graph.store --nodes grid=file,mesh=icosahedral:5 --edges grid__to__mesh=spacing:0.6
     scidata partition 'mesh_*.nc' train.store --part $SLURM_ARRAY_TASK_ID/8    # array 0-7
     scidata partition --finalize train.store                                  # after it
+    scidata partition 'mesh_*.nc' train.store --dask tcp://node17:8786
     """
     from scidata.cli.arguments import parse_names, parse_rules, usage_error
     from scidata.cli.partitioning import run_finalize, run_partition
@@ -299,7 +302,7 @@ def partition(
         "overwrite": overwrite,
         "resume": resume,
     }
-    run_partition(paths, options, as_json=as_json)
+    run_partition(paths, options, dask=dask, as_json=as_json)
 
 
 @app.command()

@@ -224,6 +224,12 @@ Keep = Annotated[
     _option("FAULT,...", "Keep it as it is: self_loops, duplicate_edges, crowded_faces.", _FAULTS),
 ]
 Jobs = Annotated[int, _option("N", "Samples processed at once.", _RUN, parser=_whole(1))]
+Dask = Annotated[
+    str | None,
+    _option(
+        "ADDRESS", "Instead of --jobs: workers of the Dask cluster there, tcp://host:8786 or a scheduler file.", _RUN
+    ),
+]
 Part = Annotated[str | None, _option("I/N", "Only every N-th sample, from I = 0 on: one task of a SLURM array.", _RUN)]
 Finalize = Annotated[bool, _flag("--finalize", "Give OUT alone: finish the store once all parts are done.", _RUN)]
 DryRun = Annotated[bool, _flag("--dry-run", "Only say what would be written.", _RUN)]

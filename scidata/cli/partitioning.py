@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from scidata.cli.arguments import check_choice, usage_error
+from scidata.cli.cluster import cluster
 from scidata.cli.output import console, human_bytes, make_table, print_json
 from scidata.cli.progress import progress
 from scidata.cli.tables import print_bullets, print_notes
@@ -22,8 +23,8 @@ from scidata.store.partitioning.partition import PartitionReport, finalize, part
 _MANY_SAMPLES = 32  # beyond it a dry run shows the first ones
 
 
-def run_partition(paths: Sequence[str], options: dict[str, Any], *, as_json: bool) -> None:
-    """Partition ``paths[:-1]`` into ``paths[-1]`` and print what was done."""
+def run_partition(paths: Sequence[str], options: dict[str, Any], *, dask: str | None, as_json: bool) -> None:
+    """Partition ``paths[:-1]`` into ``paths[-1]`` and print what was done; ``dask`` is the address of a cluster."""
     if len(paths) < 2:
         raise usage_error("SOURCE... OUT", "give the inputs, then the output folder.")
     *inputs, out = paths
@@ -33,11 +34,14 @@ def run_partition(paths: Sequence[str], options: dict[str, Any], *, as_json: boo
             Part.parse(options["part"])
         except ConfigError as e:
             raise usage_error("--part", f"{e}.") from None
+    if dask is not None and options["part"] is not None:
+        raise usage_error("--dask", "excludes --part, which is for job arrays: its workers share all samples.")
     if options["dry_run"]:
         report = partition(inputs, out, **options)
     else:
-        with progress("partitioning", _num_samples(inputs, options), " samples") as tick:
-            report = partition(inputs, out, **options, tick=tick)
+        num_samples = _num_samples(inputs, options)
+        with cluster(dask, options["jobs"]) as client, progress("partitioning", num_samples, " samples") as tick:
+            report = partition(inputs, out, **options, client=client, tick=tick)
     _print(report, as_json=as_json)
 
 

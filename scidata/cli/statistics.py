@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from scidata.cli.cluster import cluster
 from scidata.cli.output import console, make_table, print_json
 from scidata.cli.progress import progress
-from scidata.core.urls import public_text
+from scidata.core.urls import is_url, public_text
 from scidata.data.figures import FieldStatistics, Statistics
 from scidata.data.figures_json import as_plain
 from scidata.data.open_dataset import open_dataset
@@ -31,6 +33,7 @@ def run_stats(
     differences: bool,
     stored: bool | None,
     jobs: int,
+    dask: str | None,
     out: str | None,
     overwrite: bool,
     as_json: bool,
@@ -45,21 +48,30 @@ def run_stats(
     if out is not None and os.path.exists(out) and not overwrite:
         raise OutputError(f"{out} is there already; remove it, or overwrite it with --overwrite")
     floating = None if dtype is None else getattr(torch, dtype)
-    dataset = open_dataset(paths[0] if len(paths) == 1 else list(paths), dtype=floating, **options)
+    here = os.path.join(os.getcwd(), "")
+    named = [_at(here, path) for path in paths] if dask is not None else list(paths)
+    dataset = open_dataset(named[0] if len(named) == 1 else named, dtype=floating, **options)
     try:
-        with progress("statistics", 100, " %") as tick:
+        with cluster(dask, jobs) as client, progress("statistics", 100, " %") as tick:
             found = statistics(
-                dataset, by=by, differences=differences, stored=stored, jobs=jobs,
+                dataset, by=by, differences=differences, stored=stored, jobs=jobs, client=client,
                 tick=lambda share, total: tick(100 * share / max(1, total)),
             )  # fmt: skip
     finally:
         dataset.close()
+    if named != list(paths):  # what is printed and written is the same as without a cluster
+        found = replace(found, path=found.path.removeprefix(here))
     if out is not None:
         found.save(out, overwrite=overwrite)
     if as_json:
         print_json(as_plain(found))
     else:
         _print(found, out)
+
+
+def _at(folder: str, path: str) -> str:
+    """Return a path as processes with other working folders understand it."""
+    return path if is_url(path) or path.startswith(("/", "~")) else folder + path
 
 
 def _print(stats: Statistics, out: str | None) -> None:

@@ -1,64 +1,63 @@
-"""Pieces of work done side by side, in spawned processes that end with the one that started them."""
+"""Pieces of work done in this process, or side by side in spawned ones that end with the one that started them."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, TypeAlias
+from typing import Any
 
 from scidata.core.interrupts import ignore_interrupts, interrupts_held
+from scidata.core.tasks import Job, Tick, Work, sendable
 from scidata.errors import SciDataError
 
-Tick: TypeAlias = Callable[[float], None]
 
-#: Does one piece of work and calls the function with the shares of it that are done; it and what it returns pickle.
-Job: TypeAlias = Callable[[int, Tick], Any]
+class Processes:
+    """An :class:`scidata.core.tasks.Executor` of ``num_jobs`` processes; of one: this one."""
 
+    is_remote = False
 
-def run_jobs(job: Job, indices: Iterable[int], *, num_jobs: int, tick: Tick, work: str, after: str = "") -> list[Any]:
-    """Call ``job(index, tick)`` for each index, in this process or in ``num_jobs`` others; return what they return.
+    def __init__(self, num_jobs: int) -> None:
+        self._num_jobs = num_jobs
 
-    The first error ends the others and is raised here.
+    def num_parts(self, num_units: int) -> int:
+        """Return one part for each process."""
+        return self._num_jobs
 
-    Parameters
-    ----------
-    work
-        What an index numbers, for the message about a process that has died: ``"sample"``.
-    after
-        What that message says in the end: how to go on.
-    """
-    todo = list(indices)
-    if num_jobs <= 1 or len(todo) <= 1:
-        return [job(index, tick) for index in todo]
-    workers = _Workers(job, min(num_jobs, len(todo)), work, after)
-    try:
-        found = workers.run(todo, tick)
-    finally:
-        workers.end()
-    return [found[index] for index in todo]
+    def run(
+        self, work: Work, indices: Sequence[int], *, tick: Tick, take: Callable[[int, Any], None] | None = None
+    ) -> None:
+        """Do the pieces with these numbers; the first error ends the others and is raised here."""
+        take = take or (lambda index, value: None)
+        if self._num_jobs <= 1 or len(indices) <= 1:
+            for index in indices:
+                take(index, work.job(index, tick))
+            return
+        workers = _Workers(work, min(self._num_jobs, len(indices)))
+        try:
+            workers.run(indices, tick, take)
+        finally:
+            workers.end()
 
 
 class _Workers:
-    def __init__(self, job: Job, num: int, work: str, after: str) -> None:
-        self._work, self._after = work, after
+    def __init__(self, work: Work, num: int) -> None:
+        self._work = work
         context = multiprocessing.get_context("spawn")
         self._processes: dict[Any, BaseProcess] = {}
         for _ in range(num):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(theirs, job), daemon=True)
+            process = context.Process(target=_work, args=(theirs, work.job), daemon=True)
             with interrupts_held():
                 process.start()
             theirs.close()
             self._processes[ours] = process
 
-    def run(self, todo: list[int], tick: Tick) -> dict[int, Any]:
+    def run(self, todo: Sequence[int], tick: Tick, take: Callable[[int, Any], None]) -> None:
         waiting = list(reversed(todo))
-        found: dict[int, Any] = {}
         busy: dict[Any, int] = {}
         for connection in self._processes:
             busy[connection] = waiting.pop()
@@ -76,13 +75,12 @@ class _Workers:
                 if kind == "share":
                     tick(value)
                     continue
-                found[index] = value
                 if waiting:
                     busy[connection] = waiting.pop()
                     connection.send(busy[connection])
                 else:
                     del busy[connection]
-        return found
+                take(index, value)
 
     def _died(self, connection: Any, index: int) -> str:
         process = self._processes[connection]
@@ -91,7 +89,8 @@ class _Workers:
         if process.exitcode == 1:  # what it imports again is the caller's script
             why = "its error is above; a script that asks for jobs= does so below `if __name__ == '__main__':`"
         code = process.exitcode
-        return f"the process that worked on {self._work} {index} ended with exit code {code}; {why}{self._after}"
+        named = self._work.named(index)
+        return f"the process that worked on {named} ended with exit code {code}; {why}{self._work.after}"
 
     def end(self) -> None:
         for connection, process in self._processes.items():
@@ -114,7 +113,7 @@ def _work(connection: Connection, job: Job) -> None:
         try:
             value = job(index, lambda share: connection.send(("share", share)))
         except Exception as error:
-            connection.send(("error", _sendable(error)))
+            connection.send(("error", sendable(error)))
         else:
             connection.send(("done", value))
 
@@ -125,12 +124,3 @@ def _end_with_parent() -> None:
     if parent is not None:
         wait([parent.sentinel])
         os._exit(1)
-
-
-def _sendable(error: Exception) -> Exception:
-    """Return the error, or one that says the same where it does not pickle."""
-    try:
-        again = pickle.loads(pickle.dumps(error))
-    except Exception:
-        return SciDataError(f"{type(error).__name__}: {error}")
-    return error if isinstance(again, type(error)) else SciDataError(str(error))

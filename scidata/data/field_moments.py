@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,10 @@ import numpy.typing as npt
 from scidata.core.moments import Moments
 from scidata.core.passes import FieldPass
 from scidata.core.types import IntArray
+from scidata.core.urls import is_url
+from scidata.errors import ConfigError
+from scidata.sources.access.files import files
+from scidata.sources.groups import split_group
 
 Array = npt.NDArray[Any]
 
@@ -135,6 +140,29 @@ def _by_cell(values: Array) -> Array:
 def gather_one(stretches: Sequence[Stretch], index: int, tick: Callable[[float], None]) -> FieldMoments:
     """Gather one of several stretches, in whatever process; loads no torch."""
     return stretches[index].gather(tick)
+
+
+def check_paths(paths: Sequence[str], folder: str) -> None:
+    """Raise where this process, of whatever machine, does not see data that one working in ``folder`` has opened.
+
+    Raises
+    ------
+    ConfigError, FileNotFoundError
+    """
+    for path in paths:
+        if is_url(path):
+            continue
+        if not os.path.isabs(path) and os.path.realpath(folder) != os.path.realpath(os.getcwd()):
+            raise ConfigError(
+                f"it works in {os.getcwd()}, and the data were opened by a path relative to {folder}, {path}; open "
+                "them by an absolute path"
+            )
+        if not os.path.lexists((split_group(path) or (path, ""))[0]):
+            raise FileNotFoundError(
+                f"it does not see {path}; data must be on a file system that workers and client share, under the same "
+                "path"
+            )
+    files().close()  # what an earlier run had open may have been replaced since
 
 
 def cut_evenly(bounds: IntArray, num_parts: int, part: int) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,15 +14,15 @@ import numpy as np
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from scidata.core.checks import names_of, whole
-from scidata.core.jobs import Tick, run_jobs
+from scidata.core.checks import names_of
 from scidata.core.keywords import checked_keywords
 from scidata.core.moments import Figures, Moments
 from scidata.core.passes import FieldPass
+from scidata.core.tasks import Executor, Tick, Work, executor_of
 from scidata.core.types import IntArray
 from scidata.data.combine import CombinedDataset, as_combined
 from scidata.data.domain_dataset import DomainDataset
-from scidata.data.field_moments import FieldMoments, Stretch, cut_evenly, gather_one
+from scidata.data.field_moments import FieldMoments, Stretch, check_paths, cut_evenly, gather_one
 from scidata.data.figures import FieldStatistics, Labels, Statistics
 from scidata.data.stored_figures import figures_of_anemoi, figures_of_store, period_of_anemoi
 from scidata.errors import ConfigError, FieldMismatchError, RankFailedError, UnknownNameError, near_matches
@@ -40,6 +41,7 @@ def statistics(
     differences: bool = True,
     stored: bool | None = None,
     jobs: int = 1,
+    client: Any = None,
     tick: Callable[[float, float], None] | None = None,
 ) -> Statistics:
     """Return mean, deviation and extremes of each field over the samples, and of what changes from step to step.
@@ -74,14 +76,20 @@ def statistics(
     jobs
         Processes, of data sets without a mesh. A script that asks for several does so below
         ``if __name__ == "__main__":``.
+    client
+        A ``distributed.Client`` (extra ``dask``) in place of ``jobs``: the workers of its cluster read. They see the
+        data under the same paths (open them by absolute ones, or start workers in the same folder), and have the same
+        version of scidata. The figures are the same, bit for bit.
     tick
         Called with the rows that are done, and how many there are.
 
     Raises
     ------
+    ClusterError
+        With ``client``: a worker cannot do it, workers died of a part of the data, or the scheduler was lost.
     ConfigError, UnknownNameError
-        What cannot be honoured: dims that no field has, or that number samples; jobs besides ranks; stored figures
-        that are not there, or are of something else.
+        What cannot be honoured: dims that no field has, or that number samples; jobs or a client besides ranks; stored
+        figures that are not there, or are of something else.
     FieldMismatchError
         Data sets that were combined label a dim of ``by`` differently.
     RankFailedError
@@ -99,14 +107,15 @@ def statistics(
     >>> bool((again["u"].std == stats["u"].std).all())  # bit for bit
     True
     """
-    whole("jobs", jobs, least=1)
+    executor = executor_of(jobs, client)
     dataset = as_combined(dataset)
     leaves = _leaves(dataset)
     names = _chosen(dataset, fields)
     dims = names_of("by", by)
     ranks = _Ranks.of(leaves[0].dataset)
-    if jobs > 1 and ranks.groups:
-        raise ConfigError(f"jobs={jobs}: the {ranks.num_ranks} ranks of the mesh share the work; leave jobs out")
+    if ranks.groups and (jobs > 1 or client is not None):
+        given, name = (f"jobs={jobs}", "jobs") if client is None else ("client", "it")
+        raise ConfigError(f"{given}: the {ranks.num_ranks} ranks of the mesh share the work; leave {name} out")
     passes: dict[str, list[FieldPass]] = {
         name: [leaf.dataset.reader.field_pass(name, leaf.samples, ranks.part) for leaf in leaves] for name in names
     }
@@ -125,12 +134,13 @@ def statistics(
         for name in names
         if name not in own
         for rows in passes[name]
-        for first, last in _cuts(rows.bounds, ranks, jobs)
+        for first, last in _cuts(rows.bounds, ranks, executor)
     ]
     total = sum(each.num_rows for each in stretches)
+    paths, alone = [str(leaf.path) for leaf in leaves], jobs == 1 and client is None
     done = (lambda share: None) if tick is None else (lambda share: tick(share, total))
     digest = json.dumps([about["fingerprint"], names, dims, differences])
-    moments = ranks.merged(lambda: _gathered(stretches, jobs, done), digest)
+    moments = ranks.merged(lambda: _gathered(stretches, paths, executor, done, alone=alone), digest)
     found = {
         name: own[name][0] if name in own else _field(passes[name], kept[name], moments[name], differences=differences)
         for name in names
@@ -266,27 +276,36 @@ def _period(leaves: Sequence[_Leaf], passes: Mapping[str, Sequence[FieldPass]]) 
     return period
 
 
-def _cuts(bounds: IntArray, ranks: _Ranks, jobs: int) -> list[tuple[int, int]]:
-    """Return the blocks that this rank, or each of the jobs, reads of a pass."""
+def _cuts(bounds: IntArray, ranks: _Ranks, executor: Executor) -> list[tuple[int, int]]:
+    """Return the blocks of a pass that this rank reads, in the parts that are read side by side."""
     if not len(bounds) or bounds[-1] == 0:
         return []
-    cuts = [cut_evenly(bounds, ranks.num_shares * jobs, ranks.share * jobs + job) for job in range(jobs)]
+    num = executor.num_parts(len(bounds) - 1)
+    cuts = [cut_evenly(bounds, ranks.num_shares * num, ranks.share * num + part) for part in range(num)]
     return [(first, last) for first, last in cuts if last > first]
 
 
-def _gathered(stretches: Sequence[Stretch], jobs: int, tick: Tick) -> dict[str, FieldMoments]:
-    """Gather all stretches, and add up those of a field."""
-    longest_first = sorted(range(len(stretches)), key=lambda i: -stretches[i].num_rows)
-    order = longest_first if jobs > 1 else range(len(stretches))
-    job = functools.partial(gather_one, stretches)
-    found = run_jobs(job, order, num_jobs=jobs, tick=tick, work="part")
+def _gathered(
+    stretches: Sequence[Stretch], paths: Sequence[str], executor: Executor, tick: Tick, *, alone: bool
+) -> dict[str, FieldMoments]:
+    """Gather all stretches, and add up those of a field as they come: the sums are exact, in any order."""
+    work = Work(
+        job=functools.partial(gather_one, stretches),
+        name="part",
+        label=lambda index: f"part {index} of {len(stretches)}, of field {stretches[index].rows.name!r}",
+        check=functools.partial(check_paths, paths, os.getcwd()),
+    )
     totals: dict[str, FieldMoments] = {}
-    for index, moments in zip(order, found, strict=True):
+
+    def take(index: int, moments: FieldMoments) -> None:
         name = stretches[index].rows.name
         if name in totals:
             totals[name].merge(moments)
         else:
             totals[name] = moments
+
+    longest_first = sorted(range(len(stretches)), key=lambda i: -stretches[i].num_rows)
+    executor.run(work, range(len(stretches)) if alone else longest_first, tick=tick, take=take)
     return totals
 
 

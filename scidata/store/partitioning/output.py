@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import re
+import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ from scidata.store.format.places import MANIFEST
 
 _LOCK = ".lock"
 _SAMPLE = re.compile(r"sample-(\d{6,})\.zarr")
-_TEMPORARY = re.compile(r"\.tmp-(sample-(\d{6,})\.zarr(\.scratch)?|manifest\.json)")
+_TEMPORARY = re.compile(r"\.tmp-(sample-(\d{6,})\.zarr(\.scratch|\.try-[0-9a-f]+)?|manifest\.json)")
 _PART_LOCK = re.compile(r"\.lock-part-(\d+)-of-(\d+)")
 
 
@@ -152,6 +153,39 @@ def _check_other_arrays(out: str, part: Part) -> None:
         if match is not None and int(match[2]) != part.num_parts:
             with _locked(os.path.join(out, name)):
                 pass
+
+
+@contextlib.contextmanager
+def marked_run(out: str) -> Iterator[str]:
+    """Give the run that holds the folder alone a name, by which processes of other machines know that it still does.
+
+    It is what is in the lock file: opening a file asks a network file system for what is in it now, while names of
+    files may be remembered for a minute.
+    """
+    run = uuid.uuid4().hex
+    _write_lock(out, run)
+    try:
+        yield run
+    finally:
+        _write_lock(out, "")
+
+
+def _write_lock(out: str, text: str) -> None:
+    descriptor = os.open(os.path.join(out, _LOCK), os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, text.encode())
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def is_current(out: str, run: str) -> bool:
+    """Whether the folder is seen here, and held by the run of that name."""
+    try:
+        with open(os.path.join(out, _LOCK), encoding="ascii", errors="replace") as file:
+            return file.read() == run
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return False
 
 
 def finished_samples(out: str) -> list[int]:

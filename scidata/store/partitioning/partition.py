@@ -5,13 +5,18 @@ from __future__ import annotations
 import functools
 import json
 import os
+<<<<<<< HEAD
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+=======
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+>>>>>>> 034c3d7 (partition and statistics by the workers of a Dask cluster: client=, --dask)
 from typing import Any
 
 from scidata.core.checks import whole
-from scidata.core.jobs import run_jobs
 from scidata.core.keywords import checked_keywords
+from scidata.core.tasks import Executor, Tick, Work, executor_of
 from scidata.core.urls import is_url, url_of
 from scidata.errors import ConfigError, CorruptDataError, OutputError
 from scidata.meshes.samples import as_names, read_samples
@@ -24,6 +29,7 @@ from scidata.store.partitioning import output
 from scidata.store.partitioning.inputs import difference
 from scidata.store.partitioning.ordered import OrderOptions
 from scidata.store.partitioning.output import Part
+from scidata.store.partitioning.remote import RemoteSamples, check_folders, wait_until_seen
 from scidata.store.partitioning.sample import PlannedSample, Task, plan_sample, process_sample
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -76,6 +82,7 @@ def partition(
     repair: str | Sequence[str] = (),
     keep: str | Sequence[str] = (),
     jobs: int = 1,
+    client: Any = None,
     part: str | tuple[int, int] | None = None,
     dry_run: bool = False,
     overwrite: bool = False,
@@ -121,6 +128,10 @@ def partition(
         Kinds of faults that stay as they are: ``"crowded_faces"``, ``"duplicate_edges"``, ``"self_loops"``.
     jobs
         Samples processed at once, each in a process of its own.
+    client
+        A ``distributed.Client`` (extra ``dask``) in place of ``jobs``: the workers of its cluster write the samples,
+        some in each task, and this process the manifest. They see inputs and output under the same absolute paths, have
+        the same version of scidata, and may come, go and die meanwhile. The store is the same, byte for byte.
     part
         ``"i/n"`` or ``(i, n)``: only every ``n``-th sample from ``i`` on, for job arrays; ``scidata partition
         --finalize`` then ends the store.
@@ -156,6 +167,9 @@ def partition(
         a sample that does not allow what was asked.
     CorruptDataError
         A sample with faults that are not to be repaired; they are listed.
+    ClusterError
+        With ``client``: a worker cannot do it, workers died of a sample, or the scheduler was lost; the samples before
+        are kept for ``resume``.
     OSError
         The disk is full: the samples before are kept for ``resume``; the store does not open.
 
@@ -172,6 +186,11 @@ def partition(
     >>> scidata.open_dataset("ring.store")[0]["speed"]
     tensor([0., 1., 2., 3., 4., 5.])
     """
+    executor = executor_of(jobs, client)
+    if executor.is_remote:
+        if part is not None:
+            raise ConfigError("part=: is for job arrays, and excludes client=, whose workers share all samples")
+        inputs, mesh = _absolute(inputs), None if mesh is None else _absolute(mesh)[0]
     choice: dict[str, Any] = {
         "kind": kind,
         "points": as_names(points),
@@ -194,7 +213,6 @@ def partition(
     chosen = Part.parse(part) if isinstance(part, str) else None if part is None else Part(*part)
     if overwrite and resume:
         raise ConfigError("overwrite and resume exclude each other: one removes what the other keeps")
-    jobs = whole("jobs", jobs, least=1)
     target = os.path.expanduser(os.fspath(out))
     if is_url(target):
         raise ConfigError(f"{url_of(target)}: stores are written to a local folder; copy it to the URL afterwards")
@@ -211,11 +229,18 @@ def partition(
         target,
         indices,
         part=chosen,
-        jobs=jobs,
+        executor=executor,
         overwrite=overwrite,
         resume=resume,
         tick=tick or (lambda share: None),
     )
+
+
+def _absolute(paths: Paths) -> list[str]:
+    """Return paths and globs as processes with other working folders understand them."""
+    every = [paths] if isinstance(paths, str | os.PathLike) else paths
+    names = [os.fspath(path) for path in every]
+    return [name if is_url(name) else os.path.abspath(os.path.expanduser(name)) for name in names]
 
 
 def _find_inputs(task: Task, indices: range) -> None:
@@ -232,10 +257,10 @@ def _run(
     indices: range,
     *,
     part: Part | None,
-    jobs: int,
+    executor: Executor,
     overwrite: bool,
     resume: bool,
-    tick: Callable[[float], None],
+    tick: Tick,
 ) -> PartitionReport:
     with output.claim_output(out, part):
         there = [index for index in output.finished_samples(out) if part is None or index in indices]
@@ -254,10 +279,7 @@ def _run(
         if todo and manifest:
             output.remove_samples(out, ())
         try:
-            run_jobs(
-                functools.partial(process_sample, task, out), todo, num_jobs=jobs, tick=tick, work="sample",
-                after="; finished samples are kept: run again with --resume",
-            )  # fmt: skip
+            _process(task, out, todo, executor=executor, tick=tick)
         except BaseException:
             output.remove_temporaries(out, todo)
             raise
@@ -265,6 +287,26 @@ def _run(
         if part is None:
             write_manifest(out, infos)
     return _report(out, len(task.samples), infos, written=todo, kept=kept, finished=part is None)
+
+
+def _process(task: Task, out: str, indices: list[int], *, executor: Executor, tick: Tick) -> None:
+    """Write samples."""
+    work = Work(
+        job=functools.partial(process_sample, task, out),
+        name="sample",
+        label=lambda index: f"sample {index} ({task.samples.names[index]})",
+        after="; finished samples are kept: run again with --resume",
+    )
+    if not executor.is_remote:
+        executor.run(work, indices, tick=tick)
+    elif indices:
+        with output.marked_run(out) as run:
+            there = os.path.abspath(out)
+            check = functools.partial(check_folders, there, run, task.samples.inputs(indices[0]))
+            samples = RemoteSamples(task=task, out=there, run=run)
+            executor.run(replace(work, job=samples, check=check), indices, tick=tick)
+        wait_until_seen(out, indices)
+        output.remove_temporaries(out, None)  # of workers that died
 
 
 def _whole_samples(task: Task, out: str, there: Iterable[int]) -> list[int]:

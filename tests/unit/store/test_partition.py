@@ -20,7 +20,8 @@ import numpy.typing as npt
 import pytest
 
 import scidata
-from scidata.core.jobs import run_jobs
+from scidata.core.jobs import Processes
+from scidata.core.tasks import Work
 from scidata.errors import (
     ConfigError,
     CorruptDataError,
@@ -531,16 +532,16 @@ class TestKilled:
 
     def test_killed_worker(self) -> None:
         with pytest.raises(SciDataError, match=r"sample 1 ended with exit code -9.*fewer --jobs"):
-            run_jobs(_killed, range(2), num_jobs=2, tick=lambda share: None, work="sample")
+            Processes(2).run(Work(job=_killed, name="sample"), range(2), tick=lambda share: None)
 
     def test_workers_report_in_any_order(self) -> None:
         shares: list[float] = []
-        run_jobs(_halves, range(5), num_jobs=2, tick=shares.append, work="sample")
+        Processes(2).run(Work(job=_halves, name="sample"), range(5), tick=shares.append)
         assert shares == [0.5] * 10
 
     def test_error_that_does_not_pickle(self) -> None:
         with pytest.raises(SciDataError, match="Unpicklable: at 1"):
-            run_jobs(_unpicklable, range(2), num_jobs=2, tick=lambda share: None, work="sample")
+            Processes(2).run(Work(job=_unpicklable, name="sample"), range(2), tick=lambda share: None)
 
 
 def _killed(index: int, tick: Callable[[float], None]) -> None:

@@ -1,0 +1,112 @@
+"""Many pieces of work that are alike, and who does them: this process, others beside it, or the workers of a cluster.
+
+An executor knows nothing of samples or fields: :mod:`scidata.core.jobs` and :mod:`scidata.core.dask_jobs` are two.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from scidata.core.checks import whole
+from scidata.errors import ConfigError, SciDataError
+
+Tick: TypeAlias = Callable[[float], None]
+
+#: Does one piece of work and calls the function with the shares of it that are done; it and what it returns pickle.
+Job: TypeAlias = Callable[[int, Tick], Any]
+
+
+def _anywhere() -> None:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What is to be done.
+
+    Attributes
+    ----------
+    job
+        Does the piece with a number.
+    name
+        What a piece is called in messages: ``"sample"``.
+    label
+        Says which one a number means, in messages: ``"sample 3 (car_3.h5)"``.
+    after
+        What a message about work that was cut off says in the end: how to go on.
+    check
+        Called by a process of another machine before its first piece: raises what the machine lacks. Pickles.
+    """
+
+    job: Job
+    name: str
+    label: Callable[[int], str] | None = None
+    after: str = ""
+    check: Callable[[], None] = _anywhere
+
+    def named(self, index: int) -> str:
+        """Return how messages name a piece."""
+        return f"{self.name} {index}" if self.label is None else self.label(index)
+
+
+class Executor(Protocol):
+    """Does pieces of work, in any order.
+
+    Attributes
+    ----------
+    is_remote
+        Whether pieces are done on other machines, which see other folders, may do a piece twice, and may go on for a
+        while after :meth:`run` has raised.
+    """
+
+    is_remote: bool
+
+    def num_parts(self, num_units: int) -> int:
+        """Return in how many pieces of one stretch each to do ``num_units``, where few and long ones cost least."""
+
+    def run(
+        self, work: Work, indices: Sequence[int], *, tick: Tick, take: Callable[[int, Any], None] | None = None
+    ) -> None:
+        """Do the pieces with these numbers; the first error ends the others and is raised here.
+
+        Parameters
+        ----------
+        tick
+            Called with the shares that are done.
+        take
+            Called with the number of each piece that is done, and what its job returned; both in this thread.
+        """
+
+
+def executor_of(jobs: int, client: Any) -> Executor:
+    """Return what does the work: ``jobs`` processes, or the workers of the cluster that ``client`` is connected to.
+
+    Raises
+    ------
+    ConfigError
+        Both are given, or ``client`` is none.
+    MissingDependencyError
+        ``client`` is given, and distributed is not installed.
+    """
+    jobs = whole("jobs", jobs, least=1)
+    if client is None:
+        from scidata.core.jobs import Processes
+
+        return Processes(jobs)
+    from scidata.core.dask_jobs import Cluster
+
+    if jobs > 1:
+        raise ConfigError(f"jobs={jobs}: excludes client=, whose cluster has its own processes; give one of the two")
+    return Cluster(client)
+
+
+def sendable(error: Exception) -> Exception:
+    """Return the error, or one that says the same where it does not pickle."""
+    try:
+        again = pickle.loads(pickle.dumps(error))
+    except Exception:
+        return SciDataError(f"{type(error).__name__}: {error}")
+    return error if isinstance(again, type(error)) else SciDataError(str(error))

@@ -1,0 +1,140 @@
+"""Samples of a run written by processes of other machines, of which nobody here knows when they end.
+
+Such a process may do a sample that another is doing too, or still be at it when the run is over and the next one has
+begun. So each try writes into a folder of its own, and moves the sample to its place only while the run still holds the
+output. All tries of a run write the same bytes: the first to come is taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from scidata.core.tasks import Tick
+from scidata.core.urls import is_url
+from scidata.errors import OutputError
+from scidata.sources.access.files import files
+from scidata.sources.groups import split_group
+from scidata.store.format.durable import remove, sync
+from scidata.store.format.places import folder_of
+from scidata.store.partitioning.output import is_current
+from scidata.store.partitioning.sample import Task, process_sample
+
+_LOOK_S = 1.0  # between looks at whether the run still holds the output
+_SEEN_S = 90.0  # NFS remembers for up to 60 s what is in a folder
+
+
+def check_folders(out: str, run: str, inputs: Iterable[str]) -> None:
+    """Raise where this machine does not see the output of a run, or some inputs.
+
+    Raises
+    ------
+    OutputError, FileNotFoundError
+    """
+    if not is_current(out, run):
+        raise OutputError(
+            f"it does not see {out} as the client does; the output must be on a file system that workers and client "
+            "share, under the same path"
+        )
+    for path in inputs:
+        if not is_url(path) and not os.path.lexists((split_group(path) or (path, ""))[0]):
+            raise FileNotFoundError(
+                f"it does not see {path}; inputs must be on a file system that workers and client share, under the "
+                "same path"
+            )
+    files().close()  # what an earlier run had open may have been replaced since
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteSamples:
+    """The samples of a run, as other machines do them. Pickles.
+
+    Attributes
+    ----------
+    out
+        Absolute.
+    run
+        Its name, by :func:`scidata.store.partitioning.output.marked_run`.
+    """
+
+    task: Task
+    out: str
+    run: str
+
+    def __call__(self, index: int, tick: Tick) -> None:
+        """Write one sample, unless an earlier try of this run has."""
+        folder = folder_of(index)
+        final = os.path.join(self.out, folder)
+        if os.path.isdir(final):
+            tick(1.0)
+            return
+        watched = _Watched(tick, self)
+        watched.raise_if_over()
+        own = os.path.join(self.out, f".tmp-{folder}.try-{uuid.uuid4().hex[:16]}")
+        try:
+            os.mkdir(own)
+            process_sample(self.task, own, index, watched)
+            watched.raise_if_over()
+            with _first_wins():
+                os.rename(os.path.join(own, folder), final)
+            sync(self.out)
+        except OSError as e:
+            if e.filename == own:  # of which nobody has heard
+                e.filename = self.out
+            raise
+        finally:
+            with contextlib.suppress(OSError):  # the client, or the next run, has removed it, or will
+                remove(own)
+
+
+@contextlib.contextmanager
+def _first_wins() -> Iterator[None]:
+    try:
+        yield
+    except OSError as e:
+        if e.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+
+
+class _Watched:
+    """Takes shares of a sample that are done, and ends it where the run is over."""
+
+    def __init__(self, tick: Tick, samples: RemoteSamples) -> None:
+        self._tick, self._samples = tick, samples
+        self._looked = time.monotonic()
+
+    def __call__(self, share: float) -> None:
+        self._tick(share)
+        if time.monotonic() - self._looked >= _LOOK_S:
+            self.raise_if_over()
+
+    def raise_if_over(self) -> None:
+        if not is_current(self._samples.out, self._samples.run):
+            raise OutputError(f"{self._samples.out}: the run that this sample is of is over")
+        self._looked = time.monotonic()
+
+
+def wait_until_seen(out: str, indices: Iterable[int]) -> None:
+    """Wait until samples that other machines have written are seen here.
+
+    Raises
+    ------
+    OutputError
+        They are not for longer than a network file system remembers what was in a folder.
+    """
+    deadline = time.monotonic() + _SEEN_S
+    missing = [index for index in indices if not os.path.isdir(os.path.join(out, folder_of(index)))]
+    while missing:
+        if time.monotonic() > deadline:
+            raise OutputError(
+                f"{out}: {len(missing)} samples that workers have written are not seen here, {missing[0]} for one; "
+                "look whether all of them write to this folder, and run again with --resume"
+            )
+        time.sleep(0.5)
+        os.listdir(out)
+        missing = [index for index in missing if not os.path.isdir(os.path.join(out, folder_of(index)))]

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import errno
 import importlib
+import json
 import math
 import os
 import pickle
+import re
 import time
 import uuid
 import warnings
@@ -28,7 +30,8 @@ from scidata.core.tasks import Tick, Work
 from scidata.errors import ClusterError, ConfigError, MissingDependencyError
 
 BATCH_S = 2.0  # of a task: what is lost with a worker, and long beside the milliseconds that a task costs
-_MANY = 1024  # tasks at the beginning: enough for adaptive clusters to see how much there is to do
+_MANY = 256  # tasks at the beginning: enough for adaptive clusters to see how much there is to do
+_WAVES = 8  # or so many for each thread
 _PARTS = 32  # of a stretch: each costs a chunk that is decoded twice
 _UNITS = 8  # of a stretch that a part should have
 _TRIES = 3  # of a piece that fails for what may be one machine's trouble
@@ -57,16 +60,30 @@ def connected(address: str, timeout: float = 30) -> Iterator[Any]:
         distributed is not installed.
     """
     distributed = _distributed()
-    where = {"scheduler_file": address} if os.path.isfile(address) else {"address": address}
+    target = _address(address)
     try:
-        client = distributed.Client(**where, timeout=timeout, set_as_default=False)
-    except (OSError, ValueError, TypeError, ImportError) as e:  # no answer, no address, no scheduler file, no TLS
-        raise ClusterError(
-            f"{address}: no scheduler answers there ({e}); give the address that `dask scheduler` prints, "
-            "tcp://host:8786 say, or the path of its scheduler file"
-        ) from e
+        client = distributed.Client(target, timeout=timeout, set_as_default=False)
+    except (OSError, ValueError, TypeError, ImportError) as e:  # no answer, or TLS is not set up
+        raise ClusterError(f"{address}: no scheduler answers there ({e}); look whether it runs, and where") from e
     with client:
         yield client
+
+
+def _address(text: str) -> str:
+    """Return the address that a text is, or that is in the scheduler file that it names.
+
+    Checked here: of a client that does not know what an address means, closing takes a minute.
+    """
+    found: Any = text
+    if os.path.isfile(text):
+        with open(text, encoding="utf-8", errors="replace") as file, suppress(ValueError, TypeError, LookupError):
+            found = json.load(file)["address"]
+    if isinstance(found, str) and re.fullmatch(r"((tcp|tls|ucx|ws|wss)://)?[^/\s]+:\d+", found):
+        return found
+    raise ClusterError(
+        f"{text}: neither the address of a scheduler nor a scheduler file; give the address that `dask scheduler` "
+        "prints, tcp://host:8786 say, or the file that --scheduler-file has it write"
+    )
 
 
 class Cluster:
@@ -138,7 +155,7 @@ class _Run:
         try:
             with self._published():
                 threads = self._probe()
-                self._most = max(_MANY, 8 * threads)
+                self._most = max(_MANY, _WAVES * threads)
                 self._wait(indices)
         except (CancelledError, TaskCancelled, OSError) as e:
             if self._client.status == "running" and not isinstance(e, CancelledError | TaskCancelled):

@@ -165,8 +165,9 @@ def open_dataset(
         ``"grid"``, ``"mesh"``, ``"points"`` or ``"graph"``; default detected. Meshes and graphs need a store. Raw
         points are read in the order of their files, each of which is a sample; ghosts need a store.
     sample_dim
-        Dimension that numbers the samples; default the first that is not sharded. Several, the last one of steps:
-        ``("trajectory", "time")`` gives the times of each trajectory, and windows of ``steps`` stay inside it. Stores:
+        Dimension that numbers the samples; default the first that is not sharded, but time where that is one of levels,
+        or of members of an ensemble. Several, the last one of steps: ``("trajectory", "time")``, or ``("member",
+        "time")``, gives the times of each, and windows of ``steps`` stay inside it. False: all is one sample. Stores:
         default the one whose name says time (or ``"sample"``, of fields from several files), where fields that are
         read have one: then every time of every stored sample is a sample, and fields without time are in each. False:
         stored samples whole.

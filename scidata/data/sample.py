@@ -128,7 +128,8 @@ class Sample(Mapping[str, TensorT]):
 
         Numbers are tensors ``(rows,)`` on the fields' device, of a sharded dim a ShardTensor with the fields' bounds
         and halo. Times are NumPy's ``datetime64`` (objects of cftime in other calendars). Those of the sample's own
-        dims have its steps: ``()`` for one, ``(steps,)`` for several, after ``(batch,)`` in a batch.
+        dims have its steps: ``()`` for one, ``(steps,)`` for several, after ``(batch,)`` in a batch. Where fields have
+        other steps, ``coords["time"]`` has those of any of them, ascending, and ``coords["u_time"]`` those of ``u``.
 
         Raises
         ------

@@ -100,11 +100,60 @@ def every_way(rank: int, num_ranks: int, path: str, cache: str, dp: int) -> None
         for batch, indices in zip(again, rest, strict=True):
             check(batch, data)
             assert batch.index == indices
+        assert loader.stats()["bytes_static"] == ds.static_nbytes > 0
         own = sorted(itertools.chain(*seen, *rest))
         every = [None] * num_ranks
         torch.distributed.all_gather_object(every, own)
         assert sorted(set(itertools.chain(*every))) == list(range(len(SAMPLES)))
         ds.close()
+    mesh_only = {"shard": {"lat": "domain"}, "halo": {"lat": 1}, "fields": FIELDS, "steps": STEPS, "coords": True}
+    ds = scidata.open_dataset(path, mesh, **mesh_only)
+    made_of_others(ds, scidata.open_dataset(path, mesh, **mesh_only, pool_bytes=0), data)
+    normalised(ds, data)
+    coordinates(ds, data, mesh)
+
+
+def made_of_others(ds: Any, other: Any, data: xr.Dataset) -> None:
+    """Of a union, numbers beyond the first data set are those of the second."""
+    both = scidata.mix({"a": scidata.subset(ds, range(1, len(ds))), "b": other}, {"a": 1, "b": 2})
+    for batch in scidata.DataLoader(both, batch_size=3, shuffle=True):
+        for k, index in enumerate(batch.index):
+            want = wanted(data, index + 1 if index < len(ds) - 1 else index - len(ds) + 1)
+            for name in FIELDS:
+                assert np.array_equal(batch[name].full_tensor()[k].numpy(), want[name]), (name, index)
+
+
+def normalised(ds: Any, data: xr.Dataset) -> None:
+    stats = scidata.statistics(ds)
+    normal = ds.normalise(stats)
+    for batch in scidata.DataLoader(normal, batch_size=2):
+        back = normal.denormalise(batch)
+        for k, index in enumerate(batch.index):
+            for name, want in wanted(data, index).items():
+                found = batch[name].full_tensor()[k].numpy()
+                assert np.allclose(found * stats[name].std + stats[name].mean, want, atol=1e-5), name
+                assert np.allclose(back[name].full_tensor()[k].numpy(), want, atol=1e-5), name
+
+
+def coordinates(ds: Any, data: xr.Dataset, mesh: Any) -> None:
+    """Coordinates of each field are those of its own steps, in xarray too."""
+    at = {name: [SAMPLES[3] + step for step in STEPS.get(name, STEPS["*"])] for name in ("u", "t2m", "forcing")}
+    times = data["time"].values
+    sample, batch = ds[3], scidata.collate([ds[3], ds[4]])
+    assert np.array_equal(sample.coords["time"], times[SAMPLES[3] - 1 : SAMPLES[3] + 3])
+    assert np.array_equal(sample.coords["u_time"], times[at["u"]])
+    assert sample.coords["t2m_time"] == times[at["t2m"][0]]
+    assert np.array_equal(batch.coords["forcing_time"], [times[at["forcing"]], times[[t + 1 for t in at["forcing"]]]])
+    found = sample.to_xarray()
+    assert found["u"].dims == ("u_time", "level", "lat", "lon")
+    assert found["t2m"].dims == ("lat", "lon")
+    assert "time" not in found.coords
+    rows = found["lat"].values.astype(int)
+    for name, own in at.items():
+        want = data[name].isel(lat=rows, time=own if len(own) > 1 else own[0])
+        assert np.array_equal(found[name].values, want.values)
+        assert np.array_equal(found[f"{name}_time"].values, want["time"].values)
+    assert batch.to_xarray()["u_time_of_sample"].shape == (2, 3)
 
 
 @pytest.mark.filterwarnings("ignore:.*a gap in steps of 6 hours")

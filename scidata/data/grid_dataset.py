@@ -17,11 +17,13 @@ from scidata.core.checks import allocate
 from scidata.core.html import sizes
 from scidata.core.keywords import checked_keywords
 from scidata.core.types import BufferSpec, IntArray
+from scidata.data.channels import Channels, channels_of
 from scidata.data.domain_dataset import DomainDataset
 from scidata.data.local_transform import apply_locally
 from scidata.data.sample import Coordinate, Sample, TensorT
 from scidata.data.static_fields import StaticFields
 from scidata.errors import ConfigError, UnknownNameError, near_matches
+from scidata.grids.passes import plain_labels
 from scidata.grids.pool import BlockRead
 from scidata.grids.reader import GridReader
 from scidata.read.context import ReadStats
@@ -149,6 +151,21 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
     @property
     def _path(self) -> str:
         return str(getattr(self.reader.sources[0], "pinned_path", self.reader.paths[0]))
+
+    # -- channels ------------------------------------------------------------------------------------------------
+
+    @checked_keywords
+    def channels(self, fields: Sequence[str] | str | None = None, *, dims: Sequence[str] | None = None) -> Channels:
+        """Say which channels of one tensor the fields of a sample are: see :meth:`Sample.channels`; reads no values."""
+        every = {name: self.dims(name) for name in self.fields}
+        return channels_of(every, {name: self.global_shape(name) for name in every}, fields, dims, self.labels_of)
+
+    def labels_of(self, name: str, dim: str) -> Sequence[Any] | None:
+        """Return the labels of a field's rows along one of its dims: the offsets of its steps, or the coordinate."""
+        reader = self.reader
+        if dim == reader.sample_dim:
+            return reader.field_steps.of(name) if name in self.fields else None
+        return plain_labels(reader.series, reader.partition, dim) if dim in reader.partition.sizes else None
 
     # -- coordinates ---------------------------------------------------------------------------------------------
 

@@ -85,13 +85,20 @@ class Channels:
         UnknownNameError, FieldMismatchError
             A field that the sample lacks, or has in another shape.
         """
-        flat = [self._flat(sample, name) for name in self.slices]
-        halos = [x.halo if isinstance(x, ShardTensor) else {} for x, _ in flat]
+        fields, flat = zip(*[self._flat(sample, name) for name in self.slices], strict=True)
         axis = int(sample.dims[self.fields[0]][:1] == ("batch",))
-        joined = _with_halo if halos[0] and all(halo == halos[0] for halo in halos) else _plain
-        return joined([x for _, x in flat], [x for x, _ in flat], axis, len(self))  # type: ignore[return-value]
+        halos = [
+            {dim - x.ndim: width for dim, width in x.halo.items()} if isinstance(x, ShardTensor) else {} for x in fields
+        ]
+        inside = all(dim >= -len(self.dims) for dim in halos[0])
+        if halos[0] and inside and all(halo == halos[0] for halo in halos) and not any(x.requires_grad for x in fields):
+            # other operations would leave the halo behind
+            parts = [_flattened(x.local_with_halo(), axis, x.ndim - len(self.dims) - axis) for x in fields]
+            spec = flat[0].spec.with_rows(axis, len(self))
+            return ShardTensor.from_padded(torch.cat(parts, dim=axis), spec, halos[0])  # type: ignore[return-value]
+        return torch.cat(flat, dim=axis)  # type: ignore[return-value]
 
-    def _flat(self, sample: Sample[TensorT], name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    def _flat(self, sample: Sample[TensorT], name: str) -> tuple[Any, Any]:
         """Return a field, and a view of it whose dims are those of the tensor of channels."""
         field, dims = sample[name], sample.dims[name]
         batch = int(dims[:1] == ("batch",))
@@ -130,20 +137,6 @@ class Channels:
 def _flattened(x: torch.Tensor, first: int, num: int) -> torch.Tensor:
     """View ``num`` dims from ``first`` on as one."""
     return x.unsqueeze(first) if not num else x if num == 1 else x.flatten(first, first + num - 1)
-
-
-def _plain(flat: Sequence[torch.Tensor], _: Sequence[torch.Tensor], axis: int, __: int) -> torch.Tensor:
-    return torch.cat(list(flat), dim=axis)
-
-
-def _with_halo(flat: Sequence[Any], fields: Sequence[Any], axis: int, count: int) -> torch.Tensor:
-    """Join what ranks hold, halo included; other operations would leave it behind."""
-    num_last = flat[0].ndim - axis - 1
-    if any(x.requires_grad for x in fields) or any(dim < x.ndim - num_last for x in fields for dim in x.halo):
-        return _plain(flat, fields, axis, count)
-    parts = [_flattened(x.local_with_halo(), axis, x.ndim - num_last - axis) for x in fields]
-    halo = {dim - fields[0].ndim: widths for dim, widths in fields[0].halo.items()}
-    return ShardTensor.from_padded(torch.cat(parts, dim=axis), flat[0].spec.with_rows(axis, count), halo)
 
 
 @checked_keywords

@@ -14,6 +14,7 @@ import zarr
 
 import scidata
 from scidata.testing import run_ranks
+from tests._collectives import Collectives
 
 NUM, GAP = 14, 6  # times, and after how many of them one is missing
 STEPS = {"u": (-1, 0, 2), "t2m": (0,), "*": (1, 2)}
@@ -110,7 +111,8 @@ def every_way(rank: int, num_ranks: int, path: str, cache: str, dp: int) -> None
     ds = scidata.open_dataset(path, mesh, **mesh_only)
     made_of_others(ds, scidata.open_dataset(path, mesh, **mesh_only, pool_bytes=0), data)
     normalised(ds, data)
-    coordinates(ds, data, mesh)
+    coordinates(ds, data)
+    stacked(ds, data)
 
 
 def made_of_others(ds: Any, other: Any, data: xr.Dataset) -> None:
@@ -135,7 +137,7 @@ def normalised(ds: Any, data: xr.Dataset) -> None:
                 assert np.allclose(back[name].full_tensor()[k].numpy(), want, atol=1e-5), name
 
 
-def coordinates(ds: Any, data: xr.Dataset, mesh: Any) -> None:
+def coordinates(ds: Any, data: xr.Dataset) -> None:
     """Coordinates of each field are those of its own steps, in xarray too."""
     at = {name: [SAMPLES[3] + step for step in STEPS.get(name, STEPS["*"])] for name in ("u", "t2m", "forcing")}
     times = data["time"].values
@@ -154,6 +156,42 @@ def coordinates(ds: Any, data: xr.Dataset, mesh: Any) -> None:
         assert np.array_equal(found[name].values, want.values)
         assert np.array_equal(found[f"{name}_time"].values, want["time"].values)
     assert batch.to_xarray()["u_time_of_sample"].shape == (2, 3)
+
+
+def stacked(ds: Any, data: xr.Dataset) -> None:
+    """Channels are torch.cat's of the whole; no rank talks to another, and the halo stays."""
+    order = ("orography", "u", "t2m", "forcing")
+    batch = next(iter(scidata.DataLoader(ds, batch_size=2)))
+    channels = ds.channels(order)
+    assert channels == batch.channels(order) == ds[0].channels(order)
+    with Collectives() as found:
+        x = batch.stack(order)
+        parts = channels.unstack(x)
+    assert not found.names
+    whole = torch.cat([torch.from_numpy(_flat(data, batch.index, name)) for name in order], dim=1)
+    assert torch.equal(x.full_tensor(), whole)
+    held = torch.cat([_leading(batch[name].local_with_halo()) for name in order], dim=1)
+    assert torch.equal(x.local_with_halo(), held)
+    for name in order:
+        assert torch.equal(parts[name].full_tensor(), batch[name].full_tensor())
+        assert parts[name].placements == batch[name].placements
+    assert batch.replace(parts).dims == batch.dims
+    grads = batch.replace({"u": batch["u"].clone().requires_grad_()})
+    (grads.stack(order) * 2).sum().backward()
+    assert torch.equal(grads["u"].grad.full_tensor(), torch.full(grads["u"].shape, 2.0))
+    assert torch.equal(ds[1].stack(order).full_tensor(), torch.from_numpy(_flat_of_all(data, order)))
+
+
+def _flat(data: xr.Dataset, indices: list[int], name: str) -> np.ndarray:
+    return np.stack([wanted(data, index)[name].reshape(-1, 9, 6) for index in indices])
+
+
+def _flat_of_all(data: xr.Dataset, order: tuple[str, ...]) -> np.ndarray:
+    return np.concatenate([wanted(data, 1)[name].reshape(-1, 9, 6) for name in order])
+
+
+def _leading(part: torch.Tensor) -> torch.Tensor:
+    return part.reshape(len(part), -1, *part.shape[-2:])
 
 
 @pytest.mark.filterwarnings("ignore:.*a gap in steps of 6 hours")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -198,3 +199,84 @@ def _leading(part: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(("num_ranks", "dp"), [(1, 1), (2, 1), (3, 1), (4, 2)])
 def test_every_way_of_reading_gives_the_same_steps(store: str, tmp_path: Path, num_ranks: int, dp: int) -> None:
     run_ranks(every_way, num_ranks, store, str(tmp_path), dp)
+
+
+MEMBERS, HOURS, HOLE = 4, 10, 5  # members, times of each, and before which of them one is missing
+
+
+@pytest.fixture(scope="module")
+def ensemble(tmp_path_factory: Any) -> str:
+    path = str(tmp_path_factory.mktemp("ensemble") / "a.zarr")
+    made = members()
+    zstd = {"compressors": (zarr.codecs.ZstdCodec(),)}
+    made.to_zarr(path, encoding={"u": {"chunks": (2, 3, 9, 6)} | zstd, "scale": {"chunks": (2, 9)} | zstd})
+    return path
+
+
+def members() -> xr.Dataset:
+    """Forecasts of an ensemble, what came, and what each member, or all, have for good."""
+    rng = np.random.default_rng(1)
+    time = np.datetime64("2015-01-01", "ns") + np.arange(HOURS + 1) * np.timedelta64(6, "h")
+    fields = {
+        "u": (("member", "time", "lat", "lon"), rng.random((MEMBERS, HOURS, 9, 6))),
+        "truth": (("time", "lat", "lon"), rng.random((HOURS, 9, 6))),
+        "scale": (("member", "lat"), rng.random((MEMBERS, 9))),
+        "orography": (("lat", "lon"), rng.random((9, 6))),
+    }
+    return xr.Dataset(fields, {"time": np.delete(time, HOLE), "lat": np.arange(9.0), "lon": np.arange(6.0)})
+
+
+def an_ensemble(rank: int, num_ranks: int, path: str, cache: str) -> None:
+    mesh = scidata.init_mesh(domain=num_ranks, device="cpu")
+    data, common = members(), {"shard": {"lat": "domain"}, "halo": {"lat": 1}, "fields": list(members())}
+    ds = scidata.open_dataset(path, mesh, **common)
+    assert (ds.reader.sample_dims, len(ds), ds.static_fields) == (("time",), HOURS, ("scale", "orography"))
+    crps = scidata.metrics.CRPS(mesh=mesh)
+    for batch in scidata.DataLoader(ds, batch_size=3, sampler=scidata.DistributedSampler(ds, mesh, pad=False)):
+        assert batch.dims["u"] == ("batch", "member", "lat", "lon")
+        assert np.array_equal(batch["u"].full_tensor().numpy(), data["u"].values[:, batch.index].swapaxes(0, 1))
+        crps.update({"u": batch["u"]}, {"u": batch["truth"]}, index=batch.index)
+    u, truth = data["u"].values, data["truth"].values
+    apart = np.abs(u[:, None] - u[None]).sum(axis=(0, 1)) / (MEMBERS * (MEMBERS - 1))
+    want = (np.abs(u - truth).mean(axis=0) - apart / 2).mean()
+    assert abs(crps.compute()["u"] - want) < 1e-12
+    starts = [t for t in range(HOURS - 1) if t + 1 != HOLE]
+    ways: tuple[dict[str, Any], ...] = (
+        {},
+        {"decode": "node"},
+        {"cache_dir": cache},
+        {"cache_dir": cache, "decode": "node"},
+    )
+    for way, shuffle in itertools.product((*ways, {"pool_bytes": 0}), (False, "blocks")):
+        each = scidata.open_dataset(path, mesh, sample_dim=("member", "time"), steps={"u": (0, 1)}, **common, **way)
+        assert (len(each), each.static_fields) == (MEMBERS * len(starts), ("orography",))
+        sampler = scidata.DistributedSampler(each, mesh, shuffle=shuffle)
+        loader = scidata.DataLoader(each, batch_size=2, sampler=sampler)
+        for batch in loader:
+            for k, index in enumerate(batch.index):
+                member, at = divmod(index, len(starts))
+                now = starts[at]
+                found = {name: batch[name].full_tensor()[k].numpy() for name in each.fields}
+                assert np.array_equal(found["u"], u[member, now : now + 2]), (index, way)
+                assert np.array_equal(found["truth"], truth[now])
+                assert np.array_equal(found["scale"], data["scale"].values[member])
+                assert np.array_equal(found["orography"], data["orography"].values)
+                first = each.reader.partition.segments("lat", {"domain": rank})[0]
+                held = slice(first.start, first.start + first.count)
+                assert np.array_equal(batch["u"].local_with_halo()[k].numpy(), u[member, now : now + 2, held])
+        if "cache_dir" in way:
+            again = scidata.open_dataset(
+                path, mesh, sample_dim=("member", "time"), steps={"u": (0, 1)}, **common, **way
+            )
+            later = scidata.DataLoader(again, sampler=scidata.DistributedSampler(again, mesh, shuffle=shuffle))
+            for _ in later:
+                pass
+            assert later.stats()["bytes_fetched"] == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*a gap in steps of 6 hours")
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_members_are_a_dim_or_samples_of_their_own(ensemble: str, tmp_path: Path, num_ranks: int) -> None:
+    for file in Path(ensemble).rglob("*"):
+        os.utime(file, (1e9, 1e9))
+    run_ranks(an_ensemble, num_ranks, ensemble, str(tmp_path))

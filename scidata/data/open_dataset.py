@@ -159,8 +159,9 @@ def open_dataset(
     mesh
         From :func:`scidata.init_mesh` or ``init_device_mesh``. None reads whole samples as plain tensors.
     fields
-        Names of arrays; default all that lie on the grid of the largest one. A field without a sharded dimension is
-        replicated.
+        Names of arrays; default all that lie on the grid of the largest one, of those with time if there are any. A
+        field without a sharded dimension is replicated; one without the sample dimension is read once, and all samples
+        share its tensor.
     kind
         ``"grid"``, ``"mesh"``, ``"points"`` or ``"graph"``; default detected. Meshes and graphs need a store. Raw
         points are read in the order of their files, each of which is a sample; ghosts need a store.
@@ -219,7 +220,8 @@ def open_dataset(
     local_transform
         Called with the tensors of this rank's part by name, halo and ghosts included, where they are read: in a
         reader thread, in the loop's (small samples), or in a worker process (then it must pickle). Returns, by name,
-        those that it changes; shapes and dtypes stay. No rank sees the others' rows.
+        those that it changes; shapes and dtypes stay. No rank sees the others' rows. Fields that samples share are then
+        read with each sample, too.
     dp
         Name of the mesh's data-parallel axis.
     allow_missing

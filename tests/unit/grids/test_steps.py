@@ -188,3 +188,24 @@ def test_staged_steps_by_field_are_read_from_there(tmp_path):
         rows = slice(*reader.partition.owned_rows("y", here))
         assert np.array_equal(out["u"], U[[i, i + 1, i + 3], rows])
         assert np.array_equal(out["f"], F[i + 2, rows])
+
+
+def test_coordinates_of_fields_with_other_steps(tmp_path):
+    """Also where one field alone has several, or times are in a calendar of a model."""
+    path = write(
+        tmp_path / "a.nc", xr.date_range("2015-02-27", periods=NUM, freq="6h", calendar="noleap", use_cftime=True)
+    )
+    times = xr.open_dataset(path)["time"].values
+    ds = scidata.open_dataset(path, sample_dim="time", steps={"u": (-1, 0), "f": (3,)}, coords=True)
+    sample = ds[4]  # whose own row is the fifth
+    assert sample.coords["u_time"].tolist() == times[[4, 5]].tolist()
+    assert sample.coords["f_time"] == times[8]
+    assert sample.coords["time"].tolist() == times[[4, 5, 8]].tolist()
+    made = sample.to_xarray()
+    assert made["u"].dims == ("u_time", "y", "x")
+    assert made["u_time"].values.tolist() == times[[4, 5]].tolist()
+    assert made["f_time"].item() == times[8]
+    assert set(made.dims) == {"u_time", "y", "x"}
+    alike = scidata.open_dataset(path, sample_dim="time", steps={"u": (0, 1), "f": (0, 1)}, coords=True)[0]
+    assert alike.to_xarray()["u"].dims == ("time", "y", "x")
+    assert "u_time" not in alike.coords

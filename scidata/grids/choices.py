@@ -27,6 +27,9 @@ from scidata.sources.kinds import TENSOR_KINDS, data_fields, dim_roles, numbers_
 
 _MEMBERS = re.compile(r"(ensemble_?|ens_?)?(members?|numbers?|realizations?|ens|ensembles?)(_?id)?", re.IGNORECASE)
 
+#: Latitudes and longitudes of curvilinear grids, where no attribute says so: XLAT, TLONG, nav_lat, geolon_c, lat_rho.
+_HORIZONTAL = re.compile(r"(nav_|geo|grid_)?[a-z]?(lat|lon)(g|itude|gitude)?(_\w+)?", re.IGNORECASE)
+
 #: As a user names it: a dimension, several, none (False), or as is the default (None).
 SampleDim: TypeAlias = str | int | Sequence[str | int] | None
 
@@ -256,6 +259,7 @@ def taken_text(source: Source, fields: Sequence[str], reference: ArrayLayout) ->
         for x in source.arrays.values()
         if len(x.dims) > 1 and set(x.dims) <= set(reference.dims) and x.name not in fields
         if x.dtype.kind in TENSOR_KINDS and role_of(x) is None and named_as(x, source.arrays) == "coordinates"
+        if not _HORIZONTAL.fullmatch(x.name.rpartition("/")[2])
     ]
     if not taken:
         return ""

@@ -241,13 +241,11 @@ def an_ensemble(rank: int, num_ranks: int, path: str, cache: str) -> None:
     want = (np.abs(u - truth).mean(axis=0) - apart / 2).mean()
     assert abs(crps.compute()["u"] - want) < 1e-12
     starts = [t for t in range(HOURS - 1) if t + 1 != HOLE]
-    ways: tuple[dict[str, Any], ...] = (
-        {},
-        {"decode": "node"},
-        {"cache_dir": cache},
-        {"cache_dir": cache, "decode": "node"},
-    )
-    for way, shuffle in itertools.product((*ways, {"pool_bytes": 0}), (False, "blocks")):
+    ways: tuple[tuple[dict[str, Any], Any], ...] = (
+        ({}, "blocks"), ({"decode": "node"}, "blocks"), ({"cache_dir": cache}, False),
+        ({"cache_dir": cache, "decode": "node"}, "blocks"), ({"pool_bytes": 0}, True),
+    )  # fmt: skip
+    for way, shuffle in ways:
         each = scidata.open_dataset(path, mesh, sample_dim=("member", "time"), steps={"u": (0, 1)}, **common, **way)
         assert (len(each), each.static_fields) == (MEMBERS * len(starts), ("orography",))
         sampler = scidata.DistributedSampler(each, mesh, shuffle=shuffle)

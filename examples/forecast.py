@@ -38,9 +38,9 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_mo
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from trainer import Trainer, within
+from trainer import Trainer
 from trainer_options import Parser
-from trainer_parts import described, is_complete
+from trainer_parts import described, is_complete, within
 
 import scidata
 

@@ -18,12 +18,12 @@ after, and inputs that are no targets are forcings: ``forecast.py`` runs such a 
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 if __name__ == "__main__" and os.environ.get("RANK", "0") == "0":
     print("importing torch and torch_geometric: up to 20 s the first time …", file=sys.stderr, flush=True)
@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from trainer import Trainer, run
-from trainer_options import check_arguments, parser_of
+from trainer_options import Parser, check_arguments, parser_of
 
 import scidata
 from pipelines.flow_graph import (
@@ -218,8 +218,8 @@ class Training(Trainer):
         return state + self.model(x, data.edge_index, relative_positions(self.states, data))
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Train, or check; return the exit code."""
+def arguments(argv: list[str] | None = None) -> tuple[Parser, argparse.Namespace]:
+    """Return the parser, and what it has made of the command line."""
     parser = parser_of(__doc__, out="runs/gnn", lr=1e-3, lr_batch=4, decay=0.01)
     number = {"type": int, "metavar": "N"}
     parser.add_argument("--data", required=True, help="a store of scidata partition, of meshes or graphs")
@@ -235,7 +235,14 @@ def main(argv: list[str] | None = None) -> int:
     check_arguments(parser, args, ("dim", "depth"))
     if args.khop and args.strategy == "fsdp":
         parser.error("--khop needs whole weights on each rank: use --strategy ddp")
-    return run(Training, parser, args)
+    if args.next and not {*args.targets} <= {*args.inputs}:
+        parser.error("--next: what a field will be follows from what it is: name all --targets among --inputs")
+    return parser, args
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Train, or check; return the exit code."""
+    return run(Training, *arguments(argv))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from trainer import Trainer, run
-from trainer_options import check_arguments, parser_of
+from trainer_options import Parser, check_arguments, parser_of
 
 import scidata
 from pipelines.era5_grid import open_era5
@@ -213,8 +213,9 @@ class Training(Trainer):
         return self.next_state(self.model, state, forcings)
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of data and model."""
+def arguments(argv: list[str] | None = None) -> tuple[Parser, argparse.Namespace]:
+    """Return the parser, and what it has made of the command line."""
+    parser = parser_of(__doc__, out="runs/vit", lr=5e-4, lr_batch=16, decay=0.05)
     number = {"type": int, "metavar": "N"}
     parser.add_argument("--data", required=True, help="Zarr, HDF5 or NetCDF with fields (time, [level,] lat, lon)")
     parser.add_argument("--fields", nargs="+", help="to be predicted; default: all on the grid")
@@ -224,26 +225,20 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--depth", default=4, **number)
     parser.add_argument("--heads", default=4, **number)
     parser.add_argument("--tp", default=1, help="ranks that share the features of each layer", **number)
-
-
-def check_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Check them."""
+    args = parser.parse_args(argv)
     check_arguments(parser, args, ("patch", "dim", "depth", "heads", "tp"))
     if args.dim % args.heads:
         parser.error(f"--dim {args.dim} must be a multiple of --heads {args.heads}")
-    if args.forcings and args.fields is None:
-        parser.error("--forcings: say which other fields are predicted, with --fields")
     if args.heads % args.tp:
         parser.error(f"--heads {args.heads} must be a multiple of --tp {args.tp}")
+    if args.forcings and args.fields is None:
+        parser.error("--forcings: say which other fields are predicted, with --fields")
+    return parser, args
 
 
 def main(argv: list[str] | None = None) -> int:
     """Train, or check; return the exit code."""
-    parser = parser_of(__doc__, out="runs/vit", lr=5e-4, lr_batch=16, decay=0.05)
-    options(parser)
-    args = parser.parse_args(argv)
-    check_options(parser, args)
-    return run(Training, parser, args)
+    return run(Training, *arguments(argv))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
@@ -36,6 +36,7 @@ from trainer_parts import (
     learning_rate,
     part_of,
     whole_of,
+    within,
 )
 
 import scidata
@@ -198,7 +199,8 @@ class Trainer:
         if not self.known:
             self.normalise()
         self.build(measure=not args.resume)
-        self.ds = scidata.subset(self.data, self.train_samples) if self.val_samples else self.data
+        is_whole = len(self.train_samples) == len(self.data)
+        self.ds = self.data if is_whole else scidata.subset(self.data, self.train_samples)
         order = scidata.DistributedSampler(self.ds, self.mesh, seed=args.seed)  # scidata
         self.loader = self.load_from(self.ds, order, args.batch_size)
         # gradients of a larger batch are less noisy by the square root of its size, and Adam normalises by their size
@@ -275,7 +277,7 @@ class Trainer:
         limit = self.args.max_steps
         return self.progress.epoch >= self.args.epochs or (limit is not None and self.progress.step >= limit)
 
-    def steps(self) -> Any:
+    def steps(self) -> Iterator[Tensor]:
         """Take the optimizer steps of an epoch, every rank of the mesh together; yield the loss of each."""
         args, progress = self.args, self.progress
         losses: list[Tensor] = []
@@ -420,24 +422,6 @@ class Trainer:
                 f"{'ok' if passed else 'FAILED'}"
             )
         return passed
-
-
-def within(span: Sequence[Any], chosen: str) -> bool:
-    """Whether a sample lies in ``FIRST:LAST``, both included: times as coarse as they are given, or numbers."""
-    words = chosen.split(":")
-    middle = len(words) // 2  # times of day have colons, too
-    bounds = ":".join(words[:middle]), ":".join(words[middle:])
-    for bound, is_lower in zip(bounds, (True, False), strict=True):
-        if not bound:
-            continue
-        try:
-            given = np.datetime64(bound) if np.asarray(span[0]).dtype.kind == "M" else np.asarray(float(bound))
-        except ValueError:
-            raise scidata.errors.ConfigError(f"--val-sel {chosen}: {bound!r} is no {type(span[0]).__name__}") from None
-        begin, end = (np.asarray(x).astype(given.dtype) for x in span)
-        if (begin < given) if is_lower else (end > given):
-            return False
-    return True
 
 
 def run(trainer: type[Trainer], parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:

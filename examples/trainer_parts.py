@@ -1,17 +1,18 @@
-"""What a training loop is made of: schedule, optimizer, clipping, fp16 scaling, checkpoints, speed. See ``trainer.py``."""
+"""What ``trainer.py`` is made of: schedule, optimizer, clipping, fp16 scaling, checkpoints, speed."""
 
 from __future__ import annotations
 
 import json
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -115,6 +116,27 @@ class Precision:
         scale, steps = saved.tolist()
         if self.scaler.is_enabled() and scale > 0:
             self.scaler.load_state_dict(self.scaler.state_dict() | {"scale": scale, "_growth_tracker": int(steps)})
+
+
+# -- samples -------------------------------------------------------------------------------------------------------
+
+
+def within(span: Sequence[Any], chosen: str) -> bool:
+    """Whether a sample lies in ``FIRST:LAST``, both included: times as coarse as they are given, or numbers."""
+    words = chosen.split(":")
+    middle = len(words) // 2  # times of day have colons, too
+    bounds = ":".join(words[:middle]), ":".join(words[middle:])
+    for bound, is_lower in zip(bounds, (True, False), strict=True):
+        if not bound:
+            continue
+        try:
+            given = np.datetime64(bound) if np.asarray(span[0]).dtype.kind == "M" else np.asarray(float(bound))
+        except ValueError:
+            raise scidata.errors.ConfigError(f"--val-sel {chosen}: {bound!r} is no {type(span[0]).__name__}") from None
+        begin, end = (np.asarray(x).astype(given.dtype) for x in span)
+        if (begin < given) if is_lower else (end > given):
+            return False
+    return True
 
 
 # -- speed ---------------------------------------------------------------------------------------------------------

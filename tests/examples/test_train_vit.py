@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
-import io
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +16,12 @@ import torch
 import torch.distributed as dist
 import xarray as xr
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import scidata
 from pipelines import era5_grid
 from scidata.testing import run_ranks
+from tests.examples._scripts import lines_of, module_of, on_ranks_of
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "train_vit.py"
@@ -38,27 +39,19 @@ def launch(num_ranks: int, *args: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=150, check=False)
 
 
+def example() -> Any:
+    """Load the script as a module."""
+    return module_of("train_vit")
+
+
 def main(*args: object) -> int:
     """Run the script in this process."""
-    if "train_vit" not in sys.modules:
-        spec = importlib.util.spec_from_file_location("train_vit", SCRIPT)
-        assert spec
-        assert spec.loader
-        sys.modules["train_vit"] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules["train_vit"])
-    return sys.modules["train_vit"].main([*TINY, *map(str, args)])
-
-
-def _rank(rank: int, num_ranks: int, args: tuple[object, ...]) -> tuple[int, str]:
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-        code = main(*args)
-    return code, output.getvalue()
+    return example().main([*TINY, *map(str, args)])
 
 
 def on_ranks(num_ranks: int, *args: object) -> tuple[int, str]:
     """Run the script on ranks of the fork server, which start faster than torchrun's; return what rank 0 did."""
-    return run_ranks(_rank, num_ranks, args)[0]
+    return on_ranks_of("train_vit", num_ranks, *TINY, *args)
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +69,17 @@ def differences(output: str) -> tuple[float, float]:
     return float(found[1]), float(found[2])
 
 
-def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
-    """Read a checkpoint's model and progress, in one process."""
+def whole_of(checkpoint: Path) -> Path:
+    """Write a checkpoint as one file."""
     whole = checkpoint.parent / f"{checkpoint.name}.pt"
     dcp_to_torch_save(str(checkpoint), str(whole))
-    state = torch.load(whole, weights_only=False)
-    return state["model"] | {"progress": state["progress"]}
+    return whole
+
+
+def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """Read a checkpoint's model and progress, in one process."""
+    state = torch.load(whole_of(checkpoint), weights_only=False)
+    return state["model"] | {"progress": state["progress"][:3]}
 
 
 # -- gradients of one process --------------------------------------------------------------------------------------
@@ -198,18 +196,214 @@ def assert_last_two_steps(uninterrupted: Path, resumed: Path, output: str) -> No
         torch.testing.assert_close(found[name], expected[name], rtol=0, atol=1e-7 * moved, msg=name)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_mixed_precision_with_clipping_on_a_domain(era5: str, tmp_path: Path, strategy: str) -> None:
-    args = ("--patch", 8, "--domain", 2, "--amp", "--clip", 1, "--max-steps", 2, "--log-every", 1, "--out", tmp_path)
-    args += ("--strategy", strategy)
+@pytest.mark.parametrize(("strategy", "amp"), [("ddp", "bf16"), ("fsdp", "fp16")])
+def test_mixed_precision_with_clipping_on_a_domain(era5: str, tmp_path: Path, strategy: str, amp: str) -> None:
+    args = ("--patch", 8, "--domain", 2, "--clip", 1, "--max-steps", 2, "--log-every", 1, "--out", tmp_path)
+    args += ("--strategy", strategy, "--amp", amp)
     code, output = on_ranks(2, "--data", era5, *args)
     assert code == 0, output
     losses = [float(x) for x in re.findall(r"^step \d loss (\S+)", output, re.MULTILINE)]
     assert len(losses) == 2
     assert all(0 < loss < 10 for loss in losses)  # of fields in standard deviations
+    scales = [line.get("loss scale") for line in lines_of(tmp_path, "train")]
+    assert scales == ([65536] * 2 if amp == "fp16" else [None] * 2)
     assert all(
         w.dtype == torch.float32 for name, w in weights(tmp_path / "step_00000002").items() if name != "progress"
     )
+
+
+# -- mixed precision, accumulation and other ranks ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("num_ranks", "more"), [(2, ("--strategy", "fsdp")), (2, ("--tp", 2, "--batch-size", 2))])
+def test_resuming_with_other_kernels_goes_on_as_if_never_interrupted(
+    era5: str, uninterrupted: Path, tmp_path: Path, num_ranks: int, more: tuple[object, ...]
+) -> None:
+    """A checkpoint of a fused optimizer: FSDP's DTensors have it too; under --tp they are mixed with plain tensors."""
+    start = uninterrupted / "step_00000004"
+    code, output = on_ranks(num_ranks, "--data", era5, *SIX_STEPS, *more, "--out", tmp_path, "--resume", start)
+    assert code == 0, output
+    assert_last_two_steps(uninterrupted, tmp_path, output)
+
+
+def test_accumulated_batches_are_one(era5: str, uninterrupted: Path, tmp_path: Path) -> None:
+    """One rank that takes two samples one after another, and an epoch whose last step has fewer."""
+    args = ("--data", era5, *SIX_STEPS)
+    code, output = on_ranks(1, *args, "--accumulate", 2, "--out", tmp_path / "two")
+    assert code == 0, output
+    whole, found = (weights(path / "step_00000006") for path in (uninterrupted, tmp_path / "two"))
+    for name, expected in whole.items():
+        torch.testing.assert_close(found[name], expected, rtol=0, atol=1e-9, msg=name)
+    for name, ranks, size in (("four", 1, ("--batch-size", 4)), ("ones", 2, ("--accumulate", 2))):
+        code, output = on_ranks(ranks, *args, *size, "--out", tmp_path / name)
+        assert code == 0, output
+    four, ones = (weights(tmp_path / name / "step_00000004") for name in ("four", "ones"))
+    for name, expected in four.items():
+        torch.testing.assert_close(ones[name], expected, rtol=0, atol=1e-9, msg=name)
+
+
+def test_resuming_another_model_says_what_differs(
+    era5: str, uninterrupted: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main("--data", era5, "--patch", 8, "--resume", uninterrupted / "step_00000004")
+    assert stop.value.code == 2
+    assert "was trained with --patch 4, and this has 8" in capsys.readouterr().err
+
+
+def _overflow(rank: int, num_ranks: int) -> list[Any]:
+    """Step a model of DTensors and plain tensors whose gradient overflows on rank 1 alone, then on none."""
+    module_of("trainer")
+    from trainer_parts import Precision, adamw, part_of
+
+    mesh = scidata.init_mesh(dp=1, domain=1, extra={"tp": num_ranks}, device="cpu")
+    model = torch.nn.Sequential(torch.nn.Linear(4, 6, bias=False), torch.nn.Linear(6, 4, bias=False))
+    torch.nn.init.constant_(model[0].weight, 1.0)
+    torch.nn.init.constant_(model[1].weight, 1.0)
+    parallelize_module(model, mesh["tp"], {"0": ColwiseParallel()})
+    precision, optimizer = Precision("fp16", torch.device("cpu")), adamw(model.parameters(), 0.1, 0.0)
+    found: list[Any] = []
+    for worst in (torch.inf, 3.0):
+        for p in model.parameters():
+            p.grad = torch.full_like(p, 4.0)
+        precision.scaler.scale(torch.ones(()))  # as for the loss
+        scale = precision.scale
+        for p in model.parameters():
+            part_of(p.grad).mul_(scale)
+        if rank == 1:
+            part_of(model[0].weight.grad)[0, 0] = worst * scale
+        norm = precision.step(optimizer, 1.0).item()
+        weights = [part_of(p.detach()).flatten()[0].item() for p in model.parameters()]
+        found.append([scale, precision.scale, norm, weights])
+    return found
+
+
+def test_an_overflow_on_one_rank_makes_all_skip_the_step() -> None:
+    for (before, after, _, weights), (scale, same, norm, moved) in run_ranks(_overflow, 2):
+        assert (before, after) == (65536, 32768)
+        assert weights == [1.0, 1.0]
+        assert scale == same == 32768
+        assert norm == pytest.approx((47 * 16 + 9) ** 0.5)  # of the whole model's gradient, unscaled
+        assert moved == pytest.approx([0.9, 0.9], abs=1e-6)
+
+
+def _overflow_in_domain(rank: int, num_ranks: int, args: tuple[object, ...]) -> tuple[int, float]:
+    """Train with a gradient that overflows in the first step, on domain rank 1 alone; return the first weight."""
+    module = example()
+    make = module.Training.make_model
+    kept = []
+
+    def make_model(self: Any) -> torch.nn.Module:
+        model = make(self)
+        kept.append(model.head.weight)
+        if rank == 1:
+            times = iter([torch.inf, 1.0, 1.0])
+            model.head.weight.register_hook(lambda grad: grad * next(times))
+        return model
+
+    module.Training.make_model = make_model
+    code = main(*args)
+    return code, kept[0][0, 0].item()
+
+
+def test_an_overflow_on_one_domain_rank_makes_all_skip_the_step(era5: str, tmp_path: Path) -> None:
+    args = ("--data", era5, "--patch", 8, "--domain", 2, "--amp", "fp16", "--max-steps", 3, "--log-every", 1)
+    (code, weight), (_, other) = run_ranks(_overflow_in_domain, 2, (*args, "--save-every", 1, "--out", tmp_path))
+    assert code == 0
+    assert weight == other
+    assert np.isfinite(weight)
+    assert [line["loss scale"] for line in lines_of(tmp_path, "train")] == [32768] * 3
+    first, second = (weights(tmp_path / f"step_0000000{n}")["head.weight"] for n in (1, 2))
+    assert not torch.equal(first, second)
+    torch.manual_seed(0)
+    grid = (24, 16)
+    untouched = example().ViT(7, 7, grid, 8, dim=8, depth=2, heads=2).head.weight
+    assert torch.equal(first, untouched)
+
+
+# -- validation ----------------------------------------------------------------------------------------------------
+
+STILL = ("--lr", 1e-30, "--max-steps", 1, "--patch", 4, "--dtype", "float64")  # 1e-30 moves no weight of 0.01
+
+
+def _validate(rank: int, num_ranks: int, args: tuple[object, ...], out: Path, persists: bool) -> list[float]:
+    """Score a model as it is drawn, or one that predicts no change; return the figures."""
+    module = example()
+    make = module.Training.make_model
+
+    def persistence(self: Any) -> torch.nn.Module:
+        model = make(self)
+        torch.nn.init.zeros_(model.head.weight)
+        torch.nn.init.zeros_(model.head.bias)
+        return model
+
+    if persists:
+        module.Training.make_model = persistence
+    assert main(*args, "--out", out) == 0
+    lines = lines_of(out, "validation") if rank == 0 else [{}]
+    return [value for _, value in sorted(lines[-1].items()) if type(value) is float]
+
+
+def test_validation_is_that_of_one_process(era5: str, tmp_path: Path) -> None:
+    """Two samples: over three dp ranks one has none. Bit for bit where the model's own rounding does not enter."""
+    args = ("--data", era5, *STILL, "--val-fraction", 0.34)
+    still, drawn = (run_ranks(_validate, 1, args, tmp_path / f"{p}", p)[0] for p in (True, False))
+    assert len(still) == 5
+    for num_ranks, domain, strategy in ((3, 1, "ddp"), (3, 3, "ddp"), (4, 2, "ddp"), (2, 1, "fsdp")):
+        layout = (*args, "--domain", domain, "--strategy", strategy)
+        out = tmp_path / f"{num_ranks}{domain}"
+        assert run_ranks(_validate, num_ranks, layout, out, True)[0] == still, layout
+        found = run_ranks(_validate, num_ranks, layout, out, False)[0]
+        assert found == (drawn if domain == 1 else pytest.approx(drawn, rel=1e-12)), layout
+
+
+def test_validation_scores_are_what_numpy_says(era5: str, tmp_path: Path) -> None:
+    args = ("--data", era5, *STILL, "--val-sel", "2000-01-02T06:", "--fields", "v", "u")
+    found = run_ranks(_validate, 1, args, tmp_path, True)[0]
+    data = xr.open_dataset(era5, consolidated=False).isel(latitude=slice(24)).astype("f8")
+    area = scidata.metrics.latitude_weights(data.latitude.values).numpy()[:, None]
+    trained = data.isel(time=slice(0, 5))  # what held-out samples see is not in the normalisation
+    parts = []
+    for name, rmse in zip(("u", "v"), found[-2:], strict=True):
+        error = data[name][6].values - data[name][5].values
+        assert rmse == pytest.approx(np.sqrt((error**2 * area).mean()), rel=1e-12)
+        parts.append((error / trained[name].std(("time", "latitude", "longitude")).values[:, None, None]) ** 2)
+    assert found[0] == pytest.approx(np.mean(parts), rel=1e-12)
+
+
+def test_the_best_is_kept(era5: str, tmp_path: Path) -> None:
+    args = ("--patch", 8, "--epochs", 4, "--lr", 1, "--val-fraction", 0.34, "--validate-every", 2, "--out", tmp_path)
+    code, output = on_ranks(1, "--data", era5, *args)
+    assert code == 0, output
+    losses = {line["step"]: line["loss"] for line in lines_of(tmp_path, "validation")}
+    assert list(losses) == [2, 4, 6, 8, 10, 12]
+    state = torch.load(whole_of(tmp_path / "best"), weights_only=False)
+    assert state["progress"][0] == min(losses, key=lambda step: losses[step])
+    assert state["progress"][3] == min(losses.values())
+    run = json.loads((tmp_path / "best" / "run.json").read_text())
+    assert run["script"] == "train_vit"
+    assert run["options"]["patch"] == 8
+
+
+def _split(rank: int, num_ranks: int, args: list[str]) -> tuple[list[int], list[int]]:
+    module = example()
+    training = module.Training(module.arguments(args)[1])
+    return training.train_samples, training.val_samples
+
+
+@pytest.mark.parametrize(
+    ("given", "train", "held"),
+    [
+        (("--val-fraction", "0.2"), [0, 1, 2, 3], [5]),  # 4 would be trained to predict where 5 begins
+        (("--val-sel", "2000-01-01T12:2000-01-01T18"), [0, 4, 5], [2]),
+        (("--val-sel", ":2000-01-01"), [4, 5], [0, 1, 2]),  # 00 to 18 h, the day's end included
+        (("--val-sel", "2000-01-02:"), [0, 1, 2], [4, 5]),
+    ],
+)
+def test_no_time_is_both_trained_on_and_held_out(
+    era5: str, given: tuple[str, ...], train: list[int], held: list[int]
+) -> None:
+    assert run_ranks(_split, 1, [*TINY, "--data", era5, "--patch", "4", *given])[0] == (train, held)
 
 
 # -- bad arguments -------------------------------------------------------------------------------------------------
@@ -224,6 +418,12 @@ def test_mixed_precision_with_clipping_on_a_domain(era5: str, tmp_path: Path, st
         (["--warmup", "1.5"], "--warmup is a part of the training"),
         (["--resume", "nowhere"], "no complete checkpoint there"),
         (["--dtype", "float16"], "invalid choice"),
+        (["--amp", "fp61"], "(choose from"),
+        (["--domian", "2"], "unrecognized arguments: --domian 2; did you mean --domain"),
+        (["--val-fraction", "1"], "--val-fraction is a part of the samples"),
+        (["--val-sel", "2016"], "give FIRST:LAST"),
+        (["--validate-every", "3"], "needs samples that are held out"),
+        (["--forcings", "u"], "say which other fields are predicted"),
     ],
 )
 def test_bad_arguments_exit_with_2(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -240,6 +440,10 @@ def test_bad_arguments_exit_with_2(args: list[str], message: str, capsys: pytest
         (["--patch", "64"], "patch 64 does not fit on a grid of 25 x 16"),
         (["--domain", "2"], "domain"),
         (["--data", "absent.zarr"], "absent.zarr"),
+        (["--stats", "absent.json"], "absent.json"),
+        (["--val-sel", "1999:1999"], "no sample is inside; they are from 2000-01-01T00"),
+        (["--val-sel", "2000:"], "nothing is left to train on"),
+        (["--val-sel", "2000:yesterday"], "'yesterday' is no"),
     ],
 )
 def test_arguments_that_do_not_fit_exit_with_2(

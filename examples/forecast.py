@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -225,6 +226,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--forecast", required=True, help="what is written: .zarr, .nc or .h5")
     parser.add_argument("--topology", help="of meshes: the file that has the mesh, which is written too")
     parser.add_argument("--plot", help="a picture of the scores")
+    parser.add_argument("--scores", metavar="FILE", help="the scores as JSON: by kind, a list by lead time")
     parser.add_argument("--overwrite", action="store_true", help="replace a forecast that is there")
     parser.add_argument("--again", action="store_true", help="go on with a forecast that was begun")
     parser.add_argument("--dp", default=-1, help="ranks with different initial times; -1: what is left", **number)
@@ -244,6 +246,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(str(e))
     if trained.is_main:
         print(table(scores))
+        if args.scores:
+            Path(args.scores).write_text(json.dumps(scores, indent=1))
         if args.plot:
             draw(scores, units_of(trained.truth), args.plot)
     dist.destroy_process_group()

@@ -113,6 +113,23 @@ def table(runs: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def check_same(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Check that a study that is there is the one that is asked for.
+
+    Raises
+    ------
+    ConfigError
+        It is another one; what differs is named.
+    """
+    before, now = ({**each["options"], **each} for each in (before, now))
+    for key in sorted({*before, *now} - {"options"}):
+        if before.get(key) != now.get(key):
+            raise scidata.errors.ConfigError(
+                f"{path}: another study is there: {key.replace('_', ' ')} {before.get(key)}, and here {now.get(key)}; "
+                "give the same, another --study, or --overwrite"
+            )
+
+
 class Study:
     """Trainings of one script at several batches, and what is known of them."""
 
@@ -131,12 +148,7 @@ class Study:
         if self.path.exists() and not args.overwrite:
             before = json.loads(self.path.read_text())
             self.runs = before["runs"]
-            for key, value in json.loads(json.dumps(self.settings)).items():
-                if before["settings"][key] != value:
-                    raise scidata.errors.ConfigError(
-                        f"{self.path}: another study is there, with {key} {before['settings'][key]}, and this has "
-                        f"{value}; give the same, another --study, or --overwrite"
-                    )
+            check_same(self.path, before["settings"], json.loads(json.dumps(self.settings)))
         dist.barrier()  # all have read it before rank 0 writes
 
     @property

@@ -137,6 +137,17 @@ def test_of_meshes(tmp_path: Path) -> None:
                 rmse = np.sqrt(((fields_of_kind - later) ** 2).mean())
                 assert made[kind][lead]["height"] == pytest.approx(rmse, rel=1e-10), (kind, lead)
 
+    with netCDF4.Dataset(source, "a") as file:  # what a forecast is not to know of
+        file["height"][1:] += 1
+    ugrid_mesh.convert([source], str(tmp_path / "other.store"))
+    args = ("--data", tmp_path / "other.store", *args[2:], "--forecast", tmp_path / "other.nc")
+    code, output = on_ranks_of("forecast", 1, *args)
+    assert code == 0, output
+    found = xr.open_dataset(tmp_path / "other.nc")
+    assert whole is not None
+    np.testing.assert_array_equal(found["height"].values[0], whole["height"].values[0])
+    assert (found["height"].values[1] != whole["height"].values[1]).all()
+
 
 def test_scores_are_what_xarray_says(folder: Path) -> None:
     truth = xr.open_dataset(folder / "era5.zarr", consolidated=False).isel(latitude=slice(0, 24)).astype("f8")

@@ -100,11 +100,15 @@ class Forecast:
         return {name: sample[name] for name in self.fields}
 
     def climatology(self) -> dict[str, Tensor]:
-        """Return the mean over times, of this rank's part."""
-        total: dict[str, Tensor] = {}
-        for time in self.outside:
+        """Return the mean over times, of this rank's part; dp ranks share the times."""
+        dp = self.trained.mesh["dp"]
+        fields = self.at(self.outside[0])
+        total = {name: torch.zeros_like(field, dtype=torch.float64) for name, field in fields.items()}
+        for time in self.outside[dp.get_local_rank() :: dp.size()]:
             for name, field in self.at(time).items():
-                total[name] = field.double() if name not in total else total[name] + field
+                total[name] += field
+        for field in total.values():
+            dist.all_reduce(field.to_local(), group=dp.get_group())
         return {name: (field / len(self.outside)).to(self.trained.dtype) for name, field in total.items()}
 
     def create(self) -> scidata.Writer:
@@ -235,6 +239,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=["float32", "float64"], help="default: as it was trained")
     args = parser.parse_args(argv)
+    if args.sel is not None and ":" not in args.sel:
+        parser.error(f"--sel {args.sel}: give FIRST:LAST")
     if args.again and args.overwrite:
         parser.error("--again goes on with what --overwrite begins again; give one of them")
     try:

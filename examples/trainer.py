@@ -64,13 +64,12 @@ class Trainer:
         self.is_main, self.said = dist.get_rank() == 0, -math.inf
         self.data = self.open(self.mesh)
         self.train_samples, self.val_samples = self.split()
-        self.known = (
-            Path(args.resume) / "stats.json" if args.resume else args.stats
-        )  # the normalisation, if it is known
+        self.known = Path(args.resume) / "stats.json" if args.resume else args.stats  # the normalisation, if it is
         if self.known:
             self.normalise()
         self.progress = Progress()
         self.speed = Speed(self.device)
+        self.writer: Any = None  # of TensorBoard, while rank 0 trains
 
     # -- a script's own ----------------------------------------------------------------------------------------------
 
@@ -306,8 +305,9 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         if share != 1:
-            grads = [part_of(p.grad) for p in self.model.parameters() if p.grad is not None]
-            torch._foreach_div_(grads, share)
+            for p in self.model.parameters():
+                if p.grad is not None:
+                    part_of(p.grad).div_(share)
         self.norm = self.precision.step(self.optimizer, args.clip)
         self.speed.samples += min(taken, len(self.ds) - progress.samples)  # a sampler fills up with repeated ones
         progress.step += 1

@@ -132,7 +132,7 @@ def within(span: Sequence[Any], chosen: str) -> bool:
         try:
             given = np.datetime64(bound) if np.asarray(span[0]).dtype.kind == "M" else np.asarray(float(bound))
         except ValueError:
-            raise scidata.errors.ConfigError(f"--val-sel {chosen}: {bound!r} is no {type(span[0]).__name__}") from None
+            raise scidata.errors.ConfigError(f"{chosen}: {bound!r} is no {type(span[0]).__name__}") from None
         begin, end = (np.asarray(x).astype(given.dtype) for x in span)
         if (begin < given) if is_lower else (end > given):
             return False
@@ -150,8 +150,8 @@ class Speed:
         self.began: float | None = None
 
     def go(self) -> None:
-        """Training goes on."""
-        self.began = time.monotonic()
+        """Training goes on, if it does not already."""
+        self.began = time.monotonic() if self.began is None else self.began
 
     def pause(self) -> None:
         """Something else begins; wait for what runs on the GPU."""

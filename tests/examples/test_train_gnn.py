@@ -1,12 +1,10 @@
-"""The graph network example, run as a user runs it: by torchrun, and alone."""
+"""The graph network example; test_train_vit.py runs what both share as a user does, by torchrun and alone."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,10 +15,9 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 import scidata
 from pipelines import flow_graph, ugrid_mesh
 from scidata.testing import run_ranks
-from tests.examples._scripts import lines_of, module_of, on_ranks_of
+from tests.examples._scripts import module_of, on_ranks_of
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "examples" / "train_gnn.py"
 DATA = ROOT.parent / "shared" / "data"
 TINY = ("--dim", "8", "--depth", "2", "--device", "cpu")
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_", "OMPI_")
@@ -28,15 +25,6 @@ LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "S
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torch_geometric") is None, reason="torch_geometric is not installed (extra 'pyg')"
 )
-
-
-def launch(num_ranks: int, *args: object) -> subprocess.CompletedProcess[str]:
-    """Run the script under torchrun, outside any other launcher."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER)}
-    env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
-    command = [*torchrun, str(SCRIPT), *TINY, *map(str, args)]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=150, check=False)
 
 
 def main(*args: object) -> int:
@@ -149,9 +137,9 @@ SIX_STEPS = ("--epochs", 2, "--dtype", "float64", "--log-every", 1)  # 2 epochs 
 def uninterrupted(flows: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train two epochs on two dp ranks."""
     out = tmp_path_factory.mktemp("run")
-    done = launch(2, "--data", flows, *SIX_STEPS, "--save-every", 4, "--out", out)
-    assert done.returncode == 0, done.stderr
-    assert re.findall(r"^step (\d) loss", done.stderr, re.MULTILINE) == list("123456")
+    code, output = on_ranks(2, "--data", flows, *SIX_STEPS, "--save-every", 4, "--out", out)
+    assert code == 0, output
+    assert re.findall(r"^step (\d) loss", output, re.MULTILINE) == list("123456")
     return out
 
 
@@ -190,18 +178,23 @@ def test_training_on_a_domain_learns(flows: str, tmp_path: Path) -> None:
     assert sum(losses[-6:]) < 0.8 * sum(losses[:6])  # the last epoch against the first: the same samples
 
 
-def test_validation_is_that_of_one_process(flows: str, tmp_path: Path) -> None:
+def _validate(rank: int, num_ranks: int, args: tuple[object, ...], domains: list[int]) -> list[list[float]]:
+    module = module_of("train_gnn")
+    found = []
+    for domain in domains:
+        training = module.Training(module.arguments([*TINY, *map(str, args), "--domain", str(domain)])[1])
+        training.prepare()
+        found.append([training.validate()[name] for name in ("loss", "velocity", "pressure")])
+    return found
+
+
+def test_validation_is_that_of_one_process(flows: str) -> None:
     """Two of six meshes are held out: one of three dp ranks has none."""
-    still = ("--lr", 1e-30, "--max-steps", 1, "--dtype", "float64", "--val-fraction", 0.34)
-    found = {}
-    for num_ranks, domain in ((1, 1), (3, 1), (3, 3)):
-        out = tmp_path / f"{num_ranks}{domain}"
-        code, output = on_ranks(num_ranks, "--data", flows, *still, "--domain", domain, "--out", out)
-        assert code == 0, output
-        (line,) = lines_of(out, "validation")
-        found[num_ranks, domain] = [line[name] for name in ("loss", "velocity", "pressure")]
-    assert found[3, 1] == found[1, 1]
-    assert found[3, 3] == pytest.approx(found[1, 1], rel=1e-12)
+    args = ("--data", flows, "--dtype", "float64", "--val-fraction", 0.34)
+    expected = run_ranks(_validate, 1, args, [1])[0][0]
+    for over_dp, over_domain in run_ranks(_validate, 3, args, [1, 3]):
+        assert over_dp == expected
+        assert over_domain == pytest.approx(expected, rel=1e-12)
 
 
 def test_mixed_precision_on_a_domain(flows: str, tmp_path: Path) -> None:

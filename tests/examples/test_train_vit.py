@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -244,7 +245,7 @@ def test_accumulated_batches_are_one(era5: str, uninterrupted: Path, tmp_path: P
     assert [len(lines) for lines in found.values()] == [3, 2, 2]
     for ones, four in zip(found["ones"], found["four"], strict=True):
         assert ones == pytest.approx(four, rel=1e-12)
-    # the two samples that are left weigh as two do: Adam would not notice a gradient that is half as long, clipping does
+    # the two samples that are left weigh as two do: Adam would not notice a gradient half as long, clipping does
     assert found["four"][-1] == pytest.approx(found["pairs"][-1], rel=1e-12)
 
 
@@ -327,54 +328,87 @@ def test_an_overflow_on_one_domain_rank_makes_all_skip_the_step(era5: str, tmp_p
     assert torch.equal(first, untouched)
 
 
+# -- speed ---------------------------------------------------------------------------------------------------------
+
+
+def test_all_of_an_epoch_is_timed(era5: str, tmp_path: Path) -> None:
+    """Six steps: the figure is for all of them, and not for the last."""
+    args = ("--patch", 8, "--epochs", 2, "--save-every", 2, "--out", tmp_path)
+    began = time.monotonic()
+    run_ranks(_slowly, 1, ("--data", era5, *args))
+    for line in lines_of(tmp_path, "speed"):
+        assert 6 * PAUSE <= line["seconds"] < time.monotonic() - began
+        assert line["samples/s"] == pytest.approx(6 / line["seconds"])
+
+
+PAUSE = 0.05
+
+
+def _slowly(rank: int, num_ranks: int, args: tuple[object, ...]) -> None:
+    """Train with a loss that takes its time."""
+    module = example()
+    loss = module.Training.loss
+
+    def slow(*args: Any) -> Any:
+        time.sleep(PAUSE)
+        return loss(*args)
+
+    module.Training.loss = slow
+    assert main(*args) == 0
+
+
 # -- validation ----------------------------------------------------------------------------------------------------
 
-STILL = ("--lr", 1e-30, "--max-steps", 1, "--patch", 4, "--dtype", "float64")  # 1e-30 moves no weight of 0.01
 
-
-def _validate(rank: int, num_ranks: int, args: tuple[object, ...], out: Path, persists: bool) -> list[float]:
-    """Score a model as it is drawn, or one that predicts no change; return the figures."""
+def _validate(rank: int, num_ranks: int, layouts: list[tuple[object, ...]]) -> list[tuple[dict[str, float], ...]]:
+    """Score a model that predicts no change, and one as it is drawn, in several layouts of the ranks."""
     module = example()
-    make = module.Training.make_model
-
-    def persistence(self: Any) -> torch.nn.Module:
-        model = make(self)
-        torch.nn.init.zeros_(model.head.weight)
-        torch.nn.init.zeros_(model.head.bias)
-        return model
-
-    if persists:
-        module.Training.make_model = persistence
-    assert main(*args, "--out", out) == 0
-    lines = lines_of(out, "validation") if rank == 0 else [{}]
-    return [value for _, value in sorted(lines[-1].items()) if type(value) is float]
+    found = []
+    for args in layouts:
+        training = module.Training(module.arguments([*TINY, *map(str, args)])[1])
+        training.prepare()
+        drawn = training.validate()
+        for weight in (training.model.head.weight, training.model.head.bias):
+            torch.nn.init.zeros_(part_of(weight.detach()))
+        found.append((training.validate(), drawn))
+    return found
 
 
-def test_validation_is_that_of_one_process(era5: str, tmp_path: Path) -> None:
+def part_of(weight: Any) -> torch.Tensor:
+    """What this rank holds of what FSDP has spread."""
+    return weight.to_local() if hasattr(weight, "to_local") else weight
+
+
+def test_validation_is_that_of_one_process(era5: str) -> None:
     """Two samples: over three dp ranks one has none. Bit for bit where the model's own rounding does not enter."""
-    args = ("--data", era5, *STILL, "--val-fraction", 0.34)
-    still, drawn = (run_ranks(_validate, 1, args, tmp_path / f"{p}", p)[0] for p in (True, False))
-    assert len(still) == 5
-    for num_ranks, domain, strategy in ((3, 1, "ddp"), (3, 3, "ddp"), (4, 2, "ddp"), (2, 1, "fsdp")):
-        layout = (*args, "--domain", domain, "--strategy", strategy)
-        out = tmp_path / f"{num_ranks}{domain}"
-        assert run_ranks(_validate, num_ranks, layout, out, True)[0] == still, layout
-        found = run_ranks(_validate, num_ranks, layout, out, False)[0]
-        assert found == (drawn if domain == 1 else pytest.approx(drawn, rel=1e-12)), layout
+    args = ("--data", era5, "--patch", 4, "--dtype", "float64", "--val-fraction", 0.34)
+    still, drawn = run_ranks(_validate, 1, [args])[0][0]
+    assert set(still) == {"loss", "temperature", "u", "v", "surface_pressure"}
+    assert still != drawn
+    for num_ranks, layouts in (
+        (2, [("--strategy", "fsdp")]),
+        (3, [("--domain", 1), ("--domain", 3)]),
+        (4, [("--domain", 2)]),
+    ):
+        for found in run_ranks(_validate, num_ranks, [(*args, *layout) for layout in layouts]):
+            for layout, (unmoved, other) in zip(layouts, found, strict=True):
+                assert unmoved == still, (num_ranks, layout)
+                is_split = layout in (("--domain", 2), ("--domain", 3))
+                assert other == (pytest.approx(drawn, rel=1e-12) if is_split else drawn), (num_ranks, layout)
 
 
-def test_validation_scores_are_what_numpy_says(era5: str, tmp_path: Path) -> None:
-    args = ("--data", era5, *STILL, "--val-sel", "2000-01-02T06:", "--fields", "v", "u")
-    found = run_ranks(_validate, 1, args, tmp_path, True)[0]
+def test_validation_scores_are_what_numpy_says(era5: str) -> None:
+    args = ("--data", era5, "--patch", 4, "--dtype", "float64", "--val-sel", "2000-01-02T06:", "--fields", "v", "u")
+    found = run_ranks(_validate, 1, [args])[0][0][0]
     data = xr.open_dataset(era5, consolidated=False).isel(latitude=slice(24)).astype("f8")
     area = scidata.metrics.latitude_weights(data.latitude.values).numpy()[:, None]
     trained = data.isel(time=slice(0, 5))  # what held-out samples see is not in the normalisation
     parts = []
-    for name, rmse in zip(("u", "v"), found[-2:], strict=True):
+    for name in ("u", "v"):
         error = data[name][6].values - data[name][5].values
-        assert rmse == pytest.approx(np.sqrt((error**2 * area).mean()), rel=1e-12)
+        assert found[name] == pytest.approx(np.sqrt((error**2 * area).mean()), rel=1e-12)
         parts.append((error / trained[name].std(("time", "latitude", "longitude")).values[:, None, None]) ** 2)
-    assert found[0] == pytest.approx(np.mean(parts), rel=1e-12)
+    assert found["loss"] == pytest.approx(np.mean(parts), rel=1e-12)
 
 
 def test_the_best_is_kept(era5: str, tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """How a training goes with the global batch: loss over samples, and samples/s, at learning rates scaled by its root.
 
-    python -m pipelines.era5_grid make era5.zarr --times 1200
+    python -m pipelines.era5_grid make many.zarr --times 1200 --shape 33 64 --levels 1
     torchrun --nproc-per-node 4 examples/scaling_study.py --study runs/study --batches 16 32 64 128 256 512 1024 \\
-        --micro-batch 8 -- --data era5.zarr --domain 2 --epochs 4 --val-fraction 0.1 --amp bf16
+        --micro-batch 8 -- --data many.zarr --domain 2 --epochs 4 --val-fraction 0.1 --amp bf16
 
 What follows ``--`` are options of the training script; what they say of ranks, model and data is the same for all
 batches. One training after another on the ranks at hand: a global batch is ``--micro-batch`` samples on each dp rank
@@ -94,7 +94,7 @@ def draw(runs: dict[str, dict[str, Any]], path: str) -> None:
     right.plot(batches, [found["samples/s per rank"] for found in runs.values()], "-", color="grey", zorder=0)
     crosses = ", crosses: of validation" if any(found["validation"]["loss"] for found in runs.values()) else ""
     left.set(xlabel="samples", ylabel=f"loss{crosses}", yscale="log")
-    left.legend(title="global batch", frameon=False, fontsize="small")
+    figure.legend(title="global batch", frameon=False, fontsize="small", loc="outside right center")
     right.set(xlabel="global batch", ylabel="samples/s per rank", xscale="log", ylim=(0, None))
     right.xaxis.set_major_locator(FixedLocator(batches))
     right.xaxis.set_minor_locator(NullLocator())

@@ -175,10 +175,14 @@ def check_command(words: list[str]) -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for found in re.findall(r"\.\[([\w,]+)\]", text):
         assert set(found.split(",")) <= set(extras), text
+    if "--" in words:  # what follows goes to another script
+        at = words.index("--")
+        check_command(["python", "examples/train_vit.py", *words[at + 1 :]])
+        words = words[:at]
     for script in (word for word in words if word.endswith((".py", ".slurm"))):
         assert (ROOT / script).is_file(), f"{text}: there is no {script}"
         source = (ROOT / script).read_text()
-        for other in re.findall(r"from (train\w+) import", source):
+        for other in re.findall(r"^from (train\w+) import", source, re.MULTILINE):
             source += (ROOT / script).with_name(f"{other}.py").read_text()
         options = [word for word in words[words.index(script) :] if word.startswith("--")]
         assert script.endswith(".slurm") or all(f'"{option}"' in source for option in options), text

@@ -6,6 +6,7 @@
     torchrun --nproc-per-node 4 examples/train_vit.py --data era5.zarr --domain 2 --check --dtype float64
     torchrun --nproc-per-node 8 examples/train_vit.py --data era5.zarr --domain 2 --tp 2   # 2 dp × 2 domain × 2 tp
     python examples/train_vit.py --data era5.zarr --val-fraction 0.2 --amp bf16            # the last fifth is held out
+    python examples/train_vit.py --data era5.zarr --derived insolation sin_time_of_day cos_time_of_day
 
 The model is plain PyTorch and knows nothing of ranks. What is different from a script for one process is four lines,
 marked ``# scidata``: ``open_era5(..., mesh)`` here, ``init_mesh``, ``parallelize`` and the sampler in ``trainer.py``.
@@ -34,6 +35,7 @@ from trainer_options import Parser, check_arguments, parser_of
 
 import scidata
 from pipelines.era5_grid import open_era5
+from pipelines.forcings import NAMES
 from scidata import metrics
 
 # -- the model: plain PyTorch --------------------------------------------------------------------------------------
@@ -133,7 +135,7 @@ class Training(Trainer):
     """What is this script's own of a run."""
 
     plan = TENSOR_PARALLEL
-    model_options = ("patch", "dim", "depth", "heads", "fields", "forcings")
+    model_options = ("patch", "dim", "depth", "heads", "fields", "forcings", "derived")
 
     # -- data
 
@@ -142,10 +144,11 @@ class Training(Trainer):
         args = self.args
         names = None if args.fields is None else [*args.fields, *args.forcings]
         steps = steps or (0, 1)
-        ds = open_era5(args.data, mesh, patch=args.patch, fields=names, dtype=self.dtype, steps=steps)  # scidata
+        more = {"patch": args.patch, "fields": names, "dtype": self.dtype, "derived": args.derived}
+        ds = open_era5(args.data, mesh, steps=steps, **more)  # scidata
         if len(ds) == 0:
             raise scidata.errors.ConfigError(f"{args.data}: has no two steps that follow each other")
-        self.forcings = tuple(args.forcings)  # what the model is given of each time and does not predict
+        self.forcings = (*args.forcings, *args.derived)  # what the model is given of each time and does not predict
         self.predicted = tuple(name for name in ds.fields if name not in self.forcings)
         return ds
 
@@ -170,6 +173,8 @@ class Training(Trainer):
 
     def num_channels(self, name: str) -> int:
         """Return how many channels a field has."""
+        if name in self.args.derived:
+            return 1
         return self.states.global_shape(name)[0] if len(self.states.dims(name)) == 3 else 1
 
     def predict(self, model: nn.Module, batch: scidata.Sample) -> tuple[Tensor, Tensor]:
@@ -220,6 +225,7 @@ def arguments(argv: list[str] | None = None) -> tuple[Parser, argparse.Namespace
     parser.add_argument("--data", required=True, help="Zarr, HDF5 or NetCDF with fields (time, [level,] lat, lon)")
     parser.add_argument("--fields", nargs="+", help="to be predicted; default: all on the grid")
     parser.add_argument("--forcings", nargs="+", default=[], help="besides --fields: given at each time, not predicted")
+    parser.add_argument("--derived", nargs="+", default=[], choices=NAMES, help="forcings computed from time and place")
     parser.add_argument("--patch", default=8, **number)
     parser.add_argument("--dim", default=128, **number)
     parser.add_argument("--depth", default=4, **number)

@@ -65,7 +65,7 @@ def run_line(line: str, *, really: bool = False) -> tuple[str, bool] | None:
     """
     printed, of_ranks, ran = "", False, False
     for large, small in SMALLER.items():
-        line = line.replace(large, small)  # noqa: PLW2901
+        line = line.replace(large, small)
     for command in line.split(" && "):
         words = shlex.split(command)
         if _not_run(words):

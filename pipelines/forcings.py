@@ -5,7 +5,6 @@
     ds = open_era5("era5.zarr", mesh, derived=["insolation", "cos_time_of_day"])
     sample = ds[0]
     sample["insolation"]   # (T, H, W), in solar constants, of this rank's rows alone
-    insolation(torch.tensor([[0.0]]), torch.tensor([0.0]), np.array("2000-03-20T12:00", "M8[ns]"))  # W m-2
 
 No rank computes another's rows, and nothing is exchanged. Sines and cosines are taken along each coordinate, and
 points are products of those, so that the parts of any cut, put together, are the whole, bit for bit.

@@ -77,7 +77,7 @@ def test_forcings_are_those_of_each_time(tmp_path: Path) -> None:
     """What a forcing is at the second time changes the second step from the first time, and not the first step."""
     data = str(tmp_path / "era5.zarr")
     era5_grid.make(data, num_times=5, num_levels=2, shape=(25, 16))
-    fields = ("--fields", "v", "surface_pressure", "--forcings", "u")
+    fields = ("--fields", "v", "surface_pressure", "--forcings", "u", "--derived", "insolation")
     code, output = on_ranks_of(
         "train_vit", 1, *TINY, "--data", data, *fields, "--max-steps", 2, "--out", tmp_path / "runs"
     )

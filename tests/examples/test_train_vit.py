@@ -21,6 +21,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 
 import scidata
 from pipelines import era5_grid
+from pipelines.forcings import NAMES
 from scidata.testing import run_ranks
 from tests.examples._scripts import lines_of, module_of, on_ranks_of
 
@@ -112,7 +113,7 @@ def test_check_of_fsdp_on_two_domains_of_two(era5: str) -> None:
 
 
 def test_check_on_domain_x_tp(era5: str) -> None:
-    args = ("--domain", 2, "--tp", 2, "--patch", 8, "--dtype", "float64", "--check")
+    args = ("--domain", 2, "--tp", 2, "--patch", 8, "--dtype", "float64", "--check", "--derived", *NAMES)
     code, output = on_ranks(4, "--data", era5, *args)
     assert_equal_to_one_process(code, output, "1 dp x 2 domain x 2 tp")
 
@@ -463,6 +464,7 @@ def test_no_time_is_both_trained_on_and_held_out(
         (["--val-fraction", "1"], "--val-fraction is a part of the samples"),
         (["--val-sel", "2016"], "give FIRST:LAST"),
         (["--validate-every", "3"], "needs samples that are held out"),
+        (["--derived", "sun"], "(choose from"),
         (["--forcings", "u"], "say which other fields are predicted"),
     ],
 )

@@ -4,7 +4,8 @@
     python examples/train_graphcast.py --data waves                                            # one process
     torchrun --nproc-per-node 4 examples/train_graphcast.py --data waves --domain 2            # 2 dp × 2 domain
     torchrun --nproc-per-node 3 examples/train_graphcast.py --data waves --domain 3 --dtype float64 --check
-    torchrun --nproc-per-node 2 examples/train_graphcast.py --data waves --domain 2 --rollout 3 --recompute --amp bf16
+    torchrun --nproc-per-node 2 examples/train_graphcast.py --data waves --domain 2 --amp bf16 --recompute \\
+        --rollout 3 --weights runs/graphcast/step_00000014 --out runs/rollout_3
 
     python -m pipelines.graphcast convert 2015.nc 2016.nc era5      # raw files: NetCDF, HDF5, Zarr
 
@@ -21,6 +22,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,9 @@ if __name__ == "__main__" and os.environ.get("RANK", "0") == "0":
     print("importing torch and torch_geometric: up to 20 s the first time …", file=sys.stderr, flush=True)
 
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import HeteroData
@@ -39,7 +43,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from trainer import Trainer, run
-from trainer_options import Parser, check_arguments, parser_of
+from trainer_options import Parser, check_arguments, parser_of, shown
+from trainer_parts import described, is_complete
 
 import scidata
 from pipelines.graphcast import (
@@ -150,7 +155,12 @@ class GraphCast(nn.Module):
 class Training(Trainer):
     """What is this script's own of a run."""
 
-    model_options = ("dim", "depth", "history", "fields", "forcings")
+    model_options = ("dim", "depth", "history", "rollout", "fields", "forcings")
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        if args.weights and not args.resume:
+            args.stats = str(Path(args.weights) / "stats.json")  # weights mean nothing without their normalisation
+        super().__init__(args)
 
     # -- data
 
@@ -159,10 +169,25 @@ class Training(Trainer):
         args = self.args
         self.about = Coordinates.load(args.data)
         self.window = range(args.history + args.rollout)  # of a sample: times that go in, and those that follow
-        names = None if args.fields is None else [*args.fields, *args.forcings]
-        ds = open_graphcast(args.data, mesh, fields=names, dtype=self.dtype, steps=steps or self.window)  # scidata
+        if len(self.window) > (longest := max(map(len, self.about.times))):
+            raise scidata.errors.ConfigError(
+                f"--history {args.history} --rollout {args.rollout}: a sample takes {len(self.window)} times, and "
+                f"{args.data} has {longest} in a row"
+            )
+        asked = None if args.fields is None else [*args.fields, *args.forcings]
+        ds = open_graphcast(args.data, mesh, fields=asked, dtype=self.dtype, steps=steps or self.window)  # scidata
         fields = [name for name in ds.fields if ds.place(name).entity == "grid" and name != "grid/pos"]
         self.fixed = {name for name in fields if self.about.time not in ds.reader.info(name).dims}
+        for name in args.forcings:
+            if name not in fields:
+                near = scidata.errors.near_matches(name, fields)
+                raise scidata.errors.UnknownNameError(
+                    f"--forcings: {args.data} has no field {name!r} on the grid{near}"
+                )
+        for name in args.fields or ():
+            if name in args.forcings or name in self.fixed:
+                why = "is among --forcings, too" if name in args.forcings else "does not change with time"
+                raise scidata.errors.ConfigError(f"--fields: {name!r} {why}, so it is nothing to predict")
         self.predicted = tuple(name for name in fields if name not in {*args.forcings, *self.fixed})
         self.forcings = tuple(name for name in fields if name not in self.predicted)
         if not self.predicted:
@@ -186,6 +211,15 @@ class Training(Trainer):
         info = self.data.reader.info(name)
         return tuple(dim for i, dim in enumerate(info.dims) if i != info.entity_dim and dim != self.about.time)
 
+    def normalise(self) -> None:
+        """Take the normalisation from its file, or compute it; the model's output is scaled by changes."""
+        super().normalise()
+        if any(self.stats[name].differences is None for name in self.predicted):
+            raise scidata.errors.ConfigError(
+                f"{self.known}: has no differences from one time to the next, which this model predicts; write it with "
+                f"scidata stats {self.args.data}/graph.store --by level"
+            )
+
     # -- model
 
     def make_model(self) -> nn.Module:
@@ -201,14 +235,21 @@ class Training(Trainer):
 
     def of_channels(self, figures: Callable[[str], Any]) -> Tensor:
         """Put figures by field, of all levels or of each, side by side: ``(C,)``; 1 where a field does not change."""
-        parts = [
-            torch.as_tensor(figures(name), dtype=torch.float64)
-            .reshape(-1)
-            .broadcast_to(num_channels(self.states, [name]))
-            for name in self.predicted
-        ]
+        parts = []
+        for name in self.predicted:
+            values = torch.as_tensor(figures(name), dtype=torch.float64).reshape(-1)
+            parts.append(values.broadcast_to(num_channels(self.states, [name])))
         found = torch.cat(parts)
         return torch.where(found.isfinite() & (found > 0), found, 1.0)
+
+    def prepare(self) -> None:
+        """Make all that training needs; with ``--weights`` it begins with those of another training."""
+        super().prepare()
+        if self.args.weights and not self.args.resume:
+            for model in filter(None, (self.model, self.single)):
+                state = {"model": get_model_state_dict(model)}
+                dcp.load(state, checkpoint_id=self.args.weights)
+                set_model_state_dict(model, state["model"])
 
     # -- loss
 
@@ -237,10 +278,11 @@ class Training(Trainer):
         """
         found, expected, graph = self.roll_out(model, batch)
         areas = area_weights(self.about, graph["grid"].pos)
-        weights = self.channel_weights().to(areas) / model.change.square()
+        weights = self.channel_weights.to(areas.device, areas.dtype) / model.change.square()
         errors = [((x - y).square() * weights).sum(dim=1, keepdim=True) for x, y in zip(found, expected, strict=True)]
         return (areas * torch.cat(errors, dim=1)).mean() / areas.mean()
 
+    @cached_property
     def channel_weights(self) -> Tensor:
         """Return how much each channel counts, ``(C,)``, 1 altogether."""
         parts = []
@@ -270,8 +312,9 @@ class Training(Trainer):
 
     def error_of(self, field: str) -> metrics.Metric:
         """Root mean square over levels and the sphere, by area."""
-        return metrics.RMSE(weights={"grid": self.areas()}, dims=self.states.dims(field), mesh=self.mesh)
+        return metrics.RMSE(weights={"grid": self.areas}, dims=self.states.dims(field), mesh=self.mesh)
 
+    @cached_property
     def areas(self) -> Tensor:
         """Return the weight of each point of the whole grid, in the store's order, ``(N,)``."""
         weights = area_weights(self.about, self.truth[0].to(self.device).to_pyg()["grid"].pos)[:, 0]
@@ -291,17 +334,33 @@ def arguments(argv: list[str] | None = None) -> tuple[Parser, argparse.Namespace
     parser.add_argument("--forcings", nargs="+", default=[], help="given at each time, not predicted")
     parser.add_argument("--history", default=2, help="times that go in", **number)
     parser.add_argument(
-        "--rollout", default=1, help="steps in training, each from the one before, with a loss", **number
+        "--rollout", default=1, help="steps of a sample, each from the one before, with a loss", **number
     )
     parser.add_argument("--dim", default=64, **number)
     parser.add_argument("--depth", default=6, help="rounds of messages on the mesh", **number)
     parser.add_argument("--surface-weight", type=float, default=0.1, metavar="W", help="of fields without levels")
     parser.add_argument("--recompute", action="store_true", help="activation checkpointing: less memory, more time")
+    parser.add_argument(
+        "--weights", metavar="CHECKPOINT", help="begin with those of another training, of less --rollout"
+    )
     args = parser.parse_args(argv)
     check_arguments(parser, args, ("history", "rollout", "dim", "depth"))
     if not args.surface_weight > 0:
         parser.error(f"--surface-weight must be above 0, not {args.surface_weight}")
+    if args.weights:
+        check_weights(parser, args)
     return parser, args
+
+
+def check_weights(parser: Parser, args: argparse.Namespace) -> None:
+    """Check that ``--weights`` are of such a model."""
+    if not is_complete(args.weights):
+        parser.error(f"--weights {args.weights}: no complete checkpoint there; give one of the step_… folders")
+    before = described(args.weights)["options"]
+    for name in ("dim", "depth", "history", "fields", "forcings"):
+        if before.get(name) != getattr(args, name):
+            was, now = shown(before.get(name)), shown(getattr(args, name))
+            parser.error(f"--weights {args.weights}: are of --{name} {was}, and this has {now}")
 
 
 def main(argv: list[str] | None = None) -> int:

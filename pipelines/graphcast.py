@@ -1,7 +1,7 @@
 """Weather on a latitude × longitude grid, with GraphCast's mesh around it: raw files → store → a model's channels.
 
     python -m pipelines.graphcast make OUT                         # small made-up data, OUT/raw.zarr, and its store
-    python -m pipelines.graphcast convert 2015.nc 2016.nc OUT      # NetCDF, HDF5 or Zarr such as ERA5 → OUT
+    python -m pipelines.graphcast convert 2015.nc 2016.nc ERA      # NetCDF, HDF5 or Zarr such as ERA5
 
     ds = open_graphcast("OUT", mesh, steps=(0, 1, 2))              # two times that go in, and the one after
     graph = batch.to_pyg()                                         # torch_geometric HeteroData of ShardTensors
@@ -96,7 +96,12 @@ class Coordinates:
         """
         path = Path(folder) / COORDINATES
         if not path.exists():
-            what = f"has no {COORDINATES}" if Path(folder).exists() else "does not exist"
+            if Path(folder).exists():
+                what = f"has no {COORDINATES}"
+            else:
+                there = Path(folder).resolve().parent
+                others = [each.name for each in there.iterdir()] if there.is_dir() else []
+                what = f"does not exist{scidata.errors.near_matches(Path(folder).name, others)}"
             raise scidata.errors.ConfigError(
                 f"{folder}: {what}; give a folder that python -m pipelines.graphcast make, or convert, has written"
             )
@@ -117,7 +122,7 @@ class Coordinates:
             for name in ("time", "has_dates", "levels", "latitudes"):
                 if getattr(each, name) != getattr(first, name):
                     raise scidata.errors.FieldMismatchError(
-                        f"{path}: {name} are not those of {sources[0]}; convert such files to folders of their own"
+                        f"{path}: differs in its {name} from {sources[0]}; convert such files to folders of their own"
                     )
         return replace(first, times=[times for each in found for times in each.times])
 
@@ -318,12 +323,20 @@ def convert(
     ------
     FileExistsError
         ``out`` exists.
+    ValueError
+        A level of the mesh that is none of 0 to 12.
     SciDataError
         As ``scidata.partition``; files of different grids or levels.
     """
+    _check_new(out, mesh_level)
+    _write_store(sources, Path(out), fields, mesh_level, reach, options)
+
+
+def _check_new(out: str, mesh_level: int | None) -> None:
     if Path(out).exists():
         raise FileExistsError(f"{out} exists; remove it or choose another name")
-    _write_store(sources, Path(out), fields, mesh_level, reach, options)
+    if mesh_level is not None and not 0 <= mesh_level <= 12:
+        raise ValueError(f"an icosahedron is refined 0 to 12 times, not {mesh_level}: its level is 6 for 0.25 degrees")
 
 
 def _write_store(
@@ -339,7 +352,6 @@ def _write_store(
         mesh_level = 4 if about.latitudes is None else mesh_level_for(float(np.abs(np.diff(about.latitudes)).mean()))
     nodes = {"grid": "file", "mesh": f"icosahedral:{mesh_level}"}
     edges = {relation: rule.format(reach=reach) for relation, rule in RELATIONS.items()}
-    out.mkdir(parents=True, exist_ok=True)
     tick = {"tick": telling("files", len(sources))}
     scidata.partition(list(sources), str(out / STORE), nodes=nodes, edges=edges, fields=fields, **(tick | options))
     (out / COORDINATES).write_text(json.dumps(asdict(about)))
@@ -360,9 +372,10 @@ def make(
     ------
     FileExistsError
         ``out`` exists.
+    ValueError
+        A level of the mesh that is none of 0 to 12.
     """
-    if Path(out).exists():
-        raise FileExistsError(f"{out} exists; remove it or choose another name")
+    _check_new(out, mesh_level)
     raw = str(Path(out) / "raw.zarr")
     era5_grid.make(raw, num_times=num_times, num_levels=num_levels, shape=shape, seed=seed)
     group = zarr.open_group(raw, mode="r+")

@@ -4,8 +4,7 @@
     python examples/train_graphcast.py --data waves                                            # one process
     torchrun --nproc-per-node 4 examples/train_graphcast.py --data waves --domain 2            # 2 dp × 2 domain
     torchrun --nproc-per-node 3 examples/train_graphcast.py --data waves --domain 3 --dtype float64 --check
-    torchrun --nproc-per-node 2 examples/train_graphcast.py --data waves --domain 2 --amp bf16 --recompute \\
-        --rollout 3 --weights runs/graphcast/step_00000014 --out runs/rollout_3
+    torchrun --nproc-per-node 2 examples/train_graphcast.py --data waves --domain 2 --rollout 3 --recompute --amp bf16
 
     python -m pipelines.graphcast convert 2015.nc 2016.nc era5      # raw files: NetCDF, HDF5, Zarr
 

@@ -204,6 +204,10 @@ def trained_by(parser: Parser, args: argparse.Namespace) -> Trainer:
     if not str(run["script"]).isidentifier() or not script.exists():
         parser.error(f"--checkpoint {args.checkpoint}: was made by {script.name}, which is not beside forecast.py")
     kind: type[Trainer] = importlib.import_module(run["script"]).Training
+    if kind.first_state is Trainer.first_state:
+        parser.error(
+            f"--checkpoint {args.checkpoint}: was made by {script.name}, whose models this does not run forward"
+        )
     if args.tp > 1 and not kind.plan:
         parser.error(f"--tp {args.tp}: {script.name} has no plan of tensor parallelism")
     own = {key: vars(args)[key] for key in ("data", "dp", "domain", "tp", "device")}

@@ -6,20 +6,24 @@
     torchrun --nproc-per-node 4 examples/train_gnn.py --data flow.store --domain 2 --check --dtype float64
     torchrun --nproc-per-node 4 examples/train_gnn.py --data flow.store --domain 2 --khop  # wide halos, no exchange
 
+    python -m pipelines.ugrid_mesh make waves.nc && python -m pipelines.ugrid_mesh convert waves.nc waves.store
+    python examples/train_gnn.py --data waves.store --inputs height --targets height --next  # one time from the last
+
 The model is plain PyTorch Geometric and knows nothing of ranks, but for one line that lets an exchange run beside other
 work. What is different from a script for one process is marked ``# scidata``: ``open_graph(..., mesh)`` here,
 ``init_mesh``, ``parallelize`` and the sampler in ``trainer.py``. Any store of ``scidata partition`` will do whose
-fields live on nodes: name them with ``--inputs`` and ``--targets``.
+fields live on nodes: name them with ``--inputs`` and ``--targets``. With ``--next`` the targets are those of the time
+after, and inputs that are no targets are forcings: ``forecast.py`` runs such a model forward.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 if __name__ == "__main__" and os.environ.get("RANK", "0") == "0":
     print("importing torch and torch_geometric: up to 20 s the first time …", file=sys.stderr, flush=True)
@@ -33,7 +37,8 @@ from torch_geometric.nn import MessagePassing, global_mean_pool
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from trainer import Stats, Trainer, check_arguments, parser_of, run
+from trainer import Trainer, run
+from trainer_options import Parser, check_arguments, parser_of
 
 import scidata
 from pipelines.flow_graph import (
@@ -44,8 +49,8 @@ from pipelines.flow_graph import (
     num_edge_channels,
     open_graph,
     relative_positions,
-    statistics,
 )
+from scidata import metrics
 
 # -- the model: plain PyTorch Geometric ----------------------------------------------------------------------------
 
@@ -84,35 +89,25 @@ class Processor(MessagePassing):
 
 
 class MeshGraphNet(nn.Module):
-    """Encode, process, decode (Pfaff et al. 2021)."""
+    """Encode, process, decode (Pfaff et al. 2021). What comes along edges is normalised here."""
+
+    edge_mean: Tensor
+    edge_std: Tensor
 
     def __init__(self, inputs: int, edge_inputs: int, outputs: int, *, dim: int, depth: int) -> None:
         super().__init__()
+        self.register_buffer("edge_mean", torch.zeros(edge_inputs))
+        self.register_buffer("edge_std", torch.ones(edge_inputs))
         self.encode_node, self.encode_edge = mlp(inputs, dim, dim), mlp(edge_inputs, dim, dim)
         self.rounds = nn.ModuleList(Processor(dim) for _ in range(depth))
         self.decode = mlp(dim, dim, outputs, norm=False)
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
         """(N, C), (2, E), (E, edge inputs) → (N, outputs)."""
-        x, edge_attr = self.encode_node(x), self.encode_edge(edge_attr)
+        x, edge_attr = self.encode_node(x), self.encode_edge((edge_attr - self.edge_mean) / self.edge_std)
         for layer in self.rounds:
             x, edge_attr = layer(x, edge_index, edge_attr)
         return self.decode(x)
-
-
-# -- one step ------------------------------------------------------------------------------------------------------
-
-
-def loss_of(model: Callable[..., Tensor], data: Any, edge_attr: Tensor, num_samples: int, stats: Stats) -> Tensor:
-    """Mean over samples of the mean squared error over a sample's nodes, in standard deviations of the targets.
-
-    Samples count alike whatever their size, so that the mean over dp ranks is the mean over their samples.
-    """
-    x = (data.x - stats["input_mean"]) / stats["input_std"]
-    y = (data.y - stats["target_mean"]) / stats["target_std"]
-    edge_attr = (edge_attr - stats["edge_mean"]) / stats["edge_std"]
-    error = (model(x, data.edge_index, edge_attr) - y).square().mean(dim=1, keepdim=True)
-    return global_mean_pool(error, data.batch, num_samples).mean()
 
 
 # -- one run -------------------------------------------------------------------------------------------------------
@@ -121,52 +116,116 @@ def loss_of(model: Callable[..., Tensor], data: Any, edge_attr: Tensor, num_samp
 class Training(Trainer):
     """What is this script's own of a run."""
 
-    def open(self, mesh: DeviceMesh | None) -> scidata.IrregularDataset:
+    model_options = ("dim", "depth", "inputs", "targets", "next")
+
+    # -- data
+
+    def open(self, mesh: DeviceMesh | None, steps: Sequence[int] | None = None) -> scidata.IrregularDataset:
         """Open the data: this rank's part of each sample, or whole samples without a mesh."""
         args = self.args
+        self.inputs, self.predicted = tuple(args.inputs), tuple(args.targets)
         fields = list(dict.fromkeys([*args.inputs, *args.targets]))
         halo = {"halo": args.depth} if args.khop and mesh is not None else {}  # a hop for each round of messages
-        return open_graph(args.data, mesh, fields=fields, dtype=self.dtype, **halo)  # scidata
+        steps = (steps or (0, 1)) if args.next else (0,)
+        ds = open_graph(args.data, mesh, fields=fields, dtype=self.dtype, steps=steps, **halo)  # scidata
+        if len(ds) == 0:
+            raise scidata.errors.ConfigError(f"{args.data}: has no two times that follow each other, for --next")
+        return ds
+
+    def span(self, index: int) -> tuple[int, int]:
+        """Return the first and the last time of a sample, by number."""
+        return index, index + int(self.args.next)
+
+    def statistics(self, ds: scidata.CombinedDataset) -> scidata.Statistics:
+        """Mean and deviation of each field, the same for all components, so that vectors keep their direction."""
+        names = sorted({*self.inputs, *self.predicted})
+        return scidata.statistics(ds, fields=names, differences=False)
+
+    # -- model
 
     def make_model(self) -> nn.Module:
         """Return a plain model, its weights drawn at random."""
-        args, ds = self.args, self.ds
-        inputs, outputs = num_channels(ds, args.inputs), num_channels(ds, args.targets)
+        args, ds = self.args, self.states
+        inputs, outputs = num_channels(ds, self.inputs), num_channels(ds, self.predicted)
         return MeshGraphNet(inputs, num_edge_channels(ds), outputs, dim=args.dim, depth=args.depth)
 
-    def normalise(self) -> None:
-        """Take mean and standard deviation of the fields from the store; compute those of the edges."""
-        mean, std = edge_statistics(self.ds)
-        self.stats = self.blank_stats() | {"edge_mean": self.on_device(mean), "edge_std": self.on_device(std)}
+    def measure(self, model: nn.Module) -> None:
+        """Mean and deviation of what comes along edges."""
+        mean, std = edge_statistics(self.data, among=self.train_samples)
+        model.edge_mean.copy_(mean)
+        model.edge_std.copy_(std)
 
-    def blank_stats(self) -> Stats:
-        """Statistics that take no reading; those of edges are there by their shape only."""
-        found: Stats = {}
-        for kind, names in (("input", self.args.inputs), ("target", self.args.targets)):
-            mean, std = statistics(self.ds, names)
-            found |= {f"{kind}_mean": self.on_device(mean), f"{kind}_std": self.on_device(std)}
-        size = num_edge_channels(self.ds)
-        return found | {name: self.on_device(torch.zeros(size)) for name in ("edge_mean", "edge_std")}
+    def columns(self, x: Tensor, names: Sequence[str], step: int) -> Tensor:
+        """Take the columns of one time of what ``to_pyg`` has put side by side: each field's times, then the next's."""
+        widths = [num_channels(self.states, [name]) for name in names]
+        found = []
+        for part, width in zip(x.split([num_channels(self.data, [n]) for n in names], dim=1), widths, strict=True):
+            at = step % (part.shape[1] // width)  # 0 for a field that does not change with time
+            found.append(part[:, at * width : (at + 1) * width])
+        return torch.cat(found, dim=1)
 
-    def on_device(self, figures: Tensor) -> Tensor:
-        """Move to where the fields are."""
-        return figures.to(self.device, self.dtype)
+    def predict(self, model: nn.Module, batch: scidata.IrregularSample) -> tuple[Tensor, Tensor]:
+        """Return the targets by the model, and by the data, ``(N, C)``, in standard deviations."""
+        khop = self.args.khop
+        data = batch.to_pyg(x=self.inputs, y=self.predicted, khop=khop)
+        call = partial(batch.call_on_parts, model) if khop else model  # scidata: ghosts are computed here, not sent
+        found = call(self.columns(data.x, self.inputs, 0), data.edge_index, relative_positions(self.data, data))
+        if self.args.next:  # the model says what they change by
+            return self.columns(data.y, self.predicted, 0) + found, self.columns(data.y, self.predicted, 1)
+        return found, data.y
 
     def loss(self, model: nn.Module, batch: scidata.IrregularSample) -> Tensor:
-        """Loss of one batch; a plain tensor, the same on every rank of a domain."""
-        khop = self.args.khop
-        data = batch.to_pyg(x=self.args.inputs, y=self.args.targets, khop=khop)
-        predict = partial(batch.call_on_parts, model) if khop else model  # scidata: ghosts are computed here, not sent
-        return loss_of(predict, data, relative_positions(self.ds, data), len(batch.index), self.stats)
+        """Mean over samples of the mean squared error over a sample's nodes, in standard deviations of the targets.
+
+        Samples count alike whatever their size, so that the mean over dp ranks is the mean over their samples. A plain
+        tensor, the same on every rank of a domain.
+        """
+        found, expected = self.predict(model, batch)
+        error = (found - expected).square().mean(dim=1, keepdim=True)
+        return global_mean_pool(error, batch["batch"], len(batch.index)).mean()
+
+    # -- scores, and a forecast's steps
+
+    def by_field(self, x: Tensor) -> dict[str, Tensor]:
+        """Take columns apart: ``(N, C)`` to the dims of each field."""
+        found = {}
+        parts = x.split([num_channels(self.states, [name]) for name in self.predicted], dim=1)
+        for name, part in zip(self.predicted, parts, strict=True):
+            shape, dim = self.states.global_shape(name), self.states.place(name).dim
+            found[name] = part.reshape(-1, *shape[:dim], *shape[dim + 1 :]).movedim(0, dim)
+        return found
+
+    def error_of(self, field: str) -> metrics.Metric:
+        """Root mean square over nodes and components."""
+        return metrics.RMSE(mesh=self.mesh)
+
+    def number_of(self, batch: scidata.IrregularSample) -> int:
+        """Return the sample's number: batches that are scored have one."""
+        return batch.index[0]
+
+    def first_state(self, time: int) -> Tensor:
+        """Return the targets at one time, ``(N, C)``."""
+        return self.states[time].to(self.device).to_pyg(x=self.predicted).x
+
+    def advance(self, state: Tensor, time: int) -> Tensor:
+        """Return the state one step later."""
+        data = self.states[time].to(self.device).to_pyg(x=self.inputs)
+        own, now = (
+            dict(zip(names, x.split([num_channels(self.states, [name]) for name in names], dim=1), strict=True))
+            for names, x in ((self.inputs, data.x), (self.predicted, state))
+        )
+        x = torch.cat([(own | now)[name] for name in self.inputs], dim=1)
+        return state + self.model(x, data.edge_index, relative_positions(self.states, data))
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Train, or check; return the exit code."""
+def arguments(argv: list[str] | None = None) -> tuple[Parser, argparse.Namespace]:
+    """Return the parser, and what it has made of the command line."""
     parser = parser_of(__doc__, out="runs/gnn", lr=1e-3, lr_batch=4, decay=0.01)
     number = {"type": int, "metavar": "N"}
     parser.add_argument("--data", required=True, help="a store of scidata partition, of meshes or graphs")
     parser.add_argument("--inputs", nargs="+", default=INPUTS, metavar="FIELD", help="fields of nodes; default: flows'")
     parser.add_argument("--targets", nargs="+", default=TARGETS, metavar="FIELD", help="what is to be predicted")
+    parser.add_argument("--next", action="store_true", help="predict the targets one time later than the inputs")
     parser.add_argument("--dim", default=64, **number)
     parser.add_argument("--depth", default=6, help="rounds of messages", **number)
     parser.add_argument(
@@ -176,7 +235,14 @@ def main(argv: list[str] | None = None) -> int:
     check_arguments(parser, args, ("dim", "depth"))
     if args.khop and args.strategy == "fsdp":
         parser.error("--khop needs whole weights on each rank: use --strategy ddp")
-    return run(Training, parser, args)
+    if args.next and not {*args.targets} <= {*args.inputs}:
+        parser.error("--next: what a field will be follows from what it is: name all --targets among --inputs")
+    return parser, args
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Train, or check; return the exit code."""
+    return run(Training, *arguments(argv))
 
 
 if __name__ == "__main__":

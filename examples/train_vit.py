@@ -5,6 +5,8 @@
     torchrun --nproc-per-node 4 examples/train_vit.py --data era5.zarr --domain 2          # 2 dp × 2 domain
     torchrun --nproc-per-node 4 examples/train_vit.py --data era5.zarr --domain 2 --check --dtype float64
     torchrun --nproc-per-node 8 examples/train_vit.py --data era5.zarr --domain 2 --tp 2   # 2 dp × 2 domain × 2 tp
+    python examples/train_vit.py --data era5.zarr --val-fraction 0.2 --amp bf16            # the last fifth is held out
+    python examples/train_vit.py --data era5.zarr --derived insolation sin_time_of_day cos_time_of_day
 
 The model is plain PyTorch and knows nothing of ranks. What is different from a script for one process is four lines,
 marked ``# scidata``: ``open_era5(..., mesh)`` here, ``init_mesh``, ``parallelize`` and the sampler in ``trainer.py``.
@@ -14,7 +16,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,10 +30,13 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from trainer import Stats, Trainer, check_arguments, parser_of, run
+from trainer import Trainer, run
+from trainer_options import Parser, check_arguments, parser_of
 
 import scidata
-from pipelines.era5_grid import channel_names, normalisation, open_era5, stack_channels
+from pipelines.era5_grid import open_era5
+from pipelines.forcings import NAMES
+from scidata import metrics
 
 # -- the model: plain PyTorch --------------------------------------------------------------------------------------
 
@@ -72,27 +79,29 @@ class Block(nn.Module):
 
 
 class ViT(nn.Module):
-    """Fields in, fields of the same shape out.
+    """Fields in, what is predicted out.
 
-    B samples, C channels, H × W grid, N = H/patch × W/patch tokens of dim D.
+    B samples, C channels in and O out, H × W grid, N = H/patch × W/patch tokens of dim D.
     """
 
-    def __init__(self, channels: int, grid: tuple[int, int], patch: int, *, dim: int, depth: int, heads: int) -> None:
+    def __init__(
+        self, channels: int, outputs: int, grid: tuple[int, int], patch: int, *, dim: int, depth: int, heads: int
+    ) -> None:
         super().__init__()
         self.patch, self.rows, self.columns = patch, grid[0] // patch, grid[1] // patch
         self.embed = nn.Conv2d(channels, dim, kernel_size=patch, stride=patch)
         self.position = nn.Parameter(0.02 * torch.randn(1, self.rows * self.columns, dim))
         self.blocks = nn.Sequential(*(Block(dim, heads) for _ in range(depth)))
         self.norm = nn.LayerNorm(dim)
-        self.head = nn.Linear(dim, channels * patch * patch)
+        self.head = nn.Linear(dim, outputs * patch * patch)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) → (B, C, H, W)."""
-        B, C, H, W = x.shape
+        """(B, C, H, W) → (B, O, H, W)."""
+        B, _, H, W = x.shape
         x = self.embed(x).flatten(2).transpose(1, 2) + self.position
         x = self.head(self.norm(self.blocks(x)))
-        x = x.reshape(B, self.rows, self.columns, C, self.patch, self.patch)
-        return x.permute(0, 3, 1, 4, 2, 5).reshape(B, C, H, W)
+        x = x.reshape(B, self.rows, self.columns, -1, self.patch, self.patch)
+        return x.permute(0, 3, 1, 4, 2, 5).reshape(B, -1, H, W)
 
 
 TENSOR_PARALLEL: dict[str, ParallelStyle] = {  # one sum over tp for each attention, and one for each MLP
@@ -103,13 +112,20 @@ TENSOR_PARALLEL: dict[str, ParallelStyle] = {  # one sum over tp for each attent
 }
 
 
-# -- one step ------------------------------------------------------------------------------------------------------
+# -- channels ------------------------------------------------------------------------------------------------------
 
 
-def loss_of(model: nn.Module, batch: scidata.Sample, mean: Tensor, std: Tensor) -> Tensor:
-    """Mean squared error of the predicted increment from one step to the next, in standard deviations."""
-    now, later = (((x - mean) / std) for x in stack_channels(batch))
-    return (model(now) - (later - now)).square().mean()
+def channels(sample: scidata.Sample, names: Sequence[str], step: int | None) -> Tensor:
+    """Put the levels of some fields side by side: ``(B, C, H, W)``, laid out as the fields are; B is 1 for a sample.
+
+    ``step`` is one of those that the data were opened with; None where that is one.
+    """
+    parts = []
+    for name in names:
+        field = sample[name] if sample.dims[name][0] == "batch" else sample[name].unsqueeze(0)
+        field = field if step is None else field[:, step]
+        parts.append(field if field.ndim == 4 else field.unsqueeze(1))
+    return torch.cat(parts, dim=1)
 
 
 # -- one run -------------------------------------------------------------------------------------------------------
@@ -119,63 +135,116 @@ class Training(Trainer):
     """What is this script's own of a run."""
 
     plan = TENSOR_PARALLEL
+    model_options = ("patch", "dim", "depth", "heads", "fields", "forcings", "derived")
 
-    def open(self, mesh: DeviceMesh | None) -> scidata.ShardedDataset:
+    # -- data
+
+    def open(self, mesh: DeviceMesh | None, steps: Sequence[int] | None = None) -> scidata.ShardedDataset:
         """Open the data: this rank's part of each sample, or whole samples without a mesh."""
         args = self.args
-        ds = open_era5(args.data, mesh, patch=args.patch, fields=args.fields, dtype=self.dtype)  # scidata
+        names = None if args.fields is None else [*args.fields, *args.forcings]
+        steps = steps or (0, 1)
+        more = {"patch": args.patch, "fields": names, "dtype": self.dtype, "derived": args.derived}
+        ds = open_era5(args.data, mesh, steps=steps, **more)  # scidata
         if len(ds) == 0:
             raise scidata.errors.ConfigError(f"{args.data}: has no two steps that follow each other")
+        self.forcings = (*args.forcings, *args.derived)  # what the model is given of each time and does not predict
+        self.predicted = tuple(name for name in ds.fields if name not in self.forcings)
         return ds
+
+    def span(self, index: int) -> tuple[Any, Any]:
+        """Return the first and the last time of a sample, or its numbers where there is no coordinate."""
+        times = next(iter(self.data.own_coords(index).values()), (index, index + 1))
+        return times[0], times[-1]
+
+    def statistics(self, ds: scidata.CombinedDataset) -> scidata.Statistics:
+        """Mean and deviation of each field, of each of its levels."""
+        levels = {dim for name in self.data.fields for dim in self.data.dims(name)[1:-2]}
+        return scidata.statistics(ds, by=sorted(levels), differences=False)
+
+    # -- model
 
     def make_model(self) -> nn.Module:
         """Return a plain model, its weights drawn at random."""
-        args, grid = self.args, self.ds.global_shape(self.ds.fields[0])[-2:]
-        return ViT(len(channel_names(self.ds)), grid, args.patch, dim=args.dim, depth=args.depth, heads=args.heads)
+        args, grid = self.args, self.states.global_shape(self.predicted[0])[-2:]
+        outputs = sum(self.num_channels(name) for name in self.predicted)
+        inputs = outputs + sum(self.num_channels(name) for name in self.forcings)
+        return ViT(inputs, outputs, grid, args.patch, dim=args.dim, depth=args.depth, heads=args.heads)
 
-    def normalise(self) -> None:
-        """Compute mean and standard deviation of each channel."""
-        mean, std = normalisation(self.ds)
-        self.stats = {"mean": mean.to(self.device), "std": std.to(self.device)}
+    def num_channels(self, name: str) -> int:
+        """Return how many channels a field has."""
+        if name in self.args.derived:
+            return 1
+        return self.states.global_shape(name)[0] if len(self.states.dims(name)) == 3 else 1
 
-    def blank_stats(self) -> Stats:
-        """Return tensors as :func:`normalisation` does, for a checkpoint to fill."""
-        shape = 1, len(channel_names(self.ds)), 1, 1
-        return {name: torch.zeros(shape, dtype=self.dtype, device=self.device) for name in ("mean", "std")}
+    def predict(self, model: nn.Module, batch: scidata.Sample) -> tuple[Tensor, Tensor]:
+        """Return the state that follows by the model, and by the data, in standard deviations."""
+        now, later = (channels(batch, self.predicted, step) for step in (0, 1))
+        return self.next_state(model, now, channels(batch, self.forcings, 0) if self.forcings else None), later
+
+    def next_state(self, model: nn.Module, now: Tensor, forcings: Tensor | None) -> Tensor:
+        """Return the state that follows: the model says what it differs by."""
+        return now + model(now if forcings is None else torch.cat([now, forcings], dim=1))
 
     def loss(self, model: nn.Module, batch: scidata.Sample) -> Tensor:
-        """Loss of one batch; a plain tensor, the same on every rank of a domain."""
-        return loss_of(model, batch, **self.stats)
+        """Mean squared error of what follows, in standard deviations: plain, the same on every rank of a domain."""
+        predicted, later = self.predict(model, batch)
+        return (predicted - later).square().mean()
+
+    # -- scores, and a forecast's steps
+
+    def by_field(self, x: Tensor) -> dict[str, Tensor]:
+        """Take channels apart: ``(B, C, H, W)`` to ``(B, L, H, W)`` or ``(B, H, W)`` by field."""
+        parts = x.split([self.num_channels(name) for name in self.predicted], dim=1)
+        has_levels = {name: len(self.states.dims(name)) == 3 for name in self.predicted}
+        return {
+            name: part if has_levels[name] else part[:, 0] for name, part in zip(self.predicted, parts, strict=True)
+        }
+
+    def error_of(self, field: str) -> metrics.Metric:
+        """Root mean square over levels and the sphere, by area where the data say at which latitudes rows are."""
+        *_, lat, _ = dims = self.states.dims(field)
+        has_rows = self.states.coordinate(lat) is not None
+        weights = {lat: metrics.latitude_weights(self.states, dim=lat)} if has_rows else None
+        return metrics.RMSE(weights=weights, dims=dims, mesh=self.mesh)
+
+    def first_state(self, time: int) -> Tensor:
+        """Return the state at one time, ``(1, C, H, W)``."""
+        return channels(self.states[time].to(self.device), self.predicted, None)
+
+    def advance(self, state: Tensor, time: int) -> Tensor:
+        """Return the state one step later."""
+        forcings = channels(self.states[time].to(self.device), self.forcings, None) if self.forcings else None
+        return self.next_state(self.model, state, forcings)
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of data and model, which a forecast has, too."""
+def arguments(argv: list[str] | None = None) -> tuple[Parser, argparse.Namespace]:
+    """Return the parser, and what it has made of the command line."""
+    parser = parser_of(__doc__, out="runs/vit", lr=5e-4, lr_batch=16, decay=0.05)
     number = {"type": int, "metavar": "N"}
     parser.add_argument("--data", required=True, help="Zarr, HDF5 or NetCDF with fields (time, [level,] lat, lon)")
-    parser.add_argument("--fields", nargs="+", help="default: all on the grid")
+    parser.add_argument("--fields", nargs="+", help="to be predicted; default: all on the grid")
+    parser.add_argument("--forcings", nargs="+", default=[], help="besides --fields: given at each time, not predicted")
+    parser.add_argument("--derived", nargs="+", default=[], choices=NAMES, help="forcings computed from time and place")
     parser.add_argument("--patch", default=8, **number)
     parser.add_argument("--dim", default=128, **number)
     parser.add_argument("--depth", default=4, **number)
     parser.add_argument("--heads", default=4, **number)
     parser.add_argument("--tp", default=1, help="ranks that share the features of each layer", **number)
-
-
-def check_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Check them."""
+    args = parser.parse_args(argv)
     check_arguments(parser, args, ("patch", "dim", "depth", "heads", "tp"))
     if args.dim % args.heads:
         parser.error(f"--dim {args.dim} must be a multiple of --heads {args.heads}")
     if args.heads % args.tp:
         parser.error(f"--heads {args.heads} must be a multiple of --tp {args.tp}")
+    if args.forcings and args.fields is None:
+        parser.error("--forcings: say which other fields are predicted, with --fields")
+    return parser, args
 
 
 def main(argv: list[str] | None = None) -> int:
     """Train, or check; return the exit code."""
-    parser = parser_of(__doc__, out="runs/vit", lr=5e-4, lr_batch=16, decay=0.05)
-    options(parser)
-    args = parser.parse_args(argv)
-    check_options(parser, args)
-    return run(Training, parser, args)
+    return run(Training, *arguments(argv))
 
 
 if __name__ == "__main__":

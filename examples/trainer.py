@@ -1,122 +1,58 @@
-"""What the training scripts beside this share: the loop, checkpoints, logs, ``--check``, and their options."""
+"""What the training scripts beside this share: the run, from data to checkpoints, and ``--check``.
+
+Copy it with them, and with ``trainer_parts.py`` and ``trainer_options.py``.
+"""
 
 from __future__ import annotations
 
 import argparse
 import copy
+import inspect
+import json
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
-from torch.optim import Optimizer
 from tqdm import tqdm
+from trainer_options import check_resumed, options_of
+from trainer_parts import (
+    Checkpoint,
+    Precision,
+    Progress,
+    Speed,
+    adamw,
+    average,
+    clip_gradients,
+    learning_rate,
+    part_of,
+    whole_of,
+    within,
+)
 
 import scidata
+from scidata import metrics
 
-Stats = dict[str, Tensor]  # mean and std of what goes into the model, and of what is compared
-
-
-def learning_rate(peak: float, progress: float, warmup: float) -> float:
-    """Linear warm-up, then a cosine to zero. ``progress`` and ``warmup`` are parts of the whole training in [0, 1]."""
-    if progress < warmup:
-        return peak * progress / warmup
-    return peak * 0.5 * (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup)))
-
-
-def average(value: Tensor, mesh: DeviceMesh) -> float:
-    """Mean of a figure over the dp ranks; all ranks of one domain hold the same one."""
-    value = value.detach().double().clone()
-    dist.all_reduce(value, group=mesh.get_group("dp"))
-    return value.item() / mesh["dp"].size()
-
-
-def whole_of(value: Tensor) -> Tensor:
-    """Return the whole of what FSDP or tensor parallelism has spread over the ranks."""
-    return value.full_tensor() if isinstance(value, DTensor) else value
-
-
-def clip_gradients(model: nn.Module, largest: float) -> None:
-    """Do as ``clip_grad_norm_``, which does not take DTensors and plain tensors together."""
-    parameters = [p for p in model.parameters() if p.grad is not None]
-    kinds = [[p for p in parameters if isinstance(p, DTensor) == is_split] for is_split in (True, False)]
-    norms = [whole_of(nn.utils.get_total_norm([p.grad for p in kind])) for kind in kinds if kind]
-    for kind in kinds:
-        nn.utils.clip_grads_with_norm_(kind, largest, torch.stack(norms).norm())
-
-
-# -- checkpoints ---------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Progress:
-    """How far training has come, in numbers that mean the same on any number of ranks."""
-
-    step: int = 0  # optimizer steps done
-    epoch: int = 0
-    samples: int = 0  # taken of this epoch, by all dp ranks together
-
-    def to_tensor(self) -> Tensor:
-        """As saved."""
-        return torch.tensor([self.step, self.epoch, self.samples])
-
-    def restore(self, saved: Tensor) -> None:
-        """Undo :meth:`to_tensor`."""
-        self.step, self.epoch, self.samples = saved.tolist()
-
-
-def save(
-    folder: Path,
-    model: nn.Module,
-    optimizer: Optimizer,
-    progress: Progress,
-    loader: scidata.DataLoader,
-    stats: Stats,
-) -> None:
-    """Write a checkpoint, all ranks together: what is the same on all of them is written once."""
-    weights, moments = get_state_dict(model, optimizer)
-    state = {"model": weights, "optimizer": moments, "progress": progress.to_tensor(), "stats": stats, "loader": loader}
-    dcp.save(state, checkpoint_id=str(folder / f"step_{progress.step:08d}"))
-
-
-def load(
-    path: str,
-    model: nn.Module,
-    optimizer: Optimizer,
-    progress: Progress,
-    loader: scidata.DataLoader,
-    stats: Stats,
-) -> None:
-    """Read a checkpoint, written on any number of ranks, into what is given."""
-    weights, moments = get_state_dict(model, optimizer)
-    state = {"model": weights, "optimizer": moments, "progress": progress.to_tensor(), "stats": stats, "loader": loader}
-    dcp.load(state, checkpoint_id=path)
-    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-    progress.restore(state["progress"])
-
-
-# -- training ------------------------------------------------------------------------------------------------------
+TOLERANCE = {"float64": 1e-12, "float32": 1e-4}
 
 
 class Trainer:
     """Everything one run holds, the same on every rank but for the data.
 
-    A script says what is its own: how the data are opened, the model, the normalisation and the loss.
+    A script says what is its own: how the data are opened, the model, what it predicts, and the loss.
     """
 
     plan: ClassVar[dict[str, ParallelStyle]] = {}  # what tensor parallelism does to modules, by their names
+    model_options: ClassVar[tuple[str, ...]] = ()  # that decide the model: a resumed training has the same
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
@@ -126,41 +62,103 @@ class Trainer:
         self.dtype = getattr(torch, args.dtype)
         self.num_dp = self.mesh["dp"].size()
         self.is_main, self.said = dist.get_rank() == 0, -math.inf
-        self.ds = self.open(self.mesh)
-        torch.manual_seed(args.seed)  # the same first weights on every rank
-        self.model = self.make_model().to(self.device, self.dtype)
-        self.single = copy.deepcopy(self.model) if args.check else None
-        if extra:
-            parallelize_module(self.model, self.mesh["tp"], self.plan)
-        scidata.parallelize(self.model, self.mesh, strategy=args.strategy)  # scidata
-        order = scidata.DistributedSampler(self.ds, self.mesh, seed=args.seed)  # scidata
-        self.loader = self.load_from(self.ds, order, args.batch_size)
+        self.data = self.open(self.mesh)
+        self.train_samples, self.val_samples = self.split()
+        self.known = Path(args.resume) / "stats.json" if args.resume else args.stats  # the normalisation, if it is
+        if self.known:
+            self.normalise()
         self.progress = Progress()
-        self.stats: Stats = {}
+        self.speed = Speed(self.device)
+        self.writer: Any = None  # of TensorBoard, while rank 0 trains
 
     # -- a script's own ----------------------------------------------------------------------------------------------
 
-    def open(self, mesh: DeviceMesh | None) -> Any:
-        """Open the data: this rank's part of each sample, or whole samples without a mesh."""
+    def open(self, mesh: DeviceMesh | None, steps: Sequence[int] | None = None) -> Any:
+        """Open the data: this rank's part of each sample, or whole samples without a mesh.
+
+        ``steps`` are times from that of the sample on, default those that training needs.
+        """
+        raise NotImplementedError
+
+    def span(self, index: int) -> tuple[Any, Any]:
+        """Return when a sample begins and ends: times, or the sample's number where it has none."""
+        raise NotImplementedError
+
+    def statistics(self, ds: Any) -> scidata.Statistics:
+        """Compute the normalisation over these samples, on all ranks together."""
         raise NotImplementedError
 
     def make_model(self) -> nn.Module:
         """Return a plain model, its weights drawn at random."""
         raise NotImplementedError
 
-    def blank_stats(self) -> Stats:
-        """Return tensors like those of the normalisation, for a checkpoint to fill."""
-        raise NotImplementedError
+    def measure(self, model: nn.Module) -> None:
+        """Compute what the model keeps of the data that it is trained on, in buffers; checkpoints hold them."""
 
-    def normalise(self) -> None:
-        """Compute the normalisation, ``self.stats``."""
+    def predict(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        """Return what the model makes of a batch and what it should be, normalised."""
         raise NotImplementedError
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Return the loss of one batch: a plain tensor, the same on every rank of a domain."""
         raise NotImplementedError
 
-    # -- what they share ---------------------------------------------------------------------------------------------
+    def by_field(self, x: Tensor) -> dict[str, Tensor]:
+        """Return a prediction by field, with the dims that they have in the data at one time."""
+        raise NotImplementedError
+
+    def error_of(self, field: str) -> metrics.Metric:
+        """Return what a field's errors are added up in."""
+        raise NotImplementedError
+
+    def first_state(self, time: int) -> Tensor:
+        """Return the state at one time of the data, normalised: where a forecast begins."""
+        raise NotImplementedError
+
+    def advance(self, state: Tensor, time: int) -> Tensor:
+        """Return the state one step later; ``time`` is that of the state, for its forcings."""
+        raise NotImplementedError
+
+    def number_of(self, batch: Any) -> Any:
+        """Return the samples that a metric is told of: one, or of a batch of grids a list."""
+        return batch.index
+
+    # -- data --------------------------------------------------------------------------------------------------------
+
+    def split(self) -> tuple[list[int], list[int]]:
+        """Return the samples for training and those held out, none of whose times is seen in training."""
+        args, count = self.args, len(self.data)
+        if not args.val_fraction and args.val_sel is None:
+            return list(range(count)), []
+        spans = [self.span(index) for index in range(count)]
+        if args.val_sel is None:
+            held = list(range(count - max(1, round(args.val_fraction * count)), count))
+        else:
+            held = [index for index, span in enumerate(spans) if within(span, args.val_sel)]
+        if not held:
+            raise scidata.errors.ConfigError(
+                f"--val-sel {args.val_sel}: no sample is inside; they are from {spans[0][0]} to {spans[-1][1]}"
+            )
+        first, last = min(spans[i][0] for i in held), max(spans[i][1] for i in held)
+        kept = [index for index, (begin, end) in enumerate(spans) if end < first or begin > last]
+        if not kept:
+            raise scidata.errors.ConfigError(
+                f"nothing is left to train on: {len(held)} of {count} samples are held out"
+            )
+        return kept, held
+
+    def normalised(self, ds: Any) -> Any:
+        """Return the data normalised; fields that are the same everywhere, and integers, stay as they are."""
+        kinds = {name: np.dtype(self.stats[name].dtype or "f4").kind for name in self.stats if name in ds.fields}
+        names = [name for name, kind in kinds.items() if kind == "f" and (self.stats[name].std != 0).any()]
+        return ds.normalise(self.stats, fields=names) if names else ds
+
+    def load_from(self, ds: Any, order: Any, batch_size: int) -> scidata.DataLoader:
+        """Make a loader of batches on the device."""
+        pin = self.device.type == "cuda"
+        return scidata.DataLoader(ds, batch_size, sampler=order, pin_memory=pin, device=self.device)
+
+    # -- setting up --------------------------------------------------------------------------------------------------
 
     def say(self, text: str, *, after: float = 0.0) -> None:
         """Print a line on rank 0, if nothing was said for so many seconds."""
@@ -168,82 +166,185 @@ class Trainer:
             self.said = time.monotonic()
             print(text, file=sys.stderr, flush=True)
 
-    def load_from(self, ds: Any, order: Any, batch_size: int) -> scidata.DataLoader:
-        """Make a loader of batches on the device."""
-        pin = self.device.type == "cuda"
-        return scidata.DataLoader(ds, batch_size, sampler=order, pin_memory=pin, device=self.device)
+    def normalise(self) -> None:
+        """Take the normalisation from its file, or compute it over what is trained on."""
+        if self.known:
+            self.stats = scidata.Statistics.load(self.known)
+        else:
+            self.say("computing the normalisation (scidata stats --out FILE does it once, for --stats FILE)")
+            self.stats = self.statistics(scidata.subset(self.data, self.train_samples))
+        self.truth = self.open(self.mesh, (0,))  # one time a sample, as it is
+        self.data, self.states = self.normalised(self.data), self.normalised(self.truth)
+
+    def physical(self, x: Tensor) -> dict[str, Tensor]:
+        """Return a prediction by field, in the units of the data."""
+        fields = self.by_field(x)
+        return self.states.denormalise(fields) if self.states.normalising else fields
+
+    def build(self, *, measure: bool) -> None:
+        """Make the model, the same on all ranks."""
+        torch.manual_seed(self.args.seed)  # the same first weights on every rank
+        self.model = self.make_model().to(self.device, self.dtype)
+        if measure:
+            self.measure(self.model)
+        self.single = copy.deepcopy(self.model) if self.args.check else None
+        if self.args.tp > 1:
+            parallelize_module(self.model, self.mesh["tp"], self.plan)
+        scidata.parallelize(self.model, self.mesh, strategy=self.args.strategy)  # scidata
 
     def prepare(self) -> None:
-        """Make the optimizer and compute the normalisation, or resume from a checkpoint, which holds both."""
+        """Make all that training needs, or resume from a checkpoint, which holds all of it."""
         args = self.args
-        # gradients of a larger batch are less noisy by the square root of its size, and Adam normalises by their size
-        self.peak_lr = args.lr * math.sqrt(self.num_dp * args.batch_size / args.lr_batch)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.peak_lr, weight_decay=args.weight_decay)
-        if args.resume:
-            self.stats = self.blank_stats()
-            load(args.resume, self.model, self.optimizer, self.progress, self.loader, self.stats)
-        else:
-            self.say("computing the normalisation")
+        if not self.known:
             self.normalise()
+        self.build(measure=not args.resume)
+        is_whole = len(self.train_samples) == len(self.data)
+        self.ds = self.data if is_whole else scidata.subset(self.data, self.train_samples)
+        order = scidata.DistributedSampler(self.ds, self.mesh, seed=args.seed)  # scidata
+        self.loader = self.load_from(self.ds, order, args.batch_size)
+        # gradients of a larger batch are less noisy by the square root of its size, and Adam normalises by their size
+        self.peak_lr = args.lr * math.sqrt(self.num_dp * args.batch_size * args.accumulate / args.lr_batch)
+        self.optimizer = adamw(self.model.parameters(), self.peak_lr, args.weight_decay)
+        self.precision = Precision(args.amp, self.device)
+        run = {"script": Path(inspect.getfile(type(self))).stem, "options": options_of(args)}
+        self.checkpoint = Checkpoint(
+            model=self.model, optimizer=self.optimizer, progress=self.progress, precision=self.precision,
+            loader=self.loader, stats=self.stats, run=run,
+        )  # fmt: skip
+        if args.resume:
+            self.checkpoint.load(Path(args.resume))
+
+    # -- training ----------------------------------------------------------------------------------------------------
 
     def train(self) -> None:
         """Train for all epochs, or ``--max-steps``; a checkpoint at each epoch's end and where it stops."""
         args, progress = self.args, self.progress
-        bar = tqdm(
+        per_epoch = math.ceil(len(self.ds) / (self.num_dp * args.batch_size * args.accumulate))
+        self.bar = tqdm(
             desc="train",
             unit="step",
             initial=progress.step,
-            total=args.max_steps or progress.step + (args.epochs - progress.epoch) * len(self.loader),
+            total=args.max_steps or progress.step + (args.epochs - progress.epoch) * per_epoch,
             disable=not (self.is_main and sys.stderr.isatty()),
         )
-        writer = self.tensorboard()
+        self.writer = self.tensorboard()
         stop = self.reached()
         losses: list[Tensor] = []  # since the last report: samples differ more than a model changes in one step
         while not stop:
             self.loader.set_epoch(progress.epoch)  # a resumed epoch has the samples that are left
-            for batch in self.loader:
-                losses.append(self.step(batch).detach())
-                bar.update()
-                if bar.disable:
-                    self.say(f"step {progress.step} of {bar.total}", after=8)
+            self.speed.go()
+            for loss in self.steps():
+                losses.append(loss)
+                self.bar.update()
+                if self.bar.disable:
+                    self.say(f"step {progress.step} of {self.bar.total}", after=8)
                 if progress.step % args.log_every == 0:
-                    self.report(writer, bar, average(torch.stack(losses).mean(), self.mesh))
+                    self.report(average(torch.stack(losses).mean(), self.mesh))
                     losses.clear()
                 stop = self.reached()
-                if stop or progress.samples == 0 or (args.save_every and progress.step % args.save_every == 0):
-                    save(Path(args.out), self.model, self.optimizer, progress, self.loader, self.stats)
+                self.between_steps(stop)
                 if stop:
                     break
-        bar.close()
-        if writer is not None:
-            writer.close()
+        self.bar.close()
+        if self.writer is not None:
+            self.writer.close()
+
+    def between_steps(self, stop: bool) -> None:
+        """Validate, save and say how fast it goes, where one of them is due."""
+        args, progress = self.args, self.progress
+        ended = progress.samples == 0  # an epoch
+
+        def due(every: int | None) -> bool:
+            return progress.step % every == 0 if every else ended
+
+        validates = bool(self.val_samples) and (stop or due(args.validate_every))
+        saves = stop or ended or due(args.save_every)
+        if validates or saves:
+            self.speed.pause()
+        if stop or ended:
+            self.report_speed()
+        better = validates and self.validate()["loss"] < progress.best
+        if better:
+            progress.best = self.scores["loss"]
+            self.checkpoint.save_best(Path(args.out))
+        if saves:
+            self.checkpoint.save(Path(args.out) / f"step_{progress.step:08d}")
+        self.speed.go()
 
     def reached(self) -> bool:
         """Whether the training is over."""
         limit = self.args.max_steps
         return self.progress.epoch >= self.args.epochs or (limit is not None and self.progress.step >= limit)
 
-    def step(self, batch: Any) -> Tensor:
-        """One optimizer step; every rank of the mesh takes it together."""
+    def steps(self) -> Iterator[Tensor]:
+        """Take the optimizer steps of an epoch, every rank of the mesh together; yield the loss of each."""
         args, progress = self.args, self.progress
-        taken = self.num_dp * len(batch.index)
+        losses: list[Tensor] = []
+        share, taken = 0.0, 0  # of a global batch
+        self.optimizer.zero_grad(set_to_none=True)
+        for number, batch in enumerate(self.loader, start=1):
+            weight = len(batch.index) / args.batch_size / args.accumulate  # an epoch's last batch may be smaller
+            share, taken = share + weight, taken + self.num_dp * len(batch.index)
+            is_last = number % args.accumulate == 0 or progress.samples + taken >= len(self.ds)
+            with nullcontext() if is_last else scidata.no_sync(self.model):
+                with self.precision.autocast():
+                    loss = self.loss(self.model, batch) * weight
+                self.precision.scaler.scale(loss).backward()
+            losses.append(loss.detach())
+            if is_last:
+                self.step(share, taken)
+                yield torch.stack(losses).sum() / share
+                self.optimizer.zero_grad(set_to_none=True)
+                losses, share, taken = [], 0.0, 0
+
+    def step(self, share: float, taken: int) -> None:
+        """Update the weights by the gradients of ``taken`` samples, which are ``share`` of a usual global batch."""
+        args, progress = self.args, self.progress
         seen = progress.epoch * len(self.ds) + progress.samples + taken / 2  # halfway, so that no step has a rate of 0
         rate = learning_rate(self.peak_lr, min(1.0, seen / (args.epochs * len(self.ds))), args.warmup)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        amp = torch.autocast(args.device, torch.bfloat16) if args.amp else nullcontext()
-        with amp:
-            loss = self.loss(self.model, batch)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        if args.clip is not None:
-            clip_gradients(self.model, args.clip)
-        self.optimizer.step()
+        if share != 1:
+            for p in self.model.parameters():
+                if p.grad is not None:
+                    part_of(p.grad).div_(share)
+        self.norm = self.precision.step(self.optimizer, args.clip)
+        self.speed.samples += min(taken, len(self.ds) - progress.samples)  # a sampler fills up with repeated ones
         progress.step += 1
         progress.samples += taken
         if progress.samples >= len(self.ds):
             progress.epoch, progress.samples = progress.epoch + 1, 0
-        return loss
+
+    # -- validation --------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def validate(self) -> dict[str, float]:
+        """Score what is held out: the loss, and RMSE by field. The same for any number of ranks, each sample once.
+
+        dp ranks may have different numbers of samples, or none: what they add up is exchanged once, at the end.
+        """
+        # weights that are spread over dp ranks are gathered by all of them in each step: then all take as many
+        pad = self.args.strategy == "fsdp"
+        held = scidata.subset(self.data, self.val_samples)
+        order = scidata.DistributedSampler(held, self.mesh, shuffle=False, pad=pad)
+        loss, errors = metrics.MSE(mesh=self.mesh), {name: self.error_of(name) for name in self.predicted}
+        self.model.eval()
+        for batch in self.load_from(held, order, 1):
+            with self.precision.autocast():
+                prediction, target = self.predict(self.model, batch)
+            number = self.number_of(batch)
+            loss.update(prediction, target, index=number)
+            found, expected = self.physical(prediction), self.physical(target)
+            for name, error in errors.items():
+                error.update(found[name], expected[name], index=number)
+        self.model.train()
+        self.scores = {"loss": loss.compute().item()} | {n: error.compute().item() for n, error in errors.items()}
+        shown = ", ".join(f"{name} {score:.6g}" for name, score in self.scores.items())
+        self.say(f"validation after step {self.progress.step}: {shown}")
+        self.log("validation", self.scores)
+        return self.scores
+
+    # -- logs --------------------------------------------------------------------------------------------------------
 
     def tensorboard(self) -> Any:
         """Return a writer on rank 0, None elsewhere."""
@@ -253,22 +354,38 @@ class Trainer:
 
         return SummaryWriter(self.args.out)
 
-    def report(self, writer: Any, bar: Any, loss: float) -> None:
-        """Show mean loss and learning rate on rank 0: as scalars, and in the progress bar or as a line."""
-        if writer is None:
+    def log(self, kind: str, values: dict[str, float]) -> None:
+        """Keep figures on rank 0: as scalars, and as a line of ``log.jsonl``."""
+        if self.writer is None:
             return
+        for name, value in values.items():
+            self.writer.add_scalar(f"{kind}/{name}", value, self.progress.step)
+        seen = self.progress.epoch * len(self.ds) + self.progress.samples
+        with open(Path(self.args.out) / "log.jsonl", "a") as file:
+            file.write(json.dumps({"kind": kind, "step": self.progress.step, "samples": seen} | values) + "\n")
+
+    def report(self, loss: float) -> None:
+        """Show mean loss and learning rate: in the progress bar or as a line."""
         step, rate = self.progress.step, self.optimizer.param_groups[0]["lr"]
-        writer.add_scalar("loss", loss, step)
-        writer.add_scalar("lr", rate, step)
-        bar.set_postfix(loss=loss, lr=rate)
-        if bar.disable:
+        values = {"loss": loss, "lr": rate, "gradient norm": self.norm.item()}
+        self.log("train", values | ({"loss scale": self.precision.scale} if self.args.amp == "fp16" else {}))
+        self.bar.set_postfix(loss=loss, lr=rate)
+        if self.bar.disable:
             self.say(f"step {step} loss {loss:.6g} lr {rate:.3g}")
+
+    def report_speed(self) -> None:
+        """Show how many samples a second were trained on since the epoch began, or was resumed."""
+        samples, seconds = self.speed.take()
+        rate = samples / max(seconds, 1e-9)
+        each = rate / dist.get_world_size()
+        self.log("speed", {"seconds": seconds, "samples/s": rate, "samples/s per rank": each})
+        self.say(f"{samples} samples in {seconds:.3g} s: {rate:.4g} samples/s, {each:.4g} a rank")
+
+    # -- check -------------------------------------------------------------------------------------------------------
 
     def check(self) -> bool:
         """Compare loss and gradients of the first global batch with one process that reads the whole samples."""
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-        self.say("checking: computing the normalisation")
-        self.normalise()
         self.say("checking: a step on all ranks")
         single = self.single
         assert single is not None
@@ -280,7 +397,8 @@ class Trainer:
         indices = [index for part in parts for index in part]
 
         self.say("checking: the same step on one process, which reads whole samples")
-        whole = next(iter(self.load_from(self.open(None), indices, len(indices))))
+        alone = scidata.subset(self.normalised(self.open(None)), self.train_samples)
+        whole = next(iter(self.load_from(alone, indices, len(indices))))
         expected = self.loss(single, whole)
         expected.backward()
 
@@ -288,78 +406,37 @@ class Trainer:
         scale = torch.stack([q.abs().max() for _, q in pairs]).max()
         gradient_error = torch.stack([(p - q).abs().max() for p, q in pairs]).max() / scale
         loss_error = (average(loss, self.mesh) - expected.detach()).abs() / expected.detach().abs()
-        worst = torch.stack([loss_error, gradient_error]).double().nan_to_num(nan=torch.inf)  # a maximum may lose NaN
+        norm = clip_gradients(single.parameters(), None)
+        norm_error = (clip_gradients(self.model.parameters(), None) - norm).abs() / norm
+        # a maximum may lose NaN
+        worst = torch.stack([loss_error, norm_error, gradient_error]).double().nan_to_num(nan=torch.inf)
         dist.all_reduce(worst, op=dist.ReduceOp.MAX)  # not one rank may be off
-        losses, gradients = worst.tolist()
-        passed = max(losses, gradients) <= TOLERANCE[self.args.dtype]
+        losses, norms, gradients = worst.tolist()
+        passed = max(losses, norms, gradients) <= TOLERANCE[self.args.dtype]
         if self.is_main:
             axes = f"{self.num_dp} dp x {self.mesh['domain'].size()} domain"
             axes += f" x {self.args.tp} tp" if self.args.tp > 1 else ""
             print(
-                f"check {axes}, {self.args.dtype}, samples {indices}, "
-                f"loss {expected.item():.12g}: max relative difference to one process: loss {losses:.2e}, "
-                f"gradients {gradients:.2e}: {'ok' if passed else 'FAILED'}"
+                f"check {axes}, {self.args.dtype}, samples {indices}, loss {expected.item():.12g}: max relative "
+                f"difference to one process: norm {norms:.2e}, loss {losses:.2e}, gradients {gradients:.2e}: "
+                f"{'ok' if passed else 'FAILED'}"
             )
         return passed
 
 
-TOLERANCE = {"float64": 1e-12, "float32": 1e-4}
-
-
-def parser_of(description: str | None, *, out: str, lr: float, lr_batch: int, decay: float) -> argparse.ArgumentParser:
-    """Return a parser of the options that all scripts have; a folder of results and figures are a script's own."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    number = {"type": int, "metavar": "N"}
-    parser.add_argument("--dp", default=-1, help="ranks with different samples; -1: what is left", **number)
-    parser.add_argument("--domain", default=1, help="ranks that share a sample", **number)
-    parser.set_defaults(tp=1)
-    parser.add_argument("--batch-size", default=1, help="samples per dp rank", **number)
-    parser.add_argument("--epochs", default=1, **number)
-    parser.add_argument("--max-steps", help="stop early; the schedule still spans --epochs", **number)
-    parser.add_argument("--log-every", default=10, help="steps, whose mean loss is shown", **number)
-    parser.add_argument("--save-every", help="steps; a checkpoint is also written at the end of an epoch", **number)
-    parser.add_argument("--lr", type=float, default=lr, help="peak learning rate at a global batch of --lr-batch")
-    parser.add_argument(
-        "--lr-batch", default=lr_batch, help="scaled by the square root of global batch / this", **number
-    )
-    parser.add_argument("--warmup", type=float, default=0.05, help="part of the training, in [0, 1)")
-    parser.add_argument("--weight-decay", type=float, default=decay)
-    parser.add_argument("--clip", type=float, help="largest norm of the gradient")
-    parser.add_argument("--amp", action="store_true", help="bfloat16 autocast; weights stay in --dtype")
-    parser.add_argument("--strategy", choices=["ddp", "fsdp"], default="ddp", help="fsdp shards weights over dp ranks")
-    parser.add_argument("--dtype", choices=["float32", "float64"], default="float32")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", default=out, help="folder of checkpoints and TensorBoard scalars")
-    parser.add_argument("--resume", metavar="CHECKPOINT", help=f"folder of one checkpoint: {out}/step_…")
-    parser.add_argument(
-        "--check", action="store_true", help="compare the first step with one process, without AMP, and end"
-    )
-    return parser
-
-
-def check_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace, counts: Sequence[str]) -> None:
-    """Check what can be checked without the data; ``counts`` are the names of the script's own numbers."""
-    for name in (*counts, "batch_size", "epochs", "lr_batch", "log_every"):
-        if getattr(args, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} must be at least 1, not {getattr(args, name)}")
-    if not 0 <= args.warmup < 1:
-        parser.error(f"--warmup is a part of the training, in [0, 1), not {args.warmup}")
-    if args.resume and not (Path(args.resume) / ".metadata").exists():
-        parser.error(f"--resume {args.resume}: no complete checkpoint there; give one of the step_… folders")
-
-
 def run(trainer: type[Trainer], parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     """Train, or check; return the exit code."""
+    if args.resume:
+        check_resumed(parser, args, trainer.model_options)
     try:
         training = trainer(args)
     except (scidata.errors.SciDataError, ValueError, OSError) as e:
         parser.error(str(e))  # found from metadata, before any data was read: the same on every rank
+    training.prepare()
     passed = True
     if args.check:
         passed = training.check()
     else:
-        training.prepare()
         training.train()
     dist.destroy_process_group()
     return 0 if passed else 1

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 import scidata
+from pipelines.forcings import NAMES, add_forcings
 from pipelines.telling import telling
 
 __all__ = ["channel_names", "convert", "make", "normalisation", "open_era5", "split_channels", "stack_channels"]
@@ -45,6 +47,7 @@ def open_era5(
     steps: Sequence[int] = (0, 1),
     halo: Any = 0,
     dtype: torch.dtype | None = torch.float32,
+    derived: Sequence[str] = (),
     **options: Any,
 ) -> scidata.ShardedDataset:
     """Open a latitude × longitude data set, cut so that no patch is split between two ranks.
@@ -62,6 +65,9 @@ def open_era5(
         Patch size of the model, in rows and columns.
     fields
         Names, in the order of the channels; default all fields that have both horizontal dimensions.
+    derived
+        What each sample has besides, computed from its times and place: names of :data:`pipelines.forcings.NAMES`. It
+        takes the place of ``transform``.
 
     Raises
     ------
@@ -80,6 +86,8 @@ def open_era5(
     rows, columns = probe.global_shape(names[0])[-2:]
     if min(rows, columns) < patch:
         raise ValueError(f"{path}: patch {patch} does not fit on a grid of {rows} x {columns}; choose a smaller one")
+    if derived:
+        options |= {"coords": True, "transform": partial(add_forcings, names=tuple(derived))}
     return scidata.open_dataset(
         path,
         mesh,
@@ -115,14 +123,17 @@ def stack_channels(sample: scidata.Sample) -> tuple[Tensor, Tensor]:
 
     Returns
     -------
-    Two tensors ``(B, C, H, W)``, laid out as the fields are; B is 1 for a sample.
+    Two tensors ``(B, C, H, W)``, laid out as the fields are; B is 1 for a sample. What is derived from times and place
+    follows in the inputs, and is not in the targets.
     """
     first, last = [], []
-    for name, field in sample.items():
+    for name in sorted(sample, key=NAMES.__contains__):
+        field = sample[name]
         batched = field if sample.dims[name][0] == "batch" else field.unsqueeze(0)
         with_levels = batched if batched.ndim == 5 else batched.unsqueeze(2)
         first.append(with_levels[:, 0])
-        last.append(with_levels[:, -1])
+        if name not in NAMES:
+            last.append(with_levels[:, -1])
     return torch.cat(first, dim=1), torch.cat(last, dim=1)
 
 
@@ -150,7 +161,7 @@ def normalisation(ds: scidata.ShardedDataset, num_samples: int = 8) -> tuple[Ten
     device = "cpu" if ds.mesh is None else ds.mesh.device_type  # where the mesh can add up
     moments = []
     for index in chosen:
-        x = stack_channels(ds[index].to(device))[0]
+        x = stack_channels(ds[index].to(device))[0][:, : len(channel_names(ds))]
         dtype, x = x.dtype, x.double()
         mean = x.mean(dim=(0, 2, 3), keepdim=True)
         moments.append((mean, (x - mean).square().mean(dim=(0, 2, 3), keepdim=True)))

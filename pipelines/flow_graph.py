@@ -140,17 +140,22 @@ def relative_positions(ds: scidata.IrregularDataset, data: Any) -> Tensor:
     return torch.cat([offset, offset.square().sum(dim=1, keepdim=True).sqrt()], dim=1)
 
 
-def edge_statistics(ds: scidata.IrregularDataset, num_samples: int = 8) -> tuple[Tensor, Tensor]:
+def edge_statistics(
+    ds: scidata.IrregularDataset, num_samples: int = 8, *, among: Sequence[int] | None = None
+) -> tuple[Tensor, Tensor]:
     """Compute mean and standard deviation of :func:`relative_positions` over a few samples. Collective.
 
-    All dp ranks read the same samples; the sums run over all edges, so every rank gets the same figures.
+    The samples are spread over all, or over those ``among`` which they are to be: the ones that are trained on. All dp
+    ranks read the same samples; the sums run over all edges, so every rank gets the same figures.
 
     Returns
     -------
     mean, std
         Plain tensors, float64, on the CPU.
     """
-    chosen = np.unique(np.linspace(0, len(ds) - 1, min(num_samples, len(ds))).round().astype(int)).tolist()
+    known = range(len(ds)) if among is None else among
+    places = np.linspace(0, len(known) - 1, min(num_samples, len(known))).round().astype(int)
+    chosen = [known[place] for place in np.unique(places)]
     device = "cpu" if ds.mesh is None else ds.mesh.device_type  # where the mesh can add up
     moments = []
     for index in chosen:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from scidata.core.trace import merge_traces as merge_traces
     from scidata.core.trace import trace as trace
     from scidata.data import metrics as metrics
+    from scidata.data.channels import Channels as Channels
     from scidata.data.collate import collate as collate
     from scidata.data.combine import CombinedDataset as CombinedDataset
     from scidata.data.combine import concat as concat
@@ -63,6 +64,7 @@ __version__ = "0.1.0"
 _NAMES = {
     "scidata.core.index_map": ("IndexMap",),
     "scidata.core.trace": ("merge_traces", "trace"),
+    "scidata.data.channels": ("Channels",),
     "scidata.data.collate": ("collate",),
     "scidata.data.combine": ("CombinedDataset", "concat", "mix", "subset"),
     "scidata.data.figures": ("Statistics",),

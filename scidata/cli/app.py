@@ -112,7 +112,7 @@ def plan(
 
         own = {"halo": halo or (), "ghosts": ghosts, "bounds": bounds or (), "kind": kind}
         refused = {"--shard": bool(shard), "--align": bool(align), "--periodic": bool(periodic)}
-        numbered = False if sample_dim == "none" else parse.parse_sample_dim(sample_dim)
+        numbered = parse.parse_sample_dim(sample_dim)
         plan_store(path, axis_sizes, common | own | {"sample_dim": numbered}, refused, output)
         return
     if kind in ("mesh", "graph"):
@@ -164,7 +164,7 @@ def stats(
         "fields": parse.parse_names(fields or ()) or None,
         "isel": parse.parse_isel(isel or ()),
         "sel": parse.parse_sel(sel or ()),
-        "sample_dim": False if sample_dim == "none" else parse.parse_sample_dim(sample_dim),
+        "sample_dim": parse.parse_sample_dim(sample_dim),
         "kind": kind,
         "allow_missing": allow_missing,
     }
@@ -216,7 +216,7 @@ def stage(
     axis_sizes = parse.parse_domain(domain)
     if names_store(path):
         cut = {"halo": halo or (), "ghosts": ghosts, "bounds": bounds or (), "weights": weights}
-        numbered = False if sample_dim == "none" else parse.parse_sample_dim(sample_dim)
+        numbered = parse.parse_sample_dim(sample_dim)
         selection = parse.parse_selection(fields=fields, dtype=dtype, steps=steps, isel=isel)
         refused = {"--shard": shard, "--align": align, "--periodic": periodic, "--allow-missing": allow_missing}
         run_stage_store(

@@ -68,9 +68,9 @@ def _by_dim(
 
 
 def parse_sample_dim(text: str | None, option: str = "--sample-dim") -> Any:
-    """``time`` or a position; ``trajectory,time`` as a tuple of them."""
-    if text is None:
-        return None
+    """``time`` or a position; ``trajectory,time`` as a tuple of them; ``none`` as False."""
+    if text is None or text == "none":
+        return None if text is None else False
     if not all(part.strip() for part in text.split(",")):
         raise usage_error(option, f"{text!r} is incomplete; accepted: a dimension, or several: trajectory,time.")
     dims = tuple(map(_dim, text.split(",")))

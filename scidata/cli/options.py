@@ -140,7 +140,7 @@ SampleDim = Annotated[
     _option(
         "DIM[,DIM]",
         "Dimension that numbers the samples, default the first that is not split; trajectory,time for the times of "
-        "each trajectory. Stores: none for samples as they were stored.",
+        "each trajectory. none: all is one sample; of stores, samples as they were stored.",
         _READ,
     ),
 ]

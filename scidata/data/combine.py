@@ -195,6 +195,11 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
         """Whether all data sets lie on disks of this machine."""
         return all(source.is_local for source in self._sources)
 
+    @property
+    def static_nbytes(self) -> int:
+        """Bytes of the fields that all samples of a data set share, of all data sets."""
+        return sum(source.static_nbytes for source in self._sources)
+
     def shared_reads(self, index: int) -> Sequence[Any]:
         """Return the blocks of decoded rows that a sample shares with others of its data set."""
         part, own = self.locate(index)

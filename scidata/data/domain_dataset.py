@@ -220,9 +220,13 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
         passes = {name: self.reader.field_pass(name, none, self._rank) for name in self.fields}
         made = object.__new__(type(self))
         made.__dict__.update(self.__dict__)
+        made._forget()
         found = scales_of({name: self.dims(name) for name in self.fields}, passes, stats, fields, method)
         made._scales, made._local_scales = found, {n: scale.local(self._local_rows(n)) for n, scale in found.items()}
         return made
+
+    def _forget(self) -> None:
+        """Let go of values that were kept as they are without normalising."""
 
     @property
     def normalising(self) -> Mapping[str, Scale]:

@@ -11,15 +11,19 @@ import numpy.typing as npt
 import torch
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
+from torch.utils.data import get_worker_info
 
 from scidata.core.checks import allocate
 from scidata.core.html import sizes
 from scidata.core.keywords import checked_keywords
 from scidata.core.types import BufferSpec, IntArray
+from scidata.data.channels import Channels, channels_of
 from scidata.data.domain_dataset import DomainDataset
 from scidata.data.local_transform import apply_locally
 from scidata.data.sample import Coordinate, Sample, TensorT
+from scidata.data.static_fields import StaticFields
 from scidata.errors import ConfigError, UnknownNameError, near_matches
+from scidata.grids.passes import plain_labels
 from scidata.grids.pool import BlockRead
 from scidata.grids.reader import GridReader
 from scidata.read.context import ReadStats
@@ -55,6 +59,16 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
         """Return the whole selected coordinate of a dimension, ``(size,)``, or None where it has none."""
         return self.reader.coordinate(dim)
 
+    @property
+    def static_fields(self) -> tuple[str, ...]:
+        """Names of the fields that are the same in all samples, such as orography: they have no sample dimension."""
+        return self.reader.static_fields
+
+    @property
+    def static_nbytes(self) -> int:
+        """Bytes of this rank's part of them, which are read once and kept, not read with each sample."""
+        return self._static.nbytes
+
     def blocks(self) -> npt.NDArray[np.int64]:
         """Return which samples share chunks that have to be decoded: ``(len(self),)`` int64, a number for each block.
 
@@ -77,7 +91,7 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
         return f"ShardedDataset({self._path!r}, {len(self)} samples, {shapes})"
 
     def _described(self) -> tuple[str, dict[str, Any], Sequence[str], Sequence[Sequence[Any]]]:
-        reader, partition, specs = self.reader, self.reader.partition, self.buffer_specs()
+        reader, partition, specs = self.reader, self.reader.partition, self._specs
         cut = "; ".join(
             f"{dim} over {axis}: {list(map(int, np.diff(partition.bounds[dim])))[:16]}"
             for dim, axis in partition.axis_of_dim.items()
@@ -138,6 +152,21 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
     def _path(self) -> str:
         return str(getattr(self.reader.sources[0], "pinned_path", self.reader.paths[0]))
 
+    # -- channels ------------------------------------------------------------------------------------------------
+
+    @checked_keywords
+    def channels(self, fields: Sequence[str] | str | None = None, *, dims: Sequence[str] | None = None) -> Channels:
+        """Say which channels of one tensor the fields of a sample are: see :meth:`Sample.channels`; reads no values."""
+        every = {name: self.dims(name) for name in self.fields}
+        return channels_of(every, {name: self.global_shape(name) for name in every}, fields, dims, self.labels_of)
+
+    def labels_of(self, name: str, dim: str) -> Sequence[Any] | None:
+        """Return the labels of a field's rows along one of its dims: the offsets of its steps, or the coordinate."""
+        reader = self.reader
+        if dim == reader.sample_dim:
+            return reader.field_steps.of(name) if name in self.fields else None
+        return plain_labels(reader.series, reader.partition, dim) if dim in reader.partition.sizes else None
+
     # -- coordinates ---------------------------------------------------------------------------------------------
 
     def space_coords(self, device: torch.device) -> dict[str, Coordinate]:
@@ -167,16 +196,38 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
     # -- reading -------------------------------------------------------------------------------------------------
 
     def buffer_specs(self) -> dict[str, BufferSpec]:
-        """Return shape and dtype of this rank's part of each field, halo included; the same for every sample."""
-        return dict(self._specs)
+        """Return shape and dtype of this rank's part of the fields of a sample, halo included; the same for every one.
+
+        Without :attr:`static_fields`, which :meth:`assemble` adds, unless there is a ``local_transform``, which may
+        change them.
+        """
+        return {name: spec for name, spec in self._specs.items() if name not in self._static.specs}
 
     @cached_property
     def _specs(self) -> dict[str, BufferSpec]:  # asked for with every sample
         return self.reader.buffer_specs(self._coordinate)
 
+    @cached_property
+    def _static(self) -> StaticFields:
+        names = self.static_fields if self.local_transform is None else ()
+        return StaticFields({name: self._specs[name] for name in names}, self._read_static, self._cast)
+
+    def _read_static(self, out: Mapping[str, npt.NDArray[Any]]) -> ReadStats:
+        stats = self.reader.read_into(0, out, self._coordinate, once=True)
+        self._normalise_locally(out)
+        return stats
+
+    def _forget(self) -> None:
+        self.__dict__.pop("_static", None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__getstate__().items() if name != "_static"}
+
     def read_into(self, index: int, out: Mapping[str, npt.NDArray[Any]]) -> ReadStats:
         """Read this rank's part into buffers shaped as :meth:`buffer_specs`. Thread-safe, no collectives."""
         stats = self.reader.read_into(index, out, self._coordinate)
+        if get_worker_info() is None:  # its parent adds static fields
+            stats += self._static.read()
         self._normalise_locally(out)
         apply_locally(self.local_transform, out)
         return stats
@@ -187,13 +238,15 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
         }
 
     def read_local(self, index: int) -> dict[str, torch.Tensor]:
-        """Read this rank's part, halo included, as plain tensors."""
+        """Read this rank's part, halo included, as plain tensors; of static fields, those that all samples share."""
         buffers = {
             name: allocate(f"{self.reader.paths[0]}: field {name!r}", spec.shape, spec.dtype)
             for name, spec in self.buffer_specs().items()
         }
         self.read_into(index, buffers)
-        return {name: torch.from_numpy(buffer) for name, buffer in buffers.items()}
+        found = {name: torch.from_numpy(buffer) for name, buffer in buffers.items()}
+        found |= self._static.on(torch.device("cpu"))
+        return {name: found[name] for name in self.fields}
 
     def assemble(
         self,
@@ -207,7 +260,8 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
         Parameters
         ----------
         local
-            A tensor for each field, shaped as :meth:`buffer_specs`; with a batch dim 0 before it if ``batched``.
+            A tensor for each field, shaped as :meth:`buffer_specs`; with a batch dim 0 before it if ``batched``. Static
+            fields are added where all others are there, on their device: views of one tensor, expanded over a batch.
         batched
             Default: found from the number of dims.
 
@@ -217,27 +271,32 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
             Called in a worker process, or with tensors that do not have this rank's shapes.
         """
         self._check_attached()
-        specs = self.buffer_specs()
         tensors: dict[str, TensorT] = {}
-        dims: dict[str, tuple[str, ...]] = {}
+        lead: tuple[int, ...] = ()
         for name, tensor in local.items():
-            if name not in specs:
-                raise UnknownNameError(f"assemble: no field {name!r}{near_matches(name, specs)}")
-            expected = specs[name].shape
-            lead = tensor.ndim - len(expected)
-            has_batch = lead == 1 if batched is None else batched
-            if lead != int(has_batch) or tuple(tensor.shape[lead:]) != expected:
+            if name not in self._specs:
+                raise UnknownNameError(f"assemble: no field {name!r}{near_matches(name, self._specs)}")
+            expected = self._specs[name].shape
+            num_lead = tensor.ndim - len(expected)
+            has_batch = num_lead == 1 if batched is None else batched
+            if num_lead != int(has_batch) or tuple(tensor.shape[num_lead:]) != expected:
                 raise ConfigError(
                     f"assemble: field {name!r} has shape {tuple(tensor.shape)}, but this rank's part is {expected}"
                     + (" after the batch dim" if has_batch else "")
                 )
-            tensors[name] = self._wrap(name, self._cast(tensor), has_batch)  # type: ignore[assignment]  # as the mesh is
-            dims[name] = (("batch",) if has_batch else ()) + self.reader.dims(name)
+            lead = tensor.shape[:num_lead]
+            tensors[name] = self._wrap(name, self._cast(tensor), lead)
+        lacking = [name for name in self._static.specs if name not in local]
+        if lacking and local and all(name in local for name in self._specs if name not in lacking):  # not of a part
+            found = self._static.on(next(iter(local.values())).device)
+            tensors |= {name: self._wrap(name, found[name].expand(*lead, *found[name].shape), lead) for name in lacking}
+        tensors = {name: tensors[name] for name in self.fields if name in tensors}
+        dims = {name: ("batch",) * len(lead) + self.reader.dims(name) for name in tensors}
         return Sample(tensors, dims=dims, index=index, origin=self)
 
-    def _wrap(self, name: str, tensor: torch.Tensor, has_batch: bool) -> torch.Tensor:
-        lead = tensor.shape[: int(has_batch)]
-        return self._sharded(tensor, self.reader.dims(name), (*lead, *self.reader.global_shape(name)))
+    def _wrap(self, name: str, tensor: torch.Tensor, lead: tuple[int, ...]) -> TensorT:
+        shape = (*lead, *self.reader.global_shape(name))
+        return self._sharded(tensor, self.reader.dims(name), shape)  # type: ignore[return-value]  # as the mesh is
 
     def _sharded(self, tensor: torch.Tensor, dims: tuple[str, ...], global_shape: tuple[int, ...]) -> torch.Tensor:
         """Make a ShardTensor of this rank's part of what has these dims, after a batch dim where there is one."""

@@ -159,14 +159,16 @@ def open_dataset(
     mesh
         From :func:`scidata.init_mesh` or ``init_device_mesh``. None reads whole samples as plain tensors.
     fields
-        Names of arrays; default all that lie on the grid of the largest one. A field without a sharded dimension is
-        replicated.
+        Names of arrays; default all that lie on the grid of the largest one, of those with time if there are any. A
+        field without a sharded dimension is replicated; one without the sample dimension is read once, and all samples
+        share its tensor.
     kind
         ``"grid"``, ``"mesh"``, ``"points"`` or ``"graph"``; default detected. Meshes and graphs need a store. Raw
         points are read in the order of their files, each of which is a sample; ghosts need a store.
     sample_dim
-        Dimension that numbers the samples; default the first that is not sharded. Several, the last one of steps:
-        ``("trajectory", "time")`` gives the times of each trajectory, and windows of ``steps`` stay inside it. Stores:
+        Dimension that numbers the samples; default the first that is not sharded, but time where that is one of levels,
+        or of members of an ensemble. Several, the last one of steps: ``("trajectory", "time")``, or ``("member",
+        "time")``, gives the times of each, and windows of ``steps`` stay inside it. False: all is one sample. Stores:
         default the one whose name says time (or ``"sample"``, of fields from several files), where fields that are
         read have one: then every time of every stored sample is a sample, and fields without time are in each. False:
         stored samples whole.
@@ -218,7 +220,8 @@ def open_dataset(
     local_transform
         Called with the tensors of this rank's part by name, halo and ghosts included, where they are read: in a
         reader thread, in the loop's (small samples), or in a worker process (then it must pickle). Returns, by name,
-        those that it changes; shapes and dtypes stay. No rank sees the others' rows.
+        those that it changes; shapes and dtypes stay. No rank sees the others' rows. Fields that samples share are then
+        read with each sample, too.
     dp
         Name of the mesh's data-parallel axis.
     allow_missing

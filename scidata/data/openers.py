@@ -107,6 +107,8 @@ def open_grid(
     )  # fmt: skip
     if several := [name for name in reader.left_out if len(reader.sources[0].arrays[name].shape) > 1]:
         warnings.warn(f"{reader.paths[0]}: {left_out_text(several, reader.reference)}", stacklevel=4)
+    if reader.taken_text:
+        warnings.warn(f"{reader.paths[0]}: {reader.taken_text}", stacklevel=4)
     for text in reader.gap_texts:
         warnings.warn(text, stacklevel=4)
     return ShardedDataset(reader, mesh, axes, dp_axis=dp_axis, has_coords=what.coords, **what.wrapping)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -11,6 +11,7 @@ from typing_extensions import TypeVar  # with defaults, before Python 3.13
 
 from scidata.core.checks import check_mapping
 from scidata.core.html import card, sizes
+from scidata.data.channels import Channels, channels_of
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 
 #: Of fields: ``ShardTensor`` where the data set has a mesh with a domain, else plain.
@@ -128,7 +129,8 @@ class Sample(Mapping[str, TensorT]):
 
         Numbers are tensors ``(rows,)`` on the fields' device, of a sharded dim a ShardTensor with the fields' bounds
         and halo. Times are NumPy's ``datetime64`` (objects of cftime in other calendars). Those of the sample's own
-        dims have its steps: ``()`` for one, ``(steps,)`` for several, after ``(batch,)`` in a batch.
+        dims have its steps: ``()`` for one, ``(steps,)`` for several, after ``(batch,)`` in a batch. Where fields have
+        other steps, ``coords["time"]`` has those of any of them, ascending, and ``coords["u_time"]`` those of ``u``.
 
         Raises
         ------
@@ -154,6 +156,54 @@ class Sample(Mapping[str, TensorT]):
             values = np.stack([each[dim] for each in own]) if isinstance(self.index, list) else own[0][dim]
             found[dim] = torch.from_numpy(values).to(device) if values.dtype.kind in "iuf" else values
         return found
+
+    def channels(self, fields: Sequence[str] | str | None = None, *, dims: Sequence[str] | None = None) -> Channels:
+        """Say which channels of one tensor fields of different rank are: surface fields, levels, steps.
+
+        Parameters
+        ----------
+        fields
+            Those to stack, in this order; default all.
+        dims
+            The dims that all of them end with, and keep; default the last two that all have, but for time, or the last
+            one where that numbers cells. All others become channels.
+
+        Raises
+        ------
+        UnknownNameError, ConfigError
+            No such field; fields that do not all end with the dims to keep.
+        """
+        batch = {name: int(own[:1] == ("batch",)) for name, own in self.dims.items()}
+        labels = getattr(self.members[0][0], "labels_of", None) if self.members else None
+        return channels_of(
+            {name: own[batch[name] :] for name, own in self.dims.items()},
+            {name: tuple(tensor.shape)[batch[name] :] for name, tensor in self.items()},
+            fields,
+            dims,
+            labels or (lambda name, dim: None),
+        )
+
+    def stack(self, fields: Sequence[str] | str | None = None, *, dims: Sequence[str] | None = None) -> TensorT:
+        """Return fields of different rank as channels of one tensor, ``(channel, lat, lon)``; of a batch, after it.
+
+        What of it is which field: :meth:`channels`, with the same arguments, which also takes it apart again. Of
+        ShardTensors a ShardTensor, with the halo that was read; no communication.
+
+        Raises
+        ------
+        UnknownNameError, ConfigError
+            As of :meth:`channels`.
+
+        Examples
+        --------
+        >>> from scidata.testing import make_grid
+        >>> _ = make_grid("era5.zarr", num_times=4, num_lat=7, num_lon=8)
+        >>> ds = scidata.open_dataset("era5.zarr", fields=["t", "u"], steps={"u": (-1, 0)}, isel={"level": 2})
+        >>> x = ds[1].stack()  # of t (latitude, longitude) and u (time, latitude, longitude)
+        >>> tuple(x.shape), ds.channels().names
+        ((3, 7, 8), ('t', 'u[time=-1]', 'u[time=0]'))
+        """
+        return self.channels(fields, dims=dims).stack(self)
 
     def shown_dims(self) -> Mapping[str, tuple[str, ...]]:
         """Return the names of dims that mean the same in all fields."""

@@ -90,6 +90,11 @@ class Source:
         """Whether samples come from disks of this machine, as far as the data set tells."""
         return bool(getattr(self.dataset, "is_local", False))
 
+    @property
+    def static_nbytes(self) -> int:
+        """Bytes of the fields that all samples share, of grids."""
+        return int(getattr(self.dataset, "static_nbytes", 0))
+
     def set_epoch(self, epoch: int) -> None:
         """Tell the data set which epoch comes next, where it wants to know."""
         if "set_epoch" in self._abilities:

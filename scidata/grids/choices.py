@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -21,10 +22,15 @@ from scidata.errors import (
 )
 from scidata.grids.partition import resolve_dim
 from scidata.read.whole import array_of, read_array
-from scidata.sources.cf import decoding_of
-from scidata.sources.kinds import TENSOR_KINDS, data_fields, numbers_cells
+from scidata.sources.cf import decoding_of, named_as, role_of
+from scidata.sources.kinds import TENSOR_KINDS, data_fields, dim_roles, numbers_cells
 
-#: As a user names it: a dimension, several, or none.
+_MEMBERS = re.compile(r"(ensemble_?|ens_?)?(members?|numbers?|realizations?|ens|ensembles?)(_?id)?", re.IGNORECASE)
+
+#: Latitudes and longitudes of curvilinear grids, where no attribute says so: XLAT, TLONG, nav_lat, geolon_c, lat_rho.
+_HORIZONTAL = re.compile(r"(nav_|geo|grid_)?[a-z]?(lat|lon)(g|itude|gitude)?(_\w+)?", re.IGNORECASE)
+
+#: As a user names it: a dimension, several, none (False), or as is the default (None).
 SampleDim: TypeAlias = str | int | Sequence[str | int] | None
 
 
@@ -157,12 +163,22 @@ def chosen_fields(source: Source, fields: Sequence[str] | str | None) -> list[st
 def reference_of(source: Source, names: Sequence[str]) -> ArrayLayout:
     """Return the field whose grid a sample is given on: the largest; of a staggered grid, one of the cells' centres.
 
-    WRF names the dimensions of faces ``…_stag``.
+    WRF names the dimensions of faces ``…_stag``. One that is without time gives way to those on its cells that are not:
+    soil types of nine layers, beside fewer times.
     """
     layouts = [array_of(source, name) for name in names]
     most = max(len(layout.dims) for layout in layouts)
     centres = [x for x in layouts if len(x.dims) == most and not any(dim.endswith("_stag") for dim in x.dims)]
-    return max(centres or layouts, key=lambda layout: layout.nbytes)
+    largest = max(centres or layouts, key=lambda layout: layout.nbytes)
+    roles = dim_roles(source, list(dict.fromkeys(dim for layout in layouts for dim in layout.dims)))
+    cells = _cells_of(largest, roles)
+    timed = [x for x in layouts if "T" in map(roles.get, x.dims) and cells and cells <= set(x.dims)]
+    return largest if largest in timed or not timed else max(timed, key=lambda layout: layout.nbytes)
+
+
+def _cells_of(layout: ArrayLayout, roles: Mapping[str, str]) -> set[str]:
+    """Return the dimensions of a field that are known to be horizontal, or to number cells."""
+    return {d for d in layout.dims if roles.get(d) in ("Y", "X")} or set(filter(numbers_cells, layout.dims))
 
 
 def all_dims_of(source: Source, names: Sequence[str], reference: ArrayLayout) -> list[str]:
@@ -180,7 +196,17 @@ def choose_sample_dim(
     all_dims: Sequence[str],
     roles: Mapping[str, str],
 ) -> tuple[str, ...]:
-    """Return the dimensions that number the samples: as asked, else the first that is not sharded; or none."""
+    """Return the dimensions that number the samples: as asked, else the first that is not sharded; or none.
+
+    Time, where the first is one of levels, or of the members of an ensemble.
+
+    Raises
+    ------
+    ConfigError
+        The first is one of levels, and none is time: a field without time is no series of samples.
+    """
+    if asked is False:
+        return ()
     if asked is not None:
         several = list(asked) if isinstance(asked, Sequence) and not isinstance(asked, str) else [asked]
         dims = tuple([resolve_dim(dim, all_dims, "sample_dim") for dim in several])
@@ -189,13 +215,21 @@ def choose_sample_dim(
         return dims
     if split is None:
         # without a word: dims with a horizontal role are space, or those of cells, or else the last two but time
-        space = [d for d in reference.dims if roles.get(d) in ("Y", "X")]
-        space = space or [d for d in reference.dims if numbers_cells(d)]
-        space = space or [d for d in reference.dims[-2:] if roles.get(d) != "T"]
+        space = _cells_of(reference, roles) or {d for d in reference.dims[-2:] if roles.get(d) != "T"}
         free = [d for d in reference.dims if d not in space]
     else:
         free = [d for d in reference.dims if d not in split]
-    return tuple(free[:1])
+    if not free or not (roles.get(free[0]) == "Z" or _MEMBERS.fullmatch(free[0])):
+        return tuple(free[:1])
+    times = [d for d in free if roles.get(d) == "T"]  # members, and levels, are parts of a sample
+    if not times and roles.get(free[0]) == "Z":
+        dim = free[0]
+        raise ConfigError(
+            f"{reference.store}: what is a sample? {reference.name!r} has dims {', '.join(reference.dims)}: {dim!r} is "
+            f"vertical, and nothing is known to be time. Say so with sample_dim=: {dim!r} takes each {dim} for a "
+            "sample, False (--sample-dim none) all for one"
+        )
+    return tuple(times[:1] or free[:1])
 
 
 def agreeing_fields(source: Source, names: Sequence[str], reference: ArrayLayout) -> list[str]:
@@ -213,6 +247,24 @@ def left_out_text(names: Sequence[str], reference: str) -> str:
     """Say which fields a data set leaves out, since they lie on another grid."""
     shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     return f"{shown}: not on the grid of {reference}, left out unless named with fields"
+
+
+def taken_text(source: Source, fields: Sequence[str], reference: ArrayLayout) -> str:
+    """Say which arrays on the grid are no fields, since others name them as coordinates: an ``ens`` of each cell, say.
+
+    Those of times, levels, latitudes or longitudes, which are coordinates by their own word too, need none.
+    """
+    taken = [
+        x.name
+        for x in source.arrays.values()
+        if len(x.dims) > 1 and set(x.dims) <= set(reference.dims) and x.name not in fields
+        if x.dtype.kind in TENSOR_KINDS and role_of(x) is None and named_as(x, source.arrays) == "coordinates"
+        if not _HORIZONTAL.fullmatch(x.name.rpartition("/")[2])
+    ]
+    if not taken:
+        return ""
+    shown = ", ".join(taken[:8]) + (f" and {len(taken) - 8} more" if len(taken) > 8 else "")
+    return f"{shown}: a coordinate by the attribute 'coordinates' of others, left out unless named with fields"
 
 
 def sizes_of(layouts: Iterable[ArrayLayout]) -> dict[str, int]:

@@ -15,6 +15,7 @@ from scidata.core.types import ArrayLayout, Source
 from scidata.errors import ConfigError, UnknownNameError, visible
 from scidata.grids.partition import GridPartition, per_dim, resolve_dim, selected_rows
 from scidata.grids.series import Series
+from scidata.grids.steps import FieldSteps
 from scidata.read.whole import read_array
 from scidata.sources.cf import decoding_of, is_time
 from scidata.sources.text import read_text_along
@@ -41,14 +42,21 @@ class Labels:
         values = self._of(dim)
         return None if values is None else values[rows_of(self._partition.segments(dim, coordinate))]
 
-    def of_sample(self, rows: Sequence[int], steps: Sequence[int]) -> dict[str, npt.NDArray[Any]]:
-        """Return those of a sample's rows by dimension: ``()`` of a single step, ``(steps,)`` of several."""
+    def of_sample(self, rows: Sequence[int], steps: FieldSteps) -> dict[str, npt.NDArray[Any]]:
+        """Return those of a sample's rows by dimension: ``()`` of a single step, ``(steps,)`` of several.
+
+        Where fields have other steps, also those of each: ``"u_time"`` of a field ``u``.
+        """
         found = {}
+        sample_dim = self._series.sample_dim
         for dim, places in self._series.places_of(rows).items():
             values = self._of(dim)
             if values is not None:
-                several = dim == self._series.sample_dim and len(steps) > 1
+                several = dim == sample_dim and len(steps.every) > 1
                 found[dim] = np.asarray(values[places if several else places[0]])
+        for name in steps.by_field if sample_dim in found else ():
+            own = steps.places(name)
+            found[f"{name}_{sample_dim}"] = np.asarray(found[str(sample_dim)][own if len(own) > 1 else own[0]])
         return found
 
 

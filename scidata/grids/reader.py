@@ -32,6 +32,7 @@ from scidata.grids.choices import (
     reference_of,
     row_weights,
     sizes_of,
+    taken_text,
 )
 from scidata.grids.fingerprint import fingerprint_of
 from scidata.grids.gaps import rows_of_samples, without_missing
@@ -134,9 +135,10 @@ class GridReader:
         split = [resolve_dim(d, all_dims, "shard") for d in shard] if shard is not None else None
         sample_dims = choose_sample_dim(reference, split, sample_dim, all_dims, dim_roles(head, reference.dims))
         self.sample_dims, self.sample_dim = sample_dims, sample_dims[-1] if sample_dims else None
-        every = names
+        every, self.taken_text = names, ""
         if fields is None:
             names = agreeing_fields(head, names, reference)
+            self.taken_text = taken_text(head, every, reference)
         self.fields = tuple(names)
         self.reference, self.left_out = reference.name, tuple(name for name in every if name not in names)
         self._series = Series(
@@ -248,8 +250,11 @@ class GridReader:
         return values[rows_of(self.partition.selected[dim])]
 
     def sample_labels(self, index: int) -> dict[str, npt.NDArray[Any]]:
-        """Return the labels of one sample along each of its dimensions: ``()`` of a single step, ``(steps,)`` else."""
-        return self.labels.of_sample(self.sample_rows.of(self._number(index)), self.steps)
+        """Return the labels of one sample along each of its dimensions: ``()`` of a single step, ``(steps,)`` else.
+
+        Of fields that have other steps, ``"u_time"``, too.
+        """
+        return self.labels.of_sample(self.sample_rows.of(self._number(index)), self.field_steps)
 
     def fingerprint(self) -> str:
         """Return a digest of what decides the samples: see :mod:`scidata.grids.fingerprint`."""
@@ -266,6 +271,12 @@ class GridReader:
         """
         part = self.part_of(coordinate)
         return self.pool.sizes.bytes_of_sample(part), self.pool.sizes.bytes_of_block(part)
+
+    @functools.cached_property
+    def static_fields(self) -> tuple[str, ...]:
+        """The fields that are the same in all samples: those without any of the dimensions that number them."""
+        numbers = set(self.sample_dims)
+        return tuple(name for name in self.fields if numbers and not numbers & set(self._fields[name].source_dims))
 
     def buffer_specs(self, coordinate: Mapping[str, int]) -> dict[str, BufferSpec]:
         """Return shape and dtype of each field's local part with halo, for the rank at ``coordinate``."""
@@ -397,11 +408,16 @@ class GridReader:
 
     # -- reading -------------------------------------------------------------------------------------------------
 
-    def read_into(self, index: int, out: Mapping[str, npt.NDArray[Any]], coordinate: Mapping[str, int]) -> ReadStats:
-        """Read one rank's part of a sample into buffers as :meth:`buffer_specs`, or some of them. Thread-safe."""
+    def read_into(
+        self, index: int, out: Mapping[str, npt.NDArray[Any]], coordinate: Mapping[str, int], *, once: bool = False
+    ) -> ReadStats:
+        """Read one rank's part of a sample into buffers as :meth:`buffer_specs`, or some of them. Thread-safe.
+
+        ``once``: what is the same in other samples is not kept in memory for them; the caller keeps it.
+        """
         part, pool, remote = self.part_of(coordinate), self.pool, self._is_remote
         places = self._places_of(index)
-        fixed = pool.fixed_of(part, out)
+        fixed = () if once else pool.fixed_of(part, out)
         shared = pool.fields_of(part, places, out)
         kept = pool.kept.fields_of(part, out, shared + fixed)
         stats = ReadStats()

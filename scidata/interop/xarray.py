@@ -35,22 +35,22 @@ def dataset_of(
     xarray = optional_module("xarray", "to_xarray makes an xarray.Dataset", "xarray")
     arrays = {name: _owned(tensor) for name, tensor in fields.items()}
     named = [pair for name, values in arrays.items() for pair in zip(dims[name], values.shape, strict=True)]
-    sizes = dict(named)
-    twice = {dim for dim, size in named if sizes[dim] != size}  # names that files without names give: dim_0, dim_1
+    first = dict(reversed(named))
+    twice = {dim for dim, size in named if first[dim] != size}  # names that files without names give: dim_0, dim_1
+    own = {(name, dim): f"{name}_{dim}" for name in arrays for dim in dims[name]}
+    own = {key: text for key, text in own.items() if key[1] in twice or text in coords}  # as fields with other steps
+    shown_dims = {name: tuple(own.get((name, dim), dim) for dim in dims[name]) for name in arrays}
     variables = {
-        name: (
-            tuple(f"{name}_{dim}" if dim in twice else dim for dim in dims[name]),
-            values,
-            _plain(attributes.get(name, {}), _PACKING | _STORAGE),
-        )
+        name: (shown_dims[name], values, _plain(attributes.get(name, {}), _PACKING | _STORAGE))
         for name, values in arrays.items()
     }
+    sizes = {dim: n for name, values in arrays.items() for dim, n in zip(shown_dims[name], values.shape, strict=True)}
     shown = {}
     for dim, coordinate in coords.items():
         values = coordinate if isinstance(coordinate, np.ndarray) else _owned(coordinate)
         has_rows = dim in sizes
         along = ("batch",) * (values.ndim - has_rows) + (dim,) * has_rows
-        if all(sizes.get(d) == n for d, n in zip(along, values.shape, strict=True)):
+        if len(set(along)) == values.ndim and all(sizes.get(d) == n for d, n in zip(along, values.shape, strict=True)):
             name = dim if len(along) < 2 else f"{dim}_of_sample"  # xarray has no such coordinate of the dim's own name
             shown[name] = along, values, _plain(attributes.get(dim, {}), _PACKING | _STORAGE | _said_by(values))
     return xarray.Dataset(variables, coords=shown)

@@ -474,4 +474,5 @@ class DataLoader(torch.utils.data.DataLoader[BatchT]):
 
     def stats(self) -> LoaderStats:
         """Return counts and times of what was handed out so far, over all iterators: a dict that prints as a table."""
-        return LoaderStats(self._stats, queue_capacity=self.prefetch_factor or 0)
+        static = self._source.static_nbytes
+        return LoaderStats(self._stats, queue_capacity=self.prefetch_factor or 0, bytes_static=static)

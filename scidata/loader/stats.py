@@ -59,6 +59,7 @@ class LoaderStats(dict[str, float]):
     ============================ ===================================================================================
     ``batches``, ``samples``     handed out
     ``bytes``                    in the batches: what was wanted
+    ``bytes_static``             of fields that are the same in all samples, which were read once and are kept beside
     ``bytes_fetched``            read from the store
     ``bytes_decoded``            that came out of decoding; raw data counts as well
     ``num_reads``                ranged reads
@@ -74,8 +75,9 @@ class LoaderStats(dict[str, float]):
     ============================ ===================================================================================
     """
 
-    def __init__(self, counts: PrefetchStats, *, queue_capacity: int) -> None:
+    def __init__(self, counts: PrefetchStats, *, queue_capacity: int, bytes_static: int = 0) -> None:
         super().__init__({f.name: getattr(counts, f.name) for f in fields(counts) if f.name not in _INTERNAL})
+        self["bytes_static"] = bytes_static
         self["queue_depth"] = _per(counts.num_ready, counts.batches)
         self.queue_capacity = queue_capacity
 

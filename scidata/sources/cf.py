@@ -245,14 +245,17 @@ def is_coordinate(layout: ArrayLayout, arrays: Mapping[str, ArrayLayout]) -> boo
     It is one-dimensional and named like its dimension, or an array of its group names it in ``coordinates`` or
     ``bounds``.
     """
+    return layout.dims == (layout.name.rpartition("/")[2],) or named_as(layout, arrays) is not None
+
+
+def named_as(layout: ArrayLayout, arrays: Mapping[str, ArrayLayout]) -> str | None:
+    """Return by which attribute an array of its group names it, ``coordinates`` or ``bounds``; None where none does."""
     group, _, base = layout.name.rpartition("/")
-    if layout.dims == (base,):
-        return True
     for name, other in arrays.items():
         if name.rpartition("/")[0] != group and group:
             continue
         for key in ("coordinates", "bounds"):
             text = other.attributes.get(key)
             if isinstance(text, str) and (base in text.split() or layout.name in text.split()):
-                return True
-    return False
+                return key
+    return None

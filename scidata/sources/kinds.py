@@ -30,7 +30,9 @@ TENSOR_KINDS = "biufc"  # NumPy kinds that torch has: not times, strings or reco
 #: Dimensions that have no variable of their own, by model: WRF, ROMS, NEMO and CICE, POP, MOM6, MITgcm, FV3, CMIP6.
 _ROWS = re.compile(r"(south_north|eta_(rho|u|v|psi)|nj|j|nlat|y[hqcg]|grid_yt?|jpj|lat_\d+)(_stag)?", re.IGNORECASE)
 _COLUMNS = re.compile(r"(west_east|xi_(rho|u|v|psi)|ni|i|nlon|x[hqcg]|grid_xt?|jpi|lon_\d+)(_stag)?", re.IGNORECASE)
-_LEVELS = re.compile(r"(bottom_top|soil_layers|s_(rho|w)|nz|z_[lti]|pfull|phalf|deptht)(_stag)?", re.IGNORECASE)
+_LEVELS = re.compile(
+    r"(bottom_top|(soil_?)?(layer|level)s?|s_(rho|w)|nz|z_[lti]|pfull|phalf|deptht)(_stag)?", re.IGNORECASE
+)
 _NUMBERED = re.compile(r"\d")
 #: How the reason ends where a file has fields of a mesh, and not the mesh.
 ELSEWHERE = "the topology is in another file"

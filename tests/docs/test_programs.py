@@ -20,8 +20,8 @@ NOT_RUN = "python -m pipelines.era5_grid convert"
 
 
 def shown(program: Path) -> list[str]:
-    """The indented lines of the docstring."""
-    text = ast.get_docstring(ast.parse(program.read_text(encoding="utf-8"))) or ""
+    """The indented lines of the docstring, continued ones as one."""
+    text = (ast.get_docstring(ast.parse(program.read_text(encoding="utf-8"))) or "").replace("\\\n", "")
     return [line.strip() for line in text.splitlines() if line.startswith("    ")]
 
 

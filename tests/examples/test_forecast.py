@@ -2,44 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import io
-import sys
+import json
 from pathlib import Path
 from typing import Any
 
+import netCDF4
 import numpy as np
 import pytest
 import xarray as xr
+import zarr
 
-from pipelines import era5_grid
-from scidata.testing import run_ranks
+from pipelines import era5_grid, ugrid_mesh
+from scidata import metrics
+from tests.examples._scripts import on_ranks_of
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 TINY = ("--dim", "8", "--depth", "2", "--heads", "2", "--patch", "4", "--device", "cpu", "--dtype", "float64")
 LEADS = 3
-
-
-def _rank(rank: int, num_ranks: int, script: str, args: tuple[Any, ...]) -> tuple[int, str]:
-    """Run a script of the examples in this process; return its exit code and what it printed."""
-    spec = importlib.util.spec_from_file_location(script, EXAMPLES / f"{script}.py")
-    assert spec
-    assert spec.loader
-    sys.modules[script] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-        try:
-            code = module.main([*TINY, *map(str, args)])
-        except SystemExit as e:
-            code = e.code
-    return code, output.getvalue()
-
-
-def on_ranks(num_ranks: int, script: str, *args: Any) -> tuple[int, str]:
-    found: tuple[int, str] = run_ranks(_rank, num_ranks, script, args, timeout=150)[0]
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +28,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert (
         era5_grid.main(["make", str(path / "era5.zarr"), "--times", "9", "--shape", "25", "16", "--levels", "2"]) == 0
     )
-    code, output = on_ranks(2, "train_vit", "--data", path / "era5.zarr", "--domain", "2", "--out", path / "runs")
+    args = ("--data", path / "era5.zarr", "--domain", "2", "--max-steps", 8)
+    code, output = on_ranks_of("train_vit", 2, *TINY, *args, "--out", path / "runs")
     assert code == 0, output
-    (path / "scores1").write_text(forecast(path, 1, 1)[1])
+    (path / "scores1").write_text(forecast(path, 1, 1, "--scores", path / "one.json")[1])
     return path
 
 
@@ -59,7 +39,15 @@ def forecast(path: Path, num_ranks: int, domain: int, *more: Any) -> tuple[int, 
     checkpoint = max((path / "runs").glob("step_*"))
     out = path / f"forecast{num_ranks}{domain}.zarr"
     args = ("--data", path / "era5.zarr", "--checkpoint", checkpoint, "--leads", LEADS, "--forecast", out)
-    return on_ranks(num_ranks, "forecast", *args, "--domain", domain, *more)
+    return on_ranks_of("forecast", num_ranks, *args, "--device", "cpu", "--domain", domain, *more)
+
+
+def assert_same_scores(found: Path, expected: Path) -> None:
+    ours, theirs = (json.loads(path.read_text()) for path in (found, expected))
+    assert ours.keys() == theirs.keys()
+    for kind, leads in theirs.items():
+        for lead, scores in enumerate(leads):
+            assert ours[kind][lead] == pytest.approx(scores, rel=1e-12), (kind, lead)
 
 
 def scores_of(output: str) -> dict[tuple[str, str], list[float]]:
@@ -71,20 +59,92 @@ def scores_of(output: str) -> dict[tuple[str, str], list[float]]:
     return found
 
 
-@pytest.mark.parametrize(("num_ranks", "domain"), [(2, 2), (2, 1), (3, 3)])
-def test_the_same_on_any_number_of_ranks(folder: Path, num_ranks: int, domain: int) -> None:
-    code, output = forecast(folder, num_ranks, domain, "--plot", folder / "scores.png")
+@pytest.mark.parametrize(("num_ranks", "domain", "more"), [(4, 2, ()), (3, 1, ()), (4, 2, ("--tp", 2))], ids=str)
+def test_the_same_on_any_number_of_ranks(folder: Path, num_ranks: int, domain: int, more: tuple[Any, ...]) -> None:
+    args = ("--plot", folder / "scores.png", "--scores", folder / "scores.json", "--overwrite")
+    code, output = forecast(folder, num_ranks, domain, *more, *args)
     assert code == 0, output
-    expected, found = scores_of((folder / "scores1").read_text()), scores_of(output)
-    assert found.keys() == expected.keys()
-    for key, values in expected.items():
-        assert found[key] == pytest.approx(values, rel=1e-5)  # as printed
+    assert_same_scores(folder / "scores.json", folder / "one.json")
     ours = xr.open_dataset(folder / f"forecast{num_ranks}{domain}.zarr")
     whole = xr.open_dataset(folder / "forecast11.zarr")
     for name, field in whole.items():
         assert field.dims[:2] == ("time", "lead")
         np.testing.assert_allclose(ours[name].values, field.values, rtol=2e-6)  # stored in float32
     assert (folder / "scores.png").stat().st_size > 1000
+
+
+def test_forcings_are_those_of_each_time(tmp_path: Path) -> None:
+    """What a forcing is at the second time changes the second step from the first time, and not the first step."""
+    data = str(tmp_path / "era5.zarr")
+    era5_grid.make(data, num_times=5, num_levels=2, shape=(25, 16))
+    fields = ("--fields", "v", "surface_pressure", "--forcings", "u", "--derived", "insolation")
+    code, output = on_ranks_of(
+        "train_vit", 1, *TINY, "--data", data, *fields, "--max-steps", 2, "--out", tmp_path / "runs"
+    )
+    assert code == 0, output
+    found = []
+    for name, ranks in (("before", 1), ("after", 2)):
+        args = ("--data", data, "--checkpoint", tmp_path / "runs" / "step_00000002", "--leads", 3, "--domain", ranks)
+        code, output = on_ranks_of("forecast", ranks, *args, "--forecast", tmp_path / f"{name}.nc", "--device", "cpu")
+        assert code == 0, output
+        found.append(xr.open_dataset(tmp_path / f"{name}.nc", decode_timedelta=True).load())
+        zarr.open_group(data, mode="r+")["u"][1] += 5
+    before, after = found
+    assert set(before.data_vars) == {"v", "surface_pressure"}
+    difference = abs(after.v - before.v).isel(time=0).max(("level", "latitude", "longitude")).values
+    scale = float(abs(before.v).max())
+    assert difference[0] < 1e-6 * scale
+    assert (difference[1:] > 1e-4 * scale).all()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch_geometric") is None, reason="torch_geometric is not installed")
+def test_of_meshes(tmp_path: Path) -> None:
+    """Written onto the mesh of its file, with a forcing that changes with time; equal to NumPy's scores."""
+    source, store = str(tmp_path / "waves.nc"), str(tmp_path / "waves.store")
+    ugrid_mesh.make(source, num_nodes=150, num_times=7)
+    with netCDF4.Dataset(source, "a") as file:
+        wind = file.createVariable("wind", "f8", ("time", "node"))
+        wind.mesh, wind.location = "mesh", "node"
+        wind[:] = np.random.default_rng(0).normal(size=(7, 150))
+    ugrid_mesh.convert([source], store)
+    tiny = ("--dim", 8, "--depth", 2, "--device", "cpu", "--dtype", "float64", "--next", "--domain", 2)
+    fields = ("--inputs", "wind", "height", "--targets", "height")
+    code, output = on_ranks_of(
+        "train_gnn", 2, *tiny, *fields, "--data", store, "--max-steps", 3, "--out", tmp_path / "runs"
+    )
+    assert code == 0, output
+    args = ("--data", store, "--checkpoint", tmp_path / "runs" / "step_00000003", "--leads", LEADS, "--device", "cpu")
+    args += ("--topology", source)
+    whole, truth = None, xr.open_dataset(source)["height"].values
+    for num_ranks, domain in ((1, 1), (4, 2)):
+        out, scores = tmp_path / f"{num_ranks}{domain}.nc", tmp_path / f"{num_ranks}.json"
+        code, output = on_ranks_of(
+            "forecast", num_ranks, *args, "--domain", domain, "--forecast", out, "--scores", scores
+        )
+        assert code == 0, output
+        found = xr.open_dataset(out)
+        assert {"face_nodes", "lon", "lat", "depth"} <= set(found.variables)
+        whole = found if whole is None else whole
+        np.testing.assert_allclose(found["height"].values, whole["height"].values, rtol=1e-12)
+        assert_same_scores(scores, tmp_path / "1.json")
+        made = json.loads(scores.read_text())
+        for lead in range(LEADS):
+            later = truth[lead + 1 : lead + 5]
+            said = {"model": found["height"].values[:, lead], "persistence": truth[:4], "climatology": truth.mean(0)}
+            for kind, fields_of_kind in said.items():
+                rmse = np.sqrt(((fields_of_kind - later) ** 2).mean())
+                assert made[kind][lead]["height"] == pytest.approx(rmse, rel=1e-10), (kind, lead)
+
+    with netCDF4.Dataset(source, "a") as file:  # what a forecast is not to know of
+        file["height"][1:] += 1
+    ugrid_mesh.convert([source], str(tmp_path / "other.store"))
+    args = ("--data", tmp_path / "other.store", *args[2:], "--forecast", tmp_path / "other.nc")
+    code, output = on_ranks_of("forecast", 1, *args)
+    assert code == 0, output
+    found = xr.open_dataset(tmp_path / "other.nc")
+    assert whole is not None
+    np.testing.assert_array_equal(found["height"].values[0], whole["height"].values[0])
+    assert (found["height"].values[1] != whole["height"].values[1]).all()
 
 
 def test_scores_are_what_xarray_says(folder: Path) -> None:
@@ -116,9 +176,29 @@ def test_what_is_there_is_not_written_over(folder: Path) -> None:
     assert scores_of(output) == scores_of((folder / "scores1").read_text())
 
 
+def test_only_times_that_are_chosen(folder: Path) -> None:
+    out, scores = folder / "late.zarr", folder / "late.json"
+    code, output = forecast(folder, 1, 1, "--sel", "2000-01-02:", "--forecast", out, "--scores", scores)
+    assert code == 0, output
+    late = xr.open_dataset(out, decode_timedelta=True)
+    assert late["time"].values.tolist() == xr.open_dataset(folder / "forecast11.zarr")["time"].values[4:].tolist()
+    truth = xr.open_dataset(folder / "era5.zarr", consolidated=False).isel(latitude=slice(0, 24)).astype("f8")
+    usual, area = truth["v"].isel(time=slice(4)).mean("time"), metrics.latitude_weights(truth.latitude.values).numpy()
+    error = ((usual - truth["v"].isel(time=slice(5, 7))) ** 2).mean(("time", "level", "longitude")).values
+    found = json.loads(scores.read_text())["climatology"][0]["v"]
+    assert found == pytest.approx(np.sqrt((error * area).mean()), rel=1e-10)
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
-    [(("--leads", 20), "the data have 9 times"), (("--checkpoint", "nowhere"), "no complete checkpoint there")],
+    [
+        (("--leads", 20), "the data have 9 times"),
+        (("--checkpoint", "nowhere"), "no complete checkpoint there"),
+        (("--sel", "2000-01-02T12:2000-01-02T18"), "no 3 steps are inside"),
+        (("--sel", "2000"), "--sel 2000: give FIRST:LAST"),
+        (("--overwrite", "--again"), "give one of them"),
+        (("--domian", 2), "did you mean --domain"),
+    ],
 )
 def test_mistakes(folder: Path, args: tuple[Any, ...], said: str) -> None:
     code, output = forecast(folder, 1, 1, *args)

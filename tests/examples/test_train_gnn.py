@@ -1,14 +1,10 @@
-"""The graph network example, run as a user runs it: by torchrun, and alone."""
+"""The graph network example; test_train_vit.py runs what both share as a user does, by torchrun and alone."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import io
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,9 +15,9 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 import scidata
 from pipelines import flow_graph, ugrid_mesh
 from scidata.testing import run_ranks
+from tests.examples._scripts import module_of, on_ranks_of
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "examples" / "train_gnn.py"
 DATA = ROOT.parent / "shared" / "data"
 TINY = ("--dim", "8", "--depth", "2", "--device", "cpu")
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_", "OMPI_")
@@ -31,36 +27,14 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def launch(num_ranks: int, *args: object) -> subprocess.CompletedProcess[str]:
-    """Run the script under torchrun, outside any other launcher."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER)}
-    env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
-    command = [*torchrun, str(SCRIPT), *TINY, *map(str, args)]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=150, check=False)
-
-
 def main(*args: object) -> int:
     """Run the script in this process."""
-    if "train_gnn" not in sys.modules:
-        spec = importlib.util.spec_from_file_location("train_gnn", SCRIPT)
-        assert spec
-        assert spec.loader
-        sys.modules["train_gnn"] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules["train_gnn"])
-    return sys.modules["train_gnn"].main([*TINY, *map(str, args)])
-
-
-def _rank(rank: int, num_ranks: int, args: tuple[object, ...]) -> tuple[int, str]:
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-        code = main(*args)
-    return code, output.getvalue()
+    return module_of("train_gnn").main([*TINY, *map(str, args)])
 
 
 def on_ranks(num_ranks: int, *args: object) -> tuple[int, str]:
     """Run the script on ranks of the fork server, which start faster than torchrun's; return what rank 0 did."""
-    return run_ranks(_rank, num_ranks, args, timeout=120)[0]
+    return on_ranks_of("train_gnn", num_ranks, *TINY, *args)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +51,7 @@ def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
     whole = checkpoint.parent / f"{checkpoint.name}.pt"
     dcp_to_torch_save(str(checkpoint), str(whole))
     state = torch.load(whole, weights_only=False)
-    return state["model"] | {"progress": state["progress"]}
+    return state["model"] | {"progress": state["progress"][:3]}
 
 
 # -- gradients of one process --------------------------------------------------------------------------------------
@@ -126,6 +100,25 @@ def test_check_on_real_meshes(
     assert_equal_to_one_process(code, output, "1 dp x 2 domain")
 
 
+@pytest.fixture(scope="module")
+def waves(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Seven times on one mesh."""
+    folder = tmp_path_factory.mktemp("waves")
+    ugrid_mesh.make(str(folder / "waves.nc"), num_nodes=150, num_times=7)
+    ugrid_mesh.convert([str(folder / "waves.nc")], str(folder / "waves.store"))
+    return str(folder / "waves.store")
+
+
+NEXT = ("--next", "--inputs", "height", "--targets", "height")
+
+
+@pytest.mark.parametrize("way", [(), ("--khop",)], ids=["exchange", "khop"])
+def test_loss_and_gradients_of_the_time_after_are_those_of_one_process(waves: str, way: tuple[str, ...]) -> None:
+    args = (*NEXT, "--domain", 2, "--batch-size", 2, "--dtype", "float64", "--check", *way)
+    code, output = on_ranks(4, "--data", waves, *args)
+    assert_equal_to_one_process(code, output, "2 dp x 2 domain")
+
+
 def _without_gradient_average(rank: int, num_ranks: int, args: tuple[object, ...]) -> int:
     scidata.parallelize = lambda model, mesh, **_: model
     return main(*args)
@@ -144,9 +137,9 @@ SIX_STEPS = ("--epochs", 2, "--dtype", "float64", "--log-every", 1)  # 2 epochs 
 def uninterrupted(flows: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train two epochs on two dp ranks."""
     out = tmp_path_factory.mktemp("run")
-    done = launch(2, "--data", flows, *SIX_STEPS, "--save-every", 4, "--out", out)
-    assert done.returncode == 0, done.stderr
-    assert re.findall(r"^step (\d) loss", done.stderr, re.MULTILINE) == list("123456")
+    code, output = on_ranks(2, "--data", flows, *SIX_STEPS, "--save-every", 4, "--out", out)
+    assert code == 0, output
+    assert re.findall(r"^step (\d) loss", output, re.MULTILINE) == list("123456")
     return out
 
 
@@ -185,8 +178,27 @@ def test_training_on_a_domain_learns(flows: str, tmp_path: Path) -> None:
     assert sum(losses[-6:]) < 0.8 * sum(losses[:6])  # the last epoch against the first: the same samples
 
 
+def _validate(rank: int, num_ranks: int, args: tuple[object, ...], domains: list[int]) -> list[list[float]]:
+    module = module_of("train_gnn")
+    found = []
+    for domain in domains:
+        training = module.Training(module.arguments([*TINY, *map(str, args), "--domain", str(domain)])[1])
+        training.prepare()
+        found.append([training.validate()[name] for name in ("loss", "velocity", "pressure")])
+    return found
+
+
+def test_validation_is_that_of_one_process(flows: str) -> None:
+    """Two of six meshes are held out: one of three dp ranks has none."""
+    args = ("--data", flows, "--dtype", "float64", "--val-fraction", 0.34)
+    expected = run_ranks(_validate, 1, args, [1])[0][0]
+    for over_dp, over_domain in run_ranks(_validate, 3, args, [1, 3]):
+        assert over_dp == expected
+        assert over_domain == pytest.approx(expected, rel=1e-12)
+
+
 def test_mixed_precision_on_a_domain(flows: str, tmp_path: Path) -> None:
-    args = ("--domain", 2, "--amp", "--max-steps", 1, "--log-every", 1, "--out", tmp_path)
+    args = ("--domain", 2, "--amp", "fp16", "--max-steps", 1, "--log-every", 1, "--out", tmp_path)
     code, output = on_ranks(2, "--data", flows, *args)
     assert code == 0, output
     assert re.search(r"^step 1 loss \d", output, re.MULTILINE)
@@ -205,6 +217,8 @@ def test_mixed_precision_on_a_domain(flows: str, tmp_path: Path) -> None:
         (["--resume", "nowhere"], "no complete checkpoint there"),
         (["--dtype", "float16"], "invalid choice"),
         (["--inputs", "presure"], "'pressure'"),
+        (["--next", "--targets", "pressure"], "name all --targets among --inputs"),
+        (["--next", "--inputs", "pressure", "--targets", "pressure"], "no field that is read has a time"),
         (["--domain", "2"], "domain"),
         (["--data", "absent.store"], "absent.store"),
     ],

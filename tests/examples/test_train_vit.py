@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
-import io
+import json
 import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +17,13 @@ import torch
 import torch.distributed as dist
 import xarray as xr
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import scidata
 from pipelines import era5_grid
+from pipelines.forcings import NAMES
 from scidata.testing import run_ranks
+from tests.examples._scripts import lines_of, module_of, on_ranks_of
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "train_vit.py"
@@ -38,27 +41,19 @@ def launch(num_ranks: int, *args: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=150, check=False)
 
 
+def example() -> Any:
+    """Load the script as a module."""
+    return module_of("train_vit")
+
+
 def main(*args: object) -> int:
     """Run the script in this process."""
-    if "train_vit" not in sys.modules:
-        spec = importlib.util.spec_from_file_location("train_vit", SCRIPT)
-        assert spec
-        assert spec.loader
-        sys.modules["train_vit"] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules["train_vit"])
-    return sys.modules["train_vit"].main([*TINY, *map(str, args)])
-
-
-def _rank(rank: int, num_ranks: int, args: tuple[object, ...]) -> tuple[int, str]:
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-        code = main(*args)
-    return code, output.getvalue()
+    return example().main([*TINY, *map(str, args)])
 
 
 def on_ranks(num_ranks: int, *args: object) -> tuple[int, str]:
     """Run the script on ranks of the fork server, which start faster than torchrun's; return what rank 0 did."""
-    return run_ranks(_rank, num_ranks, args)[0]
+    return on_ranks_of("train_vit", num_ranks, *TINY, *args)
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +71,17 @@ def differences(output: str) -> tuple[float, float]:
     return float(found[1]), float(found[2])
 
 
-def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
-    """Read a checkpoint's model and progress, in one process."""
+def whole_of(checkpoint: Path) -> Path:
+    """Write a checkpoint as one file."""
     whole = checkpoint.parent / f"{checkpoint.name}.pt"
     dcp_to_torch_save(str(checkpoint), str(whole))
-    state = torch.load(whole, weights_only=False)
-    return state["model"] | {"progress": state["progress"]}
+    return whole
+
+
+def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """Read a checkpoint's model and progress, in one process."""
+    state = torch.load(whole_of(checkpoint), weights_only=False)
+    return state["model"] | {"progress": state["progress"][:3]}
 
 
 # -- gradients of one process --------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def test_check_of_fsdp_on_two_domains_of_two(era5: str) -> None:
 
 
 def test_check_on_domain_x_tp(era5: str) -> None:
-    args = ("--domain", 2, "--tp", 2, "--patch", 8, "--dtype", "float64", "--check")
+    args = ("--domain", 2, "--tp", 2, "--patch", 8, "--dtype", "float64", "--check", "--derived", *NAMES)
     code, output = on_ranks(4, "--data", era5, *args)
     assert_equal_to_one_process(code, output, "1 dp x 2 domain x 2 tp")
 
@@ -198,18 +198,253 @@ def assert_last_two_steps(uninterrupted: Path, resumed: Path, output: str) -> No
         torch.testing.assert_close(found[name], expected[name], rtol=0, atol=1e-7 * moved, msg=name)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_mixed_precision_with_clipping_on_a_domain(era5: str, tmp_path: Path, strategy: str) -> None:
-    args = ("--patch", 8, "--domain", 2, "--amp", "--clip", 1, "--max-steps", 2, "--log-every", 1, "--out", tmp_path)
-    args += ("--strategy", strategy)
+@pytest.mark.parametrize(("strategy", "amp"), [("ddp", "bf16"), ("fsdp", "fp16")])
+def test_mixed_precision_with_clipping_on_a_domain(era5: str, tmp_path: Path, strategy: str, amp: str) -> None:
+    args = ("--patch", 8, "--domain", 2, "--clip", 1, "--max-steps", 2, "--log-every", 1, "--out", tmp_path)
+    args += ("--strategy", strategy, "--amp", amp)
     code, output = on_ranks(2, "--data", era5, *args)
     assert code == 0, output
     losses = [float(x) for x in re.findall(r"^step \d loss (\S+)", output, re.MULTILINE)]
     assert len(losses) == 2
     assert all(0 < loss < 10 for loss in losses)  # of fields in standard deviations
+    scales = [line.get("loss scale") for line in lines_of(tmp_path, "train")]
+    assert scales == ([65536] * 2 if amp == "fp16" else [None] * 2)
     assert all(
         w.dtype == torch.float32 for name, w in weights(tmp_path / "step_00000002").items() if name != "progress"
     )
+
+
+# -- mixed precision, accumulation and other ranks ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("num_ranks", "more"), [(2, ("--strategy", "fsdp")), (2, ("--tp", 2, "--batch-size", 2))])
+def test_resuming_with_other_kernels_goes_on_as_if_never_interrupted(
+    era5: str, uninterrupted: Path, tmp_path: Path, num_ranks: int, more: tuple[object, ...]
+) -> None:
+    """A checkpoint of a fused optimizer: FSDP's DTensors have it too; under --tp they are mixed with plain tensors."""
+    start = uninterrupted / "step_00000004"
+    code, output = on_ranks(num_ranks, "--data", era5, *SIX_STEPS, *more, "--out", tmp_path, "--resume", start)
+    assert code == 0, output
+    assert_last_two_steps(uninterrupted, tmp_path, output)
+
+
+def test_accumulated_batches_are_one(era5: str, uninterrupted: Path, tmp_path: Path) -> None:
+    """One rank that takes two samples one after another, and an epoch whose last step has fewer."""
+    args = ("--data", era5, *SIX_STEPS)
+    code, output = on_ranks(1, *args, "--accumulate", 2, "--out", tmp_path / "two")
+    assert code == 0, output
+    whole, found = (weights(path / "step_00000006") for path in (uninterrupted, tmp_path / "two"))
+    for name, expected in whole.items():
+        torch.testing.assert_close(found[name], expected, rtol=0, atol=1e-9, msg=name)
+    still = ("--data", era5, *SIX_STEPS[2:], "--patch", 4, "--lr", 1e-30)
+    found = {}
+    sizes = (("pairs", 1, ("--batch-size", 2)), ("four", 1, ("--batch-size", 4)), ("ones", 2, ("--accumulate", 2)))
+    for name, ranks, size in sizes:
+        code, output = on_ranks(ranks, *still, *size, "--epochs", 1, "--out", tmp_path / name)
+        assert code == 0, output
+        found[name] = [(line["loss"], line["gradient norm"]) for line in lines_of(tmp_path / name, "train")]
+    assert [len(lines) for lines in found.values()] == [3, 2, 2]
+    for ones, four in zip(found["ones"], found["four"], strict=True):
+        assert ones == pytest.approx(four, rel=1e-12)
+    # the two samples that are left weigh as two do: Adam would not notice a gradient half as long, clipping does
+    assert found["four"][-1] == pytest.approx(found["pairs"][-1], rel=1e-12)
+
+
+def test_resuming_another_model_says_what_differs(
+    era5: str, uninterrupted: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main("--data", era5, "--patch", 8, "--resume", uninterrupted / "step_00000004")
+    assert stop.value.code == 2
+    assert "was trained with --patch 4, and this has 8" in capsys.readouterr().err
+
+
+def _overflow(rank: int, num_ranks: int) -> list[Any]:
+    """Step a model of DTensors and plain tensors whose gradient overflows on rank 1 alone, then on none."""
+    module_of("trainer")
+    from trainer_parts import Precision, adamw, part_of
+
+    mesh = scidata.init_mesh(dp=1, domain=1, extra={"tp": num_ranks}, device="cpu")
+    model = torch.nn.Sequential(torch.nn.Linear(4, 6, bias=False), torch.nn.Linear(6, 4, bias=False))
+    torch.nn.init.constant_(model[0].weight, 1.0)
+    torch.nn.init.constant_(model[1].weight, 1.0)
+    parallelize_module(model, mesh["tp"], {"0": ColwiseParallel()})
+    precision, optimizer = Precision("fp16", torch.device("cpu")), adamw(model.parameters(), 0.1, 0.0)
+    found: list[Any] = []
+    for worst in (torch.inf, 3.0):
+        for p in model.parameters():
+            p.grad = torch.full_like(p, 4.0)
+        precision.scaler.scale(torch.ones(()))  # as for the loss
+        scale = precision.scale
+        for p in model.parameters():
+            part_of(p.grad).mul_(scale)
+        if rank == 1:
+            part_of(model[0].weight.grad)[0, 0] = worst * scale
+        norm = precision.step(optimizer, 1.0).item()
+        weights = [part_of(p.detach()).flatten()[0].item() for p in model.parameters()]
+        found.append([scale, precision.scale, norm, weights])
+    return found
+
+
+def test_an_overflow_on_one_rank_makes_all_skip_the_step() -> None:
+    for (before, after, _, weights), (scale, same, norm, moved) in run_ranks(_overflow, 2):
+        assert (before, after) == (65536, 32768)
+        assert weights == [1.0, 1.0]
+        assert scale == same == 32768
+        assert norm == pytest.approx((47 * 16 + 9) ** 0.5)  # of the whole model's gradient, unscaled
+        assert moved == pytest.approx([0.9, 0.9], abs=1e-6)
+
+
+def _overflow_in_domain(rank: int, num_ranks: int, args: tuple[object, ...]) -> tuple[int, float]:
+    """Train with a gradient that overflows in the first step, on domain rank 1 alone; return the first weight."""
+    module = example()
+    make = module.Training.make_model
+    kept = []
+
+    def make_model(self: Any) -> torch.nn.Module:
+        model = make(self)
+        kept.append(model.head.weight)
+        if rank == 1:
+            times = iter([torch.inf, 1.0, 1.0])
+            model.head.weight.register_hook(lambda grad: grad * next(times))
+        return model
+
+    module.Training.make_model = make_model
+    code = main(*args)
+    return code, kept[0][0, 0].item()
+
+
+def test_an_overflow_on_one_domain_rank_makes_all_skip_the_step(era5: str, tmp_path: Path) -> None:
+    args = ("--data", era5, "--patch", 8, "--domain", 2, "--amp", "fp16", "--max-steps", 3, "--log-every", 1)
+    (code, weight), (_, other) = run_ranks(_overflow_in_domain, 2, (*args, "--save-every", 1, "--out", tmp_path))
+    assert code == 0
+    assert weight == other
+    assert np.isfinite(weight)
+    assert [line["loss scale"] for line in lines_of(tmp_path, "train")] == [32768] * 3
+    first, second = (weights(tmp_path / f"step_0000000{n}")["head.weight"] for n in (1, 2))
+    assert not torch.equal(first, second)
+    torch.manual_seed(0)
+    grid = (24, 16)
+    untouched = example().ViT(7, 7, grid, 8, dim=8, depth=2, heads=2).head.weight
+    assert torch.equal(first, untouched)
+
+
+# -- speed ---------------------------------------------------------------------------------------------------------
+
+
+def test_all_of_an_epoch_is_timed(era5: str, tmp_path: Path) -> None:
+    """Six steps: the figure is for all of them, and not for the last."""
+    args = ("--patch", 8, "--epochs", 2, "--save-every", 2, "--out", tmp_path)
+    began = time.monotonic()
+    run_ranks(_slowly, 1, ("--data", era5, *args))
+    for line in lines_of(tmp_path, "speed"):
+        assert 6 * PAUSE <= line["seconds"] < time.monotonic() - began
+        assert line["samples/s"] == pytest.approx(6 / line["seconds"])
+
+
+PAUSE = 0.05
+
+
+def _slowly(rank: int, num_ranks: int, args: tuple[object, ...]) -> None:
+    """Train with a loss that takes its time."""
+    module = example()
+    loss = module.Training.loss
+
+    def slow(*args: Any) -> Any:
+        time.sleep(PAUSE)
+        return loss(*args)
+
+    module.Training.loss = slow
+    assert main(*args) == 0
+
+
+# -- validation ----------------------------------------------------------------------------------------------------
+
+
+def _validate(rank: int, num_ranks: int, layouts: list[tuple[object, ...]]) -> list[tuple[dict[str, float], ...]]:
+    """Score a model that predicts no change, and one as it is drawn, in several layouts of the ranks."""
+    module = example()
+    found = []
+    for args in layouts:
+        training = module.Training(module.arguments([*TINY, *map(str, args)])[1])
+        training.prepare()
+        drawn = training.validate()
+        for weight in (training.model.head.weight, training.model.head.bias):
+            torch.nn.init.zeros_(part_of(weight.detach()))
+        found.append((training.validate(), drawn))
+    return found
+
+
+def part_of(weight: Any) -> torch.Tensor:
+    """What this rank holds of what FSDP has spread."""
+    return weight.to_local() if hasattr(weight, "to_local") else weight
+
+
+def test_validation_is_that_of_one_process(era5: str) -> None:
+    """Two samples: over three dp ranks one has none. Bit for bit where the model's own rounding does not enter."""
+    args = ("--data", era5, "--patch", 4, "--dtype", "float64", "--val-fraction", 0.34)
+    still, drawn = run_ranks(_validate, 1, [args])[0][0]
+    assert set(still) == {"loss", "temperature", "u", "v", "surface_pressure"}
+    assert still != drawn
+    for num_ranks, layouts in (
+        (2, [("--strategy", "fsdp")]),
+        (3, [("--domain", 1), ("--domain", 3)]),
+        (4, [("--domain", 2)]),
+    ):
+        for found in run_ranks(_validate, num_ranks, [(*args, *layout) for layout in layouts]):
+            for layout, (unmoved, other) in zip(layouts, found, strict=True):
+                assert unmoved == still, (num_ranks, layout)
+                is_split = layout in (("--domain", 2), ("--domain", 3))
+                assert other == (pytest.approx(drawn, rel=1e-12) if is_split else drawn), (num_ranks, layout)
+
+
+def test_validation_scores_are_what_numpy_says(era5: str) -> None:
+    args = ("--data", era5, "--patch", 4, "--dtype", "float64", "--val-sel", "2000-01-02T06:", "--fields", "v", "u")
+    found = run_ranks(_validate, 1, [args])[0][0][0]
+    data = xr.open_dataset(era5, consolidated=False).isel(latitude=slice(24)).astype("f8")
+    area = scidata.metrics.latitude_weights(data.latitude.values).numpy()[:, None]
+    trained = data.isel(time=slice(0, 5))  # what held-out samples see is not in the normalisation
+    parts = []
+    for name in ("u", "v"):
+        error = data[name][6].values - data[name][5].values
+        assert found[name] == pytest.approx(np.sqrt((error**2 * area).mean()), rel=1e-12)
+        parts.append((error / trained[name].std(("time", "latitude", "longitude")).values[:, None, None]) ** 2)
+    assert found["loss"] == pytest.approx(np.mean(parts), rel=1e-12)
+
+
+def test_the_best_is_kept(era5: str, tmp_path: Path) -> None:
+    args = ("--patch", 8, "--epochs", 4, "--lr", 1, "--val-fraction", 0.34, "--validate-every", 2, "--out", tmp_path)
+    code, output = on_ranks(1, "--data", era5, *args)
+    assert code == 0, output
+    losses = {line["step"]: line["loss"] for line in lines_of(tmp_path, "validation")}
+    assert list(losses) == [2, 4, 6, 8, 10, 12]
+    state = torch.load(whole_of(tmp_path / "best"), weights_only=False)
+    assert state["progress"][0] == min(losses, key=lambda step: losses[step])
+    assert state["progress"][3] == min(losses.values())
+    run = json.loads((tmp_path / "best" / "run.json").read_text())
+    assert run["script"] == "train_vit"
+    assert run["options"]["patch"] == 8
+
+
+def _split(rank: int, num_ranks: int, args: list[str]) -> tuple[list[int], list[int]]:
+    module = example()
+    training = module.Training(module.arguments(args)[1])
+    return training.train_samples, training.val_samples
+
+
+@pytest.mark.parametrize(
+    ("given", "train", "held"),
+    [
+        (("--val-fraction", "0.2"), [0, 1, 2, 3], [5]),  # 4 would be trained to predict where 5 begins
+        (("--val-sel", "2000-01-01T12:2000-01-01T18"), [0, 4, 5], [2]),
+        (("--val-sel", ":2000-01-01"), [4, 5], [0, 1, 2]),  # 00 to 18 h, the day's end included
+        (("--val-sel", "2000-01-02:"), [0, 1, 2], [4, 5]),
+    ],
+)
+def test_no_time_is_both_trained_on_and_held_out(
+    era5: str, given: tuple[str, ...], train: list[int], held: list[int]
+) -> None:
+    assert run_ranks(_split, 1, [*TINY, "--data", era5, "--patch", "4", *given])[0] == (train, held)
 
 
 # -- bad arguments -------------------------------------------------------------------------------------------------
@@ -224,6 +459,13 @@ def test_mixed_precision_with_clipping_on_a_domain(era5: str, tmp_path: Path, st
         (["--warmup", "1.5"], "--warmup is a part of the training"),
         (["--resume", "nowhere"], "no complete checkpoint there"),
         (["--dtype", "float16"], "invalid choice"),
+        (["--amp", "fp61"], "(choose from"),
+        (["--domian", "2"], "unrecognized arguments: --domian 2; did you mean --domain"),
+        (["--val-fraction", "1"], "--val-fraction is a part of the samples"),
+        (["--val-sel", "2016"], "give FIRST:LAST"),
+        (["--validate-every", "3"], "needs samples that are held out"),
+        (["--derived", "sun"], "(choose from"),
+        (["--forcings", "u"], "say which other fields are predicted"),
     ],
 )
 def test_bad_arguments_exit_with_2(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -240,6 +482,10 @@ def test_bad_arguments_exit_with_2(args: list[str], message: str, capsys: pytest
         (["--patch", "64"], "patch 64 does not fit on a grid of 25 x 16"),
         (["--domain", "2"], "domain"),
         (["--data", "absent.zarr"], "absent.zarr"),
+        (["--stats", "absent.json"], "absent.json"),
+        (["--val-sel", "1999:1999"], "no sample is inside; they are from 2000-01-01T00"),
+        (["--val-sel", "2000:"], "nothing is left to train on"),
+        (["--val-sel", "2000:yesterday"], "'yesterday' is no"),
     ],
 )
 def test_arguments_that_do_not_fit_exit_with_2(

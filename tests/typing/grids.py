@@ -54,6 +54,19 @@ plain = scidata.open_dataset("era5.zarr", kind="grid", transform=lambda sample: 
 assert_type(plain[0], Sample)
 assert_type(plain[0]["u"], Tensor)
 
+windows = scidata.open_dataset(
+    "era5.zarr", mesh, kind="grid", steps={"u": (-1, 0, 1), "*": [0]}, gaps="error", sample_dim=("member", "time")
+)
+assert_type(windows.static_fields, tuple[str, ...])
+whole = scidata.open_dataset("soil.nc", kind="grid", sample_dim=False, gaps="allow")
+assert_type(whole[0].stack(), Tensor)
+channels = windows.channels(["u", "t2m"])
+assert_type(channels, scidata.Channels)
+assert_type(channels.names, tuple[str, ...])
+assert_type(channels.stack(windows[0]), ShardTensor)
+assert_type(windows[0].stack(["u"], dims=("lat", "lon")), ShardTensor)
+assert_type(channels.unstack(torch.zeros(4, 6, 7)), dict[str, Tensor])
+
 sampler = scidata.DistributedSampler(ds, mesh, shuffle="blocks", seed=1, drop_last=True)
 loader = scidata.DataLoader(
     ds,

@@ -10,6 +10,8 @@ scidata.open_dataset("a.zarr", halos=2)  # error
 scidata.open_dataset("a.zarr", mesh, kind="grid", halo="two")  # error
 ds[0].to_pyg()  # error
 scidata.open_dataset("a.zarr", kind="grid")[0]["u"].local_with_halo()  # error
+scidata.open_dataset("a.zarr", kind="grid", gaps="jump")  # error
+scidata.open_dataset("a.zarr", kind="grid", steps={"u": 1})  # error
 scidata.DataLoader(ds, batch_size="2")  # error
 scidata.DataLoader(ds, num_worker=2)  # error
 scidata.DataLoader([1, 2])  # error

@@ -8,9 +8,11 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from scidata.core.bounds import rows_of
 from scidata.core.types import ArrayLayout, Source
 from scidata.errors import SciDataError, UnsupportedFormatError
 from scidata.grids.choices import left_out_text
+from scidata.grids.gaps import find_gaps
 from scidata.grids.reader import GridReader
 from scidata.meshes.formats.meshio import open_any
 from scidata.sources.cf import role_of
@@ -102,6 +104,8 @@ def inspect_store(path: str | Sequence[str]) -> StoreReport:
             warnings += _layout_warnings(source, sorted(fields), sample_dim, shard_dim)
         if reader and reader.left_out:
             warnings.append(left_out_text(reader.left_out, reader.reference))
+        if reader:
+            warnings += filter(None, (reader.taken_text, *reader.gap_texts, _gaps(reader)))
         return StoreReport(
             paths=paths,
             format=source.format,
@@ -197,6 +201,14 @@ def _default_reader(paths: Sequence[str]) -> tuple[GridReader | None, str | None
     except (SciDataError, OSError) as e:
         what = "cannot be opened as one data set" if len(paths) == 1 else "the files are not one data set"
         return None, f"{what}: {e}"
+
+
+def _gaps(reader: GridReader) -> str:
+    """Say where times do not follow each other, which matters to windows of steps alone."""
+    if reader.sample_dim is None:
+        return ""
+    found = find_gaps(reader.series, rows_of(reader.partition.selected[reader.sample_dim]))
+    return f"{found.text}; {found.remedy}" if found is not None else ""
 
 
 def _layout_warnings(

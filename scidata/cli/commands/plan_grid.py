@@ -104,6 +104,7 @@ def describe(plan: DomainPlan, *, path: str, dp: int | None) -> dict[str, Any]:
         "path": public_text(path),
         "files": len(reader.paths),
         "fields": list(reader.fields),
+        "static_fields": list(reader.static_fields),
         "global_shape": {name: list(reader.global_shape(name)) for name in reader.fields},
         "sample_dim": reader.sample_dim if len(reader.sample_dims) < 2 else list(reader.sample_dims),
         "num_samples": reader.num_samples,
@@ -186,7 +187,13 @@ def plan_domain(
         )
         if max(layout.chunk_nbytes for layout in shared) < _SMALL_CHUNK:
             notes["node"] += "; chunks are small, and handing them over may take more CPU time than decoding them again"
-    notes |= {f"gaps {k}": text for k, text in enumerate(reader.gap_texts)}
+    if static := reader.static_fields:
+        nbytes = max(sum(reader.buffer_specs(place)[name].nbytes for name in static) for place in places_of)
+        notes["static"] = (
+            f"{', '.join(static)}: the same in all samples; read once and kept, up to {nbytes:_} bytes a rank, "
+            "not read with each sample"
+        )
+    notes |= {f"gaps {k}": text for k, text in enumerate(filter(None, (reader.taken_text, *reader.gap_texts)))}
     if wide := _wide_halos(reader):
         notes["halo"] = wide
     block_bytes = max(reader.block_bytes(place)[1] for place in places_of)

@@ -233,3 +233,15 @@ def test_the_date_line_and_the_poles_are_no_borders_on_a_sphere(make):
     assert halo(xyz, make(lonlat), 8) < 0.2
     with pytest.raises(ConfigError, match="longitude and latitude"):
         order_hilbert(xyz, on_sphere=True)
+
+
+@pytest.mark.parametrize("step", [15, 5])
+def test_the_poles_of_a_grid_are_no_reason_for_another_order(step: int) -> None:
+    """A row of a grid at a pole is one place, of as many points as there are longitudes, which rounding keeps apart."""
+    lon, lat = np.meshgrid(np.arange(0, 360, step), np.arange(90, -91, -step))
+    points = np.stack([lon.ravel(), lat.ravel()], axis=1).astype(np.float64)
+    order, notes = order_hilbert(points, on_sphere=True)
+    assert notes == []
+    assert sorted(order) == list(range(len(points)))
+    everywhere = np.concatenate([points, np.repeat(points[[90]], 60, axis=0) + np.linspace(0, 1e-11, 60)[:, None]])
+    assert "share the Hilbert key" in " ".join(order_hilbert(everywhere, on_sphere=True)[1])

@@ -1,0 +1,203 @@
+"""Fields of different rank as the channels of one tensor, and back: surface fields, levels, steps, side by side."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+
+from scidata.core.checks import names_of
+from scidata.core.keywords import checked_keywords
+from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
+from scidata.shard import ShardTensor
+from scidata.sources.cf import names_time
+from scidata.sources.kinds import numbers_cells
+
+if TYPE_CHECKING:
+    from scidata.data.sample import Sample, TensorT
+
+#: The labels of a field's rows along one of its dims, None where nothing labels them.
+LabelsOf: TypeAlias = Callable[[str, str], Sequence[Any] | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Channels:
+    """Which fields are which channels of a tensor ``(channel, *dims)``, or ``(batch, channel, *dims)``.
+
+    Made by :meth:`Sample.channels` and :meth:`ShardedDataset.channels`. Nothing here communicates: dims that ranks
+    split stay as they are, uneven parts included.
+
+    Attributes
+    ----------
+    dims
+        Those that fields keep, last: latitude and longitude, say.
+    slices
+        Of each field its channels.
+    shapes
+        Of each field the extents of its other dims, which its channels go through, the last one fastest.
+    names
+        Of each channel: the field, with the labels of levels and the offsets of steps, or their numbers.
+
+    Examples
+    --------
+    >>> from scidata.testing import make_grid
+    >>> _ = make_grid("era5.zarr", num_times=4, num_lat=7, num_lon=8)
+    >>> ds = scidata.open_dataset("era5.zarr", fields=["u", "t"], steps={"u": (-1, 0)}, isel={"level": slice(2)})
+    >>> channels = ds.channels()
+    >>> for name in channels.names:
+    ...     print(name)
+    u[time=-1, level=1000]
+    u[time=-1, level=550]
+    u[time=0, level=1000]
+    u[time=0, level=550]
+    t[level=1000]
+    t[level=550]
+    >>> batch = scidata.collate([ds[0], ds[1]])
+    >>> x = channels.stack(batch)
+    >>> tuple(x.shape), bool((channels.unstack(x)["u"] == batch["u"]).all())
+    ((2, 6, 7, 8), True)
+    """
+
+    dims: tuple[str, ...]
+    slices: Mapping[str, slice]
+    shapes: Mapping[str, tuple[int, ...]]
+    names: tuple[str, ...]
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of the fields, in their order."""
+        return tuple(self.slices)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def stack(self, sample: Sample[TensorT]) -> TensorT:
+        """Return the fields of a sample, or of a batch, as channels of one tensor, in the dtype that they promote to.
+
+        Of ShardTensors one that lies as they do, with the halo that was read, unless a field requires grad.
+
+        Raises
+        ------
+        UnknownNameError, FieldMismatchError
+            A field that the sample lacks, or has in another shape.
+        """
+        fields, flat = zip(*[self._flat(sample, name) for name in self.slices], strict=True)
+        axis = int(sample.dims[self.fields[0]][:1] == ("batch",))
+        halos = [
+            {dim - x.ndim: width for dim, width in x.halo.items()} if isinstance(x, ShardTensor) else {} for x in fields
+        ]
+        inside = all(dim >= -len(self.dims) for dim in halos[0])
+        if halos[0] and inside and all(halo == halos[0] for halo in halos) and not any(x.requires_grad for x in fields):
+            # other operations would leave the halo behind
+            parts = [_flattened(x.local_with_halo(), axis, x.ndim - len(self.dims) - axis) for x in fields]
+            spec = flat[0].spec.with_rows(axis, len(self))
+            return ShardTensor.from_padded(torch.cat(parts, dim=axis), spec, halos[0])  # type: ignore[return-value]
+        return torch.cat(flat, dim=axis)  # type: ignore[return-value]
+
+    def _flat(self, sample: Sample[TensorT], name: str) -> tuple[Any, Any]:
+        """Return a field, and a view of it whose dims are those of the tensor of channels."""
+        field, dims = sample[name], sample.dims[name]
+        batch = int(dims[:1] == ("batch",))
+        lead = tuple(field.shape[batch : field.ndim - len(self.dims)])
+        if dims[len(dims) - len(self.dims) :] != self.dims or lead != self.shapes[name]:
+            raise FieldMismatchError(
+                f"field {name!r} has dims {dims} of {tuple(field.shape)}; the channels are made of "
+                f"{self.shapes[name]} and {self.dims}"
+            )
+        return field, _flattened(field, batch, len(lead))
+
+    def unstack(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return what a tensor of these channels has, by field, in the fields' shapes: what a model gives, say.
+
+        Parameters
+        ----------
+        x
+            ``(channel, *dims)``, or with others before the channels, such as a batch; their extents may differ from
+            those of the samples. Of a ShardTensor, ShardTensors of the same parts.
+
+        Raises
+        ------
+        FieldMismatchError
+            It has another number of channels.
+        """
+        axis = x.ndim - len(self.dims) - 1
+        if axis < 0 or x.shape[axis] != len(self):
+            raise FieldMismatchError(f"unstack: {tuple(x.shape)} does not have {len(self)} channels before {self.dims}")
+        found = {}
+        for name, rows in self.slices.items():
+            part, shape = x.narrow(axis, rows.start, rows.stop - rows.start), self.shapes[name]
+            found[name] = part.squeeze(axis) if not shape else part if len(shape) == 1 else part.unflatten(axis, shape)  # type: ignore[no-untyped-call]
+        return found
+
+
+def _flattened(x: torch.Tensor, first: int, num: int) -> torch.Tensor:
+    """View ``num`` dims from ``first`` on as one."""
+    return x.unsqueeze(first) if not num else x if num == 1 else x.flatten(first, first + num - 1)
+
+
+@checked_keywords
+def channels_of(
+    dims: Mapping[str, Sequence[str]],
+    shapes: Mapping[str, Sequence[int]],
+    fields: Sequence[str] | str | None,
+    kept: Sequence[str] | None,
+    labels: LabelsOf,
+) -> Channels:
+    """Say which channels fields are.
+
+    Parameters
+    ----------
+    dims, shapes
+        Of each field of a sample, without a batch's.
+    fields
+        Those to stack, in this order; None for all.
+    kept
+        The dims that they keep; None: the last two that all have, or the last one where that numbers cells.
+
+    Raises
+    ------
+    UnknownNameError, ConfigError
+        No such field; fields that do not all end with the dims to keep.
+    """
+    chosen = list(dims) if fields is None else names_of("fields", fields)
+    for name in chosen:
+        if name not in dims:
+            raise UnknownNameError(f"channels: the sample has no field {name!r}{near_matches(name, dims)}")
+    ends = tuple(kept) if kept is not None else _common_end([tuple(dims[name]) for name in chosen])
+    stray = next((name for name in chosen if tuple(dims[name])[len(dims[name]) - len(ends) :] != ends), None)
+    if stray is not None or not ends:
+        shown = "; ".join(f"{name} ({', '.join(dims[name])})" for name in chosen)
+        raise ConfigError(
+            f"channels: the fields do not all end with the same dims{f' {ends}' if ends else ''}: {shown}; choose "
+            "fields that do with fields=, or say what they keep with dims="
+        )
+    slices, leads, names = dict[str, slice](), dict[str, tuple[int, ...]](), list[str]()
+    for name in chosen:
+        lead = tuple(dims[name])[: len(dims[name]) - len(ends)]
+        leads[name] = tuple(shapes[name])[: len(lead)]
+        slices[name] = slice(len(names), len(names) + math.prod(leads[name]))
+        rows = [labels(name, dim) or range(n) for dim, n in zip(lead, leads[name], strict=True)]
+        for place in itertools.product(*rows):
+            said = ", ".join(f"{dim}={_text(label)}" for dim, label in zip(lead, place, strict=True))
+            names.append(f"{name}[{said}]" if said else name)
+    return Channels(dims=ends, slices=slices, shapes=leads, names=tuple(names))
+
+
+def _common_end(dims: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the dims that all fields end with: two at most, none of time; one, where that numbers cells."""
+    common: tuple[str, ...] = ()
+    for each in zip(*(reversed(own) for own in dims), strict=False):
+        if len(set(each)) > 1 or names_time(each[0]):
+            break
+        common = (each[0], *common)
+        if len(common) == 2 or numbers_cells(each[0]):
+            break
+    return common
+
+
+def _text(label: Any) -> str:
+    return f"{label:g}" if isinstance(label, float) else str(label)

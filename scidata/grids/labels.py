@@ -224,6 +224,10 @@ def _descends(labels: npt.NDArray[Any]) -> bool:
 
 
 def _text(label: object) -> str:
+    """Show a label; a slice as the command line takes it, and as Python's brackets do."""
+    if isinstance(label, slice):
+        ends = (label.start, label.stop) if label.step is None else (label.start, label.stop, label.step)
+        return visible(":".join("" if end is None else str(end) for end in ends))
     return visible(repr(label))
 
 

@@ -209,7 +209,7 @@ def meant(series: Series, dim: str, given: object) -> str:
         return ""
     if labels is None or not len(labels):
         return ""
-    return f"; rows are numbers from 0 on, labelled {_shown(labels)}: sel={{{dim!r}: {_text(given)}}} selects by label"
+    return f"; rows are numbers from 0 on, labelled {_shown(labels)}: sel={{{dim!r}: {visible(repr(given))}}} selects by label"
 
 
 def _as_slice(rows: npt.NDArray[np.int64]) -> slice | list[int]:
@@ -224,6 +224,10 @@ def _descends(labels: npt.NDArray[Any]) -> bool:
 
 
 def _text(label: object) -> str:
+    """Show a label, or a slice as brackets and the command line take it."""
+    if isinstance(label, slice):
+        ends = (label.start, label.stop, label.step)[: 2 if label.step is None else 3]
+        return visible(":".join("" if end is None else str(end) for end in ends))
     return visible(repr(label))
 
 

@@ -209,7 +209,8 @@ def meant(series: Series, dim: str, given: object) -> str:
         return ""
     if labels is None or not len(labels):
         return ""
-    return f"; rows are numbers from 0 on, labelled {_shown(labels)}: sel={{{dim!r}: {visible(repr(given))}}} selects by label"
+    selection = visible(f"{{{dim!r}: {given!r}}}")
+    return f"; rows are numbers from 0 on, labelled {_shown(labels)}: sel={selection} selects by label"
 
 
 def _as_slice(rows: npt.NDArray[np.int64]) -> slice | list[int]:

@@ -27,9 +27,10 @@ from typing import Any
 from scidata.core.dask_worker import Batch, remote
 from scidata.core.install import install_hint
 from scidata.core.tasks import Tick, Work
-from scidata.errors import ClusterError, ConfigError, MissingDependencyError
+from scidata.errors import ClusterError, ConfigError, MissingDependencyError, SciDataError
 
 BATCH_S = 2.0  # of a task: what is lost with a worker, and long beside the milliseconds that a task costs
+CONNECT_S = 30.0
 _MANY = 256  # tasks at the beginning: enough for adaptive clusters to see how much there is to do
 _WAVES = 8  # or so many for each thread
 _PARTS = 32  # of a stretch: each costs a chunk that is decoded twice
@@ -49,7 +50,7 @@ def _distributed() -> Any:
 
 
 @contextmanager
-def connected(address: str, timeout: float = 30) -> Iterator[Any]:
+def connected(address: str) -> Iterator[Any]:
     """Return a client of the scheduler at an address, or of that which wrote a scheduler file.
 
     Raises
@@ -62,7 +63,7 @@ def connected(address: str, timeout: float = 30) -> Iterator[Any]:
     distributed = _distributed()
     target = _address(address)
     try:
-        client = distributed.Client(target, timeout=timeout, set_as_default=False)
+        client = distributed.Client(target, timeout=CONNECT_S, set_as_default=False)
     except (OSError, ValueError, TypeError, ImportError) as e:  # no answer, or TLS is not set up
         raise ClusterError(f"{address}: no scheduler answers there ({e}); look whether it runs, and where") from e
     with client:
@@ -157,7 +158,9 @@ class _Run:
                 threads = self._probe()
                 self._most = max(_MANY, _WAVES * threads)
                 self._wait(indices)
-        except (CancelledError, TaskCancelled, OSError) as e:
+        except SciDataError:
+            raise
+        except (Exception, TaskCancelled) as e:  # of a client without scheduler, any kind
             if self._client.status == "running" and not isinstance(e, CancelledError | TaskCancelled):
                 raise
             raise self._lost() from e

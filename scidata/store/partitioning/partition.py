@@ -5,13 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import os
-<<<<<<< HEAD
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-=======
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
->>>>>>> 034c3d7 (partition and statistics by the workers of a Dask cluster: client=, --dask)
 from typing import Any
 
 from scidata.core.checks import whole

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 from scidata.core.tasks import Job, sendable
 
+_FETCH_S = 60.0  # of a scheduler that is slow to answer
 _TELL_S = 1.0  # between reports of how far a piece is
 _here = threading.local()  # each thread of a worker has what it works with to itself, as a process would
 _checking = threading.Lock()
@@ -76,15 +78,18 @@ def do_batch(run: str, key: Any, indices: Sequence[int], seconds: float) -> Batc
     from distributed import get_worker
 
     worker = get_worker()
-    job = _job_of(run)
     batch = Batch()
+    try:
+        job = _job_of(run, functools.partial(_raise_if_cancelled, worker, key))
+    except CancelledHere:
+        return batch
     began = now = time.monotonic()
     for index in indices:
         if batch.done and now - began > seconds:
             break
         tell = _Tell(worker, run, key, index)
         try:
-            tell.raise_if_cancelled()
+            _raise_if_cancelled(worker, key)
             value = job(index, tell)
         except CancelledHere:
             break
@@ -97,16 +102,30 @@ def do_batch(run: str, key: Any, indices: Sequence[int], seconds: float) -> Batc
     return batch
 
 
-def _job_of(run: str) -> Job:
+def _job_of(run: str, raise_if_cancelled: Callable[[], None]) -> Job:
     """Return the job of a run, which this thread fetches once."""
     if getattr(_here, "run", None) != run:
-        from distributed import Variable
-
-        check, job = Variable(run).get(timeout="60s")
+        check, job = _published(run, raise_if_cancelled)
         check_here(run, check)
         _here.run, _here.job = run, pickle.loads(job)
     found: Job = _here.job
     return found
+
+
+def _published(run: str, raise_if_cancelled: Callable[[], None]) -> tuple[bytes, bytes]:
+    """Return what the variable of a run holds; of a run that was given up it is gone, and waiting for it of no use."""
+    from distributed import Variable
+
+    deadline = time.monotonic() + _FETCH_S
+    while True:
+        raise_if_cancelled()
+        try:
+            found: tuple[bytes, bytes] = Variable(run).get(timeout=1)
+        except TimeoutError:
+            if time.monotonic() > deadline:
+                raise
+        else:
+            return found
 
 
 class _Tell:
@@ -122,14 +141,15 @@ class _Tell:
         now = time.monotonic()
         if now - self._told >= _TELL_S:
             self._told = now
-            self.raise_if_cancelled()
+            _raise_if_cancelled(self._worker, self._key)
             self._worker.log_event(self._run, [self._index, self.total])
 
-    def raise_if_cancelled(self) -> None:
-        """Raise where the client has cancelled the task: Dask lets one that has begun run to its end."""
-        task = self._worker.state.tasks.get(self._key)
-        if task is None or task.state == "cancelled":
-            raise CancelledHere
+
+def _raise_if_cancelled(worker: Any, key: Any) -> None:
+    """Raise where the client has cancelled the task: Dask lets one that has begun run to its end."""
+    task = worker.state.tasks.get(key)
+    if task is None or task.state == "cancelled":
+        raise CancelledHere
 
 
 #: Called on workers as ``remote(version, name, *arguments)``: returns where that was, what is wrong there or None, and

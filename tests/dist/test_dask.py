@@ -102,31 +102,29 @@ class TestPartition:
         write_hdf5(paths[5], arrays)
         report = partition(paths, tmp_path / "s", client=client, resume=True)
         assert (report.finished, len(report.written) + len(report.kept)) == (True, 6)
-        assert len(report.kept) >= 3  # of two workers
+        assert report.kept
         partition(paths, tmp_path / "right")
         assert_same_tree(tmp_path / "s", tmp_path / "right")
 
     def test_workers_that_die(self, tmp_path: Path, client: Any) -> None:
-        """Two are killed while they write; the nanny starts others, and the store is the same."""
+        """Both are killed while they write; their nannies start others, and the store is the same."""
         paths = mesh_files(tmp_path / "raw", 8, num_nodes=12_000)
         partition(paths, tmp_path / "right")
-        killed: list[int] = []
+        pids = list(client.run(os.getpid).values())
 
-        def kill_some() -> None:
-            for _ in range(2):
-                pids = list(client.run(os.getpid).values())
-                while not temporaries(tmp_path / "s") and not killed:
-                    time.sleep(0.005)
-                os.kill(pids[0], signal.SIGKILL)
-                killed.append(pids[0])
+        def kill_both() -> None:
+            while not temporaries(tmp_path / "s"):
+                time.sleep(0.005)
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
                 time.sleep(0.2)
 
         (tmp_path / "s").mkdir()
-        thread = threading.Thread(target=kill_some)
+        thread = threading.Thread(target=kill_both)
         thread.start()
         report = partition(paths, tmp_path / "s", client=client)
         thread.join()
-        assert len(killed) == 2
+        client.wait_for_workers(2)
         assert report.finished
         assert not temporaries(tmp_path / "s")
         assert_same_tree(tmp_path / "s", tmp_path / "right")

@@ -241,16 +241,18 @@ class _Run:
                     warnings.warn(f"the cluster has had no worker for {_LONELY_S:.0f} s; waiting", stacklevel=2)
 
     def _collect(self, ready: Sequence[Any]) -> list[Any]:
-        """Take in what tasks that have ended say; return those that follow."""
+        """Take in what tasks that have ended say; return those to wait for."""
         more: list[Any] = []
-        batches = {future: self._batches.pop(future) for future in ready}
-        done = [future for future in ready if future.status == "finished"]
-        for future, answer in zip(done, self._client.gather(done, direct=False), strict=True):
-            more += self._take_in(self._found(*answer), batches[future])
         for future in ready:
+            if future.status in ("pending", "lost"):  # its result went with a worker: it is done again
+                more.append(future)
+                continue
+            batch = self._batches.pop(future)
             if future.status == "error":
-                more += self._isolate(future.exception(), batches[future])
-            elif future.status != "finished":
+                more += self._isolate(future.exception(), batch)
+            elif future.status == "finished":
+                more += self._take_in(self._found(*future.result()), batch)
+            else:
                 raise self._lost()
         return more
 

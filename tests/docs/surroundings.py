@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import sys
@@ -178,6 +179,23 @@ def _environment_of_scripts(patch: pytest.MonkeyPatch, *folders: Path) -> None:
     patch.setenv("OMP_NUM_THREADS", "1")
 
 
+@contextlib.contextmanager
+def dask(folder: Path, names: Names) -> Iterator[None]:
+    """A cluster of two workers on this machine, and meshes."""
+    import distributed
+
+    (folder / "runs").mkdir()
+    for case in range(4):
+        write_mesh(str(folder / "runs" / f"{case}.nc"))
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, memory_limit=0, dashboard_address=None) as cluster,
+    ):
+        _environment_of_scripts(patch)
+        (folder / "scheduler.json").write_text(json.dumps({"address": cluster.scheduler_address}))
+        yield
+
+
 #: By page.
 SURROUNDINGS: dict[str, Surrounding] = {
     "docs/cache.md": bucket,
@@ -189,6 +207,7 @@ SURROUNDINGS: dict[str, Surrounding] = {
     "docs/guide/meshes.md": irregular,
     "docs/guide/metrics.md": metrics,
     "docs/guide/training.md": irregular,
+    "docs/howto/dask.md": dask,
     "docs/howto/local_disks.md": grid,
     "docs/howto/open_mpi.md": open_mpi,
     "docs/howto/s3.md": bucket,
@@ -200,6 +219,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "docs/guide/loader.md": ("torch_geometric",),
     "docs/guide/meshes.md": ("torch_geometric",),
     "docs/howto/accelerate.md": ("accelerate",),
+    "docs/howto/dask.md": ("distributed",),
     "docs/howto/lightning.md": ("lightning",),
     "docs/howto/pyg.md": ("torch_geometric",),
     "pipelines/README.md": ("torch_geometric",),

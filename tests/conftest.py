@@ -74,10 +74,7 @@ SLOW = (
     "test_transforms.py::test_like_one_process[3-3]",
     "test_watch.py::test_scripts_hear_of_each_other[kill-0-True]",
     "test_files_of_others.py::test_graphs_of_pytorch_geometric[pyg_list]",
-    "test_kept_files.py::test_two_jobs_fill_and_evict_at_once",
-    "test_resume_orders.py::test_worker_processes_resume",
     "test_workers.py::test_ctrl_c[process-begun]",
-    "test_memory_order.py::test_like_one_process[3]",
     "test_rank_faults.py::test_ranks_end_together[raise-collective-3-0]",
 )
 #: Of few tests that take minutes: first, so that the others go on beside them.

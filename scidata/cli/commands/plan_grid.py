@@ -145,7 +145,9 @@ def plan_domain(
     summaries: list[PlanSummary] = []
     notes: dict[str, str] = {}
     bytes_halo = np.zeros(len(places_of), np.int64)
-    for name in reader.fields:
+    static = reader.static_fields
+    read = [name for name in reader.fields if name not in static] or reader.fields
+    for name in read:
         owned, local = _cells_of(reader, name, places_of)
         for k, (i, layout, first) in enumerate(reader.selections(name, sample, places_of[0])):
             source = reader.sources[i]
@@ -187,11 +189,11 @@ def plan_domain(
         )
         if max(layout.chunk_nbytes for layout in shared) < _SMALL_CHUNK:
             notes["node"] += "; chunks are small, and handing them over may take more CPU time than decoding them again"
-    if static := reader.static_fields:
+    if static:
         nbytes = max(sum(reader.buffer_specs(place)[name].nbytes for name in static) for place in places_of)
         notes["static"] = (
-            f"{', '.join(static)}: the same in all samples; read once and kept, up to {nbytes:_} bytes a rank, "
-            "not read with each sample"
+            f"{', '.join(static)}: the same in all samples; read once and kept, up to {nbytes:_} bytes a rank; "
+            "what a sample reads is of the others"
         )
     notes |= {f"gaps {k}": text for k, text in enumerate(filter(None, (reader.taken_text, *reader.gap_texts)))}
     if wide := _wide_halos(reader):

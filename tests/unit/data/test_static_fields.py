@@ -1,5 +1,6 @@
 """Fields without the sample dimension: read once, kept once, right in every sample whatever is done to one of them."""
 
+import json
 import pickle
 
 import numpy as np
@@ -161,6 +162,10 @@ def test_the_plan_says_what_is_read_once(path):
     found = CliRunner().invoke(app, ["plan", path, "--domain", "2", "--json"])
     assert '"static_fields": ["mask"]' in " ".join(found.output.split()).replace("[ ", "[").replace(" ]", "]")
     assert "the same in all samples; read once and kept, up to 48 bytes a rank" in found.output
+    without = CliRunner().invoke(app, ["plan", path, "--domain", "2", "--fields", "u", "--json"])
+    ours, right = (json.loads(each.stdout) for each in (found, without))
+    assert ours["totals"]["bytes_owned"] == right["totals"]["bytes_owned"] == U[0].nbytes
+    assert ours["totals"]["bytes_decoded"] == right["totals"]["bytes_decoded"]
 
 
 def test_a_field_named_as_a_coordinate_is_not_left_out_without_a_word(tmp_path):

@@ -9,6 +9,10 @@
     python examples/forecast.py --data waves.store --checkpoint runs/waves/step_00000003 --leads 2 \\
         --forecast waves_forecast.nc --topology waves.nc
 
+    python -m pipelines.graphcast make globe
+    python examples/train_graphcast.py --data globe --out runs/globe
+    python examples/forecast.py --data globe --checkpoint runs/globe/step_00000014 --forecast globe_forecast.zarr
+
 Under torchrun, with ``--domain`` and ``--tp``, on any number of ranks. The checkpoint says which script made it, with
 which model, fields and forcings.
 
@@ -59,20 +63,23 @@ class Forecast:
                 f"{args.checkpoint}: its targets are of the same time as its inputs, so that there is nothing to run "
                 "forward; train with --next"
             )
-        if len(trained.data) != len(self.truth) - 1:
+        if len(trained.data) != len(self.truth) + 1 - trained.num_times:
             raise scidata.errors.ConfigError(f"{args.data}: holds several trajectories; forecast one at a time")
-        if not 1 <= args.leads <= len(trained.data):
+        most, before = len(self.truth) - trained.history, trained.history - 1
+        if not 1 <= args.leads <= most:
+            into = f", of which {trained.history} go into a step" if before else ""
             raise scidata.errors.ConfigError(
-                f"--leads {args.leads}: the data have {len(self.truth)} times, so give 1 to {len(trained.data)}"
+                f"--leads {args.leads}: the data have {len(self.truth)} times{into}, so give 1 to {most}"
             )
-        starts = range(len(self.truth) - args.leads)
+        starts = range(before, len(self.truth) - args.leads)
         self.outside = range(len(self.truth))
+        self.dim, self.moments = trained.moments()
         if args.sel is not None:
-            when = [trained.span(time) for time in range(len(trained.data))]  # of each step: from, to
-            starts = [t for t in starts if within((when[t][0], when[t + args.leads - 1][1]), args.sel)]
+            when = self.moments or self.outside
+            starts = [t for t in starts if within((when[t], when[t + args.leads]), args.sel)]
             if not starts:
                 raise scidata.errors.ConfigError(
-                    f"--sel {args.sel}: no {args.leads} steps are inside; there are {when[0][0]} to {when[-1][1]}"
+                    f"--sel {args.sel}: no {args.leads} steps are inside; there are {when[before]} to {when[-1]}"
                 )
             scored = range(min(starts), max(starts) + args.leads + 1)
             self.outside = [t for t in self.outside if t not in scored] or self.outside
@@ -123,12 +130,10 @@ class Forecast:
     def labels(self) -> dict[str, Any]:
         """Return what the steps are labelled with: initial times, and how much later each step is."""
         leads = np.arange(1, self.args.leads + 1)
-        known = getattr(self.truth, "own_coords", lambda _: {})  # times of meshes are numbered
-        dims = list(known(0))
-        if not dims:
-            return {"time": len(self.starts), "lead": leads}
-        first, second = (known(time)[dims[0]] for time in (0, 1))
-        return {dims[0]: np.array([known(time)[dims[0]] for time in self.starts]), "lead": leads * (second - first)}
+        if self.moments is None:
+            return {self.dim: len(self.starts), "lead": leads}
+        first, second = self.moments[:2]
+        return {self.dim: np.array([self.moments[time] for time in self.starts]), "lead": leads * (second - first)}
 
     @torch.no_grad()
     def run(self) -> dict[str, list[dict[str, float]]]:

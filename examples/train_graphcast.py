@@ -168,6 +168,7 @@ class Training(Trainer):
         args = self.args
         self.about = Coordinates.load(args.data)
         self.window = range(args.history + args.rollout)  # of a sample: times that go in, and those that follow
+        self.history, self.num_times = args.history, len(self.window)
         if len(self.window) > (longest := max(map(len, self.about.times))):
             raise scidata.errors.ConfigError(
                 f"--history {args.history} --rollout {args.rollout}: a sample takes {len(self.window)} times, and "
@@ -257,16 +258,19 @@ class Training(Trainer):
         graph = batch.to_pyg()
         grid = graph["grid"]
         states = [stack_channels(grid, self.predicted, step) for step in self.window]
-        forcings = [self.given(batch, grid, step) for step in self.window]
-        history = self.args.history
-        return model(states[:history], forcings, graph), states[history:], graph
+        firsts = [self.about.first_times(self.window)[index] for index in batch.index]
+        forcings = [self.given(grid, [first + step for first in firsts], step) for step in self.window]
+        return model(states[: self.history], forcings, graph), states[self.history :], graph
 
-    def given(self, batch: scidata.HeteroSample, grid: Any, step: int) -> Tensor:
-        """Return what the model is told of a time and does not predict, ``(N, F)``."""
+    def given(self, grid: Any, times: Sequence[int], step: int | None = None) -> Tensor:
+        """Return what the model is told and does not predict, ``(N, F)``, of a time for each sample of a batch.
+
+        ``step``: which of the samples' times that is; None where they have one.
+        """
         parts = [stack_channels(grid, [name], None if name in self.fixed else step) for name in self.forcings]
         if self.about.has_dates:
-            times = [self.about.first_times(self.window)[index] + step for index in batch.index]
-            parts.append(clock_features(self.about.dates()[times], grid.batch, grid.pos))
+            sample = grid.batch if "batch" in grid else torch.zeros_like(grid.pos[:, 0], dtype=torch.long)
+            parts.append(clock_features(self.about.dates()[list(times)], sample, grid.pos))
         return torch.cat(parts, dim=1) if parts else grid.pos[:, :0]
 
     def loss(self, model: nn.Module, batch: scidata.HeteroSample) -> Tensor:
@@ -322,6 +326,31 @@ class Training(Trainer):
     def number_of(self, batch: scidata.HeteroSample) -> int:
         """Return the sample's number: batches that are scored have one."""
         return batch.index[0]
+
+    # -- forecasts
+
+    def moments(self) -> tuple[str, list[Any] | None]:
+        """Return the dim of times, and the data's dates; None where they are none."""
+        dates = self.about.dates()
+        return self.about.time, None if dates is None else list(dates)
+
+    def first_state(self, time: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Return states ``(N, C)`` and forcings ``(N, F)`` of the times that go into a step."""
+        times = range(time - self.history + 1, time + 1)
+        grids = [self.states[each].to(self.device).to_pyg()["grid"] for each in times]
+        given = [self.given(grid, [each]) for grid, each in zip(grids, times, strict=True)]
+        return [stack_channels(grid, self.predicted) for grid in grids], given
+
+    def advance(self, state: tuple[list[Tensor], list[Tensor]], time: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Return those one step later."""
+        states, forcings = state
+        graph = self.states[time + 1].to(self.device).to_pyg()
+        forcings = [*forcings, self.given(graph["grid"], [time + 1])]
+        return [*states[1:], *self.model(states, forcings, graph)], forcings[1:]
+
+    def physical(self, x: Any) -> dict[str, Tensor]:
+        """Return a prediction, or the last state of a forecast, by field, in the units of the data."""
+        return super().physical(x[0][-1] if isinstance(x, tuple) else x)
 
 
 def arguments(argv: list[str] | None = None) -> tuple[Parser, argparse.Namespace]:

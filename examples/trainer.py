@@ -53,6 +53,7 @@ class Trainer:
 
     plan: ClassVar[dict[str, ParallelStyle]] = {}  # what tensor parallelism does to modules, by their names
     model_options: ClassVar[tuple[str, ...]] = ()  # that decide the model: a resumed training has the same
+    history, num_times = 1, 2  # times that go into a step, and that a sample has where it is one
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
@@ -111,13 +112,19 @@ class Trainer:
         """Return what a field's errors are added up in."""
         raise NotImplementedError
 
-    def first_state(self, time: int) -> Tensor:
-        """Return the state at one time of the data, normalised: where a forecast begins."""
+    def first_state(self, time: int) -> Any:
+        """Return what a forecast from one time of the data begins with, normalised."""
         raise NotImplementedError
 
-    def advance(self, state: Tensor, time: int) -> Tensor:
-        """Return the state one step later; ``time`` is that of the state, for its forcings."""
+    def advance(self, state: Any, time: int) -> Any:
+        """Return the same one step later; ``time`` is that of the state, for its forcings."""
         raise NotImplementedError
+
+    def moments(self) -> tuple[str, list[Any] | None]:
+        """Return the name of the dim of times, and what all of the data are called there; None: they are numbered."""
+        known = getattr(self.truth, "own_coords", lambda _: {})  # times of meshes are numbered
+        dim = next(iter(known(0)), None)
+        return ("time", None) if dim is None else (dim, [known(time)[dim] for time in range(len(self.truth))])
 
     def number_of(self, batch: Any) -> Any:
         """Return the samples that a metric is told of: one, or of a batch of grids a list."""
@@ -176,8 +183,8 @@ class Trainer:
         self.truth = self.open(self.mesh, (0,))  # one time a sample, as it is
         self.data, self.states = self.normalised(self.data), self.normalised(self.truth)
 
-    def physical(self, x: Tensor) -> dict[str, Tensor]:
-        """Return a prediction by field, in the units of the data."""
+    def physical(self, x: Any) -> dict[str, Tensor]:
+        """Return a prediction, or the state of a forecast, by field, in the units of the data."""
         fields = self.by_field(x)
         return self.states.denormalise(fields) if self.states.normalising else fields
 

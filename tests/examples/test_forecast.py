@@ -10,13 +10,18 @@ from typing import Any
 import netCDF4
 import numpy as np
 import pytest
+import torch
 import xarray as xr
 import zarr
 
-from pipelines import era5_grid, ugrid_mesh
+from pipelines import era5_grid, graphcast, ugrid_mesh
 from scidata import metrics
-from tests.examples._scripts import on_ranks_of
+from scidata.testing import run_ranks
+from tests.examples._scripts import module_of, on_ranks_of
 
+needs_pyg = pytest.mark.skipif(
+    importlib.util.find_spec("torch_geometric") is None, reason="torch_geometric is not installed (extra 'pyg')"
+)
 TINY = ("--dim", "8", "--depth", "2", "--heads", "2", "--patch", "4", "--device", "cpu", "--dtype", "float64")
 LEADS = 3
 
@@ -97,7 +102,7 @@ def test_forcings_are_those_of_each_time(tmp_path: Path) -> None:
     assert (difference[1:] > 1e-4 * scale).all()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("torch_geometric") is None, reason="torch_geometric is not installed")
+@needs_pyg
 def test_of_meshes(tmp_path: Path) -> None:
     """Written onto the mesh of its file, with a forcing that changes with time; equal to NumPy's scores."""
     source, store = str(tmp_path / "waves.nc"), str(tmp_path / "waves.store")
@@ -145,6 +150,88 @@ def test_of_meshes(tmp_path: Path) -> None:
     assert whole is not None
     np.testing.assert_array_equal(found["height"].values[0], whole["height"].values[0])
     assert (found["height"].values[1] != whole["height"].values[1]).all()
+
+
+GLOBE = ("--dim", "8", "--depth", "1", "--device", "cpu", "--dtype", "float64", "--history", "2", "--rollout", "2")
+
+
+def _two_steps(rank: int, num_ranks: int, *args: Any) -> list[tuple[float, ...]]:
+    """Return how far two steps of a forecast are from what training predicts of the same times, and how large it is."""
+    script = module_of("train_graphcast")
+    made = script.Training(script.arguments([*GLOBE, "--domain", str(num_ranks), *map(str, args)])[1])
+    made.prepare()
+    found = []
+    with torch.no_grad():
+        for batch in made.loader:
+            first = batch.index[0] + made.history - 1
+            state = made.first_state(first)
+            for time in (first, first + 1):
+                state = made.advance(state, time)
+            forecast, (expected, _) = state[0][-1], made.predict(made.model, batch)
+            assert forecast.shape == expected.shape
+            found.append((batch.index[0], float((forecast - expected).abs().max()), float(expected.abs().max())))
+    return found
+
+
+@needs_pyg
+def test_of_graphcast(tmp_path: Path) -> None:
+    """From two times, as many steps as asked for, whatever the training took; equal to NumPy's scores."""
+    globe, run = tmp_path / "globe", tmp_path / "runs"
+    graphcast.make(str(globe), num_times=7, num_levels=2, shape=(19, 36))
+    code, output = on_ranks_of(
+        "train_graphcast", 2, *GLOBE, "--data", globe, "--domain", 2, "--max-steps", 2, "--out", run
+    )
+    assert code == 0, output
+    checkpoint = run / "step_00000002"
+    for num_ranks in (1, 2):
+        found = run_ranks(_two_steps, num_ranks, "--data", globe, "--resume", checkpoint)[0]
+        assert len(found) == 2  # of 4 samples, 2 have been trained on
+        assert all(difference <= 1e-12 * scale for _, difference, scale in found)
+
+    args = ("--data", globe, "--checkpoint", checkpoint, "--leads", LEADS, "--device", "cpu")
+    whole, raw = None, xr.open_dataset(globe / "raw.zarr", consolidated=False)
+    edges = np.sin(np.radians(np.r_[-90, np.arange(-85, 90, 10), 90]))
+    areas = np.repeat(np.diff(edges)[::-1], 36)
+    areas /= areas.sum()
+    for num_ranks, domain in ((1, 1), (4, 2)):
+        out, scores = tmp_path / f"{num_ranks}{domain}.zarr", tmp_path / f"{num_ranks}.json"
+        code, output = on_ranks_of(
+            "forecast", num_ranks, *args, "--domain", domain, "--forecast", out, "--scores", scores
+        )
+        assert code == 0, output
+        found = xr.open_dataset(out, decode_timedelta=True)
+        whole = found if whole is None else whole
+        assert found["time"].values.tolist() == raw["time"].values[1:4].tolist()  # the first has one before it
+        assert (found["lead"].values == np.arange(1, 4) * np.timedelta64(6, "h")).all()
+        assert_same_scores(scores, tmp_path / "1.json")
+        made = json.loads(scores.read_text())
+        for name in ("temperature", "u", "v", "surface_pressure"):
+            np.testing.assert_allclose(found[name].values, whole[name].values, rtol=2e-6, atol=1e-30)
+            truth = raw[name].values.astype("f8").reshape(7, -1, 19 * 36)
+            forecasts = found[name].values.astype("f8").reshape(3, LEADS, *truth.shape[1:])
+            for lead in range(LEADS):
+                later = truth[lead + 2 : lead + 5]
+                said = {"model": forecasts[:, lead], "persistence": truth[1:4], "climatology": truth.mean(0)}
+                for kind, fields_of_kind in said.items():
+                    rmse = np.sqrt((((fields_of_kind - later) ** 2).mean((0, 1)) * areas).sum())
+                    rel = 1e-5 if kind == "model" else 1e-10  # it is stored in float32
+                    assert made[kind][lead][name] == pytest.approx(rmse, rel=rel), (kind, lead, name)
+
+    group = zarr.open_group(str(globe / "raw.zarr"), mode="r+")
+    group["u"][2:] = np.asarray(group["u"][2:]) + 1  # what the first forecast is not to know of
+    graphcast.convert([str(globe / "raw.zarr")], str(tmp_path / "other"))
+    args = ("--data", tmp_path / "other", *args[2:], "--forecast", tmp_path / "other.zarr")
+    code, output = on_ranks_of("forecast", 1, *args)
+    assert code == 0, output
+    other = xr.open_dataset(tmp_path / "other.zarr")
+    assert whole is not None
+    for name in ("temperature", "u", "surface_pressure"):
+        np.testing.assert_array_equal(other[name].values[0], whole[name].values[0])
+        assert (other[name].values[1] != whole[name].values[1]).any()
+
+    code, output = on_ranks_of("forecast", 1, *args, "--overwrite", "--leads", 6)
+    assert code == 2
+    assert "the data have 7 times, of which 2 go into a step, so give 1 to 5" in output
 
 
 def test_scores_are_what_xarray_says(folder: Path) -> None:

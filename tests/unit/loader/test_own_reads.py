@@ -132,8 +132,8 @@ def path(tmp_path: Path) -> str:
     return str(tmp_path / "a.zarr")
 
 
-def readers_of(loader: Any, seconds: float = 0.0, read: float = 0.0) -> tuple[list[int], set[str]]:
-    """Run an epoch; return the samples and, of its last quarter, the threads that read them."""
+def readers_of(loader: Any, seconds: float = 0.0, read: float = 0.0) -> tuple[list[int], list[str]]:
+    """Run an epoch; return the samples and, for each of its last quarter, the thread that read it."""
     inner, names, seen = loader.dataset.read_into, [], []
 
     def read_into(index: int, out: Any) -> Any:
@@ -150,7 +150,7 @@ def readers_of(loader: Any, seconds: float = 0.0, read: float = 0.0) -> tuple[li
                 time.sleep(seconds)
     finally:
         del loader.dataset.read_into
-    return seen, set(names[-75:])
+    return seen, names[-75:]
 
 
 def test_a_loop_without_work_reads_for_itself_and_resumes_where_it_was(path: str) -> None:
@@ -161,7 +161,7 @@ def test_a_loop_without_work_reads_for_itself_and_resumes_where_it_was(path: str
     loader._own_reads.now, loader._own_reads._wait = True, 10**6
     seen, names = readers_of(loader)
     assert seen == list(range(300))
-    assert names == {""}  # the main thread
+    assert set(names) == {""}  # the main thread
     iterator = iter(loader)
     first = [next(iterator).index for _ in range(123)]
     state = loader.state_dict()
@@ -170,11 +170,20 @@ def test_a_loop_without_work_reads_for_itself_and_resumes_where_it_was(path: str
     assert first + [sample.index for sample in again] == list(range(300))
 
 
+def test_a_loop_that_threads_read_for(path: str) -> None:
+    loader = scidata.DataLoader(scidata.open_dataset(path), None)
+    loader._own_reads._wait = 10**6
+    seen, names = readers_of(loader)
+    assert seen == list(range(300))
+    assert set(names) == {"scidata-reader"}
+
+
+@pytest.mark.slow  # on a machine that does nothing else: the clock decides
 def test_a_loop_that_waits_for_a_device_is_read_for(path: str) -> None:
     loader = scidata.DataLoader(scidata.open_dataset(path), None)
     seen, names = readers_of(loader, 0.004, 0.0015)
     assert seen == list(range(300))
-    assert names == {"scidata-reader"}
+    assert names.count("scidata-reader") > 50  # of 75, of which a trial takes up to 22
 
 
 @pytest.mark.parametrize("what", ["timeout", "network", "process"])

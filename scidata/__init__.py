@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from scidata.data import metrics as metrics
     from scidata.data.channels import Channels as Channels
     from scidata.data.collate import collate as collate
-    from scidata.data.combine import CombinedDataset as CombinedDataset
     from scidata.data.combine import concat as concat
     from scidata.data.combine import mix as mix
     from scidata.data.combine import subset as subset
+    from scidata.data.combined_dataset import CombinedDataset as CombinedDataset
     from scidata.data.figures import Statistics as Statistics
     from scidata.data.grid_dataset import ShardedDataset as ShardedDataset
     from scidata.data.hetero_sample import HeteroSample as HeteroSample
@@ -66,7 +66,8 @@ _NAMES = {
     "scidata.core.trace": ("merge_traces", "trace"),
     "scidata.data.channels": ("Channels",),
     "scidata.data.collate": ("collate",),
-    "scidata.data.combine": ("CombinedDataset", "concat", "mix", "subset"),
+    "scidata.data.combine": ("concat", "mix", "subset"),
+    "scidata.data.combined_dataset": ("CombinedDataset",),
     "scidata.data.figures": ("Statistics",),
     "scidata.data.grid_dataset": ("ShardedDataset",),
     "scidata.data.irregular_dataset": ("IrregularDataset",),

@@ -2,347 +2,18 @@
 
 from __future__ import annotations
 
-import bisect
-import hashlib
-import itertools
-import json
-import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from typing import Any, Generic, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence, Sized
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from torch.distributed.device_mesh import DeviceMesh
-from torch.utils.data import ConcatDataset, Dataset, Subset
-from typing_extensions import TypeVar  # with defaults, before Python 3.13
+from torch.utils.data import ConcatDataset, Subset
 
-from scidata.core.html import card
 from scidata.core.keywords import checked_keywords
-from scidata.core.types import BufferSpec, Empty, IntArray
-from scidata.data.collate import collate
-from scidata.data.figures import Statistics
+from scidata.data.combined_dataset import CombinedDataset, InTurn, SampleT, combined_dataset
 from scidata.data.order import MAX_DRAWN, MAX_LISTED, Mixture
-from scidata.data.sample import Sample
-from scidata.data.scaling import alike
 from scidata.data.source import Readable, Source
 from scidata.errors import ConfigError, UnknownNameError, near_matches
-
-
-class _InTurn:
-    """One data set after another, as a sequence that is not listed: 2^40 samples take no memory.
-
-    As the two arrays would be: ``part[i]`` or, with ``own``, the number in that part.
-    """
-
-    def __init__(self, lengths: Sequence[int], *, own: bool) -> None:
-        self._starts, self._own = [0, *itertools.accumulate(lengths)], own
-
-    def __len__(self) -> int:
-        return self._starts[-1]
-
-    def __getitem__(self, index: int) -> int:
-        index += len(self) if index < 0 else 0
-        part = bisect.bisect_right(self._starts, index) - 1
-        return index - self._starts[part] if self._own else part
-
-    def digest(self) -> str:
-        """Return what tells this numbering from others."""
-        return f"in turn: {self._starts}"
-
-
-_Numbers: TypeAlias = IntArray | _InTurn
-
-
-def _digest(numbers: _Numbers) -> str:
-    if isinstance(numbers, _InTurn):
-        return numbers.digest()
-    return hashlib.sha256(numbers.astype("<i8").tobytes()).hexdigest()
-
-
-SampleT = TypeVar("SampleT", bound=Sample[Any], covariant=True, default=Sample)
-
-
-class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
-    """Samples of other data sets in a numbering of its own. Made by :func:`subset`, :func:`concat`, :func:`mix`.
-
-    Reads what its data sets read, and applies each one's own transform. ``sample.index`` is the number here.
-
-    Attributes
-    ----------
-    datasets : tuple
-        Where the samples come from.
-    mesh, dp_axis
-        Theirs, which must be the same.
-    mixture : Mixture or None
-        What :class:`scidata.DistributedSampler` makes of the ratios of :func:`mix`.
-
-    Examples
-    --------
-    >>> from scidata.testing import make_grid
-    >>> _ = make_grid("era5.zarr", num_times=4, num_lat=7, num_lon=8)
-    >>> ds = scidata.open_dataset("era5.zarr", fields=["u"])
-    >>> late = scidata.subset(scidata.concat(ds, ds), range(4, 8))
-    >>> isinstance(late, scidata.CombinedDataset), len(late), late[0].index
-    (True, 4, 0)
-    """
-
-    def __init__(
-        self, datasets: Sequence[Any], parts: _Numbers, indices: _Numbers, *, mixture: Mixture | None = None
-    ) -> None:
-        self.datasets = tuple(datasets)
-        self._sources = tuple(map(Source, self.datasets))
-        self.mesh: DeviceMesh | None = self.datasets[0].mesh
-        self.dp_axis: str | None = self.datasets[0].dp_axis
-        self.mixture = mixture
-        self._parts = parts
-        self._indices = indices
-        for number, dataset in enumerate(self.datasets):
-            if dataset.mesh != self.mesh or dataset.dp_axis != self.dp_axis:
-                raise ConfigError(
-                    f"data sets 0 and {number} were opened with other meshes, or dp axes; open them with the same mesh"
-                )
-
-    # -- what there is -------------------------------------------------------------------------------------------
-
-    def __len__(self) -> int:
-        return len(self._parts)
-
-    def __repr__(self) -> str:
-        return f"CombinedDataset({len(self)} samples of {', '.join(map(repr, self.datasets))})"
-
-    def _repr_html_(self) -> str:
-        rows = [
-            (number, type(each).__name__, len(each), ", ".join(each.fields))
-            for number, each in enumerate(self.datasets)
-        ]
-        facts = {"samples": len(self), "mixed by": None if self.mixture is None else self.mixture.takes}
-        return card("CombinedDataset", facts, ("data set", "kind", "samples", "fields"), rows)
-
-    def locate(self, index: int) -> tuple[int, int]:
-        """Return which data set a sample comes from, and its number there.
-
-        Raises
-        ------
-        IndexError
-            There is no such sample.
-        """
-        index = operator.index(index)
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"sample {index} is out of range: there are {len(self)} samples")
-        return int(self._parts[index]), int(self._indices[index])
-
-    def samples_of(self, number: int) -> IntArray:
-        """Return which samples of one of the data sets are in this one, each once, sorted, int64."""
-        if isinstance(self._parts, _InTurn) or isinstance(self._indices, _InTurn):
-            return np.arange(len(self.datasets[number]), dtype=np.int64)  # all of each
-        return np.unique(self._indices[self._parts == number])
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """Names of the fields that all data sets have."""
-        first, *others = (dataset.fields for dataset in self.datasets)
-        return tuple(name for name in first if all(name in other for other in others))
-
-    @property
-    def fingerprint(self) -> str:
-        """Digest of what decides the samples: the data sets', and which samples of them, in which numbering."""
-        content = {
-            "datasets": [str(getattr(dataset, "fingerprint", "")) for dataset in self.datasets],
-            "numbering": [_digest(self._parts), _digest(self._indices)],
-            "mixture": None if self.mixture is None else [self.mixture.lengths, self.mixture.takes],
-        }
-        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
-
-    @property
-    def transform(self) -> Callable[[Any], Any] | None:
-        """The data sets' own transforms; None where none has one."""
-        return None if all(dataset.transform is None for dataset in self.datasets) else self._transform
-
-    def _transform(self, sample: Sample[Any]) -> Any:
-        number = sample.index
-        assert isinstance(number, int)
-        part, sample.index = self.locate(number)  # a data set's own transform knows its own numbering
-        own = self.datasets[part].transform
-        return self._renumbered(sample if own is None else own(sample), number)
-
-    def counts(self, entity: str | None = None) -> npt.NDArray[np.int64]:
-        """Return how many rows of an entity each sample has, ``(len(self),)``: of stores only."""
-        if isinstance(self._parts, _InTurn) or isinstance(self._indices, _InTurn):
-            raise ConfigError(f"counts: of {len(self)} samples, too many to list; ask each data set for its own")
-        counts = [dataset.counts(entity) for dataset in self.datasets]
-        starts = np.cumsum([0, *map(len, counts)])
-        rows: npt.NDArray[np.int64] = np.concatenate(counts)[starts[self._parts] + self._indices]
-        return rows
-
-    def blocks(self) -> npt.NDArray[np.int64]:
-        """Return which samples share chunks, a number for each block, ``(len(self),)``: of grids only."""
-        for source in self._sources:
-            if source.lacks("blocks"):
-                raise ConfigError(
-                    f"blocks: {type(source.dataset).__name__} does not say which samples share chunks, as grids do; "
-                    "use shuffle=True"
-                )
-        found = [dataset.blocks() for dataset in self.datasets]
-        firsts = np.cumsum([0, *(int(each.max(initial=-1)) + 1 for each in found)])
-        starts = np.cumsum([0, *map(len, found)])
-        numbers: npt.NDArray[np.int64] = np.concatenate([a + n for a, n in zip(firsts, found, strict=False)])
-        if isinstance(self._parts, _InTurn) or isinstance(self._indices, _InTurn):
-            return numbers  # all of one data set after all of the one before it
-        return numbers[starts[self._parts] + self._indices]
-
-    @property
-    def is_local(self) -> bool:
-        """Whether all data sets lie on disks of this machine."""
-        return all(source.is_local for source in self._sources)
-
-    @property
-    def static_nbytes(self) -> int:
-        """Bytes of the fields that all samples of a data set share, of all data sets."""
-        return sum(source.static_nbytes for source in self._sources)
-
-    def shared_reads(self, index: int) -> Sequence[Any]:
-        """Return the blocks of decoded rows that a sample shares with others of its data set."""
-        part, own = self.locate(index)
-        return self._sources[part].shared_reads(own)
-
-    @checked_keywords
-    def plan(self, index: int, rank: int | None = None) -> Any:
-        """Plan what a rank of the domain reads of a sample."""
-        part, own = self.locate(index)
-        return self.datasets[part].plan(own, rank)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Tell the data sets that want to know."""
-        for source in self._sources:
-            source.set_epoch(epoch)
-
-    def close(self) -> None:
-        """Close the data sets' files; the next read opens them again."""
-        for dataset in self.datasets:
-            dataset.close()
-
-    # -- normalising ---------------------------------------------------------------------------------------------
-
-    @checked_keywords
-    def normalise(
-        self, stats: Statistics, *, fields: str | Sequence[str] | None = None, method: str = "mean_std"
-    ) -> CombinedDataset[SampleT]:
-        """Return these samples, normalised as each data set's own ``normalise`` does.
-
-        Raises
-        ------
-        UnknownNameError, FieldMismatchError, ConfigError
-            Statistics that do not fit.
-        """
-        datasets = [dataset.normalise(stats, fields=fields, method=method) for dataset in self.datasets]
-        return _combined(datasets, self._parts, self._indices, mixture=self.mixture)
-
-    def denormalise(self, sample: Any) -> Any:
-        """Return a sample, a batch, or tensors by field, in the units that :meth:`normalise` left.
-
-        Raises
-        ------
-        ConfigError
-            Nothing is normalised; or it is not known of which data set a sample is, or a batch is of several, and they
-            are normalised differently: with levels in another order, say.
-        """
-        index = sample.index if isinstance(sample, Sample) else None
-        first, *others = self._come_from([index] if isinstance(index, int) else index)
-        if any(not alike(first.normalising, other.normalising) for other in others):
-            raise ConfigError(
-                "denormalise: these may be of several data sets, which are normalised differently; ask the data set "
-                "that they are of"
-            )
-        return first.denormalise(sample)
-
-    def _come_from(self, indices: Sequence[int] | None) -> list[Any]:
-        """Return the data sets that read some samples; None: any."""
-        found = []
-        for number, dataset in enumerate(self.datasets):
-            own = None if indices is None else [at for part, at in map(self.locate, indices) if part == number]
-            if own is None or own:
-                found += dataset._come_from(own) if isinstance(dataset, CombinedDataset) else [dataset]
-        return found
-
-    # -- reading -------------------------------------------------------------------------------------------------
-
-    def read_local(self, index: int) -> Any:
-        """Read this rank's part of one sample. Thread-safe, no collectives."""
-        part, own = self.locate(index)
-        return self.datasets[part].read_local(own)
-
-    @property
-    def epoch(self) -> tuple[Any, ...]:
-        """The data sets' epochs; None for one that has none."""
-        return tuple(source.epoch for source in self._sources)
-
-    def epoch_reader(self, epoch: tuple[Any, ...] | None = None, *, empty: Empty = np.empty) -> Callable[[int], Any]:
-        """Return :meth:`read_local` of the present epoch, whatever is set later: for reading ahead.
-
-        ``empty`` makes the arrays that are read into, of data sets whose samples differ in size.
-        """
-        epochs = self.epoch if epoch is None else epoch
-        reads = [source.reader(own, empty=empty) for source, own in zip(self._sources, epochs, strict=True)]
-
-        def read(index: int) -> Any:
-            part, own = self.locate(index)
-            return reads[part](own)
-
-        return read
-
-    def assemble(self, local: Any, *, index: int | list[int], batched: bool = False) -> SampleT:
-        """Wrap local parts as their data set does: of one sample, or of a batch of them."""
-        if isinstance(index, int):
-            part, own = self.locate(index)
-            return self._renumbered(self._sources[part].assemble(local, index=own), index)
-        places = [self.locate(i) for i in index]
-        if len({part for part, _ in places}) == 1:
-            dataset = self.datasets[places[0][0]]
-            return self._renumbered(dataset.assemble(local, index=[own for _, own in places], batched=True), index)
-        rows = [{name: values[row] for name, values in local.items()} for row in range(len(index))]
-        return self._renumbered(
-            collate([self.assemble(row, index=i) for row, i in zip(rows, index, strict=True)]), index
-        )
-
-    def __getitem__(self, index: int) -> SampleT:
-        part, own = self.locate(index)
-        return self._renumbered(self.datasets[part][own], index % len(self))
-
-    @staticmethod
-    def _renumbered(sample: Any, index: int | list[int]) -> SampleT:
-        renumbered: SampleT = sample
-        if isinstance(sample, Sample):  # a worker process has no more than parts, and a transform returns what it likes
-            sample.index = index
-        return renumbered
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"mesh": None}
-
-
-class BufferedCombined(CombinedDataset[SampleT]):
-    """Of grids whose local parts have the same shapes, so that they are read into the same buffers."""
-
-    def buffer_specs(self) -> dict[str, BufferSpec]:
-        """Return shape and dtype of this rank's part of each field."""
-        return dict(self.datasets[0].buffer_specs())
-
-    def read_into(self, index: int, out: Mapping[str, npt.NDArray[Any]]) -> Any:
-        """Read this rank's part into buffers shaped as :meth:`buffer_specs`. Thread-safe, no collectives."""
-        part, own = self.locate(index)
-        return self.datasets[part].read_into(own, out)
-
-
-def _combined(datasets: Sequence[Any], parts: _Numbers, indices: _Numbers, **options: Any) -> CombinedDataset[Any]:
-    sources = [Source(dataset) for dataset in datasets]
-    for source in sources:
-        if source.lacks("read_local", "assemble", "mesh"):
-            raise ConfigError(
-                f"{type(source.dataset).__name__} is no data set of scidata.open_dataset; torch's Subset and "
-                "ConcatDataset take any"
-            )
-    specs = [dict(source.dataset.buffer_specs()) if source.has_buffers else None for source in sources]
-    same = specs[0] is not None and all(spec == specs[0] for spec in specs)
-    return (BufferedCombined if same else CombinedDataset)(datasets, parts, indices, **options)
 
 
 @checked_keywords
@@ -386,7 +57,7 @@ def subset(dataset: Readable[SampleT], indices: Sequence[int] | npt.ArrayLike) -
     if chosen.size and not -count <= chosen.min() <= chosen.max() < count:
         raise ConfigError(f"subset: indices from {chosen.min()} to {chosen.max()}, but there are {count} samples")
     chosen = chosen.astype(np.int64) % max(1, count)
-    return _combined([dataset], np.zeros(len(chosen), np.int64), chosen)
+    return combined_dataset([dataset], np.zeros(len(chosen), np.int64), chosen)
 
 
 def concat(*datasets: Readable[SampleT]) -> CombinedDataset[SampleT]:
@@ -488,10 +159,10 @@ def _lengths(where: str, datasets: Iterable[Any]) -> list[int]:
 
 def _joined(datasets: Sequence[Any], lengths: Sequence[int], **options: Any) -> CombinedDataset[Any]:
     if sum(lengths) > MAX_LISTED:
-        return _combined(datasets, _InTurn(lengths, own=False), _InTurn(lengths, own=True), **options)
+        return combined_dataset(datasets, InTurn(lengths, own=False), InTurn(lengths, own=True), **options)
     parts = np.repeat(np.arange(len(lengths)), lengths)
     indices = np.concatenate([np.arange(length) for length in lengths])
-    return _combined(datasets, parts.astype(np.int64), indices.astype(np.int64), **options)
+    return combined_dataset(datasets, parts.astype(np.int64), indices.astype(np.int64), **options)
 
 
 def as_combined(dataset: Any) -> Any:

@@ -20,7 +20,8 @@ from scidata.core.moments import Figures, Moments
 from scidata.core.passes import FieldPass
 from scidata.core.tasks import Executor, Tick, Work, executor_of
 from scidata.core.types import IntArray
-from scidata.data.combine import CombinedDataset, as_combined
+from scidata.data.combine import as_combined
+from scidata.data.combined_dataset import CombinedDataset
 from scidata.data.domain_dataset import DomainDataset
 from scidata.data.field_moments import FieldMoments, Stretch, check_paths, cut_evenly, gather_one
 from scidata.data.figures import FieldStatistics, Labels, Statistics

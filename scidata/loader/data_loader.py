@@ -20,7 +20,8 @@ from scidata.core.checks import optional, whole
 from scidata.core.keywords import checked_keywords
 from scidata.core.memory import BlockPool
 from scidata.data.collate import collate
-from scidata.data.combine import CombinedDataset, as_combined
+from scidata.data.combine import as_combined
+from scidata.data.combined_dataset import CombinedDataset
 from scidata.data.sample import Sample
 from scidata.data.source import Readable, Source
 from scidata.errors import ConfigError

@@ -20,10 +20,6 @@ def checked_halo(store: Store, halo: float) -> float:
         No number, negative, hops that are not whole, or a store without edges or positions.
     """
     kind = store.manifest.kind
-    if kind == "hetero" and halo not in (0, 1):
-        raise ConfigError(
-            f"halo={halo!r}: a graph between several node sets holds the sources of its edges, halo=1, and no more"
-        )
     number = isinstance(halo, int | float | np.integer | np.floating) and not isinstance(halo, bool)
     if not number or not np.isfinite(halo) or halo < 0:
         what = "a radius" if kind == "points" else "a number of hops"
@@ -34,7 +30,7 @@ def checked_halo(store: Store, halo: float) -> float:
         return float(halo)
     if halo != int(halo):
         raise ConfigError(f"halo={halo}: the halo of a {kind} is a whole number of hops along its edges")
-    if kind != "hetero" and halo and "edge" not in store.manifest.entities:
+    if halo and "edge" not in store.manifest.entities:
         raise ConfigError(f"{store.path}: halo={halo} needs edges, and the store has none; write it again with --edges")
     return int(halo)
 

@@ -109,7 +109,8 @@ Halo = Annotated[
     _option(
         "[DIM=]N[:M]",
         "Neighbours' rows that are read too: N on each side, or N below and M above; may be repeated. Stores: hops "
-        "along edges, or a radius of points. Default 0.",
+        "along edges, or a radius of points; between node sets also layers by relation, in their order: "
+        "grid__to__mesh=1,mesh__to__mesh=4. Default 0.",
         _SPLIT,
     ),
 ]

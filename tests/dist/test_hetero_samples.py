@@ -222,7 +222,7 @@ def test_repairs(tmp_path: Path) -> None:
 def read_with_wrong_options(rank: int, num_ranks: int, folder: str) -> None:
     mesh = scidata.init_mesh(domain=num_ranks, device="cpu")
     for options, said in (
-        ({"halo": 2}, "halo=1, and no more"),
+        ({"halo": 2.5}, "whole number of layers"),
         ({"weights": {"gird": 1}}, "did you mean 'grid'"),
         ({"weights": "u"}, "a cost by set"),
         ({"weights": {"grid": -1}}, "from 0 on"),
@@ -244,7 +244,7 @@ def test_the_command_line(folder: Path, tmp_path: Path) -> None:
     for command, said in (
         (["inspect", graph], "kind: hetero"), (["partition", "--dry-run", graph, store], "mesh__near__mesh"),
         (["partition", graph, store], "17 mesh,"), (["verify", store], "17 mesh,"), (["inspect", store], "grid__to__mesh"),
-        (["plan", store, "--domain", "3"], "edges cut; most of a rank"), (["stats", store], "mesh__to__grid/length"),
+        (["plan", store, "--domain", "3", "--halo", "grid__to__mesh=1,mesh__near__mesh=2"], "mesh__near__mesh >"), (["stats", store], "mesh__to__grid/length"),
     ):  # fmt: skip
         result = CliRunner().invoke(app, command)
         assert result.exit_code == 0, (command, result.output)

@@ -236,6 +236,8 @@ def open_dataset(
         (``DataLoader.set_epoch``), without replacement, every row equally likely; all of a sample that has no more.
         The ranks of a domain draw the same, and each reads its own. Of a mesh, ``"cell"`` draws cells, with their nodes
         and the edges between these; ``"node"`` draws nodes, with the cells and edges that lie between drawn ones.
+        Graphs between several node sets: ``{"grid": 20_000, "mesh": 5_000}``, with all rows of sets that are not named,
+        and the edges both of whose ends are there.
     subsample_block
         Rows that are drawn together. 1 draws single rows, which costs about as much as reading all where a chunk holds
         a drawn row each; ``"chunk"`` draws whole chunks (of a store 1024 rows, neighbours in space unless it was

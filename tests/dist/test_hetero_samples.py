@@ -227,7 +227,6 @@ def read_with_wrong_options(rank: int, num_ranks: int, folder: str) -> None:
         ({"weights": "u"}, "a cost by set"),
         ({"weights": {"grid": -1}}, "from 0 on"),
         ({"bounds": {"grid": [0, 50]}}, "none for node set 'mesh'"),
-        ({"subsample": {"grid": 4}}, "graph between several"),
         ({"fields": ["pos"]}, "grid/pos"),
     ):
         with pytest.raises((ConfigError, UnknownNameError)) as caught:
@@ -258,7 +257,7 @@ def train_on_parts(rank: int, num_ranks: int, folder: str) -> list[Any]:
     nn = pytest.importorskip("torch_geometric.nn")
     mesh = scidata.init_mesh(domain=num_ranks, device="cpu")
     found = []
-    both: list[dict[str, Any]] = [{}, {"halo": 1, "ghosts": "disk"}]
+    both: list[dict[str, Any]] = [{}, {"halo": 1, "ghosts": "disk"}, {"subsample": {"grid": 30, "mesh": 9}}]
     for options in both:
         ds: Any = scidata.open_dataset(f"{folder}/hilbert.store", mesh, weights={"grid": 1, "mesh": 4}, **options)
         data = ds[1].to_pyg(x={"grid": ["u", "grid/pos"], "mesh": ["area", "mesh/pos"]})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from scidata.errors import ConfigError, UnknownNameError, near_matches
+from scidata.meshes.hetero import is_relation
 from scidata.store.format.manifest import FieldInfo
 from scidata.store.format.node_sets import sets_of
 from scidata.store.format.store import Store
@@ -46,9 +47,15 @@ def checked_subsample(store: Store, subsample: Subsample | None) -> Subsample | 
     if subsample is None:
         return None
     if store.manifest.kind == "hetero":
-        raise ConfigError(
-            f"{store.path}: subsample draws rows of one set, and this is a graph between several; leave it out"
-        )
+        sets = sets_of(store.manifest.samples[0])
+        for name in subsample.counts:
+            if name not in sets:
+                follow = "; edges follow the rows that are drawn" if is_relation(name) else near_matches(name, sets)
+                raise UnknownNameError(
+                    f"{store.path}: subsample draws rows of {' or '.join(sets)}, not of {name!r}{follow}"
+                )
+        return subsample
+    subsample.only_one(store.path)
     drawable = [entity for entity in store.manifest.entities if entity in (store.manifest.entity, "cell")]
     if subsample.entity not in drawable:
         follow = "; edges follow the nodes that are drawn" if subsample.entity == "edge" else ""

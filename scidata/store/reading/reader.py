@@ -38,7 +38,7 @@ from scidata.store.reading.passes import StorePass
 from scidata.store.reading.rows import RowAccess
 from scidata.store.reading.sets import cut_sets
 from scidata.store.reading.subsample import Subsample
-from scidata.store.reading.subsample_part import drawn_part
+from scidata.store.reading.subsample_part import drawn_part, drawn_sets
 from scidata.store.reading.topology import LocalTopology, read_topology
 
 _T = TypeVar("_T")
@@ -284,10 +284,14 @@ class StoreReader(PartReader):
     def _drawn(self, access: RowAccess, cut: SamplePart, index: int, part: int, epoch: int) -> LocalTopology:
         """Find what a part holds of an epoch's draw from a sample."""
         assert self.subsample is not None
-        entity = self.subsample.entity
-        num_rows = self.store.sample(cut.index).counts[entity]
-        draw = self.subsample.draw(num_rows, epoch=epoch, index=index % self.num_samples, chunk_rows=CHUNK_ROWS)
-        return drawn_part(access, cut, part, draw, entity)
+        info, entity = self.store.sample(cut.index), self.subsample.entity
+        when = {"epoch": epoch, "index": index % self.num_samples, "chunk_rows": CHUNK_ROWS}
+        if self.kind == "hetero":
+            draws = {
+                name: self.subsample.draw_of_set(name, info.counts[name], **when) for name in self.subsample.counts
+            }
+            return drawn_sets(access, info, cut, part, draws)
+        return drawn_part(access, cut, part, self.subsample.draw(info.counts[entity], **when), entity)
 
     def _found(self, access: RowAccess, cut: SamplePart, index: int, part: int, epoch: int) -> LocalTopology:
         if self.subsample is None:

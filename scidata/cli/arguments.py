@@ -322,11 +322,10 @@ def parse_width(values: Sequence[str], option: str = "--halo") -> float | list[s
     text = _only(option, values, accepted)
     if text is None:
         return 0
-    if "=" in text:
-        layers = []
-        for relation, _, number in (part.partition("=") for part in text.split(",")):
-            layers += [relation.strip()] * _integer(option, number.strip(), accepted)
-        return layers
+    pairs = [part.partition("=")[::2] for part in text.split(",")]
+    if all(name.count("__") >= 2 for name, _ in pairs):
+        layers = [[name.strip()] * _integer(option, number.strip() or "1", accepted) for name, number in pairs]
+        return [name for names in layers for name in names]
     try:
         width = int(text) if re.fullmatch(r"[+-]?\d+", text) else float(text)
     except ValueError:

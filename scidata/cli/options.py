@@ -202,7 +202,8 @@ Nodes = Annotated[
     _option(
         "SET=RULE,...",
         "Build a graph between node sets around the file, with --edges by relation. file: its own points. "
-        "icosahedral:6, healpix:64, gaussian:O96, latlon:1.0: generated.",
+        "icosahedral:6, healpix:64, gaussian:O96, latlon:1.0: generated; gaussian:FILE: by its points on each "
+        "latitude.",
         _ROWS,
     ),
 ]

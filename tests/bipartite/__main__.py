@@ -1,4 +1,4 @@
-"""Run PyTorch Geometric's convolutions between two sets of nodes on stored graphs, cut over ranks: ``python -m tests.bipartite``.
+"""Run PyTorch Geometric's convolutions between two sets of nodes on stored, cut graphs: ``python -m tests.bipartite``.
 
 Prints what is neither right nor refused, and totals; with ``--write FILE`` a table of all.
 """
@@ -50,6 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bipartite", description=__doc__)
     parser.add_argument("names", nargs="*", help="layers; all of them by default")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--amp", action="store_true", help="in single precision, under autocast to bfloat16")
     parser.add_argument("--write", type=Path, help="write a table of all, in Markdown")
     options = parser.parse_args()
     names = options.names or list(cases())
@@ -57,7 +58,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = write_store(Path(folder))
         for num_ranks in options.ranks:
-            results[num_ranks] = run_ranks(on_ranks, num_ranks, store, names, timeout=900)[0]
+            results[num_ranks] = run_ranks(on_ranks, num_ranks, store, names, options.amp, timeout=900)[0]
             for found in results[num_ranks]:
                 for kind in sorted(set(found.counts) - {"right"}):
                     print(
@@ -72,8 +73,9 @@ def main() -> None:
         shown = ", ".join(map(str, options.ranks))
         words = (
             f"`python -m tests.bipartite`, torch {torch.__version__}, torch-geometric {torch_geometric.__version__}, "
-            f"{date.today()}: on two stored graphs, along two relations, on {shown} ranks, with empty parts and a set of "
-            "fewer nodes than ranks; outputs, gradients of parameters and inputs against one process at 1e-10 (float64)."
+            f"{date.today()}: on two stored graphs, along two relations, on {shown} ranks, with empty parts and a set "
+            "of fewer nodes than ranks; outputs, gradients of parameters and inputs against one process at "
+            f"{'0.05 (autocast to bfloat16)' if options.amp else '1e-10 (float64)'}."
         )
         options.write.write_text(table(results, words))
 

@@ -1,8 +1,7 @@
-"""PyTorch Geometric's convolutions between two sets of nodes: how each is made and called, and what comes of it on shards."""
+"""PyTorch Geometric's convolutions between two sets of nodes: how each is made and called, and tried on shards."""
 
 from __future__ import annotations
 
-import pickle
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -73,6 +72,10 @@ def with_attr(layer: Any, of: Given) -> Any:
 
 def with_weight(layer: Any, of: Given) -> Any:
     return layer(of.x, of.edges, of.weight)
+
+
+def with_pseudo(layer: Any, of: Given) -> Any:
+    return layer(of.x, of.edges, of.attr.sigmoid())
 
 
 def with_kind(layer: Any, of: Given) -> Any:
@@ -164,11 +167,11 @@ def cases() -> dict[str, Case]:
         "SAGEConv no target": (lambda: g.SAGEConv(both, 3, root_weight=False), without_target),
         "SAGEConv lstm": (lambda: g.SAGEConv(both, 3, aggr="lstm"), plain),
         "SignedConv": (lambda: g.SignedConv(DIM, 3, first_aggr=True), signed),
-        "SplineConv": (lambda: g.SplineConv(both, 3, EDGE, 3), lambda layer, of: layer(of.x, of.edges, of.attr.sigmoid())),
+        "SplineConv": (lambda: g.SplineConv(both, 3, EDGE, 3), with_pseudo),
         "TransformerConv": (lambda: g.TransformerConv(both, 3, heads=2, edge_dim=EDGE), with_attr),
         "TransformerConv beta": (lambda: g.TransformerConv(both, 3, heads=2, concat=False, beta=True), plain),
         "TransformerConv attention": (lambda: g.TransformerConv(both, 3, edge_dim=EDGE), with_attention),
-        "WLConvContinuous": (lambda: g.WLConvContinuous(), with_weight),
+        "WLConvContinuous": (g.WLConvContinuous, with_weight),
         "DynamicEdgeConv": (lambda: g.DynamicEdgeConv(mlp(2 * DIM, 3), 3), lambda layer, of: layer(of.x)),
         "GravNetConv": (lambda: g.GravNetConv(DIM, 3, 2, 3, 2), lambda layer, of: layer(of.x)),
         "SimpleConv root": (lambda: g.SimpleConv(combine_root="cat"), with_weight),
@@ -198,7 +201,7 @@ def layers_of_pyg() -> set[str]:
     return found
 
 
-# -- the graphs ------------------------------------------------------------------------------------------------------------
+# -- the graphs ------------------------------------------------------------------------------------------------------
 
 
 def write_store(folder: Path) -> str:
@@ -230,7 +233,8 @@ def given(data: Any, relation: tuple[str, str, str], dtype: torch.dtype = torch.
         return x.detach().to(dtype).clone().requires_grad_()
 
     leaves = {
-        "source": leaf(data[source].x), "target": leaf(data[target].x), "attr": leaf(edge.attr), "weight": leaf(edge.weight),
+        "source": leaf(data[source].x), "target": leaf(data[target].x),
+        "attr": leaf(edge.attr), "weight": leaf(edge.weight),
         "pos of source": leaf(data[source].pos), "pos of target": leaf(data[target].pos),
     }  # fmt: skip
     return Given(
@@ -245,14 +249,15 @@ def given(data: Any, relation: tuple[str, str, str], dtype: torch.dtype = torch.
     )
 
 
-# -- trying ----------------------------------------------------------------------------------------------------------------
+# -- trying ----------------------------------------------------------------------------------------------------------
 
 
-def ran(case: Case, of: Given) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """Return outputs, and gradients of parameters, buffers and inputs, whole."""
+def ran(case: Case, of: Given, *, amp: bool = False) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """Return outputs, and gradients of parameters, buffers and inputs, whole; ``amp``: under autocast to bfloat16."""
     torch.manual_seed(0)
     layer = case[0]().to(of.x[0].dtype)
-    found = case[1](layer, of)
+    with torch.autocast("cpu", torch.bfloat16, enabled=amp):
+        found = case[1](layer, of)
     outputs = list(found) if isinstance(found, tuple) else [found]
     loss: Any = 0.0
     for each in outputs:
@@ -282,14 +287,20 @@ def judge(found: Any, expected: Any, tolerance: float) -> tuple[str, str]:
         )
     for name, a, b in pairs:
         scale = max(1.0, float(b.abs().max())) if b.numel() and b.is_floating_point() else 1.0
+        if a.dtype != b.dtype:
+            return "wrong", f"{name}: {a.dtype} and {b.dtype}"
         if a.shape != b.shape or not torch.allclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True):
             far = float((a - b).abs().max()) if a.shape == b.shape else float("nan")
             return "wrong", f"{name}: {tuple(a.shape)} and {tuple(b.shape)}, {far:.1e} apart"
     return "right", ""
 
 
-def on_ranks(rank: int, num_ranks: int, store: str, names: list[str], done: Path | None = None) -> list[Found]:
-    """Try layers on stored graphs that are cut, against the whole ones; every rank says the same."""
+def on_ranks(rank: int, num_ranks: int, store: str, names: list[str], amp: bool = False) -> list[Found]:
+    """Try layers on stored graphs that are cut, against the whole ones; every rank says the same.
+
+    ``amp``: in single precision, under autocast to bfloat16.
+    """
+    dtype, tolerance = (torch.float32, 0.05) if amp else (torch.float64, 1e-10)
     mesh = scidata.init_mesh(domain=num_ranks, device="cpu")
     both: list[tuple[Any, Any]] = []
     for number in (0, 1):
@@ -303,17 +314,14 @@ def on_ranks(rank: int, num_ranks: int, store: str, names: list[str], done: Path
         for parts, one in both:
             for relation in RELATIONS:
                 try:
-                    expected = ran(every[name], given(one, relation))
+                    expected = ran(every[name], given(one, relation, dtype), amp=amp)
                 except Exception as e:  # one process cannot, either
                     found.add("not run", f"{type(e).__name__}: {e}")
                     continue
                 try:
-                    kind, note = judge(ran(every[name], given(parts, relation)), expected, 1e-10)
+                    kind, note = judge(ran(every[name], given(parts, relation, dtype), amp=amp), expected, tolerance)
                 except UnsupportedShardOp as e:
                     kind, note = "refused", str(e)
                 found.add(kind, note)
         results.append(found)
-        if done is not None and rank == 0:
-            with done.open("ab") as file:
-                pickle.dump(found, file)
     return results

@@ -181,6 +181,10 @@ def change(path: Path, name: str, values: Any) -> None:
         ("edges/mesh__near__mesh/edge_index", [[3, 0], [3, 1]], CorruptDataError, "from a node to itself"),
         ("edges/grid__to__moon/edge_index", [[0], [0]], CorruptDataError, "no node set 'moon'"),
         ("edges/grid__to__mesh/edge_index", [[0], [1], [2]], FieldMismatchError, "(2, num_edges)"),
+        ("edges/grid_to_mesh/edge_index", [[0], [0]], FieldMismatchError, "says not of which node sets"),
+        ("edges/grid__to__mesh/weight", np.zeros(7), FieldMismatchError, "(7,), and no dimension of 114 rows"),
+        ("nodes/mesh/depth", np.zeros((4, 16)), FieldMismatchError, "(4, 16), and no dimension of 17 rows"),
+        ("edges/grid__to__mesh/edge_index", [[0.5], [0]], CorruptDataError, "no integers"),
         ("nodes/mesh/pos", None, ConfigError, "node set 'mesh' has none"),
         ("nodes/mesh/pos", np.full((17, 2), np.nan), CorruptDataError, "17 of 17 points"),
         ("nodes/mesh/pos", np.zeros((17, 3)), ConfigError, "2 and 3 coordinates"),
@@ -198,6 +202,10 @@ def test_bad_input_is_named(tmp_path: Path, name: str, values: Any, error: type[
     with pytest.raises(error) as caught:
         scidata.partition(path, tmp_path / "out.store")
     assert said in str(caught.value)
+    result = CliRunner().invoke(app, ["partition", str(path), str(tmp_path / "out.store")])
+    assert result.exit_code in (1, 2)
+    assert said in " ".join(result.output.split())
+    assert not (tmp_path / "out.store" / "manifest.json").exists()
 
 
 def test_repairs(tmp_path: Path) -> None:

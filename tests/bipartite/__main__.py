@@ -27,7 +27,7 @@ def table(results: Mapping[int, list[Found]], words: str) -> str:
         outcome = worst(each)
         kinds[outcome] = kinds.get(outcome, 0) + 1
         note = next((f.notes[outcome] for f in each if outcome in f.notes), "").replace("|", "/").splitlines()
-        rows.append(f"| {first.name} | {outcome} | {note[0][:160] if note else ''} |")
+        rows.append(f"| {first.name} | {outcome} | {note[0].partition(' Layout: ')[0][:160] if note else ''} |")
     total = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items(), key=lambda x: -x[1]))
     lines = [
         "# PyTorch Geometric's convolutions between two node sets",

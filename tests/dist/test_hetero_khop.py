@@ -185,6 +185,10 @@ def without_exchange(rank: int, num_ranks: int, store: str) -> None:
                             continue
                         scale = float(grad.abs().max())
                         torch.testing.assert_close(parameter.grad, grad, rtol=1e-10, atol=1e-12 * scale)
+    ds = scidata.open_dataset(store, mesh, halo=HALO)
+    (batch,) = scidata.DataLoader(ds, batch_size=2, num_workers=0)
+    for name, edges in scidata.collate([ds[0], ds[1]]).edge_index_dict_with_ghosts.items():
+        assert torch.equal(batch.edge_index_dict_with_ghosts[name], edges)
     if num_ranks > 1:
         check_narrow(store, mesh)
 

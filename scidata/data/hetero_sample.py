@@ -34,8 +34,8 @@ class HeteroSample(IrregularSample[TensorT]):
 
     A field is called ``"temperature"`` where one set alone has it, else ``"grid/temperature"``. Entities are the node
     sets (``"grid"``), the relations (``"grid__to__mesh"``), and ``"joint"``, the rows of all sets together, which are
-    cut at once. Each set has its own index map: its ghosts are the sources, by any relation, that end at owned rows of
-    some set; so one exchange of a set's rows serves all relations.
+    cut at once. Each set has its own index map: its ghosts are the sources, by any relation, of edges that end at owned
+    rows of some set, so that one exchange of a set's rows serves all relations; and what the layers of ``halo`` need.
 
     Examples
     --------
@@ -163,9 +163,8 @@ class HeteroSample(IrregularSample[TensorT]):
         maps = {name: self.index_map(name) for name in self.node_types}
         if self.device_mesh is None:
             sizes = {name: rows.num_global for name, rows in maps.items()}
-            return plain_hetero(
-                sizes, {name: {**node[name], **held[name]} for name in node}, self.edge_index_dict, edge
-            )
+            every = {name: {**node[name], **held[name]} for name in node}
+            return plain_hetero(sizes, every, self.edge_index_dict, edge)
         return hetero_to_pyg(self.edge_index_dict, maps, self.device_mesh, node=node, node_with_ghosts=held, edge=edge)
 
     def _of_parts(
@@ -218,12 +217,8 @@ class HeteroSample(IrregularSample[TensorT]):
             No such set.
         """
         of = None if rows_of is None else self._entity_named(rows_of, edges=False)
-        parts = self.parts
-        return (
-            module(*args, **kwargs)
-            if parts is None
-            else call_on_parts(module, replace(parts, rows_of=of), *args, **kwargs)
-        )
+        parts = None if self.parts is None else replace(self.parts, rows_of=of)
+        return module(*args, **kwargs) if parts is None else call_on_parts(module, parts, *args, **kwargs)
 
     @property
     def parts(self) -> SetParts | None:  # type: ignore[override]  # of several sets

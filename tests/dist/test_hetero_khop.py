@@ -221,7 +221,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_loss_and_gradients_of_one_process(store: str, num_ranks: int) -> None:
-    run_ranks(without_exchange, num_ranks, store, timeout=45)
+    run_ranks(without_exchange, num_ranks, store, timeout=150)
 
 
 def test_ghosts_are_what_layers_need(store: str) -> None:

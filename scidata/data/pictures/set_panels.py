@@ -64,7 +64,7 @@ class SetPanels:
         self._rows = -(-num // self._columns)
         self._num_before = num_before
         width = 8.2 if self._columns == 1 else 6.0
-        high = (width - 0.7) * (0.9 if self._frame.places.in_space else aspect) + 0.8
+        high = (width - 0.6) * (0.9 if self._frame.places.in_space else aspect) + 1.0
         self.figure = new_figure(self._columns * width + 1.8, self._rows * high)
 
     def axes(self, number: int) -> Any:

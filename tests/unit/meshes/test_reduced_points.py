@@ -9,8 +9,10 @@ import h5py
 import numpy as np
 import pytest
 import zarr
+from typer.testing import CliRunner
 
 import scidata
+from scidata.cli.app import app
 from scidata.errors import ConfigError
 from scidata.meshes.reduced_points import gaussian_of_rule, resolved_nodes
 from scidata.meshes.sets.gaussian import reduced_gaussian
@@ -60,6 +62,10 @@ def test_a_store_around_a_file(tmp_path: Path) -> None:
         )
         for i, mesh in enumerate((f"gaussian:{table}", N32))
     ]
+    rules = ["--nodes", f"grid=file,mesh=gaussian:{table}", "--edges", "mesh__to__grid=knn:3"]
+    result = CliRunner().invoke(app, ["partition", str(tmp_path / "grid.nc"), str(tmp_path / "2.store"), *rules])
+    assert result.exit_code == 0, result.output
+    assert f"{sum(WHOLE)} mesh" in result.output
     assert made[0].counts == made[1].counts
     assert made[0].counts["mesh"] == sum(WHOLE)
     sample: Any = scidata.open_dataset(tmp_path / "0.store")[0]

@@ -35,6 +35,7 @@ SLOW = (
     "test_rank_faults.py::test_ranks_end_together[exit 3-next-2-0]",
     "test_rank_faults.py::test_ranks_end_together[stop-compute-2-0]",
     "test_rank_faults.py::test_ranks_end_together[stop-next-3-1]",
+    "test_hetero_khop.py::test_loss_and_gradients_of_one_process[2]",
     "test_watch.py::test_scripts_hear_of_each_other[error-1-False]",
     "test_watch.py::test_scripts_hear_of_each_other[kill-0-False]",
     "test_watch.py::test_scripts_hear_of_each_other[kill-1-True]",

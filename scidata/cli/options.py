@@ -109,7 +109,8 @@ Halo = Annotated[
     _option(
         "[DIM=]N[:M]",
         "Neighbours' rows that are read too: N on each side, or N below and M above; may be repeated. Stores: hops "
-        "along edges, or a radius of points. Default 0.",
+        "along edges, or a radius of points; between node sets also layers by relation, in their order: "
+        "grid__to__mesh=1,mesh__to__mesh=4. Default 0.",
         _SPLIT,
     ),
 ]
@@ -201,7 +202,8 @@ Nodes = Annotated[
     _option(
         "SET=RULE,...",
         "Build a graph between node sets around the file, with --edges by relation. file: its own points. "
-        "icosahedral:6, healpix:64, gaussian:O96, latlon:1.0: generated.",
+        "icosahedral:6, healpix:64, gaussian:O96, latlon:1.0: generated; gaussian:FILE: by its points on each "
+        "latitude.",
         _ROWS,
     ),
 ]

@@ -242,15 +242,27 @@ def print_store_plan(plan: StorePlan, about: Mapping[str, Any], *, every_rank: b
     print_ranks(plan, every_rank, table)
     out.print(_halo_text(about, entity), soft_wrap=True)
     out.print("bytes are those of fields and of the index arrays that say which rows, edges and cells these are")
-    for name, (ghosts, cut_edges) in plan.by_relation.items():
-        num = plan.cut.bounds[name][-1]
-        out.print(f"{name}: {ghosts.sum()} ghosts, {cut_edges.sum()} of {num} edges cut; most of a rank "
-                  f"{ghosts.max()} and {cut_edges.max()}", soft_wrap=True)  # fmt: skip
+    if plan.by_relation:
+        _print_relations(plan)
     balance = ", ".join(f"{rows_named(e)} {plan.balance(e):.3f}" for e in [entity, *others])
     out.print(f"balance (most / mean of a rank): {balance}")
     print_world(plan, about)
     if not plan.exact:
         print_bullets("note", ["some sizes are estimated from decoded sizes"], "yellow")
+
+
+def _print_relations(plan: StorePlan) -> None:
+    """Print the ghosts and cut edges of each relation, of all ranks and of that with most."""
+    columns = ["relation", "edges", "ghosts", "most of\na rank", "edges\ncut", "most of\na rank", "%\ncut"]
+    with_others = any(each[2].any() for each in plan.by_relation.values())
+    columns += ["of others,\ncomputed too", "most of\na rank"] if with_others else []
+    table = make_table(columns, left=("relation",))
+    for name, each in plan.by_relation.items():
+        num = int(plan.cut.bounds[name][-1])
+        figures = [str(count) for row in each[: 2 + with_others] for count in (row.sum(), row.max())]
+        cut = f"{100 * each[1].sum() / num:.2f}" if num else "-"
+        table.add_row(name, str(num), *figures[:4], cut, *figures[4:])
+    console().print(table)
 
 
 def _sample_text(about: Mapping[str, Any]) -> str:
@@ -270,6 +282,10 @@ def _row_cells(found: Mapping[str, Any], entities: Sequence[str]) -> list[str]:
 
 def _halo_text(about: Mapping[str, Any], entity: str) -> str:
     """Say whose rows the ghosts are, and how they come."""
+    how = "read from disk" if about["ghosts"] == "disk" else "sent by their owners, not read"
+    if about["kind"] == "hetero":
+        along = " > ".join(" and ".join(layer) for layer in about["layers"])
+        return f"ghosts: rows of other ranks that layers along {along} need; their fields are {how}"
     reasons = (
         [f"{about['num_hops']} hop{'s' if about['num_hops'] > 1 else ''} along edges"] if about["num_hops"] else []
     )
@@ -281,5 +297,4 @@ def _halo_text(about: Mapping[str, Any], entity: str) -> str:
         return "ghosts: none; a store has those within a radius"
     if not reasons:
         return "ghosts: none, as there are neither edges nor cells; --halo R adds those within a radius"
-    how = "read from disk" if about["ghosts"] == "disk" else "sent by their owners, not read"
     return f"ghosts: {rows_named(entity)} of other ranks within {', and '.join(reasons)}; their fields are {how}"

@@ -52,6 +52,10 @@ class IrregularReader(Reader, Protocol):
         """Hops along edges that ghosts are away."""
 
     @property
+    def layers(self) -> tuple[tuple[str, ...], ...]:
+        """Of a graph between several node sets: of each layer that the ghosts are enough for, its relations."""
+
+    @property
     def period(self) -> tuple[float, ...] | None:
         """Width of the domain along each coordinate where it wraps, 0 where it does not; None where it does in none."""
 
@@ -294,6 +298,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
                 far=indices(local.far_edge_index),
                 cells=cells,
                 relations={name: _as_tensor(ids) for name, ids in local.relations.items()},
+                far_relations={name: _as_tensor(ids) for name, ids in local.far_relations.items()},
             )
             if local.topology is not None:
                 self._tensors[local.topology] = tensors
@@ -311,8 +316,10 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
             device_mesh=self._domain,
             read_ids=partial(self._read_ids, local.index, local.rows),
             num_hops=self.reader.num_hops,
+            layers=self.reader.layers,
             period=self.reader.period,
             relations=tensors.relations,
+            far_relations=tensors.far_relations,
         )
 
     def _read_ids(self, index: int, rows: Mapping[str, IntArray] | None, entity: str) -> IntArray:
@@ -340,11 +347,13 @@ class _Tensors:
     far: torch.Tensor | None
     cells: Cells | None
     relations: Mapping[str, torch.Tensor]
+    far_relations: Mapping[str, torch.Tensor]
 
     def written(self) -> bool:
         """Say whether somebody wrote to them."""
         cells = () if self.cells is None else (self.cells.offsets, self.cells.connectivity, self.cells.types)
-        every = [x for x in (self.edges, self.far, *cells, *self.relations.values()) if x is not None]
+        between = (*self.relations.values(), *self.far_relations.values())
+        every = [x for x in (self.edges, self.far, *cells, *between) if x is not None]
         return any(version_of(x) > 0 for x in every)
 
 

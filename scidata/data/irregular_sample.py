@@ -262,6 +262,7 @@ class IrregularSample(Sample[TensorT]):
             far_edge_index=moved(self._topology.far_edge_index),
             cells=None if self.cells is None else self.cells.to(device, lazily),
             relations={name: x.to(device, non_blocking=lazily) for name, x in self._topology.relations.items()},
+            far_relations={name: x.to(device, non_blocking=lazily) for name, x in self._topology.far_relations.items()},
         )
         held = {name: x.to(*args, **kwargs) for name, x in self._held.items()}
         fields = {

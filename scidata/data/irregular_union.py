@@ -6,7 +6,7 @@ rank, and ghosts, sorted by them, come by owner, then by sample.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -139,14 +139,9 @@ def _topology(samples: Sequence[IrregularSample], rows: dict[str, _Rows]) -> Top
         far = torch.cat([b for _, b in both], 1)[:, torch.from_numpy(rows["edge"].order).to(own.device)]
     if first.cells is not None:
         cells = _cells([s.topology.cells for s in samples], nodes)
-
-    relations = {}
-    for name in first.relations:
-        source, _, target = relation_parts(name) or ("", "", "")
-        each = [s.topology.relations[name] for s in samples]
-        ends = [torch.cat([rows[of].new_ids(i, x[row]) for i, x in enumerate(each)])
-                for row, of in enumerate((source, target))]  # fmt: skip
-        relations[name] = torch.stack(ends)
+    far_relations = _joined([s.topology.far_relations for s in samples], rows)
+    for name, pairs in far_relations.items():
+        far_relations[name] = pairs[:, torch.from_numpy(rows[name].order).to(pairs.device)]
 
     def read_ids(entity: str) -> IntArray:
         return np.concatenate([s.topology.read_ids(entity) for s in samples])
@@ -161,8 +156,21 @@ def _topology(samples: Sequence[IrregularSample], rows: dict[str, _Rows]) -> Top
         read_ids=read_ids,
         num_hops=first.num_hops,
         period=first.period,
-        relations=relations,
+        relations=_joined([s.topology.relations for s in samples], rows),
+        far_relations=far_relations,
+        layers=first.layers,
     )
+
+
+def _joined(relations: Sequence[Mapping[str, Tensor]], rows: Mapping[str, _Rows]) -> dict[str, Tensor]:
+    """Return the edges of each relation, of all samples, in the union's numbering."""
+    found = {}
+    for name in relations[0]:
+        source, _, target = relation_parts(name) or ("", "", "")
+        ends = [torch.cat([rows[of].new_ids(i, each[name][row]) for i, each in enumerate(relations)])
+                for row, of in enumerate((source, target))]  # fmt: skip
+        found[name] = torch.stack(ends)
+    return found
 
 
 def _split(sample: IrregularSample, nodes: _Rows, number: int) -> tuple[Tensor, Tensor]:

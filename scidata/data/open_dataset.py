@@ -15,7 +15,7 @@ from scidata.core.keywords import checked_keywords
 from scidata.core.urls import url_of
 from scidata.data.local_transform import LocalTransform
 from scidata.data.openers import open_grid, open_points, open_store, refuse
-from scidata.data.options import HowToCut, HowToReach, Options, Steps, WhatToRead
+from scidata.data.options import Halo, HowToCut, HowToReach, Options, Steps, WhatToRead
 from scidata.data.raw_kind import kind_of_raw
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.interop.xarray import Lazy, is_xarray, lazy_of
@@ -122,7 +122,7 @@ def open_dataset(
     bounds: Any = "even",
     weights: npt.ArrayLike | Mapping[str, npt.ArrayLike] | str | None = None,
     align: int | Mapping[str, int] = 1,
-    halo: float | Mapping[str, int | tuple[int, int]] = 0,
+    halo: Halo = 0,
     ghosts: str | None = None,
     periodic: str | Sequence[str] = (),
     decode: bool | str = True,
@@ -202,7 +202,9 @@ def open_dataset(
     halo
         Grids: ``{dim: width}`` or ``{dim: (below, above)}``; a number means every sharded dimension. Meshes and graphs:
         hops along edges. Points: a radius, to the nearest images where the domain wraps. Stores only
-        have one number.
+        have one number. Graphs between several node sets: layers along all relations, or which relations the layers of
+        a model follow, in their order: ``{"grid__to__mesh": 1, "mesh__to__mesh": 4}``, or a list of relations, of which
+        several in one layer are a tuple.
     ghosts
         Stores: ``"disk"`` reads the halo's rows of all fields too, the default where there is a halo; ``"exchange"``
         leaves them to an exchange between the ranks.
@@ -234,6 +236,8 @@ def open_dataset(
         (``DataLoader.set_epoch``), without replacement, every row equally likely; all of a sample that has no more.
         The ranks of a domain draw the same, and each reads its own. Of a mesh, ``"cell"`` draws cells, with their nodes
         and the edges between these; ``"node"`` draws nodes, with the cells and edges that lie between drawn ones.
+        Graphs between several node sets: ``{"grid": 20_000, "mesh": 5_000}``, with all rows of sets that are not named,
+        and the edges both of whose ends are there.
     subsample_block
         Rows that are drawn together. 1 draws single rows, which costs about as much as reading all where a chunk holds
         a drawn row each; ``"chunk"`` draws whole chunks (of a store 1024 rows, neighbours in space unless it was

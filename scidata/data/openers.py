@@ -37,7 +37,7 @@ def open_store(
     dp_axis, axes, num_parts = _one_axis(mesh, cut.dp, path)
     reader = StoreReader(
         path, num_parts=num_parts, **_common(what, cut, reach), **what.samples, subsample=what.draw(),
-        halo=cut.halo, ghosts=cut.ghosts or ("disk" if cut.halo else "exchange"),  # type: ignore[arg-type]  # it checks
+        halo=cut.halo, ghosts=cut.ghosts or ("disk" if cut.halo else "exchange"),
         cache_bytes=CACHE_BYTES if reach.cache_bytes is None else reach.cache_bytes, disk=reach.disk(),
     )  # fmt: skip
     if what.kind not in (None, reader.kind):

@@ -17,6 +17,8 @@ from scidata.errors import ConfigError, near_matches
 from scidata.read.disk_cache import DiskCache, make_cache
 from scidata.store.reading.subsample import Subsample, make_subsample
 
+#: A width, widths by dim, or the relations that the layers of a model follow.
+Halo: TypeAlias = float | Mapping[str, int | tuple[int, int]] | Sequence[str | Sequence[Any]]
 #: Offsets along the sample dimension: of all fields, or by field.
 Steps: TypeAlias = Sequence[int] | Mapping[str, Sequence[int]]
 
@@ -128,7 +130,7 @@ class HowToCut:
     bounds: Any
     weights: npt.ArrayLike | Mapping[str, npt.ArrayLike] | str | None
     align: int | Mapping[str, int]
-    halo: float | Mapping[str, int | tuple[int, int]]
+    halo: Halo
     ghosts: str | None
     periodic: str | Sequence[str]
     dp: str
@@ -192,7 +194,7 @@ class Options(TypedDict, total=False):
     bounds: Any
     weights: npt.ArrayLike | Mapping[str, npt.ArrayLike] | str | None
     align: int | Mapping[str, int]
-    halo: float | Mapping[str, int | tuple[int, int]]
+    halo: Halo
     ghosts: str | None
     periodic: str | Sequence[str]
     decode: bool | str

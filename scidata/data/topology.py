@@ -64,6 +64,10 @@ class Topology:
     relations
         Of a graph between several node sets, by relation: as ``edge_index``, local ids of its source set and of its
         target set.
+    far_relations
+        The same, of the edges that end at ghosts.
+    layers
+        Of each layer of a model that the ghosts are enough for, the relations that it follows.
     """
 
     entity: str
@@ -76,6 +80,8 @@ class Topology:
     num_hops: int
     period: tuple[float, ...] | None = None
     relations: Mapping[str, Tensor] = field(default_factory=dict)
+    far_relations: Mapping[str, Tensor] = field(default_factory=dict)
+    layers: tuple[tuple[str, ...], ...] = ()
 
 
 def shard_rows(local: Tensor, rows: IndexMap, dim: int, device_mesh: DeviceMesh | None) -> Tensor:

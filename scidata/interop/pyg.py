@@ -99,7 +99,8 @@ def _data_class() -> Any:
 
 # -- whole samples -----------------------------------------------------------------------------------------------------
 
-_FOR_LOSSES = ("y", "batch")  # what no layer reads
+#: What no layer reads: the owned rows of it, where a model runs without exchange.
+FOR_LOSSES = ("y", "batch")
 
 
 class GraphSample(Protocol):
@@ -217,7 +218,7 @@ def _of_parts(sample: GraphSample, node: Mapping[str, _Group], edge: Mapping[str
                 sample.rows_first(each, entity=entity)  # checked before anything is sent
             parts = [sample.with_ghosts(n).movedim(sample.places[n].dim, 0) for n in names]
             fields[name] = side_by_side(parts) if flat else parts[0]
-    for name in fields.keys() & set(_FOR_LOSSES):
+    for name in fields.keys() & set(FOR_LOSSES):
         fields[name] = node_tensor(fields[name][: rows.num_owned], rows, sample.device_mesh)
     return _plain(sample.edge_index_with_ghosts, fields)
 

@@ -69,7 +69,7 @@ def hetero_to_pyg(
     ShardLayoutError
         On every rank: parts of any rank that do not fit their index map or each other.
     """
-    made = optional_module("torch_geometric.data", "to_pyg() needs torch_geometric", "pyg").HeteroData()
+    made = _new_data()
     axis = graph_axis(device_mesh)
     node, held, edge = node or {}, node_with_ghosts or {}, edge or {}
     _check_names(relations, index_maps, node, held, edge)
@@ -103,6 +103,29 @@ def hetero_to_pyg(
         for field, values in edge.get(relation, {}).items():
             made[relation][field] = edge_tensor(_part(values), routed)
     return made
+
+
+def plain_hetero(
+    sizes: Mapping[str, int],
+    node: Mapping[str, Mapping[str, Tensor]],
+    relations: Mapping[Relation, Tensor],
+    edge: Mapping[Relation, Mapping[str, Tensor]],
+) -> Any:
+    """Make a ``torch_geometric.data.HeteroData`` of tensors as they are: nodes, and fields, by set and by relation."""
+    made = _new_data()
+    for name, size in sizes.items():
+        made[name].num_nodes = size
+        for field, values in node[name].items():
+            made[name][field] = values
+    for relation, pairs in relations.items():
+        made[relation].edge_index = pairs
+        for field, values in edge[relation].items():
+            made[relation][field] = values
+    return made
+
+
+def _new_data() -> Any:
+    return optional_module("torch_geometric.data", "to_pyg() needs torch_geometric", "pyg").HeteroData()
 
 
 def _part(values: Tensor) -> Tensor:

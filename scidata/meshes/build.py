@@ -7,6 +7,8 @@
 ``"icosahedral:6"`` an icosahedron, refined 6 times: GraphCast's mesh
 ``"healpix:64"``  the pixels of HEALPix, nested (extra ``healpix``)
 ``"gaussian:O96"`` an octahedral reduced Gaussian grid
+``"gaussian:FILE"`` a reduced one, N320 say, by its points on each latitude: of a text file, or of a data set, where
+                    they are ``reduced_points`` or ``pl``; in Python also the numbers themselves
 ``"latlon:1.0"``  a regular grid, by its step in degrees
 ================= ==============================================================================================
 
@@ -37,10 +39,10 @@ from scidata.errors import ConfigError, UnknownNameError, UnsupportedFormatError
 from scidata.meshes.formats.base import ArrayReader, Box, RawField
 from scidata.meshes.hetero import HeteroHeader, RawSet, check_set_name, relation_name, relation_parts
 from scidata.meshes.order.cells import edges_of_cells
+from scidata.meshes.reduced_points import gaussian_of_rule, resolved_nodes
 from scidata.meshes.sample import RawSample, SampleHeader
 from scidata.meshes.sets.containing import containing_cell_edges
 from scidata.meshes.sets.features import edge_features
-from scidata.meshes.sets.gaussian import reduced_gaussian
 from scidata.meshes.sets.grids import lat_lon, latitude_longitude
 from scidata.meshes.sets.healpix import healpix
 from scidata.meshes.sets.icosahedral import icosahedral, multi_mesh_edges
@@ -54,7 +56,7 @@ _FILE = "file"
 _NODES: Mapping[str, tuple[str, Callable[[str], NodeSet]]] = {
     "icosahedral": ("a level, icosahedral:6", lambda text: icosahedral(int(text))),
     "healpix": ("nside, healpix:64", lambda text: healpix(int(text))),
-    "gaussian": ("a grid, gaussian:O96", reduced_gaussian),
+    "gaussian": ("a grid, gaussian:O96", gaussian_of_rule),
     "latlon": ("a step in degrees, latlon:1.0", lambda text: lat_lon(float(text))),
 }
 _EDGES = ("knn", "radius", "spacing", "containing", "levels", "cells")
@@ -104,7 +106,7 @@ def as_build(nodes: Any, edges: Any) -> Build | None:
             "'icosahedral:4'}, edges={'grid__to__mesh': 'spacing:0.6'}"
         )
     named = {relation_name(*key) if isinstance(key, tuple) else str(key): rule for key, rule in edges.items()}
-    return Build(nodes=dict(nodes), edges=named)
+    return Build(nodes=resolved_nodes(nodes), edges=named)
 
 
 def _check_rule(relation: str, rule: str, parts: tuple[str, str, str], nodes: Mapping[str, str]) -> None:
@@ -218,6 +220,8 @@ class _Making:
         about, make = _NODES[kind]
         try:
             return make(rest)
+        except ConfigError as e:
+            raise ConfigError(f"nodes: {kind}: {e}") from None
         except ValueError:
             raise ConfigError(f"nodes: {rule!r} takes {about}") from None
 

@@ -181,6 +181,10 @@ def change(path: Path, name: str, values: Any) -> None:
         ("edges/mesh__near__mesh/edge_index", [[3, 0], [3, 1]], CorruptDataError, "from a node to itself"),
         ("edges/grid__to__moon/edge_index", [[0], [0]], CorruptDataError, "no node set 'moon'"),
         ("edges/grid__to__mesh/edge_index", [[0], [1], [2]], FieldMismatchError, "(2, num_edges)"),
+        ("edges/grid_to_mesh/edge_index", [[0], [0]], FieldMismatchError, "says not of which node sets"),
+        ("edges/grid__to__mesh/weight", np.zeros(7), FieldMismatchError, "(7,), and no dimension of 114 rows"),
+        ("nodes/mesh/depth", np.zeros((4, 16)), FieldMismatchError, "(4, 16), and no dimension of 17 rows"),
+        ("edges/grid__to__mesh/edge_index", [[0.5], [0]], CorruptDataError, "no integers"),
         ("nodes/mesh/pos", None, ConfigError, "node set 'mesh' has none"),
         ("nodes/mesh/pos", np.full((17, 2), np.nan), CorruptDataError, "17 of 17 points"),
         ("nodes/mesh/pos", np.zeros((17, 3)), ConfigError, "2 and 3 coordinates"),
@@ -198,6 +202,10 @@ def test_bad_input_is_named(tmp_path: Path, name: str, values: Any, error: type[
     with pytest.raises(error) as caught:
         scidata.partition(path, tmp_path / "out.store")
     assert said in str(caught.value)
+    result = CliRunner().invoke(app, ["partition", str(path), str(tmp_path / "out.store")])
+    assert result.exit_code in (1, 2)
+    assert said in " ".join(result.output.split())
+    assert not (tmp_path / "out.store" / "manifest.json").exists()
 
 
 def test_repairs(tmp_path: Path) -> None:
@@ -222,12 +230,11 @@ def test_repairs(tmp_path: Path) -> None:
 def read_with_wrong_options(rank: int, num_ranks: int, folder: str) -> None:
     mesh = scidata.init_mesh(domain=num_ranks, device="cpu")
     for options, said in (
-        ({"halo": 2}, "halo=1, and no more"),
+        ({"halo": 2.5}, "whole number of layers"),
         ({"weights": {"gird": 1}}, "did you mean 'grid'"),
         ({"weights": "u"}, "a cost by set"),
         ({"weights": {"grid": -1}}, "from 0 on"),
         ({"bounds": {"grid": [0, 50]}}, "none for node set 'mesh'"),
-        ({"subsample": {"grid": 4}}, "graph between several"),
         ({"fields": ["pos"]}, "grid/pos"),
     ):
         with pytest.raises((ConfigError, UnknownNameError)) as caught:
@@ -244,7 +251,7 @@ def test_the_command_line(folder: Path, tmp_path: Path) -> None:
     for command, said in (
         (["inspect", graph], "kind: hetero"), (["partition", "--dry-run", graph, store], "mesh__near__mesh"),
         (["partition", graph, store], "17 mesh,"), (["verify", store], "17 mesh,"), (["inspect", store], "grid__to__mesh"),
-        (["plan", store, "--domain", "3"], "edges cut; most of a rank"), (["stats", store], "mesh__to__grid/length"),
+        (["plan", store, "--domain", "3", "--halo", "grid__to__mesh=1,mesh__near__mesh=2"], "mesh__near__mesh >"), (["stats", store], "mesh__to__grid/length"),
     ):  # fmt: skip
         result = CliRunner().invoke(app, command)
         assert result.exit_code == 0, (command, result.output)
@@ -258,7 +265,7 @@ def train_on_parts(rank: int, num_ranks: int, folder: str) -> list[Any]:
     nn = pytest.importorskip("torch_geometric.nn")
     mesh = scidata.init_mesh(domain=num_ranks, device="cpu")
     found = []
-    both: list[dict[str, Any]] = [{}, {"halo": 1, "ghosts": "disk"}]
+    both: list[dict[str, Any]] = [{}, {"halo": 1, "ghosts": "disk"}, {"subsample": {"grid": 30, "mesh": 9}}]
     for options in both:
         ds: Any = scidata.open_dataset(f"{folder}/hilbert.store", mesh, weights={"grid": 1, "mesh": 4}, **options)
         data = ds[1].to_pyg(x={"grid": ["u", "grid/pos"], "mesh": ["area", "mesh/pos"]})

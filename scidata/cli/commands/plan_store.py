@@ -16,6 +16,8 @@ from scidata.store.reading.part import SamplePart
 from scidata.store.reading.reader import StoreReader
 
 Tick = Callable[[], None]
+#: What a plan says of each relation and rank.
+RELATION_FIGURES = ("num_ghosts", "num_cut_edges", "num_ghost_edges")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -35,8 +37,9 @@ class StorePlan(RankReads):
     num_neighbours
         ``(num_ranks,)`` int64: ranks that it has ghosts from.
     by_relation
-        Of a graph between several node sets: ghosts and cut edges of each relation, ``(num_ranks,)`` int64 each. Sets
-        that several relations begin in have ghosts in common, which ``ghosts`` counts once.
+        Of a graph between several node sets, of each relation ``(3, num_ranks)`` int64: ghosts that its edges begin
+        at, edges cut, and edges of others that a rank has, too. Sets that several relations begin in have ghosts in
+        common, which ``ghosts`` counts once.
     """
 
     reader: StoreReader | PointsReader
@@ -45,7 +48,7 @@ class StorePlan(RankReads):
     ghosts: tuple[IntArray, ...]
     num_cut_edges: IntArray | None
     num_neighbours: IntArray
-    by_relation: Mapping[str, tuple[IntArray, IntArray]] = field(default_factory=dict)
+    by_relation: Mapping[str, IntArray] = field(default_factory=dict)
 
     def num_owned(self, entity: str) -> IntArray:
         """Return the rows of an entity that each rank owns, ``(num_ranks,)`` int64."""
@@ -78,8 +81,8 @@ class StorePlan(RankReads):
             "num_cut_edges": None if self.num_cut_edges is None else int(self.num_cut_edges.sum()),
             **self.figures(),
             "relations": {
-                name: {"num_ghosts": int(ghosts.sum()), "num_cut_edges": int(edges.sum())}
-                for name, (ghosts, edges) in self.by_relation.items()
+                name: dict(zip(RELATION_FIGURES, each.sum(axis=1).tolist(), strict=True))
+                for name, each in self.by_relation.items()
             },
             "balance": {entity: self.balance(entity) for entity in self.cut.bounds},
         }
@@ -100,7 +103,7 @@ def plan_store(reader: StoreReader, topology: StoreReader, sample: int = 0, *, t
     num_ranks = reader.num_parts
     sums = np.zeros((4, num_ranks), np.int64)
     neighbours, cut_edges = np.zeros(num_ranks, np.int64), np.zeros(num_ranks, np.int64)
-    by_relation: dict[str, tuple[IntArray, IntArray]] = {}
+    by_relation: dict[str, IntArray] = {}
     ghosts, exact, cut = [], True, reader.partition_of(sample)
     for rank in range(num_ranks):
         plan = reader.plan(sample, rank)
@@ -114,10 +117,12 @@ def plan_store(reader: StoreReader, topology: StoreReader, sample: int = 0, *, t
         neighbours[rank] = np.count_nonzero(np.sum([rows.recv_counts for rows in maps], axis=0))
         for name, pairs in local.relations.items():
             num_owned = local.index_maps[(relation_parts(name) or ("",))[0]].num_owned
-            others = pairs[0][pairs[0] >= num_owned]
-            found = by_relation.setdefault(name, (np.zeros(num_ranks, np.int64), np.zeros(num_ranks, np.int64)))
-            found[0][rank], found[1][rank] = len(np.unique(others)), len(others)
-            cut_edges[rank] += len(others)
+            far = local.far_relations[name]
+            sources = np.unique(np.concatenate([pairs[0], far[0]]))
+            num_cut = np.count_nonzero(pairs[0] >= num_owned)
+            found = by_relation.setdefault(name, np.zeros((3, num_ranks), np.int64))
+            found[:, rank] = np.count_nonzero(sources >= num_owned), num_cut, far.shape[1]
+            cut_edges[rank] += num_cut
         if local.edge_index is not None:
             cut_edges[rank] = np.count_nonzero(local.edge_index[0] >= maps[0].num_owned)
         if tick is not None:
@@ -156,6 +161,7 @@ def describe_store(plan: StorePlan, *, weights: str | None, dp: int | None) -> d
         "weights": weights,
         "halo": reader.halo,
         "num_hops": reader.num_hops,
+        "layers": [list(layer) for layer in reader.layers],
         "ghosts": reader.ghosts,
         "dp": dp,
         "world_size": plan.num_ranks * (dp or 1),

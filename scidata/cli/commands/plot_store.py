@@ -26,8 +26,10 @@ from scidata.data.pictures.figures import (
     rank_handles,
     text_handle,
 )
-from scidata.data.pictures.mesh_shapes import Places, Shapes, in_view, outlines, places_of, unrolled
+from scidata.data.pictures.mesh_shapes import Places, Shapes, in_view, number_parts, outlines, places_of, unrolled
+from scidata.data.pictures.set_panels import SetPanels, places_of_sets
 from scidata.errors import ConfigError
+from scidata.meshes.hetero import JOINT
 from scidata.meshes.surface import surface_of
 from scidata.store.format.store import Store
 from scidata.store.reading.part import SamplePart
@@ -36,7 +38,6 @@ MAX_POINTS = 150_000  # more cannot be told apart at this size, and take minutes
 _MAX_GHOSTS = 50_000
 _MAX_CELLS = 60_000
 _MAX_EDGES = 60_000
-_MAX_NUMBERS = 128  # ranks: of more, their numbers would lie over each other
 
 
 def draw_sample(
@@ -74,6 +75,9 @@ def draw_sample(
         matplotlib is not installed.
     """
     load_matplotlib()
+    title = f"{os.path.basename(store.path.rstrip('/'))}: {store.sample(cut.index).name} over {cut.num_parts} ranks"
+    if cut.entity == JOINT:
+        return _draw_sets(store, cut, path, title, amplification_text(ratios, overall))
     places = _places(store, cut.index, cut.entity)
     bounds, num_ranks = cut.bounds[cut.entity], cut.num_parts
     colours = np.array([colour[:3] for colour in colours_of(num_ranks)], np.float64)
@@ -102,17 +106,25 @@ def draw_sample(
     shown, of_rank = _ghosts_shown(ghosts, seen)
     notes += _draw_ghosts(axes, places, shown, colours, size)
     if not places.in_space:
-        _number_parts(axes, places, bounds)
+        number_parts(axes, places, bounds, few=num_ranks <= LEGEND_RANKS)
     _frame(axes, places)
-    name = store.sample(cut.index).name
-    axes.set_title(
-        f"{os.path.basename(store.path.rstrip('/'))}: {name} over {num_ranks} ranks", fontsize=10, loc="left"
-    )
+    axes.set_title(title, fontsize=10, loc="left")
     said = [textwrap.fill(note, 24) for note in notes]
     said += [text] if (text := amplification_text(ratios, overall)) else []
     whose = f"of rank {of_rank} alone,\nwhich has {len(ghosts[of_rank])}" if of_rank is not None else None
     _legend(figure, colours, said, entity=cut.entity, any_ghosts=any(map(len, shown)), whose=whose)
     figure.savefig(path)
+    return notes
+
+
+def _draw_sets(store: Store, cut: SamplePart, path: str, title: str, reads: str | None) -> list[str]:
+    """Draw a graph between several node sets: a panel for each set."""
+    panels = SetPanels(places_of_sets(store, cut.index))
+    notes = panels.draw(store, cut)
+    panels.figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+    said = [textwrap.fill(note, 24) for note in notes] + ([reads] if reads else [])
+    panels.add_legend(cut.num_parts, said)
+    panels.figure.savefig(path)
     return notes
 
 
@@ -123,29 +135,6 @@ def _ghosts_shown(ghosts: Sequence[IntArray], seen: IntArray | None) -> tuple[li
         return visible, None
     most = max(range(len(visible)), key=lambda rank: len(visible[rank]))
     return [rows if rank == most else rows[:0] for rank, rows in enumerate(visible)], most
-
-
-def _number_parts(axes: Any, places: Places, bounds: IntArray) -> None:
-    """Write the rank on the row of each part that is nearest its middle: on the map, the middle in space."""
-    from matplotlib.patheffects import withStroke
-
-    num = len(bounds) - 1
-    if num > _MAX_NUMBERS:
-        return
-    size = 11 if num <= LEGEND_RANKS else 7
-    for rank in range(num):
-        if bounds[rank + 1] > bounds[rank]:
-            own = slice(bounds[rank], bounds[rank + 1])
-            points = places.xy[own] if places.start is None else _on_sphere(places.xy[own])
-            x, y = places.xy[own][np.argmin(np.linalg.norm(points - points.mean(axis=0), axis=1))]
-            halo = [withStroke(linewidth=2, foreground="white")]
-            axes.text(x, y, str(rank), ha="center", va="center", fontsize=size, zorder=6, path_effects=halo)
-
-
-def _on_sphere(lon_lat: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return points in space, ``(N, 3)``, of longitudes and latitudes, degrees."""
-    lon, lat = np.deg2rad(lon_lat).T
-    return np.stack([np.cos(lat) * np.cos(lon), np.cos(lat) * np.sin(lon), np.sin(lat)], axis=1)
 
 
 def _flat(places: Places) -> dict[str, bool]:

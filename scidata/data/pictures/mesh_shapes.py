@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +18,7 @@ _CORNERS = {5: (0, 1, 2), 8: (0, 1, 3, 2), 9: (0, 1, 2, 3), 22: (0, 1, 2), 23: (
 _CORNERS |= {34: (0, 1, 2)}
 _POLYGON = 7
 EPS = 1e-6  # degrees
+_MAX_NUMBERS = 128  # ranks: of more, their numbers would lie over each other
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -29,6 +33,11 @@ class Places:
     def in_space(self) -> bool:
         """Whether there are three coordinates."""
         return len(self.labels) == 3
+
+    @staticmethod
+    def joined(several: Sequence[Places]) -> Places:
+        """Return the places of several, which are in the same frame, together."""
+        return replace(several[0], xy=np.concatenate([each.xy for each in several]))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -135,3 +144,30 @@ def in_view(places: Places, points: npt.NDArray[np.float64], towards: npt.NDArra
     low, high = places.xy.min(axis=0), places.xy.max(axis=0)
     near: npt.NDArray[np.bool_] = ((points - (low + high) / 2) * np.sign(towards) > 0).all(axis=1)
     return near
+
+
+def number_parts(axes: Any, places: Places, bounds: IntArray, *, few: bool) -> None:
+    """Write the rank on the row of each part that is nearest its middle: on the map, the middle in space.
+
+    ``few``: there is room for large numbers.
+    """
+    from matplotlib.patheffects import withStroke
+
+    if len(bounds) - 1 > _MAX_NUMBERS:
+        return
+    for rank, (first, stop) in enumerate(itertools.pairwise(bounds.tolist())):
+        if stop > first:
+            own = places.xy[first:stop]
+            points = own if places.start is None else _on_sphere(own)
+            x, y = own[np.argmin(np.linalg.norm(points - points.mean(axis=0), axis=1))]
+            halo = [withStroke(linewidth=2, foreground="white")]
+            size, side = 11 if few else 7, "center"
+            if places.start is not None:  # not over the border of the map
+                side = "left" if x < places.start + 5 else "right" if x > places.start + 355 else side
+            axes.text(x, y, str(rank), ha=side, va="center", fontsize=size, zorder=6, path_effects=halo)
+
+
+def _on_sphere(lon_lat: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return points in space, ``(N, 3)``, of longitudes and latitudes, degrees."""
+    lon, lat = np.deg2rad(lon_lat).T
+    return np.stack([np.cos(lat) * np.cos(lon), np.cos(lat) * np.sin(lon), np.sin(lat)], axis=1)

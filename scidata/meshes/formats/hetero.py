@@ -32,6 +32,7 @@ from scidata.meshes.formats.base import Options, RawField, field_of, read_values
 from scidata.meshes.formats.coordinates import as_coordinates, in_degrees
 from scidata.meshes.hetero import HeteroHeader, RawSet, check_set_name, relation_parts
 from scidata.sources.kinds import RELATION
+from scidata.sources.torch_files import TorchSource
 
 _POSITIONS = (("pos",), ("points",), ("lon", "lat"), ("longitude", "latitude"), ("x", "y"), ("x", "y", "z"))
 _NUM_NODES = "num_nodes"
@@ -88,6 +89,11 @@ def open_hetero(source: Source, name: str, options: Options, wanted: Sequence[st
             groups.setdefault(group, []).append(layout)
         elif kind == "nodes" and array:
             groups.setdefault(group, []).append(layout)
+        elif kind == "edges" and array == "edge_index":
+            raise FieldMismatchError(
+                f"{source.path}: edges/{group} has edges, but its name says not of which node sets; expected "
+                "edges/<source>__<name>__<target>, as in edges/grid__to__mesh"
+            )
         else:
             left_out[path] = "lies in no group nodes/<set> or edges/<source>__<name>__<target>"
     for relation in [group for group in groups if relation_parts(group) is not None]:
@@ -111,8 +117,11 @@ def open_hetero(source: Source, name: str, options: Options, wanted: Sequence[st
                 continue
             place = _place(layout, counts[group], rows)
             if isinstance(place, str):
-                if wanted is not None:
-                    raise FieldMismatchError(f"{source.path}: field {layout.name!r} {place}")
+                # a group says what its arrays are of; what PyG holds of a set may be anything
+                if wanted is not None or (layout.shape and not isinstance(source, TorchSource)):
+                    raise FieldMismatchError(
+                        f"{source.path}: field {layout.name!r} of {group} {place}; mend it, or choose others, --fields"
+                    )
                 left_out[layout.name] = place
                 continue
             fields[short] = field_of(source, layout, group, place, options, name=short)

@@ -63,7 +63,8 @@ def _counts(kind: str, number: int, pl: Sequence[int] | None) -> IntArray:
         if pl is None:
             raise ConfigError(
                 f"how many points N{number} has on each latitude is a table of ECMWF's: give pl=, GRIB's key of that "
-                f"name, or take O{number} (octahedral) or F{number} (full), which need none"
+                f"name (gaussian:FILE where it is built around a file), or take O{number} (octahedral) or F{number} "
+                "(full), which need none"
             )
         own = None
     else:

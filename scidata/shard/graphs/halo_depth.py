@@ -8,10 +8,9 @@ its layers are; one that does not gives NaN, or other numbers (a degree that has
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -19,18 +18,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from scidata.core.index_map import IndexMap
 from scidata.errors import UnsupportedShardOp
 from scidata.shard.comm.transport import reduce
 from scidata.shard.graphs.ghosts import _device_of
-from scidata.shard.torch_internals import tree_leaves, tree_map_only
 
 _MAX_CHECKS = 4  # of a module whose samples have no ghost so far away that it could show
 _NOTHING_SEEN, _FINE = 0, 1
 _FAULTS = {
-    2: "{module} looks at nodes more than {hops} hops away. Open the data set with a wider halo: as many hops as "
-    "layers, and one more where layers use the degrees of their sources, as GCNConv does; or use an exchange "
-    "(to_pyg() without khop)",
+    2: "{module} looks at nodes {reach}; or use an exchange (to_pyg() without khop)",
     3: "{module} looks at the edges that start at a node, and a rank holds only those that end nearby. Use an "
     "exchange (to_pyg() without khop)",
     4: "{module} mixes the rows of all nodes (pooling, or a normalisation over nodes), where ghosts would count too. "
@@ -41,17 +36,53 @@ _FAULTS = {
 }
 
 #: Checks that are left to do, by module, and by hops and mode.
-_LEFT: WeakKeyDictionary[nn.Module, dict[tuple[int, bool], int]] = WeakKeyDictionary()
+_LEFT: WeakKeyDictionary[nn.Module, dict[tuple[Hashable, bool], int]] = WeakKeyDictionary()
+
+
+class Held(Protocol):
+    """What a rank holds of a graph: of one set of nodes, or of several."""
+
+    @property
+    def key(self) -> Hashable:
+        """What the result of a check is good for."""
+
+    @property
+    def reach(self) -> str:
+        """How far the ghosts go, and how to have more."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the edges are."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the rank owns every row."""
+
+    @property
+    def ends(self) -> bool:
+        """Whether there are rows some of whose edges are not here."""
+
+    def takes_edges(self, arguments: Any) -> bool:
+        """Whether edges are among arguments."""
+
+    def owned_rows(self, result: Any, *, extended: bool = False) -> list[Tensor] | None:
+        """Return the owned rows of a result, ``extended`` as its arguments were; None where it is none of rows."""
+
+    def with_node(self, value: Any, *, into: bool, outof: bool) -> Any:
+        """Return arguments with one more node, of NaN.
+
+        Edges from it end at every row whose edges are not all here (``into``), edges to it start at every row
+        (``outof``).
+
+        Raises
+        ------
+        ValueError
+            Sizes do not tell whose rows tensors are.
+        """
 
 
 def check_halo_depth(
-    module: nn.Module,
-    rows: IndexMap,
-    edge_index: Tensor,
-    num_hops: int,
-    group: dist.ProcessGroup,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    module: nn.Module, held: Held, group: dist.ProcessGroup, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
     """Raise on every rank where owned rows of the result depend on what a rank does not hold. Collective.
 
@@ -62,92 +93,45 @@ def check_halo_depth(
     UnsupportedShardOp
         Says what the module looks at.
     """
-    left, key = _LEFT.setdefault(module, {}), (num_hops, module.training)
+    left, key = _LEFT.setdefault(module, {}), (held.key, module.training)
     if left.get(key, _MAX_CHECKS) == 0:
         return
-    known = _Known(rows=rows, edge_index=edge_index, outermost=_outermost(rows, edge_index, num_hops))
-    code = torch.tensor([_code_of(module, known, args, kwargs)], device=_device_of(group))
+    code = torch.tensor([_code_of(module, held, args, kwargs)], device=_device_of(group))
     found = int(reduce(code, dist.ReduceOp.MAX, group).item())
     if found in _FAULTS:
         inner = module.module if isinstance(module, DistributedDataParallel) else module
-        raise UnsupportedShardOp(_FAULTS[found].format(module=type(inner).__name__, hops=num_hops))
+        raise UnsupportedShardOp(_FAULTS[found].format(module=type(inner).__name__, reach=held.reach))
     left[key] = 0 if found == _FINE else left.get(key, _MAX_CHECKS) - 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Known:
-    """A rank's rows and edges, and the rows of which it does not hold all incoming edges."""
-
-    rows: IndexMap
-    edge_index: Tensor
-    outermost: Tensor  # ids
-
-    def with_node(self, value: Any, into: Tensor, outof: Tensor) -> Any:
-        """Return arguments with a row for one more node: edges from it end at ``into``, those to it start at ``outof``.
-
-        Raises
-        ------
-        ValueError
-            Sizes do not tell tensors of nodes from those of edges.
-        """
-        num_nodes, num_edges = self.rows.num_local, self.edge_index.shape[1]
-        if num_nodes == num_edges:
-            raise ValueError("as many nodes as edges")
-        far = torch.stack([torch.cat([torch.full_like(into, num_nodes), outof]),
-                           torch.cat([into, torch.full_like(outof, num_nodes)])])  # fmt: skip
-
-        def extended(x: Tensor) -> Tensor:
-            if self.is_edge_index(x):
-                return torch.cat([x, far.to(x.dtype)], 1)
-            if x.ndim == 0 or len(x) not in (num_nodes, num_edges):
-                return x
-            fill = float("nan") if x.is_floating_point() or x.is_complex() else 0
-            return torch.cat([x, x.new_full((1 if len(x) == num_nodes else far.shape[1], *x.shape[1:]), fill)])
-
-        return tree_map_only(Tensor, extended, value)
-
-    def is_edge_index(self, x: Any) -> bool:
-        """Whether an argument is the edges."""
-        return isinstance(x, Tensor) and x.shape == self.edge_index.shape and torch.equal(x, self.edge_index)
-
-
-def _outermost(rows: IndexMap, edge_index: Tensor, num_hops: int) -> Tensor:
-    """Return the ghosts that are ``num_hops`` hops away, or further."""
-    near = torch.zeros(rows.num_local, dtype=torch.bool, device=edge_index.device)
-    near[: rows.num_owned] = True
-    for _ in range(num_hops - 1):
-        near[edge_index[0, near[edge_index[1]]]] = True
-    return (~near).nonzero()[:, 0]
-
-
-def _code_of(module: nn.Module, known: _Known, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+def _code_of(module: nn.Module, held: Held, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
     """Try the module on this rank; the largest code of all ranks counts."""
-    if not any(map(known.is_edge_index, tree_leaves((args, dict(kwargs))))):
-        return _NOTHING_SEEN
-    none, every = known.outermost[:0], torch.arange(known.rows.num_local, device=known.outermost.device)
+    given = (args, dict(kwargs))
 
-    def run(into: Tensor | None = None, outof: Tensor = every) -> list[Tensor]:
-        given = (args, dict(kwargs)) if into is None else known.with_node((args, dict(kwargs)), into, outof)
-        return [x for x in tree_leaves(twin(*given[0], **given[1])) if isinstance(x, Tensor)]
+    def run(*, into: bool, outof: bool) -> list[Tensor] | None:
+        more = held.with_node(given, into=into, outof=outof)
+        return held.owned_rows(twin(*more[0], **more[1]), extended=True)
 
-    def same(found: list[Tensor]) -> bool:
-        num_owned = known.rows.num_owned
-        return all(_close(a[:num_owned], b[:num_owned]) for a, b in zip(found, expected, strict=True))
+    def same(found: list[Tensor] | None) -> bool:
+        assert expected is not None
+        return found is not None and all(_close(a, b) for a, b in zip(found, expected, strict=True))
 
     try:
-        with _aside(module, known.edge_index.device) as twin:
-            expected = run()
-            if any(x.ndim == 0 or len(x) != known.rows.num_local for x in expected):
+        if not held.takes_edges(given):
+            return _NOTHING_SEEN
+        with _aside(module, held.device) as twin:
+            expected = held.owned_rows(twin(*args, **kwargs))
+            if expected is None:
                 return 6
-            if known.rows.num_owned == known.rows.num_global:
+            if held.is_whole:
                 return _NOTHING_SEEN
-            if same(run(known.outermost)):
-                return _FINE if len(known.outermost) else _NOTHING_SEEN
-            if not same(run()):
+            if same(run(into=True, outof=True)):
+                return _FINE if held.ends else _NOTHING_SEEN
+            if not same(held.owned_rows(twin(*args, **kwargs))):
                 return 5
-            if not same(run(none, none)):
+            if not same(run(into=False, outof=False)):
                 return 4
-            return 3 if same(run(known.outermost, none)) else 2
+            return 3 if same(run(into=True, outof=False)) else 2
     except Exception:  # what the module cannot take, or how it is called, hides what it looks at; its own call raises
         return _NOTHING_SEEN
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -24,7 +25,8 @@ from scidata.shard.axes import mesh_axes
 from scidata.shard.comm.sums import replicate_all
 from scidata.shard.graphs.ghosts import node_tensor
 from scidata.shard.graphs.halo_depth import check_halo_depth
-from scidata.shard.torch_internals import BatchNorm, parameters_of, tree_map_only
+from scidata.shard.graphs.set_parts import SetParts
+from scidata.shard.torch_internals import BatchNorm, parameters_of, tree_leaves, tree_map_only
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -49,18 +51,117 @@ class Parts:
     num_hops: int
     device_mesh: DeviceMesh
 
+    def owned(self, result: Any) -> Any:
+        """Return the owned rows of a module's result as ShardTensors.
 
-def call_on_parts(module: nn.Module, parts: Parts, *args: Any, **kwargs: Any) -> Any:
+        Raises
+        ------
+        UnsupportedShardOp
+            It has not a row for each local node.
+        """
+        return tree_map_only(Tensor, self._owned, result)
+
+    def _owned(self, x: Tensor) -> Tensor:
+        rows = self.index_map
+        if x.ndim == 0 or len(x) != rows.num_local:
+            raise UnsupportedShardOp(
+                f"without exchange a module returns a row for each of the {rows.num_local} local nodes, but it "
+                f"returned shape {tuple(x.shape)}; pool, or reduce, the ShardTensor that call_on_parts makes of rows"
+            )
+        return node_tensor(x[: rows.num_owned], rows, self.device_mesh)
+
+    # -- what a check of the depth asks: see Held ----------------------------------------------------------------------
+
+    @property
+    def key(self) -> int:
+        """What the result of a check is good for."""
+        return self.num_hops
+
+    @property
+    def reach(self) -> str:
+        """How far the ghosts go, and how to have more."""
+        return (
+            f"more than {self.num_hops} hops away. Open the data set with a wider halo: as many hops as layers, and "
+            "one more where layers use the degrees of their sources, as GCNConv does"
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the edges are."""
+        return self.edge_index.device
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the rank owns every row."""
+        return self.index_map.num_owned == self.index_map.num_global
+
+    @property
+    def ends(self) -> bool:
+        """Whether there are rows some of whose edges are not here."""
+        return len(self._outermost) > 0
+
+    def takes_edges(self, arguments: Any) -> bool:
+        """Whether the edges are among arguments."""
+        return any(map(self._is_edge_index, tree_leaves(arguments)))
+
+    def owned_rows(self, result: Any, *, extended: bool = False) -> list[Tensor] | None:
+        """Return the owned rows of a result, ``extended`` as its arguments were; None where it is none of rows."""
+        found = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
+        num_rows = self.index_map.num_local + extended
+        if any(x.ndim == 0 or len(x) != num_rows for x in found):
+            return None
+        return [x[: self.index_map.num_owned] for x in found]
+
+    def with_node(self, value: Any, *, into: bool, outof: bool) -> Any:
+        """Return arguments with a row for one more node, of NaN, and its edges.
+
+        Raises
+        ------
+        ValueError
+            Sizes do not tell tensors of nodes from those of edges.
+        """
+        num_nodes, num_edges = self.index_map.num_local, self.edge_index.shape[1]
+        if num_nodes == num_edges:
+            raise ValueError("as many nodes as edges")
+        ends = self._outermost[: None if into else 0]
+        starts = torch.arange(num_nodes if outof else 0, device=self.device)
+        far = torch.stack([torch.cat([torch.full_like(ends, num_nodes), starts]),
+                           torch.cat([ends, torch.full_like(starts, num_nodes)])])  # fmt: skip
+
+        def extended(x: Tensor) -> Tensor:
+            if self._is_edge_index(x):
+                return torch.cat([x, far.to(x.dtype)], 1)
+            if x.ndim == 0 or len(x) not in (num_nodes, num_edges):
+                return x
+            fill = float("nan") if x.is_floating_point() or x.is_complex() else 0
+            return torch.cat([x, x.new_full((1 if len(x) == num_nodes else far.shape[1], *x.shape[1:]), fill)])
+
+        return tree_map_only(Tensor, extended, value)
+
+    def _is_edge_index(self, x: Any) -> bool:
+        return isinstance(x, Tensor) and x.shape == self.edge_index.shape and torch.equal(x, self.edge_index)
+
+    @cached_property
+    def _outermost(self) -> Tensor:
+        """The ghosts that are ``num_hops`` hops away, or further."""
+        near = torch.zeros(self.index_map.num_local, dtype=torch.bool, device=self.device)
+        near[: self.index_map.num_owned] = True
+        for _ in range(self.num_hops - 1):
+            near[self.edge_index[0, near[self.edge_index[1]]]] = True
+        return (~near).nonzero()[:, 0]
+
+
+def call_on_parts(module: nn.Module, parts: Parts | SetParts, *args: Any, **kwargs: Any) -> Any:
     """Run a module on this rank's plain rows; return the owned rows of its result as a ShardTensor.
 
     Its parameters get the gradient of all ranks: backward is collective. Forward communicates nothing, but for the
     first call of a module, which finds out whether it looks further than the ghosts go: two more passes, of a copy,
-    and one reduction of a number. That takes ``parts.edge_index`` among the arguments.
+    and one reduction of a number. That takes the edges of ``parts`` among the arguments.
 
     Parameters
     ----------
     args, kwargs
-        Plain tensors: of nodes ``(num_local, ...)``, of edges in the order of ``parts.edge_index``, and what is the
+        Plain tensors: of nodes ``(num_local, ...)``, of edges in the order of those of ``parts``, and what is the
         same on every rank.
 
     Raises
@@ -85,19 +186,8 @@ def call_on_parts(module: nn.Module, parts: Parts, *args: Any, **kwargs: Any) ->
         )
     groups = [axis.group for axis in mesh_axes(parts.device_mesh) if axis.size > 1]
     for group in groups:
-        check_halo_depth(module, parts.index_map, parts.edge_index, parts.num_hops, group, args, kwargs)
-    result = _with_summed_gradients(module, groups, args, kwargs)
-    return tree_map_only(Tensor, lambda x: _owned(x, parts), result)
-
-
-def _owned(x: Tensor, parts: Parts) -> Tensor:
-    rows = parts.index_map
-    if x.ndim == 0 or len(x) != rows.num_local:
-        raise UnsupportedShardOp(
-            f"without exchange a module returns a row for each of the {rows.num_local} local nodes, but it returned "
-            f"shape {tuple(x.shape)}; pool, or reduce, the ShardTensor that call_on_parts makes of the rows"
-        )
-    return node_tensor(x[: rows.num_owned], rows, parts.device_mesh)
+        check_halo_depth(module, parts, group, args, kwargs)
+    return parts.owned(_with_summed_gradients(module, groups, args, kwargs))
 
 
 def _with_summed_gradients(

@@ -14,6 +14,7 @@ from scidata.core.keywords import checked_keywords
 from scidata.core.tasks import Executor, Tick, Work, executor_of
 from scidata.core.urls import is_url, url_of
 from scidata.errors import ConfigError, CorruptDataError, OutputError
+from scidata.meshes.reduced_points import resolved_nodes
 from scidata.meshes.samples import as_names, read_samples
 from scidata.store.format.manifest import SCHEMA_VERSION, SampleInfo
 from scidata.store.format.places import MANIFEST
@@ -69,7 +70,7 @@ def partition(
     points: str | Sequence[str] | None = None,
     entity: str | None = None,
     edges: str | Mapping[str, str] | None = None,
-    nodes: Mapping[str, str] | None = None,
+    nodes: Mapping[str, str | Sequence[int]] | None = None,
     fields: str | Sequence[str] | None = None,
     topology: str | None = None,
     order: str = "hilbert",
@@ -108,7 +109,8 @@ def partition(
         ``"radius:0.1"``; of a built graph, by relation, ``{"grid__to__mesh": "spacing:0.6"}``.
     nodes
         Node sets of a graph that is built around the input: ``{"grid": "file", "mesh": "icosahedral:6"}``; see
-        the module ``scidata.meshes.build`` for the rules of sets and relations.
+        the module ``scidata.meshes.build`` for the rules of sets and relations. Numbers are the points on each latitude
+        of a reduced Gaussian grid.
     fields
         Names; default all that have a row for each node, point, cell or edge.
     topology
@@ -195,7 +197,7 @@ def partition(
         "topology": topology,
     }
     if nodes is not None:
-        choice["nodes"] = dict(nodes)
+        choice["nodes"] = resolved_nodes(nodes)
     task = Task(
         samples=read_samples(inputs, mesh=mesh, allow_missing=allow_missing, allow_external=allow_external, **choice),
         choice=choice,

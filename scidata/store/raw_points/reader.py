@@ -112,7 +112,7 @@ class PointsReader(PartReader):
         self.fields = tuple(self._infos)
         if wanted is not None:
             self.fields = tuple(dict.fromkeys(self._known(short.get(name, name)) for name in wanted))
-        if subsample is not None and subsample.entity != "point":
+        if subsample is not None and subsample.only_one(str(self.path)).entity != "point":
             raise UnknownNameError(f"{self.path}: subsample draws rows of point, not of {subsample.entity!r}")
         check_cut(bounds, weights, what="points are", known=("even", "chunk"))
 

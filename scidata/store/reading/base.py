@@ -27,6 +27,8 @@ class PartReader:
         Width of the domain along each coordinate where it wraps, 0 where it does not; None where it does in none.
     subsample
         What each epoch draws; None reads all.
+    layers
+        Of a graph between several node sets: of each layer of a model that the ghosts are enough for, its relations.
     """
 
     path: str
@@ -34,6 +36,7 @@ class PartReader:
     entities: tuple[str, ...]
     period: tuple[float, ...] | None
     subsample: Subsample | None
+    layers: tuple[tuple[str, ...], ...] = ()
     _infos: Mapping[str, FieldInfo]  # by the names that users type
 
     def info(self, name: str) -> FieldInfo:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from scidata.errors import ConfigError, UnknownNameError, near_matches
+from scidata.meshes.hetero import is_relation
 from scidata.store.format.manifest import FieldInfo
 from scidata.store.format.node_sets import sets_of
 from scidata.store.format.store import Store
@@ -20,10 +21,6 @@ def checked_halo(store: Store, halo: float) -> float:
         No number, negative, hops that are not whole, or a store without edges or positions.
     """
     kind = store.manifest.kind
-    if kind == "hetero" and halo not in (0, 1):
-        raise ConfigError(
-            f"halo={halo!r}: a graph between several node sets holds the sources of its edges, halo=1, and no more"
-        )
     number = isinstance(halo, int | float | np.integer | np.floating) and not isinstance(halo, bool)
     if not number or not np.isfinite(halo) or halo < 0:
         what = "a radius" if kind == "points" else "a number of hops"
@@ -34,7 +31,7 @@ def checked_halo(store: Store, halo: float) -> float:
         return float(halo)
     if halo != int(halo):
         raise ConfigError(f"halo={halo}: the halo of a {kind} is a whole number of hops along its edges")
-    if kind != "hetero" and halo and "edge" not in store.manifest.entities:
+    if halo and "edge" not in store.manifest.entities:
         raise ConfigError(f"{store.path}: halo={halo} needs edges, and the store has none; write it again with --edges")
     return int(halo)
 
@@ -50,9 +47,15 @@ def checked_subsample(store: Store, subsample: Subsample | None) -> Subsample | 
     if subsample is None:
         return None
     if store.manifest.kind == "hetero":
-        raise ConfigError(
-            f"{store.path}: subsample draws rows of one set, and this is a graph between several; leave it out"
-        )
+        sets = sets_of(store.manifest.samples[0])
+        for name in subsample.counts:
+            if name not in sets:
+                follow = "; edges follow the rows that are drawn" if is_relation(name) else near_matches(name, sets)
+                raise UnknownNameError(
+                    f"{store.path}: subsample draws rows of {' or '.join(sets)}, not of {name!r}{follow}"
+                )
+        return subsample
+    subsample.only_one(store.path)
     drawable = [entity for entity in store.manifest.entities if entity in (store.manifest.entity, "cell")]
     if subsample.entity not in drawable:
         follow = "; edges follow the nodes that are drawn" if subsample.entity == "edge" else ""

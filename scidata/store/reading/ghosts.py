@@ -53,16 +53,8 @@ def hop_ghosts(access: RowAccess, start: int, stop: int, num_hops: int) -> HopGh
     def sources_of(nodes: IntArray) -> NodeIds:
         if not len(nodes):
             return src[:0]
-        # an id and the next: neighbours share a row, so the ranges are made disjoint first
-        cut = np.flatnonzero(np.diff(nodes) > 1) + 1
-        heads, tails = nodes[np.concatenate([[0], cut])], nodes[np.append(cut, len(nodes)) - 1]
-        rows = access.ranges("csr/indptr", heads, tails + 2)
-        lengths = tails - heads + 1
-        at = ranges(np.cumsum(lengths + 1) - lengths - 1, np.cumsum(lengths + 1) - 1)
-        first, last = rows[at], rows[at + 1]
-        found = access.ranges("csr/src", first, last)
-        steps.append((ranges(first, last), found, np.repeat(nodes, last - first)))
-        return found
+        steps.append(edges_into(access, nodes, "csr"))
+        return steps[-1][1]
 
     nodes = grow_ghosts(src, sources_of, start, stop, num_hops) if stop > start else np.empty(0, np.int64)
     far_edges = np.concatenate([np.empty(0, np.int64), *(edges for edges, _, _ in steps)])
@@ -75,6 +67,22 @@ def hop_ghosts(access: RowAccess, start: int, stop: int, num_hops: int) -> HopGh
         far_src=np.concatenate([np.empty(0, src.dtype), *(found for _, found, _ in steps)])[order],
         far_dst=np.concatenate([np.empty(0, np.int64), *(ends for _, _, ends in steps)])[order],
     )
+
+
+def edges_into(access: RowAccess, nodes: IntArray, group: str) -> tuple[IntArray, NodeIds, IntArray]:
+    """Read the edges that end at some nodes, sorted ids, at least one: their rows, sources and targets.
+
+    ``group`` is where their ``indptr`` and ``src`` lie.
+    """
+    # an id and the next: neighbours share a row, so the ranges are made disjoint first
+    cut = np.flatnonzero(np.diff(nodes) > 1) + 1
+    heads, tails = nodes[np.concatenate([[0], cut])], nodes[np.append(cut, len(nodes)) - 1]
+    rows = access.ranges(f"{group}/indptr", heads, tails + 2)
+    lengths = tails - heads + 1
+    at = ranges(np.cumsum(lengths + 1) - lengths - 1, np.cumsum(lengths + 1) - 1)
+    first, last = rows[at], rows[at + 1]
+    found = access.ranges(f"{group}/src", first, last)
+    return ranges(first, last), found, np.repeat(nodes, last - first)
 
 
 def radius_ghosts(

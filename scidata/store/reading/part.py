@@ -80,6 +80,8 @@ class LocalPart:
     relations
         Of a graph between several node sets: ``(2, num)`` int64 by relation, as ``edge_index``, in the local numbering
         of its source set and of its target set.
+    far_relations
+        The same, of the edges that end at ghosts.
     topology
         The same for parts that share index maps, edges and cells, which are not to be written to; None where they are
         this part's alone.
@@ -96,12 +98,14 @@ class LocalPart:
     stats: ReadStats = field(default_factory=ReadStats)
     topology: Identity | None = None
     relations: Mapping[str, IntArray] = field(default_factory=dict)
+    far_relations: Mapping[str, IntArray] = field(default_factory=dict)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return all that becomes tensors, by names that :meth:`with_arrays` takes."""
         found: dict[str, Any] = {f"fields/{name}": values for name, values in self.fields.items()}
         found |= {"edge_index": self.edge_index, "far_edge_index": self.far_edge_index}
         found |= {f"relations/{name}": pairs for name, pairs in self.relations.items()}
+        found |= {f"far_relations/{name}": pairs for name, pairs in self.far_relations.items()}
         if self.cells is not None:
             found |= {f"cells/{f.name}": getattr(self.cells, f.name) for f in dataclasses.fields(self.cells)}
         return {name: np.ascontiguousarray(values) for name, values in found.items() if values is not None}
@@ -118,5 +122,6 @@ class LocalPart:
             far_edge_index=arrays.get("far_edge_index"),
             cells=cells,
             relations={name: arrays[f"relations/{name}"] for name in self.relations},
+            far_relations={name: arrays[f"far_relations/{name}"] for name in self.far_relations},
             topology=None,
         )

@@ -31,13 +31,14 @@ from scidata.store.reading.base import PartReader
 from scidata.store.reading.choices import checked_halo, checked_subsample, named_fields
 from scidata.store.reading.cuts import Weights, bounds_of_rows, bounds_of_sample, check_cut, checked_weights
 from scidata.store.reading.field_reads import FieldReads
+from scidata.store.reading.layers import checked_layers, read_relations
 from scidata.store.reading.numbering import number_samples
 from scidata.store.reading.part import LocalPart, SamplePart
 from scidata.store.reading.passes import StorePass
 from scidata.store.reading.rows import RowAccess
-from scidata.store.reading.sets import cut_sets, read_relations
+from scidata.store.reading.sets import cut_sets
 from scidata.store.reading.subsample import Subsample
-from scidata.store.reading.subsample_part import drawn_part
+from scidata.store.reading.subsample_part import drawn_part, drawn_sets
 from scidata.store.reading.topology import LocalTopology, read_topology
 
 _T = TypeVar("_T")
@@ -65,7 +66,8 @@ class StoreReader(PartReader):
         As in :func:`scidata.open_dataset`.
     halo
         Hops along edges, or a radius for points (in the unit of the positions; on a sphere the angle in degrees;
-        where the domain wraps, to the nearest images).
+        where the domain wraps, to the nearest images). Of a graph between several node sets also which relations the
+        layers of a model follow: :func:`~scidata.store.reading.layers.checked_layers`.
     ghosts
         ``"disk"``: the ghosts' rows of all fields are read too. ``"exchange"``: only their ids are found.
     bounds
@@ -100,7 +102,7 @@ class StoreReader(PartReader):
         sample_dim: str | int | None = None,
         steps: Sequence[int] = (0,),
         isel: Mapping[str, Any] | None = None,
-        halo: float = 0,
+        halo: Any = 0,
         ghosts: str = "exchange",
         bounds: Any = "even",
         weights: Weights = None,
@@ -117,11 +119,16 @@ class StoreReader(PartReader):
         self.num_parts = num_parts
         if num_parts < 1:
             raise ConfigError(f"number of parts must be at least 1, not {num_parts}")
-        self.halo = checked_halo(self.store, halo)
+        if self.kind == "hetero":
+            layers = checked_layers(self.store, halo)
+            self.halo: float = len(layers)
+            self.layers = layers or checked_layers(self.store, 1)  # edges need their sources
+        else:
+            self.halo = checked_halo(self.store, halo)
         if ghosts not in ("disk", "exchange"):
             hint = near_matches(str(ghosts), ("disk", "exchange"), listed=False)
             raise ConfigError(f"ghosts must be 'disk' or 'exchange', not {ghosts!r}{hint}")
-        if ghosts == "disk" and not halo:
+        if ghosts == "disk" and not self.halo:
             raise ConfigError("ghosts='disk' reads the rows of a halo: say how wide, with halo=1 say")
         self.ghosts = ghosts
         self.subsample = checked_subsample(self.store, subsample)
@@ -164,7 +171,7 @@ class StoreReader(PartReader):
     def num_hops(self) -> int:
         """Hops along edges that ghosts are away; edges need at least one, for their sources."""
         if self.kind == "hetero":
-            return 1
+            return len(self.layers)
         if "edge" not in self.entities:
             return 0
         return 1 if self.kind == "points" else max(1, int(self.halo))
@@ -257,7 +264,8 @@ class StoreReader(PartReader):
     def _topology(self, access: RowAccess, cut: SamplePart, part: int) -> LocalTopology:
         """Read this part's edges and cells, and find its ghosts."""
         if self.kind == "hetero":
-            return read_relations(access, self.store.sample(cut.index), cut, part, token=self._token)
+            info = self.store.sample(cut.index)
+            return read_relations(access, info, cut, part, layers=self.layers, token=self._token)
         return read_topology(
             access,
             self.store.sample(cut.index),
@@ -276,10 +284,14 @@ class StoreReader(PartReader):
     def _drawn(self, access: RowAccess, cut: SamplePart, index: int, part: int, epoch: int) -> LocalTopology:
         """Find what a part holds of an epoch's draw from a sample."""
         assert self.subsample is not None
-        entity = self.subsample.entity
-        num_rows = self.store.sample(cut.index).counts[entity]
-        draw = self.subsample.draw(num_rows, epoch=epoch, index=index % self.num_samples, chunk_rows=CHUNK_ROWS)
-        return drawn_part(access, cut, part, draw, entity)
+        info, entity = self.store.sample(cut.index), self.subsample.entity
+        when = {"epoch": epoch, "index": index % self.num_samples, "chunk_rows": CHUNK_ROWS}
+        if self.kind == "hetero":
+            draws = {
+                name: self.subsample.draw_of_set(name, info.counts[name], **when) for name in self.subsample.counts
+            }
+            return drawn_sets(access, info, cut, part, draws)
+        return drawn_part(access, cut, part, self.subsample.draw(info.counts[entity], **when), entity)
 
     def _found(self, access: RowAccess, cut: SamplePart, index: int, part: int, epoch: int) -> LocalTopology:
         if self.subsample is None:
@@ -344,6 +356,7 @@ class StoreReader(PartReader):
             far_edge_index=topology.far_edge_index,
             cells=topology.cells,
             relations=topology.relations,
+            far_relations=topology.far_relations,
             rows=topology.rows,
             stats=access.stats,
             topology=topology.identity if self.subsample is None else None,

@@ -1,4 +1,4 @@
-"""Graphs between several node sets: where the parts of each set begin, and a part's edges and ghosts."""
+"""Graphs between several node sets: where the parts of each set begin."""
 
 from __future__ import annotations
 
@@ -10,16 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.bounds import explicit_bounds
-from scidata.core.index_map import IndexMap
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.meshes.order.cuts import cut_bounds, equal_bounds
 from scidata.store.format.manifest import SampleInfo
 from scidata.store.format.node_sets import relations_of, sets_of
 from scidata.store.format.store import Store
-from scidata.store.reading.part import SamplePart
 from scidata.store.reading.rows import RowAccess
-from scidata.store.reading.topology import LocalTopology
 
 
 def checked_costs(store: Store, weights: Any) -> str | dict[str, float]:
@@ -105,37 +102,3 @@ def _with_relations(access: RowAccess, info: SampleInfo, bounds: Mapping[str, In
         cuts, back = np.unique(bounds[target], return_inverse=True)
         found[name] = access.take(f"{name}/indptr", cuts)[back]
     return found
-
-
-def read_relations(access: RowAccess, info: SampleInfo, cut: SamplePart, part: int, *, token: str) -> LocalTopology:
-    """Read a part's edges of all relations, and find the ghosts of each set: the sources, of any relation, of others.
-
-    So one exchange of a set's rows serves all relations that begin there.
-
-    Parameters
-    ----------
-    token
-        Names the data set, for the keys of the index maps.
-    """
-    relations = relations_of(info)
-    sources: dict[str, IntArray] = {}
-    targets: dict[str, IntArray] = {}
-    ghosts: dict[str, list[IntArray]] = {name: [] for name in sets_of(info)}
-    for name, (source, _, target) in relations.items():
-        first, last = cut.owned(target, part)
-        indptr = access.rows(f"{name}/indptr", first, last + 1)
-        src = access.rows(f"{name}/src", int(indptr[0]), int(indptr[-1])).astype(np.int64)
-        sources[name] = src
-        targets[name] = np.repeat(np.arange(last - first, dtype=np.int64), np.diff(indptr))
-        start, stop = cut.owned(source, part)
-        ghosts[source].append(np.unique(src[(src < start) | (src >= stop)]))
-    none = np.empty(0, np.int64)
-    maps = {}
-    for name, bounds in cut.bounds.items():
-        others = np.unique(np.concatenate(ghosts[name])) if ghosts.get(name) else none
-        maps[name] = IndexMap(bounds=bounds, part=part, ghosts=others, key=(token, cut.index, part, name))
-    pairs = {
-        name: np.stack([maps[source].to_local(sources[name]), targets[name]])
-        for name, (source, _, _) in relations.items()
-    }
-    return LocalTopology(index_maps=maps, relations=pairs)

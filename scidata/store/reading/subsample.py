@@ -9,8 +9,9 @@ the sample.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -42,12 +43,40 @@ class Subsample:
         Rows that are drawn together, or ``"chunk"``.
     seed
         Of the random stream, 0 or more.
+    others
+        Of a graph between several node sets: further sets, and how many rows.
     """
 
     entity: str
     num_rows: int
     block: int | str = 1
     seed: int = 0
+    others: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many rows are drawn of each entity that is named."""
+        return {self.entity: self.num_rows, **dict(self.others)}
+
+    def only_one(self, where: str) -> Subsample:
+        """Return it, where it draws rows of one entity.
+
+        Raises
+        ------
+        ConfigError
+            It names several.
+        """
+        if self.others:
+            raise ConfigError(
+                f"{where}: subsample={self.counts}: expected one entity and a number of rows, {{'point': 100_000}}; "
+                "several are the node sets of a graph between several"
+            )
+        return self
+
+    def draw_of_set(self, name: str, num_rows: int, *, epoch: int, index: int, chunk_rows: int) -> Draw:
+        """Return the draw of one epoch from one node set of a sample, which is independent of that of the others."""
+        one = replace(self, num_rows=self.counts[name]).draw(num_rows, epoch=epoch, index=index, chunk_rows=chunk_rows)
+        return replace(one, key=(*one.key, zlib.crc32(name.encode())))
 
     def draw(self, num_rows: int, *, epoch: int, index: int, chunk_rows: int) -> Draw:
         """Return the draw of one epoch from one sample of ``num_rows`` rows."""
@@ -57,7 +86,7 @@ class Subsample:
     @property
     def recipe(self) -> list[Any]:
         """What decides the draws, as plain values."""
-        return [self.entity, self.num_rows, self.block, self.seed]
+        return [self.entity, self.num_rows, self.block, self.seed, *map(list, self.others)]
 
 
 def make_subsample(subsample: Mapping[str, int] | None, *, block: int | str, seed: int) -> Subsample | None:
@@ -66,7 +95,7 @@ def make_subsample(subsample: Mapping[str, int] | None, *, block: int | str, see
     Raises
     ------
     ConfigError
-        Not one entity with a number of rows, or a block or seed that is none.
+        No entities with numbers of rows, or a block or seed that is none.
     """
     if subsample is None:
         if block != 1 or seed != 0:
@@ -75,18 +104,20 @@ def make_subsample(subsample: Mapping[str, int] | None, *, block: int | str, see
                 f"{name} means nothing without subsample; say what to draw, with subsample={{'point': n}}"
             )
         return None
-    if not isinstance(subsample, Mapping) or len(subsample) != 1:
+    if not isinstance(subsample, Mapping) or not subsample:
         raise ConfigError(f"subsample={subsample!r}: expected one entity and a number of rows, {{'point': 100_000}}")
-    ((entity, num_rows),) = subsample.items()
-    if not is_whole(num_rows) or num_rows < 1:
-        raise ConfigError(f"subsample={{{entity!r}: {num_rows!r}}}: the number of rows is an integer, at least 1")
+    for entity, num_rows in subsample.items():
+        if not is_whole(num_rows) or num_rows < 1:
+            raise ConfigError(f"subsample={{{entity!r}: {num_rows!r}}}: the number of rows is an integer, at least 1")
     if block != CHUNK and (not is_whole(block) or int(block) < 1):
         raise ConfigError(f"subsample_block={block!r}: expected a number of rows, at least 1, or {CHUNK!r}")
     if not is_whole(seed) or not 0 <= seed < _MAX_WORD:
         raise ConfigError(f"subsample_seed={seed!r}: expected an integer from 0 to 2**64 - 1")
+    (entity, num_rows), *others = ((name, int(num)) for name, num in subsample.items())
     return Subsample(
-        entity=entity, num_rows=int(num_rows), block=block if block == CHUNK else int(block), seed=int(seed)
-    )
+        entity=entity, num_rows=num_rows, block=block if block == CHUNK else int(block), seed=int(seed),
+        others=tuple(others),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,13 +133,13 @@ class Draw:
     block
         Rows drawn together: blocks begin at its multiples.
     key
-        Seed, epoch and index of the sample.
+        Seed, epoch and index of the sample; of a node set also what its name gives.
     """
 
     num_global: int
     num_wanted: int
     block: int
-    key: tuple[int, int, int]
+    key: tuple[int, ...]
 
     @property
     def is_all(self) -> bool:

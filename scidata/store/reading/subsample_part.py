@@ -17,6 +17,8 @@ from scidata.core.bounds import bounds_of
 from scidata.core.index_map import IndexMap
 from scidata.core.types import IntArray
 from scidata.meshes.order.ids import contains, ranges
+from scidata.store.format.manifest import SampleInfo
+from scidata.store.format.node_sets import relations_of, sets_of
 from scidata.store.reading.part import LocalCells, SamplePart
 from scidata.store.reading.rows import RowAccess
 from scidata.store.reading.subsample import Draw
@@ -66,7 +68,7 @@ def drawn_part(access: RowAccess, cut: SamplePart, part: int, draw: Draw, entity
     src = np.empty(0, np.int64)
     dst = src
     if "edge" in cut.bounds:
-        drawn["edge"], src, dst = _edges_between(access, nodes)
+        drawn["edge"], src, dst = edges_between(access, "csr", nodes, nodes)
     return _part_of(access, cut, part, drawn, cells, src, dst)
 
 
@@ -113,14 +115,54 @@ def _read_cells(access: RowAccess, rows: IntArray) -> _DrawnCells:
     return _DrawnCells(rows=rows, offsets=bounds_of(last - first), corners=corners)
 
 
-def _edges_between(access: RowAccess, nodes: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Return the rows of the edges both of whose ends are among ``nodes``, and these ends as places among them."""
-    first, last = access.pointers("csr/indptr", nodes)
+def edges_between(
+    access: RowAccess, group: str, starts: IntArray, ends: IntArray
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Return the rows of the edges from some nodes to some, sorted ids, and these nodes as places among those.
+
+    ``group`` is where their ``indptr`` and ``src`` lie.
+    """
+    first, last = access.pointers(f"{group}/indptr", ends)
     rows = ranges(first, last)
-    sources = access.gather("csr/src", rows).astype(np.int64, copy=False)
-    kept = contains(nodes, sources)
-    ends = np.repeat(np.arange(len(nodes), dtype=np.int64), last - first)
-    return rows[kept], np.searchsorted(nodes, sources[kept]), ends[kept]
+    sources = access.gather(f"{group}/src", rows).astype(np.int64, copy=False)
+    kept = contains(starts, sources)
+    targets = np.repeat(np.arange(len(ends), dtype=np.int64), last - first)
+    return rows[kept], np.searchsorted(starts, sources[kept]), targets[kept]
+
+
+def drawn_sets(
+    access: RowAccess, info: SampleInfo, cut: SamplePart, part: int, draws: Mapping[str, Draw]
+) -> LocalTopology:
+    """Find what a part holds of draws from some node sets of a graph between several: of the others all rows are there.
+
+    The edges both of whose ends were drawn are kept. How many of them each part holds follows from all that was drawn,
+    so every part reads the in-edges of the whole draw.
+    """
+    none = np.empty(0, np.int64)
+    drawn = {name: draws[name].rows() if name in draws else np.arange(info.counts[name]) for name in sets_of(info)}
+    ghosts = {name: [none] for name in drawn}
+    edges: dict[str, tuple[IntArray, IntArray]] = {}
+    bounds = {name: np.searchsorted(rows, cut.bounds[name]).astype(np.int64) for name, rows in drawn.items()}
+    own = {name: rows[slice(*bounds[name][part : part + 2])] for name, rows in drawn.items()}
+    for relation, (source, _, target) in relations_of(info).items():
+        rows, src, dst = edges_between(access, relation, drawn[source], drawn[target])
+        bounds[relation] = np.searchsorted(rows, cut.bounds[relation]).astype(np.int64)
+        held = slice(*bounds[relation][part : part + 2])
+        own[relation], src, dst = rows[held], src[held], dst[held]
+        start, stop = bounds[source][part : part + 2]
+        ghosts[source].append(src[(src < start) | (src >= stop)])
+        edges[relation] = src, dst
+    bounds[cut.entity] = np.sum([bounds[name] for name in drawn], axis=0)
+    maps = {
+        name: _index_map(each, part, np.unique(np.concatenate(ghosts.get(name, [none]))))
+        for name, each in bounds.items()
+    }
+    pairs = {
+        name: np.stack([maps[source].to_local(edges[name][0]), maps[target].to_local(edges[name][1])])
+        for name, (source, _, target) in relations_of(info).items()
+    }
+    far = {name: each[:, :0] for name, each in pairs.items()}
+    return LocalTopology(rows=own, index_maps=maps, relations=pairs, far_relations=far)
 
 
 def _index_map(bounds: IntArray, part: int, ghosts: IntArray | None = None) -> IndexMap:

@@ -26,12 +26,14 @@ class LocalTopology:
     far_edge_index: IntArray | None = None
     cells: LocalCells | None = None
     relations: Mapping[str, IntArray] = field(default_factory=dict)
+    far_relations: Mapping[str, IntArray] = field(default_factory=dict)
     rows: Mapping[str, IntArray] | None = None  # the store's rows of the owned ones, where they were drawn
     identity: Identity = field(default_factory=Identity)
 
     def num_bytes(self) -> int:
         """Return its memory; who owns the ghosts is found later, and counted."""
-        arrays: list[npt.NDArray[Any] | None] = [self.edge_index, self.far_edge_index, *self.relations.values()]
+        arrays: list[npt.NDArray[Any] | None] = [self.edge_index, self.far_edge_index]
+        arrays += [*self.relations.values(), *self.far_relations.values()]
         if self.cells is not None:
             arrays += [self.cells.offsets, self.cells.connectivity, self.cells.types]
         maps = sum(2 * rows.bounds.nbytes + 2 * rows.ghosts.nbytes for rows in self.index_maps.values())

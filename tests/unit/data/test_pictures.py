@@ -187,3 +187,51 @@ def test_a_map_where_cartopy_is_installed(folder):
     values, axes = drawn(scidata.open_dataset(folder / "era5.zarr").plot(0, "u"))
     assert values.shape == (24, 48)
     assert type(axes).__name__ == "GeoAxes"
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory):
+    """Two sets in a plane."""
+    folder = tmp_path_factory.mktemp("sets")
+    random = np.random.default_rng(0)
+    with h5py.File(folder / "two.h5", "w") as file:
+        for name, num in (("coarse", 12), ("fine", 90)):
+            file[f"nodes/{name}/pos"] = random.random((num, 2))
+        file["nodes/fine/u"] = random.random(90)
+        file["edges/fine__to__coarse/edge_index"] = np.stack([np.arange(90), np.arange(90) // 8])
+        file["edges/coarse__near__coarse/edge_index"] = np.stack([np.arange(12), (np.arange(12) + 1) % 12])
+        file["edges/fine__to__coarse/length"] = random.random(90)
+    scidata.partition(folder / "two.h5", folder / "two.store")
+    return str(folder / "two.store")
+
+
+def cut_between(reader, relation):
+    """Count the edges of a relation that begin in another part than they end."""
+    parts = [reader.read(0, part) for part in range(reader.num_parts)]
+    source = relation.split("__")[0]
+    return sum(int((p.relations[relation][0] >= p.index_maps[source].num_owned).sum()) for p in parts)
+
+
+def test_a_panel_for_each_node_set(sets, tmp_path):
+    from matplotlib.collections import LineCollection
+
+    from scidata.cli.commands.plot_store import draw_sample
+
+    reader = StoreReader(sets, num_parts=3)
+    figure = draw_mesh(reader, 0, None, parts=True, path=str(tmp_path / "field.png"))
+    field, coarse, fine = (axes for axes in figure.axes if axes.get_label() != "<colorbar>")
+    assert "two.store: u, sample 0" in field.get_title(loc="left")
+    num_cut = cut_between(reader, "fine__to__coarse") + cut_between(reader, "coarse__near__coarse")
+    assert f"{num_cut} of 102 edges that end here are cut" in coarse.get_title(loc="left")
+    (lines,) = [each for each in coarse.collections if isinstance(each, LineCollection)]
+    assert len(lines.get_segments()) == num_cut
+    assert not [each for each in fine.collections if isinstance(each, LineCollection)]  # no edge ends there
+    for axes, name in ((coarse, "coarse"), (fine, "fine")):
+        (points,) = [each for each in axes.collections if not isinstance(each, LineCollection)]
+        assert len(points.get_offsets()) == reader.partition_of(0).bounds[name][-1]
+        assert len(np.unique(points.get_facecolors(), axis=0)) == 3
+    assert draw_sample(reader.store, reader.partition_of(0), (), str(tmp_path / "plan.png")) == []
+    assert (tmp_path / "plan.png").stat().st_size > 10_000
+    assert len(draw_mesh(StoreReader(sets), 0, "u", parts=True, path=None).axes) == 2  # the set of the field, its bar
+    with pytest.raises(ConfigError, match="lives on the edges of fine__to__coarse"):
+        draw_mesh(reader, 0, "length", parts=True, path=None)

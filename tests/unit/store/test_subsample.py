@@ -97,7 +97,6 @@ def test_seed_epoch_and_sample_each_make_another_draw():
     [
         ({}, 1, 0, "one entity"),
         (100, 1, 0, "one entity"),
-        ({"point": 5, "cell": 5}, 1, 0, "one entity"),
         ({"point": 0}, 1, 0, "at least 1"),
         ({"point": 0.5}, 1, 0, "an integer"),
         ({"point": True}, 1, 0, "an integer"),
@@ -309,6 +308,7 @@ def test_cells_with_rows_of_their_own_and_the_faces_between_them(mesh, tmp_path)
     [
         ({"node": 5}, {}, UnknownNameError, "draws rows of point"),
         ({"edge": 5}, {}, UnknownNameError, "edges follow the nodes"),
+        ({"point": 5, "cell": 5}, {}, ConfigError, "expected one entity"),
         ({"point": 5}, {"halo": 0.1}, ConfigError, "halo=0.1 means nothing with subsample"),
     ],
 )

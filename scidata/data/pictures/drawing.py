@@ -1,0 +1,114 @@
+"""What is drawn of a mesh, a cloud or a graph, whatever its colours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.types import IntArray
+from scidata.data.pictures.mesh_shapes import Places, Shapes, in_view, outlines, unrolled
+from scidata.errors import ConfigError
+from scidata.meshes.surface import surface_of
+
+_MAX_CELLS = 60_000
+_MAX_POINTS = 150_000
+
+
+class Drawing:
+    """What is drawn of a sample, whatever its colours: polygons of cells in sight, else points."""
+
+    def __init__(self, places: Places, shapes: Shapes | None) -> None:
+        self.places = places
+        self.polygons: list[npt.NDArray[np.float64]] = []
+        self.corners: Any = ()  # nodes of each polygon
+        self.cells: IntArray = np.empty(0, np.int64)  # of which each polygon is
+        if shapes is not None and len(shapes):
+            self._find(shapes)
+        if len(self.cells) > _MAX_CELLS:
+            self.polygons, self.corners, self.cells = [], (), self.cells[:0]
+
+    def _find(self, shapes: Shapes) -> None:
+        xy = self.places.xy
+        if self.places.in_space:
+            towards = np.array([0.43, -0.75, 0.5])  # matplotlib's own view
+            centres = shapes.centres(xy)
+            kept = np.flatnonzero(~in_view(self.places, centres, towards))
+            surface = surface_of(shapes.offsets, shapes.connectivity, shapes.types, kept)
+            facing = surface.facing(xy, centres, towards)
+            if len(facing):
+                self.corners, self.cells = surface.corners[facing], surface.cell[facing]
+                self.polygons = list(xy[self.corners])
+                return
+        corners, cells = outlines(shapes)
+        polygons = [xy[ids] for ids in corners]
+        if self.places.start is None:
+            self.polygons, self.corners, self.cells = polygons, corners, cells
+            return
+        self.polygons, numbers = unrolled(polygons, np.arange(len(cells)), self.places.start)
+        self.corners, self.cells = [corners[i] for i in numbers], cells[numbers]
+
+    def axes(self, figure: Any, place: tuple[int, int, int]) -> Any:
+        """Add axes that show all places."""
+        places = self.places
+        axes = figure.add_subplot(*place, projection="3d" if places.in_space else None)
+        low, high = places.xy.min(axis=0), places.xy.max(axis=0)
+        axes.set_xlabel(places.labels[0])
+        axes.set_ylabel(places.labels[1])
+        if places.in_space:
+            axes.set_zlabel(places.labels[2])
+            axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), zlim=(low[2], high[2]))
+            axes.set_box_aspect(np.maximum(high - low, 0.02 * (high - low).max() or 1.0))
+            return axes
+        axes.set_aspect("equal")
+        margin = 0.02 * (high - low)
+        if places.start is not None:
+            axes.set(xlim=(places.start, places.start + 360), ylim=(-90, 90))
+        else:
+            axes.set(xlim=(low[0] - margin[0], high[0] + margin[0]), ylim=(low[1] - margin[1], high[1] + margin[1]))
+        return axes
+
+    def draw(self, axes: Any, values: npt.NDArray[np.float64], *, of_cells: bool) -> Any:
+        """Draw values of rows, or of cells; return what a colour bar is of."""
+        if len(self.cells):
+            shown = values[self.cells] if of_cells else np.array([values[ids].mean() for ids in self.corners])
+            return self._add_coloured(axes, np.ma.masked_invalid(shown))
+        if of_cells:
+            raise ConfigError("plot: the cells are too many, or have no faces, to draw a field of theirs")
+        step = max(1, -(-len(values) // _MAX_POINTS))
+        return axes.scatter(*self.places.xy[::step].T, c=values[::step], s=self._size, lw=0, rasterized=True)
+
+    def draw_ranks(
+        self, axes: Any, colours: npt.NDArray[np.float64], owner: IntArray, of_cells: IntArray | None
+    ) -> None:
+        """Draw rows, or cells, in the colour of their rank."""
+        if len(self.cells) and of_cells is not None:
+            self._add(axes, colours[of_cells[self.cells]])
+            return
+        step = max(1, -(-len(owner) // _MAX_POINTS))
+        axes.scatter(*self.places.xy[::step].T, c=colours[owner[::step]], s=self._size, lw=0, rasterized=True)
+
+    @property
+    def _size(self) -> float:
+        return float(np.clip(6e4 / max(1, min(len(self.places.xy), _MAX_POINTS)), 0.5, 30))
+
+    def _add_coloured(self, axes: Any, values: Any) -> Any:
+        from matplotlib.cm import ScalarMappable
+
+        mappable = ScalarMappable()
+        mappable.set_array(values)
+        self._add(axes, mappable.to_rgba(values))
+        return mappable
+
+    def _add(self, axes: Any, fill: Any) -> None:
+        from matplotlib.collections import PolyCollection
+        from mpl_toolkits.mplot3d.art3d import Poly3DCollection
+
+        kind: Any = Poly3DCollection if self.places.in_space else PolyCollection
+        made = kind(self.polygons, facecolors=fill, edgecolors=fill, lw=0.1)
+        made.set_rasterized(True)
+        if self.places.in_space:
+            axes.add_collection3d(made, autolim=False)
+        else:
+            axes.add_collection(made)

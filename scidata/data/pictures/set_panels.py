@@ -1,0 +1,138 @@
+"""Graphs between several node sets in a picture: a panel for each set, its rows coloured by rank, and the edges cut."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.bounds import owners_of
+from scidata.core.types import IntArray
+from scidata.data.pictures.drawing import Drawing
+from scidata.data.pictures.figures import LEGEND_RANKS, colours_of, new_figure, rank_handles, text_handle
+from scidata.data.pictures.mesh_shapes import Places, number_parts, places_of
+from scidata.errors import ConfigError
+from scidata.store.format.node_sets import relations_of, sets_of
+from scidata.store.format.store import Store
+from scidata.store.reading.part import SamplePart
+
+_MAX_EDGES = 20_000  # of a panel: more are a grey plane
+_POLAR = 75.0  # latitude beyond which a line between two longitudes is nothing like the edge
+_WIDE = 0.75  # panels that are flatter than that lie below each other, and so are larger
+
+
+def places_of_sets(store: Store, index: int) -> dict[str, Places]:
+    """Return where the rows of each set are drawn, all in the same frame.
+
+    Raises
+    ------
+    ConfigError
+        A set has no positions, or has rows of other coordinates; there are no rows.
+    """
+    info = store.sample(index)
+    sets = sets_of(info)
+    without = [name for name in sets if f"{name}/pos" not in info.arrays]
+    if without:
+        raise ConfigError(f"{store.path}: sample {index}: node set {without[0]!r} has no positions to draw")
+    points = [store.read(index, f"{name}/pos").astype(np.float64) for name in sets]
+    if not sum(map(len, points)):
+        raise ConfigError(f"{store.path}: sample {index} is empty: there is nothing to draw")
+    every = places_of(np.concatenate(points), on_sphere=info.on_sphere)
+    split = np.split(every.xy, np.cumsum([len(each) for each in points])[:-1])
+    return {name: Places(xy=xy, labels=every.labels, start=every.start) for name, xy in zip(sets, split, strict=True)}
+
+
+class SetPanels:
+    """A figure with a panel for each set, and room for others before them.
+
+    Parameters
+    ----------
+    num_before
+        Further panels of the same size, before those of the sets.
+    """
+
+    def __init__(self, places: Mapping[str, Places], *, num_before: int = 0) -> None:
+        self.places = places
+        # all in one frame, so that an edge from one set to another has its place
+        self._frame = Drawing(Places.joined(list(places.values())), None)
+        num = num_before + len(places)
+        across, up = np.ptp(self._frame.places.xy[:, 0]), np.ptp(self._frame.places.xy[:, 1])
+        aspect = min(max(up / max(across, 1e-300), 0.25), 1.5)
+        self._columns = 1 if aspect < _WIDE and not self._frame.places.in_space and num < 4 else min(num, 2)
+        self._rows = -(-num // self._columns)
+        self._num_before = num_before
+        width = 8.2 if self._columns == 1 else 6.0
+        high = (width - 0.6) * (0.9 if self._frame.places.in_space else aspect) + 1.0
+        self.figure = new_figure(self._columns * width + 1.8, self._rows * high)
+
+    def axes(self, number: int) -> Any:
+        """Return the axes of one panel, from 0 on."""
+        return self._frame.axes(self.figure, (self._rows, self._columns, number + 1))
+
+    def draw(self, store: Store, cut: SamplePart) -> list[str]:
+        """Draw the rows of each set by rank, and the edges that end there and begin in another part.
+
+        Returns
+        -------
+        notes
+            What was left out.
+        """
+        colours = np.array([colour[:3] for colour in colours_of(cut.num_parts)], np.float64)
+        notes = []
+        for number, (name, places) in enumerate(self.places.items()):
+            axes = self.axes(self._num_before + number)
+            drawing = Drawing(places, None)
+            owner = owners_of(cut.bounds[name], np.arange(len(places.xy)))
+            drawing.draw_ranks(axes, colours, owner, None)
+            ends, num_cut, num_edges = self._cut_edges(store, cut, name)
+            if len(ends):
+                self._draw_edges(axes, ends)
+            if len(ends) < num_cut:
+                notes.append(f"{name}: {len(ends)} of {num_cut} edges cut are drawn")
+            if not places.in_space:
+                number_parts(axes, places, cut.bounds[name], few=cut.num_parts <= LEGEND_RANKS)
+            share = f", {num_cut} of {num_edges} edges that end here are cut" if num_edges else ""
+            axes.set_title(f"{name}: {len(places.xy)} rows over {cut.num_parts} ranks{share}", fontsize=9, loc="left")
+        return notes
+
+    def add_legend(self, num_ranks: int, said: Sequence[str] = ()) -> None:
+        """Say which colour is whose, and more lines."""
+        from matplotlib.lines import Line2D
+
+        handles = rank_handles([colour[:3] for colour in colours_of(num_ranks)], "0.3")
+        handles.append(Line2D([], [], color="0.15", lw=0.6, alpha=0.6, label="edge from\nanother part"))
+        handles += map(text_handle, said)
+        self.figure.legend(handles=handles, loc="outside right upper", fontsize=8, frameon=False)
+
+    def _cut_edges(self, store: Store, cut: SamplePart, name: str) -> tuple[npt.NDArray[np.float64], int, int]:
+        """Return the ends of edges to a set from other parts, ``(num, 2, coordinates)``, and how many there are.
+
+        Of many some, and on a map those that can be drawn there.
+        """
+        info = store.sample(cut.index)
+        ends, num_cut, num_edges = [], 0, 0
+        for relation, (source, _, target) in relations_of(info).items():
+            if target != name:
+                continue
+            indptr: IntArray = store.read(cut.index, f"{relation}/indptr").astype(np.int64)
+            src = store.read(cut.index, f"{relation}/src").astype(np.int64)
+            dst = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+            apart = owners_of(cut.bounds[source], src) != owners_of(cut.bounds[target], dst)
+            num_cut, num_edges = num_cut + int(apart.sum()), num_edges + len(src)
+            ends.append(np.stack([self.places[source].xy[src[apart]], self.places[target].xy[dst[apart]]], axis=1))
+        every = np.concatenate([np.empty((0, 2, self.places[name].xy.shape[1])), *ends])
+        if self.places[name].start is not None:
+            across, polar = np.abs(np.diff(every[:, :, 0], axis=1)[:, 0]), np.abs(every[:, :, 1]).max(axis=1) > _POLAR
+            every = every[(across < 180) & ~(polar & (across > 30))]  # those that leave the map, or go around a pole
+        return every[:: max(1, -(-len(every) // _MAX_EDGES))], num_cut, num_edges
+
+    def _draw_edges(self, axes: Any, ends: npt.NDArray[np.float64]) -> None:
+        from matplotlib.collections import LineCollection
+        from mpl_toolkits.mplot3d.art3d import Line3DCollection
+
+        kind: Any = Line3DCollection if self._frame.places.in_space else LineCollection
+        lines = kind(ends, colors="0.15", lw=0.4, alpha=float(np.clip(800 / len(ends), 0.12, 0.6)), zorder=3)
+        lines.set_rasterized(True)
+        (axes.add_collection3d if self._frame.places.in_space else axes.add_collection)(lines)

@@ -58,6 +58,12 @@ class Blocks(Protocol):
     def read_block(self, name: str, i: int, start: int, part: Part) -> tuple[Rows, ReadStats]:
         """Read it."""
 
+    def members_at_once(self, name: str, i: int, part: Part) -> tuple[int, ...]:
+        """Return the trajectories that the same chunks hold, the ``i``-th among them."""
+
+    def read_blocks(self, name: str, i: int, start: int, part: Part) -> tuple[dict[int, Rows], ReadStats]:
+        """Read a block of each of these."""
+
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Rows:
         """Return an array for it."""
 
@@ -114,7 +120,7 @@ class KeptRows:
         """Forget what the source's files are known by; the next use of each block asks again."""
         self._keys: Cache[_Key] = Cache(_MAX_KEYS, "lru")
         self._always: Cache[bytes] = Cache(1 << 10)
-        self._filling: Cache[Rows] = Cache(0, "lru")
+        self._filling: Cache[dict[int, Rows]] = Cache(0, "lru")
         self._validators = self._series.by_file([Validators(source.path) for source in self._series.files])
         self._warned = False
 
@@ -292,27 +298,35 @@ class KeptRows:
     # -- filling -----------------------------------------------------------------------------------------------------
 
     def _fill(self, name: str, i: int, start: int, part: Part) -> tuple[Rows, ReadStats]:
-        """Read a block from the source and keep it; return it, and what was read.
+        """Read a block from the source and keep it, and those of other trajectories in its chunks; return it, and
+        what was read.
 
-        Of threads that want the same one, one reads; only its caller counts what was read.
+        Of threads that want the same ones, one reads; only its caller counts what was read.
         """
         mine: list[ReadStats] = []
+        members = self._blocks.members_at_once(name, i, part)
 
-        def make() -> Rows:
+        def make() -> dict[int, Rows]:
             block = self._blocks.empty(self.shape_of(name, i, start, part), self._fields[name].dtype)
             if self._is_whole(name, i, start, part, block):  # another thread has just kept it
-                return block
-            is_ready = self.is_ready(name, i, start, part)
-            values, took = self._blocks.read_block(name, i, start, part)
+                return {i: block}
+            ready = [member for member in members if self.is_ready(name, member, start, part)]
+            if i in ready:
+                found, took = self._blocks.read_blocks(name, i, start, part)
+            else:
+                values, took = self._blocks.read_block(name, i, start, part)
+                found = {i: values}
             mine.append(took)
-            block = np.ascontiguousarray(self.rows_first(name, values))
-            if is_ready:
-                self.keep(name, i, start, part, block)
-            return block
+            blocks = {each: np.ascontiguousarray(self.rows_first(name, values)) for each, values in found.items()}
+            for each in blocks.keys() & set(ready):
+                self.keep(name, each, start, part, blocks[each])
+            return blocks
 
-        slot = part.position, name, i, start
-        block = self._filling.get_or_make(slot, make, lambda made: made.nbytes, once=True)
-        return block, sum(mine, start=ReadStats())
+        slot = part.position, name, members[0], start
+        while True:  # a thread that waited for another's trajectory finds its own on disk
+            blocks = self._filling.get_or_make(slot, make, lambda _: 1, once=True)
+            if i in blocks:
+                return blocks[i], sum(mine, start=ReadStats())
 
     def is_ready(self, name: str, i: int, start: int, part: Part, *, waits: bool = False) -> bool:
         """Say, before a block is read, whether it may be kept; ``waits``: until it may.

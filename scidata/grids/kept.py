@@ -35,6 +35,7 @@ from scidata.read.disk_cache import DiskCache
 from scidata.sources.access.fetches import run_each
 from scidata.sources.access.mounts import is_on_network
 from scidata.sources.access.validators import Validator, Validators
+from scidata.sources.references.source import ReferenceSource
 
 _log = logging.getLogger("scidata")
 
@@ -136,10 +137,17 @@ class KeptRows:
         """The fields that are kept: those which take fetching or decoding."""
         firsts = self._series.firsts
         return frozenset(
-            name
-            for name in self._fields
-            if self.disk is not None and any(_is_worth_it(self._series.layout_in(i, name)) for i in firsts)
+            name for name in self._fields if self.disk is not None and any(self._is_worth_it(name, i) for i in firsts)
         )
+
+    def _is_worth_it(self, name: str, i: int) -> bool:
+        layout, source = self._series.layout_in(i, name), self._series.sources[i]
+        if layout.codecs or layout.fallback or _is_far(layout.store):
+            return True
+        if not isinstance(source, ReferenceSource):
+            return False
+        first = np.zeros((min(1, math.prod(layout.shape)), len(layout.shape)), np.int64)
+        return any(map(_is_far, source.places_of(layout, first)[0]))  # others lie where the first chunk does
 
     def fields_of(self, part: Part, out: Mapping[str, Rows], others: Sequence[str]) -> tuple[str, ...]:
         """Return the fields whose rows come from here into a sample, but for those that come another way."""
@@ -157,12 +165,14 @@ class KeptRows:
 
     def _find_key(self, name: str, i: int, start: int, part: Part) -> _Key:
         layout, selection, shape = self._blocks.selection_of(name, i, start, part)
-        paths, source = self._files_of(i, layout, selection), self._series.sources[i]
-        if paths is None:
-            self._warn(f"{source.path}: its chunks lie in other files, at places that may change; cache_dir keeps none")
+        found, source = self._files_of(i, layout, selection), self._series.sources[i]
+        if found is None:
+            self._warn(
+                f"{source.path}: its chunks lie in files that only a library knows; cache_dir keeps none of them"
+            )
             return _UNKNOWN
-        source.check_unchanged(layout, paths)
-        validator = self._validators[i].of(paths)
+        source.check_unchanged(layout, found[0])
+        validator = self._validators[i].of(*found)
         if not validator.digest:
             self._warn(
                 f"{source.path}: nothing tells a change of its objects (neither ETags nor times, or a chain of file "
@@ -184,8 +194,13 @@ class KeptRows:
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).digest()
 
-    def _files_of(self, i: int, layout: ArrayLayout, selection: Selection) -> tuple[str, ...] | None:
-        return self._series.sources[i].files_of(layout, chunks_needed(layout, selection))
+    def _files_of(self, i: int, layout: ArrayLayout, selection: Selection) -> tuple[tuple[str, ...], bytes] | None:
+        """Return the files that decide the values of rows, and what else does of chunks that are ranges of others."""
+        source, chunks = self._series.sources[i], chunks_needed(layout, selection)
+        if isinstance(source, ReferenceSource):
+            return source.places_of(layout, chunks)
+        paths = source.files_of(layout, chunks)
+        return None if paths is None else (paths, b"")
 
     def _lasting(self, layout: ArrayLayout, path: str) -> ArrayLayout:
         """Return what of an array does not change when steps are added at its end, and where it lies for good."""
@@ -345,8 +360,8 @@ class KeptRows:
         if self.disk is None or not (key.digest and block.nbytes):
             return False
         layout, selection, _ = self._blocks.selection_of(name, i, start, part)
-        paths = self._files_of(i, layout, selection)
-        if paths is None or not self._validators[i].are_still(paths, key.validator):
+        found = self._files_of(i, layout, selection)
+        if found is None or not self._validators[i].are_still(found[0], key.validator, found[1]):
             return False
         return self.disk.put(key.digest, _bytes_of(block).reshape(len(block), -1))
 
@@ -368,9 +383,9 @@ class KeptRows:
         return bool(key.digest and self.disk is not None and self.disk.read(key.digest, (shape[0], nbytes), []))
 
 
-def _is_worth_it(layout: ArrayLayout) -> bool:
-    path = local_path(layout.store)
-    return bool(layout.codecs) or layout.fallback or path is None or is_on_network(path)
+def _is_far(path: str) -> bool:
+    local = local_path(path)
+    return local is None or is_on_network(local)
 
 
 def _bytes_of(values: Rows) -> npt.NDArray[np.uint8]:

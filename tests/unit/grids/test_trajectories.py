@@ -3,7 +3,6 @@
 import itertools
 import os
 import re
-import time
 import warnings
 
 import h5py
@@ -51,7 +50,7 @@ def write(path, layout, values=VALUES):
 def settle(folder):
     """Make files older: what was written just now is not kept."""
     for file in folder.rglob("*"):
-        os.utime(file, (time.time() - 100,) * 2)
+        os.utime(file, (1.7e9,) * 2)
 
 
 def parts_of(reader, index, num_ranks=3):

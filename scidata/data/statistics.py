@@ -111,7 +111,7 @@ def statistics(
     dataset = as_combined(dataset)
     leaves = _leaves(dataset)
     names = _chosen(dataset, fields)
-    dims = names_of("by", by)
+    dims = list(dict.fromkeys(names_of("by", by)))
     ranks = _Ranks.of(leaves[0].dataset)
     if ranks.groups and (jobs > 1 or client is not None):
         given, name = (f"jobs={jobs}", "jobs") if client is None else ("client", "it")

@@ -46,14 +46,19 @@ def in_options(message: str, options: Mapping[str, str]) -> str:
         before, _, name = match[0].rpartition(" ")
         return f"{before} {options.get(name, name)}".strip()
 
-    return found.sub(reworded, message)
+    return _SLICE.sub(_ends, found.sub(reworded, message))
+
+
+def _ends(found: re.Match[str]) -> str:
+    """Return a slice as options take it."""
+    return ":".join("" if end == "None" else end for end in found.groups())
 
 
 def _typed(option: str, value: str | None) -> str:
     """Return an option and a value as they are typed."""
     if value is None or value == "True":
         return option
-    value = _SLICE.sub(lambda ends: repr(":".join("" if end == "None" else end for end in ends.groups())), value)
+    value = _SLICE.sub(lambda found: repr(_ends(found)), value)
     try:
         found = ast.literal_eval(value)
     except (ValueError, SyntaxError):

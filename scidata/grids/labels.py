@@ -195,7 +195,7 @@ def rows_labelled(series: Series, sel: Mapping[Any, Any], sizes: Mapping[str, in
             ) from None
         if not found.size:
             turned = isinstance(wanted, slice) and wanted.start is not None and wanted.stop is not None
-            hint = f"; labels descend: {wanted.stop}:{wanted.start}" if turned and _descends(labels) else ""
+            hint = f"; labels descend: slice({wanted.stop!r}, {wanted.start!r})" if turned and _descends(labels) else ""
             raise ConfigError(f"sel of {dim!r}: nothing lies in {_text(wanted)}; it has {_shown(labels)}{hint}")
         crop[dim] = int(found) if found.ndim == 0 else _as_slice(found)
     return crop

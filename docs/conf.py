@@ -22,14 +22,15 @@ import pictures  # noqa: E402 - beside this file
 import scidata  # noqa: E402
 
 project = "scidata"
-author = "the authors of scidata"
+author = copyright = "the authors of scidata"
 release = scidata.__version__
 extensions = ["myst_nb", "sphinx.ext.autodoc", "numpydoc"]
 exclude_patterns = ["_generated"]
 
 html_theme = "furo"
 html_title = "scidata"
-html_static_path: list[str] = []
+html_static_path = ["_static"]
+html_css_files = ["wide.css"]
 html_show_sourcelink = False
 html_copy_source = False
 
@@ -44,11 +45,18 @@ nb_execution_raise_on_error = True
 nb_merge_streams = True
 
 
+_WORKING = re.compile(r"^[a-z ]+: (\d+ of \d+[^\n]*, )?\d+ s\n", re.MULTILINE)  # of commands, on a busy machine
+
+
 def _joined(outputs: list[Any]) -> list[Any]:
     """Join what a cell prints, which comes in pieces of 100 bytes; MyST-NB's own way begins a line at each."""
     printed: dict[str, Any] = {}
     others = []
     for output in outputs:
+        if output["output_type"] == "stream" and output["name"] == "stderr":
+            output["text"] = _WORKING.sub("", output["text"])
+            if not output["text"]:
+                continue
         if output["output_type"] != "stream":
             others.append(output)
         elif output["name"] in printed:

@@ -80,6 +80,7 @@ def plan(
     weights: opt.Weights = None,
     fields: opt.Fields = None,
     isel: opt.Isel = None,
+    sel: opt.Sel = None,
     sample_dim: opt.SampleDim = None,
     steps: opt.Steps = None,
     sample: opt.Sample = 0,
@@ -105,13 +106,15 @@ def plan(
 
     axis_sizes = parse.parse_domain(domain)
     parse.check_choice("--kind", kind, parse.KINDS)
+    if overwrite and plot is None:
+        raise parse.usage_error("--overwrite", "is for the picture of --plot; leave it out.")
     common = {"weights": weights, **parse.parse_selection(fields=fields, dtype=dtype, steps=steps, isel=isel)}
     output = PlanOutput(sample=sample, dp=dp, plot=plot, overwrite=overwrite, every_rank=every_rank, as_json=as_json)
     if names_store(path):
         from scidata.cli.stores import run_plan as plan_store
 
         own = {"halo": halo or (), "ghosts": ghosts, "bounds": bounds or (), "kind": kind}
-        refused = {"--shard": bool(shard), "--align": bool(align), "--periodic": bool(periodic)}
+        refused = {"--shard": bool(shard), "--align": bool(align), "--periodic": bool(periodic), "--sel": bool(sel)}
         numbered = parse.parse_sample_dim(sample_dim)
         plan_store(path, axis_sizes, common | own | {"sample_dim": numbered}, refused, output)
         return
@@ -125,7 +128,9 @@ def plan(
     from scidata.cli.grids import run_plan as plan_grid
 
     options = common | cut | {"sample_dim": parse.parse_sample_dim(sample_dim), "num_threads": 1}
-    only_grids = (shard, align, periodic, isel, steps, sample_dim)
+    if sel:
+        options["sel"] = parse.parse_sel(sel)
+    only_grids = (shard, align, periodic, isel, sel, steps, sample_dim)
     plan_grid(path, options, output, kind=kind, like_grid=any(given is not None for given in only_grids))
 
 
@@ -161,7 +166,7 @@ def stats(
     if overwrite and out is None:
         raise parse.usage_error("--overwrite", "is for the file of --out; leave it out.")
     options: dict[str, Any] = {
-        "fields": parse.parse_names(fields or ()) or None,
+        "fields": parse.parse_fields(fields),
         "isel": parse.parse_isel(isel or ()),
         "sel": parse.parse_sel(sel or ()),
         "sample_dim": parse.parse_sample_dim(sample_dim),
@@ -192,6 +197,7 @@ def stage(
     weights: opt.Weights = None,
     fields: opt.Fields = None,
     isel: opt.Isel = None,
+    sel: opt.Sel = None,
     sample_dim: opt.SampleDim = None,
     steps: opt.Steps = None,
     dtype: opt.Dtype = None,
@@ -218,7 +224,9 @@ def stage(
         cut = {"halo": halo or (), "ghosts": ghosts, "bounds": bounds or (), "weights": weights}
         numbered = parse.parse_sample_dim(sample_dim)
         selection = parse.parse_selection(fields=fields, dtype=dtype, steps=steps, isel=isel)
-        refused = {"--shard": shard, "--align": align, "--periodic": periodic, "--allow-missing": allow_missing}
+        refused = {
+            "--shard": shard, "--align": align, "--periodic": periodic, "--sel": sel, "--allow-missing": allow_missing
+        }  # fmt: skip
         run_stage_store(
             path, cache, axis_sizes, cut | selection | {"sample_dim": numbered},
             {name: bool(given) for name, given in refused.items()}, ranks=rank or (),
@@ -232,6 +240,7 @@ def stage(
     )
     options |= parse.parse_selection(fields=fields, dtype=dtype, steps=steps, isel=isel)
     options |= {"sample_dim": parse.parse_sample_dim(sample_dim), "allow_missing": allow_missing}
+    options["sel"] = parse.parse_sel(sel or ())
     limit = parse.parse_bytes(cache_bytes, "--cache-bytes")
     run_stage(path, cache, options, ranks=rank or (), cache_bytes=limit, jobs=jobs, as_json=as_json)
 
@@ -273,7 +282,7 @@ def partition(
     scidata partition --finalize train.store                                  # after it
     scidata partition 'mesh_*.nc' train.store --dask tcp://node17:8786
     """
-    from scidata.cli.arguments import parse_names, parse_rules, usage_error
+    from scidata.cli.arguments import parse_fields, parse_names, parse_rules, usage_error
     from scidata.cli.partitioning import run_finalize, run_partition
 
     if finalize:
@@ -290,7 +299,7 @@ def partition(
         "entity": entity,
         "edges": parse_rules("--edges", edges) if edges is not None and "=" in edges else edges,
         "nodes": None if nodes is None else parse_rules("--nodes", nodes),
-        "fields": parse_names(fields or ()) or None,
+        "fields": parse_fields(fields),
         "topology": topology,
         "order": order,
         "weights": weights,

@@ -18,6 +18,7 @@ T = TypeVar("T")
 #: Names of the domain's axes, by how many there are; as ``init_mesh`` names them.
 _AXIS_NAMES = {1: ("domain",), 2: ("h", "w"), 3: ("d", "h", "w")}
 _FLOATS = ("float16", "float32", "float64")
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?")
 KINDS = ("grid", "points", "mesh", "graph")
 
 
@@ -181,7 +182,7 @@ def parse_selection(
 ) -> dict[str, Any]:
     """Return what of each sample is read, as readers take it."""
     return {
-        "fields": parse_names(fields or ()) or None,
+        "fields": parse_fields(fields),
         "dtype": parse_dtype(dtype),
         "steps": parse_steps(steps or ()),
         "isel": parse_isel(isel or ()),
@@ -235,6 +236,9 @@ def parse_sel(values: Sequence[str], option: str = "--sel") -> dict[str | int, A
             except ValueError:
                 return item
 
+        if as_text and _MOMENT.fullmatch(chosen):  # its colon is one of the time of day
+            crop[dim] = chosen
+            continue
         between = "/" if "/" in chosen else ":"
         if chosen.count(between) > 1:
             raise usage_error(option, f"{chosen!r} has more than one {between!r}; accepted: {accepted}.")
@@ -262,6 +266,14 @@ def parse_rules(option: str, text: str) -> dict[str, str]:
 def parse_names(values: Sequence[str]) -> list[str]:
     """Names given with commas, by repeating the option, or both."""
     return [name.strip() for value in values for name in value.split(",") if name.strip()]
+
+
+def parse_fields(values: Sequence[str] | None, option: str = "--fields") -> list[str] | None:
+    """Names of arrays, None where the option is not given."""
+    names = parse_names(values or ())
+    if values and not names:
+        raise usage_error(option, f"{','.join(values)!r} names no array; leave it out to read all.")
+    return names or None
 
 
 def parse_steps(values: Sequence[str], option: str = "--steps") -> tuple[int, ...] | dict[str, tuple[int, ...]]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from scidata.cli.arguments import KINDS, check_choice, parse_names, usage_error
+from scidata.cli.arguments import KINDS, check_choice, parse_fields, usage_error
 from scidata.cli.commands.bench import BenchRow, bench_path
 from scidata.cli.output import console, human_bytes, make_table, print_json, ratio
 from scidata.cli.progress import doing
@@ -34,7 +34,7 @@ def run_bench(
     if not is_url(path) and is_store(path):
         raise usage_error("PATH", f"{path} is a partitioned store, which has its own order; add --pipeline.")
     doing("timing")
-    rows = bench_path(path, fields=parse_names(fields or ()) or None, kind=kind, repeats=repeats)
+    rows = bench_path(path, fields=parse_fields(fields), kind=kind, repeats=repeats)
     if as_json:
         print_json({"path": path, "repeats": repeats, "rows": [asdict(row) for row in rows]})
     else:
@@ -74,7 +74,7 @@ def run_pipeline(
     doing("timing")
     rows, step = bench_pipeline(
         path,
-        fields=parse_names(fields or ()) or None,
+        fields=parse_fields(fields),
         kind=kind,
         workers=_numbers(workers or "0,1,2,4"),
         num_samples=samples or 20,

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 _VALUE = r"""'[^']*'|"[^"]*"|\{[^{}]*\}|\[[^][]*\]|\([^()]*\)|[\w+-]+(?:\.\w+)*"""
+_SLICE = re.compile(r"slice\(([^(),]+), ([^(),]+)(?:, None)?\)")
 #: Said of a dimension, ``isel of 'level'``, or as a remedy, ``crop with isel``.
-_BEFORE_DIM = ("halo", "isel", "bounds", "align", "weights")
-_ALONE = ("isel", "steps", "align", "periodic", "shard")
+_BEFORE_DIM = ("halo", "isel", "sel", "bounds", "align", "weights")
+_ALONE = ("isel", "sel", "steps", "align", "periodic", "shard")
 #: What such a word may follow where it is no argument: of a URL, an attribute of a file, part of a longer name.
 _NOT_AFTER = r"(?<![\w.?&/:-])(?<!attribute )"
 
@@ -32,7 +33,9 @@ def in_options(message: str, options: Mapping[str, str]) -> str:
     given = re.compile(rf"{_NOT_AFTER}({names})=({_VALUE})?+(?!/)(?:\.\.\.|…)?(?: \((--[^()]*)\))?")
     message = given.sub(lambda found: found[3] or _typed(options[found[1]], found[2]), message)
     message = re.sub(
-        rf"(^|: )({names})(?= names |: no |(?: must be\b))", lambda found: found[1] + options[found[2]], message
+        rf"(^|: )({names})(?= names |: no |: field |: means nothing|: '| leaves | must be\b)",
+        lambda found: found[1] + options[found[2]],
+        message,
     )
     message = re.sub(rf"(^|: )({'|'.join(_BEFORE_DIM)})(?= of ')", lambda m: m[1] + options.get(m[2], m[2]), message)
     plain = [name for name in options if "_" in name]
@@ -43,13 +46,19 @@ def in_options(message: str, options: Mapping[str, str]) -> str:
         before, _, name = match[0].rpartition(" ")
         return f"{before} {options.get(name, name)}".strip()
 
-    return found.sub(reworded, message)
+    return _SLICE.sub(_ends, found.sub(reworded, message))
+
+
+def _ends(found: re.Match[str]) -> str:
+    """Return a slice as options take it."""
+    return ":".join("" if end == "None" else end for end in found.groups())
 
 
 def _typed(option: str, value: str | None) -> str:
     """Return an option and a value as they are typed."""
     if value is None or value == "True":
         return option
+    value = _SLICE.sub(lambda found: repr(_ends(found)), value)
     try:
         found = ast.literal_eval(value)
     except (ValueError, SyntaxError):

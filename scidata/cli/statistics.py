@@ -15,10 +15,9 @@ from scidata.cli.output import console, make_table, print_json
 from scidata.cli.progress import progress
 from scidata.core.urls import is_url, public_text
 from scidata.data.figures import FieldStatistics, Statistics
-from scidata.data.figures_json import as_plain
+from scidata.data.figures_json import as_plain, check_place
 from scidata.data.open_dataset import open_dataset
 from scidata.data.statistics import statistics
-from scidata.errors import OutputError
 
 _MANY = 60  # rows of the table
 _COLUMNS = ("count", "missing", "mean", "std", "min", "max")
@@ -45,8 +44,8 @@ def run_stats(
     options
         As :func:`scidata.open_dataset` takes them.
     """
-    if out is not None and os.path.exists(out) and not overwrite:
-        raise OutputError(f"{out} is there already; remove it, or overwrite it with --overwrite")
+    if out is not None:
+        check_place(out, overwrite=overwrite)
     floating = None if dtype is None else getattr(torch, dtype)
     here = os.path.join(os.getcwd(), "")
     named = [_at(here, path) for path in paths] if dask is not None else list(paths)

@@ -44,7 +44,8 @@ def print_report(report: StoreReport) -> None:
     out.print(f"kind: {report.kind} ({report.kind_reason})", soft_wrap=True)
     if report.fields:
         samples = f"{report.sample_dim} ({report.num_samples} samples)" if report.sample_dim else "none (one sample)"
-        out.print(f"by default: sample dimension {samples}, shard dimension {report.shard_dim}", soft_wrap=True)
+        split = "no shard dimension, name one" if report.shard_dim is None else f"shard dimension {report.shard_dim}"
+        out.print(f"by default: sample dimension {samples}, {split}", soft_wrap=True)
     out.print()
     columns = ("array", "dims", "shape", "dtype", "chunks", "codecs", "role", "units", "size")
     table = make_table(columns, left=("array", "dims", "dtype", "codecs", "role", "units"))

@@ -65,7 +65,8 @@ def weighted_bounds(weights: npt.ArrayLike, num_parts: int, *, align: int = 1) -
     if cost.ndim != 1:
         raise ConfigError(f"weights must have one value per row, not shape {cost.shape}")
     if not np.all(np.isfinite(cost)) or np.any(cost < 0):
-        raise ConfigError("weights must be finite and not negative")
+        wrong = int(np.flatnonzero(~(np.isfinite(cost) & (cost >= 0)))[0])
+        raise ConfigError(f"weights must be finite and not negative: row {wrong} costs {cost[wrong]:g}")
     _check_parts(len(cost), num_parts, align)
     prefix = np.concatenate([[0.0], np.cumsum(cost.reshape(-1, align).sum(axis=1))])
     if prefix[-1] == 0:

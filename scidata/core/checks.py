@@ -55,6 +55,12 @@ def optional(name: str, value: Any, *, least: int | None = None) -> int | None:
     return None if value is None else whole(name, value, least=least)
 
 
+def flag(name: str, value: Any) -> None:
+    """Refuse what is neither True nor False."""
+    if not isinstance(value, bool | np.bool_):
+        raise ConfigError(f"{name}={value!r}: expected True or False")
+
+
 def names_of(name: str, value: Any) -> list[str]:
     """Return one name, or a sequence of them, as a list."""
     if isinstance(value, str):

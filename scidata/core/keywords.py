@@ -29,7 +29,9 @@ def checked_keywords(function: F) -> F:
     def checked(*args: Any, **kwargs: Any) -> Any:
         if not kwargs.keys() <= known:
             unknown = next(name for name in kwargs if name not in known)
-            name = function.__qualname__.removesuffix(".__init__")
+            name = function.__qualname__
+            if name.endswith(".__init__"):
+                name = type(args[0]).__name__  # which may inherit it
             raise TypeError(f"{name}() has no argument {unknown!r}{near_matches(unknown, known)}")
         return function(*args, **kwargs)
 

@@ -26,8 +26,7 @@ _NAMES = tuple(part.name for part in dataclasses.fields(Figures))
 
 def save(stats: Statistics, path: str, *, overwrite: bool) -> None:
     """Write statistics to a file, by a temporary one beside it."""
-    if os.path.exists(path) and not overwrite:
-        raise OutputError(f"{path} is there already; remove it, or overwrite it with overwrite=True")
+    check_place(path, overwrite=overwrite)
     beside = f"{path}.{uuid.uuid4().hex}.tmp"
     try:
         with open(beside, "w", encoding="utf-8") as file:
@@ -39,6 +38,17 @@ def save(stats: Statistics, path: str, *, overwrite: bool) -> None:
         with contextlib.suppress(OSError):
             os.unlink(beside)
         raise
+
+
+def check_place(path: str, *, overwrite: bool) -> None:
+    """Raise OutputError where a file cannot be written, as far as looking tells."""
+    if os.path.isdir(path):
+        raise OutputError(f"{path}: is a folder; name a file in it, {os.path.join(path, 'stats.json')} say")
+    if os.path.exists(path) and not overwrite:
+        raise OutputError(f"{path} is there already; remove it, or overwrite it with overwrite=True")
+    folder = os.path.dirname(path)
+    if folder and not os.path.isdir(folder):
+        raise OutputError(f"{path}: there is no folder {folder}; make it first")
 
 
 def dumped(stats: Statistics) -> str:

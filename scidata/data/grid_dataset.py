@@ -97,7 +97,7 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
             for dim, axis in partition.axis_of_dim.items()
         )
         halo = ", ".join(f"{dim} {below}:{above}" for dim, (below, above) in partition.halo.items())
-        facts = {"path": self._path, "sample dim": reader.sample_dim, "split": cut, "halo": halo}
+        facts = {"path": self._path, "sample dim": ", ".join(reader.sample_dims), "split": cut, "halo": halo}
         rows = [
             (name, sizes(self.dims(name), self.global_shape(name)), str(specs[name].dtype), specs[name].shape)
             for name in self.fields

@@ -181,7 +181,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
         reader = self.reader
         counts = {entity: self.counts(entity) for entity in self.entities}
         rows_of = {rows_named(e): _range_text(n) for e, n in counts.items()}
-        hops = f"{reader.num_hops} hops, by {reader.ghosts}" if reader.num_hops else None
+        hops = f"{reader.num_hops} hop{'s' * (reader.num_hops != 1)}, by {reader.ghosts}" if reader.num_hops else None
         facts = {"path": reader.path, "kind": self.kind, "parts": reader.num_parts, "ghosts": hops} | rows_of
         rows = [
             (name, self.place(name).entity, ", ".join(self.dims(name)), reader.info(name).dtype) for name in self.fields

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from scidata.core.checks import check_function, check_mapping, offsets, offsets_of_fields, optional, whole
+from scidata.core.checks import check_function, check_mapping, flag, offsets, offsets_of_fields, optional, whole
 from scidata.data.local_transform import LocalTransform
 from scidata.errors import ConfigError, near_matches
 from scidata.read.disk_cache import DiskCache, make_cache
@@ -52,8 +52,8 @@ class WhatToRead:
     def __post_init__(self) -> None:
         check_mapping("isel", self.isel, "{'level': 3}")
         check_mapping("sel", self.sel, "{'level': 500}")
-        _check_flag("coords", self.coords)
-        _check_flag("destagger", self.destagger)
+        flag("coords", self.coords)
+        flag("destagger", self.destagger)
         check_function("transform", self.transform)
         check_function("local_transform", self.local_transform)
         if self.decode not in ("rank", "node"):
@@ -62,7 +62,7 @@ class WhatToRead:
                     f"decode must be True, False, 'rank' or 'node', not {self.decode!r}"
                     f"{near_matches(self.decode, ('rank', 'node'))}"
                 )
-            _check_flag("decode", self.decode)
+            flag("decode", self.decode)
         offsets_of_fields(self.steps)
         if self.gaps not in _GAPS:
             raise ConfigError(
@@ -157,8 +157,8 @@ class HowToReach:
     cache_disk_bytes: int | None
 
     def __post_init__(self) -> None:
-        _check_flag("allow_missing", self.allow_missing)
-        _check_flag("allow_external", self.allow_external)
+        flag("allow_missing", self.allow_missing)
+        flag("allow_external", self.allow_external)
         whole("num_threads", self.num_threads, least=0)
         optional("pool_bytes", self.pool_bytes, least=0)
         self.disk()
@@ -175,11 +175,6 @@ class HowToReach:
                 raise ConfigError("cache_disk_bytes: means nothing without cache_dir; leave it out")
             return None
         return make_cache(self.cache_dir, self.cache_disk_bytes)
-
-
-def _check_flag(name: str, flag: Any) -> None:
-    if not isinstance(flag, bool | np.bool_):
-        raise ConfigError(f"{name}={flag!r}: expected True or False")
 
 
 class Options(TypedDict, total=False):

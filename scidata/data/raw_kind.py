@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 
 from scidata.core.types import Source
 from scidata.errors import UnsupportedFormatError
 from scidata.sources import open_source
-from scidata.sources.kinds import ELSEWHERE, kind_of
+from scidata.sources.kinds import ELSEWHERE, common_points, kind_of
 from scidata.sources.paths import expand_paths
 from scidata.store.format.places import is_store
+
+_MOST_NAMED = 4  # files in a command that is shown
 
 
 def _open(path: str, allow_external: bool) -> Source:
@@ -60,10 +63,30 @@ def kind_of_raw(
         if is_store(folder):
             raise UnsupportedFormatError(f"{shown}: one sample of the store {folder}; open the store instead")
         as_grid = "; or say kind='grid' (--kind grid), to take its arrays as they lie"
-        mesh = " --mesh TOPOLOGY" if reason.endswith(ELSEWHERE) else ""
         raise UnsupportedFormatError(
             f"{shown}: kind {found!r}{reason and f' ({reason})'} is read from a store, which serves any number of "
-            f"ranks; write it once: scidata partition {shown} OUT --kind {found}{mesh}, then open OUT"
+            f"ranks; write it once: {partition_command(path, str(found), reason, source)}, then open OUT"
             + ("" if source is None or of_mesh_tools else as_grid)
         )
     return found, source
+
+
+def partition_command(
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], kind: str, reason: str, source: Source | None
+) -> str:
+    """Return what writes raw files as a store, as it is typed.
+
+    Parameters
+    ----------
+    path
+        As it was given; of many files their names are left out.
+    reason
+        As of :func:`scidata.sources.kinds.kind_of`.
+    source
+        The first file, where it is open.
+    """
+    given = [path] if isinstance(path, str | os.PathLike) else list(path)
+    shown = " ".join(shlex.quote(os.fspath(each)) for each in given) if len(given) <= _MOST_NAMED else "SOURCE..."
+    mesh = " --mesh TOPOLOGY" if reason.endswith(ELSEWHERE) else ""
+    lacks_points = kind == "graph" and source is not None and common_points(source) is None
+    return f"scidata partition {shown} OUT --kind {kind}{mesh}{' --order rows' if lacks_points else ''}"

@@ -14,7 +14,7 @@ import numpy as np
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from scidata.core.checks import names_of
+from scidata.core.checks import flag, names_of
 from scidata.core.keywords import checked_keywords
 from scidata.core.moments import Figures, Moments
 from scidata.core.passes import FieldPass
@@ -109,10 +109,11 @@ def statistics(
     True
     """
     executor = executor_of(jobs, client)
+    flag("differences", differences)
     dataset = as_combined(dataset)
     leaves = _leaves(dataset)
     names = _chosen(dataset, fields)
-    dims = names_of("by", by)
+    dims = list(dict.fromkeys(names_of("by", by)))
     ranks = _Ranks.of(leaves[0].dataset)
     if ranks.groups and (jobs > 1 or client is not None):
         given, name = (f"jobs={jobs}", "jobs") if client is None else ("client", "it")

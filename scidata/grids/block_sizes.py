@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from scidata.grids.trajectories import Together, Trajectories
 
 _ENOUGH = 0.5  # of a block's rows: of Blosc chunks one step decodes a part, of about twice its size
 _LEAST = 3  # blocks of samples for which there is room, at least, where they hold several trajectories
+_MAX_AT_ONCE = 256 << 20  # bytes of several trajectories' blocks that are decoded to go to disk
 _WINDOW = 9  # blocks that the default keeps: those of DistributedSampler(shuffle="blocks"), and the next one
 
 
@@ -47,8 +48,9 @@ class BlockSizes:
         Which of them chunks hold together.
     max_bytes, fits
         Of all blocks that are kept, see :class:`scidata.grids.pool.SharedRows`.
-    node
-        Decodes chunks together with the other ranks of the node.
+    node, node_parts
+        Decodes chunks together with the other ranks of the node; and returns the parts of all of these, who have to
+        decode the same trajectories together.
     kept
         The blocks on disk.
     """
@@ -63,21 +65,29 @@ class BlockSizes:
         max_bytes: int,
         fits: bool,
         node: SharedChunks | None,
+        node_parts: Callable[[], Sequence[Part]],
         kept: KeptRows,
     ) -> None:
         self._series, self._fields, self._steps = series, fields, steps
         self._trajectories, self._node, self._kept = trajectories, node, kept
-        self._max_bytes, self._fits = max_bytes, fits
+        self._node_parts = node_parts
+        self._limit, self._fits = max_bytes, fits
+        self._max_bytes: int | None = None
+        self._several: dict[tuple[int, ...], bool] = {}
+        self._fits_at_once: dict[tuple[tuple[int, ...], str], bool] = {}
 
     def max_bytes(self, part: Part) -> int:
-        """Return how many bytes of blocks are kept of a rank's part."""
-        if self._fits:
-            window = _WINDOW * self.bytes_of_block(part) if self.shared_steps else 0
-            fixed = self._bytes_of_fixed(part, self._most) * (_WINDOW if self._series.outer else 1)
-            wanted = max(window, self.bytes_of_trajectories(part)) + fixed
-            self._max_bytes = min(wanted, self._max_bytes)
-            self._fits = False
+        """Return how many bytes of blocks are kept of a rank's part; of the first that is asked for."""
+        if self._max_bytes is None:
+            self._max_bytes = self._room(part)
         return self._max_bytes
+
+    def _room(self, part: Part) -> int:
+        if not self._fits:
+            return self._limit
+        window = _WINDOW * self.bytes_of_block(part) if self.shared_steps else 0
+        fixed = self._bytes_of_fixed(part, self._most) * (_WINDOW if self._series.outer else 1)
+        return min(max(window, self.bytes_of_trajectories(part)) + fixed, self._limit)
 
     @functools.cached_property
     def steps_per_block(self) -> dict[str, int]:
@@ -139,8 +149,8 @@ class BlockSizes:
 
     @functools.cached_property
     def _most(self) -> dict[str, int]:
-        """Trajectories of a block of each field, at most; one where ranks decode it together, or it is kept on disk."""
-        alone = self.by_node | self._kept.fields
+        """Trajectories of a block of each field, at most; one where the others' are kept on disk meanwhile."""
+        alone = self._kept.fields
         return {name: 1 if name in alone else self._trajectories.most(name) for name in self._fields}
 
     def num_together(self, part: Part) -> Mapping[str, int]:
@@ -148,11 +158,20 @@ class BlockSizes:
         return self._most if self._holds_several(part) else dict.fromkeys(self._fields, 1)
 
     def _holds_several(self, part: Part) -> bool:
-        """Whether there is room for blocks of several trajectories until all of these are read."""
+        """Whether there is room for blocks of several trajectories until all of these are read: with all who share."""
         if max(self._most.values()) == 1:
             return False
+        if part.position not in self._several:
+            self._several[part.position] = all(map(self._has_room, [part, *self._sharers]))
+        return self._several[part.position]
+
+    def _has_room(self, part: Part) -> bool:
         least = min(_LEAST * self.bytes_of_block(part), self.bytes_of_trajectories(part))
-        return least + self._bytes_of_fixed(part, self._most) <= self.max_bytes(part)
+        return least + self._bytes_of_fixed(part, self._most) <= self._room(part)
+
+    @property
+    def _sharers(self) -> Sequence[Part]:
+        return self._node_parts() if self.by_node else ()
 
     def bytes_of_trajectories(self, part: Part) -> int:
         """Return the bytes of all blocks of trajectories whose chunks are the same; 0 where each has its own."""
@@ -173,6 +192,15 @@ class BlockSizes:
     def together(self, name: str, i: int, part: Part) -> Together:
         """Return the trajectories of a field that a block holds with the ``i``-th."""
         return self._trajectories.of(name, i, alone=self._most[name] == 1 or not self._holds_several(part))
+
+    def at_once(self, name: str, i: int, part: Part) -> Together:
+        """Return the trajectories of a field that are decoded with the ``i``-th, where all of them go to disk."""
+        key = part.position, name
+        if key not in self._fits_at_once:
+            num = self.steps_per_block[name] * self._trajectories.most(name)
+            most = num * max(self._bytes_of_step(name, each) for each in [part, *self._sharers])
+            self._fits_at_once[key] = most <= _MAX_AT_ONCE
+        return self._trajectories.of(name, i, alone=not self._fits_at_once[key])
 
     @functools.cached_property
     def enough(self) -> dict[str, int]:

@@ -56,7 +56,10 @@ def row_weights(
         raise ConfigError("weights named by a field need a 1-D domain; give {dim: costs} instead")
     (dim,) = split
     if dim not in layout.dims:
-        raise ConfigError(f"weights: field {name!r} has dims {layout.dims}, not {dim!r}")
+        raise ConfigError(
+            f"weights: field {name!r} has dims {', '.join(layout.dims) or 'none'}, not {dim!r}, which is split; "
+            "name one that has it"
+        )
     values = read_array(source, layout, decoding=decoding_of(layout, np.dtype("f8")))
     others = tuple(i for i, d in enumerate(layout.dims) if d != dim)
     cost: npt.NDArray[np.float64] = np.atleast_1d(np.nansum(values, axis=others, dtype=np.float64))

@@ -35,6 +35,7 @@ from scidata.read.disk_cache import DiskCache
 from scidata.sources.access.fetches import run_each
 from scidata.sources.access.mounts import is_on_network
 from scidata.sources.access.validators import Validator, Validators
+from scidata.sources.references.source import ReferenceSource
 
 _log = logging.getLogger("scidata")
 
@@ -57,6 +58,12 @@ class Blocks(Protocol):
 
     def read_block(self, name: str, i: int, start: int, part: Part) -> tuple[Rows, ReadStats]:
         """Read it."""
+
+    def members_at_once(self, name: str, i: int, part: Part) -> tuple[int, ...]:
+        """Return the trajectories that the same chunks hold, the ``i``-th among them."""
+
+    def read_blocks(self, name: str, i: int, start: int, part: Part) -> tuple[dict[int, Rows], ReadStats]:
+        """Read a block of each of these."""
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Rows:
         """Return an array for it."""
@@ -114,7 +121,7 @@ class KeptRows:
         """Forget what the source's files are known by; the next use of each block asks again."""
         self._keys: Cache[_Key] = Cache(_MAX_KEYS, "lru")
         self._always: Cache[bytes] = Cache(1 << 10)
-        self._filling: Cache[Rows] = Cache(0, "lru")
+        self._filling: Cache[dict[int, Rows]] = Cache(0, "lru")
         self._validators = self._series.by_file([Validators(source.path) for source in self._series.files])
         self._warned = False
 
@@ -130,10 +137,17 @@ class KeptRows:
         """The fields that are kept: those which take fetching or decoding."""
         firsts = self._series.firsts
         return frozenset(
-            name
-            for name in self._fields
-            if self.disk is not None and any(_is_worth_it(self._series.layout_in(i, name)) for i in firsts)
+            name for name in self._fields if self.disk is not None and any(self._is_worth_it(name, i) for i in firsts)
         )
+
+    def _is_worth_it(self, name: str, i: int) -> bool:
+        layout, source = self._series.layout_in(i, name), self._series.sources[i]
+        if layout.codecs or layout.fallback or _is_far(layout.store):
+            return True
+        if not isinstance(source, ReferenceSource):
+            return False
+        first = np.zeros((min(1, math.prod(layout.shape)), len(layout.shape)), np.int64)
+        return any(map(_is_far, source.places_of(layout, first)[0]))  # others lie where the first chunk does
 
     def fields_of(self, part: Part, out: Mapping[str, Rows], others: Sequence[str]) -> tuple[str, ...]:
         """Return the fields whose rows come from here into a sample, but for those that come another way."""
@@ -151,12 +165,14 @@ class KeptRows:
 
     def _find_key(self, name: str, i: int, start: int, part: Part) -> _Key:
         layout, selection, shape = self._blocks.selection_of(name, i, start, part)
-        paths, source = self._files_of(i, layout, selection), self._series.sources[i]
-        if paths is None:
-            self._warn(f"{source.path}: its chunks lie in other files, at places that may change; cache_dir keeps none")
+        found, source = self._files_of(i, layout, selection), self._series.sources[i]
+        if found is None:
+            self._warn(
+                f"{source.path}: its chunks lie in files that only a library knows; cache_dir keeps none of them"
+            )
             return _UNKNOWN
-        source.check_unchanged(layout, paths)
-        validator = self._validators[i].of(paths)
+        source.check_unchanged(layout, found[0])
+        validator = self._validators[i].of(*found)
         if not validator.digest:
             self._warn(
                 f"{source.path}: nothing tells a change of its objects (neither ETags nor times, or a chain of file "
@@ -178,8 +194,13 @@ class KeptRows:
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).digest()
 
-    def _files_of(self, i: int, layout: ArrayLayout, selection: Selection) -> tuple[str, ...] | None:
-        return self._series.sources[i].files_of(layout, chunks_needed(layout, selection))
+    def _files_of(self, i: int, layout: ArrayLayout, selection: Selection) -> tuple[tuple[str, ...], bytes] | None:
+        """Return the files that decide the values of rows, and what else does of chunks that are ranges of others."""
+        source, chunks = self._series.sources[i], chunks_needed(layout, selection)
+        if isinstance(source, ReferenceSource):
+            return source.places_of(layout, chunks)
+        paths = source.files_of(layout, chunks)
+        return None if paths is None else (paths, b"")
 
     def _lasting(self, layout: ArrayLayout, path: str) -> ArrayLayout:
         """Return what of an array does not change when steps are added at its end, and where it lies for good."""
@@ -292,27 +313,35 @@ class KeptRows:
     # -- filling -----------------------------------------------------------------------------------------------------
 
     def _fill(self, name: str, i: int, start: int, part: Part) -> tuple[Rows, ReadStats]:
-        """Read a block from the source and keep it; return it, and what was read.
+        """Read a block from the source and keep it, and those of other trajectories in its chunks; return it, and
+        what was read.
 
-        Of threads that want the same one, one reads; only its caller counts what was read.
+        Of threads that want the same ones, one reads; only its caller counts what was read.
         """
         mine: list[ReadStats] = []
+        members = self._blocks.members_at_once(name, i, part)
 
-        def make() -> Rows:
+        def make() -> dict[int, Rows]:
             block = self._blocks.empty(self.shape_of(name, i, start, part), self._fields[name].dtype)
             if self._is_whole(name, i, start, part, block):  # another thread has just kept it
-                return block
-            is_ready = self.is_ready(name, i, start, part)
-            values, took = self._blocks.read_block(name, i, start, part)
+                return {i: block}
+            ready = [member for member in members if self.is_ready(name, member, start, part)]
+            if i in ready:
+                found, took = self._blocks.read_blocks(name, i, start, part)
+            else:
+                values, took = self._blocks.read_block(name, i, start, part)
+                found = {i: values}
             mine.append(took)
-            block = np.ascontiguousarray(self.rows_first(name, values))
-            if is_ready:
-                self.keep(name, i, start, part, block)
-            return block
+            blocks = {each: np.ascontiguousarray(self.rows_first(name, values)) for each, values in found.items()}
+            for each in blocks.keys() & set(ready):
+                self.keep(name, each, start, part, blocks[each])
+            return blocks
 
-        slot = part.position, name, i, start
-        block = self._filling.get_or_make(slot, make, lambda made: made.nbytes, once=True)
-        return block, sum(mine, start=ReadStats())
+        slot = part.position, name, members[0], start
+        while True:  # a thread that waited for another's trajectory finds its own on disk
+            blocks = self._filling.get_or_make(slot, make, lambda _: 1, once=True)
+            if i in blocks:
+                return blocks[i], sum(mine, start=ReadStats())
 
     def is_ready(self, name: str, i: int, start: int, part: Part, *, waits: bool = False) -> bool:
         """Say, before a block is read, whether it may be kept; ``waits``: until it may.
@@ -331,8 +360,8 @@ class KeptRows:
         if self.disk is None or not (key.digest and block.nbytes):
             return False
         layout, selection, _ = self._blocks.selection_of(name, i, start, part)
-        paths = self._files_of(i, layout, selection)
-        if paths is None or not self._validators[i].are_still(paths, key.validator):
+        found = self._files_of(i, layout, selection)
+        if found is None or not self._validators[i].are_still(found[0], key.validator, found[1]):
             return False
         return self.disk.put(key.digest, _bytes_of(block).reshape(len(block), -1))
 
@@ -354,9 +383,9 @@ class KeptRows:
         return bool(key.digest and self.disk is not None and self.disk.read(key.digest, (shape[0], nbytes), []))
 
 
-def _is_worth_it(layout: ArrayLayout) -> bool:
-    path = local_path(layout.store)
-    return bool(layout.codecs) or layout.fallback or path is None or is_on_network(path)
+def _is_far(path: str) -> bool:
+    local = local_path(path)
+    return local is None or is_on_network(local)
 
 
 def _bytes_of(values: Rows) -> npt.NDArray[np.uint8]:

@@ -150,14 +150,14 @@ class SharedChunks:
         return list(zip(layout.chunks, self._rows_of_ranks(layout), strict=True))
 
     def _rows_of_ranks(
-        self, layout: ArrayLayout, trajectory: Mapping[str, int] | None = None
+        self, layout: ArrayLayout, trajectories: Mapping[str, Segments] | None = None
     ) -> list[list[IntArray] | None]:
-        """Return the rows of each rank along each dimension but that of samples; of one trajectory, or of all."""
+        """Return the rows of each rank along each dimension but that of samples; of some trajectories, or of all."""
         partition, coordinates = self._partition, self._ranks.coordinates
 
         def rows_along(dim: str) -> list[IntArray]:
-            if trajectory is not None and dim in trajectory:
-                return [np.array([trajectory[dim]], np.int64)] * len(coordinates)
+            if trajectories is not None and dim in trajectories:
+                return [rows_of(trajectories[dim])] * len(coordinates)
             return self._rows.get_or_make(dim, lambda: [rows_of(partition.segments(dim, at)) for at in coordinates])
 
         return [None if dim == self._sample_dim else rows_along(dim) for dim in layout.dims]
@@ -210,11 +210,11 @@ class SharedChunks:
             All of it is being made by others, and ``wait`` is false.
         """
         axis = layout.dims.index(str(self._sample_dim))
-        trajectory = {dim: selection[k][0].start for k, dim in enumerate(layout.dims) if dim in self._outer}
-        part = repr(trajectory) if trajectory else ""
+        trajectories = {dim: selection[k] for k, dim in enumerate(layout.dims) if dim in self._outer}
+        part = repr([(s.start, s.count) for (s,) in trajectories.values()]) if trajectories else ""
         place = layout.geometry, layout.dims, part
         cut = self._cuts.get_or_make(
-            place, lambda: cut_by_ranks(layout.chunks, self._rows_of_ranks(layout, trajectory), self._ranks.me)
+            place, lambda: cut_by_ranks(layout.chunks, self._rows_of_ranks(layout, trajectories), self._ranks.me)
         )
         stats, busy = ReadStats(), []
         first = self._ranks.me * len(cut.shares) // len(self._ranks.coordinates)  # each begins with another one
@@ -298,8 +298,8 @@ class SharedChunks:
 
         version = self._version(source, layout, share, number, samples)
         takers = share.takers if version is not None else (self._ranks.me,)
-        trajectory = [rows[k] for k, dim in enumerate(layout.dims) if dim in self._outer]  # chunks may hold several
-        content = layout.store, layout.name, layout.geometry, trajectory
+        trajectories = [rows[k] for k, dim in enumerate(layout.dims) if dim in self._outer]  # chunks may hold others
+        content = layout.store, layout.name, layout.geometry, trajectories
         always = self._keys.get_or_make(
             (layout.store, layout.name, layout.geometry, number, decoding, out.dtype),
             lambda: repr((*content, decoding, out.dtype, share.as_text())).encode(),

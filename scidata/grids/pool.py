@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -110,8 +110,8 @@ class SharedRows:
         Of a sample.
     trajectories
         Which of them chunks hold together.
-    node
-        Decodes chunks together with the other ranks of the node.
+    node, node_parts
+        Decodes chunks together with the other ranks of the node; and returns the parts of all of these.
     max_bytes, fits
         Of all blocks that are kept; 0 keeps none. ``fits``: and no more than samples in stored order, or of
         ``shuffle="blocks"``, need.
@@ -141,6 +141,7 @@ class SharedRows:
         threads: ReaderThreads,
         allow_missing: bool,
         node: SharedChunks | None = None,
+        node_parts: Callable[[], Sequence[Part]] = tuple,
         disk: DiskCache | None = None,
     ) -> None:
         self._node = node
@@ -153,7 +154,7 @@ class SharedRows:
         self.kept = KeptRows(self, series, fields, disk=disk, allow_missing=allow_missing)
         self.sizes = BlockSizes(
             series, fields, steps=steps, trajectories=trajectories, max_bytes=max_bytes, fits=fits, node=node,
-            kept=self.kept,
+            node_parts=node_parts, kept=self.kept,
         )  # fmt: skip
         self.wanted: dict[int, set[_Key]] = {}
         self._uncounted: deque[ReadStats] = deque()
@@ -366,8 +367,13 @@ class SharedRows:
 
     def selection_of(self, name: str, i: int, start: int, part: Part) -> tuple[ArrayLayout, Selection, tuple[int, ...]]:
         """Return what a block, which begins at a row of a file, is of the array, and its shape."""
+        return self._selection_of(name, i, start, part, self.sizes.together(name, i, part))
+
+    def _selection_of(
+        self, name: str, i: int, start: int, part: Part, together: Together
+    ) -> tuple[ArrayLayout, Selection, tuple[int, ...]]:
         dims, layout = self._fields[name].source_dims, self._series.layout_in(i, name)
-        dim, runs = self._series.sample_dim, self.sizes.together(name, i, part).segments
+        dim, runs = self._series.sample_dim, together.segments
         shape = [runs[d][0].count if d in runs else n for d, n in zip(dims, part.families[name].out_shape, strict=True)]
         space = {**part.segments, **runs}
         if dim not in dims:
@@ -384,8 +390,23 @@ class SharedRows:
 
         Raises BusyError, ``wait`` being false, where another rank decodes it right now.
         """
+        return self._read(name, i, start, part, self.sizes.together(name, i, part), wait=wait)
+
+    def members_at_once(self, name: str, i: int, part: Part) -> tuple[int, ...]:
+        """Return the trajectories that :meth:`read_blocks` reads."""
+        return self.sizes.at_once(name, i, part).members
+
+    def read_blocks(self, name: str, i: int, start: int, part: Part) -> tuple[dict[int, npt.NDArray[Any]], ReadStats]:
+        """Read a block of each trajectory that the same chunks hold; return them by member, and what that took."""
+        together = self.sizes.at_once(name, i, part)
+        values, stats = self._read(name, together.member, start, part, together)
+        return {each: values[self._place_in(name, each, together)] for each in together.members}, stats
+
+    def _read(
+        self, name: str, i: int, start: int, part: Part, together: Together, *, wait: bool = True
+    ) -> tuple[npt.NDArray[Any], ReadStats]:
         field, source = self._fields[name], self._series.sources[i]
-        layout, selection, shape = self.selection_of(name, i, start, part)
+        layout, selection, shape = self._selection_of(name, i, start, part, together)
         values = self.empty(shape, field.dtype)
         if self._node is not None and name in self.sizes.by_node and values.size and self._node.is_mine(part.position):
             return values, self._node.read(layout, selection, source, field.decodings[i], values, wait=wait)

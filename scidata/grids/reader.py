@@ -183,6 +183,7 @@ class GridReader:
         self.sample_rows, gap_text = rows_of_samples(self._series, self.partition.selected, self.field_steps, gaps)
         self.gap_texts = tuple(filter(None, (missing, gap_text)))
         self._last_part: Part | None = None
+        self._sharers = () if node is None else node.coordinates
         self.labels = Labels(self._series, self.partition)
         single = {dim for dim, rows in crop.items() if isinstance(rows, int | np.integer)}
         self._dropped = single.union(sample_dims[:-1])
@@ -198,6 +199,7 @@ class GridReader:
             allow_missing=allow_missing,
             disk=disk,
             node=None if node is None else self.shared_chunks(node),
+            node_parts=self._parts_of_node,
         )
 
     def shared_chunks(self, node: NodeRanks) -> SharedChunks:
@@ -323,16 +325,23 @@ class GridReader:
         position = tuple(map(coordinate.__getitem__, self.partition.axis_sizes))
         part = self._last_part
         if part is None or part.position != position:
-            dims = [d for d in self.partition.sizes if d not in self.sample_dims]
-            sizes = {d: self.partition.local_size(d, coordinate) for d in dims}
-            part = self._last_part = Part(
-                position=position,
-                segments={d: self.partition.segments(d, coordinate) for d in dims},
-                shapes={name: spec.shape for name, spec in self.buffer_specs(coordinate).items()},
-                families={name: self._family(name, sizes) for name in self._fields},
-                jobs=Cache(MAX_PLAN_BYTES, "none"),
-            )
+            part = self._last_part = self._make_part(position, coordinate)
         return part
+
+    def _make_part(self, position: tuple[int, ...], coordinate: Mapping[str, int]) -> Part:
+        dims = [d for d in self.partition.sizes if d not in self.sample_dims]
+        sizes = {d: self.partition.local_size(d, coordinate) for d in dims}
+        return Part(
+            position=position,
+            segments={d: self.partition.segments(d, coordinate) for d in dims},
+            shapes={name: spec.shape for name, spec in self.buffer_specs(coordinate).items()},
+            families={name: self._family(name, sizes) for name in self._fields},
+            jobs=Cache(MAX_PLAN_BYTES, "none"),
+        )
+
+    def _parts_of_node(self) -> list[Part]:
+        """Return the parts of all ranks that share the decoding of chunks."""
+        return [self._make_part(tuple(map(at.__getitem__, self.partition.axis_sizes)), at) for at in self._sharers]
 
     def _family(self, name: str, sizes: Mapping[str, int]) -> PlanFamily:
         dims = self._fields[name].source_dims

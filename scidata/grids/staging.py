@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, fields
 from itertools import islice
+from typing import TypeAlias
 
 import numpy as np
 
@@ -22,6 +23,9 @@ from scidata.read.context import ReadStats
 
 #: Of a block of several ranks' parts, which is read at once so that chunks that ranks share are decoded once.
 MAX_SHARED_BYTES = 256 << 20
+
+#: Field, member, first row.
+_Block: TypeAlias = tuple[str, int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +78,7 @@ class Staging:
         self.num_left, self.bytes_left = int((sizes[fitting:] > 0).sum()), int(sums[fitting:].sum())
         self._blocks = self._blocks[:fitting]
 
-    def _bytes_of(self, block: tuple[str, int, int]) -> list[int]:
+    def _bytes_of(self, block: _Block) -> list[int]:
         """Return the bytes on disk of each rank's part of a block."""
         name, found = block[0], []
         for part in self._parts:
@@ -93,7 +97,7 @@ class Staging:
         SciDataError, OSError
             The source cannot be read.
         """
-        total, waiting = Staged(), iter(self._blocks)
+        total, waiting = Staged(), iter(self._groups())
         with ThreadPoolExecutor(jobs, thread_name_prefix="scidata-stage") as pool:
             running: set[Future[Staged]] = set()
             try:
@@ -112,32 +116,53 @@ class Staging:
                     future.cancel()
                 raise
 
-    def _stage(self, block: tuple[str, int, int]) -> Staged:
-        """Keep all parts of a block, each chunk decoded once for all of them where that fits into memory."""
-        name, pool, kept = block[0], self._reader.pool, self._reader.pool.kept
-        sizes = {k: nbytes for k, nbytes in enumerate(self._bytes_of(block)) if nbytes}
-        there = [k for k in sizes if kept.is_there(*block, self._parts[k])]
-        missing = {k: self._parts[k] for k in sizes if k not in there}
-        ready = {k: part for k, part in missing.items() if kept.is_ready(*block, part, waits=True)}
-        done = Staged(
-            there=len(there), bytes_there=sum(sizes[k] for k in there), unknown=len(missing) - len(ready),
-            written=len(ready), bytes_written=sum(sizes[k] for k in ready),
-        )  # fmt: skip
-        if len(ready) > 1:
-            union = _union(self._reader, list(ready.values()))
-            if math.prod(kept.shape_of(*block, union)) * self._itemsizes[name] <= MAX_SHARED_BYTES:
-                values, stats = pool.read_block(*block, union)
-                dims = [dim for dim in self._reader.layout(name).dims if dim != self._reader.sample_dim]
-                for part in ready.values():
-                    self._keep(block, part, _cut(kept.rows_first(name, values), dims, union, part))
-                return done + Staged(stats=stats)
-        for part in ready.values():
-            values, stats = pool.read_block(*block, part)
-            self._keep(block, part, kept.rows_first(name, values))
-            done += Staged(stats=stats)
-        return done
+    def _groups(self) -> list[list[_Block]]:
+        """Return the blocks of trajectories that lie in the same chunks together, in the order of the first."""
+        union, groups = _union(self._reader, self._parts), dict[_Block, list[_Block]]()
+        for name, i, start in self._blocks:
+            first = self._reader.pool.members_at_once(name, i, union)[0]
+            groups.setdefault((name, first, start), []).append((name, i, start))
+        return list(groups.values())
 
-    def _keep(self, block: tuple[str, int, int], part: Part, values: Rows) -> None:
+    def _stage(self, blocks: Sequence[_Block]) -> Staged:
+        """Keep all parts of some blocks, each chunk decoded once for all of them where that fits into memory."""
+        kept, done = self._reader.pool.kept, Staged()
+        wanted: dict[_Block, list[Part]] = {}
+        for block in blocks:
+            sizes = {k: nbytes for k, nbytes in enumerate(self._bytes_of(block)) if nbytes}
+            there = [k for k in sizes if kept.is_there(*block, self._parts[k])]
+            missing = {k: self._parts[k] for k in sizes if k not in there}
+            ready = {k: part for k, part in missing.items() if kept.is_ready(*block, part, waits=True)}
+            done += Staged(
+                there=len(there), bytes_there=sum(sizes[k] for k in there), unknown=len(missing) - len(ready),
+                written=len(ready), bytes_written=sum(sizes[k] for k in ready),
+            )  # fmt: skip
+            if ready:
+                wanted[block] = list(ready.values())
+        return done + Staged(stats=self._fill(wanted)) if wanted else done
+
+    def _fill(self, wanted: Mapping[_Block, Sequence[Part]]) -> ReadStats:
+        """Read some ranks' parts of blocks that lie in the same chunks, and keep them."""
+        pool, (name, i, start) = self._reader.pool, next(iter(wanted))
+        union = _union(self._reader, [part for parts in wanted.values() for part in parts])
+        nbytes = math.prod(pool.kept.shape_of(name, i, start, union)) * self._itemsizes[name]
+        stats, found = ReadStats(), dict[int, Rows]()
+        if len(wanted) > 1:
+            found, stats = pool.read_blocks(name, i, start, union)
+        elif len(wanted[name, i, start]) > 1 and nbytes <= MAX_SHARED_BYTES:
+            found[i], stats = pool.read_block(name, i, start, union)
+        dims = [dim for dim in self._reader.layout(name).dims if dim != self._reader.sample_dim]
+        for block, parts in wanted.items():
+            for part in parts:
+                if found:
+                    values = _cut(pool.kept.rows_first(name, found[block[1]]), dims, union, part)
+                else:
+                    read, took = pool.read_block(*block, part)
+                    values, stats = pool.kept.rows_first(name, read), stats + took
+                self._keep(block, part, values)
+        return stats
+
+    def _keep(self, block: _Block, part: Part, values: Rows) -> None:
         if self._reader.pool.kept.keep(*block, part, np.ascontiguousarray(values)):
             return
         if self._disk.failure:
@@ -146,7 +171,7 @@ class Staging:
         raise SourceChangedError(f"{path}: was changed while it was read; stage it again once it changes no more")
 
 
-def _blocks_of(reader: GridReader) -> Iterator[tuple[str, int, int]]:
+def _blocks_of(reader: GridReader) -> Iterator[_Block]:
     """Yield field, file and first row of each block that a sample needs, in the order of the samples."""
     moves = set(reader.sample_dims)
     names = [name for name in reader.fields if name in reader.pool.kept.fields]

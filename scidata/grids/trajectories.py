@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,11 +21,14 @@ class Together:
     ----------
     member
         The first of them, by which they are known.
+    members
+        All of them.
     segments
         Their rows along the dimensions that number trajectories, of those that the field has.
     """
 
     member: int
+    members: tuple[int, ...]
     segments: Mapping[str, Segments]
 
     @property
@@ -86,7 +90,10 @@ class Trajectories:
                 end = min(row - row % layout.chunks[k] + layout.chunks[k], layout.shape[k], run.stop - shift)
             first[dim] = begin
             segments[dim] = (Segment(start=begin, count=end - begin),)
-        return Together(self._series.member_at(i, first), segments)
+        runs = {dim: range(s.start, s.start + s.count) for dim, (s,) in segments.items()}
+        places = itertools.product(*(runs.get(dim, (row,)) for dim, row in first.items()))
+        members = tuple(self._series.member_at(i, dict(zip(first, place, strict=True))) for place in places)
+        return Together(members[0], members, segments)
 
 
 def _run_of(segments: Segments) -> range | None:

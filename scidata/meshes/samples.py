@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TypeAlias, overload
 
+from scidata.core.checks import names_of
 from scidata.core.types import Source
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, UnsupportedFormatError, near_matches
 from scidata.meshes.build import Build, as_build, build_header
@@ -368,8 +369,8 @@ def read_samples(
         kind=kind,
         mesh=None if mesh is None else os.path.expanduser(os.fspath(mesh)),
         entity=entity,
-        fields=as_names(fields),
-        options=Options(points=as_names(points), edges=edges, topology=topology, allow_missing=allow_missing),
+        fields=as_names("fields", fields),
+        options=Options(points=as_names("points", points), edges=edges, topology=topology, allow_missing=allow_missing),
         allow_external=allow_external,
         build=build,
     )
@@ -378,11 +379,15 @@ def read_samples(
     return RawSamples(names, [(path,) for path in paths], reading)
 
 
-def as_names(names: str | Sequence[str] | None) -> tuple[str, ...] | None:
+def as_names(argument: str, names: str | Sequence[str] | None) -> tuple[str, ...] | None:
     """Return names that may be given as one text with commas."""
     if names is None:
         return None
-    return tuple(n.strip() for n in names.split(",") if n.strip()) if isinstance(names, str) else tuple(names)
+    return (
+        tuple(n.strip() for n in names.split(",") if n.strip())
+        if isinstance(names, str)
+        else tuple(names_of(argument, names))
+    )
 
 
 def _sample_names(paths: Sequence[str]) -> list[str]:

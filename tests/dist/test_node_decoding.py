@@ -243,3 +243,58 @@ def test_two_jobs_on_a_node_have_nothing_in_common():
     one, other = (run_ranks(name_of_the_node, 3) for _ in range(2))
     assert len(set(one)) == len(set(other)) == 1
     assert one != other
+
+
+RUNS = np.random.default_rng(2).normal(size=(5, 7, 18, 12)).astype(np.float32)
+
+
+def write_runs(folder):
+    """Write trajectories of which chunks hold two, with three steps each."""
+    for name, codec in (("zstd", zarr.codecs.ZstdCodec()), ("gzip", zarr.codecs.GzipCodec())):
+        chunks = (2, 3, 18, 12) if name == "zstd" else (2, 1, 18, 5)
+        group = zarr.open_group(folder / name, mode="w")
+        group.create_array(
+            "u", data=RUNS, chunks=chunks, compressors=codec, dimension_names=("run", "time", "lat", "lon")
+        )
+    for file in folder.rglob("*"):
+        os.utime(file, (time.time() - 100,) * 2)  # what was written just now is not kept on disk
+
+
+def runs_of_each(rank, num_ranks, folder, shuffle, steps, cache):
+    mesh = scidata.init_mesh(domain=num_ranks, device="cpu")
+    found = {}
+    for name in ("gzip", "zstd"):
+        ds = scidata.open_dataset(
+            os.path.join(folder, name), mesh, sample_dim=("run", "time"), steps=steps, decode="node",
+            shard={"lat": "domain"}, bounds={"lat": np.linspace(0, 18, num_ranks + 1).astype(int) ** 2 // 18},
+            halo={"lat": 1}, **({} if cache is None else {"cache_dir": f"{cache}/{name}", "cache_disk_bytes": 1 << 24}),
+        )  # fmt: skip
+        loader = scidata.DataLoader(ds, 2, shuffle=shuffle)
+        rows = ds.reader.partition.owned_rows("lat", {"domain": rank})
+        seen = []
+        for batch in loader:
+            for place, index in enumerate(batch.index):
+                run, at = divmod(index, 7 - max(steps))
+                wanted = RUNS[run, [at + s for s in steps], slice(*rows)]
+                own = batch["u"].to_local()[place].numpy()
+                assert np.array_equal(own, wanted if len(steps) > 1 else wanted[0]), (name, index)
+            seen += batch.index
+        assert sorted(seen) == list(range(len(ds)))
+        found[name] = loader.stats()["bytes_decoded"]
+    return found
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("steps", [(0,), (0, 1)])
+@pytest.mark.parametrize(("shuffle", "kept"), [(False, False), ("blocks", False), (False, True), (True, True)])
+def test_chunks_of_several_trajectories_are_decoded_once(tmp_path, num_ranks, shuffle, steps, kept):
+    write_runs(tmp_path)
+    cache = str(tmp_path / "cache") if kept else None
+    whole = {"zstd": 6 * 9 * 18 * 12 * 4, "gzip": 6 * 7 * 18 * 15 * 4}  # of whole chunks
+    found = run_ranks(runs_of_each, num_ranks, str(tmp_path), shuffle, steps, cache)
+    times = [sum(rank[name] for rank in found) / nbytes for name, nbytes in whole.items()]
+    assert np.mean(times) <= 1.1, times
+    assert max(times) <= 1.25, times  # of trajectories apart 2, of ranks apart as many; a busy rank may not wait
+    if kept:
+        again = run_ranks(runs_of_each, num_ranks, str(tmp_path), "blocks", steps, cache)
+        assert not any(rank[name] for rank in again for name in whole)

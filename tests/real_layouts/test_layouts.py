@@ -1,6 +1,8 @@
 """Files as the field lays them out: what they are taken for, what opens at once, what is asked, and the values."""
 
+import json
 import re
+import shlex
 import warnings
 from pathlib import Path
 
@@ -10,8 +12,10 @@ import numpy as np
 import pytest
 import xarray as xr
 import zarr
+from typer.testing import CliRunner
 
 import scidata
+from scidata.cli.app import app
 from scidata.cli.commands.inspect import inspect_store
 from scidata.errors import ConfigError, UnknownNameError, UnsupportedFormatError
 from scidata.grids.reader import GridReader
@@ -376,3 +380,53 @@ def test_inspect_says_how_files_that_are_samples_differ(tmp_path):
         f"{tmp_path}/3.h5: p is float32 22x2, not float64 20",
         "each of the 4 files is a sample; shown is the first, 2 have its arrays",
     )
+
+
+# -- what is printed, and what is lost -----------------------------------------------------------------------------
+
+
+def edges_alone(path):
+    with h5py.File(path, "w") as file:
+        file["edge_index"], file["x"] = np.array([[0, 1, 2], [1, 2, 3]]), np.arange(4.0)
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "samples"),
+    [
+        (make.esmf, "a.nc", ""),
+        (make.mesh_graph_nets, "a b.h5", "/*"),
+        (make.mesh_graph_nets, "a.h5", "/3"),
+        (edges_alone, "a.h5", ""),
+        pytest.param(make.pyg_list, "a.pt", "/*", marks=pytest.mark.slow),  # torch in a process of its own
+        (make.stl, "a.stl", ""),
+    ],
+)
+def test_commands_of_inspect_run_as_printed(made, tmp_path, monkeypatch, function, name, samples):
+    made(function, name)
+    monkeypatch.chdir(tmp_path)
+    pattern = re.compile(r"scidata (partition .*? OUT --kind \w+(?: --order \w+)?)")
+    (said,) = pattern.findall(CliRunner().invoke(app, ["inspect", name + samples]).output)
+    for command in (["plan", name + samples, "--domain", "2"], ["bench", name + samples]):
+        assert pattern.findall(CliRunner().invoke(app, command).stderr) == [said]
+    with pytest.raises(UnsupportedFormatError, match=re.escape(said)):
+        scidata.open_dataset(name + samples)
+    result = CliRunner().invoke(app, shlex.split(said))
+    assert result.exit_code == 0, result.output
+    assert len(scidata.open_dataset("OUT")) >= (11 if samples == "/*" else 1)
+
+
+def test_arrays_that_are_not_in_a_store_are_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with h5py.File("m.h5", "w") as file:
+        file["points"] = np.array([[0.0, 0], [1, 0], [1, 1], [0, 1]])
+        file["cells"] = np.array([[0, 1, 2], [0, 2, 3]])
+        file["u"] = np.arange(4.0)
+    report = scidata.partition("m.h5", "whole")
+    assert report.notes == {}
+    with h5py.File("m.h5", "a") as file:
+        for i in range(6):
+            file[f"extra{i}"] = np.arange(7.0)
+    result = CliRunner().invoke(app, ["partition", "m.h5", "part", "--json"])
+    (note,) = json.loads(result.stdout)["notes"]["m"]
+    assert note.startswith("left out: extra0 (has shape (dim_0: 7)")
+    assert note.endswith("and 2 more, which --dry-run lists")

@@ -20,3 +20,7 @@ for batch in scidata.DataLoader(ds):
     batch[0]  # error
 scidata.subset(ds, [0])[0]["u"].halos  # error
 scidata.collate([1, 2])  # error
+scidata.create("out.zarr", like=ds, codec="zlb")  # error
+scidata.statistics(ds, bye="level")  # error
+scidata.statistics(ds)["u"].meen  # error
+scidata.metrics.RMSE(weight=1)  # error

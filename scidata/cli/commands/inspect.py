@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from scidata.core.bounds import rows_of
 from scidata.core.types import ArrayLayout, Source
+from scidata.data.raw_kind import partition_command
 from scidata.errors import SciDataError, UnsupportedFormatError
 from scidata.grids.choices import left_out_text
 from scidata.grids.gaps import find_gaps
@@ -92,7 +92,7 @@ def inspect_store(path: str | Sequence[str]) -> StoreReport:
     try:
         fields = set(data_fields(source))
         kind, reason = kind_of(source)
-        warnings = [] if kind == "grid" else [_advice(paths, kind, reason), *_others(source, paths)]
+        warnings = [] if kind == "grid" else [_advice(path, kind, reason, source), *_others(source, paths)]
         reader = None
         if kind == "grid":
             reader, complaint = _default_reader(paths)
@@ -154,13 +154,10 @@ def _differences(first: Source, other: Source) -> Iterator[str]:
             yield f"{name} is {shapes[0]}, not {shapes[1]}"
 
 
-def _advice(paths: Sequence[str], kind: str, reason: str) -> str:
-    shown = shlex.quote(paths[0]) if len(paths) == 1 else "SOURCE..."
-    mesh = " --mesh TOPOLOGY, the file with the mesh" if reason.endswith(ELSEWHERE) else ""
-    return (
-        f"kind {kind}: ranks read their parts of it from a store; write it once: scidata partition {shown} OUT "
-        f"--kind {kind}{mesh}"
-    )
+def _advice(path: str | Sequence[str], kind: str, reason: str, source: Source) -> str:
+    command = partition_command(path, kind, reason, source)
+    mesh = ", the file with the mesh" if reason.endswith(ELSEWHERE) else ""
+    return f"kind {kind}: ranks read their parts of it from a store; write it once: {command}{mesh}"
 
 
 def _codec_texts(layout: ArrayLayout) -> tuple[str, ...]:
@@ -211,9 +208,15 @@ def _gaps(reader: GridReader) -> str:
     return f"{found.text}; {found.remedy}" if found is not None else ""
 
 
+def _lacks_names(layout: ArrayLayout) -> bool:
+    return bool(layout.dims) and all(re.fullmatch(r"dim_\d+", dim) for dim in layout.dims)
+
+
 def _layout_warnings(
     source: Source, names: Sequence[str], sample_dim: str | None, shard_dim: str | None
 ) -> Iterator[str]:
+    if unnamed := [name for name in names if _lacks_names(source.arrays[name])]:
+        yield f"{', '.join(unnamed)}: no dimension names; shard, halo and isel take dim_0, dim_1, … or positions"
     for name in names:
         layout = source.arrays[name]
         sizes = dict(zip(layout.dims, layout.shape, strict=True))
@@ -242,8 +245,6 @@ def _layout_warnings(
                 f"{name}: {num_chunks} chunks of {layout.chunk_nbytes / 1024:.1f} KiB; many small reads are slow: "
                 "rechunk to 1 to 16 MiB"
             )
-        if layout.dims and all(re.fullmatch(r"dim_\d+", dim) for dim in layout.dims):
-            yield f"{name}: no dimension names; shard, halo and isel take dim_0, dim_1, … or positions"
         for attribute in ("scale_factor", "add_offset"):
             if attribute in layout.attributes and layout.dtype.kind == "f":
                 yield f"{name}: is {layout.dtype} and yet has {attribute}, which is applied when decoding"

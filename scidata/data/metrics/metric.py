@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from scidata.core.checks import is_whole, names_of
+from scidata.core.keywords import checked_keywords
 from scidata.data.irregular_sample import IrregularSample
 from scidata.data.metrics.entries import Entry, Key, domain_sums, pack, unpack
 from scidata.data.metrics.exact import FloatArray, exact_terms, rounded_sum
@@ -66,6 +67,7 @@ class Metric:
     tensor(0.5000, dtype=torch.float64)
     """
 
+    @checked_keywords
     def __init__(
         self,
         *,

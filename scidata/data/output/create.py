@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from scidata.core.checks import check_mapping, whole
+from scidata.core.checks import check_mapping, flag, whole
 from scidata.core.keywords import checked_keywords
 from scidata.core.urls import url_of
 from scidata.data.grid_dataset import ShardedDataset
@@ -152,6 +152,8 @@ def create(
         if given is not None and given not in known:
             near = near_matches(str(given), known, listed=False)
             raise ConfigError(f"create: {name}={given!r} is none of {', '.join(known)}{near}")
+    for name, value in (("resume", resume), ("overwrite", overwrite)):
+        flag(name, value)
     if resume and overwrite:
         raise ConfigError("create: resume=True goes on with what overwrite=True begins again; give one of them")
     whole("in_flight", in_flight, least=1)

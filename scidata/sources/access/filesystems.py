@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from scidata.core.install import install_hint
 from scidata.core.urls import Url
-from scidata.errors import MissingDependencyError
+from scidata.errors import ConfigError, MissingDependencyError, near_matches
 from scidata.sources.access.load import MAX_REQUESTS, Load
 from scidata.sources.access.object_stores import ObjectStores, stores_of
 
@@ -56,6 +56,10 @@ class FileSystems:
         if "::" in url.target:
             fs, path = fsspec.core.url_to_fs(url.target, **options)
             return Place(fs, str(path), False)
+        scheme = url.target.partition("://")[0]
+        if scheme not in fsspec.available_protocols():
+            near = near_matches(scheme, ("s3", "gs", "https", "http", "az", "abfs", "file"), listed=False)
+            raise ConfigError(f"{url}: nothing reads {scheme}:// URLs{near or '; s3://, gs:// and https:// are read'}")
         ((path, protocol, kwargs),) = un_chain(url.target, options)
         if not fsspec.get_filesystem_class(protocol).async_impl:
             return Place(fsspec.filesystem(protocol, **kwargs), str(path), False)

@@ -59,8 +59,8 @@ class Validators:
         self._listing: Cache[bool] = Cache(0)  # by one thread, while others wait for what it brings
         self._texts: Cache[str] = Cache(_MAX_TEXTS)  # of objects that were asked for
 
-    def of(self, paths: Sequence[str]) -> Validator:
-        """Return what tells the content of files.
+    def of(self, paths: Sequence[str], places: bytes = b"") -> Validator:
+        """Return what tells the content of files; ``places``: a digest of what is read of them, and of nothing else.
 
         Raises
         ------
@@ -70,15 +70,15 @@ class Validators:
             It cannot be found out.
         """
         texts, changed = self._texts_of(paths)
-        return Validator(_digest(texts), changed)
+        return Validator(_digest(texts, places), changed)
 
-    def are_still(self, paths: Sequence[str], known: Validator) -> bool:
+    def are_still(self, paths: Sequence[str], known: Validator, places: bytes = b"") -> bool:
         """Say whether files that were read meanwhile have still the content that was theirs before.
 
         Of objects those are asked for whose reading did not say so.
         """
         texts, _ = self._texts_of(paths)
-        if _digest(texts) != known.digest:
+        if _digest(texts, places) != known.digest:
             return False
         silent = [
             (path, text)
@@ -143,8 +143,9 @@ class Validators:
         return True
 
 
-def _digest(texts: Sequence[str]) -> bytes:
-    return hashlib.sha256("\n".join(texts).encode()).digest() if texts and all(texts) else b""
+def _digest(texts: Sequence[str], places: bytes) -> bytes:
+    known = all(texts) if texts else bool(places)
+    return hashlib.sha256(places + "\n".join(texts).encode()).digest() if known else b""
 
 
 def _local(path: str) -> str:

@@ -100,6 +100,7 @@ class Repository:
         if said is not None:
             raise self._error(said)
         self.snapshot = str(self._session.snapshot_id)
+        self.lasting = self._chunks_folder() + "/"  # each chunk has a random name of its own
 
     def _try(self, call: Callable[[], Any]) -> tuple[Any, Exception | None]:
         _check_process(self._path)

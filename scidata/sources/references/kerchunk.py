@@ -37,6 +37,8 @@ class JsonSet:
         A reference that makes no sense.
     """
 
+    lasting = ""
+
     def __init__(self, path: str) -> None:
         self._path = path
         document = read_json(_read(path), path)

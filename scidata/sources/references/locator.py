@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -81,6 +82,24 @@ class ReferenceLocator:
         for i, size in self._sizes_of(found.paths, set(found.path_index[whole].tolist())).items():
             found.nbytes[whole[found.path_index[whole] == i]] = size
         return found
+
+    def places_of(self, record: ArrayRecord, coordinates: IntArray) -> tuple[tuple[str, ...], bytes]:
+        """Return the files and URLs that chunk files lie in, and a digest of where; of what is in the set, its bytes.
+
+        Without those that never change, which takes no round trip to know.
+        """
+        found, content = self.find_files(record, coordinates), hashlib.sha256()
+        names = [path.identity if isinstance(path, Url) else path for path in found.paths]
+        for coordinate, at, *place in zip(
+            coordinates.tolist(), *(c.tolist() for c in (found.path_index, found.offset, found.nbytes)), strict=True
+        ):
+            content.update(repr((coordinate, names[at] if at >= 0 else None, place)).encode())
+            if at >= 0 and names[at].startswith(INLINE):
+                content.update(self.read(record, coordinate) or b"")
+        lasting = self._tables.lasting
+        paths = [path for path in found.paths if not path.startswith(INLINE)]
+        changing = [p for p in paths if not (lasting and isinstance(p, Url) and p.target.startswith(lasting))]
+        return tuple(changing), content.digest()
 
     def _sizes_of(self, paths: Sequence[str], which: Iterable[int]) -> dict[int, int]:
         """Return the sizes of some of the paths; those of URLs are asked for side by side."""

@@ -47,6 +47,8 @@ class ParquetSet:
         Its ``.zmetadata`` are no JSON, or do not say how long its tables are.
     """
 
+    lasting = ""
+
     def __init__(self, tree: Tree, check: Callable[[], None]) -> None:
         self._tree, self._check = tree, check
         where = tree.location(_SUMMARY)

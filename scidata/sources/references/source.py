@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
+
 from scidata.core.types import ArrayLayout, IntArray
 from scidata.core.urls import Seen, Url, is_url, local_path, url_of
 from scidata.errors import ConfigError
@@ -130,6 +132,15 @@ class ReferenceSource(ZarrSource):
     def files_of(self, layout: ArrayLayout, chunks: IntArray) -> None:
         """Return None: chunks lie in files of others, at places that the set may change."""
         return
+
+    def places_of(self, layout: ArrayLayout, chunks: IntArray) -> tuple[tuple[str, ...], bytes]:
+        """Return the files and URLs that chunks lie in, which may change, and a digest of where they lie in these."""
+        state = self._open()
+        assert isinstance(state, _State)
+        places = np.asarray(chunks, np.int64)
+        if layout.shards is not None:
+            places = np.unique(places // (np.array(layout.shards) // layout.chunks), axis=0)
+        return state.locator.places_of(self._record(state, layout.name), places)
 
     @property
     def revision(self) -> str | None:

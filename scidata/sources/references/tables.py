@@ -59,7 +59,15 @@ class Table:
 
 
 class Tables(Protocol):
-    """The tables of a set, in whatever form it is stored."""
+    """The tables of a set, in whatever form it is stored.
+
+    Attributes
+    ----------
+    lasting
+        What URLs of objects begin with that are written once and never again; nothing where there are none.
+    """
+
+    lasting: str
 
     def find(self, record: ArrayRecord, linear: IntArray) -> Iterable[tuple[Table, IntArray]]:
         """Return tables that together know of the files, and the positions in ``linear`` that each knows of."""

@@ -190,10 +190,10 @@ def partition(
         inputs, mesh = _absolute(inputs), None if mesh is None else _absolute(mesh)[0]
     choice: dict[str, Any] = {
         "kind": kind,
-        "points": as_names(points),
+        "points": as_names("points", points),
         "entity": entity,
         "edges": dict(edges) if isinstance(edges, Mapping) else edges,
-        "fields": as_names(fields),
+        "fields": as_names("fields", fields),
         "topology": topology,
     }
     if nodes is not None:
@@ -201,15 +201,17 @@ def partition(
     task = Task(
         samples=read_samples(inputs, mesh=mesh, allow_missing=allow_missing, allow_external=allow_external, **choice),
         choice=choice,
-        order=OrderOptions(order=order, weights=weights),
-        repair=as_names(repair) or (),
-        keep=as_names(keep) or (),
+        order=OrderOptions(order=order, weights=_checked_weights(weights)),
+        repair=as_names("repair", repair) or (),
+        keep=as_names("keep", keep) or (),
         allow_missing=allow_missing,
         max_field_bytes=whole("max_field_bytes", max_field_bytes, least=1),
     )
     chosen = Part.parse(part) if isinstance(part, str) else None if part is None else Part(*part)
     if overwrite and resume:
         raise ConfigError("overwrite and resume exclude each other: one removes what the other keeps")
+    if not isinstance(out, str | os.PathLike):
+        raise ConfigError(f"out={out!r}: expected the path of a new folder, not {type(out).__name__}")
     target = os.path.expanduser(os.fspath(out))
     if is_url(target):
         raise ConfigError(f"{url_of(target)}: stores are written to a local folder; copy it to the URL afterwards")
@@ -231,6 +233,12 @@ def partition(
         resume=resume,
         tick=tick or (lambda share: None),
     )
+
+
+def _checked_weights(weights: Any) -> str | None:
+    if weights is not None and not isinstance(weights, str):
+        raise ConfigError(f"weights={weights!r}: expected a field's name or 'edges', not {type(weights).__name__}")
+    return weights
 
 
 def _absolute(paths: Paths) -> list[str]:

@@ -12,7 +12,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,8 @@ from scidata.store.partitioning.ordered import OrderOptions, order_sample
 
 #: Findings that spoil nothing: they may also be kept as they are.
 KEEPABLE = ("crowded_faces", "duplicate_edges", "self_loops")
+
+_MOST_NAMED = 4  # arrays that are not in the store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +118,7 @@ def _ordered(task: Task, index: int) -> OrderedSample:
     raw = task.samples[index]  # opened first: what is no sample is refused, before all below a folder is read
     inputs = tuple(map(describe_input, task.samples.inputs(index)))
     findings = _findings(raw, task)
-    notes = tuple(map(_repaired, findings))
+    notes = (*map(_repaired, findings), *_lost(raw.left_out))
     head = SampleHead(
         index=index,
         num_samples=len(task.samples),
@@ -133,6 +135,14 @@ def _ordered(task: Task, index: int) -> OrderedSample:
     if isinstance(raw, RawHetero):
         return order_hetero(raw, task.order, head, findings)
     return order_sample(raw, task.order, head, repair(raw, findings, raw.num_nodes) if findings else None)
+
+
+def _lost(left_out: Mapping[str, str]) -> Iterator[str]:
+    """Say which arrays of the source are not in the store."""
+    if left_out:
+        named = [f"{name} ({reason})" for name, reason in list(left_out.items())[:_MOST_NAMED]]
+        more = f" and {len(left_out) - len(named)} more, which --dry-run lists" if len(left_out) > len(named) else ""
+        yield f"left out: {', '.join(named)}{more}"
 
 
 def _findings(raw: RawSample | RawHetero, task: Task) -> list[Any]:

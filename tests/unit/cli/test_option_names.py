@@ -6,7 +6,7 @@ from scidata.cli.option_names import in_options
 
 OPTIONS = {
     name: f"--{name.replace('_', '-')}"
-    for name in ("halo", "fields", "kind", "isel", "align", "steps", "sample_dim", "mesh", "shard", "part")
+    for name in ("halo", "fields", "kind", "isel", "sel", "align", "steps", "sample_dim", "mesh", "shard", "part")
 }
 
 
@@ -32,6 +32,11 @@ OPTIONS = {
         ),
         ("kind must be 'mesh'", "--kind must be 'mesh'"),
         ("'time' cannot have a halo; use steps", "'time' cannot have a halo; use --steps"),
+        ("sel={'x': slice(5, None, None)} selects", "--sel x=5: selects"),
+        (
+            "sel of 'y': nothing lies there; labels descend: slice(60, -20)",
+            "--sel of 'y': nothing lies there; labels descend: 60:-20",
+        ),
         # no arguments of the command
         (
             "the halo of a mesh, with fields of kind mesh, in steps",

@@ -3,6 +3,7 @@
 import inspect
 import json
 import os
+import shutil
 
 import h5py
 import numpy as np
@@ -69,6 +70,19 @@ def folder(tmp_path_factory):
         ("bench era5.zarr --fields uu", "did you mean 'u'"),
         ("bench era5.zarr --kind gird", "--kind: did you mean 'grid'"),
         ("demo --ranks 16", "--ranks: 15"),
+        ("plan era5.zarr --domain 2 --overwrite", "--overwrite: is for the picture of --plot"),
+        ("plan era5.zarr --domain 2 --fields ,", "--fields: names no array"),
+        (
+            "plan era5.zarr --domain 2 --weights longitude",
+            "--weights: 'longitude' has dims longitude, not 'latitude'",
+        ),
+        ("plan era5.zarr --domain 2 --weights latitude", "--weights must be finite: row 10 costs -10"),
+        ("plan era5.zarr --domain 2 --isel level=9", "--isel of 'level': --sel level=9 selects by label"),
+        ("plan era5.zarr --domain 2 --isel latitude=5:5", "--isel leaves no rows: --sel latitude=5:5 selects"),
+        ("plan mesh.store --domain 2 --sel level=550", "--sel: means nothing for mesh.store"),
+        ("stage mesh.store cache --domain 2 --sel level=550", "--sel: means nothing for mesh.store"),
+        ("inspect s4://bucket/x.zarr", "nothing reads s4:// URLs; did you mean 's3'"),
+        ("inspect foo://host/x.zarr", "nothing reads foo:// URLs; s3://"),
     ],
 )
 def test_wrong_arguments_exit_with_2(folder, monkeypatch, line, says):
@@ -104,6 +118,65 @@ def test_what_fails_exits_with_1(folder, monkeypatch, line, says):
     assert result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1
     assert says in result.stderr
+
+
+@pytest.mark.parametrize(
+    "command", ["plan era5.zarr --domain 2", "stage era5.zarr cache --domain 2", "stats era5.zarr"]
+)
+@pytest.mark.parametrize(
+    ("chosen", "says"),
+    [
+        ("time", "'time' is incomplete; accepted: dim=first:last"),
+        ("tim=2020", "--sel names dimension 'tim', which no field has; did you mean 'time'?"),
+        ("level=501", "--sel of 'level': no label is 501; it has 1000, 550, 100"),
+        ("level=550,999", "--sel of 'level': no label is [550, 999]"),
+        ("level=a", "--sel of 'level': no label is 'a'"),
+        ("level=1:2:3", "'1:2:3' has more than one ':'"),
+        ("time=1990:2015", "--sel of 'time': nothing lies in 1990:2015; it has 2020-01-01T00:00:00"),
+        ("time=2020-13-01", "--sel of 'time': no label is '2020-13-01'"),
+        ("time=2020-01-01T07:00", "--sel of 'time': no label is '2020-01-01T07:00'"),
+        ("latitude=20:60", "--sel of 'latitude': nothing lies in 20:60; 90.0: labels descend: 60:20"),
+    ],
+)
+def test_labels_that_are_not_there(folder, monkeypatch, command, chosen, says):
+    monkeypatch.chdir(folder)
+    command = command.format("era5.zarr")
+    result = run(*command.split(), "--sel", chosen)
+    words = " ".join(result.stderr.replace("│", " ").split())
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    for part in says.split("; "):
+        for each in part.split(": 90.0: "):
+            assert each.removeprefix("90.0: ") in words
+    twice = json.loads(run(*command.split(), "--sel", "level=550", "--sel", "level=100", "--json").stdout)["error"]
+    assert "'level' is given twice" in twice["message"]
+    assert twice["exit_code"] == 2
+
+
+def test_labels_and_numbers_choose_the_same(folder, monkeypatch, tmp_path):
+    monkeypatch.chdir(folder)
+    pairs = [("--sel level=550,100", "--isel level=1,2"), ("--sel time=2020-01-01T06:00", "--isel time=1")]
+    for by_label, by_number in pairs:
+        plans = [
+            json.loads(run("plan", "era5.zarr", "--domain", "2", *x.split(), "--json").stdout)
+            for x in (by_label, by_number)
+        ]
+        assert plans[0]["ranks"] == plans[1]["ranks"]
+        done = [
+            json.loads(run("stage", "era5.zarr", tmp_path, "--domain", "2", *x.split(), "--json").stdout)
+            for x in (by_label, by_number)
+        ]
+        assert done[0]["written"] > 0
+        assert (done[1]["written"], done[1]["there"]) == (0, done[0]["written"])
+        shutil.rmtree(tmp_path / "scidata-parts")
+
+
+def test_where_figures_cannot_be_written_is_said_before_they_are_gathered(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("scidata.cli.statistics.statistics", None)
+    for out, says in (("absent/x.json", "there is no folder absent"), (".", "is a folder; name a file in it")):
+        result = run("stats", "era5.zarr", "--out", out)
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert says in result.stderr
 
 
 def test_home_is_meant_by_a_tilde(folder, monkeypatch, tmp_path):
@@ -222,6 +295,15 @@ def test_calls_with_one_thing_wrong(folder, tmp_path):
         "max_field_bytes must be at least 1": [
             lambda: scidata.partition(folder / "mesh.h5", tmp_path / "s", max_field_bytes=0)
         ],
+        "points=3: expected a name": [lambda: scidata.partition(folder / "mesh.h5", tmp_path / "s", points=3)],
+        "weights=[1]: expected a field's name": [
+            lambda: scidata.partition(folder / "mesh.h5", tmp_path / "s", weights=[1])
+        ],
+        "out=3: expected the path of a new folder": [lambda: scidata.partition(folder / "mesh.h5", 3)],
+        "resume='yes': expected True": [lambda: scidata.create(tmp_path / "o.zarr", like=ds, resume="yes").__enter__()],
+        "differences='no': expected True": [lambda: scidata.statistics(ds, differences="no")],
+        "RMSE() has no argument 'weight'; did you mean 'weights'?": [lambda: scidata.metrics.RMSE(weight=1)],
+        "ACC() has no argument 'by_dim'": [lambda: scidata.metrics.ACC(by_dim=1)],
         "edges=8": [lambda: scidata.partition(folder / "mesh.h5", tmp_path / "s", edges=8)],
         "a list of traces": [lambda: scidata.merge_traces("a.json", "b.json")],
         "no folder": [lambda: scidata.trace(tmp_path / "absent" / "t.json").__enter__()],

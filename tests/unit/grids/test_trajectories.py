@@ -1,6 +1,7 @@
 """Samples that are times, or windows of them, in each of several trajectories."""
 
 import itertools
+import os
 import re
 import warnings
 
@@ -44,6 +45,12 @@ def write(path, layout, values=VALUES):
         codec = None if layout == "raw" else zarr.codecs.ZstdCodec()
         group.create_array(name, data=data, chunks=chunks, compressors=codec, dimension_names=dims)
     return str(path)
+
+
+def settle(folder):
+    """Make files older: what was written just now is not kept."""
+    for file in folder.rglob("*"):
+        os.utime(file, (1.7e9,) * 2)
 
 
 def parts_of(reader, index, num_ranks=3):
@@ -179,6 +186,43 @@ def test_chunks_of_several_trajectories_are_decoded_once(tmp_path, steps, pool_b
         ds.reader.pool.clear()
 
 
+@pytest.mark.parametrize("runs", [slice(None), slice(1, 5)])
+@pytest.mark.parametrize("steps", [(0,), (0, 1)])
+@pytest.mark.parametrize("pool_bytes", [0, None])
+def test_kept_on_disk_chunks_of_several_trajectories_are_decoded_once(tmp_path, steps, pool_bytes, runs):
+    path = write(tmp_path / "a", "zstd", {n: VALUES[n] for n in ("u", "static")})
+    settle(tmp_path / "a")
+    per_run, chosen = 7 - steps[-1], np.arange(5)[runs]
+    once = 3 * (ONCE // 3 + 2 * 12 * 4 * 4)
+    for k, shuffle in enumerate([True, "blocks", False]):
+        decoded = []
+        for cache in (tmp_path / f"cache{k}", tmp_path / f"cache{k}", tmp_path / "cache0"):
+            ds = scidata.open_dataset(
+                path, fields=["u", "static"], sample_dim=("run", "time"), steps=steps, pool_bytes=pool_bytes,
+                isel={"run": runs}, cache_dir=cache, cache_disk_bytes=1 << 24,
+            )  # fmt: skip
+            loader = scidata.DataLoader(ds, batch_size=3, sampler=scidata.DistributedSampler(ds, shuffle=shuffle))
+            found = []
+            for batch in loader:
+                for index, u, static in zip(batch.index, batch["u"].numpy(), batch["static"].numpy(), strict=True):
+                    run, time = divmod(index, per_run)
+                    rows = slice(time, time + 2) if len(steps) > 1 else time
+                    assert np.array_equal(u, VALUES["u"][chosen[run], rows])
+                    assert np.array_equal(static, VALUES["static"][chosen[run]])
+                    found.append(index)
+            assert sorted(found) == list(range(len(chosen) * per_run))
+            decoded.append(loader.stats()["bytes_decoded"])
+        assert 0 < decoded[0] <= 1.1 * once, decoded[0] / once
+        assert decoded[1:] == [0, 0]
+    other = GridReader(
+        path, fields=["u", "static"], sample_dim=("run", "time"), isel={"run": [3, 1]},
+        disk=make_cache(str(tmp_path / "cache0"), 1 << 24),
+    )  # fmt: skip
+    out = {n: np.empty(spec.shape, spec.dtype) for n, spec in other.buffer_specs({}).items()}
+    assert [other.read_into(i, out, {}).bytes_decoded for i in range(14)] == [0] * 14
+    assert_same(out, {"u": VALUES["u"][1, 6], "static": VALUES["static"][1]})
+
+
 def test_a_pool_that_does_not_hold_several_trajectories_serves_one(tmp_path):
     path = write(tmp_path / "a", "zstd", {"u": VALUES["u"]})
     room = 4 * 3 * 9 * 8 * 4  # four blocks of one trajectory; of two there are three
@@ -208,6 +252,7 @@ def test_the_plan_says_what_decodes_each_chunk_once(tmp_path):
 
 def test_kept_on_disk_and_staged(tmp_path):
     path = write(tmp_path / "a", "zstd")
+    settle(tmp_path / "a")
     options = {
         "axis_sizes": {"domain": 3}, "shard": {"y": "domain"}, "sample_dim": ("run", "time"), "steps": (0, 1),
         "fields": list(FIELDS),
@@ -217,6 +262,8 @@ def test_kept_on_disk_and_staged(tmp_path):
     staging = Staging(reader, [0, 1, 2])
     staged = staging.run()
     assert (staged.written, staged.there) == (staging.num_parts, 0)
+    others = 3 * 2 * 12 * 4 * 4 + 3 * 3 * 12 * 4 + 12 * 4 * 4  # chunks of static, forcing and mask
+    assert 0 < staged.stats.bytes_decoded <= 1.1 * (ONCE + others)
     assert Staging(GridReader(path, disk=disk, **options), [1]).run().written == 0
     again = GridReader(path, disk=disk, **options)
     for i, (run, time) in enumerate(itertools.product(range(5), range(6))):

@@ -199,6 +199,36 @@ def test_a_session_reads_one_snapshot(tmp_path: Path, repository: Any) -> None:
         scidata.DataLoader(later).load_state_dict(scidata.DataLoader(ds).state_dict())
 
 
+def test_parts_are_kept_on_disk_whatever_the_snapshot(tmp_path: Path, repository: Any) -> None:
+    commit(repository)
+
+    def read() -> float:
+        ds = scidata.open_dataset(tmp_path / "repo", cache_dir=tmp_path / "cache", cache_disk_bytes=1 << 26)
+        loader = scidata.DataLoader(ds, shuffle=False)
+        for batch in loader:
+            assert np.array_equal(batch["u"][0].numpy(), zarr_values()[batch.index[0]])
+        return loader.stats()["bytes_fetched"]
+
+    def zarr_values() -> Any:
+        store = repository.readonly_session("main").store
+        return np.asarray(zarr.open_group(store, mode="r")["u"][:])
+
+    def settle() -> None:
+        for file in (tmp_path / "repo" / "chunks").iterdir():
+            os.utime(file, (time.time() - 100,) * 2)
+
+    settle()
+    assert read() > 0
+    assert read() == 0
+    session = repository.writable_session("main")
+    zarr.open_group(session.store, mode="r+")["u"][2] = VALUES[0]
+    session.commit("one step")
+    settle()
+    fetched = read()
+    assert 0 < fetched < VALUES.nbytes / 2
+    assert read() == 0
+
+
 def _opens(rank: int, num_ranks: int, path: str, snapshots: list[str]) -> str:
     """Open while the branch moves: as if rank 1 had looked after a commit."""
     mesh = scidata.init_mesh(domain=num_ranks)

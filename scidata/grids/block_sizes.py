@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -24,6 +25,21 @@ from scidata.grids.trajectories import Together, Trajectories
 _ENOUGH = 0.5  # of a block's rows: of Blosc chunks one step decodes a part, of about twice its size
 _LEAST = 3  # blocks of samples for which there is room, at least, where they hold several trajectories
 _WINDOW = 9  # blocks that the default keeps: those of DistributedSampler(shuffle="blocks"), and the next one
+_T = TypeVar("_T")
+
+
+def _found_once(find: Callable[[BlockSizes, Part], _T]) -> Callable[[BlockSizes, Part], _T]:
+    """Keep what is found of a part: samples ask for it one by one, and parts of a data set do not change."""
+
+    @functools.wraps(find)
+    def kept(self: BlockSizes, part: Part) -> _T:
+        key = find.__name__, part.position
+        if key not in self._known:
+            self._known[key] = find(self, part)
+        found: _T = self._known[key]
+        return found
+
+    return kept
 
 
 def steps_per_block(layout: ArrayLayout, sample_dim: str | None) -> int:
@@ -68,6 +84,7 @@ class BlockSizes:
         self._series, self._fields, self._steps = series, fields, steps
         self._trajectories, self._node, self._kept = trajectories, node, kept
         self._max_bytes, self._fits = max_bytes, fits
+        self._known: dict[tuple[str, tuple[int, ...]], Any] = {}
 
     def max_bytes(self, part: Part) -> int:
         """Return how many bytes of blocks are kept of a rank's part."""
@@ -126,6 +143,7 @@ class BlockSizes:
             if dim is not None and dim not in field.source_dims and self._takes_time(self._series.layout_in(0, name))
         )
 
+    @_found_once
     def bytes_of_fixed(self, part: Part) -> int:
         """Return the bytes of the fields that are the same, of as many trajectories as blocks hold."""
         return self._bytes_of_fixed(part, self.num_together(part))
@@ -143,10 +161,12 @@ class BlockSizes:
         alone = self.by_node | self._kept.fields
         return {name: 1 if name in alone else self._trajectories.most(name) for name in self._fields}
 
+    @_found_once
     def num_together(self, part: Part) -> Mapping[str, int]:
         """Return how many trajectories blocks of each field hold of a rank's part."""
         return self._most if self._holds_several(part) else dict.fromkeys(self._fields, 1)
 
+    @_found_once
     def _holds_several(self, part: Part) -> bool:
         """Whether there is room for blocks of several trajectories until all of these are read."""
         if max(self._most.values()) == 1:
@@ -154,6 +174,7 @@ class BlockSizes:
         least = min(_LEAST * self.bytes_of_block(part), self.bytes_of_trajectories(part))
         return least + self._bytes_of_fixed(part, self._most) <= self.max_bytes(part)
 
+    @_found_once
     def bytes_of_trajectories(self, part: Part) -> int:
         """Return the bytes of all blocks of trajectories whose chunks are the same; 0 where each has its own."""
         if max(self._most.values()) == 1:
@@ -195,12 +216,14 @@ class BlockSizes:
         numbers: IntArray = np.unique(places, axis=1, return_inverse=True)[1].astype(np.int64)
         return numbers
 
+    @_found_once
     def bytes_of_sample(self, part: Part) -> int:
         """Return the bytes of all blocks that one sample may need."""
         num = self.num_together(part)
         steps = self._steps
         return self._bytes(part, lambda name, n: min(steps.num(name), -(-steps.reach(name) // n) + 1), num)
 
+    @_found_once
     def bytes_of_block(self, part: Part) -> int:
         """Return the bytes of all blocks that the samples of one of the longest may need, in any order."""
         longest = max(self.steps_per_block.values())
@@ -208,6 +231,7 @@ class BlockSizes:
             part, lambda name, n: -(-longest // n) + -(-self._steps.reach(name, own=True) // n), self._most
         )
 
+    @_found_once
     def bytes_of_all(self, part: Part) -> int:
         """Return the bytes of all blocks of all samples."""
         num_rows = int(self._series.row_bounds[-1])

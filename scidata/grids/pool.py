@@ -213,7 +213,7 @@ class SharedRows:
         return bool(self.sizes.shared_steps) and 0 < self.sizes.bytes_of_sample(part) <= self.max_bytes(part)
 
     def reads_of(self, part: Part, index: int, places_of: Callable[[int], Places]) -> Reads:
-        """Return the blocks that a sample needs, by field; ``places_of`` finds its rows, where that was not done yet."""
+        """Return the blocks that a sample needs, by field; ``places_of`` finds its rows, if that was not done yet."""
         found = self._reads.get((part.position, index))
         if found is None:
             places = places_of(index)

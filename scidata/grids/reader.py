@@ -440,9 +440,7 @@ class GridReader:
             return []
         return [read for reads in self.pool.reads_of(part, index, self._places_of).values() for read in reads]
 
-    def _read(
-        self, planned: Jobs, names: Sequence[str], part: Part, out: Mapping[str, npt.NDArray[Any]]
-    ) -> ReadStats:
+    def _read(self, planned: Jobs, names: Sequence[str], part: Part, out: Mapping[str, npt.NDArray[Any]]) -> ReadStats:
         reads = []
         for name in names:
             values = out[name]

@@ -15,6 +15,8 @@ import zarr
 import scidata
 from scidata.core.types import BufferSpec
 from scidata.data import grid_dataset
+from scidata.grids.pool import SharedRows
+from scidata.loader.prefetch import own_reads
 from scidata.loader.prefetch.buffers import BufferRing
 from scidata.loader.prefetch.own_reads import OwnReads
 from scidata.loader.prefetch.prefetcher import Prefetcher
@@ -153,7 +155,10 @@ def readers_of(loader: Any, seconds: float = 0.0, read: float = 0.0) -> tuple[li
     return seen, names[-75:]
 
 
-def test_a_loop_without_work_reads_for_itself_and_resumes_where_it_was(path: str) -> None:
+def test_a_loop_without_work_reads_for_itself_and_resumes_where_it_was(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_reads, "_SMALL", 60.0)  # s: however busy the machine is
     loader = scidata.DataLoader(scidata.open_dataset(path), None)
     for _ in range(2):
         seen, _ = readers_of(loader)
@@ -198,10 +203,33 @@ def test_where_threads_must_read(path: str, monkeypatch: pytest.MonkeyPatch, wha
     assert iter(loader)._prefetcher._own_reads is None
 
 
-def test_blocks_are_read_by_threads_of_their_own(path: str) -> None:
+def test_blocks_are_decoded_ahead_whoever_copies_their_rows(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     group = zarr.open_group(path)
-    group.create_array(
+    array = group.create_array(
         "v", shape=(300, 4), dtype="f4", chunks=(8, 4), dimension_names=("t", "x"), compressors=zarr.codecs.GzipCodec()
     )
-    loader = scidata.DataLoader(scidata.open_dataset(path, fields=["v"]), None)
-    assert iter(loader)._prefetcher._own_reads is None
+    array[:] = np.arange(1, 301, dtype=np.float32)[:, None]
+    inner, decoded = SharedRows.read_block, []
+
+    def read_block(self: SharedRows, name: str, i: int, start: int, *args: Any, **options: Any) -> Any:
+        decoded.append((start, threading.current_thread().name.rpartition("-")[0]))
+        return inner(self, name, i, start, *args, **options)
+
+    monkeypatch.setattr(SharedRows, "read_block", read_block)
+    loader = scidata.DataLoader(scidata.open_dataset(path, fields=["v"], pool_bytes=1 << 20), None)
+    loader._own_reads.now, loader._own_reads._wait = True, 10**6
+    for i, sample in enumerate(loader):
+        assert (sample.index, float(sample["v"][0])) == (i, i + 1)
+        time.sleep(0.001)  # a block takes less
+    assert sorted(start for start, _ in decoded) == list(range(0, 300, 8))
+    assert sum(by == "scidata-ahead" for _, by in decoded) > 19  # of 38
+    iterator = iter(loader)  # all is kept: there is nothing to read, and no thread that would
+    assert [next(iterator).index for _ in range(200)] == list(range(200))
+    assert not [t for t in threading.enumerate() if t.name.startswith(("scidata-ahead", "scidata-reader"))]
+    assert len(decoded) == 38
+
+
+def test_where_ranks_decode_for_each_other_threads_wait_for_them(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = scidata.DataLoader(scidata.open_dataset(path), None)
+    monkeypatch.setitem(loader.dataset.reader.pool.sizes.__dict__, "by_node", frozenset({"u"}))
+    assert not loader._may_read(None)

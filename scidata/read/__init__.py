@@ -96,6 +96,11 @@ class Job:
         self._allow_missing = allow_missing
         self._ready: tuple[np.dtype[Any], Execution] | None = None
 
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of decoded values, in native byte order."""
+        return self.plan.layout.dtype.newbyteorder("=") if self._decoding is None else self._decoding.dtype
+
     def execution(self, dtype: np.dtype[Any]) -> Execution:
         """Return what runs the plan into buffers of ``dtype``; raises what places of chunks show to be wrong."""
         ready = self._ready

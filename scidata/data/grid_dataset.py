@@ -230,10 +230,12 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
     def read_into(self, index: int, out: Mapping[str, npt.NDArray[Any]]) -> ReadStats:
         """Read this rank's part into buffers shaped as :meth:`buffer_specs`. Thread-safe, no collectives."""
         stats = self.reader.read_into(index, out, self._coordinate)
-        if get_worker_info() is None:  # its parent adds static fields
+        if self._static.specs and get_worker_info() is None:  # its parent adds static fields
             stats += self._static.read()
-        self._normalise_locally(out)
-        apply_locally(self.local_transform, out)
+        if self._local_scales:
+            self._normalise_locally(out)
+        if self.local_transform is not None:
+            apply_locally(self.local_transform, out)
         return stats
 
     def _local_rows(self, name: str) -> dict[str, IntArray]:

@@ -314,7 +314,7 @@ class GridReader:
 
     # -- planning ------------------------------------------------------------------------------------------------
 
-    @property
+    @functools.cached_property
     def _is_remote(self) -> bool:
         return isinstance(self.paths[0], Url)
 
@@ -427,7 +427,8 @@ class GridReader:
             places = self._places_of(index)
             stats += pool.read_fixed(fixed, places, part, out)
             stats += pool.kept.read_into(kept, places, part, out, side_by_side=remote)
-        others = [name for name in self.fields if name in out and name not in (*fixed, *shared, *kept)]
+        done = {*fixed, *shared, *kept}
+        others = [name for name in self.fields if name in out and name not in done]
         if not others:
             return stats
         jobs = self._plan_fields(index, part, others) if shared or kept else self._jobs_of(index, part)

@@ -172,7 +172,9 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
 
     def _submit(self) -> None:
         """Queue items until ``prefetch`` of them are in flight besides the one asked for."""
-        own = not self._num_workers or (self._own_reads is not None and self._own_reads.now)
+        own, ahead = not self._num_workers, self._readers.ahead
+        if self._own_reads is not None and self._own_reads.now:
+            own = ahead is None or not ahead.has_begun  # while blocks are decoded, rows are copied beside the loop
         while not self._exhausted and len(self._pending) <= (0 if own else self._depth.now):
             work = self._pull()
             if work is None:
@@ -182,7 +184,6 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
             if work.error is None and not own:
                 self._start_threads("reader", self._readers.run)
                 self._readers.queue.put(work)
-            ahead = self._readers.ahead
             if ahead is not None and ahead.has_begun:
                 self._start_threads("ahead", ahead.run)
 

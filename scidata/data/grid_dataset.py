@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,9 @@ from scidata.grids.reader import GridReader
 from scidata.read.context import ReadStats
 from scidata.shard import HaloDim, ShardSpec, ShardTensor
 from scidata.sources.access.mounts import is_local
+
+#: How fields of some dims are split: placements, sizes of all parts, halo.
+_Cut: TypeAlias = tuple[tuple[Placement, ...], tuple[tuple[int, ...] | None, ...], dict[int, HaloDim]]
 
 
 class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
@@ -83,8 +86,9 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
 
     @cached_property
     def is_local(self) -> bool:
-        """Whether all files lie on disks of this machine."""
-        return all(is_local(source.path) for source in self.reader.sources)
+        """Whether all files lie on disks of this machine, and no other rank decodes chunks for this one."""
+        reader = self.reader
+        return not reader.pool.sizes.by_node and all(is_local(source.path) for source in reader.sources)
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name} {self.reader.global_shape(name)}" for name in self.fields)
@@ -226,10 +230,12 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
     def read_into(self, index: int, out: Mapping[str, npt.NDArray[Any]]) -> ReadStats:
         """Read this rank's part into buffers shaped as :meth:`buffer_specs`. Thread-safe, no collectives."""
         stats = self.reader.read_into(index, out, self._coordinate)
-        if get_worker_info() is None:  # its parent adds static fields
+        if self._static.specs and get_worker_info() is None:  # its parent adds static fields
             stats += self._static.read()
-        self._normalise_locally(out)
-        apply_locally(self.local_transform, out)
+        if self._local_scales:
+            self._normalise_locally(out)
+        if self.local_transform is not None:
+            apply_locally(self.local_transform, out)
         return stats
 
     def _local_rows(self, name: str) -> dict[str, IntArray]:
@@ -302,7 +308,19 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
         """Make a ShardTensor of this rank's part of what has these dims, after a batch dim where there is one."""
         if self._domain is None:
             return tensor
-        partition, lead = self.reader.partition, tensor.ndim - len(dims)
+        lead = tensor.ndim - len(dims)
+        cut = self._cuts.get((dims, lead))
+        if cut is None:
+            cut = self._cuts[dims, lead] = self._cut(dims, lead)
+        placements, sizes, halo = cut
+        return ShardTensor.from_padded(tensor, ShardSpec.on(self._domain, placements, global_shape, sizes), halo)
+
+    @cached_property
+    def _cuts(self) -> dict[tuple[tuple[str, ...], int], _Cut]:  # asked for with every field of every sample
+        return {}
+
+    def _cut(self, dims: tuple[str, ...], lead: int) -> _Cut:
+        partition = self.reader.partition
         placements: list[Placement] = []
         sizes: list[tuple[int, ...] | None] = []
         for axis in partition.axis_sizes:
@@ -313,10 +331,9 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
             else:
                 placements.append(Replicate())
                 sizes.append(None)
-        spec = ShardSpec.on(self._domain, tuple(placements), global_shape, tuple(sizes))
         halo = {
             i + lead: HaloDim(lo=partition.halo[d][0], hi=partition.halo[d][1], periodic=d in partition.periodic)
             for i, d in enumerate(dims)
             if d in partition.halo
         }
-        return ShardTensor.from_padded(tensor, spec, halo)
+        return tuple(placements), tuple(sizes), halo

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,6 +26,21 @@ _ENOUGH = 0.5  # of a block's rows: of Blosc chunks one step decodes a part, of 
 _LEAST = 3  # blocks of samples for which there is room, at least, where they hold several trajectories
 _MAX_AT_ONCE = 256 << 20  # bytes of several trajectories' blocks that are decoded to go to disk
 _WINDOW = 9  # blocks that the default keeps: those of DistributedSampler(shuffle="blocks"), and the next one
+_T = TypeVar("_T")
+
+
+def _found_once(find: Callable[[BlockSizes, Part], _T]) -> Callable[[BlockSizes, Part], _T]:
+    """Keep what is found of a part: samples ask for it one by one, and parts of a data set do not change."""
+
+    @functools.wraps(find)
+    def kept(self: BlockSizes, part: Part) -> _T:
+        key = find.__name__, part.position
+        if key not in self._known:
+            self._known[key] = find(self, part)
+        found: _T = self._known[key]
+        return found
+
+    return kept
 
 
 def steps_per_block(layout: ArrayLayout, sample_dim: str | None) -> int:
@@ -73,7 +89,7 @@ class BlockSizes:
         self._node_parts = node_parts
         self._limit, self._fits = max_bytes, fits
         self._max_bytes: int | None = None
-        self._several: dict[tuple[int, ...], bool] = {}
+        self._known: dict[tuple[str, tuple[int, ...]], Any] = {}
         self._fits_at_once: dict[tuple[tuple[int, ...], str], bool] = {}
 
     def max_bytes(self, part: Part) -> int:
@@ -136,6 +152,7 @@ class BlockSizes:
             if dim is not None and dim not in field.source_dims and self._takes_time(self._series.layout_in(0, name))
         )
 
+    @_found_once
     def bytes_of_fixed(self, part: Part) -> int:
         """Return the bytes of the fields that are the same, of as many trajectories as blocks hold."""
         return self._bytes_of_fixed(part, self.num_together(part))
@@ -153,17 +170,17 @@ class BlockSizes:
         alone = self._kept.fields
         return {name: 1 if name in alone else self._trajectories.most(name) for name in self._fields}
 
+    @_found_once
     def num_together(self, part: Part) -> Mapping[str, int]:
         """Return how many trajectories blocks of each field hold of a rank's part."""
         return self._most if self._holds_several(part) else dict.fromkeys(self._fields, 1)
 
+    @_found_once
     def _holds_several(self, part: Part) -> bool:
         """Whether there is room for blocks of several trajectories until all of these are read: with all who share."""
         if max(self._most.values()) == 1:
             return False
-        if part.position not in self._several:
-            self._several[part.position] = all(map(self._has_room, [part, *self._sharers]))
-        return self._several[part.position]
+        return all(map(self._has_room, [part, *self._sharers]))
 
     def _has_room(self, part: Part) -> bool:
         least = min(_LEAST * self.bytes_of_block(part), self.bytes_of_trajectories(part))
@@ -173,6 +190,7 @@ class BlockSizes:
     def _sharers(self) -> Sequence[Part]:
         return self._node_parts() if self.by_node else ()
 
+    @_found_once
     def bytes_of_trajectories(self, part: Part) -> int:
         """Return the bytes of all blocks of trajectories whose chunks are the same; 0 where each has its own."""
         if max(self._most.values()) == 1:
@@ -223,12 +241,14 @@ class BlockSizes:
         numbers: IntArray = np.unique(places, axis=1, return_inverse=True)[1].astype(np.int64)
         return numbers
 
+    @_found_once
     def bytes_of_sample(self, part: Part) -> int:
         """Return the bytes of all blocks that one sample may need."""
         num = self.num_together(part)
         steps = self._steps
         return self._bytes(part, lambda name, n: min(steps.num(name), -(-steps.reach(name) // n) + 1), num)
 
+    @_found_once
     def bytes_of_block(self, part: Part) -> int:
         """Return the bytes of all blocks that the samples of one of the longest may need, in any order."""
         longest = max(self.steps_per_block.values())
@@ -236,6 +256,7 @@ class BlockSizes:
             part, lambda name, n: -(-longest // n) + -(-self._steps.reach(name, own=True) // n), self._most
         )
 
+    @_found_once
     def bytes_of_all(self, part: Part) -> int:
         """Return the bytes of all blocks of all samples."""
         num_rows = int(self._series.row_bounds[-1])

@@ -151,6 +151,8 @@ class KeptRows:
 
     def fields_of(self, part: Part, out: Mapping[str, Rows], others: Sequence[str]) -> tuple[str, ...]:
         """Return the fields whose rows come from here into a sample, but for those that come another way."""
+        if not self.fields:
+            return ()
         return tuple(
             name
             for name, values in out.items()

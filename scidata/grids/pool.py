@@ -33,16 +33,19 @@ from scidata.grids.node import BusyError, SharedChunks
 from scidata.grids.parts import Field, Part
 from scidata.grids.series import Series
 from scidata.grids.steps import FieldSteps, Places
-from scidata.grids.trajectories import Together, Trajectories
+from scidata.grids.trajectories import Trajectories
 from scidata.plan.family import PlanFamily
 from scidata.read import Job, read_plans
-from scidata.read.context import ReadStats
+from scidata.read.context import NO_READ, ReadStats
 from scidata.read.disk_cache import DiskCache
 from scidata.read.threads import ReaderThreads
 from scidata.sources.access.fetches import run_each
 
 #: Position of the rank, field, member, first row.
 _Key: TypeAlias = tuple[tuple[int, ...], str, int, int]
+
+_READS_BYTES = 16 << 20  # of what samples need of which blocks, which is found once for each
+_READ_BYTES = 1 << 10  # of one block of one sample, about
 
 
 class _UnwantedError(Exception):
@@ -59,6 +62,11 @@ class BlockRead:
         Of the block.
     enough
         Samples that must need it for the block to be worth reading whole.
+    member, inside
+        The member of the series that the sample lies in, and where that lies in a block that holds several; None: it
+        is all of it.
+    rows
+        Of each of the sample's rows that are in the block: which it is there, and its place in the field.
     """
 
     pool: SharedRows
@@ -66,6 +74,9 @@ class BlockRead:
     part: Part
     nbytes: int
     enough: int
+    member: int
+    inside: tuple[slice, ...] | None
+    rows: tuple[tuple[int, int], ...]
 
     @property
     def room(self) -> int:
@@ -97,6 +108,10 @@ class BlockRead:
         except Exception:  # the sample that needs it reads it again, and fails at its turn
             return True
         return True
+
+
+#: The blocks that a sample needs, by field.
+Reads: TypeAlias = Mapping[str, Sequence[BlockRead]]
 
 
 class SharedRows:
@@ -151,6 +166,7 @@ class SharedRows:
         self._blocks: Cache[npt.NDArray[Any]] = Cache(max_bytes, "lru")
         self._memory = BlockPool()
         self._families: Cache[PlanFamily] = Cache(256)
+        self._reads: Cache[Reads] = Cache(_READS_BYTES, "none")
         self.kept = KeptRows(self, series, fields, disk=disk, allow_missing=allow_missing)
         self.sizes = BlockSizes(
             series, fields, steps=steps, trajectories=trajectories, max_bytes=max_bytes, fits=fits, node=node,
@@ -186,6 +202,7 @@ class SharedRows:
     def clear(self) -> None:
         """Let go of all blocks in memory; those on disk stay."""
         self._blocks.clear()
+        self._reads.clear()
         self._used.clear()
         self.kept.forget()
         self._memory.clear()
@@ -196,21 +213,27 @@ class SharedRows:
         """Whether there are blocks that samples of a rank's part share, and room for those of one sample."""
         return bool(self.sizes.shared_steps) and 0 < self.sizes.bytes_of_sample(part) <= self.max_bytes(part)
 
-    def reads_of(self, part: Part, places: Places) -> list[BlockRead]:
-        """Return the blocks that a sample needs."""
-        return [
-            BlockRead(self, key, part, self.sizes.nbytes(name, part), self.sizes.enough[name])
-            for name, size in self.sizes.shared_steps.items()
-            for key in self._keys(name, size, part, places)
-        ]
+    def reads_of(self, part: Part, index: int, places_of: Callable[[int], Places]) -> Reads:
+        """Return the blocks that a sample needs, by field; ``places_of`` finds its rows, if that was not done yet."""
+        found = self._reads.get((part.position, index))
+        if found is None:
+            places = places_of(index)
+            found = {name: self._find(name, size, part, places) for name, size in self.sizes.shared_steps.items()}
+            self._reads.put((part.position, index), found, _READ_BYTES * sum(map(len, found.values())))
+        return found
 
-    def _keys(self, name: str, size: int, part: Part, places: Places) -> dict[_Key, None]:
-        return {
-            (part.position, name, self.sizes.together(name, i, part).member, row - row % size): None
-            for i, segments in places.of(name)
-            for s in segments
-            for row in range(s.start, s.start + s.count * s.step, s.step)
-        }
+    def _find(self, name: str, size: int, part: Part, places: Places) -> list[BlockRead]:
+        rows: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for i, segments in places.of(name):
+            for row, place in [(s.start + k * s.step, s.offset + k) for s in segments for k in range(s.count)]:
+                rows.setdefault((i, row - row % size), []).append((row % size, place))
+        nbytes, enough, found = self.sizes.nbytes(name, part), self.sizes.enough[name], []
+        for (i, start), each in rows.items():
+            together = self.sizes.together(name, i, part)
+            inside = self._place_in(name, i, part) if together.num > 1 else None
+            key = part.position, name, together.member, start
+            found.append(BlockRead(self, key, part, nbytes, enough, i, inside, tuple(each)))
+        return found
 
     def is_kept(self, key: _Key) -> bool:
         """Whether a block is there; it is the last to go then."""
@@ -233,20 +256,19 @@ class SharedRows:
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
-    def fields_of(self, part: Part, places: Places, out: Mapping[str, npt.NDArray[Any]]) -> tuple[str, ...]:
-        """Return the fields to be read by blocks: none where a sample needs more of them than are kept."""
-        if not self.is_of_use(part):
-            return ()
-        return tuple(
-            name
-            for name, size in self.sizes.shared_steps.items()
-            if name in out
-            and out[name].shape == part.shapes[name]
-            and self._are_worth_it(list(self._keys(name, size, part, places)), part)
-        )
+    def fields_of(self, part: Part, reads: Reads, out: Mapping[str, npt.NDArray[Any]]) -> tuple[str, ...]:
+        """Return the fields to be read by blocks."""
+        fields = []
+        for name, each in reads.items():
+            if name in out and out[name].shape == part.shapes[name] and self._are_worth_it(each, part):
+                fields.append(name)
+        return tuple(fields)
 
-    def _are_worth_it(self, keys: Sequence[_Key], part: Part) -> bool:
+    def _are_worth_it(self, reads: Sequence[BlockRead], part: Part) -> bool:
+        keys = [read.key for read in reads]
         kept = list(map(self.is_kept, keys))
+        if self.wanted and all(kept):
+            return True
         wanted = list(self.wanted.values())
         if wanted:
             return all(here or any(key in each for each in wanted) for here, key in zip(kept, keys, strict=True))
@@ -271,52 +293,48 @@ class SharedRows:
         stats: list[ReadStats] = []
         for name in names:
             i = places.member
-            together = self.sizes.together(name, i, part)
-            block = self.block((part.position, name, together.member, 0), part, stats)
-            block = block[self._place_in(name, i, together)]
+            block = self.block((part.position, name, self.sizes.together(name, i, part).member, 0), part, stats)
+            block = block[self._place_in(name, i, part)]
             out[name].reshape(block.shape)[...] = block
-        return sum(stats, start=ReadStats())
+        return sum(stats, start=NO_READ)
 
     def read_into(
         self,
         names: Sequence[str],
-        places: Places,
+        reads: Reads,
         part: Part,
         out: Mapping[str, npt.NDArray[Any]],
         *,
         side_by_side: bool,
     ) -> ReadStats:
-        """Copy a sample's rows, ``places`` in the files, of some fields; return what had to be read for it.
+        """Copy a sample's rows of some fields; return what had to be read for it.
 
         ``side_by_side``: fields on threads of their own, because reads of blocks take round trips.
         """
-        copies = [functools.partial(self._copy, name, places, part, out[name]) for name in names]
-        found = run_each(copies) if side_by_side else [copy() for copy in copies]
+        if side_by_side:
+            found = run_each([functools.partial(self._copy, name, reads[name], part, out[name]) for name in names])
+        else:
+            found = [self._copy(name, reads[name], part, out[name]) for name in names]
         ahead = [self._uncounted.popleft() for _ in range(len(self._uncounted))]
-        return sum(itertools.chain(ahead, *found), start=ReadStats())
+        return sum(itertools.chain(ahead, *found), start=NO_READ)
 
-    def _copy(self, name: str, places: Places, part: Part, out: npt.NDArray[Any]) -> list[ReadStats]:
+    def _copy(self, name: str, reads: Sequence[BlockRead], part: Part, out: npt.NDArray[Any]) -> list[ReadStats]:
         axis = self._fields[name].source_dims.index(str(self._series.sample_dim))
-        values = np.moveaxis(out.reshape(part.families[name].out_shape), axis, 0)
+        values = _rows_first(out.reshape(part.families[name].out_shape), axis)
         stats: list[ReadStats] = []
-        size = self.sizes.shared_steps[name]
-        for i, segments in places.of(name):
-            start, block = -1, None
-            together = self.sizes.together(name, i, part)
-            inside = self._place_in(name, i, together)
-            for row, place in [(s.start + k * s.step, s.offset + k) for s in segments for k in range(s.count)]:
-                if block is None or row - row % size != start:
-                    start = row - row % size
-                    key = part.position, name, together.member, start
-                    block = np.moveaxis(self.block(key, part, stats)[inside], axis, 0)
-                    if together.num > 1:
-                        self._used.setdefault(key, set()).add(i)
-                values[place] = block[row - start]
+        for read in reads:
+            block = self.block(read.key, part, stats)
+            if read.inside is not None:
+                block = block[read.inside]
+                self._used.setdefault(read.key, set()).add(read.member)
+            block = _rows_first(block, axis)
+            for row, place in read.rows:
+                values[place] = block[row]
         return stats
 
-    def _place_in(self, name: str, i: int, together: Together) -> tuple[slice, ...]:
+    def _place_in(self, name: str, i: int, part: Part) -> tuple[slice, ...]:
         """Return where a trajectory lies in blocks that hold several."""
-        at = self._series.trajectory_of(i)
+        at, together = self._series.trajectory_of(i), self.sizes.together(name, i, part)
         first = {dim: at[dim] - segment.start for dim, (segment,) in together.segments.items()}
         dims = self._fields[name].source_dims
         return tuple([slice(first[dim], first[dim] + 1) if dim in first else slice(None) for dim in dims])
@@ -341,6 +359,9 @@ class SharedRows:
 
         ``ahead`` of its use: raises _UnwantedError where it has been used, and given up, meanwhile.
         """
+        block = self._blocks.get(key)
+        if block is not None:
+            return block
         fresh: list[ReadStats] = []
 
         def make() -> npt.NDArray[Any]:
@@ -421,3 +442,7 @@ class SharedRows:
         values = self._memory.empty(shape, dtype)
         self._memory.max_free = max(self._memory.max_free, 2 * values.nbytes)
         return values
+
+
+def _rows_first(values: npt.NDArray[Any], axis: int) -> npt.NDArray[Any]:
+    return values if axis == 0 else np.moveaxis(values, axis, 0)

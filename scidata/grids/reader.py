@@ -50,7 +50,7 @@ from scidata.plan.array import MAX_PLAN_BYTES
 from scidata.plan.family import PlanFamily
 from scidata.plan.totals import ReadPlan
 from scidata.read import Job, read_plans
-from scidata.read.context import ReadStats
+from scidata.read.context import NO_READ, ReadStats
 from scidata.read.disk_cache import DiskCache
 from scidata.read.threads import ReaderThreads
 from scidata.sources import open_source
@@ -316,7 +316,7 @@ class GridReader:
 
     # -- planning ------------------------------------------------------------------------------------------------
 
-    @property
+    @functools.cached_property
     def _is_remote(self) -> bool:
         return isinstance(self.paths[0], Url)
 
@@ -425,32 +425,37 @@ class GridReader:
         ``once``: what is the same in other samples is not kept in memory for them; the caller keeps it.
         """
         part, pool, remote = self.part_of(coordinate), self.pool, self._is_remote
-        places = self._places_of(index)
+        reads = pool.reads_of(part, index, self._places_of) if pool.is_of_use(part) else {}
         fixed = () if once else pool.fixed_of(part, out)
-        shared = pool.fields_of(part, places, out)
+        shared = pool.fields_of(part, reads, out) if reads else ()
         kept = pool.kept.fields_of(part, out, shared + fixed)
-        stats = ReadStats()
-        if fixed or shared or kept:
+        stats = NO_READ
+        if shared:
+            stats += pool.read_into(shared, reads, part, out, side_by_side=remote)
+        if fixed or kept:
+            places = self._places_of(index)
             stats += pool.read_fixed(fixed, places, part, out)
-            stats += pool.read_into(shared, places, part, out, side_by_side=remote)
             stats += pool.kept.read_into(kept, places, part, out, side_by_side=remote)
-        others = [name for name in self.fields if name in out and name not in (*fixed, *shared, *kept)]
+        done = {*fixed, *shared, *kept}
+        others = [name for name in self.fields if name in out and name not in done]
         if not others:
             return stats
         jobs = self._plan_fields(index, part, others) if shared or kept else self._jobs_of(index, part)
-        return stats + self._read({name: jobs[name] for name in others}, part, out)
+        return stats + self._read(jobs, others, part, out)
 
     def shared_reads(self, index: int, coordinate: Mapping[str, int]) -> list[BlockRead]:
         """Return the blocks that one rank's part of a sample shares with others; none where there is no room."""
         part = self.part_of(coordinate)
-        return self.pool.reads_of(part, self._places_of(index)) if self.pool.is_of_use(part) else []
+        if not self.pool.is_of_use(part):
+            return []
+        return [read for reads in self.pool.reads_of(part, index, self._places_of).values() for read in reads]
 
-    def _read(self, planned: Jobs, part: Part, out: Mapping[str, npt.NDArray[Any]]) -> ReadStats:
+    def _read(self, planned: Jobs, names: Sequence[str], part: Part, out: Mapping[str, npt.NDArray[Any]]) -> ReadStats:
         reads = []
-        for name, jobs in planned.items():
+        for name in names:
             values = out[name]
             fits = values.shape == part.shapes[name]
-            for job in jobs:  # a dimension that the sample dropped has one row in the source
+            for job in planned[name]:  # a dimension that the sample dropped has one row in the source
                 reads.append((job, values.reshape(job.plan.out_shape) if fits else values))
         return read_plans(reads, executor=self._threads.executor())
 

@@ -300,7 +300,7 @@ class DataLoader(torch.utils.data.DataLoader[BatchT]):
                 peers=session,
                 ballot=self._ballot(session),
                 ahead=ahead,
-                own_reads=self._own_reads if ahead is None and self._may_read(device) else None,
+                own_reads=self._own_reads if self._may_read(device) else None,
                 **options,
             )
         except BaseException:

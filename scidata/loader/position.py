@@ -15,7 +15,6 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch.utils.data import BatchSampler, RandomSampler
 
@@ -146,7 +145,8 @@ class CountedPosition:
     def received(self, indices: Sequence[int]) -> None:
         """Count what the loop got."""
         self._count += len(indices)
-        self._checksum = zlib.crc32(np.asarray(indices, "<i8").tobytes(), self._checksum)
+        data = b"".join([index.to_bytes(8, "little", signed=True) for index in indices])
+        self._checksum = zlib.crc32(data, self._checksum)
 
     def finish(self) -> None:
         """The epoch has ended: the next one is whole, and in an order of its own."""

@@ -96,6 +96,11 @@ class Job:
         self._allow_missing = allow_missing
         self._ready: tuple[np.dtype[Any], Execution] | None = None
 
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of decoded values, in native byte order."""
+        return self.plan.layout.dtype.newbyteorder("=") if self._decoding is None else self._decoding.dtype
+
     def execution(self, dtype: np.dtype[Any]) -> Execution:
         """Return what runs the plan into buffers of ``dtype``; raises what places of chunks show to be wrong."""
         ready = self._ready
@@ -152,22 +157,17 @@ def _check_unchanged(runs: Sequence[_Run]) -> None:
 
 
 def _run(runs: Sequence[_Run], executor: Executor | None) -> ReadStats:
-    local: list[_Run] = []
-    remote: list[tuple[_Run, Task]] = []
-    for run in runs:
-        if run[0].is_remote:
-            remote += [(run, task) for task in run[0].tasks]
-        else:
-            local.append(run)
+    local = [run for run in runs if not run[0].is_remote]
+    remote = [(run, task) for run in runs if run[0].is_remote for task in run[0].tasks]
     threads = 1 if executor is None else _num_threads(executor)  # counting processors takes 40 µs
     stats = _run_local(local, executor, threads)
     return stats + _run_fetched(remote, executor, threads) if remote else stats
 
 
 def _run_local(runs: list[_Run], executor: Executor | None, threads: int) -> ReadStats:
-    if threads > 1 and sum([len(execution.tasks) for execution, _ in runs]) > 1:
-        raw = sum([sum(execution.costs) for execution, _ in runs if execution.is_raw])
-        total = sum([sum(execution.costs) for execution, _ in runs])
+    if threads > 1 and (len(runs) > 1 or (runs and len(runs[0][0].tasks) > 1)):
+        raw = sum([execution.cost for execution, _ in runs if execution.is_raw])
+        total = sum([execution.cost for execution, _ in runs])
         if total >= _MIN_PARALLEL:
             at_once = total - raw >= _MIN_AT_ONCE or raw >= _MIN_AT_ONCE_RAW
             work = _Batches(_batches(runs, total / (_BATCHES_PER_THREAD * threads)), at_once=at_once)

@@ -54,6 +54,8 @@ class ReadStats:
     copy_ns: int = field(default=0, compare=False)
 
     def __add__(self, other: ReadStats) -> ReadStats:
+        if self is NO_READ or other is NO_READ:  # of most sums one term is: making one takes as long as a small read
+            return other if self is NO_READ else self
         return ReadStats(
             bytes_fetched=self.bytes_fetched + other.bytes_fetched,
             bytes_decoded=self.bytes_decoded + other.bytes_decoded,
@@ -62,6 +64,10 @@ class ReadStats:
             decode_ns=self.decode_ns + other.decode_ns,
             copy_ns=self.copy_ns + other.copy_ns,
         )
+
+
+#: Of what is in memory already.
+NO_READ = ReadStats()
 
 
 class Tally:

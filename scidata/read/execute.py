@@ -28,8 +28,8 @@ class Execution:
 
     Attributes
     ----------
-    tasks, costs
-        Units of work, and the bytes that each moves or decodes.
+    tasks, costs, cost
+        Units of work, and the bytes that each moves or decodes, and all of them.
     paths
         The files that it reads; none of an array that only its own library reads.
     is_raw
@@ -66,6 +66,8 @@ class Execution:
         if tables.tasks is None:
             tables.tasks = self._make_tasks()
         self.tasks, self.costs = tables.tasks
+        self.cost = sum(self.costs)
+        self._raw_rows = [row for kind, row in self.tasks if kind == "raw"]
 
     def begin(self, out: npt.NDArray[Any]) -> Target:
         """Begin a run into ``out``: fill what is absent."""
@@ -130,7 +132,7 @@ class Execution:
     def run(self, tasks: Sequence[Task], target: Target, tally: Tally) -> None:
         """Do some tasks."""
         tally.trace = target.tracer
-        raw = [row for kind, row in tasks if kind == "raw"]
+        raw = self._raw_rows if tasks is self.tasks else [row for kind, row in tasks if kind == "raw"]
         if raw and self._raw is not None:
             self._raw.run(raw, target, tally)
         for kind, row in tasks if len(raw) < len(tasks) else ():

@@ -11,7 +11,7 @@ import queue
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 _MAX_SAMPLES = 1024  # that are looked at ahead of those that are read
 _EARLY = 2  # times the blocks of one item are read before the first that needs them
@@ -57,6 +57,10 @@ class SharedRead(Protocol):
         """
 
 
+_Place: TypeAlias = tuple[int, Hashable]  # of a block: its pool, and its key there
+_Reads: TypeAlias = list[tuple[_Place, SharedRead]]  # of one item
+
+
 class ReadAhead(Iterator[list[int]]):
     """Gives the items of an order as they are; has what their samples share read before, within what its pool keeps.
 
@@ -70,26 +74,31 @@ class ReadAhead(Iterator[list[int]]):
         Returns what a sample shares with others.
     in_flight
         Items that may be read at once, or lie ready: what they share is kept for so long.
+
+    Attributes
+    ----------
+    has_begun
+        Whether there was something to read: not where all is kept from an earlier epoch.
     """
 
     def __init__(
         self, items: Iterator[list[int]], reads_of: Callable[[int], Sequence[SharedRead]], in_flight: int
     ) -> None:
         self._items, self._reads_of, self._in_flight = items, reads_of, in_flight
-        self._coming: deque[tuple[list[int], list[SharedRead]]] = deque()
+        self._coming: deque[tuple[list[int], _Reads]] = deque()
         self._num_samples = 0
-        self._given: deque[list[SharedRead]] = deque()
-        self._next: tuple[list[int], list[SharedRead]] | None = None  # pulled, but there is no room for it yet
+        self._given: deque[_Reads] = deque()
+        self._next: tuple[list[int], _Reads] | None = None  # pulled, but there is no room for it yet
         self._end: Exception | None = None
-        self._uses: Counter[tuple[int, Hashable]] = Counter()
+        self._uses: Counter[_Place] = Counter()
         self._held: Counter[int] = Counter()  # bytes, by pool
         self._wanted: dict[int, set[Hashable]] = {}
         self._pools: dict[int, Any] = {}
-        self._due: deque[SharedRead] = deque()  # wanted, but too early yet
-        self._early: set[tuple[int, Hashable]] = set()  # being read, or read, for items that were not given yet
+        self._due: deque[tuple[_Place, SharedRead]] = deque()  # wanted, but too early yet
+        self._early: set[_Place] = set()  # being read, or read, for items that were not given yet
         self._most = 0  # blocks of one item
         self._queue: queue.SimpleQueue[SharedRead | None] = queue.SimpleQueue()
-        self._closed = False
+        self._closed = self.has_begun = False
 
     def __next__(self) -> list[int]:
         """Return the next item."""
@@ -106,18 +115,19 @@ class ReadAhead(Iterator[list[int]]):
         item, reads = self._coming.popleft()
         self._num_samples -= len(item)
         self._given.append(reads)
-        self._early.difference_update((id(read.pool), read.key) for read in reads)
+        if self._early:
+            self._early.difference_update([place for place, _ in reads])
         self._begin_reads()
         return item
 
     def _begin_reads(self) -> None:
         """Have blocks read that are wanted, not much sooner than needed: their memory is that of blocks let go."""
         while self._due and len(self._early) < _EARLY * self._most:
-            read = self._due.popleft()
-            place = id(read.pool), read.key
+            place, read = self._due.popleft()
             if self._uses[place] and not read.is_kept():
                 self._early.add(place)
                 self._queue.put(read)
+                self.has_begun = True
 
     def run(self) -> None:
         """Read blocks until the end: the body of a thread."""
@@ -152,7 +162,10 @@ class ReadAhead(Iterator[list[int]]):
             except Exception as e:  # raised when it is its turn; an interrupt is at once
                 self._end = without_frames(e)
             else:
-                self._next = item, [read for index in item for read in self._shared_by(index)]
+                self._next = (
+                    item,
+                    [((id(read.pool), read.key), read) for index in item for read in self._shared_by(index)],
+                )
         if self._next is None or (self._coming and not self._fits(self._next[1])):
             return False
         item, reads = self._next
@@ -160,8 +173,8 @@ class ReadAhead(Iterator[list[int]]):
         self._coming.append((item, reads))
         self._num_samples += len(item)
         self._most = max(self._most, len(reads))
-        for read in reads:
-            self._note(read)
+        for place, read in reads:
+            self._note(place, read)
         return True
 
     def _shared_by(self, index: int) -> Sequence[SharedRead]:
@@ -170,16 +183,16 @@ class ReadAhead(Iterator[list[int]]):
         except Exception:  # no such sample: whoever reads it says so
             return ()
 
-    def _fits(self, reads: Sequence[SharedRead]) -> bool:
+    def _fits(self, reads: _Reads) -> bool:
         more: Counter[int] = Counter()
         room = {}
-        for place, read in {(id(read.pool), read.key): read for read in reads}.items():
+        for place, read in {place: read for place, read in reads if not self._uses[place]}.items():
             room[place[0]] = read.room
-            more[place[0]] += 0 if self._uses[place] else read.nbytes
+            more[place[0]] += read.nbytes
         return all(self._held[pool] + nbytes <= room[pool] for pool, nbytes in more.items())
 
-    def _note(self, read: SharedRead) -> None:
-        pool, place = id(read.pool), (id(read.pool), read.key)
+    def _note(self, place: _Place, read: SharedRead) -> None:
+        pool = place[0]
         if pool not in self._wanted:
             self._pools[pool] = read.pool
             self._wanted[pool] = read.pool.wanted[id(self)] = set()
@@ -189,11 +202,11 @@ class ReadAhead(Iterator[list[int]]):
         if self._uses[place] == read.enough:
             self._wanted[pool].add(read.key)
             if not read.is_kept():
-                self._due.append(read)
+                self._due.append((place, read))
 
-    def _forget(self, reads: Sequence[SharedRead]) -> None:
-        for read in reads:
-            pool, place = id(read.pool), (id(read.pool), read.key)
+    def _forget(self, reads: _Reads) -> None:
+        for place, read in reads:
+            pool = place[0]
             self._uses[place] -= 1
             if not self._uses[place]:
                 del self._uses[place]

@@ -114,10 +114,11 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
         self._num_workers = num_workers
         depth = prefetch if isinstance(prefetch, Depth) else Depth(max(1, prefetch))
         self._depth = depth if num_workers else Depth(0)
-        self._ring = ring
+        self._ring, self._fitted = ring, 0
         self._readers: Readers[Any] = Readers(fill, ring, copier or HostCopier(ring), peers, ballot, ahead)
         self._pending: deque[Work] = deque()
         self._threads: list[threading.Thread] = []
+        self._started: set[str] = set()  # kinds of them
         self._finalizer = weakref.finalize(self, shut_down, self._readers, self._threads, self._pending, on_close)
 
     def __next__(self) -> tuple[list[int], Any]:
@@ -152,22 +153,28 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
         if self._pending:
             read = [work.filled for work in self._pending]
             self._depth.step(waiting=not read[0], spare=all(read))
-        self._ring.fit(max(1, self._depth.now))
+        depth = max(1, self._depth.now)
+        if depth != self._fitted:
+            self._ring.fit(depth)
+            self._fitted = depth
         self._ring.make_room()
         self._submit()
         if not self._pending:
             raise StopIteration
         head = self._pending[0]
-        self.stats.num_ready += sum(work.filled for work in self._pending)
         self._readers.allow_copies(head.number + 1)
-        for work in list(self._pending)[:2]:
-            self._readers.start_copy(work)
+        if not head.own:  # which is alone, and not read yet
+            self.stats.num_ready += sum([work.filled for work in self._pending])
+            for work in list(self._pending)[:2]:
+                self._readers.start_copy(work)
         self._await(head)
         return self._hand_over(head)
 
     def _submit(self) -> None:
         """Queue items until ``prefetch`` of them are in flight besides the one asked for."""
-        own = not self._num_workers or (self._own_reads is not None and self._own_reads.now)
+        own, ahead = not self._num_workers, self._readers.ahead
+        if self._own_reads is not None and self._own_reads.now:
+            own = ahead is None or not ahead.has_begun  # while blocks are decoded, rows are copied beside the loop
         while not self._exhausted and len(self._pending) <= (0 if own else self._depth.now):
             work = self._pull()
             if work is None:
@@ -175,8 +182,10 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
             work.own = own
             self._pending.append(work)
             if work.error is None and not own:
-                self._start_threads()
+                self._start_threads("reader", self._readers.run)
                 self._readers.queue.put(work)
+            if ahead is not None and ahead.has_begun:
+                self._start_threads("ahead", ahead.run)
 
     def _pull(self) -> Work | None:
         number = self._num_items
@@ -195,27 +204,30 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
             return work
         return Work(number, item)
 
-    def _start_threads(self) -> None:
-        if self._threads:
+    def _start_threads(self, kind: str, body: Callable[[], None]) -> None:
+        if kind in self._started:
             return
-        bodies: list[tuple[str, Callable[[], None]]] = [("reader", self._readers.run)]
-        if self._readers.ahead is not None:
-            bodies.append(("ahead", self._readers.ahead.run))
+        self._started.add(kind)
         for number in range(self._num_workers):
-            for kind, body in bodies:
-                thread = threading.Thread(target=body, name=f"scidata-{kind}-{number}", daemon=True)
-                self._threads.append(thread)
-                thread.start()
+            thread = threading.Thread(target=body, name=f"scidata-{kind}-{number}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
 
     def _await(self, head: Work) -> None:
         began = time.perf_counter()
-        with trace.span("wait", batch=head.number):
+        if trace.active is None:
             self._await_since(began, head)
+        else:
+            with trace.span("wait", batch=head.number):
+                self._await_since(began, head)
         self.stats.wait_seconds += time.perf_counter() - began
 
     def _await_since(self, began: float, head: Work) -> None:
         if head.own and not head.arrived:
             self._readers.read_now(head)
+            if self._readers.closed:  # by another thread
+                raise StopIteration
+            return
         warned = False
         while not head.arrived:
             warned = self._receive(head, time.perf_counter() - began, warned)
@@ -268,26 +280,29 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
             finally:
                 del error
         self._check_peers(head.number)
-        size = len(head.item)
-        dropped = self._ballot.dropped(head.number, size) if self._ballot is not None else frozenset()
-        kept = [row for row in range(size) if row not in dropped]
+        size, stats = len(head.item), self.stats
+        dropped = self._ballot.dropped(head.number, size) if self._ballot is not None else ()
         assert head.buffers is not None
-        self._depth.observe_size(head.buffers.nbytes)
+        nbytes = head.buffers.nbytes
+        self._depth.observe_size(nbytes)
         self.taken += head.item
-        self.stats.skipped += len(dropped)
-        self.stats.batches += bool(kept)
-        self.stats.samples += len(kept)
-        self.stats.bytes += head.buffers.nbytes
-        self.stats.copy_seconds += head.copy_seconds
+        stats.skipped += len(dropped)
+        stats.batches += len(dropped) < size
+        stats.samples += size - len(dropped)
+        stats.bytes += nbytes
+        stats.copy_seconds += head.copy_seconds
         for found, seconds in head.reads:
-            self.stats.count_read(found, seconds)
+            stats.count_read(found, seconds)
         if self._own_reads is not None:
             read = sum(seconds for _, seconds in head.reads)
             self._own_reads.step(asked=self._asked, at=time.perf_counter(), read=read, own=head.own)
         self._pending.popleft()
         ticket, head.ticket, head.buffers = head.ticket, None, None
         tensors = self._readers.copier.finish(ticket)
-        return (head.item, tensors) if not dropped else ([head.item[row] for row in kept], _rows(tensors, kept))
+        if not dropped:
+            return head.item, tensors
+        kept = [row for row in range(size) if row not in dropped]
+        return [head.item[row] for row in kept], _rows(tensors, kept)
 
 
 def _rows(tensors: Any, kept: list[int]) -> Any:

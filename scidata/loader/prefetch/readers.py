@@ -189,7 +189,9 @@ class Readers(Generic[TicketT]):
         if last:
             self._vote(work)
             self.start_copy(work)
-            self.results.put(work)
+            work.arrived = work.own
+            if not work.own:
+                self.results.put(work)
 
     def _fill(self, work: Work, slot: int) -> Any:
         return self.fill(work.item[slot], work.buffers.slot(slot))
@@ -212,19 +214,23 @@ class Readers(Generic[TicketT]):
 
     def allow_copies(self, up_to: int) -> None:
         """Let the copies of items up to this number begin as soon as they are filled."""
-        with self._lock:
-            self._copy_up_to = up_to
+        self._copy_up_to = up_to  # before the caller asks what is filled, as readers say so before they look here
 
     def start_copy(self, work: Work) -> None:
         """Begin the copy of a filled item that may be copied, once."""
+        if work.started or not work.filled:
+            return
         with self._lock:
             mine = work.filled and not work.started and work.error is None and work.number <= self._copy_up_to
             work.started = work.started or mine
         if mine:
             began = time.perf_counter_ns()
             try:
-                with trace.span("begin copy", batch=work.number, bytes=work.buffers.nbytes):
+                if trace.active is None:
                     work.ticket = self.copier.start(work.buffers)
+                else:
+                    with trace.span("begin copy", batch=work.number, bytes=work.buffers.nbytes):
+                        work.ticket = self.copier.start(work.buffers)
             except BaseException as e:
                 work.error = e
             work.copy_seconds = (time.perf_counter_ns() - began) / 1e9

@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scidata.core.checks import allocate
 from scidata.core.types import ArrayLayout, Empty, Source
 from scidata.meshes.formats.base import ArrayReader, without_default_fill
 from scidata.meshes.formats.coordinates import in_degrees
 from scidata.meshes.formats.points import PointsTopology
 from scidata.meshes.sample import SampleHeader
 from scidata.plan.array import ArrayPlan
-from scidata.read import read_plan
-from scidata.read.context import ReadStats
+from scidata.read import Job
+from scidata.read.context import NO_READ
 from scidata.sources.cf import decoding_of
 from scidata.store.format.manifest import FieldInfo
 from scidata.store.reading.rows import RowAccess
@@ -74,7 +73,7 @@ class FileAccess(RowAccess):
         decode: bool,
         allow_missing: bool,
     ) -> None:
-        self.plans, self.stats, self.empty = {}, ReadStats(), empty
+        self.plans, self.stats, self.empty = {}, NO_READ, empty
         self._file, self._executor, self._decode, self._allow_missing = file, executor, decode, allow_missing
 
     @property
@@ -88,19 +87,13 @@ class FileAccess(RowAccess):
 
     def run(self, plan: ArrayPlan, dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
         """Read what a plan of this object says, decoded."""
+        return self.run_each([(self.job(plan, dtype), None)])[0]
+
+    def job(self, plan: ArrayPlan, dtype: npt.DTypeLike | None = None) -> Job:
+        """Return a plan of this object, and how its values are decoded, as what can be run any number of times."""
         decode = self._decode or any(plan.layout is layout for layout in self._file.coordinates)
         decoding = decoding_of(plan.layout, None if dtype is None else np.dtype(dtype)) if decode else None
-        kind = decoding.dtype if decoding is not None else plan.layout.dtype.newbyteorder("=")
-        out = allocate(f"{plan.layout.store}: field {plan.layout.name!r}", plan.out_shape, kind, self.empty)
-        self.stats += read_plan(
-            plan,
-            out,
-            source=self.source,
-            decoding=decoding,
-            allow_missing=self._allow_missing,
-            executor=self._executor,
-        )
-        return out
+        return Job(plan, self.source, decoding, allow_missing=self._allow_missing)
 
 
 def described_file(header: SampleHeader, *, dtype: np.dtype[Any] | None, decode: bool) -> PointsFile:

@@ -25,7 +25,8 @@ from scidata.meshes.sample import SampleHeader
 from scidata.meshes.samples import read_samples
 from scidata.plan.array import MAX_PLAN_BYTES, ArrayPlan
 from scidata.plan.totals import ReadPlan
-from scidata.read.context import ReadStats
+from scidata.read import Job
+from scidata.read.context import NO_READ
 from scidata.read.threads import ReaderThreads
 from scidata.sources.access.fetches import run_each
 from scidata.store.format.manifest import Statistics
@@ -97,6 +98,7 @@ class PointsReader(PartReader):
             allow_missing=allow_missing,
             allow_external=allow_external,
         )
+        self._num_samples = len(self._samples)
         self.num_parts, self.subsample = num_parts, subsample
         self._bounds, self._weights = bounds, weights
         self._decode, self._dtype = decode, None if dtype is None else np.dtype(dtype)
@@ -104,7 +106,8 @@ class PointsReader(PartReader):
         self._threads = ReaderThreads(num_threads)
         self._clouds: dict[int, PointsFile] = {}
         self._cuts: Cache[SamplePart] = Cache(_KEPT_SAMPLES)
-        self._plans: Cache[ArrayPlan] = Cache(MAX_PLAN_BYTES, "none")
+        self._jobs: Cache[Job] = Cache(MAX_PLAN_BYTES, "none")
+        self._maps: Cache[IndexMap] = Cache(_KEPT_SAMPLES)
         first = self._cloud(0)
         self.path, self.period = first.source.path, first.period
         self._infos = first.infos
@@ -121,7 +124,7 @@ class PointsReader(PartReader):
     @property
     def num_samples(self) -> int:
         """Number of files."""
-        return len(self._samples)
+        return self._num_samples
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -251,8 +254,13 @@ class PointsReader(PartReader):
         start, stop, _, rows = self._rows(cloud, index, part, epoch)
         fields = {}
         for name in self.fields:
-            gathers = [self._gather(access, index, path, start, stop, rows) for path in cloud.paths(name)]
-            fields[name] = tuple(plan for gather in gathers for plan, _ in gather)
+            plans: list[ArrayPlan] = []
+            for path in cloud.paths(name):
+                if rows is None:
+                    plans.append(self._job(access, index, name, path, start, stop).plan)
+                else:
+                    plans += [plan for plan, _ in self._gather(access, path, rows)]
+            fields[name] = tuple(plans)
         return ReadPlan(index=index, rank=rank, fields=fields)
 
     def read(self, index: int, part: int, *, epoch: int = 0, empty: Empty = np.empty) -> LocalPart:
@@ -274,8 +282,10 @@ class PointsReader(PartReader):
         own = [self._access(cloud, empty) for _ in arrays]
 
         def read(access: RowAccess, name: str, path: str) -> npt.NDArray[Any]:
-            gather = self._gather(access, index, path, start, stop, rows)
-            return access.run_gather(gather, None if name == "pos" else self._dtype, dim=self.entity_dim(name))
+            if rows is None:
+                return access.run_each([(self._job(access, index, name, path, start, stop), None)])[0]
+            gather = self._gather(access, path, rows)
+            return access.run_gather(gather, self._dtype_of(name), dim=self.entity_dim(name))
 
         calls = [functools.partial(read, each, name, path) for each, (name, path) in zip(own, arrays, strict=True)]
         # side by side behind a URL, so that they wait for round trips together
@@ -287,13 +297,13 @@ class PointsReader(PartReader):
         return LocalPart(
             index=index,
             part=self.partition_of(index),
-            index_maps={"point": IndexMap(bounds=bounds, part=part, ghosts=np.empty(0, np.int64))},
+            index_maps={"point": self._map(index, part, bounds, drawn=rows is not None)},
             fields=fields,
             edge_index=None,
             far_edge_index=None,
             cells=None,
             rows=None if rows is None else {"point": rows},
-            stats=sum((each.stats for each in own), ReadStats()),
+            stats=sum([each.stats for each in own], NO_READ),
         )
 
     def field_pass(self, name: str, samples: IntArray, rank: int = 0) -> PointsPass:
@@ -321,22 +331,36 @@ class PointsReader(PartReader):
             return start, stop, bounds, None
         return start, stop, draw.count_before(bounds), draw.rows(start, stop)
 
-    def _gather(
-        self, access: RowAccess, index: int, path: str, start: int, stop: int, rows: IntArray | None
-    ) -> GatherPlan:
-        dim = self._infos[path].entity_dim if path in self._infos else 0
-        if rows is not None:
-            return access.plan_gather(path, rows, dim=dim)
+    def _gather(self, access: RowAccess, path: str, rows: IntArray) -> GatherPlan:
+        return access.plan_gather(path, rows, dim=self._dim(path))
+
+    def _job(self, access: RowAccess, index: int, name: str, path: str, start: int, stop: int) -> Job:
+        """Return how a part's rows of an array are read, found once."""
         key = index, path, start, stop
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = access.plan(path, np.array([start]), np.array([stop]), dim=dim)
-            self._plans.put(key, plan, plan.num_bytes)
-        return [(plan, None)]
+        job = self._jobs.get(key)
+        if job is None:
+            plan = access.plan(path, np.array([start]), np.array([stop]), dim=self._dim(path))
+            job = access.job(plan, self._dtype_of(name))
+            self._jobs.put(key, job, plan.num_bytes)
+        return job
+
+    def _dim(self, path: str) -> int:
+        return self._infos[path].entity_dim if path in self._infos else 0
+
+    def _dtype_of(self, name: str) -> np.dtype[Any] | None:
+        return None if name == "pos" else self._dtype
+
+    def _map(self, index: int, part: int, bounds: IntArray, *, drawn: bool) -> IndexMap:
+        found = None if drawn else self._maps.get((index, part))
+        if found is None:
+            found = IndexMap(bounds=bounds, part=part, ghosts=np.empty(0, np.int64))
+            if not drawn:
+                self._maps.put((index, part), found)
+        return found
 
     def close(self) -> None:
         """End the threads and close the files; the next read starts them again."""
         self._threads.close()
-        self._plans.clear()
+        self._jobs.clear()
         for cloud in list(self._clouds.values()):
             cloud.source.close()

@@ -74,7 +74,7 @@ class FieldReads:
         if len(known) < len(rest):  # sizes and indexes of files take round trips, too, before those of the values
             found |= self._side_by_side(rest, access, index, topology)
             return {name: found[name] for name in names}
-        values = access.run_each([(plan.plan, self._dtypes[name]) for name, plan in known.items()])
+        values = access.run_each([(plan.job, self._dtypes[name]) for name, plan in known.items()])
         for (name, plan), each in zip(known.items(), values, strict=True):
             found[name] = self._finished(each, name, plan, topology)
         return {name: found[name] for name in names}
@@ -136,7 +136,7 @@ class FieldReads:
     def _read_rows(self, access: RowAccess, name: str, index: int, topology: LocalTopology) -> npt.NDArray[Any]:
         """Read owned rows and ghosts."""
         found = self._field_plan(access, name, index, topology)
-        return self._finished(access.run(found.plan, self._dtypes[name]), name, found, topology)
+        return self._finished(access.run_each([(found.job, self._dtypes[name])])[0], name, found, topology)
 
     def _known(self, name: str, index: int, topology: LocalTopology) -> FieldPlan | None:
         part = topology.index_maps[self._infos[name].entity].part
@@ -147,7 +147,8 @@ class FieldReads:
         found = self._known(name, index, topology)
         if found is None:
             info = self._infos[name]
-            found = FieldPlan(*self._plan(access, name, index, topology), self._numbering.shape(info, index))
+            plan, pick = self._plan(access, name, index, topology)
+            found = FieldPlan(access.job(plan), pick, self._numbering.shape(info, index))
             slot = index % self._numbering.num_samples, topology.index_maps[info.entity].part, name
             self._plans.put(slot, found, found.num_bytes())
         return found

@@ -17,8 +17,8 @@ from scidata.core.checks import allocate
 from scidata.core.types import ArrayLayout, Empty, IntArray, Segment, Segments, SegmentTable, Selection, Source
 from scidata.meshes.order.ids import ranges
 from scidata.plan.array import ArrayPlan, plan_array
-from scidata.read import Job, read_plan, read_plans
-from scidata.read.context import ReadStats
+from scidata.read import Job, read_plans
+from scidata.read.context import NO_READ
 from scidata.store.format.store import Store
 
 #: Rows between two wanted ones that are read along: finer runs cost more than these rows.
@@ -74,15 +74,15 @@ def merge_ranges(starts: IntArray, stops: IntArray, *, max_gap: int = MAX_GAP) -
 
 
 class FieldPlan(NamedTuple):
-    """How a part's rows of a field are read: a plan, where ghosts lie among what it brings, the sample's shape."""
+    """How a part's rows of a field are read: planned, where ghosts lie among what it brings, the sample's shape."""
 
-    plan: ArrayPlan
+    job: Job
     pick: IntArray | None
     shape: tuple[int, ...]
 
     def num_bytes(self) -> int:
         """Return about what it takes."""
-        return self.plan.num_bytes + (0 if self.pick is None else self.pick.nbytes)
+        return self.job.plan.num_bytes + (0 if self.pick is None else self.pick.nbytes)
 
 
 class RowAccess:
@@ -99,12 +99,12 @@ class RowAccess:
     def __init__(self, store: Store, index: int, executor: Executor | None = None, empty: Empty = np.empty) -> None:
         self._store, self._index, self._executor, self.empty = store, index, executor, empty
         self.plans: dict[str, list[ArrayPlan]] = {}
-        self.stats = ReadStats()
+        self.stats = NO_READ
 
     def anew(self, empty: Empty) -> Self:
         """Return access to the same rows that has planned and read nothing yet."""
         other = copy.copy(self)
-        other.plans, other.stats, other.empty = {}, ReadStats(), empty
+        other.plans, other.stats, other.empty = {}, NO_READ, empty
         return other
 
     @property
@@ -144,16 +144,17 @@ class RowAccess:
 
     def run(self, plan: ArrayPlan, dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
         """Read what a plan of this object says, in native byte order or as ``dtype``."""
-        kind = plan.layout.dtype.newbyteorder("=") if dtype is None else np.dtype(dtype)
-        out = self._empty(plan, kind)
-        self.stats += read_plan(plan, out, source=self.source, executor=self._executor)
-        return out
+        return self.run_each([(self.job(plan, dtype), dtype)])[0]
 
-    def run_each(self, plans: Sequence[tuple[ArrayPlan, npt.DTypeLike]]) -> list[npt.NDArray[Any]]:
-        """Read what plans say, each as a dtype: behind a URL all that they ask for is on its way at once."""
-        jobs = [(Job(plan, self.source), self._empty(plan, np.dtype(dtype))) for plan, dtype in plans]
-        self.stats += read_plans(jobs, executor=self._executor)
-        return [out for _, out in jobs]
+    def job(self, plan: ArrayPlan, dtype: npt.DTypeLike | None = None) -> Job:
+        """Return a plan of this object as what can be run any number of times, to read as ``dtype`` too."""
+        return Job(plan, self.source)
+
+    def run_each(self, jobs: Sequence[tuple[Job, npt.DTypeLike | None]]) -> list[npt.NDArray[Any]]:
+        """Read what jobs say, each as a dtype: behind a URL all that they ask for is on its way at once."""
+        reads = [(job, self._empty(job.plan, job.dtype if d is None else np.dtype(d))) for job, d in jobs]
+        self.stats += read_plans(reads, executor=self._executor)
+        return [out for _, out in reads]
 
     def _empty(self, plan: ArrayPlan, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         return allocate(f"{plan.layout.store}: field {plan.layout.name!r}", plan.out_shape, dtype, self.empty)

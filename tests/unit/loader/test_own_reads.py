@@ -15,6 +15,7 @@ import zarr
 import scidata
 from scidata.core.types import BufferSpec
 from scidata.data import grid_dataset
+from scidata.loader.prefetch import own_reads
 from scidata.loader.prefetch.buffers import BufferRing
 from scidata.loader.prefetch.own_reads import OwnReads
 from scidata.loader.prefetch.prefetcher import Prefetcher
@@ -132,7 +133,9 @@ def path(tmp_path: Path) -> str:
     return str(tmp_path / "a.zarr")
 
 
-def readers_of(loader: Any, seconds: float = 0.0, read: float = 0.0) -> tuple[list[int], list[str]]:
+def readers_of(
+    loader: Any, seconds: float = 0.0, read: float = 0.0, *, field: str = "u"
+) -> tuple[list[int], list[str]]:
     """Run an epoch; return the samples and, for each of its last quarter, the thread that read it."""
     inner, names, seen = loader.dataset.read_into, [], []
 
@@ -144,7 +147,7 @@ def readers_of(loader: Any, seconds: float = 0.0, read: float = 0.0) -> tuple[li
     loader.dataset.read_into = read_into
     try:
         for sample in loader:
-            assert float(sample["u"][0, 0]) == sample.index + 1
+            assert float(sample[field].reshape(-1)[0]) == sample.index + 1
             seen.append(sample.index)
             if seconds:
                 time.sleep(seconds)
@@ -153,7 +156,10 @@ def readers_of(loader: Any, seconds: float = 0.0, read: float = 0.0) -> tuple[li
     return seen, names[-75:]
 
 
-def test_a_loop_without_work_reads_for_itself_and_resumes_where_it_was(path: str) -> None:
+def test_a_loop_without_work_reads_for_itself_and_resumes_where_it_was(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_reads, "_SMALL", 60.0)  # s: however busy the machine is
     loader = scidata.DataLoader(scidata.open_dataset(path), None)
     for _ in range(2):
         seen, _ = readers_of(loader)
@@ -198,10 +204,26 @@ def test_where_threads_must_read(path: str, monkeypatch: pytest.MonkeyPatch, wha
     assert iter(loader)._prefetcher._own_reads is None
 
 
-def test_blocks_are_read_by_threads_of_their_own(path: str) -> None:
+def test_rows_of_blocks_are_copied_by_threads_while_blocks_are_read_and_by_the_loop_once_all_are_kept(
+    path: str,
+) -> None:
     group = zarr.open_group(path)
-    group.create_array(
+    array = group.create_array(
         "v", shape=(300, 4), dtype="f4", chunks=(8, 4), dimension_names=("t", "x"), compressors=zarr.codecs.GzipCodec()
     )
-    loader = scidata.DataLoader(scidata.open_dataset(path, fields=["v"]), None)
-    assert iter(loader)._prefetcher._own_reads is None
+    array[:] = np.arange(1, 301, dtype=np.float32)[:, None]
+    loader = scidata.DataLoader(scidata.open_dataset(path, fields=["v"], pool_bytes=1 << 20), None)
+    for by in ("scidata-reader", ""):  # the main thread
+        loader._own_reads.now, loader._own_reads._wait = True, 10**6
+        seen, names = readers_of(loader, field="v")
+        assert seen == list(range(300))
+        assert set(names) == {by}
+    iterator = iter(loader)  # there is nothing to decode, and no thread that would
+    assert [next(iterator).index for _ in range(200)] == list(range(200))
+    assert not [t for t in threading.enumerate() if t.name.startswith(("scidata-ahead", "scidata-reader"))]
+
+
+def test_where_ranks_decode_for_each_other_threads_wait_for_them(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = scidata.DataLoader(scidata.open_dataset(path), None)
+    monkeypatch.setitem(loader.dataset.reader.pool.sizes.__dict__, "by_node", frozenset({"u"}))
+    assert not loader._may_read(None)

@@ -23,6 +23,7 @@ from scidata.core.index_map import IndexMap
 from scidata.errors import UnsupportedShardOp
 from scidata.shard.comm.transport import reduce
 from scidata.shard.graphs.ghosts import _device_of
+from scidata.shard.graphs.hops import HopCounts, counted, hop_order, hops_of
 from scidata.shard.torch_internals import tree_leaves, tree_map_only
 
 _MAX_CHECKS = 4  # of a module whose samples have no ghost so far away that it could show
@@ -38,10 +39,13 @@ _FAULTS = {
     5: "{module} draws random numbers, and a row would get others where it is a ghost. Use p=0 for dropout, or eval()",
     6: "{module} returns other things than a row for each local node. Pool, or reduce, the ShardTensor that "
     "call_on_parts makes of rows",
+    7: "{module} leaves out rows or edges that it needs later on, or its counts by hops are another edge_index's. "
+    "Take both from one to_pyg(khop=True, by_hop=True), and call trim_to_layer(layer, ...) before layers 0, 1, …, of "
+    "which there may be {hops}",
 }
 
-#: Checks that are left to do, by module, and by hops and mode.
-_LEFT: WeakKeyDictionary[nn.Module, dict[tuple[int, bool], int]] = WeakKeyDictionary()
+#: Checks that are left to do, by module, and by hops, mode and whether it leaves out what is far.
+_LEFT: WeakKeyDictionary[nn.Module, dict[tuple[int, bool, bool], int]] = WeakKeyDictionary()
 
 
 def check_halo_depth(
@@ -62,10 +66,15 @@ def check_halo_depth(
     UnsupportedShardOp
         Says what the module looks at.
     """
-    left, key = _LEFT.setdefault(module, {}), (num_hops, module.training)
+    given = args, dict(kwargs)
+    left, key = _LEFT.setdefault(module, {}), (num_hops, module.training, trims := counted(given))
     if left.get(key, _MAX_CHECKS) == 0:
         return
-    known = _Known(rows=rows, edge_index=edge_index, outermost=_outermost(rows, edge_index, num_hops))
+    by_hop = hop_order(rows, edge_index, num_hops).edge_index
+    if trims or any(_is_same(x, by_hop) for x in tree_leaves(given)):
+        edge_index = by_hop
+    outermost = (hops_of(rows, edge_index, num_hops) == num_hops).nonzero()[:, 0]
+    known = _Known(rows=rows, edge_index=edge_index, outermost=outermost)
     code = torch.tensor([_code_of(module, known, args, kwargs)], device=_device_of(group))
     found = int(reduce(code, dist.ReduceOp.MAX, group).item())
     if found in _FAULTS:
@@ -108,26 +117,23 @@ class _Known:
 
     def is_edge_index(self, x: Any) -> bool:
         """Whether an argument is the edges."""
-        return isinstance(x, Tensor) and x.shape == self.edge_index.shape and torch.equal(x, self.edge_index)
+        return _is_same(x, self.edge_index)
 
 
-def _outermost(rows: IndexMap, edge_index: Tensor, num_hops: int) -> Tensor:
-    """Return the ghosts that are ``num_hops`` hops away, or further."""
-    near = torch.zeros(rows.num_local, dtype=torch.bool, device=edge_index.device)
-    near[: rows.num_owned] = True
-    for _ in range(num_hops - 1):
-        near[edge_index[0, near[edge_index[1]]]] = True
-    return (~near).nonzero()[:, 0]
+def _is_same(x: Any, edge_index: Tensor) -> bool:
+    return isinstance(x, Tensor) and x.shape == edge_index.shape and torch.equal(x, edge_index)
 
 
 def _code_of(module: nn.Module, known: _Known, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
     """Try the module on this rank; the largest code of all ranks counts."""
+    trims = counted((args, dict(kwargs)))
     if not any(map(known.is_edge_index, tree_leaves((args, dict(kwargs))))):
-        return _NOTHING_SEEN
+        return 7 if trims else _NOTHING_SEEN
     none, every = known.outermost[:0], torch.arange(known.rows.num_local, device=known.outermost.device)
 
-    def run(into: Tensor | None = None, outof: Tensor = every) -> list[Tensor]:
+    def run(into: Tensor | None = None, outof: Tensor = every, *, trim: bool = False) -> list[Tensor]:
         given = (args, dict(kwargs)) if into is None else known.with_node((args, dict(kwargs)), into, outof)
+        given = given if trim else tree_map_only(HopCounts, HopCounts.untrimmed, given)
         return [x for x in tree_leaves(twin(*given[0], **given[1])) if isinstance(x, Tensor)]
 
     def same(found: list[Tensor]) -> bool:
@@ -142,6 +148,8 @@ def _code_of(module: nn.Module, known: _Known, args: tuple[Any, ...], kwargs: Ma
             if known.rows.num_owned == known.rows.num_global:
                 return _NOTHING_SEEN
             if same(run(known.outermost)):
+                if trims and not same(run(trim=True)):
+                    return 7
                 return _FINE if len(known.outermost) else _NOTHING_SEEN
             if not same(run()):
                 return 5

@@ -24,6 +24,7 @@ from scidata.shard.axes import mesh_axes
 from scidata.shard.comm.sums import replicate_all
 from scidata.shard.graphs.ghosts import node_tensor
 from scidata.shard.graphs.halo_depth import check_halo_depth
+from scidata.shard.graphs.hops import counted
 from scidata.shard.torch_internals import BatchNorm, parameters_of, tree_map_only
 
 
@@ -61,7 +62,8 @@ def call_on_parts(module: nn.Module, parts: Parts, *args: Any, **kwargs: Any) ->
     ----------
     args, kwargs
         Plain tensors: of nodes ``(num_local, ...)``, of edges in the order of ``parts.edge_index``, and what is the
-        same on every rank.
+        same on every rank. With counts of :class:`~scidata.shard.graphs.hops.HopCounts` among them, all in that order,
+        and the result may have left out ghosts.
 
     Raises
     ------
@@ -87,12 +89,14 @@ def call_on_parts(module: nn.Module, parts: Parts, *args: Any, **kwargs: Any) ->
     for group in groups:
         check_halo_depth(module, parts.index_map, parts.edge_index, parts.num_hops, group, args, kwargs)
     result = _with_summed_gradients(module, groups, args, kwargs)
-    return tree_map_only(Tensor, lambda x: _owned(x, parts), result)
+    trims = counted((args, kwargs))
+    return tree_map_only(Tensor, lambda x: _owned(x, parts, trims), result)
 
 
-def _owned(x: Tensor, parts: Parts) -> Tensor:
+def _owned(x: Tensor, parts: Parts, trims: bool) -> Tensor:
     rows = parts.index_map
-    if x.ndim == 0 or len(x) != rows.num_local:
+    fewest = rows.num_owned if trims else rows.num_local
+    if x.ndim == 0 or not fewest <= len(x) <= rows.num_local:
         raise UnsupportedShardOp(
             f"without exchange a module returns a row for each of the {rows.num_local} local nodes, but it returned "
             f"shape {tuple(x.shape)}; pool, or reduce, the ShardTensor that call_on_parts makes of the rows"

@@ -32,6 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch_geometric.nn import MessagePassing, global_mean_pool
+from torch_geometric.utils import trim_to_layer
 
 # neither pipelines/, beside this folder, nor this folder is installed
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -102,10 +103,12 @@ class MeshGraphNet(nn.Module):
         self.rounds = nn.ModuleList(Processor(dim) for _ in range(depth))
         self.decode = mlp(dim, dim, outputs, norm=False)
 
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        """(N, C), (2, E), (E, edge inputs) → (N, outputs)."""
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, *by_hop: list[int]) -> Tensor:
+        """(N, C), (2, E), (E, edge inputs) → (N, outputs). ``by_hop``: how many of both are 0, 1, … hops away."""
         x, edge_attr = self.encode_node(x), self.encode_edge((edge_attr - self.edge_mean) / self.edge_std)
-        for layer in self.rounds:
+        for i, layer in enumerate(self.rounds):
+            if by_hop:  # leave out what is too far away to count from here on
+                x, edge_index, edge_attr = trim_to_layer(i, *by_hop, x, edge_index, edge_attr)
             x, edge_attr = layer(x, edge_index, edge_attr)
         return self.decode(x)
 
@@ -167,9 +170,11 @@ class Training(Trainer):
     def predict(self, model: nn.Module, batch: scidata.IrregularSample) -> tuple[Tensor, Tensor]:
         """Return the targets by the model, and by the data, ``(N, C)``, in standard deviations."""
         khop = self.args.khop
-        data = batch.to_pyg(x=self.inputs, y=self.predicted, khop=khop)
+        data = batch.to_pyg(x=self.inputs, y=self.predicted, khop=khop, by_hop=khop)
         call = partial(batch.call_on_parts, model) if khop else model  # scidata: ghosts are computed here, not sent
-        found = call(self.columns(data.x, self.inputs, 0), data.edge_index, relative_positions(self.data, data))
+        by_hop = [data[name] for name in ("num_sampled_nodes", "num_sampled_edges") if name in data]
+        x, edge_attr = self.columns(data.x, self.inputs, 0), relative_positions(self.data, data)
+        found = call(x, data.edge_index, edge_attr, *by_hop)
         if self.args.next:  # the model says what they change by
             return self.columns(data.y, self.predicted, 0) + found, self.columns(data.y, self.predicted, 1)
         return found, data.y

@@ -323,6 +323,7 @@ class IrregularSample(Sample[TensorT]):
         y: str | Sequence[str] | None = None,
         edge_attr: str | Sequence[str] | None = None,
         khop: bool = False,
+        by_hop: bool = False,
     ) -> Data:
         """Return a ``torch_geometric.data.Data`` of ShardTensors, on which stock layers run unmodified. Collective.
 
@@ -336,6 +337,11 @@ class IrregularSample(Sample[TensorT]):
             For models that run without exchange, by :meth:`call_on_parts`: plain tensors instead, of this rank's rows,
             owned ones, then ghosts, and of all edges among them. ``y`` and ``batch``, which losses and pooling take,
             are ShardTensors all the same. With ``ghosts="disk"`` nothing is sent.
+        by_hop
+            With ``khop``: ghosts in the order of how many hops away they are, edges in that of their targets, and how
+            many of each there are as ``num_sampled_nodes`` and ``num_sampled_edges``. With these PyG's
+            ``trim_to_layer``, and its models that take them, leave out in each layer what later ones do not need.
+            Neither is there without ``khop``, or on plain samples, where there is nothing to leave out.
 
         Raises
         ------
@@ -344,7 +350,7 @@ class IrregularSample(Sample[TensorT]):
         UnknownNameError, ConfigError
             No such field, or one of another entity; ``khop`` of a sample without edges.
         """
-        return data_of(self, x=_names(x), y=_names(y), edge_attr=_names(edge_attr), khop=khop)
+        return data_of(self, x=_names(x), y=_names(y), edge_attr=_names(edge_attr), khop=khop, by_hop=by_hop)
 
     def call_on_parts(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Run a module on tensors of ``to_pyg(khop=True)``; return the owned rows of its result as a ShardTensor.

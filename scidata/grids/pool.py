@@ -33,7 +33,7 @@ from scidata.grids.node import BusyError, SharedChunks
 from scidata.grids.parts import Field, Part
 from scidata.grids.series import Series
 from scidata.grids.steps import FieldSteps, Places
-from scidata.grids.trajectories import Trajectories
+from scidata.grids.trajectories import Together, Trajectories
 from scidata.plan.family import PlanFamily
 from scidata.read import Job, read_plans
 from scidata.read.context import NO_READ, ReadStats
@@ -230,7 +230,7 @@ class SharedRows:
         nbytes, enough, found = self.sizes.nbytes(name, part), self.sizes.enough[name], []
         for (i, start), each in rows.items():
             together = self.sizes.together(name, i, part)
-            inside = self._place_in(name, i, part) if together.num > 1 else None
+            inside = self._place_in(name, i, together) if together.num > 1 else None
             key = part.position, name, together.member, start
             found.append(BlockRead(self, key, part, nbytes, enough, i, inside, tuple(each)))
         return found
@@ -293,8 +293,9 @@ class SharedRows:
         stats: list[ReadStats] = []
         for name in names:
             i = places.member
-            block = self.block((part.position, name, self.sizes.together(name, i, part).member, 0), part, stats)
-            block = block[self._place_in(name, i, part)]
+            together = self.sizes.together(name, i, part)
+            block = self.block((part.position, name, together.member, 0), part, stats)
+            block = block[self._place_in(name, i, together)]
             out[name].reshape(block.shape)[...] = block
         return sum(stats, start=NO_READ)
 
@@ -332,9 +333,9 @@ class SharedRows:
                 values[place] = block[row]
         return stats
 
-    def _place_in(self, name: str, i: int, part: Part) -> tuple[slice, ...]:
+    def _place_in(self, name: str, i: int, together: Together) -> tuple[slice, ...]:
         """Return where a trajectory lies in blocks that hold several."""
-        at, together = self._series.trajectory_of(i), self.sizes.together(name, i, part)
+        at = self._series.trajectory_of(i)
         first = {dim: at[dim] - segment.start for dim, (segment,) in together.segments.items()}
         dims = self._fields[name].source_dims
         return tuple([slice(first[dim], first[dim] + 1) if dim in first else slice(None) for dim in dims])

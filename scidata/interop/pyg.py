@@ -15,6 +15,7 @@ from scidata.core.checks import optional_module
 from scidata.core.index_map import IndexMap
 from scidata.errors import ConfigError, ShardLayoutError
 from scidata.shard.graphs.ghosts import keep_ghosts, node_tensor
+from scidata.shard.graphs.hops import hop_order
 from scidata.shard.graphs.routed import edge_tensor, route_edges
 from scidata.shard.tensor import ShardTensor
 
@@ -157,12 +158,13 @@ def data_of(
     y: Sequence[str] = (),
     edge_attr: Sequence[str] = (),
     khop: bool = False,
+    by_hop: bool = False,
 ) -> Any:
     """Make what :meth:`IrregularSample.to_pyg` returns. Collective."""
     node_fields = _groups(sample, sample.entity, {"x": x, "y": y}, but={*x, *y, *edge_attr})
     edge_fields = _groups(sample, "edge", {"edge_attr": edge_attr}, but={*x, *y, *edge_attr})
     if khop and sample.parts is not None:
-        return _of_parts(sample, node_fields, edge_fields)
+        return _of_parts(sample, node_fields, edge_fields, by_hop)
     entity, mesh = sample.entity, sample.device_mesh
     node: dict[str, Tensor] = {}
     node_with_ghosts: dict[str, Tensor] = {}
@@ -207,8 +209,8 @@ def _groups(
     return {name: _Group((name,), False) for name in rest} | asked
 
 
-def _of_parts(sample: GraphSample, node: Mapping[str, _Group], edge: Mapping[str, _Group]) -> Any:
-    """Return plain tensors of owned rows, then ghosts."""
+def _of_parts(sample: GraphSample, node: Mapping[str, _Group], edge: Mapping[str, _Group], by_hop: bool) -> Any:
+    """Return plain tensors of owned rows, then ghosts; with ``by_hop`` in that order, and how many these are."""
     assert sample.device_mesh is not None
     rows = sample.index_map(sample.entity)
     fields: dict[str, Any] = {"num_nodes": rows.num_local}
@@ -218,9 +220,17 @@ def _of_parts(sample: GraphSample, node: Mapping[str, _Group], edge: Mapping[str
                 sample.rows_first(each, entity=entity)  # checked before anything is sent
             parts = [sample.with_ghosts(n).movedim(sample.places[n].dim, 0) for n in names]
             fields[name] = side_by_side(parts) if flat else parts[0]
+    edge_index = sample.edge_index_with_ghosts
+    if by_hop:
+        assert edge_index is not None  # or there would be no parts
+        order = hop_order(rows, edge_index, sample.parts.num_hops)
+        fields |= {name: fields[name].index_select(0, order.rows) for name in node}
+        fields |= {name: fields[name].index_select(0, order.edges) for name in edge}
+        fields |= {"num_sampled_nodes": order.num_rows, "num_sampled_edges": order.num_edges}
+        edge_index = order.edge_index
     for name in fields.keys() & set(FOR_LOSSES):
         fields[name] = node_tensor(fields[name][: rows.num_owned], rows, sample.device_mesh)
-    return _plain(sample.edge_index_with_ghosts, fields)
+    return _plain(edge_index, fields)
 
 
 def _columns(sample: GraphSample, group: _Group, entity: str) -> tuple[Tensor, bool]:

@@ -5,6 +5,7 @@ Pure metadata: making or changing a spec never communicates, so the same mistake
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -187,12 +188,25 @@ class ShardSpec:
         Kept: a model asks for the same ones in each step, and equal specs are then one object.
         """
         key = (tuple(global_shape), tuple(dims), tuple(map(_as_tuple, sizes)))
+        if self.exchange is not None:
+            return self._derive_of_graph(key)
         found = self._relatives.get(key)
         if found is None:
             found = self._new(*key)
-            if self.exchange is None:  # a graph's exchange goes when its last tensor does
-                self._relatives.put(key, found)
-                found.__dict__["_relatives"] = self._relatives
+            self._relatives.put(key, found)
+            found.__dict__["_relatives"] = self._relatives
+        return found
+
+    def _derive_of_graph(self, key: tuple[Any, ...]) -> ShardSpec:
+        """Keep what is derived with the first spec alone, which knows none of them: all go with their tensors."""
+        first: weakref.ref[Cache[ShardSpec]] | None = self.__dict__.get("_relatives_of_first")
+        kept = self._relatives if first is None else first()
+        found = None if kept is None else kept.get(key)
+        if found is None:
+            found = self._new(*key)
+            if kept is not None and found.edge_parts is self.edge_parts:  # else what is made of it is not the same
+                kept.put(key, found)
+                found.__dict__["_relatives_of_first"] = weakref.ref(kept)
         return found
 
     @cached_property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from scidata.testing import run_ranks
 from tests.writers import write_hdf5
 
 gnn = pytest.importorskip("torch_geometric.nn", reason="its layers are what is tested")
+trim_to_layer = pytest.importorskip("torch_geometric.utils").trim_to_layer
 
 SIZES = (90, 31)
 FIELDS = ["u", "p", "target", "w"]
@@ -117,6 +119,83 @@ def without_exchange(rank: int, num_ranks: int, path: str) -> None:
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_loss_and_gradients_of_one_process(store: str, num_ranks: int) -> None:
     run_ranks(without_exchange, num_ranks, store, timeout=150)
+
+
+class Trimmed(nn.Module):
+    """Three layers, each without what those after it do not need; ``skip`` leaves it out too early."""
+
+    def __init__(self, skip: int = 0, layers: int = 3) -> None:
+        super().__init__()
+        self.skip = skip
+        self.layers = nn.ModuleList(gnn.GINEConv(nn.Linear(4, 4), edge_dim=2) for _ in range(layers))
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, *by_hop: list[int]) -> Tensor:
+        for i, layer in enumerate(self.layers):
+            if by_hop:
+                x, edge_index, edge_attr = trim_to_layer(i + self.skip, *by_hop, x, edge_index, edge_attr)
+            x = layer(x, edge_index, edge_attr).tanh()
+        return x
+
+
+def trimmed(**options: int) -> Trimmed:
+    torch.manual_seed(0)
+    return Trimmed(**options).double()
+
+
+def by_hops(rank: int, num_ranks: int, path: str) -> None:
+    whole = scidata.open_dataset(path, fields=FIELDS)
+    batch = scidata.collate([whole[0], whole[1]])
+    data = batch.to_pyg(x=["u", "p"], y="target", edge_attr="w", khop=True, by_hop=True)
+    assert "num_sampled_nodes" not in data  # nothing to leave out
+    model, sage = trimmed(), gnn.GraphSAGE(4, 5, num_layers=3, out_channels=2).double()
+    twins = [copy.deepcopy(each) for each in (model, sage)]
+
+    def gradients(models: list[nn.Module], outs: list[Tensor]) -> list[Tensor]:
+        loss = sum(out.square().sum() for out in outs)
+        loss.backward()
+        return [p.grad for each in models for p in each.parameters()]
+
+    expected = gradients([model, sage], [model(data.x, data.edge_index, data.edge_attr), sage(data.x, data.edge_index)])
+    mesh = scidata.init_mesh(domain=num_ranks, device="cpu")
+    for bounds in reversed(LAYOUTS[num_ranks]):  # the even one last, for what raises
+        ds = scidata.open_dataset(path, mesh, fields=FIELDS, bounds=bounds, halo=3, ghosts="disk")
+        batch = scidata.collate([ds[0], ds[1]])
+        data = batch.to_pyg(x=["u", "p"], y="target", edge_attr="w", khop=True, by_hop=True)
+        rows, counts = batch.index_map("node"), (data.num_sampled_nodes, data.num_sampled_edges)
+        assert (counts[0][0], sum(counts[0]), len(counts[0])) == (rows.num_owned, rows.num_local, 4)
+        assert (sum(counts[1]), len(counts[1])) == (data.edge_index.shape[1], 3)
+        for twin in twins:
+            twin.zero_grad()
+        outs = [
+            batch.call_on_parts(twins[0], data.x, data.edge_index, data.edge_attr, *counts),
+            batch.call_on_parts(
+                twins[1],
+                data.x,
+                data.edge_index,
+                num_sampled_nodes_per_hop=counts[0],
+                num_sampled_edges_per_hop=counts[1],
+            ),
+        ]
+        for grad, found in zip(expected, gradients(twins, outs), strict=True):
+            torch.testing.assert_close(found, grad, rtol=1e-12, atol=1e-12 * float(grad.abs().max()))
+    if num_ranks == 1:
+        return
+    given = data.x, data.edge_index, data.edge_attr
+    with pytest.raises(UnsupportedShardOp, match="Trimmed leaves out rows or edges"):
+        batch.call_on_parts(trimmed(skip=1), *given, *counts)
+    with pytest.raises(UnsupportedShardOp, match=r"more than 3 hops away|of which there may be 3"):
+        batch.call_on_parts(trimmed(layers=4), *given, *counts)
+    with pytest.raises(UnsupportedShardOp, match="Trimmed looks at nodes more than 3 hops away"):
+        batch.call_on_parts(trimmed(layers=4), *given)
+    with pytest.raises(UnsupportedShardOp, match="its counts by hops are another"):
+        batch.call_on_parts(trimmed(), data.x, batch.edge_index_with_ghosts, data.edge_attr, *counts)
+    with pytest.raises(UnsupportedShardOp, match="row for each"):
+        batch.call_on_parts(trimmed(), *given, *map(list, counts))  # of another order, for all that is known
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_layers_leave_out_what_later_ones_do_not_need(store: str, num_ranks: int) -> None:
+    run_ranks(by_hops, num_ranks, store, timeout=150)
 
 
 def test_a_cloud_has_no_hops(tmp_path: Path) -> None:

@@ -92,10 +92,10 @@ def replicate_all(values: Sequence[Tensor], groups: Sequence[Group]) -> list[Ten
 
 def replicate_parameters(values: Sequence[Tensor], groups: Sequence[Group]) -> list[Tensor]:
     """Do as :func:`replicate_all`, but leave out what a parallelized model sums by itself."""
-    shared = [group for group in groups if group_size(group) > 1]
-    if len(values) == 1 or not shared or any(is_deferred(value) for value in values):
+    if len(values) == 1 or any(map(is_deferred, values)):
         return [replicate_to_shards(value, groups) for value in values]
-    return replicate_all(values, shared)
+    shared = [group for group in groups if group_size(group) > 1]
+    return replicate_all(values, shared) if shared else list(values)
 
 
 # -- put off -------------------------------------------------------------------------------------------------------
@@ -151,4 +151,5 @@ def replicate_deferred(x: Tensor, groups: Sequence[Group]) -> Tensor:
     names = deferred_groups(x) or ()
     later = [group for group in groups if group is not None and group.group_name in names]
     x = call(_ReplicateDeferred, x, tuple(later)) if later else x.view_as(x)
-    return replicate_to_shards(x, [group for group in groups if group not in later])
+    now = [group for group in groups if group not in later]
+    return replicate_to_shards(x, now) if now else x

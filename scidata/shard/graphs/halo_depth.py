@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from scidata.errors import UnsupportedShardOp
 from scidata.shard.comm.transport import reduce
 from scidata.shard.graphs.ghosts import _device_of
+from scidata.shard.graphs.hops import counted, untrimmed
 
 _MAX_CHECKS = 4  # of a module whose samples have no ghost so far away that it could show
 _NOTHING_SEEN, _FINE = 0, 1
@@ -33,10 +34,13 @@ _FAULTS = {
     5: "{module} draws random numbers, and a row would get others where it is a ghost. Use p=0 for dropout, or eval()",
     6: "{module} returns other things than a row for each local node. Pool, or reduce, the ShardTensor that "
     "call_on_parts makes of rows",
+    7: "{module} leaves out rows or edges that it needs later on, or its counts by hops are another edge_index's. "
+    "Take both from one to_pyg(khop=True, by_hop=True), and call trim_to_layer(layer, ...) before layers 0, 1, …, of "
+    "which there may be {layers}",
 }
 
-#: Checks that are left to do, by module, and by hops and mode.
-_LEFT: WeakKeyDictionary[nn.Module, dict[tuple[Hashable, bool], int]] = WeakKeyDictionary()
+#: Checks that are left to do, by module, and by hops, mode and whether it leaves out what is far.
+_LEFT: WeakKeyDictionary[nn.Module, dict[tuple[Hashable, bool, bool], int]] = WeakKeyDictionary()
 
 
 class Held(Protocol):
@@ -51,8 +55,15 @@ class Held(Protocol):
         """How far the ghosts go, and how to have more."""
 
     @property
+    def num_layers(self) -> int:
+        """Of a model that the ghosts are enough for."""
+
+    @property
     def device(self) -> torch.device:
         """Where the edges are."""
+
+    def as_given(self, arguments: Any) -> Held:
+        """Return these with rows and edges in the order that arguments have them in."""
 
     @property
     def is_whole(self) -> bool:
@@ -65,8 +76,11 @@ class Held(Protocol):
     def takes_edges(self, arguments: Any) -> bool:
         """Whether edges are among arguments."""
 
-    def owned_rows(self, result: Any, *, extended: bool = False) -> list[Tensor] | None:
-        """Return the owned rows of a result, ``extended`` as its arguments were; None where it is none of rows."""
+    def owned_rows(self, result: Any, *, extended: bool = False, trimmed: bool = False) -> list[Tensor] | None:
+        """Return the owned rows of a result; None where it is none of rows.
+
+        It is of arguments that were ``extended`` by a node; ``trimmed``: it may have left out ghosts.
+        """
 
     def with_node(self, value: Any, *, into: bool, outof: bool) -> Any:
         """Return arguments with one more node, of NaN.
@@ -93,23 +107,26 @@ def check_halo_depth(
     UnsupportedShardOp
         Says what the module looks at.
     """
-    left, key = _LEFT.setdefault(module, {}), (held.key, module.training)
+    given = args, dict(kwargs)
+    left, key = _LEFT.setdefault(module, {}), (held.key, module.training, counted(given))
     if left.get(key, _MAX_CHECKS) == 0:
         return
-    code = torch.tensor([_code_of(module, held, args, kwargs)], device=_device_of(group))
+    code = torch.tensor([_code_of(module, held.as_given(given), given)], device=_device_of(group))
     found = int(reduce(code, dist.ReduceOp.MAX, group).item())
     if found in _FAULTS:
         inner = module.module if isinstance(module, DistributedDataParallel) else module
-        raise UnsupportedShardOp(_FAULTS[found].format(module=type(inner).__name__, reach=held.reach))
+        raise UnsupportedShardOp(
+            _FAULTS[found].format(module=type(inner).__name__, reach=held.reach, layers=held.num_layers)
+        )
     left[key] = 0 if found == _FINE else left.get(key, _MAX_CHECKS) - 1
 
 
-def _code_of(module: nn.Module, held: Held, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+def _code_of(module: nn.Module, held: Held, given: tuple[tuple[Any, ...], dict[str, Any]]) -> int:
     """Try the module on this rank; the largest code of all ranks counts."""
-    given = (args, dict(kwargs))
+    whole, trims = untrimmed(given), counted(given)
 
     def run(*, into: bool, outof: bool) -> list[Tensor] | None:
-        more = held.with_node(given, into=into, outof=outof)
+        more = held.with_node(whole, into=into, outof=outof)
         return held.owned_rows(twin(*more[0], **more[1]), extended=True)
 
     def same(found: list[Tensor] | None) -> bool:
@@ -118,16 +135,18 @@ def _code_of(module: nn.Module, held: Held, args: tuple[Any, ...], kwargs: Mappi
 
     try:
         if not held.takes_edges(given):
-            return _NOTHING_SEEN
+            return 7 if trims else _NOTHING_SEEN
         with _aside(module, held.device) as twin:
-            expected = held.owned_rows(twin(*args, **kwargs))
+            expected = held.owned_rows(twin(*whole[0], **whole[1]))
             if expected is None:
                 return 6
             if held.is_whole:
                 return _NOTHING_SEEN
             if same(run(into=True, outof=True)):
+                if trims and not same(held.owned_rows(twin(*given[0], **given[1]), trimmed=True)):
+                    return 7
                 return _FINE if held.ends else _NOTHING_SEEN
-            if not same(held.owned_rows(twin(*args, **kwargs))):
+            if not same(held.owned_rows(twin(*whole[0], **whole[1]))):
                 return 5
             if not same(run(into=False, outof=False)):
                 return 4

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +25,7 @@ from scidata.shard.axes import mesh_axes
 from scidata.shard.comm.sums import replicate_all
 from scidata.shard.graphs.ghosts import node_tensor
 from scidata.shard.graphs.halo_depth import check_halo_depth
+from scidata.shard.graphs.hops import counted, hop_order, hops_of
 from scidata.shard.graphs.set_parts import SetParts
 from scidata.shard.torch_internals import BatchNorm, parameters_of, tree_leaves, tree_map_only
 
@@ -51,24 +52,29 @@ class Parts:
     num_hops: int
     device_mesh: DeviceMesh
 
-    def owned(self, result: Any) -> Any:
-        """Return the owned rows of a module's result as ShardTensors.
+    def owned(self, result: Any, *, trimmed: bool) -> Any:
+        """Return the owned rows of a module's result as ShardTensors; a ``trimmed`` one may have left out ghosts.
 
         Raises
         ------
         UnsupportedShardOp
             It has not a row for each local node.
         """
-        return tree_map_only(Tensor, self._owned, result)
+        return tree_map_only(Tensor, lambda x: self._owned(x, trimmed), result)
 
-    def _owned(self, x: Tensor) -> Tensor:
+    def _owned(self, x: Tensor, trimmed: bool) -> Tensor:
         rows = self.index_map
-        if x.ndim == 0 or len(x) != rows.num_local:
+        if not self._has_rows(x, trimmed):
             raise UnsupportedShardOp(
                 f"without exchange a module returns a row for each of the {rows.num_local} local nodes, but it "
                 f"returned shape {tuple(x.shape)}; pool, or reduce, the ShardTensor that call_on_parts makes of rows"
             )
         return node_tensor(x[: rows.num_owned], rows, self.device_mesh)
+
+    def _has_rows(self, x: Tensor, trimmed: bool, num_more: int = 0) -> bool:
+        num_local = self.index_map.num_local + num_more
+        fewest = self.index_map.num_owned if trimmed else num_local
+        return x.ndim > 0 and fewest <= len(x) <= num_local
 
     # -- what a check of the depth asks: see Held ----------------------------------------------------------------------
 
@@ -86,9 +92,19 @@ class Parts:
         )
 
     @property
+    def num_layers(self) -> int:
+        """Of a model that the ghosts are enough for."""
+        return self.num_hops
+
+    @property
     def device(self) -> torch.device:
         """Where the edges are."""
         return self.edge_index.device
+
+    def as_given(self, arguments: Any) -> Parts:
+        """Return these with rows and edges in the order that arguments have them in: as stored, or by hops."""
+        by_hop = replace(self, edge_index=hop_order(self.index_map, self.edge_index, self.num_hops).edge_index)
+        return by_hop if counted(arguments) or by_hop.takes_edges(arguments) else self
 
     @property
     def is_whole(self) -> bool:
@@ -104,11 +120,10 @@ class Parts:
         """Whether the edges are among arguments."""
         return any(map(self._is_edge_index, tree_leaves(arguments)))
 
-    def owned_rows(self, result: Any, *, extended: bool = False) -> list[Tensor] | None:
+    def owned_rows(self, result: Any, *, extended: bool = False, trimmed: bool = False) -> list[Tensor] | None:
         """Return the owned rows of a result, ``extended`` as its arguments were; None where it is none of rows."""
         found = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
-        num_rows = self.index_map.num_local + extended
-        if any(x.ndim == 0 or len(x) != num_rows for x in found):
+        if not all(self._has_rows(x, trimmed, int(extended)) for x in found):
             return None
         return [x[: self.index_map.num_owned] for x in found]
 
@@ -144,11 +159,7 @@ class Parts:
     @cached_property
     def _outermost(self) -> Tensor:
         """The ghosts that are ``num_hops`` hops away, or further."""
-        near = torch.zeros(self.index_map.num_local, dtype=torch.bool, device=self.device)
-        near[: self.index_map.num_owned] = True
-        for _ in range(self.num_hops - 1):
-            near[self.edge_index[0, near[self.edge_index[1]]]] = True
-        return (~near).nonzero()[:, 0]
+        return (hops_of(self.index_map, self.edge_index, self.num_hops) == self.num_hops).nonzero()[:, 0]
 
 
 def call_on_parts(module: nn.Module, parts: Parts | SetParts, *args: Any, **kwargs: Any) -> Any:
@@ -162,7 +173,8 @@ def call_on_parts(module: nn.Module, parts: Parts | SetParts, *args: Any, **kwar
     ----------
     args, kwargs
         Plain tensors: of nodes ``(num_local, ...)``, of edges in the order of those of ``parts``, and what is the
-        same on every rank.
+        same on every rank. With counts of :class:`~scidata.shard.graphs.hops.HopCounts` among them, all in that order,
+        and the result may have left out ghosts.
 
     Raises
     ------
@@ -187,7 +199,8 @@ def call_on_parts(module: nn.Module, parts: Parts | SetParts, *args: Any, **kwar
     groups = [axis.group for axis in mesh_axes(parts.device_mesh) if axis.size > 1]
     for group in groups:
         check_halo_depth(module, parts, group, args, kwargs)
-    return parts.owned(_with_summed_gradients(module, groups, args, kwargs))
+    result = _with_summed_gradients(module, groups, args, kwargs)
+    return parts.owned(result, trimmed=counted((args, kwargs)))
 
 
 def _with_summed_gradients(

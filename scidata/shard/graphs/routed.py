@@ -121,8 +121,24 @@ class RoutedIndex(ShardTensor):
     ) -> Any:
         if _any_written(args):
             args, kwargs = tree_map_only(RoutedIndex, RoutedIndex.as_written, (args, kwargs or {}))
-        result = super().__torch_function__(func, types, args, kwargs)
         x = args[0] if args else None
+        if (
+            func is not Tensor.__getitem__
+            or type(args[1]) is not int
+            or not isinstance(x, RoutedIndex)
+            or x._spec.dims != (1,)
+        ):
+            return cls._answer(func, types, args, kwargs)
+        # sources or targets, which each layer takes several times
+        kept = x.__dict__.setdefault("_kept_rows", {})
+        if args[1] not in kept:
+            kept[args[1]] = cls._answer(func, types, args, kwargs)
+        return kept[args[1]]
+
+    @classmethod
+    def _answer(cls, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        x = args[0] if args else None
+        result = super().__torch_function__(func, types, args, kwargs)
         if func is torch.stack and isinstance(x, list | tuple) and all(isinstance(r, RoutedIndex) for r in x):
             rows = [ShardTensor(r.local_ids, r._spec) for r in x]
             twin = super().__torch_function__(func, types, (rows, *args[1:]), kwargs)

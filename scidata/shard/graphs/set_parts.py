@@ -53,8 +53,8 @@ class SetParts:
     device_mesh: DeviceMesh
     rows_of: str | None = None
 
-    def owned(self, result: Any) -> Any:
-        """Return the owned rows of a module's result as ShardTensors.
+    def owned(self, result: Any, *, trimmed: bool = False) -> Any:
+        """Return the owned rows of a module's result as ShardTensors; none are trimmed by hops.
 
         Raises
         ------
@@ -96,6 +96,15 @@ class SetParts:
         )
 
     @property
+    def num_layers(self) -> int:
+        """Of a model that the ghosts are enough for."""
+        return len(self.layers)
+
+    def as_given(self, arguments: Any) -> SetParts:
+        """Return these: there is one order."""
+        return self
+
+    @property
     def device(self) -> torch.device:
         """Where the edges are."""
         return next((edges.device for edges in self.relations.values()), torch.device("cpu"))
@@ -121,7 +130,7 @@ class SetParts:
         self._mapped(look, arguments)
         return any(found)
 
-    def owned_rows(self, result: Any, *, extended: bool = False) -> list[Tensor] | None:
+    def owned_rows(self, result: Any, *, extended: bool = False, trimmed: bool = False) -> list[Tensor] | None:
         """Return the owned rows of a result, ``extended`` as its arguments were; None where it is none of rows."""
         found: list[Tensor | None] = []
 

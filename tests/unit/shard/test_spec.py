@@ -4,6 +4,7 @@ import gc
 import io
 import pickle
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -174,3 +175,31 @@ def test_a_layout_that_changes_extent_and_comes_back_is_the_same_object():
         assert halved.past_sizes == {(0, 4): (2, 2)}
         assert halved.derive((2, 8), (0,), [(1, 1)]).past_sizes == halved.past_sizes
         assert not spec.derive((2, 8), (0,), [(1, 1)]).past_sizes  # the same layout with another past
+
+
+def test_what_is_derived_of_a_graph_is_kept_with_its_first_layout_and_not_by_what_is_derived():
+    with fake_group(2):
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("domain",))
+        exchange = type("Exchange", (), {})()
+        parts = ((2, 2),)
+        first = replace(ShardSpec.even(mesh, [Shard(1)], (2, 4)), exchange=exchange, edge_parts=parts)
+        edges = first.derive((4, 8), (0,), [(2, 2)])
+        assert first.derive((4, 8), (0,), [(2, 2)]) is edges
+        assert edges.derive((4, 8), (0,), [(2, 2)]) is edges
+        assert edges.derive((4, 3), (0,), [(2, 2)]) is first.derive((4, 3), (0,), [(2, 2)])
+        assert edges.exchange is exchange
+        fewer = edges.derive((3, 8), (0,), [(1, 2)])  # edges of their own: of two parts, the order would be lost
+        assert fewer.edge_parts == ((1, 2),)
+        assert fewer.derive((4, 8), (0,), [(2, 2)]) is not edges
+        joined = edges.with_edge_parts([(1, 1), (1, 1)])
+        assert joined.derive((4, 2), (0,), [(2, 2)]).edge_parts == ((1, 1), (1, 1))
+        assert edges.derive((4, 2), (0,), [(2, 2)]).edge_parts == parts
+        gone = weakref.ref(exchange)
+        gc.disable()
+        try:
+            del first, exchange, fewer, joined
+            assert edges.derive((4, 5), (0,), [(2, 2)]).exchange is gone()
+            del edges
+            assert gone() is None
+        finally:
+            gc.enable()

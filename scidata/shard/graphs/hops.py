@@ -1,0 +1,83 @@
+"""How many hops away ghosts are, and rows and edges in that order, so that what later layers do not need comes last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from scidata.core.index_map import IndexMap
+from scidata.shard.torch_internals import tree_leaves, tree_map_only
+
+_T = TypeVar("_T")
+
+
+class HopCounts(list[int]):
+    """Rows or edges by hops, as PyTorch Geometric's ``trim_to_layer`` takes them; no other list is of this class."""
+
+
+def counted(arguments: Any) -> bool:
+    """Whether there are counts by hops among arguments."""
+    return any(isinstance(x, HopCounts) for x in tree_leaves(arguments))
+
+
+def untrimmed(arguments: _T) -> _T:
+    """Return arguments with counts by which nothing is left out."""
+    found: _T = tree_map_only(HopCounts, lambda counts: HopCounts([0] * len(counts)), arguments)
+    return found
+
+
+def hops_of(rows: IndexMap, edge_index: Tensor, num_hops: int) -> Tensor:
+    """Return ``(num_local,)`` how many hops against the edges each row is from the owned ones, ``num_hops`` at most."""
+    hops = torch.full((rows.num_local,), num_hops, device=edge_index.device)
+    hops[: rows.num_owned] = 0
+    source, target = edge_index
+    for hop in range(1, num_hops):
+        reached = source[hops[target] < hop]
+        hops[reached] = hops[reached].clamp(max=hop)
+    return hops
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HopOrder:
+    """A rank's rows by hops, and its edges by those of their targets, each otherwise in the order that it had.
+
+    Attributes
+    ----------
+    rows, edges
+        ``(num_local,)`` and ``(num_edges,)`` int64: which row, and which edge, comes where.
+    edge_index
+        The edges in this order, in the numbers of the rows in this order.
+    num_rows, num_edges
+        Rows of 0, 1, … ``num_hops`` hops; edges that end 0, 1, … ``num_hops - 1`` hops away.
+    """
+
+    rows: Tensor
+    edges: Tensor
+    edge_index: Tensor
+    num_rows: HopCounts
+    num_edges: HopCounts
+
+
+def hop_order(rows: IndexMap, edge_index: Tensor, num_hops: int) -> HopOrder:
+    """Find the order of hops; see :class:`HopOrder`."""
+    hops = hops_of(rows, edge_index, num_hops)
+    ends = hops[edge_index[1]]
+    by_row, by_edge = hops.argsort(stable=True), ends.argsort(stable=True)
+    place = torch.empty_like(by_row)
+    place[by_row] = torch.arange(len(by_row), device=place.device)
+    return HopOrder(
+        rows=by_row,
+        edges=by_edge,
+        edge_index=place[edge_index[:, by_edge]],
+        num_rows=_counts(hops, num_hops + 1),
+        num_edges=_counts(ends, num_hops),
+    )
+
+
+def _counts(hops: Tensor, length: int) -> HopCounts:
+    counts: Sequence[int] = torch.bincount(hops, minlength=length).tolist()
+    return HopCounts(counts)

@@ -18,7 +18,7 @@ from scidata.read.disk_cache import DiskCache, make_cache
 from scidata.store.reading.subsample import Subsample, make_subsample
 
 #: A width, widths by dim, or the relations that the layers of a model follow.
-Halo: TypeAlias = float | Mapping[str, int | tuple[int, int]] | Sequence[str | Sequence[Any]]
+Halo: TypeAlias = float | Mapping[str, int | tuple[int, int]] | list[Any] | tuple[Any, ...]  # a str is a Sequence
 #: Offsets along the sample dimension: of all fields, or by field.
 Steps: TypeAlias = Sequence[int] | Mapping[str, Sequence[int]]
 

@@ -26,7 +26,7 @@ def engine(request, monkeypatch):
     return request.param
 
 
-# Each takes ten seconds or more, and a smaller one beside it says most of what it says: ``pytest -m slow`` runs them.
+# Each takes some seconds or more, and a smaller one beside it says most of what it says: ``pytest -m slow`` runs them.
 SLOW = (
     "test_ops_sorting.py::test_of_values[4-True]",
     "test_ops_sorting.py::test_along_a_dim[4-True]",
@@ -77,6 +77,22 @@ SLOW = (
     "test_files_of_others.py::test_graphs_of_pytorch_geometric[pyg_list]",
     "test_workers.py::test_ctrl_c[process-begun]",
     "test_rank_faults.py::test_ranks_end_together[raise-collective-3-0]",
+    "test_hetero.py::test_as_in_one_process[2]",
+    "test_transforms.py::test_like_one_process[2-0]",
+    "test_transforms.py::test_like_one_process[2-1]",
+    "test_transforms.py::test_like_one_process[2-2]",
+    "test_transforms.py::test_like_one_process[2-3]",
+    "test_ops_composed.py::test_like_one_process[2]",
+    "test_ops_neighbours.py::test_like_one_process[2]",
+    "test_ops_sorting.py::test_of_values[2-False]",
+    "test_ops_sorting.py::test_along_a_dim[2-False]",
+    "test_loader_trainers.py::test_lightning[1]",
+    "test_metrics.py::test_data_sets[True]",
+    "test_object_stores.py::test_as_many_requests_as_a_server_bears[fsspec]",
+    "test_files_of_others.py::test_graphs_of_pytorch_geometric_before_2[True]",
+    "test_node_decoding.py::test_each_codec_and_layout_is_decoded_once[False-2]",
+    "test_node_decoding.py::test_each_codec_and_layout_is_decoded_once[blocks-2]",
+    "test_dask.py::TestWork::test_a_piece_that_kills_workers",
 )
 #: Of few tests that take minutes: first, so that the others go on beside them.
 FIRST = ("test_build.py", "test_typing.py", "test_fuzz.py", "test_files_of_others.py")

@@ -61,7 +61,8 @@ class Trajectories:
         """
         key = name, i, alone
         if key not in self._known:
-            self._known[key] = self._find(name, i, alone=alone)
+            found = self._find(name, i, alone=alone)
+            self._known |= {(name, each, alone): found for each in (i, *found.members)}  # one for all, which each lists
         return self._known[key]
 
     def most(self, name: str) -> int:

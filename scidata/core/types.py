@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol, TypeAlias, overload, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, overload, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -220,6 +220,21 @@ class BufferSpec:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+class Files(NamedTuple):
+    """What decides the values of some chunks.
+
+    Attributes
+    ----------
+    paths
+        Files, or URLs, that may change.
+    places
+        A digest of which parts of files the chunks are, where that may change too, or of files that never change.
+    """
+
+    paths: tuple[str, ...]
+    places: bytes = b""
+
+
 @runtime_checkable
 class Source(Protocol):
     """One opened store of one format: finds out what is there and where its bytes lie, and reads nothing else.
@@ -251,7 +266,7 @@ class Source(Protocol):
     def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
         """Raise SourceChangedError where files that were just read, or what describes them, are not those opened."""
 
-    def files_of(self, layout: ArrayLayout, chunks: IntArray) -> tuple[str, ...] | None:
+    def files_of(self, layout: ArrayLayout, chunks: IntArray) -> Files | None:
         """Name all files, or URLs, that decide the values of chunks, without looking whether they are there.
 
         None where values may lie in others, which only the format's own library knows.

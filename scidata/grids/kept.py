@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.cache import Cache
-from scidata.core.types import ArrayLayout, IntArray, Selection
+from scidata.core.types import ArrayLayout, Files, IntArray, Selection
 from scidata.core.urls import Url, local_path
 from scidata.grids.parts import Field, Part
 from scidata.grids.series import Series
@@ -35,7 +35,6 @@ from scidata.read.disk_cache import DiskCache
 from scidata.sources.access.fetches import run_each
 from scidata.sources.access.mounts import is_on_network
 from scidata.sources.access.validators import Validator, Validators
-from scidata.sources.references.source import ReferenceSource
 
 _log = logging.getLogger("scidata")
 
@@ -144,10 +143,9 @@ class KeptRows:
         layout, source = self._series.layout_in(i, name), self._series.sources[i]
         if layout.codecs or layout.fallback or _is_far(layout.store):
             return True
-        if not isinstance(source, ReferenceSource):
-            return False
         first = np.zeros((min(1, math.prod(layout.shape)), len(layout.shape)), np.int64)
-        return any(map(_is_far, source.places_of(layout, first)[0]))  # others lie where the first chunk does
+        files = source.files_of(layout, first)  # others lie where those of the first chunk do
+        return files is not None and any(map(_is_far, files.paths))
 
     def fields_of(self, part: Part, out: Mapping[str, Rows], others: Sequence[str]) -> tuple[str, ...]:
         """Return the fields whose rows come from here into a sample, but for those that come another way."""
@@ -173,7 +171,7 @@ class KeptRows:
                 f"{source.path}: its chunks lie in files that only a library knows; cache_dir keeps none of them"
             )
             return _UNKNOWN
-        source.check_unchanged(layout, found[0])
+        source.check_unchanged(layout, found.paths)
         validator = self._validators[i].of(*found)
         if not validator.digest:
             self._warn(
@@ -196,13 +194,8 @@ class KeptRows:
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).digest()
 
-    def _files_of(self, i: int, layout: ArrayLayout, selection: Selection) -> tuple[tuple[str, ...], bytes] | None:
-        """Return the files that decide the values of rows, and what else does of chunks that are ranges of others."""
-        source, chunks = self._series.sources[i], chunks_needed(layout, selection)
-        if isinstance(source, ReferenceSource):
-            return source.places_of(layout, chunks)
-        paths = source.files_of(layout, chunks)
-        return None if paths is None else (paths, b"")
+    def _files_of(self, i: int, layout: ArrayLayout, selection: Selection) -> Files | None:
+        return self._series.sources[i].files_of(layout, chunks_needed(layout, selection))
 
     def _lasting(self, layout: ArrayLayout, path: str) -> ArrayLayout:
         """Return what of an array does not change when steps are added at its end, and where it lies for good."""
@@ -363,7 +356,7 @@ class KeptRows:
             return False
         layout, selection, _ = self._blocks.selection_of(name, i, start, part)
         found = self._files_of(i, layout, selection)
-        if found is None or not self._validators[i].are_still(found[0], key.validator, found[1]):
+        if found is None or not self._validators[i].are_still(found.paths, key.validator, found.places):
             return False
         return self.disk.put(key.digest, _bytes_of(block).reshape(len(block), -1))
 

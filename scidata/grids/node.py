@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from scidata.core.bounds import rows_of
 from scidata.core.cache import Cache
-from scidata.core.types import ArrayLayout, Decoding, IntArray, Segments, Selection, Source
+from scidata.core.types import ArrayLayout, Decoding, Files, IntArray, Segments, Selection, Source
 from scidata.core.urls import is_url
 from scidata.errors import CorruptDataError
 from scidata.grids.partition import GridPartition
@@ -95,7 +95,7 @@ class SharedChunks:
         self._cuts: Cache[NodeCut] = Cache(256)
         self._rows: Cache[list[IntArray]] = Cache(256)
         self._jobs: Cache[Job] = Cache(MAX_PLAN_BYTES, "none")
-        self._files: Cache[tuple[tuple[str, ...] | None]] = Cache(_MAX_FILES, "none")
+        self._files: Cache[tuple[Files | None]] = Cache(_MAX_FILES, "none")
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_validators": {}}
@@ -316,16 +316,15 @@ class SharedChunks:
         None where nobody knows: such chunks are not handed on.
         """
         place = layout.store, layout.name, layout.geometry, number, samples
-        paths = self._files.get_or_make(place, lambda: (source.files_of(layout, _chunks_of(layout, share, samples)),))[
-            0
-        ]
-        if paths is None:
-            revision = getattr(source, "revision", None)
-            return None if revision is None else str(revision).encode()
+        (files,) = self._files.get_or_make(
+            place, lambda: (source.files_of(layout, _chunks_of(layout, share, samples)),)
+        )
+        if files is None:
+            return None
         validators = self._validators.get(source.path)
         if validators is None:
             validators = self._validators.setdefault(source.path, Validators(source.path))
-        return validators.of(paths).digest
+        return validators.of(*files).digest
 
 
 def _chunks_of(layout: ArrayLayout, share: Share, samples: Segments) -> IntArray:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scidata.core.types import ArrayLayout, ChunkRefs, IntArray, Source
+from scidata.core.types import ArrayLayout, ChunkRefs, Files, IntArray, Source
 from scidata.read.whole import read_array
 from scidata.sources.cf import decoding_of
 
@@ -74,7 +74,7 @@ class CentredSource:
         below, above = values[: -1 : rows.step], values[1 :: rows.step]
         np.moveaxis(out, axis, 0)[...] = (below[: len(rows)] + above[: len(rows)]) * values.dtype.type(0.5)
 
-    def files_of(self, layout: ArrayLayout, chunks: IntArray) -> tuple[str, ...] | None:
+    def files_of(self, layout: ArrayLayout, chunks: IntArray) -> Files | None:
         """Name the files of all faces that some chunks are means of."""
         own, axis = self._faces(layout)
         if axis is None:

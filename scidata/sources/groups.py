@@ -17,7 +17,7 @@ from typing import Any
 import numpy.typing as npt
 
 from scidata.core.cache import Cache
-from scidata.core.types import ArrayLayout, ChunkRefs, IntArray, Source
+from scidata.core.types import ArrayLayout, ChunkRefs, Files, IntArray, Source
 from scidata.errors import UnsupportedFormatError, near_matches
 from scidata.sources.access.files import version_at
 
@@ -131,7 +131,7 @@ class GroupSource:
         """Raise SourceChangedError where the file that was just read is not the one whose metadata was."""
         self.file.check_unchanged(self._whole(layout), paths)
 
-    def files_of(self, layout: ArrayLayout, chunks: IntArray) -> tuple[str, ...] | None:
+    def files_of(self, layout: ArrayLayout, chunks: IntArray) -> Files | None:
         """Name the file; None where HDF5 may follow links out of it."""
         return self.file.files_of(self._whole(layout), chunks)
 

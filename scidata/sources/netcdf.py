@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from scidata.core.types import ArrayLayout, ChunkRefs, IntArray
+from scidata.core.types import ArrayLayout, ChunkRefs, Files, IntArray
 from scidata.core.urls import is_url, url_of
 from scidata.errors import UnknownNameError, near_matches
 from scidata.sources.access.files import Versions, files
@@ -164,9 +164,9 @@ class NetCDF3Source:
         if not is_url(self.path):
             self._versions.check((self.path,))
 
-    def files_of(self, layout: ArrayLayout, chunks: IntArray) -> tuple[str, ...]:
+    def files_of(self, layout: ArrayLayout, chunks: IntArray) -> Files:
         """Name the file."""
-        return (self.path,)
+        return Files((self.path,))
 
     def close(self) -> None:
         """Forget the header; the next use reads it again."""

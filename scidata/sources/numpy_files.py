@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.cache import Cache
-from scidata.core.types import ArrayLayout, ChunkRefs, IntArray
+from scidata.core.types import ArrayLayout, ChunkRefs, Files, IntArray
 from scidata.core.urls import is_url, url_of
 from scidata.errors import CorruptDataError, ShortReadError, UnknownNameError, near_matches
 from scidata.sources.access.files import Versions, files
@@ -115,9 +115,9 @@ class NumpySource:
         if not is_url(self.path):
             self._versions.check((self.path,))
 
-    def files_of(self, layout: ArrayLayout, chunks: IntArray) -> tuple[str, ...]:
+    def files_of(self, layout: ArrayLayout, chunks: IntArray) -> Files:
         """Name the file."""
-        return (self.path,)
+        return Files((self.path,))
 
     def close(self) -> None:
         """Forget the headers; the next use reads them again."""

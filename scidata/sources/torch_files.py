@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.cache import Cache
-from scidata.core.types import ArrayLayout, ChunkRefs, IntArray
+from scidata.core.types import ArrayLayout, ChunkRefs, Files, IntArray
 from scidata.errors import CorruptDataError, UnknownNameError, UnsupportedFormatError, near_matches
 from scidata.sources.access.files import Versions, version_at
 
@@ -100,9 +100,9 @@ class TorchSource:
     def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
         """Nothing to check: the file is read whole, once."""
 
-    def files_of(self, layout: ArrayLayout, chunks: IntArray) -> tuple[str, ...]:
+    def files_of(self, layout: ArrayLayout, chunks: IntArray) -> Files:
         """Name the file."""
-        return (self.path,)
+        return Files((self.path,))
 
     def close(self) -> None:
         """Forget what was read; the next use reads it again."""

@@ -1,6 +1,7 @@
 """Ranks that decode for each other: each gets what it would have read, and each chunk is decoded about once."""
 
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 import xarray as xr
 import zarr
 
@@ -112,6 +114,37 @@ def test_arguments(stores):
     with pytest.raises(ConfigError, match="pool_bytes=0 leaves none"):
         scidata.open_dataset(stores["steps"], decode="node", pool_bytes=0)
     assert len(scidata.open_dataset(stores["steps"], decode="node")) == STEPS
+
+
+def one_after_another(rank, num_ranks, path, folder):
+    mesh = scidata.init_mesh(domain=num_ranks, device="cpu")
+    reader = scidata.open_dataset(path, mesh, shard={"lat": "domain"}, decode="node").reader
+    at, decoded, began = {"domain": rank}, 0, time.monotonic()
+    out = {name: np.empty(spec.shape, spec.dtype) for name, spec in reader.buffer_specs(at).items()}
+    while rank and not os.path.exists(os.path.join(folder, f"done{rank - 1}")):
+        assert time.monotonic() < began + 50
+        time.sleep(0.01)
+    for index in range(reader.num_samples):
+        for block in reader.shared_reads(index, at):
+            block.load()
+        decoded += reader.read_into(index, out, at).bytes_decoded
+    open(os.path.join(folder, f"done{rank}"), "w").close()
+    torch.distributed.barrier()  # what a rank has made ends with it
+    return decoded
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_chunks_that_a_set_refers_to_are_handed_on(tmp_path, num_ranks):
+    values = np.random.default_rng(0).normal(size=(STEPS, 30, 40)).astype(np.float32)
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=2)
+    array = group.create_array("u", shape=values.shape, dtype="f4", chunks=(6, 30, 40))  # Zstandard, by default
+    array.attrs["_ARRAY_DIMENSIONS"] = ["time", "lat", "lon"]
+    array[:] = values
+    told = {name: (tmp_path / "a.zarr" / name).read_text() for name in (".zgroup", "u/.zarray", "u/.zattrs")}
+    places = {f"u/{step}.0.0": [f"a.zarr/u/{step}.0.0"] for step in range(STEPS // 6)}
+    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": told | places}))
+    found = run_ranks(one_after_another, num_ranks, str(tmp_path / "refs.json"), str(tmp_path))
+    assert found == [values.nbytes] + [0] * (num_ranks - 1)
 
 
 CODECS = {

@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from scidata.core.types import ArrayLayout, ChunkRefs, IntArray
+from scidata.core.types import ArrayLayout, ChunkRefs, Files, IntArray
 from scidata.core.urls import is_url, url_of
 from scidata.errors import ConfigError, CorruptDataError, RefusedError, ShortReadError, UnknownNameError, near_matches
 from scidata.sources.access.files import Versions, files, retried, version_at
@@ -114,9 +114,9 @@ class HDF5Source:
         if not is_url(self.path):
             self._versions.check((self.path,))
 
-    def files_of(self, layout: ArrayLayout, chunks: IntArray) -> tuple[str, ...] | None:
+    def files_of(self, layout: ArrayLayout, chunks: IntArray) -> Files | None:
         """Name the file; None where HDF5 may follow links out of it."""
-        return None if layout.fallback and self.allow_external else (self.path,)
+        return None if layout.fallback and self.allow_external else Files((self.path,))
 
     def close(self) -> None:
         """Close the file; the next use opens it again."""

@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-import numpy as np
-
-from scidata.core.types import ArrayLayout, IntArray
+from scidata.core.types import ArrayLayout, Files, IntArray
 from scidata.core.urls import Seen, Url, is_url, local_path, url_of
 from scidata.errors import ConfigError
 from scidata.sources.access.files import version_at
@@ -22,7 +20,7 @@ from scidata.sources.references.parquet import ParquetSet
 from scidata.sources.references.targets import Targets
 from scidata.sources.references.tree import DocumentTree
 from scidata.sources.zarr.metadata import ArrayRecord
-from scidata.sources.zarr.source import State, ZarrSource
+from scidata.sources.zarr.source import State, ZarrSource, chunk_files
 from scidata.sources.zarr.tree import Tree, open_tree
 
 _Set = JsonSet | ParquetSet | Repository
@@ -129,18 +127,11 @@ class ReferenceSource(ZarrSource):
         """``"kerchunk"``, ``"kerchunk-parquet"`` or ``"icechunk"``."""
         return self._kind
 
-    def files_of(self, layout: ArrayLayout, chunks: IntArray) -> None:
-        """Return None: chunks lie in files of others, at places that the set may change."""
-        return
-
-    def places_of(self, layout: ArrayLayout, chunks: IntArray) -> tuple[tuple[str, ...], bytes]:
-        """Return the files and URLs that chunks lie in, which may change, and a digest of where they lie in these."""
+    def files_of(self, layout: ArrayLayout, chunks: IntArray) -> Files:
+        """Name the files and URLs that chunks lie in, of those that may change, and where in these."""
         state = self._open()
         assert isinstance(state, _State)
-        places = np.asarray(chunks, np.int64)
-        if layout.shards is not None:
-            places = np.unique(places // (np.array(layout.shards) // layout.chunks), axis=0)
-        return state.locator.places_of(self._record(state, layout.name), places)
+        return Files(*state.locator.places_of(self._record(state, layout.name), chunk_files(layout, chunks)))
 
     @property
     def revision(self) -> str | None:

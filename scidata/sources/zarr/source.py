@@ -14,7 +14,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from scidata.core.types import ArrayLayout, ChunkRefs, IntArray
+from scidata.core.types import ArrayLayout, ChunkRefs, Files, IntArray
 from scidata.core.urls import Url, url_of
 from scidata.errors import (
     ConfigError,
@@ -220,18 +220,15 @@ class ZarrSource:
 
         self._chunks.check(paths, check_metadata)
 
-    def files_of(self, layout: ArrayLayout, chunks: IntArray) -> tuple[str, ...] | None:
+    def files_of(self, layout: ArrayLayout, chunks: IntArray) -> Files:
         """Name the files of chunks, or of the shards that they lie in; where zarr-python reads them, its metadata."""
         state = self._open()
         record = self._record(state, layout.name)
-        places = np.asarray(chunks, np.int64)
-        if layout.shards is not None:
-            places = np.unique(places // (np.array(layout.shards) // layout.chunks), axis=0)
-        keys = record.keys(places)
+        keys = record.keys(chunk_files(layout, chunks))
         if layout.fallback:
             prefix = f"{record.prefix}/" if record.prefix else ""
             keys += [prefix + name for name in (("zarr.json",) if self.format == "zarr3" else (".zarray",))]
-        return tuple(map(state.tree.location, keys))
+        return Files(tuple(map(state.tree.location, keys)))
 
     def close(self) -> None:
         """Drop metadata and caches; the next use opens the store again."""
@@ -316,3 +313,11 @@ def _grid_of(axes: list[IntArray]) -> IntArray:
     """Return every combination, ``(num, ndim)``, C order."""
     mesh = np.meshgrid(*axes, indexing="ij") if axes else []
     return np.stack([m.ravel() for m in mesh], axis=1) if mesh else np.zeros((1, 0), np.int64)
+
+
+def chunk_files(layout: ArrayLayout, chunks: IntArray) -> IntArray:
+    """Return which chunk files, or shards, hold chunks, ``(num, ndim)`` int64."""
+    places: IntArray = np.asarray(chunks, np.int64)
+    if layout.shards is not None:
+        places = np.unique(places // (np.array(layout.shards) // layout.chunks), axis=0)
+    return places

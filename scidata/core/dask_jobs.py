@@ -151,6 +151,9 @@ class _Run:
         self._told: dict[int, float] = {}  # shares of those under way
         self._events: deque[list[Any]] = deque()
         self._failures: dict[int, int] = {}
+        self._suspects: deque[int] = deque()  # pieces that workers died of, or of another that was in line there
+        self._tried: set[int] = set()  # those of them that were given another try
+        self._trial: Any = None  # the future of one that is
 
     def run(self, indices: Sequence[int]) -> None:
         try:
@@ -229,32 +232,44 @@ class _Run:
         lonely = time.monotonic() + _LONELY_S
         while self._batches:
             ready = waiting.next_batch(block=False)
+            if ready or self._events:
+                lonely = time.monotonic() + _LONELY_S
             while self._events:
                 self._told_of(*self._events.popleft())
             if ready:
                 waiting.update(self._collect(ready))
-            elif time.monotonic() < lonely or self._finished:
+            elif time.monotonic() < lonely:
                 time.sleep(_POLL_S)
             else:
-                lonely = math.inf if self._client.nthreads() else time.monotonic() + 20 * _LONELY_S
-                if lonely < math.inf:
-                    warnings.warn(f"the cluster has had no worker for {_LONELY_S:.0f} s; waiting", stacklevel=2)
+                lonely = time.monotonic() + 20 * _LONELY_S
+                if not self._client.nthreads():
+                    warnings.warn(
+                        f"the cluster has no worker, and nothing was done for {_LONELY_S:.0f} s; waiting", stacklevel=2
+                    )
 
     def _collect(self, ready: Sequence[Any]) -> list[Any]:
         """Take in what tasks that have ended say; return those to wait for."""
         more: list[Any] = []
         for future in ready:
-            if future.status in ("pending", "lost"):  # its result went with a worker: it is done again
+            status, result = future.status, None
+            if status == "finished":
+                try:
+                    result = future.result(timeout=CONNECT_S)
+                except TimeoutError:
+                    status = "lost"
+            if status in ("pending", "lost"):  # its result went with a worker: it is done again
                 more.append(future)
                 continue
             batch = self._batches.pop(future)
-            if future.status == "error":
+            if future is self._trial:
+                self._trial = None
+            if status == "error":
                 more += self._isolate(future.exception(), batch)
-            elif future.status == "finished":
-                more += self._take_in(self._found(*future.result()), batch)
+            elif result is not None:
+                more += self._take_in(self._found(*result), batch)
             else:
                 raise self._lost()
-        return more
+        return more + self._try_suspect()
 
     def _take_in(self, batch: Batch, indices: Sequence[int]) -> list[Any]:
         for index, value, ticked in batch.done:
@@ -284,7 +299,10 @@ class _Run:
         raise error
 
     def _isolate(self, error: BaseException, indices: Sequence[int]) -> list[Any]:
-        """Do the pieces of a batch that workers died of one by one; of a single one, raise."""
+        """Do the pieces of a batch that workers died of one by one, single ones once more, and then raise.
+
+        Dask counts the death of a worker against all tasks that it was given, also those that it had not begun.
+        """
         from distributed.scheduler import KilledWorker
 
         rest = [index for index in indices if index not in self._finished]
@@ -292,10 +310,23 @@ class _Run:
             raise ClusterError(f"a task failed on {self._work.named(indices[0])}: {error}") from error
         if len(rest) > 1:
             return self._submit(rest, most=1)
+        if rest[0] not in self._tried:
+            self._suspects.append(rest[0])
+            return []
         raise ClusterError(
             f"{error.allowed_failures + 1} workers died while they worked on {self._work.named(rest[0])}; if they were "
             f"killed for memory, give workers more of it, or fewer threads{self._work.after}"
         ) from error
+
+    def _try_suspect(self) -> list[Any]:
+        """Do a suspect again, while no other is done: what workers die of is not in line behind it then."""
+        if not self._suspects or self._trial is not None:
+            return []
+        index = self._suspects.popleft()
+        self._tried.add(index)
+        futures = self._submit([index])
+        self._trial = futures[0]
+        return futures
 
     def _lost(self) -> ClusterError:
         address = getattr(self._client.scheduler, "address", None) or "of the client"

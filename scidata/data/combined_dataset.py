@@ -191,9 +191,9 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
         return numbers[starts[self._parts] + self._indices]
 
     @property
-    def is_local(self) -> bool:
-        """Whether all data sets lie on disks of this machine."""
-        return all(source.is_local for source in self._sources)
+    def reads_alone(self) -> bool:
+        """Whether reads wait for no other machine and no other rank, of all data sets."""
+        return all(source.reads_alone for source in self._sources)
 
     @property
     def static_nbytes(self) -> int:

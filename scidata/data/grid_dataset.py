@@ -85,7 +85,7 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
         return self.reader.shared_reads(index, self._coordinate)
 
     @cached_property
-    def is_local(self) -> bool:
+    def reads_alone(self) -> bool:
         """Whether all files lie on disks of this machine, and no other rank decodes chunks for this one."""
         reader = self.reader
         return not reader.pool.sizes.by_node and all(is_local(source.path) for source in reader.sources)

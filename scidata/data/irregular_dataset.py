@@ -169,7 +169,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
         self._epoch.fill_(int(epoch))
 
     @cached_property
-    def is_local(self) -> bool:
+    def reads_alone(self) -> bool:
         """Whether the store lies on a disk of this machine; of several files, whether the first does."""
         return is_local(self.reader.path)
 

@@ -86,9 +86,9 @@ class Source:
         return getattr(self.dataset, "epoch", None)
 
     @property
-    def is_local(self) -> bool:
-        """Whether samples come from disks of this machine, as far as the data set tells."""
-        return bool(getattr(self.dataset, "is_local", False))
+    def reads_alone(self) -> bool:
+        """Whether reads wait for no other machine and no other rank, as far as the data set tells."""
+        return bool(getattr(self.dataset, "reads_alone", False))
 
     @property
     def static_nbytes(self) -> int:

@@ -15,9 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.bounds import num_rows_of, rows_of
-from scidata.core.cache import Cache
 from scidata.core.types import ArrayLayout, BufferSpec, IntArray, Selection, Source
-from scidata.core.urls import Url
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
 from scidata.grids.choices import (
     SampleDim,
@@ -41,20 +39,18 @@ from scidata.grids.node import NodeRanks, SharedChunks
 from scidata.grids.partition import GridPartition, make_partition, resolve_dim, selected_rows
 from scidata.grids.parts import Field, Jobs, Part
 from scidata.grids.passes import GridPass
+from scidata.grids.planner import Planner
 from scidata.grids.pool import BlockRead, SharedRows
 from scidata.grids.series import Series
 from scidata.grids.staggered import CentredSource
-from scidata.grids.steps import Places, Runs, checked_steps
+from scidata.grids.steps import checked_steps
 from scidata.grids.trajectories import Trajectories
-from scidata.plan.array import MAX_PLAN_BYTES
-from scidata.plan.family import PlanFamily
 from scidata.plan.totals import ReadPlan
-from scidata.read import Job, read_plans
+from scidata.read import read_plans
 from scidata.read.context import NO_READ, ReadStats
 from scidata.read.disk_cache import DiskCache
 from scidata.read.threads import ReaderThreads
 from scidata.sources import open_source
-from scidata.sources.access.fetches import run_each
 from scidata.sources.cf import decoding_of
 from scidata.sources.kinds import dim_roles
 from scidata.sources.paths import expand_paths
@@ -182,12 +178,14 @@ class GridReader:
                 raise ConfigError(f"{dim!r} is the sample dimension and cannot have a halo; use steps")
         self.sample_rows, gap_text = rows_of_samples(self._series, self.partition.selected, self.field_steps, gaps)
         self.gap_texts = tuple(filter(None, (missing, gap_text)))
-        self._last_part: Part | None = None
-        self._sharers = () if node is None else node.coordinates
         self.labels = Labels(self._series, self.partition)
         single = {dim for dim, rows in crop.items() if isinstance(rows, int | np.integer)}
         self._dropped = single.union(sample_dims[:-1])
         self._fields = {name: self._field(name) for name in self.fields}
+        self._planner = Planner(
+            self._series, self._fields, partition=self.partition, steps=self.field_steps, sample_rows=self.sample_rows,
+            allow_missing=allow_missing,
+        )  # fmt: skip
         self.pool = SharedRows(
             self._series,
             self._fields,
@@ -199,7 +197,7 @@ class GridReader:
             allow_missing=allow_missing,
             disk=disk,
             node=None if node is None else self.shared_chunks(node),
-            node_parts=self._parts_of_node,
+            node_parts=functools.partial(self._planner.parts_of, () if node is None else node.coordinates),
         )
 
     def shared_chunks(self, node: NodeRanks) -> SharedChunks:
@@ -256,7 +254,7 @@ class GridReader:
 
         Of fields that have other steps, ``"u_time"``, too.
         """
-        return self.labels.of_sample(self.sample_rows.of(self._number(index)), self.field_steps)
+        return self.labels.of_sample(self.sample_rows.of(self._planner.number(index)), self.field_steps)
 
     def fingerprint(self) -> str:
         """Return a digest of what decides the samples: see :mod:`scidata.grids.fingerprint`."""
@@ -282,16 +280,7 @@ class GridReader:
 
     def buffer_specs(self, coordinate: Mapping[str, int]) -> dict[str, BufferSpec]:
         """Return shape and dtype of each field's local part with halo, for the rank at ``coordinate``."""
-        return {
-            name: BufferSpec(
-                shape=tuple(
-                    self.field_steps.num(name) if d == self.sample_dim else self.partition.local_size(d, coordinate)
-                    for d in field.dims
-                ),
-                dtype=field.dtype,
-            )
-            for name, field in self._fields.items()
-        }
+        return self._planner.buffer_specs(coordinate)
 
     def _known(self, name: str) -> str:
         if name not in self._fields and name not in self.fields:
@@ -316,92 +305,16 @@ class GridReader:
 
     # -- planning ------------------------------------------------------------------------------------------------
 
-    @functools.cached_property
-    def _is_remote(self) -> bool:
-        return isinstance(self.paths[0], Url)
-
     def part_of(self, coordinate: Mapping[str, int]) -> Part:
-        """Return the part of the rank at ``coordinate``; the last one asked for is kept, since a rank has one."""
-        position = tuple(map(coordinate.__getitem__, self.partition.axis_sizes))
-        part = self._last_part
-        if part is None or part.position != position:
-            part = self._last_part = self._make_part(position, coordinate)
-        return part
-
-    def _make_part(self, position: tuple[int, ...], coordinate: Mapping[str, int]) -> Part:
-        dims = [d for d in self.partition.sizes if d not in self.sample_dims]
-        sizes = {d: self.partition.local_size(d, coordinate) for d in dims}
-        return Part(
-            position=position,
-            segments={d: self.partition.segments(d, coordinate) for d in dims},
-            shapes={name: spec.shape for name, spec in self.buffer_specs(coordinate).items()},
-            families={name: self._family(name, sizes) for name in self._fields},
-            jobs=Cache(MAX_PLAN_BYTES, "none"),
-        )
-
-    def _parts_of_node(self) -> list[Part]:
-        """Return the parts of all ranks that share the decoding of chunks."""
-        return [self._make_part(tuple(map(at.__getitem__, self.partition.axis_sizes)), at) for at in self._sharers]
-
-    def _family(self, name: str, sizes: Mapping[str, int]) -> PlanFamily:
-        dims = self._fields[name].source_dims
-        shape = tuple(self.field_steps.num(name) if d == self.sample_dim else sizes.get(d, 1) for d in dims)
-        return PlanFamily(self._series.moving(dims), shape)
-
-    def _number(self, index: int) -> int:
-        if not -self.num_samples <= index < self.num_samples:
-            raise IndexError(
-                f"{self.paths[0]}: sample {index} is out of range: there are {self.num_samples} samples"
-                + (f" with steps {self.steps}" if self.steps != (0,) else "")
-            )
-        return index % self.num_samples
-
-    def _places_of(self, index: int) -> Places:
-        """Return where a sample's rows lie."""
-        return Places(self._series, self.field_steps, self.sample_rows, self._number(index))
+        """Return the part of the rank at ``coordinate``."""
+        return self._planner.part_of(coordinate)
 
     def selections(
         self, name: str, index: int, coordinate: Mapping[str, int]
     ) -> list[tuple[int, ArrayLayout, Selection]]:
         """Return what is read of a field: for each file involved its position, layout and selection."""
-        return self._selections(name, self._places_of(index), self.part_of(coordinate))
-
-    def _selections(self, name: str, places: Places, part: Part) -> list[tuple[int, ArrayLayout, Selection]]:
-        dim, dims = self.sample_dim, self._fields[name].source_dims
-        fixed: Runs = [(places.member if self._series.outer else 0, ())]
-        found = []
-        for i, rows in places.of(name) if dim in dims else fixed:
-            space = self._series.space(i, part.segments)
-            found.append((i, self._series.layout_in(i, name), tuple([rows if d == dim else space[d] for d in dims])))
-        return found
-
-    def _jobs_of(self, index: int, part: Part) -> Jobs:
-        """Plan all fields, or find what an earlier epoch planned."""
-        jobs = part.jobs.get(index)
-        if jobs is None:
-            jobs = self._plan_fields(index, part, self.fields)
-            part.jobs.put(index, jobs, sum([job.plan.num_bytes for each in jobs.values() for job in each]))
-        return jobs
-
-    def _plan_fields(self, index: int, part: Part, names: Sequence[str]) -> Jobs:
-        """Plan fields: where they lie behind URLs side by side, because finding their chunks takes round trips."""
-        places, sources = self._places_of(index), self._series.sources
-
-        def plan(name: str) -> list[Job]:
-            field, family = self._fields[name], part.families[name]
-            return [
-                Job(
-                    family.plan(layout, selection, sources[i].locate),
-                    sources[i],
-                    field.decodings[i],
-                    allow_missing=self._allow_missing,
-                )
-                for i, layout, selection in self._selections(name, places, part)
-            ]
-
-        if self._is_remote:
-            return dict(zip(names, run_each([functools.partial(plan, n) for n in names]), strict=True))
-        return {name: plan(name) for name in names}
+        planner = self._planner
+        return planner.selections(name, planner.places_of(index), planner.part_of(coordinate))
 
     def plan(self, index: int, rank: int = 0) -> ReadPlan:
         """Plan one sample for the ``rank``-th rank of the domain (see :meth:`GridPartition.coordinate`).
@@ -411,7 +324,7 @@ class GridReader:
         IndexError, ConfigError
             Sample or rank out of range.
         """
-        jobs = self._jobs_of(index, self.part_of(self.partition.coordinate(rank)))
+        jobs = self._planner.jobs_of(index, self.part_of(self.partition.coordinate(rank)))
         fields = {name: tuple([job.plan for job in each]) for name, each in jobs.items()}
         return ReadPlan(index=index, rank=rank, fields=fields)
 
@@ -424,8 +337,9 @@ class GridReader:
 
         ``once``: what is the same in other samples is not kept in memory for them; the caller keeps it.
         """
-        part, pool, remote = self.part_of(coordinate), self.pool, self._is_remote
-        reads = pool.reads_of(part, index, self._places_of) if pool.is_of_use(part) else {}
+        planner, pool = self._planner, self.pool
+        part, remote = planner.part_of(coordinate), planner.is_remote
+        reads = pool.reads_of(part, index, planner.places_of) if pool.is_of_use(part) else {}
         fixed = () if once else pool.fixed_of(part, out)
         shared = pool.fields_of(part, reads, out) if reads else ()
         kept = pool.kept.fields_of(part, out, shared + fixed)
@@ -433,14 +347,14 @@ class GridReader:
         if shared:
             stats += pool.read_into(shared, reads, part, out, side_by_side=remote)
         if fixed or kept:
-            places = self._places_of(index)
+            places = planner.places_of(index)
             stats += pool.read_fixed(fixed, places, part, out)
             stats += pool.kept.read_into(kept, places, part, out, side_by_side=remote)
         done = {*fixed, *shared, *kept}
         others = [name for name in self.fields if name in out and name not in done]
         if not others:
             return stats
-        jobs = self._plan_fields(index, part, others) if shared or kept else self._jobs_of(index, part)
+        jobs = planner.plan_fields(index, part, others) if shared or kept else planner.jobs_of(index, part)
         return stats + self._read(jobs, others, part, out)
 
     def shared_reads(self, index: int, coordinate: Mapping[str, int]) -> list[BlockRead]:
@@ -448,7 +362,7 @@ class GridReader:
         part = self.part_of(coordinate)
         if not self.pool.is_of_use(part):
             return []
-        return [read for reads in self.pool.reads_of(part, index, self._places_of).values() for read in reads]
+        return [read for reads in self.pool.reads_of(part, index, self._planner.places_of).values() for read in reads]
 
     def _read(self, planned: Jobs, names: Sequence[str], part: Part, out: Mapping[str, npt.NDArray[Any]]) -> ReadStats:
         reads = []
@@ -467,12 +381,9 @@ class GridReader:
             threads=self._threads, allow_missing=self._allow_missing,
         )  # fmt: skip
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_last_part": None}
-
     def close(self) -> None:
         """End the threads and close the files; the next read starts them again."""
         self._threads.close()
         self.pool.clear()
         self._series.close()
-        self._last_part = None
+        self._planner.forget()

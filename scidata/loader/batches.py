@@ -6,6 +6,7 @@ import operator
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -62,11 +63,12 @@ class Batches(Iterator[BatchT]):
         """Return the next batch, or sample."""
         called = time.perf_counter_ns()
         try:
-            if self._stream is None:
-                arrived, batch = self._next()
-            else:
-                with self._stream.own():
-                    arrived, batch = self._next()
+            with nullcontext() if self._stream is None else self._stream.own():
+                index, local = next(self._prefetcher)
+                arrived = time.perf_counter_ns()
+                with trace.span("transform", samples=index):
+                    batch: BatchT = self._wrap(index, local)
+            if self._stream is not None:
                 self._stream.hand_over(batch)
         except BaseException as e:
             finished = isinstance(e, StopIteration)
@@ -81,15 +83,6 @@ class Batches(Iterator[BatchT]):
         self._position.received(self._prefetcher.taken)
         self._waiting.step(self._prefetcher.stats, called, arrived, time.perf_counter_ns())
         return batch
-
-    def _next(self) -> tuple[int, BatchT]:
-        """Return the next batch, and when what was read for it had arrived."""
-        index, local = next(self._prefetcher)
-        arrived = time.perf_counter_ns()
-        if trace.active is None:
-            return arrived, self._wrap(index, local)
-        with trace.span("transform", samples=index):
-            return arrived, self._wrap(index, local)
 
     def close(self) -> None:
         """End the epoch and its threads; dropping the iterator does the same."""

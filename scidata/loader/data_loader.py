@@ -323,7 +323,7 @@ class DataLoader(torch.utils.data.DataLoader[BatchT]):
 
     def _may_read(self, device: torch.device | None) -> bool:
         """Whether the loop may read samples itself: not where a read may hang, and threads would tell, or copies."""
-        return self.workers == "thread" and not self.timeout and device is None and self._source.is_local
+        return self.workers == "thread" and not self.timeout and device is None and self._source.reads_alone
 
     def _read_ahead(self, items: Iterator[list[int]]) -> ReadAhead | None:
         """Return what looks further ahead than readers do, where samples share blocks that this process keeps."""

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 import scidata
+from scidata.errors import UnsupportedShardOp
 from scidata.shard.graphs.ghosts import ghost_exchange
 from scidata.store.partitioning.partition import partition
 from scidata.testing import run_ranks
@@ -69,3 +70,25 @@ def once_per_topology(rank, num_ranks, path):
 
 def test_exchanges_are_made_once_per_topology(store):
     run_ranks(once_per_topology, 3, store, timeout=120)
+
+
+def kept_rows(rank, num_ranks, path):
+    mesh = scidata.init_mesh(domain=num_ranks, device="cpu")
+    data, whole = (scidata.open_dataset(path, on)[0].to_pyg(x="u") for on in (mesh, None))
+    sources = data.edge_index[0]
+    assert data.edge_index[0] is sources
+    for index in (data.edge_index, whole.edge_index):
+        index[:, :3] = 0  # what was taken before shows it, as a view does
+        index[0].mul_(1)
+    ends = whole.edge_index[0].clone()
+    assert torch.equal(sources.to_local(), data.edge_index.to_local()[0])
+    found = data.x[data.edge_index[0]].sum()
+    assert torch.allclose(found.full_tensor() if hasattr(found, "full_tensor") else found, whole.x[ends].sum())
+    with pytest.raises(UnsupportedShardOp):
+        sources.unsqueeze_(0)
+    assert data.edge_index[0].shape == ends.shape
+
+
+def test_rows_of_an_edge_index_are_kept_and_stay_views(store):
+    pytest.importorskip("torch_geometric")
+    run_ranks(kept_rows, 2, store)

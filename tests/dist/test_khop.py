@@ -189,6 +189,9 @@ def by_hops(rank: int, num_ranks: int, path: str) -> None:
         batch.call_on_parts(trimmed(layers=4), *given)
     with pytest.raises(UnsupportedShardOp, match="its counts by hops are another"):
         batch.call_on_parts(trimmed(), data.x, batch.edge_index_with_ghosts, data.edge_attr, *counts)
+    other = ds[0].to_pyg(x=["u", "p"], khop=True, by_hop=True)
+    with pytest.raises(ConfigError, match="counts by hops of"):  # of a model that was checked, too
+        batch.call_on_parts(twins[0], *given, other.num_sampled_nodes, other.num_sampled_edges)
     with pytest.raises(UnsupportedShardOp, match="row for each"):
         batch.call_on_parts(trimmed(), *given, *map(list, counts))  # of another order, for all that is known
 

@@ -215,11 +215,8 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
 
     def _await(self, head: Work) -> None:
         began = time.perf_counter()
-        if trace.active is None:
+        with trace.span("wait", batch=head.number):
             self._await_since(began, head)
-        else:
-            with trace.span("wait", batch=head.number):
-                self._await_since(began, head)
         self.stats.wait_seconds += time.perf_counter() - began
 
     def _await_since(self, began: float, head: Work) -> None:

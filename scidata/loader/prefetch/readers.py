@@ -226,11 +226,8 @@ class Readers(Generic[TicketT]):
         if mine:
             began = time.perf_counter_ns()
             try:
-                if trace.active is None:
+                with trace.span("begin copy", batch=work.number, bytes=work.buffers.nbytes):
                     work.ticket = self.copier.start(work.buffers)
-                else:
-                    with trace.span("begin copy", batch=work.number, bytes=work.buffers.nbytes):
-                        work.ticket = self.copier.start(work.buffers)
             except BaseException as e:
                 work.error = e
             work.copy_seconds = (time.perf_counter_ns() - began) / 1e9

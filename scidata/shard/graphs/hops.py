@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from scidata.core.index_map import IndexMap
+from scidata.errors import ConfigError
 from scidata.shard.torch_internals import tree_leaves, tree_map_only
 
 _T = TypeVar("_T")
@@ -22,6 +23,22 @@ class HopCounts(list[int]):
 def counted(arguments: Any) -> bool:
     """Whether there are counts by hops among arguments."""
     return any(isinstance(x, HopCounts) for x in tree_leaves(arguments))
+
+
+def check_counts(arguments: Any, num_rows: int, num_edges: int) -> None:
+    """Make sure that counts by hops are those of a graph of this size; a check of the model is made but once.
+
+    Raises
+    ------
+    ConfigError
+        They are another graph's.
+    """
+    for counts in tree_leaves(arguments):
+        if isinstance(counts, HopCounts) and sum(counts) not in (num_rows, num_edges):
+            raise ConfigError(
+                f"call_on_parts: counts by hops of {sum(counts)} rows or edges, but the sample has {num_rows} rows "
+                f"and {num_edges} edges; take both from one to_pyg(khop=True, by_hop=True)"
+            )
 
 
 def untrimmed(arguments: _T) -> _T:

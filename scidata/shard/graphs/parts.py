@@ -25,7 +25,7 @@ from scidata.shard.axes import mesh_axes
 from scidata.shard.comm.sums import replicate_all
 from scidata.shard.graphs.ghosts import node_tensor
 from scidata.shard.graphs.halo_depth import check_halo_depth
-from scidata.shard.graphs.hops import counted, hop_order, hops_of
+from scidata.shard.graphs.hops import check_counts, counted, hop_order, hops_of
 from scidata.shard.graphs.set_parts import SetParts
 from scidata.shard.torch_internals import BatchNorm, parameters_of, tree_leaves, tree_map_only
 
@@ -199,8 +199,10 @@ def call_on_parts(module: nn.Module, parts: Parts | SetParts, *args: Any, **kwar
     groups = [axis.group for axis in mesh_axes(parts.device_mesh) if axis.size > 1]
     for group in groups:
         check_halo_depth(module, parts, group, args, kwargs)
-    result = _with_summed_gradients(module, groups, args, kwargs)
-    return parts.owned(result, trimmed=counted((args, kwargs)))
+    trims = counted((args, kwargs))
+    if trims and isinstance(parts, Parts):
+        check_counts((args, kwargs), parts.index_map.num_local, parts.edge_index.shape[1])
+    return parts.owned(_with_summed_gradients(module, groups, args, kwargs), trimmed=trims)
 
 
 def _with_summed_gradients(

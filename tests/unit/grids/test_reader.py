@@ -10,6 +10,7 @@ import pytest
 import xarray as xr
 
 from scidata.errors import ConfigError, FieldMismatchError, SourceChangedError, UnknownNameError
+from scidata.grids.planner import Planner
 from scidata.grids.reader import GridReader
 from scidata.testing import GRID_FORMATS, make_grid
 
@@ -240,10 +241,8 @@ def test_samples_are_planned_once(fmt, tmp_path, monkeypatch):
     make_grid(path, format=fmt, num_times=4, num_lat=13, num_lon=24)
     options = {"axis_sizes": {"domain": 2}, "shard": {"latitude": "domain"}, "halo": {"latitude": 1}}
     wanted = [read_part(GridReader(path, **options), i, 1) for i in range(3)]
-    planned, plan_fields = [], GridReader._plan_fields
-    monkeypatch.setattr(
-        GridReader, "_plan_fields", lambda self, i, *rest: planned.append(i) or plan_fields(self, i, *rest)
-    )
+    planned, plan_fields = [], Planner.plan_fields
+    monkeypatch.setattr(Planner, "plan_fields", lambda self, i, *rest: planned.append(i) or plan_fields(self, i, *rest))
     reader = GridReader(path, **options)
     for _ in range(3):
         for i in (2, 0, 1):

@@ -1,0 +1,163 @@
+"""Plans any rank's part of any sample of a gridded data set. No I/O, but for finding where chunks lie."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from scidata.core.cache import Cache
+from scidata.core.types import ArrayLayout, BufferSpec, Selection
+from scidata.core.urls import Url
+from scidata.grids.partition import GridPartition
+from scidata.grids.parts import Field, Jobs, Part
+from scidata.grids.sample_rows import SampleRows
+from scidata.grids.series import Series
+from scidata.grids.steps import FieldSteps, Places, Runs
+from scidata.plan.array import MAX_PLAN_BYTES
+from scidata.plan.family import PlanFamily
+from scidata.read import Job
+from scidata.sources.access.fetches import run_each
+
+
+class Planner:
+    """What each rank of a domain reads of each sample. Thread-safe; pickles without what it has planned.
+
+    Parameters
+    ----------
+    series
+        The files, seen as one.
+    fields
+        What is read of them.
+    partition
+        Who owns which rows.
+    steps, sample_rows
+        Which rows along the sample dimension a sample is.
+    allow_missing
+        Whether absent chunks are fill values.
+    """
+
+    def __init__(
+        self, series: Series, fields: Mapping[str, Field], *, partition: GridPartition, steps: FieldSteps,
+        sample_rows: SampleRows, allow_missing: bool,
+    ) -> None:  # fmt: skip
+        self._series, self._fields, self._partition = series, fields, partition
+        self._steps, self._sample_rows, self._allow_missing = steps, sample_rows, allow_missing
+        self._last_part: Part | None = None
+
+    @functools.cached_property
+    def is_remote(self) -> bool:
+        """Whether the files lie behind URLs."""
+        return isinstance(self._series.files[0].path, Url)
+
+    def forget(self) -> None:
+        """Drop what was planned: the files may be others when they are opened again."""
+        self._last_part = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_last_part": None}
+
+    # -- a rank's part -------------------------------------------------------------------------------------------
+
+    def buffer_specs(self, coordinate: Mapping[str, int]) -> dict[str, BufferSpec]:
+        """Return shape and dtype of each field's local part with halo, for the rank at ``coordinate``."""
+        return {
+            name: BufferSpec(
+                shape=tuple(
+                    self._steps.num(name) if d == self._series.sample_dim else self._partition.local_size(d, coordinate)
+                    for d in field.dims
+                ),
+                dtype=field.dtype,
+            )
+            for name, field in self._fields.items()
+        }
+
+    def part_of(self, coordinate: Mapping[str, int]) -> Part:
+        """Return the part of the rank at ``coordinate``; the last one asked for is kept, since a rank has one."""
+        position = tuple(map(coordinate.__getitem__, self._partition.axis_sizes))
+        part = self._last_part
+        if part is None or part.position != position:
+            part = self._last_part = self._make_part(position, coordinate)
+        return part
+
+    def parts_of(self, coordinates: Iterable[Mapping[str, int]]) -> list[Part]:
+        """Return the parts of several ranks, none of which is kept."""
+        return [self._make_part(tuple(map(at.__getitem__, self._partition.axis_sizes)), at) for at in coordinates]
+
+    def _make_part(self, position: tuple[int, ...], coordinate: Mapping[str, int]) -> Part:
+        numbers = {self._series.sample_dim, *self._series.outer}
+        dims = [d for d in self._partition.sizes if d not in numbers]
+        sizes = {d: self._partition.local_size(d, coordinate) for d in dims}
+        return Part(
+            position=position,
+            segments={d: self._partition.segments(d, coordinate) for d in dims},
+            shapes={name: spec.shape for name, spec in self.buffer_specs(coordinate).items()},
+            families={name: self._family(name, sizes) for name in self._fields},
+            jobs=Cache(MAX_PLAN_BYTES, "none"),
+        )
+
+    def _family(self, name: str, sizes: Mapping[str, int]) -> PlanFamily:
+        dims = self._fields[name].source_dims
+        shape = tuple(self._steps.num(name) if d == self._series.sample_dim else sizes.get(d, 1) for d in dims)
+        return PlanFamily(self._series.moving(dims), shape)
+
+    # -- a sample ------------------------------------------------------------------------------------------------
+
+    def number(self, index: int) -> int:
+        """Return a sample's number from 0 on.
+
+        Raises
+        ------
+        IndexError
+            There is no such sample.
+        """
+        num = self._sample_rows.num
+        if not -num <= index < num:
+            steps = self._steps.every
+            raise IndexError(
+                f"{self._series.files[0].path}: sample {index} is out of range: there are {num} samples"
+                + (f" with steps {steps}" if steps != (0,) else "")
+            )
+        return index % num
+
+    def places_of(self, index: int) -> Places:
+        """Return where a sample's rows lie."""
+        return Places(self._series, self._steps, self._sample_rows, self.number(index))
+
+    def selections(self, name: str, places: Places, part: Part) -> list[tuple[int, ArrayLayout, Selection]]:
+        """Return what is read of a field: for each file involved its position, layout and selection."""
+        dim, dims = self._series.sample_dim, self._fields[name].source_dims
+        fixed: Runs = [(places.member if self._series.outer else 0, ())]
+        found = []
+        for i, rows in places.of(name) if dim in dims else fixed:
+            space = self._series.space(i, part.segments)
+            found.append((i, self._series.layout_in(i, name), tuple([rows if d == dim else space[d] for d in dims])))
+        return found
+
+    def jobs_of(self, index: int, part: Part) -> Jobs:
+        """Plan all fields, or find what an earlier epoch planned."""
+        jobs = part.jobs.get(index)
+        if jobs is None:
+            jobs = self.plan_fields(index, part, tuple(self._fields))
+            part.jobs.put(index, jobs, sum([job.plan.num_bytes for each in jobs.values() for job in each]))
+        return jobs
+
+    def plan_fields(self, index: int, part: Part, names: Sequence[str]) -> Jobs:
+        """Plan fields: where they lie behind URLs side by side, because finding their chunks takes round trips."""
+        places, sources = self.places_of(index), self._series.sources
+
+        def plan(name: str) -> list[Job]:
+            field, family = self._fields[name], part.families[name]
+            return [
+                Job(
+                    family.plan(layout, selection, sources[i].locate),
+                    sources[i],
+                    field.decodings[i],
+                    allow_missing=self._allow_missing,
+                )
+                for i, layout, selection in self.selections(name, places, part)
+            ]
+
+        if self.is_remote:
+            return dict(zip(names, run_each([functools.partial(plan, n) for n in names]), strict=True))
+        return {name: plan(name) for name in names}

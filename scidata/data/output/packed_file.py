@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scidata.data.output.chunks import append, chunks_of_box, encoding_threads, filled
 from scidata.data.output.fields import OutputField, OutputLayout
 from scidata.data.output.flat_output import FlatOutput
 from scidata.data.output.places import LocalPlace, whole_steps
@@ -29,7 +30,6 @@ from scidata.plan.owners import Box
 
 LEVEL = 1  # of zlib: of noisy float32 behind a byte shuffle 4 and 6 save nothing and take 1.2 and 1.5 times the CPU
 _ENTRY = np.dtype([("field", "<u4"), ("step", "<u8"), ("chunk", "<u8"), ("offset", "<u8"), ("size", "<u8")])
-_MAX_THREADS = 4
 
 
 class PackedFileOutput(FlatOutput):
@@ -46,30 +46,22 @@ class PackedFileOutput(FlatOutput):
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         self._file = os.open(self._place.beside(f"chunks-{run}.bin"), flags, 0o666)
         self._index = os.open(self._place.beside(f"chunks-{run}.index"), flags, 0o666)
-        cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        self._threads = ThreadPoolExecutor(max(1, min(cores, _MAX_THREADS)), thread_name_prefix="scidata-compress")
+        self._threads = encoding_threads()
 
     def write(self, each: OutputField, step: int, box: Box, values: npt.NDArray[Any]) -> None:
         """Write a global box, of whole chunks, of some steps from ``step`` on: ``(steps, …)``, as stored."""
         assert self._threads is not None
         chunks = [max(1, size) for size in each.chunks]
         counts = [-(-size // chunk) for size, chunk in zip(each.shape, chunks, strict=True)]
-        places, boxes = [], []
-        for index in itertools.product(
-            *(range(rows.start // chunk, -(-rows.stop // chunk)) for rows, chunk in zip(box, chunks, strict=True))
-        ):
-            places.append(int(np.ravel_multi_index(index, counts)) if index else 0)
-            boxes.append(tuple(
-                slice(i * chunk - rows.start, min((i + 1) * chunk, rows.stop) - rows.start)
-                for i, chunk, rows in zip(index, chunks, box, strict=True)
-            ))  # fmt: skip
+        found = list(chunks_of_box(box, chunks))
+        places = [int(np.ravel_multi_index(index, counts)) if index else 0 for index, _ in found]
         shape = (self._layout.step_chunk, *chunks)
         for place, packed in zip(
-            places, self._threads.map(lambda at: _pack(values[:, *at], shape), boxes), strict=True
+            places, self._threads.map(lambda each: _pack(values[:, *each[1]], shape), found), strict=True
         ):
             entry = np.array([(self._numbers[each.name], step, place, self._end, len(packed))], _ENTRY)
-            _append(self._file, packed)
-            _append(self._index, entry.tobytes())  # after what it speaks of
+            append(self._file, packed)
+            append(self._index, entry.tobytes())  # after what it speaks of
             self._end += len(packed)
 
     def finish(self) -> None:
@@ -139,15 +131,5 @@ class PackedFileOutput(FlatOutput):
 
 def _pack(values: npt.NDArray[Any], shape: tuple[int, ...]) -> bytes:
     """Return a chunk as HDF5's filters ``shuffle`` and ``deflate`` leave it; at the array's end it is filled up."""
-    if values.shape != shape:
-        filled = np.zeros(shape, values.dtype)
-        filled[tuple(slice(size) for size in values.shape)] = values
-        values = filled
-    raw = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+    raw = filled(values, shape, 0).reshape(-1).view(np.uint8)
     return zlib.compress(raw.reshape(-1, values.dtype.itemsize).T.tobytes(), LEVEL)
-
-
-def _append(file: int, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[os.write(file, left) :]

@@ -72,7 +72,7 @@ class Packing:
             A value that cannot be stored: out of the packed range, or missing where nothing stands for that.
         """
         if self.is_plain and (values.dtype == self.dtype or (self.dtype.kind == "f" and values.dtype.kind in "fiu")):
-            return np.ascontiguousarray(values, self.dtype)
+            return np.ascontiguousarray(values, self.dtype).reshape(values.shape)  # of a scalar it makes a vector
         out = np.empty(values.shape, self.dtype)
         flat, into = np.ascontiguousarray(values).reshape(-1), out.reshape(-1)
         for start in range(0, len(flat), _BLOCK):

@@ -8,14 +8,17 @@ import re
 import struct
 import warnings
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from scidata.core.urls import Url
+from scidata.data.output.chunks import encoding_threads
 from scidata.data.output.fields import OutputField, OutputLayout, OutputVariable
 from scidata.data.output.places import Place
+from scidata.data.output.zarr_chunks import ChunkFiles
 from scidata.errors import ConfigError, near_matches
 from scidata.grids.choices import UNFINISHED
 from scidata.plan.owners import Box
@@ -45,6 +48,8 @@ class ZarrOutput:
             )
         self._place, self._layout, self._format, self._codec = place, layout, zarr_format, codec
         self._arrays: dict[str, Any] = {}
+        self._files: dict[str, ChunkFiles] = {}  # of those arrays that do without zarr-python
+        self._threads: ThreadPoolExecutor | None = None
 
     def _store(self) -> Any:
         from zarr.storage import FsspecStore, LocalStore
@@ -147,11 +152,24 @@ class ZarrOutput:
 
         group: Any = zarr.open_group(self._store(), mode="r+", zarr_format=self._format)  # type: ignore[arg-type]
         self._arrays = {name: group[name].with_config({"write_empty_chunks": True}) for name in self._layout.fields}
+        target = self._place.target
+        if not isinstance(target, Url):
+            self._threads = encoding_threads()
+            self._files = {
+                name: ChunkFiles(os.path.join(target, name), array, self._threads)
+                for name, array in self._arrays.items()
+                if ChunkFiles.can_write(array)
+            }
 
     def write(self, each: OutputField, step: int, box: Box, values: npt.NDArray[Any]) -> None:
         """Write a global box, of whole chunks, of some steps from ``step`` on: ``(steps, …)``, as stored."""
         *outer, first = self._layout.place(step)
-        self._arrays[each.name][(*outer, slice(first, first + len(values)), *box)] = values
+        steps = (*(slice(i, i + 1) for i in outer), slice(first, first + len(values)))
+        values = values.reshape(*(1 for _ in outer), *values.shape)
+        if each.name in self._files:
+            self._files[each.name].write((*steps, *box), values)
+        else:
+            self._arrays[each.name][(*steps, *box)] = values
 
     def finish(self) -> None:
         """Say that all is written. For one process, when all have ended."""
@@ -165,7 +183,10 @@ class ZarrOutput:
 
     def close(self) -> None:
         """Let go of what is open."""
-        self._arrays = {}
+        self._arrays, self._files = {}, {}
+        if self._threads is not None:
+            self._threads.shutdown()
+            self._threads = None
 
 
 def _fill_attribute(fill: Any, zarr_format: int) -> Any:

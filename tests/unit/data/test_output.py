@@ -95,8 +95,9 @@ def test_new_fields_and_other_packings(ds: Any, tmp_path: Path) -> None:
         "mean": {"dims": (), "dtype": "float32"},
     }
     scores = torch.arange(5.0)
-    for out in ("out.zarr", "out.nc", "out.h5"):
-        with scidata.create(tmp_path / out, like=ds, fields=fields, times=1) as writer:
+    for out in ("out.zarr", "out.nc", "out.h5", "packed.h5"):
+        codec = "zlib" if out == "packed.h5" else None
+        with scidata.create(tmp_path / out, like=ds, fields=fields, times=1, codec=codec) as writer:
             u = ds[0]["u"].clone()
             u[0, 0, 0] = torch.nan
             made = {"u": u, "speed": ds[0]["u"].double() ** 2, "mask": ds[0]["u"][0] > 0, "scores": scores}

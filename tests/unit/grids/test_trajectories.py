@@ -154,6 +154,19 @@ def test_files_follow_each_other_along_the_trajectories(tmp_path):
 ONCE = 6 * 9 * 12 * 4 * 2 * 4  # bytes of whole chunks of u: three of two runs each, three of three times, …
 
 
+def check_epoch(loader, steps, chosen):
+    """Compare an epoch of samples of the chosen trajectories, each once, with what was written."""
+    per_run, found = 7 - steps[-1], []
+    for batch in loader:
+        for index, u, static in zip(batch.index, batch["u"].numpy(), batch["static"].numpy(), strict=True):
+            run, time = divmod(index, per_run)
+            rows = slice(time, time + 2) if len(steps) > 1 else time
+            assert np.array_equal(u, VALUES["u"][chosen[run], rows])
+            assert np.array_equal(static, VALUES["static"][chosen[run]])
+            found.append(index)
+    assert sorted(found) == list(range(len(chosen) * per_run))
+
+
 @pytest.mark.parametrize("runs", [slice(None), slice(1, 5), [4, 0, 1]])
 @pytest.mark.parametrize("steps", [(0,), (0, 1)])
 @pytest.mark.parametrize("pool_bytes", [1 << 20, None])
@@ -172,15 +185,7 @@ def test_chunks_of_several_trajectories_are_decoded_once(tmp_path, steps, pool_b
         loader = scidata.DataLoader(ds, batch_size=3, sampler=sampler)
         for epoch in range(2 if pool_bytes else 1):  # the default need not hold all for another one
             loader.set_epoch(epoch)
-            found = {}
-            for batch in loader:
-                for index, u, static in zip(batch.index, batch["u"].numpy(), batch["static"].numpy(), strict=True):
-                    run, time = divmod(index, per_run)
-                    rows = slice(time, time + 2) if len(steps) > 1 else time
-                    assert np.array_equal(u, VALUES["u"][chosen[run], rows])
-                    assert np.array_equal(static, VALUES["static"][chosen[run]])
-                    found[index] = True
-            assert sorted(found) == list(range(len(chosen) * per_run))
+            check_epoch(loader, steps, chosen)
         decoded = loader.stats()["bytes_decoded"]
         assert 0 < decoded <= 1.1 * once, decoded / once
         ds.reader.pool.clear()
@@ -192,7 +197,7 @@ def test_chunks_of_several_trajectories_are_decoded_once(tmp_path, steps, pool_b
 def test_kept_on_disk_chunks_of_several_trajectories_are_decoded_once(tmp_path, steps, pool_bytes, runs):
     path = write(tmp_path / "a", "zstd", {n: VALUES[n] for n in ("u", "static")})
     settle(tmp_path / "a")
-    per_run, chosen = 7 - steps[-1], np.arange(5)[runs]
+    chosen = np.arange(5)[runs]
     once = 3 * (ONCE // 3 + 2 * 12 * 4 * 4)
     for k, shuffle in enumerate([True, "blocks", False]):
         decoded = []
@@ -202,15 +207,7 @@ def test_kept_on_disk_chunks_of_several_trajectories_are_decoded_once(tmp_path, 
                 isel={"run": runs}, cache_dir=cache, cache_disk_bytes=1 << 24,
             )  # fmt: skip
             loader = scidata.DataLoader(ds, batch_size=3, sampler=scidata.DistributedSampler(ds, shuffle=shuffle))
-            found = []
-            for batch in loader:
-                for index, u, static in zip(batch.index, batch["u"].numpy(), batch["static"].numpy(), strict=True):
-                    run, time = divmod(index, per_run)
-                    rows = slice(time, time + 2) if len(steps) > 1 else time
-                    assert np.array_equal(u, VALUES["u"][chosen[run], rows])
-                    assert np.array_equal(static, VALUES["static"][chosen[run]])
-                    found.append(index)
-            assert sorted(found) == list(range(len(chosen) * per_run))
+            check_epoch(loader, steps, chosen)
             decoded.append(loader.stats()["bytes_decoded"])
         assert 0 < decoded[0] <= 1.1 * once, decoded[0] / once
         assert decoded[1:] == [0, 0]

@@ -60,9 +60,9 @@ class _Window:
         with self._lock:
             self._flying -= 1
             self._futures.pop(i, None)
-            lingered = i in self._lingering
+            lingered, closed = i in self._lingering, self._closed
         self._load.remove(requests=1, nbytes=self._nbytes[i] if lingered else 0)
-        if future.cancelled():
+        if closed or future.cancelled():  # of others' failure: an error from here would stand in front of that
             return
         error = future.exception()
         if error is None and not isinstance(self._jobs[i][0], Held | KeptUrl):

@@ -7,6 +7,7 @@ import os
 import re
 import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ClassVar
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 
 from scidata.core.urls import url_of
 from scidata.errors import ShortReadError, SourceChangedError
+from scidata.sources.access import fetches as fetches_module
 from scidata.sources.access import filesystems, load, object_stores, remote, retry
 from scidata.sources.access.fetches import Fetches
 from scidata.sources.access.files import files
@@ -540,3 +542,25 @@ def test_without_obstore(web, monkeypatch):
 def test_a_message_that_is_not_understood_is_left_to_fsspec():
     error = object_stores._translation("Generic S3 error: something new")
     assert isinstance(error, object_stores.UnservedError)
+
+
+def test_what_ends_since_another_failed_stands_in_front_of_no_error(web, monkeypatch):
+    """A thread that waits hears that nothing is left, not that a request was given up."""
+
+    class Late(Future):
+        def cancel(self):  # under way: it ends by itself, while the others are cancelled
+            self.set_exception(InterruptedError("nobody waits"))
+            return False
+
+    requests = [Future(), Late()]
+    monkeypatch.setattr(fetches_module, "start", lambda *job, wanted: requests[job[2]["offset"]])
+    fetches = Fetches([(at(web), i, 10) for i in range(2)])
+    requests[0].set_exception(OSError("the first"))
+    with ThreadPoolExecutor(1) as threads:
+        assert str(fetches.take()[1]) == "the first"
+        other = threads.submit(fetches.take)
+        while not other.running():
+            time.sleep(0.01)
+        time.sleep(0.1)
+        fetches.close()
+        assert other.result() is None

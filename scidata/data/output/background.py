@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 JobT = TypeVar("JobT")
 
 _JOIN_SECONDS = 5.0
+_NICE = 10  # the loop goes first where cores are few: it waits for all ranks at each step
 
 
 class Background(Generic[JobT]):
@@ -66,6 +70,9 @@ class Background(Generic[JobT]):
             raise self.error
 
     def _work(self) -> None:
+        if sys.platform == "linux":  # where threads have priorities of their own, and give them to those they start
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + _NICE)
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._ends or self._jobs)

@@ -319,7 +319,7 @@ class _Run:
         ) from error
 
     def _try_suspect(self) -> list[Any]:
-        """Do a suspect again, while no other is done: what workers die of is not in line behind it then."""
+        """Do a suspect again, while no other one is: so what workers die of is not in line with it."""
         if not self._suspects or self._trial is not None:
             return []
         index = self._suspects.popleft()

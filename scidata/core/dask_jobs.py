@@ -153,7 +153,7 @@ class _Run:
         self._failures: dict[int, int] = {}
         self._suspects: deque[int] = deque()  # pieces that workers died of, or of another that was in line there
         self._tried: set[int] = set()  # those of them that were given another try
-        self._trial: Any = None  # the future of one that is
+        self._trial: Any = None  # the future of the latest try
 
     def run(self, indices: Sequence[int]) -> None:
         try:
@@ -261,8 +261,6 @@ class _Run:
                 more.append(future)
                 continue
             batch = self._batches.pop(future)
-            if future is self._trial:
-                self._trial = None
             if status == "error":
                 more += self._isolate(future.exception(), batch)
             elif result is not None:
@@ -320,7 +318,7 @@ class _Run:
 
     def _try_suspect(self) -> list[Any]:
         """Do a suspect again, while no other one is: so what workers die of is not in line with it."""
-        if not self._suspects or self._trial is not None:
+        if not self._suspects or self._trial in self._batches:
             return []
         index = self._suspects.popleft()
         self._tried.add(index)

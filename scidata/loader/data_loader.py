@@ -6,11 +6,9 @@ set knows how to read a sample and how to wrap it.
 
 from __future__ import annotations
 
-import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from typing import Any, TypeAlias, Unpack, overload
+from typing import Any, Unpack, overload
 
 import torch
 import torch.utils.data
@@ -18,7 +16,6 @@ from typing_extensions import TypeVar  # with defaults, before Python 3.13
 
 from scidata.core.checks import optional, whole
 from scidata.core.keywords import checked_keywords
-from scidata.core.memory import BlockPool
 from scidata.data.collate import collate
 from scidata.data.combine import as_combined
 from scidata.data.combined_dataset import CombinedDataset
@@ -37,31 +34,23 @@ from scidata.loader.arguments import (
     needs_agreement,
     refuse,
 )
-from scidata.loader.batches import Batches, announced, items_of, part_reader
+from scidata.loader.batches import Batches, announced, items_of
 from scidata.loader.described import as_html, as_text
 from scidata.loader.peers.ballot import CommonBallot, OwnBallot
 from scidata.loader.peers.session import Session
 from scidata.loader.peers.watch import Watch
 from scidata.loader.position import Position, position_of
 from scidata.loader.prefetch.ahead import ReadAhead
-from scidata.loader.prefetch.buffers import BufferRing, Ring
-from scidata.loader.prefetch.copiers import DeviceCopier, HostCopier, PartCopier, SideStream, Staging
 from scidata.loader.prefetch.depth import Depth
 from scidata.loader.prefetch.own_reads import OwnReads
 from scidata.loader.prefetch.prefetcher import Prefetcher
-from scidata.loader.prefetch.readers import Fill
-from scidata.loader.prefetch.slots import SlotRing
 from scidata.loader.sampler import DistributedSampler, check_state, fingerprint_of
 from scidata.loader.stats import LoaderStats, PrefetchStats
 from scidata.loader.transform_stream import TransformStream
 from scidata.loader.waiting import WaitWatch, warn_of_copies, warn_of_room
-from scidata.loader.workers import WorkerPool, WorkerReader
+from scidata.loader.ways import Ways
 
 _VERSION = 1  # of the state
-
-#: How samples are read: where to, by what, the bytes of a batch where they are known, and options of the prefetcher.
-_Way: TypeAlias = tuple[Ring[Any], Fill, int, dict[str, Any]]
-
 
 BatchT = TypeVar("BatchT", covariant=True, default=Sample)
 _Sample = TypeVar("_Sample", bound=Sample[Any])
@@ -256,12 +245,9 @@ class DataLoader(torch.utils.data.DataLoader[BatchT]):
         self._watch: Watch | None = None
         refuse(self, source)
         self._stats = PrefetchStats()
-        self._idle_rings: deque[BufferRing] = deque(maxlen=1)
+        self._ways = Ways(source)
         self._position: Position | None = None  # of the latest iteration, or of the next one where a state was loaded
-        self._staging: Staging | None = None
-        self._memory = BlockPool()
         self._own_reads = OwnReads()
-        self._pool: WorkerPool | None = None
         self._epoch = 0
 
     def check_worker_number_rationality(self) -> None:
@@ -269,9 +255,7 @@ class DataLoader(torch.utils.data.DataLoader[BatchT]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the buffers, which are made again when needed, and the iteration, which stays with its owner."""
-        fresh: dict[str, Any] = {"_idle_rings": deque(maxlen=1), "_position": None, "_staging": None, "_watch": None}
-        fresh |= {"_pool": None, "_own_reads": OwnReads()}
-        return self.__dict__ | fresh
+        return self.__dict__ | {"_position": None, "_watch": None, "_own_reads": OwnReads()}
 
     __repr__, _repr_html_ = as_text, as_html
 
@@ -287,21 +271,20 @@ class DataLoader(torch.utils.data.DataLoader[BatchT]):
         ahead = self._read_ahead(items)
         session = self._begin_session()
         try:
-            way = self._into_buffers if self._source.has_buffers else self._into_slots
-            ring, fill, nbytes, options = way(device)
+            way = self._ways.of(self, self._prefetch, device)
             prefetcher = Prefetcher(
                 announced(items if ahead is None else ahead, session),
-                fill,
-                ring,
+                way.fill,
+                way.ring,
                 num_workers=self.num_workers,
-                prefetch=Depth(self._prefetch, self.max_prefetch_bytes, nbytes),
+                prefetch=Depth(self._prefetch, self.max_prefetch_bytes, way.nbytes),
                 stats=self._stats,
                 timeout=self.timeout,
                 peers=session,
                 ballot=self._ballot(session),
                 ahead=ahead,
                 own_reads=self._own_reads if self._may_read(device) else None,
-                **options,
+                **way.options,
             )
         except BaseException:
             if session is not None:
@@ -343,19 +326,6 @@ class DataLoader(torch.utils.data.DataLoader[BatchT]):
             return int(sampler.seed), int(sampler.epoch)
         return 0 if self.generator is None else self.generator.initial_seed(), self._epoch
 
-    def _worker_reader(self) -> WorkerReader | None:
-        if self.workers == "thread" or not self.num_workers:
-            return None
-        pool = self._pool
-        if pool is None or pool.closed:
-            seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
-            context = self.multiprocessing_context
-            pool = WorkerPool(self._source.dataset, self.num_workers, context, self.worker_init_fn, seed)
-            if self.persistent_workers:
-                self._pool = pool
-                weakref.finalize(self, pool.end)
-        return WorkerReader(pool, self._source.epoch, keep=self.persistent_workers)
-
     @property
     def _prefetch(self) -> int:
         """Batches in flight, to begin with: torch counts them per process."""
@@ -376,23 +346,6 @@ class DataLoader(torch.utils.data.DataLoader[BatchT]):
             return None
         return OwnBallot() if session is None or self._watch is None else CommonBallot(self._watch, session)
 
-    def _into_buffers(self, device: torch.device | None) -> _Way:
-        ring, idle = self._take_ring(), self._idle_rings
-        copier = HostCopier(ring) if device is None else DeviceCopier(ring, device)
-        options = {"copier": copier, "on_close": lambda: idle.append(ring)}
-        fill = self._worker_reader() or self._source.dataset.read_into
-        nbytes = (self.batch_size or 1) * sum(spec.nbytes for spec in ring.specs.values())
-        return ring, fill, nbytes, options
-
-    def _into_slots(self, device: torch.device | None) -> _Way:
-        ring, options = SlotRing(max(1, self._prefetch)), dict[str, Any]()
-        if device is not None:
-            if self.pin_memory and self._staging is None:
-                self._staging = Staging()
-            options = {"copier": PartCopier(ring, SideStream(device), self._staging)}
-        fill = self._worker_reader() or part_reader(self._source, self._memory, ring)
-        return ring, fill, 0, options
-
     def _cuda_device(self) -> torch.device | None:
         """Return the CUDA device with its index, which reader threads would not know; None for the host."""
         if self.device is None or self.device.type == "cpu":
@@ -402,18 +355,6 @@ class DataLoader(torch.utils.data.DataLoader[BatchT]):
                 f"device={str(self.device)!r}: no CUDA device is available; leave device out, or use 'cpu'"
             )
         return self.device if self.device.index is not None else torch.device("cuda", torch.cuda.current_device())
-
-    def _take_ring(self) -> BufferRing:
-        specs = dict(self._source.dataset.buffer_specs())
-        capacity = max(1, self._prefetch) + 1
-        pin = self.pin_memory and torch.cuda.is_available()
-        try:
-            ring = self._idle_rings.pop()
-        except IndexError:
-            ring = None
-        if ring is not None and (ring.specs, ring.pin_memory) == (specs, pin):
-            return ring
-        return BufferRing(specs, capacity=capacity, pin_memory=pin)
 
     # -- state -------------------------------------------------------------------------------------------------------
 

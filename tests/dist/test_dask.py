@@ -316,7 +316,8 @@ class TestWork:
             assert time.monotonic() < deadline, found
             time.sleep(0.1)
 
-    def test_workers_that_come_later(self) -> None:
+    def test_workers_that_come_later(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(dask_jobs, "_LONELY_S", 0.2)
         with (
             distributed.LocalCluster(n_workers=0, processes=True, dashboard_address=None) as cluster,
             distributed.Client(cluster, set_as_default=False) as client,
@@ -324,9 +325,9 @@ class TestWork:
             thread = threading.Timer(0.5, lambda: cluster.scale(1))
             thread.start()
             found: dict[int, int] = {}
-            dask_jobs.Cluster(client).run(
-                Work(job=squared, name="piece"), range(4), tick=lambda share: None, take=found.__setitem__
-            )
+            work = Work(job=squared, name="piece")
+            with pytest.warns(UserWarning, match="the cluster has no worker, and nothing was done for 0 s; waiting"):
+                dask_jobs.Cluster(client).run(work, range(4), tick=lambda share: None, take=found.__setitem__)
             thread.join()
             assert found == {0: 0, 1: 1, 2: 4, 3: 9}
 

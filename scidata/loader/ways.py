@@ -1,0 +1,113 @@
+"""Where a loader's samples are read to, and by what; what is kept of that from one epoch to the next."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from scidata.core.memory import BlockPool
+from scidata.data.source import Source
+from scidata.loader.batches import part_reader
+from scidata.loader.prefetch.buffers import BufferRing, Ring
+from scidata.loader.prefetch.copiers import DeviceCopier, HostCopier, PartCopier, SideStream, Staging
+from scidata.loader.prefetch.readers import Fill
+from scidata.loader.prefetch.slots import SlotRing
+from scidata.loader.workers import WorkerPool, WorkerReader
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """How the samples of an epoch are read.
+
+    Attributes
+    ----------
+    ring, fill
+        Where to, and by what.
+    nbytes
+        Of a batch; 0 where samples differ.
+    options
+        Further ones of the prefetcher.
+    """
+
+    ring: Ring[Any]
+    fill: Fill
+    nbytes: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+class Ways:
+    """Makes the way of each epoch, of what earlier ones have left: buffers, page-locked memory, blocks, processes.
+
+    Pickles without these, but for the blocks' limits.
+
+    Parameters
+    ----------
+    source
+        What samples come from.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.idle_rings: deque[BufferRing] = deque(maxlen=1)
+        self.staging: Staging | None = None
+        self.memory = BlockPool()
+        self._pool: WorkerPool | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"idle_rings": deque(maxlen=1), "staging": None, "_pool": None}
+
+    def of(self, loader: torch.utils.data.DataLoader[Any], prefetch: int, device: torch.device | None) -> Way:
+        """Return the way of an epoch: ``prefetch`` batches ahead, to a CUDA device or the host."""
+        make = self._into_buffers if self._source.has_buffers else self._into_slots
+        return make(loader, max(1, prefetch), device)
+
+    def _into_buffers(
+        self, loader: torch.utils.data.DataLoader[Any], prefetch: int, device: torch.device | None
+    ) -> Way:
+        ring, idle = (
+            self._ring(prefetch + 1, pin_memory=loader.pin_memory and torch.cuda.is_available()),
+            self.idle_rings,
+        )
+        copier = HostCopier(ring) if device is None else DeviceCopier(ring, device)
+        return Way(
+            ring=ring,
+            fill=self._worker_reader(loader) or self._source.dataset.read_into,
+            nbytes=(loader.batch_size or 1) * sum(spec.nbytes for spec in ring.specs.values()),
+            options={"copier": copier, "on_close": lambda: idle.append(ring)},
+        )
+
+    def _into_slots(self, loader: torch.utils.data.DataLoader[Any], prefetch: int, device: torch.device | None) -> Way:
+        ring, options = SlotRing(prefetch), dict[str, Any]()
+        if device is not None:
+            if loader.pin_memory and self.staging is None:
+                self.staging = Staging()
+            options = {"copier": PartCopier(ring, SideStream(device), self.staging)}
+        fill = self._worker_reader(loader) or part_reader(self._source, self.memory, ring)
+        return Way(ring=ring, fill=fill, options=options)
+
+    def _ring(self, capacity: int, *, pin_memory: bool) -> BufferRing:
+        specs = dict(self._source.dataset.buffer_specs())
+        try:
+            ring = self.idle_rings.pop()
+        except IndexError:
+            ring = None
+        if ring is not None and (ring.specs, ring.pin_memory) == (specs, pin_memory):
+            return ring
+        return BufferRing(specs, capacity=capacity, pin_memory=pin_memory)
+
+    def _worker_reader(self, loader: Any) -> WorkerReader | None:
+        if loader.workers == "thread" or not loader.num_workers:
+            return None
+        pool = self._pool
+        if pool is None or pool.closed:
+            seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
+            context = loader.multiprocessing_context
+            pool = WorkerPool(self._source.dataset, loader.num_workers, context, loader.worker_init_fn, seed)
+            if loader.persistent_workers:
+                self._pool = pool
+                weakref.finalize(loader, pool.end)
+        return WorkerReader(pool, self._source.epoch, keep=loader.persistent_workers)

@@ -158,7 +158,10 @@ def test_reads_timeouts_and_workers(tmp_path: Path, num_ranks: int, dp: int, how
 
 
 def waits_for_one_of_two(rank: int, num_ranks: int, folder: str) -> None:
+    Path(folder, f"connected{rank}").touch()
     if rank == 0:
+        while not all(Path(folder, f"connected{other}").exists() for other in (1, 2)):  # else these end as they connect
+            time.sleep(0.01)
         os._exit(0)
     if rank == 1:
         time.sleep(20)  # and is ended by the parent

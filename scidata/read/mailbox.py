@@ -25,6 +25,7 @@ import shutil
 import tempfile
 import threading
 import time
+import uuid
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -397,7 +398,11 @@ def _remove_if_dead(folder: str) -> None:
         fd = os.open(os.path.join(folder, "alive"), os.O_RDWR)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
+            if not _same(fd, os.path.join(folder, "alive")):
+                return  # removed by another one meanwhile, and perhaps made anew
+            gone = f"{folder}-{uuid.uuid4().hex}"  # at once: who joins now finds none of it
+            os.rename(folder, gone)
+            shutil.rmtree(gone, ignore_errors=True)
         finally:
             os.close(fd)
 

@@ -59,6 +59,7 @@ def epoch(rank, num_ranks, path, shape, names, options, shuffle):
                     assert np.array_equal(part.numpy(), expected[field].numpy(), equal_nan=True), (index, field)
             seen += batch.index
         assert sorted(seen) == list(range(len(shared)))
+    torch.distributed.barrier()  # what a rank has made ends with it
     return loader.stats()["bytes_decoded"]
 
 
@@ -188,6 +189,7 @@ def decoded_of_each(rank, num_ranks, folder, shuffle, values):
                 own = batch["u"].to_local()[place]
                 assert np.array_equal(own.numpy(), values[index, slice(*rows)]), (name, index)
         found[name] = loader.stats()["bytes_decoded"]
+    torch.distributed.barrier()  # what a rank has made ends with it
     return found
 
 
@@ -314,6 +316,7 @@ def runs_of_each(rank, num_ranks, folder, shuffle, steps, cache):
             seen += batch.index
         assert sorted(seen) == list(range(len(ds)))
         found[name] = loader.stats()["bytes_decoded"]
+    torch.distributed.barrier()  # what a rank has made ends with it
     return found
 
 

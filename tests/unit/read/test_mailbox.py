@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import signal
@@ -316,3 +317,25 @@ def test_what_a_killed_job_left_is_removed_by_the_next(base: Path) -> None:
         process.stdin.close()
         assert process.wait(20) == 0
     assert len(list(base.iterdir())) == 1  # one that ends takes its own along
+
+
+def test_two_that_sweep_at_once_remove_nothing_that_is_in_use(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with child(base, "end") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "made\n"
+        process.kill()
+    (folder,) = base.iterdir()
+    lock = fcntl.flock
+
+    def after_another_one(fd: int, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        mailbox._sweep()
+        assert not any(base.iterdir())
+        folder.mkdir(0o700)  # the same name again, in use
+        used = os.open(folder / "alive", os.O_RDWR | os.O_CREAT)
+        lock(used, fcntl.LOCK_SH)
+        lock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", after_another_one)
+    mailbox._sweep()
+    assert [p.name for p in folder.iterdir()] == ["alive"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -32,6 +33,15 @@ from scidata.sources.access.mounts import is_local
 
 #: How fields of some dims are split: placements, sizes of all parts, halo.
 _Cut: TypeAlias = tuple[tuple[Placement, ...], tuple[tuple[int, ...] | None, ...], dict[int, HaloDim]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Of a field: the shape of this rank's part, and dims and shape of the whole."""
+
+    expected: tuple[int, ...]
+    dims: tuple[str, ...]
+    global_shape: tuple[int, ...]
 
 
 class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
@@ -280,29 +290,38 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
         tensors: dict[str, TensorT] = {}
         lead: tuple[int, ...] = ()
         for name, tensor in local.items():
-            if name not in self._specs:
+            place = self._places.get(name)
+            if place is None:
                 raise UnknownNameError(f"assemble: no field {name!r}{near_matches(name, self._specs)}")
-            expected = self._specs[name].shape
-            num_lead = tensor.ndim - len(expected)
+            num_lead = tensor.ndim - len(place.expected)
             has_batch = num_lead == 1 if batched is None else batched
-            if num_lead != int(has_batch) or tuple(tensor.shape[num_lead:]) != expected:
+            if num_lead != has_batch or tensor.shape[num_lead:] != place.expected:
                 raise ConfigError(
-                    f"assemble: field {name!r} has shape {tuple(tensor.shape)}, but this rank's part is {expected}"
-                    + (" after the batch dim" if has_batch else "")
+                    f"assemble: field {name!r} has shape {tuple(tensor.shape)}, but this rank's part is "
+                    f"{place.expected}{' after the batch dim' if has_batch else ''}"
                 )
-            lead = tensor.shape[:num_lead]
-            tensors[name] = self._wrap(name, self._cast(tensor), lead)
+            lead = tuple(tensor.shape[:num_lead])
+            tensors[name] = self._wrap(place, self._cast(tensor), lead)
         lacking = [name for name in self._static.specs if name not in local]
         if lacking and local and all(name in local for name in self._specs if name not in lacking):  # not of a part
             found = self._static.on(next(iter(local.values())).device)
-            tensors |= {name: self._wrap(name, found[name].expand(*lead, *found[name].shape), lead) for name in lacking}
+            for name in lacking:
+                tensors[name] = self._wrap(self._places[name], found[name].expand(*lead, *found[name].shape), lead)
         tensors = {name: tensors[name] for name in self.fields if name in tensors}
-        dims = {name: ("batch",) * len(lead) + self.reader.dims(name) for name in tensors}
-        return Sample(tensors, dims=dims, index=index, origin=self)
+        batch = ("batch",) * len(lead)
+        return Sample(
+            tensors, dims={name: batch + self._places[name].dims for name in tensors}, index=index, origin=self
+        )
 
-    def _wrap(self, name: str, tensor: torch.Tensor, lead: tuple[int, ...]) -> TensorT:
-        shape = (*lead, *self.reader.global_shape(name))
-        return self._sharded(tensor, self.reader.dims(name), shape)  # type: ignore[return-value]  # as the mesh is
+    @cached_property
+    def _places(self) -> dict[str, _Place]:  # asked for with every field of every sample
+        return {
+            name: _Place(spec.shape, self.reader.dims(name), self.reader.global_shape(name))
+            for name, spec in self._specs.items()
+        }
+
+    def _wrap(self, place: _Place, tensor: torch.Tensor, lead: tuple[int, ...]) -> TensorT:
+        return self._sharded(tensor, place.dims, lead + place.global_shape)  # type: ignore[return-value]  # by the mesh
 
     def _sharded(self, tensor: torch.Tensor, dims: tuple[str, ...], global_shape: tuple[int, ...]) -> torch.Tensor:
         """Make a ShardTensor of this rank's part of what has these dims, after a batch dim where there is one."""

@@ -64,11 +64,6 @@ class Exchange:
     receives: tuple[tuple[int, Box], ...]
 
     @cached_property
-    def is_local(self) -> bool:
-        """Whether what is held is what is written."""
-        return self.held == self.written
-
-    @cached_property
     def shape(self) -> tuple[int, ...]:
         """Shape of what is written."""
         return tuple(rows.stop - rows.start for rows in self.written or ())
@@ -112,9 +107,52 @@ def exchange_of(
 
     own, others = places[part], list(enumerate(places))
     held, written = box(own, ends), box(own, writes)
-    sends = [(i, common) for i, at in others if (common := _common(held, box(at, writes))) is not None]
-    receives = [(i, common) for i, at in others if (common := _common(box(at, ends), written)) is not None]
+    sends = [(i, common) for i, at in others if (common := common_box(held, box(at, writes))) is not None]
+    receives = [(i, common) for i, at in others if (common := common_box(box(at, ends), written)) is not None]
     return Exchange(part=part, held=held, written=written, sends=tuple(sends), receives=tuple(receives))
+
+
+def whole_units(own: Box | None, written: Box, units: Sequence[int]) -> tuple[Box | None, tuple[Box, ...]]:
+    """Split what a rank writes into what takes nothing of others and the rest, each of whole units.
+
+    Parameters
+    ----------
+    own
+        The global box of ``written`` that this rank holds itself; None where there is none.
+
+    Returns
+    -------
+    tuple
+        The units that lie in ``own``, a box, None where there are none; and boxes of all others.
+
+    Examples
+    --------
+    >>> whole_units((slice(5, 12),), (slice(4, 12),), (4,))
+    ((slice(8, 12, None),), ((slice(4, 8, None),),))
+    """
+    if own is None:
+        return None, (written,)
+    inner: list[slice] = []
+    for mine, all_, unit in zip(own, written, units, strict=True):
+        stop = mine.stop if mine.stop == all_.stop else mine.stop // unit * unit  # the last unit may be a short one
+        inner.append(slice(-(-mine.start // unit) * unit, stop))
+    if any(rows.start >= rows.stop for rows in inner):
+        return None, (written,)
+    rest, others = list(written), []
+    for dim, rows in enumerate(inner):
+        for start, stop in ((rest[dim].start, rows.start), (rows.stop, rest[dim].stop)):
+            if start < stop:
+                others.append((*rest[:dim], slice(start, stop), *rest[dim + 1 :]))
+        rest[dim] = rows
+    return tuple(inner), tuple(others)
+
+
+def common_box(first: Box | None, second: Box | None) -> Box | None:
+    """Return what two boxes share; None where that is nothing. A box without dimensions is one value."""
+    if first is None or second is None:
+        return None
+    rows = [(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(first, second, strict=True)]
+    return tuple(slice(*each) for each in rows) if all(start < stop for start, stop in rows) else None
 
 
 def within(box: Box, outer: Box) -> Box:
@@ -124,11 +162,3 @@ def within(box: Box, outer: Box) -> Box:
 
 def _ranges(bounds: IntArray) -> list[tuple[int, int]]:
     return list(itertools.pairwise(bounds.tolist()))
-
-
-def _common(first: Box | None, second: Box | None) -> Box | None:
-    """Return what two boxes share; None where that is nothing. A box without dimensions is one value."""
-    if first is None or second is None:
-        return None
-    rows = [(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(first, second, strict=True)]
-    return tuple(slice(*each) for each in rows) if all(start < stop for start, stop in rows) else None

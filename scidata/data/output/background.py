@@ -14,6 +14,9 @@ JobT = TypeVar("JobT")
 
 _JOIN_SECONDS = 5.0
 _NICE = 10  # the loop goes first where cores are few: it waits for all ranks at each step
+# The loop has just begun what comes after a step, a collective often: where cores are few, a rank that is held up there
+# holds up all of them, for longer than this.
+_HEAD_START = 0.003  # s
 
 
 class Background(Generic[JobT]):
@@ -75,7 +78,9 @@ class Background(Generic[JobT]):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + _NICE)
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._ends or self._jobs)
+                if not self._jobs:
+                    self._changed.wait_for(lambda: self._ends or self._jobs)
+                    self._changed.wait_for(lambda: self._ends, _HEAD_START)
                 if self._ends:
                     return
                 job = self._jobs.popleft()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,7 +13,7 @@ from scidata.data.output.fields import OutputField, OutputLayout
 from scidata.data.output.ranks import Ranks
 from scidata.data.output.routes import Route
 from scidata.data.output.staging import Staged
-from scidata.plan.owners import Box
+from scidata.plan.owners import Box, within
 
 
 class Output(Protocol):
@@ -53,6 +54,12 @@ class _Block:
         self.steps: set[int] = set()
         self.values: dict[str, npt.NDArray[Any]] = {}
 
+    def values_of(self, part: Part, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """Return memory for what is written of a field."""
+        if part.field.name not in self.values:
+            self.values[part.field.name] = np.empty((self.num, *part.route.shape), dtype)
+        return self.values[part.field.name]
+
 
 class PartWriter:
     """Writes this rank's part of steps, one after another."""
@@ -67,60 +74,59 @@ class PartWriter:
         first, num = self._layout.block_of(step.number)
         block = self._blocks.setdefault(first, _Block(first, num))
         for part in step.parts:
-            rows = self._exchanged(part, step.number)
-            if rows is not None and block.num == 1:
-                self._to_output(part, block.first, rows[None])
-            elif rows is not None:
-                name = part.field.name
-                if name not in block.values:
-                    block.values[name] = np.empty((block.num, *rows.shape), rows.dtype)
-                block.values[name][step.number - block.first] = rows
+            if (written := part.route.written) is not None:
+                for box, values in self._exchanged(part, step.number):
+                    if block.num == 1:
+                        self._to_output(part, block.first, box, values[None])
+                    else:
+                        whole = block.values_of(part, values.dtype)[step.number - block.first, ...]
+                        whole[within(box, written)] = values
             part.staged.release()
         block.steps.add(step.number)
         if len(block.steps) < block.num:
             return set()
-        for part in step.parts if block.num > 1 else ():
-            if part.field.name in block.values:
-                self._to_output(part, block.first, block.values[part.field.name])
+        for part in step.parts:
+            if part.route.written is not None and part.field.name in block.values:
+                self._to_output(part, block.first, part.route.written, block.values[part.field.name])
         del self._blocks[block.first]
         return block.steps
 
-    def _to_output(self, part: Part, step: int, values: npt.NDArray[Any]) -> None:
-        written = part.route.written
-        if written is not None and values.size:
-            self._output.write(part.field, step, written, values)
+    def _to_output(self, part: Part, step: int, box: Box, values: npt.NDArray[Any]) -> None:
+        if values.size:
+            self._output.write(part.field, step, box, values)
 
-    def _exchanged(self, part: Part, step: int) -> npt.NDArray[Any] | None:
-        """Return what this rank writes of a field of a step, as it is stored."""
+    def _exchanged(self, part: Part, step: int) -> Iterator[tuple[Box, npt.NDArray[Any]]]:
+        """Yield what this rank writes of a field of a step, as it is stored: global boxes, and their values.
+
+        What nobody else has a part in comes first, while the rest is on its way.
+        """
         route, field = part.route, part.field
-        if route.written is None:
-            return None
         packed = field.packing.pack(part.staged.values(), f"{self._path}: field {field.name!r} of step {step}")
-        if route.is_local:
-            return packed
-        out = self._buffer(route.shape, field)
-        coming, going, own = [], [], None
+        out = self._buffer(route, field) if route.edges else packed
+        coming = []
         for other, at, shape in route.receives:
-            if other == route.part:
-                own = at
-                continue
             rows = np.empty(shape, out.dtype)
             coming.append((self._ranks.receive(rows, other), at, rows))
-        for other, index in route.sends:
-            if other != route.part:
-                going.append(self._ranks.send(packed[index], other))
-            elif own is not None:
-                out[own] = packed[index]
+        going = [self._ranks.send(packed[index], other) for other, index in route.sends]
+        if route.inner is not None:
+            box, index = route.inner
+            yield box, packed[index]
+        for at, index in route.own:
+            out[at] = packed[index]
         for work, at, rows in coming:
             work.wait()
             out[at] = rows
         for work, _ in going:
             work.wait()
-        return out
+        for box, at in route.edges:
+            yield box, out[at]
 
-    def _buffer(self, shape: tuple[int, ...], field: OutputField) -> npt.NDArray[Any]:
+    def _buffer(self, route: Route, field: OutputField) -> npt.NDArray[Any]:
         """Return memory for what is put together of a field; used again for the next step."""
         found = self._buffers.get(field.name)
-        if found is None or found.shape != shape:
-            found = self._buffers[field.name] = np.full(shape, field.packing.missing)  # rows that the store has not
+        if found is None or found.shape != route.shape:
+            missing = np.asarray(field.packing.missing)
+            found = self._buffers[field.name] = np.empty(route.shape, missing.dtype)
+            for _, at in route.edges:  # the rest is not touched, and takes no memory
+                found[at] = missing  # rows that the store has not
         return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from scidata.core.types import IntArray
 from scidata.data.output.fields import OutputField
 from scidata.data.output.ranks import Ranks
 from scidata.errors import ConfigError
-from scidata.plan.owners import Box, Exchange, within, writer_bounds
+from scidata.plan.owners import Box, Exchange, common_box, whole_units, within, writer_bounds
 
 Index = tuple[Any, ...]
 
@@ -31,36 +31,47 @@ class Route:
         Global box; None where this rank writes nothing, and holds nothing that others do not.
     shape
         Of it.
-    is_local
-        Whether what is held is what is written.
+    inner
+        The global box of it, of whole chunks, that is written as it is held, and its index in what is held.
+    edges
+        The others, which are put together first: global boxes, and their indices in what is written.
+    own
+        Of what is put together, where this rank's values belong in what is written, and their index in what is held.
     sends
-        A part, and the index of what it gets in what this rank holds.
+        Another part, and the index of what it gets in what this rank holds.
     receives
-        A part, and where what comes from it belongs in what this rank writes, and its shape.
+        Another part, and where what comes from it belongs in what this rank writes, and its shape.
     """
 
     part: int
     written: Box | None
-    shape: tuple[int, ...]
-    is_local: bool
-    sends: tuple[tuple[int, Index], ...]
-    receives: tuple[tuple[int, Index, tuple[int, ...]], ...]
+    shape: tuple[int, ...] = ()
+    inner: tuple[Box, Index] | None = None
+    edges: tuple[tuple[Box, Index], ...] = ()
+    own: tuple[tuple[Index, Index], ...] = ()
+    sends: tuple[tuple[int, Index], ...] = ()
+    receives: tuple[tuple[int, Index, tuple[int, ...]], ...] = ()
 
 
-def route_of(exchange: Exchange) -> Route:
-    """Return the route of boxes."""
-    held, written = exchange.held, exchange.written
+def route_of(exchange: Exchange, units: Sequence[int]) -> Route:
+    """Return the route of boxes; ``units`` of what is written whole."""
+    held, written, part = exchange.held, exchange.written, exchange.part
     if held is None or written is None:
-        return Route(part=exchange.part, written=None, shape=(), is_local=False, sends=(), receives=())
+        return Route(part=part, written=None)
+    inner, edges = whole_units(common_box(held, written), written, units)
+    kept = [(within(box, written), within(box, held)) for edge in edges if (box := common_box(edge, held)) is not None]
     return Route(
-        part=exchange.part,
+        part=part,
         written=written,
         shape=exchange.shape,
-        is_local=exchange.is_local,
-        sends=tuple((part, within(box, held)) for part, box in exchange.sends),
+        inner=None if inner is None else (inner, within(inner, held)),
+        edges=tuple((edge, within(edge, written)) for edge in edges),
+        own=tuple(kept),
+        sends=tuple((other, within(box, held)) for other, box in exchange.sends if other != part),
         receives=tuple(
-            (part, within(box, written), tuple(rows.stop - rows.start for rows in box))
-            for part, box in exchange.receives
+            (other, within(box, written), tuple(rows.stop - rows.start for rows in box))
+            for other, box in exchange.receives
+            if other != part
         ),
     )
 
@@ -102,9 +113,12 @@ class RowsBack:
             part=part,
             written=written,
             shape=shape,
-            is_local=False,
-            sends=tuple((to, (*before, ids)) for to, ids in enumerate(sends) if len(ids)),
-            receives=tuple((of, (*before, at), shape_of(len(at))) for of, at in enumerate(receives) if len(at)),
+            edges=((written, (slice(None),) * len(shape)),),
+            own=(((*before, receives[part]), (*before, sends[part])),),
+            sends=tuple((to, (*before, ids)) for to, ids in enumerate(sends) if len(ids) and to != part),
+            receives=tuple(
+                (of, (*before, at), shape_of(len(at))) for of, at in enumerate(receives) if len(at) and of != part
+            ),
         )
 
     def _found(self, entity: str, num_rows: int, unit: int) -> tuple[IntArray, list[IntArray], list[IntArray]]:

@@ -307,7 +307,7 @@ class Writer:
         if found is None:
             bounds = [None if split is None else (split[0], bounds_of(split[1])) for split in splits]
             ranks = self._ranks
-            found = route_of(exchange_of(field.shape, field.units, ranks.parts, bounds, ranks.part))
+            found = route_of(exchange_of(field.shape, field.units, ranks.parts, bounds, ranks.part), field.units)
             self._routes.put((name, splits), found)
         return found
 

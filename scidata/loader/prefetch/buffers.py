@@ -264,5 +264,6 @@ class BufferRing(Ring[BufferSet]):
 
         The one batch kept at that moment is usually the loop's variable, about to be let go.
         """
-        self._limit = self.capacity + max(0, len(self._kept) - 1)
-        self.wake()
+        before, self._limit = self._limit, self.capacity + max(0, len(self._kept) - 1)
+        if self._limit > before:
+            self.wake()

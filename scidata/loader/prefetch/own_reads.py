@@ -9,7 +9,6 @@ time.
 from __future__ import annotations
 
 import statistics
-from collections import deque
 
 _SMALL = 0.002  # s: what takes longer is left to threads, without a trial
 _MATTERS = 0.02  # of a step: what takes less is left as it is
@@ -30,9 +29,9 @@ class OwnReads:
 
     def __init__(self) -> None:
         self.now = False
-        self._steps: deque[float] = deque(maxlen=_TRIAL)
-        self._loops: deque[float] = deque(maxlen=_TRIAL)  # what the loop did in them
-        self._reads: deque[float] = deque(maxlen=_TRIAL)
+        self._steps: list[float] = []
+        self._loops: list[float] = []  # what the loop did in them
+        self._reads: list[float] = []
         self._before: float | None = None  # seconds a step the other way, while this one is on trial
         self._skip = _SKIPPED
         self._wait = 0  # steps until the next trial
@@ -84,19 +83,22 @@ class OwnReads:
             before = _middle(self._steps)
             if statistics.median(self._reads) < _MATTERS * before:
                 self._wait = _SETTLED
-                return
-            self._change()
-            self._before = before
+            else:
+                self._change()
+                self._before = before
+        self._forget()  # medians of each step would take as long as a tenth of a small read
 
     def _change(self) -> None:
         self.now = not self.now
         self._skip = _SKIPPED
+
+    def _forget(self) -> None:
         self._steps.clear()
         self._loops.clear()
         self._reads.clear()
 
 
-def _middle(seconds: deque[float]) -> float:
+def _middle(seconds: list[float]) -> float:
     """Return the mean of the middle half: of two threads that take turns every other step is quick."""
     ordered, quarter = sorted(seconds), len(seconds) // 4
     return statistics.fmean(ordered[quarter : len(ordered) - quarter])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 
 import pytest
 
@@ -30,3 +31,13 @@ def test_it_lets_the_loop_go_first() -> None:
     background.stop()
     assert found == [min(own + 10, 19)] * 2
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == own
+
+
+def test_the_loop_gets_on_before_it_begins() -> None:
+    began: list[float] = []
+    background = Background(lambda job: began.append(time.monotonic()), lambda error: None, max_waiting=1)
+    put = time.monotonic()
+    background.put(0)
+    background.wait()
+    background.stop()
+    assert began[0] - put >= 0.003

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scidata.core.types import IntArray
-from scidata.plan.owners import exchange_of, within, writer_bounds
+from scidata.plan.owners import common_box, exchange_of, whole_units, within, writer_bounds
 
 
 @st.composite
@@ -39,7 +39,7 @@ def test_nothing_moves_where_bounds_lie_on_edges() -> None:
     bounds = np.array([0, 8, 8, 20, 21])
     assert writer_bounds(bounds, 4).tolist() == bounds.tolist()
     exchange = exchange_of((21,), (4,), (4,), [(0, bounds)], 2)
-    assert exchange.is_local
+    assert exchange.held == exchange.written
     assert exchange.sends == exchange.receives == ((2, (slice(8, 20),)),)
 
 
@@ -68,6 +68,28 @@ def test_what_is_sent_is_what_is_received(rows: IntArray, columns: IntArray, hig
     assert not sent
     assert (out == values).all()
     assert (times == 1).all()
+
+
+@given(cuts(), cuts(), st.integers(1, 9), st.integers(1, 9))
+def test_units_that_nobody_else_has_a_part_in(rows: IntArray, columns: IntArray, high: int, wide: int) -> None:
+    shape, units, parts = (int(rows[-1]), int(columns[-1])), (high, wide), (len(rows) - 1, len(columns) - 1)
+    for part in range(parts[0] * parts[1]):
+        x = exchange_of(shape, units, parts, [(0, rows), (1, columns)], part)
+        assert x.written is not None
+        inner, others = whole_units(common_box(x.held, x.written), x.written, units)
+        held, times, wanted = (np.zeros(shape, int) for _ in range(3))
+        held[x.held], wanted[x.written] = 1, 1
+        for box in (*others, *([] if inner is None else [inner])):
+            times[box] += 1
+            for cut, unit, size in zip(box, units, shape, strict=True):
+                is_whole = cut.start % unit == 0 and (cut.stop % unit == 0 or cut.stop == size)
+                assert is_whole or not times[box].size
+        assert (times == wanted).all()
+        assert inner is None or held[inner].all()
+        for i in range(0, shape[0], high):  # and of those that lie in what is held none is among the others
+            for j in range(0, shape[1], wide):
+                unit = slice(i, i + high), slice(j, j + wide)
+                assert (held[unit].all() and wanted[unit].all()) == (common_box(unit, inner) is not None)
 
 
 @pytest.mark.parametrize(("part", "is_held"), [(0, True), (1, False)])

@@ -227,7 +227,7 @@ def main():
         found = {}
         for _ in range(args.repeats):
             for key, place in cells(folder, args):
-                np.ones(1 << 27)  # a virtual machine's pages cost the first process that needs so many several times more
+                np.ones(1 << 27)  # a virtual machine's fresh pages cost whoever is first to need so many
                 found.setdefault(key, []).append(measured(key, place))
     rows = []
     for key, results in found.items():

@@ -149,24 +149,19 @@ def _check_unchanged(runs: Sequence[_Run]) -> None:
     """Raise SourceChangedError where files that were read are not those that were opened."""
     checked = set()
     for execution, _ in runs:
-        if execution.is_remote:
-            continue
         source, paths, layout = execution.source, execution.paths, execution.layout
-        if len(runs) > 1:  # fields of one file look at it once
-            key = id(source), paths or layout.name
-            if key in checked:
-                continue
+        key = id(source), paths or layout.name
+        if not execution.is_remote and key not in checked:  # fields of one file look at it once
             checked.add(key)
-        source.check_unchanged(layout, paths)
+            source.check_unchanged(layout, paths)
 
 
-def _run(runs: list[_Run], executor: Executor | None) -> ReadStats:
-    threads = 1 if executor is None else _num_threads(executor)  # counting processors takes 40 µs
+def _run(runs: Sequence[_Run], executor: Executor | None) -> ReadStats:
+    local = [run for run in runs if not run[0].is_remote]
     remote = [(run, task) for run in runs if run[0].is_remote for task in run[0].tasks]
-    if not remote:
-        return _run_local(runs, executor, threads)
-    stats = _run_local([run for run in runs if not run[0].is_remote], executor, threads)
-    return stats + _run_fetched(remote, executor, threads)
+    threads = 1 if executor is None else _num_threads(executor)  # counting processors takes 40 µs
+    stats = _run_local(local, executor, threads)
+    return stats + _run_fetched(remote, executor, threads) if remote else stats
 
 
 def _run_local(runs: list[_Run], executor: Executor | None, threads: int) -> ReadStats:

@@ -264,6 +264,5 @@ class BufferRing(Ring[BufferSet]):
 
         The one batch kept at that moment is usually the loop's variable, about to be let go.
         """
-        before, self._limit = self._limit, self.capacity + max(0, len(self._kept) - 1)
-        if self._limit > before:
-            self.wake()
+        self._limit = self.capacity + max(0, len(self._kept) - 1)
+        self.wake()

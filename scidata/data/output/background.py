@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -39,6 +40,7 @@ class Background(Generic[JobT]):
         self._changed = threading.Condition()
         self._jobs: deque[JobT] = deque()
         self._at_work, self._ends = False, False
+        self._begins = 0.0  # when the next job may
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="scidata-write", daemon=True)
         self._thread.start()
@@ -48,6 +50,8 @@ class Background(Generic[JobT]):
         with self._changed:
             self._changed.wait_for(lambda: self.error is not None or len(self._jobs) + self._at_work < self._max)
             self._raise()
+            if not (self._jobs or self._at_work):
+                self._begins = time.monotonic() + _HEAD_START
             self._jobs.append(job)
             self._changed.notify_all()
 
@@ -78,9 +82,8 @@ class Background(Generic[JobT]):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + _NICE)
         while True:
             with self._changed:
-                if not self._jobs:
-                    self._changed.wait_for(lambda: self._ends or self._jobs)
-                    self._changed.wait_for(lambda: self._ends, _HEAD_START)
+                self._changed.wait_for(lambda: self._ends or self._jobs)
+                self._changed.wait_for(lambda: self._ends, self._begins - time.monotonic())
                 if self._ends:
                     return
                 job = self._jobs.popleft()

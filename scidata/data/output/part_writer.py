@@ -102,15 +102,15 @@ class PartWriter:
         """
         route, field = part.route, part.field
         packed = field.packing.pack(part.staged.values(), f"{self._path}: field {field.name!r} of step {step}")
-        out = self._buffer(route, field) if route.edges else packed
         coming = []
         for other, at, shape in route.receives:
-            rows = np.empty(shape, out.dtype)
+            rows = np.empty(shape, packed.dtype)
             coming.append((self._ranks.receive(rows, other), at, rows))
         going = [self._ranks.send(packed[index], other) for other, index in route.sends]
         if route.inner is not None:
             box, index = route.inner
             yield box, packed[index]
+        out = self._buffer(route, field) if route.edges else packed  # of which nothing is put together then
         for at, index in route.own:
             out[at] = packed[index]
         for work, at, rows in coming:

@@ -15,7 +15,9 @@ import xarray as xr
 import zarr
 
 import scidata
+from scidata.data.output.routes import route_of
 from scidata.errors import ConfigError, OutputError, SciDataError, UnknownNameError
+from scidata.plan.owners import exchange_of
 from scidata.testing import make_grid
 from tests.unit._s3 import BUCKET, SECRET, serve
 
@@ -30,6 +32,18 @@ def write(path: Path, ds: Any, **options: Any) -> None:
     with scidata.create(path, like=ds, **options) as writer:
         for step in writer.missing:
             writer[step] = ds[step % len(ds)]
+
+
+def test_what_others_have_no_part_in_is_written_as_it_is_held() -> None:
+    routes = [route_of(exchange_of((3, 20), (1, 4), (2,), [(1, np.array([0, 10, 20]))], p), (1, 4)) for p in range(2)]
+    levels = slice(0, 3)
+    assert routes[0].inner == ((levels, slice(0, 8)), (levels, slice(0, 8)))
+    assert [box for box, _ in routes[0].edges] == [(levels, slice(8, 12))]
+    assert routes[0].own == (((levels, slice(8, 10)), (levels, slice(8, 10))),)
+    assert routes[0].receives == ((1, (levels, slice(10, 12)), (3, 2)),)
+    assert routes[1].inner == ((levels, slice(12, 20)), (levels, slice(2, 10)))
+    assert routes[1].edges == routes[1].own == routes[1].receives == ()
+    assert routes[1].sends == ((0, (levels, slice(0, 2))),)
 
 
 # -- steps -----------------------------------------------------------------------------------------------------------

@@ -325,17 +325,18 @@ def test_two_that_sweep_at_once_remove_nothing_that_is_in_use(base: Path, monkey
         assert process.stdout.readline() == "made\n"
         process.kill()
     (folder,) = base.iterdir()
-    lock = fcntl.flock
+    lock, used = fcntl.flock, []
 
     def after_another_one(fd: int, how: int) -> None:
         monkeypatch.setattr(fcntl, "flock", lock)
         mailbox._sweep()
         assert not any(base.iterdir())
         folder.mkdir(0o700)  # the same name again, in use
-        used = os.open(folder / "alive", os.O_RDWR | os.O_CREAT)
-        lock(used, fcntl.LOCK_SH)
+        used.append(os.open(folder / "alive", os.O_RDWR | os.O_CREAT))
+        lock(used[0], fcntl.LOCK_SH)
         lock(fd, how)
 
     monkeypatch.setattr(fcntl, "flock", after_another_one)
     mailbox._sweep()
     assert [p.name for p in folder.iterdir()] == ["alive"]
+    os.close(used[0])

@@ -13,9 +13,10 @@ import statistics
 _SMALL = 0.002  # s: what takes longer is left to threads, without a trial
 _MATTERS = 0.02  # of a step: what takes less is left as it is
 _IDLE = 1.15  # times as long a step may take without threads where the loop does nothing that they could go beside
+_BESIDE = 0.97  # ... and where it does: what steps differ by from trial to trial speaks for threads
 _TRIAL = 16  # steps
 _SKIPPED = 3  # steps after a change, of which some were read the other way
-_SETTLED = 1024  # steps between two trials
+_SETTLED = (64, 1024)  # steps between two trials: at first, when much is done for the first time, and at most
 
 
 class OwnReads:
@@ -35,6 +36,7 @@ class OwnReads:
         self._before: float | None = None  # seconds a step the other way, while this one is on trial
         self._skip = _SKIPPED
         self._wait = 0  # steps until the next trial
+        self._settled = _SETTLED[0]  # steps without one after the next
         self._last: float | None = None
 
     def begin(self) -> None:
@@ -69,24 +71,27 @@ class OwnReads:
         if self._before is not None:
             better = is_small or not self.now
             ratio = _middle(self._steps) / self._before
-            if statistics.median(self._loops) < statistics.median(self._reads) / 2:
-                better &= ratio < _IDLE if self.now else ratio < 1 / _IDLE
-            else:
-                better &= ratio < 1
-            self._before, self._wait = None, _SETTLED
-            if not better:
-                self._change()
+            idle = statistics.median(self._loops) < statistics.median(self._reads) / 2
+            most = _IDLE if idle else _BESIDE
+            better &= ratio < (most if self.now else 1 / most)
+            self._before = None
+            self._settle(change=not better)
         elif self.now and not is_small:
-            self._wait = _SETTLED
-            self._change()
+            self._settle(change=True)
         elif self._wait <= 0 and is_small:
             before = _middle(self._steps)
             if statistics.median(self._reads) < _MATTERS * before:
-                self._wait = _SETTLED
+                self._settle(change=False)
             else:
                 self._change()
                 self._before = before
         self._forget()  # medians of each step would take as long as a tenth of a small read
+
+    def _settle(self, *, change: bool) -> None:
+        self._wait = self._settled
+        self._settled = min(2 * self._settled, _SETTLED[1])
+        if change:
+            self._change()
 
     def _change(self) -> None:
         self.now = not self.now

@@ -172,9 +172,8 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
 
     def _submit(self) -> None:
         """Queue items until ``prefetch`` of them are in flight besides the one asked for."""
-        own, ahead = not self._num_workers, self._readers.ahead
-        if self._own_reads is not None and self._own_reads.now:
-            own = ahead is None or not ahead.has_begun  # while blocks are decoded, rows are copied beside the loop
+        own = not self._num_workers or (self._own_reads is not None and self._own_reads.now)
+        ahead = self._readers.ahead
         while not self._exhausted and len(self._pending) <= (0 if own else self._depth.now):
             work = self._pull()
             if work is None:

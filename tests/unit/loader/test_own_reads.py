@@ -39,7 +39,7 @@ def test_the_faster_way_is_kept_and_tried_again() -> None:
     decides = OwnReads()
     who = run(decides, 200, ahead=0.0008, own=0.0005, read=0.0004)
     assert not any(who[:15])
-    assert all(who[100:])
+    assert sum(who) > 150
     who = run(decides, 2600, ahead=0.0004, own=0.0008, read=0.0004)  # the loop has something to do now
     assert not any(who[-500:])
     assert sum(who) < 1300
@@ -48,15 +48,29 @@ def test_the_faster_way_is_kept_and_tried_again() -> None:
 
 
 def test_threads_are_left_alone_where_they_are_as_good_or_samples_large() -> None:
-    assert sum(run(OwnReads(), 1000, ahead=0.01, own=0.0103, read=0.0004)) < 50  # tried, and no better
+    assert sum(run(OwnReads(), 1000, ahead=0.01, own=0.0103, read=0.0004)) < 100  # tried, and no better
     assert not any(run(OwnReads(), 1000, ahead=0.004, own=0.003, read=0.003))
     assert not any(run(OwnReads(), 1000, ahead=0.1, own=0.09, read=0.001))  # hardly matters
 
 
+def test_what_was_slow_the_first_time_is_tried_again_soon() -> None:
+    decides = OwnReads()
+    run(decides, 40, ahead=0.0020, own=0.0007, read=0.0006, loop=0.0)  # threads that touch their memory first
+    assert decides.now
+    who = run(decides, 2000, ahead=0.0005, own=0.0007, read=0.0006, loop=0.0)
+    assert all(who[:60])
+    assert sum(who[70:]) < 100  # and each time later
+
+
+def test_a_loop_that_waits_for_something_has_threads_beside_it_unless_they_are_slower() -> None:
+    assert sum(run(OwnReads(), 1000, ahead=0.0053, own=0.0052, read=0.0004, loop=0.005)) < 100
+    assert sum(run(OwnReads(), 1000, ahead=0.0053, own=0.0050, read=0.0004, loop=0.005)) > 900
+
+
 def test_a_loop_that_does_nothing_needs_no_threads_that_gain_little() -> None:
-    assert all(run(OwnReads(), 3000, ahead=0.00050, own=0.00054, read=0.0004, loop=0.0)[1500:1900])
-    assert not any(run(OwnReads(), 1000, ahead=0.0003, own=0.0005, read=0.0004, loop=0.0)[100:])
-    assert not any(run(OwnReads(), 1000, ahead=0.00250, own=0.00254, read=0.0004, loop=0.002)[100:])
+    assert all(run(OwnReads(), 3000, ahead=0.00050, own=0.00054, read=0.0004, loop=0.0)[1100:2000])
+    assert sum(run(OwnReads(), 1000, ahead=0.0003, own=0.0005, read=0.0004, loop=0.0)) < 100
+    assert sum(run(OwnReads(), 1000, ahead=0.00250, own=0.00254, read=0.0004, loop=0.002)) < 100
 
 
 def test_reads_that_become_slow_go_back_to_threads() -> None:
@@ -204,23 +218,21 @@ def test_where_threads_must_read(path: str, monkeypatch: pytest.MonkeyPatch, wha
     assert iter(loader)._prefetcher._own_reads is None
 
 
-def test_rows_of_blocks_are_copied_by_threads_while_blocks_are_read_and_by_the_loop_once_all_are_kept(
-    path: str,
-) -> None:
+def test_the_loop_copies_rows_of_blocks_itself_while_threads_decode_and_once_all_are_kept(path: str) -> None:
     group = zarr.open_group(path)
     array = group.create_array(
         "v", shape=(300, 4), dtype="f4", chunks=(8, 4), dimension_names=("t", "x"), compressors=zarr.codecs.GzipCodec()
     )
     array[:] = np.arange(1, 301, dtype=np.float32)[:, None]
     loader = scidata.DataLoader(scidata.open_dataset(path, fields=["v"], pool_bytes=1 << 20), None)
-    for by in ("scidata-reader", ""):  # the main thread
+    for decoding in (True, False):
         loader._own_reads.now, loader._own_reads._wait = True, 10**6
-        seen, names = readers_of(loader, field="v")
-        assert seen == list(range(300))
-        assert set(names) == {by}
-    iterator = iter(loader)  # there is nothing to decode, and no thread that would
-    assert [next(iterator).index for _ in range(200)] == list(range(200))
-    assert not [t for t in threading.enumerate() if t.name.startswith(("scidata-ahead", "scidata-reader"))]
+        iterator = iter(loader)
+        assert [next(iterator)["v"][0].item() for _ in range(200)] == list(range(1, 201))
+        threads = {t.name for t in threading.enumerate()}
+        assert ("scidata-ahead-0" in threads) == decoding
+        assert "scidata-reader-0" not in threads
+        assert [sample.index for sample in iterator] == list(range(200, 300))
 
 
 def test_where_ranks_decode_for_each_other_threads_wait_for_them(path: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,11 +165,11 @@ def _run(runs: Sequence[_Run], executor: Executor | None) -> ReadStats:
 
 
 def _run_local(runs: list[_Run], executor: Executor | None, threads: int) -> ReadStats:
-    if threads > 1 and (len(runs) > 1 or (runs and len(runs[0][0].tasks) > 1)):
+    if threads > 1 and (num_tasks := sum([len(execution.tasks) for execution, _ in runs])) > 1:
         raw = sum([execution.cost for execution, _ in runs if execution.is_raw])
         total = sum([execution.cost for execution, _ in runs])
-        if total >= _MIN_PARALLEL:
-            at_once = total - raw >= _MIN_AT_ONCE or raw >= _MIN_AT_ONCE_RAW
+        at_once = total - raw >= _MIN_AT_ONCE or raw >= _MIN_AT_ONCE_RAW
+        if total >= _MIN_PARALLEL and (at_once or num_tasks > 2):  # of two, nothing is left for those woken after one
             work = _Batches(_batches(runs, total / (_BATCHES_PER_THREAD * threads)), at_once=at_once)
             return _share(work, executor, threads if at_once else min(threads, -(-total // _MIN_PARALLEL)))
     tally = Tally()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
+import fcntl
 import os
 import resource
 import threading
@@ -25,6 +26,8 @@ from scidata.sources.access.remote import fetch, request
 from scidata.sources.access.retry import is_transient
 
 _MAX_OPEN = 256  # a thousand-file store must not run into the usual limit of 1,024 descriptors
+_SEVERAL = 16  # files open at once, from which on there will be many
+_OTHERS = 64  # descriptors that the process may have besides
 _IOV_MAX = 1024  # Linux's limit on buffers in one preadv
 _WAITS_FOR_DESCRIPTOR = (0, 0.001, 0.01, 0.1)  # seconds; a read of a chunk takes less
 _MAX_VERSIONS = 1 << 16  # files of a data set of which versions are kept: some 15 MB
@@ -79,6 +82,15 @@ class _Handle:
         """Return the status of the file as it is now."""
         return os.fstat(self._descriptor)
 
+    def reserve(self, number: int) -> None:
+        """Have Linux make room for this many descriptors at once.
+
+        In a process with threads its table doubles at 64, 128 and 256, and whoever opens a file then waits some 7 ms
+        each time, until no processor looks at the old one (``expand_fdtable``: ``synchronize_rcu``).
+        """
+        with contextlib.suppress(OSError):  # more than the process may have
+            os.close(fcntl.fcntl(self._descriptor, fcntl.F_DUPFD_CLOEXEC, number))
+
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at the interpreter's end, os may be gone
         if hasattr(self, "_descriptor"):  # not where opening failed
             close(self._descriptor)
@@ -90,6 +102,7 @@ class FileCache:
     def __init__(self, max_open: int | None = None) -> None:
         self._max_open = most_open() if max_open is None else max_open
         self._handles: OrderedDict[str, _Handle] = OrderedDict()
+        self._has_reserved = False
         self._lock = threading.Lock()
         self._pid = os.getpid()
 
@@ -104,6 +117,10 @@ class FileCache:
             self._handles[path] = handle
             while len(self._handles) > self._max_open:
                 self._handles.popitem(last=False)
+            is_first_of_many = len(self._handles) == _SEVERAL and not self._has_reserved
+            self._has_reserved |= is_first_of_many
+        if is_first_of_many:
+            handle.reserve(self._max_open + _OTHERS)
         return handle
 
     def _open(self, path: str) -> _Handle:

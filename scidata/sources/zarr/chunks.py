@@ -43,12 +43,14 @@ class ChunkLocator:
         return self._locate_sharded(record, coordinates) if record.index else self._locate_files(record, coordinates)
 
     def _locate_few(self, record: ArrayRecord, chunks: IntArray) -> ChunkRefs | None:
-        """Find a few chunks whose sizes are known and right; None where there is another one, or anything to say."""
+        """Find a few chunks whose sizes are right; None where there is another one, or anything to say."""
         layout, expected = record.layout, record.fixed_nbytes
         grid = layout.num_chunks
         if chunks.ndim != 2 or chunks.shape[1] != len(grid):
             return None
-        keys, sizes = [], []
+        keys: list[str] = []
+        sizes: list[int] = []
+        unknown: list[tuple[int, int]] = []
         known, block = None, -1
         for chunk in chunks.tolist():
             number = 0
@@ -59,11 +61,17 @@ class ChunkLocator:
             if number // _SIZES_PER_BLOCK != block:
                 block = number // _SIZES_PER_BLOCK
                 known = self._sizes.get((record.prefix, block))
-            size = -1 if known is None else int(known[number % _SIZES_PER_BLOCK])
-            if size <= 0 or (expected is not None and size != expected):
-                return None
+            size = _UNKNOWN if known is None else int(known[number % _SIZES_PER_BLOCK])
+            if size == _UNKNOWN:
+                unknown.append((len(keys), number))
             keys.append(record.key(chunk))
             sizes.append(size)
+        if unknown:
+            found = self._tree.sizes([keys[i] for i, _ in unknown]).tolist()
+            for (i, number), size in zip(unknown, found, strict=True):
+                sizes[i] = self._known(record, number // _SIZES_PER_BLOCK)[number % _SIZES_PER_BLOCK] = size
+        if min(sizes, default=1) <= 0 or (expected is not None and set(sizes) - {expected}):
+            return None
         return ChunkRefs(
             paths=tuple(map(str, map(self._tree.location, keys))),
             path_index=np.arange(len(keys)),
@@ -152,12 +160,16 @@ class ChunkLocator:
         sizes[missing] = -1
         sizes[there] = self._tree.sizes(record.keys(coordinates[there]))
         for block, rows in grouped(linear[missing] // _SIZES_PER_BLOCK):
-            known = self._sizes.get((record.prefix, block))
-            if known is None:
-                known = np.full(_SIZES_PER_BLOCK, _UNKNOWN, np.int64)
-                self._sizes.put((record.prefix, block), known, known.nbytes)
-            known[linear[missing[rows]] % _SIZES_PER_BLOCK] = sizes[missing[rows]]
+            self._known(record, block)[linear[missing[rows]] % _SIZES_PER_BLOCK] = sizes[missing[rows]]
         return sizes
+
+    def _known(self, record: ArrayRecord, block: int) -> IntArray:
+        """Return the sizes of a run of the flattened grid that are known, to be added to."""
+        known = self._sizes.get((record.prefix, block))
+        if known is None:
+            known = np.full(_SIZES_PER_BLOCK, _UNKNOWN, np.int64)
+            self._sizes.put((record.prefix, block), known, known.nbytes)
+        return known
 
     def _are_listed(self, record: ArrayRecord, linear: IntArray) -> npt.NDArray[np.bool_]:
         """Say of which files there is a name in the array's folder: of most of so many there is none."""

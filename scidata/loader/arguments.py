@@ -9,7 +9,7 @@ import torch
 import torch.utils.data
 from torch.utils.data import IterableDataset, Sampler
 
-from scidata.core.checks import check_function
+from scidata.core.checks import check_function, flag
 from scidata.data.order import MAX_DRAWN
 from scidata.data.source import Source
 from scidata.device_mesh import axis_rank, axis_size
@@ -54,15 +54,27 @@ def check_dataset(source: Source) -> None:
         )
 
 
-def check_given(sampler: Any, batch_sampler: Any, timeout: Any, functions: Mapping[str, Any]) -> None:
+def check_given(
+    sampler: Any,
+    batch_sampler: Any,
+    timeout: Any,
+    generator: Any,
+    *,
+    functions: Mapping[str, Any],
+    flags: Mapping[str, Any],
+) -> None:
     """Refuse arguments of types that torch would fail on later, in another place."""
     for name, given in {"sampler": sampler, "batch_sampler": batch_sampler}.items():
         if given is not None and (isinstance(given, str) or not isinstance(given, Iterable)):
             raise ConfigError(f"{name}={given!r}: expected something to iterate over, which gives indices of samples")
     if not isinstance(timeout, int | float) or isinstance(timeout, bool):
         raise ConfigError(f"timeout={timeout!r}: expected seconds, 0 for ever")
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise ConfigError(f"generator={generator!r}: expected a torch.Generator, not {type(generator).__name__}")
     for name, function in functions.items():
         check_function(name, function)
+    for name, given in flags.items():
+        flag(name, given)
 
 
 def as_device(device: Any) -> torch.device:

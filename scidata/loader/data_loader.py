@@ -204,7 +204,20 @@ class DataLoader(torch.utils.data.DataLoader[BatchT]):
         batch_size, prefetch_factor = optional("batch_size", batch_size), optional("prefetch_factor", prefetch_factor)
         num_workers = whole("num_workers", num_workers)
         max_prefetch_bytes = optional("max_prefetch_bytes", max_prefetch_bytes)
-        check_given(sampler, batch_sampler, timeout, {"collate_fn": collate_fn, "worker_init_fn": worker_init_fn})
+        check_given(
+            sampler,
+            batch_sampler,
+            timeout,
+            generator,
+            functions={"collate_fn": collate_fn, "worker_init_fn": worker_init_fn},
+            flags={
+                "pin_memory": pin_memory,
+                "persistent_workers": persistent_workers,
+                "in_order": in_order,
+                "watch": watch,
+                "transform_stream": transform_stream,
+            },
+        )
         order = shuffle if isinstance(shuffle, str) else bool(shuffle)
         ours = isinstance(order, str) or needs_agreement(source.dataset)
         if sampler is None and batch_sampler is None and ours:

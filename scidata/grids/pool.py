@@ -34,6 +34,7 @@ from scidata.grids.parts import Field, Part
 from scidata.grids.series import Series
 from scidata.grids.steps import FieldSteps, Places
 from scidata.grids.trajectories import Together, Trajectories
+from scidata.plan.array import MAX_PLAN_BYTES
 from scidata.plan.family import PlanFamily
 from scidata.read import Job, read_plans
 from scidata.read.context import NO_READ, ReadStats
@@ -166,6 +167,7 @@ class SharedRows:
         self._blocks: Cache[npt.NDArray[Any]] = Cache(max_bytes, "lru")
         self._memory = BlockPool()
         self._families: Cache[PlanFamily] = Cache(256)
+        self._jobs: Cache[Job] = Cache(MAX_PLAN_BYTES, "none")  # of blocks, which other epochs read again
         self._reads: Cache[Reads] = Cache(_READS_BYTES, "none")
         self.kept = KeptRows(self, series, fields, disk=disk, allow_missing=allow_missing)
         self.sizes = BlockSizes(
@@ -203,6 +205,7 @@ class SharedRows:
         """Let go of all blocks in memory; those on disk stay."""
         self._blocks.clear()
         self._reads.clear()
+        self._jobs.clear()
         self._used.clear()
         self.kept.forget()
         self._memory.clear()
@@ -427,16 +430,28 @@ class SharedRows:
     def _read(
         self, name: str, i: int, start: int, part: Part, together: Together, *, wait: bool = True
     ) -> tuple[npt.NDArray[Any], ReadStats]:
+        field = self._fields[name]
+        if self._node is not None and name in self.sizes.by_node and self._node.is_mine(part.position):
+            layout, selection, shape = self._selection_of(name, i, start, part, together)
+            values = self.empty(shape, field.dtype)
+            if values.size:
+                source, decoding = self._series.sources[i], field.decodings[i]
+                return values, self._node.read(layout, selection, source, decoding, values, wait=wait)
+        key = part.position, name, together.member, together.num, start
+        job = self._jobs.get(key)
+        if job is None:
+            job = self._plan(name, i, start, part, together)
+            self._jobs.put(key, job, job.plan.num_bytes)
+        values = self.empty(job.plan.out_shape, field.dtype)
+        return values, read_plans([(job, values)], executor=self._threads.executor())
+
+    def _plan(self, name: str, i: int, start: int, part: Part, together: Together) -> Job:
         field, source = self._fields[name], self._series.sources[i]
         layout, selection, shape = self._selection_of(name, i, start, part, together)
-        values = self.empty(shape, field.dtype)
-        if self._node is not None and name in self.sizes.by_node and values.size and self._node.is_mine(part.position):
-            return values, self._node.read(layout, selection, source, field.decodings[i], values, wait=wait)
         moving = self._series.moving(field.source_dims)
         family = self._families.get_or_make((part.position, name, shape), lambda: PlanFamily(moving, shape))
         plan = family.plan(layout, selection, source.locate)
-        job = Job(plan, source, field.decodings[i], allow_missing=self._allow_missing)
-        return values, read_plans([(job, values)], executor=self._threads.executor())
+        return Job(plan, source, field.decodings[i], allow_missing=self._allow_missing)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """Return an array for a block, in memory that earlier ones had."""

@@ -14,6 +14,7 @@ import xarray as xr
 import zarr
 
 from scidata.grids.reader import GridReader
+from scidata.plan.family import PlanFamily
 
 ROWS, STEPS = 11, 37
 BIG = 1 << 30
@@ -109,6 +110,26 @@ def test_each_chunk_is_decoded_once(stores: dict[str, Any], name: str, size: int
     decoded = [read(windows, index, 0)[1].bytes_decoded for index in range(windows.num_samples)]
     assert decoded[0] <= once
     assert sum(decoded[1:]) == once  # the first sample's chunk again, for the second needs it too
+
+
+@pytest.mark.parametrize("name", ["banded", "sharded", "files"])
+def test_blocks_that_are_read_again_are_not_planned_again(
+    stores: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = GridReader(stores[name], sample_dim="time", num_threads=0, pool_bytes=20_000)  # a block of each field
+    planned, plan = [], PlanFamily.plan
+
+    def counted(self: PlanFamily, *given: Any) -> Any:
+        planned.append(given)
+        return plan(self, *given)
+
+    monkeypatch.setattr(PlanFamily, "plan", counted)
+    epochs = []
+    for _ in range(2):
+        decoded = sum(read(reader, index, 0)[1].bytes_decoded for index in range(STEPS))
+        epochs.append((len(planned), decoded))
+    assert epochs[0][0] == epochs[1][0] > 0
+    assert epochs[1][1] > epochs[0][1] / 2  # read again
 
 
 def test_threads_wait_for_the_one_that_reads(stores: dict[str, Any]) -> None:

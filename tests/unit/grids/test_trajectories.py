@@ -228,8 +228,9 @@ def test_a_pool_that_does_not_hold_several_trajectories_serves_one(tmp_path):
     for batch in loader:
         for index, u in zip(batch.index, batch["u"].numpy(), strict=True):
             assert np.array_equal(u, VALUES["u"][divmod(index, 7)])
-    # apart each chunk is decoded for either trajectory; where reading ahead falls behind, a block is made again
-    assert 5 * ONCE // 3 <= loader.stats()["bytes_decoded"] < 2 * ONCE
+    # apart each chunk is decoded for either trajectory; where reading ahead falls behind, a block is made again; where
+    # nothing was kept, it would be 3.9 times
+    assert 5 * ONCE // 3 <= loader.stats()["bytes_decoded"] < 3 * ONCE
 
 
 def test_the_plan_says_what_decodes_each_chunk_once(tmp_path):

@@ -261,8 +261,10 @@ class _Run:
                 more.append(future)
                 continue
             batch = self._batches.pop(future)
-            if status == "error":
-                more += self._isolate(future.exception(), batch)
+            error = future.exception() if status == "error" else None
+            future.release()  # an error's traceback holds it: it would be done again where its worker dies later
+            if error is not None:
+                more += self._isolate(error, batch)
             elif result is not None:
                 more += self._take_in(self._found(*result), batch)
             else:

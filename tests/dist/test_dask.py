@@ -247,6 +247,11 @@ def flaky(folder: str, index: int, tick: Callable[[float], None]) -> None:
         raise OSError(5, "Input/output error")
 
 
+def failing(index: int, tick: Callable[[float], None]) -> None:
+    if index:
+        raise ValueError(f"of piece {index}")
+
+
 def endless(index: int, tick: Callable[[float], None]) -> None:
     while True:
         time.sleep(0.05)
@@ -315,6 +320,16 @@ class TestWork:
         while any((found := client.run(lambda dask_worker: [str(t) for t in dask_worker.state.executing])).values()):
             assert time.monotonic() < deadline, found
             time.sleep(0.1)
+
+    def test_nothing_of_a_run_that_failed_is_left(self, client: Any) -> None:
+        """Who keeps the error keeps no task, which would be done again once its worker dies."""
+        with pytest.raises(ValueError, match="of piece 1") as caught:
+            dask_jobs.Cluster(client).run(Work(job=failing, name="piece"), range(2), tick=lambda share: None)
+        deadline = time.monotonic() + 30
+        while found := client.run_on_scheduler(lambda dask_scheduler: [str(key) for key in dask_scheduler.tasks]):
+            assert time.monotonic() < deadline, found
+            time.sleep(0.05)
+        assert caught.value.__traceback__ is not None
 
     def test_workers_that_come_later(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(dask_jobs, "_LONELY_S", 0.2)

@@ -25,7 +25,9 @@ from scidata.grids.trajectories import Together, Trajectories
 _ENOUGH = 0.5  # of a block's rows: of Blosc chunks one step decodes a part, of about twice its size
 _LEAST = 3  # blocks of samples for which there is room, at least, where they hold several trajectories
 _MAX_AT_ONCE = 256 << 20  # bytes of several trajectories' blocks that are decoded to go to disk
-_WINDOW = 9  # blocks that the default keeps: those of DistributedSampler(shuffle="blocks"), and the next one
+#: Blocks that the default keeps: the 8 of DistributedSampler(shuffle="blocks"), those of three samples that the loader
+#: has on their way, and the next one. Of 9, some were thrown out before they had served, and threads waited for room.
+KEPT_BLOCKS = 12
 _T = TypeVar("_T")
 
 
@@ -101,8 +103,8 @@ class BlockSizes:
     def _room(self, part: Part) -> int:
         if not self._fits:
             return self._limit
-        window = _WINDOW * self.bytes_of_block(part) if self.shared_steps else 0
-        fixed = self._bytes_of_fixed(part, self._most) * (_WINDOW if self._series.outer else 1)
+        window = KEPT_BLOCKS * self.bytes_of_block(part) if self.shared_steps else 0
+        fixed = self._bytes_of_fixed(part, self._most) * (KEPT_BLOCKS if self._series.outer else 1)
         return min(max(window, self.bytes_of_trajectories(part)) + fixed, self._limit)
 
     @functools.cached_property

@@ -14,6 +14,7 @@ import numpy as np
 from scidata.core.types import ArrayLayout, ChunkRefs, IntArray, Segment, Selection
 from scidata.core.urls import public_text
 from scidata.errors import SciDataError
+from scidata.grids.block_sizes import KEPT_BLOCKS
 from scidata.grids.node import NodeRanks
 from scidata.grids.reader import GridReader
 from scidata.plan.array import chunks_needed
@@ -207,7 +208,7 @@ def plan_domain(
         notes["pool"] = (
             f"{what}, which a full shuffle decodes anew for each sample (of large Blosc chunks a part). They are "
             f"decoded once in stored order with pool_bytes={in_order:_}, and with "
-            f'DistributedSampler(shuffle="blocks") with pool_bytes={9 * block_bytes:_}; default '
+            f'DistributedSampler(shuffle="blocks") with pool_bytes={KEPT_BLOCKS * block_bytes:_}; default '
             f"{'the larger of both' if several > 1 else 'the latter'}, within an eighth of the memory available"
         )
     return DomainPlan(

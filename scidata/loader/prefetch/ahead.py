@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias
 
 _MAX_SAMPLES = 1024  # that are looked at ahead of those that are read
-_EARLY = 2  # times the blocks of one item are read before the first that needs them
+_EARLY = 4  # times the blocks of one item are read before the first that needs them: new ones come in turns
 
 
 class SharedRead(Protocol):

@@ -118,12 +118,12 @@ def test_threads_read_blocks_before_their_samples_are_asked_for(path: Path) -> N
     ds = scidata.open_dataset(path)
     loader = iter(scidata.DataLoader(ds, None, num_workers=2))
     next(loader)
-    pool, wanted = ds.reader.pool, 3 * ds.reader.block_bytes({})[0]  # those of the first sample, and two more of each
+    pool, wanted = ds.reader.pool, 2 + 2 * 4  # those of the first sample, and four times as many
     deadline = time.monotonic() + 30
-    while pool.num_bytes < wanted and time.monotonic() < deadline:  # the loop stands at its first sample
+    while len(pool._blocks) < wanted and time.monotonic() < deadline:  # the loop stands at its first sample
         time.sleep(0.01)
     time.sleep(0.1)
-    assert pool.num_bytes == wanted
+    assert len(pool._blocks) == wanted
     assert num_threads_ahead() == 2
     del loader
     assert num_threads_ahead() == 0

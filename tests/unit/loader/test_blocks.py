@@ -132,7 +132,7 @@ def test_what_plan_says_is_enough(path: Path, steps: tuple[int, ...]) -> None:
     (note,) = plan_domain(reader).notes
     assert note.startswith("chunks hold 8 steps")
     enough = [int(number) for number in re.findall(r"pool_bytes=([\d_]+)", note)]
-    assert enough == [3 * reader.block_bytes({})[0], 9 * reader.block_bytes({})[1]]
+    assert enough == [3 * reader.block_bytes({})[0], 12 * reader.block_bytes({})[1]]
     for shuffle, pool_bytes in zip((False, "blocks"), enough, strict=True):
         ds = scidata.open_dataset(path, steps=steps, pool_bytes=pool_bytes)
         loader = scidata.DataLoader(ds, 2, shuffle=shuffle)
@@ -153,7 +153,7 @@ def test_a_pool_that_is_too_small_for_the_order_is_named(path: Path, blocks: int
     assert len(said) == warned
     if warned:
         assert f"DistributedSampler(window={blocks}) on all ranks" in said[0]
-        assert f"open_dataset(pool_bytes={9 * block:_})" in said[0]
+        assert f"open_dataset(pool_bytes={12 * block:_})" in said[0]
         loader = scidata.DataLoader(ds, sampler=scidata.DistributedSampler(ds, shuffle="blocks", window=blocks))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -93,6 +93,9 @@ SLOW = (
     "test_node_decoding.py::test_each_codec_and_layout_is_decoded_once[False-2]",
     "test_node_decoding.py::test_each_codec_and_layout_is_decoded_once[blocks-2]",
     "test_dask.py::TestWork::test_a_piece_that_kills_workers",
+    "test_output.py::test_the_same_for_any_number_of_ranks[2-2-names1-shard1-even]",
+    "test_output.py::test_the_same_for_any_number_of_ranks[3-3-names3-shard3-even]",
+    "test_output.py::test_the_same_for_any_number_of_ranks[4-4-names4-shard4-bounds4]",
 )
 #: Of few tests that take minutes: first, so that the others go on beside them.
 FIRST = ("test_build.py", "test_typing.py", "test_fuzz.py", "test_files_of_others.py")

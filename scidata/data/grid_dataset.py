@@ -86,7 +86,8 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
         """Return which samples share chunks that have to be decoded: ``(len(self),)`` int64, a number for each block.
 
         For ``DistributedSampler(shuffle="blocks")``. Of several fields the longest chunks count; samples are where
-        their first step is.
+        their first step is. Where all chunks are of one step, and windows overlap, a block is of samples that share
+        steps: of eight times as many as a window reaches, 64 at most.
         """
         return self.reader.blocks()
 

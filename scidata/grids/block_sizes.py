@@ -28,6 +28,9 @@ _MAX_AT_ONCE = 256 << 20  # bytes of several trajectories' blocks that are decod
 #: Blocks that the default keeps: the 8 of DistributedSampler(shuffle="blocks"), those of three samples that the loader
 #: has on their way, and the next one. Of 9, some were thrown out before they had served, and threads waited for room.
 KEPT_BLOCKS = 12
+#: Times what windows over chunks of one step reach, and steps at the most, that an order by blocks keeps together: a
+#: ninth of the steps are decoded twice then.
+_REACHES, _MOST_TOGETHER = 8, 64
 _T = TypeVar("_T")
 
 
@@ -114,6 +117,16 @@ class BlockSizes:
         return {
             name: max(steps_per_block(self._series.layout_in(i, name), dim) for i in firsts) for name in self._fields
         }
+
+    @functools.cached_property
+    def steps_in_order(self) -> int:
+        """Steps whose samples come close to each other in an order by blocks.
+
+        Those of the longest chunks; where these are of one step, and samples share steps, some more.
+        """
+        longest = max(self.steps_per_block.values())
+        reach = max(map(self._steps.reach, self.shared_steps), default=0)
+        return longest if longest > 1 else max(1, min(_REACHES * reach, _MOST_TOGETHER))
 
     @functools.cached_property
     def shared_steps(self) -> dict[str, int]:
@@ -237,7 +250,7 @@ class BlockSizes:
         """Return numbers, from 0 on, of the blocks that rows of all members, one after the other, lie in."""
         bounds = self._series.row_bounds
         members = np.searchsorted(bounds, rows, side="right") - 1
-        most, size = max(self._fields, key=self._trajectories.most), max(self.steps_per_block.values())
+        most, size = max(self._fields, key=self._trajectories.most), self.steps_in_order
         firsts = np.array([self._trajectories.of(most, i, alone=False).member for i in range(len(bounds) - 1)])
         places = np.stack([firsts[members], (rows - bounds[members]) // size])
         numbers: IntArray = np.unique(places, axis=1, return_inverse=True)[1].astype(np.int64)
@@ -252,8 +265,8 @@ class BlockSizes:
 
     @_found_once
     def bytes_of_block(self, part: Part) -> int:
-        """Return the bytes of all blocks that the samples of one of the longest may need, in any order."""
-        longest = max(self.steps_per_block.values())
+        """Return the bytes of all blocks that samples which an order by blocks keeps together may need."""
+        longest = self.steps_in_order
         return self._bytes(
             part, lambda name, n: -(-longest // n) + -(-self._steps.reach(name, own=True) // n), self._most
         )

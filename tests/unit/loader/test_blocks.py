@@ -141,6 +141,23 @@ def test_what_plan_says_is_enough(path: Path, steps: tuple[int, ...]) -> None:
         assert 0 < ds.reader.pool.num_bytes <= pool_bytes
 
 
+@pytest.mark.parametrize(("steps", "size", "times"), [((0, 1), 8, 1.2), ((-1, 0, 1, 2), 24, 1.2), ((0,), 1, 1.0)])
+def test_windows_over_chunks_of_one_step(tmp_path: Path, steps: tuple[int, ...], size: int, times: float) -> None:
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    for name in "uv":
+        array = group.create_array(
+            name, shape=(96, 5, 6), dtype="f4", chunks=(1, 5, 6), dimension_names=("time", "y", "x"),
+            compressors=zarr.codecs.ZstdCodec(),
+        )  # fmt: skip
+        array[:] = np.arange(96 * 30, dtype=np.float32).reshape(96, 5, 6)
+    ds = scidata.open_dataset(tmp_path / "a.zarr", steps=steps)
+    assert (np.diff(ds.blocks()) != 0).sum() == -(-len(ds) // size) - 1
+    loader = scidata.DataLoader(ds, None, shuffle="blocks")
+    seen = {sample.index: sample["v"][..., 0, 0].reshape(-1).tolist() for sample in loader}
+    assert seen == {i: [30.0 * (i + k - min(steps)) for k in steps] for i in range(len(ds))}
+    assert 0.9 < loader.stats()["bytes_decoded"] / (96 * 30 * 4 * 2) <= times
+
+
 @pytest.mark.parametrize(("blocks", "warned"), [(2, True), (7, True), (8, False)])
 def test_a_pool_that_is_too_small_for_the_order_is_named(path: Path, blocks: int, warned: bool) -> None:
     block = scidata.open_dataset(path).reader.block_bytes({})[1]

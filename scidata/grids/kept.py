@@ -68,6 +68,14 @@ class Blocks(Protocol):
         """Return an array for it."""
 
 
+class Pool(Protocol):
+    """What keeps blocks in memory."""
+
+    @property
+    def reader(self) -> Blocks:
+        """Reads them."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Key:
     """What a block is found by; nothing where its source's files are not known by anything."""
@@ -94,7 +102,9 @@ class KeptRows:
 
     Parameters
     ----------
-    blocks, series, fields
+    pool
+        What keeps blocks in memory, and reads them.
+    series, fields
         The reader's.
     disk
         Where they are kept; None keeps none.
@@ -104,7 +114,7 @@ class KeptRows:
 
     def __init__(
         self,
-        blocks: Blocks,
+        pool: Pool,
         series: Series,
         fields: Mapping[str, Field],
         *,
@@ -112,7 +122,7 @@ class KeptRows:
         allow_missing: bool,
     ) -> None:
         self.disk = disk
-        self._blocks, self._series, self._fields = blocks, series, fields
+        self._pool, self._series, self._fields = pool, series, fields
         self._allow_missing = allow_missing
         self.forget()
 
@@ -125,7 +135,7 @@ class KeptRows:
         self._warned = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in ("disk", "_blocks", "_series", "_fields", "_allow_missing")}
+        return {name: self.__dict__[name] for name in ("disk", "_pool", "_series", "_fields", "_allow_missing")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -164,7 +174,7 @@ class KeptRows:
         return self._keys.get_or_make((part.position, name, i, start), find, once=True)
 
     def _find_key(self, name: str, i: int, start: int, part: Part) -> _Key:
-        layout, selection, shape = self._blocks.selection_of(name, i, start, part)
+        layout, selection, shape = self._pool.reader.selection_of(name, i, start, part)
         found, source = self._files_of(i, layout, selection), self._series.sources[i]
         if found is None:
             self._warn(
@@ -235,7 +245,7 @@ class KeptRows:
         if self._series.sample_dim not in self._fields[name].source_dims:
             i = self._series.member_of(name, places.member) if self._series.outer else 0
             return [_Wanted(name, i, 0, [(0, 0)])]
-        size = self._blocks.steps_per_block[name]
+        size = self._pool.reader.steps_per_block[name]
         blocks: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for member, segments in places.of(name):
             i = self._series.member_of(name, member)
@@ -255,7 +265,7 @@ class KeptRows:
 
     def shape_of(self, name: str, i: int, start: int, part: Part) -> tuple[int, ...]:
         """Return the shape of a block with its steps first."""
-        _, _, shape = self._blocks.selection_of(name, i, start, part)
+        _, _, shape = self._pool.reader.selection_of(name, i, start, part)
         axis = self._axis(name)
         return (1, *shape) if axis is None else (shape[axis], *shape[:axis], *shape[axis + 1 :])
 
@@ -288,9 +298,9 @@ class KeptRows:
     def block(self, name: str, i: int, start: int, part: Part) -> tuple[Rows, ReadStats]:
         """Return a block, its dims in the source's order, from disk or from the source; and what had to be read."""
         if name not in self.fields:
-            return self._blocks.read_block(name, i, start, part)
+            return self._pool.reader.read_block(name, i, start, part)
         begin, stats = time.perf_counter_ns(), ReadStats()
-        block = self._blocks.empty(self.shape_of(name, i, start, part), self._fields[name].dtype)
+        block = self._pool.reader.empty(self.shape_of(name, i, start, part), self._fields[name].dtype)
         if not self._is_whole(name, i, start, part, block):
             block, stats = self._fill(name, i, start, part)
         else:
@@ -314,17 +324,17 @@ class KeptRows:
         Of threads that want the same ones, one reads; only its caller counts what was read.
         """
         mine: list[ReadStats] = []
-        members = self._blocks.members_at_once(name, i, part)
+        members = self._pool.reader.members_at_once(name, i, part)
 
         def make() -> dict[int, Rows]:
-            block = self._blocks.empty(self.shape_of(name, i, start, part), self._fields[name].dtype)
+            block = self._pool.reader.empty(self.shape_of(name, i, start, part), self._fields[name].dtype)
             if self._is_whole(name, i, start, part, block):  # another thread has just kept it
                 return {i: block}
             ready = [member for member in members if self.is_ready(name, member, start, part)]
             if i in ready:
-                found, took = self._blocks.read_blocks(name, i, start, part)
+                found, took = self._pool.reader.read_blocks(name, i, start, part)
             else:
-                values, took = self._blocks.read_block(name, i, start, part)
+                values, took = self._pool.reader.read_block(name, i, start, part)
                 found = {i: values}
             mine.append(took)
             blocks = {each: np.ascontiguousarray(self.rows_first(name, values)) for each, values in found.items()}
@@ -354,7 +364,7 @@ class KeptRows:
         key = self._key(name, i, start, part)
         if self.disk is None or not (key.digest and block.nbytes):
             return False
-        layout, selection, _ = self._blocks.selection_of(name, i, start, part)
+        layout, selection, _ = self._pool.reader.selection_of(name, i, start, part)
         found = self._files_of(i, layout, selection)
         if found is None or not self._validators[i].are_still(found.paths, key.validator, found.places):
             return False
@@ -366,7 +376,7 @@ class KeptRows:
         members = np.searchsorted(bounds, rows, side="right") - 1
         inside = rows - bounds[members]
         members = np.array([self._series.member_of(name, i) for i in range(len(bounds) - 1)])[members]
-        size = self._blocks.steps_per_block[name]
+        size = self._pool.reader.steps_per_block[name]
         starts = 0 * inside if self._axis(name) is None else inside - inside % size
         found: IntArray = np.unique(np.stack([members, starts], axis=1), axis=0)
         return found

@@ -25,18 +25,14 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.cache import Cache
-from scidata.core.memory import BlockPool
-from scidata.core.types import ArrayLayout, Segment, Selection
+from scidata.grids.block_reader import BlockReader
 from scidata.grids.block_sizes import BlockSizes
 from scidata.grids.kept import KeptRows
 from scidata.grids.node import BusyError, SharedChunks
 from scidata.grids.parts import Field, Part
 from scidata.grids.series import Series
 from scidata.grids.steps import FieldSteps, Places
-from scidata.grids.trajectories import Together, Trajectories
-from scidata.plan.array import MAX_PLAN_BYTES
-from scidata.plan.family import PlanFamily
-from scidata.read import Job, read_plans
+from scidata.grids.trajectories import Trajectories
 from scidata.read.context import NO_READ, ReadStats
 from scidata.read.disk_cache import DiskCache
 from scidata.read.threads import ReaderThreads
@@ -138,6 +134,8 @@ class SharedRows:
     ----------
     kept
         The blocks on disk.
+    reader
+        Reads blocks.
     sizes
         Of which fields there are blocks, and how large they are.
     wanted
@@ -160,20 +158,16 @@ class SharedRows:
         node_parts: Callable[[], Sequence[Part]] = tuple,
         disk: DiskCache | None = None,
     ) -> None:
-        self._node = node
         self._series, self._fields = series, fields
         self._used: dict[_Key, set[int]] = {}  # trajectories of a block that had samples of it
-        self._threads, self._allow_missing = threads, allow_missing
         self._blocks: Cache[npt.NDArray[Any]] = Cache(max_bytes, "lru")
-        self._memory = BlockPool()
-        self._families: Cache[PlanFamily] = Cache(256)
-        self._jobs: Cache[Job] = Cache(MAX_PLAN_BYTES, "none")  # of blocks, which other epochs read again
         self._reads: Cache[Reads] = Cache(_READS_BYTES, "none")
         self.kept = KeptRows(self, series, fields, disk=disk, allow_missing=allow_missing)
         self.sizes = BlockSizes(
             series, fields, steps=steps, trajectories=trajectories, max_bytes=max_bytes, fits=fits, node=node,
             node_parts=node_parts, kept=self.kept,
         )  # fmt: skip
+        self.reader = BlockReader(series, fields, self.sizes, threads=threads, allow_missing=allow_missing, node=node)
         self.wanted: dict[int, set[_Key]] = {}
         self._uncounted: deque[ReadStats] = deque()
         self._touched: Cache[bool] = Cache(
@@ -196,19 +190,13 @@ class SharedRows:
         self._blocks.max_size = self._touched.max_size = most
         return most
 
-    @property
-    def steps_per_block(self) -> Mapping[str, int]:
-        """Steps of a block of each field; 1 where chunks share no decoding."""
-        return self.sizes.steps_per_block
-
     def clear(self) -> None:
         """Let go of all blocks in memory; those on disk stay."""
         self._blocks.clear()
         self._reads.clear()
-        self._jobs.clear()
+        self.reader.clear()
         self._used.clear()
         self.kept.forget()
-        self._memory.clear()
 
     # -- which samples come next -------------------------------------------------------------------------------------
 
@@ -233,7 +221,7 @@ class SharedRows:
         nbytes, enough, found = self.sizes.nbytes(name, part), self.sizes.enough[name], []
         for (i, start), each in rows.items():
             together = self.sizes.together(name, i, part)
-            inside = self._place_in(name, i, together) if together.num > 1 else None
+            inside = self.reader.place_in(name, i, together) if together.num > 1 else None
             key = part.position, name, together.member, start
             found.append(BlockRead(self, key, part, nbytes, enough, i, inside, tuple(each)))
         return found
@@ -275,7 +263,7 @@ class SharedRows:
         wanted = list(self.wanted.values())
         if wanted:
             # a block of one step that nobody else needs takes no more than reading the step by itself
-            enough = any if self.steps_per_block[keys[0][1]] == 1 else all
+            enough = any if self.sizes.steps_per_block[keys[0][1]] == 1 else all
             return enough(here or any(key in each for each in wanted) for here, key in zip(kept, keys, strict=True))
         known = [self._touched.get(key) is not None for key in keys]
         for key in keys:
@@ -300,7 +288,7 @@ class SharedRows:
             i = places.member
             together = self.sizes.together(name, i, part)
             block = self.block((part.position, name, together.member, 0), part, stats)
-            block = block[self._place_in(name, i, together)]
+            block = block[self.reader.place_in(name, i, together)]
             out[name].reshape(block.shape)[...] = block
         return sum(stats, start=NO_READ)
 
@@ -338,13 +326,6 @@ class SharedRows:
                 values[place] = block[row]
         return stats
 
-    def _place_in(self, name: str, i: int, together: Together) -> tuple[slice, ...]:
-        """Return where a trajectory lies in blocks that hold several."""
-        at = self._series.trajectory_of(i)
-        first = {dim: at[dim] - segment.start for dim, (segment,) in together.segments.items()}
-        dims = self._fields[name].source_dims
-        return tuple([slice(first[dim], first[dim] + 1) if dim in first else slice(None) for dim in dims])
-
     def read_ahead(self, key: _Key, part: Part, *, wait: bool = True) -> None:
         """Read a block, unless it is kept; what that took is counted with the next sample.
 
@@ -373,8 +354,10 @@ class SharedRows:
         def make() -> npt.NDArray[Any]:
             if ahead and self._is_unwanted(key):  # asked here, where whoever needs it now waits for it
                 raise _UnwantedError
-            on_disk = key[1] in self.kept.fields
-            values, took = self.kept.block(*key[1:], part) if on_disk else self.read_block(*key[1:], part, wait=wait)
+            if key[1] in self.kept.fields:
+                values, took = self.kept.block(*key[1:], part)
+            else:
+                values, took = self.reader.read_block(*key[1:], part, wait=wait)
             fresh.append(took)
             return values
 
@@ -391,75 +374,6 @@ class SharedRows:
                 raise
             stats += fresh
             return block
-
-    def selection_of(self, name: str, i: int, start: int, part: Part) -> tuple[ArrayLayout, Selection, tuple[int, ...]]:
-        """Return what a block, which begins at a row of a file, is of the array, and its shape."""
-        return self._selection_of(name, i, start, part, self.sizes.together(name, i, part))
-
-    def _selection_of(
-        self, name: str, i: int, start: int, part: Part, together: Together
-    ) -> tuple[ArrayLayout, Selection, tuple[int, ...]]:
-        dims, layout = self._fields[name].source_dims, self._series.layout_in(i, name)
-        dim, runs = self._series.sample_dim, together.segments
-        shape = [runs[d][0].count if d in runs else n for d, n in zip(dims, part.families[name].out_shape, strict=True)]
-        space = {**part.segments, **runs}
-        if dim not in dims:
-            return layout, tuple(space[d] for d in dims), tuple(shape)
-        axis = dims.index(dim)
-        shape[axis] = count = min(self.steps_per_block[name], layout.shape[axis] - start)
-        rows = (Segment(start=start, count=count),)
-        return layout, tuple(rows if d == dim else space[d] for d in dims), tuple(shape)
-
-    def read_block(
-        self, name: str, i: int, start: int, part: Part, *, wait: bool = True
-    ) -> tuple[npt.NDArray[Any], ReadStats]:
-        """Read a block of a file, from its first row on; return what that took, too.
-
-        Raises BusyError, ``wait`` being false, where another rank decodes it right now.
-        """
-        return self._read(name, i, start, part, self.sizes.together(name, i, part), wait=wait)
-
-    def members_at_once(self, name: str, i: int, part: Part) -> tuple[int, ...]:
-        """Return the trajectories that :meth:`read_blocks` reads."""
-        return self.sizes.at_once(name, i, part).members
-
-    def read_blocks(self, name: str, i: int, start: int, part: Part) -> tuple[dict[int, npt.NDArray[Any]], ReadStats]:
-        """Read a block of each trajectory that the same chunks hold; return them by member, and what that took."""
-        together = self.sizes.at_once(name, i, part)
-        values, stats = self._read(name, together.member, start, part, together)
-        return {each: values[self._place_in(name, each, together)] for each in together.members}, stats
-
-    def _read(
-        self, name: str, i: int, start: int, part: Part, together: Together, *, wait: bool = True
-    ) -> tuple[npt.NDArray[Any], ReadStats]:
-        field = self._fields[name]
-        if self._node is not None and name in self.sizes.by_node and self._node.is_mine(part.position):
-            layout, selection, shape = self._selection_of(name, i, start, part, together)
-            values = self.empty(shape, field.dtype)
-            if values.size:
-                source, decoding = self._series.sources[i], field.decodings[i]
-                return values, self._node.read(layout, selection, source, decoding, values, wait=wait)
-        key = part.position, name, together.member, together.num, start
-        job = self._jobs.get(key)
-        if job is None:
-            job = self._plan(name, i, start, part, together)
-            self._jobs.put(key, job, job.plan.num_bytes)
-        values = self.empty(job.plan.out_shape, field.dtype)
-        return values, read_plans([(job, values)], executor=self._threads.executor())
-
-    def _plan(self, name: str, i: int, start: int, part: Part, together: Together) -> Job:
-        field, source = self._fields[name], self._series.sources[i]
-        layout, selection, shape = self._selection_of(name, i, start, part, together)
-        moving = self._series.moving(field.source_dims)
-        family = self._families.get_or_make((part.position, name, shape), lambda: PlanFamily(moving, shape))
-        plan = family.plan(layout, selection, source.locate)
-        return Job(plan, source, field.decodings[i], allow_missing=self._allow_missing)
-
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """Return an array for a block, in memory that earlier ones had."""
-        values = self._memory.empty(shape, dtype)
-        self._memory.max_free = max(self._memory.max_free, 2 * values.nbytes)
-        return values
 
 
 def _rows_first(values: npt.NDArray[Any], axis: int) -> npt.NDArray[Any]:

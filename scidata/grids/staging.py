@@ -120,7 +120,7 @@ class Staging:
         """Return the blocks of trajectories that lie in the same chunks together, in the order of the first."""
         union, groups = _union(self._reader, self._parts), dict[_Block, list[_Block]]()
         for name, i, start in self._blocks:
-            first = self._reader.pool.members_at_once(name, i, union)[0]
+            first = self._reader.pool.reader.members_at_once(name, i, union)[0]
             groups.setdefault((name, first, start), []).append((name, i, start))
         return list(groups.values())
 
@@ -148,16 +148,16 @@ class Staging:
         nbytes = math.prod(pool.kept.shape_of(name, i, start, union)) * self._itemsizes[name]
         stats, found = ReadStats(), dict[int, Rows]()
         if len(wanted) > 1:
-            found, stats = pool.read_blocks(name, i, start, union)
+            found, stats = pool.reader.read_blocks(name, i, start, union)
         elif len(wanted[name, i, start]) > 1 and nbytes <= MAX_SHARED_BYTES:
-            found[i], stats = pool.read_block(name, i, start, union)
+            found[i], stats = pool.reader.read_block(name, i, start, union)
         dims = [dim for dim in self._reader.layout(name).dims if dim != self._reader.sample_dim]
         for block, parts in wanted.items():
             for part in parts:
                 if found:
                     values = _cut(pool.kept.rows_first(name, found[block[1]]), dims, union, part)
                 else:
-                    read, took = pool.read_block(*block, part)
+                    read, took = pool.reader.read_block(*block, part)
                     values, stats = pool.kept.rows_first(name, read), stats + took
                 self._keep(block, part, values)
         return stats

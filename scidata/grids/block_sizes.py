@@ -25,9 +25,11 @@ from scidata.grids.trajectories import Together, Trajectories
 _ENOUGH = 0.5  # of a block's rows: of Blosc chunks one step decodes a part, of about twice its size
 _LEAST = 3  # blocks of samples for which there is room, at least, where they hold several trajectories
 _MAX_AT_ONCE = 256 << 20  # bytes of several trajectories' blocks that are decoded to go to disk
-#: Blocks that the default keeps: the 8 of DistributedSampler(shuffle="blocks"), those of three samples that the loader
-#: has on their way, and the next one. Of 9, some were thrown out before they had served, and threads waited for room.
-KEPT_BLOCKS = 12
+#: Blocks beside those that samples are taken of in turn: of three samples that the loader has on their way, and the
+#: next one. With one beside, some were thrown out before they had served, and threads waited for room.
+BLOCKS_BESIDE = 4
+#: Blocks that the default keeps: for the 8 of DistributedSampler(shuffle="blocks").
+KEPT_BLOCKS = 8 + BLOCKS_BESIDE
 #: Times what windows over chunks of one step reach, and steps at the most, that an order by blocks keeps together: a
 #: ninth of the steps are decoded twice then.
 _REACHES, _MOST_TOGETHER = 8, 64

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import RandomSampler, SequentialSampler
 
+from scidata.grids.block_sizes import BLOCKS_BESIDE
 from scidata.loader.sampler import DistributedSampler
 from scidata.loader.stats import PrefetchStats
 
@@ -29,7 +30,7 @@ def warn_of_room(sampler: DistributedSampler, block_bytes: int, room: int) -> No
         warnings.warn(
             f'scidata.DataLoader: shuffle="blocks" takes samples of {wanted} blocks in turn, of {block_bytes:_} bytes '
             f"each when decoded, and the pool keeps {room:_}: chunks are decoded again for each sample. Use {window}"
-            f"open_dataset(pool_bytes={(wanted + 4) * block_bytes:_})",
+            f"open_dataset(pool_bytes={(wanted + BLOCKS_BESIDE) * block_bytes:_})",
             RuntimeWarning,
             stacklevel=4,  # the line of the loop
         )

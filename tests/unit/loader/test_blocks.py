@@ -156,6 +156,8 @@ def test_windows_over_chunks_of_one_step(tmp_path: Path, steps: tuple[int, ...],
     seen = {sample.index: sample["v"][..., 0, 0].reshape(-1).tolist() for sample in loader}
     assert seen == {i: [30.0 * (i + k - min(steps)) for k in steps] for i in range(len(ds))}
     assert 0.9 < loader.stats()["bytes_decoded"] / (96 * 30 * 4 * 2) <= times
+    far = scidata.open_dataset(tmp_path / "a.zarr", steps=(0, 20))
+    assert np.diff(far.blocks()).tolist() == [k == 63 for k in range(75)]  # no more than 64 are kept together
 
 
 @pytest.mark.parametrize(("blocks", "warned"), [(2, True), (7, True), (8, False)])

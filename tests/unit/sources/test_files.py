@@ -95,9 +95,6 @@ def test_room_for_many_descriptors_is_made_once(tmp_path: Path, monkeypatch: pyt
     assert made[0] > most  # also where the process may not have so many
     cache.close()
     assert len(os.listdir("/proc/self/fd")) == before
-    with open("/proc/self/status") as lines:
-        room = int(next(line for line in lines if line.startswith("FDSize:")).split()[1])
-    assert room > 100
 
 
 @pytest.mark.parametrize("module", [files, processes])

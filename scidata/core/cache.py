@@ -35,6 +35,7 @@ class Cache(Generic[_T]):
         self.size = 0
         self._entries: OrderedDict[Hashable, _T] = OrderedDict()
         self._sizes: dict[Hashable, int] = {}  # those that are not 1
+        self._demoted: dict[Hashable, None] = {}
         self._making: dict[tuple[int, Hashable], Future[_T]] = {}
         if evict != "lru":  # each operation on a ShardTensor looks something up: that costs no more than a dict's get
             self.get = self._entries.get  # type: ignore[method-assign, assignment]
@@ -44,6 +45,7 @@ class Cache(Generic[_T]):
         with _lock:
             if key in self._entries:
                 self._entries.move_to_end(key)
+                self._demoted.pop(key, None)
             return self._entries.get(key)
 
     def put(self, key: Hashable, value: _T, size: int = 1) -> _T:
@@ -52,7 +54,7 @@ class Cache(Generic[_T]):
             gone = [self._pop(key)]  # what goes is freed once the lock is
             room = self.max_size - size
             while self.evict != "none" and self.size > room >= 0:
-                gone.append(self._pop(next(iter(self._entries))))
+                gone.append(self._pop(next(iter(self._demoted or self._entries))))
             if self.size <= room:
                 self._entries[key] = value
                 self.size += size
@@ -67,12 +69,13 @@ class Cache(Generic[_T]):
         del gone
 
     def demote(self, key: Hashable) -> None:
-        """Let a value be the next to go, where it is kept: no use of it is in sight."""
+        """Let a value go before others, after those that this was said of earlier: no use of it is in sight."""
         with _lock:
             if key in self._entries:
-                self._entries.move_to_end(key, last=False)
+                self._demoted.setdefault(key)
 
     def _pop(self, key: Hashable) -> _T | None:
+        self._demoted.pop(key, None)
         value = self._entries.pop(key, None)
         if value is not None:
             self.size -= self._sizes.pop(key, 1)
@@ -132,6 +135,7 @@ class Cache(Generic[_T]):
             gone = list(self._entries.values())
             self._entries.clear()
             self._sizes.clear()
+            self._demoted.clear()
             self.size = 0
         del gone
 

@@ -176,13 +176,23 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
 
     def blocks(self) -> npt.NDArray[np.int64]:
         """Return which samples share chunks, a number for each block, ``(len(self),)``: of grids only."""
+        return self._numbers("blocks")
+
+    def stretches(self) -> npt.NDArray[np.int64]:
+        """Return which blocks share chunks with those next to them, ``(len(self),)``: of grids only."""
+        return self._numbers("stretches")
+
+    def _numbers(self, name: str) -> npt.NDArray[np.int64]:
         for source in self._sources:
             if source.lacks("blocks"):
                 raise ConfigError(
                     f"blocks: {type(source.dataset).__name__} does not say which samples share chunks, as grids do; "
                     "use shuffle=True"
                 )
-        found = [dataset.blocks() for dataset in self.datasets]
+        found = [
+            dataset.blocks() if source.lacks(name) else getattr(dataset, name)()
+            for dataset, source in zip(self.datasets, self._sources, strict=True)
+        ]
         firsts = np.cumsum([0, *(int(each.max(initial=-1)) + 1 for each in found)])
         starts = np.cumsum([0, *map(len, found)])
         numbers: npt.NDArray[np.int64] = np.concatenate([a + n for a, n in zip(firsts, found, strict=False)])

@@ -86,10 +86,18 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
         """Return which samples share chunks that have to be decoded: ``(len(self),)`` int64, a number for each block.
 
         For ``DistributedSampler(shuffle="blocks")``. Of several fields the longest chunks count; samples are where
-        their first step is. Where all chunks are of one step, and windows overlap, a block is of samples that share
-        steps: of eight times as many as a window reaches, 64 at most.
+        their first step is. Where windows overlap, a block is of as many chunks as hold 8 steps.
         """
         return self.reader.blocks()
+
+    def stretches(self) -> npt.NDArray[np.int64]:
+        """Return which blocks share chunks with their neighbours: ``(len(self),)`` int64, a number for each stretch.
+
+        For ``DistributedSampler(shuffle="blocks")``, which goes through the blocks of a stretch one after the other: a
+        window of steps that begins in one ends in the next. Stretches are so long that hardly any chunk is decoded
+        twice; where no windows overlap, and all chunks are as long, each is a block.
+        """
+        return self.reader.stretches()
 
     def shared_reads(self, index: int) -> list[BlockRead]:
         """Return the blocks of decoded rows that this rank's part of a sample shares with others: ``pool_bytes``."""

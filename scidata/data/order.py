@@ -10,7 +10,6 @@ is a keyed bijection of ``[0, num_samples)``, of which any stretch is computed b
 from __future__ import annotations
 
 import hashlib
-import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -104,6 +103,9 @@ class Order:
         Entries of such a group.
     blocks
         ``(num_samples,)`` int64: samples of the same number share chunks. Entries then come in lanes, see ``lanes``.
+    stretches
+        ``(num_samples,)`` int64, with ``blocks``: blocks of the same number, in their order, share chunks with those
+        next to them, too. A lane goes through these one after the other, up or down; None: each is by itself.
     lanes
         Blocks that are under way at a time: entry p is of lane ``p % lanes``, and each lane goes through one block
         after the other. So where the number of dp ranks divides that of lanes, a block's samples all go to one of
@@ -119,6 +121,7 @@ class Order:
     sizes: npt.NDArray[np.float64] | None = None
     group: int | None = None
     blocks: IntArray | None = None
+    stretches: IntArray | None = None
     lanes: int = 1
 
     def __len__(self) -> int:
@@ -153,7 +156,7 @@ class Order:
         else:
             entries = self._permutation(self.num_samples, epoch)
         if self.blocks is not None and self.mixture is None:
-            entries = _in_lanes(entries, self.blocks, self.lanes, self._stream(epoch, _BLOCKS))
+            entries = self._in_lanes(entries, 0, self._stream(epoch, _BLOCKS))
         return entries if self.sizes is None or self.group is None else self._grouped(entries, self.sizes, epoch)
 
     def dealt(self, epoch: int, first: int, step: int, count: int) -> Iterator[int]:
@@ -217,12 +220,18 @@ class Order:
                 else:
                     of_part = self._permutation(length, number_of_pass, _PARTS, number)
                     stream = self._stream(number_of_pass, _BLOCKS, number)
-                    lanes = _in_lanes(of_part, self.blocks[starts[number] :], self.lanes, stream)
-                    rows.append(lanes[own[0] : own[1]])
+                    rows.append(self._in_lanes(of_part, int(starts[number]), stream)[own[0] : own[1]])
             parts.append(starts[number] + np.concatenate(rows))
             times.append((np.arange(take) + 0.5) / max(1, take))
         interleaved: IntArray = np.concatenate(parts)[np.argsort(np.concatenate(times), kind="stable")]
         return interleaved.astype(np.int64, copy=False)
+
+    def _in_lanes(self, entries: IntArray, first: int, stream: np.random.Generator) -> IntArray:
+        """Put entries, of samples that are numbered from ``first`` on, into lanes."""
+        assert self.blocks is not None
+        blocks = self.blocks[first + entries]
+        stretches = blocks if self.stretches is None else self.stretches[first + entries]
+        return entries[_lanes_of(blocks, stretches, self.lanes, stream)]
 
     def _grouped(self, entries: IntArray, sizes: npt.NDArray[np.float64], epoch: int) -> IntArray:
         """Sort by size inside windows of several groups, then put the groups in a random order."""
@@ -236,24 +245,26 @@ class Order:
         return np.concatenate([groups.reshape(-1), by_size[whole:]])  # the incomplete one last, or none would align
 
 
-def _in_lanes(entries: IntArray, blocks: IntArray, lanes: int, stream: np.random.Generator) -> IntArray:
-    """Deal blocks, in random order, to lanes, the next one to the lane that ends first; take one entry of each in turn.
+def _lanes_of(blocks: IntArray, stretches: IntArray, lanes: int, stream: np.random.Generator) -> IntArray:
+    """Return the order of entries: stretches of blocks, in random order, dealt to lanes; one entry of each in turn.
 
-    Entries of a block, shuffled before, keep their order. At the end some lanes are over, and the others go on.
+    Each lane has as many entries as the others, to a block. Entries of a block, shuffled before, keep their order. No
+    stretch is of more blocks than half of those of a lane.
     """
-    _, found = np.unique(blocks[entries], return_inverse=True)
-    counts = np.bincount(found)
-    places = stream.permutation(len(counts))  # of each block
-    counts[places] = counts.copy()
-    by_block = entries[np.argsort(places[found], kind="stable")]
-    ends = [(0, lane) for lane in range(lanes)]
-    begins, lane_of = np.empty(len(counts), np.int64), np.empty(len(counts), np.int64)
-    for number, count in enumerate(counts.tolist()):
-        begins[number], lane_of[number] = end, lane = ends[0]
-        heapq.heapreplace(ends, (end + count, lane))
-    firsts = np.cumsum(counts) - counts
-    times = np.arange(len(entries)) + np.repeat(begins - firsts, counts)
-    ordered: IntArray = by_block[np.lexsort((np.repeat(lane_of, counts), times))]
+    _, firsts, block_of, counts = np.unique(blocks, return_index=True, return_inverse=True, return_counts=True)
+    by_stretch = np.argsort(stretches[firsts], kind="stable")
+    numbers = stretches[firsts][by_stretch]
+    places = np.arange(len(numbers)) - np.searchsorted(numbers, numbers)  # of blocks in their stretch
+    pieces = np.cumsum(places % max(1, len(counts) // (2 * lanes)) == 0) - 1
+    signs = stream.choice([-1, 1], len(pieces))
+    in_turn = by_stretch[np.lexsort((signs[pieces] * places, stream.permutation(len(pieces))[pieces]))]
+    by_block = np.argsort(np.argsort(in_turn)[block_of], kind="stable")
+    bounds = np.cumsum([0, *counts[in_turn]])
+    shares = np.arange(lanes) * len(blocks) // lanes
+    begins = bounds[np.searchsorted((bounds[:-1] + bounds[1:]) / 2, shares, side="right")]
+    entries = np.arange(len(blocks))
+    lane_of = np.searchsorted(begins, entries, side="right") - 1
+    ordered: IntArray = by_block[np.lexsort((lane_of, entries - begins[lane_of]))]
     return ordered
 
 

@@ -18,7 +18,7 @@ from scidata.data.sample import Sample
 _ABILITIES = (
     *("__len__", "mesh", "assemble", "buffer_specs", "read_into", "read_local"),
     *("epoch_reader", "set_epoch"),  # of data sets whose samples depend on the epoch
-    *("blocks", "shared_reads"),  # of grids, whose samples may share chunks
+    *("blocks", "stretches", "shared_reads"),  # of grids, whose samples may share chunks
 )
 
 

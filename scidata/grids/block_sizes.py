@@ -30,9 +30,8 @@ _MAX_AT_ONCE = 256 << 20  # bytes of several trajectories' blocks that are decod
 BLOCKS_BESIDE = 4
 #: Blocks that the default keeps: for the 8 of DistributedSampler(shuffle="blocks").
 KEPT_BLOCKS = 8 + BLOCKS_BESIDE
-#: Times what windows over chunks of one step reach, and steps at the most, that an order by blocks keeps together: a
-#: ninth of the steps are decoded twice then.
-_REACHES, _MOST_TOGETHER = 8, 64
+_LEAST_TOGETHER = 8  # steps of a block of samples, of all its trajectories, where windows make neighbours share some
+_PER_EDGE = 10  # chunks of a stretch for each that the one beside it needs, too: so few are decoded twice
 _T = TypeVar("_T")
 
 
@@ -122,13 +121,28 @@ class BlockSizes:
 
     @functools.cached_property
     def steps_in_order(self) -> int:
-        """Steps whose samples come close to each other in an order by blocks.
+        """Steps of a block of samples, which come in random order.
 
-        Those of the longest chunks; where these are of one step, and samples share steps, some more.
+        Those of the longest chunks; where these are of a few steps, and neighbours share some, of several chunks.
         """
         longest = max(self.steps_per_block.values())
-        reach = max(map(self._steps.reach, self.shared_steps), default=0)
-        return longest if longest > 1 else max(1, min(_REACHES * reach, _MOST_TOGETHER))
+        return longest * (-(-_LEAST_TOGETHER // (longest * self.most_trajectories)) if self._edge else 1)
+
+    @functools.cached_property
+    def steps_in_stretch(self) -> int:
+        """Steps of the blocks of samples that an order by blocks goes through one after the other."""
+        longest, size = max(self.steps_per_block.values()), self.steps_in_order
+        edge = -(-self._edge // longest) * longest
+        return max(1, -(-_PER_EDGE * edge // size)) * size
+
+    @functools.cached_property
+    def _edge(self) -> int:
+        """Steps beyond a block of samples that its samples need: of windows, and of chunks that end elsewhere."""
+        longest = max(self.steps_per_block.values())
+        shared = self.shared_steps.items()
+        return max(
+            (self._steps.reach(name, every=True) + (size if longest % size else 0) for name, size in shared), default=0
+        )
 
     @functools.cached_property
     def shared_steps(self) -> dict[str, int]:
@@ -250,9 +264,16 @@ class BlockSizes:
 
     def blocks_of(self, rows: IntArray) -> IntArray:
         """Return numbers, from 0 on, of the blocks that rows of all members, one after the other, lie in."""
+        return self._numbers(rows, self.steps_in_order)
+
+    def stretches_of(self, rows: IntArray) -> IntArray:
+        """Return numbers, from 0 on, of the stretches of blocks that rows of all members lie in."""
+        return self._numbers(rows, self.steps_in_stretch)
+
+    def _numbers(self, rows: IntArray, size: int) -> IntArray:
         bounds = self._series.row_bounds
         members = np.searchsorted(bounds, rows, side="right") - 1
-        most, size = max(self._fields, key=self._trajectories.most), self.steps_in_order
+        most = max(self._fields, key=self._trajectories.most)
         firsts = np.array([self._trajectories.of(most, i, alone=False).member for i in range(len(bounds) - 1)])
         places = np.stack([firsts[members], (rows - bounds[members]) // size])
         numbers: IntArray = np.unique(places, axis=1, return_inverse=True)[1].astype(np.int64)
@@ -270,7 +291,7 @@ class BlockSizes:
         """Return the bytes of all blocks that samples which an order by blocks keeps together may need."""
         longest = self.steps_in_order
         return self._bytes(
-            part, lambda name, n: -(-longest // n) + -(-self._steps.reach(name, own=True) // n), self._most
+            part, lambda name, n: -(-longest // n) + -(-self._steps.reach(name, every=True) // n), self._most
         )
 
     @_found_once

@@ -45,6 +45,14 @@ _READS_BYTES = 16 << 20  # of what samples need of which blocks, which is found 
 _READ_BYTES = 1 << 10  # of one block of one sample, about
 
 
+@dataclass(slots=True)
+class _Block:
+    """Decoded rows, and how often samples have yet to take one of them, if each of them comes."""
+
+    values: npt.NDArray[Any]
+    left: int
+
+
 class _UnwantedError(Exception):
     """A block that was to be read ahead has been used already."""
 
@@ -158,9 +166,8 @@ class SharedRows:
         node_parts: Callable[[], Sequence[Part]] = tuple,
         disk: DiskCache | None = None,
     ) -> None:
-        self._series, self._fields = series, fields
-        self._used: dict[_Key, set[int]] = {}  # trajectories of a block that had samples of it
-        self._blocks: Cache[npt.NDArray[Any]] = Cache(max_bytes, "lru")
+        self._series, self._fields, self._steps = series, fields, steps
+        self._blocks: Cache[_Block] = Cache(max_bytes, "lru")
         self._reads: Cache[Reads] = Cache(_READS_BYTES, "none")
         self.kept = KeptRows(self, series, fields, disk=disk, allow_missing=allow_missing)
         self.sizes = BlockSizes(
@@ -195,7 +202,6 @@ class SharedRows:
         self._blocks.clear()
         self._reads.clear()
         self.reader.clear()
-        self._used.clear()
         self.kept.forget()
 
     # -- which samples come next -------------------------------------------------------------------------------------
@@ -233,17 +239,13 @@ class SharedRows:
     def give_up(self, key: _Key, part: Part) -> None:
         """Say that no use of a block is in sight: it is kept for the next epoch only where there is room for all.
 
-        A block of trajectories of which some had no sample of it stays among others while there is room: they come.
+        One that others than the samples so far need stays while there is room: in an order by blocks they come.
         """
-        num = self.sizes.together(key[1], key[2], part).num
-        if num > 1 and self.sizes.bytes_of_trajectories(part) <= self.max_bytes(part):
-            if len(self._used.get(key, ())) < num:
-                return
-            self._used.pop(key, None)
-        if self.sizes.bytes_of_all(part) <= self.max_bytes(part):
-            self._blocks.demote(key)
-        else:
+        block = self._blocks.get(key)
+        if block is not None and block.left <= 0 and self.sizes.bytes_of_all(part) > self.max_bytes(part):
             self._blocks.drop(key)
+        else:
+            self._blocks.demote(key)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -258,13 +260,10 @@ class SharedRows:
     def _are_worth_it(self, reads: Sequence[BlockRead], part: Part) -> bool:
         keys = [read.key for read in reads]
         kept = list(map(self.is_kept, keys))
-        if self.wanted and all(kept):
-            return True
         wanted = list(self.wanted.values())
         if wanted:
-            # a block of one step that nobody else needs takes no more than reading the step by itself
-            enough = any if self.sizes.steps_per_block[keys[0][1]] == 1 else all
-            return enough(here or any(key in each for each in wanted) for here, key in zip(kept, keys, strict=True))
+            # where others need one block, others of this order need the one beside it, or will have needed it
+            return any(kept) or any(key in each for key in keys for each in wanted)
         known = [self._touched.get(key) is not None for key in keys]
         for key in keys:
             self._touched.put(key, True, self.sizes.nbytes(key[1], part))
@@ -287,7 +286,7 @@ class SharedRows:
         for name in names:
             i = places.member
             together = self.sizes.together(name, i, part)
-            block = self.block((part.position, name, together.member, 0), part, stats)
+            block = self._block((part.position, name, together.member, 0), part, stats).values
             block = block[self.reader.place_in(name, i, together)]
             out[name].reshape(block.shape)[...] = block
         return sum(stats, start=NO_READ)
@@ -317,13 +316,11 @@ class SharedRows:
         values = _rows_first(out.reshape(part.families[name].out_shape), axis)
         stats: list[ReadStats] = []
         for read in reads:
-            block = self.block(read.key, part, stats)
-            if read.inside is not None:
-                block = block[read.inside]
-                self._used.setdefault(read.key, set()).add(read.member)
-            block = _rows_first(block, axis)
+            block = self._block(read.key, part, stats)
+            block.left -= len(read.rows)
+            rows = _rows_first(block.values if read.inside is None else block.values[read.inside], axis)
             for row, place in read.rows:
-                values[place] = block[row]
+                values[place] = rows[row]
         return stats
 
     def read_ahead(self, key: _Key, part: Part, *, wait: bool = True) -> None:
@@ -332,16 +329,16 @@ class SharedRows:
         Raises BusyError, ``wait`` being false, where another rank decodes it right now.
         """
         stats: list[ReadStats] = []
-        self.block(key, part, stats, wait=wait, ahead=True)
+        self._block(key, part, stats, wait=wait, ahead=True)
         self._uncounted.extend(stats)
 
     def _is_unwanted(self, key: _Key) -> bool:
         wanted = list(self.wanted.values())
         return bool(wanted) and not any(key in each for each in wanted)
 
-    def block(
+    def _block(
         self, key: _Key, part: Part, stats: list[ReadStats], *, wait: bool = True, ahead: bool = False
-    ) -> npt.NDArray[Any]:
+    ) -> _Block:
         """Return a block of a file, from its first row on; add what had to be read to ``stats``.
 
         ``ahead`` of its use: raises _UnwantedError where it has been used, and given up, meanwhile.
@@ -351,7 +348,7 @@ class SharedRows:
             return block
         fresh: list[ReadStats] = []
 
-        def make() -> npt.NDArray[Any]:
+        def make() -> _Block:
             if ahead and self._is_unwanted(key):  # asked here, where whoever needs it now waits for it
                 raise _UnwantedError
             if key[1] in self.kept.fields:
@@ -359,11 +356,11 @@ class SharedRows:
             else:
                 values, took = self.reader.read_block(*key[1:], part, wait=wait)
             fresh.append(took)
-            return values
+            return _Block(values, self._num_uses(key, part))
 
         while True:
             try:
-                block = self._blocks.get_or_make(key, make, lambda values: values.nbytes, once=True)
+                block = self._blocks.get_or_make(key, make, lambda made: made.values.nbytes, once=True)
             except _UnwantedError:
                 if ahead:
                     raise
@@ -374,6 +371,11 @@ class SharedRows:
                 raise
             stats += fresh
             return block
+
+    def _num_uses(self, key: _Key, part: Part) -> int:
+        """Return how many rows of a block samples take: each has some of its steps, and each row is in some samples."""
+        _, name, i, _ = key
+        return self.sizes.together(name, i, part).num * self.sizes.steps_per_block[name] * self._steps.num(name)
 
 
 def _rows_first(values: npt.NDArray[Any], axis: int) -> npt.NDArray[Any]:

@@ -262,7 +262,15 @@ class GridReader:
 
     def blocks(self) -> IntArray:
         """Return which samples share chunks, ``(num_samples,)``: see :meth:`scidata.data.ShardedDataset.blocks`."""
-        return np.zeros(1, np.int64) if self.sample_dim is None else self.pool.sizes.blocks_of(self.sample_rows.at(0))
+        return self.pool.sizes.blocks_of(self._first_rows) if self.sample_dim is not None else np.zeros(1, np.int64)
+
+    def stretches(self) -> IntArray:
+        """Return which samples are of blocks in a row, ``(num_samples,)``: see :class:`scidata.data.ShardedDataset`."""
+        return self.pool.sizes.stretches_of(self._first_rows) if self.sample_dim is not None else np.zeros(1, np.int64)
+
+    @property
+    def _first_rows(self) -> IntArray:
+        return self.sample_rows.at(min(self.field_steps.every))
 
     def block_bytes(self, coordinate: Mapping[str, int]) -> tuple[int, int]:
         """Return the decoded bytes that one sample of a rank, and one block of samples, share with others.

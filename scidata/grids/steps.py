@@ -44,10 +44,9 @@ class FieldSteps:
         """Return how many a sample has of a field that has the dimension."""
         return len(self.of(name))
 
-    def reach(self, name: str, *, own: bool = False) -> int:
-        """Return how far the last lies from the first; ``own``: also from the row that numbers the sample."""
-        steps = (*self.of(name), 0) if own else self.of(name)
-        return max(steps) - min(steps)
+    def reach(self, name: str, *, every: bool = False) -> int:
+        """Return how far the last lies from the first; ``every``: from the first of any field."""
+        return max(self.of(name)) - min(self.every if every else self.of(name))
 
     def places(self, name: str) -> list[int]:
         """Return where those of a field are among those of all."""

@@ -311,7 +311,7 @@ class DistributedSampler(_DistributedSampler[Any]):
             "weights": _digest(order.weights),
             "sizes": _digest(order.sizes),
             "group": order.group,
-            "blocks": _digest(order.blocks),
+            "blocks": [_digest(order.blocks), _digest(order.stretches)],
             "the length of an epoch": len(order),
         }
         check_agreement("the sampler", values, self.mesh, tuple(self.mesh.mesh_dim_names or ()))
@@ -385,6 +385,7 @@ def _order(
         sizes=_of_samples("sizes", sizes, count),
         group=group,
         blocks=blocks,
+        stretches=dataset.stretches() if window is not None and hasattr(dataset, "stretches") else None,
         lanes=window or 1,
     )
 

@@ -20,8 +20,12 @@ from scidata.loader.waiting import WaitWatch
 from tests.unit.loader.test_resume_orders import Readable
 
 
-def order(blocks: np.ndarray, lanes: int, epoch: int = 0, seed: int = 0) -> np.ndarray:
-    return Order(num_samples=len(blocks), shuffle=True, seed=seed, blocks=blocks, lanes=lanes).entries(epoch)
+def order(
+    blocks: np.ndarray, lanes: int, epoch: int = 0, seed: int = 0, stretches: np.ndarray | None = None
+) -> np.ndarray:
+    return Order(
+        num_samples=len(blocks), shuffle=True, seed=seed, blocks=blocks, stretches=stretches, lanes=lanes
+    ).entries(epoch)
 
 
 def loads(entries: np.ndarray, blocks: np.ndarray, dp: int, rank: int, room: int) -> int:
@@ -61,6 +65,29 @@ def test_blocks_of_unequal_sizes_are_loaded_hardly_more_than_once() -> None:
     assert sorted(entries.tolist()) == list(range(len(blocks)))
     assert loads(entries, blocks, 1, 0, 8) == 200
     assert sum(loads(entries, blocks, 2, rank, 5) for rank in range(2)) < 220  # at the end, lanes shift
+
+
+@pytest.mark.parametrize("dp", [1, 2, 4])
+@pytest.mark.parametrize(("num", "length"), [(4000, 10), (643, 10), (640, 1000), (5, 3), (0, 1)])
+def test_lanes_go_through_stretches_block_by_block(num: int, length: int, dp: int) -> None:
+    blocks = np.random.default_rng(2).permutation(num) // 8  # samples of a block lie anywhere
+    stretches = blocks // length
+    entries = order(blocks, 4, stretches=stretches)
+    assert sorted(entries.tolist()) == list(range(num))
+    if num < 100:
+        return
+    ups = 0
+    for rank in range(dp):
+        for lane in range(4 // dp):
+            own = blocks[entries[rank::dp][lane :: 4 // dp]][: num // 4 - 8]
+            steps = np.diff(own[np.flatnonzero(np.diff(own, prepend=-1))])
+            assert len(steps) == len(np.unique(own)) - 1  # each block is gone through in one go
+            most = min(length, len(np.unique(blocks)) // 8)
+            assert (np.abs(steps) == 1).sum() >= len(steps) * (1 - 1 / most) - 2
+            ups += np.sign(steps).sum()
+    assert abs(ups) < 0.9 * len(np.unique(blocks))  # some of them upwards, some down
+    if length == 10:
+        assert order(blocks, 4, epoch=1, stretches=stretches).tolist() != entries.tolist()
 
 
 def test_it_is_a_shuffle() -> None:
@@ -141,23 +168,42 @@ def test_what_plan_says_is_enough(path: Path, steps: tuple[int, ...]) -> None:
         assert 0 < ds.reader.pool.num_bytes <= pool_bytes
 
 
-@pytest.mark.parametrize(("steps", "size", "times"), [((0, 1), 8, 1.2), ((-1, 0, 1, 2), 24, 1.2), ((0,), 1, 1.0)])
-def test_windows_over_chunks_of_one_step(tmp_path: Path, steps: tuple[int, ...], size: int, times: float) -> None:
+@pytest.mark.parametrize(
+    ("chunk", "size", "steps"),
+    [(1, 8, (0, 1)), (1, 8, (-1, 0, 2)), (3, 9, (0, 1)), (8, 8, (-1, 0, 2)), (20, 20, (-1, 0, 2)), (20, 20, (0, 20))],
+)
+@pytest.mark.parametrize("codec", [zarr.codecs.ZstdCodec(), zarr.codecs.BloscCodec(cname="lz4")])
+def test_windows_decode_chunks_once(
+    tmp_path: Path, chunk: int, size: int, steps: tuple[int, ...], codec: zarr.abc.codec.BytesBytesCodec
+) -> None:
     group = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    num = max(480, 192 * chunk)
+    values = np.arange(num * 6, dtype=np.float32).reshape(num, 2, 3)
     for name in "uv":
-        array = group.create_array(
-            name, shape=(96, 5, 6), dtype="f4", chunks=(1, 5, 6), dimension_names=("time", "y", "x"),
-            compressors=zarr.codecs.ZstdCodec(),
-        )  # fmt: skip
-        array[:] = np.arange(96 * 30, dtype=np.float32).reshape(96, 5, 6)
+        group.create_array(
+            name, data=values, chunks=(chunk, 2, 3), dimension_names=("time", "y", "x"), compressors=codec
+        )
     ds = scidata.open_dataset(tmp_path / "a.zarr", steps=steps)
-    assert (np.diff(ds.blocks()) != 0).sum() == -(-len(ds) // size) - 1
+    assert ds.blocks().tolist() == (np.arange(len(ds)) // size).tolist()
     loader = scidata.DataLoader(ds, None, shuffle="blocks")
     seen = {sample.index: sample["v"][..., 0, 0].reshape(-1).tolist() for sample in loader}
-    assert seen == {i: [30.0 * (i + k - min(steps)) for k in steps] for i in range(len(ds))}
-    assert 0.9 < loader.stats()["bytes_decoded"] / (96 * 30 * 4 * 2) <= times
-    far = scidata.open_dataset(tmp_path / "a.zarr", steps=(0, 20))
-    assert np.diff(far.blocks()).tolist() == [k == 63 for k in range(75)]  # no more than 64 are kept together
+    assert seen == {i: [6.0 * (i + k - min(steps)) for k in steps] for i in range(len(ds))}
+    assert 0.99 < loader.stats()["bytes_decoded"] / (2 * values.nbytes) <= 1.14
+    assert ds.reader.pool.num_bytes < 0.6 * values.nbytes
+    alone = scidata.open_dataset(tmp_path / "a.zarr")
+    assert alone.blocks().tolist() == alone.stretches().tolist() == (np.arange(num) // chunk).tolist()
+
+
+def test_chunks_that_end_elsewhere_are_decoded_once(tmp_path: Path) -> None:
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    values = np.arange(2400 * 6, dtype=np.float32).reshape(2400, 2, 3)
+    for name, chunk in (("u", 12), ("v", 8)):
+        group.create_array(name, data=values, chunks=(chunk, 2, 3), dimension_names=("time", "y", "x"))
+    ds = scidata.open_dataset(tmp_path / "a.zarr")
+    assert ds.blocks().tolist() == (np.arange(2400) // 12).tolist()
+    loader = scidata.DataLoader(ds, None, shuffle="blocks")
+    assert {sample.index: float(sample["v"][0, 0]) for sample in loader} == {i: 6.0 * i for i in range(2400)}
+    assert 1 <= loader.stats()["bytes_decoded"] / (2 * values.nbytes) <= 1.1
 
 
 @pytest.mark.parametrize(("blocks", "warned"), [(2, True), (7, True), (8, False)])

@@ -33,6 +33,9 @@ class Readable(Numbers):
     def blocks(self) -> np.ndarray:
         return np.arange(len(self)) // 3
 
+    def stretches(self) -> np.ndarray:
+        return np.arange(len(self)) // 6
+
 
 def make(kind: str, mesh: Any, *, drop_last: bool = False) -> tuple[Any, DistributedSampler]:
     """Return a data set and a sampler of some kind; without a mesh they are the oracle's."""

@@ -30,6 +30,7 @@ _DIGESTED = 1 << 12
 # Streams besides the plain permutation's, which has no spawn key
 _WEIGHTS, _PARTS, _GROUPS, _BLOCKS = 1, 2, 3, 4
 _GROUPS_SORTED_TOGETHER = 16
+_LEAST_STRETCHES = 16  # of an order by blocks, and two a lane
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,14 +249,14 @@ class Order:
 def _lanes_of(blocks: IntArray, stretches: IntArray, lanes: int, stream: np.random.Generator) -> IntArray:
     """Return the order of entries: stretches of blocks, in random order, dealt to lanes; one entry of each in turn.
 
-    Each lane has as many entries as the others, to a block. Entries of a block, shuffled before, keep their order. No
-    stretch is of more blocks than half of those of a lane.
+    Each lane has as many entries as the others, to a block. Entries of a block, shuffled before, keep their order.
+    Where there are few blocks, stretches are cut.
     """
     _, firsts, block_of, counts = np.unique(blocks, return_index=True, return_inverse=True, return_counts=True)
     by_stretch = np.argsort(stretches[firsts], kind="stable")
     numbers = stretches[firsts][by_stretch]
     places = np.arange(len(numbers)) - np.searchsorted(numbers, numbers)  # of blocks in their stretch
-    pieces = np.cumsum(places % max(1, len(counts) // (2 * lanes)) == 0) - 1
+    pieces = np.cumsum(places % max(1, len(counts) // max(_LEAST_STRETCHES, 2 * lanes)) == 0) - 1
     signs = stream.choice([-1, 1], len(pieces))
     in_turn = by_stretch[np.lexsort((signs[pieces] * places, stream.permutation(len(pieces))[pieces]))]
     by_block = np.argsort(np.argsort(in_turn)[block_of], kind="stable")

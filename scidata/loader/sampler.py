@@ -42,7 +42,8 @@ class DistributedSampler(_DistributedSampler[Any]):
     shuffle, seed
         A new order in each epoch (``set_epoch``), or always ``0, 1, 2, …``. ``"blocks"``: samples that share chunks
         come close to each other, for ``open_dataset(pool_bytes=)``, so that each chunk is decoded once. Blocks of such
-        samples come in random order, ``window`` of them at a time, of which one sample each is taken in turn.
+        samples come in random order, ``window`` of them at a time, of which one sample each is taken in turn. Where
+        windows of steps make blocks share chunks with the next, some ten of them follow each other, up or down.
     drop_last
         What happens to the last samples when the dp axis does not divide their number: dropped, or the first ones
         of the order repeated to fill up.

@@ -201,14 +201,16 @@ def plan_domain(
         notes["halo"] = wide
     block_bytes = max(reader.block_bytes(place)[1] for place in places_of)
     if block_bytes:
-        in_order = max(reader.pool.sizes.bytes_in_order(reader.part_of(place)) for place in places_of)
-        steps, several = max(reader.pool.sizes.steps_per_block.values()), reader.pool.sizes.most_trajectories
+        sizes = reader.pool.sizes
+        in_order = max(sizes.bytes_in_order(reader.part_of(place)) for place in places_of)
+        steps, several = max(sizes.steps_per_block.values()), sizes.most_trajectories
         what = f"chunks hold {steps} steps" if max(steps, several) > 1 else "samples share steps"
         what += f" of {several} trajectories" if several > 1 else ""
+        times = " (at most 1.1 times, of a long series)" if sizes.steps_in_stretch > sizes.steps_in_order else ""
         notes["pool"] = (
             f"{what}, which a full shuffle decodes anew for each sample (of large Blosc chunks a part). They are "
             f"decoded once in stored order with pool_bytes={in_order:_}, and with "
-            f'DistributedSampler(shuffle="blocks") with pool_bytes={KEPT_BLOCKS * block_bytes:_}; default '
+            f'DistributedSampler(shuffle="blocks"){times} with pool_bytes={KEPT_BLOCKS * block_bytes:_}; default '
             f"{'the larger of both' if several > 1 else 'the latter'}, within an eighth of the memory available"
         )
     return DomainPlan(

@@ -275,8 +275,9 @@ class BlockSizes:
         members = np.searchsorted(bounds, rows, side="right") - 1
         most = max(self._fields, key=self._trajectories.most)
         firsts = np.array([self._trajectories.of(most, i, alone=False).member for i in range(len(bounds) - 1)])
-        places = np.stack([firsts[members], (rows - bounds[members]) // size])
-        numbers: IntArray = np.unique(places, axis=1, return_inverse=True)[1].astype(np.int64)
+        of_each = int(np.diff(bounds).max(initial=0)) // size + 1
+        places = firsts[members] * of_each + (rows - bounds[members]) // size
+        numbers: IntArray = np.unique(places, return_inverse=True)[1].astype(np.int64)
         return numbers
 
     @_found_once

@@ -47,7 +47,7 @@ from scidata.loader.prefetch.prefetcher import Prefetcher
 from scidata.loader.sampler import DistributedSampler, check_state, fingerprint_of
 from scidata.loader.stats import LoaderStats, PrefetchStats
 from scidata.loader.transform_stream import TransformStream
-from scidata.loader.waiting import WaitWatch, warn_of_copies, warn_of_room
+from scidata.loader.waiting import WaitWatch, warn_of_copies, warn_of_room, warn_of_shared_blocks
 from scidata.loader.ways import Ways
 
 _VERSION = 1  # of the state
@@ -328,8 +328,10 @@ class DataLoader(torch.utils.data.DataLoader[BatchT]):
         if not reads:
             return None
         sampler = getattr(self.batch_sampler, "sampler", self.sampler)
-        if isinstance(sampler, DistributedSampler) and not isinstance(source.dataset, CombinedDataset):
-            warn_of_room(sampler, reads[0].samples_nbytes, reads[0].room)
+        if isinstance(sampler, DistributedSampler):
+            warn_of_shared_blocks(sampler)
+            if not isinstance(source.dataset, CombinedDataset):
+                warn_of_room(sampler, reads[0].samples_nbytes, reads[0].room)
         return ReadAhead(items, source.shared_reads, self._prefetch + 1)
 
     def _draws(self) -> tuple[int, int]:

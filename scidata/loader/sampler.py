@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import re
 from collections.abc import Iterator, Mapping, Sized
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,8 @@ from scidata.errors import ConfigError
 from scidata.shard.comm.agreement import check_agreement
 
 _VERSION = 1
+_BLOCKS_AT_ONCE = 8  # over all dp ranks, at least
+_IN_BLOCKS = "blocks, {} at a time"
 
 
 class DistributedSampler(_DistributedSampler[Any]):
@@ -65,7 +70,8 @@ class DistributedSampler(_DistributedSampler[Any]):
         Entries that are of similar size: the global batch (``dp * batch_size``), or a multiple of it.
     window
         Blocks that are under way at a time over all dp ranks; a multiple of their number has each block read by one
-        of them. Each keeps ``window / dp`` blocks in its pool, and one more for each that is read ahead.
+        of them. Each keeps ``window / dp`` blocks in its pool, and one more for each that is read ahead. Default: the
+        first multiple of the number of dp ranks from 8 on; in a run that was resumed, that which it began with.
 
     Raises
     ------
@@ -102,7 +108,7 @@ class DistributedSampler(_DistributedSampler[Any]):
         num_samples: int | None = None,
         sizes: npt.ArrayLike | None = None,
         group: int | None = None,
-        window: int = 8,
+        window: int | None = None,
     ) -> None:
         dp_axis = None if mesh is None else axes_of(mesh, dp=dp)[0]
         num_replicas = axis_size(mesh, dp_axis)
@@ -121,6 +127,8 @@ class DistributedSampler(_DistributedSampler[Any]):
         )
         if not isinstance(shuffle, bool | np.bool_) and shuffle != "blocks":
             raise ConfigError(f'shuffle={shuffle!r}: expected True, False or "blocks"')
+        self._may_adopt = window is None
+        window = num_replicas * -(-_BLOCKS_AT_ONCE // num_replicas) if window is None else window
         self._window = whole("window", window, least=1) if shuffle == "blocks" else None
         self._order = _order(dataset, bool(shuffle), int(seed), weights, num_samples, sizes, group, self._window)
         count = len(self._order)
@@ -161,12 +169,22 @@ class DistributedSampler(_DistributedSampler[Any]):
         return found
 
     @property
+    def window(self) -> int:
+        """Blocks of which all dp ranks together take samples in turn; 0 in an order that is not by blocks."""
+        return self._window or 0
+
+    @property
     def blocks_at_once(self) -> int:
         """Blocks of which each dp rank takes samples in turn; 0 in an order that is not by blocks."""
         blocks = self._order.blocks
         if self._window is None or blocks is None:
             return 0
-        return -(-min(self._window, len(np.unique(blocks))) // self.num_replicas)
+        return -(-min(self._window, len(np.unique(blocks))) // math.gcd(self._window, self.num_replicas))
+
+    @property
+    def ranks_per_block(self) -> int:
+        """Dp ranks that take samples of the same block in turn: 1 where ``window`` is a multiple of their number."""
+        return 1 if self._window is None else self.num_replicas // math.gcd(self._window, self.num_replicas)
 
     # -- the order ---------------------------------------------------------------------------------------------------
 
@@ -252,6 +270,7 @@ class DistributedSampler(_DistributedSampler[Any]):
         check_state(
             "the sampler's state", state, {"version", "epoch", "consumed", "order", *self._identity()}, _VERSION
         )
+        self._adopt(state["shuffle"])
         for name, mine in self._identity().items():
             if state[name] != mine:
                 what = "data set" if name in ("fingerprint", "samples") else name
@@ -266,6 +285,14 @@ class DistributedSampler(_DistributedSampler[Any]):
                 "sizes, group or ratios differ, or NumPy's random numbers; resume with what it was saved with"
             )
         self.epoch, self._start, self._dealt = epoch, consumed, 0
+
+    def _adopt(self, shuffle: Any) -> None:
+        """Take the window of a run that began on another number of dp ranks, unless one was given."""
+        words = re.fullmatch(_IN_BLOCKS.format(r"(\d+)"), str(shuffle))
+        if words and self._window is not None and self._may_adopt:
+            self._window = int(words[1])
+            self._order = replace(self._order, lanes=self._window)
+            self._digest = (-1, "")
 
     def _digest_of(self, epoch: int) -> str:
         if self._digest[0] != epoch:  # a loop that saves its place in each step shall not pay for all samples each time
@@ -286,7 +313,7 @@ class DistributedSampler(_DistributedSampler[Any]):
 
     @property
     def _shuffle_in_words(self) -> bool | str:
-        return self.shuffle if self._window is None else f"blocks, {self._window} at a time"
+        return self.shuffle if self._window is None else _IN_BLOCKS.format(self._window)
 
     # -- agreement ---------------------------------------------------------------------------------------------------
 

@@ -36,6 +36,19 @@ def warn_of_room(sampler: DistributedSampler, block_bytes: int, room: int) -> No
         )
 
 
+def warn_of_shared_blocks(sampler: DistributedSampler) -> None:
+    """Warn where several dp ranks take samples of each block: each of them decodes it."""
+    if (ranks := sampler.ranks_per_block) > 1:
+        dp = sampler.num_replicas
+        warnings.warn(
+            f'scidata.DataLoader: shuffle="blocks" gives the samples of each block to {ranks} of the {dp} dp ranks, '
+            f"and each decodes its chunks. From the beginning of an epoch on, use DistributedSampler(window="
+            f"{dp * -(-sampler.window // dp)}), a multiple of {dp}, on all ranks",
+            RuntimeWarning,
+            stacklevel=4,  # the line of the loop
+        )
+
+
 def warn_of_copies(sampler: Any) -> None:
     """Warn where each of several processes goes through all samples: a data set without a mesh, no sampler for ranks.
 

@@ -206,11 +206,11 @@ def plan_domain(
         steps, several = max(sizes.steps_per_block.values()), sizes.most_trajectories
         what = f"chunks hold {steps} steps" if max(steps, several) > 1 else "samples share steps"
         what += f" of {several} trajectories" if several > 1 else ""
-        times = " (at most 1.1 times, of a long series)" if sizes.steps_in_stretch > sizes.steps_in_order else ""
+        often = " (at most 1.1 times, of a long series)" if sizes.steps_in_stretch > sizes.steps_in_order else ""
         notes["pool"] = (
             f"{what}, which a full shuffle decodes anew for each sample (of large Blosc chunks a part). They are "
             f"decoded once in stored order with pool_bytes={in_order:_}, and with "
-            f'DistributedSampler(shuffle="blocks"){times} with pool_bytes={KEPT_BLOCKS * block_bytes:_}; default '
+            f'DistributedSampler(shuffle="blocks"){often} with pool_bytes={KEPT_BLOCKS * block_bytes:_}; default '
             f"{'the larger of both' if several > 1 else 'the latter'}, within an eighth of the memory available"
         )
     return DomainPlan(

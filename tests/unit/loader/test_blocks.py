@@ -17,6 +17,7 @@ from scidata.core.cache import Cache
 from scidata.data.order import Order
 from scidata.errors import ConfigError
 from scidata.loader.waiting import WaitWatch
+from tests.unit.loader.test_resume import place
 from tests.unit.loader.test_resume_orders import Readable
 
 
@@ -227,6 +228,21 @@ def test_a_pool_that_is_too_small_for_the_order_is_named(path: Path, blocks: int
         assert sum(1 for _ in loader) == 64
     if blocks > 2:  # one is read while the last samples of another are on their way
         assert loader.stats()["bytes_decoded"] - before <= 1.5 * 64 * 120 * 4 * 2
+
+
+@pytest.mark.parametrize(("window", "ranks"), [(None, 1), (8, 3), (6, 1)])
+def test_blocks_that_several_dp_ranks_read_are_named(path: Path, window: int | None, ranks: int) -> None:
+    ds = scidata.open_dataset(path, pool_bytes=1 << 20)
+    sampler = scidata.DistributedSampler(ds, place(0, 3, 1), shuffle="blocks", window=window, check=False)
+    loader = scidata.DataLoader(ds, None, sampler=sampler)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        assert len(list(iter(loader))) == 22
+    said = [str(each.message) for each in found if "each block" in str(each.message)]
+    assert len(said) == (ranks > 1)
+    if said:
+        assert f"to {ranks} of the 3 dp ranks" in said[0]
+        assert "window=9), a multiple of 3" in said[0]
 
 
 def test_what_is_refused(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler
 
 import scidata
+from scidata.errors import ConfigError
 from scidata.loader.data_loader import DataLoader
 from scidata.loader.sampler import DistributedSampler
 from tests.unit.loader.test_resume import Numbers, numbers, place, run_all, through_json
@@ -201,3 +203,34 @@ def test_worker_processes_resume(tmp_path: Path) -> None:
     assert rows(first) == rows(plain)
     del first, second, iterator
     gc.collect()
+
+
+@pytest.mark.parametrize(("dp", "window"), [(1, 8), (2, 8), (3, 9), (5, 10), (8, 8), (12, 12)])
+def test_the_default_window_has_each_block_read_by_one_rank(dp: int, window: int) -> None:
+    ds = Readable(600, None)
+    ranks = [DistributedSampler(ds, place(r, dp, 1), shuffle="blocks", check=False) for r in range(dp)]
+    assert {(each.window, each.ranks_per_block, each.blocks_at_once) for each in ranks} == {(window, 1, window // dp)}
+    of_ranks = [{index // 3 for index in itertools.islice(each, 500 // dp)} for each in ranks]
+    assert len(set.union(*of_ranks)) == sum(map(len, of_ranks))
+    shared = DistributedSampler(ds, place(0, dp, 1), shuffle="blocks", window=2 * window + 1, check=False)
+    assert (shared.ranks_per_block, shared.blocks_at_once) == (dp, 2 * window + 1)
+
+
+@pytest.mark.parametrize("dp", [1, 2, 4])
+def test_a_resumed_run_keeps_the_window_that_it_began_with(dp: int) -> None:
+    ds = Readable(600, None)
+    began = DistributedSampler(ds, place(0, 3, 1), shuffle="blocks", check=False)
+    began.set_epoch(EPOCH)
+    state, expected = through_json(began.state_dict(consumed=36)), began.order()[36:].tolist()
+    ranks = [DistributedSampler(ds, place(r, dp, 1), shuffle="blocks", check=False) for r in range(dp)]
+    for each in ranks:
+        each.load_state_dict(state)
+        assert each.window == 9
+    assert [index for step in zip(*ranks, strict=True) for index in step] == expected
+    began.set_epoch(EPOCH + 1)
+    ranks[0].set_epoch(EPOCH + 1)
+    assert ranks[0].order()[:600].tolist() == began.order().tolist()
+    assert ranks[0].state_dict()["order"] == began.state_dict()["order"]
+    given = DistributedSampler(ds, place(0, dp, 1), shuffle="blocks", window=8, check=False)
+    with pytest.raises(ConfigError, match="shuffle was 'blocks, 9 at a time' and is 'blocks, 8 at a time'"):
+        given.load_state_dict(state)

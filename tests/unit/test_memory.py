@@ -17,9 +17,9 @@ CONSTANT = 64 * MIB  # scratch of the reading threads, file metadata, allocator 
 
 # ru_maxrss would do, but for what it inherits: the peak of the process that began this one
 PEAK = """
-def peak():
+def peak(name="VmHWM"):
     with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith(name))
 """
 READ = """
 import json, sys
@@ -104,14 +104,14 @@ ds = scidata.open_dataset(sys.argv[1], pool_bytes=int(sys.argv[2]))
 loader = scidata.DataLoader(ds, None, sampler=scidata.DistributedSampler(ds, shuffle="blocks", window=2))
 sample = ds[0]
 nbytes = sum(field.nbytes for field in sample.values())
-before, peaks, decoded = peak(), [], []
-for epoch in range(10):
+before, now, decoded = peak(), [], []
+for epoch in range(20):
     loader.set_epoch(epoch)
     for sample in loader:
         pass
-    peaks.append(peak() - before)
+    now.append(peak("VmRSS"))
     decoded.append(loader.stats()["bytes_decoded"])
-print(json.dumps({"peaks": peaks, "sample": nbytes, "decoded": decoded, "samples": len(ds)}))
+print(json.dumps({"peak": peak() - before, "now": now, "sample": nbytes, "decoded": decoded, "samples": len(ds)}))
 """
 
 
@@ -129,9 +129,10 @@ def test_memory_of_a_pool_is_its_bytes_and_the_ring_in_all_epochs(tmp_path):
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
     ring, being_read = 8 * found["sample"], 2 * steps * found["sample"]
-    assert found["peaks"][-1] < pool + ring + being_read + CONSTANT
-    assert found["peaks"][-1] - found["peaks"][4] < 12 * MIB
-    assert found["decoded"][-1] <= 1.1 * 10 * found["samples"] * found["sample"]  # so the pool was of use
+    assert found["peak"] < pool + ring + being_read + CONSTANT
+    # how many blocks are on their way at the end of an epoch varies
+    assert np.mean(found["now"][14:]) - np.mean(found["now"][8:14]) < 12 * MIB
+    assert found["decoded"][-1] <= 1.1 * 20 * found["samples"] * found["sample"]  # so the pool was of use
 
 
 PARTITION = """

@@ -170,19 +170,24 @@ def test_what_plan_says_is_enough(path: Path, steps: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("chunk", "size", "steps"),
-    [(1, 8, (0, 1)), (1, 8, (-1, 0, 2)), (3, 9, (0, 1)), (8, 8, (-1, 0, 2)), (20, 20, (-1, 0, 2)), (20, 20, (0, 20))],
+    ("chunk", "size", "steps", "codec"),
+    [
+        (1, 8, (0, 1), "zstd"),
+        (1, 8, (-1, 0, 2), "blosc"),
+        (3, 9, (0, 1), "zstd"),
+        (8, 8, (-1, 0, 2), "blosc"),
+        (20, 20, (-1, 0, 2), "zstd"),
+        (20, 20, (0, 20), "blosc"),
+    ],
 )
-@pytest.mark.parametrize("codec", [zarr.codecs.ZstdCodec(), zarr.codecs.BloscCodec(cname="lz4")])
-def test_windows_decode_chunks_once(
-    tmp_path: Path, chunk: int, size: int, steps: tuple[int, ...], codec: zarr.abc.codec.BytesBytesCodec
-) -> None:
+def test_windows_decode_chunks_once(tmp_path: Path, chunk: int, size: int, steps: tuple[int, ...], codec: str) -> None:
     group = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    compressors = {"zstd": zarr.codecs.ZstdCodec(), "blosc": zarr.codecs.BloscCodec(cname="lz4")}[codec]
     num = max(480, 192 * chunk)
     values = np.arange(num * 6, dtype=np.float32).reshape(num, 2, 3)
     for name in "uv":
         group.create_array(
-            name, data=values, chunks=(chunk, 2, 3), dimension_names=("time", "y", "x"), compressors=codec
+            name, data=values, chunks=(chunk, 2, 3), dimension_names=("time", "y", "x"), compressors=compressors
         )
     ds = scidata.open_dataset(tmp_path / "a.zarr", steps=steps)
     assert ds.blocks().tolist() == (np.arange(len(ds)) // size).tolist()

@@ -28,8 +28,9 @@ _MAX_AT_ONCE = 256 << 20  # bytes of several trajectories' blocks that are decod
 #: Blocks beside those that samples are taken of in turn: of three samples that the loader has on their way, and the
 #: next one. With one beside, some were thrown out before they had served, and threads waited for room.
 BLOCKS_BESIDE = 4
-#: Blocks that the default keeps: for the 8 of DistributedSampler(shuffle="blocks").
-KEPT_BLOCKS = 8 + BLOCKS_BESIDE
+#: Blocks of which DistributedSampler(shuffle="blocks") takes samples in turn by default, and those kept for it.
+BLOCKS_AT_ONCE = 8
+KEPT_BLOCKS = BLOCKS_AT_ONCE + BLOCKS_BESIDE
 _LEAST_TOGETHER = 8  # steps of a block of samples, of all its trajectories, where windows make neighbours share some
 _PER_EDGE = 10  # chunks of a stretch for each that the one beside it needs, too: so few are decoded twice
 _T = TypeVar("_T")

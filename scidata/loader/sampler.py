@@ -17,13 +17,13 @@ from torch.utils.data import DistributedSampler as _DistributedSampler
 from scidata.core.checks import whole
 from scidata.core.keywords import checked_keywords
 from scidata.core.types import IntArray
-from scidata.data.order import MAX_DRAWN, Mixture, Order
 from scidata.device_mesh import axes_of, axis_rank, axis_size
 from scidata.errors import ConfigError
+from scidata.grids.block_sizes import BLOCKS_AT_ONCE
+from scidata.loader.order_arguments import order_of
 from scidata.shard.comm.agreement import check_agreement
 
 _VERSION = 1
-_BLOCKS_AT_ONCE = 8  # over all dp ranks, at least
 _IN_BLOCKS = "blocks, {} at a time"
 
 
@@ -128,9 +128,9 @@ class DistributedSampler(_DistributedSampler[Any]):
         if not isinstance(shuffle, bool | np.bool_) and shuffle != "blocks":
             raise ConfigError(f'shuffle={shuffle!r}: expected True, False or "blocks"')
         self._may_adopt = window is None
-        window = num_replicas * -(-_BLOCKS_AT_ONCE // num_replicas) if window is None else window
-        self._window = whole("window", window, least=1) if shuffle == "blocks" else None
-        self._order = _order(dataset, bool(shuffle), int(seed), weights, num_samples, sizes, group, self._window)
+        window = num_replicas * -(-BLOCKS_AT_ONCE // num_replicas) if window is None else window
+        window = whole("window", window, least=1) if shuffle == "blocks" else None
+        self._order = order_of(dataset, bool(shuffle), int(seed), weights, num_samples, sizes, group, window)
         count = len(self._order)
         if not isinstance(pad, bool):
             raise ConfigError(f"pad={pad!r}: expected True or False")
@@ -154,7 +154,7 @@ class DistributedSampler(_DistributedSampler[Any]):
         self._told = False
 
     def __repr__(self) -> str:
-        kind = '"blocks"' if self._window else self.shuffle
+        kind = '"blocks"' if self.window else self.shuffle
         drop = ", drop_last=True" if self.drop_last else "" if self.pad else ", pad=False"
         dealt = f"; dp rank {self.rank} of {self.num_replicas} gets {self.num_samples}" if self.num_replicas > 1 else ""
         return (
@@ -171,20 +171,20 @@ class DistributedSampler(_DistributedSampler[Any]):
     @property
     def window(self) -> int:
         """Blocks of which all dp ranks together take samples in turn; 0 in an order that is not by blocks."""
-        return self._window or 0
+        return 0 if self._order.blocks is None else self._order.lanes
 
     @property
     def blocks_at_once(self) -> int:
         """Blocks of which each dp rank takes samples in turn; 0 in an order that is not by blocks."""
         blocks = self._order.blocks
-        if self._window is None or blocks is None:
+        if blocks is None:
             return 0
-        return -(-min(self._window, len(np.unique(blocks))) // math.gcd(self._window, self.num_replicas))
+        return -(-min(self.window, len(np.unique(blocks))) // math.gcd(self.window, self.num_replicas))
 
     @property
     def ranks_per_block(self) -> int:
         """Dp ranks that take samples of the same block in turn: 1 where ``window`` is a multiple of their number."""
-        return 1 if self._window is None else self.num_replicas // math.gcd(self._window, self.num_replicas)
+        return self.num_replicas // math.gcd(self.window, self.num_replicas) if self.window else 1
 
     # -- the order ---------------------------------------------------------------------------------------------------
 
@@ -289,9 +289,8 @@ class DistributedSampler(_DistributedSampler[Any]):
     def _adopt(self, shuffle: Any) -> None:
         """Take the window of a run that began on another number of dp ranks, unless one was given."""
         words = re.fullmatch(_IN_BLOCKS.format(r"(\d+)"), str(shuffle))
-        if words and self._window is not None and self._may_adopt:
-            self._window = int(words[1])
-            self._order = replace(self._order, lanes=self._window)
+        if words and self.window and self._may_adopt:
+            self._order = replace(self._order, lanes=int(words[1]))
             self._digest = (-1, "")
 
     def _digest_of(self, epoch: int) -> str:
@@ -313,7 +312,7 @@ class DistributedSampler(_DistributedSampler[Any]):
 
     @property
     def _shuffle_in_words(self) -> bool | str:
-        return self.shuffle if self._window is None else _IN_BLOCKS.format(self._window)
+        return _IN_BLOCKS.format(self.window) if self.window else self.shuffle
 
     # -- agreement ---------------------------------------------------------------------------------------------------
 
@@ -369,82 +368,6 @@ def check_state(what: str, state: Mapping[str, Any], names: set[str], version: i
 def fingerprint_of(dataset: Any) -> str:
     """Return the data set's own fingerprint, or ``""`` where it has none."""
     return str(getattr(dataset, "fingerprint", ""))
-
-
-def _order(
-    dataset: Sized,
-    shuffle: bool,
-    seed: int,
-    weights: npt.ArrayLike | None,
-    draws: int | None,
-    sizes: npt.ArrayLike | None,
-    group: int | None,
-    window: int | None,
-) -> Order:
-    count = len(dataset)
-    mixture: Mixture | None = getattr(dataset, "mixture", None)
-    chosen = {"weights": weights is not None, "sizes": sizes is not None}
-    for name, given in chosen.items():
-        if given and not shuffle:
-            raise ConfigError(f"{name} decides the order, which shuffle=False fixes; leave out one of them")
-    if weights is not None and mixture is not None:
-        raise ConfigError("weights: the data set is a mix, whose ratios decide how often samples come; leave it out")
-    draws = None if draws is None else whole("num_samples", draws)
-    blocks = None if window is None else _blocks_of(dataset, max(count, draws or 0), has_sizes=sizes is not None)
-    group = None if group is None else whole("group", group)
-    if max(count, draws or 0) > MAX_DRAWN and (weights is not None or sizes is not None):
-        raise ConfigError(
-            f"weights, sizes: {count} samples and num_samples={draws}: such an order is listed whole, of at most "
-            f"{MAX_DRAWN} samples; leave weights and sizes out, or take part of the data set with scidata.subset"
-        )
-    if draws is not None and (weights is None or draws < 1):
-        raise ConfigError(f"num_samples={draws}: the number of draws by weights, from 1; leave it out without weights")
-    if (sizes is None) != (group is None) or (group is not None and group < 1):
-        raise ConfigError(
-            f"sizes and group={group} belong together: group is the global batch, or a multiple of it, from 1"
-        )
-    return Order(
-        num_samples=count,
-        shuffle=shuffle,
-        seed=seed,
-        weights=_of_samples("weights", weights, count),
-        draws=draws,
-        mixture=mixture,
-        sizes=_of_samples("sizes", sizes, count),
-        group=group,
-        blocks=blocks,
-        stretches=dataset.stretches() if window is not None and hasattr(dataset, "stretches") else None,
-        lanes=window or 1,
-    )
-
-
-def _blocks_of(dataset: Any, count: int, *, has_sizes: bool) -> IntArray:
-    if count > MAX_DRAWN:
-        raise ConfigError(f'shuffle="blocks": {count} samples are too many to list; take part of them (scidata.subset)')
-    if has_sizes:
-        raise ConfigError('sizes decide the order, and so does shuffle="blocks"; leave out one of them')
-    if not hasattr(dataset, "blocks"):
-        raise ConfigError(
-            f'shuffle="blocks": {type(dataset).__name__} does not say which samples share chunks, as grids of '
-            "open_dataset do, and what scidata.subset, concat and mix make of them; use shuffle=True"
-        )
-    blocks: IntArray = dataset.blocks()
-    return blocks
-
-
-def _of_samples(name: str, values: npt.ArrayLike | None, count: int) -> npt.NDArray[np.float64] | None:
-    if values is None:
-        return None
-    try:
-        array = np.asarray(values, np.float64)
-    except (TypeError, ValueError):
-        raise ConfigError(f"{name}: {count} numbers are needed, one a sample, not {values!r}") from None
-    if array.shape != (count,) or not np.isfinite(array).all() or array.min() < 0 or array.sum() <= 0:
-        raise ConfigError(
-            f"{name}: {count} finite numbers from 0, one a sample and not all 0, are needed, not an array of shape "
-            f"{array.shape}" + (f" from {array.min()} to {array.max()}" if array.size else "")
-        )
-    return array
 
 
 def _digest(values: npt.NDArray[Any] | None) -> str:

@@ -40,6 +40,20 @@ def test_sizes_are_summed(evict, left):
     assert cache.get("f") == "f"
 
 
+def test_those_without_a_use_in_sight_go_first_the_earliest_before_the_others():
+    cache = Cache(4, "lru")
+    for key in "abcd":
+        cache.put(key, key)
+    for key in "dbcb":
+        cache.demote(key)
+    assert cache.get("b") == "b"  # a use came: it is the last to go again
+    cache.demote("nothing")
+    for key, left in (("e", "abce"), ("f", "abef"), ("g", "befg")):
+        cache.put(key, key)
+        assert sorted(cache._entries) == list(left)
+    assert not cache._demoted
+
+
 def test_a_value_takes_the_place_of_the_keys_earlier_one():
     cache = Cache(10)
     for size in (3, 1, 10, 4):

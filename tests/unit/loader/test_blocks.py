@@ -200,6 +200,19 @@ def test_windows_decode_chunks_once(tmp_path: Path, chunk: int, size: int, steps
     assert alone.blocks().tolist() == alone.stretches().tolist() == (np.arange(num) // chunk).tolist()
 
 
+def test_a_block_goes_when_each_of_its_rows_was_taken(tmp_path: Path) -> None:
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    values = np.arange(800 * 6, dtype=np.float32).reshape(800, 2, 3)
+    group.create_array("u", data=values, chunks=(8, 2, 3), dimension_names=("time", "y", "x"))
+    ds = scidata.open_dataset(tmp_path / "a.zarr", fields=["u"], steps=(0, 1), pool_bytes=values.nbytes // 2)
+    for shuffle, left in ((False, 2), ("blocks", 40)):  # the ends of the series; of stretches, too
+        loader = scidata.DataLoader(ds, None, shuffle=shuffle)
+        assert sum(1 for _ in loader) == 799
+        del loader
+        assert ds.reader.pool.num_bytes <= left * 8 * 24
+        ds.reader.pool.clear()
+
+
 def test_chunks_that_end_elsewhere_are_decoded_once(tmp_path: Path) -> None:
     group = zarr.open_group(tmp_path / "a.zarr", mode="w")
     values = np.arange(2400 * 6, dtype=np.float32).reshape(2400, 2, 3)

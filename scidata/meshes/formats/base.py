@@ -247,6 +247,9 @@ class RawTopology:
         Entity of each dimension that is named; entities not in ``sizes`` have fields that are left out.
     entity_of_location
         Entity of each value of a field's attribute ``location`` (UGRID).
+    other_meshes
+        Mesh variables of the file that are not this topology (UGRID): fields whose attribute ``mesh`` names one are not
+        of it.
     entity_of_name
         Entity of arrays whose name says it.
     not_fields
@@ -272,6 +275,7 @@ class RawTopology:
     sizes: Mapping[str, int]
     entity_of_dim: Mapping[str, str] = field(default_factory=dict)
     entity_of_location: Mapping[str, str] = field(default_factory=dict)
+    other_meshes: frozenset[str] = frozenset()
     entity_of_name: Mapping[str, str] = field(default_factory=dict)
     not_fields: frozenset[str] = frozenset()
     period: tuple[float, ...] | None = None

@@ -31,8 +31,8 @@ def find_fields(
 ) -> tuple[dict[str, RawField], dict[str, str]]:
     """Find the fields that a file has on a topology, which may lie in another file.
 
-    Asked in turn: the group an array lies in (``node/…``), UGRID's ``location``, the names of its dimensions, and,
-    where those say nothing (another file, or dimensions without names), their lengths.
+    Asked in turn: UGRID's ``mesh`` and ``location``, the group an array lies in (``node/…``), the names of its
+    dimensions, and, where those say nothing (another file, or dimensions without names), their lengths.
 
     Parameters
     ----------
@@ -86,16 +86,31 @@ def _is_structure(topology: RawTopology, source: Source, layout: ArrayLayout, *,
 
 def _place(topology: RawTopology, source: Source, layout: ArrayLayout, *, own: bool) -> tuple[str, int] | str:
     """Return entity and position of its dimension, or why there is none."""
+    if (elsewhere := _elsewhere(topology, layout)) is not None:
+        return elsewhere
     entity = _said_entity(topology, layout)
     if entity is not None:
         if entity not in topology.sizes:
             return _absent(entity)
-        return _place_of_entity(topology, layout, entity)
+        # with several meshes in the file, a length says nothing: another mesh may have as many
+        by_name = own and bool(topology.other_meshes) and "mesh" not in layout.attributes
+        return _place_of_entity(topology, layout, entity, by_name=by_name)
     for position, dim in enumerate(layout.dims):
         named = _named_entity(topology, dim)
         if named is not None:
             return (named, position) if named in topology.sizes else _absent(named)
     return _place_by_length(topology, source, layout, own=own)
+
+
+def _elsewhere(topology: RawTopology, layout: ArrayLayout) -> str | None:
+    """Say what else a field lives on by UGRID's attributes: another mesh of the topology's file, or part of a mesh."""
+    if not topology.entity_of_location:
+        return None
+    if "location_index_set" in layout.attributes:
+        return f"lives on a part of a mesh, location_index_set={layout.attributes['location_index_set']!r}"
+    mesh, group = str(layout.attributes.get("mesh", "")).strip(), layout.name.rpartition("/")[0]
+    named = next((n for n in (f"{group}/{mesh}" if group else mesh, mesh) if n in topology.other_meshes), None)
+    return None if named is None else f"lives on mesh {named!r}; topology={named!r} takes it"
 
 
 def _named_entity(topology: RawTopology, dim: str) -> str | None:
@@ -125,11 +140,15 @@ def _said_entity(topology: RawTopology, layout: ArrayLayout) -> str | None:
     return entity
 
 
-def _place_of_entity(topology: RawTopology, layout: ArrayLayout, entity: str) -> tuple[str, int] | str:
+def _place_of_entity(
+    topology: RawTopology, layout: ArrayLayout, entity: str, *, by_name: bool = False
+) -> tuple[str, int] | str:
     named = [i for i, dim in enumerate(layout.dims) if _named_entity(topology, dim) == entity]
     fitting = [i for i, n in enumerate(layout.shape) if n == topology.sizes[entity]]
     if len(named) == 1:
         return entity, named[0]
+    if by_name and not any(map(_UNNAMED.match, layout.dims)):
+        return f"lives on {entity}s of another mesh of the file, by its dimensions {_shown(layout)}"
     if not fitting:
         raise FieldMismatchError(
             f"{layout.store}: field {layout.name!r} lives on {entity}s, of which {topology.source.path} has "

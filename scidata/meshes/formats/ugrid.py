@@ -206,6 +206,8 @@ def _describe(source: Source, options: Options, mesh: str, attributes: Mapping[s
     if edges is not None:
         sizes["edge"] = source.arrays[edges].shape[0 if edge_rows else 1]
         entity_of_dim[source.arrays[edges].dims[0 if edge_rows else 1]] = "edge"
+    meshes = ugrid_meshes(source)
+    structure = _structure(source, mesh, attributes).union(*(_structure(source, n, a) for n, a in meshes.items()))
     shapes = attributes.get("volume_shape_type")
     if dimension == 3 and shapes is not None:
         shapes = _named(source, mesh, attributes, "volume_shape_type")
@@ -217,7 +219,8 @@ def _describe(source: Source, options: Options, mesh: str, attributes: Mapping[s
         sizes=sizes,
         entity_of_dim=entity_of_dim,
         entity_of_location=_entities(dimension),
-        not_fields=_structure(source, mesh, attributes) | {layout.name for layout in layouts},
+        other_meshes=frozenset(meshes) - {mesh},
+        not_fields=structure | {layout.name for layout in layouts},
         coordinates=tuple(layout.name for layout in layouts),
         connectivity=connectivity,
         rows_first=rows_first,

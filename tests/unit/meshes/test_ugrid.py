@@ -412,3 +412,49 @@ def test_data_of_another_mesh():
         read_samples(str(DATA / "outCSne30_vortex.nc"), mesh=str(DATA / "geoflow_grid.nc"))[0]
     with pytest.raises(UnsupportedFormatError, match=r"vortex\.nc.*mesh="):
         read_samples(str(DATA / "outCSne30_vortex.nc"))[0]
+
+
+def write_two_meshes(path, *, shared_dims=False):
+    """Two squares of two triangles each, ``mesh_a`` and ``mesh_b``, of equal sizes and with fields of both."""
+    with netCDF4.Dataset(path, "w") as nc:
+        nc.createDimension("three", 3)
+        for i, which in enumerate("ab"):
+            node, face = ("node", "face") if shared_dims else (f"node_{which}", f"face_{which}")
+            for dim, size in ((node, 4), (face, 2)):
+                if dim not in nc.dimensions:
+                    nc.createDimension(dim, size)
+            nc.createVariable(f"mesh_{which}", "i4").setncatts(
+                {
+                    "cf_role": "mesh_topology",
+                    "topology_dimension": np.int32(2),
+                    "node_coordinates": f"x_{which} y_{which}",
+                    "face_node_connectivity": f"nodes_{which}",
+                }
+            )
+            for axis, values in (("x", [0, 1, 0, 1]), ("y", [0, 0, 1, 1])):
+                nc.createVariable(f"{axis}_{which}", "f8", (node,))[:] = np.array(values) + 100 * i
+            nodes = nc.createVariable(f"nodes_{which}", "i4", (face, "three"))
+            nodes.start_index = np.int32(0)
+            nodes[:] = [[0, 1, 2], [1, 3, 2]]
+            for name, location, said in (("u", "node", True), ("c", "face", True), ("v", "node", False)):
+                if said or not shared_dims:
+                    dim = node if location == "node" else face
+                    field = nc.createVariable(f"{name}_{which}", "f8", (dim,))
+                    field.setncatts({"location": location} | ({"mesh": f"mesh_{which}"} if said else {}))
+                    field[:] = np.arange(len(nc.dimensions[dim])) + 100 * i
+        part = nc.createVariable("part", "f8", ("node" if shared_dims else "node_a",))
+        part.location_index_set = "some"
+
+
+@pytest.mark.parametrize("shared_dims", [False, True])
+def test_a_fields_mesh_decides_where_two_meshes_have_equal_sizes(tmp_path, shared_dims):
+    path = str(tmp_path / "two.nc")
+    write_two_meshes(path, shared_dims=shared_dims)
+    for which, other in ("ab", "ba"):
+        sample = read_samples(path, topology=f"mesh_{which}")[0]
+        assert set(sample.fields) == {f"u_{which}", f"c_{which}"} | (set() if shared_dims else {f"v_{which}"})
+        assert sample.fields[f"u_{which}"].read()[0] == (0 if which == "a" else 100)
+        assert f"mesh_{other}" in sample.left_out[f"u_{other}"]
+        assert "part of a mesh" in sample.left_out["part"]
+        with pytest.raises(FieldMismatchError, match=f"lives on mesh 'mesh_{other}'; topology='mesh_{other}' takes it"):
+            read_samples(path, topology=f"mesh_{which}", fields=[f"u_{other}"]).header(0)

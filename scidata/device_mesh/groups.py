@@ -42,8 +42,8 @@ _LOOKS, _LOOK = 3, 0.002  # in a row at which they must rest, and s between two
 def break_groups() -> None:
     """End all collectives of this process with an error, now and later: its process groups are of no more use.
 
-    Who may call it, and when, says :mod:`scidata.loader.peers.stuck`. Does not wait for that. Other ranks' collectives
-    with this one end, too.
+    Who may call it, and when, says :mod:`scidata.device_mesh.board.stuck`. Does not wait for that. Other ranks'
+    collectives with this one end, too.
     """
     groups = [group for group in process_groups() if group.size() > 1]
     for group in groups:

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from scidata.loader.peers import stuck
-from scidata.loader.peers.events import Event, ended_key, failure
-from scidata.loader.peers.processes import ProcessId
+from scidata.device_mesh.board import stuck
+from scidata.device_mesh.board.events import Event, ended_key, failure
+from scidata.device_mesh.board.processes import ProcessId
 from scidata.loader.peers.watch import BREAK_SECONDS, DUE_PERIOD, Watch
 
 _log = logging.getLogger("scidata")

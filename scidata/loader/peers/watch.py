@@ -19,8 +19,8 @@ Each rank compares its checksum with that of the first rank which reads the same
 the next one of the mesh. On the same machine that is a look at its process; otherwise its count must go up.
 
 A rank that is past the step already, and waits in a collective for the one that failed, is brought back by breaking
-its process groups (:mod:`scidata.loader.peers.stuck`): the collective ends with an error, in whose place the failed
-rank's own is raised where that can be; a line in the log says it in any case. The groups are of no use afterwards.
+its process groups (:mod:`scidata.device_mesh.board.stuck`): the collective ends with an error, in whose place the
+failed rank's own is raised where that can be; a line in the log says it in any case. The groups are of no use then.
 Where torch ends a collective because the other's process is gone, what has become of that is raised in place of torch's
 word, too.
 
@@ -41,10 +41,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from scidata.device_mesh import groups
-from scidata.device_mesh.last_words import common_store, within
-from scidata.errors import RankFailedError
-from scidata.loader.peers import stuck
-from scidata.loader.peers.events import (
+from scidata.device_mesh.board import stuck
+from scidata.device_mesh.board.events import (
     Event,
     Others,
     Store,
@@ -56,7 +54,9 @@ from scidata.loader.peers.events import (
     is_served,
     post,
 )
-from scidata.loader.peers.processes import StepShown
+from scidata.device_mesh.board.processes import StepShown
+from scidata.device_mesh.last_words import common_store, within
+from scidata.errors import RankFailedError
 
 BREAK_SECONDS = 0.7  # s that a rank waits for others to know why, before it breaks groups that they share
 DUE_PERIOD = 0.05  # s, while the loop does not come back, though it should

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from scidata.loader.peers import processes
+from scidata.device_mesh.board import processes
 from scidata.sources.access import files
 from scidata.sources.access.files import FileCache
 from tests.faults.descriptors import data_sets, run_apart

@@ -4,7 +4,7 @@ Why there is one: a thread that waits in a collective for a rank that will not c
 call a gloo collective off. What is here sees that it waits, has it raise the reason, and ends the collective.
 
 Who may pass: :mod:`scidata.loader.peers.watch` and its sessions, for a loader of several ranks that is iterated with
-``watch=True``. Nothing else calls these three; ``tests/unit/loader/test_stuck.py`` counts the callers.
+``watch=True``. Nothing else calls these three; ``tests/unit/device_mesh/test_stuck.py`` counts the callers.
 
 - :class:`Standing` looks, once another rank's failure is due in the loop's step, at where the thread of the loop is.
   It changes nothing.

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 
 import torch.distributed as dist
 
+from scidata.device_mesh.board.processes import ProcessId, StepSeen
 from scidata.errors import ConfigError, RankFailedError
-from scidata.loader.peers.processes import ProcessId, StepSeen
 
 _ANOTHER_SAYS_IT = 0.4  # s that a rank may take to tell in which step the one that it watches has died
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import scidata
+from scidata.device_mesh.board.stuck import Standing, raise_in
 from scidata.errors import RankFailedError
-from scidata.loader.peers.stuck import Standing, raise_in
 
 ROOT = Path(scidata.__file__).parent
 
@@ -28,7 +28,7 @@ def test_who_passes_the_door():
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
                 name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
                 calls[where, name] += name in ("break_groups", "raise_in", "Standing")
-    session, stuck = "loader/peers/session.py", "loader/peers/stuck.py"
+    session, stuck = "loader/peers/session.py", "device_mesh/board/stuck.py"
     expected = {
         (session, "break_groups"): 1,  # a failure that is due
         ("loader/peers/watch.py", "break_groups"): 1,  # a loop that was left

@@ -154,7 +154,7 @@ class GridReader:
         for dim in sample_dims:
             if dim in split_axes:
                 raise ConfigError(f"{dim!r} is the sample dimension and cannot be sharded as well")
-        self._decode, self._dtype = decode, None if dtype is None else np.dtype(dtype)
+        self.decodes, self._dtype = decode, None if dtype is None else np.dtype(dtype)
         self._allow_missing = allow_missing
         self._threads = ReaderThreads(num_threads)
         self.field_steps = checked_steps(steps, self.sample_dim, {name: x.dims for name, x in layouts.items()})
@@ -298,7 +298,7 @@ class GridReader:
     def _field(self, name: str) -> Field:
         layout = self._series.combined(name)
         found = [
-            decoding_of(self._series.layout_in(i, name), self._dtype) if self._decode else None
+            decoding_of(self._series.layout_in(i, name), self._dtype) if self.decodes else None
             for i in self._series.firsts
         ]
         dtypes = {d.dtype if d is not None else layout.dtype.newbyteorder("=") for d in found}

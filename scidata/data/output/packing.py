@@ -14,6 +14,7 @@ from scidata.errors import ConfigError
 from scidata.sources.cf import decoding_of
 
 _NUMBERS = ("scale_factor", "add_offset", "_FillValue")
+OF_PACKING = (*_NUMBERS, "missing_value", "_Unsigned", "valid_range")
 _BLOCK = 1 << 20  # values that are packed at a time: their float64 stay in the cache
 
 
@@ -31,6 +32,8 @@ class Packing:
         What stands for NaN; None where floats are stored as they are, or nothing does.
     said
         ``scale_factor`` and ``add_offset`` as a source has them: their dtypes decide that of decoded values.
+    is_packed
+        Whether values are given as they are stored, which ``decode=False`` reads; the rest then only describes them.
     """
 
     dtype: np.dtype[Any]
@@ -38,6 +41,7 @@ class Packing:
     offset: float | None = None
     fill: Any = None
     said: Mapping[str, Any] = field(default_factory=dict)
+    is_packed: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -64,51 +68,87 @@ class Packing:
     def pack(self, values: npt.NDArray[Any], what: str) -> npt.NDArray[Any]:
         """Return values as they are stored, contiguous; they themselves where nothing changes.
 
-        Computes in float64, value by value, so that it does not matter who packs what.
+        What is scaled is computed in float64, value by value, so that it does not matter who packs what; integers that
+        are not scaled stay integers.
 
         Raises
         ------
         ConfigError
-            A value that cannot be stored: out of the packed range, or missing where nothing stands for that.
+            A value that would be read as another one: out of the range of what is stored, complex, missing where
+            nothing stands for that, or one that is stored as what stands for it.
         """
-        if self.is_plain and (values.dtype == self.dtype or (self.dtype.kind == "f" and values.dtype.kind in "fiu")):
+        if self.is_packed:
+            return Packing(dtype=self.dtype).pack(values, what)
+        if values.dtype.kind == "c":
+            raise ConfigError(
+                f"{what} is {values.dtype}, and {self.dtype} is written; give its .real and .imag as fields of their own"
+            )
+        if self.is_plain and np.can_cast(values.dtype, self.dtype):
             return np.ascontiguousarray(values, self.dtype).reshape(values.shape)  # of a scalar it makes a vector
         out = np.empty(values.shape, self.dtype)
         flat, into = np.ascontiguousarray(values).reshape(-1), out.reshape(-1)
         for start in range(0, len(flat), _BLOCK):
-            self._pack_block(flat[start : start + _BLOCK], into[start : start + _BLOCK], what)
+            block = slice(start, start + _BLOCK)
+            if (bad := self._pack_block(flat[block], into[block])) is not None:
+                first, why = bad
+                index = tuple(int(i) for i in np.unravel_index(start + first, values.shape))
+                raise ConfigError(f"{what}: {flat[start + first]}, at {list(index)} of this rank's part, {why}")
         return out
 
-    def _pack_block(self, values: npt.NDArray[Any], out: npt.NDArray[Any], what: str) -> None:
-        numbers = values.astype(np.float64)
-        missing = np.isnan(numbers)
-        if self.offset is not None:
-            numbers -= self.offset
-        if self.scale is not None:
-            numbers /= self.scale
-        if self.dtype.kind in "iu":
-            np.rint(numbers, out=numbers)
-            limits = np.iinfo(self.dtype)
-            bad = ~missing & ~((numbers >= limits.min) & (numbers <= limits.max))
-            if bad.any():
-                raise ConfigError(
-                    f"{what}: {values[bad][0]} cannot be stored as {self.dtype} with scale_factor {self.scale} and "
-                    f"add_offset {self.offset}; give encoding='plain', or another packing with fields="
-                )
-        if missing.any():
-            if self.fill is None and self.dtype.kind in "iu":
-                raise ConfigError(
-                    f"{what}: NaN cannot be stored as {self.dtype} without a _FillValue; give one with fields="
-                )
-            numbers[missing] = 0 if self.fill is None or self.dtype.kind == "f" else int(self.fill)
-        out[...] = numbers.astype(self.dtype)
-        if missing.any() and self.dtype.kind == "f":
-            out[missing] = np.nan if self.fill is None else self.fill
+    def _pack_block(self, values: npt.NDArray[Any], out: npt.NDArray[Any]) -> tuple[int, str] | None:
+        """Pack values; return the first that would be read as another one, and why, where there is one."""
+        missing = np.isnan(values)
+        numbers, to_integers = values, self.dtype.kind in "iu"
+        if self.scale is not None or self.offset is not None:
+            numbers = values.astype(np.float64)
+            numbers -= 0.0 if self.offset is None else self.offset
+            numbers /= 1.0 if self.scale is None else self.scale
+        if to_integers:
+            numbers = np.rint(numbers) if numbers.dtype.kind == "f" else numbers
+            lost = ~missing & ~_fits(numbers, self.dtype)
+            out[...] = np.where(missing | lost, 0, numbers)
+        else:
+            with np.errstate(over="ignore"):
+                out[...] = numbers
+            lost = np.isinf(out) & np.isfinite(values)
+        scaled = "" if numbers is values else f" with scale_factor {self.scale} and add_offset {self.offset}"
+        if lost.any():
+            remedy = "give encoding='plain', or another dtype or packing with fields="
+            return int(np.argmax(lost)), f"cannot be stored as {self.dtype}{scaled}; {remedy}"
+        if self.fill is not None:
+            lost = (out == self.fill) & ~missing
+            out[missing] = self.fill
+            remedy = "give another _FillValue with fields=, or encoding='plain'"
+            why = f"would be stored as the _FillValue {self.fill} of {self.dtype}{scaled}, and read as NaN; {remedy}"
+        else:
+            lost = missing & to_integers
+            why = f"cannot be stored as {self.dtype} without a _FillValue; give one with fields="
+        return (int(np.argmax(lost)), why) if lost.any() else None
 
 
-def packing_of(layout: ArrayLayout) -> Packing:
-    """Return how a source stores a field's values, for writing them in the same way."""
+def _fits(numbers: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[np.bool_]:
+    """Return which numbers an integer dtype can hold; ``max`` itself may be no float, but ``max + 1`` is one."""
+    limits = np.iinfo(dtype)
+    if numbers.dtype.kind != "f":
+        fits: npt.NDArray[np.bool_] = (numbers >= limits.min) & (numbers <= limits.max)
+        return fits
+    wide = numbers.astype(np.float64)
+    return (wide >= float(limits.min)) & (wide < float(int(limits.max) + 1))
+
+
+def packing_of(layout: ArrayLayout, *, is_packed: bool) -> Packing:
+    """Return how a source stores a field's values, for writing them in the same way.
+
+    Parameters
+    ----------
+    is_packed
+        Whether values are given as they are stored there.
+    """
     stored = layout.dtype.newbyteorder("=")
+    if is_packed:
+        said = {name: layout.attributes[name] for name in OF_PACKING if layout.attributes.get(name) is not None}
+        fill = np.ravel(said.pop("_FillValue", ()))[:1].tolist()
+        return Packing(dtype=stored, fill=_fill_given(fill[0], stored) if fill else None, said=said, is_packed=True)
     decoding = decoding_of(layout)
     if decoding is None:
         return Packing(dtype=stored)
@@ -138,13 +178,28 @@ def packing_given(what: str, given: Mapping[str, Any], default: Packing) -> Pack
         return default
     try:
         dtype = np.dtype(given.get("dtype", default.dtype))
-        scale, offset, fill = (float(given[name]) if name in numbers else None for name in _NUMBERS)
+        scale, offset = (float(given[name]) if name in numbers else None for name in _NUMBERS[:2])
     except (TypeError, ValueError) as e:
         raise ConfigError(f"{what}: {e}") from None
     if dtype.kind not in "fiu":
         raise ConfigError(f"{what}: dtype {dtype} is no number that is written")
     if scale == 0:
         raise ConfigError(f"{what}: scale_factor is 0, and would lose every value")
-    if fill is not None and dtype.kind in "iu" and not np.iinfo(dtype).min <= fill <= np.iinfo(dtype).max:
+    fill = None if _NUMBERS[2] not in numbers else _fill_given(given[_NUMBERS[2]], dtype)
+    if fill is None and _NUMBERS[2] in numbers:
         raise ConfigError(f"{what}: _FillValue {given['_FillValue']} is no {dtype}")
-    return Packing(dtype=dtype, scale=scale, offset=offset, fill=None if fill is None else dtype.type(fill))
+    return Packing(dtype=dtype, scale=scale, offset=offset, fill=fill)
+
+
+def _fill_given(given: Any, dtype: np.dtype[Any]) -> Any:
+    """Return a fill value as it is stored; None where the dtype does not hold it."""
+    try:
+        number = np.asarray(given if isinstance(given, int | np.integer) else float(given))
+    except (TypeError, ValueError):
+        return None
+    if dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            stored = number.astype(dtype)
+        return None if np.isinf(stored) and np.isfinite(number) else stored[()]
+    exact = np.isfinite(number) and number == np.rint(number) and number.dtype != object and _fits(number, dtype)
+    return number.astype(dtype)[()] if exact else None

@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from scidata.core.checks import optional_module
 from scidata.data.output.fields import OutputField, OutputVariable
+from scidata.data.output.packing import OF_PACKING
 from scidata.errors import ConfigError, FieldMismatchError
 from scidata.sources.cf import is_time
 
-_OF_PACKING = {"scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned", "valid_range"}
 _OF_STORAGE = {"_ARRAY_DIMENSIONS", "DIMENSION_LIST", "REFERENCE_LIST", "CLASS", "NAME", "_Netcdf4Dimid"}
 _OF_STORAGE |= {"_Netcdf4Coordinates", "_nc3_strict", "_NCProperties"}
 
@@ -25,7 +25,7 @@ def stored_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 def kept_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a source says of an array, without how that lies, or is packed, there."""
-    return {name: value for name, value in stored_attributes(attributes).items() if name not in _OF_PACKING}
+    return {name: value for name, value in stored_attributes(attributes).items() if name not in OF_PACKING}
 
 
 def given_steps(
@@ -86,7 +86,7 @@ def _encoded(dim: str, values: npt.NDArray[Any], attributes: Mapping[str, Any]) 
     units = {name: attributes[name] for name in ("units", "calendar") if name in attributes and is_time(attributes)}
     variable = xarray.Variable((dim,), values, encoding={} if is_length else units)
     encoded = xarray.conventions.encode_cf_variable(variable, name=dim)
-    said = {k: v for k, v in attributes.items() if k not in ("units", "calendar", *_OF_PACKING)}
+    said = {k: v for k, v in attributes.items() if k not in ("units", "calendar", *OF_PACKING)}
     return OutputVariable.of(dim, np.asarray(encoded.values), {**said, **encoded.attrs})
 
 

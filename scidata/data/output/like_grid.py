@@ -98,7 +98,8 @@ class GridLike:
         default = Packing(dtype=np.dtype(options.get("dtype", np.float32)))
         if layout is not None and like is not None:
             decoded = reader.buffer_specs(dict.fromkeys(reader.partition.axis_sizes, 0))[like].dtype
-            default = Packing(dtype=np.dtype(decoded)) if self._plain else packing_of(layout, is_packed=not reader.decodes)
+            as_stored = packing_of(layout, is_packed=not reader.decodes)
+            default = Packing(dtype=np.dtype(decoded)) if self._plain else as_stored
         packing = packing_given(what, options, default)
         attributes = {} if layout is None else kept_attributes(layout.attributes)
         attributes |= options.get("attributes") or {}

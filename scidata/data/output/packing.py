@@ -81,7 +81,7 @@ class Packing:
             return Packing(dtype=self.dtype).pack(values, what)
         if values.dtype.kind == "c":
             raise ConfigError(
-                f"{what} is {values.dtype}, and {self.dtype} is written; give its .real and .imag as fields of their own"
+                f"{what} is {values.dtype}, and {self.dtype} is written; give its .real and .imag as fields"
             )
         if self.is_plain and np.can_cast(values.dtype, self.dtype):
             return np.ascontiguousarray(values, self.dtype).reshape(values.shape)  # of a scalar it makes a vector

@@ -27,25 +27,39 @@ def widened(local: Tensor) -> Tensor:
 
 
 def _merged(parts: Tensor, counts: Sequence[int]) -> Tensor:
-    """Merge ``(ranks, 2, ...)`` means and sums of squared deviations of so many elements each."""
+    """Merge ``(ranks, 3, ...)`` pivots, means less the pivot and sums of squared deviations, of so many elements."""
     weights = torch.tensor(counts, dtype=parts.dtype, device=parts.device).view([-1] + [1] * (parts.ndim - 2))
-    means, squares = parts.unbind(1)
+    pivots, means, squares = parts.unbind(1)
+    pivot = pivots[max(range(len(counts)), key=counts.__getitem__)].detach()
+    means = pivots.detach() - pivot + means
     mean = (weights * means).sum(0) / max(sum(counts), 1)
-    return torch.stack([mean, (squares + weights * (means - mean).square()).sum(0)])
+    return torch.stack([pivot, mean, (squares + weights * (means - mean).square()).sum(0)])
 
 
-def moments(local: Tensor, spec: ShardSpec, dims: Sequence[int], sharded: Mapping[int, int]) -> tuple[Tensor, Tensor]:
-    """Return mean and biased variance over ``dims``, these kept, as what each rank's part meets. Collective."""
-    pair, groups = deviations(local, spec, dims, sharded)
-    mean, squares = replicate_to_shards(pair, groups).unbind(0)
+def standardized(
+    local: Tensor, spec: ShardSpec, dims: Sequence[int], sharded: Mapping[int, int], eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Take the mean over ``dims`` off and divide by the deviation. Collective.
+
+    Returns
+    -------
+    result, mean, var
+        The mean and the biased variance, with ``dims`` kept.
+    """
+    found, groups = deviations(local, spec, dims, sharded)
+    pivot, mean, squares = replicate_to_shards(found, groups).unbind(0)
     count = math.prod(sum(spec.sizes_of(sharded[d])) if d in sharded else local.shape[d] for d in dims)
-    return mean, squares / max(count, 1)
+    var = squares / max(count, 1)
+    return (local - pivot.detach() - mean) * torch.rsqrt(var + eps), pivot + mean, var
 
 
 def deviations(
     local: Tensor, spec: ShardSpec, dims: Sequence[int], sharded: Mapping[int, int]
 ) -> tuple[Tensor, list[Group]]:
     """Return mean and sum of squared deviations over ``dims``, these kept, in one tensor, replicated. Collective.
+
+    The mean is in two parts, as one number of the dtype would be too coarse to compare ranks' means where the mean is
+    large beside the deviations: a pivot, which is near it and has no gradient, and the rest.
 
     Parameters
     ----------
@@ -56,23 +70,27 @@ def deviations(
 
     Returns
     -------
-    pair, groups
-        ``(2, ...)``; the groups over which they were merged.
+    parts, groups
+        ``(3, ...)``: pivot, mean less the pivot, squares; the groups over which they were merged.
     """
     extents = {d: local.shape[d] for d in dims}
-    mean = local.sum(tuple(dims), keepdim=True) / max(math.prod(extents.values()), 1)
-    pair = torch.stack([mean, (local - mean).square().sum(tuple(dims), keepdim=True)])
+    count = max(math.prod(extents.values()), 1)
+    pivot = local.detach().sum(tuple(dims), keepdim=True) / count
+    pivot = pivot.masked_fill(~pivot.isfinite(), 0)
+    shifted = local - pivot
+    mean = shifted.sum(tuple(dims), keepdim=True) / count
+    found = torch.stack([pivot, mean, (shifted - mean).square().sum(tuple(dims), keepdim=True)])
     groups: list[Group] = []
     for dim, axis in sharded.items():
         if dim not in extents:
             continue
         rest = math.prod(n for d, n in extents.items() if d != dim)
         sizes, group = spec.sizes_of(axis), spec.group(axis)
-        parts = all_gather_v(pair[None], (1,) * len(sizes), 0, group)
-        pair = _merged(parts, [size * rest for size in sizes])
+        parts = all_gather_v(found[None], (1,) * len(sizes), 0, group)
+        found = _merged(parts, [size * rest for size in sizes])
         extents[dim] = sum(sizes)
         groups.append(group)
-    return pair, groups
+    return found, groups
 
 
 def mean_of_squares(local: Tensor, spec: ShardSpec, dims: Sequence[int]) -> Tensor:

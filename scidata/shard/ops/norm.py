@@ -14,7 +14,7 @@ from scidata.shard.comm.sums import all_reduce_sum
 from scidata.shard.op_table import register_op, unsupported
 from scidata.shard.ops.align import align_parameters, bind, finish, refuse_out, refuse_plain
 from scidata.shard.ops.arguments import argument, normal_dim
-from scidata.shard.ops.moments import moments, widened
+from scidata.shard.ops.moments import standardized, widened
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
@@ -59,14 +59,15 @@ def batch_norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, A
         count = math.prod(spec.global_shape[d] for d in dims)
         if count <= 1:
             raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
-        mean, var = moments(local, spec, dims, spec.sharded)
+        result, mean, var = standardized(local, spec, dims, spec.sharded, given["eps"])
         _update(given["running_mean"], mean, given["momentum"])
         _update(given["running_var"], var * (count / (count - 1)), given["momentum"])
     else:
         shape = [1, -1, *[1] * (spec.ndim - 2)]
         running = align_parameters(func, x, given["running_mean"], given["running_var"])
         mean, var = (each.view(shape) for each in running)
-    return finish(_scaled((local - mean) * torch.rsqrt(var + given["eps"]), weight, bias, x._local), spec)
+        result = (local - mean) * torch.rsqrt(var + given["eps"])
+    return finish(_scaled(result, weight, bias, x._local), spec)
 
 
 @register_op(F.instance_norm, any_order=True)
@@ -84,14 +85,14 @@ def instance_norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str
     count = math.prod(spec.global_shape[d] for d in dims)
     if count <= 1:
         raise ValueError(f"Expected more than 1 spatial element when training, got input size {tuple(x.shape)}")
-    mean, var = moments(local, spec, dims, spec.sharded)
+    result, mean, var = standardized(local, spec, dims, spec.sharded, given["eps"])
     if given["running_mean"] is not None:
         both = torch.stack([_batch_mean(mean, spec), _batch_mean(var, spec) * (count / (count - 1))])
         for axis in [spec.sharded[0]] if 0 in spec.sharded else []:
             both = all_reduce_sum(both, spec.group(axis))
         _update(given["running_mean"], both[0], given["momentum"])
         _update(given["running_var"], both[1], given["momentum"])
-    return finish(_scaled((local - mean) * torch.rsqrt(var + given["eps"]), weight, bias, x._local), spec)
+    return finish(_scaled(result, weight, bias, x._local), spec)
 
 
 def _batch_mean(value: Tensor, spec: ShardSpec) -> Tensor:
@@ -112,9 +113,8 @@ def group_norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, A
         return finish(F.group_norm(x._local, groups, weight, bias, given["eps"]), spec)
     local: Tensor = widened(x._local).unflatten(1, (groups, -1))  # type: ignore[no-untyped-call]
     sharded = {d + (d > 1): axis for d, axis in spec.sharded.items()}
-    mean, var = moments(local, spec, range(2, local.ndim), sharded)
-    result = ((local - mean) * torch.rsqrt(var + given["eps"])).flatten(1, 2)
-    return finish(_scaled(result, weight, bias, x._local), spec)
+    result = standardized(local, spec, range(2, local.ndim), sharded, given["eps"])[0]
+    return finish(_scaled(result.flatten(1, 2), weight, bias, x._local), spec)
 
 
 @register_op(F.normalize, any_order=True)

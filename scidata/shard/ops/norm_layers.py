@@ -11,7 +11,7 @@ from torch import Tensor
 
 from scidata.shard.op_table import register_op
 from scidata.shard.ops.align import align_parameters, bind, finish, refuse_plain, to_axis
-from scidata.shard.ops.moments import mean_of_squares, moments, widened
+from scidata.shard.ops.moments import mean_of_squares, standardized, widened
 from scidata.shard.tensor import ShardTensor
 
 
@@ -45,8 +45,7 @@ def layer_norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, A
         return finish(F.layer_norm(x._local, shape, weight, bias, given["eps"]), x._spec)
     weight, bias = (_parameter(func, x, given[name], dims) for name in ("weight", "bias"))
     local = widened(x._local)
-    mean, var = moments(local, x._spec, dims, x._spec.sharded)
-    result = (local - mean) * torch.rsqrt(var + given["eps"])
+    result = standardized(local, x._spec, dims, x._spec.sharded, given["eps"])[0]
     result = result if weight is None else result * weight
     result = result if bias is None else result + bias
     return finish(result.to(x._local.dtype), x._spec)

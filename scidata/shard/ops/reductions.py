@@ -149,9 +149,8 @@ def _variance(x: ShardTensor, dims: Sequence[int], correction: float) -> tuple[T
     local, _ = _wide(x._local, None, integers=False)
     count = _count(x._spec, dims)
     if count > correction:
-        pair, _ = deviations(local, x._spec, dims, x._spec.sharded)
-        centre, squares = pair[0], pair[1]  # unbind would make views that nobody may write to
-        return squares / (count - correction), centre
+        (pivot, rest, squares), _ = deviations(local, x._spec, dims, x._spec.sharded)
+        return squares / (count - correction), pivot + rest
     # torch's gradient treats the mean as fixed, which only shows (inf, not NaN) where no degree of freedom is left
     centre = _sum_kept(x, local, dims) / count
     squares = _sum_kept(x, (local - centre.detach()).square(), dims)

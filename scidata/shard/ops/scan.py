@@ -5,6 +5,7 @@ On a sharded dim each rank does its part; one number for each row and rank goes 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.autograd import Function
 from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.comm.functions import call
 from scidata.shard.comm.sums import all_reduce_sum, replicate_to_shards
-from scidata.shard.comm.transport import Group, gather, group_size
+from scidata.shard.comm.transport import Group, gather, with_dim
 from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops.align import finish, refuse_out, write_to_plain
 from scidata.shard.ops.arguments import argument, normal_dim
@@ -40,14 +41,25 @@ def softmax(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     local = local if dtype is None else local.to(dtype)
     log = "log" in func.__name__
     axis = spec.axis_of_dim(dim)
-    if axis is None:
+    if axis is None or spec.axes[axis].size == 1:
         return finish((torch.log_softmax if log else torch.softmax)(local, dim), spec)
-    wide, group = widened(local), spec.group(axis)
-    totals = wide.detach().logsumexp(dim, keepdim=True)
-    if group_size(group) > 1:
-        totals = gather(totals, (1,) * len(spec.sizes_of(axis)), dim, group).logsumexp(dim, keepdim=True)
-    totals = totals + (totals - totals)  # inf among the values gives NaN, as torch has it
-    return ShardTensor(call(_Softmax, wide, totals, (dim, log, group)).to(local.dtype), spec)
+    wide = widened(local)
+    totals = _totals(wide.detach(), dim, len(spec.sizes_of(axis)), spec.group(axis))
+    return ShardTensor(call(_Softmax, wide, totals, (dim, log, spec.group(axis))).to(local.dtype), spec)
+
+
+def _totals(x: Tensor, dim: int, num_ranks: int, group: Group) -> Tensor:
+    """Return the largest value of each row, and the sum of ``exp(x - largest)``, in one tensor. Collective.
+
+    Their sum would have lost the second beside a large first. A row masked whole, or with inf, comes to NaN, as in
+    torch.
+    """
+    row = x if x.shape[dim] else x.new_full(with_dim(x.shape, dim, 1), -math.inf)
+    largest = row.amax(dim, keepdim=True)
+    sums = (row - largest.masked_fill(largest == -math.inf, 0)).exp_().sum(dim, keepdim=True)
+    peaks, sums = gather(torch.stack([largest, sums]), (1,) * num_ranks, dim + 1, group).unbind(0)
+    largest = peaks.amax(dim, keepdim=True)
+    return torch.stack([largest, (sums * (peaks - largest).exp_()).sum(dim, keepdim=True)])
 
 
 class _Softmax(Function):
@@ -55,7 +67,8 @@ class _Softmax(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, totals: Tensor, how: tuple[Any, ...]) -> Tensor:
-        result = x - totals if how[1] else (x - totals).exp_()
+        shifted = x - totals[0]
+        result = shifted.sub_(totals[1].log()) if how[1] else shifted.exp_().div_(totals[1])
         ctx.save_for_backward(result)
         ctx.save_for_forward(result)
         ctx.how = how

@@ -1,0 +1,10 @@
+"""Reductions, sorts, ties, pooling and integrals along a sharded dim: more entries of ``_stable_arithmetic``."""
+
+from tests.dist._stable_arithmetic import Formula, of_rows
+
+REDUCTIONS: list[Formula] = [
+    *of_rows({
+        "sum": lambda x: x.sum(1),
+        "std": lambda x: x.std(1),
+    }),
+]  # fmt: skip

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
+import re
 from typing import Any
 
 from scidata.core.urls import Url, Version
-from scidata.errors import ShortReadError, SourceChangedError, UnsupportedFormatError
+from scidata.errors import CorruptDataError, ShortReadError, SourceChangedError, UnsupportedFormatError
 from scidata.sources.access.retry import causes, status_of
 
 
@@ -24,8 +25,8 @@ def checked(data: Any, url: Url, offset: int, nbytes: int, size: int | None) -> 
     """Check how many bytes came; ``size`` is the object's, asked for where they are not as many as wanted."""
     if len(data) == nbytes:
         return data
-    if size is not None and len(data) == size >= offset + nbytes:  # the server ignored the range and sent all
-        return bytes(data[offset : offset + nbytes])
+    if len(data) > nbytes:
+        raise CorruptDataError(f"{url}: {nbytes} bytes were asked for, and {len(data)} came; {_BLAME}")
     if size is not None and size >= offset + nbytes:
         raise _CutShortError(errno.ECONNRESET, f"{url}: the body ended after {len(data)} of {nbytes} bytes")
     raise ShortReadError(
@@ -109,10 +110,55 @@ def check_document(where: str, nbytes: int | None, most: int) -> None:
         )
 
 
-def total_of(content_range: str | None) -> int | None:
-    """Return the size of the object in ``bytes 0-9/1234``."""
-    total = (content_range or "").rpartition("/")[2]
-    return int(total) if total.isdecimal() else None
+def check_status(url: Url, status: int, encoding: str, *, asked_part: bool) -> None:
+    """Refuse answers of web servers that are no success, no whole object, or a part of something that is compressed.
+
+    Raises
+    ------
+    CorruptDataError, UnsupportedFormatError
+    """
+    if status not in (200, 203) and not (status == 206 and asked_part):
+        asked = "a part of it" if asked_part else "all of it"
+        raise CorruptDataError(f"{url}: the server answered {status}, when {asked} was asked for; {_BLAME}")
+    if status == 206 and encoding != "identity":
+        raise UnsupportedFormatError(
+            f"{url}: the server sends parts of it compressed (Content-Encoding: {encoding}), which cannot be read one "
+            "by one; have it serve the object as it is, or copy the object first"
+        )
+
+
+_BLAME = "the server, or a proxy before it, is at fault: read it by another way, or copy it first"
+
+
+def size_of_range(url: Url, span: tuple[int, int], content_range: str | None) -> int | None:
+    """Return the size of an object in ``bytes 0-9/1234``, which an answer of a part has to say of the part.
+
+    Raises
+    ------
+    CorruptDataError
+        It says nothing, or names other bytes than those that were asked for.
+    """
+    first, last = span[0], sum(span) - 1
+    found = re.fullmatch(r"\s*bytes\s+(\d+)-(\d+)/(\d+|\*)\s*", content_range or "")
+    size = int(found[3]) if found is not None and found[3] != "*" else None
+    wanted = first, last if size is None else min(last, size - 1)
+    if found is None or (int(found[1]), int(found[2])) != wanted:
+        said = f"names others: {content_range!r:.80}" if content_range else "does not name them (Content-Range)"
+        raise CorruptDataError(f"{url}: bytes {first} to {last} were asked for, and the answer {said}; {_BLAME}")
+    return size
+
+
+def size_in(info: Any, where: str) -> int:
+    """Return the size that ``info`` tells.
+
+    Raises
+    ------
+    OSError
+        The server does not say it.
+    """
+    if info.get("size") is None:
+        raise OSError(errno.EIO, f"{where}: the server does not say how large it is; copy it first")
+    return int(info["size"])
 
 
 def whole(data: Any, size: int | None, url: Url) -> bytes:

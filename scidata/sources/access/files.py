@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 from scidata.core.urls import Url, is_url, url_of
 from scidata.errors import ShortReadError, SourceChangedError
 from scidata.sources.access import retry
+from scidata.sources.access.answers import size_in
 from scidata.sources.access.remote import fetch, request
 from scidata.sources.access.retry import is_transient
 
@@ -153,9 +154,7 @@ class FileCache:
         info = request(_url(path), "info")
         if info.get("type") == "directory":
             raise IsADirectoryError(errno.EISDIR, f"{path}: a folder, where an object was expected")
-        if info.get("size") is None:
-            raise OSError(errno.EIO, f"{path}: the server does not say how large it is; copy it first")
-        return int(info["size"])
+        return size_in(info, path)
 
     def read(self, path: str, offset: int, nbytes: int) -> bytearray:
         """Return ``nbytes`` bytes from ``offset``.

@@ -13,6 +13,7 @@ from scidata.core.urls import Url
 from scidata.errors import ConfigError, MissingDependencyError, near_matches
 from scidata.sources.access.load import MAX_REQUESTS, Load
 from scidata.sources.access.object_stores import ObjectStores, stores_of
+from scidata.sources.access.web_session import with_redirects
 
 NUM_THREADS = 32  # for file systems of fsspec that are not asynchronous
 _MAX_FILESYSTEMS = 64
@@ -112,6 +113,9 @@ def _make_filesystem(fsspec: Any, protocol: str, kwargs: dict[str, Any]) -> Any:
         config.setdefault("retries", {"total_max_attempts": 1, "mode": "standard"})
         # listings are asked for once; a kept one would show an object's old size after it was replaced
         kwargs = {"use_listings_cache": False} | kwargs | {"config_kwargs": config}
+    if protocol in ("http", "https"):
+        get_client = kwargs.get("get_client", fsspec.implementations.http.get_client)
+        kwargs = kwargs | {"get_client": with_redirects(get_client)}
     fs = fsspec.filesystem(protocol, skip_instance_cache=True, **kwargs)
     if hasattr(fs, "retries"):
         fs.retries = 1

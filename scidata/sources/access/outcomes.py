@@ -17,6 +17,7 @@ from scidata.sources.access.retry import Attempts, asks_to_slow_down, causes, is
 
 #: Bytes a second that a server gives at the least; and bytes in flight that need no time of their own.
 _SLOWEST, _SMALL = 128 << 10, 1 << 20
+_MAX_SAID = 300  # characters
 
 
 def clean_error(url: Url, error: BaseException) -> Exception:
@@ -24,11 +25,14 @@ def clean_error(url: Url, error: BaseException) -> Exception:
 
     Raise it after the ``except`` block: inside, the original would be its context.
     """
-    text = url.public(str(error)) or type(error).__name__
     status, kinds = status_of(error), list(causes(error))
+    own = next(
+        (e for e in kinds if isinstance(e, SciDataError)), None
+    )  # fsspec says of any that an object is not there
+    if own is not None:
+        return type(own)(url.public(str(own)))
+    text = _line(url.public(str(error))) or type(error).__name__
     numbers = {e.errno for e in kinds if isinstance(e, OSError)}
-    if isinstance(error, SciDataError):
-        return type(error)(text)
     if is_beyond_end(error):
         return ShortReadError(f"{url}: ends before the bytes that were expected; it is truncated: upload it again")
     if status in (401, 403, 407) or any(isinstance(e, PermissionError) for e in kinds):
@@ -42,10 +46,16 @@ def clean_error(url: Url, error: BaseException) -> Exception:
         if isinstance(error, kind):
             return kind(f"{url}: {text}")
     if isinstance(error, FileNotFoundError):  # so fsspec says of an outage, too: the reason is what caused it
-        error, text = kinds[-1], url.public(str(kinds[-1]))
+        error, text = kinds[-1], _line(url.public(str(kinds[-1])))
     said = f"{type(error).__name__}: {text}" if str(url) in text else f"{url}: {type(error).__name__}: {text}"
     number = next((n for n in numbers if n), None)
     return OSError(said) if number is None else OSError(number, said)
+
+
+def _line(text: str) -> str:
+    """Return what a client says of an answer, in one line: it repeats the answer, and shows where it went wrong."""
+    text = " ".join(text.split())
+    return text if len(text) <= _MAX_SAID else text[:_MAX_SAID] + " ..."
 
 
 class Outcome:

@@ -14,13 +14,14 @@ from scidata.core.urls import Url, Version
 from scidata.sources.access import store_requests
 from scidata.sources.access.answers import (
     check_document,
+    check_status,
     check_version,
     checked,
     is_beyond_end,
     is_pinned,
     lost_version,
     noted,
-    total_of,
+    size_of_range,
     version_of,
     whole,
 )
@@ -56,7 +57,7 @@ async def _once_async(url: Url, method: str, options: dict[str, Any], fs: Any, p
                 data = await fs._cat_file(path, start=offset, end=offset + nbytes)
                 size = (await fs._info(path)).get("size") if len(data) != nbytes else None
             else:
-                data, size = await get(url, fs, path, f"bytes={offset}-{offset + nbytes - 1}")
+                data, size = await get(url, fs, path, (offset, nbytes))
         except Exception as e:
             if not is_beyond_end(e):
                 raise
@@ -73,6 +74,8 @@ async def _once_async(url: Url, method: str, options: dict[str, Any], fs: Any, p
         return await (_get_page if hasattr(fs, "_call_s3") else _get_page_gcs)(fs, path, **options)
     if method == "folder":
         return await _get_folder(fs, path)
+    if method == "info" and get is _get_http:
+        return noted(url, method, await _info_http(url, fs, path))
     return noted(url, method, await getattr(fs, f"_{method}")(path, **options))
 
 
@@ -105,7 +108,13 @@ async def _get_folder(fs: Any, path: str) -> dict[str, Any]:
     return {"name": path, "type": "directory", "size": 0}
 
 
+#: The first byte and the number of bytes.
+Span: TypeAlias = tuple[int, int]
 _Getter: TypeAlias = Callable[..., Awaitable[tuple[bytes, int | None]]]
+
+
+def _range_header(span: Span | None) -> dict[str, str]:
+    return {} if span is None else {"Range": f"bytes={span[0]}-{sum(span) - 1}"}
 
 
 def _getter(fs: Any) -> _Getter | None:
@@ -114,11 +123,11 @@ def _getter(fs: Any) -> _Getter | None:
     return _GETTERS.get(own)
 
 
-async def _get_s3(url: Url, fs: Any, path: str, span: str | None, most: int | None = None) -> tuple[bytes, int | None]:
+async def _get_s3(url: Url, fs: Any, path: str, span: Span | None, most: int | None = None) -> tuple[bytes, int | None]:
     """Read an object of S3; of a versioned bucket the version that was first seen, where that was replaced."""
     bucket, key, asked = fs.split_path(path)
     known = url.seen.get(str(url))
-    options = {"Bucket": bucket, "Key": key} | ({} if span is None else {"Range": span})
+    options = {"Bucket": bucket, "Key": key} | _range_header(span)
     if asked or (known is not None and str(url) in url.seen.pinned):
         options["VersionId"] = asked or known.version  # type: ignore[union-attr]
     while True:
@@ -130,7 +139,7 @@ async def _get_s3(url: Url, fs: Any, path: str, span: str | None, most: int | No
             raise
         body = answer["Body"]
         try:
-            size = total_of(answer.get("ContentRange")) if span is not None else answer.get("ContentLength")
+            cut, size = _sent(url, span, answer.get("ContentRange"), answer.get("ContentLength"))
             version = version_of(answer, size)
             if known is not None and "VersionId" not in options and is_pinned(url, known, version):
                 options["VersionId"] = known.version
@@ -138,20 +147,21 @@ async def _get_s3(url: Url, fs: Any, path: str, span: str | None, most: int | No
             check_version(url, version)
             if most is not None:
                 check_document(url, size, most)
-            return await body.read(), size
+            return (await body.read())[cut], size
         finally:
             body.close()
 
 
-async def _get_gcs(url: Url, fs: Any, path: str, span: str | None, most: int | None = None) -> tuple[bytes, int | None]:
+async def _get_gcs(
+    url: Url, fs: Any, path: str, span: Span | None, most: int | None = None
+) -> tuple[bytes, int | None]:
     """Read an object of Google Cloud Storage; where it was replaced, the generation that was first seen, if it is kept.
 
     Headers tell the generation, which ``gcsfs`` keeps to itself. Zonal buckets are read by gRPC, which only it does.
     """
     if span is not None and hasattr(fs, "_is_zonal_bucket") and await fs._is_zonal_bucket(fs.split_path(path)[0]):
-        first, last = map(int, span.removeprefix("bytes=").split("-"))
-        data = await fs._cat_file(path, start=first, end=last + 1)
-        return data, (await fs._info(path)).get("size") if len(data) <= last - first else None
+        data = await fs._cat_file(path, start=span[0], end=sum(span))
+        return data, (await fs._info(path)).get("size") if len(data) < span[1] else None
     if most is not None:
         check_document(url, (await fs._info(path)).get("size"), most)
     known = url.seen.get(str(url))
@@ -159,46 +169,72 @@ async def _get_gcs(url: Url, fs: Any, path: str, span: str | None, most: int | N
     while True:
         where = fs.url(path) + (f"&generation={generation}" if generation else "")
         try:
-            headers, data = await fs._call("GET", where, headers={} if span is None else {"Range": span})
+            headers, data = await fs._call("GET", where, headers=_range_header(span))
         except FileNotFoundError as e:
             if generation:
                 raise lost_version(url, generation, str(e)) from None
             raise
-        size = total_of(headers.get("Content-Range")) if span is not None else len(data)
+        cut, size = _sent(url, span, headers.get("Content-Range"), len(data))
         version = Version(size=size, version=headers.get("x-goog-generation"))
         if generation is None and known is not None and is_pinned(url, known, version):
             generation = known.version
             continue
         check_version(url, version)
-        return data, size
+        return data[cut], size
+
+
+def _sent(url: Url, span: Span | None, content_range: str | None, length: int | None) -> tuple[slice, int | None]:
+    """Return what of a body is wanted, and the size of the object: of a server that sent all, too."""
+    if span is None or content_range is None:
+        return slice(None) if span is None else slice(span[0], sum(span)), length
+    return slice(None), size_of_range(url, span, content_range)
 
 
 async def _get_http(
-    url: Url, fs: Any, path: str, span: str | None, most: int | None = None
+    url: Url, fs: Any, path: str, span: Span | None, most: int | None = None
 ) -> tuple[bytes, int | None]:
     """Read from a web server."""
     session = await fs.set_session()
     options = dict(fs.kwargs)
     # as fsspec asks for the size: a compressed answer would be another representation, with another ETag
-    headers = dict(options.pop("headers", None) or {}) | {"Accept-Encoding": "identity"}
-    headers |= {} if span is None else {"Range": span}
+    headers = dict(options.pop("headers", None) or {}) | {"Accept-Encoding": "identity"} | _range_header(span)
     async with session.get(fs.encode_url(path), headers=headers, **options) as answer:
         if answer.status >= 400:
             fs._raise_not_found_for_status(answer, path)
-        encoded = answer.headers.get("Content-Encoding") not in (None, "", "identity")
-        length = answer.headers.get("Content-Length") if answer.status == 200 and not encoded else None
-        size = (
-            total_of(answer.headers.get("Content-Range")) if answer.status == 206 else int(length) if length else None
-        )
-        check_version(url, version_of(answer.headers, size))
-        if most is None:
+        encoding = answer.headers.get("Content-Encoding", "") or "identity"
+        check_status(url, answer.status, encoding, asked_part=span is not None)
+        if span is not None and answer.status == 206:
+            size = size_of_range(url, span, answer.headers.get("Content-Range"))
+            check_version(url, version_of(answer.headers, size))
             return await answer.read(), size
-        data = bytearray()
-        check_document(url, size, most)
-        async for piece in answer.content.iter_chunked(_PIECE):  # not every server says how much comes
-            data += piece
-            check_document(url, len(data), most)
-        return bytes(data), size
+        length = answer.headers.get("Content-Length") if encoding == "identity" else None
+        size = int(length) if length else None
+        check_version(url, version_of(answer.headers, size))
+        if most is not None:
+            check_document(url, size, most)
+        return await _part_of_body(answer, span, url, most), size
+
+
+async def _part_of_body(answer: Any, span: Span | None, url: Url, most: int | None) -> bytes:
+    """Read no more of an answer than is wanted: not every server says how much comes, or cuts ranges."""
+    begin, end = (0, None) if span is None else (span[0], sum(span))
+    data, at = bytearray(), 0
+    async for piece in answer.content.iter_chunked(_PIECE):
+        data += piece[max(0, begin - at) : None if end is None else max(0, end - at)]
+        at += len(piece)
+        if most is not None:
+            check_document(url, at, most)
+        if end is not None and at >= end:
+            break
+    return bytes(data)
+
+
+async def _info_http(url: Url, fs: Any, path: str) -> dict[str, Any]:
+    """Ask for the size by HEAD; of a server that does not say it then, by a range of one byte."""
+    info = dict(await fs._info(path))
+    if info.get("size") is None:
+        info["size"] = (await _get_http(url, fs, path, (0, 1)))[1]
+    return info
 
 
 _GETTERS: dict[str, _Getter] = {

@@ -17,7 +17,7 @@ import numpy as np
 from scidata.core.types import IntArray
 from scidata.core.urls import Url, local_path, url_of
 from scidata.errors import RefusedError, UnsupportedFormatError
-from scidata.sources.access.answers import check_document
+from scidata.sources.access.answers import check_document, size_in
 from scidata.sources.access.fetches import each
 from scidata.sources.access.files import retried
 from scidata.sources.access.kept_urls import KeptUrl
@@ -219,7 +219,11 @@ class UrlTree:
     def sizes(self, keys: Sequence[str]) -> IntArray:
         """Return the size of each object, -1 where there is none."""
         found = self._each(keys, "info")
-        return np.fromiter(map(_size_of, found), np.int64, len(keys))
+        return np.fromiter(map(self._size_of, keys, found), np.int64, len(keys))
+
+    def _size_of(self, key: str, info: Any) -> int:
+        is_object = not isinstance(info, Exception) and info.get("type") != "directory"
+        return size_in(info, self.location(key)) if is_object else -1
 
     def names(self, folder: str, follow: Callable[[str], bool]) -> Iterator[str] | None:
         """Return None: many servers give no listing, or a slow one."""
@@ -232,7 +236,3 @@ def _check_name(where: str, name: str) -> None:
         name.encode()
     except UnicodeEncodeError as e:
         raise UnsupportedFormatError(f"{where}: has a folder {name!a} whose name is not UTF-8; rename it") from e
-
-
-def _size_of(info: Any) -> int:
-    return -1 if isinstance(info, Exception) or info.get("type") == "directory" else int(info["size"])

@@ -229,8 +229,7 @@ def test_replaced_in_between(web, engine):
 def test_a_server_without_ranges_is_left_to_fsspec(web, count):
     break_it("whole", 99)
     for _ in range(3):
-        with pytest.raises(ShortReadError, match="gave 300000 bytes"):  # as s3fs has it
-            read(at(web))
+        read(at(web))  # of all that comes
     assert len(count) == 1
     assert len(gets()) == 4
 

@@ -18,6 +18,7 @@ from scidata.data.figures import FieldStatistics, Statistics
 from scidata.data.figures_json import as_plain, check_place
 from scidata.data.open_dataset import open_dataset
 from scidata.data.statistics import statistics
+from scidata.sources.paths import expand_paths
 
 _MANY = 60  # rows of the table
 _COLUMNS = ("count", "missing", "mean", "std", "min", "max")
@@ -45,7 +46,7 @@ def run_stats(
         As :func:`scidata.open_dataset` takes them.
     """
     if out is not None:
-        check_place(out, overwrite=overwrite)
+        check_place(out, expand_paths(paths), overwrite=overwrite)
     floating = None if dtype is None else getattr(torch, dtype)
     here = os.path.join(os.getcwd(), "")
     named = [_at(here, path) for path in paths] if dask is not None else list(paths)

@@ -8,11 +8,12 @@ import json
 import math
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
+from scidata.core.apart import check_apart
 from scidata.core.moments import Figures
 from scidata.core.urls import public_text
 from scidata.data.figures import FieldStatistics, Labels, Statistics
@@ -26,7 +27,7 @@ _NAMES = tuple(part.name for part in dataclasses.fields(Figures))
 
 def save(stats: Statistics, path: str, *, overwrite: bool) -> None:
     """Write statistics to a file, by a temporary one beside it."""
-    check_place(path, overwrite=overwrite)
+    check_place(path, [stats.path], overwrite=overwrite)
     beside = f"{path}.{uuid.uuid4().hex}.tmp"
     try:
         with open(beside, "w", encoding="utf-8") as file:
@@ -40,8 +41,9 @@ def save(stats: Statistics, path: str, *, overwrite: bool) -> None:
         raise
 
 
-def check_place(path: str, *, overwrite: bool) -> None:
-    """Raise OutputError where a file cannot be written, as far as looking tells."""
+def check_place(path: str, inputs: Iterable[str], *, overwrite: bool) -> None:
+    """Raise OutputError where a file cannot be written, as far as looking tells, or lies in what is read."""
+    check_apart(path, inputs, "the file of statistics")
     if os.path.isdir(path):
         raise OutputError(f"{path}: is a folder; name a file in it, {os.path.join(path, 'stats.json')} say")
     if os.path.exists(path) and not overwrite:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scidata.core.apart import check_apart
 from scidata.core.bounds import num_rows_of, rows_of
 from scidata.core.types import ArrayLayout, BufferSpec, IntArray, Selection, Source
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
@@ -115,6 +116,8 @@ class GridReader:
         first: Source | None = None,
     ) -> None:
         self.paths = expand_paths(path)
+        if disk is not None:
+            check_apart(disk.directory, self.paths, "the cache", may_hold=True)
 
         def opened(path: str) -> Source:
             source = first if first is not None and first.path == path else None

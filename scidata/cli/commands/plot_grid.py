@@ -22,6 +22,7 @@ from scidata.data.pictures.figures import (
     load_matplotlib,
     new_figure,
     rank_handles,
+    save_picture,
     text_handle,
 )
 from scidata.errors import ConfigError, OutputError, near_matches
@@ -104,6 +105,7 @@ def draw_partition(
     horizontal: PlotAxis,
     path: str,
     *,
+    inputs: Sequence[str] = (),
     title: str = "",
     ratios: Sequence[float | None] = (),
     overall: float | None = None,
@@ -116,6 +118,8 @@ def draw_partition(
         The plane, from :func:`plane_of`. A sharded dimension outside it is drawn at its first part only.
     path
         File to write; its suffix is the format.
+    inputs
+        What is read, and must not be overwritten.
     ratios, overall
         Bytes fetched over bytes wanted, of each rank and of all.
 
@@ -168,7 +172,7 @@ def draw_partition(
         halo_note,
         any(len(a.chunk_edges) for a in (vertical, horizontal)),
     )
-    figure.savefig(path)
+    save_picture(figure, path, inputs)
 
 
 def draw_reader(
@@ -196,7 +200,9 @@ def draw_reader(
 
     vertical, horizontal = map(axis_of, plane_of(reader.partition, dims))
     title = f"{os.path.basename(reader.paths[0].rstrip('/'))}: {layout.name} over {reader.partition.num_parts} ranks"
-    draw_partition(reader.partition, vertical, horizontal, path, title=title, ratios=ratios, overall=overall)
+    draw_partition(
+        reader.partition, vertical, horizontal, path, inputs=reader.paths, title=title, ratios=ratios, overall=overall
+    )
 
 
 def _ranks_of_plane(partition: GridPartition, *dims: str | None) -> list[tuple[int, dict[str, int]]]:

@@ -24,6 +24,7 @@ from scidata.data.pictures.figures import (
     load_matplotlib,
     new_figure,
     rank_handles,
+    save_picture,
     text_handle,
 )
 from scidata.data.pictures.mesh_shapes import Places, Shapes, in_view, number_parts, outlines, places_of, unrolled
@@ -113,7 +114,7 @@ def draw_sample(
     said += [text] if (text := amplification_text(ratios, overall)) else []
     whose = f"of rank {of_rank} alone,\nwhich has {len(ghosts[of_rank])}" if of_rank is not None else None
     _legend(figure, colours, said, entity=cut.entity, any_ghosts=any(map(len, shown)), whose=whose)
-    figure.savefig(path)
+    save_picture(figure, path, [store.path])
     return notes
 
 
@@ -124,7 +125,7 @@ def _draw_sets(store: Store, cut: SamplePart, path: str, title: str, reads: str 
     panels.figure.suptitle(title, fontsize=10, x=0.01, ha="left")
     said = [textwrap.fill(note, 24) for note in notes] + ([reads] if reads else [])
     panels.add_legend(cut.num_parts, said)
-    panels.figure.savefig(path)
+    save_picture(panels.figure, path, [store.path])
     return notes
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from torch.distributed.device_mesh import DeviceMesh
 
+from scidata.core.apart import check_apart
 from scidata.core.checks import check_mapping, flag, whole
 from scidata.core.keywords import checked_keywords
 from scidata.core.urls import url_of
@@ -163,14 +164,18 @@ def create(
     made: GridLike | RowsLike
     if isinstance(like, ShardedDataset):
         made = GridLike(like.reader, fields, encoding)
+        inputs = list(like.reader.paths)
         refuse({"topology": topology is not None, "order": order != "source"}, "grids have no order of their own")
     elif isinstance(like, IrregularDataset):
         topology = None if topology is None else os.fspath(topology)
         made = RowsLike(like, fields, order, sample, topology)
+        inputs = [*getattr(like.reader, "paths", [like.reader.path]), *([] if topology is None else [topology])]
     else:
         raise ConfigError(f"create: like= takes what open_dataset has opened, not a {type(like).__name__}")
     mesh = like.mesh if mesh is None else mesh
     dp_axis, axes = axes_of(mesh, dp=like.dp_axis) if mesh is not None else (None, ())
+    for each in place.written:
+        check_apart(each, inputs, "the output")
     sizes, labels = made.steps(times)
     chosen = distinct_dims(made.fields(chunks, shards), sizes)
     check_steps(list(sizes), chosen)

@@ -39,6 +39,11 @@ class LocalPlace:
         self._folder = self.path + ".progress"
 
     @property
+    def written(self) -> tuple[str, ...]:
+        """All that is written, or replaced."""
+        return self.path, self.target, self._folder
+
+    @property
     def is_finished(self) -> bool:
         """Whether something lies there."""
         return os.path.lexists(self.path)
@@ -113,6 +118,11 @@ class RemotePlace:
         fsspec = optional_module("fsspec", f"{url}: URLs need fsspec", "cloud")
         self._fs, self._name = fsspec.core.url_to_fs(url.target.rstrip("/"), **dict(url.options))
         self._folder = self._name + ".progress"
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """All that is written, or replaced."""
+        return (self.path,)
 
     @property
     def is_finished(self) -> bool:

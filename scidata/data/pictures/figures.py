@@ -5,9 +5,11 @@ from __future__ import annotations
 import colorsys
 import io
 import itertools
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from scidata.core.apart import check_apart
 from scidata.core.checks import optional_module
 
 LEGEND_RANKS = 16  # beyond it colours of single ranks cannot be told apart: groups of ranks have a hue each
@@ -34,6 +36,20 @@ def new_figure(width: float, height: float) -> Any:
     figure = Picture(figsize=(width, height), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+def save_picture(figure: Any, path: str | os.PathLike[str], inputs: Iterable[str]) -> None:
+    """Write a figure to a file, whose suffix is the format; a link of that name is replaced, not followed.
+
+    Raises
+    ------
+    OutputError
+        The file is, or lies in, one of the inputs.
+    """
+    check_apart(path, inputs, "the picture")
+    if os.path.islink(path):
+        os.unlink(path)
+    figure.savefig(path)
 
 
 def rank_groups(count: int) -> list[range]:

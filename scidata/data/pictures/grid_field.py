@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scidata.data.pictures.figures import LEGEND_RANKS, new_figure
+from scidata.data.pictures.figures import LEGEND_RANKS, new_figure, save_picture
 from scidata.data.pictures.maps import MapAxes, map_axes
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.grids.reader import GridReader
@@ -53,7 +53,7 @@ def draw_grid(
     title = f"{os.path.basename(reader.paths[0].rstrip('/'))}: {name}, sample {index}{f', {at}' if at else ''}{ranks}"
     axes.set_title(title, fontsize=10, loc="left")
     if path is not None:
-        figure.savefig(path)
+        save_picture(figure, path, reader.paths)
     return figure
 
 

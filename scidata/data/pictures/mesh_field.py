@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from scidata.core.bounds import owners_of
 from scidata.data.pictures.drawing import Drawing
-from scidata.data.pictures.figures import colours_of, new_figure, rank_handles
+from scidata.data.pictures.figures import colours_of, new_figure, rank_handles, save_picture
 from scidata.data.pictures.mesh_shapes import Places, Shapes, places_of
 from scidata.data.pictures.set_panels import SetPanels, places_of_sets
 from scidata.errors import ConfigError, UnknownNameError, near_matches
@@ -68,7 +68,7 @@ def draw_mesh(reader: Any, index: int, field: str | None, *, parts: bool, path: 
             handles=rank_handles(list(map(tuple, colours)), "0.3"), loc="outside right upper", fontsize=8, frameon=False
         )
     if path is not None:
-        figure.savefig(path)
+        save_picture(figure, path, [reader.path])
     return figure
 
 
@@ -89,7 +89,7 @@ def _draw_sets(reader: Any, cut: SamplePart, index: int, name: str, *, parts: bo
         panels.draw(reader.store, cut)
         panels.add_legend(cut.num_parts)
     if path is not None:
-        panels.figure.savefig(path)
+        save_picture(panels.figure, path, [reader.path])
     return panels.figure
 
 

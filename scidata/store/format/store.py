@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scidata.core.apart import check_apart
 from scidata.core.cache import Cache
 from scidata.core.types import ArrayLayout
 from scidata.core.urls import Url, is_url, url_of
@@ -64,6 +65,8 @@ class Store:
 
     def __init__(self, path: str | os.PathLike[str], disk: DiskCache | None = None) -> None:
         self.path = url_of(os.path.expanduser(os.fspath(path)))
+        if disk is not None:
+            check_apart(disk.directory, [self.path], "the cache", may_hold=True)
         self.manifest, digest = _read_manifest(self.path)
         self._disk = disk
         self.kept = None if disk is None or not is_worth_it(self.path) else KeptFiles(self.path, digest, disk)

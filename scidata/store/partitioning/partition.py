@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from scidata.core.apart import check_apart
 from scidata.core.checks import whole
 from scidata.core.keywords import checked_keywords
 from scidata.core.tasks import Executor, Tick, Work, executor_of
@@ -217,6 +218,9 @@ def partition(
         raise ConfigError(f"{url_of(target)}: stores are written to a local folder; copy it to the URL afterwards")
     first, step = (0, 1) if chosen is None else (chosen.index, chosen.num_parts)
     indices = range(first, len(task.samples), step)
+    check_apart(
+        target, (path for index in range(len(task.samples)) for path in task.samples.inputs(index)), "the store"
+    )
     if dry_run:
         planned = tuple(plan_sample(index, task.samples.header(index)) for index in indices)
         nbytes = sum(sample.nbytes for sample in planned)

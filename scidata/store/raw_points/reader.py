@@ -110,6 +110,7 @@ class PointsReader(PartReader):
         self._maps: Cache[IndexMap] = Cache(_KEPT_SAMPLES)
         first = self._cloud(0)
         self.path, self.period = first.source.path, first.period
+        self.paths = [path for index in range(self._num_samples) for path in self._samples.inputs(index)]
         self._infos = first.infos
         short = {name.rpartition("/")[2]: name for name in self._infos}
         self.fields = tuple(self._infos)

@@ -20,6 +20,8 @@ import myst_nb.core.render  # noqa: E402
 import pictures  # noqa: E402 - beside this file
 
 import scidata  # noqa: E402
+from tests.docs.blocks import is_notebook  # noqa: E402
+from tests.docs.environment import hidden_modules  # noqa: E402
 
 project = "scidata"
 author = copyright = "the authors of scidata"
@@ -70,7 +72,9 @@ myst_nb.core.render.coalesce_streams = _joined
 
 # what cells start finds this checkout, and the torchrun of this environment; threads of one rank are one
 os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
-os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(HERE / "_environment"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+).rstrip(os.pathsep)
 os.environ |= {
     "TERM": "dumb",
     "OMP_NUM_THREADS": "1",
@@ -128,6 +132,8 @@ def _on_source(app: Any, docname: str, source: list[str]) -> None:
     page = Path(app.env.doc2path(docname))
     if page.suffix != ".md":
         return
+    if is_notebook(source[0]):  # what its kernel finds: MyST-NB starts it next
+        os.environ["SCIDATA_PAGE_LACKS"] = " ".join(hidden_modules(source[0], notebook=True))
     text = _retarget(source[0], page.parent, page)
 
     def shown(found: re.Match[str]) -> str:
@@ -157,9 +163,6 @@ def _help() -> str:
 
 def setup(app: Any) -> dict[str, bool]:
     """Draw the pictures, and register what Sphinx calls."""
-    from pygments.lexers.special import TextLexer
-
     pictures.draw_all(HERE / "_generated")
-    app.add_lexer("mermaid", TextLexer)  # drawn by GitHub; here its text is as plain
     app.connect("source-read", _on_source)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,4 +1,4 @@
-"""What some pages take for granted: a server of S3, data of the reader's own, a mesh made earlier."""
+"""What some pages take for granted: a server of S3, a launcher, files of the reader's own."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import h5py
 import netCDF4
 import numpy as np
 import pytest
-import torch
-import torch.distributed.checkpoint as dcp
 
 import scidata
-from pipelines import era5_grid, flow_graph, surface_points, ugrid_mesh
+from pipelines import ugrid_mesh
 from scidata.sources.access import filesystems
 from scidata.testing import make_grid
 from tests.docs.blocks import ROOT
@@ -40,64 +37,6 @@ def write_mesh(path: str) -> None:
             variable[:] = np.random.default_rng(number).random(file.dimensions[dim].size)
 
 
-class Model(torch.nn.Module):
-    """A graph network of two layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        from torch_geometric.nn import SAGEConv
-
-        self.layers = torch.nn.ModuleList([SAGEConv(2, 8), SAGEConv(8, 1)])
-
-    def forward(self, x: Any, edge_index: Any) -> Any:
-        for layer in self.layers:
-            x = layer(x, edge_index)
-        return x
-
-
-@contextlib.contextmanager
-def grid(folder: Path, names: Names) -> Iterator[None]:
-    """The file that most pages open, and a mesh of one rank."""
-    make_grid(folder / "era5.zarr", num_lat=33, num_lon=48, chunks=(1, 3, 9, 48))
-    names |= {"scidata": scidata, "torch": torch, "mesh": scidata.init_mesh()}
-    yield
-
-
-@contextlib.contextmanager
-def grid_and_mesh(folder: Path, names: Names) -> Iterator[None]:
-    """The file that most pages open, and one of a mesh."""
-    write_mesh(str(folder / "mesh.nc"))
-    with grid(folder, names):
-        yield
-
-
-@contextlib.contextmanager
-def irregular(folder: Path, names: Names) -> Iterator[None]:
-    """Meshes, clouds and a graph network."""
-    for year in (2015, 2016):
-        write_mesh(str(folder / f"mesh_{year}.nc"))
-    surface_points.make(str(folder / "cars"), num_samples=2, num_points=300)
-    surface_points.convert(str(folder / "cars"), str(folder / "cars.store"))
-    for number in (1, 2):
-        with h5py.File(folder / f"car_{number}.h5", "w") as file:
-            file["points"] = np.random.default_rng(number).random((20, 3))
-    from torch_geometric.nn import SAGEConv
-
-    with grid(folder, names):
-        loader = scidata.DataLoader(scidata.open_dataset(folder / "era5.zarr", names["mesh"], fields=["u"]))
-        names |= {"SAGEConv": SAGEConv, "model": Model(), "loader": loader, "dcp": dcp}
-        names |= {"path": str(folder / "checkpoint"), "num_epochs": 1}
-        yield
-
-
-@contextlib.contextmanager
-def metrics(folder: Path, names: Names) -> Iterator[None]:
-    """A file to open, a model, and a prediction of an ensemble."""
-    with grid(folder, names):
-        names["model"] = torch.nn.Conv2d(3, 3, 1)
-        yield
-
-
 @contextlib.contextmanager
 def pipelines(folder: Path, names: Names) -> Iterator[None]:
     """The files that the recipes' page converts, and what it imports."""
@@ -105,21 +44,7 @@ def pipelines(folder: Path, names: Names) -> Iterator[None]:
         make_grid(folder / f"{year}.nc", format="netcdf4", num_times=4, first_time=first)
     for name in ("DATA.nc", "GRID.nc"):
         ugrid_mesh.make(str(folder / name), num_nodes=120, num_times=2)
-    chosen = {name: getattr(module, name) for module in (era5_grid, flow_graph) for name in module.__all__}
-    names |= {"scidata": scidata} | chosen
     yield
-
-
-@contextlib.contextmanager
-def recipes_run(folder: Path, names: Names) -> Iterator[None]:
-    """What the loader's page speaks of: a data set of points for ``rotate``, a loader, a model."""
-    with irregular(folder, names):
-        grids = scidata.open_dataset(folder / "era5.zarr", names["mesh"], fields=["u"])
-        names["ds"] = scidata.open_dataset(folder / "cars.store", names["mesh"])
-        names["loader"] = scidata.DataLoader(grids)
-        yield
-        rotated = names["rotate"](names["ds"][0])
-        torch.testing.assert_close(rotated["pos"].norm(dim=1), names["ds"][0]["pos"].norm(dim=1))
 
 
 @contextlib.contextmanager
@@ -139,7 +64,6 @@ def bucket(folder: Path, names: Names) -> Iterator[None]:
         write_mesh(str(folder / "mesh.nc"))
         scidata.partition(folder / "mesh.nc", folder / "train.store")
         server.put(folder / "train.store", "train.store")
-        names |= {"scidata": scidata, "mesh": scidata.init_mesh()}
         yield
 
 
@@ -199,16 +123,7 @@ def dask(folder: Path, names: Names) -> Iterator[None]:
 #: By page.
 SURROUNDINGS: dict[str, Surrounding] = {
     "docs/cache.md": bucket,
-    "docs/chunks.md": grid,
-    "docs/guide/grids.md": grid,
-    "docs/guide/statistics.md": grid,
-    "docs/guide/writing.md": grid_and_mesh,
-    "docs/guide/loader.md": recipes_run,
-    "docs/guide/meshes.md": irregular,
-    "docs/guide/metrics.md": metrics,
-    "docs/guide/training.md": irregular,
     "docs/howto/dask.md": dask,
-    "docs/howto/local_disks.md": grid,
     "docs/howto/open_mpi.md": open_mpi,
     "docs/howto/s3.md": bucket,
     "docs/howto/slurm.md": slurm,

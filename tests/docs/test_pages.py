@@ -19,6 +19,7 @@ import torch
 
 from tests.docs import commands
 from tests.docs.blocks import ROOT, Block, blocks_of, differs, pages
+from tests.docs.environment import hidden_modules, without
 from tests.docs.surroundings import NEEDS, PLACES, SURROUNDINGS
 from tests.ports import free_port
 from tests.unit._s3 import Server, serve
@@ -33,7 +34,7 @@ REASONS = {
 #: Pages whose ranks torchrun itself starts: the first that is read, and one on how processes end.
 REALLY = ("README.md", "docs/howto/hang.md")
 #: Languages that nothing runs, and what reads them.
-_PARSED = {"json": json.loads, "text": str, "mermaid": str, "": str, "toml": str, "yaml": str}
+_PARSED = {"json": json.loads, "text": str, "": str, "toml": str, "yaml": str}
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,7 @@ def test_blocks_run(page: str, folder: Path, request: pytest.FixtureRequest) -> 
     names: dict[str, Any] = {"__name__": "__main__", "page": page}
     names["server"] = lambda: request.getfixturevalue("server")
     surroundings = SURROUNDINGS.get(page)
-    with surroundings(folder, names) if surroundings else commands.captured():
+    with surroundings(folder, names) if surroundings else commands.captured(), without(hidden_modules(text)):
         for block in blocks:
             try:
                 _run(block, folder, names)

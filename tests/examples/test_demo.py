@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,9 @@ from pathlib import Path
 import pytest
 import zarr
 
-from scidata.cli import demo
+from scidata.cli import demo, tables
 from scidata.errors import LauncherError
+from tests.docs.blocks import blocks_of, differs
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,24 +32,30 @@ def run(*args: object) -> subprocess.CompletedProcess[str]:
 
 def test_ranks_train_as_one_process_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = tmp_path / "kept"
-    result = run("--ranks", 2, "--steps", 2, "--keep", kept, "--json")
+    result = run("--keep", kept, "--json")
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
     assert found["agrees"]
     assert found["relative_difference"]["loss"] < 1e-12
     assert found["relative_difference"]["gradient"] < 1e-12
-    assert found["losses"][1] < found["losses"][0]
+    assert found["losses"][-1] < found["losses"][0]
     # 121 rows cropped to 120, in patches of 8 rows: 15 over 2 ranks
     assert [rank["rows"] for rank in found["ranks"]] == [[0, 64], [64, 120]]
-    # chunks end at row 64: each rank reads its own, together what one process reads
+    # chunks end at row 64: each rank reads its own, together what one process reads, also of steps that samples share
+    steps = {step for sample in found["samples"] for step in (sample, sample + 1)}
+    assert len(steps) < 2 * len(found["samples"])
     assert sum(rank["bytes_read"] for rank in found["ranks"]) == found["bytes_whole"]
-    assert all(rank["samples_read"] == 2 for rank in found["ranks"])
+    assert all(rank["samples_read"] == 5 for rank in found["ranks"])
     assert zarr.open_group(str(kept / "weather.zarr"), mode="r")["u"].shape == (16, 3, 121, 240)
 
-    demo._print(found, str(kept))
+    tables.print_plan(*demo._plan(str(kept / "weather.zarr"), 2), every_rank=True)
+    demo._print(found, None)
     shown = capsys.readouterr().out
     assert "\\" not in shown  # a line end inside a text is shown as an escape
-    assert {"loss", "gradient"} <= {line.split()[0] for line in shown.splitlines() if line}
+    blocks = blocks_of((ROOT / "README.md").read_text())
+    (readme,) = (block.shown for block in blocks if block.text == "pip install . && scidata demo\n")
+    rounding = re.compile(r"\d\.\de-1\d")
+    assert not differs(rounding.sub("", shown), rounding.sub("", readme)), shown
 
     again = run("--keep", kept)
     assert again.returncode == 1

@@ -129,7 +129,8 @@ def _only_index(batch: Sample) -> int:
 
 def _compare(path: str, order: list[int], losses: list[float], gradient: Tensor) -> dict[str, Any]:
     """Train again in this process alone on whole samples, in the same order; return relative differences."""
-    ds = scidata.open_dataset(path, None, **READ, dtype=torch.float64)
+    # as the ranks read: a step that two samples share is read for each
+    ds = scidata.open_dataset(path, None, **READ, dtype=torch.float64, pool_bytes=0)
     assert isinstance(ds, scidata.ShardedDataset)
     whole = scidata.DataLoader(ds, batch_size=1, sampler=order, num_workers=0)
     model = _model(ds)

@@ -5,17 +5,17 @@ Python runs this file when it starts, since ``docs/conf.py`` has this folder in 
 
 import os
 import sys
+from importlib.machinery import PathFinder
+
+_HIDDEN = frozenset(os.environ.get("SCIDATA_PAGE_LACKS", "").split())
 
 
-class _Hidden:
-    """A finder before all others that refuses some modules."""
+class _Others(PathFinder):
+    """Finds every other module."""
 
-    def __init__(self, names):
-        self._names = frozenset(names)
-
-    def find_spec(self, name, path=None, target=None):
-        if name in self._names:
-            raise ModuleNotFoundError(f"No module named {name!r}: the page does not say that it needs it", name=name)
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name in _HIDDEN else super().find_spec(name, path, target)
 
 
-sys.meta_path.insert(0, _Hidden(os.environ.get("SCIDATA_PAGE_LACKS", "").split()))
+sys.meta_path[:] = [_Others if finder is PathFinder else finder for finder in sys.meta_path]

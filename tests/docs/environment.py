@@ -31,7 +31,7 @@ def hidden_modules(page: str, *, notebook: bool = False) -> set[str]:
     kept = _closure(_PROJECT, frozenset(named)).union(*(_closure(name, frozenset()) for name in others))
     if notebook:  # the kernel
         kept |= _closure("ipykernel", frozenset())
-    optional = _closure(_PROJECT, frozenset({"dev"})) - kept
+    optional = _closure(_PROJECT, frozenset({"dev"}), only_own=True) - kept
     return {
         module
         for module, found in packages_distributions().items()
@@ -40,8 +40,8 @@ def hidden_modules(page: str, *, notebook: bool = False) -> set[str]:
 
 
 @cache
-def _closure(name: str, extras: frozenset[str]) -> set[str]:
-    """Return the distributions that one with some extras brings, itself included."""
+def _closure(name: str, extras: frozenset[str], *, only_own: bool = False) -> set[str]:
+    """Return the distributions that one with some extras brings, itself included; ``only_own``: those that it names."""
     found, todo = set(), [(name, extras)]
     seen: set[tuple[str, frozenset[str]]] = set()
     while todo:
@@ -50,6 +50,8 @@ def _closure(name: str, extras: frozenset[str]) -> set[str]:
             continue
         seen.add((name, extras))
         found.add(str(canonicalize_name(name)))
+        if only_own and name != _PROJECT:
+            continue
         with contextlib.suppress(PackageNotFoundError):
             for each in map(Requirement, requires(name) or ()):
                 if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in extras or {""}):

@@ -1,8 +1,13 @@
 """The blocks of pages are found, and outputs compared, as ``test_pages.py`` needs it."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
-from tests.docs.blocks import blocks_of, differs
+from tests.docs.blocks import ROOT, blocks_of, differs
+from tests.docs.environment import hidden_modules, without
 
 PAGE = """# A page
 
@@ -62,3 +67,20 @@ def test_blocks_with_what_they_show():
 )
 def test_outputs_are_compared(printed, shown, options, same):
     assert (differs(printed, shown, **options) is None) == same
+
+
+def test_pages_find_what_they_tell_readers_to_install() -> None:
+    told = "It needs `pip install '.[netcdf,plot]'`.\n```python\nimport xarray\n```\nand `pip install '.[xarray]'`"
+    hidden = hidden_modules(told)
+    assert {"xarray", "torch_geometric"} <= hidden
+    assert not {"netCDF4", "matplotlib", "zarr", "torch"} & hidden
+    with without(hidden), pytest.raises(ModuleNotFoundError, match="xarray"):
+        exec("import xarray", {"__name__": "__main__"})
+    process = subprocess.run(
+        [sys.executable, "-c", "import matplotlib, torch_geometric"],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "docs" / "_environment"), "SCIDATA_PAGE_LACKS": " ".join(hidden)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.stderr.endswith("No module named 'torch_geometric'\n")

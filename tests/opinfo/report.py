@@ -44,7 +44,8 @@ def table(results: Sequence[Mapping[str, Any]], rivals: Sequence[Mapping[str, An
         beside = theirs.get(name, Counter())
         tries = sum(n for kind, n in beside.items() if kind != "error")
         rival = f"{beside['right']} of {tries}" if tries else ""
-        lines.append(f"| `{name}` | {counts['right']} | {counts['refused'] or ''} | {_others(counts) or ''} | {rival} |")
+        found = counts["right"], counts["refused"] or "", _others(counts) or "", rival
+        lines.append(f"| `{name}` | {' | '.join(map(str, found))} |")
     return "\n".join(lines) + "\n"
 
 

@@ -169,7 +169,11 @@ class Execution:
         nbytes = piece.size * layout.dtype.itemsize
         raw = scratch.get("read", nbytes).view(layout.dtype).reshape(piece.shape)
         now = time.perf_counter_ns()
-        context.source.read_box(layout, tuple(place), raw)
+        try:
+            context.source.read_box(layout, tuple(place), raw)
+        except MissingChunkError:  # ``raw`` has all but that, and the fill value there
+            if not self._allow_missing:
+                raise
         now = tally.mark(READ, now, nbytes)
         context.convert.copy(piece, raw.view(context.convert.stored), scratch)
         tally.mark(COPY, now, nbytes)

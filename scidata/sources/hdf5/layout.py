@@ -6,7 +6,7 @@ HDF5 file format: https://support.hdfgroup.org/documentation/hdf5/latest/_f_m_t4
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -18,6 +18,7 @@ import numpy.typing as npt
 from scidata.core.install import install_hint
 from scidata.core.types import ArrayLayout, Codec, IntArray
 from scidata.errors import CorruptDataError, MissingDependencyError
+from scidata.sources.hdf5.parts import iterate_chunks, rows_of_parts
 
 #: HDF5 filter ids whose payload ``scidata.read.codecs`` decodes as it is; lzf (32000) and lz4 (32004, with a header of
 #: its own) are not among them because numcodecs has no such decoder. netCDF puts fletcher32 before shuffle, which then
@@ -142,6 +143,8 @@ def describe(
     kind = plist.get_layout()
     chunked = kind == h5py.h5d.CHUNKED
     chunks = tuple(map(int, plist.get_chunk())) if chunked else dset.shape
+    if dset.is_virtual and dset.shape:
+        chunks = (rows_of_parts(dset), *dset.shape[1:])
     codecs, decodable = _filters(plist) if chunked else ((), True)
     located = chunked or kind == h5py.h5d.CONTIGUOUS  # compact data lie in the object's header
     layout = ArrayLayout(
@@ -195,7 +198,7 @@ def chunk_index(dset: Any, layout: ArrayLayout) -> ChunkIndex:
     def keep(info: Any) -> None:
         rows.append((*info.chunk_offset, info.byte_offset, info.size, info.filter_mask))
 
-    _iterate(dset, keep)
+    iterate_chunks(dset, keep)
     ndim = len(layout.shape)
     table = np.array(rows, dtype=np.int64).reshape(len(rows), ndim + 3)
     coords = table[:, :ndim] // np.array(layout.chunks, np.int64)
@@ -209,14 +212,6 @@ def chunk_index(dset: Any, layout: ArrayLayout) -> ChunkIndex:
         nbytes=table[order, ndim + 1],
         mask=table[order, ndim + 2].astype(np.uint32),
     )
-
-
-def _iterate(dset: Any, keep: Callable[[Any], None]) -> None:
-    if hasattr(dset.id, "chunk_iter"):  # HDF5 1.12.3 and later
-        dset.id.chunk_iter(keep)
-        return
-    for i in range(dset.id.get_num_chunks()):
-        keep(dset.id.get_chunk_info(i))
 
 
 def locate_few(dset: Any, layout: ArrayLayout, storage: Storage, chunks: IntArray) -> list[_Found]:

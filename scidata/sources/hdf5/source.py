@@ -18,7 +18,15 @@ import numpy.typing as npt
 
 from scidata.core.types import ArrayLayout, ChunkRefs, Files, IntArray
 from scidata.core.urls import is_url, url_of
-from scidata.errors import ConfigError, CorruptDataError, RefusedError, ShortReadError, UnknownNameError, near_matches
+from scidata.errors import (
+    ConfigError,
+    CorruptDataError,
+    MissingChunkError,
+    RefusedError,
+    ShortReadError,
+    UnknownNameError,
+    near_matches,
+)
 from scidata.sources.access.files import Versions, files, retried, version_at
 from scidata.sources.access.retry import is_transient
 from scidata.sources.hdf5.layout import (
@@ -32,6 +40,7 @@ from scidata.sources.hdf5.layout import (
     describe,
     locate_few,
 )
+from scidata.sources.hdf5.parts import check_extent, lies_within, missing_part
 from scidata.sources.hdf5.sessions import Session, open_sessions
 from scidata.sources.hdf5.walk import Naming, clean_attributes, damage_as_corrupt_data, open_h5, walk
 
@@ -82,6 +91,7 @@ class HDF5Source:
         self._sessions: dict[int, Session] = {}
         self._contents: _Contents | None = None
         self._indices: dict[str, ChunkIndex] = {}
+        self._mappings: dict[str, list[Any]] = {}  # of virtual data sets
         self._contiguous: dict[str, ChunkRefs] = {}  # of arrays in one piece: asked for at each sample
 
     def __getstate__(self) -> dict[str, Any]:
@@ -173,8 +183,10 @@ class HDF5Source:
         ------
         MissingDependencyError
             A filter is not installed.
+        MissingChunkError
+            A part that lies elsewhere is not there; ``out`` has the rest, and the fill value in its place.
         CorruptDataError
-            HDF5 cannot decode it.
+            HDF5 cannot decode it, or a part is not what the data set says.
         """
         storage = self._storage(layout)
         what = f"{self.path}: field {layout.name!r}"
@@ -183,12 +195,20 @@ class HDF5Source:
         def call(h5: Any) -> None:
             dset = h5[storage.path]
             check_filters(dset, what)
+            rows = [range(*each.indices(n)) for each, n in zip(box, layout.shape, strict=True)]
+            lost = missing_part(dset, rows, self._mappings) if layout.fallback and not storage.chunked else None
             try:
                 _read_selection(dset, layout, box, out)
             except (OSError, RuntimeError) as e:
                 if is_transient(e):
                     raise
-                raise CorruptDataError(f"{what}: HDF5 cannot read {box}: {e}") from e
+                if lost is None:
+                    raise CorruptDataError(f"{what}: HDF5 cannot read {box}: {e}") from e
+            if lost is not None:
+                raise MissingChunkError(
+                    f"{what}: {lost}; copy it, too, or give allow_missing=True if what is missing stands for the fill "
+                    "value"
+                )
 
         with session.lock:
             self._retried(session, call, what)
@@ -254,8 +274,10 @@ class HDF5Source:
             name = naming.array_name(path)
             outside = foreign or bool(dset.is_virtual or dset.external)
             try:
-                if outside and not self.allow_external:
+                if outside and not self.allow_external and (dset.external or not lies_within(dset)):
                     raise Unreadable("its values lie in other files; allow_external=True reads it, if you trust them")
+                if outside and dset.is_virtual and (lost := check_extent(dset)) is not None:
+                    raise MissingChunkError(f"{self.path}: field {name!r}: {lost}; copy it, too")
                 layout, kept = describe(
                     dset,
                     store=str(self.path),

@@ -43,9 +43,10 @@ class XarrayObject(Protocol):
 
 Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | XarrayObject
 
-# With a mesh, fields are ShardTensors; what says that these are grids, or are not, says of which kind samples are. No
-# two that take a transform overlap: checkers would not choose among them where it is a lambda. The last is for a kind
-# that is a variable.
+# With a mesh, fields are ShardTensors. `kind` and `shard` say of which class the data set is. Where neither is given,
+# the file decides, and the result is Any: of a union, checkers refuse `sample.to_pyg()` since grids lack it. No two
+# overloads that take a transform overlap: checkers would not choose among them where it is a lambda. The last is for a
+# kind that is a variable.
 
 
 # fmt: off
@@ -88,21 +89,21 @@ def open_dataset(
 def open_dataset(
     path: Paths, mesh: DeviceMesh, *, kind: None = None, shard: None = None,
     transform: Callable[[Any], Any] | None = None, **options: Unpack[Options],
-) -> ShardedDataset[ShardTensor] | IrregularDataset[ShardTensor]: ...
+) -> Any: ...
 
 
 @overload
 def open_dataset(
     path: Paths, mesh: None = None, *, kind: None = None,
     transform: Callable[[Any], Any] | None = None, **options: Unpack[Options],
-) -> ShardedDataset | IrregularDataset: ...
+) -> Any: ...
 
 
 @overload
 def open_dataset(
     path: Paths, mesh: DeviceMesh | None = None, *, kind: str | None, shard: Mapping[str | int, str] | None = None,
     **options: Unpack[Options],
-) -> ShardedDataset | IrregularDataset: ...
+) -> Any: ...
 # fmt: on
 
 

@@ -18,7 +18,11 @@ from scidata.errors import ConfigError, ShardLayoutError, UnknownNameError, near
 from scidata.shard import ShardTensor
 
 #: Weights by dim or, where they vary along several, by dims.
-WeightsByDim: TypeAlias = Mapping[str | tuple[str, ...], npt.ArrayLike | Tensor]
+WeightsByDim: TypeAlias = (  # a mapping's type of keys is invariant: dict[str, Tensor] is none of the last
+    Mapping[str, npt.ArrayLike | Tensor]
+    | Mapping[tuple[str, ...], npt.ArrayLike | Tensor]
+    | Mapping[str | tuple[str, ...], npt.ArrayLike | Tensor]
+)
 
 
 @dataclass(frozen=True, kw_only=True)

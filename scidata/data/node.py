@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from scidata.core.memory import available_memory
 from scidata.device_mesh import domain_mesh
-from scidata.device_mesh.last_words import common_store
+from scidata.device_mesh.board import common_store
 from scidata.device_mesh.launch import ranks_per_node
 from scidata.grids.node import NodeRanks
 

@@ -62,6 +62,11 @@ def read_launcher(environ: Mapping[str, str]) -> Launch:
     return Launch(launcher="none")
 
 
+def keeps_store(environ: Mapping[str, str]) -> int | None:
+    """Return the rank whose process keeps the ranks' store; None where torchrun's agent does."""
+    return None if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0
+
+
 def ranks_per_node(environ: Mapping[str, str], num_ranks: int) -> int:
     """Return how many ranks a node has, as far as the launcher says; else as if all were on one.
 

@@ -13,8 +13,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from scidata.core.checks import is_whole
 from scidata.core.keywords import checked_keywords
-from scidata.device_mesh import groups
-from scidata.device_mesh.launch import Launch, read_launcher
+from scidata.device_mesh import board, groups
+from scidata.device_mesh.launch import Launch, keeps_store, read_launcher
+from scidata.device_mesh.torch_internals import set_timeout, timeout_of
 from scidata.errors import ConfigError, LauncherError
 
 
@@ -47,7 +48,7 @@ def init_mesh(
     device
         ``"cuda"`` or ``"cpu"``; default CUDA where there is a GPU.
     timeout
-        Seconds until a collective gives up.
+        Seconds until a collective of the mesh's groups gives up, and until a rank whose process is stopped is named.
     backend
         Default nccl on CUDA, gloo on CPU.
 
@@ -74,17 +75,22 @@ def init_mesh(
     2 4
     """
     sizes = _axis_sizes(domain, dp, names, extra or {})
+    limit = datetime.timedelta(seconds=timeout) if isinstance(timeout, int | float) else timeout
     if dist.is_initialized():
         kind = _device_of_group() if device is None else _checked_device(device)
         num_ranks, launcher = dist.get_world_size(), "the process group"
         shape = _resolve(sizes, num_ranks, launcher)
-        groups.end_well()
     else:
         kind = _checked_device(device)
         launch = read_launcher(os.environ)
         shape = _resolve(sizes, launch.num_ranks, launch.launcher)
-        _start(launch, kind, backend, timeout)
-    return init_device_mesh(kind, shape, mesh_dim_names=tuple(sizes))
+        _start(launch, kind, backend, limit)
+    watch = board.begin(0.0 if limit is None else limit.total_seconds(), host=keeps_store(os.environ))
+    mesh = init_device_mesh(kind, shape, mesh_dim_names=tuple(sizes))
+    if watch is not None:  # torch gives the groups of a mesh 30 minutes, whatever the first group was given
+        for group in mesh.get_all_groups():
+            set_timeout(group, limit or timeout_of(dist.group.WORLD))
+    return mesh
 
 
 def _axis_sizes(
@@ -149,8 +155,7 @@ def _device_of_group() -> str:
     return "cuda" if "nccl" in dist.get_backend_config() and torch.cuda.is_available() else "cpu"
 
 
-def _start(launch: Launch, kind: str, backend: str | None, timeout: float | datetime.timedelta | None) -> None:
-    limit = datetime.timedelta(seconds=timeout) if isinstance(timeout, int | float) else timeout
+def _start(launch: Launch, kind: str, backend: str | None, limit: datetime.timedelta | None) -> None:
     if kind == "cuda":
         torch.cuda.set_device(_cuda_index(launch, torch.cuda.device_count()))
     name = backend or ("nccl" if kind == "cuda" else "gloo")

@@ -22,6 +22,24 @@ def process_groups() -> list[Any]:
     return list(dist.distributed_c10d._world.pg_map)
 
 
+def num_started() -> dict[str, int]:
+    """Return how many collectives this rank has begun in each group of several ranks; torch counts, and shows nobody.
+
+    Costs 0.2 µs a group.
+    """
+    return {group.group_name: group._get_sequence_number_for_group() for group in process_groups() if group.size() > 1}
+
+
+def timeout_of(group: Any) -> Any:
+    """Return a group's timeout; only the function that begins a group knows it."""
+    return max(group._get_backend(device).options._timeout for device in group._device_types)
+
+
+def set_timeout(group: Any, timeout: Any) -> None:
+    """Give a group a timeout: torch has 30 minutes for those that a mesh makes, whatever the first one was given."""
+    dist.distributed_c10d._set_pg_timeout(timeout, group)
+
+
 def nccl_of(group: Any) -> Any:
     """Return the NCCL backend of a group; ``get_backend`` came with 2.15."""
     return group._get_backend(torch.device("cuda"))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scidata.device_mesh.last_words import met
+from scidata.device_mesh.board import met
 from scidata.errors import UnsupportedShardOp
 from scidata.shard.memory import BY_MEMORY, REARRANGES, UNKNOWN, note
 from scidata.shard.op_table import (

@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from scidata.device_mesh import domain_mesh
+from scidata.device_mesh.board import common_store
 from scidata.device_mesh.groups import break_group
-from scidata.device_mesh.last_words import common_store
 from scidata.errors import OutputError, RankFailedError, SciDataError
 
 _TAGS = 1 << 16

@@ -1,1 +1,98 @@
-"""The board of failures: what ranks say to each other, through the common store, when one fails, dies or stops."""
+"""The board of failures: ranks find out, beside their work, when one of them fails, dies, stops or leaves.
+
+It begins with :func:`scidata.init_mesh`, or the first ShardTensor. No rank waits for another here, and no collective
+is called: what ranks say to each other lies in the key-value store that the process group was started with (TCPStore
+under torchrun), whatever backend the group has. One thread a rank looks there four times a second, over a connection
+of its own; operations and loops pay nothing.
+
+The protocol, below ``scidata/board<n>/``, where n counts the process groups that a rank has had:
+
+``process/<r>``, ``beat/<r>``
+    The process of rank r; a count that goes up while it lives, once a second, and the loops over loaders that it is
+    in. Only ``r`` writes them.
+``events``, ``event/<i>``
+    A row of events that only grows: a rank adds 1 to ``events``, and writes its event under the number it got. A
+    loop raises an event of its loader when it comes to the step of that (:mod:`scidata.loader.peers.session`).
+``over/<i>``, ``broken/<i>``
+    Of an operation's error: its rank has gone on; others have broken their groups for it.
+``knows/<i>/<r>``, ``ended/<r>``
+    Rank r has heard of event i, and does not wait in a collective, or is about to be called back; it reads no more.
+
+**Who ends whom.** A rank that has ended, or is stopped, ends every rank that stands in a collective for 0.3 s. One
+whose script has ended without an error ends those only that have begun a collective which it had not; so does one
+that has met an error in an operation on shards and has begun nothing since: nobody hears of errors that all ranks meet
+alike. The thread that waits is brought back by breaking its process groups (:mod:`scidata.device_mesh.board.stuck`):
+the collective ends with an error, in whose place the failed rank's own is raised where that can be; a line in the log
+says it in any case. The groups are of no use then. Where torch ends a collective because the other's process is gone,
+what has become of that is raised in place of torch's word, too.
+
+**Deaths.** Each rank watches one other, the next one: on the same machine that is a look at its process; otherwise its
+count must go up.
+
+**Ends.** A process that ends posts why. After an error it waits until the others know, for a second at most; one that
+keeps the store waits until nobody asks for it. One that another's failure has ended waits until that process is gone,
+so that launchers name the one that has failed first.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from dataclasses import dataclass
+
+from scidata.device_mesh import groups
+from scidata.device_mesh.board.board import Board
+from scidata.device_mesh.board.store import common_store, has_peers, within
+
+__all__ = ["Board", "begin", "common_store", "met", "within"]
+
+
+@dataclass
+class _Own:
+    """The board of this process: a fork inherits it, and none of its threads."""
+
+    board: Board | None = None
+    process: int = 0
+
+
+_own = _Own()
+
+
+def begin(timeout: float = 0.0, *, host: int | None = 0) -> Board | None:
+    """Return the board of this process, begun where there is none yet; None where a rank has no others.
+
+    Parameters
+    ----------
+    timeout
+        Seconds after which a stopped rank is reported; 0 for the default.
+    host
+        The rank whose process keeps the store, if one does.
+    """
+    if not has_peers():
+        return None
+    if _own.process != os.getpid():
+        _own.process, _own.board = os.getpid(), None
+        groups.end_well()
+        atexit.register(_leave, os.getpid())  # runs before groups are destroyed: it is registered after that
+        groups.add_explainer(_reason)
+    board = _own.board
+    if board is None or board.is_over:
+        board = _own.board = Board(host)
+    board.timeout = timeout or board.timeout
+    return board
+
+
+def met(error: BaseException) -> None:
+    """Remember an error of an operation: other ranks may be in a collective that this one does not come to."""
+    if _own.board is not None:
+        _own.board.met(error)
+
+
+def _reason() -> Exception | None:
+    board = _own.board
+    return None if board is None or board.is_over or _own.process != os.getpid() else board.reason()
+
+
+def _leave(process: int) -> None:
+    if _own.board is not None and os.getpid() == process:
+        _own.board.leave(groups.uncaught())

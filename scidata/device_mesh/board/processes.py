@@ -53,6 +53,11 @@ class ProcessId:
         state, started = _status(self.pid)
         return started == self.started and state not in ("", "Z", "X", "T", "t")
 
+    def is_ending(self) -> bool:
+        """Whether it is there, not stopped; it is until its parent has taken note. False where that cannot be seen."""
+        state, started = _status(self.pid) if self.machine == _machine() and self.started else ("", "")
+        return started == self.started and state not in ("", "X", "T", "t")
+
 
 class StepShown:
     """A number that other processes of the machine can read, also of a process that was killed meanwhile.

@@ -3,21 +3,20 @@
 Why there is one: a thread that waits in a collective for a rank that will not come waits for minutes, and torch cannot
 call a gloo collective off. What is here sees that it waits, has it raise the reason, and ends the collective.
 
-Who may pass: :mod:`scidata.loader.peers.watch` and its sessions, for a loader of several ranks that is iterated with
-``watch=True``. Nothing else calls these three; ``tests/unit/device_mesh/test_stuck.py`` counts the callers.
+Who may pass: the board (:mod:`scidata.device_mesh.board`), where several ranks have a mesh of
+:func:`scidata.init_mesh`, or ShardTensors. Nothing else calls these three;
+``tests/unit/device_mesh/test_stuck.py`` counts the callers.
 
-- :class:`Standing` looks, once another rank's failure is due in the loop's step, at where the thread of the loop is.
-  It changes nothing.
-- :func:`raise_in` has that thread raise the failed rank's error, once in an iteration, and only where it is in a
-  collective, so that the error takes the place of torch's.
+- :class:`Standing` looks, once another rank's failure is known, at where the thread is that would wait for it. It
+  changes nothing.
+- :func:`raise_in` has that thread raise the failed rank's error, and only where it is in a collective, so that the
+  error takes the place of torch's.
 - :func:`break_groups` ends all collectives of the process, for good: when all ranks know of the failure, or soon after
   it; and when a process ends that has left its loop in the middle, so that the others do not wait for it.
 
-How to do without: ``DataLoader(..., watch=False)`` begins no thread, and calls none of this. Then the process group's
-timeout ends what waits. Two calls remain, of groups that nobody will use again: a process that ends with an error which
-nobody has caught breaks those it has got from, or shown to, :func:`scidata.init_mesh`, or had ShardTensors on, before
-its interpreter ends (:func:`scidata.device_mesh.groups.end_well`); rank 0, which may keep the store, somewhat earlier,
-so that the others find its last words while the store is there (:mod:`scidata.device_mesh.last_words`).
+How to do without: the process group's timeout ends what waits, in any case. ``DataLoader(..., watch=False)`` keeps a
+loader off the board. A process that ends with an error which nobody has caught breaks its groups before its
+interpreter ends (:func:`scidata.device_mesh.groups.end_well`).
 """
 
 from __future__ import annotations
@@ -42,21 +41,30 @@ _IDLE = 0.2  # share of the time that may be work
 
 #: Where Python code runs before an error reaches the user's frames, so that another error can take its place.
 _HANDLING = (*HANDLERS_OF_ERRORS, os.path.join(os.path.dirname(scidata.errors.__file__), "shard", ""))
+_OURS = (os.path.join(os.path.dirname(scidata.errors.__file__), ""), *COLLECTIVES)
 
 
 class Standing:
     """Looks at where a thread is, several times a second."""
 
+    is_inside = False  # whether the last look has seen it in a collective's code
+
     def __init__(self) -> None:
         self._place: tuple[int, int, int] | None = None
         self._since = self._worked = 0.0
 
-    def look(self, thread: int) -> str | None:
-        """Return ``"call"`` or ``"somewhere"`` where the thread waits in vain; only a call can be told why."""
+    def look(self, thread: int, *, anywhere: bool = True) -> str | None:
+        """Return ``"call"`` or ``"somewhere"`` where the thread waits in vain; only a call can be told why.
+
+        ``anywhere``: it may wait for a handle in code of its own; else in a function of torch's or scidata's only.
+        """
         frame = sys._current_frames().get(thread)
         if frame is None:
             return None
         file, place = frame.f_code.co_filename, (thread, id(frame), frame.f_lasti)
+        self.is_inside = file.startswith((*_HANDLING, *COLLECTIVES))
+        while not anywhere and frame is not None:
+            anywhere, frame = frame.f_code.co_filename.startswith(_OURS), frame.f_back
         del frame
         now, worked = time.monotonic(), _seconds_of_work(thread)
         if place != self._place:
@@ -69,7 +77,7 @@ class Standing:
         if idle and stood > _STUCK and file.startswith(COLLECTIVES):
             return "somewhere"
         spins = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # the host may work while it waits for the device
-        return "somewhere" if (idle or spins) and stood > _ANYWHERE else None
+        return "somewhere" if anywhere and (idle or spins) and stood > _ANYWHERE else None
 
 
 def _seconds_of_work(thread: int) -> float:

@@ -28,14 +28,12 @@ def test_who_passes_the_door():
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
                 name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
                 calls[where, name] += name in ("break_groups", "raise_in", "Standing")
-    session, stuck = "loader/peers/session.py", "device_mesh/board/stuck.py"
+    board, stuck = "device_mesh/board/board.py", "device_mesh/board/stuck.py"
     expected = {
-        (session, "break_groups"): 1,  # a failure that is due
-        ("loader/peers/watch.py", "break_groups"): 1,  # a loop that was left
-        (session, "raise_in"): 1,
-        (session, "Standing"): 1,
+        (board, "break_groups"): 2,  # a failure that is due; a loop that was left
+        (board, "raise_in"): 1,
+        (board, "Standing"): 1,
         ("device_mesh/groups.py", "break_groups"): 1,  # the end of a process
-        ("device_mesh/last_words.py", "break_groups"): 1,  # the same, of the rank that keeps the store
     }
     assert {key: count for key, count in calls.items() if count} == expected
     assert mentions == expected | {(stuck, "PyThreadState_SetAsyncExc"): 1, (stuck, "_current_frames"): 1}

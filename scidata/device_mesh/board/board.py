@@ -1,0 +1,482 @@
+"""The board of this process: a thread beside its work that hears of other ranks, and has them hear of this one.
+
+The protocol is told in :mod:`scidata.device_mesh.board`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch.distributed as dist
+
+from scidata.device_mesh.board import stuck
+from scidata.device_mesh.board.events import Event, Others, events_of, failed, in_words, left, post
+from scidata.device_mesh.board.processes import ProcessId, StepShown
+from scidata.device_mesh.board.store import Store, common_store, is_served, within
+from scidata.device_mesh.torch_internals import num_started
+from scidata.errors import RankFailedError
+
+_log = logging.getLogger("scidata")
+
+_PERIOD = 0.25  # s between two looks
+_RANKS_A_PERIOD = 1024  # more ranks ask less often: one process answers them all
+_BEAT = 4  # looks from one sign of life to the next
+_DUE_PERIOD = 0.05  # s between two looks while a rank may wait in vain
+_BREAK_SECONDS = 0.7  # s that a rank waits for others to know why, before it breaks groups that they share
+_SILENCE = 30.0  # s without a sign of life; a rank may hold the GIL for long
+_SHORTEST_SILENCE = 1.0  # s of a stopped process, however short the timeouts are
+_REASON_SECONDS = 1.0  # for another rank's end to be seen, after a collective with it has failed
+_GOODBYE_SECONDS = 1.0  # that a process which has failed waits until the others know
+_HOST_SECONDS = 2.0  # that one which keeps the store waits until the others do not ask for it any more
+_CULPRIT_SECONDS = 2.0  # that a process which another one ends waits until that has ended
+_MET_SECONDS = 0.2  # after an error of an operation, without a collective since
+_ALIKE_SECONDS = 10.0  # between errors of one kind that ranks have met together
+_JOIN_SECONDS = 5.0
+_NUM_LOOPS = 8  # that are remembered
+
+
+class Loop(Protocol):
+    """A loop over a loader that is under way."""
+
+    name: str
+    thread: int
+    timeout: float
+
+    @property
+    def place(self) -> tuple[int, int, str]:
+        """Iteration, step, and ``"reading"``, ``"done"``, or ``"left"`` in the middle."""
+
+    def tick(self) -> None:
+        """Talk to the other ranks. Called by the board's thread, several times a second."""
+
+    def alarm(self) -> Event | None:
+        """Have the loop raise what is due; return that, which the loop may not come to."""
+
+    def end(self) -> None:
+        """End as a loop does that is left."""
+
+
+@dataclass
+class _Met:
+    """An error of an operation."""
+
+    words: str
+    started: dict[str, int]
+    time: float
+    event: Event | None = None
+
+
+class Board:
+    """What this process knows of the other ranks.
+
+    Attributes
+    ----------
+    events
+        Of other ranks; those of a loader are forgotten by nobody, since they may be the reason of what fails later.
+    over
+        By a loader's name, its last iteration that an error has ended here.
+    told
+        What this rank has posted of an error of its own that has ended a loop.
+    """
+
+    def __init__(self, host: int | None) -> None:
+        self._group = weakref.ref(dist.group.WORLD)
+        self.rank, self.ranks = dist.get_rank(), range(dist.get_world_size())
+        common = common_store()
+        self._base = dist.PrefixStore(f"board{common.add(f'boards/{self.rank}', 1)}", common)  # type: ignore[attr-defined]
+        self.store = self._base.clone()  # type: ignore[attr-defined, unused-ignore]  # a connection of its own
+        self._host = host if is_served(common) else None
+        self.thread = threading.get_ident()  # which is looked after where no loop is
+        self.timeout = 0.0
+        self.shown = StepShown()
+        self.shown.show(-1)
+        self.others = Others(self.rank, self.ranks)
+        self.events: list[Event] = []
+        self.over: dict[str, int] = {}
+        self.told: Event | None = None
+        self._loops: list[Loop] = []
+        self._places: dict[str, tuple[int, int, str]] = {}
+        self._met: _Met | None = None
+        self._posted: list[_Met] = []  # not taken back yet
+        self._num_read = self._count = self._num_loaders = 0
+        self._heard = (-1, time.monotonic(), 0.0)  # the neighbour's beat, since when, and since when it is stopped
+        self._standing, self._armed = stuck.Standing(), 0.0
+        self._is_due = self._is_broken = self._is_outside = False
+        self._breaks: Event | None = None
+        self.is_lost = False  # the store
+        self.is_alone = False  # the process that keeps the store has ended, with a word
+        # SimpleQueue: a loop's end() may be called by a collection, in the middle of anything
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._observing: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._asked = 0.0  # when the thread began to ask the store; 0 while it does not
+        self._has_ended = False
+        self._threads = [
+            threading.Thread(target=run, name="scidata-board", daemon=True) for run in (self._run, self._observe)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the process group, and the store with it, was destroyed since."""
+        return dist.group.WORLD is None or dist.group.WORLD is not self._group()
+
+    # -- of loops, and operations ------------------------------------------------------------------------------------
+
+    def attach(self, loop: Loop) -> None:
+        """Begin to call a loop, and to look after its thread."""
+        self.told = None
+        self._places.pop(loop.name, None)
+        self._inbox.put(lambda: self._loops.append(loop))
+
+    def detach(self, loop: Loop) -> None:
+        """End that, once the others can know how it has ended."""
+        done = threading.Event()
+
+        def leave() -> None:
+            self._remember(loop)
+            self._loops = [each for each in self._loops if each is not loop]
+            if not self.is_alone and not self.is_lost:
+                loop.tick()
+                self._beat()
+            done.set()
+
+        self._inbox.put(leave)
+        if threading.current_thread() not in self._threads and not self.is_lost:  # it may wait for a stopped process
+            done.wait(_JOIN_SECONDS)
+
+    def say(self, event: Event) -> None:
+        """Post an event soon."""
+        self._inbox.put(lambda: self.post(event))
+
+    def post(self, event: Event) -> Event:
+        """Post an event now, from the board's thread."""
+        return event if self.is_alone or self.is_lost else post(self.store, event)
+
+    def met(self, error: BaseException) -> None:
+        """Remember the latest error of an operation; the others hear of it where they wait for this rank."""
+        if not isinstance(error, RankFailedError):
+            self._met = _Met(in_words(error), num_started(), time.monotonic())
+            self._inbox.put(lambda: None)
+
+    def new_loader(self) -> str:
+        """Return the name of one more loader, which other ranks give to theirs that is like it."""
+        self._num_loaders += 1
+        return f"loader{self._num_loaders}"
+
+    def has_said(self, event: Event) -> bool:
+        """Whether the log has it that a collective was broken off for an event."""
+        return self._breaks is not None and self._breaks.number == event.number
+
+    def knows(self, event: Event) -> None:
+        """Say that this rank has heard of an event, and can do without who has posted it."""
+        if event.number >= 0 and not self.is_lost and (not self.is_alone or event.rank == self._host):
+            self.store.set(f"knows/{event.number}/{self.rank}", "")
+
+    def _remember(self, loop: Loop) -> None:
+        self._places[loop.name] = loop.place
+        while len(self._places) > _NUM_LOOPS:
+            del self._places[next(iter(self._places))]
+
+    # -- the thread's ------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        period = _PERIOD * max(1.0, len(self.ranks) / _RANKS_A_PERIOD)
+        work: Any = self._introduce
+        while work is not None:
+            try:
+                self._asked = time.monotonic()
+                work()
+                if self.is_over:
+                    self._say_ended(self.store)
+                    return
+                self._tick()
+            except Exception as e:
+                if self.is_over or self._has_ended:
+                    return
+                self._lose(f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}")
+            finally:
+                self._asked = 0.0
+            try:
+                work = self._inbox.get(timeout=_DUE_PERIOD if self._is_due else period)
+            except queue.Empty:
+                work = self._nothing
+
+    def _nothing(self) -> None:
+        """Look again."""
+
+    def _introduce(self) -> None:
+        record = {"process": ProcessId.own().to_json(), "shown": self.shown.fd}
+        self.store.set(f"process/{self.rank}", json.dumps(record))
+
+    def _say_ended(self, store: Store) -> None:
+        if self._is_answered:
+            store.set(f"ended/{self.rank}", "")
+
+    def _observe(self) -> None:
+        """See whether the store still answers the other thread, which waits for it if it takes for ever."""
+        while True:
+            try:
+                self._observing.get(timeout=_PERIOD)
+                return
+            except queue.Empty:
+                since, limit = self._asked, self._patience(self._host_process())
+            if self.is_over:
+                return
+            if since and time.monotonic() - since > limit:
+                self._lose(f"for {limit:g} s")
+                while not self._has_ended and not self.is_over and self._asked:
+                    self._alarm()
+                    time.sleep(_DUE_PERIOD)
+                return
+
+    def _patience(self, process: ProcessId | None) -> float:
+        """Return how long a rank may be silent: one that is seen to run may hold the GIL for long."""
+        limits = [limit for limit in (self.timeout, *(loop.timeout for loop in self._loops)) if limit]
+        if process is None or process.runs() is not False or not limits:
+            return _SILENCE
+        return min(_SILENCE, max(_SHORTEST_SILENCE, min(limits)))
+
+    def _lose(self, detail: str) -> None:
+        if not self.is_lost:
+            self.is_lost = True
+            self.events.append(self.others.lost(detail))
+
+    def _tick(self) -> None:
+        self._count += 1
+        if not self.is_alone and not self.is_lost:
+            for loop in self._loops:
+                self._remember(loop)
+                loop.tick()
+            if self._count % _BEAT == 1:
+                self._beat()
+            self._hear()
+            self._say_what_was_met()
+            if not self.is_alone:
+                self._look_after()
+        self._alarm()
+
+    def _beat(self) -> None:
+        self.store.set(f"beat/{self.rank}", json.dumps({"beat": self._count, "loops": self._places}))
+        if self._host is not None and self.rank != self._host:
+            self.others.process(self._host, self.store)
+
+    def _hear(self) -> None:
+        for event in events_of(self.store, self._num_read):
+            self._num_read += 1
+            if event.rank == self.rank:
+                continue
+            if event.kind == "slow":
+                if self.rank == self.ranks[0]:
+                    _log.warning("%s", event.text)
+                continue
+            self.events.append(event)
+            if event.rank == self._host and event.is_last:  # with a word; the store may end with it
+                self.is_alone = True
+                self.knows(event)
+                return
+
+    def _say_what_was_met(self) -> None:
+        met, started = self._met, num_started()
+        for old in [each for each in self._posted if each is not met or each.started != started]:
+            self._posted.remove(old)  # it has gone on
+            if old.event is not None:
+                self.store.set(f"over/{old.event.number}", "")
+        if met is None or met.event or met.started != started or time.monotonic() - met.time < _MET_SECONDS:
+            return
+        text = f"rank {self.rank} has met an error in an operation, and does not come to what others wait for: "
+        met.event = self.post(Event(kind="met", rank=self.rank, text=text + met.words, started=met.started))
+        self._posted.append(met)
+
+    def _look_after(self) -> None:
+        """Report the next rank where it has ended without a word, or gives no sign of life."""
+        neighbour, now, often = (self.rank + 1) % len(self.ranks), time.monotonic(), self._count % _BEAT == 2
+        process = self.others.process(neighbour, self.store if often else None)
+        if process is None:
+            return
+        beat, since, stopped = self._heard
+        has_ended, runs = process.has_ended(), process.runs()
+        stopped = (stopped or now) if runs is False else 0.0
+        if often and self.store.check([f"beat/{neighbour}"]):
+            found = json.loads(self.store.get(f"beat/{neighbour}"))["beat"]
+            beat, since = (beat, since) if found == beat else (found, now)
+        self._heard = beat, since, stopped
+        silence = now - (stopped or since)
+        if not has_ended and silence <= self._patience(process):
+            return
+        if self.store.check([f"ended/{neighbour}"]) or any(e.rank == neighbour and e.is_last for e in self.events):
+            return  # with a word: an event, which comes
+        how = "has died, without a word" if has_ended else f"has given no sign of life for {silence:.0f} s"
+        how += ": its process is stopped" if not has_ended and runs is False else ""
+        event = self.others.dead(neighbour, self.others.loops(self.store, neighbour), how)
+        self.events.append(self.post(event))
+
+    # -- what has to be raised here ----------------------------------------------------------------------------------
+
+    def _alarm(self) -> None:
+        """Let loops raise; call a thread back that waits in a collective for a rank that does not come."""
+        event, thread, in_loop = next(self._due(), (None, 0, False))
+        self._is_due = event is not None
+        if event is None or self._is_broken or self._has_ended:
+            return
+        how = self._standing.look(thread, anywhere=in_loop)
+        if how is None:
+            self._armed = 0.0
+            # a loop comes to it by itself
+            if not self._standing.is_inside and self._is_outside and not in_loop:
+                self.knows(event)
+            self._is_outside = not self._standing.is_inside
+        elif not self._armed:
+            if event.kind != "met" or not self._is_taken_back(event):
+                self._arm(event, thread, how)
+        elif self._all_know(event) or time.monotonic() - self._armed > _BREAK_SECONDS:
+            self._is_broken = True
+            if event.kind == "met" and self._is_answered:
+                self.store.set(f"broken/{event.number}", "")
+            stuck.break_groups()
+
+    def _is_taken_back(self, event: Event) -> bool:
+        return not self._is_answered or self.store.check([f"over/{event.number}"])
+
+    def _due(self) -> Iterator[tuple[Event, int, bool]]:
+        for loop in self._loops:
+            event = loop.alarm()
+            if event is not None:
+                yield event, loop.thread, True
+        for event in self.events:
+            if (event.is_last and event.kind != "left") or (event.kind in ("left", "met") and self._waits_for(event)):
+                yield event, self.thread, False
+
+    def _waits_for(self, event: Event) -> bool:
+        """Whether this rank has begun a collective that the other one had not come to, and does not for its error."""
+        if event.kind == "met" and self._has_met_alike(event):
+            return False
+        started = num_started()
+        return any(started.get(name, 0) > number for name, number in event.started.items())
+
+    def _has_met_alike(self, event: Event) -> bool:
+        own, kind = self._met, event.text.partition(": ")[2].partition(":")[0]
+        is_recent = own is not None and time.monotonic() - own.time < _ALIKE_SECONDS
+        return own is not None and is_recent and own.words.partition(":")[0] == kind
+
+    def _arm(self, event: Event, thread: int, how: str) -> None:
+        """Have the thread raise the reason as soon as it comes back.
+
+        All ranks do that before one breaks its groups, because that ends the collectives of the others, too.
+        """
+        self._armed = time.monotonic()
+        said = f"{event.text}; rank {self.rank} waited for it in a collective, which it has broken off"
+        _log.error("%s: its process groups are of no more use", said)
+        self._breaks = replace(event, text=said)
+        if how == "call":
+            stuck.raise_in(thread, self._breaks.error())
+        self.knows(event)
+
+    def _all_know(self, event: Event) -> bool:
+        return not self.is_lost and not self.is_alone and self._know(self.store, event)
+
+    def _know(self, store: Store, event: Event) -> bool:
+        others = [rank for rank in self.ranks if rank not in (self.rank, event.rank)]
+        return all(store.check([f"knows/{event.number}/{rank}"]) or store.check([f"ended/{rank}"]) for rank in others)
+
+    # -- when a collective fails -------------------------------------------------------------------------------------
+
+    @property
+    def _is_answered(self) -> bool:
+        """Whether the store may still answer; torch prints a backtrace of its own where it is asked and does not."""
+        host = self._host_process()
+        return not self.is_lost and not self.is_alone and (host is None or host.runs() is not False)
+
+    def _host_process(self) -> ProcessId | None:
+        return None if self._host is None else self.others.process(self._host)
+
+    def _is_cause(self, event: Event) -> bool:
+        if event.rank == self.rank or event.kind not in ("failed", "disagree", "left"):
+            return False
+        if event.kind == "left":
+            return self._waits_for(event)
+        return event.is_last or any(place[0] > self.over.get(name, 0) for name, place in event.places.items())
+
+    def reason(self) -> Exception | None:
+        """Return what to raise in place of a collective's error; None where nothing has become of another rank."""
+        event = self._breaks or next(filter(self._is_cause, self.events), None)
+        deadline = time.monotonic() + _REASON_SECONDS
+        if event is None and self._is_answered:
+            find = lambda: self.others.cause(self._base, self._is_cause, deadline) or self._of_met()  # noqa: E731
+            event = within(_REASON_SECONDS + _BREAK_SECONDS, find)
+        if event is None and not self._is_answered and not self.is_alone:
+            event = self.others.lost("since a collective failed")
+        return None if event is None else event.error()
+
+    def _of_met(self) -> Event | None:
+        """Return the error of an operation, another rank's or this one's, for which ranks have broken their groups."""
+        for event in [*self.events, *(met.event for met in self._posted if met.event is not None)]:
+            if event.kind == "met" and self._base.check([f"broken/{event.number}"]):
+                return event
+        return next((e for e in self.events if e.kind == "met" and self._waits_for(e)), None)
+
+    def stopped(self, when: str) -> Event | None:
+        """Tell all of a rank whose process is seen to be stopped; None where all run."""
+        if self._is_answered:
+            return within(_REASON_SECONDS, lambda: self.others.stopped(self._base, when))
+        if self.is_alone:
+            return None
+        self.is_lost = True
+        return self.others.lost(when)
+
+    # -- when the process ends ---------------------------------------------------------------------------------------
+
+    def leave(self, error: BaseException | None) -> None:
+        """Say why this process ends, and give the others the time to hear of it."""
+        for loop in list(self._loops):
+            loop.end()
+        was_left = any(state == "left" for *_, state in self._places.values())
+        if self._is_answered:
+            waits = _HOST_SECONDS if self.rank == self._host else 0.0
+            waits = _GOODBYE_SECONDS if error is not None and not isinstance(error, RankFailedError) else waits
+            event = self._last_word(error)
+            if isinstance(error, RankFailedError):
+                within(_BREAK_SECONDS, lambda: self.others.process(error.rank, self._base))
+            within(waits + _BREAK_SECONDS, lambda: self._say_goodbye(event, waits))
+        self._has_ended = True
+        self._inbox.put(None)
+        self._observing.put(None)
+        if was_left and not self.is_over:  # what is under way would wait for ranks that will not come
+            stuck.break_groups()
+        for thread in self._threads:
+            thread.join(_JOIN_SECONDS if self._is_answered else 0.0)
+        if isinstance(error, RankFailedError):
+            self._outlive(error.rank)
+
+    def _last_word(self, error: BaseException | None) -> Event | None:
+        if isinstance(error, RankFailedError):
+            return None
+        if error is not None:
+            told = self.told or failed(self.rank, self._places, error)
+            return replace(told, is_last=True, number=-1)
+        started = {} if self.is_over else num_started()
+        has_met = self._met is not None and self._met.started == started
+        event = left(self.rank, self._places, self._met.words if has_met and self._met else None)
+        return replace(event, started=started)
+
+    def _say_goodbye(self, event: Event | None, waits: float) -> None:
+        deadline = time.monotonic() + waits
+        if event is not None:
+            event = post(self._base, event)
+        self._base.set(f"ended/{self.rank}", "")
+        while event is not None and time.monotonic() < deadline and not self._know(self._base, event):
+            time.sleep(_DUE_PERIOD / 5)
+
+    def _outlive(self, rank: int) -> None:
+        """Wait until the process that has failed is gone: launchers name the first that ends as the cause."""
+        process, deadline = self.others.process(rank), time.monotonic() + _CULPRIT_SECONDS
+        while process is not None and process.is_ending() and time.monotonic() < deadline:
+            time.sleep(_DUE_PERIOD / 5)

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
 from scidata.core.keywords import checked_keywords
-from scidata.device_mesh import board
+from scidata.device_mesh.board import begin
 from scidata.errors import ShardLayoutError, UnsupportedShardOp
 from scidata.shard import layouts
 from scidata.shard.calls import answer
@@ -95,7 +95,7 @@ class ShardTensor(Tensor):
         """Wrap without checks beyond the local shape; handlers of the op table call this."""
         if not _watched:
             _watched.append(ShardTensor)
-            board.begin()
+            begin()
             watch_functions(ShardTensor, lambda cls, args, kwargs: HANDLERS[Function](cls, (), args, kwargs))
             watch_transforms(ShardTensor, TRANSFORMS)
         if local.shape != spec.local_shape:

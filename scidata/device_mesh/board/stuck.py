@@ -29,7 +29,6 @@ from typing import Any
 
 import torch
 
-import scidata.errors
 from scidata.device_mesh.groups import break_groups
 from scidata.device_mesh.torch_internals import COLLECTIVES, HANDLERS_OF_ERRORS
 
@@ -39,9 +38,10 @@ _STUCK = 0.3  # s at one place in a collective, without work
 _ANYWHERE = 3.0  # s at one place in somebody else's code; it may wait for a handle of a collective, or for the device
 _IDLE = 0.2  # share of the time that may be work
 
+_SCIDATA = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 #: Where Python code runs before an error reaches the user's frames, so that another error can take its place.
-_HANDLING = (*HANDLERS_OF_ERRORS, os.path.join(os.path.dirname(scidata.errors.__file__), "shard", ""))
-_OURS = (os.path.join(os.path.dirname(scidata.errors.__file__), ""), *COLLECTIVES)
+_HANDLING = (*HANDLERS_OF_ERRORS, os.path.join(_SCIDATA, "shard", ""))
+_OURS = (os.path.join(_SCIDATA, ""), *COLLECTIVES)
 
 
 class Standing:

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from scidata.loader.sampler import DistributedSampler as DistributedSampler
     from scidata.shard import ShardTensor as ShardTensor
     from scidata.shard import register_op as register_op
-    from scidata.shard import scatter_tensor as scatter_tensor
     from scidata.shard import shard_ops as shard_ops
     from scidata.shard.attention.ways import attention as attention
     from scidata.shard.comm.collectives import all_gather_v as all_gather_v
@@ -55,6 +54,7 @@ if TYPE_CHECKING:
     from scidata.shard.parallel import no_sync as no_sync
     from scidata.shard.parallel import parallelize as parallelize
     from scidata.shard.parallel.sync import sync_module_over_mesh as sync_module_over_mesh
+    from scidata.shard.scatter_tensor import scatter_tensor as scatter_tensor
     from scidata.sources.access.retry import set_retry as set_retry
     from scidata.store.partitioning.partition import partition as partition
 

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import scidata
+
 LENGTH = 9
 LAYOUTS = {2: [(5, 4), (0, 9), (8, 1)], 3: [(5, 1, 3), (0, 5, 4), (4, 0, 5)]}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -30,8 +32,8 @@ KINDS = (*_OFFSETS, *_SINGLE, *_MIXED, *_ROWS, "wide", "near limit")
 
 
 def _row(kind: str, noise: Tensor, seed: int) -> Tensor:
-    if kind in _OFFSETS:
-        return noise + _OFFSETS[kind]
+    if kind in _OFFSETS:  # those of a second operand lie apart
+        return noise + _OFFSETS[kind] * (-0.5) ** seed
     if kind in _ROWS:
         return torch.tensor(_ROWS[kind], dtype=torch.float64).roll(seed)
     if kind == "wide":
@@ -97,6 +99,100 @@ def _like(x: Any, low: float = 0.0, high: float = 1.0) -> Tensor:
     return torch.linspace(low, high, math.prod(x.shape), dtype=x.dtype).view(tuple(x.shape))
 
 
+def _signs(x: Any) -> Any:
+    return torch.where(torch.arange(math.prod(x.shape)).view(tuple(x.shape)) % 3 > 0, 1, -1).to(x.dtype)
+
+
+def _attend(x: Any, bias: Any) -> Any:
+    """Attend with scores that are not large, but for the bias; three heads."""
+    along = torch.where(x.detach() == 0, 0, 0).unsqueeze(1).unsqueeze(-1)
+    query, key, value = (
+        along + n * _like(x[0]).view(1, 1, -1, 1) - torch.tensor([0.5, 0.1, 0.7]).view(1, 3, 1, 1) for n in (1, 2, 3)
+    )
+    return F.scaled_dot_product_attention(query.to(x.dtype), key.to(x.dtype), value.to(x.dtype), bias)
+
+
+def _by(way: str, function: Callable[..., Any], x: Any) -> Any:
+    with scidata.attention(way):
+        return function(x)
+
+
+def _scaled(x: Any) -> list[Any]:
+    return [
+        (x.unsqueeze(1) * torch.tensor([[1.0], [-0.5], [0.0]], dtype=x.dtype)).unsqueeze(-1) * n for n in (1, 0.5, 0.25)
+    ]
+
+
+def _multi_head(x: Any, needed: bool) -> Any:
+    """Attend to rows of two numbers, dim 1 being the kinds."""
+    weight = _like(x[0, :1], 0.5, 1).expand(6, 2)
+    how = {"need_weights": needed, "training": False}
+    result = F.multi_head_attention_forward(
+        x, x, x, 2, 2, weight, None, None, None, False, 0.0, weight[:2], None, **how
+    )
+    return [each.transpose(0, 1) if i == 0 else each for i, each in enumerate(result) if each is not None]
+
+
+_ATTENTION: dict[str, Callable[..., Any]] = {
+    "rows": lambda x: _attend(x, x[:, None, :, None] + _like(x[0])),
+    "keys": lambda x: _attend(x, x[:, None, None, :] + _like(x[0]).view(1, 1, -1, 1)),
+    "large": lambda x: F.scaled_dot_product_attention(*_scaled(x)),
+    "causal": lambda x: F.scaled_dot_product_attention(*_scaled(x), is_causal=True),
+    "masked": lambda x: F.scaled_dot_product_attention(
+        *_scaled(x), (torch.arange(81).view(9, 9) % 7 > 2) & (torch.arange(9) != 4).view(9, 1)
+    ),
+}
+_LOSSES: dict[str, Callable[..., Any]] = {
+    "mse_loss": F.mse_loss,
+    "l1_loss": F.l1_loss,
+    "smooth_l1_loss": F.smooth_l1_loss,
+    "huber_loss": F.huber_loss,
+    "weighted_mse": lambda x, y, reduction: F.mse_loss(x, y, weight=_like(x), reduction=reduction),
+    "soft_margin_loss": lambda x, y, reduction: F.soft_margin_loss(x, _signs(y), reduction=reduction),
+    "binary_cross_entropy": lambda x, y, reduction: F.binary_cross_entropy(
+        x.sigmoid().nan_to_num(), y.sigmoid().nan_to_num(), reduction=reduction
+    ),
+    "binary_cross_entropy_with_logits": F.binary_cross_entropy_with_logits,
+    "kl_div": F.kl_div,
+    "kl_div_log": lambda x, y, reduction: F.kl_div(x, y, log_target=True, reduction=reduction),
+    "poisson_nll_loss": F.poisson_nll_loss,
+    "poisson_nll_full": lambda x, y, reduction: F.poisson_nll_loss(x, y, False, True, reduction=reduction),
+    "gaussian_nll_loss": lambda x, y, reduction: F.gaussian_nll_loss(x, y, _like(x, 0.5, 2), reduction=reduction),
+    "margin_ranking": lambda x, y, reduction: F.margin_ranking_loss(x, y, _signs(x), 0.1, reduction=reduction),
+    "hinge_embedding": lambda x, y, reduction: F.hinge_embedding_loss(x, _signs(x), reduction=reduction),
+}
+_CLASS_LOSSES: dict[str, Callable[..., Any]] = {
+    "cross_entropy": lambda x, reduction: F.cross_entropy(
+        _twice(x), _CLASSES[:2], _like(x[0], 1, 2), reduction=reduction, label_smoothing=0.1
+    ),
+    "cross_entropy_rows": lambda x, reduction: F.cross_entropy(_columns(x), _CLASSES[:9] % 2, reduction=reduction),
+    "nll_rows": lambda x, reduction: F.nll_loss(
+        _columns(x), _CLASSES[:9] % 2, _like(x[0, :2], 1, 2), reduction=reduction
+    ),
+    "soft": lambda x, reduction: F.cross_entropy(_twice(x), _like(_twice(x)), _like(x[0]), reduction=reduction),
+    "multi_margin": lambda x, reduction: F.multi_margin_loss(_wide(_columns(x)), _CLASSES[:9] % 2, reduction=reduction),
+    "multilabel_margin": lambda x, reduction: F.multilabel_margin_loss(
+        _wide(x), _CLASSES[None, :9], reduction=reduction
+    ),
+    "ctc": lambda x, reduction: F.ctc_loss(
+        _wide(_columns(x))[:, None].log_softmax(2), torch.tensor([[1, 1]]), [9], [2], reduction=reduction
+    ),
+}
+
+
+def _wide(x: Any) -> Any:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _twice(x: Any) -> Any:
+    return torch.cat([x, x * 0.5])
+
+
+def _columns(x: Any) -> Any:
+    """Turn one row into rows of two."""
+    return torch.stack([x[0], x[0] * 0.5], 1)
+
+
 FORMULAS: list[Formula] = [
     *of_rows({
         "softmax": lambda x: x.softmax(1),
@@ -104,6 +200,9 @@ FORMULAS: list[Formula] = [
         "softmax_float32": lambda x: x.softmax(1, dtype=torch.promote_types(x.dtype, torch.float32)),
         "log_softmax": lambda x: x.log_softmax(1),
         "cumsum": lambda x: x.cumsum(1),
+        "cumprod": lambda x: x.cumprod(1),
+        "logcumsumexp": lambda x: x.logcumsumexp(1),
+        "logsumexp": lambda x: x.logsumexp(1),
         "normalize": lambda x: F.normalize(x, dim=1),
         "normalize_1": lambda x: F.normalize(x, 1.0, 1),
         "cross_entropy": lambda x: F.cross_entropy(x, _CLASSES[: len(x)], reduction="none"),
@@ -121,4 +220,27 @@ FORMULAS: list[Formula] = [
         "gumbel_softmax": lambda x: F.gumbel_softmax(x, 2.0, dim=1),
     }, fixed=True, without=("wide",)),
     *of_rows({"cosine_similarity": lambda x, y: F.cosine_similarity(x, y, 1)}, operands=2, without=("-1e9", "equal")),
+    *of_rows({"triplet": lambda x, y: F.triplet_margin_loss(x, y, y * 0.5, reduction="none")}, operands=2, without=("1e6",)),
+    *of_rows({
+        "cosine_embedding": lambda x, y: F.cosine_embedding_loss(x, y, _signs(x[:, 0]), reduction="none"),
+        "pairwise_distance": lambda x, y: F.pairwise_distance(x, y),
+        "multilabel_soft_margin": lambda x, y: F.multilabel_soft_margin_loss(x, _signs(y), reduction="none"),
+        "product": lambda x, y: (x.unsqueeze(1) @ y.unsqueeze(2)).flatten(),
+    }, operands=2),
+    *of_rows({
+        f"{name}_{how}": lambda x, y, f=function, h=how: f(x, y, reduction=h)
+        for name, function in _LOSSES.items() for how in (("mean", "sum") if name == "mse_loss" else ("mean",))
+    }, operands=2, joins=True),
+    *of_rows({
+        f"{name}_{how}": lambda x, f=function, h=how: f(x, reduction=h)
+        for name, function in _CLASS_LOSSES.items() for how in (("mean", "sum") if name == "cross_entropy" else ("mean",))
+    }, joins=True),
+    *of_rows({
+        f"{way}_{name}": lambda x, w=way, f=function: _by(w, f, x)
+        for name, function in _ATTENTION.items() for way in ("gather", "heads")
+    }),
+    *of_rows({
+        f"multi_head_{needed}": lambda x, n=needed: _multi_head(x.T.unsqueeze(-1) * _like(x[0, :2], 0.5, 1), n)
+        for needed in (False, True)
+    }),
 ]  # fmt: skip

@@ -19,7 +19,7 @@ from scidata.shard.comm.sums import all_reduce_sum
 from scidata.shard.op_table import register_op, unsupported
 from scidata.shard.ops.align import align, bind, finish, is_sharded, local_of, spec_of_layout, specs_of
 from scidata.shard.ops.arguments import normal_dim
-from scidata.shard.ops.moments import widened
+from scidata.shard.ops.moments import HALF, widened
 from scidata.shard.ops.moving import moved_off
 from scidata.shard.ops.pointwise import elementwise
 from scidata.shard.spec import ShardSpec
@@ -61,7 +61,11 @@ def regression_loss(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[s
     given = bound(func, args, kwargs)
     reduction, weight = given.pop("reduction"), given.pop("weight", None)
     operands = given.pop("input"), given.pop("target")
-    each: Tensor = elementwise(func, types, operands, {**given, "reduction": "none"})
+    dtype = torch.result_type(*operands)
+    if func is F.mse_loss and dtype in HALF and reduction == "mean" and weight is None:
+        # in half precision, backward would double a difference, maybe to inf, before it is scaled
+        operands = operands[0].float(), operands[1].float()
+    each: Tensor = elementwise(func, types, operands, {**given, "reduction": "none"}).to(dtype)
     if weight is None:
         return reduced(each, reduction)
     if tuple(weight.shape) != tuple(each.shape):

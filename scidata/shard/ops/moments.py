@@ -8,22 +8,65 @@ gradients, second ones too, follow.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 from scidata.shard.comm.collectives import all_gather_v
+from scidata.shard.comm.functions import call
 from scidata.shard.comm.sums import all_reduce_sum, replicate_to_shards
 from scidata.shard.comm.transport import Group
 from scidata.shard.spec import ShardSpec
 
-_HALF = (torch.float16, torch.bfloat16)
+HALF = (torch.float16, torch.bfloat16)
 
 
 def widened(local: Tensor) -> Tensor:
     """Return the tensor in the dtype that statistics are taken in."""
-    return local.float() if local.dtype in _HALF else local
+    return local.float() if local.dtype in HALF else local
+
+
+class _Weighted(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, value: Tensor, how: tuple[Any, ...], *saved: Tensor) -> Tensor:
+        result = value.clone()
+        ctx.save_for_backward(x, result, *saved)
+        ctx.save_for_forward(x, result, *saved)
+        ctx.how = how
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        (x, *rest), (weights, _, groups) = ctx.saved_tensors, ctx.how
+        grad, *rest = (replicate_to_shards(each, groups) for each in (grad, *rest))
+        return grad * weights(x, *rest), *[None] * (len(ctx.needs_input_grad) - 1)
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *none: None) -> Tensor:
+        (x, *rest), (weights, dims, groups) = ctx.saved_tensors, ctx.how
+        total: Tensor = (weights(x, *rest) * tangent).sum(dims, keepdim=True)
+        for group in groups:
+            total = all_reduce_sum(total, group)
+        return total
+
+
+def weighted(
+    local: Tensor,
+    value: Tensor,
+    weights: Callable[..., Tensor],
+    dims: Sequence[int],
+    groups: Sequence[Group],
+    *saved: Tensor,
+) -> Tensor:
+    """Return the value of a reduction over ``dims``, these kept, that was computed without autograd.
+
+    Its derivative by each element is ``weights(local, value, *saved)``: as torch has it also beside infinities, where
+    the derivatives of the steps that ranks take would be NaN everywhere. The values are replicated.
+    """
+    return call(_Weighted, local, value, (weights, tuple(dims), groups), *saved)
 
 
 def _merged(parts: Tensor, counts: Sequence[int]) -> Tensor:

@@ -19,7 +19,7 @@ from scidata.shard.comm.functions import known
 from scidata.shard.comm.sums import all_reduce_sum
 from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops.align import dims_of, finish, numbered_alike, operands_of, refuse_out, specs_of
-from scidata.shard.ops.moments import deviations, widened
+from scidata.shard.ops.moments import deviations, weighted, widened
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
@@ -149,8 +149,12 @@ def _variance(x: ShardTensor, dims: Sequence[int], correction: float) -> tuple[T
     local, _ = _wide(x._local, None, integers=False)
     count = _count(x._spec, dims)
     if count > correction:
-        (pivot, rest, squares), _ = deviations(local, x._spec, dims, x._spec.sharded)
-        return squares / (count - correction), pivot + rest
+        found, groups = deviations(local.detach(), x._spec, dims, x._spec.sharded)
+        pivot, factor = found[0], 2 / (count - correction)
+        rest = weighted(local, found[1], lambda x, _: torch.full_like(x, 1 / count), dims, groups)
+        value = found[2] / (count - correction)
+        value = weighted(local, value, lambda x, _, m: (x - pivot - m) * factor, dims, groups, rest)
+        return value, pivot + rest + (found[2] - found[2])  # where the variance is NaN, so is torch's mean beside it
     # torch's gradient treats the mean as fixed, which only shows (inf, not NaN) where no degree of freedom is left
     centre = _sum_kept(x, local, dims) / count
     squares = _sum_kept(x, (local - centre.detach()).square(), dims)
@@ -316,7 +320,9 @@ def logsumexp(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
     """log(sum(exp(x))) without overflow."""
     x, _, dims, keepdim = _parsed(func, "dim keepdim", args, kwargs)
     local, _ = _wide(x._local, None, integers=False)
-    result = _fold(x, local, dims, torch.logsumexp)
+    value = _fold(x, local.detach(), dims, torch.logsumexp)
+    groups = [x._spec.group(axis) for axis in _axes(x._spec, dims)]
+    result = weighted(local, value, lambda x, total: (x - total).exp(), dims, groups)
     return _finish(x, result.to(x._local.dtype) if x._local.is_floating_point() else result, dims, keepdim)
 
 

@@ -6,7 +6,6 @@ On a sharded dim each rank does its part; one number for each row and rank goes 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,7 +20,8 @@ from scidata.shard.comm.transport import Group, gather, with_dim
 from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops.align import finish, refuse_out, write_to_plain
 from scidata.shard.ops.arguments import argument, normal_dim
-from scidata.shard.ops.moments import widened
+from scidata.shard.ops.moments import HALF, widened
+from scidata.shard.ops.moving import there_and_back
 from scidata.shard.tensor import ShardTensor
 
 _BOTH = (torch, Tensor)
@@ -98,33 +98,26 @@ def _of_all(x: Tensor, dim: int, log: bool, group: Group) -> Tensor:
     return replicate_to_shards(all_reduce_sum(x.sum(dim, keepdim=True), group), [group])
 
 
-#: What totals of several ranks come to, and how that meets a rank's own part.
-_SCANS: dict[str, tuple[Callable[..., Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
-    "cumsum": (torch.sum, torch.add),
-    "cumprod": (torch.prod, torch.mul),
-    "logcumsumexp": (torch.logsumexp, torch.logaddexp),
-}
-
-
 @register_op(*find("cumsum cumprod logcumsumexp", namespaces=_BOTH))
 def scan(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Accumulate along one dim; on a sharded one each rank starts from what the ranks before it add up to."""
+    """Accumulate along one dim. Sums along a sharded one start from those of the ranks before, else rows are moved."""
     x: ShardTensor = argument(args, kwargs, 0, "input")
     if type(kwargs.get("out")) is Tensor:  # PyG's way to put a zero before the sums
         return write_to_plain(func, args, kwargs)  # type: ignore[no-any-return]
     refuse_out(func, kwargs, x._spec)
     spec, dim = x._spec, normal_dim(argument(args, kwargs, 1, "dim"), x._spec.ndim)
     dtype = {"dtype": kwargs["dtype"]} if kwargs.get("dtype") is not None else {}
-    local = getattr(torch, func.__name__)(x._local, dim, **dtype)
-    axis = spec.axis_of_dim(dim)
+    axis, run = spec.axis_of_dim(dim), getattr(torch, func.__name__)
     if axis is None or spec.axes[axis].size == 1:
-        return finish(local, spec)
-    reduce, join = _SCANS[func.__name__]
+        return finish(run(x._local, dim, **dtype), spec)
+    if run is not torch.cumsum:  # their derivatives beside zeros and infinities are torch's own only on whole rows
+        return there_and_back(x, [dim], lambda whole: run(whole, dim, **dtype))
+    local = x._local if not dtype else x._local.to(**dtype)
+    narrow = local.dtype in HALF
+    sums = widened(local).cumsum(dim, **({} if narrow else dtype))
     # A rank's total is its last row. The others use it each for their own part, hence grad="sum".
     held = tuple(int(size > 0) for size in spec.sizes_of(axis))
-    last = local.narrow(dim, max(0, local.shape[dim] - 1), held[spec.coordinate(axis)])
+    last = sums.narrow(dim, max(0, sums.shape[dim] - 1), held[spec.coordinate(axis)])
     totals = all_gather_v(last, held, dim, spec.group(axis), grad="sum")
-    before = sum(held[: spec.coordinate(axis)])
-    if before == 0 or not local.shape[dim]:
-        return ShardTensor(local + totals.narrow(dim, 0, 0).sum(dim, keepdim=True).to(local.dtype), spec)
-    return ShardTensor(join(local, reduce(totals.narrow(dim, 0, before), dim, keepdim=True).to(local.dtype)), spec)
+    before = totals.narrow(dim, 0, sum(held[: spec.coordinate(axis)])).sum(dim, keepdim=True, dtype=sums.dtype)
+    return ShardTensor((sums + before).to(local.dtype if narrow else sums.dtype), spec)

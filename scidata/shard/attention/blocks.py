@@ -1,7 +1,8 @@
-"""Attention to one block of keys: result and log-sum-exp, from which the results of several blocks are merged.
+"""Attention to one block of keys, in a form from which the results of several blocks are merged.
 
-Torch's flash kernels where they take the operands, else matrix products. In backward a kernel gets the merged result
-and log-sum-exp, so that its probabilities are those of the whole sequence.
+Torch's flash kernels where they take the operands, else matrix products. In backward the probabilities are those of the
+whole sequence. The largest score of a row and the sum of exponentials less it are kept apart: their log-sum-exp, which
+is all that the kernels tell, loses the sum beside a large score.
 """
 
 from __future__ import annotations
@@ -18,10 +19,25 @@ _NONE = float("-inf")  # the log-sum-exp of no key
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Attention to some of the keys: ``out`` ``(..., L, Ev)`` and ``lse`` ``(..., L)``, float32 or wider."""
+    """Attention to some of the keys, float32 or wider.
+
+    Attributes
+    ----------
+    out
+        ``(..., L, Ev)``: sums of values, weighted with exponentials of scores less the peak.
+    peak
+        ``(..., L)``: the largest score of each row; -inf of no key.
+    total
+        ``(..., L)``: sum of the weights.
+    """
 
     out: Tensor
-    lse: Tensor
+    peak: Tensor
+    total: Tensor
+
+    def mean(self) -> Tensor:
+        """Return the weighted mean of the values; 0 of no key."""
+        return self.out / _not_zero(self.total).unsqueeze(-1)
 
 
 def _kernel(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> str:
@@ -36,19 +52,30 @@ def _kernel(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> s
     return "flash_cpu" if query.device.type == "cpu" else "products"
 
 
+def _is_coarse(lse: Tensor, query: Tensor) -> bool:
+    """Whether what a CPU kernel tells is too large to weigh blocks with; NaN is, too."""
+    digits = torch.finfo(query.dtype).eps / torch.finfo(lse.dtype).eps
+    return bool(lse.numel()) and not bool(lse.abs().amax() < 16 * digits)
+
+
+def _not_zero(total: Tensor) -> Tensor:
+    return total.masked_fill(total == 0, 1)
+
+
 def _scores(query: Tensor, key: Tensor, bias: Tensor | None, causal: bool, scale: float) -> Tensor:
-    scores = query @ key.transpose(-2, -1) * scale
+    wide = torch.promote_types(query.dtype, torch.float32)
+    scores = query.to(wide) @ key.to(wide).transpose(-2, -1) * scale
     if bias is not None:
         scores = scores + bias
     if causal:
         above = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
         scores = scores.masked_fill(above, _NONE)
-    return scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
+    return scores
 
 
-def _probabilities(scores: Tensor, lse: Tensor) -> Tensor:
+def _weights(scores: Tensor, peak: Tensor) -> Tensor:
     """A row without any key has none, not NaN."""
-    return torch.exp(scores - lse.masked_fill(lse == _NONE, 0).unsqueeze(-1))
+    return torch.exp(scores - peak.masked_fill(peak == _NONE, 0).unsqueeze(-1))
 
 
 def block_forward(
@@ -58,23 +85,26 @@ def block_forward(
     kernel = _kernel(query, key, value, bias)
     if kernel == "flash":
         out, lse = flash(query, key, value, 0.0, causal, False, scale=scale)[:2]
-        return Partial(out.float(), lse)
+        return Partial(out.float(), lse, torch.ones_like(lse))
     if kernel == "flash_cpu":
         out, lse = flash_cpu(query, key, value, 0.0, causal, attn_mask=None, scale=scale)
-        return Partial(out.to(lse.dtype), lse)
+        if not _is_coarse(lse, query):
+            return Partial(out.to(lse.dtype), lse, torch.ones_like(lse))
     scores = _scores(query, key, bias, causal, scale)
-    lse = scores.logsumexp(-1) if key.shape[-2] else scores.new_full(scores.shape[:-1], _NONE)
-    return Partial(_probabilities(scores, lse) @ value.to(scores.dtype), lse)
+    peak = scores.amax(-1) if key.shape[-2] else scores.new_full(scores.shape[:-1], _NONE)
+    weights = _weights(scores, peak)
+    return Partial(weights @ value.to(scores.dtype), peak, weights.sum(-1))
 
 
 def merge(first: Partial | None, second: Partial) -> Partial:
     """Return attention to the keys of both (online softmax; Milakov and Gimelshein, 2018)."""
     if first is None:
         return second
-    lse = torch.logaddexp(first.lse, second.lse)
-    safe = lse.masked_fill(lse == _NONE, 0)
-    parts = [each.out * torch.exp(each.lse - safe).unsqueeze(-1) for each in (first, second)]
-    return Partial(parts[0] + parts[1], lse)
+    peak = torch.maximum(first.peak, second.peak)
+    safe = peak.masked_fill(peak == _NONE, 0)
+    factors = [torch.exp(each.peak - safe) for each in (first, second)]
+    out = first.out * factors[0].unsqueeze(-1) + second.out * factors[1].unsqueeze(-1)
+    return Partial(out, peak, first.total * factors[0] + second.total * factors[1])
 
 
 def block_backward(
@@ -90,24 +120,25 @@ def block_backward(
     Parameters
     ----------
     whole
-        Attention to all keys.
+        Attention to all keys, with the mean as ``out``.
     """
     query, key, value = operands
-    kernel = _kernel(query, key, value, bias)
+    kernel, lse = _kernel(query, key, value, bias), whole.peak + whole.total.log()
     if kernel == "flash":
         # one block is one sequence for each sample: the tables of packed sequences and the seeds of dropout are empty
         nothing = torch.zeros((), dtype=torch.int64, device=query.device)
         cumulative = (None, None, query.shape[-2], key.shape[-2])
         rest = (0.0, causal, nothing, nothing)
         out = whole.out.to(query.dtype)
-        found = flash_backward(grad, query, key, value, out, whole.lse, *cumulative, *rest, scale=scale)
+        found = flash_backward(grad, query, key, value, out, lse, *cumulative, *rest, scale=scale)
         return found[0], found[1], found[2], None
-    if kernel == "flash_cpu":
+    if kernel == "flash_cpu" and not _is_coarse(lse, query):
         out = whole.out.to(query.dtype)
         how = (0.0, causal)
-        found = flash_cpu_backward(grad, query, key, value, out, whole.lse, *how, attn_mask=None, scale=scale)
+        found = flash_cpu_backward(grad, query, key, value, out, lse, *how, attn_mask=None, scale=scale)
         return found[0], found[1], found[2], None
-    probabilities = _probabilities(_scores(query, key, bias, causal, scale), whole.lse)
+    weights = _weights(_scores(query, key, bias, causal, scale), whole.peak)
+    probabilities = weights / _not_zero(whole.total).unsqueeze(-1)
     wide = grad.to(probabilities.dtype)
     inner = (wide * whole.out).sum(-1, keepdim=True)
     d_scores = probabilities * (wide @ value.to(wide.dtype).transpose(-2, -1) - inner)

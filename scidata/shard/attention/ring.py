@@ -137,10 +137,11 @@ class _Ring(Function):
         if whole is None:  # this rank's queries see no key
             wide = torch.promote_types(query.dtype, torch.float32)
             rows = query.new_full(query.shape[:-1], float("-inf"), dtype=wide)
-            whole = Partial(rows.new_zeros((*query.shape[:-1], value.shape[-1])), rows)
-        ctx.save_for_backward(query, key, value, mask, whole.out, whole.lse)
+            whole = Partial(rows.new_zeros((*query.shape[:-1], value.shape[-1])), rows, torch.zeros_like(rows))
+        out = whole.mean()
+        ctx.save_for_backward(query, key, value, mask, out, whole.peak, whole.total)
         ctx.layout = layout
-        return whole.out.to(query.dtype)
+        return out.to(query.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
@@ -149,11 +150,13 @@ class _Ring(Function):
                 "ring attention has no second derivative (create_graph=True). Remedy: compute that step in "
                 'scidata.attention("gather")'
             )
-        query, key, value, mask, out, lse = ctx.saved_tensors
+        query, key, value, mask, *found = ctx.saved_tensors
+        whole = Partial(*found)
+        out = whole.out
         layout: RingLayout = ctx.layout
         rank, num_ranks = group_rank(layout.group), len(layout.sizes)
         grad, d_query = grad.contiguous(), out.new_zeros(query.shape)
-        d_mask = torch.zeros_like(mask) if mask is not None and ctx.needs_input_grad[3] else None
+        d_mask = torch.zeros_like(mask, dtype=out.dtype) if mask is not None and ctx.needs_input_grad[3] else None
         block = _packed(key, value)
         returns = None
         for step in range(num_ranks):
@@ -165,14 +168,14 @@ class _Ring(Function):
             d_key, d_value = torch.zeros_like(keys, dtype=out.dtype), torch.zeros_like(values, dtype=out.dtype)
             if not skip:
                 operands = query, _heads(keys, query), _heads(values, query)
-                found = block_backward(grad, operands, bias, Partial(out, lse), causal, layout.scale)
-                d_query += found[0]
-                d_key += _of_heads(found[1], keys)
-                d_value += _of_heads(found[2], values)
-                if d_mask is not None and found[3] is not None:
+                d_block = block_backward(grad, operands, bias, whole, causal, layout.scale)
+                d_query += d_block[0]
+                d_key += _of_heads(d_block[1], keys)
+                d_value += _of_heads(d_block[2], values)
+                if d_mask is not None and d_block[3] is not None:
                     start, count = layout.start(owner), layout.sizes[owner]
                     place = d_mask if d_mask.shape[-1] == 1 else d_mask.narrow(-1, start, count)
-                    place += found[3].sum_to_size(place.shape)
+                    place += d_block[3].sum_to_size(place.shape)
             sent = _packed(d_key, d_value)
             if returns is not None:
                 sent += returns()
@@ -183,6 +186,7 @@ class _Ring(Function):
         if returns is not None:
             sent = returns()
         d_key, d_value = _unpacked(sent, key, value, layout.sizes[rank])
+        d_mask = None if d_mask is None else d_mask.to(mask.dtype)
         return d_query.to(query.dtype), d_key.to(key.dtype), d_value.to(value.dtype), d_mask, None
 
 

@@ -2,18 +2,44 @@
 
 Imports nothing of scidata. By ``weights_only``, so that nothing in the file is run: tensors, and PyTorch Geometric's
 containers of them where that is installed. The folder gets an array a file, and ``arrays.json``, which says what they
-are called; or ``error``.
+are called; or ``error``, of a file that is not read, or ``damage``.
 """
 
 import json
 import os
 import re
+import resource
 import sys
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+
+_RATIO, _SLACK = 16, 1 << 28  # how much larger than the file its values may be
+_FOR_TORCH = 4 << 30  # bytes of memory that reading takes at most, beside values
+
+
+class DamagedError(Exception):
+    """A file that is not as ``torch.save`` left it."""
+
+
+def check_archive(path: str) -> int:
+    """Compare the checksums of all entries, where ``torch.save`` wrote any; return how large the values may be.
+
+    All of the file is read for the values anyway, so that this costs a second pass over memory: 1 s for 3 GB.
+    """
+    most = _RATIO * os.path.getsize(path) + _SLACK
+    if not zipfile.is_zipfile(path):  # of before version 1.6, which had no checksums
+        return most
+    with zipfile.ZipFile(path) as archive:
+        entries = archive.infolist()
+        if (total := sum(entry.file_size for entry in entries)) > most:
+            raise DamagedError(f"its entries claim {total} bytes, far more than the file has")
+        if any(entry.CRC for entry in entries) and (bad := archive.testzip()) is not None:
+            raise DamagedError(f"entry {bad!r} does not match its checksum")
+    return most
 
 
 def _allow_geometric() -> Any:
@@ -102,24 +128,42 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
-def main(path: str, folder: str) -> None:
-    """Read one file."""
+def write_arrays(path: str, folder: str, most: int) -> None:
+    """Write the arrays of a file, of at most so many bytes together, and ``arrays.json``."""
     geometric = _allow_geometric()
-    try:
-        made: dict[str, str] = {}
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
-        for sample, arrays in _samples(loaded, geometric):
-            for name, tensor in arrays.items():
-                full = f"{sample}/{name}" if sample else name
-                values = tensor.detach()
-                values = values.float() if values.dtype is torch.bfloat16 else values.resolve_conj().resolve_neg()
-                made[full] = f"{len(made)}.npy"
-                np.save(os.path.join(folder, made[full]), values.to_dense().numpy(), allow_pickle=False)
-        text, name = json.dumps(made), "arrays.json"
-    except Exception as e:
-        text, name = _reason(e), "error"
+    made: dict[str, str] = {}
+    loaded = torch.load(path, map_location="cpu", weights_only=True)
+    for sample, arrays in _samples(loaded, geometric):
+        for name, tensor in arrays.items():
+            full = f"{sample}/{name}" if sample else name
+            most -= tensor.numel() * tensor.element_size()
+            if most < 0:
+                raise ValueError(
+                    f"tensor {full!r} of shape {tuple(tensor.shape)} stands for far more values than the file has "
+                    "(it is sparse, or expanded): save less of it"
+                )
+            values = tensor.detach()
+            values = values.float() if values.dtype is torch.bfloat16 else values.resolve_conj().resolve_neg()
+            made[full] = f"{len(made)}.npy"
+            np.save(os.path.join(folder, made[full]), values.to_dense().numpy(), allow_pickle=False)
+    _write(folder, "arrays.json", json.dumps(made))
+
+
+def _write(folder: str, name: str, text: str) -> None:
     with open(os.path.join(folder, name), "w", encoding="utf-8", errors="backslashreplace") as file:
         file.write(text)
+
+
+def main(path: str, folder: str) -> None:
+    """Read one file."""
+    try:
+        most = check_archive(path)
+        resource.setrlimit(resource.RLIMIT_DATA, (most + _FOR_TORCH, most + _FOR_TORCH))
+        write_arrays(path, folder, most)
+    except (DamagedError, zipfile.BadZipFile) as e:
+        _write(folder, "damage", str(e))
+    except Exception as e:
+        _write(folder, "error", _reason(e))
 
 
 if __name__ == "__main__":

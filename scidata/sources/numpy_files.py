@@ -1,7 +1,7 @@
 """NumPy's own files: ``.npy``, one array, and ``.npz``, a zip archive of them.
 
 An array that is not compressed lies in one piece, so that any part of it is read by ranges of bytes, from URLs too.
-Those of ``np.savez_compressed`` are decompressed whole by NumPy.
+Those of ``np.savez_compressed`` are decompressed whole, by NumPy where they are small enough to be kept.
 Formats: ``numpy.lib.format``, and APPNOTE.TXT of PKWARE for the local headers of a zip archive.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import io
+import math
 import os
 import posixpath
 import struct
@@ -33,6 +34,8 @@ MAGIC = b"\x93NUMPY"
 _MAX_HEADER = 1 << 16  # bytes: NumPy's own limit is 10,000
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 _KEPT = 256 << 20  # bytes of decompressed arrays
+_PIECE = 4 << 20  # bytes of one that are decompressed at a time
+_MAX_DEFLATE = 1032  # bytes that one byte of deflate may stand for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +45,7 @@ class _Member:
     layout: ArrayLayout
     begin: int
     end: int
+    header: int  # bytes of its header
 
 
 class NumpySource:
@@ -106,9 +110,36 @@ class NumpySource:
                 return values
 
         try:
+            if layout.nbytes > _KEPT:
+                self._read_packed(layout, box, out)
+                return
             out[...] = self._whole.get_or_make(layout.name, load, lambda values: values.nbytes, once=True)[box]
         except (ValueError, zipfile.BadZipFile, EOFError, zlib.error) as e:
             raise CorruptDataError(f"{self.path}: field {layout.name!r} cannot be decompressed: {e}") from e
+
+    def _read_packed(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
+        """Decompress all of an array, for its checksum, and keep some rows of its slowest dim at a time."""
+        order = layout.axis_order
+        shape = [layout.shape[i] for i in order]
+        wanted, *rest = [range(*box[i].indices(layout.shape[i])) for i in order]
+        inner = tuple(slice(r.start, r.stop, r.step) for r in rest)
+        target, row_nbytes = out.transpose(order), math.prod(shape[1:]) * layout.dtype.itemsize
+        step = max(1, _PIECE // max(row_nbytes, 1))
+        with (
+            _Stream(self.path) as stream,
+            zipfile.ZipFile(stream) as archive,
+            archive.open(f"{layout.name}.npy") as file,
+        ):
+            begin = self._member(layout).header
+            for first in range(wanted.start, wanted.stop, step) if row_nbytes else ():
+                rows = np.arange(first, min(first + step, wanted.stop))
+                file.seek(begin + first * row_nbytes)
+                data = file.read(len(rows) * row_nbytes)
+                values = np.frombuffer(data, layout.dtype).reshape(len(rows), *shape[1:])
+                here = (rows - wanted.start) % wanted.step == 0
+                target[(rows[here] - wanted.start) // wanted.step] = values[here][(slice(None), *inner)]
+            while file.read(_PIECE):
+                pass
 
     def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
         """Raise SourceChangedError where the file that was just read is not the one whose headers were."""
@@ -151,6 +182,13 @@ class NumpySource:
                     if suffix != ".npy":
                         self.skipped[info.filename] = "is no array of NumPy's"
                         continue
+                    if info.file_size > _MAX_DEFLATE * info.compress_size + _MAX_HEADER and info.compress_type in (
+                        0,
+                        8,
+                    ):
+                        raise zipfile.BadZipFile(
+                            f"{info.filename} claims {info.file_size} bytes in {info.compress_size} packed ones"
+                        )
                     with archive.open(info) as file:
                         packed = info.compress_type != zipfile.ZIP_STORED
                         begin = 0 if packed else _begin_of(stream, info)
@@ -189,7 +227,7 @@ class NumpySource:
                 f"{self.path}: {layout.name!r} of shape {shape} and dtype {dtype} needs {layout.nbytes} bytes, but has "
                 f"{size - header}; it is truncated: copy or write it again"
             )
-        return _Member(layout=layout, begin=begin + header, end=begin + header + layout.nbytes)
+        return _Member(layout=layout, begin=begin + header, end=begin + header + layout.nbytes, header=header)
 
 
 def is_archive(path: str) -> bool:

@@ -1,6 +1,7 @@
 """Files of ``torch.save``: tensors, dicts of them, PyTorch Geometric's ``Data``, and lists and data sets of those.
 
-A process of its own reads the file, whole, and nothing in it is run: see ``scidata/interop/torch_worker.py``.
+A process of its own reads the file, whole, compares its checksums, and runs nothing that is in it: see
+``scidata/interop/torch_worker.py``.
 """
 
 from __future__ import annotations
@@ -129,6 +130,9 @@ def _load(path: str) -> dict[str, npt.NDArray[Any]]:
     with tempfile.TemporaryDirectory(prefix="scidata-torch-") as folder:
         command = [sys.executable, "-P", _WORKER, os.path.abspath(path), folder]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        if os.path.exists(damage := os.path.join(folder, "damage")):
+            with open(damage, encoding="utf-8") as file:
+                raise CorruptDataError(f"{path}: {file.read()}; it is damaged: copy or write it again")
         if os.path.exists(error := os.path.join(folder, "error")):
             with open(error, encoding="utf-8") as file:
                 raise UnsupportedFormatError(

@@ -12,6 +12,8 @@ from typing import Any
 import meshio
 import numpy as np
 
+_MEMORY, _RATIO = 4 << 30, 100  # bytes beside a mesh, and for each byte of its file
+
 
 class _Writer:
     def __init__(self, folder: str) -> None:
@@ -33,8 +35,10 @@ class _Writer:
 
 
 def main(path: str, folder: str, seconds: int) -> None:
-    """Read one file, within so many seconds of processor time."""
+    """Read one file, within so many seconds of processor time, and memory that its size explains."""
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    most = _MEMORY + _RATIO * os.path.getsize(path)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     writer = _Writer(folder)
     try:
         mesh = meshio.read(path)

@@ -19,6 +19,7 @@ import struct
 import warnings
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from xml.etree import ElementTree
@@ -27,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 from numcodecs import lz4
 
+from scidata.core.checks import allocate
 from scidata.errors import CorruptDataError, UnsupportedFormatError
 
 _APPENDED = re.compile(rb"<AppendedData\b[^>]*>\s*_")
@@ -72,8 +74,13 @@ class VTKFile:
         """VTK's class that packed the arrays, empty where none did."""
         return self.root.get("compressor", "")
 
-    def read(self, array: ElementTree.Element) -> npt.NDArray[Any]:
+    def read(self, array: ElementTree.Element, num_rows: int | None = None) -> npt.NDArray[Any]:
         """Return the values of a ``DataArray``: ``(num_values,)``, or ``(num_tuples, num_components)`` of several.
+
+        Parameters
+        ----------
+        num_rows
+            How many values or tuples it has, where that is known: packed bytes that claim others are not unpacked.
 
         Raises
         ------
@@ -88,12 +95,26 @@ class VTKFile:
                 f"{self.path}: array {name!r} is of type {kind!r}; read are {', '.join(_TYPES)}"
             )
         dtype = np.dtype(self._order + _TYPES[kind])
-        try:
+        with self._damage_named(name):
             if array.get("format") == "ascii":
                 values = _of_text(array.text or "", dtype)
             else:
-                values = np.frombuffer(self._bytes(array), dtype)
-            return _in_tuples(values.astype(dtype.newbyteorder("=")), array.get("NumberOfComponents", ""))
+                values = np.frombuffer(self._bytes(array, num_rows), dtype)
+            values = values.astype(dtype.newbyteorder("="), copy=False)
+            return _in_tuples(values, array.get("NumberOfComponents", ""))
+
+    def check(self, array: ElementTree.Element, num_rows: int | None) -> None:
+        """Raise where :meth:`read` would; packed blocks are unpacked one at a time, and not kept."""
+        with self._damage_named(array.get("Name", "")):
+            if self.compressor and array.get("format") != "ascii":
+                _, blocks = self._blocks(array, num_rows)
+                for _ in blocks:
+                    pass
+
+    @contextmanager
+    def _damage_named(self, name: str) -> Iterator[None]:
+        try:
+            yield
         except (ValueError, RuntimeError, struct.error, zlib.error, lzma.LZMAError, DeprecationWarning) as e:
             raise CorruptDataError(f"{self.path}: array {name!r} cannot be decoded ({e}); {_AGAIN}") from e
 
@@ -105,30 +126,50 @@ class VTKFile:
     def _word(self) -> struct.Struct:
         return struct.Struct(self._order + ("Q" if self.root.get("header_type") == "UInt64" else "I"))
 
-    def _bytes(self, array: ElementTree.Element) -> bytes:
+    def _bytes(self, array: ElementTree.Element, num_rows: int | None) -> bytes | npt.NDArray[np.uint8]:
+        if not self.compressor:
+            return self._stream(array).counted(self._word)
+        total, blocks = self._blocks(array, num_rows)
+        out, at = allocate(f"{self.path}: array {array.get('Name', '')!r}", (total,), np.uint8), 0
+        for block in blocks:
+            out[at : at + len(block)] = np.frombuffer(block, np.uint8)
+            at += len(block)
+        return out
+
+    def _stream(self, array: ElementTree.Element) -> _Raw:
         if array.get("format") == "appended":
             at = int(array.get("offset", "").strip() or -1)
             if not 0 <= at < len(self.appended):
                 raise ValueError(f"it begins at {at} of {len(self.appended)} appended bytes")
-            stream = _Raw(self.appended, at) if self.is_raw else _Base64(self.appended, at)
-        else:
-            stream = _Base64("".join((array.text or "").split()).encode(), 0)
-        return self._unpacked(stream) if self.compressor else stream.counted(self._word)
+            return _Raw(self.appended, at) if self.is_raw else _Base64(self.appended, at)
+        return _Base64("".join((array.text or "").split()).encode(), 0)
 
-    def _unpacked(self, stream: _Raw) -> bytes:
-        """Return the bytes of an array in blocks: their number, their size, that of the last, their packed sizes."""
-        word = self._word
+    def _blocks(self, array: ElementTree.Element, num_rows: int | None) -> tuple[int, Iterator[bytes]]:
+        """Return how many bytes an array has, and its unpacked blocks, each made as it is asked for.
+
+        It begins with the number of blocks, their size, that of the last, and their packed sizes.
+        """
+        stream, word = self._stream(array), self._word
         num = word.unpack(stream.peek(word.size))[0]
         header = stream.take((3 + num if num else 1) * word.size)
-        if not num:
-            return b""
-        _, size, last, *packed = struct.unpack(f"{self._order}{3 + num}{word.format[-1]}", header)
-        data, at, parts = stream.take(sum(packed)), 0, []
-        for number, length in enumerate(packed):
-            wanted = last if last and number == num - 1 else size
-            parts.append(_block(data[at : at + length], wanted, self.compressor))
-            at += length
-        return b"".join(parts)
+        _, size, last, *packed = (
+            struct.unpack(f"{self._order}{len(header) // word.size}{word.format[-1]}", header) if num else (0, 0, 0)
+        )
+        sizes = [last if last and number == num - 1 else size for number in range(num)]
+        components = int(array.get("NumberOfComponents", "").strip() or 1)
+        expected = (
+            None
+            if num_rows is None
+            else num_rows * max(components, 1) * np.dtype(_TYPES[array.get("type", "")]).itemsize
+        )
+        if expected is not None and sum(sizes) != expected:
+            raise ValueError(f"it claims {sum(sizes)} bytes, but {num_rows} rows take {expected}")
+        bounds = np.cumsum([0, *packed]).tolist()
+        data = stream.take(sum(packed))
+        return sum(sizes), (
+            _block(data[start:stop], wanted, self.compressor)
+            for start, stop, wanted in zip(bounds[:-1], bounds[1:], sizes, strict=True)
+        )
 
 
 class _Raw:
@@ -187,11 +228,12 @@ def _block(packed: bytes, size: int, compressor: str) -> bytes:
             raise ValueError(f"a block of {len(packed)} bytes claims {size}")
         found = bytes(lz4.decompress(struct.pack("<I", size) + packed)) if size else b""
     elif compressor == "vtkZLibDataCompressor":
-        found = zlib.decompressobj().decompress(packed, size)
+        found = zlib.decompressobj().decompress(packed, size + 1)  # one more, to see that there is no more
     else:
-        found = lzma.LZMADecompressor().decompress(packed, size)
+        found = lzma.LZMADecompressor().decompress(packed, size + 1)
     if len(found) != size:
-        raise ValueError(f"a block has {len(found)} bytes where {size} were expected")
+        more = "more" if len(found) > size else str(len(found))
+        raise ValueError(f"a block has {more} bytes where {size} were expected")
     return found
 
 
@@ -252,11 +294,16 @@ def as_read(path: str, data: bytes) -> bytes | None:
     found = _APPENDED.search(data)
     is_raw = found is not None and b"raw" in found[0]
     compressor = re.search(rb"""<VTKFile\b[^>]*\bcompressor\s*=\s*["'](\w+)["']""", data)
-    if not is_raw and (compressor[1].decode() if compressor else "") in _OF_MESHIO:
+    as_it_is = not is_raw and (compressor[1].decode() if compressor else "") in _OF_MESHIO
+    if as_it_is and compressor is None:
         return None
     file = parse(path, data)
+    num_rows = _num_rows(file)
     for array in _numbers(file.root):
-        values = file.read(array)
+        if as_it_is:  # meshio would unpack whatever there is
+            file.check(array, num_rows.get(array))
+            continue
+        values = file.read(array, num_rows.get(array))
         values = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
         for name in ("offset", "RangeMin", "RangeMax"):
             array.attrib.pop(name, None)
@@ -264,10 +311,26 @@ def as_read(path: str, data: bytes) -> bytes | None:
         for child in list(array):
             array.remove(child)
         array.text = base64.b64encode(struct.pack("<Q", values.nbytes) + values.tobytes()).decode()
+    if as_it_is:
+        return None
     file.root.attrib.pop("compressor", None)
     file.root.set("byte_order", "LittleEndian")
     file.root.set("header_type", "UInt64")
     return ElementTree.tostring(file.root)
+
+
+def _num_rows(file: VTKFile) -> dict[ElementTree.Element, int]:
+    """Return how many rows the arrays of an unstructured grid have, as far as its pieces say it."""
+    found: dict[ElementTree.Element, int] = {}
+    for piece in file.root.iter("Piece"):
+        counts = {name: int(piece.get(f"NumberOf{name}", "").strip() or 0) for name in ("Points", "Cells")}
+        for group, name in (("Points", "Points"), ("PointData", "Points"), ("CellData", "Cells")):
+            found |= dict.fromkeys(piece.findall(f"{group}/DataArray"), counts[name])
+        cells = {array.get("Name"): array for array in piece.findall("Cells/DataArray")}
+        found |= {cells[name]: counts["Cells"] for name in ("offsets", "types") if name in cells}
+        if {"offsets", "connectivity"} <= set(cells):
+            found[cells["connectivity"]] = int(file.read(cells["offsets"], counts["Cells"]).max(initial=0))
+    return found
 
 
 def _numbers(root: ElementTree.Element) -> Iterator[ElementTree.Element]:

@@ -151,7 +151,8 @@ class _Piece:
         if missing := [part for part in ("connectivity", "offsets") if part not in found]:
             raise CorruptDataError(f"{path}: {name} has no array {missing[0]!r}; {_AGAIN}")
         ends = as_indices(self._rows(found["offsets"], self._counts[name]), f"{path}: {name}: array 'offsets'")
-        nodes = as_indices(self._file.read(found["connectivity"]), f"{path}: {name}: array 'connectivity'")
+        last = int(ends[-1]) if len(ends) else 0
+        nodes = as_indices(self._file.read(found["connectivity"], last), f"{path}: {name}: array 'connectivity'")
         sizes = np.diff(ends, prepend=0)
         if sizes.min() < 0 or int(ends[-1]) != len(nodes):
             raise CorruptDataError(
@@ -166,7 +167,7 @@ class _Piece:
         return sizes, nodes
 
     def _rows(self, array: ElementTree.Element, num_rows: int) -> Array:
-        values = self._file.read(array)
+        values = self._file.read(array, num_rows)
         if len(values) != num_rows:
             raise CorruptDataError(
                 f"{self._file.path}: array {array.get('Name', '')!r} has {len(values)} rows, but the piece says "

@@ -15,7 +15,6 @@ from scidata.core.types import ArrayLayout, Source
 from scidata.errors import (
     ConfigError,
     FieldMismatchError,
-    OutputError,
     UnknownNameError,
     UnsupportedFormatError,
     near_matches,
@@ -32,19 +31,6 @@ _HORIZONTAL = re.compile(r"(nav_|geo|grid_)?[a-z]?(lat|lon)(g|itude|gitude)?(_\w
 
 #: As a user names it: a dimension, several, none (False), or as is the default (None).
 SampleDim: TypeAlias = str | int | Sequence[str | int] | None
-
-
-#: Attribute of a group that :func:`scidata.create` is writing, or was when it was killed.
-UNFINISHED = "scidata_unfinished"
-
-
-def check_finished(source: Source) -> None:
-    """Raise where not all steps of an output have been written: those that are missing would be fill values."""
-    if UNFINISHED in source.attributes:
-        raise OutputError(
-            f"{source.path} is unfinished: {source.attributes[UNFINISHED]}; allow_missing=True reads what there is, "
-            "and fill values for the rest"
-        )
 
 
 def row_weights(

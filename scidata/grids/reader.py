@@ -22,7 +22,6 @@ from scidata.grids.choices import (
     SampleDim,
     agreeing_fields,
     all_dims_of,
-    check_finished,
     choose_sample_dim,
     chosen_fields,
     default_shard,
@@ -55,6 +54,7 @@ from scidata.sources import open_source
 from scidata.sources.cf import decoding_of
 from scidata.sources.kinds import dim_roles
 from scidata.sources.paths import expand_paths
+from scidata.sources.unfinished import check_finished
 
 _THREADS = 4  # decoding threads a process by default: several ranks usually share a machine
 
@@ -122,11 +122,11 @@ class GridReader:
         def opened(path: str) -> Source:
             source = first if first is not None and first.path == path else None
             source = open_source(path, allow_external=allow_external) if source is None else source
+            if not allow_missing:
+                check_finished(source)
             return CentredSource(source, allow_missing=allow_missing) if destagger else source
 
         head = opened(self.paths[0])
-        if not allow_missing:
-            check_finished(head)
         axes = dict(axis_sizes or {})
         names = chosen_fields(head, fields)
         reference = reference_of(head, names)

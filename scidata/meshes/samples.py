@@ -37,6 +37,7 @@ from scidata.sources.kinds import (
     kind_of,
 )
 from scidata.sources.paths import expand_paths
+from scidata.sources.unfinished import check_finished
 
 _Format: TypeAlias = tuple[Callable[[Source], bool], ModuleType]
 
@@ -212,7 +213,10 @@ class _Reading:
         return build_header(name, build, source, paths, self.fields, of_mesh, allow_missing=self.options.allow_missing)
 
     def _open(self, path: str) -> Source:
-        return open_source(path, allow_external=self.allow_external)
+        source = open_source(path, allow_external=self.allow_external)
+        if not self.options.allow_missing:
+            check_finished(source)
+        return source
 
     def _wants(self, name: str) -> bool:
         return self.fields is None or name in self.fields or name.rpartition("/")[2] in self.fields

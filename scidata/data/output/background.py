@@ -72,9 +72,22 @@ class Background(Generic[JobT]):
         if threading.current_thread() is not self._thread:
             self._thread.join(_JOIN_SECONDS)
 
+    def fail(self, error: BaseException) -> None:
+        """End the thread with an error, if it is the first."""
+        with self._changed:
+            if self._ends or self.error is not None:
+                return
+            self.error = error
+            self._changed.notify_all()
+        self._failed(error)
+
     def _raise(self) -> None:
         if self.error is not None:
             raise self.error
+
+    @property
+    def _is_over(self) -> bool:
+        return self._ends or self.error is not None
 
     def _work(self) -> None:
         if sys.platform == "linux":  # where threads have priorities of their own, and give them to those they start
@@ -82,21 +95,16 @@ class Background(Generic[JobT]):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + _NICE)
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._ends or self._jobs)
-                self._changed.wait_for(lambda: self._ends, self._begins - time.monotonic())
-                if self._ends:
+                self._changed.wait_for(lambda: self._is_over or self._jobs)
+                self._changed.wait_for(lambda: self._is_over, self._begins - time.monotonic())
+                if self._is_over:
                     return
                 job = self._jobs.popleft()
                 self._at_work = True
             try:
                 self._run(job)
             except BaseException as e:
-                with self._changed:
-                    first = self.error is None
-                    if first:
-                        self.error = e
-                if first:
-                    self._failed(e)
+                self.fail(e)
                 return
             finally:
                 del job  # its buffers

@@ -20,8 +20,9 @@ from scidata.data.output.fields import OutputLayout, distinct_dims
 from scidata.data.output.flat_output import FlatOutput
 from scidata.data.output.like_grid import GridLike
 from scidata.data.output.like_rows import RowsLike
+from scidata.data.output.owner import Owner, living, refusal
 from scidata.data.output.packed_file import PackedFileOutput
-from scidata.data.output.places import LocalPlace, Place, begun_layout, place_of, say_begun, written_steps
+from scidata.data.output.places import Begun, LocalPlace, Place, begun_at, place_of, say_begun, written_steps
 from scidata.data.output.ranks import Ranks
 from scidata.data.output.routes import RowsBack
 from scidata.data.output.steps import check_steps
@@ -62,6 +63,7 @@ def create(
     copy: bool = True,
     resume: bool = False,
     overwrite: bool = False,
+    takeover: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Writer:
     """Begin to write samples: each rank its own part, in the background, nothing ever whole on one rank.
@@ -125,14 +127,19 @@ def create(
     resume
         Go on with what was begun, or begin. Of a finished output, no step is missing.
     overwrite
-        Begin again; what is there is replaced at the end.
+        Begin again; what is there is replaced at the end, and stays until the new output is whole. Refused while
+        another run writes the output: its process is alive on this machine, or gave a sign of life in the last minute
+        on another one.
+    takeover
+        With ``overwrite``: begin again although another run writes the output. That run fails, and says so, at its next
+        step or its end.
     storage_options
         Of a URL, as in :func:`open_dataset`.
 
     Raises
     ------
     OutputError
-        The output is there, or was begun as another one.
+        The output is there, was begun as another one, is written by another run, or is an input.
     ConfigError, UnknownNameError
         Arguments that contradict each other or the data set.
 
@@ -153,8 +160,10 @@ def create(
         if given is not None and given not in known:
             near = near_matches(str(given), known, listed=False)
             raise ConfigError(f"create: {name}={given!r} is none of {', '.join(known)}{near}")
-    for name, value in (("resume", resume), ("overwrite", overwrite)):
+    for name, value in (("resume", resume), ("overwrite", overwrite), ("takeover", takeover)):
         flag(name, value)
+    if takeover and not overwrite:
+        raise ConfigError("create: takeover=True begins again what another run writes; give overwrite=True, too")
     if resume and overwrite:
         raise ConfigError("create: resume=True goes on with what overwrite=True begins again; give one of them")
     whole("in_flight", in_flight, least=1)
@@ -193,6 +202,7 @@ def create(
     )
     output = _output(place, layout, kind, codec, chunks, shards, made)
     ranks = Ranks(mesh, axes, dp_axis)
+    owner = Owner(place, ranks.run)
     try:
         ranks.check_alike(str(place.path), f"{kind} {codec} {layout.digest()}")
         error: Exception | None = None
@@ -200,12 +210,13 @@ def create(
         if ranks.is_first:
             try:
                 is_whole = _begin(
-                    place, output, f"{kind} {codec} {layout.digest()}", resume=resume, overwrite=overwrite
-                )
+                    place, output, f"{kind} {codec} {layout.digest()}", owner, resume=resume, overwrite=overwrite,
+                    takeover=takeover,
+                )  # fmt: skip
             except Exception as e:
                 error = e
         ranks.agree(error)
-        is_whole = ranks.share(is_whole)[0]
+        is_whole, place.suffix = ranks.share([is_whole, place.suffix])[0]
         if not is_whole:
             output.open(ranks.name)
         written = None if is_whole else written_steps(place)
@@ -214,10 +225,13 @@ def create(
         routes = {} if back is None else {name: back.route(field) for name, field in chosen.items()}
         rows = {entity: len(each) for entity, each in (ids or {}).items()}
         return Writer(
-            place, layout, output, ranks, written=written, in_flight=in_flight, copy=copy, routes=routes, rows=rows
-        )
+            place, layout, output, ranks, owner, written=written, in_flight=in_flight, copy=copy, routes=routes,
+            rows=rows,
+        )  # fmt: skip
     except BaseException:
         output.close()
+        if ranks.is_first:
+            owner.release()
         ranks.close()
         raise
 
@@ -257,29 +271,40 @@ def _output(
     return VtkhdfOutput(place, layout, geometry=like.geometry())
 
 
-def _begin(place: Place, output: ZarrOutput | FlatOutput, layout: str, *, resume: bool, overwrite: bool) -> bool:
+def _begin(
+    place: Place, output: ZarrOutput | FlatOutput, layout: str, owner: Owner, *, resume: bool, overwrite: bool,
+    takeover: bool,
+) -> bool:  # fmt: skip
     """Make the output, or make sure that it is the one that was begun. Returns whether it is finished."""
-    if place.is_begun and resume and (found := begun_layout(place)) is not None:
-        if found != layout:
+    with place.locked():
+        other = living(place)
+        if other is not None and not takeover:
+            raise refusal(place, other)
+        begun = begun_at(place) if place.is_begun and not overwrite else None
+        goes_on = resume and begun is not None and begun.layout is not None and place.is_begun
+        if goes_on and begun is not None and begun.layout != layout:
             raise OutputError(
-                f"{place.path}: another output was begun there ({found}, and this is {layout}): other fields, sizes, "
-                "chunks, times or encoding; give the same, or begin again with overwrite=True"
+                f"{place.path}: another output was begun there ({begun.layout}, and this is {layout}): other fields, "
+                "sizes, chunks, times or encoding; give the same, or begin again with overwrite=True"
             )
+        if not goes_on and place.is_finished and not overwrite:
+            if resume:
+                place.forget_progress()
+                return True
+            raise OutputError(f"{place.path} is there already; give overwrite=True to replace it, or another path")
+        if begun is not None and not resume:
+            raise OutputError(
+                f"{place.path} was begun and is unfinished; go on with resume=True, or begin again with overwrite=True"
+            )
+        runs = (*begun.runs, owner.run) if goes_on and begun is not None else (owner.run,)
+        place.begin()
+        owner.take()
+        if not goes_on:
+            place.clear(None if other is None else owner.run, owner.files)
+        say_begun(place, Begun(layout=layout if goes_on else None, runs=runs))
+    if goes_on:
         output.resume()
-        return False
-    if place.is_finished and not overwrite:
-        if resume:
-            place.forget_progress()
-            return True
-        raise OutputError(f"{place.path} is there already; give overwrite=True to replace it, or another path")
-    if place.is_begun and not (overwrite or resume):
-        raise OutputError(
-            f"{place.path} was begun and is unfinished, or another run is writing it; go on with resume=True, or begin "
-            "again with overwrite=True"
-        )
-    place.clear()
-    place.begin()
-    say_begun(place, layout, is_made=False)
-    output.create()
-    say_begun(place, layout, is_made=True)
+    else:
+        output.create()
+        say_begun(place, Begun(layout=layout, runs=runs))
     return False

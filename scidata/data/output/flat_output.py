@@ -20,8 +20,8 @@ from scidata.core.checks import optional_module
 from scidata.data.output.fields import OutputField, OutputLayout
 from scidata.data.output.places import LocalPlace
 from scidata.errors import ConfigError
-from scidata.grids.choices import UNFINISHED
 from scidata.plan.owners import Box
+from scidata.sources.unfinished import UNFINISHED
 
 _NOT_IN_NETCDF = {"DIMENSION_LIST", "REFERENCE_LIST", "CLASS", "NAME", "_Netcdf4Dimid", "_Netcdf4Coordinates"}
 _NOT_IN_NETCDF |= {"_NCProperties", "_nc3_strict", "_ARRAY_DIMENSIONS", "_FillValue"}

@@ -1,25 +1,37 @@
 """Where output comes to lie: unfinished beside its name until it is whole, and what has been written of it so far.
 
 A local output is written as ``NAME.unfinished`` and renamed at its end; object stores cannot rename, so there the name
-is its own, and an attribute says that it is unfinished. Beside it lies the folder ``NAME.progress``: what the output is
-(``layout.json``), and for each rank of each run the steps of which it has written its part. A step is written when all
-ranks of the domain say so; a run that goes on needs no more than that, on any number of ranks.
+is its own, and an attribute says that it is unfinished. Where something finished has the name there, the new output is
+``NAME.unfinished``, too, and copied to its place once it is whole. A run that takes over from a living one writes to a
+name of its own, ``NAME.RUN.unfinished``: what that one still writes is not mixed in.
+
+Beside the output lies the folder ``NAME.progress``: what it is (``layout.json``), who writes it
+(:mod:`scidata.data.output.owner`), and for each rank of each run the steps of which it has written its part. A step is
+written when all ranks of the domain say so; a run that goes on needs no more than that, on any number of ranks.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
-from collections.abc import Iterable, Sequence
+import re
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from scidata.core.checks import optional_module
 from scidata.core.urls import Url, local_path
 from scidata.errors import CorruptDataError, OutputError
+from scidata.sources.unfinished import SUFFIX
 from scidata.store.format.durable import remove, write_text
 
 _LAYOUT = "layout.json"
+_ROOTS = ("zarr.json", ".zmetadata", ".zgroup", ".zattrs")  # documents without which there is no store of Zarr
+_SUFFIXES = re.compile(r"((\.[0-9a-f]{8})?\.unfinished)?")
+_PATIENCE = 5.0  # s for another process that looks at, or takes, an output of the same folder
 
 
 class LocalPlace:
@@ -29,14 +41,19 @@ class LocalPlace:
     ----------
     path
         Where it lies when it is finished.
-    target
-        Where it is written.
+    suffix
+        What its name ends in until then.
     """
 
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(os.path.expanduser(path)).rstrip("/")
-        self.target = self.path + ".unfinished"
+        self.suffix = SUFFIX
         self._folder = self.path + ".progress"
+
+    @property
+    def target(self) -> str:
+        """Where it is written."""
+        return self.path + self.suffix
 
     @property
     def written(self) -> tuple[str, ...]:
@@ -50,20 +67,61 @@ class LocalPlace:
 
     @property
     def is_begun(self) -> bool:
-        """Whether a run has begun it."""
-        return os.path.exists(os.path.join(self._folder, _LAYOUT)) and os.path.exists(self.target)
+        """Whether a run has begun it. None has made links, and nothing is written through them."""
+        is_ours = not (os.path.islink(self._folder) or os.path.islink(self.target))
+        return is_ours and os.path.exists(self.beside(_LAYOUT)) and os.path.exists(self.target)
 
-    def clear(self) -> None:
-        """Remove what is unfinished."""
-        remove(self.target, self._folder)
+    def clear(self, takes_over: str | None, kept: Collection[str]) -> None:
+        """Remove what is unfinished, and files of the progress that are not kept.
+
+        Of what a living run writes, that ``takes_over`` takes over from, nothing: its like gets another name.
+        """
+        if takes_over is None:
+            remove(self.target)
+        self.suffix = SUFFIX if takes_over is None else f".{takes_over}{SUFFIX}"
+        remove(*(self.beside(name) for name in os.listdir(self._folder) if name not in kept))
 
     def begin(self) -> None:
         """Make the folder that the output lies in, and that of the progress."""
+        if os.path.islink(self._folder):
+            os.unlink(self._folder)
         os.makedirs(self._folder, exist_ok=True)
 
-    def put(self, name: str, text: str) -> None:
-        """Write a small file of the progress, whole."""
-        write_text(os.path.join(self._folder, name), text)
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Let nobody else take, or finish, an output of this folder meanwhile, where the file system has locks."""
+        folder, deadline = os.path.dirname(self.path), time.monotonic() + _PATIENCE
+        os.makedirs(folder, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            with contextlib.suppress(OSError):
+                while time.monotonic() < deadline:
+                    try:
+                        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        break
+                    except BlockingIOError:
+                        time.sleep(0.01)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def get(self, name: str) -> str | None:
+        """Return a small file of the progress; None where it is not there."""
+        try:
+            with open(self.beside(name), encoding="utf-8") as file:
+                return file.read()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def drop(self, *names: str) -> None:
+        """Remove files of the progress."""
+        remove(*map(self.beside, names))
+
+    def put(self, name: str, text: str, *, new: bool = False) -> None:
+        """Write a small file of the progress, whole; where it is to be ``new``, none may be there (FileExistsError)."""
+        if new:
+            os.close(os.open(self.beside(name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+        write_text(self.beside(name), text)
 
     def beside(self, name: str) -> str:
         """Return the path of another file of the progress."""
@@ -88,9 +146,12 @@ class LocalPlace:
         """Let the finished output take its name; what lay there goes."""
         old = self.path + ".replaced"
         remove(old)
-        if os.path.lexists(self.path):
-            os.rename(self.path, old)
+        if os.path.isdir(self.path) or os.path.isdir(self.target):  # else a rename replaces what is there
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(self.path, old)
         os.rename(self.target, self.path)
+        if self.suffix != SUFFIX:
+            remove(self.path + SUFFIX)  # of the run that was taken over from, which has ended since
         remove(old)
         self.forget_progress()
 
@@ -114,10 +175,15 @@ class RemotePlace:
     """An output in an object store. Attributes as those of :class:`LocalPlace`."""
 
     def __init__(self, url: Url) -> None:
-        self.path = self.target = url
+        self.path, self.suffix = url, ""
         fsspec = optional_module("fsspec", f"{url}: URLs need fsspec", "cloud")
         self._fs, self._name = fsspec.core.url_to_fs(url.target.rstrip("/"), **dict(url.options))
         self._folder = self._name + ".progress"
+
+    @property
+    def target(self) -> Url:
+        """Where it is written."""
+        return Url(self.path.target.rstrip("/") + self.suffix, self.path.options)
 
     @property
     def written(self) -> tuple[str, ...]:
@@ -127,27 +193,62 @@ class RemotePlace:
     @property
     def is_finished(self) -> bool:
         """Whether something lies there that no run is writing."""
-        self._fs.invalidate_cache()
-        return bool(self._fs.exists(self._name)) and not self._fs.exists(f"{self._folder}/{_LAYOUT}")
+        return bool(self._exists(self._name)) and not (self.is_begun and not self.suffix)
 
     @property
     def is_begun(self) -> bool:
         """Whether a run has begun it."""
-        self._fs.invalidate_cache()
-        return bool(self._fs.exists(f"{self._folder}/{_LAYOUT}"))
+        return self._exists(f"{self._folder}/{_LAYOUT}")
 
-    def clear(self) -> None:
-        """Remove what is there."""
-        for name in (self._name, self._folder):
+    def _exists(self, name: str) -> bool:
+        self._fs.invalidate_cache()
+        return bool(self._fs.exists(name))
+
+    def clear(self, takes_over: str | None, kept: Collection[str]) -> None:
+        """As that of :class:`LocalPlace`."""
+        if takes_over is not None:
+            self.suffix = f".{takes_over}{SUFFIX}"
+        elif not self.is_begun and self._exists(self._name):
+            self.suffix = SUFFIX
+        progress = [each for each in self._fs.find(self._folder) if os.path.basename(each) not in kept]
+        self._remove(*([] if takes_over else [self._name + self.suffix]), *progress)
+
+    def _parts(self, name: str) -> list[list[str]]:
+        """Return the objects below a name: the documents that make it a store last."""
+        every = self._fs.find(name)
+        parts = [[each for each in every if (each[len(name) + 1 :] in _ROOTS) is last] for last in (False, True)]
+        return [part for part in parts if part]
+
+    def _remove(self, *names: str) -> None:
+        for name in names:
             with contextlib.suppress(FileNotFoundError):
                 self._fs.rm(name, recursive=True)
+        self._fs.invalidate_cache()
 
     def begin(self) -> None:
         """Do nothing: object stores have no folders."""
 
-    def put(self, name: str, text: str) -> None:
-        """Write a small file of the progress, whole."""
-        self._fs.pipe_file(f"{self._folder}/{name}", text.encode())
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Do nothing: object stores have no locks. Of two runs that begin at once the first finds out."""
+        yield
+
+    def put(self, name: str, text: str, *, new: bool = False) -> None:
+        """As that of :class:`LocalPlace`."""
+        how = {"mode": "create"} if new else {}
+        self._fs.pipe_file(f"{self._folder}/{name}", text.encode(), **how)
+
+    def get(self, name: str) -> str | None:
+        """Return a small file of the progress; None where it is not there."""
+        try:
+            found: bytes = self._fs.cat_file(f"{self._folder}/{name}")
+        except FileNotFoundError:
+            return None
+        return found.decode()
+
+    def drop(self, *names: str) -> None:
+        """Remove files of the progress."""
+        self._remove(*(f"{self._folder}/{name}" for name in names))
 
     def documents(self) -> dict[str, str]:
         """Return the files of the progress."""
@@ -159,8 +260,16 @@ class RemotePlace:
         return {os.path.basename(each): self._fs.cat_file(each).decode() for each in names if each.endswith(".json")}
 
     def finish(self) -> None:
-        """Forget the progress: the output has its name."""
+        """Let the finished output take its name. A run that is killed meanwhile does so again with ``resume=True``."""
+        if self.suffix:
+            written = self._name + self.suffix
+            for names in reversed(self._parts(self._name)):  # first what makes it a store
+                self._remove(*names)
+            for names in self._parts(written):
+                self._fs.copy(names, [self._name + each.removeprefix(written) for each in names])
         self.forget_progress()
+        if self.suffix:
+            self._remove(written)
 
     def forget_progress(self) -> None:
         """Remove the folder of the progress."""
@@ -203,26 +312,50 @@ class Journal:
         self._place.put(self._name, json.dumps({"steps": _ranges(self._steps)}))
 
 
-def say_begun(place: Place, layout: str, *, is_made: bool) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Begun:
+    """What runs have said of an output that they began.
+
+    Attributes
+    ----------
+    layout
+        What it is; None where a run was killed before it was made.
+    runs
+        Those whose steps count, the latest last.
+    """
+
+    layout: str | None
+    runs: tuple[str, ...]
+
+
+def say_begun(place: Place, begun: Begun) -> None:
     """Say what the output is, so that another run can go on with it."""
-    place.put(_LAYOUT, json.dumps({"layout": layout, "made": is_made}, indent=1))
+    said = {"layout": begun.layout, "suffix": place.suffix, "runs": begun.runs}
+    place.put(_LAYOUT, json.dumps(said, indent=1))
 
 
-def begun_layout(place: Place) -> str | None:
-    """Return what a run has said of the output that it began; None where it was killed before that was made.
+def begun_at(place: Place) -> Begun | None:
+    """Return what was begun, and turn the place to where that is written; None where nothing was.
 
     Raises
     ------
     OutputError
-        What it said is no longer there.
+        What was said of it cannot be read.
     """
+    text = place.get(_LAYOUT)
+    if text is None:
+        return None
     try:
-        document = json.loads(place.documents().get(_LAYOUT, ""))
-    except ValueError:
-        document = None
-    if not isinstance(document, dict) or not isinstance(document.get("layout"), str):
-        raise OutputError(f"{place.path}: its progress says nothing of what was begun; begin again with overwrite=True")
-    return document["layout"] if document.get("made") is True else None
+        said = json.loads(text)
+        begun = Begun(layout=said["layout"], runs=tuple(map(str, said["runs"])))
+        if not _SUFFIXES.fullmatch(said["suffix"]) or not isinstance(begun.layout, str | None):
+            raise ValueError("no suffix, or layout, of ours")
+        place.suffix = said["suffix"]
+    except (ValueError, TypeError, LookupError):
+        raise OutputError(
+            f"{place.path}: its progress says nothing of what was begun; begin again with overwrite=True"
+        ) from None
+    return begun
 
 
 def written_steps(place: Place) -> set[int]:
@@ -240,8 +373,10 @@ def whole_steps(place: Place) -> dict[str, set[int]]:
     """
     said: dict[str, list[set[int]]] = {}
     sizes: dict[str, int] = {}
+    begun = begun_at(place)
+    starts = tuple(f"steps-{run}-" for run in (() if begun is None else begun.runs))
     for name, text in place.documents().items():
-        if not name.startswith("steps-"):
+        if not name.startswith(starts):
             continue
         try:
             group, rank_of = name.removesuffix(".json").rsplit("-", 3)[0], name.removesuffix(".json").rsplit("-", 1)[1]

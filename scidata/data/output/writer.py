@@ -17,6 +17,7 @@ from scidata.core.bounds import bounds_of
 from scidata.core.cache import Cache
 from scidata.data.output.background import Background
 from scidata.data.output.fields import OutputField, OutputLayout
+from scidata.data.output.owner import Owner
 from scidata.data.output.part_writer import Output, Part, PartWriter, Step
 from scidata.data.output.places import Journal, Place, written_steps
 from scidata.data.output.ranks import Ranks
@@ -66,11 +67,12 @@ class Writer:
     """
 
     def __init__(
-        self, place: Place, layout: OutputLayout, output: Output, ranks: Ranks, *, written: Iterable[int] | None,
-        in_flight: int, copy: bool, routes: Mapping[str, Route] | None = None, rows: Mapping[str, int] | None = None,
+        self, place: Place, layout: OutputLayout, output: Output, ranks: Ranks, owner: Owner, *,
+        written: Iterable[int] | None, in_flight: int, copy: bool, routes: Mapping[str, Route] | None = None,
+        rows: Mapping[str, int] | None = None,
     ) -> None:  # fmt: skip
         self.path, self.num_steps = str(place.path), layout.num_steps
-        self._place, self._layout, self._output, self._ranks = place, layout, output, ranks
+        self._place, self._layout, self._output, self._ranks, self._owner = place, layout, output, ranks, owner
         self._is_whole = written is None
         self._before = set(range(layout.num_steps) if written is None else written)
         self._taken: set[int] = set()
@@ -86,6 +88,8 @@ class Writer:
         self._said_at = 0.0
         self._is_closed = False
         self._background = Background(self._write, self._ranks.fail, max_waiting=in_flight)  # last: it begins at once
+        if ranks.is_first and not self._is_whole:
+            owner.watch(self._lose)
 
     # -- what there is -------------------------------------------------------------------------------------------
 
@@ -146,9 +150,9 @@ class Writer:
         self._check_open()
         try:
             self._background.wait()
-        except RuntimeError as e:
+            self._say()
+        except (RuntimeError, OSError) as e:
             self._raise(e)
-        self._say()
 
     def close(self) -> None:
         """Wait until all ranks have written all, and let the output take its name if no step is missing. Collective.
@@ -169,7 +173,7 @@ class Writer:
             self._say()
             self._place.sync()
         except BaseException as e:
-            error = e
+            error = self._reason(e)
         try:
             self._ranks.agree(error)
             self._finish()
@@ -177,8 +181,7 @@ class Writer:
             self._raise(e)
         finally:
             self._background.stop()
-            self._output.close()
-            self._ranks.close()
+            self._let_go()
 
     def abort(self, error: BaseException) -> None:
         """Write no more, and tell all ranks: the output stays unfinished."""
@@ -187,8 +190,7 @@ class Writer:
         self._is_closed = True
         self._ranks.fail(error)
         self._background.stop(error)
-        self._output.close()
-        self._ranks.close()
+        self._let_go()
 
     def __enter__(self) -> Self:
         return self
@@ -200,6 +202,16 @@ class Writer:
             self.abort(error)
         else:
             self.close()
+
+    def _lose(self, error: OutputError) -> None:
+        """Write no more into what is another run's now."""
+        self._background.fail(error)
+
+    def _let_go(self) -> None:
+        self._output.close()
+        if self._ranks.is_first:
+            self._owner.release()
+        self._ranks.close()
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -223,7 +235,16 @@ class Writer:
                 time.sleep(0.05)
             if "gloo" in str(error).lower() or "connection" in str(error).lower():
                 raise RankFailedError(f"{self.path}: a rank has died while writing: {error}") from None
-        raise error
+        raise self._reason(error)
+
+    def _reason(self, error: BaseException) -> BaseException:
+        """Return that the output is another run's, where this is why a file of it is not there; else the error."""
+        if isinstance(error, FileNotFoundError):
+            try:
+                self._owner.check()
+            except (OutputError, OSError) as e:
+                return e if isinstance(e, OutputError) else error
+        return error
 
     def _put(self, step: Step) -> None:
         try:
@@ -327,6 +348,7 @@ class Writer:
     # -- the thread's --------------------------------------------------------------------------------------------
 
     def _write(self, step: Step) -> None:
+        self._owner.look()
         self._unsaid |= self._parts.write(step)
         if time.monotonic() - self._said_at > _JOURNAL_SECONDS:
             self._say()
@@ -344,13 +366,14 @@ class Writer:
         missing: list[int] = []
         if self._ranks.is_first and not self._is_whole:
             try:
+                self._owner.check()
                 written = written_steps(self._place)
                 missing = [step for step in range(self.num_steps) if step not in written]
                 if not missing:
                     self._output.finish()
                     self._output.close()
                     self._place.sync()
-                    self._place.finish()
+                    self._owner.finish()
                 else:
                     shown = ", ".join(map(str, missing[:_SHOWN])) + (", …" if len(missing) > _SHOWN else "")
                     _log.warning(

@@ -20,8 +20,8 @@ from scidata.data.output.fields import OutputField, OutputLayout, OutputVariable
 from scidata.data.output.places import Place
 from scidata.data.output.zarr_chunks import ChunkFiles
 from scidata.errors import ConfigError, near_matches
-from scidata.grids.choices import UNFINISHED
 from scidata.plan.owners import Box
+from scidata.sources.unfinished import UNFINISHED
 from scidata.store.format.durable import remove
 
 _CODECS = ("blosc", "lz4", "zstd", "none")

@@ -1,0 +1,220 @@
+"""An output has one owner: the run that has left its name beside it last, and that is alive.
+
+The first rank of a run writes ``owner.json`` into the folder of the progress, and a sign of life every
+:data:`BEAT_S` into a file of the run's own. Whether another owner lives is seen from its process where it is of this
+machine, and elsewhere from the age of that sign. A living one is refused by name; what a dead one has begun is free. A
+run that ``takeover=True`` has robbed finds another name there, at its next step, within a second, or at its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from scidata.data.output.places import LocalPlace, Place
+from scidata.errors import OutputError
+
+BEAT_S = 10.0  # between two signs of life
+LEASE_S = 60.0  # without one, after which a process of another machine is taken for dead
+_LOOK_S = 1.0
+_OWNER = "owner.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """A process that writes an output, or wrote it.
+
+    Attributes
+    ----------
+    machine
+        Boot of the machine and the namespace of ``pid``: which process that is can be seen only there.
+    started
+        When the process began, by the kernel's clock: numbers of processes come again.
+    """
+
+    run: str
+    host: str
+    machine: str
+    pid: int
+    started: str
+    since: str
+
+    @classmethod
+    def own(cls, run: str) -> Holder:
+        """Return this process."""
+        now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        pid = os.getpid()
+        return cls(
+            run=run, host=socket.gethostname(), machine=_machine(), pid=pid, started=_started(pid) or "", since=now
+        )
+
+    def __str__(self) -> str:
+        here = " (this one)" if (self.pid, self.machine) == (os.getpid(), _machine()) else ""
+        return f"process {self.pid}{here} on {self.host}, since {self.since}"
+
+    def silence(self, place: Place) -> float | None:
+        """Return for how many seconds nothing was heard of it, 0 where it is seen to run; None where it is dead."""
+        if self.machine == _machine():
+            return 0.0 if _started(self.pid) == self.started else None
+        with contextlib.suppress(TypeError, ValueError):
+            silence = time.time() - float(place.get(_beat(self.run)) or "")
+            return silence if silence < LEASE_S else None
+        return None
+
+
+def _machine() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return f"{file.read().strip()} {os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return socket.gethostname()
+
+
+def _started(pid: int) -> str | None:
+    """Return when a process of this machine began; None where there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            state, *rest = file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if state in "ZX" else rest[18]
+
+
+def _beat(run: str) -> str:
+    return f"alive-{run}.txt"
+
+
+def holder_of(place: Place) -> Holder | None:
+    """Return who has left its name at an output last."""
+    text = place.get(_OWNER)
+    try:
+        return None if text is None else Holder(**json.loads(text))
+    except (ValueError, TypeError):  # cut short, or of another version
+        return None
+
+
+def living(place: Place) -> Holder | None:
+    """Return the other run that writes an output, where one does."""
+    found = holder_of(place)
+    return None if found is None or found.silence(place) is None else found
+
+
+def refusal(place: Place, holder: Holder) -> OutputError:
+    """Return the error for one who wants an output that another run writes."""
+    silence = holder.silence(place) or 0.0
+    heard = f"; it was last heard of {silence:.0f} s ago, and counts as dead after {LEASE_S:.0f} s" if silence else ""
+    return OutputError(
+        f"{place.path}: {holder}, writes it{heard}; wait for its end, or end it, or begin again with overwrite=True, "
+        "takeover=True: then that run fails"
+    )
+
+
+class Owner:
+    """The hold of this run on its output.
+
+    Parameters
+    ----------
+    run
+        Its name.
+    """
+
+    def __init__(self, place: Place, run: str) -> None:
+        self._place, self.run = place, run
+        self._every = _LOOK_S if isinstance(place, LocalPlace) else BEAT_S  # requests cost
+        self._looked = time.monotonic()
+        self._ends, self._finishes = threading.Event(), False
+        self._thread: threading.Thread | None = None
+
+    def take(self) -> None:
+        """Leave this run's name. For the first rank, while it holds :meth:`Place.locked`.
+
+        Raises
+        ------
+        OutputError
+            Another run was faster.
+        """
+        self._place.put(_beat(self.run), str(time.time()))
+        text = json.dumps(asdict(Holder.own(self.run)))
+        try:
+            self._place.put(_OWNER, text, new=self._place.get(_OWNER) is None)
+        except FileExistsError:
+            other = living(self._place)
+            self._place.drop(_beat(self.run))
+            lost = OutputError(f"{self._place.path}: another run has begun it at the same time")
+            raise lost if other is None else refusal(self._place, other) from None
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """What :meth:`take` has written."""
+        return _OWNER, _beat(self.run)
+
+    def watch(self, lost: Callable[[OutputError], None]) -> None:
+        """Begin to give signs of life, and call ``lost``, from a thread, where another run takes over.
+
+        For the first rank.
+        """
+        self._thread = threading.Thread(target=self._watch, args=(lost,), name="scidata-owner", daemon=True)
+        self._thread.start()
+
+    def _watch(self, lost: Callable[[OutputError], None]) -> None:
+        beaten = time.monotonic()
+        while not self._ends.wait(self._every):
+            try:
+                if not self._finishes:  # which takes away what is looked at
+                    self.check()
+                if time.monotonic() - beaten >= BEAT_S:
+                    self._place.put(_beat(self.run), str(time.time()))
+                    beaten = time.monotonic()
+            except OutputError as e:
+                if not self._finishes:
+                    lost(e)
+                    return
+            except Exception:  # a full disk, a server that is away: whoever writes will find out
+                continue
+
+    def look(self) -> None:
+        """Raise as :meth:`check`, but look no more often than costs little."""
+        if time.monotonic() - self._looked > (0.0 if isinstance(self._place, LocalPlace) else BEAT_S):
+            self.check()
+
+    def check(self) -> None:
+        """Raise where the output is another run's now.
+
+        Raises
+        ------
+        OutputError
+            It names who has taken it over.
+        """
+        found = holder_of(self._place)
+        self._looked = time.monotonic()
+        if found is None:
+            raise OutputError(
+                f"{self._place.path}: this run does not write it any more: its progress is gone; another run has "
+                "finished it, or somebody has removed it"
+            )
+        if found.run != self.run:
+            raise OutputError(f"{self._place.path}: this run does not write it any more: {found}, has taken it over")
+
+    def finish(self) -> None:
+        """Let the finished output take its name, if it is still this run's. Raises as :meth:`check`."""
+        with self._place.locked():
+            self.check()
+            self._finishes = True
+            self._place.finish()
+
+    def release(self) -> None:
+        """Take the name away, where it is still this run's."""
+        self._ends.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        with contextlib.suppress(OSError, OutputError), self._place.locked():
+            self._place.drop(_beat(self.run))
+            self.check()
+            self._place.drop(_OWNER)

@@ -22,6 +22,7 @@ from scidata.shard.op_table import unsupported
 from scidata.shard.spec import ShardSpec, Sizes
 
 _Sizes: TypeAlias = Sequence[Sequence[int]]
+Laid: TypeAlias = list[tuple[tuple[int, ...], tuple[int, ...]]]  # shape and strides of parts, none where row-major
 Shapes: TypeAlias = Mapping[int, _Sizes] | Mapping[str, _Sizes] | Mapping[int | str, _Sizes]  # of parts, by mesh axis
 
 
@@ -119,14 +120,18 @@ def part_and_spec(
     placements: Sequence[Placement],
     sharding_shapes: str | Shapes,
     global_shape: Sequence[int] | None,
-) -> tuple[Tensor, ShardSpec]:
-    """Return a part, with what is partial added up, and its spec. Collective for the former, and for ``"infer"``."""
-    check_layout(local, placements)
+    strides: Sequence[int],
+) -> tuple[Tensor, ShardSpec, Laid]:
+    """Return a part, with what is partial added up, its spec, and the strides of the parts that are known.
+
+    Collective for what is partial, and for ``"infer"``.
+    """
+    laid: Laid = [(tuple(local.shape), tuple(strides))]
     settled = [Replicate() if type(p) is Partial else p for p in placements]
     if not isinstance(sharding_shapes, str):
         spec = spec_of_shapes(local, mesh, settled, sharding_shapes)
     elif sharding_shapes == "infer":
-        spec = infer_spec(local, mesh, settled)
+        spec, laid = infer_spec(local, mesh, settled, strides)
     elif sharding_shapes == "chunk" and global_shape is not None:
         spec = chunked_spec(mesh, settled, global_shape)
     else:
@@ -137,7 +142,7 @@ def part_and_spec(
     for axis, placement in zip(spec.axes, placements, strict=True):
         if type(placement) is Partial:
             local = add_up(local, placement, axis.group)
-    return local, spec
+    return local, spec, laid
 
 
 def chunked_spec(mesh: DeviceMesh, placements: Sequence[Placement], global_shape: Sequence[int]) -> ShardSpec:
@@ -216,13 +221,14 @@ def _spec_of_shapes(local: Tensor, mesh: DeviceMesh, placements: Sequence[Placem
     return ShardSpec.even(mesh, placements, global_shape, sizes)
 
 
-def describe(x: Tensor) -> Tensor:
-    """Shape and dtype as ``(1, 2 + 14)`` int64."""
+def describe(x: Tensor, strides: Sequence[int] = ()) -> Tensor:
+    """Dtype, shape and strides as ``(1, 2 + 14 + 14)`` int64; zeros for no strides, of what is row-major."""
     if x.ndim > MAX_DIMS:
         raise ShardLayoutError(f"at most {MAX_DIMS} dims can be sharded, not {x.ndim}")
     if x.dtype not in DTYPES:
         raise ShardLayoutError(f"{x.dtype} cannot be told to other ranks; give sharding_shapes, or convert it first")
     row = [x.ndim, DTYPES.index(x.dtype), *x.shape] + [0] * (MAX_DIMS - x.ndim)
+    row += [*strides] + [0] * (MAX_DIMS - len(strides))
     return torch.tensor([row], dtype=torch.int64, device=x.device)
 
 
@@ -236,14 +242,17 @@ def check_layout(tensor: Any, placements: Any) -> None:
         )
 
 
-def infer_spec(local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> ShardSpec:
+def infer_spec(
+    local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], strides: Sequence[int]
+) -> tuple[ShardSpec, Laid]:
     """Make a spec from what all ranks hold; contradictions raise on every rank. Collective."""
     axes = mesh_axes(mesh)
     check_layout(local, placements)
-    table = describe(local)[0]
+    table = describe(local, strides)[0]
     for axis in reversed(axes):
         table = all_gather_v(table[None], (1,) * axis.size, 0, axis.group)
-    held = table.cpu().numpy()  # (axis 0 ranks, axis 1 ranks, ..., 16)
+    told = table.cpu().numpy()  # (axis 0 ranks, axis 1 ranks, ..., 30)
+    held, steps = told[..., : 2 + MAX_DIMS], told[..., 2 + MAX_DIMS :]
     first = held[(0,) * len(axes)]
     ndim = int(first[0])
     shape = first[2 : 2 + ndim].copy()
@@ -262,4 +271,7 @@ def infer_spec(local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement])
             f"the local parts do not form one tensor under {tuple(placements)}: shapes by mesh coordinate {parts}, "
             f"dtypes {kinds}; they may differ along the sharded dims only"
         )
-    return ShardSpec.even(mesh, placements, shape.tolist(), sizes)
+    laid: Laid = []
+    for i in np.ndindex(held.shape[:-1]) if steps.any() else ():
+        laid.append((tuple(held[i][2 : 2 + ndim].tolist()), tuple(steps[i][:ndim].tolist()) if steps[i].any() else ()))
+    return ShardSpec.even(mesh, placements, shape.tolist(), sizes), laid

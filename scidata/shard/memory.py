@@ -17,6 +17,7 @@ from torch import Tensor
 
 from scidata.core.cache import Cache
 from scidata.shard.op_table import find, getters
+from scidata.shard.spec import ShardSpec
 from scidata.shard.torch_internals import inferring, kernels, tree_leaves
 
 #: Strides of a tensor that is not row-major: one for each dim; none at all where they are not known.
@@ -283,6 +284,45 @@ def _made(value: Any, fake: bool) -> Any:
     if type(value) is dict:
         return {name: _made(item, fake) for name, item in value.items()}
     return value
+
+
+def own_strides(x: Tensor) -> Strides:
+    """Return the strides of a copy without gaps; none at all of one that is row-major."""
+    if x.layout is not torch.strided or x.stride() == row_major(x.shape):
+        return ()
+    strides = torch.empty_like(torch.empty_strided(x.shape, x.stride(), device="meta")).stride()
+    return () if strides == row_major(x.shape) else strides
+
+
+def memory_of_parts(spec: ShardSpec, laid: Sequence[tuple[tuple[int, ...], Strides]]) -> Strides | None:
+    """Return the strides of the whole, with its dims in the order in which the parts have them; None: row-major.
+
+    A part of one row or of none does not show where its dim comes: the part that shows the most decides. UNKNOWN where
+    parts differ, and where only the own one is known while others may show less.
+    """
+    if not any(strides for _, strides in laid):
+        return None
+    less = any(min(spec.sizes_of(axis)) < min(2, spec.global_shape[d]) for d, axis in spec.sharded.items())
+    if len(laid) == 1 and less:
+        return UNKNOWN
+    shape, strides = max(laid, key=lambda part: (0 not in part[0], sum(n > 1 for n in part[0])))
+    order = _order(shape, strides)
+    for other, steps in laid:
+        seen = [d for d in order if other[d] > 1]
+        if 0 not in other and seen != [d for d in _order(other, steps) if other[d] > 1]:
+            return UNKNOWN
+    for layout, ndim in ((torch.channels_last, 4), (torch.channels_last_3d, 5)):
+        if len(shape) == ndim and strides == torch.empty(shape, device="meta", memory_format=layout).stride():
+            order = [0, *range(2, ndim), 1]  # of one channel, too, where strides do not show it
+    whole, step = [0] * len(order), 1
+    for d in reversed(order):
+        whole[d], step = step, step * max(spec.global_shape[d], 1)
+    return None if order == sorted(order) else tuple(whole)
+
+
+def _order(shape: tuple[int, ...], strides: Strides) -> list[int]:
+    """Return the dims, the outermost in memory first."""
+    return sorted(range(len(shape)), key=lambda d: -(strides or row_major(shape))[d])
 
 
 def dense(memory: Strides | None, shape: Sequence[int]) -> Strides | None:

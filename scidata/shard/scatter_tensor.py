@@ -17,6 +17,7 @@ from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.comm.rooted import scatter_v
 from scidata.shard.comm.transport import DTYPES, MAX_DIMS
 from scidata.shard.layouts import check_layout, describe
+from scidata.shard.memory import Strides, laid_out, own_strides
 from scidata.shard.spec import ShardSpec, Sizes
 from scidata.shard.tensor import ShardTensor
 
@@ -66,12 +67,12 @@ def scatter_tensor(
     >>> x.sharding_shapes(), x.sum()
     ({0: (torch.Size([3]), torch.Size([2]))}, tensor(10.))
     """
-    local, spec = _scattered(tensor, global_src, mesh, placements, sizes)
+    local, spec, strides = _scattered(tensor, global_src, mesh, placements, sizes)
     if global_shape is not None and tuple(global_shape) != spec.global_shape:
         raise ShardLayoutError(f"rank {global_src} sent shape {spec.global_shape}, not {tuple(global_shape)}")
     if dtype is not None and dtype != local.dtype:
         raise ShardLayoutError(f"rank {global_src} sent dtype {local.dtype}, not {dtype}")
-    return ShardTensor(local, spec).requires_grad_(requires_grad)
+    return ShardTensor(local, spec)._lying(strides or None).requires_grad_(requires_grad)
 
 
 def _broadcast(x: Tensor, src: int, axis: MeshAxis) -> Tensor:
@@ -88,8 +89,11 @@ def _checked_source(tensor: Tensor | None) -> Tensor:
 
 def _scattered(
     tensor: Tensor | None, global_src: int, mesh: DeviceMesh, placements: Sequence[Placement], sizes: Sizes | None
-) -> tuple[Tensor, ShardSpec]:
-    """Split one rank's tensor: along axis 0 in the source's slice of the mesh, then axis 1 and so on. Collective."""
+) -> tuple[Tensor, ShardSpec, Strides]:
+    """Split one rank's tensor: along axis 0 in the source's slice of the mesh, then axis 1 and so on. Collective.
+
+    Its strides come along, none where it is row-major.
+    """
     axes = mesh_axes(mesh)
     check_layout(tensor, placements)
     found = [] if isinstance(global_src, str) else (mesh.mesh == global_src).nonzero().tolist()
@@ -99,11 +103,14 @@ def _scattered(
     on_cuda = mesh.device_type == "cuda"
     device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device(mesh.device_type)
     whole = _checked_source(tensor).to(device) if dist.get_rank() == global_src else None
-    header = torch.zeros(2 + MAX_DIMS, dtype=torch.int64, device=device) if whole is None else describe(whole)[0]
+    header = torch.zeros(2 + 2 * MAX_DIMS, dtype=torch.int64, device=device)
+    if whole is not None:
+        header = describe(whole, own_strides(whole))[0]
     for i, axis in enumerate(axes):
         if all(later.rank == at for later, at in zip(axes[i + 1 :], source[i + 1 :], strict=True)):
             header = _broadcast(header, source[i], axis)
     ndim, dtype, *extents = header.tolist()
+    strides = tuple(extents[MAX_DIMS : MAX_DIMS + ndim])
     spec = ShardSpec.even(mesh, placements, extents[:ndim], sizes)
     if whole is None:
         whole = torch.empty(0, dtype=DTYPES[dtype], device=device)
@@ -119,4 +126,6 @@ def _scattered(
         whole = part
         if dim is not None:
             shape[dim] = spec.sizes_of(i)[axis.rank]
-    return whole.detach().clone(), spec
+    if not any(strides):
+        return whole.detach().clone(), spec, ()
+    return laid_out(whole.detach(), strides) if spec.is_replicated else whole.detach().clone(), spec, strides

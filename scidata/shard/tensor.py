@@ -24,7 +24,7 @@ from scidata.device_mesh.board import begin
 from scidata.errors import ShardLayoutError, UnsupportedShardOp
 from scidata.shard import layouts
 from scidata.shard.calls import answer
-from scidata.shard.memory import UNKNOWN, Strides, dense, laid_out, row_major
+from scidata.shard.memory import UNKNOWN, Strides, dense, laid_out, memory_of, memory_of_parts, own_strides, row_major
 from scidata.shard.notebook import layout_card
 from scidata.shard.op_table import HANDLERS, TRANSFORMS, unsupported
 from scidata.shard.rows.edge_order import as_in_one_process, in_one_order
@@ -151,16 +151,19 @@ class ShardTensor(Tensor):
         if isinstance(local, ShardTensor):
             raise ShardLayoutError("from_local takes this rank's plain part, not a ShardTensor; use redistribute()")
         keep_out_of_graphs()
-        part, spec = layouts.part_and_spec(local, device_mesh, placements, sharding_shapes, global_shape)
+        layouts.check_layout(local, placements)
+        part, spec, laid = layouts.part_and_spec(
+            local, device_mesh, placements, sharding_shapes, global_shape, own_strides(local)
+        )
         if part.is_leaf:
             layouts.watch_graphs(part, spec)
-        return cls(part, spec)
+        return cls(part, spec)._lying(memory_of(part) if spec.is_replicated else memory_of_parts(spec, laid))
 
     @classmethod
     def from_dtensor(cls, dtensor: DTensor) -> ShardTensor:
         """Wrap the local part of a DTensor, as :func:`scidata.from_dtensor` does."""
-        spec = layouts.spec_of_dtensor(dtensor)
-        return cls(dtensor.to_local(), spec)
+        spec, part = layouts.spec_of_dtensor(dtensor), dtensor.to_local()
+        return cls(part, spec)._lying(memory_of_parts(spec, [(tuple(part.shape), own_strides(part))]))
 
     @classmethod
     def from_padded(cls, padded: Tensor, spec: ShardSpec, halo: Mapping[int, HaloDim]) -> ShardTensor:
@@ -181,7 +184,12 @@ class ShardTensor(Tensor):
         """
         keep_out_of_graphs()
         wanted = {dim % spec.ndim: widths for dim, widths in halo.items()}
-        return cls(owned_of(padded, spec, wanted), spec, padded=padded, halo=wanted)
+        result = cls(owned_of(padded, spec, wanted), spec, padded=padded, halo=wanted)
+        return result._lying(memory_of_parts(spec, [(tuple(padded.shape), own_strides(padded))]))
+
+    def _lying(self, memory: Strides | None) -> ShardTensor:
+        self._memory = memory
+        return self
 
     # -- layout -------------------------------------------------------------------------------------------------
 
@@ -489,7 +497,7 @@ class ShardTensor(Tensor):
         else:
             result = ShardTensor(copy.deepcopy(self._local, memo), self._spec, halo=self._halo)
         memo[id(self)] = result
-        return result
+        return result._lying(self._memory)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise UnsupportedShardOp(

@@ -1,5 +1,6 @@
 """Results that depend on where one process has a tensor's elements in memory: random numbers, strides, what is a view."""
 
+import copy
 import gc
 import weakref
 
@@ -11,8 +12,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.utils.checkpoint import checkpoint
 
+import scidata
 from scidata.errors import UnsupportedShardOp
 from scidata.shard import ShardSpec, ShardTensor
+from scidata.shard.torch_internals import tree_leaves
 from scidata.testing import fake_group, run_ranks
 from scidata.testing.oracle import assert_like_one_process, shard_of
 
@@ -171,6 +174,72 @@ def _run(name, function, inputs, specs):
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_like_one_process(num_ranks):
     run_ranks(check, num_ranks, timeout=240)
+
+
+def last(x):
+    """Lay out with channels last; of one channel or row, too, where ``to`` would return the tensor itself."""
+    layout = torch.channels_last if x.ndim == 4 else torch.channels_last_3d
+    return torch.empty(x.shape, dtype=x.dtype, memory_format=layout).copy_(x)
+
+
+def drawn(*shape):
+    return torch.rand(shape, generator=torch.Generator().manual_seed(0))  # the same on each rank
+
+
+#: Tensors that are not row-major, of which parts are given.
+LAID = {
+    "channels last": last(drawn(3, 4, 6, 5)),
+    "one channel": last(drawn(2, 1, 6, 5)),
+    "one column": last(drawn(2, 4, 6, 1)),
+    "volumes": last(drawn(2, 3, 4, 5, 2)),
+    "turned": drawn(5, 7).T,
+    "permuted": drawn(3, 4, 6).permute(1, 2, 0),
+}
+DRAWS = [
+    lambda x: F.dropout(x, 0.5),
+    lambda x: F.feature_alpha_dropout(x, 0.5, True),
+    lambda x: [torch.bernoulli(x), x.bernoulli(0.3)],
+    lambda x: [torch.rand_like(x), torch.randn_like(x), torch.randint_like(x, 9)],
+    lambda x: [getattr(x.clone(), name)() for name in ("normal_", "uniform_", "exponential_", "bernoulli_")],
+    lambda x: F.gumbel_softmax(x, dim=0),
+    lambda x: F.dropout(copy.deepcopy(x).relu().flatten(1), 0.5),
+    lambda x: F.dropout(x.contiguous(), 0.5),
+    lambda x: F.dropout(F.conv2d(x, torch.ones(2, x.shape[1], 3, 3), padding=1)) if x.ndim == 4 else x,
+    lambda x: [*x.stride(), x.is_contiguous()],
+]
+
+
+def check_made(rank, num_ranks):
+    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
+    for name, whole in LAID.items():
+        for dim in range(whole.ndim):
+            n = whole.shape[dim]
+            for sizes in {1: [(n,)], 2: [(n - 1, 1)], 3: [(n, 0, 0), (n - 1, 0, 1)]}[num_ranks]:
+                part = whole.split(sizes, dim)[rank]
+                made = [
+                    ShardTensor.from_local(part, mesh, [Shard(dim)]),
+                    scidata.scatter_tensor(whole if rank == 0 else None, 0, mesh, [Shard(dim)], sizes={0: sizes}),
+                ]
+                if num_ranks == 1 or name == "turned":
+                    shapes = [tuple(each.shape) for each in whole.split(sizes, dim)]
+                    made.append(ShardTensor.from_local(part, mesh, [Shard(dim)], sharding_shapes={0: shapes}))
+                    if 0 in sizes or (num_ranks > 1 and 1 in sizes):  # others may not see how the whole lies
+                        x = made.pop()
+                        if rank == 0:
+                            with pytest.raises(UnsupportedShardOp, match="order in memory"):
+                                F.dropout(x)
+                for x in made:
+                    for i, draw in enumerate(DRAWS):
+                        torch.manual_seed(3)
+                        expected = tree_leaves(draw(whole))
+                        torch.manual_seed(3)
+                        found = [y.full_tensor() if isinstance(y, ShardTensor) else y for y in tree_leaves(draw(x))]
+                        torch.testing.assert_close(found, expected, msg=lambda m: f"{name} {i} {x.spec}: {m}")  # noqa: B023
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_tensors_made_of_parts_lie_as_they_do(num_ranks):
+    run_ranks(check_made, num_ranks)
 
 
 def check_model(rank, num_ranks):

@@ -1,5 +1,8 @@
 """Views, reshapes, indexing and joining on shards against one process."""
 
+import warnings
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -150,6 +153,98 @@ def check_refused(rank, num_ranks):
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_what_has_no_rule_raises_on_every_rank(num_ranks):
     run_ranks(check_refused, num_ranks)
+
+
+#: What torch reads as a tuple of indices, and what it reads as one index tensor; some are too many.
+LISTS = [
+    [[0, 1], [1, 2]],
+    [[[0, 1], [1, 0]]],
+    [torch.tensor([0, 1]), torch.tensor([1, 2])],
+    [torch.tensor(0), torch.tensor(1)],
+    [torch.tensor([0, 1]), slice(1, 4)],
+    [slice(0, 2), slice(0, 2)],
+    [slice(0, 2), 1],
+    [None, 0],
+    [..., 0],
+    [(0, 1), (1, 2)],
+    [np.array([0, 1]), np.array([1, 2])],
+    [np.array([0, 1]), 1],
+    [0, [1, 2]],
+    [range(2), range(2)],
+    [[True, False], [True, False, True, True, False, False, True]],
+    [[]],
+    [0, 1, 1],
+    [True, False],
+    [[0, 1]] * 4,
+    [[0]] * 31,
+    [[0]] * 32,
+    [[0.5]],
+    range(2),
+    np.array([[0, 1], [1, 1]]),
+    np.array(1),
+    np.array([1.0, 0.0]),
+    torch.tensor([1.0, 0.0]),
+]
+
+
+def check_index_lists(rank, num_ranks):
+    mesh = mesh_of(num_ranks)
+    whole = torch.arange(84.0).reshape(2, 7, 6)
+    warnings.simplefilter("ignore")  # torch's own, that some day it may be one index tensor
+    for dim, sizes in [(0, {1: (2,), 2: (0, 2), 3: (1, 0, 1)}[num_ranks]), (1, LAYOUTS[num_ranks][-1])]:
+        x = shard_of(whole, ShardSpec.even(mesh, [Shard(dim)], whole.shape, {0: sizes}))
+        for index in LISTS:
+            taken, other = (_outcome(lambda x, index=index: x[index], given) for given in (whole, x))
+            assert _same(taken, other), (dim, index, taken, other)
+            put, other = (_outcome(_written, given.clone(), index) for given in (whole, x))
+            assert _same(put, other), (dim, index, put, other)
+
+
+def _written(x, index):
+    x[index] = -1.0
+    return x
+
+
+def _outcome(function, *args):
+    try:
+        result = function(*args)
+    except (IndexError, RuntimeError) as error:
+        return type(error)
+    return result.full_tensor() if isinstance(result, ShardTensor) else result
+
+
+def _same(one, other):
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one is other
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_sequences_as_indices(num_ranks):
+    run_ranks(check_index_lists, num_ranks)
+
+
+#: Functions of tensors without elements, which are plain once they are flat.
+OF_NOTHING = [
+    lambda x: x.roll(3),
+    lambda x: x.roll(2, 1),
+    lambda x: x.repeat_interleave(2),
+    lambda x: x.repeat_interleave(torch.arange(0)),
+    lambda x: [x.reshape(-1), x.unique(), x.flip(0, 1), x.sort(1), x.cumsum(0), x[:, :0].flatten().nonzero()],
+]
+
+
+def check_nothing(rank, num_ranks):
+    mesh = mesh_of(num_ranks)
+    for shape in [(0, 7), (7, 0), (0, 0)]:
+        for dim in (0, 1):
+            sizes = [0] * (num_ranks - 1) + [shape[dim]]
+            spec = ShardSpec.even(mesh, [Shard(dim)], shape, {0: sizes})
+            for function in OF_NOTHING:
+                assert_like_one_process(function, [torch.randn(shape, dtype=torch.float64)], [spec])
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_tensors_without_elements(num_ranks):
+    run_ranks(check_nothing, num_ranks)
 
 
 def check_windows(rank, num_ranks):

@@ -36,6 +36,9 @@ from scidata.shard.tensor import ShardTensor
 from scidata.shard.views import Copy, refuse_repeated, written
 
 _WHOLE = slice(None)
+_MASKS = (torch.bool, torch.uint8)
+_INDEX_DTYPES = (*_MASKS, torch.int64, torch.int32)
+_NO_NUMBERS = (Tensor, Sequence, np.ndarray, slice)
 
 
 def _cut(sizes: Sequence[int], rank: int, start: int, count: int, step: int) -> tuple[slice, tuple[int, ...]]:
@@ -149,20 +152,30 @@ class _Index(NamedTuple):
     tensors: dict[int, Tensor]  # by dim of what the basic index leaves; a mask stands at its first dim
 
 
+def _items_of(index: Any) -> tuple[Any, ...]:
+    """Return the items of an index; of a short sequence too that has more than numbers (``treatSequenceAsTuple``)."""
+    short = isinstance(index, tuple) or (isinstance(index, Sequence) and len(index) < 32)
+    if short and any(item is None or item is Ellipsis or isinstance(item, _NO_NUMBERS) for item in index):
+        return tuple(index)
+    return index if isinstance(index, tuple) else (index,)
+
+
 def _as_tensor(item: Any, device: torch.device) -> Tensor | None:
     """Return an index tensor or a mask, None where the item is something simpler."""
-    if isinstance(item, Tensor):
-        return item if item.ndim or item.dtype == torch.bool else None
-    if isinstance(item, list | tuple | np.ndarray | range):
-        return torch.as_tensor(item, device=device) if len(item) else torch.zeros(0, dtype=torch.int64, device=device)
-    return None
+    if isinstance(item, Sequence | np.ndarray):  # numbers of any kind are rows there
+        made = torch.as_tensor(item, device=device)
+        item = made if made.dtype in _MASKS else made.to(torch.int64)
+    if not isinstance(item, Tensor) or not (item.ndim or item.dtype == torch.bool):
+        return None
+    if item.dtype not in _INDEX_DTYPES:
+        raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
+    return item
 
 
-def _parsed(func: Any, x: ShardTensor, index: Any) -> _Index:
+def _parsed(func: Any, x: ShardTensor, items: tuple[Any, ...]) -> _Index:
     spec = x._spec
     basic: list[Any] = []
     tensors: dict[int, Tensor] = {}
-    items = list(index) if isinstance(index, tuple) else [index]
     tensor_of = [None if isinstance(i, int | slice) else _as_tensor(i, x.device) for i in items]
     width = [t.ndim if t is not None and t.dtype == torch.bool else 1 for t in tensor_of]
     consumed = sum(w for w, item in zip(width, items, strict=True) if item is not None and item is not Ellipsis)
@@ -196,12 +209,12 @@ def _parsed(func: Any, x: ShardTensor, index: Any) -> _Index:
 def getitem(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Index with integers, slices, None, Ellipsis, index tensors and masks, on any dims."""
     x, index = args
-    items = index if type(index) is tuple else (index,)
+    items = index if type(index) is tuple else _items_of(index)
     if isinstance(x, ShardTensor):
         left = x._spec.ndim - len(items)
         if left >= 0 and all(type(item) is int or type(item) is slice for item in items):
             return take_basic(x, items + (_WHOLE,) * left)
-    found = only_index(index)
+    found = only_index(items)
     if found is not None:
         dim, rows = found
         if rows.dtype != torch.bool:
@@ -210,7 +223,7 @@ def getitem(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
             return take_where(func, x, dim, rows)
     if not isinstance(x, ShardTensor):
         return _of_plain(func, x, items)
-    parsed = _parsed(func, x, index)
+    parsed = _parsed(func, x, items)
     if not parsed.tensors:
         return take_basic(x, parsed.basic)
     whole = all(isinstance(item, slice) and item == _WHOLE for item in parsed.basic)
@@ -263,7 +276,7 @@ def setitem(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     elif isinstance(index, RoutedIndex):
         set_rows(func, x, index, value)
         return
-    parsed = _parsed(func, x, index)
+    parsed = _parsed(func, x, _items_of(index))
     if not parsed.tensors:
         _put_basic(x, parsed.basic, value)
         return

@@ -233,7 +233,9 @@ def repeat_interleave(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict
     if not isinstance(times, int | Tensor):  # the only tensor says how often each of its own numbers is repeated
         counts = x.full_tensor()
         return torch.repeat_interleave(counts, **{n: v for n, v in kwargs.items() if n not in ("input", "repeats")})
-    x, dim = (x.reshape(-1), 0) if dim is None else (x, normal_dim(dim, len(x.shape)))
+    if dim is None:  # plain where there are no elements
+        x, dim = as_sharded(x.reshape(-1), specs_of([x, times])[0]), 0
+    dim = normal_dim(dim, len(x.shape))
     if isinstance(times, Tensor):
         counts = times.full_tensor() if isinstance(times, ShardTensor) else times
         rows = torch.arange(x.shape[dim], device=counts.device)
@@ -266,9 +268,9 @@ def roll(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     spec, shifts = x._spec, _dims(argument(args, kwargs, 1, "shifts"))
     dims = _dims(argument(args, kwargs, 2, "dims", ()))
     if not dims and len(shifts) == 1 and spec.ndim > 1:
-        flat = torch.roll(x.reshape(-1), shifts, 0).reshape(spec.global_shape)
+        flat = torch.roll(x.reshape(-1), shifts, 0).reshape(spec.global_shape)  # plain where there are no elements
         sizes = {a: s for a, s in enumerate(spec.sizes) if s is not None}
-        return flat.redistribute(placements=spec.placements, sizes=sizes)  # type: ignore[attr-defined,no-any-return]
+        return as_sharded(flat, spec).redistribute(placements=spec.placements, sizes=sizes)
     if len(shifts) != len(dims or (0,)):
         raise RuntimeError(f"roll: shifts {shifts} and dims {dims} must be as many")
     for shift, d in zip(shifts, dims or (0,), strict=True):

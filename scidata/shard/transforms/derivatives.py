@@ -92,9 +92,7 @@ class _Level:
 
 def _with_local(x: ShardTensor, local: Tensor) -> ShardTensor:
     x._refresh()
-    alias = ShardTensor(local, x._spec, halo=x._halo, copied=x._copied)
-    alias._memory = x._memory
-    return alias
+    return ShardTensor(local, x._spec, halo=x._halo, copied=x._copied)._lying(x._memory)
 
 
 def _without_graph(x: Tensor) -> Tensor:
@@ -152,7 +150,7 @@ def _like(given: Tensor, x: Tensor) -> Tensor:
     """Bring a gradient or tangent to the layout of what it belongs to. Collective where that differs."""
     if isinstance(x, ShardTensor):
         given = to_layout(as_sharded(given, x._spec), x._spec)
-        return given if given._spec is x._spec else ShardTensor(given._local, x._spec)
+        return given if given._spec is x._spec else ShardTensor(given._local, x._spec)._lying(given._memory)
     return given.full_tensor() if isinstance(given, ShardTensor) else given
 
 

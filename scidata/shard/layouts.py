@@ -272,6 +272,7 @@ def infer_spec(
             f"dtypes {kinds}; they may differ along the sharded dims only"
         )
     laid: Laid = []
-    for i in np.ndindex(held.shape[:-1]) if steps.any() else ():
-        laid.append((tuple(held[i][2 : 2 + ndim].tolist()), tuple(steps[i][:ndim].tolist()) if steps[i].any() else ()))
+    for at in np.ndindex(held.shape[:-1]) if steps.any() else ():
+        own = tuple(steps[at][:ndim].tolist()) if steps[at].any() else ()
+        laid.append((tuple(held[at][2 : 2 + ndim].tolist()), own))
     return ShardSpec.even(mesh, placements, shape.tolist(), sizes), laid

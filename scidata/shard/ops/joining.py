@@ -20,7 +20,7 @@ from scidata.core.bounds import bounds_of, even_sizes
 from scidata.core.types import IntArray
 from scidata.shard.graphs.targets import accepts_filled
 from scidata.shard.op_table import find, register_op, unsupported
-from scidata.shard.ops.align import align, finish, operands_of, refuse_out, spec_of_layout, specs_of
+from scidata.shard.ops.align import align, finish, operands_of, refuse_out, spec_of_layout, specs_of, to_layout
 from scidata.shard.ops.arguments import argument, many, normal_dim
 from scidata.shard.ops.edges import join_edges
 from scidata.shard.ops.moving import as_sharded
@@ -269,8 +269,7 @@ def roll(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     dims = _dims(argument(args, kwargs, 2, "dims", ()))
     if not dims and len(shifts) == 1 and spec.ndim > 1:
         flat = torch.roll(x.reshape(-1), shifts, 0).reshape(spec.global_shape)  # plain where there are no elements
-        sizes = {a: s for a, s in enumerate(spec.sizes) if s is not None}
-        return as_sharded(flat, spec).redistribute(placements=spec.placements, sizes=sizes)
+        return to_layout(as_sharded(flat, spec), spec)
     if len(shifts) != len(dims or (0,)):
         raise RuntimeError(f"roll: shifts {shifts} and dims {dims} must be as many")
     for shift, d in zip(shifts, dims or (0,), strict=True):

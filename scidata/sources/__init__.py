@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from scidata.core.types import Source
-from scidata.core.urls import Url, is_url, local_path, url_of
+from scidata.core.urls import Url, is_url, url_of
 from scidata.errors import UnsupportedFormatError, near_matches
 from scidata.sources.access.fetches import each
 from scidata.sources.access.files import files
@@ -57,9 +57,7 @@ def open_source(
         It is of no format that scidata reads.
     """
     name = url_of(os.fspath(path), storage_options)
-    local = local_path(name)
-    for known in [str(name)] if local is None else [str(name), os.path.abspath(os.path.expanduser(local))]:
-        files().forget(known)  # a store written again at this path has other files behind the old names
+    files().forget(name)  # a store written again at this path has other files behind the old names
     marks = _zarr_marks(name)
     if marks == {".zmetadata"} and _is_parquet_set(name):
         return _reference_source(name, "kerchunk-parquet", allow_external)

@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
-from scidata.core.urls import Url, is_url, url_of
+from scidata.core.urls import Url, is_url, local_path, url_of
 from scidata.errors import ShortReadError, SourceChangedError
 from scidata.sources.access import retry
 from scidata.sources.access.answers import size_in
@@ -33,12 +33,13 @@ _IOV_MAX = 1024  # Linux's limit on buffers in one preadv
 _WAITS_FOR_DESCRIPTOR = (0, 0.001, 0.01, 0.1)  # seconds; a read of a chunk takes less
 _MAX_VERSIONS = 1 << 16  # files of a data set of which versions are kept: some 15 MB
 
-#: Bytes of a file, and when it was last changed, in ns. No inode: FUSE file systems number files anew.
-Version: TypeAlias = tuple[int, int]
+#: Bytes of a file, when it was last changed, and when its inode was, which no program sets back; in ns. Not the inode's
+#: number: FUSE file systems number files anew.
+Version: TypeAlias = tuple[int, int, int]
 
 
 def _version_of(status: os.stat_result) -> Version:
-    return status.st_size, status.st_mtime_ns
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def version_at(path: str) -> Version:
@@ -73,7 +74,7 @@ class _Handle:
     __slots__ = ("_descriptor",)
 
     def __init__(self, path: str) -> None:
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # waits for no FIFO: reads fail
 
     def read(self, views: Sequence[Any], offset: int) -> int:
         """Fill views by one call; return how many bytes came."""
@@ -241,8 +242,10 @@ class FileCache:
 
         A store written again at the same path has new files behind the old names.
         """
+        local = local_path(path)
+        names = {str(path)} if local is None else {str(path), os.path.abspath(os.path.expanduser(local))}
         with self._lock:
-            for known in [k for k in self._handles if k == path or k.startswith(path.rstrip("/") + "/")]:
+            for known in [k for k in self._handles if any(_is_below(k, name) for name in names)]:
                 del self._handles[known]
 
     def close(self) -> None:
@@ -267,7 +270,8 @@ class Versions:
         Raises
         ------
         SourceChangedError
-            It has another size, or was changed at another time, than when it was first seen.
+            It has another size, or was changed at another time, than when it was first seen; also where somebody has
+            set that time back.
         """
         known = self._seen.get(path)
         if known is None:
@@ -299,10 +303,14 @@ class Versions:
                 self.note(path, found)
 
 
+def _is_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
 def _shown(version: Version) -> str:
-    size, changed = version
-    when = datetime.datetime.fromtimestamp(changed / 1e9, datetime.UTC)
-    return f"{size} bytes of {when:%Y-%m-%d %H:%M:%S.%f} UTC"
+    size, *times = version
+    content, inode = (f"{datetime.datetime.fromtimestamp(ns / 1e9, datetime.UTC):%Y-%m-%d %H:%M:%S.%f}" for ns in times)
+    return f"{size} bytes of {content} UTC (inode {inode})"
 
 
 def scatter(data: bytes, buffers: Sequence[Any]) -> None:

@@ -18,17 +18,18 @@ import numpy.typing as npt
 from scidata.core.apart import check_apart
 from scidata.core.cache import Cache
 from scidata.core.types import ArrayLayout
-from scidata.core.urls import Url, is_url, url_of
+from scidata.core.urls import Url, is_url, local_path, url_of
 from scidata.errors import (
     ConfigError,
     CorruptDataError,
     FieldMismatchError,
     RefusedError,
     SciDataError,
+    SourceChangedError,
     UnsupportedFormatError,
 )
 from scidata.read.disk_cache import DiskCache
-from scidata.sources.access.files import files
+from scidata.sources.access.files import Version, files, version_at
 from scidata.sources.zarr.source import ZarrSource
 from scidata.store.format.checksums import KEPT_BYTES, Checksums, SampleSource
 from scidata.store.format.documents import ATTRIBUTE, check_files
@@ -67,14 +68,16 @@ class Store:
         self.path = url_of(os.path.expanduser(os.fspath(path)))
         if disk is not None:
             check_apart(disk.directory, [self.path], "the cache", may_hold=True)
-        self.manifest, digest = _read_manifest(self.path)
+        files().forget(self.path)  # of a store that was here before
+        self._version = _manifest_version(self.path)
+        self.manifest, self._digest = _read_manifest(self.path)
         self._disk = disk
-        self.kept = None if disk is None or not is_worth_it(self.path) else KeptFiles(self.path, digest, disk)
+        self.kept = None if disk is None or not is_worth_it(self.path) else KeptFiles(self.path, self._digest, disk)
         self._sources: dict[int, SampleSource] = {}
         self._checksums: Cache[Checksums] = Cache(KEPT_BYTES, "lru")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Store, (self.path, self._disk)
+        return _opened_again, (self.path, self._disk, self._digest)
 
     def __len__(self) -> int:
         return len(self.manifest.samples)
@@ -105,11 +108,30 @@ class Store:
         info = self.sample(index)
         source = self._sources.get(index)
         if source is None:
+            if self._version != _manifest_version(self.path):
+                self.check_unchanged()
             names = list(info.arrays)  # listing folders takes time, and round trips
             root = self.path if self.kept is None else self.kept.url()
             made = _sample_source(self.path, info, self._checksums, names, root=root)
             source = self._sources.setdefault(index, made)
         return source
+
+    def check_unchanged(self) -> None:
+        """Look at the manifest again: what seems to be damaged may be another store by now.
+
+        Raises
+        ------
+        SourceChangedError
+            It is another one, or it is gone.
+        """
+        try:
+            found = hashlib.sha256(_manifest_bytes(self.path)).digest()
+        except FileNotFoundError:
+            found = b""
+        except OSError:
+            return  # the error that had us look says more
+        if found != self._digest:
+            raise _replaced(self.path, "replaced by another one" if found else "removed")
 
     @property
     def is_remote(self) -> bool:
@@ -158,6 +180,29 @@ class Store:
         """Close the samples' sources; the next use opens them again."""
         self._sources.clear()
         self._checksums = Cache(KEPT_BYTES, "lru")
+
+
+def _opened_again(path: str, disk: DiskCache | None, digest: bytes) -> Store:
+    """Return the store that another process has open."""
+    store = Store(path, disk)
+    if store._digest != digest:
+        raise _replaced(path, "replaced by another one")
+    return store
+
+
+def _replaced(path: str, how: str) -> SourceChangedError:
+    return SourceChangedError(
+        f"{path}: the store was {how} while it was in use; open it again, in all processes, once writing has ended"
+    )
+
+
+def _manifest_version(path: str) -> Version | None:
+    """Return what tells a local store's manifest from that of another store; None of a URL, or where there is none."""
+    local = local_path(path)
+    try:
+        return None if local is None else version_at(os.path.join(local, MANIFEST))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def _sample_source(

@@ -412,6 +412,7 @@ class StoreReader(PartReader):
         try:
             return call()
         except (CorruptDataError, UnsupportedFormatError, RefusedError):
+            self.store.check_unchanged()
             stored = self.numbering.locate(index)[0]
             if not self.store.doubt(stored):
                 raise

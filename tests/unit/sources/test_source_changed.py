@@ -138,3 +138,18 @@ def test_a_store_that_is_opened_anew_after_it_was_replaced_is_the_new_one(tmp_pa
         folder.rename(tmp_path / "store")
         ds = scidata.open_dataset(name, sample_dim="time")
         assert float(ds[1]["u"][0, 0]) == value
+
+
+@pytest.mark.parametrize("format", ["zarr3", "hdf5", "netcdf3"])
+def test_the_same_size_with_the_time_put_back(tmp_path: Path, format: str) -> None:
+    old = write(tmp_path / "grid", format)
+    grid = open_grid(tmp_path / "grid")
+    assert np.array_equal(grid[0]["u"].numpy(), old[0])
+    path = tmp_path / "grid"
+    for file in [path] if path.is_file() else [p for p in (path / "u").rglob("0") if p.is_file()]:
+        status, content = file.stat(), bytearray(file.read_bytes())
+        content[-1] ^= 1
+        file.write_bytes(content)
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(SourceChangedError, match="it was replaced or changed while it was in use"):
+        grid[0]

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from scidata.core.keywords import checked_keywords
+from scidata.core.own_files import write_whole
 from scidata.errors import ConfigError
 
 _MAX_EVENTS = 2_000_000  # some 500 MB of JSON, which no viewer likes
@@ -268,4 +269,4 @@ def _load(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _save(content: dict[str, Any], path: str | os.PathLike[str]) -> None:
     data = json.dumps(content, separators=(",", ":")).encode()
-    Path(path).write_bytes(gzip.compress(data) if os.fspath(path).endswith(".gz") else data)
+    write_whole(os.fspath(path), gzip.compress(data) if os.fspath(path).endswith(".gz") else data)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
 import os
-import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,6 +13,7 @@ import numpy as np
 
 from scidata.core.apart import check_apart
 from scidata.core.moments import Figures
+from scidata.core.own_files import write_whole
 from scidata.core.urls import public_text
 from scidata.data.figures import FieldStatistics, Labels, Statistics
 from scidata.errors import OutputError, UnsupportedFormatError
@@ -28,17 +27,7 @@ _NAMES = tuple(part.name for part in dataclasses.fields(Figures))
 def save(stats: Statistics, path: str, *, overwrite: bool) -> None:
     """Write statistics to a file, by a temporary one beside it."""
     check_place(path, [stats.path], overwrite=overwrite)
-    beside = f"{path}.{uuid.uuid4().hex}.tmp"
-    try:
-        with open(beside, "w", encoding="utf-8") as file:
-            file.write(dumped(stats))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(beside)
-        raise
+    write_whole(path, dumped(stats).encode(), durable=True)
 
 
 def check_place(path: str, inputs: Iterable[str], *, overwrite: bool) -> None:

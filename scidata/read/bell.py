@@ -14,6 +14,8 @@ import platform
 import struct
 import time
 
+from scidata.core.own_files import open_own
+
 _WORDS = 1024
 _SIZE = 4 * _WORDS
 _WAIT, _WAKE = 0, 1
@@ -29,7 +31,7 @@ class Bell:
     """Words in a file that all processes map. Thread-safe; not to be pickled."""
 
     def __init__(self, path: str) -> None:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = open_own(path, os.O_RDWR | os.O_CREAT)
         try:
             os.ftruncate(fd, _SIZE)
             self._memory = mmap.mmap(fd, _SIZE, mmap.MAP_SHARED)

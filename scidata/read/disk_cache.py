@@ -25,8 +25,9 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from scidata.core.checks import whole
+from scidata.core.own_files import make_own_folder, open_own
 from scidata.core.urls import is_url, public_text
-from scidata.errors import ConfigError
+from scidata.errors import ConfigError, RefusedError
 
 _log = logging.getLogger("scidata")
 
@@ -100,8 +101,11 @@ class DiskCache:
         """
         path = self._path(key)
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            descriptor = open_own(path, os.O_RDONLY)
         except FileNotFoundError:
+            return False
+        except RefusedError as e:
+            self._damaged(path, e)
             return False
         except OSError as e:
             self._warn("cannot be read", f"{path}: cannot be read ({e.strerror}); its data come from the source")
@@ -109,13 +113,16 @@ class DiskCache:
         try:
             _read_rows(descriptor, key, shape, wanted)
         except (_DamagedError, OSError) as e:
-            self._warn("damaged", f"{path}: {e}; it is dropped, and its data come from the source again")
-            with contextlib.suppress(OSError):
-                os.unlink(path)
+            self._damaged(path, f"{path}: {e}")
             return False
         finally:
             os.close(descriptor)
         return True
+
+    def _damaged(self, path: str, why: object) -> None:
+        self._warn("damaged", f"{why}; it is dropped, and its data come from the source again")
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
     def drop(self, key: bytes) -> None:
         """Delete an entry, where it is kept: its content is wrong."""
@@ -127,7 +134,7 @@ class DiskCache:
     def put(self, key: bytes, rows: npt.NDArray[np.uint8]) -> bool:
         """Keep rows, ``(num_rows, bytes of a row)`` uint8, C-contiguous; say whether they are there now."""
         path, nbytes = self._path(key), _entry_nbytes(*rows.shape)
-        if os.path.exists(path):
+        if os.path.lexists(path):
             return True
         if time.monotonic() < self._quiet_until:
             return False
@@ -141,7 +148,8 @@ class DiskCache:
 
     def _write(self, path: str, nbytes: int, parts: Sequence[Any]) -> bool:
         folder = os.path.dirname(path)
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+        for own in (self._root, folder):
+            make_own_folder(own)
         descriptor, new = tempfile.mkstemp(prefix=".new-", suffix=".rows", dir=folder)
         reserved = written = False
         try:
@@ -186,7 +194,7 @@ class DiskCache:
     @contextlib.contextmanager
     def _counted(self) -> Iterator[tuple[int, Any]]:
         """Give the bytes of all entries, and what notes another number, while no other process does the same."""
-        descriptor = os.open(os.path.join(self._root, "total"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = open_own(os.path.join(self._root, "total"), os.O_RDWR | os.O_CREAT)
         try:
             _lock(descriptor)
             content = os.pread(descriptor, _TOTAL.size, 0)
@@ -236,7 +244,7 @@ class DiskCache:
     def max_bytes(self) -> int:
         """The bytes that all entries may take; found now where none were given."""
         if self._limit is None:
-            os.makedirs(self._root, mode=0o700, exist_ok=True)
+            make_own_folder(self._root)
             return self._find_limit(self.num_bytes())
         return self._limit
 

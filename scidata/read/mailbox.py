@@ -22,6 +22,7 @@ import mmap
 import multiprocessing.util
 import os
 import shutil
+import stat
 import tempfile
 import threading
 import time
@@ -34,6 +35,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.memory import empty
+from scidata.core.own_files import open_own
 from scidata.read.bell import Bell
 
 _HEADER = 4096  # bytes: what lies in the file, a flag for each taker; the array begins on a page
@@ -175,7 +177,7 @@ class Mailbox:
         self, path: str, key: bytes, nbytes: int, takers: Sequence[int], use: Callable[[mmap.mmap], None]
     ) -> bool:
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            fd = open_own(path, os.O_RDWR)
         except FileNotFoundError:
             return False
         free = None
@@ -286,13 +288,13 @@ class Mailbox:
         path = os.path.join(folder, free + ".new")
         try:
             self._make_room(folder, size)
-            return self._locked(path, size, free, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+            return self._locked(path, size, free, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         except (OSError, AttributeError):  # no folder any more, no memory, no such call (macOS)
             _unlink(path)
             return None
 
     def _locked(self, path: str, size: int, free: str, flags: int) -> _File:
-        fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+        fd = open_own(path, flags)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not where someone takes it for a second time
             if flags & os.O_CREAT:
@@ -312,7 +314,7 @@ class Mailbox:
             if entry.name in ("alive", "bell"):
                 continue
             with contextlib.suppress(FileNotFoundError):
-                status = entry.stat()
+                status = entry.stat(follow_symlinks=False)
                 found.append((not entry.name.startswith("free-"), status.st_mtime_ns, status.st_size, entry.path))
         held = sum(size for _, _, size, _ in found)
         most = min(self._max_bytes, held + space.f_bavail * space.f_frsize // 2)
@@ -364,10 +366,10 @@ def _join(name: str) -> str | None:
     for _ in range(100):
         try:
             os.makedirs(folder, 0o700, exist_ok=True)
-            status = os.stat(folder)
-            if status.st_uid != os.getuid() or status.st_mode & 0o077:
+            status = os.lstat(folder)
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
                 return None  # somebody else's: what lies there is not to be trusted
-            fd = os.open(os.path.join(folder, "alive"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = open_own(os.path.join(folder, "alive"), os.O_RDWR | os.O_CREAT)
         except OSError:
             continue  # removed meanwhile
         fcntl.flock(fd, fcntl.LOCK_SH)
@@ -389,13 +391,13 @@ def _same(fd: int, path: str) -> bool:
 def _sweep() -> None:
     """Remove folders of this user that no process uses."""
     for entry in os.scandir(_base()):
-        if entry.name.startswith(f"{_PREFIX}{os.getuid()}-"):
+        if entry.name.startswith(f"{_PREFIX}{os.getuid()}-") and entry.is_dir(follow_symlinks=False):
             _remove_if_dead(entry.path)
 
 
 def _remove_if_dead(folder: str) -> None:
     with contextlib.suppress(OSError):
-        fd = os.open(os.path.join(folder, "alive"), os.O_RDWR)
+        fd = open_own(os.path.join(folder, "alive"), os.O_RDWR)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not _same(fd, os.path.join(folder, "alive")):
@@ -419,7 +421,7 @@ def _leave() -> None:
 def _claimed(path: str) -> Iterator[bool]:
     """Hold a lock, if nobody else does."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = open_own(path, os.O_RDWR | os.O_CREAT)
     except OSError:
         yield True  # the folder was removed: publishing will fail, and the array is made for this process alone
         return

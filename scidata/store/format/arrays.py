@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scidata.core.own_files import open_own
 from scidata.core.types import IntArray
 from scidata.store.format.manifest import ArrayInfo, RunningStatistics
 from scidata.store.format.shards import chunks_held, write_shard
@@ -221,7 +222,7 @@ class Reordered:
         wanted = [np.sort(self._order[a:b]) for a, b in itertools.pairwise(starts)]
         filled = starts[:-1].copy()
         slab = max(1, self._max_bytes // 2 // row_bytes)
-        with open(self._scratch, "wb") as file:
+        with open(open_own(self._scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
             os.posix_fallocate(file.fileno(), 0, len(self._order) * row_bytes)  # a full disk ends it here
             for first in range(0, num_rows, slab):
                 last = min(first + slab, num_rows)
@@ -236,7 +237,7 @@ class Reordered:
     def _from_scratch(self, rows: slice, lead_sizes: Sequence[int]) -> npt.NDArray[Any]:
         shape = (rows.stop - rows.start, *lead_sizes, *self._shape[self._dim + 1 :])
         row_bytes = math.prod(shape[1:]) * self._dtype.itemsize
-        with open(self._scratch, "rb") as file:
+        with open(open_own(self._scratch, os.O_RDONLY), "rb") as file:
             file.seek(rows.start * row_bytes)
             found = np.frombuffer(file.read(shape[0] * row_bytes), self._dtype).reshape(shape)
         values = np.empty_like(found)

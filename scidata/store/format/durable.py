@@ -14,7 +14,8 @@ def write_text(path: str, text: str) -> None:
     """Write a small file whole or not at all, and durably."""
     temporary = os.path.join(os.path.dirname(path), f".tmp-{os.path.basename(path)}")
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
+        remove(temporary)  # of a run that was killed
+        with open(temporary, "x", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

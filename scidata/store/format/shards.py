@@ -42,7 +42,7 @@ def write_shard(
     held = chunks_held(values.shape, chunk)
     sums = np.empty(math.prod(held), np.uint32)
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, "wb") as file:
+    with open(path, "xb") as file:
         at = 0
         for i, (number, piece) in enumerate(_chunks(values, chunk, grid)):
             data = piece.reshape(-1).view(np.uint8)

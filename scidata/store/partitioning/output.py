@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from scidata.core.own_files import open_own
 from scidata.errors import ConfigError, OutputError
 from scidata.store.format.durable import remove
 from scidata.store.format.places import MANIFEST
@@ -113,7 +114,7 @@ def _locked(path: str, *, shared: bool = False) -> Iterator[int]:
     import fcntl
 
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = open_own(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -171,7 +172,7 @@ def marked_run(out: str) -> Iterator[str]:
 
 
 def _write_lock(out: str, text: str) -> None:
-    descriptor = os.open(os.path.join(out, _LOCK), os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+    descriptor = open_own(os.path.join(out, _LOCK), os.O_WRONLY | os.O_TRUNC)
     try:
         os.write(descriptor, text.encode())
         os.fsync(descriptor)
@@ -182,7 +183,7 @@ def _write_lock(out: str, text: str) -> None:
 def is_current(out: str, run: str) -> bool:
     """Whether the folder is seen here, and held by the run of that name."""
     try:
-        with open(os.path.join(out, _LOCK), encoding="ascii", errors="replace") as file:
+        with open(open_own(os.path.join(out, _LOCK), os.O_RDONLY), encoding="ascii", errors="replace") as file:
             return file.read() == run
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return False

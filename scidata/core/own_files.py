@@ -1,0 +1,99 @@
+"""Opens files that are scidata's own, for writing or for what it knows of itself.
+
+Whoever may write to a folder may put a link there, or a FIFO, under a name that scidata is about to open. Nothing here
+follows the one, so that no other file of the user is written to, or waits for the other end of the second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import uuid
+
+from scidata.errors import RefusedError
+
+
+def open_own(path: str, flags: int, mode: int = 0o600) -> int:
+    """Open a regular file; return its descriptor.
+
+    Parameters
+    ----------
+    flags
+        As for ``os.open``. ``O_TRUNC`` empties the file once it is known to be one.
+
+    Raises
+    ------
+    RefusedError
+        It is a link, has other names, so that a file somewhere else would be written to, too, or is no file.
+    OSError
+        As ``os.open``.
+    """
+    safe = (flags & ~os.O_TRUNC) | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+    try:
+        descriptor = os.open(path, safe, mode)
+    except OSError as e:
+        if e.errno not in (errno.ELOOP, errno.ENXIO, errno.EMLINK):
+            raise
+        raise _refused(path, "a link" if os.path.islink(path) else "no file") from None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise _refused(path, "no file")
+        if status.st_nlink > 1 and flags & (os.O_WRONLY | os.O_RDWR):
+            raise _refused(path, "a file that has other names, too")
+        if flags & os.O_TRUNC:
+            os.ftruncate(descriptor, 0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _refused(path: str, what: str) -> RefusedError:
+    return RefusedError(f"{path}: is {what}, where scidata has a file of its own; remove it, or choose another folder")
+
+
+def make_own_folder(path: str) -> None:
+    """Make a folder of scidata's own, if it is not there.
+
+    Raises
+    ------
+    RefusedError
+        It is a link, or no folder.
+    """
+    with contextlib.suppress(FileExistsError):
+        os.makedirs(path, mode=0o700)
+    if not stat.S_ISDIR(os.lstat(path).st_mode):
+        kind = "a link" if os.path.islink(path) else "no folder"
+        raise RefusedError(f"{path}: is {kind}, where scidata has a folder of its own; remove it, or choose another")
+
+
+def write_whole(path: str, data: bytes, *, durable: bool = False) -> None:
+    """Write a file whole or not at all, by a temporary one beside it; a link to a file is replaced, not followed.
+
+    Parameters
+    ----------
+    durable
+        Have the content on disk before it gets its name.
+
+    Raises
+    ------
+    RefusedError
+        A device, a pipe or a socket has the name.
+    """
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise RefusedError(f"{path}: is no file, and would be replaced by one; name another")
+    beside = os.path.join(os.path.dirname(path), f".tmp-{os.path.basename(path)}.{uuid.uuid4().hex}")
+    try:
+        with open(beside, "xb") as file:
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(beside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(beside)
+        raise

@@ -8,7 +8,7 @@ REDUCTIONS: list[Formula] = [
     *of_rows({
         "sum": lambda x: x.sum(1),
         "var": lambda x: x.var(1),
-        "var_mean": lambda x: torch.var_mean(x, 1),
         "std": lambda x: x.std(1),
     }),
+    Formula(name="var_mean", function=lambda x: torch.var_mean(x, 1), without=("cancelling",)),
 ]  # fmt: skip

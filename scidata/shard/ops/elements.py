@@ -136,7 +136,11 @@ def _scatter(
         raise IndexError(f"{func.__name__}: an index is out of bounds for dim {dim} with size {extent}")
     if dim in spec.sharded:
         ids = ids - spec.offsets[dim]
-        ids = torch.where((ids >= 0) & (ids < size), ids, size)
+        mine = (ids >= 0) & (ids < size)
+        ids = torch.where(mine, ids, size)
+        if "reduce" in func.__name__ and values:  # others' NaN would have gradients here
+            away = ~mine.view([-1 if d == dim else 1 for d in range(part.ndim)]) if one_dim else ~mine
+            values = [values[0].masked_fill(away, 1)]
         spare = part.narrow(dim, 0, 0).new_ones([1 if d == dim else n for d, n in enumerate(part.shape)])
         result = function(torch.cat([part, spare], dim), dim, ids, *values, *rest, **named).narrow(dim, 0, size)
     else:

@@ -30,6 +30,7 @@ from scidata.shard.ops.align import (
     spec_of_layout,
     specs_of,
 )
+from scidata.shard.ops.moments import HALF, widened
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
@@ -63,10 +64,12 @@ def contract(
     if apart and any(entry is not None and min(entry[1]) < 2 <= extents[entry[0]] for entry in layout):
         locals_ = [part.clone() for part in locals_]
     spec = specs_of(operands)[0]
-    local = compute(*locals_)
-    for axis, entry in enumerate(layout):
-        if entry is not None and entry[0] not in out:
-            local = all_reduce_sum(local, spec.group(axis))
+    summed = [axis for axis, entry in enumerate(layout) if entry is not None and entry[0] not in out]
+    local = compute(*(map(widened, locals_) if summed else locals_))
+    for axis in summed:
+        local = all_reduce_sum(local, spec.group(axis))
+    if summed and locals_[0].dtype in HALF:  # sums of ranks, too, are rounded once
+        local = local.to(locals_[0].dtype)
     return local, spec_of_layout(layout, out, [extents[name] for name in out], spec)
 
 

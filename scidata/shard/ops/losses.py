@@ -49,10 +49,11 @@ def reduced(each: Tensor, reduction: str, weights: Tensor | None = None) -> Tens
         return each
     if reduction == "mean" and weights is None:
         return each.mean()
-    total: Tensor = each.sum()
-    if weights is not None and reduction == "mean":
-        total = total / weights.sum()
-    return total
+    if weights is None or reduction != "mean":
+        return each.sum()
+    dtype = torch.promote_types(each.dtype, torch.float32)  # the sum may be beyond float16, the mean is not
+    mean: Tensor = each.sum(dtype=dtype) / weights.sum(dtype=dtype)
+    return mean.to(each.dtype)
 
 
 @register_op(F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, any_order=True)

@@ -71,12 +71,13 @@ def weighted(
 
 def _merged(parts: Tensor, counts: Sequence[int]) -> Tensor:
     """Merge ``(ranks, 3, ...)`` pivots, means less the pivot and sums of squared deviations, of so many elements."""
-    weights = torch.tensor(counts, dtype=parts.dtype, device=parts.device).view([-1] + [1] * (parts.ndim - 2))
-    pivots, means, squares = parts.unbind(1)
-    pivot = pivots[max(range(len(counts)), key=counts.__getitem__)].detach()
-    means = pivots.detach() - pivot + means
+    wide = parts.to(torch.float64)  # a number for each row and rank
+    weights = torch.tensor(counts, dtype=wide.dtype, device=parts.device).view([-1] + [1] * (parts.ndim - 2))
+    means = wide[:, 0].detach() + wide[:, 1]
     mean = (weights * means).sum(0) / max(sum(counts), 1)
-    return torch.stack([pivot, mean, (squares + weights * (means - mean).square()).sum(0)])
+    squares = (wide[:, 2] + weights * (means - mean).square()).sum(0)
+    pivot = mean.detach().masked_fill(~mean.isfinite(), 0).to(parts.dtype).to(wide.dtype)
+    return torch.stack([pivot, mean - pivot, squares]).to(parts.dtype)
 
 
 def standardized(

@@ -24,6 +24,7 @@ from scidata.shard.ops.align import is_sharded, local_of, refuse_without_dims, s
 from scidata.shard.ops.arguments import argument, normal_dim
 from scidata.shard.ops.edges import REMEDY, node_part, owned_everywhere, rows_like, write_to
 from scidata.shard.ops.elements import scatter_along
+from scidata.shard.ops.moments import widened
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.views import refuse_write_to_copy, written
@@ -121,9 +122,9 @@ def _to_all(
     if fault is not None:
         ids, values = ids.narrow(dim if ids.ndim > 1 else 0, 0, 0), values.narrow(dim, 0, 0)
     if reduce == "sum":
-        empty = torch.zeros_like(base, memory_format=torch.contiguous_format)
-        total: Tensor = base + _sum_over_ranks(func, compute(empty, ids, values), fault, group)
-        return total
+        values = widened(values)  # sums of ranks, too, are rounded once
+        empty = torch.zeros_like(base, dtype=values.dtype, memory_format=torch.contiguous_format)
+        return base + _sum_over_ranks(func, compute(empty, ids, values), fault, group).to(base.dtype)
     if reduce in ("amax", "amin"):
         return _extreme_over_ranks(func, base.contiguous(), dim, ids, values, reduce=reduce, fault=fault, group=group)
     if reduce == "prod":

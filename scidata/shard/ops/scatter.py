@@ -124,7 +124,8 @@ def _to_all(
     if reduce == "sum":
         values = widened(values)  # sums of ranks, too, are rounded once
         empty = torch.zeros_like(base, dtype=values.dtype, memory_format=torch.contiguous_format)
-        return base + _sum_over_ranks(func, compute(empty, ids, values), fault, group).to(base.dtype)
+        total: Tensor = base + _sum_over_ranks(func, compute(empty, ids, values), fault, group).to(base.dtype)
+        return total
     if reduce in ("amax", "amin"):
         return _extreme_over_ranks(func, base.contiguous(), dim, ids, values, reduce=reduce, fault=fault, group=group)
     if reduce == "prod":

@@ -51,6 +51,11 @@ def check_attention(rank, num_ranks):
         assert_like_one_process(with_mask, [query, key, value, normal(2, 1, 7, 7)], [*rows, None])
         assert_like_one_process(with_mask, [query, key, value, normal(1, 7)], [*rows, None])
         assert_like_one_process(with_mask, [query, key, value, bias], [*rows, split(0, (7, 7), sizes)])
+        samples = [normal(7, 2, 3, 4) for _ in range(3)]  # some ranks have none, and backward sums the bias's gradient
+        for given in (normal(3, 3), normal(1, 2, 3, 3), normal(7, 1, 3, 3), normal(2, 1, 1)):
+            batch = [split(0, samples[0].shape, sizes)] * 3
+            assert_like_one_process(with_mask, [*samples, given], [*batch, None])
+            assert_like_one_process(with_mask, [*samples, given], [batch[0], None, None, None])
         band = (torch.arange(7)[:, None] - torch.arange(7)).abs() < 3
         assert_like_one_process(with_mask, [query, key, value, band], [*rows, None])
         # another sequence, split differently

@@ -25,6 +25,7 @@ CASES = [
     (lambda x: F.unfold(x, (4, 4), stride=4), [(3, 8, 12)], [2]),
     (lambda x: F.unfold(x, 2), [(12, 2, 3, 4)], [0]),
     (lambda x: F.unfold(x, 2), [(2, 12, 3, 4)], [1]),
+    (lambda x: F.fold(x, (4, 4), (2, 2)), [(2, 12, 9)], [1]),
     (lambda x: F.fold(F.unfold(x, 3, padding=1), (12, 5), 3, padding=1), [IMAGE], [2]),
     (lambda x: F.fold(F.unfold(x, (2, 3), stride=(2, 1)) * 2, (12, 5), (2, 3), stride=(2, 1)), [IMAGE], [2]),
     (lambda x: F.fold(F.unfold(x, 3, dilation=2, padding=2), (5, 12), 3, dilation=2, padding=2), [(2, 4, 5, 12)], [3]),

@@ -33,7 +33,7 @@ from scidata.shard.ops.align import (
     to_layout,
     whole_along,
 )
-from scidata.shard.ops.moving import moved_off
+from scidata.shard.ops.moving import moved_off, tied_to
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
@@ -362,4 +362,4 @@ def _compute(func: Any, given: dict[str, Any], parts: dict[str, Tensor]) -> Tens
         if mask is not None and mask.ndim > 1 and mask.shape[-2] == 0:
             mask = torch.cat([mask, mask.new_ones((*mask.shape[:-2], 1, mask.shape[-1]))], -2)
     result: Tensor = func(**{**given, **parts, "query": query, "attn_mask": mask})
-    return result.narrow(-2, 0, 0) if empty else result
+    return tied_to(result.narrow(-2, 0, 0) if empty else result, (query, parts["key"], parts["value"], mask))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -67,6 +67,17 @@ def without_empty(local: Tensor, spec: ShardSpec) -> Tensor:
         if local.shape[d] == 0:
             local = torch.cat([local, local.new_zeros([1 if i == d else n for i, n in enumerate(local.shape)])], d)
     return local
+
+
+def tied_to(result: Tensor, operands: Iterable[Tensor | None]) -> Tensor:
+    """Have backward reach every operand from a result without elements, from which some kernels lead nowhere.
+
+    Sums over ranks in backward wait for each of them.
+    """
+    for x in operands if result.numel() == 0 else ():
+        if x is not None and x.requires_grad:
+            result = result + x.sum() * 0
+    return result
 
 
 def cut_to(local: Tensor, spec: ShardSpec) -> Tensor:

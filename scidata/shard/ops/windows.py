@@ -14,6 +14,7 @@ from scidata.shard.op_table import register_op, unsupported
 from scidata.shard.ops.align import bind, finish, refuse_out, refuse_plain, specs_of
 from scidata.shard.ops.arguments import normal_dim
 from scidata.shard.ops.conv import reached
+from scidata.shard.ops.moving import moved_off
 from scidata.shard.ops.shapes import derived
 from scidata.shard.ops.sliding import Middle, Windows, check_rows, per_dim, under
 from scidata.shard.tensor import ShardTensor
@@ -118,6 +119,7 @@ def from_columns(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str,
     if x.shape[2] != math.prod(rows) or min(rows) < 1 or x.shape[1] % math.prod(kernel):
         raise RuntimeError(f"fold: {tuple(x.shape)} does not fit blocks {tuple(rows)} of a kernel {kernel}")
     blocks = x.reshape(x.shape[0], x.shape[1] // math.prod(kernel), math.prod(kernel), *rows).movedim(2, 4)
+    blocks = moved_off(blocks, [4]) if isinstance(blocks, ShardTensor) else blocks  # whole windows
     result: Any = _added_up(blocks, extents, kernel, dilation, padding, stride)
     return _apart(result if len(given["input"].shape) == 3 else result[0])
 

@@ -17,15 +17,15 @@ _SELF = re.compile(rf"{DISTRIBUTION}\[([^]]*)\]")
 
 
 def install_hint(extra: str) -> str:
-    """Return the command that installs the packages of an extra: ``pip install 'matplotlib>=3.8'``.
+    """Return the command that installs the packages of an extra, and its name.
 
     The packages by their own names, since scidata may have come from a checkout, a wheel or an index, or lie on
-    ``PYTHONPATH`` only.
+    ``PYTHONPATH`` only; the extra by the name that the README and pages have.
     """
     packages = list(_packages(extra))
     if not packages:  # an installation older than the extra
         return f"pip install '{DISTRIBUTION}[{extra}]'"
-    return f"pip install {' '.join(map(shlex.quote, packages))}"
+    return f"pip install {' '.join(map(shlex.quote, packages))} (the extra '.[{extra}]')"
 
 
 def _packages(extra: str) -> Iterator[str]:

@@ -19,6 +19,10 @@ NUM_THREADS = 32  # for file systems of fsspec that are not asynchronous
 _MAX_FILESYSTEMS = 64
 
 
+#: Of file systems for which scidata has no extra.
+_PACKAGES = dict.fromkeys(("az", "abfs", "abfss", "adl"), "pip install adlfs") | {"hf": "pip install huggingface_hub"}
+
+
 class Place(NamedTuple):
     """Where a URL leads: a file system of fsspec, the path in it, and obstore's stores that may read there, too."""
 
@@ -45,12 +49,26 @@ class FileSystems:
         self.load = Load()
 
     def find(self, url: Url) -> Place:
-        """Return the file system of a URL, and its path in it."""
+        """Return the file system of a URL, and its path in it.
+
+        Raises
+        ------
+        MissingDependencyError
+            A package is not installed that reads such URLs.
+        """
         try:
-            import fsspec
-            from fsspec.core import _un_chain as un_chain
+            return self._find(url)
         except ImportError as e:
-            raise MissingDependencyError(f"{url}: URLs need fsspec; {install_hint('cloud')}") from e
+            scheme = url.target.partition("://")[0]
+            hint = _PACKAGES.get(scheme) or install_hint("gcs" if scheme in ("gs", "gcs") else "cloud")
+            raise MissingDependencyError(
+                f"{url}: {scheme}:// URLs need packages that are not here ({e}); {hint}"
+            ) from e
+
+    def _find(self, url: Url) -> Place:
+        import fsspec
+        from fsspec.core import _un_chain as un_chain
+
         url.check()
         options = copy.deepcopy(dict(url.options))  # fsspec changes nested ones
         options.pop("targets", None)  # of what a set refers to (scidata.sources.references), not of the set itself

@@ -29,15 +29,16 @@ Requires-Dist: matplotlib>=3.8; extra == 'plot'
 
 @pytest.mark.parametrize("extra", ["plot", "obstore", "icechunk", "virtual", "test", "dev"])
 def test_a_checkout_names_the_packages_of_an_extra(extra):
-    hint = install.install_hint(extra)
+    hint, _, name = install.install_hint(extra).partition(" (")
+    assert name == f"the extra '.[{extra}]')"
     assert hint.startswith("pip install ")
     assert "[" not in re.sub(r"nox\[uv\]|moto\[s3\]", "", hint), "no extras of our own: the index has another scidata"
     assert ";" not in hint
 
 
 def test_extras_that_name_others_bring_theirs():
-    assert install.install_hint("plot") == "pip install 'matplotlib>=3.8'"
-    assert install.install_hint("obstore").startswith(install.install_hint("cloud"))
+    assert install.install_hint("plot") == "pip install 'matplotlib>=3.8' (the extra '.[plot]')"
+    assert install.install_hint("obstore").startswith(install.install_hint("cloud").partition(" (")[0])
 
 
 def test_each_extra_that_the_code_names_is_there():
@@ -66,8 +67,8 @@ def test_installed_elsewhere(tmp_path, has_metadata):
         command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=True
     ).stdout.splitlines()
     if has_metadata:
-        assert found[0] == "pip install 'matplotlib>=3.8'"
-        assert found[1] == "pip install 'icechunk>=2.3' 'fsspec>=2025.9'"
+        assert found[0] == "pip install 'matplotlib>=3.8' (the extra '.[plot]')"
+        assert found[1] == "pip install 'icechunk>=2.3' 'fsspec>=2025.9' (the extra '.[obstore]')"
     else:
         assert found[0] == "pip install 'scidata-parallel[plot]'"
     assert found[2] == "pip install 'scidata-parallel[none]'"

@@ -1,14 +1,18 @@
 """How ranks end when one of them meets a fault: every kind of fault, in every place, counted.
 
     python -m tests.faults.rank_faults --times 20
+    python -m tests.faults.rank_faults --torchrun --ranks 3
 
 Each run starts 2, 3 or 4 ranks of ``training.py``, lets one of them meet a fault, and sees how all of them end. The
 ranks are forked from this process, which has torch loaded, and end as any interpreter does; every ``--fresh``-th run
-starts them with ``python training.py``. Prints a table of cases and what was amiss; exits with 1 where anything was.
+starts them with ``python training.py``, and with ``--torchrun`` that starts all. Prints a table of cases and what was
+amiss; exits with 1 where anything was.
 
 What must hold: all ranks end within 2 s of the fault (of ``timeout=`` for a stopped rank, which is killed at the end);
 the others with code 1 and one traceback, of the ``RankFailedError`` that names the rank, its step and what it said;
 the rank with Python's code and its own error, or its signal; nobody by SIGABRT, nobody with a word of ``terminate``.
+torchrun ends the others by SIGTERM as soon as one has failed: who was ended so may have said nothing, and the rank is
+what torchrun calls the root cause.
 """
 
 from __future__ import annotations
@@ -48,8 +52,9 @@ FAULTS = {  # what the others say of it, behind "rank <r>"
     "chunk": r" failed in step {at}: scidata\.errors\.\w+: .*",
     "worker killed": r" failed in step {at}: scidata\.errors\.WorkerDiedError: worker process",
 }
+ENDS = ("raise", "interrupt", "kill", "stop", "exit 0", "exit 3", "falls off")  # what may come before the first batch
 CODES = {"interrupt": -signal.SIGINT, "kill": -signal.SIGKILL, "exit 0": 0, "exit 3": 3, "falls off": 0}
-PLACES = ("collective", "shard op", "next", "compute")
+PLACES = ("collective", "shard op", "next", "compute", "before")
 AT = 4  # the step of the fault
 PATIENCE = 3.0  # s, the script's timeout=
 LONGEST = 60.0  # s, then a run is killed, and is a miss
@@ -64,6 +69,7 @@ class Case:
     num_ranks: int
     victim: int
     fresh: bool
+    torchrun: bool = False
 
 
 @dataclass(kw_only=True)
@@ -141,12 +147,18 @@ def run(case: Case, data: Path, limit: float) -> Outcome:
         environ = {"WORLD_SIZE": case.num_ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
         environ |= {"FAULT_KIND": case.fault, "FAULT_WHERE": case.place, "FAULT_VICTIM": case.victim}
         environ |= {"FAULT_STEP": AT, "FAULT_DATA": data, "FAULT_FOLDER": folder}
+        mark = folder / "fault"
+        if case.torchrun:
+            ranks, cause = begin_torchrun(case, {key: str(value) for key, value in environ.items()}, folder)
+            outcome = judge(case, ranks, float(mark.read_text()) if mark.exists() else 0.0, limit)
+            if CODES.get(case.fault, 1) and case.fault != "stop" and cause != case.victim:
+                outcome.misses.append(f"torchrun: the root cause is rank {cause}")
+            return outcome
         ranks = []
         for number in range(case.num_ranks):
             own = {key: str(value) for key, value in {**environ, "RANK": number, "LOCAL_RANK": number}.items()}
             ranks.append(begin(case, own, folder / f"stderr{number}"))
         wait_for(case, ranks)
-        mark = folder / "fault"
         return judge(case, ranks, float(mark.read_text()) if mark.exists() else 0.0, limit)
 
 
@@ -170,6 +182,32 @@ def begin(case: Case, environ: dict[str, str], error: Path) -> Rank:
     return Rank(pid=pid, error=error)
 
 
+def begin_torchrun(case: Case, environ: dict[str, str], folder: Path) -> tuple[list[Rank], int | None]:
+    """Have torchrun start the ranks, and wait for it; return how they have ended, and which it calls the cause."""
+    for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        del environ[name]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={case.num_ranks}"]
+    command += [f"--log-dir={folder / 'logs'}", "--redirects=2", str(SCRIPT)]
+    path = os.pathsep.join([str(SCRIPT.parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with open(folder / "torchrun", "w+b") as said:
+        agent = subprocess.Popen(command, env=os.environ | environ | {"PYTHONPATH": path}, stderr=said, stdout=said)
+        begun, mark = time.time(), folder / "fault"
+        while agent.poll() is None:
+            over = PATIENCE + 4.0 if mark.exists() and case.fault == "stop" else LONGEST
+            if time.time() - (mark.stat().st_mtime if mark.exists() else begun) > over:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int((folder / "victim").read_text()) if mark.exists() else agent.pid, signal.SIGKILL)
+            time.sleep(0.05)
+    text = (folder / "torchrun").read_text(errors="replace")
+    codes = re.findall(r"rank +: (\d+) .*\n.*exitcode +: (-?\d+)", text)
+    cause = re.search(r"Root Cause.*\n(?:.*\n)*?.*rank +: (\d+)", text)
+    ranks = []
+    for number in range(case.num_ranks):
+        error = next((folder / "logs").glob(f"*/attempt_0/{number}/stderr.log"))
+        ranks.append(Rank(pid=0, error=error, code=int(dict(codes).get(str(number), 0)), ended=error.stat().st_mtime))
+    return ranks, int(cause[1]) if cause else None
+
+
 def wait_for(case: Case, ranks: list[Rank]) -> None:
     """Wait until all have ended; a stopped one is killed when the others have."""
     deadline = time.time() + LONGEST
@@ -188,7 +226,10 @@ def wait_for(case: Case, ranks: list[Rank]) -> None:
 def judge(case: Case, ranks: list[Rank], fault: float, limit: float) -> Outcome:
     """See how the ranks have ended."""
     outcome = Outcome()
-    said = re.compile(f"rank {case.victim}" + FAULTS[case.fault].format(at=AT))
+    expected_words = FAULTS[case.fault].format(at=AT)
+    if case.place == "before":
+        expected_words = re.sub(r",? in step \d+", "", expected_words)
+    said = re.compile(f"rank {case.victim}" + expected_words)
     for number, rank in enumerate(ranks):
         text = rank.error.read_text(errors="replace")
         is_victim = number == case.victim
@@ -196,7 +237,9 @@ def judge(case: Case, ranks: list[Rank], fault: float, limit: float) -> Outcome:
         misses = []
         if is_victim and case.fault == "stop":
             continue
-        if rank.code != expected:
+        if not is_victim and case.torchrun and rank.code == -signal.SIGTERM and "Traceback" not in text:
+            continue
+        if rank.code != expected and not (case.torchrun and rank.code == -signal.SIGTERM):
             misses.append(f"code {rank.code}")
         if "terminate called" in text:
             misses.append("terminate called")
@@ -229,12 +272,16 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
     count = 0
     for _ in range(options.times):
         kinds = list(itertools.product(options.faults, options.places, options.ranks))
+        kinds = [kind for kind in kinds if kind[1] != "before" or kind[0] in ENDS]
         rng.shuffle(kinds)
         for fault, place, num_ranks in kinds:
             count += 1
             fresh = bool(options.fresh) and count % options.fresh == 0
             # a worker process is spawned from the script's own file, as a script's is
-            yield Case(fault=fault, place=place, num_ranks=num_ranks, victim=rng.randrange(num_ranks), fresh=fresh)
+            victim = rng.randrange(num_ranks)
+            yield Case(
+                fault=fault, place=place, num_ranks=num_ranks, victim=victim, fresh=fresh, torchrun=options.torchrun
+            )
 
 
 def show(outcomes: dict[tuple[str, str, int], list[Outcome]], width: int = 16) -> bool:
@@ -259,6 +306,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--times", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fresh", type=int, default=10, help="every so manieth run in fresh interpreters; 0: none")
+    parser.add_argument("--torchrun", action="store_true", help="have torchrun start the ranks")
     parser.add_argument("--limit", type=float, default=2.0, help="seconds from the fault to the end of the last rank")
     parser.add_argument("--minutes", type=float, default=0.0, help="stop after so many; 0: when all is done")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3, 4])

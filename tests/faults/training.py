@@ -22,6 +22,7 @@ IN_COLLECTIVE = ("collective", "shard op", "handle")
 
 def mark() -> None:
     """Say when the fault happens, or the reading that it is met in begins."""
+    Path(FOLDER, "victim").write_text(str(os.getpid()))
     Path(FOLDER, "fault").write_text(repr(time.time()))
 
 
@@ -53,7 +54,9 @@ def fault() -> None:
 
 def compute(u) -> None:
     """Do what a step of the case does; where the others are in a collective, the fault comes while they are."""
-    if WHERE == "collective":
+    if WHERE == "before":
+        Path(FOLDER, f"in{dist.get_rank()}").touch()
+    if WHERE in ("collective", "before"):
         dist.all_reduce(u.to_local().sum())
     elif WHERE == "handle":
         dist.all_reduce(u.to_local().sum(), async_op=True).wait()
@@ -66,10 +69,22 @@ def compute(u) -> None:
 def main() -> None:
     """Train."""
     torch.set_num_threads(1)
-    mesh = scidata.init_mesh(domain=int(os.environ["WORLD_SIZE"]), device="cpu", timeout=60)
+    is_early = WHERE == "before"  # the first batch
+    patience = TIMEOUT if is_early and FAULT == "stop" else 60.0
+    mesh = scidata.init_mesh(domain=int(os.environ["WORLD_SIZE"]), device="cpu", timeout=patience)
+    if is_early and IS_VICTIM:
+        while len(list(Path(FOLDER).glob("in*"))) < dist.get_world_size() - 1:  # until the others wait for it
+            time.sleep(0.05)
+        time.sleep(0.6)
+        if FAULT == "falls off":
+            mark()
+            return
+        fault()
     ds = scidata.open_dataset(DATA, mesh, shard={"lat": "domain"}, sample_dim="time", local_transform=local_transform)
     workers = "process" if FAULT.startswith("worker") and IS_VICTIM else "thread"
-    loader = scidata.DataLoader(ds, batch_size=None, num_workers=1, workers=workers, timeout=TIMEOUT)
+    loader = scidata.DataLoader(
+        ds, batch_size=None, num_workers=1, workers=workers, timeout=0.0 if is_early else TIMEOUT
+    )
     for step, sample in enumerate(loader):
         if step == AT and IS_VICTIM and FAULT not in READS:
             time.sleep(0.05 if WHERE == "compute" else 0.6)

@@ -266,8 +266,6 @@ class Board:
 
     def _beat(self) -> None:
         self.store.set(f"beat/{self.rank}", json.dumps({"beat": self._count, "loops": self._places}))
-        if self._host is not None and self.rank != self._host:
-            self.others.process(self._host, self.store)
 
     def _hear(self) -> None:
         for event in events_of(self.store, self._num_read):
@@ -299,7 +297,9 @@ class Board:
     def _look_after(self) -> None:
         """Report the next rank where it has ended without a word, or gives no sign of life."""
         neighbour, now, often = (self.rank + 1) % len(self.ranks), time.monotonic(), self._count % _BEAT == 2
-        process = self.others.process(neighbour, self.store if often else None)
+        process = self.others.process(neighbour, self.store)  # asked for until it is known
+        if self._host is not None:
+            self.others.process(self._host, self.store)
         if process is None:
             return
         beat, since, stopped = self._heard

@@ -186,6 +186,8 @@ class Others:
                     suspected = suspected or time.monotonic()
                     if found.rank in self._seen or time.monotonic() - suspected > _ANOTHER_SAYS_IT:
                         return post(store, found)
+                elif (stopped := self.stopped(store, "when a collective failed")) is not None:
+                    return stopped
                 time.sleep(0.05)
         except (dist.DistError, RuntimeError) as e:
             return self.lost(type(e).__name__)

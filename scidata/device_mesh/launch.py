@@ -136,10 +136,22 @@ def _slurm(environ: Mapping[str, str]) -> Launch:
     sizes = [name for name in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if name in environ]
     rank = _integer(environ, "SLURM_PROCID", "SLURM")
     num_ranks = _integer(environ, sizes[0] if sizes else "SLURM_NTASKS", "SLURM")
-    own_gpus = "SLURM_GPUS_PER_TASK" in environ  # each task then sees its own only, numbered from 0
-    local_rank = 0 if own_gpus else _integer(environ, "SLURM_LOCALID", "SLURM")
+    local_rank = 0 if _has_own_gpu(environ) else _integer(environ, "SLURM_LOCALID", "SLURM")
     address, port = _slurm_rendezvous(environ) if num_ranks > 1 else (None, None)
     return Launch(launcher="SLURM", rank=rank, num_ranks=num_ranks, local_rank=local_rank, address=address, port=port)
+
+
+def _has_own_gpu(environ: Mapping[str, str]) -> bool:
+    """Whether each task sees its own GPUs only, numbered from 0.
+
+    Without ``SLURM_GPUS_PER_TASK`` (options typed after ``srun``, ``--gpu-bind=single:1``), SLURM shows the task one of
+    the node's GPUs; only SLURM sets these variables, which say so. A user may set CUDA_VISIBLE_DEVICES for all tasks.
+    """
+    if "SLURM_GPUS_PER_TASK" in environ:
+        return True
+    on_node = environ.get("SLURM_GPUS_ON_NODE", "")
+    shown = [environ[name] for name in ("SLURM_STEP_GPUS", "GPU_DEVICE_ORDINAL") if environ.get(name)]
+    return on_node.isdigit() and int(on_node) > 1 and any(re.fullmatch(r"\d+", gpus) for gpus in shown)
 
 
 def _started_by_srun(environ: Mapping[str, str]) -> bool:

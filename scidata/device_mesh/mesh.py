@@ -14,9 +14,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from scidata.core.checks import is_whole
 from scidata.core.keywords import checked_keywords
 from scidata.device_mesh import board, groups
-from scidata.device_mesh.launch import Launch, keeps_store, read_launcher
+from scidata.device_mesh.interfaces import interface_for
+from scidata.device_mesh.launch import Launch, keeps_store, ranks_per_node, read_launcher
 from scidata.device_mesh.torch_internals import set_timeout, timeout_of
 from scidata.errors import ConfigError, LauncherError
+
+_GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 @checked_keywords
@@ -166,8 +169,26 @@ def _start(launch: Launch, kind: str, backend: str | None, limit: datetime.timed
         return
     # torchrun's agent may keep the store itself, which env:// knows about
     method = "env://" if launch.launcher == "torchrun" else f"tcp://{launch.address}:{launch.port}"
-    dist.init_process_group(name, method, rank=launch.rank, world_size=launch.num_ranks, timeout=limit)
+    _choose_interface(launch)
+    try:
+        dist.init_process_group(name, method, rank=launch.rank, world_size=launch.num_ranks, timeout=limit)
+    except RuntimeError as error:
+        if "connectFullMesh" in str(error):
+            error.add_note(
+                "gloo could not connect this rank with the others; if an address above is 127.0.0.1 or of a network "
+                "that they cannot reach, set GLOO_SOCKET_IFNAME to the interface which they share (see: ip route)"
+            )
+        raise
     groups.own_groups()
+
+
+def _choose_interface(launch: Launch) -> None:
+    """Tell gloo the interface, of this group and later ones, where it would take loopback and nobody has said."""
+    if _GLOO_INTERFACE not in os.environ and launch.address is not None:
+        several_hosts = ranks_per_node(os.environ, launch.num_ranks) < launch.num_ranks
+        name = interface_for(launch.address, several_hosts=several_hosts)
+        if name is not None:
+            os.environ[_GLOO_INTERFACE] = name
 
 
 def _cuda_index(launch: Launch, num_devices: int) -> int:

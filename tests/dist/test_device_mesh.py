@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from scidata.device_mesh import axis_rank, domain_mesh, init_mesh
+from scidata.device_mesh.torch_internals import timeout_of
 from scidata.errors import ConfigError
 from scidata.loader.sampler import DistributedSampler
 from scidata.shard.comm.agreement import check_agreement
@@ -26,6 +27,8 @@ def joins(rank, num_ranks, environ):
     x = torch.tensor([float(rank)])
     dist.all_reduce(x, group=domain_mesh(mesh, ("domain",)).get_group())
     assert axis_rank(mesh, "domain") == rank == dist.get_rank()
+    if num_ranks > 1:
+        assert {timeout_of(group).total_seconds() for group in mesh.get_all_groups()} == {30}
     return x.item()
 
 

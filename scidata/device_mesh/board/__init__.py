@@ -37,8 +37,11 @@ so that launchers name the one that has failed first.
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
+import sys
 from dataclasses import dataclass
+from multiprocessing.util import Finalize
 
 from scidata.device_mesh import groups
 from scidata.device_mesh.board.board import Board
@@ -74,6 +77,8 @@ def begin(timeout: float = 0.0, *, host: int | None = 0) -> Board | None:
         _own.process, _own.board = os.getpid(), None
         groups.end_well()
         atexit.register(_leave, os.getpid())  # runs before groups are destroyed: it is registered after that
+        if multiprocessing.parent_process() is not None:  # which ends without that
+            Finalize(None, _leave, (os.getpid(),), exitpriority=100)
         groups.add_explainer(_reason)
     board = _own.board
     if board is None or board.is_over:
@@ -95,4 +100,5 @@ def _reason() -> Exception | None:
 
 def _leave(process: int) -> None:
     if _own.board is not None and os.getpid() == process:
-        _own.board.leave(groups.uncaught())
+        error = groups.uncaught() or sys.exc_info()[1]  # of a child of multiprocessing
+        _own.board.leave(None if isinstance(error, SystemExit) else error)

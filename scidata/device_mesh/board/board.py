@@ -410,7 +410,7 @@ class Board:
         event = self._breaks or next(filter(self._is_cause, self.events), None)
         deadline = time.monotonic() + _REASON_SECONDS
         if event is None and self._is_answered:
-            find = lambda: self.others.cause(self._base, self._is_cause, deadline) or self._of_met()  # noqa: E731
+            find = lambda: self._of_met() or self.others.cause(self._base, self._is_cause, deadline)  # noqa: E731
             event = within(_REASON_SECONDS + _BREAK_SECONDS, find)
         if event is None and not self._is_answered and not self.is_alone:
             event = self.others.lost("since a collective failed")
@@ -421,7 +421,7 @@ class Board:
         for event in [*self.events, *(met.event for met in self._posted if met.event is not None)]:
             if event.kind == "met" and self._base.check([f"broken/{event.number}"]):
                 return event
-        return next((e for e in self.events if e.kind == "met" and self._waits_for(e)), None)
+        return None
 
     def stopped(self, when: str) -> Event | None:
         """Tell all of a rank whose process is seen to be stopped; None where all run."""
@@ -435,7 +435,9 @@ class Board:
     # -- when the process ends ---------------------------------------------------------------------------------------
 
     def leave(self, error: BaseException | None) -> None:
-        """Say why this process ends, and give the others the time to hear of it."""
+        """Say why this process ends, once, and give the others the time to hear of it."""
+        if self._has_ended:
+            return
         for loop in list(self._loops):
             loop.end()
         was_left = any(state == "left" for *_, state in self._places.values())

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from scidata.device_mesh import axes_of, axis_rank, axis_size, domain_mesh, init_mesh
+from scidata.device_mesh import axes_of, axis_rank, axis_size, domain_mesh, init_mesh, interfaces
 from scidata.device_mesh.launch import Launch, read_launcher
 from scidata.device_mesh.mesh import _cuda_index
 from scidata.errors import ConfigError, LauncherError, UnknownNameError
@@ -65,6 +65,26 @@ def test_slurm():
     assert read_launcher(SLURM | {"MASTER_ADDR": "ib0", "MASTER_PORT": "1"}).port == 1
     assert read_launcher(without(SLURM, "SLURM_STEP_NODELIST") | {"SLURM_NODELIST": "a,b"}).address == "a"
     assert read_launcher(SLURM | {"SLURM_GPUS_PER_TASK": "1"}).local_rank == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "index"),
+    [
+        ({"SLURM_STEP_GPUS": "1"}, 0),  # srun --gpus-per-task=1, or --gpu-bind=single:1, on a node of two
+        ({"GPU_DEVICE_ORDINAL": "1"}, 0),
+        ({"SLURM_STEP_GPUS": "0,1"}, None),  # a user shows one GPU to all tasks
+        ({"SLURM_STEP_GPUS": "0-1", "GPU_DEVICE_ORDINAL": "0,1"}, None),
+        ({"SLURM_STEP_GPUS": "0", "SLURM_GPUS_ON_NODE": "1"}, None),  # more tasks than GPUs
+        ({}, None),
+    ],
+)
+def test_a_task_that_slurm_shows_one_gpu(change, index):
+    launch = read_launcher(SLURM | {"SLURM_GPUS_ON_NODE": "2", "CUDA_VISIBLE_DEVICES": "1"} | change)
+    if index is None:
+        with pytest.raises(LauncherError, match="process 1 of its node, but sees 1 GPUs"):
+            _cuda_index(launch, 1)
+    else:
+        assert _cuda_index(launch, 1) == index
 
 
 @pytest.mark.parametrize(
@@ -135,6 +155,25 @@ def test_gpu_of_a_rank():
     assert _cuda_index(unknown, 1) == 0
     with pytest.raises(LauncherError, match="LOCAL_RANK is missing"):
         _cuda_index(unknown, 4)
+
+
+@pytest.mark.parametrize(
+    ("own_name", "to_master", "anywhere", "several_hosts", "expected"),
+    [
+        ("10.0.0.2", "10.0.0.2", "10.0.0.2", True, None),  # gloo finds it
+        ("127.0.1.1", "10.0.0.2", "10.0.0.2", True, "of 10.0.0.2"),  # as Debian names a host
+        (None, "10.0.0.2", "10.0.0.2", False, "of 10.0.0.2"),
+        ("127.0.1.1", "127.0.0.1", "10.0.0.2", False, None),  # all on one host
+        ("127.0.1.1", "127.0.1.1", "10.0.0.2", True, "of 10.0.0.2"),  # rank 0's own host
+        ("127.0.1.1", "127.0.1.1", None, True, None),  # no way out
+    ],
+)
+def test_the_interface_for_gloo(monkeypatch, own_name, to_master, anywhere, several_hosts, expected):
+    assert interfaces._interface_of(interfaces._source_towards("127.0.0.1")) == "lo"
+    monkeypatch.setattr(interfaces, "_address_of_name", lambda: own_name)
+    monkeypatch.setattr(interfaces, "_source_towards", lambda to: to_master if to == "head" else anywhere)
+    monkeypatch.setattr(interfaces, "_interface_of", lambda local: f"of {local}")
+    assert interfaces.interface_for("head", several_hosts=several_hosts) == expected
 
 
 # -- the mesh --------------------------------------------------------------------------------------------------

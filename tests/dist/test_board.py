@@ -1,0 +1,159 @@
+"""One rank meets bad values, or its end, where no loader watches: the others raise its error, not gloo's."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.tensor import Shard
+
+import scidata
+from scidata.device_mesh import board
+from scidata.errors import RankFailedError, ShardLayoutError
+from scidata.testing import RankError, run_ranks
+from tests.ports import free_port
+
+SCRIPT = """
+import sys, time, torch, torch.nn.functional as F, scidata
+from torch.distributed.tensor import Shard
+from scidata.errors import RankFailedError
+
+mesh = scidata.init_mesh(domain=3)["domain"]
+rank = torch.distributed.get_rank()
+x = scidata.ShardTensor.from_local(torch.randn(4, 5), mesh, [Shard(0)])
+classes = torch.zeros(4, dtype=torch.int64)
+if rank == {bad}:
+    classes[1] = 7
+targets = scidata.ShardTensor.from_local(classes, mesh, [Shard(0)])
+try:
+    loss = F.cross_entropy(x, targets)
+    loss.item()
+except RankFailedError as error:
+    print(f"rank {{rank}}: {{error.rank}}: {{error}}", flush=True)
+except IndexError:
+    {then}
+"""
+
+
+def run(bad: int, then: str) -> tuple[list[int], list[str], float]:
+    """Run the script on three ranks; return their exit codes, what they print, and how long the last took to end."""
+    script = SCRIPT.format(bad=bad, then=then)
+    start = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "3", "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", script],
+            env=os.environ | start | {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "3"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    ranks[bad].wait(120)
+    ended = time.monotonic()
+    said = [process.communicate(timeout=120)[0] for process in ranks]
+    return [process.returncode for process in ranks], said, time.monotonic() - ended
+
+
+@pytest.mark.parametrize(("bad", "then"), [(0, "raise"), (2, "raise"), (2, "sys.exit(1)")])
+def test_the_others_say_why(bad, then):
+    codes, said, seconds = run(bad, then)
+    assert codes == [int(rank == bad) for rank in range(3)], said
+    word = "failed" if then == "raise" else "has ended; the last error that it met was"
+    for rank in {0, 1, 2} - {bad}:
+        assert f"rank {rank}: {bad}: rank {bad} {word}" in said[rank], said[rank]
+        assert "IndexError: cross_entropy: a target is out of bounds for 5 classes" in said[rank], said[rank]
+    assert seconds < 20
+
+
+# -- errors of operations, on ranks that live on --------------------------------------------------------------------
+
+
+def bad_class(x):
+    return F.cross_entropy(x, torch.tensor([0, 1, 2, 9, 0, 0]))  # row 3 is rank 1's
+
+
+def rows_like(x, value, at_rank_1):
+    rows = torch.full((x.to_local().shape[0], 1), at_rank_1 if dist.get_rank() == 1 else value)
+    return scidata.ShardTensor.from_local(rows, x.device_mesh, [Shard(0)])
+
+
+def bad_index(x):
+    return x.gather(1, rows_like(x, 0, 7)).mean()  # the others are in the mean
+
+
+def by_zero(x):
+    return (x.long() // rows_like(x, 1, 0)).sum()
+
+
+def meets(rank, num_ranks, run):
+    mesh = scidata.init_mesh(domain=num_ranks)["domain"]
+    local = torch.arange(24.0).reshape(6, 4).split([3, 1, 2])[rank].clone()
+    x = scidata.ShardTensor.from_local(local, mesh, [Shard(0)])
+    dist.barrier()
+    began = time.monotonic()
+    with pytest.raises((IndexError, RuntimeError)) as caught:
+        run(x)
+    store = board.common_store()
+    if rank == 1:
+        assert not isinstance(caught.value, RankFailedError)
+        store.wait(["told/0", "told/2"])  # no sign of it but on the board
+        with pytest.raises(RankFailedError, match=f"rank 1 has met an error .*: {type(caught.value).__name__}: "):
+            dist.barrier()
+        return 0.0
+    assert caught.type is RankFailedError, caught.value
+    assert caught.value.rank == 1
+    assert "rank 1 has met an error in an operation" in str(caught.value)
+    store.set(f"told/{rank}", "")
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("run", [bad_class, bad_index, by_zero])
+def test_an_error_of_one_ranks_data_reaches_those_who_wait_for_it(run):
+    assert max(run_ranks(meets, 3, run)) < 10  # 1 s on a machine that has nothing else to do
+
+
+def meet_alike(rank, num_ranks):
+    """Errors that all ranks meet, and one that a rank alone goes on after: groups stay as they are."""
+    mesh = scidata.init_mesh(domain=num_ranks)["domain"]
+    x = scidata.ShardTensor.from_local(torch.ones(2, 3), mesh, [Shard(0)])
+    for _ in range(2):
+        with pytest.raises((ShardLayoutError, RuntimeError)):
+            x + torch.ones(7, 5)
+        time.sleep(1.5 if rank == 1 else 0.0)  # the others are in the next collective meanwhile
+        assert x.sum().item() == 6 * num_ranks
+    if rank == 1:
+        with pytest.raises(IndexError):
+            x.select(1, 7)
+    assert x.mean().item() == 1
+    time.sleep(1.5 if rank == 1 else 0.0)
+    assert x.mean().item() == 1
+
+
+def test_errors_that_all_ranks_meet_end_nothing():
+    run_ranks(meet_alike, 3)
+
+
+# -- processes that end, where no loop is ----------------------------------------------------------------------------
+
+
+def is_killed(rank, num_ranks):
+    mesh = scidata.init_mesh(domain=num_ranks)
+    if rank == 1:
+        board.common_store().wait(["in/0", "in/2"])
+        os.kill(os.getpid(), signal.SIGKILL)
+    board.common_store().set(f"in/{rank}", "")
+    with pytest.raises(RankFailedError, match=r"rank 1 \(process \d+ on \S+\) has died, without a word;") as caught:
+        dist.barrier(mesh["domain"].get_group())
+    assert caught.value.rank == 1
+
+
+def test_a_rank_that_is_killed_before_the_first_batch_is_named():
+    with pytest.raises(RankError) as caught:
+        run_ranks(is_killed, 3)
+    assert list(caught.value.failures) == [1]  # the others have passed their checks

@@ -26,8 +26,7 @@ def data(tmp_path_factory: Any) -> Path:
         ("exit 0", "collective", 3, 1),
         ("exit 3", "next", 2, 0),
         ("stop", "compute", 2, 0),  # which keeps the store: it does not answer
-        ("stop", "before", 3, 1),  # the first batch: by the timeout of init_mesh
-        ("exit 0", "before", 2, 0),
+        ("stop", "before", 2, 1),  # the first batch: by the timeout of init_mesh
         ("stop", "next", 3, 1),  # the others, whose own data is late, come to the end of their timeout first
         ("raise", "collective", 3, 0),
         ("transform", "shard op", 2, 1),

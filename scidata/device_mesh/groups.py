@@ -74,6 +74,7 @@ class _Process:
     explainers: list[Callable[[], Exception | None]] = field(default_factory=list)
     own_world: weakref.ref[Any] | None = None
     registered: int = 0  # its number: a fork inherits all of this, and none of the threads
+    fails: bool = False
 
 
 _process = _Process()
@@ -169,6 +170,11 @@ def end_well() -> None:
         atexit.register(_end, _process.registered)
 
 
+def fail_at_end() -> None:
+    """Have the process, which ends without an error, end with exit code 1: called while it ends."""
+    _process.fails = True
+
+
 def uncaught() -> BaseException | None:
     """Return the error that ends the process, once the interpreter has printed it."""
     return getattr(sys, "last_value", None)
@@ -177,6 +183,14 @@ def uncaught() -> BaseException | None:
 def _end(process: int) -> None:
     if os.getpid() != process:  # a fork has none of the threads
         return
+    _end_groups()
+    if _process.fails:  # the interpreter has its exit code by now
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(1)
+
+
+def _end_groups() -> None:
     if uncaught() is not None and dist.is_initialized():
         break_groups()
     deadline = time.monotonic() + _BREAK_SECONDS

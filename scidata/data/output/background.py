@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 JobT = TypeVar("JobT")
 
 _JOIN_SECONDS = 5.0
+_CHECK_SECONDS = 0.5
 _NICE = 10  # the loop goes first where cores are few: it waits for all ranks at each step
 # The loop has just begun what comes after a step, a collective often: where cores are few, a rank that is held up there
 # holds up all of them, for longer than this.
@@ -29,14 +30,17 @@ class Background(Generic[JobT]):
         Called in the thread with each job.
     failed
         Called there with the error that ends it.
+    check
+        Called several times a second by who waits; raises what makes waiting vain.
     max_waiting
         Jobs that are not done; whoever brings more waits.
     """
 
     def __init__(
-        self, run: Callable[[JobT], None], failed: Callable[[BaseException], None], *, max_waiting: int
-    ) -> None:
-        self._run, self._failed, self._max = run, failed, max_waiting
+        self, run: Callable[[JobT], None], failed: Callable[[BaseException], None],
+        check: Callable[[], None] = lambda: None, *, max_waiting: int,
+    ) -> None:  # fmt: skip
+        self._run, self._failed, self._check, self._max = run, failed, check, max_waiting
         self._changed = threading.Condition()
         self._jobs: deque[JobT] = deque()
         self._at_work, self._ends = False, False
@@ -47,8 +51,8 @@ class Background(Generic[JobT]):
 
     def put(self, job: JobT) -> None:
         """Bring a job, as soon as there is room. Raises what has ended the thread."""
+        self._wait_for(lambda: len(self._jobs) + self._at_work < self._max)
         with self._changed:
-            self._changed.wait_for(lambda: self.error is not None or len(self._jobs) + self._at_work < self._max)
             self._raise()
             if not (self._jobs or self._at_work):
                 self._begins = time.monotonic() + _HEAD_START
@@ -57,9 +61,15 @@ class Background(Generic[JobT]):
 
     def wait(self) -> None:
         """Wait until all is done. Raises what has ended the thread."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.error is not None or not (self._jobs or self._at_work))
-            self._raise()
+        self._wait_for(lambda: not (self._jobs or self._at_work))
+        self._raise()
+
+    def _wait_for(self, condition: Callable[[], bool]) -> None:
+        while True:
+            with self._changed:
+                if self._changed.wait_for(lambda: self.error is not None or condition(), _CHECK_SECONDS):
+                    return
+            self._check()
 
     def stop(self, error: BaseException | None = None) -> None:
         """End the thread; what waits is not done."""

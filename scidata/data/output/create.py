@@ -228,7 +228,8 @@ def create(
             place, layout, output, ranks, owner, written=written, in_flight=in_flight, copy=copy, routes=routes,
             rows=rows,
         )  # fmt: skip
-    except BaseException:
+    except BaseException as e:
+        ranks.tell(e)
         output.close()
         if ranks.is_first:
             owner.release()

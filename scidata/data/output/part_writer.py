@@ -114,10 +114,10 @@ class PartWriter:
         for at, index in route.own:
             out[at] = packed[index]
         for work, at, rows in coming:
-            work.wait()
+            self._ranks.wait(work)
             out[at] = rows
         for work, _ in going:
-            work.wait()
+            self._ranks.wait(work)
         for box, at in route.edges:
             yield box, out[at]
 

@@ -1,14 +1,18 @@
 """What the ranks that write say to each other: rows of chunks, that one has failed, that all have ended.
 
 Rows go through a process group of their own, over gloo and from a thread, so that the loop's collectives do not wait
-for them. Failures and claims go through the key-value store of the process group.
+for them. All else goes through the key-value store of the process group: words there outlast a group that was broken
+off, and who waits for them hears meanwhile of a rank that has failed, died or stopped
+(:mod:`scidata.device_mesh.board`). No clock runs for a rank that lives: it may have more to do than another, and take
+its time.
 """
 
 from __future__ import annotations
 
-import contextlib
 import datetime
+import hashlib
 import json
+import time
 import uuid
 import weakref
 from collections.abc import Sequence
@@ -21,13 +25,18 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from scidata.device_mesh import domain_mesh
-from scidata.device_mesh.board import common_store
-from scidata.device_mesh.groups import break_group
+from scidata.device_mesh.board import begin, common_store, within
+from scidata.device_mesh.groups import break_group, explained
+from scidata.device_mesh.torch_internals import timeout_of
 from scidata.errors import OutputError, RankFailedError, SciDataError
 
 _TAGS = 1 << 16
-#: A rank that has died breaks its connections; one that has more to do than another may take its time.
+#: Of rows: a rank that has died breaks its connections; one that has more to do than another may take its time.
 _PATIENCE = datetime.timedelta(days=1)
+_ASK_S = 0.5  # for a word in the store, between two looks at whether all ranks live
+_LOOK_S = 0.05
+_SILENCE_S = 30.0  # of a store that does not answer
+_GOODBYE_S = 5.0  # for the others to have read the last word
 
 
 class _Groups:
@@ -40,16 +49,27 @@ class _Groups:
     def __init__(self) -> None:
         self._of: Any = None
         self._groups: dict[tuple[int, ...], Any] = {}
+        self._num_outputs: dict[tuple[int, ...], int] = {}
+
+    def _look(self) -> None:
+        world = dist.group.WORLD
+        if self._of is None or self._of() is not world:
+            self._of, self._groups, self._num_outputs = weakref.ref(world), {}, {}
+
+    def new_output(self, ranks: Sequence[int]) -> str:
+        """Return a name for one more output of some ranks, the same on all of them."""
+        self._look()
+        number = self._num_outputs[tuple(ranks)] = self._num_outputs.get(tuple(ranks), 0) + 1
+        digest = hashlib.sha256(json.dumps(list(ranks)).encode()).hexdigest()[:16]
+        return f"writer/{digest}/{number}"
 
     def get(self, ranks: Sequence[int]) -> Any:
         """Return the group of some ranks. Collective among them, where there is none yet."""
-        world = dist.group.WORLD
-        if self._of is None or self._of() is not world:
-            self._of, self._groups = weakref.ref(world), {}
+        self._look()
         found = self._groups.get(tuple(ranks))
         if found is None:
             found = self._groups[tuple(ranks)] = dist.new_group(
-                list(ranks), timeout=_PATIENCE, backend="gloo", use_local_synchronization=True
+                list(ranks), timeout=timeout_of(dist.group.WORLD), backend="gloo", use_local_synchronization=True
             )
         return found
 
@@ -84,6 +104,7 @@ class Ranks:
         self.is_first, self.run = True, uuid.uuid4().hex[:8]
         self._group: Any = None
         self._failed, self._tag, self.is_idle = False, 0, False
+        self._name, self._num_shared, self._board = "", 0, begin()
         self._members, self._all, self._rank = [0], [0], 0
         if mesh is None or mesh.size() == 1:
             self.parts = tuple(1 for _ in axes)
@@ -98,9 +119,10 @@ class Ranks:
         else:
             self._members = [self._rank]
         self.part = self._members.index(self._rank)
-        self._group = _groups.get(self._all)
         self.is_first = self._rank == self._all[0]
+        self._name = _groups.new_output(self._all)
         said = self.share({"run": self.run, "members": self._members})
+        self._group = _groups.get(self._all)
         self.run = said[0]["run"]
         self._tag = int(self.run, 16) % _TAGS  # the rows of two outputs that are written at once
         domains = sorted({tuple(each["members"]) for each in said})
@@ -113,16 +135,58 @@ class Ranks:
 
     def share(self, value: Any) -> list[Any]:
         """Return what each rank gives, in the order of the ranks. Collective; JSON."""
-        if self._group is None:
+        if not self._name:
             return [value]
-        text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in self._all]
-        dist.all_gather(sizes, torch.tensor([len(text)]), group=self._group)
-        padded = torch.zeros(max(int(size) for size in sizes), dtype=torch.uint8)
-        padded[: len(text)] = text
-        found = [torch.empty_like(padded) for _ in self._all]
-        dist.all_gather(found, padded, group=self._group)
-        return [json.loads(bytes(x[: int(n)].numpy())) for x, n in zip(found, sizes, strict=True)]
+        self._num_shared += 1
+        keys = [self._key(f"said/{self._num_shared}/{rank}") for rank in self._all]
+        store, whole = common_store(), self._key(f"said/{self._num_shared}")
+        store.set(self._key(f"said/{self._num_shared}/{self._rank}"), json.dumps(value))
+        if not self.is_first:
+            self._await([whole])
+            found = json.loads(store.get(whole))
+            store.add(f"{whole}/read", 1)
+        else:
+            self._await(keys)
+            found = [json.loads(store.get(key)) for key in keys]
+            self._forget(self._num_shared - 1)  # what all have read, since they have said more
+            store.set(whole, json.dumps(found))
+        return list(found)
+
+    def _await(self, keys: Sequence[str]) -> None:
+        """Wait until words are there. Raises as :meth:`check`."""
+        asked = [*keys]
+        heard = time.monotonic()
+        while (found := within(4 * _ASK_S, lambda: self._come(asked))) is not True:
+            heard = heard if found is None else time.monotonic()
+            self.check()
+            if time.monotonic() - heard > _SILENCE_S:
+                raise RankFailedError("the rank that keeps the ranks' common store does not answer", 0)
+
+    def _come(self, keys: Sequence[str]) -> bool:
+        """Return whether words are there, in a moment at most; at once where a rank has failed."""
+        store, pause, deadline = common_store(), 0.001, time.monotonic() + _ASK_S
+        while not (there := bool(store.check(list(keys)))) and time.monotonic() < deadline:
+            if store.check([self._key("failed")]):
+                return False
+            time.sleep(pause)
+            pause = min(2 * pause, _LOOK_S)
+        return there
+
+    def _forget(self, number: int) -> None:
+        if number > 0:
+            store, name = common_store(), self._key(f"said/{number}")
+            for key in (*(f"{name}/{rank}" for rank in self._all), name, f"{name}/read"):
+                store.delete_key(key)
+
+    def check(self) -> None:
+        """Raise where another rank that writes here has failed, died, left or stopped.
+
+        Raises
+        ------
+        RankFailedError
+        """
+        if (failure := self.failure()) is not None:
+            raise failure
 
     def agree(self, error: BaseException | None) -> None:
         """Raise, on all ranks, where one has met an error. Collective.
@@ -132,12 +196,10 @@ class Ranks:
         RankFailedError
             With that rank's error; there, the error itself.
         """
-        said = self.share(None if error is None else f"{type(error).__name__}: {error}")
         if error is not None:
+            self.tell(error)
             raise error
-        for rank, text in zip(self._all, said, strict=True):
-            if text is not None:
-                raise RankFailedError(f"rank {rank} failed while writing: {text}", rank)
+        self.share(None)
 
     # -- rows ----------------------------------------------------------------------------------------------------
 
@@ -163,43 +225,52 @@ class Ranks:
             work.wait()
         return coming
 
+    def wait(self, work: Any) -> None:
+        """Wait for rows, however long another rank takes until it comes to them."""
+        work.wait(_PATIENCE)
+
     # -- words ---------------------------------------------------------------------------------------------------
 
     def _key(self, name: str) -> str:
-        return f"writer/{self.run}/{name}"
+        return f"{self._name}/{name}"
+
+    def tell(self, error: BaseException) -> None:
+        """Tell the others that this rank writes no more; of what another has failed with, they hear as it has."""
+        self._failed = True
+        if not self._name or isinstance(error, RankFailedError):
+            return
+        text = str(error).splitlines()[0] if str(error) else ""
+        said = json.dumps({"rank": self._rank, "text": f"{type(error).__name__}: {text}"})
+        within(_ASK_S, lambda: common_store().compare_set(self._key("failed"), "", said))
 
     def fail(self, error: BaseException) -> None:
         """Tell the others that this rank writes no more, and break off what they wait for from it."""
         if self._group is None:
             return
-        text = str(error).splitlines()[0] if str(error) else ""
-        said = json.dumps({"rank": self._rank, "text": f"{type(error).__name__}: {text}"})
-        with contextlib.suppress(RuntimeError):
-            common_store().compare_set(self._key("failed"), "", said)
+        self.tell(explained(error) or error)
         _groups.forget(self._group)
         break_group(self._group)
 
     def failure(self) -> SciDataError | None:
         """Return the failure of another rank, where there is one."""
-        found = None if self._group is None else self._asked()
+        found = None if not self._name else self._asked()
         self._failed |= found is not None
         return found
 
     def _asked(self) -> SciDataError | None:
-        store = common_store()
-        try:
-            if not store.check([self._key("failed")]):
-                return None
-            said = json.loads(store.get(self._key("failed")))
-        except RuntimeError:  # its host has ended
-            return RankFailedError("the rank that keeps the ranks' common store has ended", 0)
-        if said["rank"] == self._rank:
-            return None
-        return RankFailedError(f"rank {said['rank']} failed while writing: {said['text']}", said["rank"])
+        key = self._key("failed")
+        text = within(_ASK_S, lambda: common_store().get(key) if common_store().check([key]) else b"")
+        said = json.loads(text) if text else {"rank": self._rank}
+        if said["rank"] != self._rank:
+            return RankFailedError(f"rank {said['rank']} failed while writing: {said['text']}", said["rank"])
+        for event in () if self._board is None else list(self._board.events):
+            if event.is_last and event.rank in self._all:
+                return RankFailedError(event.text, event.rank)
+        return None
 
     def claim(self, what: str, said: str) -> str:
         """Return who was the first to claim something: this group's own word, or another's."""
-        if self._group is None:
+        if not self._name:
             return said
         first: bytes = common_store().compare_set(self._key(what), "", said)
         return first.decode()
@@ -208,7 +279,17 @@ class Ranks:
         """Let go of the process group, which stays for other outputs unless a rank has failed."""
         if self._group is not None and self._failed:
             _groups.forget(self._group)
-        self._group = None
+        if self._group is not None and self.is_first and not self._failed:
+            within(_GOODBYE_S, self._say_goodbye)
+        self._group, self._name = None, ""
+
+    def _say_goodbye(self) -> None:
+        """Wait until the others have read the last word: the store may end with this process."""
+        store, read = common_store(), self._key(f"said/{self._num_shared}/read")
+        deadline = time.monotonic() + _GOODBYE_S
+        while store.add(read, 0) < len(self._all) - 1 and time.monotonic() < deadline:
+            time.sleep(_LOOK_S / 5)
+        self._forget(self._num_shared)
 
     def check_alike(self, what: str, value: str) -> None:
         """Raise where the ranks were given different outputs. Collective."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -23,12 +27,21 @@ from scidata.data.output.places import Journal, Place, written_steps
 from scidata.data.output.ranks import Ranks
 from scidata.data.output.routes import Route, route_of
 from scidata.data.output.staging import Staging, as_tensor
-from scidata.errors import ConfigError, OutputError, RankFailedError, UnknownNameError, near_matches
+from scidata.device_mesh.groups import end_well, explained, fail_at_end, uncaught
+from scidata.errors import (
+    ConfigError,
+    OutputError,
+    RankFailedError,
+    SciDataError,
+    UnknownNameError,
+    near_matches,
+)
 from scidata.plan.owners import exchange_of
 from scidata.shard import ShardTensor
 
 _log = logging.getLogger("scidata")
 
+_open: weakref.WeakSet[Writer] = weakref.WeakSet()  # of this process, and not closed
 _JOURNAL_SECONDS = 1.0  # between two words on what is written
 _MAX_OPEN = 4  # chunks of several steps that wait for more of them
 _MAX_ROUTES = 64
@@ -87,7 +100,9 @@ class Writer:
         self._unsaid: set[int] = set()
         self._said_at = 0.0
         self._is_closed = False
-        self._background = Background(self._write, self._ranks.fail, max_waiting=in_flight)  # last: it begins at once
+        # last: it begins at once
+        self._background = Background(self._write, ranks.fail, ranks.check, max_waiting=in_flight)
+        _watch_end(self)
         if ranks.is_first and not self._is_whole:
             owner.watch(self._lose)
 
@@ -152,7 +167,7 @@ class Writer:
             self._background.wait()
             self._say()
         except (RuntimeError, OSError) as e:
-            self._raise(e)
+            raise self._reason(e) from None
 
     def close(self) -> None:
         """Wait until all ranks have written all, and let the output take its name if no step is missing. Collective.
@@ -174,11 +189,10 @@ class Writer:
             self._place.sync()
         except BaseException as e:
             error = self._reason(e)
+            self._ranks.fail(error)  # the thread may wait for rows
         try:
             self._ranks.agree(error)
             self._finish()
-        except RuntimeError as e:
-            self._raise(e)
         finally:
             self._background.stop()
             self._let_go()
@@ -208,6 +222,7 @@ class Writer:
         self._background.fail(error)
 
     def _let_go(self) -> None:
+        _open.discard(self)
         self._output.close()
         if self._ranks.is_first:
             self._owner.release()
@@ -224,21 +239,18 @@ class Writer:
         if (failure := self._ranks.failure()) is not None:
             raise failure
         if self._background.error is not None:
-            self._raise(self._background.error)
-
-    def _raise(self, error: BaseException) -> NoReturn:
-        """Raise an error, in place of one that gloo has for a rank that failed what that failed with."""
-        if isinstance(error, RuntimeError) and not isinstance(error, RankFailedError):
-            for _ in range(20):  # its word may come a moment after its connections end
-                if (failure := self._ranks.failure()) is not None:
-                    raise failure from None
-                time.sleep(0.05)
-            if "gloo" in str(error).lower() or "connection" in str(error).lower():
-                raise RankFailedError(f"{self.path}: a rank has died while writing: {error}") from None
-        raise self._reason(error)
+            raise self._reason(self._background.error)
 
     def _reason(self, error: BaseException) -> BaseException:
-        """Return that the output is another run's, where this is why a file of it is not there; else the error."""
+        """Return why something has failed: another rank, where gloo says so, or another run that has the output."""
+        if isinstance(error, RuntimeError) and not isinstance(error, SciDataError):
+            for _ in range(20):  # its word may come a moment after its connections end
+                if (failure := self._ranks.failure()) is not None:
+                    return failure
+                time.sleep(0.05)
+            if "gloo" in str(error).lower() or "connection" in str(error).lower():
+                died = RankFailedError(f"{self.path}: a rank has died while writing: {error}")
+                return explained(error) or died
         if isinstance(error, FileNotFoundError):
             try:
                 self._owner.check()
@@ -250,7 +262,7 @@ class Writer:
         try:
             self._background.put(step)
         except RuntimeError as e:
-            self._raise(e)
+            raise self._reason(e) from None
 
     def _steps_of(self, step: Any) -> list[int]:
         if isinstance(step, slice):
@@ -348,7 +360,8 @@ class Writer:
     # -- the thread's --------------------------------------------------------------------------------------------
 
     def _write(self, step: Step) -> None:
-        self._owner.look()
+        if self._ranks.is_first:  # the others hear of it from that one
+            self._owner.look()
         self._unsaid |= self._parts.write(step)
         if time.monotonic() - self._said_at > _JOURNAL_SECONDS:
             self._say()
@@ -383,3 +396,27 @@ class Writer:
             except BaseException as e:
                 error = e
         self._ranks.agree(error)
+
+
+# -- the end of the process ------------------------------------------------------------------------------------------
+
+
+def _watch_end(writer: Writer) -> None:
+    """Have a writer that the script leaves open let go of ranks and threads, before its process groups end."""
+    if not _open:
+        end_well()
+        atexit.unregister(_end)
+        atexit.register(_end, os.getpid())
+    _open.add(writer)
+
+
+def _end(process: int) -> None:
+    if os.getpid() != process:  # a fork has none of the threads
+        return
+    for writer in list(_open):
+        error = uncaught()
+        if error is None:
+            error = OutputError(f"{writer.path}: the writer was not closed; use `with scidata.create(...) as writer`")
+            print(f"scidata: {error}", file=sys.stderr, flush=True)
+            fail_at_end()
+        writer.abort(error)

@@ -68,6 +68,9 @@ CASES = {
     "jacfwd of one in a tuple": lambda x, w: jacfwd(lambda t, v: (t * v).sin(), argnums=(1,))(x, w[0, :3]),
     "hessian": lambda x, w: hessian(lambda t: (t * w[0, :3]).sin().sum())(x),
     "hessian of softmax": lambda x, w: hessian(lambda t: (t.softmax(0) * w[0, :3]).square().sum())(x.detach()),
+    "jvp of reductions": lambda x, w: jvp(reductions, (x,), (x.cos() * w[0, :3],)),
+    "hessian of reductions": lambda x, w: hessian(lambda t: (reductions(t) * w[0, :3]).square().sum())(x.detach()),
+    "hessian of scans": lambda x, w: hessian(lambda t: (t.cumprod(0) * t.cumsum(0) * w[0, :3]).square().sum())(x.detach()),
     "jacfwd of jacfwd": lambda x, w: jacfwd(jacfwd(lambda v: (x * v).sin().sum(0)))(w[0, :3]),
     "vmap": lambda x, w: torch.vmap(lambda row, v: v @ row.sin(), in_dims=(0, None), out_dims=1)(x, w[:, :3]),
     "vmap beside plain": lambda x, w: torch.vmap(
@@ -87,6 +90,11 @@ CASES = {
     "closed over": lambda x, w: torch.vmap(lambda v: ((x * v[:3]).sum(), x + v[:3]))(w),
     "ensemble": lambda x, w: torch.vmap(u, in_dims=(0, None))({k: torch.stack([v, v * 2]) for k, v in parameters_of(w).items()}, x),
 }  # fmt: skip
+
+
+def reductions(x):
+    """Those whose derivatives are given by weights."""
+    return x.var(0) * x.std(0, correction=0) + x.logsumexp(0) * torch.var_mean(x, 0)[1]
 
 
 def layouts(num_ranks):

@@ -47,6 +47,7 @@ class _Weighted(Function):
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *none: None) -> Tensor:
         (x, *rest), (weights, dims, groups) = ctx.saved_tensors, ctx.how
+        rest = [replicate_to_shards(each, groups) for each in rest]
         total: Tensor = (weights(x, *rest) * tangent).sum(dims, keepdim=True)
         for group in groups:
             total = all_reduce_sum(total, group)

@@ -106,6 +106,7 @@ class Board:
         self._places: dict[str, tuple[int, int, str]] = {}
         self._met: _Met | None = None
         self._posted: list[_Met] = []  # not taken back yet
+        self._own: Event | None = None  # the last of them
         self._num_read = self._count = self._num_loaders = 0
         self._heard = (-1, time.monotonic(), 0.0)  # the neighbour's beat, since when, and since when it is stopped
         self._standing, self._armed = stuck.Standing(), 0.0
@@ -196,7 +197,7 @@ class Board:
                 self._asked = time.monotonic()
                 work()
                 if self.is_over:
-                    self._say_ended(self.store)
+                    self._say_over()
                     return
                 self._tick()
             except Exception as e:
@@ -217,9 +218,13 @@ class Board:
         record = {"process": ProcessId.own().to_json(), "shown": self.shown.fd}
         self.store.set(f"process/{self.rank}", json.dumps(record))
 
-    def _say_ended(self, store: Store) -> None:
+    def _say_over(self) -> None:
         if self._is_answered:
-            store.set(f"ended/{self.rank}", "")
+            post(
+                self.store,
+                Event(kind="left", rank=self.rank, text=f"rank {self.rank} has destroyed its process groups"),
+            )
+            self.store.set(f"ended/{self.rank}", "")
 
     def _observe(self) -> None:
         """See whether the store still answers the other thread, which waits for it if it takes for ever."""
@@ -293,6 +298,7 @@ class Board:
         text = f"rank {self.rank} has met an error in an operation, and does not come to what others wait for: "
         met.event = self.post(Event(kind="met", rank=self.rank, text=text + met.words, started=met.started))
         self._posted.append(met)
+        self._own = met.event
 
     def _look_after(self) -> None:
         """Report the next rank where it has ended without a word, or gives no sign of life."""
@@ -401,27 +407,27 @@ class Board:
     def _is_cause(self, event: Event) -> bool:
         if event.rank == self.rank or event.kind not in ("failed", "disagree", "left"):
             return False
-        if event.kind == "left":
-            return self._waits_for(event)
+        if event.kind == "left":  # one that has destroyed its groups cannot say how far it has come
+            return self._waits_for(event) or not event.started
         return event.is_last or any(place[0] > self.over.get(name, 0) for name, place in event.places.items())
 
     def reason(self) -> Exception | None:
         """Return what to raise in place of a collective's error; None where nothing has become of another rank."""
-        event = self._breaks or next(filter(self._is_cause, self.events), None)
-        deadline = time.monotonic() + _REASON_SECONDS
+        event = self._breaks
         if event is None and self._is_answered:
-            find = lambda: self._of_met() or self.others.cause(self._base, self._is_cause, deadline)  # noqa: E731
-            event = within(_REASON_SECONDS + _BREAK_SECONDS, find)
+            event = within(_REASON_SECONDS + _BREAK_SECONDS, self._find_reason)
+        event = event or next(filter(self._is_cause, self.events), None)
         if event is None and not self._is_answered and not self.is_alone:
             event = self.others.lost("since a collective failed")
         return None if event is None else event.error()
 
-    def _of_met(self) -> Event | None:
-        """Return the error of an operation, another rank's or this one's, for which ranks have broken their groups."""
-        for event in [*self.events, *(met.event for met in self._posted if met.event is not None)]:
-            if event.kind == "met" and self._base.check([f"broken/{event.number}"]):
+    def _find_reason(self) -> Event | None:
+        deadline = time.monotonic() + _REASON_SECONDS
+        for event in (*self.events, self._own):  # whose errors have had ranks break their groups, this one's as well
+            if event is not None and event.kind == "met" and self._base.check([f"broken/{event.number}"]):
                 return event
-        return None
+        known = next(filter(self._is_cause, self.events), None)
+        return known or self.others.cause(self._base, self._is_cause, deadline)
 
     def stopped(self, when: str) -> Event | None:
         """Tell all of a rank whose process is seen to be stopped; None where all run."""
